@@ -1,0 +1,51 @@
+// Python arrays as memory: numpy arrays (ml_dtypes too) and torch CPU tensors, without a copy.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "unisono/types.hpp"
+
+namespace unisono::python {
+
+namespace nb = nanobind;
+using Shape = std::vector<std::size_t>;
+
+// Holds on to the array's memory while it lives. UsageError for what is not contiguous, on another device, or of a type that
+// Unisono does not know; `what` is its name in the message.
+class Array {
+ public:
+  Array() = default;
+  Array(nb::handle array, const char* what, bool written);
+  Array(Array&& other) noexcept;
+  Array& operator=(Array&&) = delete;
+  ~Array();
+
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  Shape shape;
+  std::size_t count = 1;
+
+ private:
+  bool from_buffer(nb::handle array, const char* what, bool written);
+  void from_extension_type(nb::handle array, const char* what, bool written);
+  void from_torch(nb::handle array, const char* what);
+  void measure();
+
+  Py_buffer view_{};
+  bool held_ = false;
+};
+
+// A new array of the kind (numpy, torch) and type of `like`.
+nb::object empty_like(nb::handle like, const Shape& shape);
+
+// The numpy dtype of a DType, and the DType of a numpy dtype, a name of either, or a torch dtype.
+nb::object numpy_dtype(DType dtype);
+DType read_dtype(nb::handle dtype);
+
+std::string text(const Shape& shape);
+
+}  // namespace unisono::python

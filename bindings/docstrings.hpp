@@ -1,0 +1,107 @@
+// The docstrings of Communicator, which the type stubs carry too.
+#pragma once
+
+namespace unisono::python::doc {
+
+constexpr const char* kCommunicator =
+    R"(The ranks that communicate. Made by unisono.init() or unisono.init_threads().
+
+Arrays are C-contiguous numpy arrays or torch CPU tensors of dtype f32, f64, f16, bf16, i8, u8, i32, i64, f8e4m3 or
+f8e5m2 (ml_dtypes names the last), used without a copy. Calls are made by one thread at a time, in the same order on
+every rank; each returns the output once it is complete.
+
+Sums: every element is combined once, in rank order, in f32 (f64 for f64), and rounded once at the end, so that every
+algorithm gives the same bits on every rank. Integers wrap. avg is the sum divided by the number of ranks (integers:
+the exact 64-bit sum, truncated toward zero). min and max give NaN where any operand is NaN, and of equal values the
+earlier rank's. f8e4m3 overflows to NaN, the other floats to infinity.
+
+Errors: UsageError for a call that is wrong by itself, before anything moves; MismatchError (with check=True or
+UNISONO_CHECK=1) where the ranks' calls differ; TimeoutError past the deadline; PeerLostError for a rank that died. After
+the last three the communicator is failed on every rank, and every call raises the same error.)";
+
+constexpr const char* kClose =
+    R"(Leaves the communicator. Idempotent, and not collective: peers that still wait for this rank get a PeerLostError.)";
+
+constexpr const char* kAllReduce =
+    R"(Everyone gets the combination of everyone's x.
+
+x: any shape. out: the same shape; None: a new array; x itself: in place. op: sum, prod, min, max, avg.
+algorithm: one_shot_packets, one_shot (everyone combines everything), two_shot_packets, two_shot, two_shot_direct (each
+combines a shard: R. Rabenseifner, Optimization of Collective Reduction Operations, ICCS 2004), or
+reduce_scatter_all_gather; None: the plan's choice. Returns out.)";
+
+constexpr const char* kReduce =
+    R"(The root gets the combination of everyone's x.
+
+x: any shape. out: the same shape, at the root (elsewhere ignored); None: a new array; x itself: in place.
+Returns out at the root, None elsewhere.)";
+
+constexpr const char* kBroadcast =
+    R"(Everyone gets the root's x.
+
+x: any shape, the same on every rank. out None: x is overwritten on all but the root, and returned. Otherwise out, of the
+same shape, is written on every rank, and x is read at the root only.
+algorithm: push_packets, push, scatter_all_gather (R. van de Geijn, On Global Combine Operations, 1994), direct.)";
+
+constexpr const char* kAllGather =
+    R"(Everyone gets everyone's x, in rank order.
+
+x: any shape s. out: shape (size, *s); None: a new array. In place: x is out[rank]. Returns out.)";
+
+constexpr const char* kGather =
+    R"(The root gets everyone's x, in rank order.
+
+x: any shape s. out: shape (size, *s) at the root (elsewhere ignored); None: a new array. In place: x is out[rank] at the
+root. Returns out at the root, None elsewhere.)";
+
+constexpr const char* kReduceScatter =
+    R"(Rank r gets the combination of everyone's x[r].
+
+x: shape (size, *s). out: shape s; None: a new array. In place: out is x[rank]. Returns out.)";
+
+constexpr const char* kScatter =
+    R"(Rank r gets the root's x[r].
+
+x: shape (size, *s) at the root; elsewhere None (then out must be given) or an array of that shape, which is not read.
+out: shape s; None: a new array. In place: out is x[rank] at the root. Returns out.)";
+
+constexpr const char* kAllToAll =
+    R"(out[p] on rank r becomes x[r] of rank p.
+
+x: shape (size, *s). out: the same shape; None: a new array; x itself: in place. Returns out.)";
+
+constexpr const char* kAllToAllV =
+    R"(Rank r sends send_counts[p] elements to each rank p and gets recv_counts[p] from it.
+
+x: 1-D, packed in rank order, as many elements as the send counts add up to. out: likewise by the receive counts; None: a
+new array; x itself: in place, with equal send and receive counts. Returns out.)";
+
+constexpr const char* kSend =
+    R"(Sends x, of any shape, to rank `peer`, which calls recv or send_recv with as many elements.
+
+A send of up to a few hundred KiB may return before that; a larger one waits for it. Two ranks that send to each other
+use send_recv.)";
+
+constexpr const char* kRecv = R"(Receives into out, of any shape, from rank `peer`. Returns out.)";
+
+constexpr const char* kSendRecv =
+    R"(Sends x to rank dst while it receives out, of the same shape and dtype, from rank src: rings and exchanges cannot lock up.
+
+out None: a new array. Returns out.)";
+
+constexpr const char* kEmpty =
+    R"(A numpy array in symmetric memory: calls on it need no copy (algorithm direct).
+
+Collective: every rank calls it with the same shape and dtype (a numpy or torch dtype, or a name such as "bf16"). Not
+initialised by contract. It may be used, and dropped, like any array. Raises ResourceError on every rank when one of
+them has no memory for it.)";
+
+constexpr const char* kPlan =
+    R"(The algorithm that is taken for a call of `collective` whose larger buffer on any rank has `bytes`, with symmetric
+buffers or plain ones.)";
+
+constexpr const char* kSetPlan =
+    R"(Replaces the plan: a list of (collective, symmetric, up_to_bytes or None, algorithm) in rising order of bytes, the same on
+every rank. Collectives that it does not name keep their plan. `unisono tune` measures one.)";
+
+}  // namespace unisono::python::doc

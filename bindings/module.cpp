@@ -1,0 +1,39 @@
+#include "module.hpp"
+
+#include "unisono/error.hpp"
+
+namespace unisono::python {
+
+namespace nb = nanobind;
+
+void bind_errors() {
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    auto raise = [](const char* name, const std::exception& error) {
+      PyErr_SetString(nb::module_::import_("unisono.errors").attr(name).ptr(), error.what());
+    };
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const UsageError& error) {
+      raise("UsageError", error);
+    } catch (const MismatchError& error) {
+      raise("MismatchError", error);
+    } catch (const TimeoutError& error) {
+      raise("TimeoutError", error);
+    } catch (const PeerLostError& error) {
+      raise("PeerLostError", error);
+    } catch (const ResourceError& error) {
+      raise("ResourceError", error);
+    } catch (const Error& error) {
+      raise("UnisonoError", error);
+    }
+  });
+}
+
+}  // namespace unisono::python
+
+NB_MODULE(_core, module) {
+  module.doc() = "The compiled core of Unisono. Use it through the package unisono.";
+  module.attr("__version__") = UNISONO_VERSION;
+  unisono::python::bind_errors();
+  unisono::python::bind_communicator(module);
+}

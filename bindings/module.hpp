@@ -1,0 +1,15 @@
+// One function for each public header.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+
+namespace unisono::python {
+
+void bind_communicator(nanobind::module_& module);
+
+// C++ errors become the classes of unisono.errors.
+void bind_errors();
+
+}  // namespace unisono::python

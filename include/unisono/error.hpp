@@ -1,0 +1,43 @@
+// One hierarchy of errors; Python has the same classes. Every message is a sentence that says what to do.
+#pragma once
+
+#include <source_location>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace unisono {
+
+class Error : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The call is wrong by itself: shape, dtype, root, overlap, a failed or closed communicator. Nothing has moved.
+class UsageError : public Error {
+  using Error::Error;
+};
+
+// The ranks' calls disagree (collective, dtype, op, count, root). Every rank raises it; the communicator is failed.
+class MismatchError : public Error {
+  using Error::Error;
+};
+
+// A wait has passed the deadline (UNISONO_TIMEOUT_S). The communicator is failed on every rank.
+class TimeoutError : public Error {
+  using Error::Error;
+};
+
+// A rank has died or has closed its communicator while others wait for it. The communicator is failed.
+class PeerLostError : public Error {
+  using Error::Error;
+};
+
+// The system has refused memory, a file or a handle.
+class ResourceError : public Error {
+  using Error::Error;
+};
+
+// Throws ResourceError with errno's text when `result` is negative; returns it otherwise.
+long check(long result, std::string_view what, std::source_location where = std::source_location::current());
+
+}  // namespace unisono

@@ -1,0 +1,73 @@
+// Data types, reductions and collectives: the vocabulary that every layer shares.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace unisono {
+
+enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64, f8e4m3, f8e5m2 };
+inline constexpr int kDTypes = 10;
+
+enum class Op : std::uint8_t { sum, prod, min, max, avg };
+inline constexpr int kOps = 5;
+
+enum class Collective : std::uint8_t {
+  all_reduce,
+  reduce,
+  broadcast,
+  all_gather,
+  gather,
+  reduce_scatter,
+  scatter,
+  all_to_all,
+  all_to_all_v,
+  send,
+  recv,
+  send_recv,
+  barrier,
+  empty,  // the collective allocation of symmetric memory
+};
+inline constexpr int kCollectives = 14;
+
+constexpr std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+    case DType::i64: return 8;
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::f16:
+    case DType::bf16: return 2;
+    default: return 1;
+  }
+}
+
+constexpr std::string_view name_of(DType dtype) {
+  constexpr std::string_view names[kDTypes] = {"f32", "f64", "f16", "bf16",   "i8",
+                                               "u8",  "i32", "i64", "f8e4m3", "f8e5m2"};
+  return names[static_cast<int>(dtype)];
+}
+
+constexpr std::string_view name_of(Op op) {
+  constexpr std::string_view names[kOps] = {"sum", "prod", "min", "max", "avg"};
+  return names[static_cast<int>(op)];
+}
+
+constexpr std::string_view name_of(Collective collective) {
+  constexpr std::string_view names[kCollectives] = {
+      "all_reduce", "reduce",       "broadcast", "all_gather", "gather",    "reduce_scatter", "scatter",
+      "all_to_all", "all_to_all_v", "send",      "recv",       "send_recv", "barrier",        "empty"};
+  return names[static_cast<int>(collective)];
+}
+
+// The value of an enumeration whose name is `name`, if there is one. E is DType, Op or Collective.
+template <class E>
+constexpr std::optional<E> from_name(std::string_view name, int values) {
+  for (int i = 0; i < values; ++i)
+    if (name_of(static_cast<E>(i)) == name) return static_cast<E>(i);
+  return std::nullopt;
+}
+
+}  // namespace unisono

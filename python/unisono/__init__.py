@@ -1,0 +1,30 @@
+"""Unisono: collective communication between the processes or threads of a machine, and the bench that proves it.
+
+>>> import numpy, unisono
+>>> with unisono.init() as comm:
+...     total = comm.all_reduce(numpy.ones(4, numpy.float32))
+"""
+
+from ._core import Communicator, __version__
+from .communicator import init, init_threads
+from .errors import (
+    MismatchError,
+    PeerLostError,
+    ResourceError,
+    TimeoutError,
+    UnisonoError,
+    UsageError,
+)
+
+__all__ = [
+    "Communicator",
+    "MismatchError",
+    "PeerLostError",
+    "ResourceError",
+    "TimeoutError",
+    "UnisonoError",
+    "UsageError",
+    "__version__",
+    "init",
+    "init_threads",
+]

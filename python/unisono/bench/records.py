@@ -1,0 +1,238 @@
+"""The records of a bench run: JSON Lines, one tagged object a line, written as they are measured.
+
+The first line is a `Run`; results, ceilings, skips and failures follow in the order in which they were measured; an
+`End` closes a run that was not cut short. Times are in microseconds, bandwidths in GB/s (1e9 bytes per second), sizes in bytes.
+`unisono schema` prints the JSON Schema of a line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+SCHEMA_VERSION = "1.0"
+FILE_NAME = "records.jsonl"
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured, whoever does it. `bytes` is the larger buffer of the call, as in nccl-tests."""
+
+    collective: str
+    bytes: int
+    dtype: str
+    op: str | None
+    ranks: int
+    root: int | None = None
+    placement: str = "out_of_place"  # or in_place
+    memory: str = "plain"  # or symmetric
+    mode: str = "latency"  # or throughput; on GPUs also graph and events
+
+
+class Machine(msgspec.Struct, kw_only=True):
+    """Where it ran. Never a host name."""
+
+    cpu: str
+    cores: int
+    memory_bytes: int
+    numa_nodes: int
+    kernel: str
+    caches: dict[str, int]
+    gpus: list[str] = []
+    driver: str | None = None
+
+
+class Run(msgspec.Struct, tag="run", kw_only=True):
+    """The head of a records file: provenance of everything below it."""
+
+    schema: str
+    run_id: str
+    started_at: str  # UTC, ISO 8601
+    command: list[str]
+    preset: str | None
+    seed: int
+    ranks: int
+    launcher: str
+    machine: Machine
+    libraries: dict[str, str]
+    environment: dict[str, str]  # an allow-list, never all of it
+    commit: str | None
+
+
+class Ceiling(msgspec.Struct, tag="ceiling", kw_only=True):
+    """A measured limit of the hardware, e.g. `copy_one_thread`, `copy_all_threads` (bytes copied over time, GB/s)."""
+
+    name: str
+    bytes: int
+    gbps: float
+    samples_gbps: list[float]
+
+
+class Verification(msgspec.Struct, kw_only=True):
+    """Checked on fresh random data with poisoned outputs, before and after the timed part."""
+
+    before: bool
+    after: bool
+    bound: str  # "bit-exact" or the stated bound
+    detail: str | None = None
+
+
+class Result(msgspec.Struct, tag="result", kw_only=True):
+    """One case on one backend. A sample is the maximum over ranks of one iteration (latency), or of a queue of calls
+    divided by its length (throughput)."""
+
+    case: Case
+    backend: str
+    algorithm: str | None
+    samples_us: list[float]
+    median_us: float
+    ci_low_us: float  # exact nonparametric 95 % interval of the median; equal to min and max below 6 samples
+    ci_high_us: float
+    skew_us: float | None  # median over iterations of the spread of the ranks' start times
+    calls_per_sample: int
+    verification: Verification
+    algbw_gbps: float
+    busbw_gbps: float
+    ceiling_gbps: float | None
+    sol: float | None  # speed of light: the share of the ceiling that busbw reaches, as stated in the report
+    converged: bool
+    workload: str | None = None
+
+
+class Skip(msgspec.Struct, tag="skip", kw_only=True):
+    """A backend, or a case on a backend, that could not run here, and why."""
+
+    backend: str
+    reason: str
+    case: Case | None = None
+
+
+class Failure(msgspec.Struct, tag="failure", kw_only=True):
+    """A case that raised or whose result was wrong; it makes the exit code 1."""
+
+    backend: str
+    case: Case
+    rank: int | None
+    message: str
+
+
+class WorkloadStep(msgspec.Struct, kw_only=True):
+    """`calls` calls of one collective at one size, within one unit (layer, token, step) of a workload."""
+
+    collective: str
+    bytes: int
+    dtype: str
+    op: str | None
+    calls: float
+
+
+class Workload(msgspec.Struct, tag="workload", kw_only=True):
+    """The collectives of a real model; its cases are results whose `workload` names it."""
+
+    name: str
+    title: str
+    unit: str  # "token", "layer", "step"
+    units_per_step: int  # e.g. layers
+    source: str
+    steps: list[WorkloadStep]
+
+
+class End(msgspec.Struct, tag="end", kw_only=True):
+    """The last line of a run that finished or was interrupted in good order."""
+
+    finished_at: str
+    elapsed_s: float
+    interrupted: bool
+
+
+Record = Run | Ceiling | Result | Skip | Failure | Workload | End
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Record)
+
+
+class RecordsWriter:
+    """Appends records to `directory`/records.jsonl, one whole line and one flush each, so that a cut loses one line at most."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / FILE_NAME
+        self._file: IO[bytes] = open(self.path, "xb")  # noqa: SIM115  (closed in close)
+
+    def write(self, record: Record) -> None:
+        self._file.write(_encoder.encode(record) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+@dataclass
+class Records:
+    """All that could be read of one or more records files, and a sentence for every line that could not."""
+
+    runs: list[Run] = field(default_factory=list)
+    ceilings: list[Ceiling] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    skips: list[Skip] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    workloads: list[Workload] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, record: Record) -> None:
+        where: dict[type, list[Any]] = {
+            Run: self.runs,
+            Ceiling: self.ceilings,
+            Result: self.results,
+            Skip: self.skips,
+            Failure: self.failures,
+            Workload: self.workloads,
+            End: self.ends,
+        }
+        where[type(record)].append(record)
+
+
+def files(path: Path) -> list[Path]:
+    """The records files of `path`: itself, or those below a directory (several runs merge into one report)."""
+    found = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
+    if not found:
+        raise FileNotFoundError(f"no {FILE_NAME} in {path}: run `unisono bench -o DIR` first, or name its directory.")
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with open(path, "rb") as file:
+        yield from enumerate(file, start=1)
+
+
+def read(path: Path) -> Records:
+    """Reads every line that holds a record of this schema's major version; what cannot be read is named in `problems`."""
+    records = Records()
+    for file in files(path):
+        for number, line in _lines(file):
+            if not line.strip():
+                continue
+            try:
+                record = _decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                cut = "" if line.endswith(b"\n") else " (the file ends in the middle of it)"
+                records.problems.append(f"{file.name} line {number} was left out{cut}: {error}")
+                continue
+            if isinstance(record, Run) and record.schema.split(".")[0] != SCHEMA_VERSION.split(".")[0]:
+                raise ValueError(
+                    f"{file} has schema {record.schema}, this is {SCHEMA_VERSION}: read it with the version that wrote it."
+                )
+            records.add(record)
+    return records
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of one line of a records file."""
+    return msgspec.json.schema(Record)

@@ -1,0 +1,347 @@
+#include "unisono/communicator.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "dispatch.hpp"
+#include "env.hpp"
+#include "group.hpp"
+#include "plan.hpp"
+#include "programs/send_recv.hpp"
+#include "request.hpp"
+#include "symmetric.hpp"
+
+namespace unisono {
+namespace {
+
+// Outputs from this size on are written around the cache: they would not stay in it until somebody reads them.
+std::size_t default_stream_bytes() {
+  const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return cache > 0 ? static_cast<std::size_t>(cache) / 4 : std::size_t{4} << 20;
+}
+
+}  // namespace
+
+class Communicator::Impl {
+ public:
+  Impl(Bootstrap& bootstrap, const Options& options)
+      : check_(options.check.value_or(env().check)),
+        stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
+        group_(bootstrap, options.timeout_s.value_or(env().timeout_s), options.while_waiting),
+        plan_(group_.size()) {}
+
+  int rank() const { return group_.rank(); }
+  int size() const { return group_.size(); }
+  const Plan& plan() const { return plan_; }
+  Plan& plan() { return plan_; }
+  bool closed() const { return group_.left(); }
+  void close() noexcept { group_.leave(); }
+
+  // One call at a time: its place in the order of calls, and in the text of errors.
+  class Turn {
+   public:
+    Turn(Impl& impl, Collective collective) : impl_(impl) {
+      if (impl_.closed())
+        throw UsageError("the communicator is closed: make a new one to call " + std::string(name_of(collective)) + ".");
+      if (impl_.busy_.exchange(true, std::memory_order_acquire))
+        throw UsageError("another thread is inside a call of this communicator: make one communicator for each thread.");
+      impl_.group_.doing(name_of(collective), ++impl_.calls_);
+      try {
+        impl_.group_.check();
+      } catch (...) {
+        impl_.busy_.store(false, std::memory_order_release);
+        throw;
+      }
+    }
+    ~Turn() { impl_.busy_.store(false, std::memory_order_release); }
+    Turn(const Turn&) = delete;
+
+   private:
+    Impl& impl_;
+  };
+
+  void run(Request request) {
+    const Turn turn(*this, request.collective);
+    Args& args = request.args;
+    const bool by_parts = request.collective == Collective::all_to_all_v, asks = asks_for_places(request);
+    if (check_ && size() > 1 && by_parts) compare_parts(request);
+    if (check_ && size() > 1 && !by_parts && !asks) compare(exchange(request));
+    if (args.bytes == 0 && !by_parts) return;
+    args.stream = request.out_bytes >= stream_bytes_;
+    if (size() == 1) return copy(args.in, args.out, args.bytes);
+    group_.lane().prepare(request.call->dtype, request.call->op);
+    const Algorithm algorithm = asks ? meet_places(request) : plain(request);
+    unisono::run(group_.lane(), request.collective, algorithm, args);
+  }
+
+  void run_pair(Request request, int to, int from) {
+    const Turn turn(*this, request.collective);
+    if (check_) compare_pair(request, to, from);
+    if (request.args.bytes == 0) return;
+    request.args.stream = request.out_bytes >= stream_bytes_;
+    if (to == rank() && from == rank()) return copy(request.args.in, request.args.out, request.args.bytes);
+    const std::size_t sent = to < 0 ? 0 : request.args.bytes, received = from < 0 ? 0 : request.args.bytes;
+    HostThread& lane = group_.lane();
+    // one table for both ends, whichever of send, recv and send_recv each has called
+    Algorithm algorithm = request.algorithm;
+    if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, request.args.bytes, false);
+    if (is_packets(algorithm)) {
+      PacketChannel<HostThread> channel(lane);
+      send_recv_push(channel, to, sent, from, received, request.args);
+    } else {
+      ChunkChannel<HostThread> channel(lane);
+      send_recv_push(channel, to, sent, from, received, request.args);
+    }
+  }
+
+  void barrier() {
+    const Turn turn(*this, Collective::barrier);
+    if (size() == 1) return;
+    const Call call;
+    if (check_) compare(group_.exchange(ticket(Collective::barrier, call, 0)));
+    meet(group_.lane());
+  }
+
+  // This rank's part of a new allocation, and the allocation's number.
+  std::pair<std::shared_ptr<Segment>, std::uint32_t> allocate(std::size_t bytes) {
+    const Turn turn(*this, Collective::empty);
+    struct Offer {
+      Segment::Handle handle;
+      std::uint64_t asked;
+    };
+    const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), 4096);
+    std::shared_ptr<Segment> own;
+    std::string problem;
+    try {
+      own = Segment::create(rounded);
+    } catch (const ResourceError& error) {
+      problem = error.what();
+    }
+    const auto offers = group_.exchange(Offer{own ? own->handle() : Segment::Handle{}, bytes});
+    for (int r = 0; r < size(); ++r)
+      if (offers[static_cast<std::size_t>(r)].asked != offers[0].asked)
+        group_.fail(Group::Kind::mismatch, "rank 0 asked for " + std::to_string(offers[0].asked) +
+                                               " bytes of symmetric memory, but rank " + std::to_string(r) + " for " +
+                                               std::to_string(offers[static_cast<std::size_t>(r)].asked) +
+                                               ": ask for the same on every rank.");
+    std::vector<std::shared_ptr<Segment>> segments;
+    for (int r = 0; r < size() && problem.empty(); ++r) {
+      const Offer& offer = offers[static_cast<std::size_t>(r)];
+      if (offer.handle.fd < 0) problem = "rank " + std::to_string(r) + " could not reserve its part";
+      else try {
+        segments.push_back(r == rank() ? own : Segment::open(offer.handle, rounded));
+      } catch (const ResourceError& error) {
+        problem = error.what();
+      }
+    }
+    // everyone has it, or nobody: later calls count on that
+    for (const Verdict& verdict : group_.exchange(Verdict{!problem.empty()}))
+      if (verdict.failed)
+        throw ResourceError("symmetric memory of " + std::to_string(bytes) + " bytes a rank could not be had" +
+                            (problem.empty() ? " on another rank: see its error." : ": " + problem));
+    return {own, symmetric_->add(std::move(segments), rank())};
+  }
+
+  std::shared_ptr<Symmetric> symmetric() const { return symmetric_; }
+
+ private:
+  struct Verdict {
+    bool failed;
+  };
+
+  // Large calls of communicators that have symmetric memory (or one address space) first tell each other their buffers'
+  // places: where all are symmetric, the program is a direct one. Every rank decides this alike.
+  bool asks_for_places(const Request& request) const {
+    if (size() == 1 || request.bytes() == 0 || request.collective == Collective::all_to_all_v) return false;
+    if (request.algorithm != Algorithm::automatic) return is_direct(request.algorithm);
+    return (symmetric_->ever() || group_.one_process()) &&
+           is_direct(plan_.choose(request.collective, request.bytes(), true));
+  }
+
+  Algorithm plain(const Request& request) const {
+    if (request.algorithm != Algorithm::automatic) return request.algorithm;
+    return plan_.choose(request.collective, request.bytes(), false);
+  }
+
+  Ticket ticket(Collective collective, const Call& call, std::uint64_t count) const {
+    Ticket ticket{};
+    ticket.collective = collective;
+    ticket.dtype = call.dtype;
+    ticket.op = call.op;
+    ticket.root = call.root;
+    ticket.count = count;
+    return ticket;
+  }
+
+  std::vector<Ticket> exchange(const Request& request) {
+    Ticket mine = ticket(request.collective, *request.call, request.call->count);
+    mine.algorithm = request.algorithm;
+    mine.in = place(request.args.in, request.in_bytes);
+    mine.out = place(request.args.out, request.out_bytes);
+    mine.in_place = request.in_place();
+    return group_.exchange(mine);
+  }
+
+  Place place(const byte* at, std::size_t bytes) const {
+    if (bytes == 0) return {};
+    if (group_.one_process()) return {1, reinterpret_cast<std::uint64_t>(at)};
+    return symmetric_->find(at, bytes);
+  }
+  byte* reach(const Place& place, int rank, std::size_t bytes) {
+    if (group_.one_process()) return reinterpret_cast<byte*>(place.offset);
+    if (byte* at = symmetric_->resolve(place, rank, bytes)) return at;
+    group_.fail(Group::Kind::mismatch, "rank " + std::to_string(rank) + " announced a buffer outside its symmetric memory.");
+  }
+
+  // Exchanges places; gives the direct algorithm, with every buffer's address, when all that it needs is within reach.
+  Algorithm meet_places(Request& request) {
+    const auto tickets = exchange(request);
+    compare(tickets);
+    inputs_.assign(tickets.size(), nullptr);
+    outputs_.assign(tickets.size(), nullptr);
+    bool all = true;
+    for (int r = 0; r < size(); ++r) {
+      const Ticket& its = tickets[static_cast<std::size_t>(r)];
+      const Reached needed = request.reached_by_peers(r);
+      all = all && (needed.in == 0 || its.in.allocation) && (needed.out == 0 || its.out.allocation);
+      // in place, a peer may overwrite a block before its owner has sent it
+      if (request.collective == Collective::all_to_all) all = all && !its.in_place;
+      if (!all) break;
+      if (needed.in) inputs_[static_cast<std::size_t>(r)] = reach(its.in, r, needed.in);
+      if (needed.out) outputs_[static_cast<std::size_t>(r)] = reach(its.out, r, needed.out);
+    }
+    if (!all && is_direct(request.algorithm))
+      throw UsageError(std::string(name_of(request.algorithm)) + " needs buffers from Communicator::empty on every rank" +
+                       (request.collective == Collective::all_to_all ? ", out of place" : "") +
+                       ": use them, or another algorithm.");
+    if (!all) return plan_.choose(request.collective, request.bytes(), false);
+    request.args.inputs = inputs_.data();
+    request.args.outputs = outputs_.data();
+    return request.collective == Collective::all_reduce ? Algorithm::two_shot_direct : Algorithm::direct;
+  }
+
+  // All the same, or one error that names two that differ, the same on every rank.
+  void compare(const std::vector<Ticket>& tickets) {
+    for (std::size_t r = 1; r < tickets.size(); ++r)
+      if (!tickets[0].matches(tickets[r])) mismatch(0, tickets[0], static_cast<int>(r), tickets[r]);
+  }
+  [[noreturn]] void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b) {
+    group_.fail(Group::Kind::mismatch, "rank " + std::to_string(a) + " called " + of_a.text() + ", but rank " + std::to_string(b) +
+                                           " called " + of_b.text() + ": make the same call on every rank.");
+  }
+
+  // The ends of a pair compare in passing: the receiver sees what the sender sends.
+  void compare_pair(const Request& request, int to, int from) {
+    PacketChannel<HostThread> channel(group_.lane());
+    const Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
+    if (to >= 0 && to != rank()) channel.put(to, reinterpret_cast<const byte*>(&mine), sizeof mine);
+    if (from < 0 || from == rank()) return;
+    Ticket its;
+    channel.take(from, {reinterpret_cast<byte*>(&its)}, sizeof its);
+    if (!mine.matches(its)) mismatch(rank(), mine, from, its);
+  }
+
+  // In all_to_all_v each pair has a count of its own, which both of its ranks must give alike.
+  void compare_parts(const Request& request) {
+    PacketChannel<HostThread> channel(group_.lane());
+    const std::size_t element = size_of(request.call->dtype);
+    auto of = [&](const Args::Part& part) { return ticket(request.collective, *request.call, part.bytes / element); };
+    for (int i = 1; i < size(); ++i) {
+      const int p = peer_at(group_.lane(), i);
+      const Ticket mine = of(request.sends[static_cast<std::size_t>(p)]);
+      channel.put(p, reinterpret_cast<const byte*>(&mine), sizeof mine);
+    }
+    for (int i = 1; i < size(); ++i) {
+      const int p = peer_at(group_.lane(), i);
+      const Ticket expected = of(request.receives[static_cast<std::size_t>(p)]);
+      Ticket its;
+      channel.take(p, {reinterpret_cast<byte*>(&its)}, sizeof its);
+      if (!expected.matches(its) || expected.count != its.count) mismatch(rank(), expected, p, its);
+    }
+    meet(group_.lane());  // whoever has not failed waits here for those who have
+  }
+
+  static void copy(const byte* from, byte* to, std::size_t bytes) {
+    if (from != to) std::memcpy(to, from, bytes);
+  }
+
+  bool check_;
+  std::size_t stream_bytes_;
+  Group group_;
+  Plan plan_;
+  std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
+  std::vector<const byte*> inputs_;
+  std::vector<byte*> outputs_;
+  std::uint64_t calls_ = 0;
+  std::atomic<bool> busy_ = false;
+};
+
+Communicator::Communicator(std::shared_ptr<Bootstrap> bootstrap, const Options& options)
+    : impl_(std::make_unique<Impl>(*bootstrap, options)) {}
+Communicator::~Communicator() = default;
+Communicator::Communicator(Communicator&&) noexcept = default;
+Communicator& Communicator::operator=(Communicator&&) noexcept = default;
+
+int Communicator::rank() const { return impl_->rank(); }
+int Communicator::size() const { return impl_->size(); }
+void Communicator::close() noexcept { impl_->close(); }
+bool Communicator::closed() const { return impl_->closed(); }
+
+void Communicator::all_reduce(const Call& call) { impl_->run({Collective::all_reduce, call, rank(), size()}); }
+void Communicator::reduce(const Call& call) { impl_->run({Collective::reduce, call, rank(), size()}); }
+void Communicator::broadcast(const Call& call) { impl_->run({Collective::broadcast, call, rank(), size()}); }
+void Communicator::all_gather(const Call& call) { impl_->run({Collective::all_gather, call, rank(), size()}); }
+void Communicator::gather(const Call& call) { impl_->run({Collective::gather, call, rank(), size()}); }
+void Communicator::reduce_scatter(const Call& call) { impl_->run({Collective::reduce_scatter, call, rank(), size()}); }
+void Communicator::scatter(const Call& call) { impl_->run({Collective::scatter, call, rank(), size()}); }
+void Communicator::all_to_all(const Call& call) { impl_->run({Collective::all_to_all, call, rank(), size()}); }
+
+void Communicator::all_to_all_v(const Call& call, std::span<const std::size_t> sends, std::span<const std::size_t> receives) {
+  if (sends.size() != static_cast<std::size_t>(size()))
+    throw UsageError("all_to_all_v needs " + std::to_string(size()) + " send counts, one for each rank, not " +
+                     std::to_string(sends.size()) + ".");
+  impl_->run({call, rank(), sends, receives});
+}
+
+void Communicator::send(const Call& call, int to) {
+  impl_->run_pair({Collective::send, call, rank(), size(), to, -1}, to, -1);
+}
+void Communicator::recv(const Call& call, int from) {
+  impl_->run_pair({Collective::recv, call, rank(), size(), -1, from}, -1, from);
+}
+void Communicator::send_recv(const Call& call, int to, int from) {
+  impl_->run_pair({Collective::send_recv, call, rank(), size(), to, from}, to, from);
+}
+
+void Communicator::barrier() { impl_->barrier(); }
+
+Buffer Communicator::empty(std::size_t bytes) {
+  auto [segment, number] = impl_->allocate(bytes);
+  void* data = segment->data();
+  std::shared_ptr<void> owner(data, [symmetric = impl_->symmetric(), number = number](void*) { symmetric->release(number); });
+  return {std::move(owner), bytes};
+}
+
+std::string_view Communicator::plan(Collective collective, std::size_t bytes, bool symmetric) const {
+  return name_of(impl_->plan().choose(collective, bytes, symmetric));
+}
+
+void Communicator::set_plan(const std::vector<PlanEntry>& entries) {
+  std::vector<Plan::Entry> read;
+  for (const PlanEntry& entry : entries) {
+    const auto algorithm = from_name<Algorithm>(entry.algorithm, kAlgorithms);
+    if (!algorithm) throw UsageError("the plan table names the algorithm '" + std::string(entry.algorithm) + "', which does not exist.");
+    read.push_back({entry.collective, entry.symmetric, entry.up_to_bytes, *algorithm});
+  }
+  impl_->plan().set(read);
+}
+
+std::vector<std::string_view> algorithms(Collective collective) {
+  std::vector<std::string_view> names;
+  for (const Algorithm one : Plan::algorithms(collective)) names.push_back(name_of(one));
+  return names;
+}
+
+}  // namespace unisono

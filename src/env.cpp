@@ -1,0 +1,44 @@
+#include "env.hpp"
+
+#include <cstdlib>
+
+#include "unisono/error.hpp"
+
+namespace unisono {
+namespace {
+
+const char* value_of(const char* name) {
+  const char* value = std::getenv(name);
+  return value && *value ? value : nullptr;
+}
+
+double number(const char* name, double otherwise, double least) {
+  const char* value = value_of(name);
+  if (!value) return otherwise;
+  char* end = nullptr;
+  const double read = std::strtod(value, &end);
+  if (*end != '\0' || !(read >= least))
+    throw UsageError(std::string(name) + "=" + value + " is not a number of at least " + std::to_string(least) +
+                     ": set it to one, or unset it.");
+  return read;
+}
+
+Env read() {
+  Env env;
+  env.timeout_s = number("UNISONO_TIMEOUT_S", env.timeout_s, 0.001);
+  env.check = number("UNISONO_CHECK", 0, 0) != 0;
+  env.chunk_bytes = static_cast<std::size_t>(number("UNISONO_CHUNK_BYTES", 0, 0));
+  env.stream_bytes = static_cast<std::size_t>(number("UNISONO_STREAM_BYTES", 0, 0));
+  env.spins = static_cast<int>(number("UNISONO_SPINS", -1, -1));
+  if (const char* isa = value_of("UNISONO_ISA")) env.instruction_set = isa;
+  return env;
+}
+
+}  // namespace
+
+const Env& env() {
+  static const Env once = read();
+  return once;
+}
+
+}  // namespace unisono

@@ -1,0 +1,218 @@
+#include "group.hpp"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <set>
+
+#include "env.hpp"
+
+namespace unisono {
+namespace {
+
+constexpr int kMostRanks = 1024;
+constexpr std::uint32_t kVersion = 1;  // of the memory layout and of Hello
+
+// What a rank tells the others at the bootstrap. Every field is checked: it comes from outside.
+struct Hello {
+  char magic[8] = {'u', 'n', 'i', 's', 'o', 'n', 'o', '\0'};
+  std::uint32_t version = kVersion;
+  std::int32_t rank = 0, size = 0;
+  std::uint32_t padding = 0;
+  std::uint64_t machine = 0;  // boot and PID namespace: ranks that differ cannot share memory
+  std::uint64_t chunk_bytes = 0;
+  Segment::Handle segment;
+  std::uint64_t cores[16] = {};  // on which the rank may run
+};
+
+std::uint64_t this_machine() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  struct stat pid_namespace{};
+  if (::stat("/proc/self/ns/pid", &pid_namespace) == 0) boot += std::to_string(pid_namespace.st_ino);
+  return std::hash<std::string>{}(boot);
+}
+
+void read_cores(std::uint64_t (&mask)[16]) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return;
+  for (int i = 0; i < 1024 && i < CPU_SETSIZE; ++i)
+    if (CPU_ISSET(i, &cores)) mask[i / 64] |= std::uint64_t{1} << (i % 64);
+}
+
+// The chunks of all pairs of a rank take about 32 MiB at the most.
+std::size_t chunk_bytes_for(int ranks) {
+  if (env().chunk_bytes) return round_up(env().chunk_bytes, kAlign);
+  const std::size_t share = (std::size_t{32} << 20) / HostThread::kChunks / static_cast<std::size_t>(ranks);
+  return std::clamp(share / 4096 * 4096, std::size_t{4096}, std::size_t{65536});
+}
+
+Hello read(const std::string& bytes, int rank, const Hello& mine) {
+  const std::string who = "rank " + std::to_string(rank);
+  Hello hello;
+  if (bytes.size() != sizeof hello)
+    throw UsageError("what " + who + " sent at the bootstrap is not this version's greeting (" +
+                     std::to_string(bytes.size()) + " bytes): start every rank with the same version of Unisono.");
+  std::memcpy(&hello, bytes.data(), sizeof hello);
+  if (std::memcmp(hello.magic, mine.magic, sizeof hello.magic) != 0 || hello.version != mine.version)
+    throw UsageError("what " + who + " sent at the bootstrap is not this version's greeting: start every rank with the "
+                     "same version of Unisono.");
+  if (hello.rank != rank)
+    throw UsageError("two ranks are numbered " + std::to_string(hello.rank) + ": give each its own number below the size.");
+  if (hello.size != mine.size)
+    throw UsageError(who + " counts " + std::to_string(hello.size) + " ranks, this one " + std::to_string(mine.size) +
+                     ": start them with the same size.");
+  if (hello.machine != mine.machine)
+    throw UsageError(who + " runs on another machine or in another container: the host lane joins ranks that share one "
+                     "machine and one PID namespace.");
+  if (hello.chunk_bytes != mine.chunk_bytes)
+    throw UsageError(who + " has another UNISONO_CHUNK_BYTES: set it the same on every rank.");
+  return hello;
+}
+
+int open_pidfd(int pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
+
+}  // namespace
+
+Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while_waiting)
+    : rank_(bootstrap.rank()),
+      size_(bootstrap.size()),
+      timeout_s_(timeout_s),
+      while_waiting_(std::move(while_waiting)) {
+  if (size_ < 1 || size_ > kMostRanks || rank_ < 0 || rank_ >= size_)
+    throw UsageError("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
+                     " is not possible: the rank is from 0 to size-1, the size from 1 to " + std::to_string(kMostRanks) + ".");
+  const HostThread::Layout layout(size_, chunk_bytes_for(size_), sizeof(Board));
+  auto own = Segment::create(layout.bytes);
+  Hello mine;
+  mine.rank = rank_;
+  mine.size = size_;
+  mine.machine = this_machine();
+  mine.chunk_bytes = layout.chunk_bytes;
+  mine.segment = own->handle();
+  read_cores(mine.cores);
+  const auto greetings = bootstrap.all_gather(std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
+  if (greetings.size() != static_cast<std::size_t>(size_))
+    throw UsageError("the bootstrap gave " + std::to_string(greetings.size()) + " greetings for " + std::to_string(size_) + " ranks.");
+
+  std::uint64_t cores[16] = {};
+  std::set<std::uint64_t> segments;
+  for (int r = 0; r < size_; ++r) {
+    const Hello hello = read(greetings[static_cast<std::size_t>(r)], r, mine);
+    if (!segments.insert(hello.segment.nonce).second)
+      throw UsageError("two ranks announce the same memory: give each rank its own number.");
+    segments_.push_back(r == rank_ ? own : Segment::open(hello.segment, layout.bytes));
+    const bool thread = hello.segment.pid == ::getpid();
+    one_process_ = one_process_ && thread;
+    pids_.push_back(hello.segment.pid);
+    pidfds_.push_back(thread ? -1 : open_pidfd(hello.segment.pid));
+    for (int i = 0; i < 16; ++i) cores[i] |= hello.cores[i];
+  }
+  int available = 0;
+  for (const std::uint64_t word : cores) available += std::popcount(word);
+
+  host::Patience patience;
+  patience.crowded = size_ > available;
+  patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 4000;
+  patience.timeout = std::chrono::duration<double>(timeout_s);
+  lane_ = std::make_unique<HostThread>(
+      rank_, layout, segments_, patience,
+      HostThread::Watch{[this](int peer, const std::function<bool()>& arrived) { interrupted(peer, arrived); },
+                        [this](int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
+                          late(peer, slot, expected, seen);
+                        }});
+  // Nobody may be gone before everyone has mapped everyone's memory: only then is each rank's own end of it dispensable.
+  bootstrap.all_gather("mapped");
+}
+
+Group::~Group() {
+  leave();
+  for (const int fd : pidfds_)
+    if (fd >= 0) ::close(fd);
+}
+
+void Group::leave() noexcept {
+  left_ = true;
+  board(rank_).departed.store(1, std::memory_order_release);
+}
+
+std::string Group::where() const {
+  return std::string(doing_) + " (call " + std::to_string(call_) + " of rank " + std::to_string(rank_) + ")";
+}
+
+bool Group::dead(int rank) const {
+  const auto r = static_cast<std::size_t>(rank);
+  if (pids_[r] == ::getpid()) return false;
+  if (pidfds_[r] < 0) return ::kill(pids_[r], 0) != 0 && errno == ESRCH;  // a kernel without pidfd_open
+  pollfd ended{pidfds_[r], POLLIN, 0};
+  return ::poll(&ended, 1, 0) > 0;
+}
+
+void Group::interrupted(int peer, const std::function<bool()>& arrived) {
+  check();
+  if (while_waiting_) try {
+      while_waiting_();
+    } catch (...) {
+      leave();  // in the middle of a call: the peers cannot go on with this rank
+      throw;
+    }
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const bool left = board(r).departed.load(std::memory_order_acquire) != 0;
+    // A rank that has left in good order is missed only by those who still wait for it.
+    if (left ? r != peer : !dead(r)) continue;
+    if (arrived()) return;
+    const std::string who = "rank " + std::to_string(r) + " (process " + std::to_string(pids_[static_cast<std::size_t>(r)]) + ")";
+    fail(Kind::peer_lost, left ? who + " has closed its communicator, but " + where() + " still waits for it: make the same calls on every rank."
+                               : who + " has died; noticed in " + where() + ": look at that process's own output, then start the ranks again.");
+  }
+}
+
+void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
+  constexpr const char* slots[kSlots] = {"meet", "chunk", "chunk_credit", "packet"};
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", timeout_s_);
+  fail(Kind::timeout, where() + " has waited " + seconds + " s for rank " + std::to_string(peer) + " (slot " +
+                          slots[static_cast<int>(slot)] + ", epoch expected " + std::to_string(expected) + ", seen " +
+                          std::to_string(seen) + "): see what that rank is doing, or raise UNISONO_TIMEOUT_S.");
+}
+
+void Group::fail(Kind kind, const std::string& text) {
+  Failure& failure = board(0).failure;
+  std::uint32_t none = 0;
+  if (failure.stage.compare_exchange_strong(none, 1)) {
+    failure.kind = kind;
+    const std::size_t length = std::min(text.size(), sizeof failure.text - 1);
+    std::memcpy(failure.text, text.data(), length);
+    failure.text[length] = '\0';
+    failure.stage.store(2, std::memory_order_release);
+  }
+  raise_failure();
+}
+
+void Group::raise_failure() const {
+  const Failure& failure = board(0).failure;
+  // Whoever writes it is at it now; should it die there, the kind is still unknown after a while.
+  for (int i = 0; i < 1000 && failure.stage.load(std::memory_order_acquire) != 2; ++i) ::usleep(1000);
+  if (failure.stage.load(std::memory_order_acquire) != 2) throw PeerLostError("a rank died while it reported a failure: start the ranks again.");
+  const std::string text(failure.text, ::strnlen(failure.text, sizeof failure.text));
+  switch (failure.kind) {
+    case Kind::mismatch: throw MismatchError(text);
+    case Kind::timeout: throw TimeoutError(text);
+    case Kind::resource: throw ResourceError(text);
+    default: throw PeerLostError(text);
+  }
+}
+
+}  // namespace unisono

@@ -1,0 +1,94 @@
+// The ranks of one machine that have joined: their shared memory, their lane, and what happens when one is lost.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lane/channel.hpp"
+#include "lane/host/host_thread.hpp"
+#include "memory/segment.hpp"
+#include "unisono/bootstrap.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono {
+
+class Group {
+ public:
+  Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while_waiting);
+  ~Group();
+  Group(const Group&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  HostThread& lane() { return *lane_; }
+  bool one_process() const { return one_process_; }  // every rank is a thread of this process
+
+  // What is running, for the text of errors.
+  void doing(std::string_view what, std::uint64_t call) {
+    doing_ = what;
+    call_ = call;
+  }
+
+  // Throws the failure of the group, if there is one; cheap.
+  void check() const {
+    if (board(0).failure.stage.load(std::memory_order_acquire) != 0) raise_failure();
+  }
+
+  // Fails the group on every rank and throws; the first failure is everyone's.
+  enum class Kind : std::uint32_t { mismatch, timeout, peer_lost, resource };
+  [[noreturn]] void fail(Kind kind, const std::string& text);
+
+  // Everyone's `mine`, in rank order, over packets: T is a trivially copyable struct.
+  template <class T>
+  std::vector<T> exchange(const T& mine) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    std::vector<T> all(static_cast<std::size_t>(size_));
+    all[static_cast<std::size_t>(rank_)] = mine;
+    PacketChannel<HostThread> channel(*lane_);
+    for (int i = 1; i < size_; ++i) channel.put(peer_at(*lane_, i), reinterpret_cast<const byte*>(&mine), sizeof(T));
+    for (int i = 1; i < size_; ++i) {
+      const int p = peer_at(*lane_, i);
+      channel.take(p, {reinterpret_cast<byte*>(&all[static_cast<std::size_t>(p)])}, sizeof(T));
+    }
+    return all;
+  }
+
+  // This rank will not communicate any more.
+  void leave() noexcept;
+  bool left() const { return left_; }
+
+ private:
+  // The head of each rank's segment.
+  struct Failure {
+    std::atomic<std::uint32_t> stage;  // 0: none, 1: being written, 2: readable
+    Kind kind;
+    char text[1000];
+  };
+  struct Board {
+    std::atomic<std::uint32_t> departed;
+    Failure failure;  // used in rank 0's board only
+  };
+
+  Board& board(int rank) const { return *reinterpret_cast<Board*>(segments_[static_cast<std::size_t>(rank)]->data()); }
+  [[noreturn]] void raise_failure() const;
+  void interrupted(int peer, const std::function<bool()>& arrived);
+  void late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen);
+  std::string where() const;
+  bool dead(int rank) const;
+
+  int rank_, size_;
+  double timeout_s_;
+  std::function<void()> while_waiting_;
+  bool left_ = false;
+  std::string_view doing_ = "init";
+  std::uint64_t call_ = 0;
+  bool one_process_ = true;
+  std::vector<std::shared_ptr<Segment>> segments_;
+  std::vector<int> pidfds_;  // of the other processes; -1: a thread of this one
+  std::vector<int> pids_;
+  std::unique_ptr<HostThread> lane_;
+};
+
+}  // namespace unisono

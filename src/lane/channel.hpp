@@ -1,0 +1,93 @@
+// One-way streams of pieces between two ranks, with room for a few: the way that any pointer can take.
+//
+// Both channels have the same face, so that a program is written once for both:
+//   capacity()          most bytes of a piece
+//   put(peer, src, n)   sends a piece; waits only while the peer's ring is full
+//   take(peer, dst, n)  receives the next piece
+//   reserve(peer), commit(peer, n)   put in two steps: the caller writes the piece where reserve says
+//   arrived(peer, n), release(peer)  take in two steps: the caller reads the piece where arrived says
+#pragma once
+
+#include "lane/lane.hpp"
+
+namespace unisono {
+
+// Pieces in a ring of chunks in the receiver's memory, each announced by a signal. The receiver gives credit back by half
+// rings, so that a sender seldom waits for it.
+template <class Lane>
+class ChunkChannel {
+ public:
+  UNISONO_PROGRAM explicit ChunkChannel(Lane& at) : lane(at) {}
+  Lane& lane;
+
+  UNISONO_PROGRAM std::size_t capacity() const { return lane.chunk_bytes(); }
+
+  UNISONO_PROGRAM byte* reserve(int peer) {
+    while (lane.signalled(peer, Slot::chunk) - lane.awaited(peer, Slot::chunk_credit) * kHalf >= 2 * kHalf)
+      lane.wait(peer, Slot::chunk_credit);
+    return lane.chunk_at(peer, lane.signalled(peer, Slot::chunk) % (2 * kHalf));
+  }
+  UNISONO_PROGRAM void commit(int peer, std::size_t) { lane.signal(peer, Slot::chunk); }
+
+  UNISONO_PROGRAM const byte* arrived(int peer, std::size_t) {
+    lane.wait(peer, Slot::chunk);
+    return lane.chunk_from(peer, (lane.awaited(peer, Slot::chunk) - 1) % (2 * kHalf));
+  }
+  UNISONO_PROGRAM void release(int peer) {
+    if (lane.awaited(peer, Slot::chunk) % kHalf == 0) lane.signal(peer, Slot::chunk_credit);
+  }
+
+  UNISONO_PROGRAM void put(int peer, const byte* src, std::size_t bytes) {
+    const Dst to{reserve(peer)};
+    lane.move(&to, 1, &src, 1, bytes);
+    commit(peer, bytes);
+  }
+  UNISONO_PROGRAM void take(int peer, Dst to, std::size_t bytes) {
+    const byte* from = arrived(peer, bytes);
+    lane.move(&to, 1, &from, 1, bytes);
+    release(peer);
+  }
+
+ private:
+  static constexpr std::uint32_t kHalf = Lane::kChunks / 2;
+};
+
+// Pieces in packets, whose flag travels in the same store as the data. A piece waits for nothing but its own last byte.
+template <class Lane>
+class PacketChannel {
+ public:
+  UNISONO_PROGRAM explicit PacketChannel(Lane& at) : lane(at) {}
+  Lane& lane;
+
+  UNISONO_PROGRAM static constexpr std::size_t capacity() {
+    return kHalf * Lane::kPacketBytes / kAlign * kAlign;
+  }
+
+  UNISONO_PROGRAM void put(int peer, const byte* src, std::size_t bytes) {
+    const std::uint32_t end = lane.packets_sent(peer) + packets(bytes);
+    while (static_cast<std::int32_t>(end - lane.awaited(peer, Slot::packet_credit) * kHalf - 2 * kHalf) > 0)
+      lane.wait(peer, Slot::packet_credit);
+    lane.put_packets(peer, src, bytes);
+  }
+  UNISONO_PROGRAM void take(int peer, Dst to, std::size_t bytes) {
+    const std::uint32_t before = lane.packets_taken(peer);
+    lane.take_packets(peer, to.at, bytes);
+    if ((before + packets(bytes)) / kHalf != before / kHalf) lane.signal(peer, Slot::packet_credit);
+  }
+
+  UNISONO_PROGRAM byte* reserve(int peer) { return lane.outgoing(peer); }
+  UNISONO_PROGRAM void commit(int peer, std::size_t bytes) { put(peer, lane.outgoing(peer), bytes); }
+  UNISONO_PROGRAM const byte* arrived(int peer, std::size_t bytes) {
+    take(peer, {lane.incoming(peer)}, bytes);
+    return lane.incoming(peer);
+  }
+  UNISONO_PROGRAM void release(int) {}
+
+ private:
+  static constexpr std::uint32_t kHalf = Lane::kPackets / 2;
+  UNISONO_PROGRAM static constexpr std::uint32_t packets(std::size_t bytes) {
+    return static_cast<std::uint32_t>((bytes + Lane::kPacketBytes - 1) / Lane::kPacketBytes);
+  }
+};
+
+}  // namespace unisono

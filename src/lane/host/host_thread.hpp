@@ -1,0 +1,118 @@
+// The host lane: one thread of one rank, over memory that all ranks of the machine have mapped.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "lane/host/move.hpp"
+#include "lane/host/wait.hpp"
+#include "lane/lane.hpp"
+#include "memory/segment.hpp"
+
+namespace unisono {
+
+class HostThread {
+ public:
+  static constexpr std::uint32_t kChunks = 8;         // chunks in the ring of a pair
+  static constexpr std::uint32_t kPackets = 256;      // packets in the ring of a pair
+  static constexpr std::size_t kPacketBytes = 56;     // payload of a cache line beside its flag
+
+  // What a rank keeps in its segment for its peers: a board for `header` bytes, then signals, packets and chunks by peer.
+  struct Layout {
+    Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
+    int ranks;
+    std::size_t chunk_bytes, lines, chunks, bytes;
+  };
+
+  // Called while a wait lasts; each throws what the wait must end with.
+  struct Watch {
+    std::function<void(int peer, const std::function<bool()>& arrived)> interrupted;
+    std::function<void(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen)> late;
+  };
+
+  HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments,
+             const host::Patience& patience, Watch watch);
+
+  // The reduction that a move with several sources makes, for the next program.
+  void prepare(DType dtype, Op op) { reduce_ = kernels_.reduce[static_cast<int>(dtype)][static_cast<int>(op)]; }
+
+  int rank() const { return rank_; }
+  int size() const { return layout_.ranks; }
+  static constexpr int worker() { return 0; }
+  static constexpr int workers() { return 1; }
+  std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
+  static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
+
+  void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
+    if (bytes == 0) return;
+    if (n_srcs == 1) kernels_.copy(dsts, n_dsts, srcs[0], bytes);
+    else reduce_(dsts, n_dsts, srcs, n_srcs, bytes);
+  }
+
+  void signal(int peer, Slot slot) {
+    host::raise(*line(peer, slot, rank_), ++signals(peer).signalled[static_cast<int>(slot)], patience_.crowded);
+  }
+  void wait(int peer, Slot slot) {
+    const std::uint32_t expected = ++signals(peer).awaited[static_cast<int>(slot)];
+    host::Line& mine = *line(rank_, slot, peer);
+    if (!host::reached(mine, expected)) await(mine, expected, peer, slot);
+  }
+  std::uint32_t signalled(int peer, Slot slot) { return signals(peer).signalled[static_cast<int>(slot)]; }
+  std::uint32_t awaited(int peer, Slot slot) { return signals(peer).awaited[static_cast<int>(slot)]; }
+
+  void put_packets(int peer, const byte* src, std::size_t bytes);
+  void take_packets(int peer, byte* dst, std::size_t bytes);
+  std::uint32_t packets_sent(int peer) { return static_cast<std::uint32_t>(signals(peer).packets_sent); }
+  std::uint32_t packets_taken(int peer) { return static_cast<std::uint32_t>(signals(peer).packets_taken); }
+
+  // Chunk `index` of the ring from me in the peer's memory, and of the ring from the peer in mine.
+  byte* chunk_at(int peer, std::uint32_t index) { return chunk(peer, rank_, index); }
+  const byte* chunk_from(int peer, std::uint32_t index) { return chunk(rank_, peer, index); }
+
+  // Room for one piece to and from a peer, for programs that look at packets as memory.
+  byte* outgoing(int peer) { return scratch(2 * peer); }
+  byte* incoming(int peer) { return scratch(2 * peer + 1); }
+
+  // Arrays of size() pointers, for the next move.
+  const byte** sources() { return sources_.data(); }
+  Dst* destinations() { return destinations_.data(); }
+
+ private:
+  struct Counters {
+    std::uint32_t signalled[kSlots] = {}, awaited[kSlots] = {};
+    std::uint64_t packets_sent = 0, packets_taken = 0;
+  };
+  static constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;
+
+  Counters& signals(int peer) { return counters_[static_cast<std::size_t>(peer)]; }
+  host::Line* lines(int owner) { return reinterpret_cast<host::Line*>(bases_[static_cast<std::size_t>(owner)] + layout_.lines); }
+  host::Line* line(int owner, Slot slot, int writer) { return lines(owner) + static_cast<int>(slot) * size() + writer; }
+  host::Line* packet(int owner, int writer, std::uint64_t number) {
+    return lines(owner) + kSlots * size() + static_cast<std::uint32_t>(writer) * kPackets + number % kPackets;
+  }
+  byte* chunk(int owner, int writer, std::uint32_t index) {
+    return bases_[static_cast<std::size_t>(owner)] + layout_.chunks +
+           (static_cast<std::size_t>(writer) * kChunks + index) * layout_.chunk_bytes;
+  }
+  byte* scratch(int index) { return scratch_.data() + static_cast<std::size_t>(index) * kScratch; }
+  static std::uint32_t lap_of(std::uint64_t packet) { return static_cast<std::uint32_t>(packet / kPackets + 1); }
+  void await(host::Line& line, std::uint32_t expected, int peer, Slot slot);
+
+  int rank_;
+  Layout layout_;
+  std::vector<std::shared_ptr<Segment>> segments_;
+  host::Patience patience_;
+  Watch watch_;
+  const host::Kernels& kernels_;
+  host::Reduce reduce_ = nullptr;
+  std::vector<byte*> bases_;
+  std::vector<Counters> counters_;
+  std::vector<byte> scratch_;
+  std::vector<const byte*> sources_;
+  std::vector<Dst> destinations_;
+};
+
+}  // namespace unisono

@@ -1,0 +1,67 @@
+#include "lane/host/wait.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#include <ctime>
+
+namespace unisono::host {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kYielding = std::chrono::microseconds(200);  // how long a wait yields before it sleeps
+constexpr auto kNap = std::chrono::milliseconds(5);         // the longest sleep between two looks at the peers
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Shared futexes (no FUTEX_PRIVATE_FLAG): the word lies in memory of several processes.
+void nap(Line& line, std::uint32_t expected) {
+  line.sleepers.store(1, std::memory_order_seq_cst);
+  const std::uint32_t seen = line.flag.load(std::memory_order_seq_cst);
+  if (static_cast<std::int32_t>(seen - expected) < 0) {
+    const timespec most{0, std::chrono::nanoseconds(kNap).count()};
+    ::syscall(SYS_futex, &line.flag, FUTEX_WAIT, seen, &most, nullptr, 0);
+  }
+  line.sleepers.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void raise(Line& line, std::uint32_t value, bool crowded) {
+  line.flag.store(value, std::memory_order_release);
+  // Without the fence the look at `sleepers` may pass the store, and a wake be missed until the nap ends: worth it only
+  // where cores are plenty and nobody sleeps.
+  if (crowded) std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (line.sleepers.load(std::memory_order_relaxed) != 0)
+    ::syscall(SYS_futex, &line.flag, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void await(Line& line, std::uint32_t expected, const Patience& patience, const std::function<void()>& interrupted,
+           const std::function<void(std::uint32_t seen)>& late) {
+  for (int i = 0; i < patience.spins; ++i) {
+    if (reached(line, expected)) return;
+    pause();
+  }
+  const auto began = Clock::now();
+  auto looked = began;
+  for (auto now = began;; now = Clock::now()) {
+    if (reached(line, expected)) return;
+    if (now - began < kYielding) ::sched_yield();
+    else nap(line, expected);
+    if (now - looked < kNap) continue;
+    looked = now;
+    interrupted();
+    if (now - began > patience.timeout && !reached(line, expected)) late(line.flag.load(std::memory_order_relaxed));
+  }
+}
+
+}  // namespace unisono::host

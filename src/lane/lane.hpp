@@ -1,0 +1,104 @@
+// What a program sees of the machine. A lane is one worker of one rank: a CPU thread, a CUDA thread block, an endpoint.
+//
+// The verbs of a lane (HostThread in host/, CudaBlock in cuda/; a program is a template over them):
+//   move(dsts, n_dsts, srcs, n_srcs, bytes)   reads every source once, combines them in the order given with the wide
+//                                             accumulator, writes every destination: copy, multicast, reduce or both
+//   signal(peer, slot), wait(peer, slot)      counting: the k-th wait returns after the k-th signal; what the peer wrote
+//                                             before its signal is readable after the wait. A wait has a deadline
+//   put_packets(peer, src, bytes), take_packets(peer, dst, bytes)   data and flag in one store; no signal needed
+// and where it is: rank() of size(), worker() of workers().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define UNISONO_PROGRAM __device__
+#define UNISONO_PORTABLE __host__ __device__
+#else
+#define UNISONO_PROGRAM
+#define UNISONO_PORTABLE
+#endif
+
+namespace unisono {
+
+using byte = std::byte;
+
+// What a signal means. Counters of different slots are independent of each other.
+enum class Slot : int { meet, chunk, chunk_credit, packet_credit };
+inline constexpr int kSlots = 4;
+
+// `stream`: nobody reads it soon, so it need not stay in the cache.
+struct Dst {
+  byte* at;
+  bool stream = false;
+};
+
+// A call as a program sees it. Sizes are bytes and multiples of the element's size.
+struct Args {
+  const byte* in = nullptr;
+  byte* out = nullptr;
+  std::size_t bytes = 0;  // all_reduce, reduce, broadcast: the whole buffer; else: all blocks together
+  std::size_t block = 0;  // bytes of a rank's block; the last one is shorter when `bytes` does not divide
+  int root = 0;
+  bool stream = false;                  // the outputs are large: write around the cache
+  const byte* const* inputs = nullptr;  // of every rank, for programs that reach into peers' buffers
+  byte* const* outputs = nullptr;
+  struct Part {
+    std::size_t offset = 0, bytes = 0;
+  };
+  const Part* sends = nullptr;  // of every peer, for all_to_all_v
+  const Part* receives = nullptr;
+};
+
+struct Range {
+  std::size_t begin = 0, bytes = 0;
+};
+
+inline constexpr std::size_t kAlign = 64;  // shards and chunks begin at multiples of it
+
+UNISONO_PORTABLE constexpr std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
+UNISONO_PORTABLE constexpr std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
+
+// Block `index` of a buffer of `bytes` cut into blocks of `block`: empty past the end.
+UNISONO_PORTABLE constexpr Range block_of(std::size_t bytes, std::size_t block, int index) {
+  const std::size_t begin = smaller(block * static_cast<std::size_t>(index), bytes);
+  return {begin, smaller(block, bytes - begin)};
+}
+
+// The bytes of one of `ranks` equal shards.
+UNISONO_PORTABLE constexpr std::size_t shard_bytes(std::size_t bytes, int ranks) {
+  const auto n = static_cast<std::size_t>(ranks);
+  return round_up((bytes + n - 1) / n, kAlign);
+}
+
+// The rounds of `step` bytes that fall to this worker: for (Rounds r(lane, bytes, step); r.more(); r.next()) … r.range()
+struct Rounds {
+  template <class Lane>
+  UNISONO_PORTABLE Rounds(const Lane& lane, std::size_t bytes, std::size_t step)
+      : bytes_(bytes),
+        step_(step),
+        begin_(static_cast<std::size_t>(lane.worker()) * step),
+        stride_(static_cast<std::size_t>(lane.workers()) * step) {}
+  UNISONO_PORTABLE bool more() const { return begin_ < bytes_; }
+  UNISONO_PORTABLE void next() { begin_ += stride_; }
+  UNISONO_PORTABLE Range range() const { return {begin_, smaller(step_, bytes_ - begin_)}; }
+
+ private:
+  std::size_t bytes_, step_, begin_, stride_;
+};
+
+// The peers of a rank in the order in which it turns to them: at any moment each rank is turned to by one other.
+template <class Lane>
+UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
+  return (lane.rank() + step) % lane.size();
+}
+
+// Returns when every rank has called it; what any rank wrote before is readable after.
+template <class Lane>
+UNISONO_PROGRAM void meet(Lane& lane) {
+  for (int i = 1; i < lane.size(); ++i) lane.signal(peer_at(lane, i), Slot::meet);
+  for (int i = 1; i < lane.size(); ++i) lane.wait(peer_at(lane, i), Slot::meet);
+}
+
+}  // namespace unisono

@@ -1,0 +1,100 @@
+#include "memory/segment.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+
+#include "unisono/error.hpp"
+
+namespace unisono {
+namespace {
+
+// Segments that this process has created: ranks that are its threads share the one mapping.
+struct Own {
+  std::mutex mutex;
+  std::map<std::uint64_t, std::weak_ptr<Segment>> by_nonce;
+};
+Own& own() {
+  static Own segments;
+  return segments;
+}
+
+std::uint64_t fresh_nonce() {
+  std::random_device device;
+  return (static_cast<std::uint64_t>(device()) << 32 | device()) | 1;
+}
+
+std::byte* map(int fd, std::size_t bytes) {
+  void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) check(-1, "mapping " + std::to_string(bytes >> 20) + " MiB of shared memory");
+  ::madvise(at, bytes, MADV_HUGEPAGE);  // a hint: refused where shared memory has no huge pages
+  return static_cast<std::byte*>(at);
+}
+
+}  // namespace
+
+std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
+  std::shared_ptr<Segment> segment(new Segment);
+  segment->owner_ = true;
+  segment->bytes_ = bytes;
+  const std::size_t whole = bytes + kPage;
+  segment->fd_ = static_cast<int>(check(::memfd_create("unisono", MFD_CLOEXEC), "creating shared memory"));
+  check(::ftruncate(segment->fd_, static_cast<off_t>(whole)), "sizing shared memory");
+  if (const int error = ::posix_fallocate(segment->fd_, 0, static_cast<off_t>(whole)))
+    throw ResourceError("there is no room for " + std::to_string(whole >> 20) + " MiB of shared memory (" +
+                        std::strerror(error) + "): free memory, raise the container's limit, or use fewer ranks.");
+  segment->data_ = map(segment->fd_, whole);
+  const std::uint64_t nonce = segment->head().nonce = fresh_nonce();
+  std::scoped_lock lock(own().mutex);
+  own().by_nonce[nonce] = segment;
+  return segment;
+}
+
+std::shared_ptr<Segment> Segment::open(const Handle& handle, std::size_t bytes) {
+  const std::string peer = "the shared memory of process " + std::to_string(handle.pid);
+  if (handle.bytes != bytes)
+    throw ResourceError(peer + " has " + std::to_string(handle.bytes) + " bytes, not the " + std::to_string(bytes) +
+                        " of this rank: start every rank with the same version and the same UNISONO_ variables.");
+  if (handle.pid == ::getpid()) {
+    std::scoped_lock lock(own().mutex);
+    const auto found = own().by_nonce.find(handle.nonce);
+    auto segment = found == own().by_nonce.end() ? nullptr : found->second.lock();
+    if (!segment || segment->bytes_ != bytes) throw ResourceError(peer + " is not one that this process has made.");
+    return segment;
+  }
+  std::shared_ptr<Segment> segment(new Segment);
+  segment->bytes_ = bytes;
+  const std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" + std::to_string(handle.fd);
+  segment->fd_ = static_cast<int>(
+      check(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK), "opening " + peer + " (ranks of one machine run in one PID namespace, as one user)"));
+  struct stat found{};
+  check(::fstat(segment->fd_, &found), "reading the size of " + peer);
+  if (!S_ISREG(found.st_mode) || static_cast<std::size_t>(found.st_size) != bytes + kPage)
+    throw ResourceError(peer + " is not what the rank announced.");
+  segment->data_ = map(segment->fd_, bytes + kPage);
+  if (segment->head().nonce != handle.nonce)
+    throw ResourceError(peer + " does not carry the mark that the rank announced.");
+  return segment;
+}
+
+Segment::Handle Segment::handle() const {
+  return {::getpid(), fd_, bytes_, head().nonce};
+}
+
+Segment::~Segment() {
+  if (owner_ && data_) {
+    std::scoped_lock lock(own().mutex);
+    own().by_nonce.erase(head().nonce);
+  }
+  if (data_) ::munmap(data_, bytes_ + kPage);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+}  // namespace unisono

@@ -1,0 +1,145 @@
+// Number formats and reductions, written so that every compiler and instruction set gives the same bits. Contracted
+// multiply-adds must be off (-ffp-contract=off, nvcc --fmad=false) and denormals on.
+//
+// f16, bf16 and fp8 convert exactly to f32 and back with one rounding, to nearest even. Overflow gives infinity in f16, bf16
+// and e5m2; e4m3 has no infinity and gives NaN (OCP 8-bit Floating Point Specification 1.0, non-saturating).
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "lane/lane.hpp"
+#include "unisono/types.hpp"
+
+namespace unisono {
+
+struct F16 { std::uint16_t bits; };
+struct BF16 { std::uint16_t bits; };
+struct E4M3 { std::uint8_t bits; };
+struct E5M2 { std::uint8_t bits; };
+
+namespace numeric {
+
+UNISONO_PORTABLE inline float as_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+UNISONO_PORTABLE inline std::uint32_t as_bits(float value) { return std::bit_cast<std::uint32_t>(value); }
+
+// A small format of E exponent and M mantissa bits, in the low 1+E+M bits of a word.
+template <int E, int M, bool HasInfinity>
+struct Format {
+  static constexpr std::uint32_t kBias = (1u << (E - 1)) - 1;
+  static constexpr std::uint32_t kMagnitude = (1u << (E + M)) - 1;
+  static constexpr std::uint32_t kInfinity = ((1u << E) - 1) << M;           // with HasInfinity
+  static constexpr std::uint32_t kNan = HasInfinity ? kInfinity | 1u << (M - 1) : kMagnitude;
+  static constexpr std::uint32_t kLargest = HasInfinity ? kInfinity - 1 : kMagnitude - 1;
+  static constexpr std::uint32_t kOverflow = HasInfinity ? kInfinity : kNan;
+  static constexpr int kShift = 23 - M;
+
+  // Exponent fields differ by the biases: one exact multiplication, which also turns denormals into normal numbers.
+  UNISONO_PORTABLE static float widen(std::uint32_t word) {
+    const std::uint32_t magnitude = word & kMagnitude;
+    const float scaled = as_float(magnitude << kShift) * as_float((254u - kBias) << 23);
+    const bool special = HasInfinity ? magnitude >= kInfinity : magnitude == kMagnitude;
+    const std::uint32_t bits = special ? 0x7f800000u | (HasInfinity ? (magnitude & (kInfinity ^ kMagnitude)) << kShift : 0x400000u)
+                                       : as_bits(scaled);
+    return as_float(bits | (word & (kMagnitude + 1)) << (31 - E - M));
+  }
+
+  UNISONO_PORTABLE static std::uint32_t narrow(float value) {
+    const std::uint32_t bits = as_bits(value), magnitude = bits & 0x7fffffffu;
+    constexpr std::uint32_t least_normal = (128u - kBias) << 23;
+    // normal: round to nearest even on the bits, then move the exponent
+    const std::uint32_t odd = magnitude >> kShift & 1u;
+    const std::uint32_t rounded =
+        (magnitude + ((1u << (kShift - 1)) - 1 + odd) - ((127u - kBias) << 23)) >> kShift;
+    // denormal: adding a number whose last place is the format's last place rounds in hardware
+    constexpr std::uint32_t anchor = (128u - kBias + static_cast<std::uint32_t>(kShift)) << 23;
+    const std::uint32_t denormal = as_bits(as_float(magnitude) + as_float(anchor)) - anchor;
+    std::uint32_t word = magnitude < least_normal ? denormal : rounded;
+    word = magnitude >= least_normal && word > kLargest ? kOverflow : word;
+    word = magnitude > 0x7f800000u ? kNan : magnitude == 0x7f800000u ? kOverflow : word;
+    return word | (bits >> 31) << (E + M);
+  }
+};
+
+}  // namespace numeric
+
+// The type in which elements of T are combined, and the ways there and back.
+template <class T>
+struct Wide {
+  using type = std::conditional_t<std::is_same_v<T, std::int64_t>, std::uint64_t, T>;
+  UNISONO_PORTABLE static type from(T value) { return static_cast<type>(value); }
+  UNISONO_PORTABLE static T to(type value) { return static_cast<T>(value); }
+};
+template <>
+struct Wide<F16> {
+  using type = float;
+  UNISONO_PORTABLE static float from(F16 v) { return numeric::Format<5, 10, true>::widen(v.bits); }
+  UNISONO_PORTABLE static F16 to(float v) { return {static_cast<std::uint16_t>(numeric::Format<5, 10, true>::narrow(v))}; }
+};
+template <>
+struct Wide<BF16> {
+  using type = float;
+  UNISONO_PORTABLE static float from(BF16 v) { return numeric::as_float(static_cast<std::uint32_t>(v.bits) << 16); }
+  UNISONO_PORTABLE static BF16 to(float v) {
+    const std::uint32_t bits = numeric::as_bits(v);
+    const std::uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return {static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : rounded)};
+  }
+};
+template <>
+struct Wide<E4M3> {
+  using type = float;
+  UNISONO_PORTABLE static float from(E4M3 v) { return numeric::Format<4, 3, false>::widen(v.bits); }
+  UNISONO_PORTABLE static E4M3 to(float v) { return {static_cast<std::uint8_t>(numeric::Format<4, 3, false>::narrow(v))}; }
+};
+template <>
+struct Wide<E5M2> {
+  using type = float;
+  UNISONO_PORTABLE static float from(E5M2 v) { return numeric::Format<5, 2, true>::widen(v.bits); }
+  UNISONO_PORTABLE static E5M2 to(float v) { return {static_cast<std::uint8_t>(numeric::Format<5, 2, true>::narrow(v))}; }
+};
+// Integers wrap; their sums are exact before that, which avg needs.
+template <>
+struct Wide<std::int32_t> {
+  using type = std::int64_t;
+  UNISONO_PORTABLE static type from(std::int32_t v) { return v; }
+  UNISONO_PORTABLE static std::int32_t to(type v) { return static_cast<std::int32_t>(v); }
+};
+template <>
+struct Wide<std::int8_t> {
+  using type = std::int32_t;
+  UNISONO_PORTABLE static type from(std::int8_t v) { return v; }
+  UNISONO_PORTABLE static std::int8_t to(type v) { return static_cast<std::int8_t>(v); }
+};
+template <>
+struct Wide<std::uint8_t> {
+  using type = std::uint32_t;
+  UNISONO_PORTABLE static type from(std::uint8_t v) { return v; }
+  UNISONO_PORTABLE static std::uint8_t to(type v) { return static_cast<std::uint8_t>(v); }
+};
+
+// a, then b: a NaN in either gives NaN, and of equal values (0 and -0) min and max keep the earlier.
+template <Op op, class T>
+UNISONO_PORTABLE inline typename Wide<T>::type combine(typename Wide<T>::type a, typename Wide<T>::type b) {
+  using W = typename Wide<T>::type;
+  using Unsigned = std::conditional_t<std::is_integral_v<W>, std::make_unsigned<W>, std::type_identity<W>>::type;
+  if constexpr (op == Op::prod) return static_cast<W>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
+  if constexpr (op == Op::min || op == Op::max) {
+    using Ordered = std::conditional_t<std::is_same_v<T, std::int64_t>, std::int64_t, W>;
+    const auto x = static_cast<Ordered>(a), y = static_cast<Ordered>(b);
+    return static_cast<bool>(static_cast<int>(op == Op::min ? y < x : y > x) | static_cast<int>(y != y)) ? b : a;
+  }
+  return static_cast<W>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
+}
+
+// What is done once, after the last combine: avg divides by the number of ranks, integers truncating toward zero.
+template <Op op, class T>
+UNISONO_PORTABLE inline typename Wide<T>::type finish(typename Wide<T>::type value, int ranks) {
+  using W = typename Wide<T>::type;
+  if constexpr (op != Op::avg) return value;
+  if constexpr (std::is_same_v<T, std::int64_t>) return static_cast<W>(static_cast<std::int64_t>(value) / ranks);
+  return value / static_cast<W>(ranks);
+}
+
+}  // namespace unisono

@@ -1,0 +1,64 @@
+// Which program runs a call: a table, measured, that `unisono tune` replaces by one of the machine at hand.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "unisono/types.hpp"
+
+namespace unisono {
+
+enum class Algorithm : std::uint8_t {
+  automatic,
+  one_shot_packets,
+  one_shot,
+  two_shot_packets,
+  two_shot,
+  two_shot_direct,
+  reduce_scatter_all_gather,
+  push_packets,
+  push,
+  scatter_all_gather,
+  direct,
+};
+inline constexpr int kAlgorithms = 11;
+
+std::string_view name_of(Algorithm algorithm);
+
+// Whether it reaches into the peers' buffers, so that these must be symmetric.
+constexpr bool is_direct(Algorithm algorithm) {
+  return algorithm == Algorithm::direct || algorithm == Algorithm::two_shot_direct;
+}
+
+// Whether its pieces are packets.
+constexpr bool is_packets(Algorithm algorithm) {
+  return algorithm == Algorithm::push_packets || algorithm == Algorithm::one_shot_packets ||
+         algorithm == Algorithm::two_shot_packets;
+}
+
+class Plan {
+ public:
+  struct Entry {
+    Collective collective;
+    bool symmetric;
+    std::size_t up_to_bytes;  // of the call's larger buffer; entries of a collective are in rising order
+    Algorithm algorithm;
+  };
+
+  explicit Plan(int ranks);
+
+  // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of its collective.
+  void set(const std::vector<Entry>& entries);
+  Algorithm choose(Collective collective, std::size_t bytes, bool symmetric) const;
+
+  // The algorithms of a collective, as they may be asked for by name.
+  static std::vector<Algorithm> algorithms(Collective collective);
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+}  // namespace unisono

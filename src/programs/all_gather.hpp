@@ -1,0 +1,52 @@
+// all_gather: everyone gets everyone's block, in rank order.
+#pragma once
+
+#include "lane/channel.hpp"
+
+namespace unisono {
+
+// In place (the input is my block of the output) is safe.
+template <class Channel>
+UNISONO_PROGRAM void all_gather_push(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
+  const int n = lane.size(), me = lane.rank();
+  for (Rounds r(lane, a.block, channel.capacity()); r.more(); r.next()) {
+    const std::size_t begin = r.range().begin, step = r.range().bytes;
+    auto piece = [&](int p) {
+      const Range b = block_of(a.bytes, a.block, p);
+      return begin < b.bytes ? Range{b.begin + begin, smaller(step, b.bytes - begin)} : Range{b.begin, 0};
+    };
+    if (const Range mine = piece(me); mine.bytes > 0) {
+      const byte* from = a.in + begin;
+      for (int i = 1; i < n; ++i) channel.put(peer_at(lane, i), from, mine.bytes);
+      const Dst to{a.out + mine.begin, a.stream};
+      if (to.at != from) lane.move(&to, 1, &from, 1, mine.bytes);
+    }
+    for (int i = 1; i < n; ++i) {
+      const int p = peer_at(lane, n - i);
+      if (const Range s = piece(p); s.bytes > 0) channel.take(p, {a.out + s.begin, a.stream}, s.bytes);
+    }
+  }
+}
+
+// On buffers that everyone reaches: I read my block once and write it to every output.
+template <class Lane>
+UNISONO_PROGRAM void all_gather_direct(Lane& lane, const Args& a) {
+  const int n = lane.size();
+  meet(lane);
+  const Range mine = block_of(a.bytes, a.block, lane.rank());
+  for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    const byte* from = a.in + begin;
+    auto dsts = lane.destinations();
+    int targets = 0;
+    for (int i = 0; i < n; ++i) {
+      byte* to = a.outputs[peer_at(lane, i)] + mine.begin + begin;
+      if (to != from) dsts[targets++] = {to, a.stream};
+    }
+    lane.move(dsts, targets, &from, 1, bytes);
+  }
+  meet(lane);
+}
+
+}  // namespace unisono

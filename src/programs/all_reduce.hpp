@@ -1,0 +1,92 @@
+// all_reduce: everyone gets the combination, in rank order, of everyone's input.
+#pragma once
+
+#include "lane/channel.hpp"
+#include "programs/all_gather.hpp"
+#include "programs/reduce_scatter.hpp"
+
+namespace unisono {
+
+// Everyone gets every input and combines it all: (n-1)·N bytes out of each rank, one step. In place is safe.
+template <class Channel>
+UNISONO_PROGRAM void all_reduce_one_shot(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
+  const int n = lane.size();
+  for (Rounds r(lane, a.bytes, channel.capacity()); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    for (int i = 1; i < n; ++i) channel.put(peer_at(lane, i), a.in + begin, bytes);
+    auto srcs = lane.sources();
+    for (int p = 0; p < n; ++p) srcs[p] = p == lane.rank() ? a.in + begin : channel.arrived(p, bytes);
+    const Dst to{a.out + begin, a.stream};
+    lane.move(&to, 1, srcs, n, bytes);
+    for (int i = 1; i < n; ++i) channel.release(peer_at(lane, i));
+  }
+}
+
+// I combine my shard of everyone's input and give everyone the sum (Rabenseifner's reduce-scatter and all-gather, fused so
+// that the sum is written once to all): 2·N·(n-1)/n bytes out of each rank, two steps. In place is safe.
+template <class Channel>
+UNISONO_PROGRAM void all_reduce_two_shot(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
+  const int n = lane.size(), me = lane.rank();
+  for (Rounds r(lane, a.bytes, channel.capacity() * static_cast<std::size_t>(n)); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    const std::size_t shard = shard_bytes(bytes, n);
+    for (int i = 1; i < n; ++i) {
+      const int p = peer_at(lane, i);
+      const Range s = block_of(bytes, shard, p);
+      channel.put(p, a.in + begin + s.begin, s.bytes);
+    }
+    const Range mine = block_of(bytes, shard, me);
+    auto srcs = lane.sources();
+    auto dsts = lane.destinations();
+    for (int p = 0; p < n; ++p) srcs[p] = p == me ? a.in + begin + mine.begin : channel.arrived(p, mine.bytes);
+    dsts[0] = {a.out + begin + mine.begin, a.stream};
+    for (int i = 1; i < n; ++i) dsts[i] = {channel.reserve(peer_at(lane, i))};
+    lane.move(dsts, n, srcs, n, mine.bytes);
+    for (int i = 1; i < n; ++i) {
+      channel.release(peer_at(lane, i));
+      channel.commit(peer_at(lane, i), mine.bytes);
+    }
+    for (int i = 1; i < n; ++i) {
+      const int p = peer_at(lane, n - i);
+      const Range s = block_of(bytes, shard, p);
+      channel.take(p, {a.out + begin + s.begin, a.stream}, s.bytes);
+    }
+  }
+}
+
+// The same on buffers that everyone reaches: n loads, one sum, n stores, no copy. In place is safe.
+template <class Lane>
+UNISONO_PROGRAM void all_reduce_two_shot_direct(Lane& lane, const Args& a) {
+  const int n = lane.size();
+  meet(lane);
+  const Range mine = block_of(a.bytes, shard_bytes(a.bytes, n), lane.rank());
+  for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    auto srcs = lane.sources();
+    auto dsts = lane.destinations();
+    for (int p = 0; p < n; ++p) {
+      srcs[p] = a.inputs[p] + mine.begin + begin;
+      dsts[p] = {a.outputs[p] + mine.begin + begin, a.stream};
+    }
+    lane.move(dsts, n, srcs, n, bytes);
+  }
+  meet(lane);
+}
+
+// The composition that every library has: a reduce_scatter into the output, then an all_gather in place.
+template <class Channel>
+UNISONO_PROGRAM void all_reduce_reduce_scatter_all_gather(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
+  Args shards = a;
+  shards.block = shard_bytes(a.bytes, lane.size());
+  byte* mine = a.out + block_of(a.bytes, shards.block, lane.rank()).begin;
+  shards.out = mine;
+  reduce_scatter_push(channel, shards);
+  shards.in = mine;
+  shards.out = a.out;
+  all_gather_push(channel, shards);
+}
+
+}  // namespace unisono

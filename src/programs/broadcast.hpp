@@ -1,0 +1,81 @@
+// broadcast: everyone gets the root's input.
+#pragma once
+
+#include "lane/channel.hpp"
+
+namespace unisono {
+
+// The root gives the whole to each: (n-1)·N bytes out of the root, one step.
+template <class Channel>
+UNISONO_PROGRAM void broadcast_push(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
+  const int n = lane.size();
+  for (Rounds r(lane, a.bytes, channel.capacity()); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    const byte* from = a.in + begin;
+    const Dst to{a.out + begin, a.stream};
+    if (lane.rank() != a.root) {
+      channel.take(a.root, to, bytes);
+      continue;
+    }
+    for (int i = 1; i < n; ++i) channel.put(peer_at(lane, i), from, bytes);
+    if (to.at != from) lane.move(&to, 1, &from, 1, bytes);
+  }
+}
+
+// The root gives each rank a shard, which that rank passes on to the others (van de Geijn's scatter and all-gather, by
+// rounds): N bytes out of the root, two steps. The root's own shard goes straight to everyone.
+template <class Channel>
+UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
+  const int n = lane.size(), me = lane.rank();
+  for (Rounds r(lane, a.bytes, channel.capacity() * static_cast<std::size_t>(n)); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    const std::size_t shard = shard_bytes(bytes, n);
+    const byte* from = a.in + begin;
+    byte* to = a.out + begin;
+    const Range mine = block_of(bytes, shard, me), roots = block_of(bytes, shard, a.root);
+    if (me == a.root) {
+      for (int i = 1; i < n; ++i) {
+        const int p = peer_at(lane, i);
+        const Range s = block_of(bytes, shard, p);
+        channel.put(p, from + s.begin, s.bytes);
+        channel.put(p, from + roots.begin, roots.bytes);
+      }
+      const Dst whole{to, a.stream};
+      if (to != from) lane.move(&whole, 1, &from, 1, bytes);
+      continue;
+    }
+    channel.take(a.root, {to + mine.begin}, mine.bytes);
+    for (int i = 1; i < n; ++i)
+      if (const int p = peer_at(lane, i); p != a.root) channel.put(p, to + mine.begin, mine.bytes);
+    channel.take(a.root, {to + roots.begin, a.stream}, roots.bytes);
+    for (int i = 1; i < n; ++i) {
+      const int p = peer_at(lane, n - i);
+      const Range s = block_of(bytes, shard, p);
+      if (p != a.root) channel.take(p, {to + s.begin, a.stream}, s.bytes);
+    }
+  }
+}
+
+// On buffers that everyone reaches: each rank reads its shard of the root's input once and writes it to every output.
+template <class Lane>
+UNISONO_PROGRAM void broadcast_direct(Lane& lane, const Args& a) {
+  const int n = lane.size();
+  meet(lane);
+  const Range mine = block_of(a.bytes, shard_bytes(a.bytes, n), lane.rank());
+  for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    const byte* from = a.inputs[a.root] + mine.begin + begin;
+    auto dsts = lane.destinations();
+    int targets = 0;
+    for (int i = 0; i < n; ++i) {
+      byte* to = a.outputs[peer_at(lane, i)] + mine.begin + begin;
+      if (to != from) dsts[targets++] = {to, a.stream};
+    }
+    lane.move(dsts, targets, &from, 1, bytes);
+  }
+  meet(lane);
+}
+
+}  // namespace unisono

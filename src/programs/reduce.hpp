@@ -1,0 +1,42 @@
+// reduce: the root gets the combination, in rank order, of everyone's input.
+#pragma once
+
+#include "lane/channel.hpp"
+
+namespace unisono {
+
+template <class Channel>
+UNISONO_PROGRAM void reduce_push(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
+  const int n = lane.size(), me = lane.rank();
+  for (Rounds r(lane, a.bytes, channel.capacity()); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    if (me != a.root) {
+      channel.put(a.root, a.in + begin, bytes);
+      continue;
+    }
+    auto srcs = lane.sources();
+    for (int p = 0; p < n; ++p) srcs[p] = p == me ? a.in + begin : channel.arrived(p, bytes);
+    const Dst to{a.out + begin, a.stream};
+    lane.move(&to, 1, srcs, n, bytes);
+    for (int i = 1; i < n; ++i) channel.release(peer_at(lane, i));
+  }
+}
+
+// On buffers that everyone reaches: each rank combines its shard and writes it to the root.
+template <class Lane>
+UNISONO_PROGRAM void reduce_direct(Lane& lane, const Args& a) {
+  const int n = lane.size();
+  meet(lane);
+  const Range mine = block_of(a.bytes, shard_bytes(a.bytes, n), lane.rank());
+  for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    auto srcs = lane.sources();
+    for (int p = 0; p < n; ++p) srcs[p] = a.inputs[p] + mine.begin + begin;
+    const Dst to{a.outputs[a.root] + mine.begin + begin, a.stream};
+    lane.move(&to, 1, srcs, n, bytes);
+  }
+  meet(lane);
+}
+
+}  // namespace unisono

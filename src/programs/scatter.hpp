@@ -1,0 +1,40 @@
+// scatter: rank r gets block r of the root's input.
+#pragma once
+
+#include "lane/channel.hpp"
+
+namespace unisono {
+
+// In place (the root's output is its block of its input) is safe.
+template <class Channel>
+UNISONO_PROGRAM void scatter_push(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
+  const int n = lane.size();
+  for (Rounds r(lane, a.block, channel.capacity()); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    const Dst to{a.out + begin, a.stream};
+    if (lane.rank() != a.root) {
+      channel.take(a.root, to, bytes);
+      continue;
+    }
+    auto at = [&](int p) { return a.in + block_of(a.bytes, a.block, p).begin + begin; };
+    for (int i = 1; i < n; ++i) channel.put(peer_at(lane, i), at(peer_at(lane, i)), bytes);
+    if (const byte* own = at(a.root); own != to.at) lane.move(&to, 1, &own, 1, bytes);
+  }
+}
+
+// On buffers that everyone reaches: each rank reads its block from the root.
+template <class Lane>
+UNISONO_PROGRAM void scatter_direct(Lane& lane, const Args& a) {
+  meet(lane);
+  const Range mine = block_of(a.bytes, a.block, lane.rank());
+  for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    const byte* from = a.inputs[a.root] + mine.begin + begin;
+    const Dst to{a.out + begin, a.stream};
+    if (to.at != from) lane.move(&to, 1, &from, 1, bytes);
+  }
+  meet(lane);
+}
+
+}  // namespace unisono

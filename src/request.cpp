@@ -1,0 +1,153 @@
+#include "request.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace unisono {
+namespace {
+
+bool combines(Collective c) {
+  return c == Collective::all_reduce || c == Collective::reduce || c == Collective::reduce_scatter;
+}
+bool rooted(Collective c) {
+  return c == Collective::reduce || c == Collective::broadcast || c == Collective::gather || c == Collective::scatter;
+}
+
+std::size_t bytes_of(const Call& call, std::size_t times) {
+  const std::size_t element = size_of(call.dtype) * times;
+  if (call.count > std::numeric_limits<std::size_t>::max() / 2 / element)
+    throw UsageError("a count of " + std::to_string(call.count) + " elements is more than memory can hold.");
+  return call.count * element;
+}
+
+void check_peer(std::string_view what, int peer, int rank, int ranks, bool self) {
+  if (peer < 0 || peer >= ranks)
+    throw UsageError(std::string(what) + " " + std::to_string(peer) + " is not a rank: there are ranks 0 to " +
+                     std::to_string(ranks - 1) + ".");
+  if (!self && peer == rank)
+    throw UsageError("rank " + std::to_string(rank) + " cannot send to itself alone: use send_recv, which copies.");
+}
+
+}  // namespace
+
+Request::Request(Collective what, const Call& c, int me, int n) : collective(what), call(&c), rank(me), ranks(n) {
+  if (rooted(what)) check_peer("root", c.root, me, n, true);
+  const bool root = me == c.root, whole = what == Collective::all_reduce || what == Collective::reduce || what == Collective::broadcast;
+  args.block = bytes_of(c, 1);
+  args.bytes = whole ? args.block : bytes_of(c, static_cast<std::size_t>(n));
+  args.in = static_cast<const byte*>(c.in);
+  args.out = static_cast<byte*>(c.out);
+  args.root = c.root;
+  in_bytes = out_bytes = args.block;
+  std::size_t at_in = 0, at_out = 0;  // where, from the other's begin, a buffer may lie within the other
+  const std::size_t mine = args.block * static_cast<std::size_t>(me);
+  switch (what) {
+    case Collective::all_gather: out_bytes = args.bytes, at_in = mine; break;
+    case Collective::gather: out_bytes = root ? args.bytes : 0, at_in = mine; break;
+    case Collective::reduce: out_bytes = root ? args.bytes : 0; break;
+    case Collective::broadcast: in_bytes = root ? args.bytes : 0; break;
+    case Collective::reduce_scatter: in_bytes = args.bytes, at_out = mine; break;
+    case Collective::scatter: in_bytes = root ? args.bytes : 0, at_out = mine; break;
+    case Collective::all_to_all: in_bytes = out_bytes = args.bytes; break;
+    default: break;
+  }
+  name_algorithm();
+  check_buffers(at_in, at_out);
+}
+
+Request::Request(const Call& c, int me, std::span<const std::size_t> sent, std::span<const std::size_t> received)
+    : collective(Collective::all_to_all_v), call(&c), rank(me), ranks(static_cast<int>(sent.size())) {
+  if (sent.size() != received.size()) throw UsageError("all_to_all_v takes as many send counts as receive counts, one for each rank.");
+  auto parts = [&](std::span<const std::size_t> counts, std::vector<Args::Part>& to) {
+    std::size_t total = 0;
+    for (const std::size_t count : counts) {
+      Call part = c;
+      part.count = count;
+      to.push_back({total, bytes_of(part, 1)});
+      total += to.back().bytes;
+    }
+    return total;
+  };
+  in_bytes = parts(sent, sends);
+  out_bytes = parts(received, receives);
+  args.in = static_cast<const byte*>(c.in);
+  args.out = static_cast<byte*>(c.out);
+  args.bytes = std::max(in_bytes, out_bytes);
+  args.sends = sends.data();
+  args.receives = receives.data();
+  if (in_place() && in_bytes > 0 && !std::equal(sent.begin(), sent.end(), received.begin()))
+    throw UsageError("all_to_all_v in place needs the same send and receive counts: give it another output.");
+  name_algorithm();
+  check_buffers(0, 0);
+}
+
+Request::Request(Collective what, const Call& c, int me, int n, int to, int from)
+    : collective(what), call(&c), rank(me), ranks(n) {
+  const bool both = what == Collective::send_recv;
+  if (to >= 0 || both) check_peer("destination", to, me, n, both);
+  if (from >= 0 || both) check_peer("source", from, me, n, both);
+  if (both && (to == me) != (from == me)) throw UsageError("send_recv with itself needs this rank as both destination and source.");
+  args.bytes = bytes_of(c, 1);
+  args.in = static_cast<const byte*>(c.in);
+  args.out = static_cast<byte*>(c.out);
+  in_bytes = what == Collective::recv ? 0 : args.bytes;
+  out_bytes = what == Collective::send ? 0 : args.bytes;
+  name_algorithm();
+  check_buffers(0, 0);
+}
+
+void Request::name_algorithm() {
+  if (call->algorithm.empty()) return;
+  std::string known;
+  for (const Algorithm one : Plan::algorithms(collective)) {
+    if (name_of(one) == call->algorithm) {
+      algorithm = one;
+      return;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(name_of(one));
+  }
+  throw UsageError(std::string(name_of(collective)) + " has no algorithm '" + std::string(call->algorithm) + "': use one of " + known + ".");
+}
+
+void Request::check_buffers(std::size_t at_in, std::size_t at_out) const {
+  if ((in_bytes > 0 && !args.in) || (out_bytes > 0 && !args.out))
+    throw UsageError(std::string(name_of(collective)) + " needs " + (args.in ? "an output" : "an input") + " buffer on this rank.");
+  if (in_bytes == 0 || out_bytes == 0) return;
+  const bool apart = args.in + in_bytes <= args.out || args.out + out_bytes <= args.in;
+  if (!apart && args.in + at_out != args.out + at_in)
+    throw UsageError("the input and the output of " + std::string(name_of(collective)) +
+                     " overlap without being in place (equal, or this rank's own block of the larger one): pass buffers "
+                     "that are in place or apart.");
+}
+
+Reached Request::reached_by_peers(int owner) const {
+  const std::size_t bytes = args.bytes, roots = owner == args.root ? bytes : 0;
+  switch (collective) {
+    case Collective::all_reduce: return {bytes, bytes};
+    case Collective::reduce: return {bytes, roots};
+    case Collective::broadcast: return {roots, bytes};
+    case Collective::gather: return {0, roots};
+    case Collective::reduce_scatter: return {bytes, 0};
+    case Collective::scatter: return {roots, 0};
+    default: return {0, bytes};  // all_gather, all_to_all
+  }
+}
+
+bool Ticket::matches(const Ticket& other) const {
+  if (collective != other.collective || dtype != other.dtype || algorithm != other.algorithm) return false;
+  if (combines(collective) && op != other.op) return false;
+  if (rooted(collective) && root != other.root) return false;
+  return collective == Collective::all_to_all_v || collective == Collective::barrier || count == other.count;
+}
+
+std::string Ticket::text() const {
+  std::string text(name_of(collective));
+  if (collective == Collective::barrier) return text;
+  if (combines(collective)) text += "(" + std::string(name_of(op)) + ")";
+  text += " of " + std::to_string(count) + (collective == Collective::empty ? " bytes" : " " + std::string(name_of(dtype)));
+  if (rooted(collective)) text += " with root " + std::to_string(root);
+  if (algorithm != Algorithm::automatic) text += " by " + std::string(name_of(algorithm));
+  return text;
+}
+
+}  // namespace unisono

@@ -1,0 +1,64 @@
+// A call as the core sees it: sizes in bytes, checked, and comparable with the other ranks' calls.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lane/lane.hpp"
+#include "plan.hpp"
+#include "symmetric.hpp"
+#include "unisono/communicator.hpp"
+
+namespace unisono {
+
+// The bytes of a rank's input and output that direct programs read and write from other ranks.
+struct Reached {
+  std::size_t in = 0, out = 0;
+};
+
+struct Request {
+  Collective collective;
+  const Call* call;
+  int rank, ranks;
+  Algorithm algorithm = Algorithm::automatic;  // as asked for
+  std::size_t in_bytes = 0, out_bytes = 0;     // of this rank's buffers; 0: it has none
+  Args args;
+
+  // Throws UsageError when the call is wrong by itself.
+  Request(Collective collective, const Call& call, int rank, int ranks);
+  Request(const Call& call, int rank, std::span<const std::size_t> sends, std::span<const std::size_t> receives);
+  Request(Collective collective, const Call& call, int rank, int ranks, int to, int from);
+
+  // Of the larger buffer of any rank: what the plan goes by.
+  std::size_t bytes() const { return args.bytes; }
+  bool in_place() const { return args.in == args.out; }
+
+  Reached reached_by_peers(int owner) const;
+
+  // The parts of all_to_all_v, which args points to.
+  std::vector<Args::Part> sends, receives;
+
+ private:
+  // Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out` bytes into the input.
+  void check_buffers(std::size_t at_in, std::size_t at_out) const;
+  void name_algorithm();
+};
+
+// What each rank tells the others of its call: one packet.
+struct Ticket {
+  Collective collective;
+  DType dtype;
+  Op op;
+  Algorithm algorithm;
+  std::int32_t root;
+  std::uint64_t count;
+  Place in, out;
+  bool in_place;
+
+  // Whether the call is the same up to the buffers.
+  bool matches(const Ticket& other) const;
+  std::string text() const;  // "all_reduce(sum) of 1024 f32"
+};
+static_assert(sizeof(Ticket) <= 56);
+
+}  // namespace unisono
