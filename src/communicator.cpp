@@ -10,6 +10,7 @@
 #include "group.hpp"
 #include "plan.hpp"
 #include "programs/send_recv.hpp"
+#include "rendezvous.hpp"
 #include "request.hpp"
 #include "symmetric.hpp"
 
@@ -65,10 +66,9 @@ class Communicator::Impl {
   void run(Request request) {
     const Turn turn(*this, request.collective);
     Args& args = request.args;
-    const bool by_parts = request.collective == Collective::all_to_all_v, asks = asks_for_places(request);
-    if (check_ && size() > 1 && by_parts) compare_parts(request);
-    if (check_ && size() > 1 && !by_parts && !asks) compare(exchange(request));
-    if (args.bytes == 0 && !by_parts) return;
+    const bool asks = asks_for_places(request);
+    if (check_ && size() > 1 && !asks) compare(exchange(request));
+    if (args.bytes == 0 && !asks) return;
     args.stream = request.out_bytes >= stream_bytes_;
     if (size() == 1) return copy(args.in, args.out, args.bytes);
     group_.lane().prepare(request.call->dtype, request.call->op);
@@ -79,20 +79,27 @@ class Communicator::Impl {
   void run_pair(Request request, int to, int from) {
     const Turn turn(*this, request.collective);
     if (check_) compare_pair(request, to, from);
-    if (request.args.bytes == 0) return;
-    request.args.stream = request.out_bytes >= stream_bytes_;
-    if (to == rank() && from == rank()) return copy(request.args.in, request.args.out, request.args.bytes);
-    const std::size_t sent = to < 0 ? 0 : request.args.bytes, received = from < 0 ? 0 : request.args.bytes;
-    HostThread& lane = group_.lane();
+    Args& args = request.args;
+    if (args.bytes == 0) return;
+    args.stream = request.out_bytes >= stream_bytes_;
+    if (to == rank() && from == rank()) return copy(args.in, args.out, args.bytes);
+    const std::size_t sent = to < 0 ? 0 : args.bytes, received = from < 0 ? 0 : args.bytes;
     // one table for both ends, whichever of send, recv and send_recv each has called
     Algorithm algorithm = request.algorithm;
-    if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, request.args.bytes, false);
-    if (is_packets(algorithm)) {
-      PacketChannel<HostThread> channel(lane);
-      send_recv_push(channel, to, sent, from, received, request.args);
+    if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, args.bytes, false);
+    if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
+    if (is_direct(algorithm)) {
+      const Place in = place(args.in, sent), out = place(args.out, received);
+      group_.lane().reach_far(!group_.one_process());
+      send_recv_direct(group_.lane(), to, in, sent, from, out, received, args, [this](const Place& place, int rank, std::size_t bytes) {
+        return reach(place, rank, bytes);
+      });
+    } else if (is_packets(algorithm)) {
+      PacketChannel<HostThread> channel(group_.lane());
+      send_recv_push(channel, to, sent, from, received, args);
     } else {
-      ChunkChannel<HostThread> channel(lane);
-      send_recv_push(channel, to, sent, from, received, request.args);
+      ChunkChannel<HostThread> channel(group_.lane());
+      send_recv_push(channel, to, sent, from, received, args);
     }
   }
 
@@ -151,13 +158,15 @@ class Communicator::Impl {
     bool failed;
   };
 
-  // Large calls of communicators that have symmetric memory (or one address space) first tell each other their buffers'
-  // places: where all are symmetric, the program is a direct one. Every rank decides this alike.
+  // Large calls first tell each other their buffers' places, wherever these may be within reach: if they are, the program is
+  // a direct one. Every rank decides this alike. all_to_all_v always does: no rank knows the others' sizes.
   bool asks_for_places(const Request& request) const {
-    if (size() == 1 || request.bytes() == 0 || request.collective == Collective::all_to_all_v) return false;
+    if (size() == 1) return false;
+    if (request.collective == Collective::all_to_all_v) return true;
+    if (request.bytes() == 0) return false;
     if (request.algorithm != Algorithm::automatic) return is_direct(request.algorithm);
-    return (symmetric_->ever() || group_.one_process()) &&
-           is_direct(plan_.choose(request.collective, request.bytes(), true));
+    return (symmetric_->ever() && is_direct(plan_.choose(request.collective, request.bytes(), true))) ||
+           (group_.reaches_all() && is_direct(plan_.choose(request.collective, request.bytes(), false)));
   }
 
   Algorithm plain(const Request& request) const {
@@ -170,7 +179,7 @@ class Communicator::Impl {
     ticket.collective = collective;
     ticket.dtype = call.dtype;
     ticket.op = call.op;
-    ticket.root = call.root;
+    ticket.root = static_cast<std::uint16_t>(call.root);
     ticket.count = count;
     return ticket;
   }
@@ -186,40 +195,54 @@ class Communicator::Impl {
 
   Place place(const byte* at, std::size_t bytes) const {
     if (bytes == 0) return {};
-    if (group_.one_process()) return {1, reinterpret_cast<std::uint64_t>(at)};
-    return symmetric_->find(at, bytes);
+    if (const Place found = symmetric_->find(at, bytes); found.allocation != Place::kNone) return found;
+    if (group_.reaches_all()) return {Place::kAddress, reinterpret_cast<std::uint64_t>(at)};
+    return {};
   }
   byte* reach(const Place& place, int rank, std::size_t bytes) {
-    if (group_.one_process()) return reinterpret_cast<byte*>(place.offset);
+    if (place.allocation == Place::kAddress && group_.reaches_all()) return group_.reach(rank, place.offset);
     if (byte* at = symmetric_->resolve(place, rank, bytes)) return at;
     group_.fail(Group::Kind::mismatch, "rank " + std::to_string(rank) + " announced a buffer outside its symmetric memory.");
   }
 
-  // Exchanges places; gives the direct algorithm, with every buffer's address, when all that it needs is within reach.
+  // Exchanges places; gives the plan's algorithm, and every buffer's address when that is a direct one.
   Algorithm meet_places(Request& request) {
-    const auto tickets = exchange(request);
-    compare(tickets);
-    inputs_.assign(tickets.size(), nullptr);
-    outputs_.assign(tickets.size(), nullptr);
-    bool all = true;
+    const bool by_parts = request.collective == Collective::all_to_all_v;
+    const auto tickets = by_parts ? exchange_parts(request) : exchange(request);
+    if (!by_parts) compare(tickets);
+    std::size_t bytes = request.bytes();
+    bool within_reach = true, symmetric = true;
     for (int r = 0; r < size(); ++r) {
       const Ticket& its = tickets[static_cast<std::size_t>(r)];
       const Reached needed = request.reached_by_peers(r);
-      all = all && (needed.in == 0 || its.in.allocation) && (needed.out == 0 || its.out.allocation);
+      for (const auto& [need, place] : {std::pair(needed.in, its.in), std::pair(needed.out, its.out)}) {
+        if (need == 0) continue;
+        within_reach = within_reach && place.allocation != Place::kNone;
+        symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
+      }
       // in place, a peer may overwrite a block before its owner has sent it
-      if (request.collective == Collective::all_to_all) all = all && !its.in_place;
-      if (!all) break;
+      if (by_parts || request.collective == Collective::all_to_all) within_reach = within_reach && !its.in_place;
+      if (by_parts) bytes = std::max<std::size_t>(bytes, its.total);
+    }
+    Algorithm algorithm = request.algorithm;
+    if (algorithm == Algorithm::automatic) algorithm = plan_.choose(request.collective, bytes, symmetric);
+    if (!is_direct(algorithm)) return algorithm;
+    if (!within_reach && request.algorithm == Algorithm::automatic) return Plan::staged(request.collective);
+    if (!within_reach)
+      throw UsageError(std::string(name_of(algorithm)) + " needs buffers from Communicator::empty on every rank, out of place " +
+                       "in an all_to_all: use them, or another algorithm.");
+    inputs_.assign(tickets.size(), nullptr);
+    outputs_.assign(tickets.size(), nullptr);
+    for (int r = 0; r < size(); ++r) {
+      const Ticket& its = tickets[static_cast<std::size_t>(r)];
+      const Reached needed = request.reached_by_peers(r);
       if (needed.in) inputs_[static_cast<std::size_t>(r)] = reach(its.in, r, needed.in);
       if (needed.out) outputs_[static_cast<std::size_t>(r)] = reach(its.out, r, needed.out);
     }
-    if (!all && is_direct(request.algorithm))
-      throw UsageError(std::string(name_of(request.algorithm)) + " needs buffers from Communicator::empty on every rank" +
-                       (request.collective == Collective::all_to_all ? ", out of place" : "") +
-                       ": use them, or another algorithm.");
-    if (!all) return plan_.choose(request.collective, request.bytes(), false);
     request.args.inputs = inputs_.data();
     request.args.outputs = outputs_.data();
-    return request.collective == Collective::all_reduce ? Algorithm::two_shot_direct : Algorithm::direct;
+    group_.lane().reach_far(!symmetric && !group_.one_process());
+    return algorithm;
   }
 
   // All the same, or one error that names two that differ, the same on every rank.
@@ -243,24 +266,36 @@ class Communicator::Impl {
     if (!mine.matches(its)) mismatch(rank(), mine, from, its);
   }
 
-  // In all_to_all_v each pair has a count of its own, which both of its ranks must give alike.
-  void compare_parts(const Request& request) {
+  // In all_to_all_v each pair has a count of its own, which both of its ranks must give alike, and each peer a place of its
+  // own in my output.
+  std::vector<Ticket> exchange_parts(const Request& request) {
     PacketChannel<HostThread> channel(group_.lane());
     const std::size_t element = size_of(request.call->dtype);
-    auto of = [&](const Args::Part& part) { return ticket(request.collective, *request.call, part.bytes / element); };
+    auto of = [&](const Args::Part& part, int p) {
+      const Args::Part& theirs = request.receives[static_cast<std::size_t>(p)];
+      Ticket ticket = this->ticket(request.collective, *request.call, part.bytes / element);
+      ticket.algorithm = request.algorithm;
+      ticket.out = place(request.args.out + theirs.offset, theirs.bytes);
+      ticket.total = request.bytes();
+      ticket.in_place = request.in_place();
+      return ticket;
+    };
+    std::vector<Ticket> tickets(static_cast<std::size_t>(size()));
+    tickets[static_cast<std::size_t>(rank())] = of(request.sends[static_cast<std::size_t>(rank())], rank());
     for (int i = 1; i < size(); ++i) {
       const int p = peer_at(group_.lane(), i);
-      const Ticket mine = of(request.sends[static_cast<std::size_t>(p)]);
+      const Ticket mine = of(request.sends[static_cast<std::size_t>(p)], p);
       channel.put(p, reinterpret_cast<const byte*>(&mine), sizeof mine);
     }
     for (int i = 1; i < size(); ++i) {
       const int p = peer_at(group_.lane(), i);
-      const Ticket expected = of(request.receives[static_cast<std::size_t>(p)]);
-      Ticket its;
+      const Ticket expected = of(request.receives[static_cast<std::size_t>(p)], p);
+      Ticket& its = tickets[static_cast<std::size_t>(p)];
       channel.take(p, {reinterpret_cast<byte*>(&its)}, sizeof its);
       if (!expected.matches(its) || expected.count != its.count) mismatch(rank(), expected, p, its);
     }
-    meet(group_.lane());  // whoever has not failed waits here for those who have
+    if (check_) meet(group_.lane());  // whoever has not failed waits here for those who have
+    return tickets;
   }
 
   static void copy(const byte* from, byte* to, std::size_t bytes) {

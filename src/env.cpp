@@ -29,6 +29,7 @@ Env read() {
   env.check = number("UNISONO_CHECK", 0, 0) != 0;
   env.chunk_bytes = static_cast<std::size_t>(number("UNISONO_CHUNK_BYTES", 0, 0));
   env.stream_bytes = static_cast<std::size_t>(number("UNISONO_STREAM_BYTES", 0, 0));
+  env.far = number("UNISONO_FAR", 1, 0) != 0;
   env.spins = static_cast<int>(number("UNISONO_SPINS", -1, -1));
   if (const char* isa = value_of("UNISONO_ISA")) env.instruction_set = isa;
   return env;

@@ -32,6 +32,7 @@ struct Hello {
   std::uint64_t machine = 0;  // boot and PID namespace: ranks that differ cannot share memory
   std::uint64_t chunk_bytes = 0;
   Segment::Handle segment;
+  std::uint64_t nonce_at = 0;    // where in its process the segment's nonce lies
   std::uint64_t cores[16] = {};  // on which the rank may run
 };
 
@@ -89,7 +90,8 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while
     : rank_(bootstrap.rank()),
       size_(bootstrap.size()),
       timeout_s_(timeout_s),
-      while_waiting_(std::move(while_waiting)) {
+      while_waiting_(std::move(while_waiting)),
+      own_pid_(::getpid()) {
   if (size_ < 1 || size_ > kMostRanks || rank_ < 0 || rank_ >= size_)
     throw UsageError("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
                      " is not possible: the rank is from 0 to size-1, the size from 1 to " + std::to_string(kMostRanks) + ".");
@@ -101,11 +103,13 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while
   mine.machine = this_machine();
   mine.chunk_bytes = layout.chunk_bytes;
   mine.segment = own->handle();
+  mine.nonce_at = reinterpret_cast<std::uint64_t>(&own->nonce());
   read_cores(mine.cores);
   const auto greetings = bootstrap.all_gather(std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
   if (greetings.size() != static_cast<std::size_t>(size_))
     throw UsageError("the bootstrap gave " + std::to_string(greetings.size()) + " greetings for " + std::to_string(size_) + " ranks.");
 
+  bool far = env().far;
   std::uint64_t cores[16] = {};
   std::set<std::uint64_t> segments;
   for (int r = 0; r < size_; ++r) {
@@ -113,7 +117,10 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while
     if (!segments.insert(hello.segment.nonce).second)
       throw UsageError("two ranks announce the same memory: give each rank its own number.");
     segments_.push_back(r == rank_ ? own : Segment::open(hello.segment, layout.bytes));
-    const bool thread = hello.segment.pid == ::getpid();
+    const bool thread = hello.segment.pid == own_pid_;
+    std::uint64_t nonce = 0;
+    far = far && (thread || (host::Far::read(hello.segment.pid, hello.nonce_at, &nonce, sizeof nonce) &&
+                             nonce == hello.segment.nonce));
     one_process_ = one_process_ && thread;
     pids_.push_back(hello.segment.pid);
     pidfds_.push_back(thread ? -1 : open_pidfd(hello.segment.pid));
@@ -124,16 +131,17 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while
 
   host::Patience patience;
   patience.crowded = size_ > available;
-  patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 4000;
+  patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 100000;
   patience.timeout = std::chrono::duration<double>(timeout_s);
   lane_ = std::make_unique<HostThread>(
-      rank_, layout, segments_, patience,
+      rank_, layout, segments_, host::Far(pids_, [this](int rank, int error) { unreachable(rank, error); }), patience,
       HostThread::Watch{[this](int peer, const std::function<bool()>& arrived) { interrupted(peer, arrived); },
                         [this](int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
                           late(peer, slot, expected, seen);
                         }});
   // Nobody may be gone before everyone has mapped everyone's memory: only then is each rank's own end of it dispensable.
-  bootstrap.all_gather("mapped");
+  far_ = true;
+  for (const std::string& its : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && its == "far";
 }
 
 Group::~Group() {
@@ -153,7 +161,7 @@ std::string Group::where() const {
 
 bool Group::dead(int rank) const {
   const auto r = static_cast<std::size_t>(rank);
-  if (pids_[r] == ::getpid()) return false;
+  if (pids_[r] == own_pid_) return false;
   if (pidfds_[r] < 0) return ::kill(pids_[r], 0) != 0 && errno == ESRCH;  // a kernel without pidfd_open
   pollfd ended{pidfds_[r], POLLIN, 0};
   return ::poll(&ended, 1, 0) > 0;
@@ -179,8 +187,17 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
   }
 }
 
+void Group::unreachable(int rank, int error) {
+  check();
+  if (error == ESRCH || dead(rank))
+    fail(Kind::peer_lost, "rank " + std::to_string(rank) + " (process " + std::to_string(pids_[static_cast<std::size_t>(rank)]) +
+                              ") has died; noticed in " + where() + ": look at that process's own output, then start the ranks again.");
+  fail(Kind::resource, "the buffer of rank " + std::to_string(rank) + " could not be reached in " + where() + " (" +
+                           std::strerror(error) + "): see that it is as large as the call says, or set UNISONO_FAR=0.");
+}
+
 void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
-  constexpr const char* slots[kSlots] = {"meet", "chunk", "chunk_credit", "packet"};
+  constexpr const char* slots[kSlots] = {"meet", "chunk", "chunk_credit", "packet", "reply"};
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", timeout_s_);
   fail(Kind::timeout, where() + " has waited " + seconds + " s for rank " + std::to_string(peer) + " (slot " +

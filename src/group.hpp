@@ -23,7 +23,15 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
   HostThread& lane() { return *lane_; }
-  bool one_process() const { return one_process_; }  // every rank is a thread of this process
+
+  // Whether a rank's plain pointers are within every rank's reach: as they are, for threads of one process, or as far
+  // addresses, where the kernel lets every rank copy from and to every other's memory. The same on every rank.
+  bool one_process() const { return one_process_; }
+  bool reaches_all() const { return one_process_ || far_; }
+  byte* reach(int rank, std::uint64_t address) const {
+    return pids_[static_cast<std::size_t>(rank)] == own_pid_ ? reinterpret_cast<byte*>(address)
+                                                             : host::far_address(rank, address);
+  }
 
   // What is running, for the text of errors.
   void doing(std::string_view what, std::uint64_t call) {
@@ -74,6 +82,7 @@ class Group {
   Board& board(int rank) const { return *reinterpret_cast<Board*>(segments_[static_cast<std::size_t>(rank)]->data()); }
   [[noreturn]] void raise_failure() const;
   void interrupted(int peer, const std::function<bool()>& arrived);
+  [[noreturn]] void unreachable(int rank, int error);
   void late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen);
   std::string where() const;
   bool dead(int rank) const;
@@ -84,7 +93,8 @@ class Group {
   bool left_ = false;
   std::string_view doing_ = "init";
   std::uint64_t call_ = 0;
-  bool one_process_ = true;
+  bool one_process_ = true, far_ = false;
+  int own_pid_;
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<int> pidfds_;  // of the other processes; -1: a thread of this one
   std::vector<int> pids_;

@@ -30,10 +30,6 @@ std::vector<Algorithm> Plan::algorithms(Collective collective) {
     case Collective::all_reduce:
       return {one_shot_packets, one_shot, two_shot_packets, two_shot, two_shot_direct, reduce_scatter_all_gather};
     case Collective::broadcast: return {push_packets, push, scatter_all_gather, direct};
-    case Collective::all_to_all_v:
-    case Collective::send:
-    case Collective::recv:
-    case Collective::send_recv: return {push_packets, push};
     case Collective::barrier:
     case Collective::empty: return {};
     default: return {push_packets, push, direct};
@@ -64,8 +60,7 @@ Plan::Plan(int ranks) {
 void Plan::set(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
     const auto known = algorithms(entry.collective);
-    if (std::find(known.begin(), known.end(), entry.algorithm) == known.end() ||
-        (is_direct(entry.algorithm) && !entry.symmetric))
+    if (std::find(known.begin(), known.end(), entry.algorithm) == known.end())
       throw UsageError("the plan table gives " + std::string(name_of(entry.collective)) + " the algorithm " +
                        std::string(name_of(entry.algorithm)) + ", which it cannot run: write the table again with `unisono tune`.");
   }
@@ -83,8 +78,7 @@ void Plan::set(const std::vector<Entry>& entries) {
 Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric) const {
   for (const Entry& entry : entries_)
     if (entry.collective == collective && entry.symmetric == symmetric && bytes <= entry.up_to_bytes) return entry.algorithm;
-  // a table without a last entry: the program that takes any size and any pointer
-  return collective == Collective::all_reduce ? Algorithm::two_shot : Algorithm::push;
+  return staged(collective);
 }
 
 }  // namespace unisono

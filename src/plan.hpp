@@ -43,7 +43,7 @@ class Plan {
  public:
   struct Entry {
     Collective collective;
-    bool symmetric;
+    bool symmetric;  // every buffer is; otherwise direct needs ranks that can copy from each other's memory
     std::size_t up_to_bytes;  // of the call's larger buffer; entries of a collective are in rising order
     Algorithm algorithm;
   };
@@ -53,6 +53,11 @@ class Plan {
   // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of its collective.
   void set(const std::vector<Entry>& entries);
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric) const;
+
+  // The program that takes any size and any pointer.
+  static Algorithm staged(Collective collective) {
+    return collective == Collective::all_reduce ? Algorithm::two_shot : Algorithm::push;
+  }
 
   // The algorithms of a collective, as they may be asked for by name.
   static std::vector<Algorithm> algorithms(Collective collective);

@@ -13,10 +13,15 @@ bool rooted(Collective c) {
   return c == Collective::reduce || c == Collective::broadcast || c == Collective::gather || c == Collective::scatter;
 }
 
+constexpr std::size_t kMostBytes = std::numeric_limits<std::size_t>::max() / 4;  // so that two sizes can be added
+
+[[noreturn]] void too_many(std::size_t count) {
+  throw UsageError("a count of " + std::to_string(count) + " elements is more than memory can hold: check the counts.");
+}
+
 std::size_t bytes_of(const Call& call, std::size_t times) {
   const std::size_t element = size_of(call.dtype) * times;
-  if (call.count > std::numeric_limits<std::size_t>::max() / 2 / element)
-    throw UsageError("a count of " + std::to_string(call.count) + " elements is more than memory can hold.");
+  if (call.count > kMostBytes / element) too_many(call.count);
   return call.count * element;
 }
 
@@ -65,9 +70,14 @@ Request::Request(const Call& c, int me, std::span<const std::size_t> sent, std::
       part.count = count;
       to.push_back({total, bytes_of(part, 1)});
       total += to.back().bytes;
+      if (total > kMostBytes) too_many(count);
     }
     return total;
   };
+  const auto own = static_cast<std::size_t>(me);
+  if (sent[own] != received[own])
+    throw UsageError("all_to_all_v: rank " + std::to_string(me) + " sends itself " + std::to_string(sent[own]) + " elements, but receives " +
+                     std::to_string(received[own]) + " from itself: give both the same count.");
   in_bytes = parts(sent, sends);
   out_bytes = parts(received, receives);
   args.in = static_cast<const byte*>(c.in);
@@ -126,9 +136,10 @@ Reached Request::reached_by_peers(int owner) const {
     case Collective::all_reduce: return {bytes, bytes};
     case Collective::reduce: return {bytes, roots};
     case Collective::broadcast: return {roots, bytes};
-    case Collective::gather: return {0, roots};
+    case Collective::gather: return {args.block, roots};
     case Collective::reduce_scatter: return {bytes, 0};
-    case Collective::scatter: return {roots, 0};
+    case Collective::scatter: return {roots, args.block};
+    case Collective::all_to_all_v: return {0, receives[static_cast<std::size_t>(owner)].bytes};
     default: return {0, bytes};  // all_gather, all_to_all
   }
 }

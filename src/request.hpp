@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lane/lane.hpp"
+#include "lane/host/host_thread.hpp"
 #include "plan.hpp"
 #include "symmetric.hpp"
 #include "unisono/communicator.hpp"
@@ -50,15 +50,16 @@ struct Ticket {
   DType dtype;
   Op op;
   Algorithm algorithm;
-  std::int32_t root;
-  std::uint64_t count;
-  Place in, out;
   bool in_place;
+  std::uint16_t root;
+  std::uint64_t count;
+  Place in, out;        // of the buffers; in all_to_all_v, out is the receiver's part for this peer
+  std::uint64_t total;  // all_to_all_v: bytes of the larger buffer
 
   // Whether the call is the same up to the buffers.
   bool matches(const Ticket& other) const;
   std::string text() const;  // "all_reduce(sum) of 1024 f32"
 };
-static_assert(sizeof(Ticket) <= 56);
+static_assert(sizeof(Ticket) <= HostThread::kPacketBytes);
 
 }  // namespace unisono

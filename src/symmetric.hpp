@@ -13,9 +13,10 @@
 
 namespace unisono {
 
-// A place in symmetric memory, the same for every rank up to its own base. `allocation` 0: not symmetric.
+// Where a buffer lies: `offset` bytes into a symmetric allocation, or at an address of its own process.
 struct Place {
-  std::uint32_t allocation = 0;
+  static constexpr std::uint32_t kNone = 0, kAddress = ~std::uint32_t{0};
+  std::uint32_t allocation = kNone;
   std::uint64_t offset = 0;
 };
 

@@ -25,8 +25,8 @@ namespace unisono {
 using byte = std::byte;
 
 // What a signal means. Counters of different slots are independent of each other.
-enum class Slot : int { meet, chunk, chunk_credit, packet_credit };
-inline constexpr int kSlots = 4;
+enum class Slot : int { meet, chunk, chunk_credit, packet_credit, reply };
+inline constexpr int kSlots = 5;
 
 // `stream`: nobody reads it soon, so it need not stay in the cache.
 struct Dst {

@@ -31,6 +31,7 @@ class Segment {
   std::byte* data() const { return data_ + kPage; }
   std::size_t bytes() const { return bytes_; }
   Handle handle() const;
+  const std::uint64_t& nonce() const { return head().nonce; }
 
   // Says to everyone who has mapped it that its owner needs it no more.
   void release() { head().released.store(1, std::memory_order_release); }

@@ -43,17 +43,19 @@ UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
   }
 }
 
-// On buffers that everyone reaches, out of place: I write to each rank its block.
+// On buffers that everyone reaches, out of place: I write to each rank its block. With sizes by pair, outputs[p] is where
+// rank p wants mine.
 template <class Lane>
 UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
-  const auto me = static_cast<std::size_t>(lane.rank());
   meet(lane);
   for (int i = 0; i < lane.size(); ++i) {
     const int p = peer_at(lane, i);
-    for (Rounds r(lane, a.block, lane.tile_bytes()); r.more(); r.next()) {
+    const auto sent = a.sends ? a.sends[p] : Args::Part{a.block * static_cast<std::size_t>(p), a.block};
+    byte* theirs = a.outputs[p] + (a.sends ? 0 : a.block * static_cast<std::size_t>(lane.rank()));
+    for (Rounds r(lane, sent.bytes, lane.tile_bytes()); r.more(); r.next()) {
       const auto [begin, bytes] = r.range();
-      const byte* from = a.in + a.block * static_cast<std::size_t>(p) + begin;
-      const Dst to{a.outputs[p] + a.block * me + begin, a.stream};
+      const byte* from = a.in + sent.offset + begin;
+      const Dst to{theirs + begin, a.stream};
       lane.move(&to, 1, &from, 1, bytes);
     }
   }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "lane/host/far.hpp"
 #include "lane/host/move.hpp"
 #include "lane/host/wait.hpp"
 #include "lane/lane.hpp"
@@ -33,7 +34,7 @@ class HostThread {
     std::function<void(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen)> late;
   };
 
-  HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments,
+  HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments, host::Far far,
              const host::Patience& patience, Watch watch);
 
   // The reduction that a move with several sources makes, for the next program.
@@ -46,9 +47,14 @@ class HostThread {
   std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
   static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
 
+  // Whether the programs that follow move between far addresses.
+  void reach_far(bool far) { far_operands_ = far; }
+
   void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
     if (bytes == 0) return;
-    if (n_srcs == 1) kernels_.copy(dsts, n_dsts, srcs[0], bytes);
+    if (far_operands_ && any_far(dsts, n_dsts, srcs, n_srcs))
+      far_.move(kernels_, reduce_, dsts, n_dsts, srcs, n_srcs, bytes);
+    else if (n_srcs == 1) kernels_.copy(dsts, n_dsts, srcs[0], bytes);
     else reduce_(dsts, n_dsts, srcs, n_srcs, bytes);
   }
 
@@ -59,6 +65,20 @@ class HostThread {
     const std::uint32_t expected = ++signals(peer).awaited[static_cast<int>(slot)];
     host::Line& mine = *line(rank_, slot, peer);
     if (!host::reached(mine, expected)) await(mine, expected, peer, slot);
+  }
+  // A signal that carries a note of up to kPacketBytes, readable until the peer's next one in that slot.
+  template <class Note>
+  void signal_note(int peer, Slot slot, const Note& note) {
+    static_assert(sizeof(Note) <= kPacketBytes);
+    std::memcpy(line(peer, slot, rank_)->payload, &note, sizeof note);
+    signal(peer, slot);
+  }
+  template <class Note>
+  Note wait_note(int peer, Slot slot) {
+    wait(peer, slot);
+    Note note;
+    std::memcpy(&note, line(rank_, slot, peer)->payload, sizeof note);
+    return note;
   }
   std::uint32_t signalled(int peer, Slot slot) { return signals(peer).signalled[static_cast<int>(slot)]; }
   std::uint32_t awaited(int peer, Slot slot) { return signals(peer).awaited[static_cast<int>(slot)]; }
@@ -97,6 +117,13 @@ class HostThread {
     return bases_[static_cast<std::size_t>(owner)] + layout_.chunks +
            (static_cast<std::size_t>(writer) * kChunks + index) * layout_.chunk_bytes;
   }
+  static bool any_far(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs) {
+    for (int d = 0; d < n_dsts; ++d)
+      if (host::is_far(dsts[d].at)) return true;
+    for (int s = 0; s < n_srcs; ++s)
+      if (host::is_far(srcs[s])) return true;
+    return false;
+  }
   byte* scratch(int index) { return scratch_.data() + static_cast<std::size_t>(index) * kScratch; }
   static std::uint32_t lap_of(std::uint64_t packet) { return static_cast<std::uint32_t>(packet / kPackets + 1); }
   void await(host::Line& line, std::uint32_t expected, int peer, Slot slot);
@@ -104,6 +131,8 @@ class HostThread {
   int rank_;
   Layout layout_;
   std::vector<std::shared_ptr<Segment>> segments_;
+  host::Far far_;
+  bool far_operands_ = false;
   host::Patience patience_;
   Watch watch_;
   const host::Kernels& kernels_;

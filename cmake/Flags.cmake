@@ -1,0 +1,25 @@
+# unisono_language: what everyone who compiles against the library shares; unisono_flags: our own code only.
+
+add_library(unisono_language INTERFACE)
+target_compile_features(unisono_language INTERFACE cxx_std_20)
+
+add_library(unisono_flags INTERFACE)
+target_compile_options(unisono_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror>
+  # g++ 12 warns wrongly on "text" + std::string (GCC bug 105651)
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>
+  # a fused multiply-add would round once where the portable code rounds twice: the bits would differ between machines
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
+)
+
+if(UNISONO_SANITIZE STREQUAL "thread")
+  set(sanitizers -fsanitize=thread)
+elseif(UNISONO_SANITIZE STREQUAL "address")
+  set(sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all)
+elseif(UNISONO_SANITIZE)
+  message(FATAL_ERROR "UNISONO_SANITIZE=${UNISONO_SANITIZE} is unknown: use thread or address.")
+endif()
+if(sanitizers)
+  add_compile_options(${sanitizers} -fno-omit-frame-pointer -g1)
+  add_link_options(${sanitizers})
+endif()

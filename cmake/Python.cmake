@@ -1,0 +1,22 @@
+# The extension unisono._core, and its type stub: in the wheel, and beside the sources for mypy and editors.
+
+find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
+find_package(nanobind CONFIG REQUIRED)
+
+nanobind_add_module(_core NB_STATIC NOMINSIZE
+  bindings/array.cpp
+  bindings/communicator.cpp
+  bindings/module.cpp
+)
+target_include_directories(_core PRIVATE src)
+target_compile_definitions(_core PRIVATE UNISONO_VERSION="${PROJECT_VERSION}")
+target_link_libraries(_core PRIVATE unisono unisono_flags)
+install(TARGETS _core LIBRARY DESTINATION . COMPONENT python)
+
+nanobind_add_stub(_core_stub
+  MODULE _core
+  OUTPUT ${PROJECT_SOURCE_DIR}/python/unisono/_core.pyi
+  PYTHON_PATH $<TARGET_FILE_DIR:_core>
+  DEPENDS _core
+)
+install(FILES ${PROJECT_SOURCE_DIR}/python/unisono/_core.pyi DESTINATION . COMPONENT python)

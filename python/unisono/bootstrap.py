@@ -1,0 +1,337 @@
+"""How the ranks of a run find each other: one call, an all_gather of bytes.
+
+A bootstrap is used to set a communicator up and to hand out symmetric memory, never to move a user's data.
+
+| started by             | bootstrap         | over                                        |
+|------------------------|-------------------|---------------------------------------------|
+| nothing                | `SingleBootstrap` | nothing: one rank                           |
+| `unisono run`          | `HubBootstrap`    | a socket inherited from the launcher        |
+| mpirun, mpiexec, srun  | `MpiBootstrap`    | mpi4py (bootstrap_mpi.py)                   |
+| torchrun               | `StoreBootstrap`  | a torch.distributed Store (bootstrap_store.py) |
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import math
+import os
+import signal
+import socket
+import stat
+import struct
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from .errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
+from .hub import MAX_PAYLOAD, Decoder, Frame, FrameError, Kind, encode
+from .launch import FD_VARIABLE, World
+
+__all__ = ["MAX_PAYLOAD", "Bootstrap", "HubBootstrap", "SingleBootstrap", "make"]
+
+_ANSWER_GRACE_S = 5.0  # how long past the deadline a rank waits for the launcher to say who is missing
+_PR_SET_PDEATHSIG = 1
+# Registered on import, so as to run after what communicators do at exit, which may still need a bootstrap.
+at_exit = contextlib.ExitStack()
+atexit.register(at_exit.close)
+
+
+@runtime_checkable
+class Bootstrap(Protocol):
+    """What a communicator needs to meet the other ranks; any object of this shape can be given to `make`."""
+
+    rank: int
+    size: int
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Give `data` (at most MAX_PAYLOAD bytes, lengths may differ), get one entry per rank, in rank order.
+
+        A collective call. Raises TimeoutError, PeerLostError, MismatchError or UnisonoError; afterwards the
+        bootstrap is of no more use.
+        """
+
+    def close(self) -> None:
+        """Release what the bootstrap holds. Idempotent."""
+
+
+class SingleBootstrap:
+    """One rank that is alone."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.size = 1
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """`[data]`."""
+        return [check_payload(data)]
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class HubBootstrap:
+    """Ranks started by `unisono run`: the launcher collects and hands out the bytes (hub.py has the format).
+
+    All bootstraps of a process share the launcher's socket, so that `init()` can be called more than once;
+    every rank must then do so in the same order, which the launcher checks.
+
+    Args:
+        rank, size: as the launcher gave them.
+        fd: the inherited socket, `UNISONO_BOOTSTRAP_FD`.
+        timeout_s: how long one all_gather waits for the last rank.
+    """
+
+    def __init__(self, rank: int, size: int, fd: int, timeout_s: float = 30.0) -> None:
+        self.rank = rank
+        self.size = size
+        self._timeout_s = check_timeout(timeout_s)
+        self._connection = _Connection.of(fd)
+        self._channel = self._connection.new_channel()
+        self._sequence = 0
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """See `Bootstrap.all_gather`; an error names the rank that is missing."""
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        timeout_ms = min(max(1, math.ceil(self._timeout_s * 1000)), 0xFFFFFFFF)
+        place = (self._channel, sequence)
+        message = encode(Kind.DATA, self.rank, place, check_payload(data), timeout_ms)
+        frames = self._connection.exchange(message, self.size, time.monotonic() + self._timeout_s)
+        for source, (header, _) in enumerate(frames):
+            if (header.rank, header.place) != (source, place):
+                raise self._connection.give_up(
+                    UnisonoError(
+                        f"the launcher answered out of order: {header}, wanted the bytes of rank {source}"
+                    )
+                )
+        return [payload for _, payload in frames]
+
+    def close(self) -> None:
+        """The socket stays open for the process's other bootstraps; the launcher sees the process end."""
+
+
+class _Connection:
+    """The socket to the launcher: one per process, used by one all_gather at a time."""
+
+    _all: dict[int, _Connection] = {}  # noqa: RUF012 - shared on purpose
+    _all_lock = threading.Lock()
+
+    def __init__(self, fd: int) -> None:
+        self._socket = _inherited_socket(fd)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._channels = 0
+        self._decoder = Decoder()
+        self._failure: UnisonoError | None = None
+
+    @classmethod
+    def of(cls, fd: int) -> _Connection:
+        with cls._all_lock:
+            if fd not in cls._all:
+                cls._all[fd] = cls(fd)
+                at_exit.callback(cls._all[fd].close)
+            return cls._all[fd]
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def new_channel(self) -> int:
+        with self._lock:
+            self._channels += 1
+            return self._channels - 1
+
+    def give_up(self, error: UnisonoError) -> UnisonoError:
+        """Remember `error`: every later call raises it, because the stream cannot be trusted any more."""
+        self._failure = self._failure or error
+        return error
+
+    def exchange(self, message: bytes, count: int, deadline: float) -> list[Frame]:
+        """Send one message, return the `count` DATA messages of the answer."""
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f"this process was forked from a rank (pid {self._pid}) and cannot speak for it: "
+                "call unisono.init() in the rank itself, or unset the UNISONO_* variables in its workers"
+            )
+        with self._lock:
+            if self._failure is not None:
+                raise type(self._failure)(*self._failure.args)
+            try:
+                return self._exchange(message, count, deadline)
+            except BaseException as error:  # also KeyboardInterrupt: half an answer may be left in the stream
+                text = f"an earlier all_gather did not finish: {error!r}"
+                self.give_up(error if isinstance(error, UnisonoError) else UnisonoError(text))
+                raise
+
+    def _exchange(self, message: bytes, count: int, deadline: float) -> list[Frame]:
+        frames: list[Frame] = []
+        try:
+            self._socket.settimeout(_left(deadline))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer below says why
+                self._socket.sendall(message)
+            while len(frames) < count:
+                self._socket.settimeout(_left(deadline + _ANSWER_GRACE_S))
+                data = self._socket.recv(1 << 16)
+                if not data:
+                    raise PeerLostError(
+                        "the launcher (`unisono run`) has ended: the ranks cannot meet without it"
+                    )
+                for frame in self._decoder.feed(data):
+                    if frame.header.kind is not Kind.DATA:
+                        raise frame.header.kind.error(frame.payload.decode("utf-8", "replace"))
+                    frames.append(frame)
+        except FrameError as error:
+            raise UnisonoError(f"the launcher sent what is no Unisono message: {error}") from error
+        except OSError as error:
+            if isinstance(error, UnisonoError):
+                raise
+            if isinstance(error, socket.timeout):
+                raise TimeoutError("the launcher (`unisono run`) did not answer: is it stopped?") from None
+            raise PeerLostError(f"the connection to the launcher (`unisono run`) broke: {error}") from error
+        if len(frames) > count or self._decoder.partial:
+            raise UnisonoError("the launcher sent more than one answer")
+        return frames
+
+
+def make(
+    world: World,
+    bootstrap: object | None = None,
+    timeout_s: float = 30.0,
+    env: Mapping[str, str] | None = None,
+) -> Bootstrap:
+    """The bootstrap for this process.
+
+    Args:
+        world: where this process is, from `launch.from_env` or from the user's explicit rank and size.
+        bootstrap: None to follow `world.launcher`; or an mpi4py intracommunicator, a torch.distributed Store
+            (any object with `set(key, bytes)` and a blocking `get(key) -> bytes`), or an object with the
+            `Bootstrap` protocol. A communicator or protocol object decides rank and size itself (it may be a
+            part of the world); where the user gave them explicitly as well they must agree.
+        timeout_s: seconds that one all_gather waits for the last rank, above 0.
+        env: the environment to read addresses from, default `os.environ`.
+
+    Raises UsageError when the run cannot be joined as it was started; the message says what to do.
+    """
+    timeout_s = check_timeout(timeout_s)
+    if bootstrap is not None:
+        return _from_object(world, bootstrap, timeout_s)
+    env = os.environ if env is None else env
+    if world.launcher == "unisono":
+        return HubBootstrap(world.rank, world.size, _fd(env), timeout_s)
+    if world.size == 1:
+        return SingleBootstrap()
+    if world.launcher == "torchrun":
+        from .bootstrap_store import from_torchrun
+
+        return from_torchrun(world, timeout_s, env)
+    if world.launcher in ("openmpi", "mpich", "slurm"):
+        from .bootstrap_mpi import from_launcher
+
+        return from_launcher(world, timeout_s)
+    raise UsageError(
+        f"rank {world.rank} of {world.size} does not know how to reach the others: give init() bootstrap= "
+        "(an mpi4py communicator or a torch.distributed Store), or start the program with `unisono run`, "
+        "mpirun, srun or torchrun"
+    )
+
+
+def _from_object(world: World, given: object, timeout_s: float) -> Bootstrap:
+    mpi = sys.modules.get("mpi4py.MPI")
+    made: Bootstrap
+    if mpi is not None and isinstance(given, mpi.Comm):
+        from .bootstrap_mpi import MpiBootstrap
+
+        made = MpiBootstrap(given, timeout_s)
+    elif callable(getattr(given, "all_gather", None)) and hasattr(given, "rank") and hasattr(given, "size"):
+        if not isinstance(given, Bootstrap):
+            raise UsageError(
+                f"bootstrap= is a {type(given).__name__} without close(): add it (Bootstrap protocol)"
+            )
+        made = given
+    elif callable(getattr(given, "set", None)) and callable(getattr(given, "get", None)):
+        from .bootstrap_store import StoreBootstrap
+
+        if world.launcher == "none":
+            raise UsageError(
+                "a Store does not know the ranks: call init(rank=..., size=..., bootstrap=store)"
+            )
+        return StoreBootstrap(given, world.rank, world.size, timeout_s)
+    else:
+        raise UsageError(
+            f"bootstrap= is a {type(given).__name__}: give an mpi4py communicator, a torch.distributed "
+            "Store, or an object with rank, size, all_gather(bytes) and close()"
+        )
+    rank, size = made.rank, made.size
+    if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
+        raise UsageError(f"bootstrap= says rank {rank!r} of {size!r}: rank must be from 0 to size - 1")
+    if world.launcher == "explicit" and (world.rank, world.size) != (rank, size):
+        raise UsageError(
+            f"init() was given rank {world.rank} of {world.size}, its bootstrap= says rank {rank} of {size}: "
+            "leave rank and size out"
+        )
+    return made
+
+
+def check_payload(data: bytes) -> bytes:
+    """`data` as bytes, or UsageError when it is above MAX_PAYLOAD."""
+    if len(data) > MAX_PAYLOAD:
+        raise UsageError(f"an all_gather of the bootstrap takes at most {MAX_PAYLOAD} bytes, not {len(data)}")
+    return bytes(data)
+
+
+def check_timeout(timeout_s: float) -> float:
+    """`timeout_s`, or UsageError when it is not a finite number above 0."""
+    if not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise UsageError(f"timeout_s is {timeout_s}: give seconds above 0")
+    return float(timeout_s)
+
+
+def _left(deadline: float) -> float:
+    """Seconds until `deadline`, never 0, which would mean 'do not block' to a socket."""
+    return max(deadline - time.monotonic(), 1e-3)
+
+
+def _fd(env: Mapping[str, str]) -> int:
+    text = env.get(FD_VARIABLE, "")
+    if not (text.isascii() and text.isdecimal() and len(text) < 8 and int(text) > 2):
+        raise UsageError(
+            f"UNISONO_RANK is set, but {FD_VARIABLE}={text!r} is no file descriptor of a launcher: "
+            "start the program with `unisono run`, or unset the UNISONO_* variables"
+        )
+    return int(text)
+
+
+def _inherited_socket(fd: int) -> socket.socket:
+    """The launcher's socket. Ties this process's life to the launcher's when that is its parent."""
+    wrong = UsageError(
+        f"{FD_VARIABLE}={fd} is not the launcher's socket here: this is probably a child of a rank, which "
+        "does not inherit it; call unisono.init() in the rank, or unset the UNISONO_* variables for the child"
+    )
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise wrong
+        connection = socket.socket(fileno=fd)
+    except OSError as error:
+        raise wrong from error
+    try:
+        if (connection.family, connection.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
+            raise wrong
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except BaseException:
+        connection.detach()  # not ours: leave the descriptor as it was
+        raise
+    os.set_inheritable(fd, False)
+    _die_with_parent(struct.unpack("3i", credentials)[0])
+    return connection
+
+
+def _die_with_parent(launcher: int) -> None:
+    """Have the kernel kill this process when the launcher ends, also by SIGKILL: no rank is left behind."""
+    if launcher != os.getppid():
+        return  # started through a shell or a container: the launcher ends the process group instead
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise ResourceError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if launcher != os.getppid():
+        raise PeerLostError("the launcher (`unisono run`) has ended: the ranks cannot meet without it")

@@ -1,0 +1,389 @@
+"""`unisono run`: start the ranks of a run as processes of this machine, and end them all.
+
+The launcher is also the hub through which the ranks meet (hub.py): each rank inherits one end of a socket
+pair, so that there is no server, no port and no file. The launcher sleeps in one selector over the sockets,
+the ranks' pidfds and its signals; it takes no time from the ranks.
+
+Each rank leads a process group of its own. A signal therefore reaches a rank once, through the launcher,
+whether it came from the terminal or from `kill`; and at the end the whole group goes, with whatever the rank
+had started. Ranks are reaped last, so that their group's number cannot be given to anyone else before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from .errors import ResourceError, UsageError
+from .hub import HEADER_BYTES, MAX_PAYLOAD, Hub
+
+__all__ = ["FD_VARIABLE", "RANK_VARIABLE", "SIZE_VARIABLE", "run_command", "run_local"]
+
+RANK_VARIABLE = "UNISONO_RANK"
+SIZE_VARIABLE = "UNISONO_SIZE"
+FD_VARIABLE = "UNISONO_BOOTSTRAP_FD"
+_MAX_RANKS = 4096
+_PIECE = 1 << 16  # bytes read from a rank at once
+_PIECES = (MAX_PAYLOAD + HEADER_BYTES) // _PIECE + 2  # enough for one whole message
+_TICK_S = 0.1  # between two looks at the ranks where the kernel has no pidfd
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+# What another launcher told this process is not true for the ranks that it starts.
+_FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_FOREIGN_TORCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+def run_command(n: int, argv: Sequence[str], *, grace_s: float = 10.0) -> int:
+    """What `unisono run -n N ARGV...` does: like `run_local`, for what a user types.
+
+    A program that ends in .py, and `-m module`, run under this Python. Returns the exit code for the shell.
+    """
+    if not argv:
+        raise UsageError("there is nothing to run: give a program, as in `unisono run -n 4 train.py`")
+    if argv[0] == "-m" and len(argv) == 1:
+        raise UsageError("-m needs the name of a module, as in `unisono run -n 4 -m package.train`")
+    python = [sys.executable] if argv[0].endswith(".py") or argv[0] == "-m" else []
+    return run_local(n, [*python, *argv], grace_s=grace_s)
+
+
+def run_local(
+    n: int,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    grace_s: float = 10.0,
+    kill_s: float = 5.0,
+) -> int:
+    """Run `argv` as `n` ranks on this machine and wait for all of them.
+
+    Rank 0 gets standard input unless that is a terminal; output goes where this process's goes. When a rank
+    fails, the others have `grace_s` seconds to notice and end, then get SIGTERM, and after `kill_s` more
+    SIGKILL; one line on stderr names the rank. SIGINT, SIGTERM, SIGHUP and Ctrl-Z are passed on to the ranks
+    (when called from the main thread). After one SIGINT the ranks may take as long as they like to save their
+    work; a second one means SIGTERM.
+
+    Args:
+        n: number of ranks, 1 to 4096.
+        argv: program and arguments; no shell.
+        env: environment of the ranks, default this process's; rank variables of other launchers are left out.
+        grace_s, kill_s: seconds, see above.
+
+    Returns:
+        0 if every rank returned 0, else the exit code of the rank that failed first, 128 + signal if one
+        killed it.
+
+    Raises:
+        UsageError: n is out of range, or the program cannot be started.
+        ResourceError: the machine has no room for so many processes or sockets.
+    """
+    if not 1 <= n <= _MAX_RANKS:
+        raise UsageError(f"the number of ranks is {n}: give 1 to {_MAX_RANKS}")
+    if not argv:
+        raise UsageError("there is nothing to run: argv is empty")
+    run = _Run(n, grace_s, kill_s)
+    with _signals(run), run:  # in this order: a signal must not interrupt the clearing up
+        run.start(list(argv), dict(os.environ if env is None else env))
+        return run.wait()
+
+
+class _Rank:
+    """One process, the launcher's end of its socket, and its pidfd."""
+
+    def __init__(self, number: int, argv: list[str], env: dict[str, str]) -> None:
+        self.number = number
+        self.status: int | None = None  # as subprocess: negative for a signal
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.pidfd = -1
+        try:
+            self.socket.setblocking(False)
+            env = {**env, RANK_VARIABLE: str(number), FD_VARIABLE: str(theirs.fileno())}
+            stdin = None if number == 0 and not _stdin_is_terminal() else subprocess.DEVNULL
+            self.process = subprocess.Popen(
+                argv, env=env, stdin=stdin, pass_fds=[theirs.fileno()], process_group=0
+            )
+        except BaseException:
+            self.socket.close()
+            raise
+        finally:
+            theirs.close()
+        with contextlib.suppress(AttributeError, OSError):
+            self.pidfd = os.pidfd_open(self.process.pid)
+
+    def look(self) -> bool:
+        """Whether the process has ended, now for the first time. Does not reap it."""
+        if self.status is not None:
+            return False
+        try:
+            info = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        except (
+            ChildProcessError
+        ):  # someone else in this process reaped it: its number may be another's by now
+            self.process.returncode = self.status = 1
+            return True
+        if info is not None:
+            self.status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+        return info is not None
+
+    def receive(self) -> bytes | None:
+        """Bytes from the rank; empty at the end of the stream, None if there are none now."""
+        try:
+            return self.socket.recv(_PIECE)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def stop_listening(self) -> None:
+        """Take no more bytes, and drop those that are here: a full socket would keep the rank waiting."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RD)
+        while self.receive():
+            pass
+
+    def wait_briefly(self) -> None:
+        """Give a process that has closed its socket a moment to be gone."""
+        if self.pidfd >= 0:
+            poll = select.poll()
+            poll.register(self.pidfd, select.POLLIN)
+            poll.poll(_TICK_S * 1000)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the rank's process group."""
+        if self.process.returncode is None:
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:  # it moved to a session of its own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.process.pid, number)
+            except PermissionError:  # setuid programs are not ours to end
+                pass
+
+    def close(self) -> None:
+        """Kill what is left of the group, then reap."""
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+        self.socket.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+
+    @property
+    def what_happened(self) -> str:
+        status = self.status or 0
+        if status >= 0:
+            return f"exited with status {status}"
+        try:
+            return f"was killed by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"was killed by signal {-status}"
+
+
+class _Run:
+    """The launcher's state; a context manager that leaves no process behind."""
+
+    def __init__(self, size: int, grace_s: float, kill_s: float) -> None:
+        self.received: deque[int] = deque()  # signals, from the handler to the loop
+        self.wake_reader, self.wake_writer = socket.socketpair()
+        self._hub = Hub(size)
+        self._size = size
+        self._grace_s = grace_s
+        self._kill_s = kill_s
+        self._ranks: list[_Rank] = []
+        self._selector = selectors.DefaultSelector()
+        self._failed: _Rank | None = None
+        self._interrupts = 0
+        self._stopping = False  # by a signal to the launcher
+        self._next: tuple[float, int] | None = None  # when to send which signal to all
+
+    def __enter__(self) -> _Run:
+        for end in (self.wake_reader, self.wake_writer):
+            end.setblocking(False)
+        self._selector.register(self.wake_reader, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self._ranks:
+            rank.signal(signal.SIGKILL)
+        for rank in self._ranks:
+            rank.close()
+        self._selector.close()
+        self.wake_reader.close()
+        self.wake_writer.close()
+
+    def start(self, argv: list[str], env: dict[str, str]) -> None:
+        kept = {k: v for k, v in env.items() if not k.startswith(_FOREIGN) and k not in _FOREIGN_TORCH}
+        kept[SIZE_VARIABLE] = str(self._size)
+        for number in range(self._size):
+            try:
+                rank = _Rank(number, argv, kept)
+            except OSError as error:
+                if error.filename is not None:  # the new process could not become the program
+                    raise UsageError(
+                        f"cannot start {argv[0]!r}: {error.strerror}; check the program's name"
+                    ) from error
+                text = f"cannot start rank {number} of {self._size}: {error.strerror}; start fewer ranks"
+                raise ResourceError(error.errno, text) from error
+            except ValueError as error:
+                raise UsageError(f"cannot start {argv[0]!r}: {error}") from error
+            self._ranks.append(rank)
+            self._selector.register(rank.socket, selectors.EVENT_READ, rank)
+            if rank.pidfd >= 0:
+                self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+
+    def wait(self) -> int:
+        """Serve the ranks until the last one has ended. Returns the exit code of the run."""
+        while any(rank.status is None for rank in self._ranks):
+            for key, mask in self._selector.select(self._timeout()):
+                if key.fileobj is self.wake_reader:
+                    self._handle_signals()
+                elif isinstance(key.data, _Rank) and key.fileobj is key.data.socket:
+                    self._serve(key.data, mask)
+            self._look()
+            self._hub.expire()
+            self._escalate()
+            for rank in self._ranks:
+                self._flush(rank)
+        status = 0 if self._failed is None else self._failed.status or 0
+        return status if status >= 0 else 128 - status
+
+    def _timeout(self) -> float | None:
+        times = [moment for moment in (self._hub.deadline, self._next and self._next[0]) if moment]
+        left = max(0.0, min(times) - time.monotonic()) if times else None
+        if all(rank.pidfd >= 0 for rank in self._ranks):
+            return left
+        return _TICK_S if left is None else min(left, _TICK_S)
+
+    def _serve(self, rank: _Rank, mask: int) -> None:
+        if not mask & selectors.EVENT_READ or not self._hub.listening(rank.number):
+            return
+        data = rank.receive()
+        if data:
+            self._hub.receive(rank.number, data)
+        elif data is not None:
+            rank.wait_briefly()  # so that the others hear how it ended, not only that it closed its socket
+            self._look()
+            if rank.status is None:
+                self._hub.lost(rank.number, "closed its connection to the launcher")
+
+    def _look(self) -> None:
+        """Note the ranks that have ended since the last look."""
+        ended = [rank for rank in self._ranks if rank.look()]
+        for rank in ended:
+            for _ in range(_PIECES):  # what it sent before it ended counts
+                data = rank.receive()
+                if not data:
+                    break
+                self._hub.receive(rank.number, data)
+            self._hub.lost(rank.number, rank.what_happened)
+            if rank.pidfd >= 0:
+                self._selector.unregister(rank.pidfd)  # it stays readable
+        failed = [rank for rank in ended if rank.status]
+        if failed and self._failed is None:  # of several, one that was killed is the likelier cause
+            self._failed = min(failed, key=lambda rank: ((rank.status or 0) > 0, rank.number))
+            self._report(self._failed)
+
+    def _report(self, failed: _Rank) -> None:
+        """Say which rank failed, and give the others their time."""
+        if self._stopping:
+            return  # the user knows, and decides
+        others = sum(rank.status is None for rank in self._ranks)
+        rest = f"; the {others} still running have {self._grace_s:g} s to end" if others else ""
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no stderr
+            sys.stderr.write(f"unisono run: rank {failed.number} {failed.what_happened}{rest}\n")
+            sys.stderr.flush()
+        self._next = (_soon(self._grace_s), signal.SIGTERM)
+
+    def _handle_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self.wake_reader.recv(_PIECE):
+                pass
+        while self.received:
+            number = self.received.popleft()
+            if number == signal.SIGTSTP:
+                self._send(signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                self._send(signal.SIGCONT)
+                continue
+            if number == signal.SIGINT:
+                self._interrupts += 1
+                number = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[min(self._interrupts, 3) - 1]
+            self._send(number)
+            self._stopping = True
+            self._next = None if number == signal.SIGINT else (_soon(self._grace_s), signal.SIGKILL)
+
+    def _escalate(self) -> None:
+        if self._next is not None and time.monotonic() >= self._next[0]:
+            number = self._next[1]
+            self._send(number)
+            self._next = (_soon(self._kill_s), signal.SIGKILL) if number == signal.SIGTERM else None
+
+    def _send(self, number: int) -> None:
+        for rank in self._ranks:
+            if rank.status is None:
+                rank.signal(number)
+
+    def _flush(self, rank: _Rank) -> None:
+        """Write what the hub has for `rank`, and listen to what can still matter."""
+        outbox = self._hub.outbox[rank.number]
+        if rank.status is not None:
+            outbox.clear()
+        if outbox:
+            try:
+                del outbox[: rank.socket.send(outbox)]
+            except BlockingIOError:
+                pass
+            except OSError:
+                outbox.clear()
+        mask = selectors.EVENT_READ if self._hub.listening(rank.number) else 0
+        mask |= selectors.EVENT_WRITE if outbox else 0
+        known = self._selector.get_map().get(rank.socket)
+        if known is None:
+            return
+        if known.events & ~mask & selectors.EVENT_READ:
+            rank.stop_listening()
+        if not mask:
+            self._selector.unregister(rank.socket)
+        elif known.events != mask:
+            self._selector.modify(rank.socket, mask, rank)
+
+
+@contextlib.contextmanager
+def _signals(run: _Run) -> Iterator[None]:
+    """Hand signals to the loop instead of raising in its middle. Does nothing outside the main thread."""
+
+    def hand_over(number: int, frame: FrameType | None) -> None:
+        run.received.append(number)
+        with contextlib.suppress(OSError):
+            run.wake_writer.send(b"\0")
+
+    before: dict[int, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in _FORWARDED:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means what it says
+                    before[number] = signal.signal(number, hand_over)
+        yield
+    finally:
+        for handled, handler in before.items():
+            signal.signal(handled, signal.SIG_DFL if handler is None else handler)
+
+
+def _soon(seconds: float) -> float:
+    return time.monotonic() + seconds
+
+
+def _stdin_is_terminal() -> bool:
+    try:
+        return os.isatty(0)
+    except OSError:
+        return False

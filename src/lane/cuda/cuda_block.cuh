@@ -1,0 +1,201 @@
+// The CUDA lane: one thread block is one worker of its rank. Block b of a rank speaks with block b of every other.
+//
+// Every thread of the block calls every verb, in the same order. What a verb leaves undone for the other threads' eyes is
+// settled by the verb that needs it: a barrier is paid where one is needed, not by each verb.
+#pragma once
+
+#include <type_traits>
+
+#include "lane/cuda/layout.hpp"
+#include "lane/cuda/memory.cuh"
+#include "lane/cuda/move.cuh"
+#include "lane/cuda/wait.cuh"
+#include "lane/lane.hpp"
+
+namespace unisono {
+
+// `Reduction` is what a move with several sources does: cuda::Bytes where a program only moves, else cuda::Combine<T, op>.
+template <class Reduction>
+class CudaBlock {
+ public:
+  static constexpr std::uint32_t kChunks = cuda::kChunks;
+  static constexpr std::uint32_t kPackets = cuda::kPackets;
+  static constexpr std::size_t kPacketBytes = cuda::kPacketBytes;
+
+  // What `sources` and `destinations` give. Apart from the lane, whose own members then stay in registers.
+  struct Arrays {
+    const byte* sources[cuda::kMaxRanks];
+    Dst destinations[cuda::kMaxRanks];
+  };
+
+  // Takes up the block's counters where the last kernel has left them; `finish` puts them back.
+  __device__ CudaBlock(const cuda::Context& context, Arrays& arrays)
+      : context_(context),
+        arrays_(arrays),
+        warps_(static_cast<int>(blockDim.x) / 32),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        thread_(static_cast<int>(threadIdx.x) % 32) {
+    if (thread_ < size()) mine_ = *counters(thread_);
+    lost_ = cuda::load_relaxed(&cuda::header(context_, rank())->failed) != 0;
+    pending_ = kWaits;
+  }
+  __device__ void finish() {
+    settle();
+    if (warp_ == 0 && thread_ < size()) *counters(thread_) = mine_;
+  }
+
+  __device__ int rank() const { return context_.rank; }
+  __device__ int size() const { return context_.layout.ranks; }
+  __device__ int worker() const { return static_cast<int>(blockIdx.x); }
+  __device__ int workers() const { return static_cast<int>(gridDim.x); }
+  __device__ std::size_t chunk_bytes() const { return context_.layout.chunk_bytes; }
+  __device__ std::size_t tile_bytes() const { return context_.tile_bytes; }
+
+  __device__ void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
+    if (pending_) settle();
+    if (failed_ || bytes == 0) return;
+    if constexpr (std::is_same_v<Reduction, cuda::Bytes>) cuda::copy(dsts, n_dsts, srcs[0], bytes);
+    else if (n_srcs == 1) cuda::copy(dsts, n_dsts, srcs[0], bytes);
+    else Reduction::run(dsts, n_dsts, srcs, n_srcs, bytes);
+    pending_ |= kMoves;
+  }
+
+  __device__ void signal(int peer, Slot slot) {
+    if (pending_) settle();
+    const std::uint32_t count = of(peer, mine_.signalled[static_cast<int>(slot)]) + 1;
+    if (thread_ == peer) ++mine_.signalled[static_cast<int>(slot)];
+    if (!failed_ && speaks_to(peer)) cuda::store_release(&flag(peer, slot, rank())->count, count);
+  }
+
+  // Only the thread that speaks to the peer polls, so that waits for several peers go on side by side; whoever reads what
+  // the peer has written settles first.
+  __device__ void wait(int peer, Slot slot) {
+    const std::uint32_t expected = of(peer, mine_.awaited[static_cast<int>(slot)]) + 1;
+    if (thread_ == peer) ++mine_.awaited[static_cast<int>(slot)];
+    if (!failed_ && speaks_to(peer) && !lost_)
+      lost_ = !cuda::await(&flag(rank(), slot, peer)->count, expected, cuda::Wait{context_, peer, slot});
+    __syncwarp();
+    pending_ |= kWaits;
+  }
+  __device__ std::uint32_t signalled(int peer, Slot slot) const { return of(peer, mine_.signalled[static_cast<int>(slot)]); }
+  __device__ std::uint32_t awaited(int peer, Slot slot) const { return of(peer, mine_.awaited[static_cast<int>(slot)]); }
+
+  // Several in a row read memory that nobody writes meanwhile: no barrier between them.
+  __device__ void put_packets(int peer, const byte* src, std::size_t bytes) {
+    if (pending_ & ~kPuts) settle();
+    const std::uint64_t first = of(peer, mine_.packets_sent);
+    const std::uint32_t count = packets_of(bytes);
+    if (thread_ == peer) mine_.packets_sent += count;
+    if (failed_) return;
+    cuda::Packet* ring = packets(peer, rank());
+    const bool whole = reinterpret_cast<std::uintptr_t>(src) % kPacketBytes == 0;
+    for (std::uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+      const std::size_t at = i * kPacketBytes, some = smaller(kPacketBytes, bytes - at);
+      std::uint64_t data = 0;
+      if (whole && some == kPacketBytes) data = *reinterpret_cast<const std::uint64_t*>(src + at);
+      else
+        for (std::size_t b = 0; b < some; ++b) data |= static_cast<std::uint64_t>(src[at + b]) << (8 * b);
+      const std::uint64_t lap = lap_of(first + i) << 32;
+      cuda::store_packet(&ring[(first + i) % kPackets], {lap | (data & 0xffffffffu), lap | data >> 32});
+    }
+    pending_ |= kPuts;
+  }
+
+  // Several in a row write apart from each other (pieces of an output, or `incoming` of several peers).
+  __device__ void take_packets(int peer, byte* dst, std::size_t bytes) {
+    if (pending_ & ~kTakes) settle();
+    const std::uint64_t first = of(peer, mine_.packets_taken);
+    const std::uint32_t count = packets_of(bytes);
+    if (thread_ == peer) mine_.packets_taken += count;
+    if (failed_) return;
+    const cuda::Packet* ring = packets(rank(), peer);
+    const bool whole = reinterpret_cast<std::uintptr_t>(dst) % kPacketBytes == 0;
+    constexpr int kFlight = 4;  // packets that a thread polls at a time
+    for (std::uint32_t i = threadIdx.x; i < count && !lost_; i += kFlight * blockDim.x) {
+      cuda::Packet got[kFlight];
+#pragma unroll
+      for (int u = 0; u < kFlight; ++u)
+        if (i + u * blockDim.x < count) got[u] = cuda::load_packet(&ring[(first + i + u * blockDim.x) % kPackets]);
+#pragma unroll
+      for (int u = 0; u < kFlight; ++u) {
+        const std::uint32_t number = i + u * blockDim.x;
+        if (number >= count) break;
+        const auto lap = static_cast<std::uint32_t>(lap_of(first + number));
+        if (!cuda::complete(got[u], lap) &&
+            !cuda::await(&ring[(first + number) % kPackets], got[u], lap, cuda::Wait{context_, peer, Slot::packet_credit}))
+          lost_ = true;
+        if (lost_) break;
+        const std::uint64_t data = got[u].low & 0xffffffffu | got[u].high << 32;
+        const std::size_t at = number * kPacketBytes, some = smaller(kPacketBytes, bytes - at);
+        if (whole && some == kPacketBytes) *reinterpret_cast<std::uint64_t*>(dst + at) = data;
+        else
+          for (std::size_t b = 0; b < some; ++b) dst[at + b] = static_cast<byte>(data >> (8 * b));
+      }
+    }
+    pending_ |= kTakes;
+  }
+  __device__ std::uint32_t packets_sent(int peer) const { return static_cast<std::uint32_t>(of(peer, mine_.packets_sent)); }
+  __device__ std::uint32_t packets_taken(int peer) const { return static_cast<std::uint32_t>(of(peer, mine_.packets_taken)); }
+
+  // Chunk `index` of the ring from me in the peer's memory, and of the ring from the peer in mine.
+  __device__ byte* chunk_at(int peer, std::uint32_t index) const { return chunk(peer, rank(), index); }
+  __device__ const byte* chunk_from(int peer, std::uint32_t index) const { return chunk(rank(), peer, index); }
+
+  // Room for one piece to and from a peer, for programs that look at packets as memory.
+  __device__ byte* outgoing(int peer) const { return scratch(2 * peer); }
+  __device__ byte* incoming(int peer) const { return scratch(2 * peer + 1); }
+
+  // Arrays of size() pointers, for the next move. Each thread has its own.
+  __device__ const byte** sources() { return arrays_.sources; }
+  __device__ Dst* destinations() { return arrays_.destinations; }
+
+ private:
+  // What has been done since the last barrier that other threads of the block may depend on.
+  enum Pending : unsigned { kPuts = 1, kTakes = 2, kMoves = 4, kWaits = 8 };
+
+  // Everything that any thread has done is visible to all, and a failure that one has seen is known to all.
+  __device__ void settle() {
+    failed_ = __syncthreads_or(lost_) != 0;
+    pending_ = 0;
+  }
+
+  // Counters are the same in every warp: thread p of each keeps those of peer p. `value` is taken from there.
+  template <class U>
+  __device__ static U of(int peer, U value) { return __shfl_sync(0xffffffffu, value, peer); }
+
+  // Peers are spread over the warps: threads of one warp would wait for each other.
+  __device__ bool speaks_to(int peer) const { return thread_ == 0 && warp_ == peer % warps_; }
+
+  __device__ static std::uint32_t packets_of(std::size_t bytes) {
+    return static_cast<std::uint32_t>((bytes + kPacketBytes - 1) / kPacketBytes);
+  }
+  __device__ static std::uint64_t lap_of(std::uint64_t packet) { return (packet / kPackets + 1) & 0xffffffffu; }
+
+  __device__ byte* at(int owner, std::size_t offset) const { return context_.bases[owner] + offset; }
+  __device__ std::size_t pair(int writer) const { return static_cast<std::size_t>(worker()) * size() + writer; }
+  __device__ cuda::Flag* flag(int owner, Slot slot, int writer) const {
+    return reinterpret_cast<cuda::Flag*>(at(owner, context_.layout.flags)) + pair(writer) * kSlots + static_cast<int>(slot);
+  }
+  __device__ cuda::Packet* packets(int owner, int writer) const {
+    return reinterpret_cast<cuda::Packet*>(at(owner, context_.layout.packets)) + pair(writer) * kPackets;
+  }
+  __device__ byte* chunk(int owner, int writer, std::uint32_t index) const {
+    return at(owner, context_.layout.chunks) + (pair(writer) * kChunks + index) * chunk_bytes();
+  }
+  __device__ byte* scratch(int index) const {
+    return at(rank(), context_.layout.scratch) + (pair(0) * 2 + index) * cuda::kScratch;
+  }
+  __device__ cuda::Counters* counters(int peer) const {
+    return reinterpret_cast<cuda::Counters*>(at(rank(), context_.layout.counters)) + pair(peer);
+  }
+
+  const cuda::Context& context_;
+  Arrays& arrays_;
+  int warps_, warp_, thread_;
+  cuda::Counters mine_{};
+  bool lost_;             // this thread has met a failure
+  bool failed_ = false;   // some thread had, at the last barrier
+  unsigned pending_;
+};
+
+}  // namespace unisono

@@ -1,0 +1,91 @@
+// What the host prepares for the CUDA lane, and what its blocks leave behind. Plain C++: host and device read it alike.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lane/lane.hpp"
+
+namespace unisono::cuda {
+
+inline constexpr int kMaxRanks = 8;                           // of one NVLink domain of one machine
+inline constexpr int kMaxThreads = 512;                       // of a block; blocks are whole warps, in one dimension
+inline constexpr std::uint32_t kChunks = 4;                   // chunks in the ring of a pair of blocks
+inline constexpr std::uint32_t kPackets = 4096;               // packets in the ring of a pair of blocks
+inline constexpr std::size_t kPacketBytes = 8;                // payload of a packet
+inline constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;  // room for one piece
+
+// Data and flag in two words of 64 bits, each of which is read and written whole: low half data, high half the lap.
+struct alignas(16) Packet {
+  std::uint64_t low, high;
+};
+static_assert(sizeof(Packet) == 2 * kPacketBytes);
+
+// A word that one block of a peer writes and one block of mine polls, in a sector of its own.
+struct alignas(32) Flag {
+  std::uint32_t count;
+};
+
+// How far a block is with one peer. It lives in device memory between kernels, so that a CUDA graph can be replayed.
+struct alignas(16) Counters {
+  std::uint32_t signalled[kSlots], awaited[kSlots];
+  std::uint64_t packets_sent, packets_taken;
+};
+
+// The head of each rank's scratch, in its device memory.
+struct Header {
+  std::uint32_t failed;   // any rank sets it on all: waits end, moves are left out, also in later kernels
+  std::uint32_t claimed;  // which of the rank's blocks writes the record
+};
+
+// In pinned host memory that the device has mapped; one for each rank.
+struct Failure {
+  std::uint32_t stage;  // 0: none, 2: readable (written last, with release at system scope)
+  std::uint32_t stop;   // the host sets it when a peer is lost: this rank's waits end
+  std::int32_t rank, peer, slot, block;
+  std::uint32_t expected, seen;
+};
+
+// A rank's scratch: device memory of `bytes` bytes, zeroed once, that every rank has mapped. The last two parts are the
+// rank's own. The same on every rank.
+struct Layout {
+  Layout() = default;
+  constexpr Layout(int n, int most_blocks, std::size_t chunk)
+      : ranks(n), blocks(most_blocks), chunk_bytes(round_up(chunk, kAlign)) {
+    const auto pairs = static_cast<std::size_t>(n) * static_cast<std::size_t>(most_blocks);
+    flags = round_up(sizeof(Header), 256);
+    packets = round_up(flags + pairs * kSlots * sizeof(Flag), 256);
+    chunks = round_up(packets + pairs * kPackets * sizeof(Packet), 256);
+    scratch = round_up(chunks + pairs * kChunks * chunk_bytes, 256);
+    counters = round_up(scratch + pairs * 2 * kScratch, 256);
+    bytes = round_up(counters + pairs * sizeof(Counters), 256);
+  }
+  int ranks = 0, blocks = 0;  // the most blocks that a kernel may have
+  std::size_t chunk_bytes = 0;
+  std::size_t flags = 0, packets = 0, chunks = 0, scratch = 0, counters = 0, bytes = 0;  // offsets, and the whole
+};
+
+// Where a kernel runs. Every rank launches the same kernel with the same grid, block and tile.
+struct Context {
+  int rank = 0;
+  Layout layout;
+  byte* bases[kMaxRanks] = {};    // every rank's scratch, as this device has it mapped
+  Failure* failure = nullptr;     // this rank's, as the device has it mapped
+  std::uint64_t timeout_ns = 0;   // deadline of every wait
+  std::size_t tile_bytes = 0;     // of direct programs; a multiple of kAlign
+};
+
+// The one parameter of every kernel.
+struct Launch {
+  Context context;
+  Args args;  // its arrays are taken from here:
+  const byte* inputs[kMaxRanks] = {};
+  byte* outputs[kMaxRanks] = {};
+  bool by_parts = false;  // all_to_all_v
+  Args::Part sends[kMaxRanks], receives[kMaxRanks];
+  int to = 0, from = 0;  // send_recv; 0 bytes leave that half out
+  std::size_t sent = 0, received = 0;
+};
+static_assert(sizeof(Launch) <= 4096);
+
+}  // namespace unisono::cuda
