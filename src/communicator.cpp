@@ -214,9 +214,9 @@ class Communicator::Impl {
     bool within_reach = true, symmetric = true;
     for (int r = 0; r < size(); ++r) {
       const Ticket& its = tickets[static_cast<std::size_t>(r)];
-      const Reached needed = request.reached_by_peers(r);
+      const Reached needed = by_parts ? Reached{its.total, 0} : request.reached_by_peers(r);
       for (const auto& [need, place] : {std::pair(needed.in, its.in), std::pair(needed.out, its.out)}) {
-        if (need == 0) continue;
+        if (need == 0 || place.allocation == Place::kAnywhere) continue;
         within_reach = within_reach && place.allocation != Place::kNone;
         symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
       }
@@ -275,9 +275,11 @@ class Communicator::Impl {
       const Args::Part& theirs = request.receives[static_cast<std::size_t>(p)];
       Ticket ticket = this->ticket(request.collective, *request.call, part.bytes / element);
       ticket.algorithm = request.algorithm;
+      // of the whole output, so that every rank decides alike; empty, it is no obstacle
+      ticket.in = request.out_bytes > 0 ? place(request.args.out, request.out_bytes) : Place{Place::kAnywhere, 0};
       ticket.out = place(request.args.out + theirs.offset, theirs.bytes);
       ticket.total = request.bytes();
-      ticket.in_place = request.in_place();
+      ticket.in_place = request.in_place() && request.out_bytes > 0;
       return ticket;
     };
     std::vector<Ticket> tickets(static_cast<std::size_t>(size()));

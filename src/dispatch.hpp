@@ -16,7 +16,7 @@ namespace unisono {
 
 // Programs that take any pointer, over packets or chunks.
 template <class Channel>
-UNISONO_PROGRAM void run_push(Channel channel, Collective collective, Algorithm algorithm, const Args& args) {
+void run_push(Channel channel, Collective collective, Algorithm algorithm, const Args& args) {
   using enum Algorithm;
   switch (collective) {
     case Collective::all_reduce:
@@ -37,7 +37,7 @@ UNISONO_PROGRAM void run_push(Channel channel, Collective collective, Algorithm 
 
 // Programs that reach into the peers' buffers.
 template <class Lane>
-UNISONO_PROGRAM void run_direct(Lane& lane, Collective collective, const Args& args) {
+void run_direct(Lane& lane, Collective collective, const Args& args) {
   switch (collective) {
     case Collective::all_reduce: return all_reduce_two_shot_direct(lane, args);
     case Collective::reduce: return reduce_direct(lane, args);
@@ -51,7 +51,7 @@ UNISONO_PROGRAM void run_direct(Lane& lane, Collective collective, const Args& a
 }
 
 template <class Lane>
-UNISONO_PROGRAM void run(Lane& lane, Collective collective, Algorithm algorithm, const Args& args) {
+void run(Lane& lane, Collective collective, Algorithm algorithm, const Args& args) {
   if (is_direct(algorithm)) return run_direct(lane, collective, args);
   if (is_packets(algorithm)) return run_push(PacketChannel<Lane>(lane), collective, algorithm, args);
   run_push(ChunkChannel<Lane>(lane), collective, algorithm, args);

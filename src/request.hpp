@@ -53,7 +53,7 @@ struct Ticket {
   bool in_place;
   std::uint16_t root;
   std::uint64_t count;
-  Place in, out;        // of the buffers; in all_to_all_v, out is the receiver's part for this peer
+  Place in, out;        // of the buffers; in all_to_all_v: of the whole output, and of its part for this peer
   std::uint64_t total;  // all_to_all_v: bytes of the larger buffer
 
   // Whether the call is the same up to the buffers.

@@ -16,6 +16,7 @@ namespace unisono {
 // Where a buffer lies: `offset` bytes into a symmetric allocation, or at an address of its own process.
 struct Place {
   static constexpr std::uint32_t kNone = 0, kAddress = ~std::uint32_t{0};
+  static constexpr std::uint32_t kAnywhere = kAddress - 1;  // it is empty
   std::uint32_t allocation = kNone;
   std::uint64_t offset = 0;
 };

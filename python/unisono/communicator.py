@@ -49,9 +49,10 @@ def init(
     """
     if (rank is None) != (size is None):
         raise UsageError("rank and size go together: give both, or neither.")
-    world = launch.from_env(os.environ)
     if rank is not None and size is not None:
         world = launch.World(rank, size, rank, size, "explicit")
+    else:
+        world = launch.from_env(os.environ)
     wait_s = timeout_s if timeout_s is not None else float(os.environ.get("UNISONO_TIMEOUT_S") or _DEFAULT_TIMEOUT_S)
     meeting = bootstraps.make(world, bootstrap, wait_s)
     communicator = Communicator(meeting, timeout_s, check)

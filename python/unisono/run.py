@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import selectors
 import signal
 import socket
@@ -37,6 +36,7 @@ FD_VARIABLE = "UNISONO_BOOTSTRAP_FD"
 _MAX_RANKS = 4096
 _PIECE = 1 << 16  # bytes read from a rank at once
 _PIECES = (MAX_PAYLOAD + HEADER_BYTES) // _PIECE + 2  # enough for one whole message
+_CLOSED_S = 2.0  # a rank closes its socket a moment before it is gone, a long one on a busy machine
 _TICK_S = 0.1  # between two looks at the ranks where the kernel has no pidfd
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 # What another launcher told this process is not true for the ranks that it starts.
@@ -151,13 +151,6 @@ class _Rank:
         while self.receive():
             pass
 
-    def wait_briefly(self) -> None:
-        """Give a process that has closed its socket a moment to be gone."""
-        if self.pidfd >= 0:
-            poll = select.poll()
-            poll.register(self.pidfd, select.POLLIN)
-            poll.poll(_TICK_S * 1000)
-
     def signal(self, number: int) -> None:
         """Send a signal to the rank's process group."""
         if self.process.returncode is None:
@@ -201,6 +194,7 @@ class _Run:
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
         self._failed: _Rank | None = None
+        self._closed: dict[_Rank, float] = {}  # ranks at the end of their stream, and when that means lost
         self._interrupts = 0
         self._stopping = False  # by a signal to the launcher
         self._next: tuple[float, int] | None = None  # when to send which signal to all
@@ -257,7 +251,8 @@ class _Run:
         return status if status >= 0 else 128 - status
 
     def _timeout(self) -> float | None:
-        times = [moment for moment in (self._hub.deadline, self._next and self._next[0]) if moment]
+        closed = [moment for rank, moment in self._closed.items() if self._hub.listening(rank.number)]
+        times = [moment for moment in (self._hub.deadline, self._next and self._next[0], *closed) if moment]
         left = max(0.0, min(times) - time.monotonic()) if times else None
         if all(rank.pidfd >= 0 for rank in self._ranks):
             return left
@@ -270,13 +265,10 @@ class _Run:
         if data:
             self._hub.receive(rank.number, data)
         elif data is not None:
-            rank.wait_briefly()  # so that the others hear how it ended, not only that it closed its socket
-            self._look()
-            if rank.status is None:
-                self._hub.lost(rank.number, "closed its connection to the launcher")
+            self._closed[rank] = _soon(_CLOSED_S)  # _look() will say how it ended, if it does so soon
 
     def _look(self) -> None:
-        """Note the ranks that have ended since the last look."""
+        """Note the ranks that have ended since the last look, or closed their socket without ending."""
         ended = [rank for rank in self._ranks if rank.look()]
         for rank in ended:
             for _ in range(_PIECES):  # what it sent before it ended counts
@@ -287,6 +279,9 @@ class _Run:
             self._hub.lost(rank.number, rank.what_happened)
             if rank.pidfd >= 0:
                 self._selector.unregister(rank.pidfd)  # it stays readable
+        for rank, moment in self._closed.items():
+            if time.monotonic() >= moment:
+                self._hub.lost(rank.number, "closed its connection to the launcher")
         failed = [rank for rank in ended if rank.status]
         if failed and self._failed is None:  # of several, one that was killed is the likelier cause
             self._failed = min(failed, key=lambda rank: ((rank.status or 0) > 0, rank.number))
@@ -344,7 +339,8 @@ class _Run:
                 pass
             except OSError:
                 outbox.clear()
-        mask = selectors.EVENT_READ if self._hub.listening(rank.number) else 0
+        open_ = self._hub.listening(rank.number) and rank not in self._closed
+        mask = selectors.EVENT_READ if open_ else 0
         mask |= selectors.EVENT_WRITE if outbox else 0
         known = self._selector.get_map().get(rank.socket)
         if known is None:

@@ -29,9 +29,10 @@ class CudaBlock {
   };
 
   // Takes up the block's counters where the last kernel has left them; `finish` puts them back.
-  __device__ CudaBlock(const cuda::Context& context, Arrays& arrays)
+  __device__ CudaBlock(const cuda::Context& context, Arrays& arrays, const Reduction& reduction)
       : context_(context),
         arrays_(arrays),
+        reduction_(reduction),
         warps_(static_cast<int>(blockDim.x) / 32),
         warp_(static_cast<int>(threadIdx.x) / 32),
         thread_(static_cast<int>(threadIdx.x) % 32) {
@@ -56,7 +57,7 @@ class CudaBlock {
     if (failed_ || bytes == 0) return;
     if constexpr (std::is_same_v<Reduction, cuda::Bytes>) cuda::copy(dsts, n_dsts, srcs[0], bytes);
     else if (n_srcs == 1) cuda::copy(dsts, n_dsts, srcs[0], bytes);
-    else Reduction::run(dsts, n_dsts, srcs, n_srcs, bytes);
+    else reduction_(dsts, n_dsts, srcs, n_srcs, bytes);
     pending_ |= kMoves;
   }
 
@@ -90,12 +91,8 @@ class CudaBlock {
     cuda::Packet* ring = packets(peer, rank());
     const bool whole = reinterpret_cast<std::uintptr_t>(src) % kPacketBytes == 0;
     for (std::uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
-      const std::size_t at = i * kPacketBytes, some = smaller(kPacketBytes, bytes - at);
-      std::uint64_t data = 0;
-      if (whole && some == kPacketBytes) data = *reinterpret_cast<const std::uint64_t*>(src + at);
-      else
-        for (std::size_t b = 0; b < some; ++b) data |= static_cast<std::uint64_t>(src[at + b]) << (8 * b);
-      const std::uint64_t lap = lap_of(first + i) << 32;
+      const std::uint64_t data = cuda::load_some(src, i * kPacketBytes, bytes, whole);
+      const std::uint64_t lap = static_cast<std::uint64_t>(lap_of(first + i)) << 32;
       cuda::store_packet(&ring[(first + i) % kPackets], {lap | (data & 0xffffffffu), lap | data >> 32});
     }
     pending_ |= kPuts;
@@ -119,17 +116,13 @@ class CudaBlock {
 #pragma unroll
       for (int u = 0; u < kFlight; ++u) {
         const std::uint32_t number = i + u * blockDim.x;
-        if (number >= count) break;
-        const auto lap = static_cast<std::uint32_t>(lap_of(first + number));
-        if (!cuda::complete(got[u], lap) &&
-            !cuda::await(&ring[(first + number) % kPackets], got[u], lap, cuda::Wait{context_, peer, Slot::packet_credit}))
-          lost_ = true;
-        if (lost_) break;
-        const std::uint64_t data = got[u].low & 0xffffffffu | got[u].high << 32;
-        const std::size_t at = number * kPacketBytes, some = smaller(kPacketBytes, bytes - at);
-        if (whole && some == kPacketBytes) *reinterpret_cast<std::uint64_t*>(dst + at) = data;
-        else
-          for (std::size_t b = 0; b < some; ++b) dst[at + b] = static_cast<byte>(data >> (8 * b));
+        if (number >= count || lost_) break;
+        const std::uint32_t lap = lap_of(first + number);
+        if (!cuda::complete(got[u], lap))
+          got[u] = cuda::await(&ring[(first + number) % kPackets], lap, {context_, peer, Slot::packet_credit});
+        lost_ = !cuda::complete(got[u], lap);
+        const std::uint64_t data = (got[u].low & 0xffffffffu) | got[u].high << 32;
+        if (!lost_) cuda::store_some(dst, number * kPacketBytes, bytes, whole, data);
       }
     }
     pending_ |= kTakes;
@@ -169,7 +162,7 @@ class CudaBlock {
   __device__ static std::uint32_t packets_of(std::size_t bytes) {
     return static_cast<std::uint32_t>((bytes + kPacketBytes - 1) / kPacketBytes);
   }
-  __device__ static std::uint64_t lap_of(std::uint64_t packet) { return (packet / kPackets + 1) & 0xffffffffu; }
+  __device__ static std::uint32_t lap_of(std::uint64_t packet) { return static_cast<std::uint32_t>(packet / kPackets + 1); }
 
   __device__ byte* at(int owner, std::size_t offset) const { return context_.bases[owner] + offset; }
   __device__ std::size_t pair(int writer) const { return static_cast<std::size_t>(worker()) * size() + writer; }
@@ -191,6 +184,7 @@ class CudaBlock {
 
   const cuda::Context& context_;
   Arrays& arrays_;
+  Reduction reduction_;
   int warps_, warp_, thread_;
   cuda::Counters mine_{};
   bool lost_;             // this thread has met a failure

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "lane/lane.hpp"
+#include "unisono/types.hpp"
 
 namespace unisono::cuda {
 
@@ -78,6 +79,8 @@ struct Context {
 // The one parameter of every kernel.
 struct Launch {
   Context context;
+  DType dtype = DType::f32;  // of what the program combines
+  Op op = Op::sum;
   Args args;  // its arrays are taken from here:
   const byte* inputs[kMaxRanks] = {};
   byte* outputs[kMaxRanks] = {};

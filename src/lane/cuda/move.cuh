@@ -17,6 +17,23 @@ __device__ inline bool aligned(const Dst* dsts, int n_dsts, const byte* const* s
   return all % to == 0;
 }
 
+// The payload of the packet that begins `at` bytes into a buffer of `bytes`; `whole`: its words are aligned.
+__device__ inline std::uint64_t load_some(const byte* src, std::size_t at, std::size_t bytes, bool whole) {
+  if (whole && bytes - at >= kPacketBytes) return *reinterpret_cast<const std::uint64_t*>(src + at);
+  std::uint64_t data = 0;
+#pragma unroll 1
+  for (std::size_t b = 0; b < smaller(kPacketBytes, bytes - at); ++b) data |= static_cast<std::uint64_t>(src[at + b]) << (8 * b);
+  return data;
+}
+__device__ inline void store_some(byte* dst, std::size_t at, std::size_t bytes, bool whole, std::uint64_t data) {
+  if (whole && bytes - at >= kPacketBytes) {
+    *reinterpret_cast<std::uint64_t*>(dst + at) = data;
+    return;
+  }
+#pragma unroll 1
+  for (std::size_t b = 0; b < smaller(kPacketBytes, bytes - at); ++b) dst[at + b] = static_cast<byte>(data >> (8 * b));
+}
+
 // Copies `count` words from word `begin` on, eight loads in flight in each thread.
 template <class Word>
 __device__ void copy_words(const Dst* dsts, int n_dsts, const byte* src, std::size_t begin, std::size_t count) {
@@ -91,24 +108,31 @@ __device__ void combine_packs(const Dst* dsts, int n_dsts, const byte* const* sr
 
 // Several sources, any number of destinations.
 template <class T, Op op>
-__device__ __noinline__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
+__device__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   constexpr std::size_t kWide = sizeof(uint4) / sizeof(T);
   const std::size_t count = bytes / sizeof(T);
   std::size_t whole = 0;  // elements that have gone in packs
   if (aligned(dsts, n_dsts, srcs, n_srcs, sizeof(uint4))) {
-    if (n_srcs == 2) combine_packs<T, op, kWide, 2, 4>(dsts, n_dsts, srcs, 2, 0, count / kWide);
-    else if (n_srcs <= 4) combine_packs<T, op, kWide, 4, 2>(dsts, n_dsts, srcs, n_srcs, 0, count / kWide);
+    if (n_srcs == 2) combine_packs<T, op, kWide, 2, sizeof(T) == 1 ? 2 : 4>(dsts, n_dsts, srcs, 2, 0, count / kWide);
     else combine_packs<T, op, kWide, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, 0, count / kWide);
     whole = count / kWide * kWide;
   }
   combine_packs<T, op, 1, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, whole, count - whole);
 }
 
-// What a lane's move does with several sources.
-struct Bytes {};  // nothing: the programs only move
+// What a lane's move does with several sources. A program that only moves has none; the others take the reduction of the
+// call from a table, or have it compiled in where that pays.
+struct Bytes {};
+using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
+struct ByTable {
+  Reduce reduce;
+  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) const {
+    reduce(dsts, n_dsts, srcs, n_srcs, bytes);
+  }
+};
 template <class T, Op op>
-struct Combine {
-  __device__ static void run(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
+struct Inline {
+  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) const {
     reduce<T, op>(dsts, n_dsts, srcs, n_srcs, bytes);
   }
 };

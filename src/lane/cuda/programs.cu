@@ -1,92 +1,149 @@
 #include "lane/cuda/programs.hpp"
 
-#include <array>
 #include <cstdint>
-#include <utility>
 
-#include "dispatch.hpp"
 #include "lane/cuda/cuda_block.cuh"
+#include "programs/all_gather.hpp"
+#include "programs/all_reduce.hpp"
+#include "programs/all_to_all.hpp"
+#include "programs/broadcast.hpp"
+#include "programs/gather.hpp"
+#include "programs/reduce.hpp"
+#include "programs/reduce_scatter.hpp"
+#include "programs/scatter.hpp"
 #include "programs/send_recv.hpp"
 
 namespace unisono::cuda {
 namespace {
 
-template <Collective collective, Algorithm algorithm, class Lane>
-__device__ void run(Lane& lane, const Launch& launch, const Args& args) {
-  if constexpr (collective == Collective::barrier) {
-    meet(lane);
-  } else if constexpr (collective == Collective::send_recv) {
-    if constexpr (is_packets(algorithm)) {
-      PacketChannel<Lane> channel(lane);
-      send_recv_push(channel, launch.to, launch.sent, launch.from, launch.received, args);
-    } else {
-      ChunkChannel<Lane> channel(lane);
-      send_recv_push(channel, launch.to, launch.sent, launch.from, launch.received, args);
-    }
-  } else {
-    unisono::run(lane, collective, algorithm, args);
-  }
+#define UNISONO_OPS(T) \
+  { reduce<T, Op::sum>, reduce<T, Op::prod>, reduce<T, Op::min>, reduce<T, Op::max>, reduce<T, Op::avg> }
+__device__ const Reduce reductions[kDTypes][kOps] = {
+    UNISONO_OPS(float),       UNISONO_OPS(double),       UNISONO_OPS(F16),          UNISONO_OPS(BF16), UNISONO_OPS(std::int8_t),
+    UNISONO_OPS(std::uint8_t), UNISONO_OPS(std::int32_t), UNISONO_OPS(std::int64_t), UNISONO_OPS(E4M3), UNISONO_OPS(E5M2)};
+#undef UNISONO_OPS
+
+template <class Reduction>
+__device__ Reduction reduction(const Launch& launch) {
+  if constexpr (std::is_same_v<Reduction, ByTable>)
+    return {reductions[static_cast<int>(launch.dtype)][static_cast<int>(launch.op)]};
+  else return {};
+}
+
+// As dispatch.hpp does for the host, but chosen by the compiler: a kernel holds one program.
+template <Collective collective, Algorithm algorithm, class Channel>
+__device__ void run_push(Channel channel, const Launch& launch, const Args& args) {
+  using enum Collective;
+  using enum Algorithm;
+  if constexpr (algorithm == one_shot || algorithm == one_shot_packets) all_reduce_one_shot(channel, args);
+  else if constexpr (algorithm == reduce_scatter_all_gather) all_reduce_reduce_scatter_all_gather(channel, args);
+  else if constexpr (algorithm == scatter_all_gather) broadcast_scatter_all_gather(channel, args);
+  else if constexpr (collective == all_reduce) all_reduce_two_shot(channel, args);
+  else if constexpr (collective == Collective::reduce) reduce_push(channel, args);
+  else if constexpr (collective == broadcast) broadcast_push(channel, args);
+  else if constexpr (collective == all_gather) all_gather_push(channel, args);
+  else if constexpr (collective == gather) gather_push(channel, args);
+  else if constexpr (collective == reduce_scatter) reduce_scatter_push(channel, args);
+  else if constexpr (collective == scatter) scatter_push(channel, args);
+  else if constexpr (collective == send_recv)
+    send_recv_push(channel, launch.to, launch.sent, launch.from, launch.received, args);
+  else all_to_all_push(channel, args);
+}
+
+template <Collective collective, class Lane>
+__device__ void run_direct(Lane& lane, const Args& args) {
+  using enum Collective;
+  if constexpr (collective == all_reduce) all_reduce_two_shot_direct(lane, args);
+  else if constexpr (collective == Collective::reduce) reduce_direct(lane, args);
+  else if constexpr (collective == broadcast) broadcast_direct(lane, args);
+  else if constexpr (collective == all_gather) all_gather_direct(lane, args);
+  else if constexpr (collective == gather) gather_direct(lane, args);
+  else if constexpr (collective == reduce_scatter) reduce_scatter_direct(lane, args);
+  else if constexpr (collective == scatter) scatter_direct(lane, args);
+  else all_to_all_direct(lane, args);
 }
 
 template <Collective collective, Algorithm algorithm, class Reduction>
 __global__ void __launch_bounds__(kMaxThreads) program(const __grid_constant__ Launch launch) {
   using Lane = CudaBlock<Reduction>;
   typename Lane::Arrays arrays;
-  Lane lane(launch.context, arrays);
+  Lane lane(launch.context, arrays, reduction<Reduction>(launch));
   Args args = launch.args;
   args.inputs = launch.inputs;
   args.outputs = launch.outputs;
   args.sends = launch.by_parts ? launch.sends : nullptr;
   args.receives = launch.by_parts ? launch.receives : nullptr;
-  run<collective, algorithm>(lane, launch, args);
+  if constexpr (collective == Collective::barrier) meet(lane);
+  else if constexpr (is_direct(algorithm)) run_direct<collective>(lane, args);
+  else if constexpr (is_packets(algorithm)) run_push<collective, algorithm>(PacketChannel(lane), launch, args);
+  else run_push<collective, algorithm>(ChunkChannel(lane), launch, args);
   lane.finish();
 }
 
+// A program that combines: by the table, but with its reduction compiled in for what training sums.
 template <Collective collective, Algorithm algorithm>
-constexpr Kernel moves() {
-  return program<collective, algorithm, Bytes>;
+Kernel combining(DType dtype, Op op) {
+  if (op == Op::sum && dtype == DType::f32) return program<collective, algorithm, Inline<float, Op::sum>>;
+  if (op == Op::sum && dtype == DType::bf16) return program<collective, algorithm, Inline<BF16, Op::sum>>;
+  return program<collective, algorithm, ByTable>;
 }
 
-template <DType> struct Element;
-template <> struct Element<DType::f32> { using type = float; };
-template <> struct Element<DType::f64> { using type = double; };
-template <> struct Element<DType::f16> { using type = F16; };
-template <> struct Element<DType::bf16> { using type = BF16; };
-template <> struct Element<DType::i8> { using type = std::int8_t; };
-template <> struct Element<DType::u8> { using type = std::uint8_t; };
-template <> struct Element<DType::i32> { using type = std::int32_t; };
-template <> struct Element<DType::i64> { using type = std::int64_t; };
-template <> struct Element<DType::f8e4m3> { using type = E4M3; };
-template <> struct Element<DType::f8e5m2> { using type = E5M2; };
+// The three programs that most collectives have.
+template <Collective collective>
+Kernel moving(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::push_packets: return program<collective, Algorithm::push_packets, Bytes>;
+    case Algorithm::push: return program<collective, Algorithm::push, Bytes>;
+    case Algorithm::direct: return program<collective, Algorithm::direct, Bytes>;
+    default: return nullptr;
+  }
+}
+template <Collective collective>
+Kernel combining(Algorithm algorithm, DType dtype, Op op) {
+  switch (algorithm) {
+    case Algorithm::push_packets: return combining<collective, Algorithm::push_packets>(dtype, op);
+    case Algorithm::push: return combining<collective, Algorithm::push>(dtype, op);
+    case Algorithm::direct: return combining<collective, Algorithm::direct>(dtype, op);
+    default: return nullptr;
+  }
+}
 
-using Row = std::array<Kernel, kDTypes * kOps>;
-template <Collective collective, Algorithm algorithm>
-const Row& reductions() {
-  static const Row row = []<std::size_t... i>(std::index_sequence<i...>) {
-    return Row{program<collective, algorithm,
-                       Combine<typename Element<static_cast<DType>(i / kOps)>::type, static_cast<Op>(i % kOps)>>...};
-  }(std::make_index_sequence<TRY>{});
-  return row;
+Kernel all_reduce(Algorithm algorithm, DType dtype, Op op) {
+  using enum Algorithm;
+  constexpr Collective collective = Collective::all_reduce;
+  switch (algorithm) {
+    case one_shot_packets: return combining<collective, one_shot_packets>(dtype, op);
+    case one_shot: return combining<collective, one_shot>(dtype, op);
+    case two_shot_packets: return combining<collective, two_shot_packets>(dtype, op);
+    case two_shot: return combining<collective, two_shot>(dtype, op);
+    case two_shot_direct: return combining<collective, two_shot_direct>(dtype, op);
+    case reduce_scatter_all_gather: return combining<collective, reduce_scatter_all_gather>(dtype, op);
+    default: return nullptr;
+  }
 }
 
 }  // namespace
 
 Kernel kernel(Collective collective, Algorithm algorithm, DType dtype, Op op) {
   using enum Algorithm;
-  (void)dtype;(void)op;
-  const std::size_t at = static_cast<std::size_t>(dtype)*kOps + static_cast<std::size_t>(op);
   switch (collective) {
-    case Collective::barrier: return moves<Collective::barrier, automatic>();
-    case Collective::broadcast: return moves<Collective::broadcast, push_packets>();
-    case Collective::all_reduce: 
-      switch (algorithm) {
-        case one_shot_packets: return reductions<Collective::all_reduce, one_shot_packets>()[at];
-        case one_shot: return reductions<Collective::all_reduce, one_shot>()[at];
-        case two_shot: return reductions<Collective::all_reduce, two_shot>()[at];
-        case two_shot_packets: return reductions<Collective::all_reduce, two_shot_packets>()[at];
-        case two_shot_direct: return reductions<Collective::all_reduce, two_shot_direct>()[at];
-        default:;
-      }
+    case Collective::all_reduce: return all_reduce(algorithm, dtype, op);
+    case Collective::reduce: return combining<Collective::reduce>(algorithm, dtype, op);
+    case Collective::reduce_scatter: return combining<Collective::reduce_scatter>(algorithm, dtype, op);
+    case Collective::broadcast:
+      if (algorithm == scatter_all_gather) return program<Collective::broadcast, scatter_all_gather, Bytes>;
+      return moving<Collective::broadcast>(algorithm);
+    case Collective::all_gather: return moving<Collective::all_gather>(algorithm);
+    case Collective::gather: return moving<Collective::gather>(algorithm);
+    case Collective::scatter: return moving<Collective::scatter>(algorithm);
+    case Collective::all_to_all:
+    case Collective::all_to_all_v: return moving<Collective::all_to_all>(algorithm);
+    case Collective::send:
+    case Collective::recv:
+    case Collective::send_recv:
+      if (algorithm == push_packets) return program<Collective::send_recv, push_packets, Bytes>;
+      return algorithm == push ? program<Collective::send_recv, push, Bytes> : nullptr;
+    case Collective::barrier: return program<Collective::barrier, automatic, Bytes>;
     default: return nullptr;
   }
 }

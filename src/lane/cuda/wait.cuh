@@ -67,12 +67,15 @@ __device__ inline bool complete(const Packet& packet, std::uint32_t lap) {
   return packet.low >> 32 == lap && packet.high >> 32 == lap;
 }
 
-// Returns whether the packet of lap `lap` has come, in `got`.
-__device__ inline bool await(const Packet* packet, Packet& got, std::uint32_t lap, const Wait& wait) {
+// Polls until the packet of lap `lap` has come; gives what there is, which is not complete when the wait has failed.
+__device__ __noinline__ Packet await(const Packet* at, std::uint32_t lap, Wait wait) {
   std::uint64_t began = 0;
-  for (std::uint32_t polls = 1; !complete(got = load_packet(packet), lap); ++polls)
-    if (polls % kLook == 0 && !patient(wait, began, lap, static_cast<std::uint32_t>(got.low >> 32))) return false;
-  return true;
+  Packet seen = load_packet(at);
+  for (std::uint32_t polls = 1; !complete(seen, lap); ++polls) {
+    if (polls % kLook == 0 && !patient(wait, began, lap, static_cast<std::uint32_t>(seen.low >> 32))) break;
+    seen = load_packet(at);
+  }
+  return seen;
 }
 
 }  // namespace unisono::cuda

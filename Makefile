@@ -1,0 +1,138 @@
+# make bench   installs into .venv, builds, runs the quick preset, says where the report is
+# make test    builds and runs every test that needs no GPU
+# The rest:    lint format sanitize cuda-check gpu-test gpu-bench clean distclean
+# Variables:   PYTHON (3.11 or newer), VENV, TORCH (empty: no PyTorch), BENCH (flags of unisono bench), OUT (its folder),
+#              JOBS, CUDA_ARCHITECTURES, WHEELS (a folder of wheels for gpu-*), PYTEST and CTEST (more flags)
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.ONESHELL:
+.PHONY: bench test test-cpp test-python lint lint-python lint-types lint-cpp lint-shell lint-tidy format \
+        sanitize sanitize-thread sanitize-address cuda-check gpu-test gpu-bench clean distclean
+
+PYTHON ?= python3
+override PYTHON := $(or $(shell command -v $(PYTHON)),$(PYTHON)) # before .venv comes first in PATH
+VENV ?= .venv
+TORCH ?= 1
+JOBS ?= $(shell nproc)
+BENCH ?= --preset quick
+CUDA_ARCHITECTURES ?= 80-real;90a-real;100-real
+WHEELS ?= .whl
+
+BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check -qq
+HAVE := $(VENV)/.have-
+SOURCES := $(shell find CMakeLists.txt cmake include src bindings -type f)
+CPP := $(shell find include src bindings tests/cpp examples -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
+SCRIPTS := .ci/run $(wildcard tools/*.sh)
+export PATH := $(abspath $(BIN)):$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+bench: $(HAVE)unisono $(if $(TORCH),$(HAVE)torch)
+	unisono bench $(BENCH) $(if $(OUT),--out $(OUT))
+
+test: test-cpp test-python
+
+test-cpp: build/tests.configured
+	cmake --build --preset tests
+	ctest --preset tests $(CTEST)
+
+test-python: $(HAVE)unisono $(HAVE)test $(if $(TORCH),$(HAVE)torch)
+	python -m pytest -m 'not gpu' $(PYTEST)
+
+lint: lint-python lint-types lint-cpp lint-shell lint-tidy # `make -k lint` shows the findings of all
+
+lint-python: $(HAVE)dev
+	ruff check .
+	ruff format --check .
+
+lint-types: $(HAVE)unisono $(HAVE)dev
+	mypy
+
+lint-cpp: $(HAVE)dev
+	clang-format --dry-run -Werror $(CPP)
+
+lint-shell: $(HAVE)dev
+	shellcheck $(SCRIPTS)
+
+lint-tidy: build/tests.configured $(HAVE)dev
+	printf '%s\n' $(filter %.cpp,$(filter src/%,$(CPP))) | xargs -P $(JOBS) -n 1 clang-tidy -quiet -p build/tests
+
+format: $(HAVE)dev
+	ruff check --fix .
+	ruff format .
+	clang-format -i $(CPP)
+
+sanitize: sanitize-thread sanitize-address
+
+sanitize-thread sanitize-address: sanitize-%: build/%.configured
+	cmake --build --preset $*
+	ctest --preset $* $(CTEST)
+
+cuda-check: $(HAVE)cuda
+	nvcc=$$(compgen -G '$(abspath $(VENV))/lib/python3*/site-packages/nvidia/cu13/bin/nvcc')
+	cmake --preset cuda -DCMAKE_CUDA_COMPILER="$$nvcc" -DCMAKE_CUDA_HOST_COMPILER="$${CXX:-g++}" \
+	  '-DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)'
+	cmake --build --preset cuda
+
+# On a machine with GPUs: uses the packages that $(PYTHON) has and those of $(WHEELS); no network, no virtual environment.
+build/gpu/.installed: $(SOURCES) pyproject.toml
+	if compgen -G '$(WHEELS)/*.whl' >/dev/null; then
+	  $(PYTHON) -m pip install -q --no-index --no-deps --upgrade --target build/gpu $(WHEELS)/*.whl
+	fi
+	$(PYTHON) -m pip install -q --no-index --no-build-isolation --no-deps --upgrade --target build/gpu .
+	touch $@
+
+gpu-test: build/gpu/.installed
+	PYTHONPATH=build/gpu $(PYTHON) -m pytest -m gpu $(PYTEST)
+
+gpu-bench: build/gpu/.installed
+	PYTHONPATH=build/gpu $(PYTHON) build/gpu/bin/unisono bench $(BENCH) $(if $(OUT),--out $(OUT))
+
+clean:
+	rm -rf build python/unisono/_core.pyi $(HAVE)unisono
+
+distclean: clean
+	rm -rf $(VENV)
+
+# ---- what is installed, each once -----------------------------------------------------------------------------------
+$(HAVE)pip:
+	@echo 'Making $(VENV)'
+	PYTHON=$(PYTHON) tools/bootstrap.sh venv $(VENV)
+	touch $@
+
+$(HAVE)build $(HAVE)run $(HAVE)test $(HAVE)dev: $(HAVE)%: $(HAVE)pip pyproject.toml
+	@echo 'Installing into $(VENV): $*'
+	python tools/requirements.py $* $(if $(filter run,$*),mpi) >$@.txt
+	$(PIP) install -r $@.txt
+	touch $@
+
+$(HAVE)cuda: $(HAVE)build
+	@echo 'Installing into $(VENV): the CUDA compiler'
+	python tools/requirements.py cuda >$@.txt
+	$(PIP) install -r $@.txt
+	cd $(VENV)/lib/python3*/site-packages/nvidia/cu13
+	chmod +x bin/* nvvm/bin/*
+	ln -sfn lib lib64
+	touch $(abspath $@)
+
+$(HAVE)torch: $(HAVE)pip
+	@echo 'Installing into $(VENV): PyTorch, the gloo peer'
+	python tools/requirements.py torch >$@.txt
+	if $(PIP) install -r $@.txt; then touch $@
+	else echo 'PyTorch could not be installed: the gloo backend is left out.' >&2; fi
+
+# The package, editable: Python changes need nothing, others a new `make`.
+$(HAVE)unisono: $(SOURCES) pyproject.toml $(HAVE)build $(HAVE)run
+	@echo 'Building and installing into $(VENV): unisono'
+	include=$$(tools/bootstrap.sh headers $(BIN)/python)
+	SKBUILD_CMAKE_DEFINE="Python_INCLUDE_DIR=$$include" $(PIP) install --no-build-isolation --no-deps -e .
+	touch $@
+
+# ---- CMake's build folders, one for each preset ---------------------------------------------------------------------
+build/tests.configured build/thread.configured build/address.configured: build/%.configured: $(HAVE)build
+	@echo 'Configuring build/$*'
+	mkdir -p build
+	gtest=$$(tools/bootstrap.sh googletest)
+	cmake --preset $* -DUNISONO_GTEST_SOURCE="$$gtest" >build/$*.log || { cat build/$*.log; exit 1; }
+	touch $@

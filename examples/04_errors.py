@@ -1,0 +1,20 @@
+"""Errors are sentences, the same on every rank; nothing hangs.
+
+    unisono run -n 2 examples/04_errors.py
+"""
+
+import numpy as np
+
+import unisono
+
+with unisono.init(check=True) as comm:
+    try:
+        comm.broadcast(np.zeros(10)[::2], root=0)
+    except unisono.UsageError as error:  # wrong by itself: nothing has moved, the communicator goes on
+        first = str(error)
+    comm.barrier()
+    try:
+        comm.all_reduce(np.zeros(4 + comm.rank, np.float32))
+    except unisono.MismatchError as error:  # the ranks disagree: the communicator is failed on all of them
+        if comm.rank == 0:
+            print(first, error, sep="\n")

@@ -1,0 +1,1 @@
+"""One file a backend, each one class of the protocol in `base`."""

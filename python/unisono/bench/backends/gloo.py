@@ -1,0 +1,192 @@
+"""Gloo through torch: the process group's own methods, without the Python layers of torch.distributed above
+them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from unisono.bench.backends.base import Backend, Buffers, Ranks
+from unisono.bench.cases import COLLECTIVES, INTEGERS, Array
+from unisono.bench.records import Case
+
+TIMEOUT = timedelta(seconds=120)
+_IN_PLACE = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter"})
+
+
+class GlooBackend(Backend):
+    """A gloo group over loopback TCP, found through a file store that is removed once all ranks are
+    connected."""
+
+    name = "gloo"
+
+    def __init__(self) -> None:
+        self._group: Any = None
+
+    def available(self, ranks: int) -> str | None:
+        if not find_spec("torch"):
+            return "torch is not installed: pip install torch."
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_gloo_available():
+            return "this build of torch has no gloo: install one from PyPI."
+        return None
+
+    def version(self) -> str:
+        import torch
+
+        return f"torch {torch.__version__}"
+
+    def setup(self, ranks: Ranks) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)  # one rank is one core, as for the other backends
+        path = ""
+        if ranks.rank == 0:
+            handle, path = tempfile.mkstemp(prefix="unisono-gloo-")
+            os.close(handle)
+        path = ranks.all_gather(path.encode())[0].decode()
+        try:
+            store = dist.FileStore(path, ranks.size)
+            store.set_timeout(TIMEOUT)
+            options = dist.ProcessGroupGloo._Options()
+            options._timeout = TIMEOUT
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+            self._group = dist.ProcessGroupGloo(store, ranks.rank, ranks.size, options)
+            self._group.barrier().wait()
+        finally:
+            ranks.all_gather(b"connected")
+            if ranks.rank == 0:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+        self._ops = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "avg": dist.ReduceOp.AVG}
+        self._ops |= {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+    def supports(self, case: Case) -> str | None:
+        if case.collective == "send_recv" and case.ranks == 1:
+            return "gloo cannot send to itself."
+        if case.op is not None and case.dtype.startswith("f8"):
+            return f"gloo has no reduction of {case.dtype}."
+        if case.op == "avg" and case.dtype in INTEGERS:
+            return "gloo has no average of integers."
+        if case.placement == "in_place" and case.collective not in _IN_PLACE:
+            return f"gloo has no in-place {case.collective}."
+        return None
+
+    @staticmethod
+    def _tensor(array: Array | None, case: Case) -> Any:
+        """The same memory as a flat tensor; fp8, which gloo does not know, travels as bytes."""
+        import torch
+
+        if array is None:
+            return None
+        flat = array.reshape(-1)
+        if case.dtype == "bf16":
+            return torch.from_numpy(flat.view(np.uint16)).view(torch.bfloat16)
+        return torch.from_numpy(flat.view(np.uint8) if case.dtype.startswith("f8") else flat)
+
+    def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        import torch.distributed as dist
+
+        group, rank, n = self._group, self._group.rank(), self._group.size()
+        x, out = self._tensor(buffers.x, case), self._tensor(buffers.out, case)
+        match case.collective:
+            case "barrier":
+                return self._waited(group.barrier)
+            case "all_reduce" | "reduce" | "broadcast":
+                return self._one_buffer(case, buffers)
+            case "all_gather":
+                return self._waited(group._allgather_base, out, x)
+            case "gather":
+                gather = dist.GatherOptions()
+                gather.rootRank = case.root
+                return self._waited(
+                    group.gather, [list(out.chunk(n))] if out is not None else [], [x], gather
+                )
+            case "reduce_scatter":
+                reduce = dist.ReduceScatterOptions()
+                reduce.reduceOp = self._ops[str(case.op)]
+                return self._waited(group._reduce_scatter_base, out, x, reduce)
+            case "scatter":
+                scatter = dist.ScatterOptions()
+                scatter.rootRank = case.root
+                return self._waited(
+                    group.scatter, [out], [list(x.chunk(n))] if x is not None else [], scatter
+                )
+            case "all_to_all":
+                return self._waited(group.alltoall_base, out, x, [], [])
+            case "all_to_all_v":
+                item = out.element_size()
+                scale = buffers.out.itemsize // item if buffers.out is not None else 1
+                recv = [count * scale for count in buffers.recv_counts]
+                send = [count * scale for count in buffers.send_counts]
+                return self._waited(group.alltoall_base, out, x, recv, send)
+            case "send_recv":
+                send_to, recv_from = [x], [out]
+
+                def ring() -> None:
+                    sent = group.send(send_to, (rank + 1) % n, 0)
+                    group.recv(recv_from, (rank - 1) % n, 0).wait()
+                    sent.wait()
+
+                return ring
+            case _:
+                raise ValueError(f"the gloo backend has no {case.collective}.")
+
+    @staticmethod
+    def _waited(start: Callable[..., Any], *args: object) -> Callable[[], object]:
+        begin = partial(start, *args)
+
+        def call() -> None:
+            begin().wait()
+
+        return call
+
+    def _one_buffer(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        """Gloo's reductions and broadcast work in place, and its reduce overwrites the input of every rank:
+        out of place, the copy that keeps the input is part of the call."""
+        import torch.distributed as dist
+
+        known, source = COLLECTIVES[case.collective], buffers.x
+        target = (
+            buffers.out
+            if buffers.out is not None
+            else (buffers.x if case.placement == "in_place" else buffers.spare)
+        )
+        options: Any
+        if case.collective == "all_reduce":
+            options, start = dist.AllreduceOptions(), self._group.allreduce
+        elif case.collective == "reduce":
+            options, start = dist.ReduceOptions(), self._group.reduce
+        else:
+            options, start = dist.BroadcastOptions(), self._group.broadcast
+        if known.rooted:
+            options.rootRank = case.root
+        if known.reduces:
+            options.reduceOp = self._ops[str(case.op)]
+        begin = partial(start, [self._tensor(target, case)], options)
+        copies = case.placement == "out_of_place" and (known.reduces or self._group.rank() == case.root)
+        if not copies:
+            return self._waited(begin)
+        assert source is not None and target is not None
+
+        def call() -> None:
+            np.copyto(target, source)
+            begin().wait()
+
+        return call
+
+    def close(self) -> None:
+        if self._group is not None:
+            with contextlib.suppress(RuntimeError):
+                self._group.shutdown()
+            self._group = None

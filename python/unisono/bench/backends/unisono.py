@@ -1,0 +1,74 @@
+"""Unisono itself. `unisono:two_shot` forces that algorithm in every case whose collective has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from unisono.bench.backends.base import Backend, Buffers, Ranks
+from unisono.bench.cases import COLLECTIVES, CaseError
+from unisono.bench.records import Case
+
+
+def all_algorithms() -> list[str]:
+    """Every algorithm of any collective, by name."""
+    import unisono
+
+    found = (unisono.Communicator.algorithms(name) for name in COLLECTIVES)
+    return list(dict.fromkeys(algorithm for names in found for algorithm in names))
+
+
+class UnisonoBackend(Backend):
+    """The communicator's methods on numpy arrays, one call each."""
+
+    bit_exact = True
+
+    def __init__(self, algorithm: str | None = None) -> None:
+        if algorithm is not None and algorithm not in (known := all_algorithms()):
+            raise CaseError(f"unknown algorithm {algorithm!r}: choose from {', '.join(known)}.")
+        self.name = f"unisono:{algorithm}" if algorithm else "unisono"
+        self._forced = algorithm
+        self._comm: Any = None
+
+    def version(self) -> str:
+        import unisono
+
+        return str(getattr(unisono, "__version__", ""))
+
+    def setup(self, ranks: Ranks) -> None:
+        self._comm = ranks.communicator  # the one that owns the symmetric buffers; the bench closes it
+
+    def supports(self, case: Case) -> str | None:
+        if self._forced is None:
+            return None
+        known = list(self._comm.algorithms(case.collective))
+        if self._forced not in known:
+            choice = ", ".join(known) or "no choice"
+            return f"{case.collective} has no algorithm {self._forced}: it has {choice}."
+        if self._forced.endswith("direct") and case.memory != "symmetric":
+            return f"{self._forced} needs symmetric memory."
+        return None
+
+    def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        comm, x, out, rank, n = self._comm, buffers.x, buffers.out, self._comm.rank, self._comm.size
+        if case.collective == "barrier":
+            return partial(comm.barrier)
+        options: dict[str, Any] = {"algorithm": self._forced} if self._forced else {}
+        if case.collective == "send_recv":
+            return partial(comm.send_recv, x, (rank + 1) % n, out, (rank - 1) % n, **options)
+        if case.collective == "all_to_all_v":
+            return partial(
+                comm.all_to_all_v, x, list(buffers.send_counts), list(buffers.recv_counts), out, **options
+            )
+        known = COLLECTIVES[case.collective]
+        if known.rooted:
+            options["root"] = case.root
+        if known.reduces:
+            options["op"] = case.op
+        return partial(getattr(comm, case.collective), x, out=out, **options)
+
+    def algorithm(self, case: Case) -> str | None:
+        if self._forced or case.collective == "barrier":
+            return self._forced
+        return str(self._comm.plan(case.collective, case.bytes, case.memory == "symmetric"))

@@ -1,0 +1,254 @@
+"""What can be measured: collectives, dtypes, sizes, and the grid of cases that a bench run goes through.
+
+`bytes` of a case is the larger buffer of the call on the busiest rank, as in nccl-tests, so that algbw =
+bytes / time. Bus bandwidth = algbw x factor; the factors are those of nccl-tests (doc/PERFORMANCE.md and its
+sources), and they are stated here for every collective: the share of `bytes` that must cross the link of the
+busiest rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from unisono.bench.records import Case
+
+DTYPES: dict[str, np.dtype[np.generic]] = {
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f8e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "i8": np.dtype(np.int8),
+    "u8": np.dtype(np.uint8),
+    "i32": np.dtype(np.int32),
+    "i64": np.dtype(np.int64),
+}
+INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
+OPS = ("sum", "prod", "min", "max", "avg")
+PLACEMENTS = ("out_of_place", "in_place")
+MEMORIES = ("plain", "symmetric")
+MODES = ("latency", "throughput")
+
+
+class CaseError(ValueError):
+    """A collective, size, dtype, op, placement, memory or mode that the bench does not know; the text lists
+    the known."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """How the bench treats a collective: `blocked` means that the larger buffer holds one block per rank."""
+
+    name: str
+    factor: Callable[[int], float]  # bus bandwidth / algorithm bandwidth, of the number of ranks
+    reduces: bool = False
+    rooted: bool = False
+    blocked: bool = False
+    in_place: bool = True
+
+
+def _all_but_own(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+COLLECTIVES: dict[str, Collective] = {
+    c.name: c
+    for c in (
+        Collective("all_reduce", lambda n: 2 * (n - 1) / n, reduces=True),
+        Collective("reduce", lambda n: 1.0, reduces=True, rooted=True),
+        Collective("broadcast", lambda n: 1.0, rooted=True),
+        Collective("all_gather", _all_but_own, blocked=True),
+        Collective("gather", _all_but_own, rooted=True, blocked=True),
+        Collective("reduce_scatter", _all_but_own, reduces=True, blocked=True),
+        Collective("scatter", _all_but_own, rooted=True, blocked=True),
+        Collective("all_to_all", _all_but_own, blocked=True),
+        # the busiest rank receives one full block from everyone, see all_to_all_v_blocks
+        Collective("all_to_all_v", _all_but_own, blocked=True, in_place=False),
+        # a ring: everyone sends to the next rank and receives from the one before
+        Collective("send_recv", lambda n: 1.0, in_place=False),
+        Collective("barrier", lambda n: 0.0, in_place=False),
+    )
+}
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth; 0 for a barrier, which moves no data."""
+    return COLLECTIVES[collective].factor(ranks)
+
+
+def _known(kind: str, name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    if name not in names:
+        raise CaseError(f"unknown {kind} {name!r}: choose from {', '.join(names)}.")
+    return name
+
+
+def split_names(kind: str, text: str, known: Sequence[str]) -> list[str]:
+    """`"a,b"` as a list without repeats, `"all"` as all known names. Raises CaseError, which lists the known
+    names."""
+    if text.strip() == "all":
+        return list(known)
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise CaseError(f"no {kind} given: choose from {', '.join(known)}.")
+    return list(dict.fromkeys(_known(kind, name, known) for name in names))
+
+
+_SIZE = re.compile(r"(\d+)([KMG]?)(?:I?B)?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `8`, `64K`, `1M`, `2G` (powers of 1024, as in nccl-tests). Raises CaseError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise CaseError(
+            f"size {text!r} is not understood: write bytes with an optional suffix, like 8, 64K, 1M or 2G."
+        )
+    scales = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(match[1]) * scales[match[2].upper()]
+
+
+def size_range(begin: int, end: int, factor: int) -> list[int]:
+    """begin, begin x factor, ... up to and including end. Raises CaseError."""
+    if begin < 1 or end < begin:
+        raise CaseError(
+            f"sizes from {begin} to {end} bytes: the first must be at least 1 and no larger than the last."
+        )
+    if factor < 2 and begin != end:
+        raise CaseError(f"step factor {factor}: it must be at least 2.")
+    sizes = [begin]
+    while begin != end and sizes[-1] * factor <= end:
+        sizes.append(sizes[-1] * factor)
+    return sizes
+
+
+def all_to_all_v_blocks(block: int, ranks: int) -> list[int]:
+    """Elements that every rank sends to rank 0, 1, ...: from a third of `block` for rank 0, rising evenly to
+    a whole block for the last rank, as with experts of which some are hot."""
+    if ranks == 1:
+        return [block]
+    return [int(block * (ranks - 1 + 2 * to) / (3 * (ranks - 1))) for to in range(ranks)]
+
+
+def block_elements(case: Case) -> int:
+    """Elements of one rank's block for a blocked collective, of the whole buffer for the others."""
+    elements = case.bytes // DTYPES[case.dtype].itemsize
+    return elements // case.ranks if COLLECTIVES[case.collective].blocked else elements
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The buffers of one rank, in elements; shapes as the unisono API takes them. None: this rank has no such
+    buffer."""
+
+    x: tuple[int, ...] | None
+    out: tuple[int, ...] | None
+    send_counts: tuple[int, ...] = ()
+    recv_counts: tuple[int, ...] = ()
+
+
+def layout(case: Case, rank: int) -> Layout:
+    """The shapes of `x` and `out` of `case` on `rank`."""
+    n, block, at_root = case.ranks, block_elements(case), rank == case.root
+    match case.collective:
+        case "barrier":
+            return Layout(None, None)
+        case "all_gather":
+            return Layout((block,), (n, block))
+        case "gather":
+            return Layout((block,), (n, block) if at_root else None)
+        case "reduce_scatter":
+            return Layout((n, block), (block,))
+        case "scatter":
+            return Layout((n, block) if at_root else None, (block,))
+        case "all_to_all":
+            return Layout((n, block), (n, block))
+        case "all_to_all_v":
+            to = all_to_all_v_blocks(block, n)
+            return Layout((sum(to),), (n * to[rank],), tuple(to), (to[rank],) * n)
+        case "reduce":
+            return Layout((block,), (block,) if at_root else None)
+        case _:
+            return Layout((block,), (block,))
+
+
+def make_case(
+    collective: str,
+    nominal_bytes: int,
+    dtype: str,
+    ranks: int,
+    op: str | None = "sum",
+    placement: str = "out_of_place",
+    memory: str = "plain",
+    mode: str = "latency",
+) -> Case:
+    """The case nearest below `nominal_bytes`: whole elements, equal blocks where the collective has them, at
+    least one element a block. `op` is kept for reductions only; the root is rank 0. Raises CaseError."""
+    known = COLLECTIVES[_known("collective", collective, COLLECTIVES)]
+    item = DTYPES[_known("dtype", dtype, DTYPES)].itemsize
+    _known("placement", placement, PLACEMENTS)
+    _known("memory", memory, MEMORIES)
+    _known("mode", mode, MODES)
+    if known.reduces:
+        _known("op", str(op), OPS)
+    unit = item * ranks if known.blocked else item
+    if collective == "barrier":
+        dtype, size = "u8", 0
+    else:
+        size = max(1, nominal_bytes // unit) * unit
+    return Case(
+        collective=collective,
+        bytes=size,
+        dtype=dtype,
+        op=op if known.reduces else None,
+        ranks=ranks,
+        root=0 if known.rooted else None,
+        placement=placement if known.in_place else "out_of_place",
+        memory=memory if collective != "barrier" else "plain",
+        mode=mode,
+    )
+
+
+def grid(
+    ranks: int,
+    collectives: Sequence[str],
+    sizes: Sequence[int],
+    dtypes: Sequence[str] = ("f32",),
+    ops: Sequence[str] = ("sum",),
+    placements: Sequence[str] = ("out_of_place",),
+    memories: Sequence[str] = ("plain",),
+    modes: Sequence[str] = MODES,
+) -> list[Case]:
+    """Every distinct case of the product; sizes that round to the same case count once."""
+    product = itertools.product(collectives, sizes, dtypes, ops, placements, memories, modes)
+    return list(
+        dict.fromkeys(
+            make_case(name, size, dtype, ranks, op, placement, memory, mode)
+            for name, size, dtype, op, placement, memory, mode in product
+        )
+    )
+
+
+def label(case: Case) -> str:
+    """One line that names the case for a person."""
+    parts = [
+        case.collective,
+        f"{case.bytes} B",
+        case.dtype,
+        case.op or "",
+        case.placement,
+        case.memory,
+        case.mode,
+    ]
+    return " ".join(part for part in parts if part)
+
+
+Array = npt.NDArray[np.generic]

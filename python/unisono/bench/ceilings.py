@@ -1,0 +1,85 @@
+"""What the memory can do, measured in the same run: how fast bytes are copied by one rank alone, and by all
+at once.
+
+`copy_one_thread`: rank 0 copies, the others sleep. `copy_all_threads`: every rank copies a buffer of its own,
+started together; bytes of all ranks over the slowest rank's time. Both copy between buffers well beyond the
+last-level cache with numpy's copyto (memcpy) and count each byte once, though a copy reads and writes it.
+
+The ceiling of a case is copy_all_threads divided by the ranks: the rate at which every rank moves bytes when
+all do. % of the ceiling (SoL) is bus bandwidth over that. 100 % means that a rank's bus bytes took as long as
+one plain copy of them; more is possible where the data stays in the caches or a sum saves a pass over memory.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from unisono.bench.buffers import Bytes
+from unisono.bench.control import Control
+from unisono.bench.records import Ceiling
+from unisono.bench.timing import Call, collector_off
+
+SAMPLES = 7
+LEAST_BYTES, MOST_BYTES = 32 << 20, 256 << 20
+CACHES = 4  # the buffer is so many times the last-level cache, all ranks together
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """One measurement; `per_rank_gbps` is what results are compared with."""
+
+    one_thread: Ceiling
+    all_threads: Ceiling
+    per_rank_gbps: float
+
+
+def last_level_cache_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Of the first core; 32 MiB where the system does not say."""
+    sizes = []
+    for entry in root.glob("index*/size"):
+        text = entry.read_text().strip()
+        scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        sizes.append(int(text.rstrip("KM")) * scale)
+    return max(sizes, default=32 << 20)
+
+
+def measure(control: Control, align: Call) -> Ceilings:
+    """Takes about a second; called on all ranks in step. Raises MemoryError where two buffers do not fit."""
+    cache = last_level_cache_bytes()
+    size = min(max(LEAST_BYTES, CACHES * cache // control.size), MOST_BYTES)
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    np.copyto(target, source)
+    alone: list[float] = []
+    control.gather(0.0, float)
+    if control.rank == 0:
+        alone = [size / _copy_ns(source, target) for _ in range(SAMPLES)]
+        control.gather(0.0, float)
+    else:
+        time.sleep(
+            1e-9 * size * SAMPLES
+        )  # about 1 GB/s: asleep, not spinning in the bootstrap, while rank 0 copies
+        control.gather(0.0, float)
+    together: list[float] = []
+    with collector_off():
+        for _ in range(SAMPLES):
+            align()
+            mine = _copy_ns(source, target)
+            together.append(control.size * size / max(control.gather(mine, float)))
+    total = float(np.median(together))
+    return Ceilings(
+        Ceiling(
+            name="copy_one_thread", bytes=size, gbps=float(np.median(alone or [0.0])), samples_gbps=alone
+        ),
+        Ceiling(name="copy_all_threads", bytes=size * control.size, gbps=total, samples_gbps=together),
+        total / control.size,
+    )
+
+
+def _copy_ns(source: Bytes, target: Bytes) -> float:
+    began = time.perf_counter_ns()
+    np.copyto(target, source)
+    return float(max(1, time.perf_counter_ns() - began))

@@ -1,0 +1,116 @@
+"""A cell is a case on a backend; cells that differ only in mode or placement form a group and share their
+checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from unisono.bench.backends.base import Backend
+from unisono.bench.buffers import Placed, Pools
+from unisono.bench.cases import COLLECTIVES, PLACEMENTS, label
+from unisono.bench.control import Control
+from unisono.bench.records import Case
+from unisono.bench.schedule import Cell
+from unisono.bench.timing import Call
+from unisono.bench.verify import arrange, bound_text, expectation, inspect
+
+
+@dataclass
+class Work:
+    """A cell as every rank sees it; `state` is used on rank 0."""
+
+    case: Case
+    backend: Backend
+    workload: str | None
+    state: Cell
+    group: Group
+    algorithm: str | None = None
+    dropped: bool = False
+    probed: bool = False  # a single call was timed, so that rank 0 knows what one costs
+    _placed: Placed | None = None
+    _call: Call | None = None
+
+    def ready(self, pools: Pools) -> tuple[Call, Placed]:
+        """The prepared call and its buffers; made once."""
+        if self._call is None or self._placed is None:
+            self._placed = pools.place(self.case)
+            self._call = self.backend.prepare(self.case, self._placed.buffers)
+            self.algorithm = self.backend.algorithm(self.case)
+        return self._call, self._placed
+
+
+@dataclass
+class Group:
+    """The cells of one case and backend; `variants` are its placements as far as the backend has them."""
+
+    index: int
+    backend: Backend
+    variants: list[Case]
+    works: list[Work] = field(default_factory=list)
+    checked_before: bool = False
+    check_s: float = 0.0
+
+    @property
+    def unfinished(self) -> bool:
+        return any(not work.state.done for work in self.works)
+
+
+def make_groups(
+    wanted: Sequence[tuple[Case, str | None]], backends: Sequence[Backend]
+) -> tuple[list[Group], list[tuple[str, Case, str]]]:
+    """Groups of all (case, workload) on all backends, and (backend, case, reason) for what a backend does not
+    offer."""
+    groups: dict[tuple[str, Case], Group] = {}
+    skipped: dict[tuple[str, Case], str] = {}
+    for case, workload in wanted:
+        for backend in backends:
+            reason = backend.supports(case)
+            if reason is not None:
+                skipped[backend.name, case] = reason
+                continue
+            key = msgspec.structs.replace(case, mode="latency", placement="out_of_place")
+            if (backend.name, key) not in groups:
+                others = PLACEMENTS if COLLECTIVES[case.collective].in_place else PLACEMENTS[:1]
+                variants = [msgspec.structs.replace(key, placement=placement) for placement in others]
+                variants = [variant for variant in variants if backend.supports(variant) is None]
+                groups[backend.name, key] = Group(len(groups), backend, variants)
+            group = groups[backend.name, key]
+            group.works.append(Work(case, backend, workload, Cell(case.mode == "throughput"), group))
+    return list(groups.values()), [(name, case, reason) for (name, case), reason in skipped.items()]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A variant that failed its check, the lowest rank that saw it, and what it saw."""
+
+    case: Case
+    rank: int
+    message: str
+
+
+def check(control: Control, pools: Pools, group: Group, seed: int) -> list[Wrong]:
+    """Checks every variant of the group on fresh random data; the same list on every rank."""
+    wrong = []
+    for number, case in enumerate(group.variants):
+        error: str | None = None
+        try:
+            placed = pools.place(case)
+            call = group.backend.prepare(case, placed.buffers)
+            expected = expectation(case, control.rank, seed + number, group.backend.bit_exact)
+            arrange(placed, expected)
+            call()
+            error = inspect(case, placed, expected)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        first = control.first_error(error)
+        if first is not None:
+            wrong.append(Wrong(case, first[0], f"{first[1]} ({label(case)})"))
+    return wrong
+
+
+def bound_of(work: Work) -> str:
+    """What the check of this cell demands, in words."""
+    return bound_text(work.case, work.backend.bit_exact)

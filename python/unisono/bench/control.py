@@ -1,0 +1,74 @@
+"""What the ranks tell each other about the bench itself: over the bootstrap, never over a measured
+library."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Bootstrap(Protocol):
+    """The one call that every way of starting ranks offers, see unisono.bootstrap."""
+
+    rank: int
+    size: int
+
+    def all_gather(self, data: bytes) -> list[bytes]: ...
+
+
+class Control:
+    """Decisions of rank 0 and reports of all ranks; every method is called on all ranks in the same order."""
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        self._bootstrap = bootstrap
+        self.rank, self.size = bootstrap.rank, bootstrap.size
+
+    def from_root(self, decide: Callable[[], T], kind: type[T]) -> T:
+        """What `decide` gives on rank 0, on every rank; it is not called on the others."""
+        sent = msgspec.msgpack.encode(decide()) if self.rank == 0 else b""
+        return msgspec.msgpack.decode(self._bootstrap.all_gather(sent)[0], type=kind)
+
+    def gather(self, value: T, kind: type[T]) -> list[T]:
+        """Every rank's `value`, in rank order, on every rank."""
+        return [
+            msgspec.msgpack.decode(data, type=kind)
+            for data in self.gather_bytes(msgspec.msgpack.encode(value))
+        ]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        return self._bootstrap.all_gather(data)
+
+    def first_error(self, error: str | None) -> tuple[int, str] | None:
+        """(rank, text) of the lowest rank with an error, the same on every rank."""
+        for rank, text in enumerate(self.gather(error or "", str)):
+            if text:
+                return rank, text
+        return None
+
+
+class Interrupt:
+    """Remembers a SIGINT or SIGTERM until the ranks reach a point where all of them can stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+
+    @contextmanager
+    def watched(self) -> Iterator[Interrupt]:
+        """Handles both signals inside the block (main thread only) and restores what was there."""
+        before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

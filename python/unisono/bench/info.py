@@ -1,0 +1,84 @@
+"""`unisono info`: the machine as a run would see it, and which backends could run here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from unisono.bench import provenance
+from unisono.bench.backends import base
+from unisono.bench.start import find_mpiexec
+
+
+def size_text(size: int) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << shift:
+            return f"{size / (1 << shift):.3g} {unit}"
+    return f"{size} B"
+
+
+def cores_text(root: Path = Path("/sys/devices/system/cpu")) -> str:
+    """How many cores this process may use, of how many, in how many sockets, and how many threads a core
+    has."""
+    usable = sorted(os.sched_getaffinity(0))
+    places, physical = set(), set()
+    for core in usable:
+        topology = root / f"cpu{core}" / "topology"
+        try:
+            package = (topology / "physical_package_id").read_text().strip()
+            physical.add((package, (topology / "core_id").read_text().strip()))
+            places.add(package)
+        except OSError:
+            continue
+    threads = f", {len(usable) / len(physical):.3g} hardware thread(s) a core" if physical else ""
+    return f"{len(usable)} usable of {os.cpu_count()}, {max(1, len(places))} socket(s){threads}"
+
+
+def backend_rows() -> list[tuple[str, bool, str]]:
+    """(name, usable, version or reason) of every known backend."""
+    if find_spec("mpi4py") and "mpi4py.MPI" not in sys.modules:
+        import mpi4py
+
+        mpi4py.rc.initialize = False  # only looked at: nothing here is a rank
+    rows = []
+    for name in base.names():
+        try:
+            backend = base.load(name)
+            reason = backend.available(1)
+            rows.append((name, reason is None, reason or backend.version()))
+        except Exception as error:  # a broken installation is what this command is asked about
+            rows.append((name, False, f"{type(error).__name__}: {error}"))
+    return rows
+
+
+def show(console: Console) -> None:
+    """Prints it all."""
+    machine = provenance.machine()
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("processor", machine.cpu)
+    table.add_row("cores", cores_text())
+    table.add_row("caches", ", ".join(f"{name} {size_text(size)}" for name, size in machine.caches.items()))
+    table.add_row("NUMA nodes", str(machine.numa_nodes))
+    free = provenance.memory_bytes("MemAvailable")
+    table.add_row("memory", f"{size_text(machine.memory_bytes)}, {size_text(free)} available")
+    if Path("/dev/shm").is_dir():
+        shared = shutil.disk_usage("/dev/shm")
+        table.add_row("shared memory", f"{size_text(shared.total)}, {size_text(shared.free)} free")
+    table.add_row("kernel", machine.kernel)
+    table.add_row(
+        "mpiexec", "found" if find_mpiexec() else "not found: the mpi backend needs one (pip install mpich)"
+    )
+    for name, version in provenance.libraries({}).items():
+        table.add_row(name, version)
+    console.print(table)
+    backends = Table("backend", "usable", "version, or why not")
+    for name, usable, text in backend_rows():
+        backends.add_row(name, "yes" if usable else "no", text)
+    console.print(backends)

@@ -1,0 +1,205 @@
+"""The run over all cells: check, measure in interleaved rounds, check again, report each cell as soon as it
+is finished.
+
+Every method runs on all ranks in step. Rank 0 decides (see `schedule`), the others follow what it sends over
+the bootstrap; the measured libraries are not used for that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from unisono.bench import cells as checks
+from unisono.bench import timing
+from unisono.bench.buffers import Pools
+from unisono.bench.cells import Group, Work
+from unisono.bench.control import Control, Interrupt
+from unisono.bench.records import Failure, Record, Result, Verification
+from unisono.bench.results import result_of
+from unisono.bench.schedule import Batch, Limits, Schedule
+
+NOT_CHECKED = "not checked"
+
+
+class Report(msgspec.Struct):
+    """What one rank says after a batch."""
+
+    starts: bytes
+    durations: bytes
+    error: str | None
+    interrupted: bool
+
+
+class Measurement:
+    """Measures `works`; `emit` takes the records (rank 0), `show` the progress (rank 0, between batches
+    only)."""
+
+    def __init__(
+        self,
+        control: Control,
+        pools: Pools,
+        groups: Sequence[Group],
+        limits: Limits,
+        seed: int,
+        align: timing.Call,
+        interrupt: Interrupt,
+        emit: Callable[[Record], None],
+        show: Callable[[Schedule, str], None],
+        verified: bool = True,
+        ceiling_gbps: float | None = None,
+    ) -> None:
+        self.control, self.pools, self.groups = control, pools, list(groups)
+        self.works = [work for group in groups for work in group.works]
+        self.schedule = Schedule([work.state for work in self.works], limits, seed, time.monotonic)
+        self.interrupted = False
+        self.failures = 0
+        self._seed, self._align, self._interrupt = seed, align, interrupt
+        self._emit, self._show, self._verified, self._ceiling = emit, show, verified, ceiling_gbps
+
+    def run(self) -> list[Result]:
+        """Returns rank 0's results (those of the other ranks stay empty); `interrupted` and `failures` tell
+        how it went."""
+        results: list[Result] = []
+        while not self.interrupted:
+            order = self.control.from_root(self.schedule.order, list[int])
+            if not order:
+                break
+            for index in order:
+                work = self.works[index]
+                if not work.dropped:
+                    self._visit(index, work)
+                    if not self._unfinished(work.group):
+                        results += self._finish(work.group)
+                if self.interrupted:
+                    break
+        for group in self.groups:
+            if self._unfinished(group):
+                results += self._finish(group)
+        return results
+
+    def _unfinished(self, group: Group) -> bool:
+        return self.control.from_root(lambda: group.unfinished, bool)
+
+    def _visit(self, index: int, work: Work) -> None:
+        """One batch of one cell, with the first check and the first timing of a call where they are still to
+        come."""
+        if not work.group.checked_before:
+            self._check_before(work.group)
+            if work.dropped:
+                return
+        if not work.probed:
+            first = self._first(work)
+            if first is None:
+                return
+            if self.control.rank == 0:
+                self.schedule.know(index, max(int(rank.durations[0]) for rank in first) / 1e9)
+        if self.control.rank == 0:
+            self._show(self.schedule, f"{work.case.collective} {work.case.bytes} B on {work.backend.name}")
+        batch = self.control.from_root(lambda: self.schedule.batch(index), Batch)
+        began = time.monotonic()
+        ranks = self._batch(work, batch)
+        if ranks is not None and self.control.rank == 0:
+            samples, skews = timing.combine(ranks, batch.calls)
+            self.schedule.add(index, samples, skews, time.monotonic() - began)
+
+    def _first(self, work: Work) -> list[timing.Timed] | None:
+        """Prepares the call on all ranks and times it once."""
+        error: str | None = None
+        try:
+            work.ready(self.pools)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        failed = self.control.first_error(error)
+        if failed is not None:
+            self._drop(work, *failed)
+            return None
+        work.probed = True
+        return self._batch(work, Batch(1, 1, 1))
+
+    def _batch(self, work: Work, batch: Batch) -> list[timing.Timed] | None:
+        """All ranks' times; None where the cell failed on any of them and is dropped."""
+        call, placed = work.ready(self.pools)
+        placed.prime()
+        mine = timing.timed(call, self._align, batch.samples, batch.calls, batch.warmup)
+        placed.soil()
+        report = Report(mine.starts.tobytes(), mine.durations.tobytes(), mine.error, self._interrupt.asked)
+        reports = self.control.gather(report, Report)
+        self.interrupted |= any(rank.interrupted for rank in reports)
+        failed = next(((rank, said.error) for rank, said in enumerate(reports) if said.error), None)
+        if failed is not None:
+            self._drop(work, failed[0], str(failed[1]))
+            return None
+        return [
+            timing.Timed(np.frombuffer(said.starts, np.int64), np.frombuffer(said.durations, np.int64))
+            for said in reports
+        ]
+
+    def _drop(self, work: Work, rank: int | None, message: str) -> None:
+        """The cell failed: it is not measured further, on any rank."""
+        if not work.dropped:
+            work.dropped = True
+            self.schedule.drop(self.works.index(work))
+            self._fail(work, rank, message)
+
+    def _fail(self, work: Work, rank: int | None, message: str) -> None:
+        self.failures += 1
+        self._emit(Failure(backend=work.backend.name, case=work.case, rank=rank, message=message))
+
+    def _check_before(self, group: Group) -> None:
+        group.checked_before = True
+        if not self._verified:
+            return
+        began = time.monotonic()
+        wrong = checks.check(self.control, self.pools, group, self._check_seed(group, 0))
+        group.check_s = time.monotonic() - began
+        self.schedule.reserve_s += group.check_s
+        for one in wrong:
+            hit = [work for work in group.works if work.case.placement == one.case.placement]
+            for work in hit:
+                self._drop(work, one.rank, one.message)
+            if not hit:
+                self._fail_untimed(group, one)
+
+    def _fail_untimed(self, group: Group, wrong: checks.Wrong) -> None:
+        """A placement that is checked though it is not timed."""
+        self.failures += 1
+        self._emit(
+            Failure(backend=group.backend.name, case=wrong.case, rank=wrong.rank, message=wrong.message)
+        )
+
+    def _check_seed(self, group: Group, phase: int) -> int:
+        return (self._seed * 1_000_003 + group.index * 8 + phase * 4) % 2**63
+
+    def _finish(self, group: Group) -> list[Result]:
+        """The second check of a group whose cells are all measured, and their results."""
+        wrong: dict[str, checks.Wrong] = {}
+        if self._verified and self.control.from_root(
+            lambda: any(w.state.samples_us for w in group.works), bool
+        ):
+            found = checks.check(self.control, self.pools, group, self._check_seed(group, 1))
+            wrong = {one.case.placement: one for one in found}
+            self.schedule.reserve_s -= group.check_s
+        for placement, one in wrong.items():
+            if all(work.case.placement != placement for work in group.works):
+                self._fail_untimed(group, one)
+        results = []
+        for work in group.works:
+            work.state.done = True
+            if self.control.rank != 0 or work.dropped or not work.state.samples_us:
+                continue
+            after = wrong.get(work.case.placement)
+            if after is not None:
+                self._fail(work, after.rank, f"after the timed part: {after.message}")
+            verification = Verification(
+                before=self._verified,
+                after=self._verified and after is None,
+                bound=checks.bound_of(work) if self._verified else NOT_CHECKED,
+                detail=None if after is None else after.message,
+            )
+            results.append(result_of(work, verification, self._ceiling))
+            self._emit(results[-1])
+        return results

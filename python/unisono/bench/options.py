@@ -1,0 +1,83 @@
+"""What a run was asked to do, and the presets. Rank 0's options hold for all ranks."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+import msgspec
+
+from unisono.bench.cases import size_range
+from unisono.bench.schedule import Limits
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The part of the options that a name stands for; `budget_s` is the time for checks and measurements
+    together."""
+
+    sizes: tuple[int, ...]
+    budget_s: float
+    dtypes: tuple[str, ...] = ("f32",)
+    ops: tuple[str, ...] = ("sum",)
+    placements: tuple[str, ...] = ("out_of_place",)
+    memories: tuple[str, ...] = ("plain",)
+    workloads: tuple[str, ...] = ()
+    about: str = ""
+
+
+PRESETS = {
+    "quick": Preset(
+        sizes=(8, KIB, 64 * KIB, MIB, 16 * MIB),
+        budget_s=60.0,
+        workloads=("llama-3-70b-tp-decode",),
+        about="under 2 minutes on 2 cores: five sizes, plain memory, one real model",
+    ),
+    "standard": Preset(
+        sizes=(*size_range(8, 256 * MIB, 8),),
+        budget_s=390.0,
+        memories=("plain", "symmetric"),
+        workloads=("llama-3-70b-tp-decode", "ddp-resnet-50"),
+        about="under 9 minutes on 2 cores: 8 B to 128 MiB, plain and symmetric memory, two real models",
+    ),
+    "extensive": Preset(
+        sizes=(*size_range(8, 256 * MIB, 4), 256 * MIB),
+        budget_s=3600.0,
+        dtypes=("f32", "bf16"),
+        placements=("out_of_place", "in_place"),
+        memories=("plain", "symmetric"),
+        workloads=("all",),
+        about="about an hour: steps of 4 up to 256 MiB, f32 and bf16, in and out of place, all models",
+    ),
+}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of `unisono bench` or `unisono tune`."""
+
+    directory: str
+    command: list[str]
+    preset: str | None
+    backends: list[str]
+    sizes: list[int]
+    dtypes: list[str]
+    ops: list[str]
+    placements: list[str]
+    memories: list[str]
+    workloads: list[str]  # names in workloads.toml
+    limits: Limits
+    seed: int
+    collectives: list[str]
+    modes: list[str]
+    check: bool = True
+    terminal_columns: int | None = None  # of the user's terminal; None: progress as plain lines
+
+    def pack(self) -> str:
+        """As one word of a command line."""
+        return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()
+
+    @staticmethod
+    def unpack(word: str) -> Options:
+        return msgspec.json.decode(base64.urlsafe_b64decode(word), type=Options)

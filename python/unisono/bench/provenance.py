@@ -1,0 +1,131 @@
+"""Where and with what a run was made: enough to judge and repeat it, and nothing that names a host, user or
+path."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path, PurePath
+
+from unisono.bench.records import Machine
+
+PACKAGES = ("numpy", "ml_dtypes", "scipy", "mpi4py", "mpich", "torch")
+# Settings that change how a library communicates or computes. Their values are kept unless they hold a path.
+VARIABLES = frozenset(
+    {
+        *("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+        *("UNISONO_TIMEOUT_S", "UNISONO_CHECK", "UNISONO_PLAN", "UNISONO_SPINS", "UNISONO_ISA"),
+        *("UNISONO_CHUNK_BYTES", "UNISONO_STREAM_BYTES"),
+        *("MPI4PY_RC_THREAD_LEVEL", "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_coll", "I_MPI_FABRICS"),
+        *("FI_PROVIDER", "UCX_TLS", "UCX_NET_DEVICES", "GLOO_SOCKET_IFNAME", "TORCH_NUM_THREADS"),
+        *("MALLOC_ARENA_MAX", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "SLURM_CPU_BIND", "KMP_AFFINITY"),
+    }
+)
+_PREFIXES = ("MPIR_CVAR_",)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def caches(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, int]:
+    """Bytes of each cache of the first core, by name, like {"L1d": 32768, "L3": 33554432}."""
+    found = {}
+    for index in sorted(root.glob("index*")):
+        size = re.fullmatch(r"(\d+)([KM]?)", _text(index / "size"))
+        if size:
+            kind = {"Data": "d", "Instruction": "i"}.get(_text(index / "type"), "")
+            found[f"L{_text(index / 'level')}{kind}"] = int(size[1]) << {"": 0, "K": 10, "M": 20}[size[2]]
+    return found
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_bytes(field: str = "MemTotal") -> int:
+    """A field of /proc/meminfo in bytes; 0 where the system does not say."""
+    match = re.search(rf"^{field}:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
+
+
+def machine() -> Machine:
+    """This machine; no host name."""
+    model = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    return Machine(
+        cpu=model[1].strip() if model else platform.machine(),
+        cores=usable_cores(),
+        memory_bytes=memory_bytes(),
+        numa_nodes=max(1, len(nodes)),
+        kernel=f"{platform.system()} {platform.release()}",
+        caches=caches(),
+    )
+
+
+def libraries(backends: Mapping[str, str]) -> dict[str, str]:
+    """Versions of Python, the packages that matter, and of every usable backend as it says itself."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found | {f"backend {name}": version for name, version in backends.items() if version}
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the allow-list that are set; a value with a path in it becomes "set"."""
+    chosen = {
+        key: value for key, value in sorted(env.items()) if key in VARIABLES or key.startswith(_PREFIXES)
+    }
+    return {key: "set" if "/" in value or len(value) > 200 else value for key, value in chosen.items()}
+
+
+def command(argv: Sequence[str]) -> list[str]:
+    """The command as it can be typed again elsewhere: the program's name, and paths cut down to their last
+    part."""
+    return ["unisono", *(_without_path(word) for word in argv)]
+
+
+def _without_path(word: str) -> str:
+    option, equals, value = word.partition("=")
+    if word.startswith("-") and equals:
+        return f"{option}={_without_path(value)}"
+    return PurePath(word).name if word.startswith(("/", "~", "./", "../")) else word
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package runs from or was built in, "-dirty" appended where files
+    differ from it; None where there is none."""
+
+    package = Path(__file__).resolve()
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(package.parent), *words],
+                capture_output=True,
+                text=True,
+                timeout=5,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    top = git("rev-parse", "--show-toplevel")
+    if not top or not (Path(top) / "python" / "unisono" / "bench" / package.name).is_file():
+        return None
+    revision = git("rev-parse", "HEAD")
+    if not revision:
+        return None
+    return revision + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")

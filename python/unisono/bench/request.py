@@ -1,0 +1,185 @@
+"""From what the user typed to the options of a run: presets, what overrides them, and errors that list what
+is known."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from unisono.bench import cases, provenance, tune, workloads
+from unisono.bench.backends import base
+from unisono.bench.cases import CaseError
+from unisono.bench.options import PRESETS, Options, Preset
+from unisono.bench.records import FILE_NAME
+from unisono.bench.schedule import Limits
+
+DTYPE_NAMES = {  # of nccl-tests
+    "float": "f32",
+    "double": "f64",
+    "half": "f16",
+    "bfloat16": "bf16",
+    "int8": "i8",
+    "uint8": "u8",
+    "int32": "i32",
+    "int64": "i64",
+}
+TUNE_SIZES = cases.size_range(8, 64 << 20, 4)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line of `unisono bench`; None where the user said nothing."""
+
+    preset: str = "quick"
+    backends: str | None = None
+    collectives: str | None = None
+    begin: str | None = None
+    end: str | None = None
+    factor: int = 2
+    sizes: str | None = None
+    dtypes: str | None = None
+    ops: str | None = None
+    placements: str | None = None
+    memories: str | None = None
+    modes: str | None = None
+    workloads: str | None = None
+    iterations: int | None = None
+    warmup: int | None = None
+    check: int = 1
+    budget_s: float | None = None
+    width: float | None = None
+    seed: int | None = None
+    directory: Path | None = None
+
+
+def options_of(asked: Asked, command: Sequence[str]) -> Options:
+    """Raises CaseError, in words for the user, where something is unknown or contradicts itself."""
+    if asked.preset not in PRESETS:
+        raise CaseError(f"unknown preset {asked.preset!r}: choose from {', '.join(PRESETS)}.")
+    preset = PRESETS[asked.preset]
+    models = asked.workloads
+    if models is None:  # a run that the user has narrowed down is about what he named
+        narrowed = (asked.collectives, asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
+        models = ",".join(preset.workloads) if all(value is None for value in narrowed) else "none"
+    return Options(
+        directory=str(_directory(asked.directory)),
+        command=provenance.command(command),
+        preset=asked.preset,
+        backends=_backends(asked.backends),
+        collectives=_names("collective", asked.collectives, list(cases.COLLECTIVES), list(cases.COLLECTIVES)),
+        sizes=_sizes(asked, preset),
+        dtypes=_dtypes(asked.dtypes, preset),
+        ops=_names("op", asked.ops, list(cases.OPS), list(preset.ops)),
+        placements=_names("placement", asked.placements, list(cases.PLACEMENTS), list(preset.placements)),
+        memories=_names("memory", asked.memories, list(cases.MEMORIES), list(preset.memories)),
+        modes=_names("mode", asked.modes, list(cases.MODES), list(cases.MODES)),
+        workloads=workloads.split_workloads(models),
+        limits=_limits(asked, preset),
+        seed=secrets.randbits(31) if asked.seed is None else asked.seed,
+        check=asked.check > 0,
+        terminal_columns=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,
+    )
+
+
+def tune_options(
+    collectives: str | None, budget_s: float, directory: Path, command: Sequence[str]
+) -> Options:
+    """The options of `unisono tune`: every algorithm of the collectives as a backend of its own. Raises
+    CaseError."""
+    known = tune.tunable()
+    chosen = _names("collective", collectives, known, known)
+    return Options(
+        directory=str(directory),
+        command=provenance.command(command),
+        preset=None,
+        backends=tune.variants(chosen),
+        collectives=chosen,
+        sizes=TUNE_SIZES,
+        dtypes=["f32"],
+        ops=["sum"],
+        placements=["out_of_place"],
+        memories=list(cases.MEMORIES),
+        modes=["latency"],
+        workloads=[],
+        limits=Limits(budget_s=budget_s),
+        seed=secrets.randbits(31),
+        terminal_columns=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,
+    )
+
+
+def _names(kind: str, text: str | None, known: list[str], default: list[str]) -> list[str]:
+    return default if text is None else cases.split_names(kind, text, known)
+
+
+def _backends(text: str | None) -> list[str]:
+    known = base.names()
+    if text is None or text.strip() == "all":
+        return known
+    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise CaseError(f"no backend given: choose from {', '.join(known)}.")
+    base.check_names(names)
+    return names
+
+
+def _dtypes(text: str | None, preset: Preset) -> list[str]:
+    if text is None:
+        return list(preset.dtypes)
+    short = ",".join(DTYPE_NAMES.get(part.strip(), part.strip()) for part in text.split(","))
+    return cases.split_names("dtype", short, list(cases.DTYPES))
+
+
+def _sizes(asked: Asked, preset: Preset) -> list[int]:
+    if asked.sizes is not None:
+        if asked.begin is not None or asked.end is not None:
+            raise CaseError("--sizes and -b/-e name the sizes twice: give one of them.")
+        parts = [part for part in asked.sizes.split(",") if part.strip()]
+        if not parts:
+            raise CaseError("no sizes given: write a list like 8,64K,1M.")
+        return sorted({cases.parse_size(part) for part in parts})
+    if asked.begin is None and asked.end is None:
+        return list(preset.sizes)
+    begin = cases.parse_size(asked.begin) if asked.begin is not None else min(preset.sizes)
+    end = cases.parse_size(asked.end) if asked.end is not None else max(begin, *preset.sizes)
+    return cases.size_range(begin, end, asked.factor)
+
+
+def _limits(asked: Asked, preset: Preset) -> Limits:
+    if asked.iterations is not None and asked.iterations < 1:
+        raise CaseError(f"-n {asked.iterations}: at least one iteration is needed.")
+    if asked.warmup is not None and asked.warmup < 0:
+        raise CaseError(f"-w {asked.warmup}: the number of warm-up calls cannot be negative.")
+    if asked.budget_s is not None and asked.budget_s <= 0:
+        raise CaseError(f"--budget {asked.budget_s}: give seconds above 0.")
+    if asked.width is not None and not 0 < asked.width < 1:
+        raise CaseError(
+            f"--width {asked.width}: give the width of the interval relative to the median, like 0.05."
+        )
+    usual = Limits(budget_s=preset.budget_s)
+    return Limits(
+        budget_s=usual.budget_s if asked.budget_s is None else asked.budget_s,
+        width=usual.width if asked.width is None else asked.width,
+        warmup=usual.warmup if asked.warmup is None else asked.warmup,
+        samples=asked.iterations,
+    )
+
+
+def _directory(named: Path | None) -> Path:
+    """The user's, or one in the current directory that no other run has."""
+    if named is None:
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        return Path.cwd() / f"unisono-bench-{stamp}-{secrets.token_hex(2)}"
+    if named.exists() and not named.is_dir():
+        raise CaseError(f"{named} is not a directory: name another with --output.")
+    if (named / FILE_NAME).exists():
+        raise CaseError(f"{named} holds the records of another run: name another directory with --output.")
+    existing = next(parent for parent in (named, *named.absolute().parents) if parent.exists())
+    if not os.access(existing, os.W_OK):
+        raise CaseError(f"{named} cannot be written: name another directory with --output.")
+    return named.absolute()

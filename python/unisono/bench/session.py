@@ -1,0 +1,250 @@
+"""One rank's part of a run, from the bootstrap to the last record. All ranks walk through it in step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from unisono import bootstrap, launch
+from unisono.bench import cases, ceilings, provenance, workloads
+from unisono.bench.backends.base import Backend, Ranks, load
+from unisono.bench.backends.mpi import set_thread_level
+from unisono.bench.buffers import Pools, needed_bytes
+from unisono.bench.cells import make_groups
+from unisono.bench.control import Control, Interrupt
+from unisono.bench.measure import Measurement
+from unisono.bench.options import Options
+from unisono.bench.progress import Display
+from unisono.bench.records import (
+    SCHEMA_VERSION,
+    Case,
+    End,
+    Failure,
+    Record,
+    RecordsWriter,
+    Result,
+    Run,
+    Skip,
+    Workload,
+)
+
+EXCHANGE_TIMEOUT_S = (
+    300.0  # one exchange of the bench's own: as long as the slowest call that others may be in
+)
+ALIGN_TIMEOUT_S = 180.0
+MEMORY_SHARE = 0.7  # of the memory that is free, for all ranks' buffers together
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run went, on every rank; `results` on rank 0."""
+
+    failures: int
+    interrupted: bool
+    results: list[Result]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def run(options: Options, env: Mapping[str, str] = os.environ) -> Outcome:
+    """Joins the other ranks as `env` says and runs. Raises UsageError where the ranks turn out to be separate
+    copies."""
+    import unisono
+
+    set_thread_level()
+    world = launch.from_env(env)
+    with contextlib.ExitStack() as stack:
+        joined = bootstrap.make(world, timeout_s=EXCHANGE_TIMEOUT_S)
+        stack.callback(joined.close)
+        control = Control(joined)
+        chosen = control.from_root(lambda: options, Options)
+        align = unisono.init(bootstrap=bootstrap.make(world), timeout_s=ALIGN_TIMEOUT_S)
+        stack.callback(align.close)
+        measured = unisono.init(bootstrap=bootstrap.make(world))
+        stack.callback(measured.close)
+        interrupt = stack.enter_context(Interrupt().watched())
+        session = Session(chosen, control, align.barrier, measured, interrupt, world.launcher)
+        stack.callback(session.close)
+        return session.run()
+
+
+class Session:
+    """What all ranks share in a run. Rank 0 writes the records and shows the progress."""
+
+    def __init__(
+        self,
+        options: Options,
+        control: Control,
+        align: Callable[[], object],
+        communicator: Any,
+        interrupt: Interrupt,
+        launcher: str,
+    ) -> None:
+        self.options, self.control, self.launcher = options, control, launcher
+        self._align, self._communicator, self._interrupt = align, communicator, interrupt
+        self._writer: RecordsWriter | None = None
+        self._backends: list[Backend] = []
+        self._display = Display(options.terminal_columns)
+        self._began = time.monotonic()
+        if control.rank == 0:
+            self._writer = RecordsWriter(Path(options.directory))
+
+    def close(self) -> None:
+        for backend in self._backends:
+            backend.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def emit(self, record: Record) -> None:
+        """Writes a record on rank 0; failures are said at once."""
+        if self._writer is None:
+            return
+        self._writer.write(record)
+        if isinstance(record, Failure):
+            where = f"rank {record.rank}: " if record.rank is not None else ""
+            self._display.say(
+                f"FAILED {cases.label(record.case)} on {record.backend}: {where}{record.message}"
+            )
+
+    def run(self) -> Outcome:
+        """Everything between the first record and the last."""
+        options, control = self.options, self.control
+        started = _now()
+        self._backends, unusable = self._open_backends()
+        self._emit_run(started)
+        for skip in unusable:
+            self.emit(skip)
+        models = workloads.select(options.workloads, control.size)
+        for workload, _ in models:
+            self.emit(workload)
+        pools, wanted = self._allocate(self._wanted(models))
+        groups, unsupported = make_groups(wanted, self._backends)
+        for name, case, reason in unsupported:
+            self.emit(Skip(backend=name, reason=reason, case=case))
+        ceiling = self._ceilings()
+        measurement = Measurement(
+            control,
+            pools,
+            groups,
+            options.limits,
+            options.seed,
+            self._align,
+            self._interrupt,
+            self.emit,
+            self._display.show,
+            verified=options.check,
+            ceiling_gbps=ceiling,
+        )
+        with self._display if control.rank == 0 else contextlib.nullcontext():
+            results = measurement.run()
+        if not measurement.interrupted:
+            self._ceilings()
+        elapsed = time.monotonic() - self._began
+        self.emit(End(finished_at=_now(), elapsed_s=elapsed, interrupted=measurement.interrupted))
+        failures = control.from_root(lambda: measurement.failures, int)
+        return Outcome(failures, measurement.interrupted, results)
+
+    def _wanted(self, models: Sequence[tuple[Workload, list[Case]]]) -> list[tuple[Case, str | None]]:
+        options = self.options
+        grid = cases.grid(
+            self.control.size,
+            options.collectives,
+            options.sizes,
+            options.dtypes,
+            options.ops,
+            options.placements,
+            options.memories,
+            options.modes,
+        )
+        wanted: list[tuple[Case, str | None]] = [(case, None) for case in grid]
+        return wanted + [(case, workload.name) for workload, needed in models for case in needed]
+
+    def _open_backends(self) -> tuple[list[Backend], list[Skip]]:
+        """The backends that every rank can use, and why the others cannot be."""
+        usable: list[Backend] = []
+        skips: list[Skip] = []
+        ranks = Ranks(self.control.rank, self.control.size, self.control.gather_bytes, self._communicator)
+        for name in self.options.backends:
+            backend = load(name)
+            failed = self.control.first_error(_reason(backend.available, ranks.size))
+            if failed is None:
+                failed = self.control.first_error(_reason(backend.setup, ranks))
+            if failed is None:
+                usable.append(backend)
+            else:
+                skips.append(Skip(backend=name, reason=failed[1]))
+                self._say(f"{name} is left out: {failed[1]}")
+        if not usable:
+            self._say("No backend is usable, so nothing is measured.")
+        return usable, skips
+
+    def _say(self, text: str) -> None:
+        if self.control.rank == 0:
+            self._display.say(text)
+
+    def _emit_run(self, started: str) -> None:
+        if self.control.rank != 0:
+            return
+        options = self.options
+        self.emit(
+            Run(
+                schema=SCHEMA_VERSION,
+                run_id=os.urandom(8).hex(),
+                started_at=started,
+                command=options.command,
+                preset=options.preset,
+                seed=options.seed,
+                ranks=self.control.size,
+                launcher=self.launcher,
+                machine=provenance.machine(),
+                libraries=provenance.libraries(
+                    {backend.name: backend.version() for backend in self._backends}
+                ),
+                environment=provenance.environment(os.environ),
+                commit=provenance.commit(),
+            )
+        )
+
+    def _allocate(self, wanted: list[tuple[Case, str | None]]) -> tuple[Pools, list[tuple[Case, str | None]]]:
+        """The pools for as many of the cases as the memory holds; the largest that do not fit are skipped, in
+        words."""
+        control = self.control
+        room = control.from_root(lambda: int(provenance.memory_bytes("MemAvailable") * MEMORY_SHARE), int)
+        # two regions a rank of either memory, and as much again for what the libraries stage
+        limit = room // (4 * control.size)
+        kept = [one for one in wanted if one[0].bytes <= limit]
+        reason = f"its buffers do not fit: {control.size} ranks have room for {limit >> 20} MiB each."
+        for case, _ in (one for one in wanted if one[0].bytes > limit):
+            self.emit(Skip(backend="all", reason=reason, case=case))
+        listed = [case for case, _ in kept]
+        pools = Pools(listed, control.rank)
+        error = _reason(pools.add_symmetric, needed_bytes(listed, "symmetric"), self._communicator)
+        failed = control.first_error(error)
+        if failed is None:
+            return pools, kept
+        self._say(f"symmetric memory is left out: {failed[1]}")
+        for case in (case for case in listed if case.memory == "symmetric"):
+            self.emit(Skip(backend="all", reason=failed[1], case=case))
+        return pools, [one for one in kept if one[0].memory == "plain"]
+
+    def _ceilings(self) -> float:
+        found = ceilings.measure(self.control, self._align)
+        self.emit(found.one_thread)
+        self.emit(found.all_threads)
+        return found.per_rank_gbps
+
+
+def _reason(step: Callable[..., str | None], *arguments: object) -> str | None:
+    """What `step` returns, or what it raises in words."""
+    try:
+        return step(*arguments)
+    except Exception as error:  # a library that cannot start is a reason to leave it out
+        return f"{type(error).__name__}: {error}"

@@ -1,0 +1,116 @@
+"""Who starts the ranks: a launcher that is there already, MPI's mpiexec (so that the mpi backend runs in the
+same processes as the others), or the local launcher of `unisono run`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+from unisono import launch
+from unisono.bench.cases import CaseError
+from unisono.bench.options import Options
+
+# Variables by which some launcher or other says that it started several processes.
+_COUNTS = (
+    "PMI_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "MPI_LOCALNRANKS",
+    "WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "PALS_SIZE",
+)
+_FOREIGN = ("PMI", "OMPI_", "PRTE_", "SLURM_", "HYDRA_", "HYDI_", "MPI_LOCAL")
+
+
+def joined_world(env: Mapping[str, str], ranks: int | None) -> launch.World | None:
+    """The world to join where this process is one of several, None where it is to start the ranks itself.
+
+    Raises CaseError where `ranks` contradicts the launcher, and where the environment shows a launcher of
+    several processes that says nothing by which they could be told apart: they would run as separate
+    copies."""
+    world = launch.from_env(env)
+    if world.size > 1:
+        if ranks is not None and ranks != world.size:
+            raise CaseError(
+                f"--ranks {ranks}, but {world.launcher} started {world.size}: leave --ranks out, or start "
+                "the bench alone."
+            )
+        return world
+    for name in _COUNTS:
+        if env.get(name, "").isdigit() and int(env[name]) > 1:
+            raise CaseError(
+                f"{name}={env[name]} shows that a launcher started several processes, but nothing says which "
+                "one this is, and they would run as separate copies. Start the bench alone with --ranks, or "
+                "under mpiexec, srun or torchrun."
+            )
+    return None
+
+
+def default_ranks(cores: int) -> int:
+    """As many as there are cores, from 2 to 8."""
+    return min(max(cores, 2), 8)
+
+
+def find_mpiexec() -> str | None:
+    """The mpiexec beside this Python, where the mpich wheel puts it, else the first in PATH."""
+    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+
+
+def mpiexec_command(mpiexec: str, ranks: int) -> list[str]:
+    """`mpiexec -n RANKS` on this machine, for MPICH's and Open MPI's."""
+    try:
+        said = subprocess.run(
+            [mpiexec, "--version"], capture_output=True, text=True, timeout=20, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        said = ""
+    if "Open MPI" in said or "OpenRTE" in said or "PRRTE" in said:
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        return [mpiexec, "--oversubscribe", *root, "-n", str(ranks)]
+    if "HYDRA" in said:
+        return [mpiexec, "-launcher", "fork", "-n", str(ranks)]
+    return [mpiexec, "-n", str(ranks)]
+
+
+def start(options: Options, ranks: int) -> int:
+    """Runs `ranks` ranks of the bench to their end and returns 0, or what the launcher returned.
+
+    One Ctrl-C reaches every rank, which stops at its next batch; a second one ends them."""
+    word = [sys.executable, "-m", "unisono.bench.rank", options.pack()]
+    mpiexec = find_mpiexec() if "mpi" in options.backends and find_spec("mpi4py") else None
+    if mpiexec is None:
+        return launch.run_local(ranks, word)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    child = subprocess.Popen(
+        [*mpiexec_command(mpiexec, ranks), *word], env=env, stdin=subprocess.DEVNULL, process_group=0
+    )
+    with _forwarded(child):
+        return child.wait()
+
+
+@contextlib.contextmanager
+def _forwarded(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Passes this process's SIGINT and SIGTERM on, both as SIGINT: mpiexec gives the first SIGINT to the
+    ranks and ends at the second."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if child.poll() is None:
+            child.kill()
+            child.wait()

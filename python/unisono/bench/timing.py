@@ -1,0 +1,88 @@
+"""The timed loops: nothing in them but the clock, the alignment and the call.
+
+Latency: every iteration starts behind a barrier of the bench's own unisono communicator, the same for all
+backends, and is timed by each rank on the host clock until its own call is complete. Throughput: one
+alignment, then a queue of calls back to back, timed as a whole. The sample is the maximum over ranks, divided
+by the calls. The skew of a sample is the spread of the ranks' start times; the clock (CLOCK_MONOTONIC) is one
+for all processes of a host.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from time import perf_counter_ns
+
+import numpy as np
+import numpy.typing as npt
+
+Call = Callable[[], object]
+Nanoseconds = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Start times and durations in ns of one rank's samples; shorter than asked where `error` says why."""
+
+    starts: Nanoseconds
+    durations: Nanoseconds
+    error: str | None = None
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """No garbage collection inside the block."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def timed(call: Call, align: Call, samples: int, calls: int, warmup: int) -> Timed:
+    """`warmup` untimed calls, then `samples` samples of `calls` calls each.
+
+    Where the call raises, the remaining alignments are still made, so that no other rank waits for this one
+    there; what `align` raises goes to the caller."""
+    starts, ends = [0] * samples, [0] * samples
+    clock, done, error = perf_counter_ns, 0, None
+    with collector_off():
+        try:
+            for _ in repeat(None, warmup):
+                call()
+            if calls == 1:
+                for done in range(samples):
+                    align()
+                    starts[done] = clock()
+                    call()
+                    ends[done] = clock()
+            else:
+                for done in range(samples):
+                    align()
+                    starts[done] = clock()
+                    for _ in repeat(None, calls):
+                        call()
+                    ends[done] = clock()
+            done = samples
+        except Exception as raised:  # whatever a library raises is a failure of its cell, not of the bench
+            error = f"{type(raised).__name__}: {raised}"
+    if error is not None:
+        started = done + 1 if starts[done] else done
+        for _ in range(samples - started):
+            align()
+    first = np.asarray(starts[:done], dtype=np.int64)
+    return Timed(first, np.asarray(ends[:done], dtype=np.int64) - first, error)
+
+
+def combine(ranks: list[Timed], calls: int) -> tuple[list[float], list[float]]:
+    """(samples, skews) in us from all ranks' times of one batch."""
+    count = min(len(rank.durations) for rank in ranks)
+    starts = np.stack([rank.starts[:count] for rank in ranks])
+    slowest = np.stack([rank.durations[:count] for rank in ranks]).max(axis=0)
+    skew = starts.max(axis=0) - starts.min(axis=0)
+    return (slowest / (1e3 * calls)).tolist(), (skew / 1e3).tolist()

@@ -1,0 +1,117 @@
+"""`unisono tune`: measures every algorithm of every collective here and writes the table by which Plan
+chooses.
+
+The file holds one table per number of ranks:
+
+    {"schema": "1.0", "machine": {...}, "ranks": 2,
+     "entries": [{"collective": "all_reduce", "memory": "plain", "up_to_bytes": 4096, "algorithm":
+     "one_shot_packets"},
+                 ..., {"collective": "all_reduce", "memory": "plain", "up_to_bytes": null, "algorithm":
+                 "two_shot"}]}
+
+and, once there is more than one, a list of them. `bytes` is the larger buffer of the call.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unisono.bench.cases import COLLECTIVES, MEMORIES
+from unisono.bench.records import Machine, Result
+from unisono.bench.stats import Interval, Verdict, verdict
+
+SCHEMA = "1.0"
+
+
+def tunable() -> list[str]:
+    """Collectives of which the library has more than one algorithm."""
+    import unisono
+
+    return [name for name in COLLECTIVES if len(unisono.Communicator.algorithms(name)) > 1]
+
+
+def variants(collectives: Iterable[str]) -> list[str]:
+    """The backends to measure: `unisono:ALGORITHM` for every algorithm of these collectives."""
+    import unisono
+
+    names = (name for collective in collectives for name in unisono.Communicator.algorithms(collective))
+    return [f"unisono:{name}" for name in dict.fromkeys(names)]
+
+
+def choose(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The entries of a table. Along the sizes an algorithm stays chosen until another is confidently faster;
+    the border lies halfway (geometrically) between the two sizes measured."""
+    entries: list[dict[str, Any]] = []
+    for collective in COLLECTIVES:
+        for memory in MEMORIES:
+            mine = [
+                r
+                for r in results
+                if (r.case.collective, r.case.memory) == (collective, memory) and r.algorithm
+            ]
+            mine.sort(key=lambda r: r.case.bytes)
+            chosen: list[tuple[int, str]] = []
+            for size, group in groupby(mine, key=lambda r: r.case.bytes):
+                chosen.append((size, _winner(list(group), chosen[-1][1] if chosen else None)))
+            for index, (size, algorithm) in enumerate(chosen):
+                last = index + 1 == len(chosen)
+                if last or chosen[index + 1][1] != algorithm:
+                    border = None if last else math.isqrt(size * chosen[index + 1][0])
+                    entry = {"collective": collective, "memory": memory, "up_to_bytes": border}
+                    entries.append({**entry, "algorithm": algorithm})
+    return entries
+
+
+def _winner(results: Sequence[Result], before: str | None) -> str:
+    best = min(results, key=lambda r: r.median_us)
+    for result in results:
+        if result.algorithm == before and verdict(_interval(best), _interval(result)) is not Verdict.FASTER:
+            return str(before)
+    return str(best.algorithm)
+
+
+def _interval(result: Result) -> Interval:
+    return Interval(result.median_us, result.ci_low_us, result.ci_high_us)
+
+
+def merge(existing: str | None, table: dict[str, Any]) -> list[dict[str, Any]] | dict[str, Any]:
+    """`table` together with the tables for other numbers of ranks in the text of an existing file. Entries of
+    the same number of ranks stay where `table` says nothing about their collective and memory. An unreadable
+    file is replaced."""
+    try:
+        parsed = json.loads(existing or "[]")
+        tables = parsed if isinstance(parsed, list) else [parsed]
+        others = [old for old in tables if old["ranks"] != table["ranks"] and old["schema"] == SCHEMA]
+        same = [e for old in tables if old["ranks"] == table["ranks"] for e in old["entries"]]
+        told = {(entry["collective"], entry["memory"]) for entry in table["entries"]}
+        kept = [entry for entry in same if (entry["collective"], entry["memory"]) not in told]
+    except (ValueError, KeyError, TypeError):
+        others, kept = [], []
+    new = {**table, "entries": [*kept, *table["entries"]]}
+    return [*others, new] if others else new
+
+
+def write(path: Path, ranks: int, machine: Machine, entries: Sequence[dict[str, Any]]) -> None:
+    """Adds the table to `path` in one step, so that a library that starts meanwhile reads the old or the new
+    file."""
+    table = {
+        "schema": SCHEMA,
+        "machine": msgspec.to_builtins(machine),
+        "ranks": ranks,
+        "entries": list(entries),
+    }
+    text = json.dumps(merge(path.read_text() if path.is_file() else None, table), indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with os.fdopen(handle, "w") as file:
+        file.write(text + "\n")
+    os.replace(temporary, path)

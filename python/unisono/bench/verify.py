@@ -1,0 +1,247 @@
+"""Is the result right? Fresh random data that every rank can compute, poisoned outputs, and a plain numpy
+reference.
+
+Each rank's input is a random block of at most `PERIOD` elements (a prime), repeated; all ranks derive all
+blocks from the seed, so the whole output of any collective is known everywhere at the price of one block, and
+every byte of it is compared. Data that lands displaced is seen unless it is displaced by a multiple of
+`PERIOD` elements.
+
+Moves and integers are compared bit by bit, and so are float sums where the backend says that it combines in
+rank order (`Backend.bit_exact`). For the float sums of other libraries, which may combine in any order, the
+bound is the textbook one (N. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2): n
+u times the sum of the magnitudes, u the unit roundoff of the dtype and n the number of ranks; for a product,
+n u times its magnitude.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unisono.bench.buffers import POISON, Placed
+from unisono.bench.cases import COLLECTIVES, DTYPES, INTEGERS, Array, layout
+from unisono.bench.records import Case
+
+PERIOD = 1_048_573
+ROUNDOFF = {  # half the distance from 1 to the next number
+    "f64": 2.0**-53,
+    "f32": 2.0**-24,
+    "f16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "f8e4m3": 2.0**-4,
+    "f8e5m2": 2.0**-3,
+}
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+F64 = npt.NDArray[np.float64]
+
+
+def random_block(case: Case, rank: int, seed: int, count: int) -> Array:
+    """`count` values of the case's dtype, the same on every rank that asks. Integers: any bits, or small ones
+    for an average. Floats: magnitudes from 0.5 to 2, never zero; for a product so near 1 that it stays from
+    1/16 to 16."""
+    rng = np.random.default_rng([seed, rank])
+    kind = DTYPES[case.dtype]
+    if case.dtype in INTEGERS:
+        if case.op == "avg":
+            return rng.integers(0 if case.dtype == "u8" else -100, 101, count).astype(kind)
+        return rng.integers(0, 256, count * kind.itemsize, dtype=np.uint8).view(kind)
+    spread = 4.0 / case.ranks if case.op == "prod" else 1.0
+    values = rng.random(count, dtype=np.float32)
+    magnitude = np.exp2((2.0 * values - 1.0) * np.float32(spread))
+    sign = np.where(rng.integers(0, 2, count, dtype=np.uint8) == 0, np.float32(1.0), np.float32(-1.0))
+    signed: Array = (magnitude * sign).astype(kind)
+    return signed
+
+
+def combine(blocks: Sequence[Array], op: str, dtype: str) -> Array:
+    """The reduction as Unisono defines it: ((x0 + x1) + x2) ..., f32 accumulator for f32 and narrower floats,
+    f64 for f64, one rounding at the end; integers wrap, and their average is the exact sum divided toward
+    zero."""
+    kind, n = DTYPES[dtype], len(blocks)
+    if dtype in INTEGERS:
+        wide = np.dtype(np.int64) if op == "avg" else kind
+    else:
+        wide = np.dtype(np.float64) if dtype == "f64" else np.dtype(np.float32)
+    total = blocks[0].astype(wide)
+    for block in blocks[1:]:
+        other = block.astype(wide)
+        match op:
+            case "sum" | "avg":
+                total = total + other
+            case "prod":
+                total = total * other
+            case "min":
+                total = np.where(other < total, other, total)
+            case _:
+                total = np.where(other > total, other, total)
+    if op == "avg":
+        total = np.sign(total) * (np.abs(total) // n) if dtype in INTEGERS else total / wide.type(n)
+    return total.astype(kind)
+
+
+def tolerance(blocks: Sequence[Array], op: str, dtype: str) -> tuple[F64, F64] | None:
+    """(exact result, allowed distance) per element for libraries that combine in any order; None where only
+    the exact bits will do: integers, min and max."""
+    if dtype in INTEGERS or op in ("min", "max"):
+        return None
+    unit = ROUNDOFF[dtype]
+    wide = [block.astype(np.float64) for block in blocks]
+    n = len(wide)
+    if op == "prod":
+        exact = np.prod(wide, axis=0)
+        return exact, n * unit * np.abs(exact)
+    scale = n if op == "avg" else 1
+    return np.sum(wide, axis=0) / scale, n * unit * np.sum(np.abs(wide), axis=0) / scale
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`count` elements from `start` of a flat buffer hold `block` repeated, from its element `offset` on."""
+
+    start: int
+    count: int
+    block: Array
+    offset: int = 0
+    allowed: tuple[F64, F64] | None = None  # as `tolerance` gives it
+
+
+def _rows(piece: Piece) -> list[tuple[int, int, int]]:
+    """(first element in the buffer, first element in the block, length) of every run within one
+    repetition."""
+    rows, done, period = [], 0, len(piece.block)
+    while done < piece.count:
+        at = (piece.offset + done) % period
+        length = min(period - at, piece.count - done)
+        rows.append((piece.start + done, at, length))
+        done += length
+    return rows
+
+
+def write(flat: Array, pieces: Sequence[Piece]) -> None:
+    """Fills a flat buffer as the pieces say."""
+    for piece in pieces:
+        for start, at, length in _rows(piece):
+            np.copyto(flat[start : start + length], piece.block[at : at + length])
+
+
+def _bits(array: Array) -> npt.NDArray[np.unsignedinteger[npt.NBitBase]]:
+    return array.view(_BITS[array.itemsize])
+
+
+def differences(flat: Array, pieces: Sequence[Piece]) -> tuple[int, str | None]:
+    """How many elements differ from what the pieces say, and a sentence about the first; NaN equals NaN."""
+    wrong, first = 0, None
+    for piece in pieces:
+        for start, at, length in _rows(piece):
+            got, want = flat[start : start + length], piece.block[at : at + length]
+            if np.array_equal(_bits(got), _bits(want)):
+                continue
+            bad = _bits(got) != _bits(want)
+            if got.dtype.kind not in "iu":
+                wide = got.astype(np.float64)
+                bad &= ~(np.isnan(wide) & np.isnan(want.astype(np.float64)))
+                if piece.allowed is not None:
+                    exact, bound = (part[at : at + length] for part in piece.allowed)
+                    with np.errstate(invalid="ignore"):
+                        bad &= ~(np.abs(wide - exact) <= bound)
+            count = int(np.count_nonzero(bad))
+            if count and first is None:
+                index = int(np.argmax(bad))
+                first = f"element {start + index} is {got[index]!s}, expected {want[index]!s}"
+            wrong += count
+    return wrong, first
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What one rank's buffers hold before the call, and what its output must hold after it."""
+
+    x: tuple[Piece, ...]
+    out: tuple[Piece, ...]
+
+
+def expectation(case: Case, rank: int, seed: int, bit_exact: bool) -> Expectation:
+    """The reference for one rank; every rank computes it alone from the seed."""
+    n, shapes = case.ranks, [layout(case, r) for r in range(case.ranks)]
+    counts = [int(np.prod(s.x)) if s.x is not None else 0 for s in shapes]
+    period = min(PERIOD, max(counts))
+    if period == 0:
+        return Expectation((), ())
+    own_out = shapes[rank].out
+    out_count = int(np.prod(own_out)) if own_out is not None else 0
+    known = COLLECTIVES[case.collective]
+    sources = (
+        range(n)
+        if case.collective not in ("broadcast", "scatter", "send_recv")
+        else {rank, (rank - 1) % n, 0}
+    )
+    blocks = {r: random_block(case, r, seed, period) for r in sources}
+    x = (Piece(0, counts[rank], blocks[rank]),) if counts[rank] else ()
+    if own_out is None:
+        return Expectation(x, ())
+    if known.reduces:
+        ordered = [blocks[r] for r in range(n)]
+        result = combine(ordered, str(case.op), case.dtype)
+        allowed = None if bit_exact else tolerance(ordered, str(case.op), case.dtype)
+        offset = rank * out_count if case.collective == "reduce_scatter" else 0
+        return Expectation(x, (Piece(0, out_count, result, offset, allowed),))
+    match case.collective:
+        case "broadcast":
+            out = [Piece(0, out_count, blocks[0])]
+        case "scatter":
+            out = [Piece(0, out_count, blocks[0], rank * out_count)]
+        case "send_recv":
+            out = [Piece(0, out_count, blocks[(rank - 1) % n])]
+        case "all_gather" | "gather":
+            out = [Piece(r * (out_count // n), out_count // n, blocks[r]) for r in range(n)]
+        case "all_to_all":
+            out = [
+                Piece(r * (out_count // n), out_count // n, blocks[r], rank * (out_count // n))
+                for r in range(n)
+            ]
+        case (
+            _
+        ):  # all_to_all_v: everyone sends this rank as much, from behind what it sends to the lower ranks
+            own = shapes[rank]
+            behind = sum(own.send_counts[:rank])
+            out = [Piece(r * own.recv_counts[r], own.recv_counts[r], blocks[r], behind) for r in range(n)]
+    return Expectation(x, tuple(out))
+
+
+def bound_text(case: Case, bit_exact: bool) -> str:
+    """The records' statement of what was demanded."""
+    if bit_exact or case.op not in ("sum", "prod", "avg") or case.dtype in INTEGERS:
+        return "bit-exact"
+    magnitude = "|product|" if case.op == "prod" else "sum of |x|"
+    return f"within n u {magnitude}, n = {case.ranks} ranks, u = {ROUNDOFF[case.dtype]:.2g}"
+
+
+def arrange(placed: Placed, expected: Expectation) -> None:
+    """Poisons the outputs and the guard bytes, then writes the input. Where a call is in place the input
+    wins."""
+    region, end = placed.written
+    region.memory[:end].fill(POISON)
+    for guard in placed.guards:
+        guard.fill(POISON)
+    if placed.buffers.x is not None:
+        write(placed.buffers.x.reshape(-1), expected.x)
+    placed.read[0].soil()
+    region.soil()
+
+
+def inspect(case: Case, placed: Placed, expected: Expectation) -> str | None:
+    """None where output, input (kept by an out-of-place call) and guards are right, else what is not."""
+    if placed.buffers.out is not None:
+        wrong, first = differences(placed.buffers.out.reshape(-1), expected.out)
+        if wrong:
+            return f"{wrong} wrong element(s) of the output: {first}."
+    if case.placement == "out_of_place" and placed.buffers.x is not None:
+        wrong, first = differences(placed.buffers.x.reshape(-1), expected.x)
+        if wrong:
+            return f"the call changed {wrong} element(s) of its input: {first}."
+    if any(np.any(guard != POISON) for guard in placed.guards):
+        return "the call wrote past the end of a buffer."
+    return None

@@ -1,0 +1,107 @@
+"""Real models as lists of collective calls, read from workloads.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from importlib.resources import files
+from math import prod
+
+import msgspec
+
+from unisono.bench.cases import DTYPES, CaseError, make_case
+from unisono.bench.records import Case, Workload, WorkloadStep
+
+
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`elements` multiply to the elements of the larger buffer on one rank."""
+
+    collective: str
+    elements: list[int]
+    dtype: str
+    calls: float
+    op: str | None = None
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    steps: list[Step]
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One [[workload]] of the file; each variant becomes a workload of its own, `name-variant`."""
+
+    name: str
+    title: str
+    unit: str
+    units_per_step: int
+    source: str
+    variants: list[Variant]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    workload: list[Entry]
+
+
+def entries() -> dict[str, Entry]:
+    """All entries of the file, by name."""
+    text = files("unisono.bench").joinpath("workloads.toml").read_text(encoding="utf-8")
+    return {entry.name: entry for entry in msgspec.convert(tomllib.loads(text), _File).workload}
+
+
+def split_workloads(text: str) -> list[str]:
+    """`"a,b"`, `"all"` or `"none"` as names of entries or of single variants. Raises CaseError, which lists
+    the known."""
+    known = entries()
+    if text.strip() in ("", "none"):
+        return []
+    if text.strip() == "all":
+        return list(known)
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    for name in names:
+        variants = [_name(entry, variant) for entry in known.values() for variant in entry.variants]
+        if name not in known and name not in variants:
+            raise CaseError(f"unknown workload {name!r}: choose from {', '.join(known)}.")
+    return names
+
+
+def _name(entry: Entry, variant: Variant) -> str:
+    return f"{entry.name}-{variant.name}" if variant.name else entry.name
+
+
+def _case(step: Step, ranks: int) -> Case:
+    size = prod(step.elements) * DTYPES[step.dtype].itemsize
+    return make_case(step.collective, size, step.dtype, ranks, step.op, mode="latency")
+
+
+def select(names: Iterable[str], ranks: int) -> list[tuple[Workload, list[Case]]]:
+    """The workloads of that name (an entry means all its variants) with the cases that they need; plain
+    memory, out of place, latency. Sizes are rounded down to whole blocks where `ranks` does not divide
+    them."""
+    chosen = []
+    for entry in entries().values():
+        for variant in entry.variants:
+            if entry.name not in names and _name(entry, variant) not in names:
+                continue
+            cases = [_case(step, ranks) for step in variant.steps]
+            steps = [
+                WorkloadStep(
+                    collective=case.collective,
+                    bytes=case.bytes,
+                    dtype=case.dtype,
+                    op=case.op,
+                    calls=step.calls,
+                )
+                for step, case in zip(variant.steps, cases, strict=True)
+            ]
+            title = f"{entry.title} ({variant.name})" if variant.name else entry.title
+            workload = Workload(
+                name=_name(entry, variant),
+                title=title,
+                unit=entry.unit,
+                units_per_step=entry.units_per_step,
+                source=entry.source,
+                steps=steps,
+            )
+            chosen.append((workload, list(dict.fromkeys(cases))))
+    return chosen

@@ -1,0 +1,298 @@
+"""The `unisono` command. Exit codes: 0 good, 1 something failed (or a gate is not passed), 2 the command
+itself is wrong, 130 interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from unisono.bench import finish, request, start
+from unisono.bench.cases import COLLECTIVES, DTYPES, MEMORIES, MODES, OPS, PLACEMENTS, CaseError
+from unisono.bench.options import PRESETS, Options
+from unisono.bench.provenance import usable_cores
+from unisono.errors import UsageError
+
+app = typer.Typer(
+    help="Collective communication, measured and verified.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_BENCH = "What to measure"
+_HOW = "How to measure"
+
+
+def _refuse(error: Exception) -> NoReturn:
+    """Ends with exit code 2; of several ranks only the first says why."""
+    if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", os.environ.get("RANK", "0"))) == "0":
+        Console(stderr=True).print(
+            f"unisono: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
+    raise typer.Exit(finish.USAGE)
+
+
+def _guarded(step: Callable[[], Any]) -> Any:
+    try:
+        return step()
+    except (CaseError, UsageError) as error:
+        _refuse(error)
+
+
+def _run(options: Options, ranks: int | None, done: Callable[[Path, int], int]) -> NoReturn:
+    """Joins the ranks that a launcher has started, or starts them; `done` runs once, where the records
+    are."""
+    world = _guarded(lambda: start.joined_world(os.environ, ranks))
+    directory = Path(options.directory)
+    if world is None:
+        code = _guarded(lambda: start.start(options, ranks or start.default_ranks(usable_cores())))
+        raise typer.Exit(done(directory, code))
+    from unisono.bench import rank, session
+
+    try:
+        outcome = session.run(options)
+    except UsageError as error:
+        _refuse(error)
+    except BaseException as error:
+        sys.stderr.write(rank.explain(error).rstrip() + "\n")
+        rank.abort_mpi()
+        raise typer.Exit(finish.FAILED) from None
+    if world.rank == 0:
+        raise typer.Exit(done(directory, 0))
+    raise typer.Exit(finish.INTERRUPTED if outcome.interrupted else int(outcome.failures > 0))
+
+
+def _check_ranks(ranks: int | None) -> None:
+    if ranks is not None and ranks < 1:
+        _refuse(CaseError(f"--ranks {ranks}: at least one rank is needed."))
+
+
+@app.command()
+def bench(
+    preset: Annotated[
+        str, typer.Option("--preset", "-p", help="; ".join(f"{n}: {p.about}" for n, p in PRESETS.items()))
+    ] = "quick",
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", help="Ranks to start; default: one a core, 2 to 8. Not under a launcher."),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", "--backends", help="List, or all. unisono:ALGORITHM forces one."),
+    ] = None,
+    collective: Annotated[
+        str | None,
+        typer.Option(
+            "--collective", "--collectives", help=f"List of {', '.join(COLLECTIVES)}.", rich_help_panel=_BENCH
+        ),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "-b", "--begin", "--minbytes", help="First size, like 8 or 64K.", rich_help_panel=_BENCH
+        ),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option("-e", "--end", "--maxbytes", help="Last size, like 256M.", rich_help_panel=_BENCH),
+    ] = None,
+    factor: Annotated[
+        int, typer.Option("-f", "--factor", "--stepfactor", help="From size to size.", rich_help_panel=_BENCH)
+    ] = 2,
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", help="Explicit list, like 8,4K,25M.", rich_help_panel=_BENCH)
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "-d",
+            "--dtype",
+            "--datatype",
+            help=f"List of {', '.join(DTYPES)}, or all.",
+            rich_help_panel=_BENCH,
+        ),
+    ] = None,
+    op: Annotated[
+        str | None,
+        typer.Option("-o", "--op", help=f"List of {', '.join(OPS)}, or all.", rich_help_panel=_BENCH),
+    ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option("--placement", help=f"List of {', '.join(PLACEMENTS)}.", rich_help_panel=_BENCH),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help=f"List of {', '.join(MEMORIES)}.", rich_help_panel=_BENCH)
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option("--workload", help="Real models by name, all, or none.", rich_help_panel=_BENCH),
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option("--mode", help=f"List of {', '.join(MODES)}.", rich_help_panel=_HOW)
+    ] = None,
+    iters: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--iters",
+            help="Samples of every case; default: until the interval is narrow enough.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+    warmup: Annotated[
+        int | None,
+        typer.Option(
+            "-w",
+            "--warmup",
+            "--warmup_iters",
+            help="Untimed calls before a batch, at most; at least one.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+    check: Annotated[
+        int,
+        typer.Option("-c", "--check", help="0 leaves out the checks of the results.", rich_help_panel=_HOW),
+    ] = 1,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", help="Seconds for checks and measurements together.", rich_help_panel=_HOW),
+    ] = None,
+    width: Annotated[
+        float | None,
+        typer.Option(
+            "--width",
+            help="Stop at this width of the median's 95 % interval, 0.05 is 5 %.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Of the order of cases and of the data.", rich_help_panel=_HOW),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-O", "--output", "--out", help="Directory of records and report; default: a new one here."
+        ),
+    ] = None,
+) -> None:
+    """Measures every collective on every backend, checks the results and writes a report."""
+    _check_ranks(ranks)
+    asked = request.Asked(
+        preset=preset,
+        backends=backend,
+        collectives=collective,
+        begin=begin,
+        end=end,
+        factor=factor,
+        sizes=sizes,
+        dtypes=dtype,
+        ops=op,
+        placements=placement,
+        memories=memory,
+        modes=mode,
+        workloads=workload,
+        iterations=iters,
+        warmup=warmup,
+        check=check,
+        budget_s=budget,
+        width=width,
+        seed=seed,
+        directory=output,
+    )
+    options = _guarded(lambda: request.options_of(asked, sys.argv[1:]))
+    _run(options, ranks, lambda directory, code: finish.finish(directory, code, Console()))
+
+
+@app.command()
+def tune(
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", help="Ranks to start; default: one a core, 2 to 8.")
+    ] = None,
+    collective: Annotated[
+        str | None,
+        typer.Option("--collective", "--collectives", help="List; default: all that have a choice."),
+    ] = None,
+    budget: Annotated[
+        float, typer.Option("--budget", help="Seconds for checks and measurements together.")
+    ] = 180.0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-O", "--output", "--out", help="The table; default: UNISONO_PLAN, else the user's cache."
+        ),
+    ] = None,
+) -> None:
+    """Measures every algorithm here and writes the table by which the library chooses among them."""
+    from unisono.bench import records, tune
+    from unisono.communicator import plan_path
+
+    _check_ranks(ranks)
+    path = output or plan_path()
+    console = Console()
+
+    def write(directory: Path, code: int) -> int:
+        found = records.read(directory)
+        result = finish.exit_code(found, code)
+        if result == finish.OK:
+            run = found.runs[0]
+            tune.write(path, run.ranks, run.machine, tune.choose(found.results))
+            console.print(f"plan for {run.ranks} ranks: {finish.shown(path)}", soft_wrap=True)
+        else:
+            console.print("The table was not written: the run did not end in good order.", style="red")
+        return result
+
+    with tempfile.TemporaryDirectory(prefix="unisono-tune-") as scratch:
+        options = _guarded(
+            lambda: request.tune_options(collective, budget, Path(scratch) / "run", sys.argv[1:])
+        )
+        _run(options, ranks, write)
+
+
+@app.command()
+def info() -> None:
+    """Shows the machine, and which backends can run here and why not."""
+    from unisono.bench import info
+
+    info.show(Console())
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    }
+)
+def run(
+    context: typer.Context,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", help="How many ranks to start.")],
+) -> None:
+    """Starts a program as ranks on this machine: `unisono run -n 4 train.py`."""
+    from unisono import launch
+
+    raise typer.Exit(_guarded(lambda: launch.run_command(ranks, context.args)))
+
+
+@app.command()
+def schema() -> None:
+    """Prints the JSON Schema of a line of records.jsonl."""
+    from unisono.bench import records
+
+    print(json.dumps(records.schema(), indent=2))
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

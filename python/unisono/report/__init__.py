@@ -1,0 +1,29 @@
+"""The report of a bench run: report.html, report.md and PNG plots, all made from the records alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import html, markdown, plots
+from .model import load
+
+__all__ = ["build"]
+
+
+def build(path: Path, out: Path | None = None) -> list[Path]:
+    """Writes report.html, report.md and the plots of the records at `path` (a file, or a directory whose
+    records files merge) into `out`, which is the directory of the records unless given. Returns what was
+    written, the page first.
+
+    The same records give the same report.md, byte by byte. Raises FileNotFoundError where there are no
+    records and ValueError where their schema is of another major version."""
+    path = Path(path)
+    model = load(path)
+    directory = Path(out) if out is not None else path if path.is_dir() else path.parent
+    directory.mkdir(parents=True, exist_ok=True)
+    images = plots.write(model, directory)
+    page = directory / "report.html"
+    page.write_text(html.render(model), encoding="utf-8", newline="\n")
+    twin = directory / "report.md"
+    twin.write_text(markdown.render(model, [image.name for image in images]), encoding="utf-8", newline="\n")
+    return [page, twin, *images]

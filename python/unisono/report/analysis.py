@@ -1,0 +1,253 @@
+"""What the report concludes from the rows: headline, crossovers, the cost of workloads. No formatting
+here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from unisono.bench import stats
+from unisono.bench.records import Case, Workload, WorkloadStep
+from unisono.bench.stats import Interval, Verdict
+
+from .model import COLLECTIVES, Key, Model, Pair, Row, pairs
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The speed-up over a set of cases. `mean` is the geometric mean of the ratios of medians, peer over
+    subject."""
+
+    title: str
+    pairs: list[Pair]
+    alone: int  # cases of the subject without a peer
+    missing: int  # cases that only peers have
+
+    @property
+    def mean(self) -> float:
+        return stats.geometric_mean([pair.ratio for pair in self.pairs])
+
+    @property
+    def verdicts(self) -> Counter[Verdict]:
+        return Counter(pair.verdict for pair in self.pairs)
+
+    @property
+    def best(self) -> Pair:
+        return max(self.pairs, key=lambda pair: pair.ratio)
+
+    @property
+    def worst(self) -> Pair:
+        return min(self.pairs, key=lambda pair: pair.ratio)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One machine and number of ranks: the headline over everything, and one per collective."""
+
+    machine: int
+    ranks: int
+    total: Headline
+    collectives: list[Headline]
+
+
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items by key, in the order in which the keys first appear."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def headline(title: str, rows: list[Row], subject: str | None) -> Headline:
+    matched, alone = pairs(rows, subject)
+    theirs = {row.key for row in rows} - {row.key for row in rows if row.backend == subject}
+    return Headline(title, matched, len(alone), len(theirs))
+
+
+def groups(model: Model) -> list[Group]:
+    """The headlines, for each machine and number of ranks."""
+    found = []
+    for (machine, ranks), rows in sorted(
+        group_by(model.rows, lambda r: (r.key.machine, r.key.case.ranks)).items()
+    ):
+        by_collective = sorted(
+            group_by(rows, lambda r: r.key.case.collective).items(),
+            key=lambda item: collective_order(item[0]),
+        )
+        each = [headline(name, members, model.subject) for name, members in by_collective]
+        found.append(Group(machine, ranks, headline("all", rows, model.subject), each))
+    return found
+
+
+def collective_order(name: str) -> tuple[int, str]:
+    """The order of collectives everywhere in the report."""
+    return (COLLECTIVES.index(name) if name in COLLECTIVES else len(COLLECTIVES), name)
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The fastest backend at one size; `sure` where it is FASTER than the second, or has no rival."""
+
+    row: Row
+    second: Row | None
+
+    @property
+    def sure(self) -> bool:
+        return self.second is None or stats.verdict(self.row.interval, self.second.interval) is Verdict.FASTER
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """`left` is fastest up to `left.row`'s size, another backend from `right.row`'s size on, both
+    confidently. `estimate` (bytes) is where their two curves meet, interpolated on logarithmic axes; None
+    where one was not measured."""
+
+    left: Winner
+    right: Winner
+    estimate: float | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One case over all its sizes: who is fastest where."""
+
+    key: Key  # of the smallest size
+    winners: list[Winner]
+    crossovers: list[Crossover]
+
+    @property
+    def only(self) -> str | None:
+        """The backend that is never confidently overtaken, where one is somewhere confidently the fastest."""
+        names = {winner.row.backend for winner in self.winners if winner.sure}
+        return names.pop() if len(names) == 1 else None
+
+
+def _without_size(key: Key) -> tuple[object, ...]:
+    c = key.case
+    return (key.machine, c.ranks, c.mode, c.memory, c.placement, c.collective, c.dtype, c.op, c.root)
+
+
+def curves(model: Model) -> list[Curve]:
+    """For every case that at least two backends ran: the fastest at each size, and where that changes."""
+    found = []
+    sweep = [row for row in model.all_rows if row.key.workload is None]
+    for members in group_by(sweep, lambda row: _without_size(row.key)).values():
+        by_size = sorted(group_by(members, lambda row: row.key.case.bytes).items())
+        if not any(len(rows) > 1 for _, rows in by_size):
+            continue
+        table = {size: {row.backend: row for row in rows} for size, rows in by_size}
+        winners = []
+        for rows in table.values():
+            first, *rest = sorted(rows.values(), key=lambda row: row.interval.median)
+            winners.append(Winner(first, rest[0] if rest else None))
+        contested = [w for w in winners if w.second is not None and w.sure]
+        crossings = [
+            Crossover(left, right, _estimate(table, left.row, right.row))
+            for left, right in itertools.pairwise(contested)
+            if left.row.backend != right.row.backend
+        ]
+        found.append(Curve(members[0].key, winners, crossings))
+    return sorted(found, key=lambda curve: curve.key.order())
+
+
+def _estimate(table: dict[int, dict[str, Row]], left: Row, right: Row) -> float | None:
+    """Where log(time of left / time of right), linear in log(size) between the two sizes, is zero."""
+    sizes = (left.key.case.bytes, right.key.case.bytes)
+    gaps = []
+    for size in sizes:
+        a, b = table[size].get(left.backend), table[size].get(right.backend)
+        if a is None or b is None or size <= 0:
+            return None
+        gaps.append(math.log(a.interval.median / b.interval.median))
+    share = gaps[0] / (gaps[0] - gaps[1])
+    return math.exp(math.log(sizes[0]) + share * (math.log(sizes[1]) - math.log(sizes[0])))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one unit of a workload costs on one backend (or on the best of each): the sum of calls x median.
+    The interval adds the ends of the intervals, so it covers at least what theirs do."""
+
+    backend: str
+    parts: list[Row | None]  # one per step; None: not measured
+    unit: Interval | None  # None where a part is missing
+
+
+@dataclass(frozen=True)
+class WorkloadCost:
+    """One workload on one machine, number of ranks, mode and kind of memory."""
+
+    workload: Workload
+    key: Key
+    costs: list[Cost]
+    mix: Cost  # the best backend for each step
+
+    def saving(self, cost: Cost) -> float | None:
+        """The share of `cost`'s time that choosing the best backend for each step saves."""
+        if cost.unit is None or self.mix.unit is None:
+            return None
+        return 1.0 - self.mix.unit.median / cost.unit.median
+
+    @property
+    def best(self) -> Cost | None:
+        """The fastest single backend."""
+        whole = [cost for cost in self.costs if cost.unit is not None]
+        return min(whole, key=lambda c: c.unit.median if c.unit else math.inf) if whole else None
+
+
+def _matches(step: WorkloadStep, case: Case) -> bool:
+    return (step.collective, step.bytes, step.dtype, step.op) == (
+        case.collective,
+        case.bytes,
+        case.dtype,
+        case.op,
+    )
+
+
+def workload_costs(model: Model) -> list[WorkloadCost]:
+    """Every workload that was measured, for each machine, number of ranks, mode, kind of memory and
+    placement."""
+    found = []
+    for workload in model.workloads:
+        mine = [row for row in model.workload_rows if row.key.workload == workload.name]
+        for rows in group_by(mine, _workload_slice).values():
+            costs = []
+            for backend in model.backends:
+                ours = [row for row in rows if row.backend == backend]
+                if ours:
+                    parts = [next((r for r in ours if _matches(s, r.key.case)), None) for s in workload.steps]
+                    costs.append(Cost(backend, parts, _total(workload, parts)))
+            best = [_fastest([cost.parts[i] for cost in costs]) for i in range(len(workload.steps))]
+            found.append(
+                WorkloadCost(workload, rows[0].key, costs, Cost("best of each", best, _total(workload, best)))
+            )
+    return found
+
+
+def _workload_slice(row: Row) -> tuple[int, int, str, str, str]:
+    c = row.key.case
+    return (row.key.machine, c.ranks, c.mode, c.memory, c.placement)
+
+
+def _fastest(parts: list[Row | None]) -> Row | None:
+    return min((p for p in parts if p is not None), key=lambda row: row.interval.median, default=None)
+
+
+def _total(workload: Workload, parts: list[Row | None]) -> Interval | None:
+    rows = [part for part in parts if part is not None]
+    if not rows or len(rows) != len(parts):
+        return None
+    calls = [step.calls for step in workload.steps]
+    intervals = [row.interval for row in rows]
+    return Interval(
+        math.fsum(n * i.median for n, i in zip(calls, intervals, strict=True)),
+        math.fsum(n * i.low for n, i in zip(calls, intervals, strict=True)),
+        math.fsum(n * i.high for n, i in zip(calls, intervals, strict=True)),
+    )

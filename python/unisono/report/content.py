@@ -1,0 +1,359 @@
+"""What the report says, in words and tables, before it becomes HTML or Markdown. Nothing here is escaped
+yet."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from unisono.bench.records import Failure, Skip
+from unisono.bench.stats import Verdict
+
+from . import analysis, charts, text
+from .analysis import Curve, Group, Headline, WorkloadCost
+from .model import Key, Model, Pair, Row, case_text
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows of text; the columns named in `numeric` are aligned right."""
+
+    head: list[str]
+    rows: list[list[str]]
+    numeric: frozenset[int] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something the reader must know first. `level`: bad or warn."""
+
+    level: str
+    title: str
+    items: list[str]
+
+
+def lead(model: Model) -> str:
+    """What ran where, in one sentence."""
+    if not model.all_rows:
+        return "No result could be read from these records."
+    cases = [row.key.case for row in model.all_rows]
+    sizes = [case.bytes for case in cases if case.bytes > 0]
+    collectives = text.count(len({case.collective for case in cases}), "collective")
+    span = f" of {_range(min(sizes), max(sizes))}" if sizes else ""
+    ranks = text.listing([str(n) for n in sorted({case.ranks for case in cases})])
+    noun = "rank" if {case.ranks for case in cases} == {1} else "ranks"
+    names = f"{text.count(len(model.backends), 'backend')} ({text.listing(model.backends)})"
+    seconds = sum(end.elapsed_s for source in model.sources for end in source.ends)
+    took = f" in {text.duration(seconds)}" if seconds else ""
+    total = text.count(len(model.all_rows), "result")
+    checked = f"{model.unchecked:,} of them not checked" if model.unchecked else "all verified"
+    where = f"{ranks} {noun} of {text.listing(model.machines)}"
+    return f"{names} ran {collectives}{span} on {where}: {total}{took}, {checked}."
+
+
+def _range(low: int, high: int) -> str:
+    return text.size(low) if low == high else f"{text.size(low)} to {text.size(high)}"
+
+
+def started(model: Model) -> str:
+    """When the runs started, as recorded (UTC)."""
+    times = sorted(text.moment(run.started_at) for run in model.runs)
+    if not times:
+        return ""
+    return times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
+
+
+def notices(model: Model) -> list[Notice]:
+    """Failures, runs that did not finish and lines that could not be read."""
+    found = []
+    if model.failures:
+        shown = [failure_text(failure) for failure in model.failures[:8]]
+        if len(model.failures) > 8:
+            shown.append(f"and {len(model.failures) - 8} more, see Failures and skips.")
+        found.append(Notice("bad", f"{text.count(len(model.failures), 'case')} failed", shown))
+    for state, why in (
+        ("cut short", "was cut short: its end is missing, so cases may be missing too."),
+        ("interrupted", "was interrupted: it holds what had been measured by then."),
+    ):
+        names = [f"{source.name} {why}" for source in model.sources if source.state == state]
+        if names:
+            found.append(Notice("warn", f"{text.count(len(names), 'run')} {state}", names))
+    if model.unchecked:
+        item = f"{text.count(model.unchecked, 'result')} may be wrong: the run left out the checks."
+        found.append(Notice("warn", "Not checked", [item]))
+    if model.problems:
+        found.append(
+            Notice("warn", f"{text.count(len(model.problems), 'problem')} with the records", model.problems)
+        )
+    if model.replaced:
+        again = text.count(model.replaced, "result")
+        item = f"{again} of earlier runs were measured again; the latest of each counts."
+        found.append(Notice("warn", "Repeated cases", [item]))
+    crossed = crossed_runs(model)
+    if crossed:
+        item = f"{text.count(crossed, 'comparison')} are between results of different runs, not of one run."
+        found.append(Notice("warn", "Compared across runs", [item]))
+    return found
+
+
+def crossed_runs(model: Model) -> int:
+    """How many comparisons pair results of two different records files."""
+    return sum(
+        pair.own.source != pair.peer.source for group in analysis.groups(model) for pair in group.total.pairs
+    )
+
+
+def failure_text(failure: Failure) -> str:
+    where = "" if failure.rank is None else f", rank {failure.rank}"
+    return f"{failure.backend}: {case_text(failure.case)}{where}: {failure.message}"
+
+
+def pair_text(pair: Pair, ranks: bool = False) -> str:
+    """A ratio with its absolute values: `2.10× at 4 KiB, latency, plain (6.20 µs, mpi 13.0 µs)`."""  # noqa: RUF002
+    case = pair.own.key.case
+    place = [
+        text.size(case.bytes),
+        case.mode,
+        case.memory,
+        *([text.count(case.ranks, "rank")] if ranks else []),
+    ]
+    times = (
+        f"{text.time(pair.own.interval.median)}, {pair.peer.backend} {text.time(pair.peer.interval.median)}"
+    )
+    return f"{text.ratio(pair.ratio)} at {', '.join(place)} ({times})"
+
+
+def group_title(model: Model, group: Group) -> str:
+    title = text.count(group.ranks, "rank")
+    return f"{title}, {model.machines[group.machine]}" if len(model.machines) > 1 else title
+
+
+def headline_cells(line: Headline) -> list[str]:
+    """A row of the headline table: collective, geometric mean, cases, verdict counts, best and worst case."""
+    counts = [str(line.verdicts[v]) for v in (Verdict.FASTER, Verdict.SAME, Verdict.UNCLEAR, Verdict.SLOWER)]
+    if not line.pairs:
+        return [
+            line.title,
+            text.MISSING,
+            str(line.alone),
+            *counts,
+            "no peer ran it" if line.alone else "not run",
+            "",
+        ]
+    return [
+        line.title,
+        text.ratio(line.mean),
+        str(len(line.pairs)),
+        *counts,
+        pair_text(line.best),
+        pair_text(line.worst),
+    ]
+
+
+HEADLINE_HEAD = [
+    "Collective",
+    "Geometric mean",
+    "Cases",
+    "FASTER",
+    "SAME",
+    "UNCLEAR",
+    "SLOWER",
+    "Best case",
+    "Worst case",
+]
+
+
+def why_no_headline(model: Model) -> str | None:
+    """A sentence where there is nothing to compare."""
+    if not model.all_rows:
+        return "There is nothing to compare: the records hold no result."
+    if model.subject is None:
+        return f"There is nothing to compare: only {model.backends[0]} was measured."
+    if not any(group.total.pairs for group in analysis.groups(model)):
+        return f"There is nothing to compare: no other library ran a case that {model.subject} ran."
+    return None
+
+
+def fastest_counts(model: Model) -> Table:
+    """How often each backend is the fastest, confidently, over the cases that at least two ran."""
+    curves = analysis.curves(model)
+    contested = [winner for curve in curves for winner in curve.winners if winner.second is not None]
+    rows = []
+    for backend in model.backends:
+        sure = sum(w.sure and w.row.backend == backend for w in contested)
+        rows.append(
+            [backend, str(sure), f"{100 * sure / len(contested):.0f} %" if contested else text.MISSING]
+        )
+    unclear = sum(not w.sure for w in contested)
+    rows.append(
+        [
+            "none confidently",
+            str(unclear),
+            f"{100 * unclear / len(contested):.0f} %" if contested else text.MISSING,
+        ]
+    )
+    return Table(["Fastest backend", "Cases", "Share"], rows, frozenset({1, 2}))
+
+
+def slice_text(key: Key, model: Model) -> str:
+    """The part of a key that is not collective and size: `2 ranks, latency, plain`."""
+    case = key.case
+    parts = [text.count(case.ranks, "rank"), case.mode, case.memory]
+    if case.placement != "out_of_place":
+        parts.append(case.placement.replace("_", " "))
+    if len(model.machines) > 1:
+        parts.append(model.machines[key.machine])
+    return ", ".join(parts)
+
+
+def crossovers(model: Model) -> Table:
+    """Where the fastest backend changes with the size."""
+    rows = []
+    for curve in analysis.curves(model):
+        for crossing in curve.crossovers:
+            left, right = crossing.left.row, crossing.right.row
+            meet = text.MISSING if crossing.estimate is None else f"≈ {text.size(round(crossing.estimate))}"
+            rows.append([curve_name(curve), slice_text(curve.key, model), _end(left), _end(right), meet])
+    head = ["Collective", "Where", "Fastest up to", "Fastest from", "Curves meet at"]
+    return Table(head, rows, frozenset({4}))
+
+
+def curve_name(curve: Curve) -> str:
+    case = curve.key.case
+    return " ".join(part for part in (case.collective, case.dtype, case.op) if part)
+
+
+def _end(row: Row) -> str:
+    return f"{row.backend}, {text.size(row.key.case.bytes)} ({text.time(row.interval.median)})"
+
+
+def uncrossed(model: Model) -> str:
+    """A sentence on the curves that one backend leads throughout."""
+    found = analysis.curves(model)
+    single = [curve.only for curve in found if curve.only]
+    if not single:
+        return ""
+    parts = text.listing([f"{name} in {single.count(name)}" for name in dict.fromkeys(single)])
+    curves = text.count(len(found), "curve")
+    return f"Of {curves}, one backend is never confidently overtaken in {len(single)}: {parts}."
+
+
+def workload_table(cost: WorkloadCost, model: Model) -> Table:
+    """A workload's time per unit and per step on each backend, and what the best of each would save."""
+    workload = cost.workload
+    many = workload.units_per_step > 1
+    head = [
+        "Backend",
+        f"Per {workload.unit}",
+        "95 % interval",
+        *([f"{workload.units_per_step} {workload.unit}s"] if many else []),
+    ]
+    head += ["Saved by the best of each", "Choice per collective"]
+    rows = []
+    for item in [*cost.costs, *([cost.mix] if len(cost.costs) > 1 else [])]:
+        is_mix = item is cost.mix
+        name = charts.BEST_OF_EACH if is_mix else item.backend
+        if item.unit is None:
+            missing = [s.collective for s, p in zip(workload.steps, item.parts, strict=True) if p is None]
+            blank = [text.MISSING] * (len(head) - 2)
+            rows.append([name, *blank, f"not measured: {text.listing(missing)}"])
+            continue
+        saving = cost.saving(item)
+        saved = text.MISSING
+        if not is_mix and saving is not None and cost.mix.unit is not None:
+            saved = (
+                f"{text.time(item.unit.median - cost.mix.unit.median)} ({text.percent(saving)})"
+                if saving > 0
+                else "0"
+            )
+        row = [name, text.time(item.unit.median), text.span(item.unit.low, item.unit.high)]
+        row += [text.time(item.unit.median * workload.units_per_step)] if many else []
+        rows.append([*row, saved, _parts(cost, item, is_mix)])
+    return Table(head, rows, frozenset(range(1, len(head) - 1)))
+
+
+def _parts(cost: WorkloadCost, item: analysis.Cost, with_backend: bool) -> str:
+    parts = []
+    for step, row in zip(cost.workload.steps, item.parts, strict=True):
+        if row is not None:
+            by = f" on {row.backend}" if with_backend else ""
+            by += f" ({row.result.algorithm})" if row.result.algorithm else ""
+            call = f"{step.calls:g} × {step.collective} {text.size(step.bytes)}"  # noqa: RUF001
+            parts.append(f"{call}: {text.time(row.interval.median)}{by}")
+    return "; ".join(parts)
+
+
+def failures(model: Model) -> Table:
+    head = ["Backend", "Case", "Rank", "Message"]
+    rows = [
+        [f.backend, case_text(f.case), text.MISSING if f.rank is None else str(f.rank), f.message]
+        for f in model.failures
+    ]
+    return Table(head, rows)
+
+
+def skips(model: Model) -> Table:
+    """Skips with the same backend and reason become one row."""
+    grouped = analysis.group_by(model.skips, lambda skip: (skip.backend, skip.reason))
+    rows = [[backend, _skipped(members), reason] for (backend, reason), members in grouped.items()]
+    return Table(["Backend", "What", "Reason"], rows)
+
+
+def _skipped(members: Sequence[Skip]) -> str:
+    cases = [skip.case for skip in members if skip.case is not None]
+    if len(cases) < len(members):
+        return "everything"
+    if len(cases) == 1:
+        return case_text(cases[0])
+    names = list(dict.fromkeys(case.collective for case in cases))
+    return f"{text.count(len(cases), 'case')} of {text.listing(names)}"
+
+
+def ceilings(model: Model) -> Table:
+    rows = []
+    for machine, c in model.ceilings:
+        spread = (
+            f"{text.gbps(min(c.samples_gbps))} to {text.gbps(max(c.samples_gbps))}"
+            if c.samples_gbps
+            else text.MISSING
+        )
+        name = f"{c.name}, {model.machines[machine]}" if len(model.machines) > 1 else c.name
+        rows.append([name, text.size(c.bytes), text.gbps(c.gbps), spread])
+    return Table(["Ceiling", "Size", "GB/s", "Range of its samples"], rows, frozenset({1, 2, 3}))
+
+
+def provenance(model: Model) -> list[tuple[str, Table, str]]:
+    """For each run: its title, what is known about it, and the command that reproduces it."""
+    found = []
+    for source in model.sources:
+        for run in source.runs:
+            m = run.machine
+            end = source.ends[-1] if source.ends else None
+            caches = ", ".join(f"{name} {text.size(count)}" for name, count in m.caches.items())
+            rows = [
+                ["Records", f"{source.name}, {source.state}"],
+                ["Started", text.moment(run.started_at)],
+                ["Took", text.duration(end.elapsed_s) if end else "unknown"],
+                ["Ranks", f"{run.ranks}, launched by {run.launcher}"],
+                ["Preset, seed", f"{run.preset or 'none'}, {run.seed}"],
+                [
+                    "Processor",
+                    f"{m.cpu}, {text.count(m.cores, 'core')}, {text.count(m.numa_nodes, 'NUMA node')}",
+                ],
+                ["Memory, caches", f"{text.size(m.memory_bytes)}; {caches or 'caches unknown'}"],
+                ["GPUs, driver", f"{text.listing(m.gpus)}; {m.driver or 'no driver'}"],
+                ["Kernel", m.kernel],
+                [
+                    "Libraries",
+                    ", ".join(f"{name} {version}" for name, version in run.libraries.items()) or "none",
+                ],
+                [
+                    "Environment",
+                    " ".join(f"{k}={shlex.quote(v)}" for k, v in run.environment.items()) or "nothing set",
+                ],
+                ["Commit", run.commit or "unknown"],
+                ["Schema, run", f"{run.schema}, {run.run_id}"],
+            ]
+            found.append((run.run_id, Table(["What", "Value"], rows), shlex.join(run.command)))
+    return found

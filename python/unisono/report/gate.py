@@ -1,0 +1,159 @@
+"""A gate for CI: does a backend keep up with its peers, as far as the measurement can tell?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from unisono.bench import stats
+from unisono.bench.records import Failure
+
+from . import content, text
+from .markdown import table as markdown_table
+from .model import Pair, Row, case_text, family, load, pairs
+
+_HEAD = ["Ratio", "At best", "Case", "Own", "Own 95 %", "Peer", "Peer time", "Peer 95 %"]
+
+
+@dataclass
+class GateResult:
+    """What the gate found; `passed` and `exit_code` follow from it."""
+
+    backend: str
+    against: str
+    min_ratio: float
+    checked: list[Pair] = field(default_factory=list)
+    below: list[Pair] = field(default_factory=list)  # confidently below min_ratio, the worst first
+    alone: list[Row] = field(default_factory=list)  # cases of the backend without a peer: not judged
+    missing: list[Row] = field(
+        default_factory=list
+    )  # a peer's results in cases that the backend has no result of
+    failures: list[Failure] = field(default_factory=list)  # of the backend
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """At least one case was compared, none is confidently below, and the backend failed in none."""
+        return bool(self.checked) and not self.below and not self.failures
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.passed else 1
+
+    @property
+    def mean(self) -> float:
+        """Geometric mean of the ratios; NaN without any."""
+        return stats.geometric_mean([pair.ratio for pair in self.checked])
+
+    def summary(self) -> str:
+        """The outcome and all its counts, in a few sentences."""
+        peer = "the best peer" if self.against == "best" else self.against
+        head = "Passed" if self.passed else "Not passed"
+        if not self.checked:
+            parts = [f"{head}: no case of {self.backend} has a result of {peer} to compare with."]
+        else:
+            cases = f"{len(self.below)} of {text.count(len(self.checked), 'case')}"
+            limit = f"confidently below {self.min_ratio:g}× of {peer}"  # noqa: RUF001
+            mean = text.ratio(self.mean)
+            parts = [f"{head}: {cases} of {self.backend} are {limit}; geometric mean {mean}."]
+        if self.failures:
+            parts.append(f"{text.count(len(self.failures), 'failure')} of {self.backend}.")
+        if self.alone:
+            parts.append(f"{text.count(len(self.alone), 'case')} had no peer and were not judged.")
+        if self.missing:
+            parts.append(f"{text.count(len(self.missing), 'case')} ran on peers only and were not judged.")
+        return " ".join(parts)
+
+
+def below(pair: Pair, min_ratio: float) -> bool:
+    """Whether even the optimistic end of the ratio's interval is below `min_ratio`: peer.high / own.low <
+    min_ratio.
+
+    The ratio is the peer's time over the backend's own; its optimistic end takes the upper end of the peer's
+    95 % interval of the median and the lower end of the backend's. Equality is not below."""
+    return pair.high < min_ratio
+
+
+def gate(path: Path, backend: str = "unisono", against: str = "best", min_ratio: float = 1.0) -> GateResult:
+    """Judges every case of `backend` in the records at `path`, sweep and workloads alike.
+
+    Its peer is `against`, or with `best` the other library with the smallest median in that very case
+    (variants such as `unisono:two_shot` are not peers of `unisono`). A case is confidently below as `below`
+    says; an interval that reaches `min_ratio` is not. Not passing: any case confidently below, any failure or
+    wrong result of `backend`, or nothing to compare. Cases without a peer, and cases that only peers ran, are
+    counted and do not decide. Raises what `load` raises, and ValueError for a ratio that is not positive."""
+    if not min_ratio > 0:
+        raise ValueError(f"the minimum ratio is {min_ratio}: it must be greater than 0.")
+    model = load(path)
+    found = GateResult(backend, against, min_ratio)
+    found.checked, found.alone = pairs(model.all_rows, backend, against)
+    found.below = sorted((p for p in found.checked if below(p, min_ratio)), key=lambda p: (p.ratio, p.own.id))
+    own = {row.key for row in model.all_rows if row.backend == backend}
+    others = [row for row in model.all_rows if row.key not in own and _is_peer(row, backend, against)]
+    found.missing = list({row.key: row for row in others}.values())
+    found.failures = [failure for failure in model.failures if failure.backend == backend]
+    for name in dict.fromkeys([backend, *([against] if against != "best" else [])]):
+        if name not in model.backends:
+            found.notes.append(
+                f"The records hold no result of {name}: they hold {text.listing(model.backends)}."
+            )
+    unfinished = [source for source in model.sources if source.state != "complete"]
+    found.notes += [f"{s.name} is {s.state}: only what it holds was judged." for s in unfinished]
+    if model.unchecked:
+        found.notes.append(
+            f"{text.count(model.unchecked, 'result')} may be wrong: the run left out the checks."
+        )
+    found.notes += model.problems
+    rest = len(model.failures) - len(found.failures)
+    if rest:
+        found.notes.append(f"{text.count(rest, 'failure')} of other backends do not decide.")
+    return found
+
+
+def _is_peer(row: Row, backend: str, against: str) -> bool:
+    return family(row.backend) != family(backend) if against == "best" else row.backend == against
+
+
+def _cells(pair: Pair) -> list[str]:
+    own, peer = pair.own.interval, pair.peer.interval
+    case = case_text(pair.own.key.case, pair.own.key.workload)
+    times = [text.time(own.median), text.span(own.low, own.high)]
+    return [
+        text.ratio(pair.ratio),
+        text.ratio(pair.high),
+        case,
+        *times,
+        pair.peer.backend,
+        text.time(peer.median),
+        text.span(peer.low, peer.high),
+    ]
+
+
+def render_markdown(result: GateResult) -> str:
+    """The outcome as Markdown, with every case that is below and every failure."""
+    md = text.markdown
+    lines = ["# Gate", "", md(result.summary()), "", *(f"- {md(note)}" for note in result.notes), ""]
+    if result.below:
+        lines += markdown_table(_HEAD, map(_cells, result.below), (0, 1, 3, 4, 6, 7))
+    lines += [f"- failed: {md(content.failure_text(failure))}" for failure in result.failures]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def render(result: GateResult) -> RenderableType:
+    """The outcome for a terminal."""
+    style = "bold green" if result.passed else "bold red"
+    parts: list[RenderableType] = [Text(text.plain(result.summary()), style=style)]
+    parts += [Text(text.plain(note), style="yellow") for note in result.notes]
+    if result.below:
+        grid = RichTable(box=None, pad_edge=False, header_style="bold")
+        for i, name in enumerate(_HEAD):
+            grid.add_column(name, justify="left" if i in (2, 5) else "right", no_wrap=i != 2)
+        for pair in result.below:
+            grid.add_row(*(Text(text.plain(cell)) for cell in _cells(pair)))
+        parts.append(grid)
+    parts += [Text(text.plain(f"failed: {content.failure_text(f)}"), style="red") for f in result.failures]
+    return Group(*parts)

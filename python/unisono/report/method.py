@@ -1,0 +1,101 @@
+"""How it was measured and what the words mean: the same text in the page and in the Markdown."""
+
+from __future__ import annotations
+
+from unisono.bench import cases, stats
+
+from . import text
+from .model import Model
+
+_FACTORS = {
+    "all_reduce": "2(n-1)/n",
+    "all_gather": "(n-1)/n",
+    "reduce_scatter": "(n-1)/n",
+    "all_to_all": "(n-1)/n",
+    "all_to_all_v": "(n-1)/n, of the busiest rank's bytes",
+    "gather": "(n-1)/n",
+    "scatter": "(n-1)/n",
+    "broadcast": "1",
+    "reduce": "1",
+    "send_recv": "1",
+    "barrier": "0, no data",
+}
+# A term on a line of its own, its explanation below it, an empty line between two.
+_TEXT = """
+One run, many backends
+All backends of a run use the same buffers under the same clock. Each case is measured in several rounds, in
+a fresh random order each, so that drift of the machine reaches all alike.
+
+Sample
+The maximum over all ranks of the time of one iteration. In latency mode the ranks meet at a barrier, which
+is not timed, and each call is completed before the next; in throughput mode a queue of calls is timed as a
+whole and divided by its length. Graph and events are modes of GPUs: a captured graph of calls, and events
+around each call. Every sample is kept in the records. Skew is the median spread of the ranks' start times.
+
+Verified
+Fresh random data with poisoned outputs, checked before and after the timed part: bit by bit where the
+semantics are exact, within the stated bound otherwise. A wrong result is a failure, not a time.
+
+Median and interval
+The median with its exact nonparametric {confidence:.0f} % interval: two order statistics, whatever the
+distribution. Below {least} samples the interval is minimum to maximum. Converged says that the interval
+became as narrow as was asked before the time ran out.
+
+Verdict
+FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: all of both
+intervals lies within 2 % of each other. Otherwise UNCLEAR; no verdict is forced.
+
+Speed-up
+Median time of the best peer over the median time of {subject} in the same case: above 1, {subject} is
+faster. The best peer is the other library with the smallest median in that very case. Ratios are summarised
+by their geometric mean only, and the absolute times stand beside them.
+
+algbw, busbw
+algbw is bytes over the median time, where bytes is the larger buffer of the call, as in nccl-tests. busbw
+is algbw times a factor that makes it comparable with the speed of the hardware whatever the number of
+ranks: the table below, from nccl-tests' doc/PERFORMANCE.md and sources. GB/s is 1e9 bytes per second; sizes
+are powers of 1024.
+
+SoL
+Speed of light: busbw over the ceiling of its row, a limit of the hardware measured in the same run. On a
+CPU that is copy_all_threads divided by the ranks; data that stays in a cache can exceed it.
+
+Percentiles
+p50, p95 and p99 are shown only where their own exact 95 % interval exists, from 6, 72 and 368 samples on;
+otherwise there is a dash.
+
+Variation
+The coefficient of variation: standard deviation over mean of a result's samples. Minimum and maximum are
+those of all samples; none is discarded.
+
+Crossover
+Between the two sizes named the fastest backend changes, confidently on both sides. The estimate is where
+the two curves meet, interpolated on logarithmic axes.
+
+Workload
+The time of one unit is the sum of calls times the median at each size. Its interval adds the ends of the
+intervals, which is wider than 95 %. Best of each takes the fastest backend for each call.
+"""
+
+
+def factors(model: Model) -> list[tuple[str, str, str]]:
+    """Of each collective measured: name, the factor as a formula in n ranks, and its value at each number of
+    ranks."""
+    ranks = sorted({row.key.case.ranks for row in model.all_rows})
+    names = {row.key.case.collective for row in model.all_rows}
+    found = []
+    for name in (n for n in cases.COLLECTIVES if n in names):
+        values = (f"{text.digits(cases.bus_factor(name, n))} ({text.count(n, 'rank')})" for n in ranks)
+        found.append((name, _FACTORS.get(name, "as measured"), ", ".join(values)))
+    return found
+
+
+def paragraphs(model: Model) -> list[tuple[str, str]]:
+    """Term and explanation."""
+    values = {
+        "confidence": 100 * stats.CONFIDENCE,
+        "least": stats.MIN_SAMPLES,
+        "subject": model.subject or "the subject",
+    }
+    split = (block.split("\n", 1) for block in _TEXT.strip().split("\n\n"))
+    return [(term, " ".join(words.split()).format(**values)) for term, words in split]

@@ -1,0 +1,293 @@
+"""What the records say, as tidy rows: read, checked and deduplicated once; every form of the report starts
+here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from unisono.bench import records, stats
+from unisono.bench.records import Case, Ceiling, End, Failure, Result, Run, Skip, Workload
+from unisono.bench.stats import Interval, Verdict
+
+from . import text
+
+NOT_CHECKED = "not checked"  # the bound of a result that the user left unchecked (`unisono bench -c 0`)
+SUBJECT = "unisono"  # the backend whose speed-up the report is about, where it was measured
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "all_gather",
+    "gather",
+    "broadcast",
+    "scatter",
+    "all_to_all",
+    "all_to_all_v",
+    "send_recv",
+    "barrier",
+)
+
+
+@dataclass(frozen=True)
+class Key:
+    """What makes two results comparable: the same case, on the same machine, for the same workload (or
+    none)."""
+
+    machine: int
+    workload: str | None
+    case: Case
+
+    def order(self) -> tuple[object, ...]:
+        """Sorts rows as a reader expects them: by ranks and mode, then collective, then size."""
+        c = self.case
+        place = COLLECTIVES.index(c.collective) if c.collective in COLLECTIVES else len(COLLECTIVES)
+        slice_ = (self.machine, self.workload or "", c.ranks, c.mode, c.memory, c.placement)
+        return (*slice_, place, c.collective, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result, with the order statistics of its samples (microseconds)."""
+
+    id: int
+    key: Key
+    backend: str
+    result: Result
+    source: int  # which of Model.sources it came from
+
+    @property
+    def interval(self) -> Interval:
+        r = self.result
+        return Interval(r.median_us, r.ci_low_us, r.ci_high_us)
+
+    @cached_property
+    def samples(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """All samples in ascending order."""
+        return np.sort(np.asarray(self.result.samples_us, dtype=np.float64))
+
+    @cached_property
+    def quartiles(self) -> tuple[float, float]:
+        q1, q3 = np.quantile(self.samples, (0.25, 0.75))
+        return float(q1), float(q3)
+
+    @cached_property
+    def percentiles(self) -> dict[float, float | None]:
+        """p50, p95, p99; None where the number of samples does not carry one."""
+        return stats.quantiles(self.samples)
+
+    @cached_property
+    def variation(self) -> float | None:
+        return stats.variation(self.samples)
+
+    def bandwidth(self, time_us: float) -> float:
+        """Bus bandwidth (GB/s) of this case had it taken `time_us`."""
+        return self.result.busbw_gbps * self.result.median_us / time_us
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The subject's result and the best peer's, of the same case. `ratio` above 1: the subject is faster."""
+
+    own: Row
+    peer: Row
+
+    @property
+    def ratio(self) -> float:
+        return self.peer.interval.median / self.own.interval.median
+
+    @property
+    def low(self) -> float:
+        return self.peer.interval.low / self.own.interval.high
+
+    @property
+    def high(self) -> float:
+        return self.peer.interval.high / self.own.interval.low
+
+    @property
+    def verdict(self) -> Verdict:
+        return stats.verdict(self.own.interval, self.peer.interval)
+
+
+@dataclass
+class Source:
+    """One records file: its heads, its ends, and whether it stops before its end."""
+
+    name: str
+    runs: list[Run]
+    ends: list[End]
+    machine: int
+
+    @property
+    def state(self) -> str:
+        """`complete`, `interrupted` (in good order, by the user) or `cut short` (no end was written)."""
+        if len(self.ends) < max(len(self.runs), 1):
+            return "cut short"
+        return "interrupted" if any(end.interrupted for end in self.ends) else "complete"
+
+
+@dataclass
+class Model:
+    """Everything the report shows. `rows` holds the size sweep, `workload_rows` the cases of workloads."""
+
+    sources: list[Source] = field(default_factory=list)
+    machines: list[str] = field(default_factory=list)
+    backends: list[str] = field(default_factory=list)
+    subject: str | None = None
+    all_rows: list[Row] = field(default_factory=list)
+    ceilings: list[tuple[int, Ceiling]] = field(default_factory=list)
+    skips: list[Skip] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    workloads: list[Workload] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    replaced: int = 0  # results that a later run measured again
+
+    @property
+    def rows(self) -> list[Row]:
+        """The sweep; where only workloads were measured, their cases."""
+        return [row for row in self.all_rows if row.key.workload is None] or self.all_rows
+
+    @property
+    def workload_rows(self) -> list[Row]:
+        return [row for row in self.all_rows if row.key.workload is not None]
+
+    @property
+    def unchecked(self) -> int:
+        """Results that the user left unchecked."""
+        return sum(row.result.verification.bound == NOT_CHECKED for row in self.all_rows)
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for source in self.sources for run in source.runs]
+
+
+def machine_text(run: Run) -> str:
+    """One line that names the hardware: `AMD EPYC 9004, 2 cores, 8 × NVIDIA H200`."""  # noqa: RUF002
+    m = run.machine
+    kinds = {name: m.gpus.count(name) for name in m.gpus}
+    parts = [m.cpu, text.count(m.cores, "core"), *(f"{n} × {name}" for name, n in kinds.items())]  # noqa: RUF001
+    return ", ".join(parts)
+
+
+def case_text(case: Case, workload: str | None = None) -> str:
+    """A case in words, with what is not the default: `all_reduce 64 KiB f32 sum, 2 ranks, latency, plain`."""
+    head = " ".join(part for part in (case.collective, text.size(case.bytes), case.dtype, case.op) if part)
+    extra = [text.count(case.ranks, "rank"), case.mode, case.memory]
+    if case.placement != "out_of_place":
+        extra.append(case.placement.replace("_", " "))
+    if case.root:
+        extra.append(f"root {case.root}")
+    if workload:
+        extra.append(f"workload {workload}")
+    return ", ".join([head, *extra])
+
+
+def load(path: Path) -> Model:
+    """The model of a records file, or of all those below a directory.
+
+    The same case on the same backend in two runs: the later run counts and `replaced` says how many were
+    superseded. Raises FileNotFoundError where there are no records, ValueError for a schema of another major
+    version."""
+    model = Model()
+    files = records.files(path)
+    base = path if path.is_dir() else path.parent
+    found = [(file.relative_to(base).as_posix(), records.read(file)) for file in files]
+    found.sort(key=lambda item: (item[1].runs[0].started_at if item[1].runs else "", item[0]))
+    latest: dict[tuple[Key, str], Row] = {}
+    for index, (name, content) in enumerate(found):
+        machine = _machine(model, content.runs)
+        model.sources.append(Source(name, content.runs, content.ends, machine))
+        if not content.runs:
+            model.problems.append(f"{name} has no head line that could be read: its provenance is unknown.")
+        model.problems += [_located(problem, name) for problem in content.problems]
+        model.ceilings += [(machine, ceiling) for ceiling in content.ceilings]
+        model.failures += content.failures
+        for result in content.results:
+            _add(model, latest, Key(machine, result.workload, result.case), result, index)
+        model.skips += content.skips
+        model.workloads += content.workloads
+    rows = sorted(latest.values(), key=lambda row: (row.key.order(), _rank(row.backend)))
+    model.all_rows = [replace(row, id=number) for number, row in enumerate(rows)]
+    model.backends = sorted({row.backend for row in rows}, key=_rank)
+    model.subject = subject_of(model.backends)
+    model.skips = _unique(model.skips)
+    model.workloads = list({workload.name: workload for workload in model.workloads}.values())
+    return model
+
+
+def subject_of(backends: list[str]) -> str | None:
+    """The backend whose speed-up is shown: unisono, else the first one, if there is more than one to
+    compare."""
+    return SUBJECT if SUBJECT in backends else backends[0] if len(backends) > 1 else None
+
+
+def pairs(rows: Iterable[Row], subject: str | None, against: str = "best") -> tuple[list[Pair], list[Row]]:
+    """The subject's rows with their peer, and those without: `against` is a backend, or `best`: the peer with
+    the smallest median of that case; variants of the subject (`unisono:two_shot`) are not its peers unless
+    named."""
+    by_case: dict[Key, list[Row]] = {}
+    for row in rows:
+        by_case.setdefault(row.key, []).append(row)
+    matched, alone = [], []
+    for members in by_case.values():
+        for own in (row for row in members if row.backend == subject):
+            if against == "best":
+                peers = [r for r in members if family(r.backend) != family(own.backend)]
+            else:
+                peers = [r for r in members if r.backend == against != subject]
+            if peers:
+                matched.append(Pair(own, min(peers, key=lambda r: (r.interval.median, r.backend))))
+            else:
+                alone.append(own)
+    return matched, alone
+
+
+def family(backend: str) -> str:
+    """The library of a backend, whatever its variant: `unisono` of `unisono:two_shot`."""
+    return backend.partition(":")[0]
+
+
+def _rank(backend: str) -> tuple[bool, bool, str]:
+    return (backend != SUBJECT, family(backend) != SUBJECT, backend)
+
+
+def _located(problem: str, name: str) -> str:
+    """Several files have the same base name: say which one."""
+    base = name.rsplit("/", 1)[-1]
+    return name + problem.removeprefix(base) if problem.startswith(base) else f"{name}: {problem}"
+
+
+def _machine(model: Model, runs: list[Run]) -> int:
+    label = machine_text(runs[0]) if runs else "unknown machine"
+    if label not in model.machines:
+        model.machines.append(label)
+    return model.machines.index(label)
+
+
+def _add(model: Model, latest: dict[tuple[Key, str], Row], key: Key, result: Result, source: int) -> None:
+    """Takes a result in; a wrong one becomes a failure, one without usable numbers a problem."""
+    name = f"{result.backend} on {case_text(result.case, result.workload)}"
+    check = result.verification
+    if check.bound != NOT_CHECKED and not (check.before and check.after):
+        if not any((f.backend, f.case) == (result.backend, result.case) for f in model.failures):
+            when = "after" if check.before else "before"
+            detail = f": {check.detail}" if check.detail else ""
+            message = f"the result was wrong {when} the timed part ({check.bound} was required){detail}"
+            failure = Failure(backend=result.backend, case=result.case, rank=None, message=message)
+            model.failures.append(failure)
+        return
+    ordered = 0 < result.ci_low_us <= result.median_us <= result.ci_high_us
+    if not ordered or not result.samples_us or min(result.samples_us) <= 0:
+        model.problems.append(f"The result of {name} was left out: it holds no positive times in order.")
+        return
+    model.replaced += (key, result.backend) in latest
+    latest[key, result.backend] = Row(0, key, result.backend, result, source)
+
+
+def _unique(skips: list[Skip]) -> list[Skip]:
+    return list({msgspec.json.encode(skip): skip for skip in skips}.values())

@@ -1,0 +1,244 @@
+"""The PNG plots, from the same templates as the page, in the light colours."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from . import analysis, charts, content, payload, theme
+from .model import Model, Row
+from .payload import Json
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_SCALE = 2.0  # pixels per point
+_PANEL_WIDTH = 300
+_PANEL_HEIGHT = 190
+_CELL_WIDTH = 62
+_MOST_COLUMNS_WITH_TIMES = 14
+
+
+def write(model: Model, directory: Path) -> list[Path]:
+    """Writes every plot there is data for, one file for each plot, machine and number of ranks. The names are
+    stable: `bandwidth.png`, or `bandwidth_4_ranks.png` where the records hold several numbers of ranks."""
+    written = []
+    groups = analysis.group_by(model.rows, lambda row: (row.key.machine, row.key.case.ranks))
+    for (machine, ranks), rows in sorted(groups.items()):
+        suffix = f"_{ranks}_ranks" if len({r for _, r in groups}) > 1 else ""
+        suffix += f"_machine{machine + 1}" if len(model.machines) > 1 else ""
+        for name, make in _PLOTS.items():
+            spec = make(model, rows)
+            if spec is not None:
+                written.append(_save(spec, directory / f"{name}{suffix}.png"))
+    spec = _workloads(model)
+    if spec is not None:
+        written.append(_save(spec, directory / "workloads.png"))
+    return written
+
+
+def _save(spec: Json, path: Path) -> Path:
+    version = ".".join(alt.VEGALITE_VERSION.split(".")[:2])
+    path.write_bytes(_repack(vl_convert.vegalite_to_png(spec, vl_version=version, scale=_SCALE)))
+    return path
+
+
+def _repack(png: bytes) -> bytes:
+    """The same picture in a third of the bytes: the renderer's compression is its fastest."""
+    chunks, position = [], len(_PNG_SIGNATURE)
+    while position < len(png):
+        (length,) = struct.unpack_from(">I", png, position)
+        chunks.append((png[position + 4 : position + 8], png[position + 8 : position + 8 + length]))
+        position += 12 + length
+    pixels = zlib.decompress(b"".join(body for kind, body in chunks if kind == b"IDAT"))
+    found = [(kind, body) for kind, body in chunks if kind not in (b"IDAT", b"IEND")]
+    parts = [_PNG_SIGNATURE]
+    for kind, body in [*found, (b"IDAT", zlib.compress(pixels, 7)), (b"IEND", b"")]:
+        parts += [struct.pack(">I", len(body)), kind, body, struct.pack(">I", zlib.crc32(kind + body))]
+    return b"".join(parts)
+
+
+def _figure(title: str, subtitle: str, panels: list[Json], columns: int, dense: bool = True) -> Json:
+    """Panels, each with its own data, as one picture."""
+    config = theme.resolve(theme.config())
+    config["background"] = theme.variables()["surface"]
+    return {
+        "$schema": f"https://vega.github.io/schema/vega-lite/{alt.SCHEMA_VERSION}.json",
+        "title": {"text": title, "subtitle": subtitle, "fontSize": 17, "subtitleFontSize": 12, "offset": 18},
+        "params": [{"name": "dense", "value": dense}],
+        "concat": panels,
+        "columns": columns,
+        "spacing": 28,
+        "padding": 22,
+        "config": config,
+    }
+
+
+def _panel(template: Json, rows: list[Json], title: str, **size: Any) -> Json:
+    """One template with its rows, ready to stand among others."""
+    spec: Json = theme.resolve(template)  # a copy
+    spec.pop("params", None)  # the whole figure has them
+    for part in [spec, *spec.get("layer", [])]:
+        part.pop("data", None)  # a layer takes its parent's
+    return {**spec, **size, "title": title, "data": {"values": rows}}
+
+
+def _chosen(model: Model, rows: list[Row], mode: str) -> tuple[list[Json], str]:
+    """The rows of the page's first selection, in `mode` where it was measured, and that selection in
+    words."""
+    columns = payload.shared_columns(model.all_rows)
+    found = [payload.result(row, columns) for row in rows]
+    choice = {dimension["name"]: dimension["first"] for dimension in payload.dimensions(model, found)}
+    if any(row["mode"] == mode for row in found):
+        choice["mode"] = mode
+    kept = [row for row in found if all(row[name] in (None, value) for name, value in choice.items())]
+    first = max(
+        kept, key=lambda row: bool(row["bytes"])
+    )  # one with a size, as a barrier has no kind of memory
+    return kept, content.slice_text(next(row.key for row in rows if row.id == first["id"]), model)
+
+
+def _ticks(panel: Json, rows: list[Json], times: list[float]) -> Json:
+    """Ticks at sizes that were measured, at most six; and Vega's own for less than a decade of times."""
+    sizes = sorted({row["bytes"] for row in rows})
+    step = -(-len(sizes) // 6)
+    for layer in panel["layer"]:
+        x, y = layer["encoding"].get("x", {}), layer["encoding"].get("y", {})
+        if x.get("field") == "bytes":
+            x["axis"]["values"] = sizes[::step]
+        if max(times) < 10 * min(times) and y.get("axis"):
+            y["axis"].pop("values", None)
+    return panel
+
+
+def _panels(model: Model, rows: list[Row], mode: str, title: str, metric: str) -> Json | None:
+    """A panel for each collective that has sizes: `bandwidth`, `latency` or `spread`."""
+    chosen, where = _chosen(model, rows, mode)
+    sized = [row for row in chosen if row["bytes"] > 0]
+    if metric == "spread":
+        template = charts.spread(model.backends, legend=True)
+    else:
+        template = charts.curve(metric, model.backends, legend=True)
+    panels = []
+    for name, own in analysis.group_by(sized, lambda row: str(row["collective"])).items():
+        if metric == "spread":
+            times = [row[end] / row["median"] for row in own for end in ("min", "max")]
+        else:
+            times = [row[end] for row in own for end in ("low", "high")]
+        panel = _panel(template, own, name, width=_PANEL_WIDTH, height=_PANEL_HEIGHT)
+        panels.append(_ticks(panel, own, times))
+    return _figure(title, where, panels, 3) if panels else None
+
+
+def _bandwidth(model: Model, rows: list[Row]) -> Json | None:
+    return _panels(model, rows, "throughput", "Bus bandwidth by message size", "bandwidth")
+
+
+def _latency(model: Model, rows: list[Row]) -> Json | None:
+    return _panels(model, rows, "latency", "Time per call by message size", "latency")
+
+
+def _spread(model: Model, rows: list[Row]) -> Json | None:
+    title = "Spread of the samples: minimum to maximum, quartiles, over the median"
+    return _panels(model, rows, "latency", title, "spread")
+
+
+def _heat(model: Model, rows: list[Row]) -> Json | None:
+    ranks = rows[0].key.case.ranks
+    cells = [
+        cell
+        for cell in payload.heat(model)
+        if (cell["machine"], cell["ranks"]) == (rows[0].key.machine, ranks)
+    ]
+    choice = {
+        d["name"]: d["first"] for d in payload.dimensions(model, cells) if d["name"] not in ("mode", "memory")
+    }
+    cells = [cell for cell in cells if all(cell[name] in (None, value) for name, value in choice.items())]
+    template = charts.heat()
+    panels, widest = [], 0
+    for mode, members in analysis.group_by(cells, lambda cell: str(cell["mode"])).items():
+        memories = list(dict.fromkeys(cell["memory"] for cell in members if cell["memory"] is not None))
+        for memory in memories or [None]:
+            own = [cell for cell in members if cell["memory"] in (None, memory)]
+            columns = len({cell["column"] for cell in own})
+            widest = max(widest, columns)
+            title = f"{mode}, {memory} buffers" if memory else mode
+            panels.append(_panel(template, own, title, width=_CELL_WIDTH * columns))
+    if not panels:
+        return None
+    title = f"Speed-up of {model.subject} over the best peer of each case"
+    subtitle = (
+        f"{ranks} ranks; median over median, {model.subject}'s own median below; ≈: neither confidently"
+    )
+    return _figure(title, subtitle, panels, 1 if widest > 8 else 2, dense=widest > _MOST_COLUMNS_WITH_TIMES)
+
+
+def _grid(metric: str, title: str) -> Callable[[Model, list[Row]], Json | None]:
+    def make(model: Model, rows: list[Row]) -> Json | None:
+        chosen, where = _chosen(model, rows, "throughput" if metric == "sol" else "latency")
+        kept = [row for row in chosen if row[metric] is not None]
+        if not kept:
+            return None
+        width = _CELL_WIDTH * len({row["column"] for row in kept})
+        return _figure(title, where, [_panel(charts.grid(metric), kept, "", width=width)], 1)
+
+    return make
+
+
+def _distribution(model: Model, rows: list[Row]) -> Json | None:
+    """Box plot and CDF of the first collective at its smallest, middle and largest size."""
+    chosen, where = _chosen(model, rows, "latency")
+    collective = chosen[0]["collective"]
+    own = [row for row in chosen if row["collective"] == collective]
+    sizes = sorted({row["bytes"] for row in own})
+    box, cdf = charts.box(model.backends), charts.cdf(model.backends)
+    panels: list[Json] = []
+    for size in dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])):
+        members = [row for row in own if row["bytes"] == size]
+        boxes, curve = distribution(model, members)
+        top = _panel(box, boxes, f"{collective}, {members[0]['size']}", width=_PANEL_WIDTH)
+        bottom = _panel(cdf, curve, "", width=_PANEL_WIDTH, height=190)
+        panels.append({"vconcat": [top, bottom], "spacing": 6, "resolve": {"scale": {"x": "shared"}}})
+    return _figure("Distribution of the samples", where, panels, 3)
+
+
+def distribution(model: Model, members: list[Json]) -> tuple[list[Json], list[Json]]:
+    """The rows of the box plot and of the CDF of one case's results, from all their samples."""
+    by_id = {row.id: row for row in model.all_rows}
+    boxes: list[Json] = [{**row, "kind": "box"} for row in members]
+    curve: list[Json] = []
+    for row in members:
+        samples = by_id[row["id"]].samples
+        curve.append({"backend": row["backend"], "value": float(samples[0]), "share": 0.0})
+        for rank, value in enumerate(map(float, samples), start=1):
+            curve.append({"backend": row["backend"], "value": value, "share": rank / len(samples)})
+            if not row["wlow"] <= value <= row["whigh"]:
+                boxes.append({"backend": row["backend"], "kind": "out", "value": value})
+    return boxes, curve
+
+
+def _workloads(model: Model) -> Json | None:
+    found = analysis.workload_costs(model)
+    template = charts.bars(model.backends)
+    panels = []
+    for cost, rows in zip(found, payload.costs(found), strict=True):
+        if rows:
+            where = content.slice_text(cost.key, model)
+            title = f"{cost.workload.title}: time per {cost.workload.unit} ({where})"
+            panels.append(_panel(template, rows, title, width=620))
+    return _figure("Workloads", "the sum of calls times the median of each", panels, 1) if panels else None
+
+
+_PLOTS: dict[str, Callable[[Model, list[Row]], Json | None]] = {
+    "speedup_heatmap": _heat,
+    "bandwidth": _bandwidth,
+    "latency": _latency,
+    "distribution": _distribution,
+    "stability": _grid("cv", "Coefficient of variation"),
+    "spread": _spread,
+    "sol": _grid("sol", "Bus bandwidth as a share of the measured ceiling"),
+}

@@ -1,0 +1,105 @@
+"""How numbers are written in every form of the report: sizes, times, ratios, with three significant
+digits."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+
+MISSING = "–"  # noqa: RUF001  (an en dash: there is no such number)
+_SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def digits(value: float, significant: int = 3) -> str:
+    """`value` with so many significant digits, without exponent: 0.0123, 1.23, 12.3, 123, 1230."""
+    if not math.isfinite(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    places = significant - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, places)
+    places = max(significant - 1 - math.floor(math.log10(abs(rounded))), 0) if rounded else 0
+    return f"{rounded:.{places}f}"
+
+
+def size(count: int) -> str:
+    """Bytes in powers of 1024: `8 B`, `64 KiB`, `25.5 MiB`."""
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_SIZE_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    whole = value == int(value)
+    return f"{int(value) if whole else digits(value)} {_SIZE_UNITS[unit]}"
+
+
+def time(us: float) -> str:
+    """Microseconds, as the unit that reads best: `850 ns`, `12.3 µs`, `4.56 ms`, `1.20 s`."""
+    for limit, scale, unit in ((1.0, 1e3, "ns"), (1e3, 1.0, "µs"), (1e6, 1e-3, "ms")):
+        if us < limit * 0.9995:
+            return f"{digits(us * scale)} {unit}"
+    return f"{digits(us * 1e-6)} s"
+
+
+def span(low: float, high: float) -> str:
+    """An interval of times in one unit: `12.1 to 12.6 µs`."""
+    first, last = time(low), time(high)
+    if first.split()[1] == last.split()[1]:
+        first = first.split()[0]
+    return f"{first} to {last}"
+
+
+def ratio(value: float) -> str:
+    """A speed-up: `2.31×`, `0.87×`, `12.4×`."""  # noqa: RUF002
+    return f"{value:.2f}×" if 0.095 <= value < 9.995 else f"{digits(value)}×"  # noqa: RUF001
+
+
+def percent(share: float | None) -> str:
+    """A share as per cent: `3.2 %`, `87 %`, `< 0.1 %`; a dash for None."""
+    if share is None or not math.isfinite(share):
+        return MISSING
+    if 0 < share < 0.001:
+        return "< 0.1 %"
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{digits(100 * share, 2)} %"
+
+
+def gbps(value: float | None) -> str:
+    """GB/s without the unit; a dash for None."""
+    return MISSING if value is None else digits(value)
+
+
+def duration(seconds: float) -> str:
+    """Elapsed time for a sentence: `42 s`, `8 min 12 s`, `1 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(stamp: str) -> str:
+    """An ISO 8601 time in UTC to the minute: `2026-11-21 01:32 UTC`; anything else as it is."""
+    try:
+        return datetime.fromisoformat(stamp).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return stamp
+
+
+def count(number: int, noun: str) -> str:
+    """`1 case`, `12 cases`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listing(items: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
+
+
+def plain(value: object) -> str:
+    """`value` for a terminal: no control character of a record reaches it."""
+    return "".join(c if c.isprintable() else "?" for c in str(value))
+
+
+def markdown(value: object) -> str:
+    """`value` for a Markdown table cell or sentence: nothing in it is markup, HTML or a new line."""
+    flat = re.sub(r"\s+", " ", str(value)).strip()
+    return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", flat)

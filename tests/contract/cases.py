@@ -1,0 +1,267 @@
+"""The matrix of the contract suite: which calls are made, on what data, and what they must give.
+
+Everything is a pure function of a `Work`, so that every rank knows every rank's data without a word between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+from reference import DTYPES, INTEGERS, OPS, Array, bound, combine, data
+
+from unisono.bench.records import Case
+
+COLLECTIVES = (
+    "all_reduce reduce broadcast all_gather gather reduce_scatter scatter all_to_all all_to_all_v send_recv barrier"
+).split()
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+BLOCKED = ("all_gather", "gather", "reduce_scatter", "scatter", "all_to_all", "all_to_all_v")
+MEMORIES = ("plain", "symmetric")
+LARGEST = 2 << 20  # bytes of the largest buffers, about
+LONG = ("f32", "bf16")  # the dtypes of buffers from a chunk on: a kernel's way of a dtype is that of its small sizes
+
+# Where the host lane changes its ways: the payload of a packet, half a ring of packets, a chunk.
+PACKET, PACKETS, CHUNK, CHUNKS = 56, 7168, 65536, 8
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call on all ranks. `count` is in elements: of a rank's block where the collective has blocks."""
+
+    case: Case
+    count: int
+    number: int  # in the order of the matrix; seeds what else is chosen
+    algorithm: str | None = None
+    check: bool = True
+    tame: bool = False
+
+    @property
+    def offset(self) -> int:
+        """Where in the random data the input begins."""
+        return self.count * 7919 % 60_013
+
+    @property
+    def shift(self) -> int:
+        """By how many elements the buffers miss their alignment."""
+        return (0, 0, 1, 3)[self.number % 4]
+
+    @property
+    def in_place(self) -> bool:
+        return self.case.placement == "in_place"
+
+    def __str__(self) -> str:
+        case = self.case
+        op = f"({case.op})" if case.op else ""
+        root = f" from root {case.root}" if case.root is not None else ""
+        by = f" by {self.algorithm}" if self.algorithm else ""
+        how = f"{case.placement} in {case.memory} memory{', checked' if self.check else ''}"
+        return f"{case.collective}{op} of {self.count} {case.dtype}{root}{by}, {how}, work {self.number}"
+
+
+def small_counts(item: int, ranks: int) -> list[int]:
+    """None, one, odd ones, and those around the borders of packets, their rings, shards and the plan."""
+    edges = (PACKET - 1, PACKET, PACKET + 1, 64 * ranks, 2048, PACKETS)
+    near = [edge // item + step for edge in edges for step in (-1, 0, 1)]
+    return sorted({0, 1, 2, 3, 5, 7, 13, 129, *(count for count in near if count > 0)})
+
+
+def large_counts(item: int, ranks: int, blocks: int) -> list[int]:
+    """Around the borders of chunks and their rings, and a few MB in all; `blocks` such counts make a buffer."""
+    edges = ((CHUNK, -1), (CHUNK, 0), (CHUNK, 1), (PACKETS * ranks, 1), (CHUNK * ranks, 1), (CHUNK * CHUNKS, 1))
+    near = [edge // item + step for edge, step in edges]
+    most = LARGEST // item // blocks
+    return sorted({*(count for count in near if count < most), most - 1})
+
+
+def make(
+    number: int,
+    collective: str,
+    count: int,
+    dtype: str,
+    ranks: int,
+    op: str,
+    placement: str,
+    memory: str = "plain",
+    **more: object,
+) -> Work:
+    """A `Work` with the bench's description of it, the root chosen by its number."""
+    blocks = ranks if collective in BLOCKED else 1
+    case = Case(
+        collective=collective,
+        bytes=count * blocks * DTYPES[dtype].itemsize,
+        dtype=dtype,
+        op=op if collective in REDUCING else None,
+        ranks=ranks,
+        root=number % ranks if collective in ROOTED else None,
+        placement=placement,
+        memory=memory,
+    )
+    return Work(case, count, number, **more)  # type: ignore[arg-type]
+
+
+def works_of_unisono(ranks: int, algorithms: Mapping[str, Sequence[str]], direct_reaches_all: bool) -> list[Work]:
+    """Every collective x algorithm x dtype x op x placement x memory with small sizes in turn, and every collective x
+    algorithm x placement x memory with every large size, dtypes and ops in turn; shuffled."""
+    numbers, turn, works = itertools.count(), itertools.count(), []
+    for collective, placement, memory in itertools.product(COLLECTIVES, ("out_of_place", "in_place"), MEMORIES):
+        if not _exists(collective, placement, memory):
+            continue
+        for algorithm in (None, *algorithms[collective]):
+            direct = algorithm is not None and algorithm.endswith("direct")
+            if direct and (memory == "plain" and not direct_reaches_all or _swaps(collective, placement)):
+                continue
+            for dtype, op, count in _choices(collective, ranks, 1 if collective in REDUCING else 2, turn):
+                number = next(numbers)
+                more = {"algorithm": algorithm, "check": number % 3 != 0}
+                works.append(make(number, collective, count, dtype, ranks, op, placement, memory, **more))
+    return _shuffled(works, ranks)
+
+
+def works_of_others(ranks: int) -> list[Work]:
+    """The same for libraries without choice of algorithm and memory, whose floats are tame."""
+    numbers, turn, works = itertools.count(), itertools.count(), []
+    for collective, placement in itertools.product(COLLECTIVES, ("out_of_place", "in_place")):
+        if not _exists(collective, placement, "plain") or (collective, placement) == ("all_to_all_v", "in_place"):
+            continue
+        for dtype, op, count in _choices(collective, ranks, 1, turn):
+            works.append(make(next(numbers), collective, count, dtype, ranks, op, placement, tame=True))
+    return _shuffled(works, ranks)
+
+
+def _exists(collective: str, placement: str, memory: str) -> bool:
+    if collective == "barrier":
+        return (placement, memory) == ("out_of_place", "plain")
+    return not (collective == "send_recv" and placement == "in_place")
+
+
+def _swaps(collective: str, placement: str) -> bool:
+    """A direct exchange in place is refused: peers would overwrite blocks that have not been sent."""
+    return placement == "in_place" and collective.startswith("all_to_all")
+
+
+def _choices(collective: str, ranks: int, each: int, turn: Iterator[int]) -> Iterator[tuple[str, str, int]]:
+    """dtype, op and count: all pairs of the first two with `each` small counts, then all large counts."""
+    if collective == "barrier":
+        yield from [("u8", "sum", 0)] * 10
+        return
+    ops = OPS if collective in REDUCING else ("sum",)
+    kinds = list(itertools.product(DTYPES, ops))
+    blocks = ranks if collective in BLOCKED else 1
+    for index, (dtype, op) in enumerate(kinds):
+        counts = small_counts(DTYPES[dtype].itemsize, ranks)
+        for step in range(each):
+            yield dtype, op, counts[(next(turn) + index * 5 + step * 11) % len(counts)]
+    wide = [kind for kind in kinds if kind[0] in LONG]
+    for index in range(len(large_counts(4, ranks, blocks))):
+        dtype, op = wide[(next(turn) * 7 + index) % len(wide)]
+        counts = large_counts(DTYPES[dtype].itemsize, ranks, blocks)
+        yield dtype, op, counts[index % len(counts)]
+
+
+def _shuffled(works: list[Work], seed: int) -> list[Work]:
+    random.Random(seed).shuffle(works)
+    return works
+
+
+# ---- what each rank has and gets --------------------------------------------------------------------------------
+
+
+@lru_cache(256)
+def counts_matrix(work: Work) -> list[list[int]]:
+    """all_to_all_v: row r has what rank r sends to each rank; some nothing, and in place as much as it gets."""
+    n = work.case.ranks
+    rng = np.random.default_rng(work.number)
+    matrix = rng.integers(0, work.count + 1, (n, n))
+    matrix[rng.random((n, n)) < 0.25] = 0
+    if n > 1 and work.number % 5 == 0:
+        matrix[work.number % n] = 0
+    if work.in_place:
+        matrix = np.triu(matrix) + np.triu(matrix, 1).T
+    return [[int(count) for count in row] for row in matrix]
+
+
+def shapes(work: Work, rank: int) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Of x and out on a rank, as the API takes them; None: it has no such buffer."""
+    n, count, at_root = work.case.ranks, work.count, work.case.root in (None, rank)
+    one, all_blocks = (count,), (n, count)
+    match work.case.collective:
+        case "barrier":
+            return None, None
+        case "all_gather" | "gather":
+            return one, all_blocks if at_root else None
+        case "reduce_scatter" | "scatter":
+            return all_blocks if at_root else None, one
+        case "all_to_all":
+            return all_blocks, all_blocks
+        case "all_to_all_v":
+            matrix = counts_matrix(work)
+            return (sum(matrix[rank]),), (sum(row[rank] for row in matrix),)
+        case "reduce":
+            return one, one if at_root else None
+        case _:
+            return one, one
+
+
+def x_of(work: Work, rank: int) -> Array:
+    """A rank's input, flat; only for ranks that have one."""
+    shape = shapes(work, rank)[0]
+    assert shape is not None
+    op = (work.case.op or "move") if work.tame else None
+    return data(work.case.dtype, rank, work.case.ranks, work.offset, prod(shape), op)
+
+
+@dataclass(frozen=True)
+class Expected:
+    values: Array
+    allowed: tuple[Array, Array] | None = None
+
+
+def out_of(work: Work, rank: int) -> Expected:
+    """A rank's output, flat; only for ranks that get one."""
+    case, n, count = work.case, work.case.ranks, work.count
+    everyone = range(n)
+    mine = slice(rank * count, (rank + 1) * count)
+    match case.collective:
+        case "all_reduce" | "reduce":
+            return _combined(work)
+        case "reduce_scatter":
+            whole = _combined(work)
+            allowed = whole.allowed and (whole.allowed[0][mine], whole.allowed[1][mine])
+            return Expected(whole.values[mine], allowed)
+        case "broadcast":
+            return Expected(x_of(work, case.root or 0))
+        case "scatter":
+            return Expected(x_of(work, case.root or 0)[mine])
+        case "all_gather" | "gather":
+            return Expected(np.concatenate([x_of(work, r) for r in everyone]))
+        case "all_to_all":
+            return Expected(np.concatenate([x_of(work, r)[mine] for r in everyone]))
+        case "all_to_all_v":
+            parts = []
+            for r, row in enumerate(counts_matrix(work)):
+                begin = sum(row[:rank])
+                parts.append(x_of(work, r)[begin : begin + row[rank]])
+            return Expected(np.concatenate(parts))
+        case _:
+            return Expected(x_of(work, (rank - 1) % n))
+
+
+def _combined(work: Work) -> Expected:
+    case = work.case
+    elements = work.count * (case.ranks if case.collective in BLOCKED else 1)
+    make = _combination if elements < 1 << 14 else _combination.__wrapped__
+    return make(case.dtype, str(case.op), case.ranks, work.offset, elements, work.tame)
+
+
+@lru_cache(4096)
+def _combination(dtype: str, op: str, ranks: int, offset: int, elements: int, tame: bool) -> Expected:
+    blocks = [data(dtype, rank, ranks, offset, elements, op if tame else None) for rank in range(ranks)]
+    loose = tame and dtype not in INTEGERS and op in ("sum", "prod", "avg")
+    return Expected(combine(blocks, op), bound(blocks, op) if loose else None)

@@ -1,0 +1,115 @@
+"""A rank, or all ranks as threads, of a contract run: `python worker.py BACKEND RANKS FOLDER`.
+
+BACKEND: unisono and gloo (under `unisono run`; gloo joins as many of the started ranks as each number of RANKS says),
+unisono-threads (a process alone), mpi (under mpiexec). RANKS: a number, or several with commas. Every rank leaves its
+report in FOLDER/RANKS-rank.json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from body import OtherSubject, Report, UnisonoSubject, run
+from cases import COLLECTIVES, Work, works_of_others, works_of_unisono
+
+import unisono
+from unisono import bootstrap, launch
+from unisono.bench.backends.base import Backend, Ranks, load
+
+_TIMEOUT_S = 60.0
+
+
+def _reported(path: Path, body: Callable[[Report], None]) -> bool:
+    """Runs `body` and writes its report, also when it fails; whether it did not."""
+    report = Report()
+    try:
+        body(report)
+    except Exception:
+        report.error = traceback.format_exc(limit=-3)
+    report.write(path)
+    return report.error is None
+
+
+def _reaches_plain_memory(communicator: unisono.Communicator) -> bool:
+    """Whether direct algorithms take any memory here. The same on every rank, as UsageErrors of the ranks' places are."""
+    try:
+        communicator.all_gather(np.zeros(1, np.uint8), algorithm="direct")
+    except unisono.UsageError:
+        return False
+    return True
+
+
+def _works(communicator: unisono.Communicator) -> list[Work]:
+    algorithms = {name: communicator.algorithms(name) for name in COLLECTIVES}
+    return works_of_unisono(communicator.size, algorithms, _reaches_plain_memory(communicator))
+
+
+def unisono_processes(folder: Path) -> bool:
+    unchecked = unisono.init(timeout_s=_TIMEOUT_S, check=False)
+    checked = unisono.init(timeout_s=_TIMEOUT_S, check=True)
+
+    def body(report: Report) -> None:
+        run(_works(unchecked), UnisonoSubject(unchecked, checked), report)
+
+    return _reported(folder / f"{checked.size}-{checked.rank}.json", body)
+
+
+def unisono_threads(ranks: int, folder: Path) -> bool:
+    unchecked = unisono.init_threads(ranks, timeout_s=_TIMEOUT_S, check=False)
+    checked = unisono.init_threads(ranks, timeout_s=_TIMEOUT_S, check=True)
+
+    def body(rank: int, report: Report) -> None:
+        with unchecked[rank], checked[rank]:  # closed on failure, so that the other threads end too
+            works = _works(unchecked[rank])
+            run(works, UnisonoSubject(unchecked[rank], checked[rank]), report)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        one = lambda rank: _reported(folder / f"{ranks}-{rank}.json", lambda report: body(rank, report))  # noqa: E731
+        return all(list(pool.map(one, range(ranks))))
+
+
+def other(backend: Backend, ranks: int, here: bootstrap.Bootstrap, folder: Path) -> bool:
+    """A library on the first `ranks` of those who are here; the others only help it to meet."""
+
+    def all_gather(data: bytes) -> list[bytes]:
+        return here.all_gather(data)[:ranks]
+
+    def body(report: Report) -> None:
+        backend.setup(Ranks(here.rank, ranks, all_gather, None))
+        try:
+            run(works_of_others(ranks), OtherSubject(here.rank, backend), report)
+        finally:
+            backend.close()
+
+    if here.rank < ranks:
+        return _reported(folder / f"{ranks}-{here.rank}.json", body)
+    for _ in range(_MEETINGS[backend.name]):
+        here.all_gather(b"")
+    return True
+
+
+_MEETINGS = {"gloo": 2, "mpi": 0}  # all_gathers of a backend's setup
+
+
+def main(name: str, ranks: list[int], folder: Path) -> int:
+    if name == "unisono":
+        return 0 if unisono_processes(folder) else 1
+    if name == "unisono-threads":
+        return 0 if all([unisono_threads(n, folder) for n in ranks]) else 1
+    here = bootstrap.make(launch.from_env(os.environ), timeout_s=_TIMEOUT_S * 4)
+    fine = True
+    for n in ranks:
+        fine = other(load(name), n, here, folder) and fine
+    here.all_gather(b"done")
+    here.close()
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], [int(part) for part in sys.argv[2].split(",")], Path(sys.argv[3])))

@@ -1,0 +1,115 @@
+"""Sizes, grids, layouts and bus-bandwidth factors."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.bench import cases
+from unisono.bench.cases import CaseError, bus_factor, layout, make_case
+
+names = st.sampled_from(list(cases.COLLECTIVES))
+dtypes = st.sampled_from(list(cases.DTYPES))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8", 8), ("64K", 65536), ("1m", 1 << 20), ("2G", 2 << 30), (" 4KiB ", 4096), ("3MB", 3 << 20), ("0", 0)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert cases.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "K", "-8", "1.5M", "8T", "8 8", "0x10"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(CaseError, match="not understood"):
+        cases.parse_size(text)
+
+
+def test_ranges() -> None:
+    assert cases.size_range(8, 64, 2) == [8, 16, 32, 64]
+    assert cases.size_range(8, 100, 8) == [8, 64]
+    assert cases.size_range(8, 8, 1) == [8]
+    for begin, end, factor in ((0, 8, 2), (16, 8, 2), (8, 16, 1)):
+        with pytest.raises(CaseError):
+            cases.size_range(begin, end, factor)
+
+
+def test_unknown_names_list_the_known() -> None:
+    with pytest.raises(CaseError, match=r"all_reduce, reduce, .*barrier"):
+        cases.split_names("collective", "all_reduce,allreduce", list(cases.COLLECTIVES))
+    with pytest.raises(CaseError, match="f32"):
+        make_case("all_reduce", 8, "float32", 2)
+    with pytest.raises(CaseError, match="sum, prod"):
+        make_case("all_reduce", 8, "f32", 2, op="mean")
+    assert cases.split_names("op", "max, sum,max", cases.OPS) == ["max", "sum"]
+    assert cases.split_names("op", "all", cases.OPS) == list(cases.OPS)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+def test_bus_factors_are_those_of_nccl_tests(ranks: int) -> None:
+    share = Fraction(ranks - 1, ranks)
+    expected = {"all_reduce": 2 * share, "barrier": 0, "broadcast": 1, "reduce": 1, "send_recv": 1}
+    for name in cases.COLLECTIVES:
+        assert bus_factor(name, ranks) == pytest.approx(float(expected.get(name, share)))
+
+
+@given(names, st.integers(0, 10**9), dtypes, st.integers(1, 9))
+def test_a_case_is_whole_and_no_larger_than_asked(name: str, size: int, dtype: str, ranks: int) -> None:
+    case = make_case(name, size, dtype, ranks)
+    if name == "barrier":
+        assert case.bytes == 0
+        return
+    item = cases.DTYPES[dtype].itemsize
+    unit = item * ranks if cases.COLLECTIVES[name].blocked else item
+    assert case.bytes % unit == 0
+    assert case.bytes >= unit
+    assert size - unit < case.bytes <= max(size, unit)
+
+
+@given(names, st.integers(1, 10**7), dtypes, st.integers(1, 9))
+def test_bytes_is_the_largest_buffer_of_any_rank(name: str, size: int, dtype: str, ranks: int) -> None:
+    case = make_case(name, size, dtype, ranks)
+    item = cases.DTYPES[dtype].itemsize
+    shapes = [layout(case, rank) for rank in range(ranks)]
+    buffers = [prod(shape) * item for s in shapes for shape in (s.x, s.out) if shape is not None]
+    assert max(buffers, default=0) == case.bytes
+
+
+@given(st.integers(1, 10**6), st.integers(1, 9))
+def test_all_to_all_v_sends_what_is_received_and_the_last_rank_gets_most(block: int, ranks: int) -> None:
+    case = make_case("all_to_all_v", block * ranks * 4, "f32", ranks)
+    shapes = [layout(case, rank) for rank in range(ranks)]
+    for source in range(ranks):
+        for target in range(ranks):
+            assert shapes[source].send_counts[target] == shapes[target].recv_counts[source]
+    for shape in shapes:
+        assert shape.x == (sum(shape.send_counts),)
+        assert shape.out == (sum(shape.recv_counts),)
+    to = cases.all_to_all_v_blocks(block, ranks)
+    assert to == sorted(to)
+    assert to[-1] == block
+    # so that (n-1)/n of the busiest rank's bytes crosses its link
+    assert shapes[-1].recv_counts == (block,) * ranks
+
+
+def test_rooted_buffers_exist_only_at_the_root() -> None:
+    for name in ("gather", "reduce"):
+        case = make_case(name, 1024, "f32", 3)
+        assert [layout(case, r).out is not None for r in range(3)] == [True, False, False]
+    case = make_case("scatter", 1024, "f32", 3)
+    assert [layout(case, r).x is not None for r in range(3)] == [True, False, False]
+
+
+def test_the_grid_has_every_case_once() -> None:
+    grid = cases.grid(2, list(cases.COLLECTIVES), [1, 8, 9, 1024], placements=cases.PLACEMENTS)
+    assert len(grid) == len(set(grid))
+    assert sum(case.collective == "barrier" for case in grid) == len(cases.MODES)
+    sizes = {case.bytes for case in grid if case.collective == "all_gather"}
+    assert sizes == {8, 1024}  # 1 and 9 round to a block of one f32 for each of two ranks
+    assert all(case.op is None for case in grid if case.collective == "broadcast")
+    assert all(case.placement == "out_of_place" for case in grid if case.collective == "send_recv")

@@ -1,0 +1,123 @@
+"""When is a cell measured, how long, and when is it finished? On a clock that only the test moves."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.bench import schedule, stats
+from unisono.bench.schedule import Cell, Limits, Schedule
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def simulate(
+    costs: list[float], limits: Limits, spread: float = 0.01, seed: int = 1, throughput: bool = False
+) -> tuple[Schedule, Clock, list[list[int]]]:
+    """Runs cells whose calls cost so many seconds, with a relative noise, to the end."""
+    clock, noise = Clock(), random.Random(seed)
+    plan = Schedule([Cell(throughput) for _ in costs], limits, seed, clock)
+    orders = []
+    while order := plan.order():
+        orders.append(order)
+        for index in order:
+            if plan.cells[index].call_s == 0.0:
+                clock.now += costs[index]
+                plan.know(index, costs[index])
+            batch = plan.batch(index)
+            began = clock.now
+            times = [costs[index] * (1 + spread * noise.random()) for _ in range(batch.samples)]
+            clock.now += sum(times) * batch.calls + costs[index] * batch.warmup
+            plan.add(index, [t * 1e6 for t in times], [0.0] * len(times), clock.now - began)
+    return plan, clock, orders
+
+
+def test_steady_cells_stop_after_the_fewest_rounds() -> None:
+    plan, _, orders = simulate([1e-5] * 20, Limits(budget_s=60))
+    assert len(orders) == schedule.MIN_ROUNDS
+    assert all(cell.converged and cell.rounds == schedule.MIN_ROUNDS for cell in plan.cells)
+    assert all(stats.quantiles(cell.samples_us)[0.99] is not None for cell in plan.cells)
+
+
+def test_noisy_cells_get_more_samples_but_not_for_ever() -> None:
+    limits = Limits(budget_s=60, max_samples=700)
+    plan, clock, _ = simulate([1e-5] * 5, limits, spread=20.0)
+    assert all(len(cell.samples_us) > 450 for cell in plan.cells)
+    assert all(len(cell.samples_us) <= limits.max_samples for cell in plan.cells)
+    assert clock.now - 100.0 < limits.budget_s
+
+
+def test_the_budget_holds_and_every_cell_still_gets_an_interval() -> None:
+    costs = [10 ** random.Random(i).uniform(-5, -0.7) for i in range(60)]
+    plan, clock, _ = simulate(costs, Limits(budget_s=120), spread=5.0)
+    assert clock.now - 100.0 <= 120 * 1.25
+    assert all(len(cell.samples_us) >= stats.MIN_SAMPLES for cell in plan.cells)
+
+
+def test_far_too_little_time_still_gives_every_cell_six_samples() -> None:
+    plan, _, _ = simulate([0.5] * 10, Limits(budget_s=1))
+    assert all(len(cell.samples_us) == stats.MIN_SAMPLES for cell in plan.cells)
+
+
+def test_quick_cells_leave_their_time_to_slow_ones() -> None:
+    plan, _, _ = simulate([1e-5] * 50 + [0.1], Limits(budget_s=30), spread=3.0)
+    assert len(plan.cells[-1].samples_us) > 30 / 51 / 0.1 * 2
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(1e-6, 0.2), min_size=1, max_size=12), st.integers(1, 60), st.floats(0, 10))
+def test_a_fixed_number_of_samples_is_kept_exactly(costs: list[float], samples: int, spread: float) -> None:
+    plan, _, _ = simulate(costs, Limits(budget_s=1, samples=samples), spread)
+    assert [len(cell.samples_us) for cell in plan.cells] == [samples] * len(costs)
+
+
+def test_every_round_has_a_fresh_random_order_from_the_seed() -> None:
+    limits = Limits(budget_s=60, samples=50)
+    orders = [simulate([1e-4] * 12, limits, seed=seed)[2] for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert all(sorted(order) == list(range(12)) for order in orders[0])
+    assert len({tuple(order) for order in orders[0]}) == len(orders[0])
+
+
+@pytest.mark.parametrize(("call_s", "calls"), [(1e-6, 64), (1e-5, 30), (1e-2, 2)])
+def test_a_queue_lasts_as_long_as_it_should(call_s: float, calls: int) -> None:
+    plan, _, _ = simulate([call_s], Limits(budget_s=10), throughput=True)
+    assert plan.cells[0].calls == calls
+
+
+def test_warm_up_is_bounded_in_time_and_never_left_out() -> None:
+    def warmup(call_s: float, limits: Limits) -> int:
+        plan = Schedule([Cell()], limits, 1, Clock())
+        plan.order()
+        plan.know(0, call_s)
+        return plan.batch(0).warmup
+
+    assert warmup(1e-6, Limits(budget_s=10, warmup=7)) == 7
+    assert warmup(1.0, Limits(budget_s=10, warmup=7)) == 1
+    assert warmup(1e-6, Limits(budget_s=10, warmup=0)) == 1
+
+
+def test_a_dropped_cell_is_not_visited_again() -> None:
+    clock = Clock()
+    plan = Schedule([Cell() for _ in range(3)], Limits(budget_s=10), 1, clock)
+    plan.order()
+    plan.drop(1)
+    assert sorted(plan.order()) == [0, 2]
+
+
+def test_the_progress_ends_at_one_and_the_time_left_at_zero() -> None:
+    plan, clock, _ = simulate([1e-4] * 4, Limits(budget_s=20))
+    assert plan.share_done() == 1.0
+    assert plan.estimate_s() == 0.0
+    fresh = Schedule([Cell()], Limits(budget_s=20), 1, clock)
+    assert fresh.share_done() == 0.0
+    assert 0 < fresh.estimate_s() <= 20.0

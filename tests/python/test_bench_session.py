@@ -1,0 +1,332 @@
+"""A whole run with ranks as threads of this process: what is recorded when backends are right, wrong, broken or absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unisono
+from unisono.bench import records, session
+from unisono.bench.backends.base import Backend, Buffers, Ranks
+from unisono.bench.backends.unisono import UnisonoBackend
+from unisono.bench.control import Control, Interrupt
+from unisono.bench.options import Options
+from unisono.bench.records import Case, Records
+from unisono.bench.schedule import Limits
+
+Call = Callable[[], object]
+
+
+@dataclass
+class Meeting:
+    """A bootstrap between threads."""
+
+    rank: int
+    size: int
+    slots: list[bytes]
+    door: Barrier
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        self.slots[self.rank] = data
+        self.door.wait(60)
+        found = list(self.slots)
+        self.door.wait(60)
+        return found
+
+
+class Wrapped(UnisonoBackend):
+    """Unisono under another name; `meddle` gets every call and may make something else of it."""
+
+    name = "wrapped"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = type(self).name
+        self.rank = -1
+
+    def setup(self, ranks: Ranks) -> None:
+        super().setup(ranks)
+        self.rank = ranks.rank
+
+    def prepare(self, case: Case, buffers: Buffers) -> Call:
+        return self.meddle(super().prepare(case, buffers), case, buffers)
+
+    def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
+        return call
+
+
+class WrongAtOnce(Wrapped):
+    name = "wrong_at_once"
+
+    def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
+        def wrong() -> None:
+            call()
+            if self.rank == 1 and buffers.out is not None and case.collective == "all_reduce":
+                buffers.out.reshape(-1)[3] += np.float32(1)
+
+        return wrong
+
+
+class WrongLater(WrongAtOnce):
+    name = "wrong_later"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
+        right, wrong = call, super().meddle(call, case, buffers)
+
+        def later() -> None:
+            self.calls += 1
+            (wrong if self.calls > 8 else right)()
+
+        return later
+
+
+class Raises(Wrapped):
+    name = "raises"
+
+    def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
+        count = 0
+
+        def broken() -> None:
+            nonlocal count
+            call()
+            count += 1
+            if self.rank == 1 and case.collective == "all_gather" and count > 3:
+                raise OSError("the network is gone")
+
+        return broken
+
+
+class Absent(Wrapped):
+    name = "absent"
+
+    def available(self, ranks: int) -> str | None:
+        return "it is not installed."
+
+
+class NoStart(Wrapped):
+    name = "no_start"
+
+    def setup(self, ranks: Ranks) -> None:
+        if ranks.rank == ranks.size - 1:
+            raise RuntimeError("no licence")
+
+
+class NoGather(Wrapped):
+    name = "no_gather"
+
+    def supports(self, case: Case) -> str | None:
+        return "it has no all_gather." if case.collective == "all_gather" else None
+
+
+class Interrupts(Wrapped):
+    """Presses Ctrl-C on rank 1 after some calls."""
+
+    name = "interrupts"
+    pressed: Interrupt | None = None
+
+    def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
+        count = 0
+
+        def pressing() -> None:
+            nonlocal count
+            call()
+            count += 1
+            if self.rank == 1 and count > 20 and self.pressed is not None:
+                self.pressed.asked = True
+
+        return pressing
+
+
+KNOWN: dict[str, type[Backend]] = {
+    c.name: c for c in (Wrapped, WrongAtOnce, WrongLater, Raises, Absent, NoStart, NoGather, Interrupts)
+}
+
+
+def options(directory: Path, backends: list[str], **changes: Any) -> Options:
+    values: dict[str, Any] = {
+        "directory": str(directory),
+        "command": ["unisono", "bench"],
+        "preset": None,
+        "backends": backends,
+        "collectives": ["all_reduce", "all_gather", "barrier"],
+        "sizes": [64, 4096],
+        "dtypes": ["f32"],
+        "ops": ["sum"],
+        "placements": ["out_of_place"],
+        "memories": ["plain", "symmetric"],
+        "modes": ["latency", "throughput"],
+        "workloads": [],
+        "limits": Limits(budget_s=30, samples=8, rounds=2),
+        "seed": 7,
+    }
+    return Options(**{**values, **changes})
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Records, list[session.Outcome]]]:
+    """Runs a session on 3 ranks that are threads; the ceilings, which take a second, are left out."""
+
+    def load(name: str) -> Backend:
+        return KNOWN[name]() if name in KNOWN else UnisonoBackend(name.partition(":")[2] or None)
+
+    monkeypatch.setattr(session, "load", load)
+    monkeypatch.setattr(session.Session, "_ceilings", lambda self: 10.0)
+
+    def start(backends: list[str], **changes: Any) -> tuple[Records, list[session.Outcome]]:
+        ranks = 3
+        chosen = options(tmp_path / "run", backends, **changes)
+        slots, door = [b""] * ranks, Barrier(ranks)
+        align, measured = unisono.init_threads(ranks), unisono.init_threads(ranks)
+        interrupts = [Interrupt() for _ in range(ranks)]
+        Interrupts.pressed = interrupts[1]
+
+        def rank(number: int) -> session.Outcome:
+            control = Control(Meeting(number, ranks, slots, door))
+            given = (chosen, control, align[number].barrier, measured[number], interrupts[number], "threads")
+            mine = session.Session(*given)
+            try:
+                return mine.run()
+            finally:
+                mine.close()
+
+        with ThreadPoolExecutor(ranks) as pool:
+            outcomes = list(pool.map(rank, range(ranks)))
+        for communicator in (*align, *measured):
+            communicator.close()
+        return records.read(tmp_path / "run"), outcomes
+
+    return start
+
+
+Run = Callable[..., tuple[Records, list[session.Outcome]]]
+
+
+def test_a_run_records_every_case_on_every_backend(run: Run) -> None:
+    found, outcomes = run(["unisono", "wrapped"])
+    assert not found.failures
+    assert not found.problems
+    # two collectives x two sizes x two kinds of memory x two modes, and the barrier's two modes, on two backends
+    assert len(found.results) == (2 * 2 * 2 * 2 + 2) * 2
+    assert len({(r.case, r.backend) for r in found.results}) == len(found.results)
+    for result in found.results:
+        assert result.verification.before
+        assert result.verification.after
+        assert result.verification.bound == "bit-exact"
+        assert len(result.samples_us) == 8
+        assert result.ci_low_us <= result.median_us <= result.ci_high_us
+        assert result.skew_us is not None
+        assert (result.calls_per_sample == 1) == (result.case.mode == "latency")
+        assert result.algorithm is not None or result.case.collective == "barrier"
+    assert [o.failures for o in outcomes] == [0, 0, 0]
+    assert found.runs[0].ranks == 3
+    assert not found.ends[0].interrupted
+    assert len(outcomes[0].results) == len(found.results)
+
+
+def test_bandwidths_follow_from_the_median(run: Run) -> None:
+    found, _ = run(["unisono"], collectives=["all_reduce"], sizes=[1 << 16])
+    for result in found.results:
+        assert result.algbw_gbps == pytest.approx((1 << 16) / (result.median_us * 1e3))
+        assert result.busbw_gbps == pytest.approx(result.algbw_gbps * 4 / 3)
+        assert result.sol == pytest.approx(result.busbw_gbps / 10.0)
+        assert result.ceiling_gbps == 10.0
+
+
+def test_a_wrong_result_is_a_failure_and_no_time(run: Run) -> None:
+    found, outcomes = run(["unisono", "wrong_at_once"])
+    timed = {(r.backend, r.case.collective) for r in found.results}
+    assert ("wrong_at_once", "all_reduce") not in timed
+    assert {("wrong_at_once", "all_gather"), ("unisono", "all_reduce")} <= timed
+    assert {f.rank for f in found.failures} == {1}
+    assert all("element 3 is" in f.message for f in found.failures)
+    assert {f.case.placement for f in found.failures} == {"out_of_place", "in_place"}  # the latter only checked
+    assert {o.failures for o in outcomes} == {len(found.failures)}
+
+
+def test_a_result_that_goes_wrong_while_timed_is_shown_as_failed(run: Run) -> None:
+    found, _ = run(["wrong_later"], collectives=["all_reduce"], sizes=[4096], memories=["plain"], modes=["latency"])
+    (result,) = found.results
+    assert result.verification.before
+    assert not result.verification.after
+    assert result.verification.detail is not None
+    assert any(f.message.startswith("after the timed part") for f in found.failures)
+
+
+def test_an_exception_drops_the_cell_and_the_others_go_on(run: Run) -> None:
+    found, _ = run(["raises", "wrapped"], memories=["plain"])
+    failed = {(f.backend, f.case.collective) for f in found.failures}
+    assert failed == {("raises", "all_gather")}
+    assert all(f.rank == 1 and "OSError: the network is gone" in f.message for f in found.failures)
+    timed = {(r.backend, r.case.collective) for r in found.results}
+    assert {("wrapped", "all_gather"), ("raises", "all_reduce"), ("raises", "barrier")} <= timed
+    assert ("raises", "all_gather") not in timed
+
+
+def test_what_cannot_run_is_skipped_with_its_reason(run: Run) -> None:
+    found, _ = run(["absent", "no_start", "no_gather"], memories=["plain"], modes=["latency"])
+    whole = {skip.backend: skip.reason for skip in found.skips if skip.case is None}
+    assert whole["absent"] == "it is not installed."
+    assert "no licence" in whole["no_start"]
+    assert {s.case.collective for s in found.skips if s.case is not None} == {"all_gather"}
+    assert {r.backend for r in found.results} == {"no_gather"}
+
+
+def test_an_interrupt_on_any_rank_keeps_what_was_measured(run: Run) -> None:
+    found, outcomes = run(["interrupts"], limits=Limits(budget_s=30, samples=2000, rounds=5))
+    assert found.ends[0].interrupted
+    assert all(o.interrupted for o in outcomes)
+    assert found.results
+    assert all(r.verification.after and len(r.samples_us) < 2000 for r in found.results)
+    assert not found.failures
+
+
+def test_a_workload_is_recorded_with_its_own_results(run: Run) -> None:
+    found, _ = run(["unisono"], collectives=["barrier"], workloads=["llama-3-70b-tp-decode-batch-1"])
+    (workload,) = found.workloads
+    (step,) = workload.steps
+    (result,) = [r for r in found.results if r.workload == workload.name]
+    key = (result.case.collective, result.case.bytes, result.case.dtype, result.case.op)
+    assert key == (step.collective, step.bytes, step.dtype, step.op)
+
+
+def test_without_checks_the_records_say_so(run: Run) -> None:
+    found, _ = run(["wrong_at_once"], check=False, collectives=["all_reduce"])
+    assert found.results
+    assert not found.failures
+    assert {(r.verification.before, r.verification.bound) for r in found.results} == {(False, "not checked")}
+
+
+def test_cases_that_do_not_fit_in_memory_are_skipped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session.provenance, "memory_bytes", lambda field="": 100_000)
+    found, _ = run(["unisono"], collectives=["all_reduce"], sizes=[4096, 1 << 20])
+    assert {r.case.bytes for r in found.results} == {4096}
+    assert any("do not fit" in skip.reason for skip in found.skips)
+
+
+def test_without_symmetric_memory_the_plain_cases_are_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, size: int, communicator: object) -> None:
+        raise unisono.ResourceError(28, "no space left in shared memory")
+
+    monkeypatch.setattr(session.Pools, "add_symmetric", full)
+    found, _ = run(["unisono"], collectives=["all_reduce"])
+    assert {r.case.memory for r in found.results} == {"plain"}
+    assert any("no space left" in skip.reason for skip in found.skips)
+
+
+def test_an_algorithm_can_be_forced(run: Run) -> None:
+    found, _ = run(["unisono:two_shot"], collectives=["all_reduce", "all_gather"], memories=["plain"])
+    assert {(r.backend, r.algorithm) for r in found.results} == {("unisono:two_shot", "two_shot")}
+    assert any("all_gather has no algorithm two_shot" in skip.reason for skip in found.skips)

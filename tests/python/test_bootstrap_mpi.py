@@ -1,0 +1,130 @@
+"""The bootstrap over MPI, under the mpiexec of the mpich wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from unisono import launch
+
+pytestmark = pytest.mark.timeout(120)
+PACKAGE = str(Path(launch.__file__).parents[1])
+GATHER = Path(__file__).with_name("rank_gathers.py")
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+needs_mpi = pytest.mark.skipif(
+    not MPIEXEC.exists() or importlib.util.find_spec("mpi4py") is None,
+    reason="mpi4py and the mpich wheel's mpiexec are not installed beside this python",
+)
+MAKE = """
+import os, sys
+from unisono import bootstrap, errors, launch
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+world = launch.from_env(os.environ)
+"""
+MEET = MAKE + "b = bootstrap.make(world, timeout_s=20); rank = b.rank\n"
+
+
+@pytest.fixture(autouse=True)
+def ranks_find_unisono(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([PACKAGE, os.environ.get("PYTHONPATH", "")]))
+
+
+def _shell(argv: list[str], **env: str) -> tuple[int, list[str], str]:
+    """Exit status, the lines of standard output, sorted, and standard error."""
+    done = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    return done.returncode, sorted(done.stdout.splitlines()), done.stderr
+
+
+def _mpiexec(n: int, code: str) -> tuple[int, list[str], str]:
+    return _shell([str(MPIEXEC), "-n", str(n), sys.executable, "-c", code])
+
+
+@needs_mpi
+@pytest.mark.mpi
+def test_mpi() -> None:
+    status, lines, errors = _shell([str(MPIEXEC), "-n", "3", sys.executable, str(GATHER)])
+    assert (status, lines) == (0, [f"{rank} 3 MpiBootstrap" for rank in range(3)]), errors
+
+
+@needs_mpi
+@pytest.mark.mpi
+def test_mpi_communicators_of_the_user() -> None:
+    code = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+def refused(comm):
+    try:
+        bootstrap.make(world, comm)
+    except errors.UsageError as error:
+        return str(error)
+assert "MPI is not running" in refused(MPI.COMM_WORLD)
+MPI.Init()
+half = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2)
+assert "has no group" in refused(MPI.COMM_NULL)
+b = bootstrap.make(world, half)
+assert bootstrap.make(launch.World(b.rank, b.size, 0, 1, "explicit"), half).size == b.size
+say(MPI.COMM_WORLD.rank, b.rank, b.size, b.all_gather(b"%d" % MPI.COMM_WORLD.rank))
+b.close()
+try:
+    b.all_gather(b"")
+except errors.UsageError as error:
+    assert "closed" in str(error)
+MPI.Finalize()
+"""
+    status, lines, errors = _mpiexec(3, MAKE + code)
+    assert (status, lines) == (0, ["0 0 2 [b'0', b'2']", "1 0 1 [b'1']", "2 1 2 [b'0', b'2']"]), errors
+
+
+@needs_mpi
+@pytest.mark.mpi
+def test_mpi_a_rank_that_never_arrives_is_an_error_and_no_hang() -> None:
+    code = """
+b = bootstrap.make(world, timeout_s=0.5 if world.rank == 0 else 60)
+if b.rank == 1:
+    os.read(os.pipe()[0], 1)
+try:
+    b.all_gather(b"")
+finally:
+    say("after")
+"""
+    status, lines, errors = _mpiexec(2, MAKE + code)
+    assert status != 0 and lines[0] == "after", (lines, errors)
+    assert "not all of the 2 ranks called it" in errors
+
+
+@needs_mpi
+@pytest.mark.mpi
+def test_mpi_an_exception_in_one_rank_does_not_hang_the_run() -> None:
+    status, _, errors = _mpiexec(2, MEET + "if rank: raise ValueError('mine')\nb.all_gather(b'')")
+    assert status != 0 and "ValueError: mine" in errors
+
+
+@needs_mpi
+@pytest.mark.mpi
+def test_mpi_of_another_launcher_is_refused() -> None:
+    """As under Open MPI's mpirun with an mpi4py on MPICH: the run would be four copies of one rank."""
+    env = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
+    status, _, errors = _shell([sys.executable, "-c", MEET], **env)
+    assert status == 1
+    assert "rank 1 of 4, but mpi4py sees rank 0 of 1" in errors and "4 separate copies" in errors
+
+
+def test_mpi_that_is_missing_is_said() -> None:
+    env = {"PMI_RANK": "0", "PMI_SIZE": "2"}
+    code = MAKE + "sys.modules['mpi4py'] = None\nbootstrap.make(world)"
+    status, _, errors = _shell([sys.executable, "-c", code], **env)
+    assert status == 1 and "mpi4py is not installed: pip install mpi4py, or" in errors, errors
+
+
+@needs_mpi
+@pytest.mark.mpi
+def test_mpi_without_a_library_is_said() -> None:
+    env = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI4PY_LIBMPI": "/no/libmpi.so"}
+    status, _, errors = _shell([sys.executable, "-c", MEET], **env)
+    assert status == 1 and "mpi4py cannot load MPI (" in errors and "pip install mpich, or" in errors, errors

@@ -1,0 +1,204 @@
+"""What the report concludes: headline, crossovers, workloads; and how it writes numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import report_data as data
+from unisono.bench.records import Record, Workload, WorkloadStep
+from unisono.bench.stats import Verdict
+from unisono.report import analysis, content, model, payload, text, theme
+
+
+def _load(tmp_path: Path, *found: Record | list[Record]) -> model.Model:
+    return model.load(data.write(tmp_path, data.run(), *found, data.end()))
+
+
+def _exact(backend: str, size: int, us: float, **other: object) -> Record:
+    """A result whose interval is a hair around `us`."""
+    return data.result(backend, data.case(size=size), [us * (1 + 1e-4 * i) for i in range(20)], **other)
+
+
+def test_headline_is_the_geometric_mean_with_verdicts(tmp_path: Path) -> None:
+    times = {8: (10.0, 40.0), 64: (10.0, 10.0), 512: (20.0, 10.0)}
+    results = [
+        _exact(n, s, us) for s, pair in times.items() for n, us in zip(("unisono", "mpi"), pair, strict=True)
+    ]
+    (group,) = analysis.groups(
+        _load(tmp_path, results, _exact("unisono", 4096, 5.0), _exact("mpi", 32768, 5.0))
+    )
+    total = group.total
+    assert total.mean == pytest.approx((4 * 1 * 0.5) ** (1 / 3))
+    assert total.verdicts == {Verdict.FASTER: 1, Verdict.SAME: 1, Verdict.SLOWER: 1}
+    assert (total.alone, total.missing) == (1, 1)
+    assert total.best.own.key.case.bytes == 8
+    assert total.worst.own.key.case.bytes == 512
+
+
+def test_crossover_lies_where_the_curves_meet(tmp_path: Path) -> None:
+    """unisono: 1, 4, 16 us; mpi: 4, 4, 4 us at 1, 4 and 16 KiB: they meet at 4 KiB, where neither is
+    faster."""
+    sizes = (1024, 4096, 16384)
+    ours = [_exact("unisono", size, us) for size, us in zip(sizes, (1.0, 4.0, 16.0), strict=True)]
+    theirs = [_exact("mpi", size, 4.0) for size in sizes]
+    (curve,) = analysis.curves(_load(tmp_path, ours, theirs))
+    (crossing,) = curve.crossovers
+    assert crossing.left.row.backend == "unisono"
+    assert crossing.left.row.key.case.bytes == 1024
+    assert crossing.right.row.key.case.bytes == 16384
+    assert crossing.estimate == pytest.approx(4096, rel=1e-3)
+    assert curve.only is None
+
+
+def test_no_crossover_without_confidence(tmp_path: Path) -> None:
+    wide = [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0]
+    results = [data.result("mpi", data.case(size=s), wide) for s in (8, 64)]
+    results += [data.result("unisono", data.case(size=s), [x + 1 - s / 32 for x in wide]) for s in (8, 64)]
+    (curve,) = analysis.curves(_load(tmp_path, results))
+    assert not curve.crossovers
+
+
+def _workload(*steps: WorkloadStep) -> Workload:
+    return Workload(
+        name="w", title="A model", unit="layer", units_per_step=10, source="a paper", steps=list(steps)
+    )
+
+
+def _step(size: int, calls: float) -> WorkloadStep:
+    return WorkloadStep(collective="all_reduce", bytes=size, dtype="f32", op="sum", calls=calls)
+
+
+def test_workload_costs_and_the_best_of_each(tmp_path: Path) -> None:
+    found = _load(
+        tmp_path,
+        _workload(_step(64, 2), _step(4096, 1)),
+        _exact("unisono", 64, 1.0, workload="w"),
+        _exact("unisono", 4096, 30.0, workload="w"),
+        _exact("mpi", 64, 5.0, workload="w"),
+        _exact("mpi", 4096, 10.0, workload="w"),
+        _exact("gloo", 64, 9.0, workload="w"),
+        _exact("unisono", 64, 99.0),
+    )
+    (cost,) = analysis.workload_costs(found)
+    totals = {c.backend: c.unit and round(c.unit.median, 1) for c in cost.costs}
+    assert totals == {"unisono": 32.0, "mpi": 20.0, "gloo": None}
+    assert cost.mix.unit is not None
+    assert cost.mix.unit.median == pytest.approx(12.0, rel=1e-2)
+    assert cost.best is not None
+    assert cost.best.backend == "mpi"
+    table = content.workload_table(cost, found)
+    assert table.head[1] == "Per layer"
+    assert "10 layers" in table.head
+    rows = {row[0]: row for row in table.rows}
+    assert "not measured: all_reduce" in rows["gloo"][-1]
+    assert "20.0 µs (62 %)" in rows["unisono"] or "20.0 µs (63 %)" in rows["unisono"]
+    assert len(found.rows) == 1  # the sweep has one case; those of the workload are apart
+
+
+def test_without_a_sweep_the_workload_is_the_report(tmp_path: Path) -> None:
+    found = _load(tmp_path, _workload(_step(64, 1)), _exact("unisono", 64, 1.0, workload="w"))
+    assert found.rows == found.workload_rows
+
+
+def test_order_statistics_keep_the_ends(tmp_path: Path) -> None:
+    samples = [float(i) for i in range(1, 1001)]
+    (row,) = _load(tmp_path, data.result("unisono", data.case(), samples)).all_rows
+    thin = payload.order_statistics(row, 101)
+    assert (len(thin), thin[0], thin[-1]) == (101, 1.0, 1000.0)
+    assert thin == sorted(thin)
+    assert payload.order_statistics(row, 5000) == samples
+    assert payload.points_per_result(10) == 101
+    assert payload.points_per_result(100_000) == 21
+
+
+def test_percentiles_only_where_the_count_carries_them(tmp_path: Path) -> None:
+    shown = []
+    for count in (5, 71, 72, 367, 368):
+        row = _load(tmp_path / str(count), data.timed("unisono", data.case(), count=count)).all_rows[0]
+        r = payload.result(row, {})
+        shown.append([name for name in ("t_p50", "t_p95", "t_p99") if r[name] != text.MISSING])
+    assert shown == [[], ["t_p50"], ["t_p50", "t_p95"], ["t_p50", "t_p95"], ["t_p50", "t_p95", "t_p99"]]
+
+
+def test_rounded_block_sizes_share_a_column(tmp_path: Path) -> None:
+    blocks = [data.timed("unisono", data.case("all_gather", size, ranks=3)) for size in (8, 4096, 65536)]
+    whole = [data.timed("unisono", data.case("all_reduce", size, ranks=3)) for size in (8, 4096, 65536)]
+    columns = payload.shared_columns(_load(tmp_path, blocks, whole).all_rows)
+    assert columns == {12: 12, 4092: 4096, 65532: 65536, 8: 8, 4096: 4096, 65536: 65536}
+
+
+def test_a_collective_with_both_sizes_keeps_both_columns(tmp_path: Path) -> None:
+    results = [data.timed("unisono", data.case(size=size)) for size in (4092, 4096)]
+    assert payload.shared_columns(_load(tmp_path, results).all_rows) == {4092: 4092, 4096: 4096}
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "expected"),
+    [
+        (text.size, 8, "8 B"),
+        (text.size, 65536, "64 KiB"),
+        (text.size, 65532, "64.0 KiB"),
+        (text.size, 26214400, "25 MiB"),
+        (text.size, 0, "0 B"),
+        (text.time, 0.8503, "850 ns"),
+        (text.time, 12.345, "12.3 µs"),
+        (text.time, 999.96, "1.00 ms"),
+        (text.time, 1234567.0, "1.23 s"),
+        (text.ratio, 2.314, "2.31×"),  # noqa: RUF001
+        (text.ratio, 12.34, "12.3×"),  # noqa: RUF001
+        (text.ratio, 0.0123, "0.0123×"),  # noqa: RUF001
+        (text.percent, 0.00001, "< 0.1 %"),
+        (text.percent, 0.0321, "3.2 %"),
+        (text.percent, 1.21, "121 %"),
+        (text.percent, None, "–"),  # noqa: RUF001
+        (text.gbps, None, "–"),  # noqa: RUF001
+        (text.digits, math.nan, "–"),  # noqa: RUF001
+        (text.digits, 0.9996, "1.00"),
+        (text.duration, 3725.0, "1 h 2 min"),
+        (text.moment, "2026-01-02T03:04:05+00:00", "2026-01-02 03:04 UTC"),
+        (text.moment, "yesterday", "yesterday"),
+        (text.plain, "a\x1b[31mb\n", "a?[31mb?"),
+        (text.markdown, "a|b\n<c>`d`", "a\\|b \\<c\\>\\`d\\`"),
+    ],
+)
+def test_numbers_and_names_in_words(function: object, value: object, expected: str) -> None:
+    assert function(value) == expected  # type: ignore[operator]
+
+
+def test_spans_share_a_unit() -> None:
+    assert text.span(12.1, 12.6) == "12.1 to 12.6 µs"
+    assert text.span(990, 1100) == "990 µs to 1.10 ms"
+
+
+def test_every_backend_keeps_its_colour() -> None:
+    few, many = theme.series(["unisono", "gloo"]), theme.series(["unisono", "nccl", "zeta", "gloo", "mpi"])
+    assert all(many[name] == few[name] for name in few)
+    assert len(set(many.values())) == len(many)
+    crowd = [f"b{i}" for i in range(20)]
+    assert set(theme.series(crowd)) == set(crowd)
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(a: str, b: str) -> float:
+    high, low = sorted((_luminance(a), _luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_everything_is_readable(dark: bool) -> None:
+    """WCAG 2: 4.5 for text, 3 for marks and for the bold text in coloured cells."""
+    colours = theme.variables(dark)
+    for ink in ("ink", "ink2", "ink3", "accent", "bad", "warn"):
+        assert _contrast(colours[ink], colours["surface"]) >= 4.4, ink
+    for i in range(8):
+        assert _contrast(colours[f"s{i}"], colours["surface"]) >= 3, i
+    for name, value in colours.items():
+        if f"{name}t" in colours:
+            assert _contrast(value, colours[f"{name}t"]) >= 4.4, name

@@ -1,0 +1,97 @@
+"""Two runs side by side."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import report_data as data
+from rich.console import Console
+from unisono.bench.records import Record, Result
+from unisono.bench.stats import Verdict
+from unisono.report import compare as comparing
+
+
+def _near(us: float, size: int = 65536, backend: str = "unisono", scatter: float = 1e-3) -> Result:
+    return data.result(backend, data.case(size=size), [us * (1 + scatter * i) for i in range(-10, 11)])
+
+
+def _compare(tmp_path: Path, a: list[Record], b: list[Record], **options: object) -> comparing.Comparison:
+    data.write(tmp_path / "a", data.run(), a, data.end())
+    data.write(tmp_path / "b", data.run(), b, data.end())
+    return comparing.compare(tmp_path / "a", tmp_path / "b", **options)  # type: ignore[arg-type]
+
+
+def _text(found: comparing.Comparison, everything: bool = False) -> str:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(comparing.render(found, everything))
+    return console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        (_near(10), _near(5), Verdict.FASTER),
+        (_near(5), _near(10), Verdict.SLOWER),
+        (_near(10), _near(10.01), Verdict.SAME),
+        (_near(10), _near(10.5, scatter=0.03), Verdict.UNCLEAR),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Verdict) else "",
+)
+def test_verdicts_are_of_b(tmp_path: Path, a: Result, b: Result, verdict: Verdict) -> None:
+    (change,) = _compare(tmp_path, [a], [b]).changes
+    assert change.verdict is verdict
+    assert change.ratio == pytest.approx(a.median_us / b.median_us)
+
+
+def test_the_tolerance_is_the_caller_s(tmp_path: Path) -> None:
+    found = _compare(tmp_path, [_near(10)], [_near(9)], tolerance=0.2)
+    assert found.counts == {Verdict.SAME: 1}
+
+
+def test_what_only_one_side_has(tmp_path: Path) -> None:
+    found = _compare(
+        tmp_path, [_near(10), _near(1, size=8)], [_near(10), _near(1, size=64), _near(1, size=512)]
+    )
+    assert [row.key.case.bytes for row in found.only_a] == [8]
+    assert [row.key.case.bytes for row in found.only_b] == [64, 512]
+    said = _text(found)
+    assert "1 result only in A" in said
+    assert "2 results only in B: unisono all_reduce 64 B" in said
+    assert "## 2 results only in B" in comparing.render_markdown(found)
+
+
+def test_rendering_shows_both_sides(tmp_path: Path) -> None:
+    a = [_near(10), _near(3, size=8), _near(7, size=64, backend="mpi")]
+    b = [_near(5), _near(3, size=8), _near(14, size=64, backend="mpi")]
+    found = _compare(tmp_path, a, b)
+    assert "1 FASTER, 1 SLOWER, 1 SAME, 0 UNCLEAR; geometric mean of A / B 1.00×" in found.summary()  # noqa: RUF001
+    said = _text(found)
+    for words in ("10.0 µs", "5.00 µs", "2.00×", "0.50×", "FASTER", "SLOWER"):  # noqa: RUF001
+        assert words in said
+    assert "SAME" not in said.split("\n", 1)[1]
+    assert "SAME" in _text(found, everything=True).split("\n", 1)[1]
+    rows = [line for line in comparing.render_markdown(found).splitlines() if line.startswith("| ")]
+    assert [row.split("|")[1].strip() for row in rows[2:]] == ["SLOWER", "FASTER", "SAME"]
+
+
+def test_one_backend_only(tmp_path: Path) -> None:
+    a, b = [_near(10), _near(10, backend="mpi")], [_near(5), _near(5, backend="mpi")]
+    assert len(_compare(tmp_path, a, b, backend="mpi").changes) == 1
+    unknown = comparing.compare(tmp_path / "a", tmp_path / "b", backend="nccl")
+    assert not unknown.changes
+    assert "nothing was compared" in unknown.summary()
+    assert "Neither run has a result of nccl: they have mpi and unisono." in unknown.notes
+
+
+def test_what_makes_a_comparison_doubtful_is_said(tmp_path: Path) -> None:
+    head = data.run()
+    head.machine.cpu = "Other CPU"
+    data.write(tmp_path / "a", data.run(), _near(10), data.end())
+    data.write(tmp_path / "b", head, _near(10), data.failure())
+    found = comparing.compare(tmp_path / "a", tmp_path / "b")
+    said = " ".join(found.notes)
+    assert "The machines differ" in said
+    assert "cut short" in said
+    assert "B has 1 failure" in said

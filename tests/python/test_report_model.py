@@ -1,0 +1,141 @@
+"""From records to rows: reading, merging, checking, and what is compared with what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import report_data as data
+from unisono.bench import measure
+from unisono.bench.records import Verification
+from unisono.report import model
+
+
+def test_rows_are_ordered_and_the_subject_is_unisono(tmp_path: Path) -> None:
+    found = model.load(data.write(tmp_path, data.run(), data.sweep(), data.end()))
+    assert found.backends == ["unisono", "gloo", "mpi"]
+    assert found.subject == "unisono"
+    names = list(dict.fromkeys(row.key.case.collective for row in found.rows))
+    assert names == ["all_reduce", "broadcast", "barrier"]
+    assert [row.id for row in found.all_rows] == list(range(len(found.all_rows)))
+    assert found.sources[0].state == "complete"
+    assert not found.problems
+
+
+@pytest.mark.parametrize("cut", [1, 40, 300])
+def test_a_line_cut_in_the_middle_loses_that_line_only(tmp_path: Path, cut: int) -> None:
+    data.write(tmp_path, data.run(), data.sweep())
+    file = tmp_path / "records.jsonl"
+    file.write_bytes(file.read_bytes()[:-cut])
+    found = model.load(tmp_path)
+    if cut > 1:
+        assert len(found.all_rows) == len(data.sweep()) - 1
+        assert "the file ends in the middle" in found.problems[0]
+    assert found.sources[0].state == "cut short"
+
+
+def test_an_interrupted_run_and_an_unknown_head_are_said(tmp_path: Path) -> None:
+    data.write(tmp_path / "a", data.run(), data.sweep(), data.end(interrupted=True))
+    data.write(tmp_path / "b", data.sweep(ranks=4), data.end())
+    found = model.load(tmp_path)
+    assert [source.state for source in found.sources] == ["complete", "interrupted"]
+    assert any("b/records.jsonl has no head" in problem for problem in found.problems)
+
+
+def test_files_merge_and_the_later_run_counts(tmp_path: Path) -> None:
+    what = data.case()
+    early = data.run(started_at="2026-01-01T00:00:00+00:00")
+    late = data.run(started_at="2026-01-03T00:00:00+00:00")
+    data.write(tmp_path / "z-first", early, data.timed("unisono", what, 10.0), data.end())
+    data.write(tmp_path / "a-second", late, data.timed("unisono", what, 20.0), data.end())
+    found = model.load(tmp_path)
+    assert len(found.all_rows) == 1
+    assert found.replaced == 1
+    assert found.all_rows[0].interval.median > 15
+
+
+def test_machines_are_told_apart(tmp_path: Path) -> None:
+    other = data.run()
+    other.machine = msgspec.structs.replace(other.machine, cpu="Other CPU", gpus=["H200", "H200"])
+    data.write(tmp_path / "a", data.run(), data.timed("unisono", data.case()), data.end())
+    data.write(tmp_path / "b", other, data.timed("mpi", data.case()), data.end())
+    found = model.load(tmp_path)
+    assert found.machines == ["Test CPU, 2 cores", "Other CPU, 2 cores, 2 × H200"]  # noqa: RUF001
+    assert model.pairs(found.rows, "unisono")[0] == []
+
+
+def test_a_wrong_result_is_a_failure_said_once(tmp_path: Path) -> None:
+    wrong = Verification(before=True, after=False, bound="bit-exact", detail="element 7")
+    told = data.case(size=8)
+    data.write(
+        tmp_path,
+        data.run(),
+        data.failure("unisono", told),
+        data.timed("unisono", told, verification=wrong),
+        data.timed("unisono", data.case(size=64), verification=wrong),
+        data.end(),
+    )
+    found = model.load(tmp_path)
+    assert not found.all_rows
+    assert [f.case.bytes for f in found.failures] == [8, 64]
+    assert "wrong after the timed part" in found.failures[1].message
+    assert "element 7" in found.failures[1].message
+
+
+def test_an_unchecked_result_counts_and_is_said(tmp_path: Path) -> None:
+    assert model.NOT_CHECKED == measure.NOT_CHECKED
+    open_ = Verification(before=False, after=False, bound=measure.NOT_CHECKED)
+    data.write(tmp_path, data.run(), data.timed("unisono", data.case(), verification=open_), data.end())
+    found = model.load(tmp_path)
+    assert len(found.all_rows) == 1
+    assert found.unchecked == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"samples_us": []}, {"ci_low_us": 0.0}, {"median_us": 1e9}, {"samples_us": [-1.0, 2.0]}],
+    ids=["no samples", "zero", "out of order", "negative"],
+)
+def test_numbers_that_cannot_be_are_left_out_and_said(tmp_path: Path, change: dict[str, object]) -> None:
+    bad = msgspec.structs.replace(data.timed("unisono", data.case()), **change)
+    data.write(tmp_path, data.run(), bad, data.timed("mpi", data.case()), data.end())
+    found = model.load(tmp_path)
+    assert [row.backend for row in found.all_rows] == ["mpi"]
+    assert "unisono on all_reduce 64 KiB f32 sum" in found.problems[0]
+
+
+def test_the_best_peer_is_the_fastest_other_library(tmp_path: Path) -> None:
+    what = data.case()
+    found = model.load(
+        data.write(
+            tmp_path,
+            data.run(),
+            [data.timed(name, what, us) for name, us in (("unisono", 10), ("mpi", 30), ("gloo", 20))],
+            data.timed("unisono:two_shot", what, 5),
+            data.end(),
+        )
+    )
+    ((pair,), alone) = model.pairs(found.rows, "unisono")
+    assert pair.peer.backend == "gloo"
+    assert not alone
+    ((named,), _) = model.pairs(found.rows, "unisono", "unisono:two_shot")
+    assert named.peer.backend == "unisono:two_shot"
+    assert found.backends[:2] == ["unisono", "unisono:two_shot"]
+
+
+def test_subject_without_unisono() -> None:
+    assert model.subject_of(["gloo", "mpi"]) == "gloo"
+    assert model.subject_of(["gloo"]) is None
+    assert model.subject_of([]) is None
+
+
+def test_a_later_schema_is_refused(tmp_path: Path) -> None:
+    data.write(tmp_path, data.run(schema="2.0"))
+    with pytest.raises(ValueError, match=r"schema 2\.0"):
+        model.load(tmp_path)
+
+
+def test_no_records_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="unisono bench"):
+        model.load(tmp_path)

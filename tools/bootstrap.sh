@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# What the build needs and a fresh Debian lacks, fetched as an ordinary user: packages are unpacked under build/debian,
+# never installed. Uses the pip and apt configuration of the machine.
+#   bootstrap.sh venv DIR      makes a virtual environment with pip in it
+#   bootstrap.sh headers PY    prints the folder of Python.h for the interpreter PY
+#   bootstrap.sh googletest    prints the folder of GoogleTest's sources, or nothing where CMake finds an installed one
+set -euo pipefail
+cd "$(dirname "$0")/.."
+debian=$PWD/build/debian
+
+die() {
+  echo "bootstrap: $*" >&2
+  exit 1
+}
+
+# Unpacks a Debian package under build/debian/root; the second argument says who else could give what is missing.
+unpack() {
+  local package=$1 instead=$2 apt
+  command -v apt-get >/dev/null || die "there is no apt-get here: install $instead and try again."
+  mkdir -p "$debian"/{lists,cache/archives}/partial "$debian/root"
+  apt=(apt-get -qq -o Dir::State::Lists="$debian/lists" -o Dir::Cache="$debian/cache" -o Acquire::Languages=none -o APT::Sandbox::User=root)
+  if ! compgen -G "$debian/cache/$package"_*.deb >/dev/null; then
+    (cd "$debian/cache" && { "${apt[@]}" download "$package" 2>/dev/null ||
+      { "${apt[@]}" update >&2 && "${apt[@]}" download "$package" >&2; }; }) ||
+      die "apt-get could not download $package: check the network, or install $instead and try again."
+  fi
+  dpkg -x "$debian/cache/$package"_*.deb "$debian/root" || die "$package is damaged: remove build/debian and try again."
+}
+
+venv() {
+  local dir=$1 python=${PYTHON:-python3} wheel
+  command -v "$python" >/dev/null || die "$python is missing: install Python 3.11 or newer."
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    die "$python is older than Python 3.11: name a newer one, as in 'make PYTHON=python3.12'."
+  "$python" -c 'import ensurepip' 2>/dev/null && "$python" -m venv "$dir" && return
+  unpack python3-pip-whl python3-venv
+  wheel=$(compgen -G "$debian/root/usr/share/python-wheels/pip-*.whl") || die "python3-pip-whl holds no pip: install python3-venv."
+  "$python" -m venv --clear --without-pip "$dir"
+  "$dir/bin/python" "$wheel/pip" install --quiet --no-index "$wheel"
+}
+
+headers() {
+  local python=$1 version include
+  include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+  if [[ ! -e $include/Python.h ]]; then
+    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    unpack "libpython$version-dev" "python$version-dev"
+    include=$debian/root/usr/include/python$version
+    # Debian's pyconfig.h only includes the machine's own, by a path under /usr/include
+    cp "$debian"/root/usr/include/*/"python$version/pyconfig.h" "$include/pyconfig.h"
+  fi
+  echo "$include"
+}
+
+googletest() {
+  [[ -e /usr/include/gtest/gtest.h ]] && return
+  if [[ -e /usr/src/googletest/CMakeLists.txt ]]; then
+    echo /usr/src/googletest
+    return
+  fi
+  unpack googletest libgtest-dev
+  echo "$debian/root/usr/src/googletest"
+}
+
+case "${1:-} $#" in
+  'venv 2') venv "$2" ;;
+  'headers 2') headers "$2" ;;
+  'googletest 1') googletest ;;
+  *) die 'say venv DIR, headers PYTHON or googletest.' ;;
+esac
