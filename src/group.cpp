@@ -130,7 +130,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while
   for (const std::uint64_t word : cores) available += std::popcount(word);
 
   host::Patience patience;
-  patience.crowded = size_ > available;
+  patience.crowded = crowded_ = size_ > available;
   patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 100000;
   patience.timeout = std::chrono::duration<double>(timeout_s);
   lane_ = std::make_unique<HostThread>(

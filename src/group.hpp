@@ -23,6 +23,7 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
   HostThread& lane() { return *lane_; }
+  bool crowded() const { return crowded_; }  // there are fewer cores than ranks
 
   // Whether a rank's plain pointers are within every rank's reach: as they are, for threads of one process, or as far
   // addresses, where the kernel lets every rank copy from and to every other's memory. The same on every rank.
@@ -93,7 +94,7 @@ class Group {
   bool left_ = false;
   std::string_view doing_ = "init";
   std::uint64_t call_ = 0;
-  bool one_process_ = true, far_ = false;
+  bool one_process_ = true, far_ = false, crowded_ = false;
   int own_pid_;
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<int> pidfds_;  // of the other processes; -1: a thread of this one

@@ -10,9 +10,9 @@ namespace unisono {
 namespace {
 
 constexpr std::size_t kRest = std::numeric_limits<std::size_t>::max();
-constexpr Collective kMoving[] = {Collective::reduce,  Collective::broadcast,  Collective::all_gather,   Collective::gather,
-                                  Collective::scatter, Collective::all_to_all, Collective::reduce_scatter};
-constexpr Collective kPairwise[] = {Collective::all_to_all_v, Collective::send, Collective::recv, Collective::send_recv};
+constexpr Collective kOthers[] = {Collective::reduce,         Collective::broadcast, Collective::all_gather,
+                                  Collective::gather,         Collective::scatter,   Collective::all_to_all,
+                                  Collective::reduce_scatter, Collective::send_recv, Collective::all_to_all_v};
 
 }  // namespace
 
@@ -36,23 +36,23 @@ std::vector<Algorithm> Plan::algorithms(Collective collective) {
   }
 }
 
-// The built-in table, from results/cpu-2-cores (`unisono tune` on 2 and 8 ranks): packets while a piece is a few lines, the
-// one-step program until bytes weigh more than steps, zero-copy as soon as the buffers allow it.
-Plan::Plan(int ranks) {
+// The built-in table (`unisono tune` at 2 and 8 ranks on 2 cores): packets while a piece is a line or two; then one step over
+// chunks, as long as two meetings of all ranks cost more than its copies; then direct. Meetings are dearest where ranks take
+// turns on a core, and symmetric memory needs no help of the kernel, which is cheaper.
+Plan::Plan(int ranks, bool crowded) {
   using enum Algorithm;
   const auto n = static_cast<std::size_t>(ranks);
   for (const bool symmetric : {false, true}) {
-    entries_.push_back({Collective::all_reduce, symmetric, 2048, one_shot_packets});
-    if (ranks == 2) entries_.push_back({Collective::all_reduce, symmetric, 32768, one_shot});
-    entries_.push_back({Collective::all_reduce, symmetric, kRest, symmetric ? two_shot_direct : two_shot});
-    for (const Collective collective : kMoving) {
-      const bool whole = collective == Collective::reduce || collective == Collective::broadcast;
-      entries_.push_back({collective, symmetric, whole ? 2048 : 2048 * n, push_packets});
-      entries_.push_back({collective, symmetric, kRest, symmetric ? direct : push});
-    }
-    for (const Collective collective : kPairwise) {
-      entries_.push_back({collective, symmetric, 2048, push_packets});
-      entries_.push_back({collective, symmetric, kRest, push});
+    const std::size_t steps = crowded ? 64 : symmetric ? 2 : 16;  // KiB up to which one step over chunks is best
+    entries_.push_back({Collective::all_reduce, symmetric, 128, one_shot_packets});
+    entries_.push_back({Collective::all_reduce, symmetric, (steps << 10) / (crowded ? 1 : n / 2 + (n == 1)), one_shot});
+    entries_.push_back({Collective::all_reduce, symmetric, kRest, two_shot_direct});
+    for (const Collective collective : kOthers) {
+      const bool whole = collective == Collective::reduce || collective == Collective::broadcast ||
+                         collective == Collective::send_recv;
+      entries_.push_back({collective, symmetric, whole ? 128 : 64 * n, push_packets});
+      entries_.push_back({collective, symmetric, (crowded ? 16 : 1) * steps << 10, push});
+      entries_.push_back({collective, symmetric, kRest, direct});
     }
   }
 }

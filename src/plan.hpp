@@ -48,7 +48,8 @@ class Plan {
     Algorithm algorithm;
   };
 
-  explicit Plan(int ranks);
+  // `crowded`: there are fewer cores than ranks.
+  Plan(int ranks, bool crowded);
 
   // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of its collective.
   void set(const std::vector<Entry>& entries);

@@ -8,7 +8,6 @@ from math import prod
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from unisono.bench import cases
 from unisono.bench.cases import CaseError, bus_factor, layout, make_case
 
@@ -18,7 +17,15 @@ dtypes = st.sampled_from(list(cases.DTYPES))
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("8", 8), ("64K", 65536), ("1m", 1 << 20), ("2G", 2 << 30), (" 4KiB ", 4096), ("3MB", 3 << 20), ("0", 0)],
+    [
+        ("8", 8),
+        ("64K", 65536),
+        ("1m", 1 << 20),
+        ("2G", 2 << 30),
+        (" 4KiB ", 4096),
+        ("3MB", 3 << 20),
+        ("0", 0),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert cases.parse_size(text) == size

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from unisono.bench import stats
 from unisono.bench.stats import Interval, Verdict, verdict
 
@@ -101,7 +100,11 @@ def test_a_verdict_is_never_forced(a: Interval, b: Interval) -> None:
         (Interval(10, 9, 11), Interval(20, 19, 21), Verdict.FASTER),
         (Interval(20, 19, 21), Interval(10, 9, 11), Verdict.SLOWER),
         (Interval(10, 9.95, 10.05), Interval(10.1, 10.05, 10.14), Verdict.SAME),
-        (Interval(10, 9.99, 10.01), Interval(10.1, 10.09, 10.11), Verdict.SAME),  # apart, by too little to matter
+        (
+            Interval(10, 9.99, 10.01),
+            Interval(10.1, 10.09, 10.11),
+            Verdict.SAME,
+        ),  # apart, by too little to matter
         (Interval(10, 8, 12), Interval(11, 9, 13), Verdict.UNCLEAR),
         (Interval(10, 5, 10.01), Interval(10.1, 10.09, 20), Verdict.UNCLEAR),
     ],

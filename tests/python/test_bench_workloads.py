@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from unisono.bench import cases, workloads
 from unisono.bench.cases import CaseError
 from unisono.bench.options import PRESETS
@@ -17,7 +16,9 @@ def by_name(ranks: int = 2) -> dict[str, Workload]:
 def test_llama_3_70b_tensor_parallel() -> None:
     hidden, layers = 8192, 80
     found = by_name()
-    tokens = {f"decode-batch-{n}": n for n in (1, 8, 32, 128)} | {f"prefill-tokens-{n}": n for n in (512, 2048, 8192)}
+    tokens = {f"decode-batch-{n}": n for n in (1, 8, 32, 128)} | {
+        f"prefill-tokens-{n}": n for n in (512, 2048, 8192)
+    }
     for suffix, count in tokens.items():
         workload = found[f"llama-3-70b-tp-{suffix}"]
         assert workload.units_per_step == layers

@@ -140,14 +140,16 @@ class Schedule:
         self._pending -= 1
 
     def share_done(self) -> float:
-        """0 to 1, for the progress bar: finished cells, and of the others the rounds that they have been through."""
+        """0 to 1, for the progress bar: finished cells, and of the others the rounds that they have been
+        through."""
         rounds = self.limits.rounds + 1
         done = sum(1.0 if cell.done else min(cell.rounds, self.limits.rounds) / rounds for cell in self.cells)
         return done / max(1, len(self.cells))
 
     def estimate_s(self) -> float:
-        """Seconds until everything will be done. Within a budget: at most what is left of it, less where the unfinished
-        cells need less for as many samples as they may have. For a fixed number of samples: at the pace so far."""
+        """Seconds until everything will be done. Within a budget: at most what is left of it, less where the
+        unfinished cells need less for as many samples as they may have. For a fixed number of samples: at the
+        pace so far."""
         if self.limits.samples is not None:
             share = self.share_done()
             return (self._now() - self._began) * (1.0 - share) / share if share > 0 else self.limits.budget_s

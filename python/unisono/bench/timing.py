@@ -50,11 +50,12 @@ def timed(call: Call, align: Call, samples: int, calls: int, warmup: int) -> Tim
     Where the call raises, the remaining alignments are still made, so that no other rank waits for this one
     there; what `align` raises goes to the caller."""
     starts, ends = [0] * samples, [0] * samples
-    clock, done, error = perf_counter_ns, 0, None
+    clock, done, warm, error = perf_counter_ns, 0, False, None
     with collector_off():
         try:
             for _ in repeat(None, warmup):
                 call()
+            warm = True
             if calls == 1:
                 for done in range(samples):
                     align()
@@ -70,9 +71,11 @@ def timed(call: Call, align: Call, samples: int, calls: int, warmup: int) -> Tim
                     ends[done] = clock()
             done = samples
         except Exception as raised:  # whatever a library raises is a failure of its cell, not of the bench
+            if warm and starts[done] == 0:
+                raise  # it was `align`
             error = f"{type(raised).__name__}: {raised}"
     if error is not None:
-        started = done + 1 if starts[done] else done
+        started = done + 1 if samples and starts[done] else done
         for _ in range(samples - started):
             align()
     first = np.asarray(starts[:done], dtype=np.int64)

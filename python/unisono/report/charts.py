@@ -53,7 +53,7 @@ def _spec(chart: Any) -> Json:
 
 
 def _legend(shown: bool) -> alt.Legend | None:
-    return alt.Legend(title=None, orient="top") if shown else None
+    return alt.Legend(title=None, orient="top", symbolOpacity=1) if shown else None
 
 
 def _colour(backends: list[str], legend: bool) -> alt.Color:
@@ -68,7 +68,7 @@ def _shape(backends: list[str], legend: bool) -> alt.Shape:
 
 def _bytes() -> alt.X:
     axis = alt.Axis(labelExpr=_SIZE_LABEL, tickCount=6, title="message size", grid=False, labelOverlap=True)
-    return alt.X("bytes:Q", scale=alt.Scale(type="log", base=2, nice=False), axis=axis)
+    return alt.X("column:Q", scale=alt.Scale(type="log", base=2, nice=False), axis=axis)
 
 
 def _size() -> alt.X:
@@ -98,7 +98,7 @@ def curve(metric: str, backends: list[str], legend: bool = False) -> Json:
     if metric == "bandwidth":
         ceiling = (
             base.transform_filter("isValid(datum.ceiling)")
-            .transform_aggregate(top="max(ceiling)", groupby=["bytes"])
+            .transform_aggregate(top="max(ceiling)", groupby=["column"])
             .mark_line(strokeDash=[5, 4], strokeWidth=1.4, color=_MUTED)
             .encode(y=alt.Y("top:Q"))
         )
@@ -111,19 +111,29 @@ def _when(test: str, value: str) -> list[Any]:
 
 
 def _cells(
-    field: str, name: str, steps: tuple[float, ...], text: str, y: alt.Y, tooltip: list[alt.Tooltip]
+    field: str,
+    name: str,
+    steps: tuple[float, ...],
+    text: str,
+    y: alt.Y,
+    tooltip: list[alt.Tooltip],
+    shift: str = "0",
 ) -> list[alt.Chart]:
-    """Coloured cells and their text, of the same classes."""
+    """Coloured cells and their text, of the same classes. The text is `shift` (an expression) points lower;
+    in a chart whose parameter `dense` is true it is small and has no unit."""
     scale = alt.Scale(type="threshold", domain=list(steps), range=theme.classes(name, steps))
     ink = alt.Scale(type="threshold", domain=list(steps), range=theme.classes(name, steps, ink=True))
     base = alt.Chart(_data()).encode(x=_size(), y=y)
     absent = f"!isValid(datum.{field})"
-    rect = base.mark_rect(cornerRadius=2, stroke="var(--surface)", strokeWidth=1.5).encode(
+    rect = base.mark_rect(cornerRadius=2, stroke="var(--surface)", strokeWidth=1.5, invalid="show").encode(
         color=alt.Color(f"{field}:Q", scale=scale, legend=None, condition=_when(absent, "var(--raised)")),
         tooltip=tooltip,
     )
-    label = base.mark_text(fontSize=11, fontWeight=600, dy=alt.ExprRef("dense ? 0 : -6")).encode(
-        text=alt.Text(f"{text}:N"),
+    bare = f"replace(datum.{text}, /×| %/, '')"  # noqa: RUF001
+    brief = base.transform_calculate(brief=f"dense ? {bare} : datum.{text}")
+    size, shift = alt.ExprRef("dense ? 9.5 : 11"), alt.ExprRef(shift)
+    label = brief.mark_text(fontSize=size, fontWeight=600, dy=shift, invalid="show").encode(
+        text="brief:N",
         color=alt.Color(f"{field}:Q", scale=ink, legend=None, condition=_when(absent, "var(--ink2)")),
     )
     return [rect, label]
@@ -142,14 +152,14 @@ def heat() -> Json:
         alt.Tooltip("t_own:N", title="subject"),
         alt.Tooltip("t_peer:N", title="best peer"),
     ]
-    rect, label = _cells("ratio", "d", RATIO_STEPS, "cell", y, tooltip)
+    rect, label = _cells("ratio", "d", RATIO_STEPS, "cell", y, tooltip, "dense || !datum.own ? 0 : -6")
     ink = alt.Scale(
         type="threshold", domain=list(RATIO_STEPS), range=theme.classes("d", RATIO_STEPS, ink=True)
     )
     own = (
         alt.Chart(_data())
         .transform_filter("!dense")
-        .mark_text(fontSize=9.5, dy=8, opacity=0.85)
+        .mark_text(fontSize=9.5, dy=8, opacity=0.85, invalid="show")
         .encode(
             x=_size(),
             y=y,
@@ -178,11 +188,12 @@ def grid(metric: str) -> Json:
     chart = alt.layer(rect, label, height=alt.Step(24)).resolve_scale(color="independent")
     chart = chart.transform_filter(f"isValid(datum.{metric})")
     chart = chart.transform_calculate(label="datum.collective + '  ·  ' + datum.backend")
-    return _spec(chart.add_params(alt.param("dense", value=True)))
+    return _spec(chart.add_params(alt.param("dense", value=False)))
 
 
 def spread(backends: list[str], legend: bool = False) -> Json:
-    """Minimum to maximum (line) and quartiles (bar) of the samples, over their median, by size."""
+    """Minimum to maximum (thin) and quartiles (thick) of the samples, over their median, by size; readable
+    for about ten sizes."""
     base = alt.Chart(_data()).encode(
         x=alt.X(
             "t_column:O",
@@ -210,9 +221,8 @@ def spread(backends: list[str], legend: bool = False) -> Json:
     axis = alt.Axis(title="time over median", tickCount=5, format="~r", values=_ONE_TWO_FIVE)
     y = alt.Y("r0:Q", scale=alt.Scale(type="log", nice=False), axis=axis)
     rule = base.mark_rule(strokeWidth=1.6).encode(y=y, y2="r4:Q", tooltip=tooltip)
-    bar = base.mark_bar(width=alt.RelativeBandSize(0.55), cornerRadius=1).encode(
-        y=alt.Y("r1:Q", axis=axis), y2="r3:Q", tooltip=tooltip
-    )
+    thick = alt.ExprRef("max(2, min(9, 0.6 * bandwidth('xOffset')))")
+    bar = base.mark_rule(strokeWidth=thick).encode(y=alt.Y("r1:Q", axis=axis), y2="r3:Q", tooltip=tooltip)
     one = (
         alt.Chart(_data())
         .transform_calculate(one="1")

@@ -70,7 +70,7 @@
 
   // Ticks at sizes that were measured, at most seven.
   function tickAtSizes(spec, rows) {
-    const sizes = unique(rows.map((row) => row.bytes)).sort((a, b) => a - b);
+    const sizes = unique(rows.map((row) => row.column)).sort((a, b) => a - b);
     const step = Math.ceil(sizes.length / 7);
     const values = sizes.filter((_, i) => i % step === 0);
     for (const { x } of encodings(spec)) if (x?.axis) x.axis.values = values;
@@ -86,6 +86,14 @@
   function tickCurves(spec, rows) {
     tickAtSizes(spec, rows);
     tickAtTimes(spec, ...extent(rows, (row) => [row.low, row.high]));
+  }
+
+  // At most ten of the sizes, evenly spaced, the first and the last included.
+  function fewSizes(rows) {
+    const columns = unique(rows.map((row) => row.column)).sort((a, b) => a - b);
+    const last = columns.length - 1;
+    const kept = last < 10 ? columns : [...Array(10).keys()].map((i) => columns[Math.round((i * last) / 9)]);
+    return rows.filter((row) => kept.includes(row.column));
   }
 
   const tickSpread = (spec, rows) =>
@@ -125,12 +133,12 @@
     return jobs;
   }
 
-  function drawPanels(id, name, keep, height, change = () => {}) {
+  function drawPanels(id, name, keep, height, change, thin = (rows) => rows) {
     const parent = byId(id);
     parent.replaceChildren();
     const rows = sweep.filter((row) => fits(row, selection) && keep(row));
     const jobs = unique(rows.map((row) => row.collective)).map((collective) => {
-      const own = rows.filter((row) => row.collective === collective);
+      const own = thin(rows.filter((row) => row.collective === collective));
       const plot = figure(parent, collective, unique(own.map((row) => row.op).filter(Boolean)).join(", "));
       return draw(plot, name, own, (spec) => {
         spec.height = height;
@@ -147,7 +155,7 @@
     const plot = make("div", { className: "plot" });
     parent.replaceChildren(plot);
     if (!rows.length) return nothing(parent), [];
-    return [draw(plot, name, rows)];
+    return [draw(plot, name, rows, (spec) => dense(spec, rows))];
   }
 
   function drawSelection() {
@@ -155,7 +163,7 @@
       ...drawHeat(),
       ...drawPanels("bandwidth-panels", "bandwidth", (row) => row.bytes > 0, 210, tickCurves),
       ...drawPanels("latency-panels", "latency", (row) => row.bytes > 0, 210, tickCurves),
-      ...drawPanels("spread-panels", "spread", () => true, 170, tickSpread),
+      ...drawPanels("spread-panels", "spread", () => true, 170, tickSpread, fewSizes),
       ...drawGrid("cv", "cv"),
       ...drawGrid("sol-grid", "sol"),
       ...pickCases(),

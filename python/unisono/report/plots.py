@@ -20,7 +20,6 @@ _SCALE = 2.0  # pixels per point
 _PANEL_WIDTH = 300
 _PANEL_HEIGHT = 190
 _CELL_WIDTH = 62
-_MOST_COLUMNS_WITH_TIMES = 14
 
 
 def write(model: Model, directory: Path) -> list[Path]:
@@ -62,14 +61,14 @@ def _repack(png: bytes) -> bytes:
     return b"".join(parts)
 
 
-def _figure(title: str, subtitle: str, panels: list[Json], columns: int, dense: bool = True) -> Json:
+def _figure(title: str, subtitle: str, panels: list[Json], columns: int) -> Json:
     """Panels, each with its own data, as one picture."""
     config = theme.resolve(theme.config())
     config["background"] = theme.variables()["surface"]
     return {
         "$schema": f"https://vega.github.io/schema/vega-lite/{alt.SCHEMA_VERSION}.json",
         "title": {"text": title, "subtitle": subtitle, "fontSize": 17, "subtitleFontSize": 12, "offset": 18},
-        "params": [{"name": "dense", "value": dense}],
+        "params": [{"name": "dense", "value": False}],
         "concat": panels,
         "columns": columns,
         "spacing": 28,
@@ -104,11 +103,11 @@ def _chosen(model: Model, rows: list[Row], mode: str) -> tuple[list[Json], str]:
 
 def _ticks(panel: Json, rows: list[Json], times: list[float]) -> Json:
     """Ticks at sizes that were measured, at most six; and Vega's own for less than a decade of times."""
-    sizes = sorted({row["bytes"] for row in rows})
+    sizes = sorted({row["column"] for row in rows})
     step = -(-len(sizes) // 6)
     for layer in panel["layer"]:
         x, y = layer["encoding"].get("x", {}), layer["encoding"].get("y", {})
-        if x.get("field") == "bytes":
+        if x.get("field") == "column":
             x["axis"]["values"] = sizes[::step]
         if max(times) < 10 * min(times) and y.get("axis"):
             y["axis"].pop("values", None)
@@ -124,7 +123,8 @@ def _panels(model: Model, rows: list[Row], mode: str, title: str, metric: str) -
     else:
         template = charts.curve(metric, model.backends, legend=True)
     panels = []
-    for name, own in analysis.group_by(sized, lambda row: str(row["collective"])).items():
+    for name, members in analysis.group_by(sized, lambda row: str(row["collective"])).items():
+        own = _few_sizes(members) if metric == "spread" else members
         if metric == "spread":
             times = [row[end] / row["median"] for row in own for end in ("min", "max")]
         else:
@@ -132,6 +132,14 @@ def _panels(model: Model, rows: list[Row], mode: str, title: str, metric: str) -
         panel = _panel(template, own, name, width=_PANEL_WIDTH, height=_PANEL_HEIGHT)
         panels.append(_ticks(panel, own, times))
     return _figure(title, where, panels, 3) if panels else None
+
+
+def _few_sizes(rows: list[Json]) -> list[Json]:
+    """At most ten of the sizes, evenly spaced, the first and the last included."""
+    columns = sorted({row["column"] for row in rows})
+    if len(columns) > 10:
+        columns = [columns[round(i * (len(columns) - 1) / 9)] for i in range(10)]
+    return [row for row in rows if row["column"] in columns]
 
 
 def _bandwidth(model: Model, rows: list[Row]) -> Json | None:
@@ -174,7 +182,7 @@ def _heat(model: Model, rows: list[Row]) -> Json | None:
     subtitle = (
         f"{ranks} ranks; median over median, {model.subject}'s own median below; ≈: neither confidently"
     )
-    return _figure(title, subtitle, panels, 1 if widest > 8 else 2, dense=widest > _MOST_COLUMNS_WITH_TIMES)
+    return _figure(title, subtitle, panels, 1 if widest > 8 else 2)
 
 
 def _grid(metric: str, title: str) -> Callable[[Model, list[Row]], Json | None]:

@@ -54,7 +54,7 @@ __device__ void copy_words(const Dst* dsts, int n_dsts, const byte* src, std::si
 }
 
 // One source, any number of destinations, by the widest word that every address allows.
-__device__ __noinline__ void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
+__device__ __noinline__ inline void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
   std::size_t whole = 0;  // bytes that have gone in words
   if (aligned(dsts, n_dsts, &src, 1, sizeof(uint4))) {
     copy_words<uint4>(dsts, n_dsts, src, 0, bytes / sizeof(uint4));
@@ -124,6 +124,7 @@ __device__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int
 // call from a table, or have it compiled in where that pays.
 struct Bytes {};
 using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
+extern __device__ const Reduce reductions[kDTypes][kOps];  // reductions.cu
 struct ByTable {
   Reduce reduce;
   __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) const {

@@ -1,6 +1,6 @@
 #include "lane/cuda/programs.hpp"
 
-#include <cstdint>
+#include <type_traits>
 
 #include "lane/cuda/cuda_block.cuh"
 #include "programs/all_gather.hpp"
@@ -15,13 +15,6 @@
 
 namespace unisono::cuda {
 namespace {
-
-#define UNISONO_OPS(T) \
-  { reduce<T, Op::sum>, reduce<T, Op::prod>, reduce<T, Op::min>, reduce<T, Op::max>, reduce<T, Op::avg> }
-__device__ const Reduce reductions[kDTypes][kOps] = {
-    UNISONO_OPS(float),       UNISONO_OPS(double),       UNISONO_OPS(F16),          UNISONO_OPS(BF16), UNISONO_OPS(std::int8_t),
-    UNISONO_OPS(std::uint8_t), UNISONO_OPS(std::int32_t), UNISONO_OPS(std::int64_t), UNISONO_OPS(E4M3), UNISONO_OPS(E5M2)};
-#undef UNISONO_OPS
 
 template <class Reduction>
 __device__ Reduction reduction(const Launch& launch) {

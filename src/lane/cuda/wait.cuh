@@ -40,7 +40,7 @@ __device__ inline void fail(const Wait& wait, std::uint32_t expected, std::uint3
 }
 
 // The look of a long wait at the clock and at failures: whether to go on. `began` is 0 at the first look.
-__device__ __noinline__ bool patient(const Wait& wait, std::uint64_t& began, std::uint32_t expected, std::uint32_t seen) {
+__device__ __noinline__ inline bool patient(const Wait& wait, std::uint64_t& began, std::uint32_t expected, std::uint32_t seen) {
   const std::uint64_t now = now_ns();
   if (began == 0) began = now;
   if (failed(wait.context)) return false;
@@ -68,7 +68,7 @@ __device__ inline bool complete(const Packet& packet, std::uint32_t lap) {
 }
 
 // Polls until the packet of lap `lap` has come; gives what there is, which is not complete when the wait has failed.
-__device__ __noinline__ Packet await(const Packet* at, std::uint32_t lap, Wait wait) {
+__device__ __noinline__ inline Packet await(const Packet* at, std::uint32_t lap, Wait wait) {
   std::uint64_t began = 0;
   Packet seen = load_packet(at);
   for (std::uint32_t polls = 1; !complete(seen, lap); ++polls) {

@@ -131,7 +131,8 @@ def load(name: str) -> Backend:
 
 
 def check_names(wanted: Sequence[str]) -> None:
-    """Raises CaseError for the first name that `load` does not know, and for a variant that its class refuses."""
+    """Raises CaseError for the first name that `load` does not know, and for a variant that its class
+    refuses."""
     for name in wanted:
         if name.partition(":")[0] not in names():
             raise CaseError(f"unknown backend {name!r}: choose from {', '.join(names())}.")
