@@ -22,9 +22,11 @@ class PythonBootstrap final : public Bootstrap {
   int size() const override { return size_; }
   std::vector<std::string> all_gather(const std::string& data) override {
     std::vector<std::string> all;
-    for (const nb::handle one : object_.attr("all_gather")(nb::bytes(data.data(), data.size()))) {
-      const auto bytes = nb::cast<nb::bytes>(one);
-      all.emplace_back(bytes.c_str(), bytes.size());
+    const nb::object gathered = object_.attr("all_gather")(nb::bytes(data.data(), data.size()));
+    if (!PySequence_Check(gathered.ptr())) throw UsageError("the bootstrap's all_gather gave no list of bytes: return one for each rank.");
+    for (const nb::handle one : gathered) {
+      if (!PyBytes_Check(one.ptr())) throw UsageError("the bootstrap's all_gather gave a list of something else than bytes: return bytes for each rank.");
+      all.emplace_back(PyBytes_AS_STRING(one.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(one.ptr())));
     }
     return all;
   }
@@ -48,6 +50,17 @@ Op read_op(std::string_view name) {
 Collective read_collective(std::string_view name) {
   if (const auto collective = from_name<Collective>(name, kCollectives)) return *collective;
   throw UsageError("there is no collective '" + std::string(name) + "'.");
+}
+
+// A number, or any iterable of numbers.
+Shape read_shape(nb::handle shape) {
+  try {
+    if (PyIndex_Check(shape.ptr())) return {nb::cast<std::size_t>(nb::steal(PyNumber_Index(shape.ptr())))};
+    return nb::cast<Shape>(nb::list(nb::borrow(shape)));
+  } catch (const std::bad_cast&) {
+  } catch (const nb::python_error&) {
+  }
+  throw UsageError(std::string(nb::repr(shape).c_str()) + " is not a shape: pass a number of elements from 0, or a tuple of them.");
 }
 
 Shape with_ranks(const Shape& shape, int size) {
@@ -212,10 +225,12 @@ class PyCommunicator {
   }
 
   nb::object empty(nb::handle shape, nb::handle dtype) {
-    const Shape extents = nb::isinstance<nb::int_>(shape) ? Shape{nb::cast<std::size_t>(shape)} : nb::cast<Shape>(nb::list(nb::borrow(shape)));
+    const Shape extents = read_shape(shape);
     const DType type = read_dtype(dtype);
     std::size_t bytes = size_of(type);
-    for (const std::size_t extent : extents) bytes *= extent;
+    for (const std::size_t extent : extents)
+      if (__builtin_mul_overflow(bytes, extent, &bytes) || bytes > static_cast<std::size_t>(PTRDIFF_MAX) / 2)
+        throw ResourceError("an array of shape " + text(extents) + " is more than memory can hold: check the shape.");
     auto buffer = [&] {
       const nb::gil_scoped_release released;
       return std::make_unique<Buffer>(communicator_.empty(bytes));

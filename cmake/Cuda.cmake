@@ -23,8 +23,15 @@ if(with_cuda)
   enable_language(CUDA)
   add_library(unisono_cuda OBJECT EXCLUDE_FROM_ALL
     src/lane/cuda/programs.cu
+    src/lane/cuda/reductions.cu
   )
-  set_target_properties(unisono_cuda PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON)
+  # Separable: a kernel calls the reductions through a table, and would otherwise hold a copy of each. What is called from
+  # a kernel of kMaxThreads threads has no more than 65536 / 512 registers.
+  set_target_properties(unisono_cuda PROPERTIES
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_SEPARABLE_COMPILATION ON
+  )
   target_include_directories(unisono_cuda PRIVATE include src)
-  target_compile_options(unisono_cuda PRIVATE --expt-relaxed-constexpr --fmad=false --threads=2 -Xcompiler=-Wall,-Wextra)
+  target_compile_options(unisono_cuda PRIVATE
+    --expt-relaxed-constexpr --fmad=false --maxrregcount=128 --threads=2 -Xcompiler=-Wall,-Wextra
+  )
 endif()

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <limits>
 
 #include "dispatch.hpp"
 #include "env.hpp"
@@ -46,6 +47,9 @@ class Communicator::Impl {
     Turn(Impl& impl, Collective collective) : impl_(impl) {
       if (impl_.closed())
         throw UsageError("the communicator is closed: make a new one to call " + std::string(name_of(collective)) + ".");
+      if (impl_.group_.inherited())
+        throw UsageError("this process was forked from a rank and is none itself: call " + std::string(name_of(collective)) +
+                         " in the rank's own process, or start the ranks with a launcher.");
       if (impl_.busy_.exchange(true, std::memory_order_acquire))
         throw UsageError("another thread is inside a call of this communicator: make one communicator for each thread.");
       impl_.group_.doing(name_of(collective), ++impl_.calls_);
@@ -89,6 +93,12 @@ class Communicator::Impl {
     if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, args.bytes, false);
     if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
     if (is_direct(algorithm)) {
+      // in place, the source's half would overwrite what has not been sent
+      std::vector<byte> kept;
+      if (request.in_place() && sent > 0 && received > 0) {
+        kept.assign(args.in, args.in + sent);
+        args.in = kept.data();
+      }
       const Place in = place(args.in, sent), out = place(args.out, received);
       group_.lane().reach_far(!group_.one_process());
       send_recv_direct(group_.lane(), to, in, sent, from, out, received, args, [this](const Place& place, int rank, std::size_t bytes) {
@@ -118,7 +128,9 @@ class Communicator::Impl {
       Segment::Handle handle;
       std::uint64_t asked;
     };
-    const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), 4096);
+    if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
+    const bool absurd = bytes > std::numeric_limits<std::size_t>::max() / 2;  // and rounding it might wrap
+    const std::size_t rounded = absurd ? bytes : round_up(std::max<std::size_t>(bytes, 1), 4096);
     std::shared_ptr<Segment> own;
     std::string problem;
     try {
@@ -258,7 +270,8 @@ class Communicator::Impl {
   // The ends of a pair compare in passing: the receiver sees what the sender sends.
   void compare_pair(const Request& request, int to, int from) {
     PacketChannel<HostThread> channel(group_.lane());
-    const Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
+    Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
+    mine.algorithm = request.algorithm;
     if (to >= 0 && to != rank()) channel.put(to, reinterpret_cast<const byte*>(&mine), sizeof mine);
     if (from < 0 || from == rank()) return;
     Ticket its;

@@ -152,6 +152,7 @@ Group::~Group() {
 
 void Group::leave() noexcept {
   left_ = true;
+  if (inherited()) return;
   board(rank_).departed.store(1, std::memory_order_release);
 }
 

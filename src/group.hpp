@@ -68,6 +68,9 @@ class Group {
   void leave() noexcept;
   bool left() const { return left_; }
 
+  // Whether this process was forked from the rank: it has the rank's memory, but must not speak for it.
+  bool inherited() const { return forks_ != forks(); }
+
  private:
   // The head of each rank's segment.
   struct Failure {
@@ -92,6 +95,7 @@ class Group {
   double timeout_s_;
   std::function<void()> while_waiting_;
   bool left_ = false;
+  unsigned forks_ = forks();
   std::string_view doing_ = "init";
   std::uint64_t call_ = 0;
   bool one_process_ = true, far_ = false, crowded_ = false;

@@ -152,6 +152,10 @@ bool Ticket::matches(const Ticket& other) const {
 }
 
 std::string Ticket::text() const {
+  // it comes from another rank, whose packet may have been meant for another kind of call
+  if (static_cast<int>(collective) >= kCollectives || static_cast<int>(dtype) >= kDTypes || static_cast<int>(op) >= kOps ||
+      static_cast<int>(algorithm) >= kAlgorithms)
+    return "something else";
   std::string text(name_of(collective));
   if (collective == Collective::barrier) return text;
   if (combines(collective)) text += "(" + std::string(name_of(op)) + ")";

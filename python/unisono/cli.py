@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from unisono.bench.options import PRESETS, Options
 from unisono.bench.provenance import usable_cores
 from unisono.errors import UsageError
 
+T = TypeVar("T")
 app = typer.Typer(
     help="Collective communication, measured and verified.",
     no_args_is_help=True,
@@ -31,6 +32,11 @@ _BENCH = "What to measure"
 _HOW = "How to measure"
 
 
+def _console() -> Console:
+    """Of the terminal's width; wide enough for every table where the output goes to a file."""
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
 def _refuse(error: Exception) -> NoReturn:
     """Ends with exit code 2; of several ranks only the first says why."""
     if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", os.environ.get("RANK", "0"))) == "0":
@@ -40,10 +46,18 @@ def _refuse(error: Exception) -> NoReturn:
     raise typer.Exit(finish.USAGE)
 
 
-def _guarded(step: Callable[[], Any]) -> Any:
+def _guarded(step: Callable[[], T]) -> T:
     try:
         return step()
     except (CaseError, UsageError) as error:
+        _refuse(error)
+
+
+def _readable(step: Callable[[], T]) -> T:
+    """`step` reads records; where there are none, or of another schema, that is a wrong command."""
+    try:
+        return step()
+    except (FileNotFoundError, ValueError) as error:
         _refuse(error)
 
 
@@ -183,6 +197,10 @@ def bench(
             "-O", "--output", "--out", help="Directory of records and report; default: a new one here."
         ),
     ] = None,
+    report: Annotated[
+        bool,
+        typer.Option(help="Write the report too, not only the records (`unisono report` makes it later)."),
+    ] = True,
 ) -> None:
     """Measures every collective on every backend, checks the results and writes a report."""
     _check_ranks(ranks)
@@ -209,7 +227,7 @@ def bench(
         directory=output,
     )
     options = _guarded(lambda: request.options_of(asked, sys.argv[1:]))
-    _run(options, ranks, lambda directory, code: finish.finish(directory, code, Console()))
+    _run(options, ranks, lambda directory, code: finish.finish(directory, code, _console(), report))
 
 
 @app.command()
@@ -237,7 +255,7 @@ def tune(
 
     _check_ranks(ranks)
     path = output or plan_path()
-    console = Console()
+    console = _console()
 
     def write(directory: Path, code: int) -> int:
         found = records.read(directory)
@@ -262,7 +280,7 @@ def info() -> None:
     """Shows the machine, and which backends can run here and why not."""
     from unisono.bench import info
 
-    info.show(Console())
+    info.show(_console())
 
 
 @app.command(
@@ -280,6 +298,62 @@ def run(
     from unisono import launch
 
     raise typer.Exit(_guarded(lambda: launch.run_command(ranks, context.args)))
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="Of a run, or of several: their records merge.")],
+    output: Annotated[
+        Path | None, typer.Option("-O", "--output", "--out", help="Where to write it; default: there.")
+    ] = None,
+) -> None:
+    """Makes report.html, report.md and the plots again from the records."""
+    from unisono import report
+
+    for path in _readable(lambda: report.build(directory, output)):
+        print(finish.shown(path))
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="A", help="Directory of one run.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Directory of the other.")],
+    backend: Annotated[str | None, typer.Option("--backend", help="Only this one.")] = None,
+    tolerance: Annotated[float, typer.Option("--tolerance", help="What differs by less is SAME.")] = 0.02,
+    everything: Annotated[bool, typer.Option("--all", help="Also what is SAME or UNCLEAR.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
+) -> None:
+    """Says for each case whether B is FASTER or SLOWER than A, the SAME, or UNCLEAR."""
+    from unisono.report import compare as comparing
+
+    found = _readable(lambda: comparing.compare(before, after, backend, tolerance))
+    if markdown:
+        print(comparing.render_markdown(found))
+    else:
+        _console().print(comparing.render(found, everything))
+
+
+@app.command()
+def gate(
+    directory: Annotated[Path, typer.Argument(help="Of a run, or of several.")],
+    backend: Annotated[str, typer.Option("--backend", help="The backend to judge.")] = "unisono",
+    against: Annotated[
+        str, typer.Option("--against", help="A backend, or best: the fastest other one of each case.")
+    ] = "best",
+    min_ratio: Annotated[
+        float, typer.Option("--min-ratio", help="The other's time over the backend's own must reach this.")
+    ] = 1.0,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
+) -> None:
+    """Exits 1 and lists the cases in which the backend is confidently below the ratio."""
+    from unisono.report import gate as gating
+
+    found = _readable(lambda: gating.gate(directory, backend, against, min_ratio))
+    if markdown:
+        print(gating.render_markdown(found))
+    else:
+        _console().print(gating.render(found))
+    raise typer.Exit(found.exit_code)
 
 
 @app.command()

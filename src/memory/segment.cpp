@@ -1,11 +1,16 @@
 #include "memory/segment.hpp"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <fstream>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <random>
@@ -31,6 +36,33 @@ std::uint64_t fresh_nonce() {
   return (static_cast<std::uint64_t>(device()) << 32 | device()) | 1;
 }
 
+// The number in `file` (after `name`, or at its begin) times `unit`; the largest number when there is none.
+std::size_t number_in(const char* file, const std::string& name, std::size_t unit) {
+  std::ifstream in(file);
+  for (std::string word; in >> word;) {
+    if (!name.empty() && word != name) continue;
+    if (!name.empty()) in >> word;
+    if (word.empty() || word.find_first_not_of("0123456789") != std::string::npos || word.size() > 18) break;
+    return std::stoull(word) * unit;
+  }
+  return std::numeric_limits<std::size_t>::max();
+}
+
+// Shared memory is taken at once, and where there is not enough the kernel would end a process instead of refusing.
+void check_room(std::size_t bytes) {
+  const std::size_t room = std::min({number_in("/proc/meminfo", "MemAvailable:", 1024), number_in("/sys/fs/cgroup/memory.max", "", 1),
+                                     number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes", "", 1)});
+  if (bytes > room)
+    throw ResourceError("there is no room for " + std::to_string(bytes >> 20) + " MiB of shared memory, but for " +
+                        std::to_string(room >> 20) + ": free memory, raise the container's limit, or use fewer ranks.");
+}
+
+// To reserve more would not fail: the kernel would end processes for it.
+bool exceeds_the_machine(std::size_t bytes) {
+  struct sysinfo machine{};
+  return ::sysinfo(&machine) == 0 && bytes / machine.mem_unit >= machine.totalram + machine.totalswap;
+}
+
 std::byte* map(int fd, std::size_t bytes) {
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) check(-1, "mapping " + std::to_string(bytes >> 20) + " MiB of shared memory");
@@ -40,7 +72,17 @@ std::byte* map(int fd, std::size_t bytes) {
 
 }  // namespace
 
+unsigned forks() {
+  static std::atomic<unsigned> count = 0;
+  [[maybe_unused]] static const int counted =
+      ::pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1, std::memory_order_relaxed); });
+  return count.load(std::memory_order_relaxed);
+}
+
 std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
+  check_room(bytes);
+  if (exceeds_the_machine(bytes))
+    throw ResourceError(std::to_string(bytes) + " bytes of shared memory are more than this machine has: ask for less.");
   std::shared_ptr<Segment> segment(new Segment);
   segment->owner_ = true;
   segment->bytes_ = bytes;

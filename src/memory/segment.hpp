@@ -9,6 +9,10 @@
 
 namespace unisono {
 
+// How many forks lie between this process and the first that asked. What was shared before a fork stays the parent's: a child
+// that ends must not give it back.
+unsigned forks();
+
 class Segment {
  public:
   // What a peer needs to map a segment. It travels as bytes: `open` trusts nothing in it.
@@ -34,7 +38,9 @@ class Segment {
   const std::uint64_t& nonce() const { return head().nonce; }
 
   // Says to everyone who has mapped it that its owner needs it no more.
-  void release() { head().released.store(1, std::memory_order_release); }
+  void release() {
+    if (forks_ == forks()) head().released.store(1, std::memory_order_release);
+  }
   bool released() const { return head().released.load(std::memory_order_acquire) != 0; }
 
  private:
@@ -49,6 +55,7 @@ class Segment {
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
   bool owner_ = false;
+  unsigned forks_ = forks();
 };
 
 }  // namespace unisono

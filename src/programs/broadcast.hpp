@@ -12,12 +12,12 @@ UNISONO_PROGRAM void broadcast_push(Channel& channel, const Args& a) {
   const int n = lane.size();
   for (Rounds r(lane, a.bytes, channel.capacity()); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();
-    const byte* from = a.in + begin;
     const Dst to{a.out + begin, a.stream};
     if (lane.rank() != a.root) {
       channel.take(a.root, to, bytes);
       continue;
     }
+    const byte* from = a.in + begin;
     for (int i = 1; i < n; ++i) channel.put(peer_at(lane, i), from, bytes);
     if (to.at != from) lane.move(&to, 1, &from, 1, bytes);
   }
@@ -32,10 +32,10 @@ UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& 
   for (Rounds r(lane, a.bytes, channel.capacity() * static_cast<std::size_t>(n)); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();
     const std::size_t shard = shard_bytes(bytes, n);
-    const byte* from = a.in + begin;
     byte* to = a.out + begin;
     const Range mine = block_of(bytes, shard, me), roots = block_of(bytes, shard, a.root);
     if (me == a.root) {
+      const byte* from = a.in + begin;
       for (int i = 1; i < n; ++i) {
         const int p = peer_at(lane, i);
         const Range s = block_of(bytes, shard, p);

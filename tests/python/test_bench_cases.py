@@ -8,6 +8,7 @@ from math import prod
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from unisono.bench import cases
 from unisono.bench.cases import CaseError, bus_factor, layout, make_case
 

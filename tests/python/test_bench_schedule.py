@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from unisono.bench import schedule, stats
 from unisono.bench.schedule import Cell, Limits, Schedule
 

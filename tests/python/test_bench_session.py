@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import unisono
 from unisono.bench import records, session
 from unisono.bench.backends.base import Backend, Buffers, Ranks

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from unisono.bench import stats
 from unisono.bench.stats import Interval, Verdict, verdict
 

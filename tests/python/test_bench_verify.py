@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from unisono.bench import cases, verify
 from unisono.bench.buffers import Placed, Pools
 from unisono.bench.cases import DTYPES, INTEGERS, make_case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from unisono.bench import cases, workloads
 from unisono.bench.cases import CaseError
 from unisono.bench.options import PRESETS

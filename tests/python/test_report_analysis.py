@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+
 import report_data as data
 from unisono.bench.records import Record, Workload, WorkloadStep
 from unisono.bench.stats import Verdict

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import chromium
 import pytest
+
+import chromium
 import report_data as data
 from unisono.report import html, model
 
@@ -66,20 +67,31 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Brows
         yield found
 
 
-@pytest.fixture
-def page(browser: chromium.Browser, tmp_path: Path) -> chromium.Browser:
-    """A report of two numbers of ranks, open and ready."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of two numbers of ranks."""
+    directory = tmp_path_factory.mktemp("report")
     for ranks in (2, 4):
-        data.write(tmp_path / str(ranks), data.run(ranks), data.sweep(ranks=ranks), data.end())
-    return _open(browser, tmp_path)
+        data.write(directory / str(ranks), data.run(ranks), data.sweep(ranks=ranks), data.end())
+    return _write(directory)
 
 
-def _open(browser: chromium.Browser, directory: Path) -> chromium.Browser:
+@pytest.fixture
+def page(browser: chromium.Browser, written: Path) -> chromium.Browser:
+    """That report, just opened."""
+    return _open(browser, written)
+
+
+def _write(directory: Path) -> Path:
     file = directory / "report.html"
     file.write_text(html.render(model.load(directory)), encoding="utf-8")
+    return file
+
+
+def _open(browser: chromium.Browser, file: Path, width: int = 1440) -> chromium.Browser:
     browser.messages.clear()
     browser.media()
-    browser.open(file)
+    browser.open(file, width)
     return browser
 
 
@@ -115,8 +127,8 @@ def test_pictures_in_light_dark_and_on_paper(page: chromium.Browser, tmp_path: P
 
 
 @pytest.mark.parametrize("width", [1440, 1024, 390])
-def test_nothing_sticks_out(page: chromium.Browser, width: int) -> None:
-    page.open(Path(page.evaluate("decodeURI(location.pathname)")), width)
+def test_nothing_sticks_out(browser: chromium.Browser, written: Path, width: int) -> None:
+    page = _open(browser, written, width)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -164,7 +176,7 @@ def test_the_table_sorts_and_filters(page: chromium.Browser) -> None:
 def test_names_from_records_are_text(browser: chromium.Browser, tmp_path: Path) -> None:
     backends = ["unisono", HOSTILE, "<img src=x onerror=alert(1)>", "var(--s0)", "a\"b'c\\"]
     data.write(tmp_path, data.run(), data.sweep(backends, ["all_reduce", "reduce"]), data.end())
-    page = _open(browser, tmp_path)
+    page = _open(browser, _write(tmp_path))
     legend = page.evaluate("[...document.querySelectorAll('#legend span')].map(s => s.textContent)")
     assert sorted(legend) == sorted(backends)
     assert page.evaluate("document.querySelectorAll('img').length") == 0
@@ -185,13 +197,13 @@ def test_the_policy_stops_any_other_script_and_any_request(page: chromium.Browse
 
 def test_a_report_without_results_opens_quietly(browser: chromium.Browser, tmp_path: Path) -> None:
     data.write(tmp_path, data.run(), data.failure(), data.end())
-    page = _open(browser, tmp_path)
+    page = _open(browser, _write(tmp_path))
     assert "No result could be read" in page.evaluate("document.body.textContent")
     _quiet(page)
 
 
 def test_one_backend_opens_quietly(browser: chromium.Browser, tmp_path: Path) -> None:
     data.write(tmp_path, data.run(), data.sweep(["mpi"], ["barrier", "all_reduce"], [8]), data.end())
-    page = _open(browser, tmp_path)
+    page = _open(browser, _write(tmp_path))
     assert "no pair of results to compare" in page.evaluate("document.querySelector('#heat').textContent")
     _quiet(page)

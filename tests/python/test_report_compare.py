@@ -6,8 +6,9 @@ import io
 from pathlib import Path
 
 import pytest
-import report_data as data
 from rich.console import Console
+
+import report_data as data
 from unisono.bench.records import Record, Result
 from unisono.bench.stats import Verdict
 from unisono.report import compare as comparing

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import report_data as data
 from rich.console import Console
+
+import report_data as data
 from unisono.bench.records import Record, Result, Verification
 from unisono.report import gate as gates
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 import report_data as data
 from unisono.bench import measure
 from unisono.bench.records import Verification

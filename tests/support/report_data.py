@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+
 from unisono.bench import cases, records, stats
 from unisono.bench.records import Case, End, Failure, Machine, Record, Result, Run, Verification
 

@@ -18,7 +18,7 @@ from unisono.bench.timing import Call
 from unisono.bench.verify import arrange, bound_text, expectation, inspect
 
 
-@dataclass
+@dataclass(eq=False)
 class Work:
     """A cell as every rank sees it; `state` is used on rank 0."""
 
@@ -42,7 +42,7 @@ class Work:
         return self._call, self._placed
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """The cells of one case and backend; `variants` are its placements as far as the backend has them."""
 

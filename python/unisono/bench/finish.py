@@ -3,16 +3,14 @@ alone."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from unisono.bench import stats
-from unisono.bench.cases import COLLECTIVES
-from unisono.bench.records import FILE_NAME, Case, Records, Result, read
-from unisono.bench.stats import Interval, Verdict, verdict
+from unisono.bench.records import FILE_NAME, Records, read
+from unisono.bench.stats import Verdict
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -26,48 +24,25 @@ def exit_code(records: Records, launcher_code: int = 0) -> int:
     return FAILED if broken else OK
 
 
-def compared(results: list[Result], subject: str = "unisono") -> dict[str, list[tuple[float, Verdict]]]:
-    """Per collective: (time of the best other backend / the subject's, verdict) for every case that both
-    have."""
-    cases: dict[tuple[Case, str | None], dict[str, Result]] = {}
-    for result in results:
-        if result.verification.after or result.verification.bound == "not checked":
-            cases.setdefault((result.case, result.workload), {})[result.backend] = result
-    found: dict[str, list[tuple[float, Verdict]]] = {}
-    for (case, _), by_backend in cases.items():
-        mine = by_backend.pop(subject, None)
-        if mine is None or not by_backend or mine.median_us <= 0:
+def summary(directory: Path) -> Iterator[Table]:
+    """The report's headlines for a terminal: the subject against the fastest other backend of each case, a
+    row per collective; one table for each number of ranks, none where there is nothing to compare."""
+    from unisono.report import analysis, model
+
+    loaded = model.load(directory)
+    for group in analysis.groups(loaded):
+        if not group.total.pairs:
             continue
-        peer = min(by_backend.values(), key=lambda r: r.median_us)
-        says = verdict(_interval(mine), _interval(peer))
-        found.setdefault(case.collective, []).append((peer.median_us / mine.median_us, says))
-    return found
+        table = Table("collective", "cases", "speed-up", "lowest", *(v.value for v in Verdict))
+        table.title = f"{loaded.subject} against the fastest other backend of each case, {group.ranks} ranks"
+        for line in (*group.collectives, group.total):
+            if line.pairs:
+                numbers = [str(len(line.pairs)), f"{line.mean:.2f}", f"{line.worst.ratio:.2f}"]
+                table.add_row(line.title, *numbers, *(str(line.verdicts[v]) for v in Verdict))
+        yield table
 
 
-def _interval(result: Result) -> Interval:
-    return Interval(result.median_us, result.ci_low_us, result.ci_high_us)
-
-
-def summary(records: Records) -> Table | None:
-    """unisono against the best of the others, a row per collective; None where there is nothing to
-    compare."""
-    rows = compared(records.results)
-    if not rows:
-        return None
-    table = Table(
-        "collective", "cases", "speed-up", "lowest", *(v.value for v in Verdict), title_justify="left"
-    )
-    table.title = "unisono against the fastest other backend of each case"
-    ordered = [(name, rows[name]) for name in COLLECTIVES if name in rows]
-    everything = [pair for pairs in rows.values() for pair in pairs]
-    for name, pairs in [*ordered, ("all", everything)]:
-        ratios, counts = [ratio for ratio, _ in pairs], Counter(says for _, says in pairs)
-        numbers = [f"{stats.geometric_mean(ratios):.2f}", f"{min(ratios):.2f}"]
-        table.add_row(name, str(len(pairs)), *numbers, *(str(counts[v]) for v in Verdict))
-    return table
-
-
-def finish(directory: Path, launcher_code: int, console: Console) -> int:
+def finish(directory: Path, launcher_code: int, console: Console, with_report: bool = True) -> int:
     """Builds the report of what was recorded, prints the summary and where the report is; returns the exit
     code."""
     if not (directory / FILE_NAME).is_file():
@@ -80,11 +55,13 @@ def finish(directory: Path, launcher_code: int, console: Console) -> int:
         )
     if any(end.interrupted for end in records.ends):
         console.print("Interrupted: the report holds what was measured until then.")
-    table = summary(records)
-    if table is not None:
+    for table in summary(directory):
         console.print(table)
     if records.failures:
         console.print(f"{len(records.failures)} case(s) failed; the report lists them.", style="red")
+    if not with_report:
+        console.print(f"records: {shown(directory / FILE_NAME)}", soft_wrap=True)
+        return exit_code(records, launcher_code)
     from unisono import report
 
     for path in report.build(directory):

@@ -19,6 +19,10 @@ from unisono.bench import stats
 
 MIN_ROUNDS = 3
 BATCH = 150  # samples in one visit at most: three visits carry a p99 (368)
+BATCH_MOST, BATCH_S = (
+    5000,
+    2.0,
+)  # where the user fixes the number of samples: a visit can be interrupted after it
 WARMUP_S = 0.005  # untimed calls before a batch take this long at most, but are never fewer than one
 QUEUE_S = 300e-6  # a throughput sample queues calls for about this long
 QUEUE = (2, 64)
@@ -103,7 +107,8 @@ class Schedule:
         cell, limits = self.cells[index], self.limits
         warmup = max(1, min(limits.warmup, int(WARMUP_S / cell.call_s)))
         if limits.samples is not None:
-            wanted = math.ceil(limits.samples / limits.rounds)
+            most = max(1, min(BATCH_MOST, int(BATCH_S / cell.sample_s)))
+            wanted = min(math.ceil(limits.samples / limits.rounds), most)
             return Batch(warmup, min(wanted, limits.samples - len(cell.samples_us)), cell.calls)
         missing = stats.MIN_SAMPLES - len(cell.samples_us)
         left = self.left_s()

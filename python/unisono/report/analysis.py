@@ -82,7 +82,7 @@ def groups(model: Model) -> list[Group]:
             key=lambda item: collective_order(item[0]),
         )
         each = [headline(name, members, model.subject) for name, members in by_collective]
-        found.append(Group(machine, ranks, headline("all", rows, model.subject), each))
+        found.append(Group(machine, ranks, headline("all cases", rows, model.subject), each))
     return found
 
 

@@ -131,8 +131,8 @@ def _cells(
     )
     bare = f"replace(datum.{text}, /×| %/, '')"  # noqa: RUF001
     brief = base.transform_calculate(brief=f"dense ? {bare} : datum.{text}")
-    size, shift = alt.ExprRef("dense ? 9.5 : 11"), alt.ExprRef(shift)
-    label = brief.mark_text(fontSize=size, fontWeight=600, dy=shift, invalid="show").encode(
+    size = alt.ExprRef("dense ? 9.5 : 11")
+    label = brief.mark_text(fontSize=size, fontWeight=600, dy=alt.ExprRef(shift), invalid="show").encode(
         text="brief:N",
         color=alt.Color(f"{field}:Q", scale=ink, legend=None, condition=_when(absent, "var(--ink2)")),
     )

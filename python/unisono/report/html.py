@@ -152,7 +152,7 @@ def render(model: Model) -> str:
         provenance=content.provenance(model),
         points=limit,
         thinned=any(len(row.samples) > limit for row in model.all_rows),
-        ratio_steps=[text.digits(step, 2) for step in theme.RATIO_STEPS],
+        ratio_steps=[f"{round(step, 2):g}" for step in theme.RATIO_STEPS],
         share_steps=[text.percent(step) for step in theme.SHARE_STEPS],
         variation_steps=[text.percent(step) for step in theme.VARIATION_STEPS],
     )

@@ -99,10 +99,11 @@
   const tickSpread = (spec, rows) =>
     tickAtTimes(spec, ...extent(rows, (row) => [row.min / row.median, row.max / row.median]));
 
-  const dense = (spec, rows) => {
+  // In cells narrower than about 50 points the text is small and bare.
+  function dense(spec, rows, plot) {
     const columns = unique(rows.map((row) => row.column)).length;
-    for (const param of spec.params ?? []) if (param.name === "dense") param.value = columns > 14;
-  };
+    for (const param of spec.params ?? []) if (param.name === "dense") param.value = plot.clientWidth - 120 < 50 * columns;
+  }
 
   function figure(parent, title, detail = "") {
     const plot = make("div", { className: "plot" });
@@ -126,7 +127,7 @@
         const rows = chosen.filter((cell) => cell.mode === mode && (cell.memory === memory || cell.memory === null));
         if (!rows.some((cell) => cell.memory === memory)) continue;
         const plot = figure(parent, words(mode), memory === null ? "" : `${words(memory)} buffers`);
-        jobs.push(draw(plot, "heat", rows, (spec) => dense(spec, rows)));
+        jobs.push(draw(plot, "heat", rows, (spec) => dense(spec, rows, plot)));
       }
     }
     if (!jobs.length) nothing(parent, "There is no pair of results to compare in this selection.");
@@ -155,7 +156,7 @@
     const plot = make("div", { className: "plot" });
     parent.replaceChildren(plot);
     if (!rows.length) return nothing(parent), [];
-    return [draw(plot, name, rows, (spec) => dense(spec, rows))];
+    return [draw(plot, name, rows, (spec) => dense(spec, rows, plot))];
   }
 
   function drawSelection() {

@@ -123,7 +123,7 @@ def result(row: Row, columns: dict[int, int]) -> Json:
         "backend": row.backend,
         **slice_of(row.key),
         **_column(row.key, columns),
-        "algorithm": r.algorithm or "",
+        "algorithm": r.algorithm or text.MISSING,
         "n": len(row.samples),
         "calls": r.calls_per_sample,
         "converged": r.converged,

@@ -36,9 +36,10 @@ inline void stream_vector(byte* to, const byte* from) { std::memcpy(to, from, kV
 #endif
 
 // Streaming stores are weakly ordered: whoever signals next must not overtake them.
-inline void drain() {
+inline void drain([[maybe_unused]] const Dst* dsts, [[maybe_unused]] int n_dsts) {
 #if defined(__x86_64__)
-  _mm_sfence();
+  for (int d = 0; d < n_dsts; ++d)
+    if (dsts[d].stream) return _mm_sfence();
 #endif
 }
 
@@ -60,7 +61,7 @@ void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
       else std::memcpy(dsts[d].at + at, src + at, some);
     }
   }
-  if (n_dsts > 0 && dsts[0].stream) drain();
+  drain(dsts, n_dsts);
 }
 
 template <class T>
@@ -106,7 +107,7 @@ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, st
       else std::memcpy(dsts[d].at + at, result, some);
     }
   }
-  if (dsts[0].stream) drain();
+  drain(dsts, n_dsts);
 }
 
 #define UNISONO_OPS(T) \

@@ -37,11 +37,11 @@ void nap(Line& line, std::uint32_t expected) {
 }  // namespace
 
 void raise(Line& line, std::uint32_t value, bool crowded) {
-  line.flag.store(value, std::memory_order_release);
-  // Without the fence the look at `sleepers` may pass the store, and a wake be missed until the nap ends: worth it only
-  // where cores are plenty and nobody sleeps.
-  if (crowded) std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (line.sleepers.load(std::memory_order_relaxed) != 0)
+  // The look at `sleepers` may pass a plain store, and a wake be missed until the nap ends: an exchange, which it cannot pass,
+  // is worth it only where cores are scarce and somebody sleeps.
+  if (crowded) line.flag.exchange(value, std::memory_order_seq_cst);
+  else line.flag.store(value, std::memory_order_release);
+  if (line.sleepers.load(std::memory_order_seq_cst) != 0)
     ::syscall(SYS_futex, &line.flag, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 

@@ -1,0 +1,148 @@
+"""The contract of every collective, with every backend and number of ranks: one body (body.py), compared with numpy.
+
+A group of ranks goes through its whole matrix (cases.py) in one run of worker.py; each test here is the part of one
+collective. Unisono must give the bits of the reference (reference.py); the float sums of other libraries must lie within
+a stated bound.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+from cases import COLLECTIVES
+
+from unisono.bench.start import find_mpiexec, mpiexec_command
+
+RANKS = (1, 2, 3, 4, 5, 8)
+BACKENDS = (
+    "unisono",
+    "unisono-threads",
+    pytest.param("mpi", marks=pytest.mark.mpi),
+    pytest.param("gloo", marks=pytest.mark.torch),
+)
+WORKER = str(Path(__file__).with_name("worker.py"))
+TIMEOUT_S = 280.0
+
+# Settings that must not change a bit, each tried somewhere.
+SETTINGS = {
+    ("unisono", 3): {"UNISONO_FAR": "0"},
+    ("unisono", 4): {"UNISONO_ISA": "baseline", "UNISONO_STREAM_BYTES": "100000"},
+    ("unisono", 5): {"UNISONO_FAR": "0", "UNISONO_CHUNK_BYTES": "4096"},
+    ("unisono-threads", 3): {"UNISONO_STREAM_BYTES": "5000", "UNISONO_SPINS": "0"},
+    ("unisono-threads", 4): {"UNISONO_ISA": "baseline"},
+    ("unisono-threads", 5): {"UNISONO_CHUNK_BYTES": "8192"},
+}
+
+Report = dict[str, Any]
+
+
+def missing(backend: str) -> str | None:
+    """Why this machine cannot run a backend."""
+    if backend == "mpi":
+        if importlib.util.find_spec("mpi4py") is None:
+            return "mpi4py is not installed: pip install mpi4py mpich"
+        if find_mpiexec() is None:
+            return "there is no mpiexec: pip install mpich"
+    if backend == "gloo" and importlib.util.find_spec("torch") is None:
+        return "torch is not installed: pip install torch"
+    return None
+
+
+@cache
+def reports(backend: str, n: int) -> tuple[list[Report | None], ranks.Ended]:
+    """What every rank of a group reports; None where one left no report. Runs the group, or gloo's for all numbers."""
+    if backend == "gloo":
+        folder, ended = _gloo()
+        return _read(folder, n), ended
+    with tempfile.TemporaryDirectory() as made:
+        argv = [sys.executable, WORKER, backend, str(n), made]
+        env = SETTINGS.get((backend, n))
+        if backend == "unisono":
+            ended = ranks.launch(n, argv, env, TIMEOUT_S)
+        else:
+            if backend == "mpi":
+                argv = mpiexec_command(str(find_mpiexec()), n) + argv
+            ended = ranks.run(argv, env, TIMEOUT_S)
+        return _read(made, n), ended
+
+
+@cache
+def _gloo() -> tuple[str, ranks.Ended]:
+    """Torch takes seconds to load, so one group of the most ranks serves all smaller numbers too."""
+    folder = tempfile.TemporaryDirectory()
+    _folders.append(folder)
+    numbers = ",".join(map(str, RANKS))
+    argv = [sys.executable, WORKER, "gloo", numbers, folder.name]
+    return folder.name, ranks.launch(max(RANKS), argv, None, TIMEOUT_S)
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _clean() -> Any:
+    yield
+    for folder in _folders:
+        folder.cleanup()
+
+
+def _read(folder: str, n: int) -> list[Report | None]:
+    paths = [Path(folder) / f"{n}-{rank}.json" for rank in range(n)]
+    return [json.loads(path.read_text()) if path.exists() else None for path in paths]
+
+
+def _complaints(told: list[Report | None], collective: str) -> list[str]:
+    lines = []
+    for rank, report in enumerate(told):
+        if report is None:
+            lines.append(f"rank {rank} left no report")
+            continue
+        count = report["wrong"].get(collective, 0)
+        lines += [f"{count} wrong on rank {rank}, such as"] if count else []
+        lines += report["words"].get(collective, [])
+    return lines
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_contract(backend: str, n: int, collective: str) -> None:
+    if reason := missing(backend):
+        pytest.skip(reason)
+    told, ended = reports(backend, n)
+    complaints = _complaints(told, collective)
+    if complaints:
+        pytest.fail("\n".join([*complaints, str(ended)]), pytrace=False)
+    whole = [report for report in told if report is not None]
+    if any(report["error"] for report in whole):
+        errors = "\n".join(f"rank {rank}: {r['error']}" for rank, r in enumerate(whole) if r["error"])
+        pytest.fail(f"the run ended early:\n{errors}\n{ended}", pytrace=False)
+    done = {report["done"].get(collective, 0) for report in whole}
+    assert len(done) == 1, f"the ranks made different numbers of calls: {sorted(done)}"
+    if done == {0}:
+        pytest.skip("; ".join(sorted(whole[0]["refused"][collective])))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_everything_else_ends_well(backend: str) -> None:
+    """Every group of ranks has ended by itself, with exit code 0; what a library does not offer is the reason to skip."""
+    if reason := missing(backend):
+        pytest.skip(reason)
+    refused: Counter[str] = Counter()
+    for n in RANKS:
+        told, ended = reports(backend, n)
+        assert ended.code == 0, str(ended)
+        if told[0] is not None:
+            for reasons in told[0]["refused"].values():
+                refused.update(reasons)
+    if refused:
+        pytest.skip("not offered: " + " ".join(sorted(refused)))

@@ -1,0 +1,179 @@
+// Far::move on memory of another process: a fork, whose private copy of `kept` lies at the same address as the test's.
+#include "lane/host/far.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <stdexcept>
+#include <vector>
+
+#include "processes.hpp"
+#include "reference.hpp"
+
+namespace unisono::host {
+namespace {
+
+using test::Bytes;
+using test::Child;
+using test::Pipe;
+
+constexpr int kFar = 1;
+constexpr std::size_t kRoom = 400000;
+
+// Both processes fill `kept` from a seed, each its own copy; the child compares its own with what it is told to have become.
+class FarMoves : public testing::Test {
+ protected:
+  Bytes kept = test::random_bytes(kRoom, 1);  // of the parent; the child's begins with seed 2
+  Pipe ready, verdict;
+  Bytes theirs = test::random_bytes(kRoom, 2);
+  Kernels const& kernels = host::kernels();
+  Reduce sum = kernels.reduce[static_cast<int>(DType::i32)][static_cast<int>(Op::sum)];
+
+  // A child that has `expected` in the end, having nothing done itself.
+  void with_child(const Bytes& expected, const std::function<void(Far&)>& moves) {
+    Child child([&] {
+      std::copy(theirs.begin(), theirs.end(), kept.begin());
+      ready.send(1);
+      verdict.receive<int>();
+      return kept == expected ? 0 : 1;
+    });
+    ready.receive<int>();
+    int probe = 0;
+    const bool permitted = Far::read(child.pid(), reinterpret_cast<std::uint64_t>(kept.data()), &probe, sizeof probe);
+    Far far({::getpid(), child.pid()}, [](int rank, int error) {
+      throw std::runtime_error("rank " + std::to_string(rank) + " unreachable: " + std::to_string(error));
+    });
+    if (permitted) moves(far);
+    verdict.send(1);
+    if (!permitted) child.wait();
+    if (!permitted) GTEST_SKIP() << "the kernel forbids process_vm_readv here";
+    EXPECT_EQ(child.wait(), 0);
+  }
+  byte* at(std::size_t offset) { return far_address(kFar, reinterpret_cast<std::uint64_t>(kept.data() + offset)); }
+  Bytes summed(const std::vector<const byte*>& srcs, std::size_t bytes) {
+    return test::reduced(DType::i32, Op::sum, srcs, bytes / 4);
+  }
+};
+
+TEST_F(FarMoves, ATaggedAddressIsFarAndCanBeOffset) {
+  for (const int rank : {0, 1, 1023}) {
+    byte* far = far_address(rank, reinterpret_cast<std::uint64_t>(kept.data()));
+    EXPECT_TRUE(is_far(far));
+    EXPECT_EQ(far + 100, far_address(rank, reinterpret_cast<std::uint64_t>(kept.data() + 100)));
+  }
+  EXPECT_FALSE(is_far(kept.data()));
+}
+
+TEST_F(FarMoves, CopyIn) {
+  with_child(theirs, [&](Far& far) {
+    for (const std::size_t bytes : {std::size_t{1}, std::size_t{4097}, kRoom - 7}) {
+      Bytes got(bytes + 1);
+      const Dst to{got.data()};
+      const byte* from = at(7);
+      far.move(kernels, nullptr, &to, 1, &from, 1, bytes);
+      EXPECT_EQ(std::memcmp(got.data(), theirs.data() + 7, bytes), 0);
+      EXPECT_EQ(got[bytes], std::byte{0});
+    }
+  });
+}
+
+TEST_F(FarMoves, CopyOut) {
+  Bytes expected = theirs;
+  std::copy_n(kept.begin() + 3, 300001, expected.begin() + 50);
+  with_child(expected, [&](Far& far) {
+    const Dst to{at(50)};
+    const byte* from = kept.data() + 3;
+    far.move(kernels, nullptr, &to, 1, &from, 1, 300001);
+  });
+}
+
+TEST_F(FarMoves, CopyFromFarToFar) {
+  Bytes expected = theirs;
+  std::copy_n(theirs.begin(), 150000, expected.begin() + 200000);
+  with_child(expected, [&](Far& far) {
+    const Dst to{at(200000)};
+    const byte* from = at(0);
+    far.move(kernels, nullptr, &to, 1, &from, 1, 150000);
+  });
+}
+
+TEST_F(FarMoves, CopyToFarAndNearAtOnce) {
+  Bytes expected = theirs;
+  std::copy_n(kept.begin(), 199999, expected.begin() + 200001);
+  with_child(expected, [&](Far& far) {
+    Bytes one(199999), two(199999);
+    const Dst to[] = {{one.data(), true}, {at(200001)}, {two.data()}};
+    const byte* from = kept.data();
+    far.move(kernels, nullptr, to, 3, &from, 1, 199999);
+    EXPECT_EQ(std::memcmp(one.data(), kept.data(), 199999), 0);
+    EXPECT_EQ(one, two);
+  });
+}
+
+TEST_F(FarMoves, ReduceFarAndNearSources) {
+  with_child(theirs, [&](Far& far) {
+    const std::size_t bytes = 262148;  // two bounces and an element
+    Bytes got(bytes);
+    const Dst to{got.data()};
+    const byte* srcs[] = {kept.data() + 8, at(16), at(100000), kept.data() + 100};
+    far.move(kernels, sum, &to, 1, srcs, 4, bytes);
+    EXPECT_EQ(got, summed({kept.data() + 8, theirs.data() + 16, theirs.data() + 100000, kept.data() + 100}, bytes));
+  });
+}
+
+TEST_F(FarMoves, ReduceToFarAndNear) {
+  const std::size_t bytes = 262148;
+  const Bytes sums = summed({kept.data(), theirs.data() + 64}, bytes);
+  Bytes expected = theirs;
+  std::copy(sums.begin(), sums.end(), expected.begin() + 64);  // in place of the far source
+  with_child(expected, [&](Far& far) {
+    const byte* srcs[] = {kept.data(), at(64)};
+    const Dst to[] = {{kept.data()}, {at(64)}};  // and of the near one
+    far.move(kernels, sum, to, 2, srcs, 2, bytes);
+    EXPECT_EQ(std::memcmp(kept.data(), sums.data(), bytes), 0);
+  });
+}
+
+TEST_F(FarMoves, ReduceToFarOnly) {
+  const std::size_t bytes = 180000;
+  const Bytes sums = summed({kept.data(), kept.data() + 4, theirs.data()}, bytes);
+  Bytes expected = theirs;
+  std::copy(sums.begin(), sums.end(), expected.begin() + 200000);
+  with_child(expected, [&](Far& far) {
+    const byte* srcs[] = {kept.data(), kept.data() + 4, at(0)};
+    const Dst to{at(200000)};
+    far.move(kernels, sum, &to, 1, srcs, 3, bytes);
+  });
+}
+
+struct Unreachable {
+  int rank, error;
+};
+Unreachable unreachable_of(int pid, const byte* from) {
+  Far far({::getpid(), pid}, [](int rank, int error) { throw Unreachable{rank, error}; });
+  Bytes got(100);
+  const Dst to{got.data()};
+  try {
+    far.move(host::kernels(), nullptr, &to, 1, &from, 1, got.size());
+  } catch (const Unreachable& what) {
+    return what;
+  }
+  return {-1, 0};
+}
+
+TEST_F(FarMoves, ADeadProcessIsUnreachable) {
+  Child child([] { return 0; });
+  EXPECT_EQ(child.wait(), 0);
+  const Unreachable what = unreachable_of(child.pid(), at(0));
+  EXPECT_EQ(what.rank, kFar);
+  EXPECT_TRUE(what.error == ESRCH || what.error == EPERM) << what.error;
+}
+
+TEST_F(FarMoves, MemoryThatIsNotThereIsUnreachable) {
+  const Unreachable what = unreachable_of(::getpid(), far_address(kFar, 4096));
+  EXPECT_EQ(what.rank, kFar);
+  EXPECT_TRUE(what.error == EFAULT || what.error == EPERM || what.error == ENOSYS) << what.error;
+}
+
+}  // namespace
+}  // namespace unisono::host

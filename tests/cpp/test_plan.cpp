@@ -1,0 +1,116 @@
+// The plan's table: what it chooses, what replaces what, what it refuses.
+#include "plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "unisono/error.hpp"
+
+namespace unisono {
+namespace {
+
+using enum Algorithm;
+constexpr std::size_t kRest = std::numeric_limits<std::size_t>::max();
+
+std::vector<Collective> collectives() {
+  std::vector<Collective> all;
+  for (int i = 0; i < kCollectives; ++i)
+    if (!Plan::algorithms(static_cast<Collective>(i)).empty()) all.push_back(static_cast<Collective>(i));
+  return all;
+}
+
+TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {
+  for (const int ranks : {1, 2, 3, 8, 64, 1024})
+    for (const bool crowded : {false, true})
+      for (const bool symmetric : {false, true})
+        for (const Collective collective : collectives()) {
+          const auto known = Plan::algorithms(collective);
+          const Plan plan(ranks, crowded);
+          for (std::size_t bytes = 0; bytes < std::size_t{1} << 40; bytes = bytes * 3 + 1)
+            EXPECT_NE(std::find(known.begin(), known.end(), plan.choose(collective, bytes, symmetric)), known.end());
+        }
+}
+
+TEST(Plan, TakesPacketsForTheSmallAndReachesForTheLarge) {
+  const Plan plan(4, false);
+  for (const Collective collective : collectives()) {
+    if (collective == Collective::send || collective == Collective::recv) continue;  // they go by send_recv's table
+    EXPECT_TRUE(is_packets(plan.choose(collective, 8, false))) << name_of(collective);
+    EXPECT_TRUE(is_direct(plan.choose(collective, 1 << 30, true))) << name_of(collective);
+  }
+}
+
+TEST(Plan, AnEntryHoldsUpToItsBytes) {
+  Plan plan(2, false);
+  plan.set({{Collective::reduce, false, 100, push_packets}, {Collective::reduce, false, 200, push}});
+  EXPECT_EQ(plan.choose(Collective::reduce, 0, false), push_packets);
+  EXPECT_EQ(plan.choose(Collective::reduce, 100, false), push_packets);
+  EXPECT_EQ(plan.choose(Collective::reduce, 101, false), push);
+  EXPECT_EQ(plan.choose(Collective::reduce, 200, false), push);
+}
+
+TEST(Plan, BeyondTheLastEntryIsTheStagedProgram) {
+  Plan plan(2, false);
+  plan.set({{Collective::reduce, false, 100, push_packets}, {Collective::all_reduce, false, 100, one_shot}});
+  EXPECT_EQ(plan.choose(Collective::reduce, 101, false), push);
+  EXPECT_EQ(plan.choose(Collective::all_reduce, kRest, false), two_shot);
+}
+
+TEST(Plan, EntriesMayComeInAnyOrder) {
+  Plan plan(2, false);
+  plan.set({{Collective::gather, false, kRest, direct}, {Collective::gather, false, 10, push_packets}, {Collective::gather, false, 50, push}});
+  EXPECT_EQ(plan.choose(Collective::gather, 10, false), push_packets);
+  EXPECT_EQ(plan.choose(Collective::gather, 11, false), push);
+  EXPECT_EQ(plan.choose(Collective::gather, 51, false), direct);
+}
+
+TEST(Plan, ReplacesOnlyWhatTheTableHas) {
+  const Plan before(2, false);
+  Plan plan(2, false);
+  plan.set({{Collective::scatter, true, kRest, push}});
+  EXPECT_EQ(plan.choose(Collective::scatter, 1, true), push);
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{1} << 20}) {
+    EXPECT_EQ(plan.choose(Collective::scatter, bytes, false), before.choose(Collective::scatter, bytes, false));
+    EXPECT_EQ(plan.choose(Collective::gather, bytes, true), before.choose(Collective::gather, bytes, true));
+  }
+  plan.set({{Collective::scatter, true, 10, push_packets}});
+  EXPECT_EQ(plan.choose(Collective::scatter, 10, true), push_packets);
+}
+
+TEST(Plan, RefusesAnAlgorithmOfAnotherCollective) {
+  Plan plan(2, false);
+  EXPECT_THROW(plan.set({{Collective::reduce, false, 100, two_shot}}), UsageError);
+  EXPECT_THROW(plan.set({{Collective::all_reduce, false, 100, push}}), UsageError);
+  EXPECT_THROW(plan.set({{Collective::barrier, false, 100, push}}), UsageError);
+  EXPECT_THROW(plan.set({{Collective::reduce, false, 100, automatic}}), UsageError);
+  EXPECT_EQ(plan.choose(Collective::reduce, 8, false), push_packets);  // as before
+}
+
+TEST(Plan, StagedProgramsTakeAnyPointer) {
+  for (const Collective collective : collectives()) {
+    const auto known = Plan::algorithms(collective);
+    const Algorithm staged = Plan::staged(collective);
+    EXPECT_NE(std::find(known.begin(), known.end(), staged), known.end());
+    EXPECT_FALSE(is_direct(staged));
+  }
+}
+
+TEST(Names, AreDistinctAndReadBack) {
+  std::set<std::string_view> names;
+  for (int i = 0; i < kAlgorithms; ++i) {
+    const auto algorithm = static_cast<Algorithm>(i);
+    names.insert(name_of(algorithm));
+    EXPECT_EQ(from_name<Algorithm>(name_of(algorithm), kAlgorithms), algorithm);
+  }
+  EXPECT_EQ(names.size(), static_cast<std::size_t>(kAlgorithms));
+  for (int i = 0; i < kCollectives; ++i)
+    EXPECT_EQ(from_name<Collective>(name_of(static_cast<Collective>(i)), kCollectives), static_cast<Collective>(i));
+  EXPECT_EQ(from_name<DType>("f16", kDTypes), DType::f16);
+  EXPECT_EQ(from_name<Op>("median", kOps), std::nullopt);
+}
+
+}  // namespace
+}  // namespace unisono

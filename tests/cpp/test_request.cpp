@@ -1,0 +1,206 @@
+// A call by itself: sizes, roots, peers, overlaps, and how it compares with another rank's.
+#include "request.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+#include "unisono/error.hpp"
+
+namespace unisono {
+namespace {
+
+constexpr int kRanks = 4, kMe = 2;
+constexpr std::size_t kCount = 10, kBlock = kCount * sizeof(float);
+constexpr Collective kRegular[] = {Collective::all_reduce, Collective::reduce,         Collective::broadcast, Collective::all_gather,
+                                   Collective::gather,     Collective::reduce_scatter, Collective::scatter,   Collective::all_to_all};
+
+struct Sizes {
+  std::size_t in, out;          // bytes of both buffers, where a rank has both
+  std::size_t at_in, at_out;    // in place: where the smaller lies within the larger
+};
+Sizes sizes_of(Collective collective) {
+  const std::size_t all = kRanks * kBlock, own = kMe * kBlock;
+  switch (collective) {
+    case Collective::all_gather:
+    case Collective::gather: return {kBlock, all, own, 0};
+    case Collective::reduce_scatter:
+    case Collective::scatter: return {all, kBlock, 0, own};
+    case Collective::all_to_all: return {all, all, 0, 0};
+    default: return {kBlock, kBlock, 0, 0};
+  }
+}
+
+class Requests : public testing::TestWithParam<Collective> {
+ protected:
+  const Sizes sizes = sizes_of(GetParam());
+  std::vector<std::byte> memory = std::vector<std::byte>(4096);
+
+  Call call(std::size_t in, std::size_t out, int root = kMe) {
+    return {.in = memory.data() + in, .out = memory.data() + out, .count = kCount, .root = root};
+  }
+  Request make(const Call& call) const { return {GetParam(), call, kMe, kRanks}; }
+};
+INSTANTIATE_TEST_SUITE_P(All, Requests, testing::ValuesIn(kRegular), [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST_P(Requests, KnowTheirSizes) {
+  const Call c = call(0, 2048);
+  const Request request = make(c);
+  EXPECT_EQ(request.in_bytes, sizes.in);
+  EXPECT_EQ(request.out_bytes, sizes.out);
+  EXPECT_EQ(request.bytes(), std::max(sizes.in, sizes.out));
+  EXPECT_EQ(request.args.block, kBlock);
+}
+
+TEST_P(Requests, MayHaveBuffersSideBySide) {
+  EXPECT_NO_THROW(make(call(0, sizes.in)));
+  EXPECT_NO_THROW(make(call(sizes.out, 0)));
+}
+
+TEST_P(Requests, MayBeInPlace) { EXPECT_NO_THROW(make(call(1000 + sizes.at_in, 1000 + sizes.at_out))); }
+
+TEST_P(Requests, MayNotOverlapOtherwise) {
+  for (const std::size_t shift : {std::size_t{4}, kBlock / 2})
+    for (const bool before : {false, true}) {
+      const std::size_t in = 1000 + sizes.at_in + (before ? 0 : shift), out = 1000 + sizes.at_out + (before ? shift : 0);
+      EXPECT_THROW(make(call(in, out)), UsageError) << shift << before;
+    }
+  EXPECT_THROW(make(call(0, sizes.in - 1)), UsageError);
+  EXPECT_THROW(make(call(sizes.out - 1, 0)), UsageError);
+}
+
+TEST_P(Requests, NeedTheirBuffers) {
+  Call c = call(0, 2048);
+  c.in = nullptr;
+  EXPECT_THROW(make(c), UsageError);
+  c = call(0, 2048);
+  c.out = nullptr;
+  EXPECT_THROW(make(c), UsageError);
+  c.in = nullptr, c.count = 0;
+  EXPECT_NO_THROW(make(c));
+}
+
+TEST_P(Requests, RefuseCountsBeyondMemory) {
+  Call c = call(0, 2048);
+  for (const std::size_t count : {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max() / 4 + 1,
+                                  std::numeric_limits<std::size_t>::max() / 15}) {
+    c.count = count;
+    EXPECT_THROW(make(c), UsageError) << count;
+  }
+}
+
+TEST_P(Requests, RefuseUnknownAlgorithms) {
+  Call c = call(0, 2048);
+  c.algorithm = "quantum";
+  EXPECT_THROW(make(c), UsageError);
+  for (const Algorithm algorithm : Plan::algorithms(GetParam())) {
+    c.algorithm = name_of(algorithm);
+    EXPECT_EQ(make(c).algorithm, algorithm);
+  }
+}
+
+// What peers reach lies within what the rank has.
+TEST_P(Requests, ReachNoFurtherThanTheBuffers) {
+  const Call c = call(0, 2048);
+  const Request request = make(c);
+  EXPECT_LE(request.reached_by_peers(kMe).in, request.in_bytes);
+  EXPECT_LE(request.reached_by_peers(kMe).out, request.out_bytes);
+}
+
+TEST(RootedRequests, NeedOnlyTheirOwnBuffersBesideTheRoot) {
+  std::vector<std::byte> memory(4096);
+  const Call in{.in = memory.data(), .count = kCount, .root = 0}, out{.out = memory.data(), .count = kCount, .root = 0};
+  EXPECT_EQ(Request(Collective::reduce, in, kMe, kRanks).out_bytes, 0u);
+  EXPECT_EQ(Request(Collective::gather, in, kMe, kRanks).out_bytes, 0u);
+  EXPECT_EQ(Request(Collective::broadcast, out, kMe, kRanks).in_bytes, 0u);
+  EXPECT_EQ(Request(Collective::scatter, out, kMe, kRanks).in_bytes, 0u);
+}
+
+TEST(RootedRequests, NeedARootThatIsARank) {
+  std::vector<std::byte> memory(4096);
+  for (const Collective collective : {Collective::reduce, Collective::broadcast, Collective::gather, Collective::scatter})
+    for (const int root : {-1, kRanks, 1 << 20}) {
+      const Call call{.in = memory.data(), .out = memory.data() + 2048, .count = kCount, .root = root};
+      EXPECT_THROW(Request(collective, call, kMe, kRanks), UsageError) << name_of(collective) << root;
+    }
+}
+
+class PartRequests : public testing::Test {
+ protected:
+  using Counts = std::vector<std::size_t>;
+  std::vector<std::byte> memory = std::vector<std::byte>(4096);
+  Call call{.in = memory.data(), .out = memory.data() + 2048};
+};
+
+TEST_F(PartRequests, PackTheirPartsInRankOrder) {
+  const Counts sends{1, 2, 3, 0}, receives{4, 0, 3, 1};
+  const Request request(call, kMe, sends, receives);
+  EXPECT_EQ(request.in_bytes, 24u);
+  EXPECT_EQ(request.out_bytes, 32u);
+  EXPECT_EQ(request.bytes(), 32u);
+  EXPECT_EQ(request.sends[2].offset, 12u);
+  EXPECT_EQ(request.receives[3].offset, 28u);
+  EXPECT_EQ(request.reached_by_peers(1).out, 8u);
+}
+
+TEST_F(PartRequests, RefuseWhatDoesNotFit) {
+  const Counts four{1, 2, 3, 4}, three{1, 2, 3}, other{1, 2, 4, 4}, swapped{2, 1, 3, 4};
+  EXPECT_THROW(Request(call, kMe, four, three), UsageError);
+  EXPECT_THROW(Request(call, kMe, four, other), UsageError);  // with itself
+  EXPECT_NO_THROW(Request(call, kMe, four, swapped));
+  call.out = memory.data();
+  EXPECT_NO_THROW(Request(call, kMe, four, four));
+  EXPECT_THROW(Request(call, kMe, four, swapped), UsageError);  // in place
+  call.out = memory.data() + 4;
+  EXPECT_THROW(Request(call, kMe, four, four), UsageError);
+}
+
+TEST_F(PartRequests, RefuseCountsBeyondMemory) {
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  for (const Counts& counts : {Counts{most, 0, 0, 0}, Counts{most / 20, most / 20, most / 20, most / 20, most / 20, most / 20}})
+    EXPECT_THROW(Request(call, kMe, counts, counts), UsageError);
+}
+
+TEST(PairRequests, CheckTheirPeers) {
+  std::vector<std::byte> memory(4096);
+  const Call call{.in = memory.data(), .out = memory.data() + 2048, .count = kCount};
+  using enum Collective;
+  EXPECT_NO_THROW(Request(Collective::send, call, kMe, kRanks, 0, -1));
+  EXPECT_NO_THROW(Request(Collective::recv, call, kMe, kRanks, -1, 3));
+  EXPECT_NO_THROW(Request(send_recv, call, kMe, kRanks, kMe, kMe));
+  EXPECT_THROW(Request(Collective::send, call, kMe, kRanks, kMe, -1), UsageError);
+  EXPECT_THROW(Request(Collective::send, call, kMe, kRanks, kRanks, -1), UsageError);
+  EXPECT_THROW(Request(Collective::recv, call, kMe, kRanks, -1, kMe), UsageError);
+  EXPECT_THROW(Request(send_recv, call, kMe, kRanks, kMe, 1), UsageError);
+  EXPECT_THROW(Request(send_recv, call, kMe, kRanks, -1, 1), UsageError);
+  EXPECT_THROW(Request(send_recv, call, kMe, kRanks, 1, kRanks), UsageError);
+}
+
+TEST(Tickets, MatchUpToTheBuffers) {
+  Ticket a{};
+  a.collective = Collective::reduce, a.dtype = DType::f16, a.op = Op::max, a.root = 1, a.count = 7;
+  Ticket b = a;
+  b.in = {1, 2}, b.in_place = true;
+  EXPECT_TRUE(a.matches(b));
+  for (const auto& change : std::vector<void (*)(Ticket&)>{[](Ticket& t) { t.collective = Collective::broadcast; },
+                                                           [](Ticket& t) { t.dtype = DType::f32; }, [](Ticket& t) { t.op = Op::sum; },
+                                                           [](Ticket& t) { t.root = 0; }, [](Ticket& t) { t.count = 8; },
+                                                           [](Ticket& t) { t.algorithm = Algorithm::push; }}) {
+    b = a;
+    change(b);
+    EXPECT_FALSE(a.matches(b)) << b.text();
+    EXPECT_NE(a.text(), b.text());
+  }
+  EXPECT_EQ(a.text(), "reduce(max) of 7 f16 with root 1");
+}
+
+TEST(Tickets, LeaveOutWhatACallDoesNotHave) {
+  Ticket a{}, b{};
+  a.collective = b.collective = Collective::all_gather;
+  b.op = Op::max, b.root = 3;
+  EXPECT_TRUE(a.matches(b));
+}
+
+}  // namespace
+}  // namespace unisono

@@ -1,0 +1,108 @@
+"""Finding backends, and a user's own in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unisono.bench import provenance
+from unisono.bench.backends import base
+from unisono.bench.backends.base import Backend, Buffers, Ranks
+from unisono.bench.cases import CaseError, make_case
+from unisono.bench.records import Case
+
+
+class Mine(Backend):
+    """A backend as the documentation shows it."""
+
+    name = "mine"
+
+    def setup(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    def supports(self, case: Case) -> str | None:
+        return None if case.collective == "all_reduce" else "mine has all_reduce only."
+
+    def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        assert buffers.x is not None
+        assert buffers.out is not None
+        return partial(np.copyto, buffers.out, buffers.x)
+
+
+class Mock:
+    """An entry point of another package."""
+
+    name = "mine"
+
+    def load(self) -> type[Backend]:
+        return Mine
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def points(group: str) -> list[Any]:
+        return [Mock()] if group == base.GROUP else []
+
+    monkeypatch.setattr(base, "entry_points", points)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_users_backend_is_found_by_its_entry_point() -> None:
+    assert base.names() == ["unisono", "mpi", "gloo", "mine"]
+    backend = base.load("mine")
+    assert backend.name == "mine"
+    assert backend.available(2) is None
+    assert backend.supports(make_case("barrier", 0, "u8", 2)) == "mine has all_reduce only."
+    assert backend.algorithm(make_case("all_reduce", 8, "f32", 2)) is None
+    x, out = np.ones(2, np.float32), np.zeros(2, np.float32)
+    backend.prepare(make_case("all_reduce", 8, "f32", 1), Buffers(x, out))()
+    assert np.array_equal(x, out)
+    with pytest.raises(CaseError, match="has no variants"):
+        base.load("mine:quick")
+
+
+def test_unknown_backends_list_the_known() -> None:
+    for look in (base.load, lambda name: base.check_names([name])):
+        with pytest.raises(CaseError, match="choose from unisono, mpi, gloo"):
+            look("nccl")
+
+
+def test_the_declared_entry_points_are_the_built_in_backends() -> None:
+    for name, target in base.BUILT_IN.items():
+        assert EntryPoint(name, target, base.GROUP).load() is type(base.load(name))
+
+
+def test_a_communicator_can_be_given_a_forced_algorithm() -> None:
+    assert base.load("unisono:two_shot").name == "unisono:two_shot"
+
+
+def test_provenance_names_no_path_and_keeps_to_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["bench", "-O", "/home/someone/x", "--output=/home/someone/y", "./here", "--sizes", "8"]
+    assert provenance.command(command) == [
+        "unisono",
+        "bench",
+        "-O",
+        "x",
+        "--output=y",
+        "here",
+        "--sizes",
+        "8",
+    ]
+    env = {
+        "UNISONO_PLAN": "/home/someone/plan.json",
+        "OMP_NUM_THREADS": "4",
+        "MPIR_CVAR_CH4_SHM": "1",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "HOSTNAME": "host",
+    }
+    kept = provenance.environment(env)
+    assert kept == {"MPIR_CVAR_CH4_SHM": "1", "OMP_NUM_THREADS": "4", "UNISONO_PLAN": "set"}
+    machine = provenance.machine()
+    assert machine.cores >= 1
+    assert machine.memory_bytes > 0
+    assert provenance.libraries({"mpi": "MPICH 5"})["backend mpi"] == "MPICH 5"

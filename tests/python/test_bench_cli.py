@@ -1,0 +1,309 @@
+"""The command line: what it refuses and how, and whole runs with real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from unisono.bench import finish, records, request, start
+from unisono.bench.cases import COLLECTIVES, CaseError
+from unisono.bench.options import PRESETS, Options
+from unisono.bench.request import Asked, options_of
+from unisono.cli import app
+
+COMMAND = [sys.executable, "-m", "unisono.cli"]
+needs_mpi = pytest.mark.skipif(
+    not find_spec("mpi4py") or start.find_mpiexec() is None, reason="mpi4py or mpiexec is missing"
+)
+needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher around the tests."""
+    for name in os.environ:
+        if name.startswith(("PMI", "OMPI_", "SLURM_", "MPI_LOCAL")) or name in (
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+        ):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--backend foo", "choose from unisono, mpi, gloo"),
+        ("--backend unisono:fast", "choose from one_shot_packets"),
+        ("--backend mpi:fast", "has no variants"),
+        ("--collective allreduce", "choose from all_reduce"),
+        ("--op mean", "choose from sum, prod"),
+        ("--dtype f33", "choose from f32"),
+        ("--mode fast", "choose from latency, throughput"),
+        ("--memory gpu", "choose from plain, symmetric"),
+        ("--placement here", "choose from out_of_place, in_place"),
+        ("--preset slow", "choose from quick, standard, extensive"),
+        ("--workload gpt", "llama-3-70b-tp-decode"),
+        ("-b 8X", "not understood"),
+        ("-b 64 -e 8", "no larger than the last"),
+        ("-b 8 -e 64 -f 1", "at least 2"),
+        ("-b 8 --sizes 8", "give one of them"),
+        ("--sizes ,", "no sizes given"),
+        ("--ranks 0", "at least one rank"),
+        ("-n 0", "at least one iteration"),
+        ("-w -1", "cannot be negative"),
+        ("--budget 0", "seconds above 0"),
+        ("--width 2", "relative to the median"),
+    ],
+)
+def test_a_wrong_command_says_what_is_known_and_exits_with_2(arguments: str, says: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *arguments.split()])
+    assert result.exit_code == finish.USAGE
+    assert says in " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "says"),
+    [
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "--ranks 4", "mpich started 2"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "--ranks 3", "openmpi started 2"),
+        ({"MPI_LOCALNRANKS": "4"}, "", "separate copies"),
+        ({"PMI_SIZE": "4"}, "", "PMI_RANK is not"),
+    ],
+)
+def test_it_refuses_to_run_as_separate_copies(
+    environment: dict[str, str], arguments: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(app, ["bench", *arguments.split()])
+    assert result.exit_code == finish.USAGE
+    assert says in result.stderr
+
+
+def test_a_directory_with_records_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / records.FILE_NAME).write_text("")
+    result = CliRunner().invoke(app, ["bench", "--output", str(tmp_path)])
+    assert result.exit_code == finish.USAGE
+    assert "records of another run" in result.stderr
+
+
+def test_the_letters_of_nccl_tests() -> None:
+    asked = Asked(
+        begin="8", end="1K", factor=8, iterations=5, warmup=2, check=0, ops="max", dtypes="float,half"
+    )
+    found = options_of(asked, ["bench", "-b", "8", "-O", "/somewhere/else"])
+    assert found.sizes == [8, 64, 512]
+    assert (found.limits.samples, found.limits.warmup, found.check) == (5, 2, False)
+    assert (found.ops, found.dtypes) == (["max"], ["f32", "f16"])
+    assert found.workloads == []  # narrowed down by the user
+    assert found.command == ["unisono", "bench", "-b", "8", "-O", "else"]
+
+
+def test_a_preset_alone_brings_its_workloads_and_a_directory_of_its_own() -> None:
+    one, other = options_of(Asked(), []), options_of(Asked(), [])
+    assert one.directory != other.directory
+    assert one.workloads == list(PRESETS["quick"].workloads)
+    assert one.collectives == list(COLLECTIVES)
+    assert Options.unpack(one.pack()) == one
+    assert options_of(Asked(workloads="all"), []).workloads == list(request.workloads.entries())
+
+
+def test_the_world_that_is_joined() -> None:
+    assert start.joined_world({}, 4) is None
+    assert start.joined_world({"PMI_RANK": "0", "PMI_SIZE": "1"}, 4) is None
+    world = start.joined_world({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, None)
+    assert world is not None
+    assert (world.rank, world.size, world.launcher) == (1, 2, "torchrun")
+    with pytest.raises(CaseError, match="separate copies"):
+        start.joined_world({"PALS_SIZE": "4"}, None)
+
+
+def test_info_names_every_backend() -> None:
+    done = subprocess.run([*COMMAND, "info"], capture_output=True, text=True, timeout=120, check=True)
+    for word in ("processor", "cores", "memory", "unisono", "mpi", "gloo"):
+        assert word in done.stdout
+
+
+def test_the_schema_describes_what_is_written(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["schema"])
+    assert result.exit_code == 0
+    schema = json.loads(result.stdout)
+    done = bench(tmp_path / "run", "--ranks", "1", "--backend", "unisono", "--collective", "all_reduce")
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "run" / records.FILE_NAME).read_text().splitlines()
+    assert {json.loads(line)["type"] for line in lines} >= {"run", "ceiling", "result", "end"}
+    for line in lines:
+        jsonschema.validate(json.loads(line), schema)
+
+
+@pytest.mark.parametrize("verb", [["report", "X"], ["compare", "X", "X"], ["gate", "X"]])
+def test_verbs_that_read_records_say_where_there_are_none(verb: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [word.replace("X", str(tmp_path)) for word in verb])
+    assert result.exit_code == finish.USAGE
+    assert "unisono bench" in result.stderr
+
+
+def bench(directory: Path, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    small = ["--sizes", "8,5000", "-n", "4", "-O", str(directory), "--no-report"]
+    return subprocess.run(
+        [*COMMAND, "bench", *small, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        **options,
+    )  # type: ignore[call-overload, no-any-return]
+
+
+def test_a_records_file_cut_in_the_middle_is_read_up_to_there(tmp_path: Path) -> None:
+    done = bench(
+        tmp_path / "run", "--ranks", "1", "--backend", "unisono", "--collective", "all_reduce,broadcast"
+    )
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "run" / records.FILE_NAME
+    whole = records.read(path)
+    data = path.read_bytes()
+    last_result = data.rindex(b'{"type":"result"')
+    path.write_bytes(data[: last_result + 40])
+    cut = records.read(path)
+    assert len(cut.results) == len(whole.results) - 1
+    assert "the file ends in the middle" in cut.problems[0]
+    assert finish.exit_code(whole) == finish.OK
+    assert finish.exit_code(cut) == finish.FAILED  # no end: the run is not complete
+
+
+@needs_mpi
+@needs_torch
+@pytest.mark.mpi
+@pytest.mark.torch
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_all_backends_in_one_run_are_right(tmp_path: Path, ranks: int) -> None:
+    done = bench(
+        tmp_path / "run", "--ranks", str(ranks), "--placement", "all", "--memory", "all", "--mode", "latency",
+        "--dtype", "f32,bf16,i64,f8e4m3", "--op", "sum,max", "-n", "1",
+    )  # fmt: skip
+    found = records.read(tmp_path / "run")
+    assert [f.message for f in found.failures] == []
+    assert done.returncode == 0, done.stderr
+    assert {r.backend for r in found.results} == {"unisono", "mpi", "gloo"}
+    for backend in ("unisono", "mpi", "gloo"):
+        assert {r.case.collective for r in found.results if r.backend == backend} == set(COLLECTIVES)
+    reasons = {(s.backend, s.reason) for s in found.skips}
+    assert ("mpi", "MPI has no reduction of bf16.") in reasons
+    assert found.runs[0].launcher == "mpich"
+
+
+@needs_mpi
+@pytest.mark.mpi
+def test_it_joins_the_ranks_of_mpiexec(tmp_path: Path) -> None:
+    mpiexec = start.mpiexec_command(str(start.find_mpiexec()), 2)
+    arguments = ["bench", "--sizes", "8", "-n", "2", "--backend", "unisono,mpi", "-O", str(tmp_path / "run")]
+    done = subprocess.run(
+        [*mpiexec, *COMMAND, *arguments], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("report.html") == 1
+    path = str(tmp_path / "run")
+    assert CliRunner().invoke(app, ["compare", path, path]).exit_code == 0
+    assert CliRunner().invoke(app, ["gate", path, "--backend", "mpi", "--min-ratio", "1e-9"]).exit_code == 0
+    assert CliRunner().invoke(app, ["gate", path, "--backend", "mpi", "--min-ratio", "1e9"]).exit_code == 1
+    again = CliRunner().invoke(app, ["report", path, "--output", str(tmp_path / "again")])
+    assert "report.html" in again.stdout
+    assert (tmp_path / "again" / "report.md").read_bytes() == (tmp_path / "run" / "report.md").read_bytes()
+    assert {r.backend for r in records.read(tmp_path / "run").results} == {"unisono", "mpi"}
+
+
+@needs_mpi
+@pytest.mark.mpi
+def test_ranks_of_a_foreign_launcher_are_refused(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    done = bench(tmp_path / "run", "--backend", "unisono", env=environment)
+    assert done.returncode == finish.USAGE
+    assert "separate copies" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "backend", ["unisono", pytest.param("unisono,mpi", marks=[pytest.mark.mpi, needs_mpi])]
+)
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, backend: str) -> None:
+    directory = tmp_path / "run"
+    what = ["--backend", backend, "--collective", "barrier,all_reduce", "--sizes", "8,1K", "-n", "1000000"]
+    child = subprocess.Popen(
+        [*COMMAND, "bench", "--ranks", "2", *what, "-O", str(directory)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        file = directory / records.FILE_NAME
+        while time.monotonic() < deadline and (not file.exists() or b"ceiling" not in file.read_bytes()):
+            time.sleep(0.1)
+        time.sleep(2)
+        os.killpg(child.pid, signal.SIGINT)  # as the terminal does it
+        _, errors = child.communicate(timeout=120)
+    finally:
+        child.kill()
+    assert child.returncode == finish.INTERRUPTED, errors
+    found = records.read(directory)
+    assert found.ends[0].interrupted
+    assert found.results
+    assert not found.failures
+    assert (directory / "report.html").is_file()
+
+
+def test_a_killed_rank_ends_the_run_and_the_records_stay(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    long = ["--sizes", "8", "-n", "1000000", "-O", str(directory), "--no-report"]
+    child = subprocess.Popen(
+        [*COMMAND, "bench", "--ranks", "3", "--backend", "unisono", *long],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        file = directory / records.FILE_NAME
+        while time.monotonic() < deadline and (not file.exists() or b"ceiling" not in file.read_bytes()):
+            time.sleep(0.1)
+        ranks = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        os.kill(int(ranks[1]), signal.SIGKILL)
+        output, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == finish.FAILED
+    assert "rank 1" in errors
+    assert "did not end in good order" in " ".join(output.split())
+    assert records.read(directory).runs
+
+
+def test_two_benches_at_once_both_finish(tmp_path: Path) -> None:
+    arguments = [
+        "--ranks",
+        "2",
+        "--backend",
+        "unisono",
+        "--collective",
+        "all_reduce",
+        "--sizes",
+        "8",
+        "-n",
+        "5",
+    ]
+    children = [
+        subprocess.Popen(
+            [*COMMAND, "bench", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    for child in children:
+        _, errors = child.communicate(timeout=200)
+        assert child.returncode == 0, errors.decode()
+    assert len(list(tmp_path.glob("unisono-bench-*/records.jsonl"))) == 2

@@ -1,0 +1,71 @@
+"""The timed loops, on calls that count."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from unisono.bench import timing
+from unisono.bench.timing import Timed
+
+
+class Counter:
+    """Counts its calls, and raises at the one numbered `fail_at`."""
+
+    def __init__(self, fail_at: int = -1) -> None:
+        self.count, self.fail_at = 0, fail_at
+
+    def __call__(self) -> None:
+        self.count += 1
+        if self.count == self.fail_at:
+            raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize(("samples", "calls", "warmup"), [(5, 1, 3), (4, 7, 1), (0, 1, 0), (1, 1, 0)])
+def test_calls_and_alignments_are_as_many_as_asked(samples: int, calls: int, warmup: int) -> None:
+    call, align = Counter(), Counter()
+    found = timing.timed(call, align, samples, calls, warmup)
+    assert (call.count, align.count) == (samples * calls + warmup, samples)
+    assert found.error is None
+    assert len(found.durations) == len(found.starts) == samples
+    assert np.all(found.durations >= 0)
+    assert np.all(np.diff(found.starts) >= 0)
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+@pytest.mark.parametrize("fail_at", [1, 2, 4, 6])
+def test_after_an_error_the_alignments_are_still_made(fail_at: int, calls: int) -> None:
+    call, align = Counter(fail_at), Counter()
+    found = timing.timed(call, align, 6, calls, 2)
+    assert found.error == "RuntimeError: broken"
+    assert align.count == 6
+    assert len(found.durations) == max(0, (fail_at - 3) // calls)
+
+
+def test_what_the_alignment_raises_is_not_the_libraries_fault() -> None:
+    with pytest.raises(RuntimeError, match="broken"):
+        timing.timed(Counter(fail_at=1), Counter(fail_at=3), 6, 1, 1)
+
+
+def test_an_error_of_the_alignment_alone_ends_the_batch() -> None:
+    with pytest.raises(RuntimeError, match="broken"):
+        timing.timed(Counter(), Counter(fail_at=3), 6, 1, 1)
+
+
+def test_no_garbage_is_collected_while_timing() -> None:
+    seen = []
+    timing.timed(lambda: seen.append(gc.isenabled()), lambda: None, 3, 1, 0)
+    assert seen == [False] * 3
+    assert gc.isenabled()
+
+
+def test_a_sample_is_the_slowest_rank_and_the_skew_the_spread_of_starts() -> None:
+    ranks = [
+        Timed(np.array([1000, 5000, 9000]), np.array([100, 900, 100])),
+        Timed(np.array([1300, 5000]), np.array([400, 200])),
+    ]
+    samples, skews = timing.combine(ranks, calls=2)
+    assert samples == [0.2, 0.45]
+    assert skews == [0.3, 0.0]

@@ -1,0 +1,104 @@
+"""From measured algorithms to the table that the library reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import unisono
+from unisono.bench import request, tune
+from unisono.bench.cases import make_case
+from unisono.bench.records import Machine, Result, Verification
+
+MACHINE = Machine(cpu="a processor", cores=2, memory_bytes=1, numa_nodes=1, kernel="Linux", caches={})
+
+
+def result(size: int, algorithm: str, median: float, width: float = 0.02, memory: str = "plain") -> Result:
+    return Result(
+        case=make_case("all_reduce", size, "f32", 2, memory=memory),
+        backend=f"unisono:{algorithm}",
+        algorithm=algorithm,
+        samples_us=[median],
+        median_us=median,
+        ci_low_us=median * (1 - width / 2),
+        ci_high_us=median * (1 + width / 2),
+        skew_us=None,
+        calls_per_sample=1,
+        verification=Verification(before=True, after=True, bound="bit-exact"),
+        algbw_gbps=1.0,
+        busbw_gbps=1.0,
+        ceiling_gbps=None,
+        sol=None,
+        converged=True,
+    )
+
+
+def test_the_fastest_of_each_size_with_the_border_halfway() -> None:
+    found = tune.choose(
+        [
+            *(result(8, "packets", 1), result(8, "two_shot", 3)),
+            *(result(1024, "packets", 2), result(1024, "two_shot", 3)),
+            *(result(16384, "packets", 9), result(16384, "two_shot", 5)),
+        ]
+    )
+    assert found == [
+        {"collective": "all_reduce", "memory": "plain", "up_to_bytes": 4096, "algorithm": "packets"},
+        {"collective": "all_reduce", "memory": "plain", "up_to_bytes": None, "algorithm": "two_shot"},
+    ]
+
+
+def test_an_algorithm_stays_until_another_is_confidently_faster() -> None:
+    sizes = (8, 64, 512, 4096)
+    noisy = [
+        r for s in sizes for r in (result(s, "a", 2.0, 0.5), result(s, "b", 1.9 if s == 64 else 2.1, 0.5))
+    ]
+    assert [entry["algorithm"] for entry in tune.choose(noisy)] == ["a"]
+
+
+def test_each_memory_has_its_own_entries() -> None:
+    found = tune.choose([result(8, "a", 1), result(8, "a_direct", 1, memory="symmetric")])
+    assert [(e["memory"], e["algorithm"], e["up_to_bytes"]) for e in found] == [
+        ("plain", "a", None),
+        ("symmetric", "a_direct", None),
+    ]
+
+
+def test_tables_for_other_numbers_of_ranks_and_other_collectives_stay(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "plan.json"
+    plain = tune.choose([result(8, "one_shot", 1)])
+    symmetric = tune.choose([result(8, "two_shot", 1, memory="symmetric")])
+    tune.write(path, 2, MACHINE, plain)
+    tune.write(path, 4, MACHINE, plain)
+    tune.write(path, 2, MACHINE, symmetric)
+    four, two = json.loads(path.read_text())
+    assert (four["ranks"], two["ranks"]) == (4, 2)
+    assert two["entries"] == [*plain, *symmetric]
+    assert two["schema"] == tune.SCHEMA
+    assert msgspec.convert(two["machine"], Machine) == MACHINE
+    assert [p.name for p in path.parent.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"ranks": 2}', "null"])
+def test_a_file_that_is_no_table_is_replaced(text: str) -> None:
+    table = {"schema": tune.SCHEMA, "ranks": 2, "entries": []}
+    assert tune.merge(text, table) == table
+
+
+def test_the_library_loads_what_tune_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    tune.write(path, 1, MACHINE, tune.choose([result(8, "one_shot", 1), result(1 << 20, "two_shot", 1)]))
+    monkeypatch.setenv("UNISONO_PLAN", str(path))
+    with unisono.init() as comm:
+        assert comm.plan("all_reduce", 8) == "one_shot"
+        assert comm.plan("all_reduce", 2 << 20) == comm.plan("all_reduce", 1 << 30)
+
+
+def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path) -> None:
+    options = request.tune_options(None, 10, tmp_path, [])
+    assert "barrier" not in options.collectives
+    for collective in options.collectives:
+        for algorithm in unisono.Communicator.algorithms(collective):
+            assert f"unisono:{algorithm}" in options.backends

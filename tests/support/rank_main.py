@@ -1,0 +1,37 @@
+"""One rank of `ranks.play`: `python rank_main.py MODULE:FUNCTION FOLDER ARGS`. It leaves its word in FOLDER."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An error as JSON: its class, its text, and what it may be caught as."""
+    return {
+        "type": type(error).__name__,
+        "text": str(error),
+        "bases": [base.__name__ for base in type(error).__mro__],
+    }
+
+
+def main(program: str, folder: str, args: str) -> int:
+    module, _, function = program.partition(":")
+    said: dict[str, Any]
+    try:
+        said = {"result": getattr(importlib.import_module(module), function)(*json.loads(args))}
+    except BaseException as error:
+        said = {"error": describe(error)}
+    path = Path(folder) / os.environ.get("UNISONO_RANK", "0")
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(said))
+    unfinished.rename(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
