@@ -3,6 +3,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
+#include <optional>
+#include <thread>
+
 #include "array.hpp"
 #include "docstrings.hpp"
 #include "module.hpp"
@@ -96,9 +100,19 @@ class PyCommunicator {
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
   bool closed() const { return communicator_.closed(); }
-  void close() { communicator_.close(); }
+
+  // A call of another thread that waits ends with a UsageError; it has come back to Python when this returns, so that the
+  // interpreter may end.
+  void close() {
+    communicator_.close();
+    while (away_ > 0 && away_here == 0) {
+      const nb::gil_scoped_release released;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
   void barrier() {
-    const nb::gil_scoped_release released;
+    const Away away(*this);
     communicator_.barrier();
   }
 
@@ -189,7 +203,7 @@ class PyCommunicator {
     const Output to(out, x, in.dtype, {received});
     const Call c{.in = in.data, .out = to.array.data, .dtype = in.dtype, .algorithm = algorithm ? *algorithm : std::string_view{}};
     {
-      const nb::gil_scoped_release released;
+      const Away away(*this);
       communicator_.all_to_all_v(c, sends, receives);
     }
     return to.object;
@@ -198,7 +212,7 @@ class PyCommunicator {
   void send(nb::handle x, int peer, const Algorithm& algorithm) {
     const Array in(x, "x", false);
     const Call c{.in = in.data, .count = in.count, .dtype = in.dtype, .algorithm = algorithm ? *algorithm : std::string_view{}};
-    const nb::gil_scoped_release released;
+    const Away away(*this);
     communicator_.send(c, peer);
   }
 
@@ -206,7 +220,7 @@ class PyCommunicator {
     const Array to(out, "out", true);
     const Call c{.out = to.data, .count = to.count, .dtype = to.dtype, .algorithm = algorithm ? *algorithm : std::string_view{}};
     {
-      const nb::gil_scoped_release released;
+      const Away away(*this);
       communicator_.recv(c, peer);
     }
     return nb::borrow(out);
@@ -218,7 +232,7 @@ class PyCommunicator {
     const Call c{.in = in.data, .out = to.array.data, .count = in.count, .dtype = in.dtype,
                  .algorithm = algorithm ? *algorithm : std::string_view{}};
     {
-      const nb::gil_scoped_release released;
+      const Away away(*this);
       communicator_.send_recv(c, dst, src);
     }
     return to.object;
@@ -232,7 +246,7 @@ class PyCommunicator {
       if (__builtin_mul_overflow(bytes, extent, &bytes) || bytes > static_cast<std::size_t>(PTRDIFF_MAX) / 2)
         throw ResourceError("an array of shape " + text(extents) + " is more than memory can hold: check the shape.");
     auto buffer = [&] {
-      const nb::gil_scoped_release released;
+      const Away away(*this);
       return std::make_unique<Buffer>(communicator_.empty(bytes));
     }();
     void* data = buffer->data();
@@ -254,14 +268,36 @@ class PyCommunicator {
   }
 
  private:
+  // The time that a call spends without the GIL, under which `away_` is counted.
+  class Away {
+   public:
+    explicit Away(PyCommunicator& communicator) : communicator_(communicator) {
+      ++communicator_.away_;
+      ++away_here;
+      released_.emplace();
+    }
+    ~Away() {
+      released_.reset();
+      --away_here;
+      --communicator_.away_;
+    }
+    Away(const Away&) = delete;
+
+   private:
+    PyCommunicator& communicator_;
+    std::optional<nb::gil_scoped_release> released_;
+  };
+  static inline thread_local int away_here = 0;  // not 0: a signal handler runs within a call of this thread
+
   void call(void (Communicator::*collective)(const Call&), const void* in, void* out, std::size_t count, DType dtype,
             const Algorithm& algorithm, Op op = Op::sum, int root = 0) {
     const Call c{.in = in, .out = out, .count = count, .dtype = dtype, .op = op, .root = root,
                  .algorithm = algorithm ? *algorithm : std::string_view{}};
-    const nb::gil_scoped_release released;
+    const Away away(*this);
     (communicator_.*collective)(c);
   }
 
+  int away_ = 0;
   Communicator communicator_;
 };
 

@@ -169,6 +169,7 @@ bool Group::dead(int rank) const {
 }
 
 void Group::interrupted(int peer, const std::function<bool()>& arrived) {
+  if (left()) throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
   check();
   if (while_waiting_) try {
       while_waiting_();

@@ -1,6 +1,7 @@
 // The ranks of one machine that have joined: their shared memory, their lane, and what happens when one is lost.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -94,7 +95,7 @@ class Group {
   int rank_, size_;
   double timeout_s_;
   std::function<void()> while_waiting_;
-  bool left_ = false;
+  std::atomic<bool> left_ = false;
   unsigned forks_ = forks();
   std::string_view doing_ = "init";
   std::uint64_t call_ = 0;

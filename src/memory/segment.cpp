@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,12 +56,6 @@ void check_room(std::size_t bytes) {
                         std::to_string(room >> 20) + ": free memory, raise the container's limit, or use fewer ranks.");
 }
 
-// To reserve more would not fail: the kernel would end processes for it.
-bool exceeds_the_machine(std::size_t bytes) {
-  struct sysinfo machine{};
-  return ::sysinfo(&machine) == 0 && bytes / machine.mem_unit >= machine.totalram + machine.totalswap;
-}
-
 std::byte* map(int fd, std::size_t bytes) {
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) check(-1, "mapping " + std::to_string(bytes >> 20) + " MiB of shared memory");
@@ -81,8 +74,6 @@ unsigned forks() {
 
 std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
   check_room(bytes);
-  if (exceeds_the_machine(bytes))
-    throw ResourceError(std::to_string(bytes) + " bytes of shared memory are more than this machine has: ask for less.");
   std::shared_ptr<Segment> segment(new Segment);
   segment->owner_ = true;
   segment->bytes_ = bytes;

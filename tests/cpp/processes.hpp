@@ -24,12 +24,14 @@ class Pipe {
   }
   template <class T>
   void send(const T& what) {
-    if (::write(ends_[1], &what, sizeof what) != static_cast<ssize_t>(sizeof what)) throw std::runtime_error("pipe not written");
+    if (::write(ends_[1], &what, sizeof what) != static_cast<ssize_t>(sizeof what))
+      throw std::runtime_error("pipe not written");
   }
   template <class T>
   T receive() {
     T what;
-    if (::read(ends_[0], &what, sizeof what) != static_cast<ssize_t>(sizeof what)) throw std::runtime_error("pipe not read");
+    if (::read(ends_[0], &what, sizeof what) != static_cast<ssize_t>(sizeof what))
+      throw std::runtime_error("pipe not read");
     return what;
   }
 
@@ -46,8 +48,7 @@ class Child {
     int status = 99;
     try {
       status = body();
-    } catch (...) {
-    }
+    } catch (...) {}
     ::_exit(status);
   }
   Child(const Child&) = delete;

@@ -20,9 +20,10 @@ struct Case {
   std::uint64_t seed = 1;
 
   std::string text() const {
-    return std::string(name_of(collective)) + " by " + (algorithm.empty() ? "the plan" : std::string(algorithm)) + " of " +
-           std::to_string(count) + " " + std::string(name_of(dtype)) + ", " + std::string(name_of(op)) + ", root " +
-           std::to_string(root) + (in_place ? ", in place" : "");
+    return std::string(name_of(collective)) + " by " +
+           (algorithm.empty() ? "the plan" : std::string(algorithm)) + " of " + std::to_string(count) + " " +
+           std::string(name_of(dtype)) + ", " + std::string(name_of(op)) + ", root " + std::to_string(root) +
+           (in_place ? ", in place" : "");
   }
 };
 
@@ -35,8 +36,12 @@ inline bool gets_blocks(Collective c) {
 inline bool combines(Collective c) {
   return c == Collective::all_reduce || c == Collective::reduce || c == Collective::reduce_scatter;
 }
-inline bool needs_input(Collective c, bool root) { return root || (c != Collective::broadcast && c != Collective::scatter); }
-inline bool gets_output(Collective c, bool root) { return root || (c != Collective::reduce && c != Collective::gather); }
+inline bool needs_input(Collective c, bool root) {
+  return root || (c != Collective::broadcast && c != Collective::scatter);
+}
+inline bool gets_output(Collective c, bool root) {
+  return root || (c != Collective::reduce && c != Collective::gather);
+}
 
 // Of floats, reals whose sum depends on the order; else any bits.
 inline Bytes input_of(const Case& c, int rank, std::size_t count) {
@@ -83,8 +88,8 @@ inline void run(Communicator& comm, const Call& call, Collective collective) {
   }
 }
 
-// Runs the case on this rank. `room`: where the larger buffer lies, at an odd offset, and past it the other one; bytes between
-// and after them must stay as they are.
+// Runs the case on this rank. `room`: where the larger buffer lies, at an odd offset, and past it the other
+// one; bytes between and after them must stay as they are.
 inline void run_checked(Communicator& comm, const Case& c, std::byte* room, std::size_t room_bytes) {
   constexpr std::size_t guard = 16;
   constexpr std::byte untouched{0x5a};
@@ -113,7 +118,14 @@ inline void run_checked(Communicator& comm, const Case& c, std::byte* room, std:
   }
   Bytes before(room, room + used);
   const bool passes_in = has_in || in == out;
-  run(comm, {.in = passes_in ? in : nullptr, .out = has_out ? out : nullptr, .count = c.count, .dtype = c.dtype, .op = c.op, .root = c.root, .algorithm = c.algorithm},
+  run(comm,
+      {.in = passes_in ? in : nullptr,
+       .out = has_out ? out : nullptr,
+       .count = c.count,
+       .dtype = c.dtype,
+       .op = c.op,
+       .root = c.root,
+       .algorithm = c.algorithm},
       c.collective);
   if (has_out) {
     const Bytes expected = expected_of(c, me, n);
@@ -122,7 +134,8 @@ inline void run_checked(Communicator& comm, const Case& c, std::byte* room, std:
     std::copy_n(out, out_bytes, before.begin() + (out - room));
   }
   // an all_gather in place etc. changes nothing but the output
-  EXPECT_EQ(std::memcmp(before.data(), room, used), 0) << c.text() << ": bytes beside the output of rank " << me << " of " << n;
+  EXPECT_EQ(std::memcmp(before.data(), room, used), 0)
+      << c.text() << ": bytes beside the output of rank " << me << " of " << n;
 }
 
 }  // namespace unisono::test

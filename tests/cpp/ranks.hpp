@@ -19,8 +19,10 @@
 
 namespace unisono::test {
 
-// Runs `body(comm)` on every rank. A rank that ends by an exception fails the test; its peers then end by its departure.
-inline void on_ranks(int size, const Communicator::Options& options, const std::function<void(Communicator&)>& body) {
+// Runs `body(comm)` on every rank. A rank that ends by an exception fails the test; its peers then end by its
+// departure.
+inline void on_ranks(int size, const Communicator::Options& options,
+                     const std::function<void(Communicator&)>& body) {
   const auto bootstraps = thread_bootstraps(size, std::chrono::seconds(120));
   auto rank = [&](int r) {
     try {
@@ -44,9 +46,7 @@ template <class E>
 std::string text_of(const std::function<void()>& call) {
   try {
     call();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
+  } catch (const E& error) { return error.what(); } catch (const std::exception& error) {
     ADD_FAILURE() << "another error: " << error.what();
     return {};
   }
@@ -54,6 +54,8 @@ std::string text_of(const std::function<void()>& call) {
   return {};
 }
 
-inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+inline bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace unisono::test

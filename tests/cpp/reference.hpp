@@ -1,4 +1,5 @@
-// What numbers mean and what reductions give, written without the library's numeric.hpp: by ldexp, and in wider types.
+// What numbers mean and what reductions give, written without the library's numeric.hpp: by ldexp, and in
+// wider types.
 #pragma once
 
 #include <cmath>
@@ -87,7 +88,8 @@ Real combined(Op op, Real a, Real b) {
 
 // Reals: one combination after the other in Real, rounded by `write`.
 template <class Real, class Read, class Write>
-void reduce_reals(Op op, const std::vector<const std::byte*>& srcs, std::size_t count, const Read& read, const Write& write) {
+void reduce_reals(Op op, const std::vector<const std::byte*>& srcs, std::size_t count, const Read& read,
+                  const Write& write) {
   for (std::size_t i = 0; i < count; ++i) {
     Real sum = read(srcs[0], i);
     for (std::size_t s = 1; s < srcs.size(); ++s) sum = combined<Real>(op, sum, read(srcs[s], i));
@@ -116,7 +118,10 @@ inline Bytes reduced(DType dtype, Op op, const std::vector<const std::byte*>& sr
   Bytes out(count * size);
   if (const Format* f = format_of(dtype)) {
     reduce_reals<float>(
-        op, srcs, count, [&](const std::byte* at, std::size_t i) { return static_cast<float>(decode(*f, word_at(at, i, size))); },
+        op, srcs, count,
+        [&](const std::byte* at, std::size_t i) {
+          return static_cast<float>(decode(*f, word_at(at, i, size)));
+        },
         [&](std::size_t i, float value) {
           const std::uint32_t word = encode(*f, value);
           if (size == 2) put(out.data(), i, static_cast<std::uint16_t>(word));
@@ -126,10 +131,12 @@ inline Bytes reduced(DType dtype, Op op, const std::vector<const std::byte*>& sr
   }
   switch (dtype) {
     case DType::f32:
-      reduce_reals<float>(op, srcs, count, get<float>, [&](std::size_t i, float v) { put(out.data(), i, v); });
+      reduce_reals<float>(op, srcs, count, get<float>,
+                          [&](std::size_t i, float v) { put(out.data(), i, v); });
       break;
     case DType::f64:
-      reduce_reals<double>(op, srcs, count, get<double>, [&](std::size_t i, double v) { put(out.data(), i, v); });
+      reduce_reals<double>(op, srcs, count, get<double>,
+                           [&](std::size_t i, double v) { put(out.data(), i, v); });
       break;
     case DType::i8: reduce_integers<std::int8_t>(op, srcs, count, out.data()); break;
     case DType::u8: reduce_integers<std::uint8_t>(op, srcs, count, out.data()); break;

@@ -1,4 +1,5 @@
-// Far::move on memory of another process: a fork, whose private copy of `kept` lies at the same address as the test's.
+// Far::move on memory of another process: a fork, whose private copy of `kept` lies at the same address as
+// the test's.
 #include "lane/host/far.hpp"
 
 #include <gtest/gtest.h>
@@ -20,7 +21,8 @@ using test::Pipe;
 constexpr int kFar = 1;
 constexpr std::size_t kRoom = 400000;
 
-// Both processes fill `kept` from a seed, each its own copy; the child compares its own with what it is told to have become.
+// Both processes fill `kept` from a seed, each its own copy; the child compares its own with what it is told
+// to have become.
 class FarMoves : public testing::Test {
  protected:
   Bytes kept = test::random_bytes(kRoom, 1);  // of the parent; the child's begins with seed 2
@@ -39,7 +41,8 @@ class FarMoves : public testing::Test {
     });
     ready.receive<int>();
     int probe = 0;
-    const bool permitted = Far::read(child.pid(), reinterpret_cast<std::uint64_t>(kept.data()), &probe, sizeof probe);
+    const bool permitted =
+        Far::read(child.pid(), reinterpret_cast<std::uint64_t>(kept.data()), &probe, sizeof probe);
     Far far({::getpid(), child.pid()}, [](int rank, int error) {
       throw std::runtime_error("rank " + std::to_string(rank) + " unreachable: " + std::to_string(error));
     });
@@ -49,7 +52,9 @@ class FarMoves : public testing::Test {
     if (!permitted) GTEST_SKIP() << "the kernel forbids process_vm_readv here";
     EXPECT_EQ(child.wait(), 0);
   }
-  byte* at(std::size_t offset) { return far_address(kFar, reinterpret_cast<std::uint64_t>(kept.data() + offset)); }
+  byte* at(std::size_t offset) {
+    return far_address(kFar, reinterpret_cast<std::uint64_t>(kept.data() + offset));
+  }
   Bytes summed(const std::vector<const byte*>& srcs, std::size_t bytes) {
     return test::reduced(DType::i32, Op::sum, srcs, bytes / 4);
   }
@@ -117,7 +122,8 @@ TEST_F(FarMoves, ReduceFarAndNearSources) {
     const Dst to{got.data()};
     const byte* srcs[] = {kept.data() + 8, at(16), at(100000), kept.data() + 100};
     far.move(kernels, sum, &to, 1, srcs, 4, bytes);
-    EXPECT_EQ(got, summed({kept.data() + 8, theirs.data() + 16, theirs.data() + 100000, kept.data() + 100}, bytes));
+    EXPECT_EQ(
+        got, summed({kept.data() + 8, theirs.data() + 16, theirs.data() + 100000, kept.data() + 100}, bytes));
   });
 }
 
@@ -155,9 +161,7 @@ Unreachable unreachable_of(int pid, const byte* from) {
   const Dst to{got.data()};
   try {
     far.move(host::kernels(), nullptr, &to, 1, &from, 1, got.size());
-  } catch (const Unreachable& what) {
-    return what;
-  }
+  } catch (const Unreachable& what) { return what; }
   return {-1, 0};
 }
 

@@ -16,8 +16,8 @@ std::vector<const Kernels*> all_kernels() {
   std::vector<const Kernels*> found{&baseline::kernels};
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2")) found.push_back(&avx2::kernels);
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     found.push_back(&avx512::kernels);
 #endif
   return found;
@@ -30,23 +30,29 @@ class Reductions : public testing::TestWithParam<std::tuple<int, int>> {
   const Op op = static_cast<Op>(std::get<1>(GetParam()));
   const std::size_t size = size_of(dtype);
 
-  Reduce reduce(const Kernels& kernels) const { return kernels.reduce[static_cast<int>(dtype)][static_cast<int>(op)]; }
+  Reduce reduce(const Kernels& kernels) const {
+    return kernels.reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+  }
   void expect_same(const std::byte* got, const Bytes& expected, const std::string& what) const {
     const std::size_t count = expected.size() / size;
     const long at = test::first_difference(dtype, got, expected.data(), count);
     EXPECT_EQ(at, -1) << what << ", of " << count << " elements";
   }
 };
-INSTANTIATE_TEST_SUITE_P(All, Reductions, testing::Combine(testing::Range(0, kDTypes), testing::Range(0, kOps)), [](const auto& info) {
-  return std::string(name_of(static_cast<DType>(std::get<0>(info.param)))) + "_" +
-         std::string(name_of(static_cast<Op>(std::get<1>(info.param))));
-});
+INSTANTIATE_TEST_SUITE_P(All, Reductions,
+                         testing::Combine(testing::Range(0, kDTypes), testing::Range(0, kOps)),
+                         [](const auto& info) {
+                           return std::string(name_of(static_cast<DType>(std::get<0>(info.param)))) + "_" +
+                                  std::string(name_of(static_cast<Op>(std::get<1>(info.param))));
+                         });
 
 constexpr std::size_t kGuard = 64;
 
-// Sources at odd offsets; the same result at plain, streamed and several destinations, and nothing beside them.
+// Sources at odd offsets; the same result at plain, streamed and several destinations, and nothing beside
+// them.
 TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
-  for (const std::size_t count : {std::size_t{1}, std::size_t{3}, std::size_t{67}, 4096 / size + 5, 3 * 4096 / size - 1}) {
+  for (const std::size_t count :
+       {std::size_t{1}, std::size_t{3}, std::size_t{67}, 4096 / size + 5, 3 * 4096 / size - 1}) {
     for (const int n : {2, 3, 5}) {
       const std::size_t bytes = count * size;
       std::vector<Bytes> storage;
@@ -65,7 +71,7 @@ TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
               // the second destination is like a peer's ring: not streamed
               dsts[d] = {outs[static_cast<std::size_t>(d)].data() + kGuard - 3 * d, stream && d != 1};
             }
-            reduce(*kernels)(dsts, n_dsts, srcs.data(), n, bytes);
+            reduce (*kernels)(dsts, n_dsts, srcs.data(), n, bytes);
             const std::string what = std::string(kernels->instruction_set) + (stream ? ", streaming" : "");
             for (int d = 0; d < n_dsts; ++d) {
               expect_same(dsts[d].at, expected, what);
@@ -87,12 +93,14 @@ TEST_P(Reductions, WorkInPlaceOfAnySource) {
         for (const bool stream : {false, true}) {
           std::vector<Bytes> inputs;
           std::vector<const std::byte*> srcs;
-          for (int s = 0; s < n; ++s) inputs.push_back(test::random_bytes(bytes, static_cast<std::size_t>(s)));
+          for (int s = 0; s < n; ++s)
+            inputs.push_back(test::random_bytes(bytes, static_cast<std::size_t>(s)));
           for (const Bytes& input : inputs) srcs.push_back(input.data());
           const Bytes expected = test::reduced(dtype, op, srcs, count);
           const Dst to{inputs[static_cast<std::size_t>(own)].data(), stream};
-          reduce(*kernels)(&to, 1, srcs.data(), n, bytes);
-          expect_same(to.at, expected, std::string(kernels->instruction_set) + " in place of " + std::to_string(own));
+          reduce (*kernels)(&to, 1, srcs.data(), n, bytes);
+          expect_same(to.at, expected,
+                      std::string(kernels->instruction_set) + " in place of " + std::to_string(own));
         }
       }
     }
@@ -110,7 +118,8 @@ TEST(Copies, GoToEveryDestinationAtAnyOffset) {
           for (std::size_t d = 0; d < 3; ++d) dsts[d] = {outs[d].data() + offset + d + 1, stream && d != 0};
           kernels->copy(dsts, 3, source.data() + offset, bytes);
           for (const Dst& dst : dsts) {
-            if (bytes > 0) EXPECT_EQ(std::memcmp(dst.at, source.data() + offset, bytes), 0) << kernels->instruction_set << ' ' << bytes;
+            const bool same = std::memcmp(dst.at, source.data() + offset, bytes) == 0;
+            EXPECT_TRUE(same) << kernels->instruction_set << ' ' << bytes;
             EXPECT_EQ(dst.at[-1], std::byte{0x5a});
             EXPECT_EQ(dst.at[bytes], std::byte{0x5a});
           }

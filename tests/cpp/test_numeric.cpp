@@ -65,7 +65,8 @@ TYPED_TEST(SmallFloats, EveryWordWidensExactly) {
 
 TYPED_TEST(SmallFloats, EveryWordComesBack) {
   for (std::uint32_t word = 0; word < this->words; ++word) {
-    const std::uint32_t back = this->narrow(Wide<TypeParam>::from({static_cast<decltype(TypeParam::bits)>(word)}));
+    const std::uint32_t back =
+        this->narrow(Wide<TypeParam>::from({static_cast<decltype(TypeParam::bits)>(word)}));
     if (this->nan(word)) ASSERT_TRUE(this->nan(back)) << std::hex << word;
     else ASSERT_EQ(back, word);
   }
@@ -76,15 +77,16 @@ TYPED_TEST(SmallFloats, NarrowsRandomBits) {
   for (int i = 0; i < 400000; ++i) this->expect_narrow(numeric::as_float(random()));
 }
 
-// Between each two neighbours: the middle and its neighbours in f32; this covers ties, denormals, the step to the normal
-// numbers, and overflow.
+// Between each two neighbours: the middle and its neighbours in f32; this covers ties, denormals, the step to
+// the normal numbers, and overflow.
 TYPED_TEST(SmallFloats, NarrowsAroundEveryTie) {
   for (std::uint32_t word = 0; word + 1 < this->words / 2; ++word) {
     const double low = test::decode(this->format, word), high = test::decode(this->format, word + 1);
     if (std::isnan(low) || std::isnan(high) || std::isinf(low)) continue;
     const double top = std::isinf(high) ? 2 * low - test::decode(this->format, word - 1) : high;
     const auto middle = static_cast<float>((low + top) / 2);
-    for (const float value : {middle, std::nextafter(middle, 0.f), std::nextafter(middle, kInf), static_cast<float>(low)}) {
+    for (const float value :
+         {middle, std::nextafter(middle, 0.f), std::nextafter(middle, kInf), static_cast<float>(low)}) {
       this->expect_narrow(value);
       this->expect_narrow(-value);
     }
@@ -92,16 +94,17 @@ TYPED_TEST(SmallFloats, NarrowsAroundEveryTie) {
 }
 
 TYPED_TEST(SmallFloats, NarrowsSpecialValues) {
-  for (const float value : {0.f, -0.f, kInf, -kInf, kNan, std::numeric_limits<float>::max(), std::numeric_limits<float>::min(),
-                            std::numeric_limits<float>::denorm_min(), 448.f, 464.f, 465.f, 480.f, 65504.f, 65519.f, 65520.f,
-                            57344.f, 61439.f, 61440.f})
+  for (const float value : {0.f, -0.f, kInf, -kInf, kNan, std::numeric_limits<float>::max(),
+                            std::numeric_limits<float>::min(), std::numeric_limits<float>::denorm_min(),
+                            448.f, 464.f, 465.f, 480.f, 65504.f, 65519.f, 65520.f, 57344.f, 61439.f, 61440.f})
     this->expect_narrow(value), this->expect_narrow(-value);
   for (const std::uint32_t nan : {0x7f800001u, 0x7fffffffu, 0xff800001u, 0xffffffffu, 0x7fc00000u})
     EXPECT_TRUE(this->nan(this->narrow(numeric::as_float(nan)))) << std::hex << nan;
 }
 
 TEST(Combine, MinAndMaxGiveNanWhereAnyOperandIsNan) {
-  for (const auto& [a, b] : {std::pair(kNan, 1.f), std::pair(1.f, kNan), std::pair(kNan, kNan), std::pair(kInf, kNan)}) {
+  for (const auto& [a, b] :
+       {std::pair(kNan, 1.f), std::pair(1.f, kNan), std::pair(kNan, kNan), std::pair(kInf, kNan)}) {
     EXPECT_TRUE(std::isnan((combine<Op::min, float>(a, b))));
     EXPECT_TRUE(std::isnan((combine<Op::max, float>(a, b))));
     EXPECT_TRUE(std::isnan((combine<Op::max, F16>(a, b))));
@@ -144,7 +147,9 @@ TYPED_TEST(Integers, MinAndMaxKnowTheSign) {
 TYPED_TEST(Integers, AverageTruncatesTowardZero) {
   using T = TypeParam;
   EXPECT_EQ((of_two<Op::avg, T>(2, 5)), 3);
-  if (std::is_signed_v<T>) EXPECT_EQ((of_two<Op::avg, T>(static_cast<T>(-2), static_cast<T>(-5))), static_cast<T>(-3));
+  if (std::is_signed_v<T>) {
+    EXPECT_EQ((of_two<Op::avg, T>(static_cast<T>(-2), static_cast<T>(-5))), static_cast<T>(-3));
+  }
 }
 
 TEST(Finish, AverageIsOfTheExactSum) {

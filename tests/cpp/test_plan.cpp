@@ -30,14 +30,16 @@ TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {
           const auto known = Plan::algorithms(collective);
           const Plan plan(ranks, crowded);
           for (std::size_t bytes = 0; bytes < std::size_t{1} << 40; bytes = bytes * 3 + 1)
-            EXPECT_NE(std::find(known.begin(), known.end(), plan.choose(collective, bytes, symmetric)), known.end());
+            EXPECT_NE(std::find(known.begin(), known.end(), plan.choose(collective, bytes, symmetric)),
+                      known.end());
         }
 }
 
 TEST(Plan, TakesPacketsForTheSmallAndReachesForTheLarge) {
   const Plan plan(4, false);
   for (const Collective collective : collectives()) {
-    if (collective == Collective::send || collective == Collective::recv) continue;  // they go by send_recv's table
+    if (collective == Collective::send || collective == Collective::recv)
+      continue;  // they go by send_recv's table
     EXPECT_TRUE(is_packets(plan.choose(collective, 8, false))) << name_of(collective);
     EXPECT_TRUE(is_direct(plan.choose(collective, 1 << 30, true))) << name_of(collective);
   }
@@ -61,7 +63,9 @@ TEST(Plan, BeyondTheLastEntryIsTheStagedProgram) {
 
 TEST(Plan, EntriesMayComeInAnyOrder) {
   Plan plan(2, false);
-  plan.set({{Collective::gather, false, kRest, direct}, {Collective::gather, false, 10, push_packets}, {Collective::gather, false, 50, push}});
+  plan.set({{Collective::gather, false, kRest, direct},
+            {Collective::gather, false, 10, push_packets},
+            {Collective::gather, false, 50, push}});
   EXPECT_EQ(plan.choose(Collective::gather, 10, false), push_packets);
   EXPECT_EQ(plan.choose(Collective::gather, 11, false), push);
   EXPECT_EQ(plan.choose(Collective::gather, 51, false), direct);
@@ -73,7 +77,8 @@ TEST(Plan, ReplacesOnlyWhatTheTableHas) {
   plan.set({{Collective::scatter, true, kRest, push}});
   EXPECT_EQ(plan.choose(Collective::scatter, 1, true), push);
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{1} << 20}) {
-    EXPECT_EQ(plan.choose(Collective::scatter, bytes, false), before.choose(Collective::scatter, bytes, false));
+    EXPECT_EQ(plan.choose(Collective::scatter, bytes, false),
+              before.choose(Collective::scatter, bytes, false));
     EXPECT_EQ(plan.choose(Collective::gather, bytes, true), before.choose(Collective::gather, bytes, true));
   }
   plan.set({{Collective::scatter, true, 10, push_packets}});
@@ -107,7 +112,8 @@ TEST(Names, AreDistinctAndReadBack) {
   }
   EXPECT_EQ(names.size(), static_cast<std::size_t>(kAlgorithms));
   for (int i = 0; i < kCollectives; ++i)
-    EXPECT_EQ(from_name<Collective>(name_of(static_cast<Collective>(i)), kCollectives), static_cast<Collective>(i));
+    EXPECT_EQ(from_name<Collective>(name_of(static_cast<Collective>(i)), kCollectives),
+              static_cast<Collective>(i));
   EXPECT_EQ(from_name<DType>("f16", kDTypes), DType::f16);
   EXPECT_EQ(from_name<Op>("median", kOps), std::nullopt);
 }

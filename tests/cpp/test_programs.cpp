@@ -9,8 +9,9 @@
 namespace unisono::test {
 namespace {
 
-constexpr Collective kRegular[] = {Collective::all_reduce, Collective::reduce,         Collective::broadcast, Collective::all_gather,
-                                   Collective::gather,     Collective::reduce_scatter, Collective::scatter,   Collective::all_to_all};
+constexpr Collective kRegular[] = {Collective::all_reduce, Collective::reduce,    Collective::broadcast,
+                                   Collective::all_gather, Collective::gather,    Collective::reduce_scatter,
+                                   Collective::scatter,    Collective::all_to_all};
 
 // The plan's choice, then each by name.
 std::vector<std::string_view> all_algorithms(Collective collective) {
@@ -20,11 +21,12 @@ std::vector<std::string_view> all_algorithms(Collective collective) {
 }
 bool direct(std::string_view algorithm) { return algorithm == "direct" || algorithm == "two_shot_direct"; }
 
-// Of f32: nothing, one, a packet (56 B), the most that packets carry in a piece (7168 B), a chunk (64 KiB), each and its
-// neighbours; and, not for every rank, more than a ring of chunks holds.
+// Of f32: nothing, one, a packet (56 B), the most that packets carry in a piece (7168 B), a chunk (64 KiB),
+// each and its neighbours; and, not for every rank, more than a ring of chunks holds.
 std::vector<std::size_t> counts(int ranks) {
   std::vector<std::size_t> all{0, 1, 3, 13, 14, 15, 27, 1791, 1792, 1793, 16383, 16384, 16385};
   if (ranks <= 3) all.push_back(9 * 16384 + 5);
+  if (UNISONO_SANITIZED) all = {0, 1, 15, 1793, 16385};
   return all;
 }
 
@@ -33,7 +35,8 @@ class Programs : public testing::TestWithParam<int> {
   const int n = GetParam();
   const std::size_t room = (9 * 16384 + 100 + static_cast<std::size_t>(n) * 16500) * 4 * 2 * (n <= 3 ? 4 : 1);
 };
-INSTANTIATE_TEST_SUITE_P(Ranks, Programs, testing::Values(1, 2, 3, 4, 5, 8), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, Programs, testing::Values(1, 2, 3, 4, 5, 8),
+                         testing::PrintToStringParamName());
 
 void run_all(Communicator& comm, std::byte* room, std::size_t room_bytes, bool direct_only) {
   std::uint64_t seed = 1;
@@ -43,8 +46,11 @@ void run_all(Communicator& comm, std::byte* room, std::size_t room_bytes, bool d
         for (const bool in_place : {false, true}) {
           if (direct_only && !direct(algorithm)) continue;
           // refused: a peer may overwrite what has not been sent
-          if (in_place && direct(algorithm) && collective == Collective::all_to_all && comm.size() > 1) continue;
-          const Case c{collective, algorithm, count, DType::f32, Op::sum, static_cast<int>(seed) % comm.size(), in_place, ++seed};
+          if (in_place && direct(algorithm) && collective == Collective::all_to_all && comm.size() > 1)
+            continue;
+          const Case c{collective, algorithm, count,
+                       DType::f32, Op::sum,   static_cast<int>(seed) % comm.size(),
+                       in_place,   ++seed};
           run_checked(comm, c, room, room_bytes);
         }
 }
@@ -69,10 +75,13 @@ TEST_P(Programs, CombineEveryTypeByEveryOp) {
     std::uint64_t seed = 1;
     for (int dtype = 0; dtype < kDTypes; ++dtype)
       for (int op = 0; op < kOps; ++op)
-        for (const Collective collective : {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter})
+        for (const Collective collective :
+             {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter})
           for (const std::string_view algorithm : all_algorithms(collective)) {
             const std::size_t count = ++seed % 4 == 0 ? 8209 : seed % 113;
-            run_checked(comm, {collective, algorithm, count, static_cast<DType>(dtype), static_cast<Op>(op), static_cast<int>(seed) % n, seed % 2 == 0, seed},
+            run_checked(comm,
+                        {collective, algorithm, count, static_cast<DType>(dtype), static_cast<Op>(op),
+                         static_cast<int>(seed) % n, seed % 2 == 0, seed},
                         memory.data(), room);
           }
   });
@@ -85,14 +94,16 @@ TEST_P(Programs, AreStreamedAndCheckedAlike) {
     for (const Collective collective : kRegular)
       for (const std::size_t some : {std::size_t{5}, count})
         for (const bool in_place : {false, true})
-          run_checked(comm, {collective, "", some, DType::f32, Op::avg, n - 1, in_place, 7}, memory.data(), memory.size());
+          run_checked(comm, {collective, "", some, DType::f32, Op::avg, n - 1, in_place, 7}, memory.data(),
+                      memory.size());
   });
 }
 
 // How many elements rank r sends to rank p: some none, some more than a chunk; equal both ways when `even`.
 std::size_t part(std::uint64_t seed, bool even, int r, int p) {
   if (even && r > p) std::swap(r, p);
-  const auto word = (seed * 31 + static_cast<std::uint64_t>(r) * 7 + static_cast<std::uint64_t>(p) * 13) * 2654435761u >> 7;
+  const auto word =
+      (seed * 31 + static_cast<std::uint64_t>(r) * 7 + static_cast<std::uint64_t>(p) * 13) * 2654435761u >> 7;
   return word % 5 == 0 ? 0 : word % 11 == 0 ? 17001 + word % 100 : word % 97;
 }
 
@@ -107,7 +118,9 @@ TEST_P(Programs, ExchangePartsOfAnySize) {
           ++seed;
           std::vector<std::size_t> sends, receives;
           std::vector<std::uint8_t> in, expected;
-          auto value = [&](int from, int to, std::size_t i) { return static_cast<std::uint8_t>(from * 37 + to * 11 + static_cast<int>(i % 251)); };
+          auto value = [&](int from, int to, std::size_t i) {
+            return static_cast<std::uint8_t>(from * 37 + to * 11 + static_cast<int>(i % 251));
+          };
           for (int p = 0; p < n; ++p) {
             sends.push_back(part(seed, in_place, me, p));
             receives.push_back(part(seed, in_place, p, me));
@@ -116,8 +129,10 @@ TEST_P(Programs, ExchangePartsOfAnySize) {
           }
           std::vector<std::uint8_t> out(in_place ? 0 : expected.size());
           std::uint8_t* to = in_place ? in.data() : out.data();
-          comm.all_to_all_v({.in = in.data(), .out = to, .dtype = DType::u8, .algorithm = algorithm}, sends, receives);
-          EXPECT_TRUE(std::equal(expected.begin(), expected.end(), to)) << algorithm << (in_place ? " in place" : "") << ", seed " << seed;
+          comm.all_to_all_v({.in = in.data(), .out = to, .dtype = DType::u8, .algorithm = algorithm}, sends,
+                            receives);
+          EXPECT_TRUE(std::equal(expected.begin(), expected.end(), to))
+              << algorithm << (in_place ? " in place" : "") << ", seed " << seed;
         }
   });
 }
@@ -147,7 +162,11 @@ TEST_P(Programs, SendAndReceive) {
     for (const std::string_view algorithm : all_algorithms(Collective::send))
       for (const std::size_t count : counts(n)) {
         auto call = [&](std::vector<std::int32_t>* in, std::vector<std::int32_t>* out) {
-          return Call{.in = in ? in->data() : nullptr, .out = out ? out->data() : nullptr, .count = count, .dtype = DType::i32, .algorithm = algorithm};
+          return Call{.in = in ? in->data() : nullptr,
+                      .out = out ? out->data() : nullptr,
+                      .count = count,
+                      .dtype = DType::i32,
+                      .algorithm = algorithm};
         };
         for (int p = 1; p < n; ++p) {
           if (me != 0 && me != p) continue;

@@ -13,12 +13,13 @@ namespace {
 
 constexpr int kRanks = 4, kMe = 2;
 constexpr std::size_t kCount = 10, kBlock = kCount * sizeof(float);
-constexpr Collective kRegular[] = {Collective::all_reduce, Collective::reduce,         Collective::broadcast, Collective::all_gather,
-                                   Collective::gather,     Collective::reduce_scatter, Collective::scatter,   Collective::all_to_all};
+constexpr Collective kRegular[] = {Collective::all_reduce, Collective::reduce,    Collective::broadcast,
+                                   Collective::all_gather, Collective::gather,    Collective::reduce_scatter,
+                                   Collective::scatter,    Collective::all_to_all};
 
 struct Sizes {
-  std::size_t in, out;          // bytes of both buffers, where a rank has both
-  std::size_t at_in, at_out;    // in place: where the smaller lies within the larger
+  std::size_t in, out;        // bytes of both buffers, where a rank has both
+  std::size_t at_in, at_out;  // in place: where the smaller lies within the larger
 };
 Sizes sizes_of(Collective collective) {
   const std::size_t all = kRanks * kBlock, own = kMe * kBlock;
@@ -42,7 +43,8 @@ class Requests : public testing::TestWithParam<Collective> {
   }
   Request make(const Call& call) const { return {GetParam(), call, kMe, kRanks}; }
 };
-INSTANTIATE_TEST_SUITE_P(All, Requests, testing::ValuesIn(kRegular), [](const auto& info) { return std::string(name_of(info.param)); });
+INSTANTIATE_TEST_SUITE_P(All, Requests, testing::ValuesIn(kRegular),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
 
 TEST_P(Requests, KnowTheirSizes) {
   const Call c = call(0, 2048);
@@ -63,7 +65,8 @@ TEST_P(Requests, MayBeInPlace) { EXPECT_NO_THROW(make(call(1000 + sizes.at_in, 1
 TEST_P(Requests, MayNotOverlapOtherwise) {
   for (const std::size_t shift : {std::size_t{4}, kBlock / 2})
     for (const bool before : {false, true}) {
-      const std::size_t in = 1000 + sizes.at_in + (before ? 0 : shift), out = 1000 + sizes.at_out + (before ? shift : 0);
+      const std::size_t in = 1000 + sizes.at_in + (before ? 0 : shift),
+                        out = 1000 + sizes.at_out + (before ? shift : 0);
       EXPECT_THROW(make(call(in, out)), UsageError) << shift << before;
     }
   EXPECT_THROW(make(call(0, sizes.in - 1)), UsageError);
@@ -83,8 +86,9 @@ TEST_P(Requests, NeedTheirBuffers) {
 
 TEST_P(Requests, RefuseCountsBeyondMemory) {
   Call c = call(0, 2048);
-  for (const std::size_t count : {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max() / 4 + 1,
-                                  std::numeric_limits<std::size_t>::max() / 15}) {
+  for (const std::size_t count :
+       {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max() / 4 + 1,
+        std::numeric_limits<std::size_t>::max() / 15}) {
     c.count = count;
     EXPECT_THROW(make(c), UsageError) << count;
   }
@@ -110,7 +114,8 @@ TEST_P(Requests, ReachNoFurtherThanTheBuffers) {
 
 TEST(RootedRequests, NeedOnlyTheirOwnBuffersBesideTheRoot) {
   std::vector<std::byte> memory(4096);
-  const Call in{.in = memory.data(), .count = kCount, .root = 0}, out{.out = memory.data(), .count = kCount, .root = 0};
+  const Call in{.in = memory.data(), .count = kCount, .root = 0},
+      out{.out = memory.data(), .count = kCount, .root = 0};
   EXPECT_EQ(Request(Collective::reduce, in, kMe, kRanks).out_bytes, 0u);
   EXPECT_EQ(Request(Collective::gather, in, kMe, kRanks).out_bytes, 0u);
   EXPECT_EQ(Request(Collective::broadcast, out, kMe, kRanks).in_bytes, 0u);
@@ -119,7 +124,8 @@ TEST(RootedRequests, NeedOnlyTheirOwnBuffersBesideTheRoot) {
 
 TEST(RootedRequests, NeedARootThatIsARank) {
   std::vector<std::byte> memory(4096);
-  for (const Collective collective : {Collective::reduce, Collective::broadcast, Collective::gather, Collective::scatter})
+  for (const Collective collective :
+       {Collective::reduce, Collective::broadcast, Collective::gather, Collective::scatter})
     for (const int root : {-1, kRanks, 1 << 20}) {
       const Call call{.in = memory.data(), .out = memory.data() + 2048, .count = kCount, .root = root};
       EXPECT_THROW(Request(collective, call, kMe, kRanks), UsageError) << name_of(collective) << root;
@@ -158,7 +164,8 @@ TEST_F(PartRequests, RefuseWhatDoesNotFit) {
 
 TEST_F(PartRequests, RefuseCountsBeyondMemory) {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
-  for (const Counts& counts : {Counts{most, 0, 0, 0}, Counts{most / 20, most / 20, most / 20, most / 20, most / 20, most / 20}})
+  for (const Counts& counts :
+       {Counts{most, 0, 0, 0}, Counts{most / 20, most / 20, most / 20, most / 20, most / 20, most / 20}})
     EXPECT_THROW(Request(call, kMe, counts, counts), UsageError);
 }
 
@@ -183,10 +190,10 @@ TEST(Tickets, MatchUpToTheBuffers) {
   Ticket b = a;
   b.in = {1, 2}, b.in_place = true;
   EXPECT_TRUE(a.matches(b));
-  for (const auto& change : std::vector<void (*)(Ticket&)>{[](Ticket& t) { t.collective = Collective::broadcast; },
-                                                           [](Ticket& t) { t.dtype = DType::f32; }, [](Ticket& t) { t.op = Op::sum; },
-                                                           [](Ticket& t) { t.root = 0; }, [](Ticket& t) { t.count = 8; },
-                                                           [](Ticket& t) { t.algorithm = Algorithm::push; }}) {
+  for (const auto& change : std::vector<void (*)(Ticket&)>{
+           [](Ticket& t) { t.collective = Collective::broadcast; }, [](Ticket& t) { t.dtype = DType::f32; },
+           [](Ticket& t) { t.op = Op::sum; }, [](Ticket& t) { t.root = 0; }, [](Ticket& t) { t.count = 8; },
+           [](Ticket& t) { t.algorithm = Algorithm::push; }}) {
     b = a;
     change(b);
     EXPECT_FALSE(a.matches(b)) << b.text();

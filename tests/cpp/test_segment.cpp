@@ -20,7 +20,8 @@ constexpr std::size_t kBytes = 100000;
 TEST(Segment, IsZeroedAndWritable) {
   const auto segment = Segment::create(kBytes);
   ASSERT_EQ(segment->bytes(), kBytes);
-  EXPECT_TRUE(std::all_of(segment->data(), segment->data() + kBytes, [](std::byte b) { return b == std::byte{0}; }));
+  EXPECT_TRUE(
+      std::all_of(segment->data(), segment->data() + kBytes, [](std::byte b) { return b == std::byte{0}; }));
   std::fill_n(segment->data(), kBytes, std::byte{1});
 }
 
@@ -48,8 +49,9 @@ TEST(Segment, OfThisProcessIsFoundByItsMarkAndSize) {
 }
 
 TEST(Segment, CannotBeLargerThanTheMachine) {
-  for (const std::size_t bytes : {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max() - 4096,
-                                  std::size_t{1} << 63, std::size_t{1} << 50})
+  for (const std::size_t bytes :
+       {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max() - 4096,
+        std::size_t{1} << 63, std::size_t{1} << 50})
     EXPECT_THROW(Segment::create(bytes), ResourceError) << bytes;
 }
 
@@ -104,9 +106,7 @@ TEST(Segment, OpensNothingThatItsHandleDoesNotDescribe) {
     auto refused = [](const Segment::Handle& wrong, std::size_t bytes) {
       try {
         Segment::open(wrong, bytes);
-      } catch (const ResourceError&) {
-        return true;
-      }
+      } catch (const ResourceError&) { return true; }
       return false;
     };
     Segment::Handle wrong = handle;

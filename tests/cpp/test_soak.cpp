@@ -1,4 +1,5 @@
-// A million calls of all kinds and sizes in random order on the same rings and counters, every result checked.
+// A million calls of all kinds and sizes in random order on the same rings and counters, every result
+// checked.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -12,7 +13,8 @@ namespace {
 constexpr int kCalls = UNISONO_SANITIZED ? 20000 : 1000000;  // together
 
 std::int32_t value(std::uint32_t call, int rank, std::size_t i) {
-  return static_cast<std::int32_t>(call * 31 + static_cast<std::uint32_t>(rank) * 7919 + static_cast<std::uint32_t>(i));
+  return static_cast<std::int32_t>(call * 31 + static_cast<std::uint32_t>(rank) * 7919 +
+                                   static_cast<std::uint32_t>(i));
 }
 
 // Most calls are small; some are around a packet ring, few around a chunk.
@@ -44,8 +46,8 @@ void soak(Communicator& comm, int calls) {
     auto expect = [&](std::size_t many, auto&& reference) {
       for (std::size_t i = 0; i < many; ++i)
         if (out[i] != reference(i)) {
-          ADD_FAILURE() << "call " << k << " (" << name_of(collective) << " by " << call.algorithm << " of " << count << ", root " << root
-                        << "), rank " << me << " of " << n << ", element " << i;
+          ADD_FAILURE() << "call " << k << " (" << name_of(collective) << " by " << call.algorithm << " of "
+                        << count << ", root " << root << "), rank " << me << " of " << n << ", element " << i;
           return;
         }
     };
@@ -74,7 +76,8 @@ void soak(Communicator& comm, int calls) {
         break;
       case Collective::gather:
         comm.gather(call);
-        if (me == root) expect(blocks, [&](std::size_t i) { return value(call_number, block(i), i % count); });
+        if (me == root)
+          expect(blocks, [&](std::size_t i) { return value(call_number, block(i), i % count); });
         break;
       case Collective::reduce_scatter:
         comm.reduce_scatter(call);
@@ -97,7 +100,8 @@ void soak(Communicator& comm, int calls) {
       case Collective::send:
       case Collective::recv:
         if (shift == 0) break;
-        call.algorithm = call.algorithm == "direct" ? "" : call.algorithm;  // sends of a ring, all before the receives
+        call.algorithm =
+            call.algorithm == "direct" ? "" : call.algorithm;  // sends of a ring, all before the receives
         if (me < to) comm.send(call, to), comm.recv(call, from);
         else comm.recv(call, from), comm.send(call, to);
         expect(count, [&](std::size_t i) { return value(call_number, from, i); });
@@ -111,9 +115,15 @@ void soak(Communicator& comm, int calls) {
   }
 }
 
-TEST(Soak, TwoRanks) { on_ranks(2, [](Communicator& comm) { soak(comm, kCalls / 100 * 90); }); }
-TEST(Soak, ThreeRanks) { on_ranks(3, [](Communicator& comm) { soak(comm, kCalls / 100 * 5); }); }
-TEST(Soak, FourRanks) { on_ranks(4, [](Communicator& comm) { soak(comm, kCalls / 100 * 5); }); }
+TEST(Soak, TwoRanks) {
+  on_ranks(2, [](Communicator& comm) { soak(comm, kCalls / 100 * 90); });
+}
+TEST(Soak, ThreeRanks) {
+  on_ranks(3, [](Communicator& comm) { soak(comm, kCalls / 100 * 5); });
+}
+TEST(Soak, FourRanks) {
+  on_ranks(4, [](Communicator& comm) { soak(comm, kCalls / 100 * 5); });
+}
 
 }  // namespace
 }  // namespace unisono::test

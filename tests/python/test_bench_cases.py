@@ -121,3 +121,12 @@ def test_the_grid_has_every_case_once() -> None:
     assert sizes == {8, 1024}  # 1 and 9 round to a block of one f32 for each of two ranks
     assert all(case.op is None for case in grid if case.collective == "broadcast")
     assert all(case.placement == "out_of_place" for case in grid if case.collective == "send_recv")
+
+
+def test_queues_depend_on_the_size_alone() -> None:
+    def calls(size: int, mode: str = "throughput") -> int:
+        return cases.calls_per_sample(make_case("all_reduce", size, "f32", 2, mode=mode))
+
+    assert [calls(size) for size in (8, 64 << 10, 1 << 20, 2 << 20, 256 << 20)] == [20, 20, 4, 2, 2]
+    assert calls(8, "latency") == 1
+    assert cases.calls_per_sample(make_case("barrier", 0, "u8", 2, mode="throughput")) == 20

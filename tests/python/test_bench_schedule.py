@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,11 +20,11 @@ class Clock:
 
 
 def simulate(
-    costs: list[float], limits: Limits, spread: float = 0.01, seed: int = 1, throughput: bool = False
+    costs: list[float], limits: Limits, spread: float = 0.01, seed: int = 1, calls: int = 1
 ) -> tuple[Schedule, Clock, list[list[int]]]:
     """Runs cells whose calls cost so many seconds, with a relative noise, to the end."""
     clock, noise = Clock(), random.Random(seed)
-    plan = Schedule([Cell(throughput) for _ in costs], limits, seed, clock)
+    plan = Schedule([Cell(calls) for _ in costs], limits, seed, clock)
     orders = []
     while order := plan.order():
         orders.append(order)
@@ -88,10 +87,10 @@ def test_every_round_has_a_fresh_random_order_from_the_seed() -> None:
     assert len({tuple(order) for order in orders[0]}) == len(orders[0])
 
 
-@pytest.mark.parametrize(("call_s", "calls"), [(1e-6, 64), (1e-5, 30), (1e-2, 2)])
-def test_a_queue_lasts_as_long_as_it_should(call_s: float, calls: int) -> None:
-    plan, _, _ = simulate([call_s], Limits(budget_s=10), throughput=True)
-    assert plan.cells[0].calls == calls
+def test_the_time_of_a_sample_is_that_of_its_queue() -> None:
+    one, queue = (simulate([0.01], Limits(budget_s=10), spread=3.0, calls=calls) for calls in (1, 20))
+    assert len(queue[0].cells[0].samples_us) < len(one[0].cells[0].samples_us)
+    assert queue[1].now - 100.0 <= 10 * 1.25
 
 
 def test_warm_up_is_bounded_in_time_and_never_left_out() -> None:

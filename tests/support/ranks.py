@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,27 +102,32 @@ def _said(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def traces() -> set[str]:
-    """What Unisono could leave behind on this machine: files in shared memory, and memory that a process still holds."""
-    found = {str(path) for path in Path("/dev/shm").glob("*unisono*")}
-    for process in _processes():
-        with contextlib.suppress(OSError):
-            for fd in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    if "memfd:unisono" in os.readlink(fd):
-                        found.add(f"process {process.name}, {fd.name}")
-    return found
+def new_marker() -> dict[str, str]:
+    """An environment variable by which the processes of one test are found again."""
+    return {"UNISONO_TEST": uuid.uuid4().hex}
 
 
-def children_of(pid: int) -> set[int]:
-    """Processes whose parent is `pid`, zombies too."""
+def processes_with(marker: str) -> set[int]:
+    """Processes that were started with that marker and still hold memory: zombies are left out."""
     found = set()
-    for process in _processes():
-        with contextlib.suppress(OSError, ValueError):
-            if int((process / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
-                found.add(int(process.name))
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                if marker.encode() in (process / "environ").read_bytes():
+                    found.add(int(process.name))
     return found
 
 
-def _processes() -> Iterator[Path]:
-    return (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+def gone(marker: str, within_s: float) -> bool:
+    """Whether the processes with that marker end in time."""
+    deadline = time.monotonic() + within_s
+    while processes_with(marker):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def files_in_shared_memory() -> set[str]:
+    """Files that Unisono might have left where shared memory has names."""
+    return {path.name for path in Path("/dev/shm").iterdir() if "unisono" in path.name}

@@ -237,6 +237,14 @@ def grid(
     )
 
 
+def calls_per_sample(case: Case) -> int:
+    """1 in latency mode; in throughput mode the length of the queue, the same for every backend: 20 calls (as
+    the iterations of nccl-tests), fewer where they would move more than 4 MiB, but at least 2."""
+    if case.mode == "latency":
+        return 1
+    return min(20, max(2, (4 << 20) // max(1, case.bytes)))
+
+
 def label(case: Case) -> str:
     """One line that names the case for a person."""
     parts = [

@@ -10,7 +10,7 @@ import msgspec
 
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import Placed, Pools
-from unisono.bench.cases import COLLECTIVES, PLACEMENTS, label
+from unisono.bench.cases import COLLECTIVES, PLACEMENTS, calls_per_sample, label
 from unisono.bench.control import Control
 from unisono.bench.records import Case
 from unisono.bench.schedule import Cell
@@ -29,7 +29,7 @@ class Work:
     group: Group
     algorithm: str | None = None
     dropped: bool = False
-    probed: bool = False  # a single call was timed, so that rank 0 knows what one costs
+    probed: bool = False  # a few calls were timed, so that rank 0 knows what one costs
     _placed: Placed | None = None
     _call: Call | None = None
 
@@ -78,7 +78,7 @@ def make_groups(
                 variants = [variant for variant in variants if backend.supports(variant) is None]
                 groups[backend.name, key] = Group(len(groups), backend, variants)
             group = groups[backend.name, key]
-            group.works.append(Work(case, backend, workload, Cell(case.mode == "throughput"), group))
+            group.works.append(Work(case, backend, workload, Cell(calls_per_sample(case)), group))
     return list(groups.values()), [(name, case, reason) for (name, case), reason in skipped.items()]
 
 

@@ -24,8 +24,6 @@ BATCH_MOST, BATCH_S = (
     2.0,
 )  # where the user fixes the number of samples: a visit can be interrupted after it
 WARMUP_S = 0.005  # untimed calls before a batch take this long at most, but are never fewer than one
-QUEUE_S = 300e-6  # a throughput sample queues calls for about this long
-QUEUE = (2, 64)
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,9 @@ class Limits:
 class Cell:
     """The state of one cell: its samples so far, and what one of them costs."""
 
-    throughput: bool = False
+    calls: int = 1  # per sample
     samples_us: list[float] = field(default_factory=list)
     skews_us: list[float] = field(default_factory=list)
-    calls: int = 1  # per sample
     call_s: float = 0.0  # 0: not known yet
     sample_s: float = 0.0
     rounds: int = 0
@@ -98,8 +95,6 @@ class Schedule:
         """What one call costs; to be said once, before the first batch of the cell."""
         cell = self.cells[index]
         cell.call_s = max(call_s, 1e-7)
-        if cell.throughput:
-            cell.calls = min(max(math.ceil(QUEUE_S / cell.call_s), QUEUE[0]), QUEUE[1])
         cell.sample_s = cell.call_s * cell.calls
 
     def batch(self, index: int) -> Batch:

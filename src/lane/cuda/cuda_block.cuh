@@ -1,7 +1,9 @@
-// The CUDA lane: one thread block is one worker of its rank. Block b of a rank speaks with block b of every other.
+// The CUDA lane: one thread block is one worker of its rank. Block b of a rank speaks with block b of every
+// other.
 //
-// Every thread of the block calls every verb, in the same order. What a verb leaves undone for the other threads' eyes is
-// settled by the verb that needs it: a barrier is paid where one is needed, not by each verb.
+// Every thread of the block calls every verb, in the same order. What a verb leaves undone for the other
+// threads' eyes is settled by the verb that needs it: a barrier is paid where one is needed, not by each
+// verb.
 #pragma once
 
 #include <type_traits>
@@ -14,7 +16,7 @@
 
 namespace unisono {
 
-// `Reduction` is what a move with several sources does: cuda::Bytes where a program only moves, else cuda::Combine<T, op>.
+// `Reduction` is what a move with several sources does: cuda::Bytes, cuda::ByTable or cuda::Inline.
 template <class Reduction>
 class CudaBlock {
  public:
@@ -68,8 +70,8 @@ class CudaBlock {
     if (!failed_ && speaks_to(peer)) cuda::store_release(&flag(peer, slot, rank())->count, count);
   }
 
-  // Only the thread that speaks to the peer polls, so that waits for several peers go on side by side; whoever reads what
-  // the peer has written settles first.
+  // Only the thread that speaks to the peer polls, so that waits for several peers go on side by side;
+  // whoever reads what the peer has written settles first.
   __device__ void wait(int peer, Slot slot) {
     const std::uint32_t expected = of(peer, mine_.awaited[static_cast<int>(slot)]) + 1;
     if (thread_ == peer) ++mine_.awaited[static_cast<int>(slot)];
@@ -78,8 +80,12 @@ class CudaBlock {
     __syncwarp();
     pending_ |= kWaits;
   }
-  __device__ std::uint32_t signalled(int peer, Slot slot) const { return of(peer, mine_.signalled[static_cast<int>(slot)]); }
-  __device__ std::uint32_t awaited(int peer, Slot slot) const { return of(peer, mine_.awaited[static_cast<int>(slot)]); }
+  __device__ std::uint32_t signalled(int peer, Slot slot) const {
+    return of(peer, mine_.signalled[static_cast<int>(slot)]);
+  }
+  __device__ std::uint32_t awaited(int peer, Slot slot) const {
+    return of(peer, mine_.awaited[static_cast<int>(slot)]);
+  }
 
   // Several in a row read memory that nobody writes meanwhile: no barrier between them.
   __device__ void put_packets(int peer, const byte* src, std::size_t bytes) {
@@ -112,14 +118,16 @@ class CudaBlock {
       cuda::Packet got[kFlight];
 #pragma unroll
       for (int u = 0; u < kFlight; ++u)
-        if (i + u * blockDim.x < count) got[u] = cuda::load_packet(&ring[(first + i + u * blockDim.x) % kPackets]);
+        if (i + u * blockDim.x < count)
+          got[u] = cuda::load_packet(&ring[(first + i + u * blockDim.x) % kPackets]);
 #pragma unroll
       for (int u = 0; u < kFlight; ++u) {
         const std::uint32_t number = i + u * blockDim.x;
         if (number >= count || lost_) break;
         const std::uint32_t lap = lap_of(first + number);
         if (!cuda::complete(got[u], lap))
-          got[u] = cuda::await(&ring[(first + number) % kPackets], lap, {context_, peer, Slot::packet_credit});
+          got[u] =
+              cuda::await(&ring[(first + number) % kPackets], lap, {context_, peer, Slot::packet_credit});
         lost_ = !cuda::complete(got[u], lap);
         const std::uint64_t data = (got[u].low & 0xffffffffu) | got[u].high << 32;
         if (!lost_) cuda::store_some(dst, number * kPacketBytes, bytes, whole, data);
@@ -127,12 +135,18 @@ class CudaBlock {
     }
     pending_ |= kTakes;
   }
-  __device__ std::uint32_t packets_sent(int peer) const { return static_cast<std::uint32_t>(of(peer, mine_.packets_sent)); }
-  __device__ std::uint32_t packets_taken(int peer) const { return static_cast<std::uint32_t>(of(peer, mine_.packets_taken)); }
+  __device__ std::uint32_t packets_sent(int peer) const {
+    return static_cast<std::uint32_t>(of(peer, mine_.packets_sent));
+  }
+  __device__ std::uint32_t packets_taken(int peer) const {
+    return static_cast<std::uint32_t>(of(peer, mine_.packets_taken));
+  }
 
   // Chunk `index` of the ring from me in the peer's memory, and of the ring from the peer in mine.
   __device__ byte* chunk_at(int peer, std::uint32_t index) const { return chunk(peer, rank(), index); }
-  __device__ const byte* chunk_from(int peer, std::uint32_t index) const { return chunk(rank(), peer, index); }
+  __device__ const byte* chunk_from(int peer, std::uint32_t index) const {
+    return chunk(rank(), peer, index);
+  }
 
   // Room for one piece to and from a peer, for programs that look at packets as memory.
   __device__ byte* outgoing(int peer) const { return scratch(2 * peer); }
@@ -154,7 +168,9 @@ class CudaBlock {
 
   // Counters are the same in every warp: thread p of each keeps those of peer p. `value` is taken from there.
   template <class U>
-  __device__ static U of(int peer, U value) { return __shfl_sync(0xffffffffu, value, peer); }
+  __device__ static U of(int peer, U value) {
+    return __shfl_sync(0xffffffffu, value, peer);
+  }
 
   // Peers are spread over the warps: threads of one warp would wait for each other.
   __device__ bool speaks_to(int peer) const { return thread_ == 0 && warp_ == peer % warps_; }
@@ -162,12 +178,17 @@ class CudaBlock {
   __device__ static std::uint32_t packets_of(std::size_t bytes) {
     return static_cast<std::uint32_t>((bytes + kPacketBytes - 1) / kPacketBytes);
   }
-  __device__ static std::uint32_t lap_of(std::uint64_t packet) { return static_cast<std::uint32_t>(packet / kPackets + 1); }
+  __device__ static std::uint32_t lap_of(std::uint64_t packet) {
+    return static_cast<std::uint32_t>(packet / kPackets + 1);
+  }
 
   __device__ byte* at(int owner, std::size_t offset) const { return context_.bases[owner] + offset; }
-  __device__ std::size_t pair(int writer) const { return static_cast<std::size_t>(worker()) * size() + writer; }
+  __device__ std::size_t pair(int writer) const {
+    return static_cast<std::size_t>(worker()) * size() + writer;
+  }
   __device__ cuda::Flag* flag(int owner, Slot slot, int writer) const {
-    return reinterpret_cast<cuda::Flag*>(at(owner, context_.layout.flags)) + pair(writer) * kSlots + static_cast<int>(slot);
+    return reinterpret_cast<cuda::Flag*>(at(owner, context_.layout.flags)) + pair(writer) * kSlots +
+           static_cast<int>(slot);
   }
   __device__ cuda::Packet* packets(int owner, int writer) const {
     return reinterpret_cast<cuda::Packet*>(at(owner, context_.layout.packets)) + pair(writer) * kPackets;
@@ -187,8 +208,8 @@ class CudaBlock {
   Reduction reduction_;
   int warps_, warp_, thread_;
   cuda::Counters mine_{};
-  bool lost_;             // this thread has met a failure
-  bool failed_ = false;   // some thread had, at the last barrier
+  bool lost_;            // this thread has met a failure
+  bool failed_ = false;  // some thread had, at the last barrier
   unsigned pending_;
 };
 

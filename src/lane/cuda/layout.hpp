@@ -1,4 +1,5 @@
-// What the host prepares for the CUDA lane, and what its blocks leave behind. Plain C++: host and device read it alike.
+// What the host prepares for the CUDA lane, and what its blocks leave behind. Plain C++: host and device read
+// it alike.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +10,15 @@
 
 namespace unisono::cuda {
 
-inline constexpr int kMaxRanks = 8;                           // of one NVLink domain of one machine
-inline constexpr int kMaxThreads = 512;                       // of a block; blocks are whole warps, in one dimension
-inline constexpr std::uint32_t kChunks = 4;                   // chunks in the ring of a pair of blocks
-inline constexpr std::uint32_t kPackets = 4096;               // packets in the ring of a pair of blocks
-inline constexpr std::size_t kPacketBytes = 8;                // payload of a packet
+inline constexpr int kMaxRanks = 8;              // of one NVLink domain of one machine
+inline constexpr int kMaxThreads = 512;          // of a block; blocks are whole warps, in one dimension
+inline constexpr std::uint32_t kChunks = 4;      // chunks in the ring of a pair of blocks
+inline constexpr std::uint32_t kPackets = 4096;  // packets in the ring of a pair of blocks
+inline constexpr std::size_t kPacketBytes = 8;   // payload of a packet
 inline constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;  // room for one piece
 
-// Data and flag in two words of 64 bits, each of which is read and written whole: low half data, high half the lap.
+// Data and flag in two words of 64 bits, each of which is read and written whole: low half data, high half
+// the lap.
 struct alignas(16) Packet {
   std::uint64_t low, high;
 };
@@ -27,7 +29,8 @@ struct alignas(32) Flag {
   std::uint32_t count;
 };
 
-// How far a block is with one peer. It lives in device memory between kernels, so that a CUDA graph can be replayed.
+// How far a block is with one peer. It lives in device memory between kernels, so that a CUDA graph can be
+// replayed.
 struct alignas(16) Counters {
   std::uint32_t signalled[kSlots], awaited[kSlots];
   std::uint64_t packets_sent, packets_taken;
@@ -47,8 +50,8 @@ struct Failure {
   std::uint32_t expected, seen;
 };
 
-// A rank's scratch: device memory of `bytes` bytes, zeroed once, that every rank has mapped. The last two parts are the
-// rank's own. The same on every rank.
+// A rank's scratch: device memory of `bytes` bytes, zeroed once, that every rank has mapped. The last two
+// parts are the rank's own. The same on every rank.
 struct Layout {
   Layout() = default;
   constexpr Layout(int n, int most_blocks, std::size_t chunk)
@@ -63,17 +66,19 @@ struct Layout {
   }
   int ranks = 0, blocks = 0;  // the most blocks that a kernel may have
   std::size_t chunk_bytes = 0;
-  std::size_t flags = 0, packets = 0, chunks = 0, scratch = 0, counters = 0, bytes = 0;  // offsets, and the whole
+  std::size_t flags = 0, packets = 0, chunks = 0, scratch = 0, counters = 0,
+              bytes = 0;  // offsets, and the whole
 };
 
-// Where a kernel runs. Every rank launches the same kernel with the same grid, block and tile.
+// Where a kernel runs. Every rank launches the same kernel with the same grid (of at most layout.blocks, all
+// resident at once), block and tile; one kernel of a scratch at a time.
 struct Context {
   int rank = 0;
   Layout layout;
-  byte* bases[kMaxRanks] = {};    // every rank's scratch, as this device has it mapped
-  Failure* failure = nullptr;     // this rank's, as the device has it mapped
-  std::uint64_t timeout_ns = 0;   // deadline of every wait
-  std::size_t tile_bytes = 0;     // of direct programs; a multiple of kAlign
+  byte* bases[kMaxRanks] = {};   // every rank's scratch, as this device has it mapped
+  Failure* failure = nullptr;    // this rank's, as the device has it mapped
+  std::uint64_t timeout_ns = 0;  // deadline of every wait
+  std::size_t tile_bytes = 0;    // of direct programs; a multiple of kAlign
 };
 
 // The one parameter of every kernel.

@@ -1,4 +1,5 @@
-// The memory model's verbs at system scope, in PTX: other GPUs take part. Source: PTX ISA, "Memory Consistency Model".
+// The memory model's verbs at system scope, in PTX: other GPUs take part. Source: PTX ISA, "Memory
+// Consistency Model".
 #pragma once
 
 #include <cstddef>
@@ -29,7 +30,9 @@ __device__ inline void store_packet(Packet* at, Packet packet) {
 }
 __device__ inline Packet load_packet(const Packet* at) {
   Packet packet;
-  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(packet.low), "=l"(packet.high) : "l"(at));
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(packet.low), "=l"(packet.high)
+               : "l"(at));
   return packet;
 }
 

@@ -1,4 +1,5 @@
-// The arithmetic of the CUDA lane: one block copies, or combines in rank order, with packs of 16 bytes where it can.
+// The arithmetic of the CUDA lane: one block copies, or combines in rank order, with packs of 16 bytes where
+// it can.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,8 @@
 namespace unisono::cuda {
 
 // Whether every pointer is a multiple of `to` bytes.
-__device__ inline bool aligned(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t to) {
+__device__ inline bool aligned(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                               std::size_t to) {
   std::uintptr_t all = 0;
   for (int d = 0; d < n_dsts; ++d) all |= reinterpret_cast<std::uintptr_t>(dsts[d].at);
   for (int s = 0; s < n_srcs; ++s) all |= reinterpret_cast<std::uintptr_t>(srcs[s]);
@@ -22,21 +24,25 @@ __device__ inline std::uint64_t load_some(const byte* src, std::size_t at, std::
   if (whole && bytes - at >= kPacketBytes) return *reinterpret_cast<const std::uint64_t*>(src + at);
   std::uint64_t data = 0;
 #pragma unroll 1
-  for (std::size_t b = 0; b < smaller(kPacketBytes, bytes - at); ++b) data |= static_cast<std::uint64_t>(src[at + b]) << (8 * b);
+  for (std::size_t b = 0; b < smaller(kPacketBytes, bytes - at); ++b)
+    data |= static_cast<std::uint64_t>(src[at + b]) << (8 * b);
   return data;
 }
-__device__ inline void store_some(byte* dst, std::size_t at, std::size_t bytes, bool whole, std::uint64_t data) {
+__device__ inline void store_some(byte* dst, std::size_t at, std::size_t bytes, bool whole,
+                                  std::uint64_t data) {
   if (whole && bytes - at >= kPacketBytes) {
     *reinterpret_cast<std::uint64_t*>(dst + at) = data;
     return;
   }
 #pragma unroll 1
-  for (std::size_t b = 0; b < smaller(kPacketBytes, bytes - at); ++b) dst[at + b] = static_cast<byte>(data >> (8 * b));
+  for (std::size_t b = 0; b < smaller(kPacketBytes, bytes - at); ++b)
+    dst[at + b] = static_cast<byte>(data >> (8 * b));
 }
 
 // Copies `count` words from word `begin` on, eight loads in flight in each thread.
 template <class Word>
-__device__ void copy_words(const Dst* dsts, int n_dsts, const byte* src, std::size_t begin, std::size_t count) {
+__device__ void copy_words(const Dst* dsts, int n_dsts, const byte* src, std::size_t begin,
+                           std::size_t count) {
   constexpr int kFlight = 8;
   const auto* from = reinterpret_cast<const Word*>(src) + begin;
   for (std::size_t i = threadIdx.x; i < count; i += kFlight * blockDim.x) {
@@ -72,11 +78,12 @@ struct alignas(sizeof(T) * kCount) Pack {
   T elements[kCount];
 };
 
-// Combines `count` packs from pack `begin` on. At most kSources sources; kFlight packs of each are in flight in each thread.
-// A position is read from every source before it is written, so that a destination may be a source.
+// Combines `count` packs from pack `begin` on. At most kSources sources; kFlight packs of each are in flight
+// in each thread. A position is read from every source before it is written, so that a destination may be a
+// source.
 template <class T, Op op, std::size_t kCount, int kSources, int kFlight>
-__device__ void combine_packs(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t begin,
-                              std::size_t count) {
+__device__ void combine_packs(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                              std::size_t begin, std::size_t count) {
   using P = Pack<T, kCount>;
   for (std::size_t i = threadIdx.x; i < count; i += kFlight * blockDim.x) {
     P packs[kFlight][kSources];
@@ -113,27 +120,30 @@ __device__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int
   const std::size_t count = bytes / sizeof(T);
   std::size_t whole = 0;  // elements that have gone in packs
   if (aligned(dsts, n_dsts, srcs, n_srcs, sizeof(uint4))) {
-    if (n_srcs == 2) combine_packs<T, op, kWide, 2, sizeof(T) == 1 ? 2 : 4>(dsts, n_dsts, srcs, 2, 0, count / kWide);
+    if (n_srcs == 2)
+      combine_packs<T, op, kWide, 2, sizeof(T) == 1 ? 2 : 4>(dsts, n_dsts, srcs, 2, 0, count / kWide);
     else combine_packs<T, op, kWide, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, 0, count / kWide);
     whole = count / kWide * kWide;
   }
   combine_packs<T, op, 1, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, whole, count - whole);
 }
 
-// What a lane's move does with several sources. A program that only moves has none; the others take the reduction of the
-// call from a table, or have it compiled in where that pays.
+// What a lane's move does with several sources. A program that only moves has none; the others take the
+// reduction of the call from a table, or have it compiled in where that pays.
 struct Bytes {};
 using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
 extern __device__ const Reduce reductions[kDTypes][kOps];  // reductions.cu
 struct ByTable {
   Reduce reduce;
-  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) const {
+  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                             std::size_t bytes) const {
     reduce(dsts, n_dsts, srcs, n_srcs, bytes);
   }
 };
 template <class T, Op op>
 struct Inline {
-  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) const {
+  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                             std::size_t bytes) const {
     reduce<T, op>(dsts, n_dsts, srcs, n_srcs, bytes);
   }
 };

@@ -29,7 +29,8 @@ __device__ void run_push(Channel channel, const Launch& launch, const Args& args
   using enum Collective;
   using enum Algorithm;
   if constexpr (algorithm == one_shot || algorithm == one_shot_packets) all_reduce_one_shot(channel, args);
-  else if constexpr (algorithm == reduce_scatter_all_gather) all_reduce_reduce_scatter_all_gather(channel, args);
+  else if constexpr (algorithm == reduce_scatter_all_gather)
+    all_reduce_reduce_scatter_all_gather(channel, args);
   else if constexpr (algorithm == scatter_all_gather) broadcast_scatter_all_gather(channel, args);
   else if constexpr (collective == all_reduce) all_reduce_two_shot(channel, args);
   else if constexpr (collective == Collective::reduce) reduce_push(channel, args);
@@ -68,7 +69,8 @@ __global__ void __launch_bounds__(kMaxThreads) program(const __grid_constant__ L
   args.receives = launch.by_parts ? launch.receives : nullptr;
   if constexpr (collective == Collective::barrier) meet(lane);
   else if constexpr (is_direct(algorithm)) run_direct<collective>(lane, args);
-  else if constexpr (is_packets(algorithm)) run_push<collective, algorithm>(PacketChannel(lane), launch, args);
+  else if constexpr (is_packets(algorithm))
+    run_push<collective, algorithm>(PacketChannel(lane), launch, args);
   else run_push<collective, algorithm>(ChunkChannel(lane), launch, args);
   lane.finish();
 }

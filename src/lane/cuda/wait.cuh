@@ -21,7 +21,8 @@ __device__ inline Header* header(const Context& context, int owner) {
 
 // Whether some rank has failed, in this kernel or before, or the host has lost a peer.
 __device__ inline bool failed(const Context& context) {
-  return load_relaxed(&header(context, context.rank)->failed) != 0 || load_relaxed(&context.failure->stop) != 0;
+  return load_relaxed(&header(context, context.rank)->failed) != 0 ||
+         load_relaxed(&context.failure->stop) != 0;
 }
 
 // The first of a rank's threads tells the host what it has waited for; then the kernels of every rank end.
@@ -40,7 +41,8 @@ __device__ inline void fail(const Wait& wait, std::uint32_t expected, std::uint3
 }
 
 // The look of a long wait at the clock and at failures: whether to go on. `began` is 0 at the first look.
-__device__ __noinline__ inline bool patient(const Wait& wait, std::uint64_t& began, std::uint32_t expected, std::uint32_t seen) {
+__device__ __noinline__ inline bool patient(const Wait& wait, std::uint64_t& began, std::uint32_t expected,
+                                            std::uint32_t seen) {
   const std::uint64_t now = now_ns();
   if (began == 0) began = now;
   if (failed(wait.context)) return false;
@@ -51,7 +53,8 @@ __device__ __noinline__ inline bool patient(const Wait& wait, std::uint64_t& beg
 
 inline constexpr std::uint32_t kLook = 1024;  // polls between two such looks
 
-// Returns whether the word has reached `expected`; what its writer published before is then visible to this thread.
+// Returns whether the word has reached `expected`; what its writer published before is then visible to this
+// thread.
 __device__ inline bool await(const std::uint32_t* word, std::uint32_t expected, const Wait& wait) {
   std::uint64_t began = 0;
   for (std::uint32_t polls = 1;; ++polls) {
@@ -67,7 +70,8 @@ __device__ inline bool complete(const Packet& packet, std::uint32_t lap) {
   return packet.low >> 32 == lap && packet.high >> 32 == lap;
 }
 
-// Polls until the packet of lap `lap` has come; gives what there is, which is not complete when the wait has failed.
+// Polls until the packet of lap `lap` has come; gives what there is, which is not complete when the wait has
+// failed.
 __device__ __noinline__ inline Packet await(const Packet* at, std::uint32_t lap, Wait wait) {
   std::uint64_t began = 0;
   Packet seen = load_packet(at);

@@ -1,0 +1,181 @@
+"""Ranks that die, stay away, stop, leave, fork or are interrupted: the others say so, soon, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+import ranks
+
+NOTICED_S = 5.0  # the promise: a rank that dies is named by the others within that time
+
+
+def programs(name: str) -> str:
+    return f"fault_programs:{name}"
+
+
+def error_of(tried: dict[str, Any]) -> dict[str, Any]:
+    assert "error" in tried, f"the call came back as if nothing had happened: {tried}"
+    return dict(tried["error"])
+
+
+def assert_lost(outcome: ranks.Outcome, victim: int) -> None:
+    """Every other rank got a PeerLostError that names the victim, in time, and gets it again."""
+    said = [r["result"] for rank, r in enumerate(outcome.ranks) if rank != victim and r is not None]
+    assert len(said) == len(outcome.ranks) - 1, str(outcome.ended)
+    died = next(one["died"] for one in said if one["died"] is not None)
+    for one in said:
+        error = error_of(one["first"])
+        assert error["type"] == "PeerLostError", error
+        assert "ConnectionError" in error["bases"]
+        assert f"rank {victim} (process {one['victim']}) has died" in error["text"]
+        assert one["first"]["at"] - died < NOTICED_S
+        for again in one.get("again", []):
+            assert error_of(again)["type"] == "PeerLostError"
+            assert error_of(again)["text"] == error["text"]
+
+
+def assert_nothing_left(outcome: ranks.Outcome, marker: str) -> None:
+    assert outcome.ended.code is not None, str(outcome.ended)
+    assert ranks.processes_with(marker) == set()
+    assert ranks.files_in_shared_memory() == set()
+
+
+@pytest.mark.parametrize(
+    ("what", "memory", "check"),
+    [
+        ("barrier", "plain", False),
+        ("all_reduce small", "plain", False),
+        ("all_reduce large", "plain", True),
+        ("all_reduce large", "symmetric", False),
+        ("all_reduce staged", "plain", False),
+        ("all_gather", "plain", False),
+        ("all_to_all_v", "plain", False),
+        ("empty", "plain", False),
+    ],
+)
+def test_kill_inside_a_call(what: str, memory: str, check: bool) -> None:
+    marker = ranks.new_marker()
+    outcome = ranks.play(3, programs("killed_inside"), what, memory, check, env=marker)
+    assert outcome.ranks[1] is None
+    assert_lost(outcome, victim=1)
+    assert outcome.ended.code == 128 + 9
+    assert "rank 1 was killed by SIGKILL" in outcome.ended.output
+    assert_nothing_left(outcome, marker["UNISONO_TEST"])
+
+
+@pytest.mark.parametrize(("n", "seconds", "far"), [(2, 0.31, "1"), (4, 0.47, "1"), (3, 0.23, "0")])
+def test_kill_anywhere_in_traffic(n: int, seconds: float, far: str) -> None:
+    marker = ranks.new_marker()
+    env = {**marker, "UNISONO_FAR": far, "UNISONO_CHECK": "0"}
+    outcome = ranks.play(n, programs("killed_in_traffic"), seconds, env=env)
+    assert_lost(outcome, victim=n - 1)
+    assert_nothing_left(outcome, marker["UNISONO_TEST"])
+
+
+@pytest.mark.parametrize("what", ["barrier", "all_reduce large", "all_to_all", "empty"])
+def test_rank_that_never_comes(what: str) -> None:
+    outcome = ranks.play(3, programs("never_comes"), what)
+    said = outcome.results()
+    texts = set()
+    for one in said:
+        error = error_of(one["first"])
+        assert error["type"] == "TimeoutError"
+        assert "UnisonoError" in error["bases"] and "OSError" in error["bases"]
+        assert error_of(one["again"][0]) == error
+        assert one["waited"] < NOTICED_S
+        texts.add(error["text"])
+    text = texts.pop()
+    assert not texts, "the ranks tell different stories"
+    assert what.split()[0] in text
+    for word in ("of rank ", "has waited 0.5 s for rank 2", "slot ", "epoch expected ", "seen "):
+        assert word in text
+    assert outcome.ended.code == 0
+
+
+def test_rank_that_is_stopped() -> None:
+    for rank, one in enumerate(ranks.play(3, programs("stopped")).results()):
+        assert error_of(one["first"])["type"] == "TimeoutError", rank
+        assert error_of(one["again"][0]) == error_of(one["first"])
+
+
+@pytest.mark.parametrize("how", ["close", "del", "exit", "raise", "_exit"])
+def test_rank_that_leaves_early(how: str) -> None:
+    outcome = ranks.play(2, programs("leaves_early"), how)
+    assert outcome.ranks[0] is not None, str(outcome.ended)
+    said = outcome.ranks[0]["result"]
+    error = error_of(said["first"])
+    assert error["type"] == "PeerLostError"
+    assert "rank 1 (process " in error["text"] and "all_reduce" in error["text"]
+    assert ("has died" if how == "_exit" else "has closed its communicator") in error["text"]
+    assert error_of(said["again"][0]) == error
+
+
+def test_rank_may_leave_after_its_part() -> None:
+    said = ranks.play(2, programs("leaves_after_its_part")).results()[0]
+    assert "error" not in said["first"]
+    assert said["sum"] == sum(range(100))
+
+
+def test_fork() -> None:
+    """A child of a rank is no rank: its calls are refused, and its end is not the rank's."""
+    outcome = ranks.play(2, programs("forked"))
+    for rank, said in enumerate(outcome.results()):
+        assert "error" not in said["again"], f"rank {rank}: {said['again']}"
+        assert said["sum"] == 8
+    child = error_of(outcome.results()[0]["child"])
+    assert child["type"] == "UsageError" and "forked" in child["text"]
+
+
+def test_keyboard_interrupt_ends_a_wait() -> None:
+    zero, one = ranks.play(2, programs("interrupted")).results()
+    assert error_of(zero["first"])["type"] == "KeyboardInterrupt"
+    assert zero["first"]["at"] - one["sent"] < NOTICED_S
+    assert zero["closed"]
+    assert error_of(zero["again"][0])["type"] == "UsageError"
+    assert error_of(one["first"])["type"] == "PeerLostError"
+    assert "rank 0" in error_of(one["first"])["text"]
+
+
+def test_error_of_a_signal_handler_ends_a_wait() -> None:
+    zero, one = ranks.play(2, programs("handler_raises")).results()
+    assert error_of(zero["first"])["type"] == "RuntimeError"
+    assert error_of(zero["first"])["text"] == "the handler gives up"
+    assert zero["closed"]
+    assert error_of(one["first"])["type"] == "PeerLostError"
+
+
+def test_handled_signal_does_not_end_a_wait() -> None:
+    assert ranks.play(2, programs("handler_returns")).results() == [2, 2]
+
+
+def test_exit_with_a_thread_in_a_call() -> None:
+    """Nothing hangs or crashes at exit: a daemon thread that waits in a call is let go."""
+    program = """
+        import threading, time, unisono
+        comms = unisono.init_threads(2, timeout_s=30)
+        entered = threading.Event()
+        def wait():
+            entered.set()
+            comms[0].barrier()
+        threading.Thread(target=wait, daemon=True).start()
+        entered.wait()
+        time.sleep(0.2)
+        print("main ends")
+    """
+    ended = ranks.run([sys.executable, "-c", textwrap.dedent(program)], timeout_s=20)
+    assert ended.code == 0, str(ended)
+    assert ended.output.splitlines()[0] == "main ends"
+
+
+def test_launcher_that_is_killed_takes_its_ranks_along() -> None:
+    program = "import os, signal, unisono; c = unisono.init(timeout_s=30); c.barrier()\n"
+    program += "if c.rank == 0: os.kill(os.getppid(), signal.SIGKILL)\n"
+    program += "c.barrier()\nc.recv(bytearray(8), 1 - c.rank)"
+    marker = ranks.new_marker()
+    ended = ranks.launch(2, [sys.executable, "-c", program], marker)
+    assert ended.code == -9
+    assert ranks.gone(marker["UNISONO_TEST"], within_s=NOTICED_S), os.listdir("/dev/shm")

@@ -1,0 +1,252 @@
+"""What the ranks of test_faults.py do. Each function is one rank's program; what it returns is that rank's result."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from rank_main import describe
+
+import unisono
+from unisono import bootstrap, launch
+
+FLOATS = np.float32
+
+
+class Meeting:
+    """The ranks' way to talk that has nothing to do with the communicator under test."""
+
+    def __init__(self) -> None:
+        self._bootstrap = bootstrap.make(launch.from_env(os.environ), timeout_s=30)
+
+    def tell(self, value: Any = None) -> list[Any]:
+        """Everyone's value, in rank order; returns when all have come."""
+        return [json.loads(said) for said in self._bootstrap.all_gather(json.dumps(value).encode())]
+
+
+def attempt(call: Callable[[], object]) -> dict[str, Any]:
+    """How a call ended: {"error", "at"} with the error described, or {"at"} alone; `at` on the clock of all processes."""
+    try:
+        call()
+    except BaseException as error:
+        return {"error": describe(error), "at": time.monotonic()}
+    return {"at": time.monotonic()}
+
+
+def calls_of(comm: unisono.Communicator, memory: str) -> dict[str, Callable[[], object]]:
+    """Calls that need every rank."""
+    small, n = np.ones(8, FLOATS), comm.size
+    shape = (n, 1 << 18)
+    large = comm.empty(shape, FLOATS) if memory == "symmetric" else np.ones(shape, FLOATS)
+    large[:] = 1
+    return {
+        "barrier": comm.barrier,
+        "all_reduce small": lambda: comm.all_reduce(small),
+        "all_reduce large": lambda: comm.all_reduce(large, out=large),
+        "all_reduce staged": lambda: comm.all_reduce(large, out=large, algorithm="two_shot"),
+        "all_gather": lambda: comm.all_gather(large[comm.rank].copy()),
+        "all_to_all": lambda: comm.all_to_all(large),
+        "all_to_all_v": lambda: comm.all_to_all_v(np.ones(2 * n, FLOATS), [2] * n, [2] * n),
+        "empty": lambda: comm.empty(10, FLOATS),
+    }
+
+
+def _wait_for_end(pid: int) -> float:
+    """When the process has ended, on the clock of all processes."""
+    ended = select.poll()
+    pidfd = os.pidfd_open(pid)
+    ended.register(pidfd, select.POLLIN)
+    ended.poll(20_000)
+    os.close(pidfd)
+    return time.monotonic()
+
+
+def killed_inside(what: str, memory: str, check: bool) -> dict[str, Any]:
+    """Rank 1 is killed while it waits inside a call with rank 0; the last rank comes when it is dead."""
+    comm = unisono.init(timeout_s=30, check=check)
+    meeting = Meeting()
+    call = calls_of(comm, memory)[what]
+    call()
+    pids = meeting.tell(os.getpid())
+    if comm.rank == 1:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        call()
+    died = _wait_for_end(pids[1]) if comm.rank == comm.size - 1 else None
+
+    def until_it_fails() -> None:  # the victim had done its part of a call that needs no more of it
+        for _ in range(3):
+            call()
+
+    first = attempt(until_it_fails)
+    again = [attempt(comm.barrier), attempt(lambda: comm.all_reduce(np.ones(3, FLOATS)))]
+    comm.close()
+    return {"pid": os.getpid(), "victim": pids[1], "died": died, "first": first, "again": again}
+
+
+def killed_in_traffic(seconds: float) -> dict[str, Any]:
+    """The last rank is killed anywhere in a stream of large calls."""
+    comm = unisono.init(timeout_s=30)
+    meeting = Meeting()
+    x = np.ones((comm.size, 1 << 18), FLOATS)
+    shared = comm.empty(x.shape, FLOATS)
+    out = np.empty_like(x)
+    pids = meeting.tell(os.getpid())
+    if comm.rank == comm.size - 1:
+        threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+
+    def stream() -> None:
+        while True:
+            comm.all_reduce(x, out=out)
+            comm.all_to_all(out, out=shared)
+            comm.all_reduce(x, out=out, algorithm="two_shot")
+            comm.broadcast(shared, root=comm.size - 1)
+
+    first = attempt(stream)
+    died = _wait_for_end(pids[-1])
+    return {"victim": pids[-1], "died": died, "first": first}
+
+
+def never_comes(what: str) -> dict[str, Any]:
+    """The last rank stays away until the others have given up."""
+    comm = unisono.init(timeout_s=0.5, check=True)
+    meeting = Meeting()
+    call = calls_of(comm, "plain")[what]
+    began = time.monotonic()
+    if comm.rank == comm.size - 1:
+        meeting.tell()
+        return {"first": attempt(call), "again": [attempt(comm.barrier)], "waited": 0}
+    first = attempt(call)
+    waited = time.monotonic() - began
+    meeting.tell()
+    return {"first": first, "again": [attempt(comm.barrier)], "waited": waited}
+
+
+def stopped() -> dict[str, Any]:
+    """Rank 1 is stopped for longer than the deadline, and goes on afterwards."""
+    comm = unisono.init(timeout_s=0.5)
+    pids = Meeting().tell(os.getpid())
+    x = np.ones(1 << 20, FLOATS)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return {"first": attempt(lambda: comm.all_reduce(x)), "again": [attempt(comm.barrier)]}
+    first = attempt(lambda: comm.all_reduce(x))
+    if comm.rank == 0:
+        os.kill(pids[1], signal.SIGCONT)
+    return {"first": first, "again": [attempt(comm.barrier)]}
+
+
+def leaves_early(how: str) -> dict[str, Any]:
+    """Rank 1 ends in one way or another, while rank 0 calls on."""
+    comm = unisono.init(timeout_s=30)
+    comm.barrier()
+    if comm.rank == 1:
+        if how == "close":
+            comm.close()
+            return {}
+        if how == "del":
+            del comm
+            return {}
+        if how == "exit":
+            sys.exit(3)
+        if how == "_exit":
+            os._exit(0)
+        raise RuntimeError("this rank gives up")
+    return {"first": attempt(lambda: comm.all_reduce(np.ones(4, FLOATS))), "again": [attempt(comm.barrier)]}
+
+
+def leaves_after_its_part() -> dict[str, Any]:
+    """A rank that has done its part of every call may go: rank 1 sends, closes and ends, then rank 0 receives."""
+    comm = unisono.init(timeout_s=30)
+    meeting = Meeting()
+    if comm.rank == 1:
+        comm.send(np.arange(100, dtype=FLOATS), 0)
+        comm.close()
+        meeting.tell()
+        return {}
+    meeting.tell()
+    got = np.zeros(100, FLOATS)
+    return {"first": attempt(lambda: comm.recv(got, 1)), "sum": float(got.sum())}
+
+
+def forked() -> dict[str, Any]:
+    """Rank 0 forks a child that calls, and ends as a Python program does; then the ranks go on."""
+    comm = unisono.init(timeout_s=10)
+    x = comm.empty(1 << 18, FLOATS)
+    x[:] = 1
+    comm.all_reduce(x, out=x)
+    child_says = None
+    if comm.rank == 0:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                tried = attempt(lambda: comm.all_reduce(np.ones(4, FLOATS)))
+                os.write(writer, json.dumps(tried).encode())
+                comm.close()
+                del x, comm
+            sys.stdout.flush()
+            sys.exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            child_says = json.loads(pipe.read())
+        os.waitpid(child, 0)
+    again = attempt(lambda: comm.all_reduce(x, out=x))
+    y = comm.empty(1 << 18, FLOATS)
+    y[:] = x
+    return {"child": child_says, "again": again, "sum": float(comm.all_reduce(y)[-1])}
+
+
+def interrupted() -> dict[str, Any]:
+    """Ctrl-C reaches rank 0 while it waits for rank 1, who then needs it."""
+    comm = unisono.init(timeout_s=30)
+    pids = Meeting().tell(os.getpid())
+    if comm.rank == 0:
+        first = attempt(lambda: comm.recv(np.zeros(4, FLOATS), 1))
+        return {"first": first, "closed": comm.closed, "again": [attempt(comm.barrier)]}
+    time.sleep(0.3)  # by now it waits
+    sent = time.monotonic()
+    os.kill(pids[0], signal.SIGINT)
+    return {"first": attempt(lambda: comm.recv(np.zeros(4, FLOATS), 0)), "sent": sent}
+
+
+def handler_raises() -> dict[str, Any]:
+    """A signal handler of the program raises while a call waits."""
+
+    def give_up(number: int, frame: object) -> None:
+        raise RuntimeError("the handler gives up")
+
+    signal.signal(signal.SIGUSR1, give_up)
+    comm = unisono.init(timeout_s=30)
+    meeting = Meeting()
+    if comm.rank == 0:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        first = attempt(comm.barrier)
+        meeting.tell()
+        return {"first": first, "closed": comm.closed}
+    meeting.tell()
+    return {"first": attempt(comm.barrier)}
+
+
+def handler_returns() -> float:
+    """A signal that is handled does not end the wait."""
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    comm = unisono.init(timeout_s=30)
+    meeting = Meeting()
+    pids = meeting.tell(os.getpid())
+    if comm.rank == 1:
+        time.sleep(0.2)
+        os.kill(pids[0], signal.SIGUSR1)
+        time.sleep(0.1)
+    total = comm.all_reduce(np.ones(1, FLOATS))
+    assert comm.rank == 1 or seen == [signal.SIGUSR1]
+    return float(total[0])
