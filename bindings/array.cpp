@@ -144,7 +144,8 @@ DType read_dtype(nb::handle dtype) {
   else name = nb::cast<std::string>(nb::str(dtype));
   if (const auto dot = name.find('.'); dot != std::string::npos) name = name.substr(dot + 1);
   const auto known = dtype_named(name);
-  if (!known) unknown(name, "the buffer");
+  const bool native = !nb::hasattr(dtype, "isnative") || nb::cast<bool>(dtype.attr("isnative"));
+  if (!known || !native) unknown(native ? name : "foreign byte order", "the buffer");
   return *known;
 }
 

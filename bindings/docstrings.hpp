@@ -79,7 +79,7 @@ new array; x itself: in place, with equal send and receive counts. Returns out.)
 constexpr const char* kSend =
     R"(Sends x, of any shape, to rank `peer`, which calls recv or send_recv with as many elements.
 
-A send of up to a few hundred KiB may return before that; a larger one waits for it. Two ranks that send to each other
+A small send (up to 16 KiB by the built-in plan) may return before that; a larger one waits for it. Two ranks that send to each other
 use send_recv.)";
 
 constexpr const char* kRecv = R"(Receives into out, of any shape, from rank `peer`. Returns out.)";

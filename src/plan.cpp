@@ -45,7 +45,7 @@ Plan::Plan(int ranks, bool crowded) {
   for (const bool symmetric : {false, true}) {
     const std::size_t steps = crowded ? 64 : symmetric ? 2 : 16;  // KiB up to which one step over chunks is best
     entries_.push_back({Collective::all_reduce, symmetric, 128, one_shot_packets});
-    entries_.push_back({Collective::all_reduce, symmetric, (steps << 10) / (crowded ? 1 : n / 2 + (n == 1)), one_shot});
+    entries_.push_back({Collective::all_reduce, symmetric, (symmetric || crowded ? steps : 64 / n) << 10, one_shot});
     entries_.push_back({Collective::all_reduce, symmetric, kRest, two_shot_direct});
     for (const Collective collective : kOthers) {
       const bool whole = collective == Collective::reduce || collective == Collective::broadcast ||

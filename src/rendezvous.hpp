@@ -1,4 +1,4 @@
-// A large message between two ranks, without staging: both copy half of it.
+// A large message between two ranks, without staging.
 #pragma once
 
 #include "lane/channel.hpp"
@@ -7,9 +7,16 @@
 
 namespace unisono {
 
-// Sends `sent` bytes to `dst`, who pulls the second half while I push the first, and receives likewise from `src`; 0 bytes leave
-// that half out. `reach(place, rank, bytes)` gives the address of a peer's buffer. Ends of a pair need not call the same of
-// send, recv and send_recv: each transfer has its own ticket (from the sender, a packet) and reply, in the order of the calls.
+// What a receiver answers to the ticket of a sender.
+struct Reply {
+  Place out;
+  std::size_t left;  // bytes, from the first, that the sender is to push; the receiver pulls the others
+};
+
+// Sends `sent` bytes to `dst` and receives `received` from `src`; 0 bytes leave that half out. A receiver that sends nothing
+// leaves half of the copying to its sender, who has nothing else to do. `reach(place, rank, bytes)` gives the address of a
+// peer's buffer. Ends of a pair need not call the same of send, recv and send_recv: each transfer has its own ticket (from
+// the sender, a packet) and reply, in the order of the calls.
 template <class Reach>
 void send_recv_direct(HostThread& lane, int dst, const Place& in, std::size_t sent, int src, const Place& out,
                       std::size_t received, const Args& a, const Reach& reach) {
@@ -18,18 +25,17 @@ void send_recv_direct(HostThread& lane, int dst, const Place& in, std::size_t se
   if (received > 0) {
     Place theirs;
     tickets.take(src, {reinterpret_cast<byte*>(&theirs)}, sizeof theirs);
-    lane.signal_note(src, Slot::reply, out);
-    const std::size_t half = smaller(round_up(received / 2, kAlign), received);
-    const byte* from = reach(theirs, src, received) + half;
-    const Dst to{a.out + half, a.stream};
-    lane.move(&to, 1, &from, 1, received - half);
+    const std::size_t left = sent > 0 ? 0 : smaller(round_up(received / 2, kAlign), received);
+    lane.signal_note(src, Slot::reply, Reply{out, left});
+    const byte* from = reach(theirs, src, received) + left;
+    const Dst to{a.out + left, a.stream};
+    lane.move(&to, 1, &from, 1, received - left);
     lane.signal(src, Slot::meet);
   }
   if (sent > 0) {
-    const Place theirs = lane.wait_note<Place>(dst, Slot::reply);
-    const std::size_t half = smaller(round_up(sent / 2, kAlign), sent);
-    const Dst to{reach(theirs, dst, sent), a.stream};
-    lane.move(&to, 1, &a.in, 1, half);
+    const Reply reply = lane.wait_note<Reply>(dst, Slot::reply);
+    const Dst to{reach(reply.out, dst, sent), a.stream};
+    lane.move(&to, 1, &a.in, 1, smaller(reply.left, sent));
     lane.signal(dst, Slot::meet);
     lane.wait(dst, Slot::meet);
   }

@@ -94,8 +94,8 @@ Request::Request(const Call& c, int me, std::span<const std::size_t> sent, std::
 Request::Request(Collective what, const Call& c, int me, int n, int to, int from)
     : collective(what), call(&c), rank(me), ranks(n) {
   const bool both = what == Collective::send_recv;
-  if (to >= 0 || both) check_peer("destination", to, me, n, both);
-  if (from >= 0 || both) check_peer("source", from, me, n, both);
+  if (what != Collective::recv) check_peer("destination", to, me, n, both);
+  if (what != Collective::send) check_peer("source", from, me, n, both);
   if (both && (to == me) != (from == me)) throw UsageError("send_recv with itself needs this rank as both destination and source.");
   args.bytes = bytes_of(c, 1);
   args.in = static_cast<const byte*>(c.in);

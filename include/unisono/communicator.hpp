@@ -61,7 +61,7 @@ class Communicator {
   // `sends[r]` elements go to rank r and `receives[r]` come from it, packed in rank order; `count` is not used.
   void all_to_all_v(const Call& call, std::span<const std::size_t> sends, std::span<const std::size_t> receives);
 
-  // To and from one peer. A send of up to a few hundred KiB may return before the receive; a larger one needs it.
+  // To and from one peer. A small send (up to 16 KiB by the built-in plan) may return before the receive; a larger one waits for it.
   void send(const Call& call, int to);
   void recv(const Call& call, int from);
   // Both at once, so that rings and exchanges cannot lock up: `count` elements each way.

@@ -4,7 +4,7 @@
 //   capacity()          most bytes of a piece
 //   put(peer, src, n)   sends a piece; waits only while the peer's ring is full
 //   take(peer, dst, n)  receives the next piece
-//   reserve(peer), commit(peer, n)   put in two steps: the caller writes the piece where reserve says
+//   reserve(peer, n), commit(peer, n)   put in two steps: the caller writes the piece where reserve says
 //   arrived(peer, n), release(peer)  take in two steps: the caller reads the piece where arrived says
 #pragma once
 
@@ -22,10 +22,12 @@ class ChunkChannel {
 
   UNISONO_PROGRAM std::size_t capacity() const { return lane.chunk_bytes(); }
 
-  UNISONO_PROGRAM byte* reserve(int peer) {
+  // A peer's chunk is written around the cache: stores that first fetch lines from the other core's cache cost it more
+  // than the trip through memory.
+  UNISONO_PROGRAM Dst reserve(int peer, std::size_t bytes) {
     while (lane.signalled(peer, Slot::chunk) - lane.awaited(peer, Slot::chunk_credit) * kHalf >= 2 * kHalf)
       lane.wait(peer, Slot::chunk_credit);
-    return lane.chunk_at(peer, lane.signalled(peer, Slot::chunk) % (2 * kHalf));
+    return {lane.chunk_at(peer, lane.signalled(peer, Slot::chunk) % (2 * kHalf)), bytes >= kStreamFrom};
   }
   UNISONO_PROGRAM void commit(int peer, std::size_t) { lane.signal(peer, Slot::chunk); }
 
@@ -38,7 +40,7 @@ class ChunkChannel {
   }
 
   UNISONO_PROGRAM void put(int peer, const byte* src, std::size_t bytes) {
-    const Dst to{reserve(peer)};
+    const Dst to = reserve(peer, bytes);
     lane.move(&to, 1, &src, 1, bytes);
     commit(peer, bytes);
   }
@@ -50,6 +52,7 @@ class ChunkChannel {
 
  private:
   static constexpr std::uint32_t kHalf = Lane::kChunks / 2;
+  static constexpr std::size_t kStreamFrom = 1024;
 };
 
 // Pieces in packets, whose flag travels in the same store as the data. A piece waits for nothing but its own last byte.
@@ -75,7 +78,7 @@ class PacketChannel {
     if ((before + packets(bytes)) / kHalf != before / kHalf) lane.signal(peer, Slot::packet_credit);
   }
 
-  UNISONO_PROGRAM byte* reserve(int peer) { return lane.outgoing(peer); }
+  UNISONO_PROGRAM Dst reserve(int peer, std::size_t) { return {lane.outgoing(peer)}; }
   UNISONO_PROGRAM void commit(int peer, std::size_t bytes) { put(peer, lane.outgoing(peer), bytes); }
   UNISONO_PROGRAM const byte* arrived(int peer, std::size_t bytes) {
     take(peer, {lane.incoming(peer)}, bytes);

@@ -42,7 +42,7 @@ UNISONO_PROGRAM void all_reduce_two_shot(Channel& channel, const Args& a) {
     auto dsts = lane.destinations();
     for (int p = 0; p < n; ++p) srcs[p] = p == me ? a.in + begin + mine.begin : channel.arrived(p, mine.bytes);
     dsts[0] = {a.out + begin + mine.begin, a.stream};
-    for (int i = 1; i < n; ++i) dsts[i] = {channel.reserve(peer_at(lane, i))};
+    for (int i = 1; i < n; ++i) dsts[i] = channel.reserve(peer_at(lane, i), mine.bytes);
     lane.move(dsts, n, srcs, n, mine.bytes);
     for (int i = 1; i < n; ++i) {
       channel.release(peer_at(lane, i));

@@ -78,6 +78,7 @@ TEST_P(Programs, CombineEveryTypeByEveryOp) {
         for (const Collective collective :
              {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter})
           for (const std::string_view algorithm : all_algorithms(collective)) {
+            if (UNISONO_SANITIZED && (dtype + op) % 4 != 0) continue;
             const std::size_t count = ++seed % 4 == 0 ? 8209 : seed % 113;
             run_checked(comm,
                         {collective, algorithm, count, static_cast<DType>(dtype), static_cast<Op>(op),

@@ -250,3 +250,17 @@ def handler_returns() -> float:
     total = comm.all_reduce(np.ones(1, FLOATS))
     assert comm.rank == 1 or seen == [signal.SIGUSR1]
     return float(total[0])
+
+
+def differs_on_rank_1() -> None:
+    """All ranks call all_reduce, rank 1 with another count."""
+    comm = unisono.init(timeout_s=20, check=True)
+    comm.all_reduce(np.ones(4 + (comm.rank == 1), FLOATS))
+
+
+def direct_without_reach() -> dict[str, Any]:
+    """The direct algorithm is asked for on plain memory."""
+    comm = unisono.init(timeout_s=20)
+    x = np.ones(4, FLOATS)
+    first = attempt(lambda: comm.all_reduce(x, algorithm="two_shot_direct"))
+    return {"first": first, "sum": float(comm.all_reduce(x)[0])}

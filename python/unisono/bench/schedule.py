@@ -155,4 +155,7 @@ class Schedule:
             return (self._now() - self._began) * (1.0 - share) / share if share > 0 else self.limits.budget_s
         wanted = self.limits.max_samples
         need = sum((wanted - len(c.samples_us)) * (c.sample_s or 0.01) for c in self.cells if not c.done)
-        return min(need, self.left_s())
+        visits = sum(cell.rounds for cell in self.cells)
+        untouched = sum(not cell.rounds and not cell.done for cell in self.cells)
+        pace = (self._now() - self._began) / max(1, visits)  # every cell is visited, whatever the budget
+        return max(min(need, self.left_s()), untouched * pace if visits else 0.0)

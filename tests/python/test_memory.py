@@ -1,0 +1,160 @@
+"""Symmetric memory: what is asked for, what there is not, and what is given back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import ranks
+import threads
+
+import unisono
+
+F32 = np.float32
+
+
+def play(n: int, program: str, *args: object, **more: Any) -> list[Any]:
+    return ranks.play(n, f"memory_programs:{program}", *args, **more).results()
+
+
+def assert_refused(said: dict[str, Any], *words: str) -> None:
+    error = said["first"]["error"]
+    assert error["type"] == "ResourceError", error
+    assert "OSError" in error["bases"]
+    for word in words:
+        assert word in error["text"], error["text"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ([1 << 45], "f32"),
+        ([1 << 62], "u8"),
+        ([1 << 63], "u8"),
+        ([(1 << 64) - 1], "u8"),
+        ([1 << 61], "f64"),
+        ([1 << 40, 1 << 40], "f32"),
+        ([1 << 32, 1 << 32], "u8"),
+    ],
+    ids=str,
+)
+def test_more_than_there_is(shape: list[int], dtype: str) -> None:
+    """Refused on every rank, quickly, without taking the machine's memory; also where the size in bytes wraps."""
+    for said in play(2, "too_much", shape, dtype):
+        assert_refused(said)
+        assert said["sum"] == 2
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_AS"])
+def test_one_rank_has_no_memory(limit: str) -> None:
+    zero, one = play(2, "limited", limit)
+    for said in (zero, one):
+        assert_refused(said, "symmetric memory of 67108864 bytes a rank could not be had")
+        assert (said["sum"], said["later"]) == (2, 2)
+    assert "rank 1 could not reserve its part" in zero["first"]["error"]["text"]
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_FSIZE", "RLIMIT_NOFILE"])
+def test_init_without_memory(limit: str) -> None:
+    said = play(1, "init_limited", limit)[0]
+    assert said["error"]["type"] == "ResourceError", said
+
+
+def test_nothing_stays() -> None:
+    for said in play(2, "opens_and_closes", 12):
+        assert said["first"] == said["last"]
+
+
+def test_dropped_memory_is_given_back() -> None:
+    for said in play(2, "drops"):
+        assert said["held"] - said["start"] >= 2 * 4 * (4 << 20)
+        assert said["after"] - said["start"] <= 1 << 20
+        assert said["value"] == 3
+
+
+def test_memory_outlives_its_communicator() -> None:
+    assert play(2, "outlives") == [4, 4]
+
+
+def test_full_dev_shm() -> None:
+    """Shared memory has no files: a /dev/shm of 64 KiB, in a mount namespace of its own, is no obstacle."""
+    inside = "import ranks, json; print(json.dumps(ranks.play(2, 'memory_programs:without_shared_memory_files').results()))"
+    mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm && exec \"$0\" -c \"$1\""
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare, which makes mount namespaces (util-linux)")
+    for flags in (["-m"], ["-m", "-r"]):
+        allowed = subprocess.run(
+            ["unshare", *flags, "sh", "-c", "mount -t tmpfs -o size=64k tmpfs /dev/shm"], capture_output=True, check=False
+        )
+        if allowed.returncode == 0:
+            break
+    else:
+        pytest.skip("mounting in a namespace of one's own is not allowed here: " + allowed.stderr.decode().strip())
+    ended = ranks.run(["unshare", *flags, "sh", "-c", mount, sys.executable, inside])
+    assert ended.code == 0, str(ended)
+    for said in json.loads(ended.output.splitlines()[-1]):
+        assert said["free"] <= 64 << 10
+        assert said["sum"] == 2
+        assert said["files"] == []
+
+
+@pytest.mark.parametrize("shape", [0, 1, 7, (3, 5), (2, 0, 4), (), [4, 4]], ids=str)
+def test_shapes(shape: Any) -> None:
+    with threads.team(2) as comms:
+        for array in threads.together(comms, lambda c: c.empty(shape, F32)):
+            assert array.shape == np.empty(shape).shape
+            assert array.dtype == F32
+            array[...] = 2
+            assert (array == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("f32", np.float32),
+        ("bf16", ml_dtypes.bfloat16),
+        ("f8e4m3", ml_dtypes.float8_e4m3fn),
+        ("float8_e5m2", ml_dtypes.float8_e5m2),
+        (np.int64, np.int64),
+        (np.dtype(np.uint8), np.uint8),
+        (ml_dtypes.bfloat16, ml_dtypes.bfloat16),
+    ],
+    ids=str,
+)
+def test_dtypes(dtype: Any, expected: Any) -> None:
+    with unisono.init() as comm:
+        assert comm.empty(3, dtype).dtype == np.dtype(expected)
+
+
+def test_torch_dtype() -> None:
+    torch = pytest.importorskip("torch")
+    with unisono.init() as comm:
+        assert comm.empty(3, torch.bfloat16).dtype == np.dtype(ml_dtypes.bfloat16)
+        assert comm.empty(3, torch.float8_e4m3fn).dtype == np.dtype(ml_dtypes.float8_e4m3fn)
+
+
+def test_memory_is_aligned_and_apart() -> None:
+    with threads.team(2) as comms:
+
+        def body(comm: unisono.Communicator) -> list[int]:
+            arrays = [comm.empty(10, F32) for _ in range(5)]
+            assert all(array.ctypes.data % 4096 == 0 for array in arrays)
+            return [array.ctypes.data for array in arrays]
+
+        places = [place for one in threads.together(comms, body) for place in one]
+    assert len(set(places)) == len(places)
+
+
+def test_no_file_is_ever_made() -> None:
+    before = set(Path("/dev/shm").iterdir())
+    with threads.team(2) as comms:
+        threads.together(comms, lambda c: c.empty(1 << 16, F32))
+        new = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
+    assert not any("unisono" in name for name in new)

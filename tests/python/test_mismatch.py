@@ -1,0 +1,221 @@
+"""Ranks whose calls differ: with check=True, one MismatchError, the same on every rank, that names both calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import ranks
+import threads
+
+import unisono
+
+Call = Callable[[unisono.Communicator], Any]
+F32, F64 = np.float32, np.float64
+
+
+def ones(count: int, dtype: Any = F32) -> Any:
+    return np.ones(count, dtype)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two calls that do not fit, and how the error names each. `odd` is made by one rank, `usual` by the others."""
+
+    name: str
+    usual: Call
+    odd: Call
+    words: tuple[str, str]
+
+
+def rows(comm: unisono.Communicator, count: int, dtype: Any = F32) -> Any:
+    return np.ones((comm.size, count), dtype)
+
+
+def even(comm: unisono.Communicator, count: int = 2, **more: Any) -> Any:
+    counts = [count] * comm.size
+    return comm.all_to_all_v(ones(count * comm.size), counts, counts, **more)
+
+
+PAIRS = (
+    Pair(
+        "collective",
+        lambda c: c.all_reduce(ones(4)),
+        lambda c: c.broadcast(ones(4)),
+        ("all_reduce(sum) of 4 f32", "broadcast of 4 f32 with root 0"),
+    ),
+    Pair("barrier", lambda c: c.all_gather(ones(4)), lambda c: c.barrier(), ("all_gather of 4 f32", "barrier")),
+    Pair(
+        "allocation",
+        lambda c: c.all_reduce(ones(4)),
+        lambda c: c.empty(10, F32),
+        ("all_reduce(sum) of 4 f32", "empty of 40 bytes"),
+    ),
+    Pair(
+        "symmetric size",
+        lambda c: c.empty(10, F32),
+        lambda c: c.empty(11, F32),
+        ("empty of 40 bytes", "empty of 44 bytes"),
+    ),
+    Pair(
+        "count",
+        lambda c: c.all_reduce(ones(4)),
+        lambda c: c.all_reduce(ones(5)),
+        ("all_reduce(sum) of 4 f32", "all_reduce(sum) of 5 f32"),
+    ),
+    Pair(
+        "count 0",
+        lambda c: c.all_reduce(ones(4)),
+        lambda c: c.all_reduce(ones(0)),
+        ("all_reduce(sum) of 4 f32", "all_reduce(sum) of 0 f32"),
+    ),
+    Pair(
+        "large count",
+        lambda c: c.all_gather(ones(1 << 18)),
+        lambda c: c.all_gather(ones((1 << 18) + 1)),
+        ("all_gather of 262144 f32", "all_gather of 262145 f32"),
+    ),
+    Pair(
+        "dtype",
+        lambda c: c.reduce_scatter(rows(c, 4)),
+        lambda c: c.reduce_scatter(rows(c, 4, np.int32)),
+        ("reduce_scatter(sum) of 4 f32", "reduce_scatter(sum) of 4 i32"),
+    ),
+    Pair(
+        "op",
+        lambda c: c.all_reduce(ones(4), op="max"),
+        lambda c: c.all_reduce(ones(4), op="min"),
+        ("all_reduce(max) of 4 f32", "all_reduce(min) of 4 f32"),
+    ),
+    Pair(
+        "root",
+        lambda c: c.reduce(ones(4), root=0),
+        lambda c: c.reduce(ones(4), root=1),
+        ("reduce(sum) of 4 f32 with root 0", "reduce(sum) of 4 f32 with root 1"),
+    ),
+    Pair(
+        "root of a gather",
+        lambda c: c.gather(ones(1 << 16), root=1),
+        lambda c: c.gather(ones(1 << 16), root=2),
+        ("gather of 65536 f32 with root 1", "gather of 65536 f32 with root 2"),
+    ),
+    Pair(
+        "algorithm",
+        lambda c: c.all_reduce(ones(4), algorithm="two_shot"),
+        lambda c: c.all_reduce(ones(4), algorithm="one_shot"),
+        ("all_reduce(sum) of 4 f32 by two_shot", "all_reduce(sum) of 4 f32 by one_shot"),
+    ),
+    Pair(
+        "algorithm or none",
+        lambda c: c.all_to_all(rows(c, 4)),
+        lambda c: c.all_to_all(rows(c, 4), algorithm="push"),
+        ("all_to_all of 4 f32", "all_to_all of 4 f32 by push"),
+    ),
+    Pair(
+        "counts of all_to_all_v",
+        even,
+        lambda c: even(c, 3),
+        ("all_to_all_v of 2 f32", "all_to_all_v of 3 f32"),
+    ),
+    Pair(
+        "algorithm of all_to_all_v",
+        lambda c: even(c, algorithm="push"),
+        lambda c: even(c, algorithm="push_packets"),
+        ("all_to_all_v of 2 f32 by push", "all_to_all_v of 2 f32 by push_packets"),
+    ),
+    Pair(
+        "all_to_all_v or all_to_all",
+        even,
+        lambda c: c.all_to_all(rows(c, 2)),
+        ("all_to_all_v of 2 f32", "all_to_all of 2 f32"),
+    ),
+)
+
+
+def assert_same_mismatch(errors: list[Any], words: tuple[str, ...]) -> None:
+    for rank, error in enumerate(errors):
+        assert isinstance(error, unisono.MismatchError), f"rank {rank}: {error!r}"
+    assert len({str(error) for error in errors}) == 1, "the ranks tell different stories"
+    for word in words:
+        assert word in str(errors[0]), f"{word!r} is missing: {errors[0]}"
+
+
+@pytest.mark.parametrize("odd_rank", [0, 1, 2])
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_mismatch(pair: Pair, odd_rank: int) -> None:
+    with threads.team(3) as comms:
+        errors = threads.attempt(comms, lambda c: (pair.odd if c.rank == odd_rank else pair.usual)(c))
+        first, second = pair.words
+        called = f"rank {odd_rank} called {second}"
+        assert_same_mismatch(errors, (f"called {first}", called))
+        later = threads.attempt(comms, lambda c: c.all_reduce(ones(1)))
+        assert [str(error) for error in later] == [str(error) for error in errors]
+        assert_same_mismatch(later, ())
+
+
+def symmetric_ranks_and_plain(memory: str) -> Call:
+    def call(comm: unisono.Communicator) -> Any:
+        x = comm.empty(1 << 17, F32)
+        if memory == "plain":
+            x = np.ones(1 << 17, F32)
+        x[:] = comm.rank
+        return comm.all_reduce(x, op="min" if comm.rank == 1 else "max")
+
+    return call
+
+
+@pytest.mark.parametrize("memory", ["plain", "symmetric"])
+def test_mismatch_of_large_calls(memory: str) -> None:
+    """Direct calls compare the ranks' calls also where they need not."""
+    with threads.team(3, check=False) as comms:
+        errors = threads.attempt(comms, symmetric_ranks_and_plain(memory))
+    assert_same_mismatch(errors, ("all_reduce(max) of 131072 f32", "rank 1 called all_reduce(min) of 131072 f32"))
+
+
+SENT = (
+    ("count", lambda c: c.send(ones(4), 1), lambda c: c.recv(ones(5), 0), ("of 4 f32", "of 5 f32")),
+    ("dtype", lambda c: c.send(ones(4), 1), lambda c: c.recv(ones(4, F64), 0), ("of 4 f32", "of 4 f64")),
+    (
+        "algorithm",
+        lambda c: c.send(ones(4), 1, algorithm="push"),
+        lambda c: c.recv(ones(4), 0, algorithm="push_packets"),
+        ("of 4 f32 by push:", "of 4 f32 by push_packets"),
+    ),
+    (
+        "exchange",
+        lambda c: c.send_recv(ones(4), 1, None, 1),
+        lambda c: c.send_recv(ones(6), 0, None, 0),
+        ("of 4 f32", "of 6 f32"),
+    ),
+)
+
+
+@pytest.mark.parametrize(("name", "of_zero", "of_one", "words"), SENT, ids=[case[0] for case in SENT])
+def test_mismatch_of_a_pair(name: str, of_zero: Call, of_one: Call, words: tuple[str, str]) -> None:
+    """The receiver sees it; a sender that has left its call already hears of it in the next."""
+
+    def body(comm: unisono.Communicator) -> None:
+        (of_zero if comm.rank == 0 else of_one)(comm)
+        comm.barrier()
+
+    with threads.team(2) as comms:
+        errors = threads.attempt(comms, body)
+    assert_same_mismatch(errors, words)
+
+
+def test_mismatch_between_processes() -> None:
+    outcome = ranks.play(3, "fault_programs:differs_on_rank_1")
+    errors = outcome.errors()
+    assert {error["type"] for error in errors} == {"MismatchError"}
+    assert len({error["text"] for error in errors}) == 1
+    assert "rank 0 called all_reduce(sum) of 4 f32, but rank 1 called all_reduce(sum) of 5 f32" in errors[0]["text"]
+
+
+def test_same_calls_with_different_shapes_fit() -> None:
+    """Only counts are compared: the ranks' views of the same elements may differ."""
+    shapes = ((6,), (2, 3), (3, 2, 1))
+    results = threads.with_threads(3, lambda c: c.all_reduce(np.ones(shapes[c.rank], F32)).shape)
+    assert results == list(shapes)

@@ -1,0 +1,48 @@
+"""A long stream of mixed collectives of random sizes, every result checked.
+
+UNISONO_SOAK is the number of calls: 1000000 is the issue's million; the default keeps `make test` short.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import ranks
+import threads
+from soak import Soak
+
+CALLS = int(os.environ.get("UNISONO_SOAK", "60000"))
+TIMEOUT_S = 120 + CALLS / 300
+
+
+def assert_right(results: list[dict[str, Any]], calls: int) -> None:
+    for rank, said in enumerate(results):
+        assert said["wrong"] == [], f"rank {rank}"
+        assert said["made"] == results[0]["made"]
+        assert sum(said["made"].values()) == calls
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_two_processes() -> None:
+    outcome = ranks.play(2, "basic_programs:soak", CALLS, 1, timeout_s=TIMEOUT_S)
+    assert_right(outcome.results(), CALLS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
+def test_four_threads() -> None:
+    calls = CALLS // 4
+    assert_right(threads.with_threads(4, lambda c: Soak(c, 2).run(calls), timeout_s=60, check=False), calls)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
+def test_five_processes_that_stage() -> None:
+    """More ranks than cores, without the kernel's help, in small chunks."""
+    calls = CALLS // 8
+    env = {"UNISONO_FAR": "0", "UNISONO_CHUNK_BYTES": "4096"}
+    outcome = ranks.play(5, "basic_programs:soak", calls, 3, env=env, timeout_s=TIMEOUT_S)
+    assert_right(outcome.results(), calls)

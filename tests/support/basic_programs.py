@@ -1,0 +1,131 @@
+"""The programs of test_communicator.py, test_arrays.py and test_soak.py."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+from fault_programs import Meeting, attempt
+from soak import Soak
+
+import unisono
+
+F32 = np.float32
+
+
+def who() -> list[Any]:
+    """Where the rank is, and the sum of all ranks."""
+    with unisono.init() as comm:
+        total = comm.all_reduce(np.array([comm.rank, 1], np.int64))
+        return [comm.rank, comm.size, total.tolist(), comm.closed]
+
+
+def several() -> list[float]:
+    """Communicators side by side, used in turn, closed in another order."""
+    comms = [unisono.init(timeout_s=20) for _ in range(4)]
+    sums = [0.0] * 4
+    for turn in range(40):
+        index = turn * 3 % 4
+        x = np.full(1000 * index + 1, turn + index, F32)
+        sums[index] += float(comms[index].all_reduce(x)[-1])
+    comms[2].close()
+    sums[3] += float(comms[3].all_reduce(np.ones(1, F32))[0])
+    comms[0].close()
+    sums[1] += float(comms[1].all_reduce(np.ones(1, F32))[0])
+    return sums
+
+
+def barrier_holds() -> list[bool]:
+    """Nobody leaves a barrier before the last has come: the ranks come one after another, by turns."""
+    comm = unisono.init(timeout_s=20)
+    meeting, held = Meeting(), []
+    for last in range(comm.size):
+        meeting.tell()
+        if comm.rank == last:
+            time.sleep(0.05)
+            came = time.monotonic()
+        else:
+            came = 0.0
+        comm.barrier()
+        left = time.monotonic()
+        everyone = meeting.tell([came, left])
+        held.append(all(one[1] >= everyone[last][0] for one in everyone))
+    return held
+
+
+def deadline_of_the_environment() -> dict[str, Any]:
+    """UNISONO_TIMEOUT_S is the deadline where timeout_s is not given."""
+    comm = unisono.init()
+    meeting = Meeting()
+    began = time.monotonic()
+    tried = attempt(comm.barrier) if comm.rank == 0 else None
+    waited = time.monotonic() - began
+    meeting.tell()
+    return {"tried": tried, "waited": waited}
+
+
+def sends_before_receives() -> bool:
+    """A small send returns before its receive; large ones, and many small ones, arrive in order."""
+    comm = unisono.init(timeout_s=30)
+    meeting = Meeting()
+    sizes = [0, 1, 13, 14, 15, 1000, 16384, 16385, 300_000, 3, 1_000_000, 7]
+    if comm.rank == 0:
+        comm.send(np.arange(100, dtype=F32), 1)
+        meeting.tell()  # the receiver has not called yet
+        for index, size in enumerate(sizes):
+            comm.send(np.full(size, index, F32), 1)
+        return True
+    meeting.tell()
+    fine = bool((comm.recv(np.zeros(100, F32), 0) == np.arange(100)).all())
+    for index, size in enumerate(sizes):
+        fine = fine and bool((comm.recv(np.zeros(size, F32), 0) == index).all())
+    return fine
+
+
+def rings(algorithm: str | None) -> bool:
+    """Rings in both directions, pairs, and oneself, with every size that matters."""
+    comm = unisono.init(timeout_s=30)
+    n, rank, fine = comm.size, comm.rank, True
+    for size in (0, 1, 13, 14, 15, 1791, 1792, 1793, 4096, 16383, 16384, 16385, 200_001):
+        for step in (1, n - 1, n // 2):
+            x = np.arange(size, dtype=np.int32) + 1000 * rank
+            to, source = (rank + step) % n, (rank - step) % n
+            got = comm.send_recv(x, to, None, source, algorithm=algorithm)
+            fine = fine and bool((got == np.arange(size, dtype=np.int32) + 1000 * source).all())
+    if n % 2 == 0:
+        partner = rank ^ 1
+        out = np.zeros((2, 50_000))
+        comm.send_recv(np.full((2, 50_000), rank, np.float64), partner, out, partner, algorithm=algorithm)
+        fine = fine and bool((out == partner).all())
+    return fine
+
+
+def beyond_2_to_31(dtype: str) -> list[int]:
+    """An all_gather and a broadcast of 2^31 + 5 elements of one byte: the ends, and where 32 bits would wrap."""
+    comm = unisono.init(timeout_s=120)
+    half = (1 << 30) + 3
+    out = np.empty((2, half), dtype)
+    out[comm.rank] = 0
+    marks = [0, 1, (1 << 30) - 1, 1 << 30, half - 1]
+    for mark in marks:
+        out[comm.rank, mark] = 10 * (comm.rank + 1) + marks.index(mark)
+    comm.all_gather(out[comm.rank], out=out)
+    seen = [int(out[row, mark]) for row in (0, 1) for mark in marks]
+    flat = out.reshape(-1)[: (1 << 31) + 5]
+    if comm.rank == 0:
+        flat[-1], flat[(1 << 31) - 1], flat[1 << 31] = 77, 78, 79
+    comm.broadcast(flat)
+    return [*seen, int(flat[-1]), int(flat[(1 << 31) - 1]), int(flat[1 << 31])]
+
+
+def soak(calls: int, seed: int) -> dict[str, Any]:
+    """`calls` mixed calls, each checked."""
+    with unisono.init(timeout_s=60, check=False) as comm:
+        return Soak(comm, seed).run(calls)
+
+
+def environment(*names: str) -> list[str | None]:
+    """What the rank sees of the environment."""
+    return [os.environ.get(name) for name in names]

@@ -1,0 +1,133 @@
+"""The programs of test_memory.py: symmetric memory, limits, and what stays behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fault_programs import Meeting, attempt
+
+import unisono
+
+F32 = np.float32
+
+
+def _fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _mapped_bytes() -> int:
+    """Bytes of memory files of Unisono that are mapped here."""
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:unisono" in line:
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            total += end - begin
+    return total
+
+
+def limited(limit: str) -> dict[str, Any]:
+    """Rank 1 alone may not have more memory; every rank hears of it, and goes on."""
+    comm = unisono.init(timeout_s=20)
+    x = np.ones(4, F32)
+    before = resource.getrlimit(getattr(resource, limit))
+    if comm.rank == 1:
+        lowest = {"RLIMIT_FSIZE": 1 << 20, "RLIMIT_NOFILE": 3, "RLIMIT_AS": _vm_bytes() + (32 << 20)}
+        resource.setrlimit(getattr(resource, limit), (lowest[limit], before[1]))
+    first = attempt(lambda: comm.empty(64 << 20, "u8"))
+    if comm.rank == 1:
+        resource.setrlimit(getattr(resource, limit), before)
+    total = float(comm.all_reduce(x)[0])
+    later = comm.empty(64 << 10, F32)
+    later[:] = 1
+    return {"first": first, "sum": total, "later": float(comm.all_reduce(later)[-1])}
+
+
+def _vm_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def init_limited(limit: str) -> dict[str, Any]:
+    """init where the limit leaves no room: an error at once, not at the deadline."""
+    before = resource.getrlimit(getattr(resource, limit))
+    resource.setrlimit(getattr(resource, limit), ({"RLIMIT_FSIZE": 4096, "RLIMIT_NOFILE": 3}[limit], before[1]))
+    try:
+        return attempt(lambda: unisono.init(timeout_s=20))
+    finally:
+        resource.setrlimit(getattr(resource, limit), before)
+
+
+def too_much(shape: Any, dtype: str) -> dict[str, Any]:
+    """Every rank asks for more than there is, and goes on."""
+    comm = unisono.init(timeout_s=20)
+    first = attempt(lambda: comm.empty(shape, dtype))
+    return {"first": first, "sum": float(comm.all_reduce(np.ones(4, F32))[0])}
+
+
+def opens_and_closes(rounds: int) -> dict[str, Any]:
+    """Communicators and symmetric memory come and go; what the process holds stays the same."""
+    seen = []
+    for _ in range(rounds):
+        with unisono.init(timeout_s=20) as comm:
+            x, y = comm.empty(10_000, F32), comm.empty((3, 5), "bf16")
+            x[:] = comm.rank
+            comm.all_reduce(x, out=x)
+            y[:] = x[0]
+            del x, y
+        del comm
+        gc.collect()
+        seen.append((_fds(), _mapped_bytes()))
+    return {"first": seen[1], "last": seen[-1]}
+
+
+def drops() -> dict[str, Any]:
+    """Symmetric memory that every rank has dropped is given back, whatever the order; until then nobody loses it."""
+    comm = unisono.init(timeout_s=20)
+    start = _mapped_bytes()
+    large = [comm.empty(4 << 20, "u8") for _ in range(4)]
+    held = _mapped_bytes()
+    for index in range(4) if comm.rank == 0 else range(3, -1, -1):  # in another order
+        large[index] = None
+    comm.barrier()
+    comm.empty(1, "u8")  # an allocation takes the occasion to let go
+    comm.barrier()
+    comm.empty(1, "u8")
+    after = _mapped_bytes()
+    kept = comm.empty(1 << 20, F32)
+    kept[:] = comm.rank + 1
+    if comm.rank == 0:
+        view = kept[10:20]
+        del kept
+        comm.all_reduce(view, out=view)
+        return {"start": start, "held": held, "after": after, "value": float(view[0])}
+    view = kept[100:110].copy()
+    comm.all_reduce(view, out=view)
+    return {"start": start, "held": held, "after": after, "value": float(view[0])}
+
+
+def outlives() -> float:
+    """Symmetric memory stays memory when its communicator is closed and gone."""
+    comm = unisono.init(timeout_s=20)
+    x = comm.empty(1 << 20, F32)
+    x[:] = comm.rank + 1
+    comm.all_reduce(x, out=x)
+    comm.close()
+    del comm
+    gc.collect()
+    Meeting().tell()  # the other has closed too
+    x += 1
+    return float(x.sum()) / x.size
+
+
+def without_shared_memory_files() -> dict[str, Any]:
+    """The bytes free in /dev/shm, and a sum over more symmetric memory than that."""
+    comm = unisono.init(timeout_s=20)
+    x = comm.empty(8 << 20, F32)
+    x[:] = 1
+    comm.all_reduce(x, out=x)
+    stat = os.statvfs("/dev/shm")
+    return {"free": stat.f_bavail * stat.f_frsize, "sum": float(x[-1]), "files": os.listdir("/dev/shm")}
