@@ -109,7 +109,8 @@ void Array::from_extension_type(nb::handle array, const char* what, bool written
 void Array::from_torch(nb::handle array, const char* what) {
   const std::string device = nb::cast<std::string>(array.attr("device").attr("type"));
   if (device != "cpu") throw UsageError(std::string(what) + " is on device " + device + ": this lane takes CPU tensors.");
-  const std::string name = nb::cast<std::string>(nb::str(array.attr("dtype")));
+  const nb::object its = array.attr("dtype");
+  const std::string name = nb::cast<std::string>(nb::str(its));  // of an object, not of an accessor: that would be a cast
   const auto known = dtype_named(std::string_view(name).substr(name.find('.') + 1));
   if (!known) unknown(name, what);
   if (!nb::cast<bool>(array.attr("is_contiguous")()))

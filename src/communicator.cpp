@@ -183,7 +183,8 @@ class Communicator::Impl {
 
   Algorithm plain(const Request& request) const {
     if (request.algorithm != Algorithm::automatic) return request.algorithm;
-    return plan_.choose(request.collective, request.bytes(), false);
+    const Algorithm chosen = plan_.choose(request.collective, request.bytes(), false);
+    return is_direct(chosen) ? Plan::staged(request.collective) : chosen;  // direct is for those who ask for places
   }
 
   Ticket ticket(Collective collective, const Call& call, std::uint64_t count) const {
@@ -375,6 +376,7 @@ Buffer Communicator::empty(std::size_t bytes) {
 }
 
 std::string_view Communicator::plan(Collective collective, std::size_t bytes, bool symmetric) const {
+  if (collective == Collective::send || collective == Collective::recv) collective = Collective::send_recv;
   return name_of(impl_->plan().choose(collective, bytes, symmetric));
 }
 

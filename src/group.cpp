@@ -131,7 +131,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while
 
   host::Patience patience;
   patience.crowded = crowded_ = size_ > available;
-  patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 100000;
+  patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 1000;
   patience.timeout = std::chrono::duration<double>(timeout_s);
   lane_ = std::make_unique<HostThread>(
       rank_, layout, segments_, host::Far(pids_, [this](int rank, int error) { unreachable(rank, error); }), patience,

@@ -43,16 +43,17 @@ Plan::Plan(int ranks, bool crowded) {
   using enum Algorithm;
   const auto n = static_cast<std::size_t>(ranks);
   for (const bool symmetric : {false, true}) {
-    const std::size_t steps = crowded ? 64 : symmetric ? 2 : 16;  // KiB up to which one step over chunks is best
-    entries_.push_back({Collective::all_reduce, symmetric, 128, one_shot_packets});
-    entries_.push_back({Collective::all_reduce, symmetric, (symmetric || crowded ? steps : 64 / n) << 10, one_shot});
-    entries_.push_back({Collective::all_reduce, symmetric, kRest, two_shot_direct});
+    auto add = [&](const Entry& entry) { range(entry.collective, symmetric).push_back(entry); };
+    const std::size_t steps = std::size_t{crowded ? 64u : symmetric ? 4u : 32u} << 10;  // up to which one step is best
+    add({Collective::all_reduce, symmetric, 128, one_shot_packets});
+    add({Collective::all_reduce, symmetric, crowded ? steps : 2 * steps / n, one_shot});
+    add({Collective::all_reduce, symmetric, kRest, two_shot_direct});
     for (const Collective collective : kOthers) {
-      const bool whole = collective == Collective::reduce || collective == Collective::broadcast ||
-                         collective == Collective::send_recv;
-      entries_.push_back({collective, symmetric, whole ? 128 : 64 * n, push_packets});
-      entries_.push_back({collective, symmetric, (crowded ? 16 : 1) * steps << 10, push});
-      entries_.push_back({collective, symmetric, kRest, direct});
+      const bool pair = collective == Collective::send_recv;  // two meet, not all
+      const bool whole = pair || collective == Collective::reduce || collective == Collective::broadcast;
+      add({collective, symmetric, whole ? 128 : 64 * n, push_packets});
+      add({collective, symmetric, crowded ? 16 * steps : pair ? steps / 2 : steps, push});
+      add({collective, symmetric, kRest, direct});
     }
   }
 }
@@ -64,20 +65,17 @@ void Plan::set(const std::vector<Entry>& entries) {
       throw UsageError("the plan table gives " + std::string(name_of(entry.collective)) + " the algorithm " +
                        std::string(name_of(entry.algorithm)) + ", which it cannot run: write the table again with `unisono tune`.");
   }
-  auto replaced = [&](const Entry& old) {
-    return std::any_of(entries.begin(), entries.end(), [&](const Entry& entry) {
-      return entry.collective == old.collective && entry.symmetric == old.symmetric;
-    });
-  };
-  std::erase_if(entries_, replaced);
-  entries_.insert(entries_.end(), entries.begin(), entries.end());
-  std::stable_sort(entries_.begin(), entries_.end(),
-                   [](const Entry& a, const Entry& b) { return a.up_to_bytes < b.up_to_bytes; });
+  for (const Entry& entry : entries) range(entry.collective, entry.symmetric).clear();
+  for (const Entry& entry : entries) range(entry.collective, entry.symmetric).push_back(entry);
+  for (auto& of_collective : entries_)
+    for (auto& of_memory : of_collective)
+      std::stable_sort(of_memory.begin(), of_memory.end(),
+                       [](const Entry& a, const Entry& b) { return a.up_to_bytes < b.up_to_bytes; });
 }
 
 Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric) const {
-  for (const Entry& entry : entries_)
-    if (entry.collective == collective && entry.symmetric == symmetric && bytes <= entry.up_to_bytes) return entry.algorithm;
+  for (const Entry& entry : entries_[static_cast<int>(collective)][symmetric])
+    if (bytes <= entry.up_to_bytes) return entry.algorithm;
   return staged(collective);
 }
 

@@ -64,7 +64,10 @@ class Plan {
   static std::vector<Algorithm> algorithms(Collective collective);
 
  private:
-  std::vector<Entry> entries_;
+  std::vector<Entry>& range(Collective collective, bool symmetric) {
+    return entries_[static_cast<int>(collective)][symmetric];
+  }
+  std::vector<Entry> entries_[kCollectives][2];
 };
 
 }  // namespace unisono

@@ -1,4 +1,6 @@
-"""Shared by all tests: modules of support/ and contract/ can be imported by name, also in the ranks of a test."""
+"""Shared by all tests: modules of support/ and contract/ can be imported by name, also in the ranks of a
+test.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ _SHARED = [str(_HERE / "support"), str(_HERE / "contract")]
 
 sys.path[:0] = _SHARED
 os.environ["PYTHONPATH"] = os.pathsep.join([*_SHARED, *filter(None, [os.environ.get("PYTHONPATH")])])
-# The built-in plan, not one that `unisono tune` has left in the user's cache; and every call is compared first.
+# The built-in plan, not one that `unisono tune` has left in the user's cache; and every call is compared
+# first.
 os.environ["UNISONO_PLAN"] = str(_HERE / "support" / "built_in_plan.json")
 os.environ["UNISONO_CHECK"] = "1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +54,7 @@ def init(
         world = launch.World(rank, size, rank, size, "explicit")
     else:
         world = launch.from_env(os.environ)
-    wait_s = timeout_s if timeout_s is not None else float(os.environ.get("UNISONO_TIMEOUT_S") or _DEFAULT_TIMEOUT_S)
+    wait_s = _deadline_s(timeout_s)
     meeting = bootstraps.make(world, bootstrap, wait_s)
     communicator = Communicator(meeting, timeout_s, check)
     _open.add(communicator)
@@ -67,7 +68,7 @@ def init_threads(n: int, timeout_s: float | None = None, check: bool | None = No
     Calls release the GIL. Every buffer is within every rank's reach, so that all large calls are zero-copy.
     timeout_s and check as in `init`.
     """
-    wait_s = timeout_s if timeout_s is not None else _DEFAULT_TIMEOUT_S
+    wait_s = _deadline_s(timeout_s)
     meetings = thread_bootstraps(n, wait_s)
     with ThreadPoolExecutor(n) as pool:
         communicators = list(pool.map(lambda meeting: Communicator(meeting, timeout_s, check), meetings))
@@ -75,6 +76,20 @@ def init_threads(n: int, timeout_s: float | None = None, check: bool | None = No
     for communicator in communicators:
         _load_plan(communicator)
     return communicators
+
+
+def _deadline_s(timeout_s: float | None) -> float:
+    name = "timeout_s"
+    if timeout_s is None:
+        name = "UNISONO_TIMEOUT_S"
+        text = os.environ.get(name) or str(_DEFAULT_TIMEOUT_S)
+        try:
+            timeout_s = float(text)
+        except ValueError:
+            raise UsageError(f"{name}={text} is not a number: set it to seconds above 0, or unset it.") from None
+    if not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise UsageError(f"{name}={timeout_s:g} is no deadline: give seconds above 0.")
+    return timeout_s
 
 
 def plan_path() -> Path:
@@ -88,8 +103,8 @@ def plan_path() -> Path:
 def _load_plan(communicator: Communicator) -> None:
     path = plan_path()
     if not path.is_file():
-        if "UNISONO_PLAN" in os.environ and os.environ["UNISONO_PLAN"]:
-            raise UsageError(f"UNISONO_PLAN={path} is not a file: write it with `unisono tune`, or unset it.")
+        if named := os.environ.get("UNISONO_PLAN"):
+            raise UsageError(f"UNISONO_PLAN={named} is not a file: write it with `unisono tune`, or unset it.")
         return
     try:
         tables = json.loads(path.read_text())
@@ -99,6 +114,9 @@ def _load_plan(communicator: Communicator) -> None:
             if table["ranks"] == communicator.size
             for entry in table["entries"]
         ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is not a plan table ({error!r}): write it again with `unisono tune`.") from error
-    communicator.set_plan(entries)
+        communicator.set_plan(entries)
+    except UsageError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise UsageError(f"{path} is not a plan table ({why}): write it again with `unisono tune`.") from error

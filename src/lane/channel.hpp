@@ -52,7 +52,7 @@ class ChunkChannel {
 
  private:
   static constexpr std::uint32_t kHalf = Lane::kChunks / 2;
-  static constexpr std::size_t kStreamFrom = 1024;
+  static constexpr std::size_t kStreamFrom = 2048;
 };
 
 // Pieces in packets, whose flag travels in the same store as the data. A piece waits for nothing but its own last byte.

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
 from cases import LARGEST, Work, counts_matrix, out_of, shapes, x_of
 from reference import DTYPES, difference
-
 from unisono.bench.backends.base import Backend, Buffers
 from unisono.bench.backends.unisono import UnisonoBackend
 
@@ -27,7 +27,9 @@ _TOLD = 5  # failures that are told in words, for each collective
 
 @dataclass
 class Report:
-    """What one rank has seen, by collective: calls made, words about wrong ones, reasons why others were not made."""
+    """What one rank has seen, by collective: calls made, words about wrong ones, reasons why others were
+    not made.
+    """
 
     done: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
@@ -74,7 +76,9 @@ class OtherSubject:
 
 
 class UnisonoSubject:
-    """Unisono with checked and unchecked calls, each algorithm, plain and symmetric memory. Made by all ranks alike."""
+    """Unisono with checked and unchecked calls, each algorithm, plain and symmetric memory. Made by all
+    ranks alike.
+    """
 
     def __init__(self, unchecked: Any, checked: Any) -> None:
         self.rank = checked.rank
@@ -189,4 +193,3 @@ def run(works: Sequence[Work], subject: Subject, report: Report) -> None:
             perform(work, subject, report)
         except Exception as error:
             raise RuntimeError(f"{work} on rank {subject.rank}: {type(error).__name__}: {error}") from error
-

@@ -1,6 +1,7 @@
 """The matrix of the contract suite: which calls are made, on what data, and what they must give.
 
-Everything is a pure function of a `Work`, so that every rank knows every rank's data without a word between them.
+Everything is a pure function of a `Work`, so that every rank knows every rank's data without a word between
+them.
 """
 
 from __future__ import annotations
@@ -13,19 +14,23 @@ from functools import lru_cache
 from math import prod
 
 import numpy as np
-from reference import DTYPES, INTEGERS, OPS, Array, bound, combine, data
 
+from reference import DTYPES, INTEGERS, OPS, Array, bound, combine, data
 from unisono.bench.records import Case
 
 COLLECTIVES = (
-    "all_reduce reduce broadcast all_gather gather reduce_scatter scatter all_to_all all_to_all_v send_recv barrier"
+    "all_reduce reduce broadcast all_gather gather reduce_scatter scatter all_to_all all_to_all_v"
+    " send_recv barrier"
 ).split()
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 BLOCKED = ("all_gather", "gather", "reduce_scatter", "scatter", "all_to_all", "all_to_all_v")
 MEMORIES = ("plain", "symmetric")
 LARGEST = 2 << 20  # bytes of the largest buffers, about
-LONG = ("f32", "bf16")  # the dtypes of buffers from a chunk on: a kernel's way of a dtype is that of its small sizes
+LONG = (
+    "f32",
+    "bf16",
+)  # the dtypes of buffers from a chunk on: a kernel's way of a dtype is that of its small sizes
 
 # Where the host lane changes its ways: the payload of a packet, half a ring of packets, a chunk.
 PACKET, PACKETS, CHUNK, CHUNKS = 56, 7168, 65536, 8
@@ -73,8 +78,17 @@ def small_counts(item: int, ranks: int) -> list[int]:
 
 
 def large_counts(item: int, ranks: int, blocks: int) -> list[int]:
-    """Around the borders of chunks and their rings, and a few MB in all; `blocks` such counts make a buffer."""
-    edges = ((CHUNK, -1), (CHUNK, 0), (CHUNK, 1), (PACKETS * ranks, 1), (CHUNK * ranks, 1), (CHUNK * CHUNKS, 1))
+    """Around the borders of chunks and their rings, and a few MB in all; `blocks` such counts make a
+    buffer.
+    """
+    edges = (
+        (CHUNK, -1),
+        (CHUNK, 0),
+        (CHUNK, 1),
+        (PACKETS * ranks, 1),
+        (CHUNK * ranks, 1),
+        (CHUNK * CHUNKS, 1),
+    )
     near = [edge // item + step for edge, step in edges]
     most = LARGEST // item // blocks
     return sorted({*(count for count in near if count < most), most - 1})
@@ -106,16 +120,21 @@ def make(
     return Work(case, count, number, **more)  # type: ignore[arg-type]
 
 
-def works_of_unisono(ranks: int, algorithms: Mapping[str, Sequence[str]], direct_reaches_all: bool) -> list[Work]:
-    """Every collective x algorithm x dtype x op x placement x memory with small sizes in turn, and every collective x
-    algorithm x placement x memory with every large size, dtypes and ops in turn; shuffled."""
+def works_of_unisono(
+    ranks: int, algorithms: Mapping[str, Sequence[str]], direct_reaches_all: bool
+) -> list[Work]:
+    """Every collective x algorithm x dtype x op x placement x memory with small sizes in turn, and every
+    collective x algorithm x placement x memory with every large size, dtypes and ops in turn; shuffled.
+    """
     numbers, turn, works = itertools.count(), itertools.count(), []
-    for collective, placement, memory in itertools.product(COLLECTIVES, ("out_of_place", "in_place"), MEMORIES):
+    for collective, placement, memory in itertools.product(
+        COLLECTIVES, ("out_of_place", "in_place"), MEMORIES
+    ):
         if not _exists(collective, placement, memory):
             continue
         for algorithm in (None, *algorithms[collective]):
             direct = algorithm is not None and algorithm.endswith("direct")
-            if direct and (memory == "plain" and not direct_reaches_all or _swaps(collective, placement)):
+            if direct and ((memory == "plain" and not direct_reaches_all) or _swaps(collective, placement)):
                 continue
             for dtype, op, count in _choices(collective, ranks, 1 if collective in REDUCING else 2, turn):
                 number = next(numbers)
@@ -128,7 +147,10 @@ def works_of_others(ranks: int) -> list[Work]:
     """The same for libraries without choice of algorithm and memory, whose floats are tame."""
     numbers, turn, works = itertools.count(), itertools.count(), []
     for collective, placement in itertools.product(COLLECTIVES, ("out_of_place", "in_place")):
-        if not _exists(collective, placement, "plain") or (collective, placement) == ("all_to_all_v", "in_place"):
+        if not _exists(collective, placement, "plain") or (collective, placement) == (
+            "all_to_all_v",
+            "in_place",
+        ):
             continue
         for dtype, op, count in _choices(collective, ranks, 1, turn):
             works.append(make(next(numbers), collective, count, dtype, ranks, op, placement, tame=True))
@@ -170,12 +192,14 @@ def _shuffled(works: list[Work], seed: int) -> list[Work]:
     return works
 
 
-# ---- what each rank has and gets --------------------------------------------------------------------------------
+# ---- what each rank has and gets --------------------------------------------------------------------------
 
 
 @lru_cache(256)
 def counts_matrix(work: Work) -> list[list[int]]:
-    """all_to_all_v: row r has what rank r sends to each rank; some nothing, and in place as much as it gets."""
+    """all_to_all_v: row r has what rank r sends to each rank; some nothing, and in place as much as it
+    gets.
+    """
     n = work.case.ranks
     rng = np.random.default_rng(work.number)
     matrix = rng.integers(0, work.count + 1, (n, n))

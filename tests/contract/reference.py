@@ -1,9 +1,10 @@
-"""What every collective must give, in plain numpy: the oracle of the contract suite and of the property tests.
+"""What every collective must give, in plain numpy: the oracle of the contract suite and of the property
+tests.
 
 It shares no code with the library or with the bench's own verification. Floats are combined in rank order,
 ((x0 + x1) + x2) ..., in f32 (f64 for f64), and rounded once at the end, by ml_dtypes where numpy lacks the
-type. Integers wrap; their average is the exact 64-bit sum, truncated toward zero. min and max give NaN where any
-operand is NaN, and keep the earlier rank's of two equal values (0.0 and -0.0).
+type. Integers wrap; their average is the exact 64-bit sum, truncated toward zero. min and max give NaN where
+any operand is NaN, and keep the earlier rank's of two equal values (0.0 and -0.0).
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ def _truncated(total: Array, n: int) -> Array:
 def bound(blocks: Sequence[Array], op: str) -> tuple[Array, Array]:
     """(result in f64, allowed distance) for libraries that combine floats in an order of their own.
 
-    The distance is n u times the sum of the magnitudes, or times the magnitude of the product (N. Higham, Accuracy
-    and Stability of Numerical Algorithms, 2nd ed., 4.2), u the unit roundoff of the dtype and n the number of
-    ranks; an average has u times the result more.
+    The distance is n u times the sum of the magnitudes, or times the magnitude of the product (N. Higham,
+    Accuracy and Stability of Numerical Algorithms, 2nd ed., 4.2), u the unit roundoff of the dtype and n the
+    number of ranks; an average has u times the result more.
     """
     n, unit = len(blocks), float(ml_dtypes.finfo(blocks[0].dtype).eps) / 2
     wide = [block.astype(np.float64) for block in blocks]
@@ -102,7 +103,9 @@ def _shown(value: Array) -> str:
 
 
 def difference(got: Array, expected: Array, allowed: tuple[Array, Array] | None = None) -> Wrong | None:
-    """None where `got` has the bits of `expected` (a NaN equals any NaN), or lies within `allowed` (see `bound`)."""
+    """None where `got` has the bits of `expected` (a NaN equals any NaN), or lies within `allowed` (see
+    `bound`).
+    """
     a, b = got.reshape(-1), expected.reshape(-1)
     assert a.dtype == b.dtype and a.size == b.size, (a.dtype, b.dtype, a.size, b.size)
     bits = _BITS[a.dtype.itemsize]
@@ -132,7 +135,9 @@ def specials(dtype: str) -> Array:
 
 
 def wild(dtype: str, count: int, seed: Sequence[int]) -> Array:
-    """Integers: any bits. Floats: mostly numbers whose sums round, among them `specials` and any bits at all."""
+    """Integers: any bits. Floats: mostly numbers whose sums round, among them `specials` and any bits at
+    all.
+    """
     rng = np.random.default_rng(list(seed))
     kind = DTYPES[dtype]
     noise = rng.integers(0, 256, count * kind.itemsize, dtype=np.uint8).view(kind)
@@ -147,8 +152,9 @@ def wild(dtype: str, count: int, seed: Sequence[int]) -> Array:
 
 
 def tame(dtype: str, count: int, seed: Sequence[int], ranks: int, op: str | None) -> Array:
-    """For libraries that define neither order nor NaN: floats of magnitude 0.5 to 2 (nearer to 1 for a product),
-    integers with any bits."""
+    """For libraries that define neither order nor NaN: floats of magnitude 0.5 to 2 (nearer to 1 for a
+    product), integers with any bits.
+    """
     if dtype in INTEGERS:
         return wild(dtype, count, seed)
     rng = np.random.default_rng(list(seed))
@@ -172,7 +178,8 @@ def _tiled(dtype: str, rank: int, ranks: int, op: str | None) -> Array:
 
 
 def data(dtype: str, rank: int, ranks: int, offset: int, count: int, tame_for: str | None = None) -> Array:
-    """`count` elements of rank `rank`'s random data from element `offset` on; the same on every rank that asks.
+    """`count` elements of rank `rank`'s random data from element `offset` on; the same on every rank that
+    asks.
 
     tame_for: the op, or "move", that a library without Unisono's guarantees is asked for; None: `wild` data.
     """

@@ -1,8 +1,9 @@
-"""The contract of every collective, with every backend and number of ranks: one body (body.py), compared with numpy.
+"""The contract of every collective, with every backend and number of ranks: one body (body.py), compared with
+numpy.
 
-A group of ranks goes through its whole matrix (cases.py) in one run of worker.py; each test here is the part of one
-collective. Unisono must give the bits of the reference (reference.py); the float sums of other libraries must lie within
-a stated bound.
+A group of ranks goes through its whole matrix (cases.py) in one run of worker.py; each test here is the part
+of one collective. Unisono must give the bits of the reference (reference.py); the float sums of other
+libraries must lie within a stated bound.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import ranks
 from cases import COLLECTIVES
-
 from unisono.bench.start import find_mpiexec, mpiexec_command
 
 RANKS = (1, 2, 3, 4, 5, 8)
@@ -59,7 +60,9 @@ def missing(backend: str) -> str | None:
 
 @cache
 def reports(backend: str, n: int) -> tuple[list[Report | None], ranks.Ended]:
-    """What every rank of a group reports; None where one left no report. Runs the group, or gloo's for all numbers."""
+    """What every rank of a group reports; None where one left no report. Runs the group, or gloo's for all
+    numbers.
+    """
     if backend == "gloo":
         folder, ended = _gloo()
         return _read(folder, n), ended
@@ -134,7 +137,9 @@ def test_contract(backend: str, n: int, collective: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything_else_ends_well(backend: str) -> None:
-    """Every group of ranks has ended by itself, with exit code 0; what a library does not offer is the reason to skip."""
+    """Every group of ranks has ended by itself, with exit code 0; what a library does not offer is the
+    reason to skip.
+    """
     if reason := missing(backend):
         pytest.skip(reason)
     refused: Counter[str] = Counter()

@@ -1,8 +1,8 @@
 """A rank, or all ranks as threads, of a contract run: `python worker.py BACKEND RANKS FOLDER`.
 
-BACKEND: unisono and gloo (under `unisono run`; gloo joins as many of the started ranks as each number of RANKS says),
-unisono-threads (a process alone), mpi (under mpiexec). RANKS: a number, or several with commas. Every rank leaves its
-report in FOLDER/RANKS-rank.json.
+BACKEND: unisono and gloo (under `unisono run`; gloo joins as many of the started ranks as each number of
+RANKS says), unisono-threads (a process alone), mpi (under mpiexec). RANKS: a number, or several with commas.
+Every rank leaves its report in FOLDER/RANKS-rank.json.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from body import OtherSubject, Report, UnisonoSubject, run
-from cases import COLLECTIVES, Work, works_of_others, works_of_unisono
 
 import unisono
+from body import OtherSubject, Report, UnisonoSubject, run
+from cases import COLLECTIVES, Work, works_of_others, works_of_unisono
 from unisono import bootstrap, launch
 from unisono.bench.backends.base import Backend, Ranks, load
 
@@ -37,7 +37,9 @@ def _reported(path: Path, body: Callable[[Report], None]) -> bool:
 
 
 def _reaches_plain_memory(communicator: unisono.Communicator) -> bool:
-    """Whether direct algorithms take any memory here. The same on every rank, as UsageErrors of the ranks' places are."""
+    """Whether direct algorithms take any memory here. The same on every rank, as UsageErrors of the ranks'
+    places are.
+    """
     try:
         communicator.all_gather(np.zeros(1, np.uint8), algorithm="direct")
     except unisono.UsageError:

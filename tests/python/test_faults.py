@@ -1,4 +1,6 @@
-"""Ranks that die, stay away, stop, leave, fork or are interrupted: the others say so, soon, and nothing is left."""
+"""Ranks that die, stay away, stop, leave, fork or are interrupted: the others say so, soon, and nothing is
+left.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import textwrap
 from typing import Any
 
 import pytest
+
 import ranks
 
 NOTICED_S = 5.0  # the promise: a rank that dies is named by the others within that time
@@ -45,25 +48,25 @@ def assert_nothing_left(outcome: ranks.Outcome, marker: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "memory", "check"),
+    ("what", "memory", "check", "victim"),
     [
-        ("barrier", "plain", False),
-        ("all_reduce small", "plain", False),
-        ("all_reduce large", "plain", True),
-        ("all_reduce large", "symmetric", False),
-        ("all_reduce staged", "plain", False),
-        ("all_gather", "plain", False),
-        ("all_to_all_v", "plain", False),
-        ("empty", "plain", False),
+        ("barrier", "plain", False, 1),
+        ("all_reduce small", "plain", False, 0),
+        ("all_reduce large", "plain", True, 1),
+        ("all_reduce large", "symmetric", False, 0),
+        ("all_reduce staged", "plain", False, 1),
+        ("all_gather", "plain", False, 0),
+        ("all_to_all_v", "plain", False, 1),
+        ("empty", "plain", False, 0),
     ],
 )
-def test_kill_inside_a_call(what: str, memory: str, check: bool) -> None:
+def test_kill_inside_a_call(what: str, memory: str, check: bool, victim: int) -> None:
     marker = ranks.new_marker()
-    outcome = ranks.play(3, programs("killed_inside"), what, memory, check, env=marker)
-    assert outcome.ranks[1] is None
-    assert_lost(outcome, victim=1)
+    outcome = ranks.play(3, programs("killed_inside"), what, memory, check, victim, env=marker)
+    assert outcome.ranks[victim] is None
+    assert_lost(outcome, victim)
     assert outcome.ended.code == 128 + 9
-    assert "rank 1 was killed by SIGKILL" in outcome.ended.output
+    assert f"rank {victim} was killed by SIGKILL" in outcome.ended.output
     assert_nothing_left(outcome, marker["UNISONO_TEST"])
 
 
@@ -90,7 +93,7 @@ def test_rank_that_never_comes(what: str) -> None:
         texts.add(error["text"])
     text = texts.pop()
     assert not texts, "the ranks tell different stories"
-    assert what.split()[0] in text
+    assert what.partition(" ")[0] in text
     for word in ("of rank ", "has waited 0.5 s for rank 2", "slot ", "epoch expected ", "seen "):
         assert word in text
     assert outcome.ended.code == 0

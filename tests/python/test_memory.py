@@ -12,9 +12,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+
 import ranks
 import threads
-
 import unisono
 
 F32 = np.float32
@@ -46,7 +46,9 @@ def assert_refused(said: dict[str, Any], *words: str) -> None:
     ids=str,
 )
 def test_more_than_there_is(shape: list[int], dtype: str) -> None:
-    """Refused on every rank, quickly, without taking the machine's memory; also where the size in bytes wraps."""
+    """Refused on every rank, quickly, without taking the machine's memory; also where the size in bytes
+    wraps.
+    """
     for said in play(2, "too_much", shape, dtype):
         assert_refused(said)
         assert said["sum"] == 2
@@ -85,18 +87,23 @@ def test_memory_outlives_its_communicator() -> None:
 
 def test_full_dev_shm() -> None:
     """Shared memory has no files: a /dev/shm of 64 KiB, in a mount namespace of its own, is no obstacle."""
-    inside = "import ranks, json; print(json.dumps(ranks.play(2, 'memory_programs:without_shared_memory_files').results()))"
-    mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm && exec \"$0\" -c \"$1\""
+    inside = "import json, ranks; played = ranks.play(2, 'memory_programs:without_shared_memory_files')"
+    inside += "; print(json.dumps(played.results()))"
+    mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" -c "$1"'
     if shutil.which("unshare") is None:
         pytest.skip("there is no unshare, which makes mount namespaces (util-linux)")
     for flags in (["-m"], ["-m", "-r"]):
         allowed = subprocess.run(
-            ["unshare", *flags, "sh", "-c", "mount -t tmpfs -o size=64k tmpfs /dev/shm"], capture_output=True, check=False
+            ["unshare", *flags, "sh", "-c", "mount -t tmpfs -o size=64k tmpfs /dev/shm"],
+            capture_output=True,
+            check=False,
         )
         if allowed.returncode == 0:
             break
     else:
-        pytest.skip("mounting in a namespace of one's own is not allowed here: " + allowed.stderr.decode().strip())
+        pytest.skip(
+            "mounting in a namespace of one's own is not allowed here: " + allowed.stderr.decode().strip()
+        )
     ended = ranks.run(["unshare", *flags, "sh", "-c", mount, sys.executable, inside])
     assert ended.code == 0, str(ended)
     for said in json.loads(ended.output.splitlines()[-1]):

@@ -1,4 +1,6 @@
-"""Ranks whose calls differ: with check=True, one MismatchError, the same on every rank, that names both calls."""
+"""Ranks whose calls differ: with check=True, one MismatchError, the same on every rank, that names both
+calls.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import ranks
 import threads
-
 import unisono
 
 Call = Callable[[unisono.Communicator], Any]
@@ -23,7 +25,9 @@ def ones(count: int, dtype: Any = F32) -> Any:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two calls that do not fit, and how the error names each. `odd` is made by one rank, `usual` by the others."""
+    """Two calls that do not fit, and how the error names each. `odd` is made by one rank, `usual` by the
+    others.
+    """
 
     name: str
     usual: Call
@@ -47,7 +51,9 @@ PAIRS = (
         lambda c: c.broadcast(ones(4)),
         ("all_reduce(sum) of 4 f32", "broadcast of 4 f32 with root 0"),
     ),
-    Pair("barrier", lambda c: c.all_gather(ones(4)), lambda c: c.barrier(), ("all_gather of 4 f32", "barrier")),
+    Pair(
+        "barrier", lambda c: c.all_gather(ones(4)), lambda c: c.barrier(), ("all_gather of 4 f32", "barrier")
+    ),
     Pair(
         "allocation",
         lambda c: c.all_reduce(ones(4)),
@@ -172,7 +178,9 @@ def test_mismatch_of_large_calls(memory: str) -> None:
     """Direct calls compare the ranks' calls also where they need not."""
     with threads.team(3, check=False) as comms:
         errors = threads.attempt(comms, symmetric_ranks_and_plain(memory))
-    assert_same_mismatch(errors, ("all_reduce(max) of 131072 f32", "rank 1 called all_reduce(min) of 131072 f32"))
+    assert_same_mismatch(
+        errors, ("all_reduce(max) of 131072 f32", "rank 1 called all_reduce(min) of 131072 f32")
+    )
 
 
 SENT = (
@@ -211,7 +219,10 @@ def test_mismatch_between_processes() -> None:
     errors = outcome.errors()
     assert {error["type"] for error in errors} == {"MismatchError"}
     assert len({error["text"] for error in errors}) == 1
-    assert "rank 0 called all_reduce(sum) of 4 f32, but rank 1 called all_reduce(sum) of 5 f32" in errors[0]["text"]
+    assert (
+        "rank 0 called all_reduce(sum) of 4 f32, but rank 1 called all_reduce(sum) of 5 f32"
+        in errors[0]["text"]
+    )
 
 
 def test_same_calls_with_different_shapes_fit() -> None:

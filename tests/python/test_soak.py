@@ -9,11 +9,12 @@ import os
 from typing import Any
 
 import pytest
+
 import ranks
 import threads
 from soak import Soak
 
-CALLS = int(os.environ.get("UNISONO_SOAK", "60000"))
+CALLS = int(os.environ.get("UNISONO_SOAK", "100000"))
 TIMEOUT_S = 120 + CALLS / 300
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 import numpy as np
-from fault_programs import Meeting, attempt
-from soak import Soak
 
 import unisono
+from fault_programs import Meeting, attempt
+from soak import Soak
 
 F32 = np.float32
 
@@ -103,7 +102,9 @@ def rings(algorithm: str | None) -> bool:
 
 
 def beyond_2_to_31(dtype: str) -> list[int]:
-    """An all_gather and a broadcast of 2^31 + 5 elements of one byte: the ends, and where 32 bits would wrap."""
+    """An all_gather and a broadcast of 2^31 + 5 elements of one byte: the ends, and where 32 bits would
+    wrap.
+    """
     comm = unisono.init(timeout_s=120)
     half = (1 << 30) + 3
     out = np.empty((2, half), dtype)
@@ -126,6 +127,7 @@ def soak(calls: int, seed: int) -> dict[str, Any]:
         return Soak(comm, seed).run(calls)
 
 
-def environment(*names: str) -> list[str | None]:
-    """What the rank sees of the environment."""
-    return [os.environ.get(name) for name in names]
+def planned() -> str:
+    """The plan for a small all_reduce."""
+    with unisono.init(timeout_s=20) as comm:
+        return comm.plan("all_reduce", 8)

@@ -1,4 +1,6 @@
-"""What the ranks of test_faults.py do. Each function is one rank's program; what it returns is that rank's result."""
+"""What the ranks of test_faults.py do. Each function is one rank's program; what it returns is that rank's
+result.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from rank_main import describe
 
 import unisono
+from rank_main import describe
 from unisono import bootstrap, launch
 
 FLOATS = np.float32
@@ -34,7 +36,9 @@ class Meeting:
 
 
 def attempt(call: Callable[[], object]) -> dict[str, Any]:
-    """How a call ended: {"error", "at"} with the error described, or {"at"} alone; `at` on the clock of all processes."""
+    """How a call ended: {"error", "at"} with the error described, or {"at"} alone; `at` on the clock of
+    all processes.
+    """
     try:
         call()
     except BaseException as error:
@@ -70,17 +74,19 @@ def _wait_for_end(pid: int) -> float:
     return time.monotonic()
 
 
-def killed_inside(what: str, memory: str, check: bool) -> dict[str, Any]:
-    """Rank 1 is killed while it waits inside a call with rank 0; the last rank comes when it is dead."""
+def killed_inside(what: str, memory: str, check: bool, victim: int) -> dict[str, Any]:
+    """Rank `victim` is killed while it waits inside a call with another; the last rank comes when it is
+    dead.
+    """
     comm = unisono.init(timeout_s=30, check=check)
     meeting = Meeting()
     call = calls_of(comm, memory)[what]
     call()
     pids = meeting.tell(os.getpid())
-    if comm.rank == 1:
+    if comm.rank == victim:
         threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
         call()
-    died = _wait_for_end(pids[1]) if comm.rank == comm.size - 1 else None
+    died = _wait_for_end(pids[victim]) if comm.rank == comm.size - 1 else None
 
     def until_it_fails() -> None:  # the victim had done its part of a call that needs no more of it
         for _ in range(3):
@@ -89,7 +95,7 @@ def killed_inside(what: str, memory: str, check: bool) -> dict[str, Any]:
     first = attempt(until_it_fails)
     again = [attempt(comm.barrier), attempt(lambda: comm.all_reduce(np.ones(3, FLOATS)))]
     comm.close()
-    return {"pid": os.getpid(), "victim": pids[1], "died": died, "first": first, "again": again}
+    return {"victim": pids[victim], "died": died, "first": first, "again": again}
 
 
 def killed_in_traffic(seconds: float) -> dict[str, Any]:
@@ -164,7 +170,9 @@ def leaves_early(how: str) -> dict[str, Any]:
 
 
 def leaves_after_its_part() -> dict[str, Any]:
-    """A rank that has done its part of every call may go: rank 1 sends, closes and ends, then rank 0 receives."""
+    """A rank that has done its part of every call may go: rank 1 sends, closes and ends, then rank 0
+    receives.
+    """
     comm = unisono.init(timeout_s=30)
     meeting = Meeting()
     if comm.rank == 1:

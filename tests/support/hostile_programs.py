@@ -1,4 +1,6 @@
-"""Bootstraps that lie: the programs of test_hostile.py. Each runs in a process of its own, which must not crash."""
+"""Bootstraps that lie: the programs of test_hostile.py. Each runs in a process of its own, which must not
+crash.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from rank_main import describe
 
 import unisono
+from rank_main import describe
 
-# The greeting of src/group.cpp: magic, version, rank, size, padding, machine, chunk_bytes; the handle's pid, fd, bytes and
-# nonce; nonce_at and 16 words of cores.
+# The greeting of src/group.cpp: magic, version, rank, size, padding, machine, chunk_bytes; the handle's pid,
+# fd, bytes and nonce; nonce_at and 16 words of cores.
 GREETING = struct.Struct("=8sIiiIQQiiQQQ16Q")
 FIELDS = "magic version rank size padding machine chunk_bytes pid fd bytes nonce nonce_at".split()
 
@@ -222,8 +224,8 @@ ODD: dict[str, Callable[[], Any]] = {
     "rank None": lambda: Odd(rank=None),
     "rank 0.5": lambda: Odd(rank=0.5),
     "size in words": lambda: Odd(size="1"),
-    "no close": lambda: type("Bare", (), {"rank": 0, "size": 1, "all_gather": lambda self, data: [data]})(),
-    "no all_gather": lambda: type("Bare", (), {"rank": 0, "size": 1})(),
+    "no close": type("Bare", (), {"rank": 0, "size": 1, "all_gather": lambda self, data: [data]}),
+    "no all_gather": type("Bare", (), {"rank": 0, "size": 1}),
     "string": lambda: "mpi",
 }
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fault_programs import Meeting, attempt
 
 import unisono
+from fault_programs import Meeting, attempt
 
 F32 = np.float32
 
@@ -54,7 +54,9 @@ def _vm_bytes() -> int:
 def init_limited(limit: str) -> dict[str, Any]:
     """init where the limit leaves no room: an error at once, not at the deadline."""
     before = resource.getrlimit(getattr(resource, limit))
-    resource.setrlimit(getattr(resource, limit), ({"RLIMIT_FSIZE": 4096, "RLIMIT_NOFILE": 3}[limit], before[1]))
+    resource.setrlimit(
+        getattr(resource, limit), ({"RLIMIT_FSIZE": 4096, "RLIMIT_NOFILE": 3}[limit], before[1])
+    )
     try:
         return attempt(lambda: unisono.init(timeout_s=20))
     finally:
@@ -85,7 +87,9 @@ def opens_and_closes(rounds: int) -> dict[str, Any]:
 
 
 def drops() -> dict[str, Any]:
-    """Symmetric memory that every rank has dropped is given back, whatever the order; until then nobody loses it."""
+    """Symmetric memory that every rank has dropped is given back, whatever the order; until then nobody
+    loses it.
+    """
     comm = unisono.init(timeout_s=20)
     start = _mapped_bytes()
     large = [comm.empty(4 << 20, "u8") for _ in range(4)]

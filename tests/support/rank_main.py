@@ -1,4 +1,6 @@
-"""One rank of `ranks.play`: `python rank_main.py MODULE:FUNCTION FOLDER ARGS`. It leaves its word in FOLDER."""
+"""One rank of `ranks.play`: `python rank_main.py MODULE:FUNCTION FOLDER ARGS`. It leaves its word in
+FOLDER.
+"""
 
 from __future__ import annotations
 

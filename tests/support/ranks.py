@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = Path(__file__).with_name("rank_main.py")
-_LAUNCH = "import sys; from unisono.launch import run_local; sys.exit(run_local(int(sys.argv[1]), sys.argv[2:]))"
+_LAUNCH = (
+    "import sys; from unisono.launch import run_local; sys.exit(run_local(int(sys.argv[1]), sys.argv[2:]))"
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class Ended:
 def run(argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = 60) -> Ended:
     """Runs a program to its end, or kills it after `timeout_s`."""
     began = time.monotonic()
-    with tempfile.TemporaryFile() as output:  # not a pipe: that one would stay open as long as any child lives
+    with (
+        tempfile.TemporaryFile() as output
+    ):  # not a pipe: that one would stay open as long as any child lives
         child = subprocess.Popen(
             argv, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
@@ -66,7 +70,9 @@ def launch(n: int, argv: Sequence[str], env: Mapping[str, str] | None = None, ti
 
 @dataclass(frozen=True)
 class Outcome:
-    """What every rank of a program came to: its result, or its error as {"type", "text", ...}; None if it left no word."""
+    """What every rank of a program came to: its result, or its error as {"type", "text", ...}; None if it
+    left no word.
+    """
 
     ended: Ended
     ranks: list[Any]

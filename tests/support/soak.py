@@ -1,7 +1,8 @@
 """Back-to-back mixed collectives of random sizes on one communicator, each result checked.
 
-What is sent is a function of (call, rank, index) that costs little to compute, so that the calls follow each other
-closely; sums are of small whole numbers, which are exact in every order. The oracle of bits is the contract suite.
+What is sent is a function of (call, rank, index) that costs little to compute, so that the calls follow each
+other closely; sums are of small whole numbers, which are exact in every order. The oracle of bits is the
+contract suite.
 """
 
 from __future__ import annotations
@@ -29,8 +30,19 @@ class Soak:
         self._symmetric = {kind: comm.empty(1 << 15, kind) for kind in _KINDS}
         self._wrong: list[str] = []
         self._made: dict[str, int] = {}
-        names = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "scatter", "all_to_all")
-        self._algorithms = {name: [None, *comm.algorithms(name)] for name in (*names, "all_to_all_v", "send_recv")}
+        names = (
+            "all_reduce",
+            "reduce",
+            "broadcast",
+            "all_gather",
+            "gather",
+            "reduce_scatter",
+            "scatter",
+            "all_to_all",
+        )
+        self._algorithms = {
+            name: [None, *comm.algorithms(name)] for name in (*names, "all_to_all_v", "send_recv")
+        }
 
     def run(self, calls: int) -> dict[str, Any]:
         """Makes the calls; says how many of each collective, and which results were wrong."""
@@ -43,7 +55,7 @@ class Soak:
                 break
         return {"made": self._made, "wrong": self._wrong}
 
-    # ---- what is drawn, alike on every rank -----------------------------------------------------------------------
+    # ---- what is drawn, alike on every rank ---------------------------------------------------------------
 
     def _size(self, most: int = 1 << 15) -> int:
         """Mostly small; now and then large."""
@@ -67,7 +79,9 @@ class Soak:
     def _check(self, number: int, what: str, got: Array, expected: Array) -> None:
         if not np.array_equal(got, expected):
             where = np.argwhere(got != expected)[0].tolist()
-            self._wrong.append(f"call {number}, {what} of {got.shape} {got.dtype}, rank {self.comm.rank}, at {where}")
+            self._wrong.append(
+                f"call {number}, {what} of {got.shape} {got.dtype}, rank {self.comm.rank}, at {where}"
+            )
 
     def _sum(self, number: int, count: int, kind: Any) -> Array:
         total = self._x(number, 0, count, kind).copy()
@@ -75,7 +89,7 @@ class Soak:
             total += self._x(number, rank, count, kind)
         return total
 
-    # ---- the calls --------------------------------------------------------------------------------------------------
+    # ---- the calls ----------------------------------------------------------------------------------------
 
     def _barrier(self, number: int) -> None:
         self.comm.barrier()
@@ -101,7 +115,9 @@ class Soak:
     def _broadcast(self, number: int) -> None:
         count, kind, root, how = self._size(), self._kind(), self._rank(), self._how("broadcast")
         x = self._x(number, self.comm.rank, count, kind).copy()
-        self._check(number, "broadcast", self.comm.broadcast(x, root=root, **how), self._x(number, root, count, kind))
+        self._check(
+            number, "broadcast", self.comm.broadcast(x, root=root, **how), self._x(number, root, count, kind)
+        )
 
     def _all(self, number: int, count: int, kind: Any) -> Array:
         return np.stack([self._x(number, rank, count, kind) for rank in range(self.comm.size)])
@@ -141,7 +157,9 @@ class Soak:
         else:
             got = self.comm.all_to_all(x, **how)
         n, me = self.comm.size, self.comm.rank
-        self._check(number, "all_to_all", got, np.stack([self._blocks(number, r, count, kind)[me] for r in range(n)]))
+        self._check(
+            number, "all_to_all", got, np.stack([self._blocks(number, r, count, kind)[me] for r in range(n)])
+        )
 
     def _all_to_all_v(self, number: int) -> None:
         kind, how, n, me = self._kind(), self._how("all_to_all_v"), self.comm.size, self.comm.rank
@@ -150,7 +168,8 @@ class Soak:
             self._x(number, me, sum(counts[me]), kind), counts[me], [row[me] for row in counts], **how
         )
         parts = [
-            self._x(number, r, sum(row), kind)[sum(row[:me]) : sum(row[: me + 1])] for r, row in enumerate(counts)
+            self._x(number, r, sum(row), kind)[sum(row[:me]) : sum(row[: me + 1])]
+            for r, row in enumerate(counts)
         ]
         self._check(number, "all_to_all_v", got, np.concatenate(parts))
 

@@ -37,8 +37,9 @@ def attempt(communicators: Sequence[unisono.Communicator], body: Body) -> list[A
 
 
 def together(communicators: Sequence[unisono.Communicator], body: Body) -> list[Any]:
-    """`body` on every rank at once: its results. A rank that raises leaves, so that the others need not wait for it; the
-    first exception is raised here."""
+    """`body` on every rank at once: its results. A rank that raises leaves, so that the others need not wait
+    for it; the first exception is raised here.
+    """
     failures: list[Exception] = []
 
     def one(communicator: unisono.Communicator) -> Any:

@@ -23,6 +23,7 @@ BATCH_MOST, BATCH_S = (
     5000,
     2.0,
 )  # where the user fixes the number of samples: a visit can be interrupted after it
+CHEAP_S = 0.005  # samples that take no longer than this together are always taken
 WARMUP_S = 0.005  # untimed calls before a batch take this long at most, but are never fewer than one
 
 
@@ -106,13 +107,14 @@ class Schedule:
             wanted = min(math.ceil(limits.samples / limits.rounds), most)
             return Batch(warmup, min(wanted, limits.samples - len(cell.samples_us)), cell.calls)
         missing = stats.MIN_SAMPLES - len(cell.samples_us)
+        cheap = min(BATCH, int(CHEAP_S / cell.sample_s))
         left = self.left_s()
         if left <= 0.0:
-            return Batch(warmup, max(1, missing), cell.calls)
+            return Batch(warmup, max(1, missing, cheap), cell.calls)
         active = sum(not c.done for c in self.cells)
         rounds_to_come = max(1, limits.rounds - self._round)  # later rounds take half of what is left each
         slot = left / max(1, self._pending + active * rounds_to_come)
-        least = max(2, math.ceil(missing / max(1, limits.rounds - self._round + 1)))
+        least = max(2, cheap, math.ceil(missing / max(1, limits.rounds - self._round + 1)))
         wanted = max(least, min(BATCH, int(slot / cell.sample_s)))
         return Batch(warmup, min(wanted, max(1, limits.max_samples - len(cell.samples_us))), cell.calls)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from unisono import bootstrap, launch
 from unisono.bench import cases, ceilings, provenance, workloads
+from unisono.bench.align import Aligner
 from unisono.bench.backends.base import Backend, Ranks, load
 from unisono.bench.backends.mpi import set_thread_level
 from unisono.bench.buffers import Pools, needed_bytes
@@ -66,12 +67,13 @@ def run(options: Options, env: Mapping[str, str] = os.environ) -> Outcome:
         stack.callback(joined.close)
         control = Control(joined)
         chosen = control.from_root(lambda: options, Options)
-        align = unisono.init(bootstrap=bootstrap.make(world), timeout_s=ALIGN_TIMEOUT_S)
-        stack.callback(align.close)
+        aligning = unisono.init(bootstrap=bootstrap.make(world), timeout_s=ALIGN_TIMEOUT_S)
+        stack.callback(aligning.close)
+        align = Aligner(control, aligning.barrier)
         measured = unisono.init(bootstrap=bootstrap.make(world))
         stack.callback(measured.close)
         interrupt = stack.enter_context(Interrupt().watched())
-        session = Session(chosen, control, align.barrier, measured, interrupt, world.launcher)
+        session = Session(chosen, control, align, measured, interrupt, world.launcher)
         stack.callback(session.close)
         return session.run()
 

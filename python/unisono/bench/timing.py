@@ -1,10 +1,9 @@
 """The timed loops: nothing in them but the clock, the alignment and the call.
 
-Latency: every iteration starts behind a barrier of the bench's own unisono communicator, the same for all
-backends, and is timed by each rank on the host clock until its own call is complete. Throughput: one
-alignment, then a queue of calls back to back, timed as a whole. The sample is the maximum over ranks, divided
-by the calls. The skew of a sample is the spread of the ranks' start times; the clock (CLOCK_MONOTONIC) is one
-for all processes of a host.
+Latency: every iteration starts behind the same alignment for all backends (see `align`), and is timed by each
+rank on the host clock until its own call is complete. Throughput: one alignment, then a queue of calls back
+to back, timed as a whole. The sample is the maximum over ranks, divided by the calls. The skew of a sample is
+the spread of the ranks' start times; the clock (CLOCK_MONOTONIC) is one for all processes of a host.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ namespace unisono::host {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kYielding = std::chrono::microseconds(200);  // how long a wait yields before it sleeps
-constexpr auto kNap = std::chrono::milliseconds(5);         // the longest sleep between two looks at the peers
+constexpr auto kYielding = std::chrono::microseconds(50);   // how long a wait yields before it sleeps
+constexpr auto kNap = std::chrono::microseconds(500);       // the longest sleep: a wake that was missed costs no more
+constexpr auto kLook = std::chrono::milliseconds(5);        // between two looks at the peers
 
 void pause() {
 #if defined(__x86_64__)
@@ -57,7 +58,7 @@ void await(Line& line, std::uint32_t expected, const Patience& patience, const s
     if (reached(line, expected)) return;
     if (now - began < kYielding) ::sched_yield();
     else nap(line, expected);
-    if (now - looked < kNap) continue;
+    if (now - looked < kLook) continue;
     looked = now;
     interrupted();
     if (now - began > patience.timeout && !reached(line, expected)) late(line.flag.load(std::memory_order_relaxed));

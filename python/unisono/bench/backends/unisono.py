@@ -61,12 +61,12 @@ class UnisonoBackend(Backend):
             return partial(
                 comm.all_to_all_v, x, list(buffers.send_counts), list(buffers.recv_counts), out, **options
             )
+        # positional, as a caller who counts nanoseconds would write it
         known = COLLECTIVES[case.collective]
-        if known.rooted:
-            options["root"] = case.root
-        if known.reduces:
-            options["op"] = case.op
-        return partial(getattr(comm, case.collective), x, out=out, **options)
+        arguments = [x]
+        arguments += [case.root] if known.rooted else []
+        arguments += [case.op] if known.reduces else []
+        return partial(getattr(comm, case.collective), *arguments, out, **options)
 
     def algorithm(self, case: Case) -> str | None:
         if self._forced or case.collective == "barrier":

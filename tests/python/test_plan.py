@@ -1,0 +1,178 @@
+"""The plan: which algorithm a call takes, by the built-in table, by a table of one's own, and by name."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ranks
+import threads
+import unisono
+
+F32 = np.float32
+MOVING = (
+    "reduce broadcast all_gather gather reduce_scatter scatter all_to_all all_to_all_v send recv send_recv"
+).split()
+SIZES = [1 << power for power in range(32)]
+
+
+def test_names() -> None:
+    names = unisono.Communicator.algorithms
+    assert names("all_reduce") == [
+        *("one_shot_packets", "one_shot", "two_shot_packets", "two_shot", "two_shot_direct"),
+        "reduce_scatter_all_gather",
+    ]
+    assert names("broadcast") == ["push_packets", "push", "scatter_all_gather", "direct"]
+    for collective in MOVING:
+        assert {"push_packets", "push", "direct"} <= set(names(collective))
+    assert names("barrier") == names("empty") == []
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_built_in_plan(n: int, symmetric: bool) -> None:
+    """Every size has an algorithm of its collective, packets for the smallest and a direct one for the
+    largest.
+    """
+    with threads.team(n) as comms:
+        for collective in ("all_reduce", *MOVING):
+            chosen = [comms[0].plan(collective, size, symmetric) for size in SIZES]
+            assert set(chosen) <= set(comms[0].algorithms(collective))
+            assert chosen[0].endswith("packets")
+            assert chosen[-1].endswith("direct")
+            changes = sum(first != second for first, second in pairwise(chosen))
+            assert changes <= 4, chosen
+            assert all(
+                comm.plan(collective, 5000, symmetric) == comms[0].plan(collective, 5000, symmetric)
+                for comm in comms
+            )
+
+
+def test_set_plan() -> None:
+    with threads.team(2) as comms:
+        table: Any = [
+            ("all_reduce", False, 1000, "two_shot"),
+            ("all_reduce", False, None, "reduce_scatter_all_gather"),
+            ("broadcast", True, 64, "push"),
+        ]
+        before = comms[0].plan("all_reduce", 8, True), comms[0].plan("broadcast", 8, False)
+        for comm in comms:
+            comm.set_plan(table)
+        comm = comms[0]
+        assert [comm.plan("all_reduce", size) for size in (1, 1000, 1001, 1 << 40)] == [
+            *("two_shot", "two_shot"),
+            *("reduce_scatter_all_gather", "reduce_scatter_all_gather"),
+        ]
+        assert (comm.plan("all_reduce", 8, True), comm.plan("broadcast", 8, False)) == before
+        assert comm.plan("broadcast", 64, True) == "push"
+        assert comm.plan("broadcast", 65, True) in comm.algorithms("broadcast")
+        for count in (1, 250, 251, 100_000):
+            sums = threads.together(comms, lambda c, count=count: c.all_reduce(np.ones(count, F32)).sum())
+            assert sums == [2 * count] * 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (("all_reduce", False, 8, "ring"), "'ring', which does not exist"),
+        (("all_reduce", False, 8, "push"), "all_reduce the algorithm push, which it cannot run"),
+        (("all_gather", True, 8, "two_shot"), "all_gather the algorithm two_shot"),
+        (("barrier", False, 8, "push"), "barrier the algorithm push"),
+        (("all_scatter", False, 8, "push"), "no collective 'all_scatter'"),
+    ],
+)
+def test_table_that_does_not_fit(entry: Any, words: str) -> None:
+    with unisono.init() as comm:
+        before = comm.plan("all_reduce", 8)
+        with pytest.raises(unisono.UsageError) as caught:
+            comm.set_plan([entry])
+        assert words in str(caught.value)
+        assert comm.plan("all_reduce", 8) == before
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", *MOVING[:8], "send_recv"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_every_algorithm_runs_by_name(n: int, collective: str) -> None:
+    def body(comm: unisono.Communicator) -> None:
+        x, row = np.full(100, comm.rank, F32), np.full((n, 50), comm.rank, F32)
+        right, left = (comm.rank + 1) % n, (comm.rank - 1) % n
+        for name in comm.algorithms(collective):
+            if collective == "all_to_all_v":
+                got = comm.all_to_all_v(row.reshape(-1), [50] * n, [50] * n, algorithm=name).reshape(n, 50)
+            elif collective == "send_recv":
+                got = comm.send_recv(x, right, None, left, algorithm=name)
+            elif collective in ("reduce_scatter", "scatter", "all_to_all"):
+                got = getattr(comm, collective)(row, algorithm=name)
+            else:
+                got = getattr(comm, collective)(x, algorithm=name)
+            total = n * (n - 1) / 2
+            everyone = np.arange(n, dtype=F32)
+            expected: Any = {
+                "send_recv": left,
+                "scatter": 0,
+                "broadcast": 0,
+                "all_to_all": everyone[:, None],
+                "all_to_all_v": everyone[:, None],
+                "all_gather": everyone[:, None],
+                "gather": everyone[:, None],
+            }.get(collective, total)
+            assert got is None or (got == expected).all(), name
+            x[:] = comm.rank
+
+    threads.with_threads(n, body)
+
+
+# ---- the file that `unisono tune` writes ------------------------------------------------------------------
+
+
+def table(n: int) -> dict[str, Any]:
+    entry = {"collective": "all_reduce", "memory": "plain", "up_to_bytes": None, "algorithm": "two_shot"}
+    return {"ranks": n, "entries": [entry]}
+
+
+def planned(env: dict[str, str], n: int = 2) -> list[Any]:
+    """What the ranks plan for an all_reduce of 8 bytes, or their errors."""
+    outcome = ranks.play(n, "basic_programs:planned", env=env)
+    return [said.get("result") or said["error"] for said in outcome.ranks]
+
+
+def test_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps([table(3), table(2)]))
+    assert planned({"UNISONO_PLAN": str(path)}) == ["two_shot"] * 2
+    path.write_text(json.dumps(table(2)))
+    assert planned({"UNISONO_PLAN": str(path)}) == ["two_shot"] * 2
+    path.write_text(json.dumps([table(3)]))
+    assert planned({"UNISONO_PLAN": str(path)}) == ["one_shot_packets"] * 2
+
+
+def test_file_in_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "unisono").mkdir()
+    (tmp_path / "unisono" / "plan.json").write_text(json.dumps(table(2)))
+    assert planned({"UNISONO_PLAN": "", "XDG_CACHE_HOME": str(tmp_path)}) == ["two_shot"] * 2
+    assert planned({"UNISONO_PLAN": "", "XDG_CACHE_HOME": str(tmp_path / "none")}) == ["one_shot_packets"] * 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "5", "null", "{}", "[[]]", '{"ranks": 1}', '{"ranks": 1, "entries": [{}]}'),
+        json.dumps({"ranks": 1, "entries": [{**table(1)["entries"][0], "algorithm": "ring"}]}),
+        json.dumps({"ranks": 1, "entries": [{**table(1)["entries"][0], "collective": 7}]}),
+        json.dumps({"ranks": 1, "entries": [{**table(1)["entries"][0], "up_to_bytes": -1}]}),
+        json.dumps({"ranks": 1, "entries": [{**table(1)["entries"][0], "up_to_bytes": "8K"}]}),
+    ],
+)
+def test_file_that_is_no_table(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    monkeypatch.setenv("UNISONO_PLAN", str(path))
+    with pytest.raises(unisono.UsageError):
+        unisono.init()
+    with pytest.raises(unisono.UsageError):
+        unisono.init_threads(1)
