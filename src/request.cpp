@@ -140,7 +140,8 @@ Reached Request::reached_by_peers(int owner) const {
     case Collective::reduce_scatter: return {bytes, 0};
     case Collective::scatter: return {roots, args.block};
     case Collective::all_to_all_v: return {0, sends[static_cast<std::size_t>(owner)].bytes};
-    default: return {0, bytes};  // all_gather, all_to_all
+    case Collective::all_gather: return {args.block, 0};
+    default: return {bytes, 0};  // all_to_all
   }
 }
 

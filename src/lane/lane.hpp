@@ -6,7 +6,7 @@
 //   signal(peer, slot), wait(peer, slot)      counting: the k-th wait returns after the k-th signal; what the peer wrote
 //                                             before its signal is readable after the wait. A wait has a deadline
 //   put_packets(peer, src, bytes), take_packets(peer, dst, bytes)   data and flag in one store; no signal needed
-// and where it is: rank() of size(), worker() of workers().
+// and where it is: rank() of size(), worker() of workers(); kPulls says whether it had rather read from peers than write.
 #pragma once
 
 #include <cstddef>

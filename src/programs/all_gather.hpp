@@ -29,22 +29,26 @@ UNISONO_PROGRAM void all_gather_push(Channel& channel, const Args& a) {
   }
 }
 
-// On buffers that everyone reaches: I read my block once and write it to every output.
+// On buffers that everyone reaches. Where loads are as good as stores I read everyone's block; elsewhere I read mine once and
+// write it to every output.
 template <class Lane>
 UNISONO_PROGRAM void all_gather_direct(Lane& lane, const Args& a) {
-  const int n = lane.size();
+  const int n = lane.size(), me = lane.rank();
   meet(lane);
-  const Range mine = block_of(a.bytes, a.block, lane.rank());
-  for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
-    const auto [begin, bytes] = r.range();
-    const byte* from = a.in + begin;
-    auto dsts = lane.destinations();
-    int targets = 0;
-    for (int i = 0; i < n; ++i) {
-      byte* to = a.outputs[peer_at(lane, i)] + mine.begin + begin;
-      if (to != from) dsts[targets++] = {to, a.stream};
+  for (int i = 0; i < (Lane::kPulls ? n : 1); ++i) {
+    const int p = peer_at(lane, i);
+    const Range block = block_of(a.bytes, a.block, p);
+    for (Rounds r(lane, block.bytes, lane.tile_bytes()); r.more(); r.next()) {
+      const std::size_t begin = r.range().begin;
+      const byte* from = (p == me ? a.in : a.inputs[p]) + begin;
+      auto dsts = lane.destinations();
+      int targets = 0;
+      for (int j = 0; j < (Lane::kPulls ? 1 : n); ++j) {
+        byte* to = (Lane::kPulls ? a.out : a.outputs[peer_at(lane, j)]) + block.begin + begin;
+        if (to != from) dsts[targets++] = {to, a.stream};
+      }
+      lane.move(dsts, targets, &from, 1, r.range().bytes);
     }
-    lane.move(dsts, targets, &from, 1, bytes);
   }
   meet(lane);
 }

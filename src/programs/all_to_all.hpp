@@ -43,20 +43,23 @@ UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
   }
 }
 
-// On buffers that everyone reaches, out of place: I write to each rank its block. With sizes by pair, outputs[p] is where
-// rank p wants mine.
+// On buffers that everyone reaches, out of place. Where loads are as good as stores I read my block from each rank; elsewhere,
+// and with sizes by pair (outputs[p] is where rank p wants my part), I write to each rank its block.
 template <class Lane>
 UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
+  const bool pulls = Lane::kPulls && !a.sends;
+  const int me = lane.rank();
+  auto block = [&](int p) { return a.block * static_cast<std::size_t>(p); };
   meet(lane);
   for (int i = 0; i < lane.size(); ++i) {
     const int p = peer_at(lane, i);
-    const auto sent = a.sends ? a.sends[p] : Args::Part{a.block * static_cast<std::size_t>(p), a.block};
-    byte* theirs = a.outputs[p] + (a.sends ? 0 : a.block * static_cast<std::size_t>(lane.rank()));
-    for (Rounds r(lane, sent.bytes, lane.tile_bytes()); r.more(); r.next()) {
-      const auto [begin, bytes] = r.range();
-      const byte* from = a.in + sent.offset + begin;
-      const Dst to{theirs + begin, a.stream};
-      lane.move(&to, 1, &from, 1, bytes);
+    const auto part = a.sends ? a.sends[p] : Args::Part{block(p), a.block};
+    const byte* source = p == me || !pulls ? a.in + part.offset : a.inputs[p] + block(me);
+    byte* target = pulls ? a.out + block(p) : a.outputs[p] + (a.sends ? 0 : block(me));
+    for (Rounds r(lane, part.bytes, lane.tile_bytes()); r.more(); r.next()) {
+      const byte* from = source + r.range().begin;
+      const Dst to{target + r.range().begin, a.stream};
+      lane.move(&to, 1, &from, 1, r.range().bytes);
     }
   }
   meet(lane);

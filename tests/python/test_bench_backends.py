@@ -104,5 +104,6 @@ def test_provenance_names_no_path_and_keeps_to_the_list(monkeypatch: pytest.Monk
     assert kept == {"MPIR_CVAR_CH4_SHM": "1", "OMP_NUM_THREADS": "4", "UNISONO_PLAN": "set"}
     machine = provenance.machine()
     assert machine.cores >= 1
+    assert provenance.machine(64).cores == 64
     assert machine.memory_bytes > 0
     assert provenance.libraries({"mpi": "MPICH 5"})["backend mpi"] == "MPICH 5"

@@ -170,6 +170,7 @@ def options(directory: Path, backends: list[str], **changes: Any) -> Options:
         "workloads": [],
         "limits": Limits(budget_s=30, samples=8, rounds=2),
         "seed": 7,
+        "cores": 5,
     }
     return Options(**{**values, **changes})
 
@@ -233,7 +234,7 @@ def test_a_run_records_every_case_on_every_backend(run: Run) -> None:
         assert (result.calls_per_sample == 1) == (result.case.mode == "latency")
         assert result.algorithm is not None or result.case.collective == "barrier"
     assert [o.failures for o in outcomes] == [0, 0, 0]
-    assert found.runs[0].ranks == 3
+    assert (found.runs[0].ranks, found.runs[0].machine.cores) == (3, 5)
     assert not found.ends[0].interrupted
     assert len(outcomes[0].results) == len(found.results)
 

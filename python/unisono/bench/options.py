@@ -71,6 +71,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     collectives: list[str]
     modes: list[str]
+    cores: int  # that the run may use; a rank itself may be bound to one of them
     check: bool = True
     terminal_columns: int | None = None  # of the user's terminal; None: progress as plain lines
 

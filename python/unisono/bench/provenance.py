@@ -57,13 +57,13 @@ def memory_bytes(field: str = "MemTotal") -> int:
     return int(match[1]) * 1024 if match else 0
 
 
-def machine() -> Machine:
-    """This machine; no host name."""
+def machine(cores: int | None = None) -> Machine:
+    """This machine; no host name. `cores`: those of the run, where this process is bound to fewer."""
     model = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
     nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
     return Machine(
         cpu=model[1].strip() if model else platform.machine(),
-        cores=usable_cores(),
+        cores=usable_cores() if cores is None else cores,
         memory_bytes=memory_bytes(),
         numa_nodes=max(1, len(nodes)),
         kernel=f"{platform.system()} {platform.release()}",

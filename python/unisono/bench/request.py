@@ -82,6 +82,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         workloads=workloads.split_workloads(models),
         limits=_limits(asked, preset),
         seed=secrets.randbits(31) if asked.seed is None else asked.seed,
+        cores=provenance.usable_cores(),
         check=asked.check > 0,
         terminal_columns=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,
     )
@@ -109,6 +110,7 @@ def tune_options(
         workloads=[],
         limits=Limits(budget_s=budget_s),
         seed=secrets.randbits(31),
+        cores=provenance.usable_cores(),
         terminal_columns=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,
     )
 

@@ -206,7 +206,7 @@ class Session:
                 seed=options.seed,
                 ranks=self.control.size,
                 launcher=self.launcher,
-                machine=provenance.machine(),
+                machine=provenance.machine(options.cores),
                 libraries=provenance.libraries(
                     {backend.name: backend.version() for backend in self._backends}
                 ),

@@ -22,6 +22,7 @@ class CudaBlock {
  public:
   static constexpr std::uint32_t kChunks = cuda::kChunks;
   static constexpr std::uint32_t kPackets = cuda::kPackets;
+  static constexpr bool kPulls = false;  // over NVLink stores beat loads
   static constexpr std::size_t kPacketBytes = cuda::kPacketBytes;
 
   // What `sources` and `destinations` give. Apart from the lane, whose own members then stay in registers.

@@ -19,6 +19,7 @@ class HostThread {
  public:
   static constexpr std::uint32_t kChunks = 8;         // chunks in the ring of a pair
   static constexpr std::uint32_t kPackets = 256;      // packets in the ring of a pair
+  static constexpr bool kPulls = true;                // reading from a peer is as good as writing to it, or better
   static constexpr std::size_t kPacketBytes = 56;     // payload of a cache line beside its flag
 
   // What a rank keeps in its segment for its peers: a board for `header` bytes, then signals, packets and chunks by peer.

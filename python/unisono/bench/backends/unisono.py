@@ -63,7 +63,7 @@ class UnisonoBackend(Backend):
             )
         # positional, as a caller who counts nanoseconds would write it
         known = COLLECTIVES[case.collective]
-        arguments = [x]
+        arguments: list[Any] = [x]
         arguments += [case.root] if known.rooted else []
         arguments += [case.op] if known.reduces else []
         return partial(getattr(comm, case.collective), *arguments, out, **options)
