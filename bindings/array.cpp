@@ -14,10 +14,11 @@ struct Name {
   const char* numpy;  // torch's are the same
   DType dtype;
 };
-constexpr Name kNames[] = {{"float32", DType::f32},  {"float64", DType::f64},        {"float16", DType::f16},
-                           {"bfloat16", DType::bf16}, {"int8", DType::i8},            {"uint8", DType::u8},
-                           {"int32", DType::i32},     {"int64", DType::i64},          {"float8_e4m3fn", DType::f8e4m3},
-                           {"float8_e5m2", DType::f8e5m2}};
+constexpr Name kNames[] = {
+    {"float32", DType::f32},       {"float64", DType::f64}, {"float16", DType::f16},
+    {"bfloat16", DType::bf16},     {"int8", DType::i8},     {"uint8", DType::u8},
+    {"int32", DType::i32},         {"int64", DType::i64},   {"float8_e4m3fn", DType::f8e4m3},
+    {"float8_e5m2", DType::f8e5m2}};
 
 std::optional<DType> dtype_named(std::string_view name) {
   for (const Name& one : kNames)
@@ -59,7 +60,12 @@ Array::Array(nb::handle array, const char* what, bool written) {
 }
 
 Array::Array(Array&& other) noexcept
-    : data(other.data), dtype(other.dtype), shape(std::move(other.shape)), count(other.count), view_(other.view_), held_(other.held_) {
+    : data(other.data),
+      dtype(other.dtype),
+      shape(std::move(other.shape)),
+      count(other.count),
+      view_(other.view_),
+      held_(other.held_) {
   other.held_ = false;
 }
 
@@ -82,8 +88,10 @@ bool Array::from_buffer(nb::handle array, const char* what, bool written) {
   const auto known = dtype_of(view_.format, view_.itemsize);
   if (!known) unknown(std::string("'") + (view_.format ? view_.format : "?") + "'", what);
   if (!PyBuffer_IsContiguous(&view_, 'C'))
-    throw UsageError(std::string(what) + " is not contiguous: pass a C-contiguous array (numpy.ascontiguousarray copies).");
-  if (written && view_.readonly) throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
+    throw UsageError(std::string(what) +
+                     " is not contiguous: pass a C-contiguous array (numpy.ascontiguousarray copies).");
+  if (written && view_.readonly)
+    throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
   dtype = *known;
   data = view_.buf;
   shape.assign(view_.shape, view_.shape + view_.ndim);
@@ -97,7 +105,8 @@ void Array::from_extension_type(nb::handle array, const char* what, bool written
   if (!known) unknown(name, what);
   const nb::object flags = array.attr("flags");
   if (!nb::cast<bool>(flags.attr("c_contiguous")))
-    throw UsageError(std::string(what) + " is not contiguous: pass a C-contiguous array (numpy.ascontiguousarray copies).");
+    throw UsageError(std::string(what) +
+                     " is not contiguous: pass a C-contiguous array (numpy.ascontiguousarray copies).");
   if (written && !nb::cast<bool>(flags.attr("writeable")))
     throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
   dtype = *known;
@@ -108,13 +117,16 @@ void Array::from_extension_type(nb::handle array, const char* what, bool written
 
 void Array::from_torch(nb::handle array, const char* what) {
   const std::string device = nb::cast<std::string>(array.attr("device").attr("type"));
-  if (device != "cpu") throw UsageError(std::string(what) + " is on device " + device + ": this lane takes CPU tensors.");
+  if (device != "cpu")
+    throw UsageError(std::string(what) + " is on device " + device + ": this lane takes CPU tensors.");
   const nb::object its = array.attr("dtype");
-  const std::string name = nb::cast<std::string>(nb::str(its));  // of an object, not of an accessor: that would be a cast
+  const std::string name =
+      nb::cast<std::string>(nb::str(its));  // of an object, not of an accessor: that would be a cast
   const auto known = dtype_named(std::string_view(name).substr(name.find('.') + 1));
   if (!known) unknown(name, what);
   if (!nb::cast<bool>(array.attr("is_contiguous")()))
-    throw UsageError(std::string(what) + " is not contiguous: pass a contiguous tensor (tensor.contiguous() copies).");
+    throw UsageError(std::string(what) +
+                     " is not contiguous: pass a contiguous tensor (tensor.contiguous() copies).");
   dtype = *known;
   data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array.attr("data_ptr")()));
   shape = nb::cast<Shape>(nb::list(array.attr("shape")));
@@ -140,7 +152,8 @@ nb::object numpy_dtype(DType dtype) {
 DType read_dtype(nb::handle dtype) {
   std::string name;
   if (nb::isinstance<nb::str>(dtype)) name = nb::cast<std::string>(dtype);
-  else if (nb::hasattr(dtype, "name") && nb::isinstance<nb::str>(dtype.attr("name"))) name = nb::cast<std::string>(dtype.attr("name"));
+  else if (nb::hasattr(dtype, "name") && nb::isinstance<nb::str>(dtype.attr("name")))
+    name = nb::cast<std::string>(dtype.attr("name"));
   else if (nb::hasattr(dtype, "__name__")) name = nb::cast<std::string>(dtype.attr("__name__"));
   else name = nb::cast<std::string>(nb::str(dtype));
   if (const auto dot = name.find('.'); dot != std::string::npos) name = name.substr(dot + 1);

@@ -14,8 +14,8 @@ namespace unisono::python {
 namespace nb = nanobind;
 using Shape = std::vector<std::size_t>;
 
-// Holds on to the array's memory while it lives. UsageError for what is not contiguous, on another device, or of a type that
-// Unisono does not know; `what` is its name in the message.
+// Holds on to the array's memory while it lives. UsageError for what is not contiguous, on another device, or
+// of a type that Unisono does not know; `what` is its name in the message.
 class Array {
  public:
   Array() = default;

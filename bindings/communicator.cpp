@@ -21,15 +21,21 @@ using Algorithm = std::optional<std::string>;
 class PythonBootstrap final : public Bootstrap {
  public:
   explicit PythonBootstrap(nb::object object)
-      : object_(std::move(object)), rank_(nb::cast<int>(object_.attr("rank"))), size_(nb::cast<int>(object_.attr("size"))) {}
+      : object_(std::move(object)),
+        rank_(nb::cast<int>(object_.attr("rank"))),
+        size_(nb::cast<int>(object_.attr("size"))) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::vector<std::string> all_gather(const std::string& data) override {
     std::vector<std::string> all;
     const nb::object gathered = object_.attr("all_gather")(nb::bytes(data.data(), data.size()));
-    if (!PySequence_Check(gathered.ptr())) throw UsageError("the bootstrap's all_gather gave no list of bytes: return one for each rank.");
+    if (!PySequence_Check(gathered.ptr()))
+      throw UsageError("the bootstrap's all_gather gave no list of bytes: return one for each rank.");
     for (const nb::handle one : gathered) {
-      if (!PyBytes_Check(one.ptr())) throw UsageError("the bootstrap's all_gather gave a list of something else than bytes: return bytes for each rank.");
+      if (!PyBytes_Check(one.ptr()))
+        throw UsageError(
+            "the bootstrap's all_gather gave a list of something else than bytes: return bytes for each "
+            "rank.");
       all.emplace_back(PyBytes_AS_STRING(one.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(one.ptr())));
     }
     return all;
@@ -62,9 +68,9 @@ Shape read_shape(nb::handle shape) {
     if (PyIndex_Check(shape.ptr())) return {nb::cast<std::size_t>(nb::steal(PyNumber_Index(shape.ptr())))};
     return nb::cast<Shape>(nb::list(nb::borrow(shape)));
   } catch (const std::bad_cast&) {
-  } catch (const nb::python_error&) {
-  }
-  throw UsageError(std::string(nb::repr(shape).c_str()) + " is not a shape: pass a number of elements from 0, or a tuple of them.");
+  } catch (const nb::python_error&) {}
+  throw UsageError(std::string(nb::repr(shape).c_str()) +
+                   " is not a shape: pass a number of elements from 0, or a tuple of them.");
 }
 
 Shape with_ranks(const Shape& shape, int size) {
@@ -75,18 +81,22 @@ Shape with_ranks(const Shape& shape, int size) {
 
 Shape without_ranks(const Array& array, int size, const char* what) {
   if (array.shape.empty() || array.shape[0] != static_cast<std::size_t>(size))
-    throw UsageError(std::string(what) + " has shape " + text(array.shape) + ": its first axis is the ranks, " + std::to_string(size) + ".");
+    throw UsageError(std::string(what) + " has shape " + text(array.shape) +
+                     ": its first axis is the ranks, " + std::to_string(size) + ".");
   return {array.shape.begin() + 1, array.shape.end()};
 }
 
-// The output of a call: `out` as given, or a new array like `like`. It has the shape and dtype that the call gives.
+// The output of a call: `out` as given, or a new array like `like`. It has the shape and dtype that the call
+// gives.
 class Output {
  public:
   Output(nb::handle out, nb::handle like, DType dtype, const Shape& shape)
       : object(out.is_none() ? empty_like(like, shape) : nb::borrow(out)), array(object, "out", true) {
     if (array.dtype != dtype)
-      throw UsageError("out has dtype " + std::string(name_of(array.dtype)) + ", but x has " + std::string(name_of(dtype)) + ": give both the same.");
-    if (array.shape != shape) throw UsageError("out has shape " + text(array.shape) + ": this call gives " + text(shape) + ".");
+      throw UsageError("out has dtype " + std::string(name_of(array.dtype)) + ", but x has " +
+                       std::string(name_of(dtype)) + ": give both the same.");
+    if (array.shape != shape)
+      throw UsageError("out has shape " + text(array.shape) + ": this call gives " + text(shape) + ".");
   }
   nb::object object;
   Array array;
@@ -94,15 +104,17 @@ class Output {
 
 class PyCommunicator {
  public:
-  PyCommunicator(std::shared_ptr<Bootstrap> bootstrap, std::optional<double> timeout_s, std::optional<bool> check)
-      : communicator_(std::move(bootstrap), {.timeout_s = timeout_s, .check = check, .while_waiting = check_signals}) {}
+  PyCommunicator(std::shared_ptr<Bootstrap> bootstrap, std::optional<double> timeout_s,
+                 std::optional<bool> check)
+      : communicator_(std::move(bootstrap),
+                      {.timeout_s = timeout_s, .check = check, .while_waiting = check_signals}) {}
 
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
   bool closed() const { return communicator_.closed(); }
 
-  // A call of another thread that waits ends with a UsageError; it has come back to Python when this returns, so that the
-  // interpreter may end.
+  // A call of another thread that waits ends with a UsageError; it has come back to Python when this returns,
+  // so that the interpreter may end.
   void close() {
     communicator_.close();
     while (away_ > 0 && away_here == 0) {
@@ -166,7 +178,8 @@ class PyCommunicator {
   nb::object reduce_scatter(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm) {
     const Array in(x, "x", false);
     const Output to(out, x, in.dtype, without_ranks(in, size(), "x"));
-    call(&Communicator::reduce_scatter, in.data, to.array.data, to.array.count, in.dtype, algorithm, read_op(op));
+    call(&Communicator::reduce_scatter, in.data, to.array.data, to.array.count, in.dtype, algorithm,
+         read_op(op));
     return to.object;
   }
 
@@ -188,20 +201,26 @@ class PyCommunicator {
     const Array in(x, "x", false);
     without_ranks(in, size(), "x");
     const Output to(out, x, in.dtype, in.shape);
-    call(&Communicator::all_to_all, in.data, to.array.data, in.count / static_cast<std::size_t>(size()), in.dtype, algorithm);
+    call(&Communicator::all_to_all, in.data, to.array.data, in.count / static_cast<std::size_t>(size()),
+         in.dtype, algorithm);
     return to.object;
   }
 
-  nb::object all_to_all_v(nb::handle x, const std::vector<std::size_t>& sends, const std::vector<std::size_t>& receives,
-                          nb::handle out, const Algorithm& algorithm) {
+  nb::object all_to_all_v(nb::handle x, const std::vector<std::size_t>& sends,
+                          const std::vector<std::size_t>& receives, nb::handle out,
+                          const Algorithm& algorithm) {
     const Array in(x, "x", false);
     std::size_t sent = 0, received = 0;
     for (const std::size_t count : sends) sent += count;
     for (const std::size_t count : receives) received += count;
     if (in.shape != Shape{sent})
-      throw UsageError("x has shape " + text(in.shape) + ", but the send counts add up to " + std::to_string(sent) + ": pass a 1-D x of that many.");
+      throw UsageError("x has shape " + text(in.shape) + ", but the send counts add up to " +
+                       std::to_string(sent) + ": pass a 1-D x of that many.");
     const Output to(out, x, in.dtype, {received});
-    const Call c{.in = in.data, .out = to.array.data, .dtype = in.dtype, .algorithm = algorithm ? *algorithm : std::string_view{}};
+    const Call c{.in = in.data,
+                 .out = to.array.data,
+                 .dtype = in.dtype,
+                 .algorithm = algorithm ? *algorithm : std::string_view{}};
     {
       const Away away(*this);
       communicator_.all_to_all_v(c, sends, receives);
@@ -211,14 +230,20 @@ class PyCommunicator {
 
   void send(nb::handle x, int peer, const Algorithm& algorithm) {
     const Array in(x, "x", false);
-    const Call c{.in = in.data, .count = in.count, .dtype = in.dtype, .algorithm = algorithm ? *algorithm : std::string_view{}};
+    const Call c{.in = in.data,
+                 .count = in.count,
+                 .dtype = in.dtype,
+                 .algorithm = algorithm ? *algorithm : std::string_view{}};
     const Away away(*this);
     communicator_.send(c, peer);
   }
 
   nb::object recv(nb::handle out, int peer, const Algorithm& algorithm) {
     const Array to(out, "out", true);
-    const Call c{.out = to.data, .count = to.count, .dtype = to.dtype, .algorithm = algorithm ? *algorithm : std::string_view{}};
+    const Call c{.out = to.data,
+                 .count = to.count,
+                 .dtype = to.dtype,
+                 .algorithm = algorithm ? *algorithm : std::string_view{}};
     {
       const Away away(*this);
       communicator_.recv(c, peer);
@@ -229,7 +254,10 @@ class PyCommunicator {
   nb::object send_recv(nb::handle x, int dst, nb::handle out, int src, const Algorithm& algorithm) {
     const Array in(x, "x", false);
     const Output to(out, x, in.dtype, in.shape);
-    const Call c{.in = in.data, .out = to.array.data, .count = in.count, .dtype = in.dtype,
+    const Call c{.in = in.data,
+                 .out = to.array.data,
+                 .count = in.count,
+                 .dtype = in.dtype,
                  .algorithm = algorithm ? *algorithm : std::string_view{}};
     {
       const Away away(*this);
@@ -244,7 +272,8 @@ class PyCommunicator {
     std::size_t bytes = size_of(type);
     for (const std::size_t extent : extents)
       if (__builtin_mul_overflow(bytes, extent, &bytes) || bytes > static_cast<std::size_t>(PTRDIFF_MAX) / 2)
-        throw ResourceError("an array of shape " + text(extents) + " is more than memory can hold: check the shape.");
+        throw ResourceError("an array of shape " + text(extents) +
+                            " is more than memory can hold: check the shape.");
     auto buffer = [&] {
       const Away away(*this);
       return std::make_unique<Buffer>(communicator_.empty(bytes));
@@ -260,10 +289,12 @@ class PyCommunicator {
   }
 
   // Entries are (collective, symmetric, up_to_bytes or None, algorithm).
-  void set_plan(const std::vector<std::tuple<std::string, bool, std::optional<std::size_t>, std::string>>& entries) {
+  void set_plan(
+      const std::vector<std::tuple<std::string, bool, std::optional<std::size_t>, std::string>>& entries) {
     std::vector<Communicator::PlanEntry> read;
     for (const auto& [collective, symmetric, up_to, algorithm] : entries)
-      read.push_back({read_collective(collective), symmetric, up_to.value_or(static_cast<std::size_t>(-1)), algorithm});
+      read.push_back(
+          {read_collective(collective), symmetric, up_to.value_or(static_cast<std::size_t>(-1)), algorithm});
     communicator_.set_plan(read);
   }
 
@@ -289,9 +320,14 @@ class PyCommunicator {
   };
   static inline thread_local int away_here = 0;  // not 0: a signal handler runs within a call of this thread
 
-  void call(void (Communicator::*collective)(const Call&), const void* in, void* out, std::size_t count, DType dtype,
-            const Algorithm& algorithm, Op op = Op::sum, int root = 0) {
-    const Call c{.in = in, .out = out, .count = count, .dtype = dtype, .op = op, .root = root,
+  void call(void (Communicator::*collective)(const Call&), const void* in, void* out, std::size_t count,
+            DType dtype, const Algorithm& algorithm, Op op = Op::sum, int root = 0) {
+    const Call c{.in = in,
+                 .out = out,
+                 .count = count,
+                 .dtype = dtype,
+                 .op = op,
+                 .root = root,
                  .algorithm = algorithm ? *algorithm : std::string_view{}};
     const Away away(*this);
     (communicator_.*collective)(c);
@@ -314,41 +350,57 @@ void bind_communicator(nb::module_& module) {
   using C = PyCommunicator;
   const auto none = nb::none();
   nb::class_<Bootstrap>(module, "Bootstrap", "A way for ranks to meet; see unisono.bootstrap.");
-  module.def("thread_bootstraps", [](int size, double timeout_s) {
-    return thread_bootstraps(size, std::chrono::duration<double>(timeout_s));
-  }, "size"_a, "timeout_s"_a, "The bootstraps of `size` ranks that are threads of this process.");
+  module.def(
+      "thread_bootstraps",
+      [](int size, double timeout_s) {
+        return thread_bootstraps(size, std::chrono::duration<double>(timeout_s));
+      },
+      "size"_a, "timeout_s"_a, "The bootstraps of `size` ranks that are threads of this process.");
 
   nb::class_<C>(module, "Communicator", nb::is_weak_referenceable(), doc::kCommunicator)
-      .def("__init__", [](C* self, nb::object bootstrap, std::optional<double> timeout_s, std::optional<bool> check) {
-        if (nb::isinstance<Bootstrap>(bootstrap)) {
-          auto native = nb::cast<std::shared_ptr<Bootstrap>>(bootstrap);
-          const nb::gil_scoped_release released;  // the other ranks are threads that wait for it
-          new (self) C(std::move(native), timeout_s, check);
-        } else {
-          new (self) C(std::make_shared<PythonBootstrap>(std::move(bootstrap)), timeout_s, check);
-        }
-      }, "bootstrap"_a, "timeout_s"_a = none, "check"_a = none)
+      .def(
+          "__init__",
+          [](C* self, nb::object bootstrap, std::optional<double> timeout_s, std::optional<bool> check) {
+            if (nb::isinstance<Bootstrap>(bootstrap)) {
+              auto native = nb::cast<std::shared_ptr<Bootstrap>>(bootstrap);
+              const nb::gil_scoped_release released;  // the other ranks are threads that wait for it
+              new (self) C(std::move(native), timeout_s, check);
+            } else {
+              new (self) C(std::make_shared<PythonBootstrap>(std::move(bootstrap)), timeout_s, check);
+            }
+          },
+          "bootstrap"_a, "timeout_s"_a = none, "check"_a = none)
       .def_prop_ro("rank", &C::rank, "This rank's number, from 0.")
       .def_prop_ro("size", &C::size, "How many ranks there are.")
-      .def_prop_ro("closed", &C::closed, "Whether it has been closed, by close() or by an interrupt within a call.")
+      .def_prop_ro("closed", &C::closed,
+                   "Whether it has been closed, by close() or by an interrupt within a call.")
       .def("close", &C::close, doc::kClose)
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](C& self, nb::args) { self.close(); })
       .def("barrier", &C::barrier, "Returns when every rank has called it. Raises as every call does.")
-      .def("all_reduce", &C::all_reduce, "x"_a, "op"_a = "sum", "out"_a.none() = none, "algorithm"_a = none, doc::kAllReduce)
-      .def("reduce", &C::reduce, "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none, "algorithm"_a = none, doc::kReduce)
-      .def("broadcast", &C::broadcast, "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none, doc::kBroadcast)
+      .def("all_reduce", &C::all_reduce, "x"_a, "op"_a = "sum", "out"_a.none() = none, "algorithm"_a = none,
+           doc::kAllReduce)
+      .def("reduce", &C::reduce, "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
+           "algorithm"_a = none, doc::kReduce)
+      .def("broadcast", &C::broadcast, "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
+           doc::kBroadcast)
       .def("all_gather", &C::all_gather, "x"_a, "out"_a.none() = none, "algorithm"_a = none, doc::kAllGather)
-      .def("gather", &C::gather, "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none, doc::kGather)
-      .def("reduce_scatter", &C::reduce_scatter, "x"_a, "op"_a = "sum", "out"_a.none() = none, "algorithm"_a = none, doc::kReduceScatter)
-      .def("scatter", &C::scatter, "x"_a.none(), "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none, doc::kScatter)
+      .def("gather", &C::gather, "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
+           doc::kGather)
+      .def("reduce_scatter", &C::reduce_scatter, "x"_a, "op"_a = "sum", "out"_a.none() = none,
+           "algorithm"_a = none, doc::kReduceScatter)
+      .def("scatter", &C::scatter, "x"_a.none(), "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
+           doc::kScatter)
       .def("all_to_all", &C::all_to_all, "x"_a, "out"_a.none() = none, "algorithm"_a = none, doc::kAllToAll)
-      .def("all_to_all_v", &C::all_to_all_v, "x"_a, "send_counts"_a, "recv_counts"_a, "out"_a.none() = none, "algorithm"_a = none, doc::kAllToAllV)
+      .def("all_to_all_v", &C::all_to_all_v, "x"_a, "send_counts"_a, "recv_counts"_a, "out"_a.none() = none,
+           "algorithm"_a = none, doc::kAllToAllV)
       .def("send", &C::send, "x"_a, "peer"_a, "algorithm"_a = none, doc::kSend)
       .def("recv", &C::recv, "out"_a, "peer"_a, "algorithm"_a = none, doc::kRecv)
-      .def("send_recv", &C::send_recv, "x"_a, "dst"_a, "out"_a.none(), "src"_a, "algorithm"_a = none, doc::kSendRecv)
+      .def("send_recv", &C::send_recv, "x"_a, "dst"_a, "out"_a.none(), "src"_a, "algorithm"_a = none,
+           doc::kSendRecv)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", doc::kEmpty)
-      .def_static("algorithms", &algorithms_of, "collective"_a, "The names that `algorithm` may have for a collective.")
+      .def_static("algorithms", &algorithms_of, "collective"_a,
+                  "The names that `algorithm` may have for a collective.")
       .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, doc::kPlan)
       .def("set_plan", &C::set_plan, "entries"_a, doc::kSetPlan);
 }

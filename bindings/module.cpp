@@ -13,17 +13,11 @@ void bind_errors() {
     };
     try {
       std::rethrow_exception(thrown);
-    } catch (const UsageError& error) {
-      raise("UsageError", error);
-    } catch (const MismatchError& error) {
+    } catch (const UsageError& error) { raise("UsageError", error); } catch (const MismatchError& error) {
       raise("MismatchError", error);
-    } catch (const TimeoutError& error) {
-      raise("TimeoutError", error);
-    } catch (const PeerLostError& error) {
+    } catch (const TimeoutError& error) { raise("TimeoutError", error); } catch (const PeerLostError& error) {
       raise("PeerLostError", error);
-    } catch (const ResourceError& error) {
-      raise("ResourceError", error);
-    } catch (const Error& error) {
+    } catch (const ResourceError& error) { raise("ResourceError", error); } catch (const Error& error) {
       raise("UnisonoError", error);
     }
   });
@@ -33,7 +27,7 @@ void bind_errors() {
 
 NB_MODULE(_core, module) {
   module.doc() = "The compiled core of Unisono. Use it through the package unisono.";
-  module.attr("__version__") = UNISONO_VERSION;
+  module.attr("version") = UNISONO_VERSION;
   unisono::python::bind_errors();
   unisono::python::bind_communicator(module);
 }

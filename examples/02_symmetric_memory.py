@@ -1,6 +1,6 @@
 """Buffers from comm.empty are within every rank's reach: large calls on them copy nothing on the way.
 
-    unisono run -n 2 examples/02_symmetric_memory.py
+unisono run -n 2 examples/02_symmetric_memory.py
 """
 
 import unisono
@@ -12,4 +12,5 @@ with unisono.init() as comm:
     assert (gradient == (comm.size - 1) / 2).all()
     if comm.rank == 0:
         plain = comm.plan("all_reduce", gradient.nbytes)
-        print(f"plain buffers would go by {plain}, these by {comm.plan('all_reduce', gradient.nbytes, symmetric=True)}")
+        symmetric = comm.plan("all_reduce", gradient.nbytes, symmetric=True)
+        print(f"plain buffers would go by {plain}, these by {symmetric}")

@@ -1,6 +1,6 @@
 """Errors are sentences, the same on every rank; nothing hangs.
 
-    unisono run -n 2 examples/04_errors.py
+unisono run -n 2 examples/04_errors.py
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Inside an MPI program: Unisono joins the ranks of an mpi4py communicator and is used beside it.
 
-    mpirun -n 2 python examples/05_mpi_program.py
+mpirun -n 2 python examples/05_mpi_program.py
 """
 
 import numpy as np

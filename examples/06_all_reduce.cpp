@@ -1,4 +1,5 @@
-// The C++ call: two ranks as threads. In a program of several processes, derive Bootstrap from what they have in common.
+// The C++ call: two ranks as threads. In a program of several processes, derive Bootstrap from what they have
+// in common.
 #include <cstdio>
 #include <thread>
 #include <vector>
@@ -11,7 +12,8 @@ int main() {
   auto body = [&](int rank) {
     unisono::Communicator comm(bootstraps[static_cast<std::size_t>(rank)], {.timeout_s = 30});
     const std::vector<float> mine(1000, static_cast<float>(rank + 1));
-    comm.all_reduce({.in = mine.data(), .out = sums[rank].data(), .count = mine.size(), .op = unisono::Op::sum});
+    comm.all_reduce(
+        {.in = mine.data(), .out = sums[rank].data(), .count = mine.size(), .op = unisono::Op::sum});
   };
   std::thread other(body, 1);
   body(0);

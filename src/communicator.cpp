@@ -18,7 +18,8 @@
 namespace unisono {
 namespace {
 
-// Outputs from this size on are written around the cache: they would not stay in it until somebody reads them.
+// Outputs from this size on are written around the cache: they would not stay in it until somebody reads
+// them.
 std::size_t default_stream_bytes() {
   const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
   return cache > 0 ? static_cast<std::size_t>(cache) / 4 : std::size_t{4} << 20;
@@ -46,12 +47,15 @@ class Communicator::Impl {
    public:
     Turn(Impl& impl, Collective collective) : impl_(impl) {
       if (impl_.closed())
-        throw UsageError("the communicator is closed: make a new one to call " + std::string(name_of(collective)) + ".");
+        throw UsageError("the communicator is closed: make a new one to call " +
+                         std::string(name_of(collective)) + ".");
       if (impl_.group_.inherited())
-        throw UsageError("this process was forked from a rank and is none itself: call " + std::string(name_of(collective)) +
+        throw UsageError("this process was forked from a rank and is none itself: call " +
+                         std::string(name_of(collective)) +
                          " in the rank's own process, or start the ranks with a launcher.");
       if (impl_.busy_.exchange(true, std::memory_order_acquire))
-        throw UsageError("another thread is inside a call of this communicator: make one communicator for each thread.");
+        throw UsageError(
+            "another thread is inside a call of this communicator: make one communicator for each thread.");
       impl_.group_.doing(name_of(collective), ++impl_.calls_);
       try {
         impl_.group_.check();
@@ -101,9 +105,9 @@ class Communicator::Impl {
       }
       const Place in = place(args.in, sent), out = place(args.out, received);
       group_.lane().reach_far(!group_.one_process());
-      send_recv_direct(group_.lane(), to, in, sent, from, out, received, args, [this](const Place& place, int rank, std::size_t bytes) {
-        return reach(place, rank, bytes);
-      });
+      send_recv_direct(
+          group_.lane(), to, in, sent, from, out, received, args,
+          [this](const Place& place, int rank, std::size_t bytes) { return reach(place, rank, bytes); });
     } else if (is_packets(algorithm)) {
       PacketChannel<HostThread> channel(group_.lane());
       send_recv_push(channel, to, sent, from, received, args);
@@ -135,14 +139,13 @@ class Communicator::Impl {
     std::string problem;
     try {
       own = Segment::create(rounded);
-    } catch (const ResourceError& error) {
-      problem = error.what();
-    }
+    } catch (const ResourceError& error) { problem = error.what(); }
     const auto offers = group_.exchange(Offer{own ? own->handle() : Segment::Handle{}, bytes});
     for (int r = 0; r < size(); ++r)
       if (offers[static_cast<std::size_t>(r)].asked != offers[0].asked)
         group_.fail(Group::Kind::mismatch, "rank 0 asked for " + std::to_string(offers[0].asked) +
-                                               " bytes of symmetric memory, but rank " + std::to_string(r) + " for " +
+                                               " bytes of symmetric memory, but rank " + std::to_string(r) +
+                                               " for " +
                                                std::to_string(offers[static_cast<std::size_t>(r)].asked) +
                                                ": ask for the same on every rank.");
     std::vector<std::shared_ptr<Segment>> segments;
@@ -150,15 +153,14 @@ class Communicator::Impl {
       const Offer& offer = offers[static_cast<std::size_t>(r)];
       if (offer.handle.fd < 0) problem = "rank " + std::to_string(r) + " could not reserve its part";
       else try {
-        segments.push_back(r == rank() ? own : Segment::open(offer.handle, rounded));
-      } catch (const ResourceError& error) {
-        problem = error.what();
-      }
+          segments.push_back(r == rank() ? own : Segment::open(offer.handle, rounded));
+        } catch (const ResourceError& error) { problem = error.what(); }
     }
     // everyone has it, or nobody: later calls count on that
     for (const Verdict& verdict : group_.exchange(Verdict{!problem.empty()}))
       if (verdict.failed)
-        throw ResourceError("symmetric memory of " + std::to_string(bytes) + " bytes a rank could not be had" +
+        throw ResourceError("symmetric memory of " + std::to_string(bytes) +
+                            " bytes a rank could not be had" +
                             (problem.empty() ? " on another rank: see its error." : ": " + problem));
     return {own, symmetric_->add(std::move(segments), rank())};
   }
@@ -170,8 +172,9 @@ class Communicator::Impl {
     bool failed;
   };
 
-  // Large calls first tell each other their buffers' places, wherever these may be within reach: if they are, the program is
-  // a direct one. Every rank decides this alike. all_to_all_v always does: no rank knows the others' sizes.
+  // Large calls first tell each other their buffers' places, wherever these may be within reach: if they are,
+  // the program is a direct one. Every rank decides this alike. all_to_all_v always does: no rank knows the
+  // others' sizes.
   bool asks_for_places(const Request& request) const {
     if (size() == 1) return false;
     if (request.collective == Collective::all_to_all_v) return true;
@@ -184,7 +187,8 @@ class Communicator::Impl {
   Algorithm plain(const Request& request) const {
     if (request.algorithm != Algorithm::automatic) return request.algorithm;
     const Algorithm chosen = plan_.choose(request.collective, request.bytes(), false);
-    return is_direct(chosen) ? Plan::staged(request.collective) : chosen;  // direct is for those who ask for places
+    return is_direct(chosen) ? Plan::staged(request.collective)
+                             : chosen;  // direct is for those who ask for places
   }
 
   Ticket ticket(Collective collective, const Call& call, std::uint64_t count) const {
@@ -215,7 +219,8 @@ class Communicator::Impl {
   byte* reach(const Place& place, int rank, std::size_t bytes) {
     if (place.allocation == Place::kAddress && group_.reaches_all()) return group_.reach(rank, place.offset);
     if (byte* at = symmetric_->resolve(place, rank, bytes)) return at;
-    group_.fail(Group::Kind::mismatch, "rank " + std::to_string(rank) + " announced a buffer outside its symmetric memory.");
+    group_.fail(Group::Kind::mismatch,
+                "rank " + std::to_string(rank) + " announced a buffer outside its symmetric memory.");
   }
 
   // Exchanges places; gives the plan's algorithm, and every buffer's address when that is a direct one.
@@ -234,7 +239,8 @@ class Communicator::Impl {
         symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
       }
       // in place, a peer may overwrite a block before its owner has sent it
-      if (by_parts || request.collective == Collective::all_to_all) within_reach = within_reach && !its.in_place;
+      if (by_parts || request.collective == Collective::all_to_all)
+        within_reach = within_reach && !its.in_place;
       if (by_parts) bytes = std::max<std::size_t>(bytes, its.total);
     }
     Algorithm algorithm = request.algorithm;
@@ -242,7 +248,8 @@ class Communicator::Impl {
     if (!is_direct(algorithm)) return algorithm;
     if (!within_reach && request.algorithm == Algorithm::automatic) return Plan::staged(request.collective);
     if (!within_reach)
-      throw UsageError(std::string(name_of(algorithm)) + " needs buffers from Communicator::empty on every rank, out of place " +
+      throw UsageError(std::string(name_of(algorithm)) +
+                       " needs buffers from Communicator::empty on every rank, out of place " +
                        "in an all_to_all: use them, or another algorithm.");
     inputs_.assign(tickets.size(), nullptr);
     outputs_.assign(tickets.size(), nullptr);
@@ -264,8 +271,9 @@ class Communicator::Impl {
       if (!tickets[0].matches(tickets[r])) mismatch(0, tickets[0], static_cast<int>(r), tickets[r]);
   }
   [[noreturn]] void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b) {
-    group_.fail(Group::Kind::mismatch, "rank " + std::to_string(a) + " called " + of_a.text() + ", but rank " + std::to_string(b) +
-                                           " called " + of_b.text() + ": make the same call on every rank.");
+    group_.fail(Group::Kind::mismatch, "rank " + std::to_string(a) + " called " + of_a.text() +
+                                           ", but rank " + std::to_string(b) + " called " + of_b.text() +
+                                           ": make the same call on every rank.");
   }
 
   // The ends of a pair compare in passing: the receiver sees what the sender sends.
@@ -280,8 +288,8 @@ class Communicator::Impl {
     if (!mine.matches(its)) mismatch(rank(), mine, from, its);
   }
 
-  // In all_to_all_v each pair has a count of its own, which both of its ranks must give alike, and each peer a place of its
-  // own in my output.
+  // In all_to_all_v each pair has a count of its own, which both of its ranks must give alike, and each peer
+  // a place of its own in my output.
   std::vector<Ticket> exchange_parts(const Request& request) {
     PacketChannel<HostThread> channel(group_.lane());
     const std::size_t element = size_of(request.call->dtype);
@@ -290,7 +298,8 @@ class Communicator::Impl {
       Ticket ticket = this->ticket(request.collective, *request.call, part.bytes / element);
       ticket.algorithm = request.algorithm;
       // of the whole output, so that every rank decides alike; empty, it is no obstacle
-      ticket.in = request.out_bytes > 0 ? place(request.args.out, request.out_bytes) : Place{Place::kAnywhere, 0};
+      ticket.in =
+          request.out_bytes > 0 ? place(request.args.out, request.out_bytes) : Place{Place::kAnywhere, 0};
       ticket.out = place(request.args.out + theirs.offset, theirs.bytes);
       ticket.total = request.bytes();
       ticket.in_place = request.in_place() && request.out_bytes > 0;
@@ -329,7 +338,7 @@ class Communicator::Impl {
   std::atomic<bool> busy_ = false;
 };
 
-Communicator::Communicator(std::shared_ptr<Bootstrap> bootstrap, const Options& options)
+Communicator::Communicator(const std::shared_ptr<Bootstrap>& bootstrap, const Options& options)
     : impl_(std::make_unique<Impl>(*bootstrap, options)) {}
 Communicator::~Communicator() = default;
 Communicator::Communicator(Communicator&&) noexcept = default;
@@ -340,19 +349,28 @@ int Communicator::size() const { return impl_->size(); }
 void Communicator::close() noexcept { impl_->close(); }
 bool Communicator::closed() const { return impl_->closed(); }
 
-void Communicator::all_reduce(const Call& call) { impl_->run({Collective::all_reduce, call, rank(), size()}); }
+void Communicator::all_reduce(const Call& call) {
+  impl_->run({Collective::all_reduce, call, rank(), size()});
+}
 void Communicator::reduce(const Call& call) { impl_->run({Collective::reduce, call, rank(), size()}); }
 void Communicator::broadcast(const Call& call) { impl_->run({Collective::broadcast, call, rank(), size()}); }
-void Communicator::all_gather(const Call& call) { impl_->run({Collective::all_gather, call, rank(), size()}); }
+void Communicator::all_gather(const Call& call) {
+  impl_->run({Collective::all_gather, call, rank(), size()});
+}
 void Communicator::gather(const Call& call) { impl_->run({Collective::gather, call, rank(), size()}); }
-void Communicator::reduce_scatter(const Call& call) { impl_->run({Collective::reduce_scatter, call, rank(), size()}); }
+void Communicator::reduce_scatter(const Call& call) {
+  impl_->run({Collective::reduce_scatter, call, rank(), size()});
+}
 void Communicator::scatter(const Call& call) { impl_->run({Collective::scatter, call, rank(), size()}); }
-void Communicator::all_to_all(const Call& call) { impl_->run({Collective::all_to_all, call, rank(), size()}); }
+void Communicator::all_to_all(const Call& call) {
+  impl_->run({Collective::all_to_all, call, rank(), size()});
+}
 
-void Communicator::all_to_all_v(const Call& call, std::span<const std::size_t> sends, std::span<const std::size_t> receives) {
+void Communicator::all_to_all_v(const Call& call, std::span<const std::size_t> sends,
+                                std::span<const std::size_t> receives) {
   if (sends.size() != static_cast<std::size_t>(size()))
-    throw UsageError("all_to_all_v needs " + std::to_string(size()) + " send counts, one for each rank, not " +
-                     std::to_string(sends.size()) + ".");
+    throw UsageError("all_to_all_v needs " + std::to_string(size()) +
+                     " send counts, one for each rank, not " + std::to_string(sends.size()) + ".");
   impl_->run({call, rank(), sends, receives});
 }
 
@@ -371,7 +389,8 @@ void Communicator::barrier() { impl_->barrier(); }
 Buffer Communicator::empty(std::size_t bytes) {
   auto [segment, number] = impl_->allocate(bytes);
   void* data = segment->data();
-  std::shared_ptr<void> owner(data, [symmetric = impl_->symmetric(), number = number](void*) { symmetric->release(number); });
+  std::shared_ptr<void> owner(
+      data, [symmetric = impl_->symmetric(), number = number](void*) { symmetric->release(number); });
   return {std::move(owner), bytes};
 }
 
@@ -384,7 +403,9 @@ void Communicator::set_plan(const std::vector<PlanEntry>& entries) {
   std::vector<Plan::Entry> read;
   for (const PlanEntry& entry : entries) {
     const auto algorithm = from_name<Algorithm>(entry.algorithm, kAlgorithms);
-    if (!algorithm) throw UsageError("the plan table names the algorithm '" + std::string(entry.algorithm) + "', which does not exist.");
+    if (!algorithm)
+      throw UsageError("the plan table names the algorithm '" + std::string(entry.algorithm) +
+                       "', which does not exist.");
     read.push_back({entry.collective, entry.symmetric, entry.up_to_bytes, *algorithm});
   }
   impl_->plan().set(read);

@@ -18,8 +18,8 @@ double number(const char* name, double otherwise, double least) {
   char* end = nullptr;
   const double read = std::strtod(value, &end);
   if (*end != '\0' || !(read >= least))
-    throw UsageError(std::string(name) + "=" + value + " is not a number of at least " + std::to_string(least) +
-                     ": set it to one, or unset it.");
+    throw UsageError(std::string(name) + "=" + value + " is not a number of at least " +
+                     std::to_string(least) + ": set it to one, or unset it.");
   return read;
 }
 

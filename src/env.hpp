@@ -7,13 +7,14 @@
 namespace unisono {
 
 struct Env {
-  double timeout_s = 30;            // UNISONO_TIMEOUT_S: deadline of every wait, in seconds
-  bool check = false;               // UNISONO_CHECK=1: compare the ranks' calls before anything moves
-  std::size_t chunk_bytes = 0;      // UNISONO_CHUNK_BYTES: size of a staging chunk; 0: by the number of ranks
-  std::size_t stream_bytes = 0;     // UNISONO_STREAM_BYTES: outputs from here on bypass the cache; 0: by the machine's cache
-  bool far = true;                  // UNISONO_FAR=0: never let the kernel copy between processes; stage instead
-  int spins = -1;                   // UNISONO_SPINS: polls before a wait yields its core; -1: by ranks and cores
-  std::string instruction_set;      // UNISONO_ISA: baseline, avx2 or avx512; empty: the best that the machine has
+  double timeout_s = 30;        // UNISONO_TIMEOUT_S: deadline of every wait, in seconds
+  bool check = false;           // UNISONO_CHECK=1: compare the ranks' calls before anything moves
+  std::size_t chunk_bytes = 0;  // UNISONO_CHUNK_BYTES: size of a staging chunk; 0: by the number of ranks
+  std::size_t stream_bytes =
+      0;            // UNISONO_STREAM_BYTES: outputs from here on bypass the cache; 0: by the machine's cache
+  bool far = true;  // UNISONO_FAR=0: never let the kernel copy between processes; stage instead
+  int spins = -1;   // UNISONO_SPINS: polls before a wait yields its core; -1: by ranks and cores
+  std::string instruction_set;  // UNISONO_ISA: baseline, avx2 or avx512; empty: the best that the machine has
 };
 
 // Throws UsageError naming the variable when a value cannot be read.

@@ -64,19 +64,24 @@ Hello read(const std::string& bytes, int rank, const Hello& mine) {
   Hello hello;
   if (bytes.size() != sizeof hello)
     throw UsageError("what " + who + " sent at the bootstrap is not this version's greeting (" +
-                     std::to_string(bytes.size()) + " bytes): start every rank with the same version of Unisono.");
+                     std::to_string(bytes.size()) +
+                     " bytes): start every rank with the same version of Unisono.");
   std::memcpy(&hello, bytes.data(), sizeof hello);
   if (std::memcmp(hello.magic, mine.magic, sizeof hello.magic) != 0 || hello.version != mine.version)
-    throw UsageError("what " + who + " sent at the bootstrap is not this version's greeting: start every rank with the "
+    throw UsageError("what " + who +
+                     " sent at the bootstrap is not this version's greeting: start every rank with the "
                      "same version of Unisono.");
   if (hello.rank != rank)
-    throw UsageError("two ranks are numbered " + std::to_string(hello.rank) + ": give each its own number below the size.");
+    throw UsageError("two ranks are numbered " + std::to_string(hello.rank) +
+                     ": give each its own number below the size.");
   if (hello.size != mine.size)
-    throw UsageError(who + " counts " + std::to_string(hello.size) + " ranks, this one " + std::to_string(mine.size) +
-                     ": start them with the same size.");
+    throw UsageError(who + " counts " + std::to_string(hello.size) + " ranks, this one " +
+                     std::to_string(mine.size) + ": start them with the same size.");
   if (hello.machine != mine.machine)
-    throw UsageError(who + " runs on another machine or in another container: the host lane joins ranks that share one "
-                     "machine and one PID namespace.");
+    throw UsageError(
+        who +
+        " runs on another machine or in another container: the host lane joins ranks that share one "
+        "machine and one PID namespace.");
   if (hello.chunk_bytes != mine.chunk_bytes)
     throw UsageError(who + " has another UNISONO_CHUNK_BYTES: set it the same on every rank.");
   return hello;
@@ -94,7 +99,8 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while
       own_pid_(::getpid()) {
   if (size_ < 1 || size_ > kMostRanks || rank_ < 0 || rank_ >= size_)
     throw UsageError("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
-                     " is not possible: the rank is from 0 to size-1, the size from 1 to " + std::to_string(kMostRanks) + ".");
+                     " is not possible: the rank is from 0 to size-1, the size from 1 to " +
+                     std::to_string(kMostRanks) + ".");
   const HostThread::Layout layout(size_, chunk_bytes_for(size_), sizeof(Board));
   auto own = Segment::create(layout.bytes);
   Hello mine;
@@ -107,7 +113,8 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while
   read_cores(mine.cores);
   const auto greetings = bootstrap.all_gather(std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
   if (greetings.size() != static_cast<std::size_t>(size_))
-    throw UsageError("the bootstrap gave " + std::to_string(greetings.size()) + " greetings for " + std::to_string(size_) + " ranks.");
+    throw UsageError("the bootstrap gave " + std::to_string(greetings.size()) + " greetings for " +
+                     std::to_string(size_) + " ranks.");
 
   bool far = env().far;
   std::uint64_t cores[16] = {};
@@ -134,12 +141,15 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while
   patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 1000;
   patience.timeout = std::chrono::duration<double>(timeout_s);
   lane_ = std::make_unique<HostThread>(
-      rank_, layout, segments_, host::Far(pids_, [this](int rank, int error) { unreachable(rank, error); }), patience,
-      HostThread::Watch{[this](int peer, const std::function<bool()>& arrived) { interrupted(peer, arrived); },
-                        [this](int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
-                          late(peer, slot, expected, seen);
-                        }});
-  // Nobody may be gone before everyone has mapped everyone's memory: only then is each rank's own end of it dispensable.
+      rank_, layout, segments_, host::Far(pids_, [this](int rank, int error) { unreachable(rank, error); }),
+      patience,
+      HostThread::Watch{
+          [this](int peer, const std::function<bool()>& arrived) { interrupted(peer, arrived); },
+          [this](int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
+            late(peer, slot, expected, seen);
+          }});
+  // Nobody may be gone before everyone has mapped everyone's memory: only then is each rank's own end of it
+  // dispensable.
   far_ = true;
   for (const std::string& its : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && its == "far";
 }
@@ -169,7 +179,8 @@ bool Group::dead(int rank) const {
 }
 
 void Group::interrupted(int peer, const std::function<bool()>& arrived) {
-  if (left()) throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
+  if (left())
+    throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
   check();
   if (while_waiting_) try {
       while_waiting_();
@@ -183,19 +194,25 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
     // A rank that has left in good order is missed only by those who still wait for it.
     if (left ? r != peer : !dead(r)) continue;
     if (arrived()) return;
-    const std::string who = "rank " + std::to_string(r) + " (process " + std::to_string(pids_[static_cast<std::size_t>(r)]) + ")";
-    fail(Kind::peer_lost, left ? who + " has closed its communicator, but " + where() + " still waits for it: make the same calls on every rank."
-                               : who + " has died; noticed in " + where() + ": look at that process's own output, then start the ranks again.");
+    const std::string who =
+        "rank " + std::to_string(r) + " (process " + std::to_string(pids_[static_cast<std::size_t>(r)]) + ")";
+    fail(Kind::peer_lost, left ? who + " has closed its communicator, but " + where() +
+                                     " still waits for it: make the same calls on every rank."
+                               : who + " has died; noticed in " + where() +
+                                     ": look at that process's own output, then start the ranks again.");
   }
 }
 
 void Group::unreachable(int rank, int error) {
   check();
   if (error == ESRCH || dead(rank))
-    fail(Kind::peer_lost, "rank " + std::to_string(rank) + " (process " + std::to_string(pids_[static_cast<std::size_t>(rank)]) +
-                              ") has died; noticed in " + where() + ": look at that process's own output, then start the ranks again.");
-  fail(Kind::resource, "the buffer of rank " + std::to_string(rank) + " could not be reached in " + where() + " (" +
-                           std::strerror(error) + "): see that it is as large as the call says, or set UNISONO_FAR=0.");
+    fail(Kind::peer_lost, "rank " + std::to_string(rank) + " (process " +
+                              std::to_string(pids_[static_cast<std::size_t>(rank)]) +
+                              ") has died; noticed in " + where() +
+                              ": look at that process's own output, then start the ranks again.");
+  fail(Kind::resource, "the buffer of rank " + std::to_string(rank) + " could not be reached in " + where() +
+                           " (" + std::strerror(error) +
+                           "): see that it is as large as the call says, or set UNISONO_FAR=0.");
 }
 
 void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
@@ -203,8 +220,9 @@ void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", timeout_s_);
   fail(Kind::timeout, where() + " has waited " + seconds + " s for rank " + std::to_string(peer) + " (slot " +
-                          slots[static_cast<int>(slot)] + ", epoch expected " + std::to_string(expected) + ", seen " +
-                          std::to_string(seen) + "): see what that rank is doing, or raise UNISONO_TIMEOUT_S.");
+                          slots[static_cast<int>(slot)] + ", epoch expected " + std::to_string(expected) +
+                          ", seen " + std::to_string(seen) +
+                          "): see what that rank is doing, or raise UNISONO_TIMEOUT_S.");
 }
 
 void Group::fail(Kind kind, const std::string& text) {
@@ -224,7 +242,8 @@ void Group::raise_failure() const {
   const Failure& failure = board(0).failure;
   // Whoever writes it is at it now; should it die there, the kind is still unknown after a while.
   for (int i = 0; i < 1000 && failure.stage.load(std::memory_order_acquire) != 2; ++i) ::usleep(1000);
-  if (failure.stage.load(std::memory_order_acquire) != 2) throw PeerLostError("a rank died while it reported a failure: start the ranks again.");
+  if (failure.stage.load(std::memory_order_acquire) != 2)
+    throw PeerLostError("a rank died while it reported a failure: start the ranks again.");
   const std::string text(failure.text, ::strnlen(failure.text, sizeof failure.text));
   switch (failure.kind) {
     case Kind::mismatch: throw MismatchError(text);

@@ -1,4 +1,5 @@
-// The ranks of one machine that have joined: their shared memory, their lane, and what happens when one is lost.
+// The ranks of one machine that have joined: their shared memory, their lane, and what happens when one is
+// lost.
 #pragma once
 
 #include <atomic>
@@ -26,8 +27,9 @@ class Group {
   HostThread& lane() { return *lane_; }
   bool crowded() const { return crowded_; }  // there are fewer cores than ranks
 
-  // Whether a rank's plain pointers are within every rank's reach: as they are, for threads of one process, or as far
-  // addresses, where the kernel lets every rank copy from and to every other's memory. The same on every rank.
+  // Whether a rank's plain pointers are within every rank's reach: as they are, for threads of one process,
+  // or as far addresses, where the kernel lets every rank copy from and to every other's memory. The same on
+  // every rank.
   bool one_process() const { return one_process_; }
   bool reaches_all() const { return one_process_ || far_; }
   byte* reach(int rank, std::uint64_t address) const {
@@ -57,7 +59,8 @@ class Group {
     std::vector<T> all(static_cast<std::size_t>(size_));
     all[static_cast<std::size_t>(rank_)] = mine;
     PacketChannel<HostThread> channel(*lane_);
-    for (int i = 1; i < size_; ++i) channel.put(peer_at(*lane_, i), reinterpret_cast<const byte*>(&mine), sizeof(T));
+    for (int i = 1; i < size_; ++i)
+      channel.put(peer_at(*lane_, i), reinterpret_cast<const byte*>(&mine), sizeof(T));
     for (int i = 1; i < size_; ++i) {
       const int p = peer_at(*lane_, i);
       channel.take(p, {reinterpret_cast<byte*>(&all[static_cast<std::size_t>(p)])}, sizeof(T));
@@ -84,7 +87,9 @@ class Group {
     Failure failure;  // used in rank 0's board only
   };
 
-  Board& board(int rank) const { return *reinterpret_cast<Board*>(segments_[static_cast<std::size_t>(rank)]->data()); }
+  Board& board(int rank) const {
+    return *reinterpret_cast<Board*>(segments_[static_cast<std::size_t>(rank)]->data());
+  }
   [[noreturn]] void raise_failure() const;
   void interrupted(int peer, const std::function<bool()>& arrived);
   [[noreturn]] void unreachable(int rank, int error);

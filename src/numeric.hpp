@@ -1,8 +1,9 @@
-// Number formats and reductions, written so that every compiler and instruction set gives the same bits. Contracted
-// multiply-adds must be off (-ffp-contract=off, nvcc --fmad=false) and denormals on.
+// Number formats and reductions, written so that every compiler and instruction set gives the same bits.
+// Contracted multiply-adds must be off (-ffp-contract=off, nvcc --fmad=false) and denormals on.
 //
-// f16, bf16 and fp8 convert exactly to f32 and back with one rounding, to nearest even. Overflow gives infinity in f16, bf16
-// and e5m2; e4m3 has no infinity and gives NaN (OCP 8-bit Floating Point Specification 1.0, non-saturating).
+// f16, bf16 and fp8 convert exactly to f32 and back with one rounding, to nearest even. Overflow gives
+// infinity in f16, bf16 and e5m2; e4m3 has no infinity and gives NaN (OCP 8-bit Floating Point
+// Specification 1.0, non-saturating).
 #pragma once
 
 #include <bit>
@@ -14,10 +15,18 @@
 
 namespace unisono {
 
-struct F16 { std::uint16_t bits; };
-struct BF16 { std::uint16_t bits; };
-struct E4M3 { std::uint8_t bits; };
-struct E5M2 { std::uint8_t bits; };
+struct F16 {
+  std::uint16_t bits;
+};
+struct BF16 {
+  std::uint16_t bits;
+};
+struct E4M3 {
+  std::uint8_t bits;
+};
+struct E5M2 {
+  std::uint8_t bits;
+};
 
 namespace numeric {
 
@@ -29,19 +38,21 @@ template <int E, int M, bool HasInfinity>
 struct Format {
   static constexpr std::uint32_t kBias = (1u << (E - 1)) - 1;
   static constexpr std::uint32_t kMagnitude = (1u << (E + M)) - 1;
-  static constexpr std::uint32_t kInfinity = ((1u << E) - 1) << M;           // with HasInfinity
+  static constexpr std::uint32_t kInfinity = ((1u << E) - 1) << M;  // with HasInfinity
   static constexpr std::uint32_t kNan = HasInfinity ? kInfinity | 1u << (M - 1) : kMagnitude;
   static constexpr std::uint32_t kLargest = HasInfinity ? kInfinity - 1 : kMagnitude - 1;
   static constexpr std::uint32_t kOverflow = HasInfinity ? kInfinity : kNan;
   static constexpr int kShift = 23 - M;
 
-  // Exponent fields differ by the biases: one exact multiplication, which also turns denormals into normal numbers.
+  // Exponent fields differ by the biases: one exact multiplication, which also turns denormals into normal
+  // numbers.
   UNISONO_PORTABLE static float widen(std::uint32_t word) {
     const std::uint32_t magnitude = word & kMagnitude;
     const float scaled = as_float(magnitude << kShift) * as_float((254u - kBias) << 23);
     const bool special = HasInfinity ? magnitude >= kInfinity : magnitude == kMagnitude;
-    const std::uint32_t bits = special ? 0x7f800000u | (HasInfinity ? (magnitude & (kInfinity ^ kMagnitude)) << kShift : 0x400000u)
-                                       : as_bits(scaled);
+    const std::uint32_t bits =
+        special ? 0x7f800000u | (HasInfinity ? (magnitude & (kInfinity ^ kMagnitude)) << kShift : 0x400000u)
+                : as_bits(scaled);
     return as_float(bits | (word & (kMagnitude + 1)) << (31 - E - M));
   }
 
@@ -75,12 +86,16 @@ template <>
 struct Wide<F16> {
   using type = float;
   UNISONO_PORTABLE static float from(F16 v) { return numeric::Format<5, 10, true>::widen(v.bits); }
-  UNISONO_PORTABLE static F16 to(float v) { return {static_cast<std::uint16_t>(numeric::Format<5, 10, true>::narrow(v))}; }
+  UNISONO_PORTABLE static F16 to(float v) {
+    return {static_cast<std::uint16_t>(numeric::Format<5, 10, true>::narrow(v))};
+  }
 };
 template <>
 struct Wide<BF16> {
   using type = float;
-  UNISONO_PORTABLE static float from(BF16 v) { return numeric::as_float(static_cast<std::uint32_t>(v.bits) << 16); }
+  UNISONO_PORTABLE static float from(BF16 v) {
+    return numeric::as_float(static_cast<std::uint32_t>(v.bits) << 16);
+  }
   UNISONO_PORTABLE static BF16 to(float v) {
     const std::uint32_t bits = numeric::as_bits(v);
     const std::uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -91,13 +106,17 @@ template <>
 struct Wide<E4M3> {
   using type = float;
   UNISONO_PORTABLE static float from(E4M3 v) { return numeric::Format<4, 3, false>::widen(v.bits); }
-  UNISONO_PORTABLE static E4M3 to(float v) { return {static_cast<std::uint8_t>(numeric::Format<4, 3, false>::narrow(v))}; }
+  UNISONO_PORTABLE static E4M3 to(float v) {
+    return {static_cast<std::uint8_t>(numeric::Format<4, 3, false>::narrow(v))};
+  }
 };
 template <>
 struct Wide<E5M2> {
   using type = float;
   UNISONO_PORTABLE static float from(E5M2 v) { return numeric::Format<5, 2, true>::widen(v.bits); }
-  UNISONO_PORTABLE static E5M2 to(float v) { return {static_cast<std::uint8_t>(numeric::Format<5, 2, true>::narrow(v))}; }
+  UNISONO_PORTABLE static E5M2 to(float v) {
+    return {static_cast<std::uint8_t>(numeric::Format<5, 2, true>::narrow(v))};
+  }
 };
 // Integers wrap; their sums are exact before that, which avg needs.
 template <>
@@ -123,22 +142,26 @@ struct Wide<std::uint8_t> {
 template <Op op, class T>
 UNISONO_PORTABLE inline typename Wide<T>::type combine(typename Wide<T>::type a, typename Wide<T>::type b) {
   using W = typename Wide<T>::type;
-  using Unsigned = std::conditional_t<std::is_integral_v<W>, std::make_unsigned<W>, std::type_identity<W>>::type;
+  using Unsigned =
+      std::conditional_t<std::is_integral_v<W>, std::make_unsigned<W>, std::type_identity<W>>::type;
   if constexpr (op == Op::prod) return static_cast<W>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
   if constexpr (op == Op::min || op == Op::max) {
     using Ordered = std::conditional_t<std::is_same_v<T, std::int64_t>, std::int64_t, W>;
     const auto x = static_cast<Ordered>(a), y = static_cast<Ordered>(b);
-    return static_cast<bool>(static_cast<int>(op == Op::min ? y < x : y > x) | static_cast<int>(y != y)) ? b : a;
+    return static_cast<bool>(static_cast<int>(op == Op::min ? y < x : y > x) | static_cast<int>(y != y)) ? b
+                                                                                                         : a;
   }
   return static_cast<W>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
 }
 
-// What is done once, after the last combine: avg divides by the number of ranks, integers truncating toward zero.
+// What is done once, after the last combine: avg divides by the number of ranks, integers truncating toward
+// zero.
 template <Op op, class T>
 UNISONO_PORTABLE inline typename Wide<T>::type finish(typename Wide<T>::type value, int ranks) {
   using W = typename Wide<T>::type;
   if constexpr (op != Op::avg) return value;
-  if constexpr (std::is_same_v<T, std::int64_t>) return static_cast<W>(static_cast<std::int64_t>(value) / ranks);
+  if constexpr (std::is_same_v<T, std::int64_t>)
+    return static_cast<W>(static_cast<std::int64_t>(value) / ranks);
   return value / static_cast<W>(ranks);
 }
 

@@ -51,7 +51,8 @@ class Plan {
   // `crowded`: there are fewer cores than ranks.
   Plan(int ranks, bool crowded);
 
-  // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of its collective.
+  // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
+  // its collective.
   void set(const std::vector<Entry>& entries);
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric) const;
 

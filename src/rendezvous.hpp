@@ -13,10 +13,10 @@ struct Reply {
   std::size_t left;  // bytes, from the first, that the sender is to push; the receiver pulls the others
 };
 
-// Sends `sent` bytes to `dst` and receives `received` from `src`; 0 bytes leave that half out. A receiver that sends nothing
-// leaves half of the copying to its sender, who has nothing else to do; so does one of a message so large that memory
-// bounds it. `reach(place, rank, bytes)` gives the address of a
-// peer's buffer. Ends of a pair need not call the same of send, recv and send_recv: each transfer has its own ticket (from
+// Sends `sent` bytes to `dst` and receives `received` from `src`; 0 bytes leave that half out. A receiver
+// that sends nothing leaves half of the copying to its sender, who has nothing else to do; so does one of a
+// message so large that memory bounds it. `reach(place, rank, bytes)` gives the address of a peer's buffer.
+// Ends of a pair need not call the same of send, recv and send_recv: each transfer has its own ticket (from
 // the sender, a packet) and reply, in the order of the calls.
 template <class Reach>
 void send_recv_direct(HostThread& lane, int dst, const Place& in, std::size_t sent, int src, const Place& out,

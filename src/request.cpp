@@ -10,13 +10,16 @@ bool combines(Collective c) {
   return c == Collective::all_reduce || c == Collective::reduce || c == Collective::reduce_scatter;
 }
 bool rooted(Collective c) {
-  return c == Collective::reduce || c == Collective::broadcast || c == Collective::gather || c == Collective::scatter;
+  return c == Collective::reduce || c == Collective::broadcast || c == Collective::gather ||
+         c == Collective::scatter;
 }
 
-constexpr std::size_t kMostBytes = std::numeric_limits<std::size_t>::max() / 4;  // so that two sizes can be added
+constexpr std::size_t kMostBytes =
+    std::numeric_limits<std::size_t>::max() / 4;  // so that two sizes can be added
 
 [[noreturn]] void too_many(std::size_t count) {
-  throw UsageError("a count of " + std::to_string(count) + " elements is more than memory can hold: check the counts.");
+  throw UsageError("a count of " + std::to_string(count) +
+                   " elements is more than memory can hold: check the counts.");
 }
 
 std::size_t bytes_of(const Call& call, std::size_t times) {
@@ -27,17 +30,20 @@ std::size_t bytes_of(const Call& call, std::size_t times) {
 
 void check_peer(std::string_view what, int peer, int rank, int ranks, bool self) {
   if (peer < 0 || peer >= ranks)
-    throw UsageError(std::string(what) + " " + std::to_string(peer) + " is not a rank: there are ranks 0 to " +
-                     std::to_string(ranks - 1) + ".");
+    throw UsageError(std::string(what) + " " + std::to_string(peer) +
+                     " is not a rank: there are ranks 0 to " + std::to_string(ranks - 1) + ".");
   if (!self && peer == rank)
-    throw UsageError("rank " + std::to_string(rank) + " cannot send to itself alone: use send_recv, which copies.");
+    throw UsageError("rank " + std::to_string(rank) +
+                     " cannot send to itself alone: use send_recv, which copies.");
 }
 
 }  // namespace
 
-Request::Request(Collective what, const Call& c, int me, int n) : collective(what), call(&c), rank(me), ranks(n) {
+Request::Request(Collective what, const Call& c, int me, int n)
+    : collective(what), call(&c), rank(me), ranks(n) {
   if (rooted(what)) check_peer("root", c.root, me, n, true);
-  const bool root = me == c.root, whole = what == Collective::all_reduce || what == Collective::reduce || what == Collective::broadcast;
+  const bool root = me == c.root, whole = what == Collective::all_reduce || what == Collective::reduce ||
+                                          what == Collective::broadcast;
   args.block = bytes_of(c, 1);
   args.bytes = whole ? args.block : bytes_of(c, static_cast<std::size_t>(n));
   args.in = static_cast<const byte*>(c.in);
@@ -60,9 +66,11 @@ Request::Request(Collective what, const Call& c, int me, int n) : collective(wha
   check_buffers(at_in, at_out);
 }
 
-Request::Request(const Call& c, int me, std::span<const std::size_t> sent, std::span<const std::size_t> received)
+Request::Request(const Call& c, int me, std::span<const std::size_t> sent,
+                 std::span<const std::size_t> received)
     : collective(Collective::all_to_all_v), call(&c), rank(me), ranks(static_cast<int>(sent.size())) {
-  if (sent.size() != received.size()) throw UsageError("all_to_all_v takes as many send counts as receive counts, one for each rank.");
+  if (sent.size() != received.size())
+    throw UsageError("all_to_all_v takes as many send counts as receive counts, one for each rank.");
   auto parts = [&](std::span<const std::size_t> counts, std::vector<Args::Part>& to) {
     std::size_t total = 0;
     for (const std::size_t count : counts) {
@@ -76,8 +84,9 @@ Request::Request(const Call& c, int me, std::span<const std::size_t> sent, std::
   };
   const auto own = static_cast<std::size_t>(me);
   if (sent[own] != received[own])
-    throw UsageError("all_to_all_v: rank " + std::to_string(me) + " sends itself " + std::to_string(sent[own]) + " elements, but receives " +
-                     std::to_string(received[own]) + " from itself: give both the same count.");
+    throw UsageError("all_to_all_v: rank " + std::to_string(me) + " sends itself " +
+                     std::to_string(sent[own]) + " elements, but receives " + std::to_string(received[own]) +
+                     " from itself: give both the same count.");
   in_bytes = parts(sent, sends);
   out_bytes = parts(received, receives);
   args.in = static_cast<const byte*>(c.in);
@@ -96,7 +105,8 @@ Request::Request(Collective what, const Call& c, int me, int n, int to, int from
   const bool both = what == Collective::send_recv;
   if (what != Collective::recv) check_peer("destination", to, me, n, both);
   if (what != Collective::send) check_peer("source", from, me, n, both);
-  if (both && (to == me) != (from == me)) throw UsageError("send_recv with itself needs this rank as both destination and source.");
+  if (both && (to == me) != (from == me))
+    throw UsageError("send_recv with itself needs this rank as both destination and source.");
   args.bytes = bytes_of(c, 1);
   args.in = static_cast<const byte*>(c.in);
   args.out = static_cast<byte*>(c.out);
@@ -116,18 +126,21 @@ void Request::name_algorithm() {
     }
     known += (known.empty() ? "" : ", ") + std::string(name_of(one));
   }
-  throw UsageError(std::string(name_of(collective)) + " has no algorithm '" + std::string(call->algorithm) + "': use one of " + known + ".");
+  throw UsageError(std::string(name_of(collective)) + " has no algorithm '" + std::string(call->algorithm) +
+                   "': use one of " + known + ".");
 }
 
 void Request::check_buffers(std::size_t at_in, std::size_t at_out) const {
   if ((in_bytes > 0 && !args.in) || (out_bytes > 0 && !args.out))
-    throw UsageError(std::string(name_of(collective)) + " needs " + (args.in ? "an output" : "an input") + " buffer on this rank.");
+    throw UsageError(std::string(name_of(collective)) + " needs " + (args.in ? "an output" : "an input") +
+                     " buffer on this rank.");
   if (in_bytes == 0 || out_bytes == 0) return;
   const bool apart = args.in + in_bytes <= args.out || args.out + out_bytes <= args.in;
   if (!apart && args.in + at_out != args.out + at_in)
-    throw UsageError("the input and the output of " + std::string(name_of(collective)) +
-                     " overlap without being in place (equal, or this rank's own block of the larger one): pass buffers "
-                     "that are in place or apart.");
+    throw UsageError(
+        "the input and the output of " + std::string(name_of(collective)) +
+        " overlap without being in place (equal, or this rank's own block of the larger one): pass buffers "
+        "that are in place or apart.");
 }
 
 Reached Request::reached_by_peers(int owner) const {
@@ -154,13 +167,14 @@ bool Ticket::matches(const Ticket& other) const {
 
 std::string Ticket::text() const {
   // it comes from another rank, whose packet may have been meant for another kind of call
-  if (static_cast<int>(collective) >= kCollectives || static_cast<int>(dtype) >= kDTypes || static_cast<int>(op) >= kOps ||
-      static_cast<int>(algorithm) >= kAlgorithms)
+  if (static_cast<int>(collective) >= kCollectives || static_cast<int>(dtype) >= kDTypes ||
+      static_cast<int>(op) >= kOps || static_cast<int>(algorithm) >= kAlgorithms)
     return "something else";
   std::string text(name_of(collective));
   if (collective == Collective::barrier) return text;
   if (combines(collective)) text += "(" + std::string(name_of(op)) + ")";
-  text += " of " + std::to_string(count) + (collective == Collective::empty ? " bytes" : " " + std::string(name_of(dtype)));
+  text += " of " + std::to_string(count) +
+          (collective == Collective::empty ? " bytes" : " " + std::string(name_of(dtype)));
   if (rooted(collective)) text += " with root " + std::to_string(root);
   if (algorithm != Algorithm::automatic) text += " by " + std::string(name_of(algorithm));
   return text;

@@ -26,7 +26,8 @@ struct Request {
 
   // Throws UsageError when the call is wrong by itself.
   Request(Collective collective, const Call& call, int rank, int ranks);
-  Request(const Call& call, int rank, std::span<const std::size_t> sends, std::span<const std::size_t> receives);
+  Request(const Call& call, int rank, std::span<const std::size_t> sends,
+          std::span<const std::size_t> receives);
   Request(Collective collective, const Call& call, int rank, int ranks, int to, int from);
 
   // Of the larger buffer of any rank: what the plan goes by.
@@ -39,7 +40,8 @@ struct Request {
   std::vector<Args::Part> sends, receives;
 
  private:
-  // Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out` bytes into the input.
+  // Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out` bytes
+  // into the input.
   void check_buffers(std::size_t at_in, std::size_t at_out) const;
   void name_algorithm();
 };

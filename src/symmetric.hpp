@@ -21,7 +21,8 @@ struct Place {
   std::uint64_t offset = 0;
 };
 
-// An allocation is dropped when every rank has released it: until then a peer may name it, and every rank must find it.
+// An allocation is dropped when every rank has released it: until then a peer may name it, and every rank
+// must find it.
 class Symmetric {
  public:
   // `segments` of all ranks, in rank order. Every rank adds the same allocations in the same order.
@@ -51,8 +52,8 @@ class Symmetric {
     }
     return {};
   }
-  // Where rank `rank` has `place`, or null when this rank has no such allocation or it ends before `bytes`: a peer's place
-  // is checked like any message.
+  // Where rank `rank` has `place`, or null when this rank has no such allocation or it ends before `bytes`: a
+  // peer's place is checked like any message.
   byte* resolve(const Place& place, int rank, std::size_t bytes) const {
     std::scoped_lock lock(mutex_);
     const auto found = allocations_.find(place.allocation);
@@ -70,7 +71,8 @@ class Symmetric {
   void drop_released() {
     std::erase_if(allocations_, [](const auto& allocation) {
       const auto& segments = allocation.second.segments;
-      return std::all_of(segments.begin(), segments.end(), [](const auto& segment) { return segment->released(); });
+      return std::all_of(segments.begin(), segments.end(),
+                         [](const auto& segment) { return segment->released(); });
     });
   }
   mutable std::mutex mutex_;  // buffers are given back from any thread

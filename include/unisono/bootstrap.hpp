@@ -15,7 +15,8 @@ class Bootstrap {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Collective. Gives everyone's bytes in rank order. What comes back is checked by the caller: it may be hostile.
+  // Collective. Gives everyone's bytes in rank order. What comes back is checked by the caller: it may be
+  // hostile.
   virtual std::vector<std::string> all_gather(const std::string& data) = 0;
 };
 

@@ -6,7 +6,8 @@
 
 namespace unisono {
 
-// This rank's part. It stays valid memory when the communicator is closed; it is given back when the last copy goes.
+// This rank's part. It stays valid memory when the communicator is closed; it is given back when the last
+// copy goes.
 class Buffer {
  public:
   Buffer() = default;

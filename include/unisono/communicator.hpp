@@ -17,31 +17,34 @@
 
 namespace unisono {
 
-// One rank's part of a collective. Elements are combined in rank order with a wide accumulator, so that every algorithm gives
-// the same bits (DESIGN.md, "Sums"). Buffers may be anywhere; those from `Communicator::empty` are used without a copy.
+// One rank's part of a collective. Elements are combined in rank order with a wide accumulator, so that every
+// algorithm gives the same bits (DESIGN.md, "Sums"). Buffers may be anywhere; those from
+// `Communicator::empty` are used without a copy.
 struct Call {
   const void* in = nullptr;
   void* out = nullptr;
-  std::size_t count = 0;  // elements: all_reduce, reduce, broadcast, send: of the buffer; else of one rank's block
+  std::size_t count =
+      0;  // elements: all_reduce, reduce, broadcast, send: of the buffer; else of one rank's block
   DType dtype = DType::f32;
   Op op = Op::sum;
   int root = 0;
   std::string_view algorithm{};  // empty: the plan's choice; else one of `algorithms(collective)`
 };
 
-// The calls of a communicator come from one thread at a time, in the same order on every rank. Each returns when this rank's
-// output is complete and its input may be overwritten. Errors are those of error.hpp.
+// The calls of a communicator come from one thread at a time, in the same order on every rank. Each returns
+// when this rank's output is complete and its input may be overwritten. Errors are those of error.hpp.
 class Communicator {
  public:
   struct Options {
     std::optional<double> timeout_s{};  // deadline of every wait; default UNISONO_TIMEOUT_S, else 30
     std::optional<bool> check{};        // compare the ranks' calls first; default UNISONO_CHECK, else no
-    std::function<void()> while_waiting{};  // called every few ms of a long wait; what it throws ends the call and closes
+    std::function<void()>
+        while_waiting{};  // called every few ms of a long wait; what it throws ends the call and closes
   };
 
-  // Collective over the bootstrap. Throws ResourceError when memory cannot be shared, UsageError when the ranks do not fit
-  // together (two with one number, different versions, more than one machine).
-  Communicator(std::shared_ptr<Bootstrap> bootstrap, const Options& options);
+  // Collective over the bootstrap. Throws ResourceError when memory cannot be shared, UsageError when the
+  // ranks do not fit together (two with one number, different versions, more than one machine).
+  Communicator(const std::shared_ptr<Bootstrap>& bootstrap, const Options& options);
   ~Communicator();
   Communicator(Communicator&&) noexcept;
   Communicator& operator=(Communicator&&) noexcept;
@@ -55,13 +58,16 @@ class Communicator {
   void all_gather(const Call& call);      // in: count; out: size·count. In place: in == out + rank·count
   void gather(const Call& call);          // in: count; out: size·count at the root. In place as all_gather
   void reduce_scatter(const Call& call);  // in: size·count; out: count. In place: out == in + rank·count
-  void scatter(const Call& call);         // in: size·count at the root; out: count. In place as reduce_scatter
-  void all_to_all(const Call& call);      // in, out: size·count. In place: out == in
+  void scatter(const Call& call);     // in: size·count at the root; out: count. In place as reduce_scatter
+  void all_to_all(const Call& call);  // in, out: size·count. In place: out == in
 
-  // `sends[r]` elements go to rank r and `receives[r]` come from it, packed in rank order; `count` is not used.
-  void all_to_all_v(const Call& call, std::span<const std::size_t> sends, std::span<const std::size_t> receives);
+  // `sends[r]` elements go to rank r and `receives[r]` come from it, packed in rank order; `count` is not
+  // used.
+  void all_to_all_v(const Call& call, std::span<const std::size_t> sends,
+                    std::span<const std::size_t> receives);
 
-  // To and from one peer. A small send (up to 16 KiB by the built-in plan) may return before the receive; a larger one waits for it.
+  // To and from one peer. A small send (up to 16 KiB by the built-in plan) may return before the receive; a
+  // larger one waits for it.
   void send(const Call& call, int to);
   void recv(const Call& call, int from);
   // Both at once, so that rings and exchanges cannot lock up: `count` elements each way.
@@ -69,7 +75,8 @@ class Communicator {
 
   void barrier();
 
-  // Collective: memory that every rank reaches, for calls without a copy. Every rank asks for the same number of bytes.
+  // Collective: memory that every rank reaches, for calls without a copy. Every rank asks for the same number
+  // of bytes.
   Buffer empty(std::size_t bytes);
 
   // The algorithm that the plan takes for a call whose larger buffer has `bytes`.
@@ -83,7 +90,8 @@ class Communicator {
   // Replaces the plan of every (collective, symmetric) that `entries` has. The same on every rank.
   void set_plan(const std::vector<PlanEntry>& entries);
 
-  // Leaves the communicator: peers that still wait for this rank get a PeerLostError. Idempotent; not collective.
+  // Leaves the communicator: peers that still wait for this rank get a PeerLostError. Idempotent; not
+  // collective.
   void close() noexcept;
   bool closed() const;
 

@@ -12,12 +12,14 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The call is wrong by itself: shape, dtype, root, overlap, a failed or closed communicator. Nothing has moved.
+// The call is wrong by itself: shape, dtype, root, overlap, a failed or closed communicator. Nothing has
+// moved.
 class UsageError : public Error {
   using Error::Error;
 };
 
-// The ranks' calls disagree (collective, dtype, op, count, root). Every rank raises it; the communicator is failed.
+// The ranks' calls disagree (collective, dtype, op, count, root). Every rank raises it; the communicator is
+// failed.
 class MismatchError : public Error {
   using Error::Error;
 };

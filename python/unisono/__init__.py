@@ -1,11 +1,12 @@
-"""Unisono: collective communication between the processes or threads of a machine, and the bench that proves it.
+"""Unisono: collective communication between the ranks of a machine, and the bench that proves it.
 
 >>> import numpy, unisono
 >>> with unisono.init() as comm:
 ...     total = comm.all_reduce(numpy.ones(4, numpy.float32))
 """
 
-from ._core import Communicator, __version__
+from ._core import Communicator
+from ._core import version as __version__
 from .communicator import init, init_threads
 from .errors import (
     MismatchError,

@@ -86,7 +86,9 @@ def _deadline_s(timeout_s: float | None) -> float:
         try:
             timeout_s = float(text)
         except ValueError:
-            raise UsageError(f"{name}={text} is not a number: set it to seconds above 0, or unset it.") from None
+            raise UsageError(
+                f"{name}={text} is not a number: set it to seconds above 0, or unset it."
+            ) from None
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         raise UsageError(f"{name}={timeout_s:g} is no deadline: give seconds above 0.")
     return timeout_s
@@ -104,7 +106,9 @@ def _load_plan(communicator: Communicator) -> None:
     path = plan_path()
     if not path.is_file():
         if named := os.environ.get("UNISONO_PLAN"):
-            raise UsageError(f"UNISONO_PLAN={named} is not a file: write it with `unisono tune`, or unset it.")
+            raise UsageError(
+                f"UNISONO_PLAN={named} is not a file: write it with `unisono tune`, or unset it."
+            )
         return
     try:
         tables = json.loads(path.read_text())
@@ -119,4 +123,6 @@ def _load_plan(communicator: Communicator) -> None:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}".split("\n")[0]
-        raise UsageError(f"{path} is not a plan table ({why}): write it again with `unisono tune`.") from error
+        raise UsageError(
+            f"{path} is not a plan table ({why}): write it again with `unisono tune`."
+        ) from error

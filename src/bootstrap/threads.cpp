@@ -36,8 +36,9 @@ class ThreadBootstrap final : public Bootstrap {
       const auto deadline = std::chrono::system_clock::now() +
                             std::chrono::duration_cast<std::chrono::system_clock::duration>(timeout_);
       if (!meeting_->complete.wait_until(lock, deadline, [&] { return meeting_->round != round; }))
-        throw TimeoutError("rank " + std::to_string(rank_) + " waited " + std::to_string(timeout_.count()) +
-                           " s for the other threads to create their communicators: call it on every rank's thread.");
+        throw TimeoutError(
+            "rank " + std::to_string(rank_) + " waited " + std::to_string(timeout_.count()) +
+            " s for the other threads to create their communicators: call it on every rank's thread.");
     }
     return meeting_->gathered;
   }
@@ -54,7 +55,8 @@ std::vector<std::shared_ptr<Bootstrap>> thread_bootstraps(int size, std::chrono:
   if (size < 1) throw UsageError("a communicator has at least one rank, not " + std::to_string(size) + ".");
   auto meeting = std::make_shared<Meeting>(size);
   std::vector<std::shared_ptr<Bootstrap>> ranks;
-  for (int rank = 0; rank < size; ++rank) ranks.push_back(std::make_shared<ThreadBootstrap>(meeting, rank, timeout));
+  for (int rank = 0; rank < size; ++rank)
+    ranks.push_back(std::make_shared<ThreadBootstrap>(meeting, rank, timeout));
   return ranks;
 }
 

@@ -12,8 +12,8 @@
 
 namespace unisono {
 
-// Pieces in a ring of chunks in the receiver's memory, each announced by a signal. The receiver gives credit back by half
-// rings, so that a sender seldom waits for it.
+// Pieces in a ring of chunks in the receiver's memory, each announced by a signal. The receiver gives credit
+// back by half rings, so that a sender seldom waits for it.
 template <class Lane>
 class ChunkChannel {
  public:
@@ -22,8 +22,8 @@ class ChunkChannel {
 
   UNISONO_PROGRAM std::size_t capacity() const { return lane.chunk_bytes(); }
 
-  // A peer's chunk is written around the cache: stores that first fetch lines from the other core's cache cost it more
-  // than the trip through memory.
+  // A peer's chunk is written around the cache: stores that first fetch lines from the other core's cache
+  // cost it more than the trip through memory.
   UNISONO_PROGRAM Dst reserve(int peer, std::size_t bytes) {
     while (lane.signalled(peer, Slot::chunk) - lane.awaited(peer, Slot::chunk_credit) * kHalf >= 2 * kHalf)
       lane.wait(peer, Slot::chunk_credit);
@@ -55,7 +55,8 @@ class ChunkChannel {
   static constexpr std::size_t kStreamFrom = 2048;
 };
 
-// Pieces in packets, whose flag travels in the same store as the data. A piece waits for nothing but its own last byte.
+// Pieces in packets, whose flag travels in the same store as the data. A piece waits for nothing but its own
+// last byte.
 template <class Lane>
 class PacketChannel {
  public:

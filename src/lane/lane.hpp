@@ -1,12 +1,19 @@
-// What a program sees of the machine. A lane is one worker of one rank: a CPU thread, a CUDA thread block, an endpoint.
+// What a program sees of the machine. A lane is one worker of one rank: a CPU thread, a CUDA thread block, an
+// endpoint.
 //
 // The verbs of a lane (HostThread in host/, CudaBlock in cuda/; a program is a template over them):
-//   move(dsts, n_dsts, srcs, n_srcs, bytes)   reads every source once, combines them in the order given with the wide
-//                                             accumulator, writes every destination: copy, multicast, reduce or both
-//   signal(peer, slot), wait(peer, slot)      counting: the k-th wait returns after the k-th signal; what the peer wrote
-//                                             before its signal is readable after the wait. A wait has a deadline
-//   put_packets(peer, src, bytes), take_packets(peer, dst, bytes)   data and flag in one store; no signal needed
-// and where it is: rank() of size(), worker() of workers(); kPulls says whether it had rather read from peers than write.
+//   move(dsts, n_dsts, srcs, n_srcs, bytes)   reads every source once, combines them in the order given with
+//   the wide
+//                                             accumulator, writes every destination: copy, multicast, reduce
+//                                             or both
+//   signal(peer, slot), wait(peer, slot)      counting: the k-th wait returns after the k-th signal; what the
+//   peer wrote
+//                                             before its signal is readable after the wait. A wait has a
+//                                             deadline
+//   put_packets(peer, src, bytes), take_packets(peer, dst, bytes)   data and flag in one store; no signal
+//   needed
+// and where it is: rank() of size(), worker() of workers(); kPulls says whether it had rather read from peers
+// than write.
 #pragma once
 
 #include <cstddef>
@@ -57,7 +64,9 @@ struct Range {
 
 inline constexpr std::size_t kAlign = 64;  // shards and chunks begin at multiples of it
 
-UNISONO_PORTABLE constexpr std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
+UNISONO_PORTABLE constexpr std::size_t round_up(std::size_t value, std::size_t to) {
+  return (value + to - 1) / to * to;
+}
 UNISONO_PORTABLE constexpr std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
 // Block `index` of a buffer of `bytes` cut into blocks of `block`: empty past the end.
@@ -72,7 +81,8 @@ UNISONO_PORTABLE constexpr std::size_t shard_bytes(std::size_t bytes, int ranks)
   return round_up((bytes + n - 1) / n, kAlign);
 }
 
-// The rounds of `step` bytes that fall to this worker: for (Rounds r(lane, bytes, step); r.more(); r.next()) … r.range()
+// The rounds of `step` bytes that fall to this worker: for (Rounds r(lane, bytes, step); r.more(); r.next())
+// … r.range()
 struct Rounds {
   template <class Lane>
   UNISONO_PORTABLE Rounds(const Lane& lane, std::size_t bytes, std::size_t step)
@@ -88,7 +98,8 @@ struct Rounds {
   std::size_t bytes_, step_, begin_, stride_;
 };
 
-// The peers of a rank in the order in which it turns to them: at any moment each rank is turned to by one other.
+// The peers of a rank in the order in which it turns to them: at any moment each rank is turned to by one
+// other.
 template <class Lane>
 UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
   return (lane.rank() + step) % lane.size();

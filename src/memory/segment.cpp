@@ -47,13 +47,16 @@ std::size_t number_in(const char* file, const std::string& name, std::size_t uni
   return std::numeric_limits<std::size_t>::max();
 }
 
-// Shared memory is taken at once, and where there is not enough the kernel would end a process instead of refusing.
+// Shared memory is taken at once, and where there is not enough the kernel would end a process instead of
+// refusing.
 void check_room(std::size_t bytes) {
-  const std::size_t room = std::min({number_in("/proc/meminfo", "MemAvailable:", 1024), number_in("/sys/fs/cgroup/memory.max", "", 1),
+  const std::size_t room = std::min({number_in("/proc/meminfo", "MemAvailable:", 1024),
+                                     number_in("/sys/fs/cgroup/memory.max", "", 1),
                                      number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes", "", 1)});
   if (bytes > room)
-    throw ResourceError("there is no room for " + std::to_string(bytes >> 20) + " MiB of shared memory, but for " +
-                        std::to_string(room >> 20) + ": free memory, raise the container's limit, or use fewer ranks.");
+    throw ResourceError("there is no room for " + std::to_string(bytes >> 20) +
+                        " MiB of shared memory, but for " + std::to_string(room >> 20) +
+                        ": free memory, raise the container's limit, or use fewer ranks.");
 }
 
 std::byte* map(int fd, std::size_t bytes) {
@@ -82,7 +85,8 @@ std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
   check(::ftruncate(segment->fd_, static_cast<off_t>(whole)), "sizing shared memory");
   if (const int error = ::posix_fallocate(segment->fd_, 0, static_cast<off_t>(whole)))
     throw ResourceError("there is no room for " + std::to_string(whole >> 20) + " MiB of shared memory (" +
-                        std::strerror(error) + "): free memory, raise the container's limit, or use fewer ranks.");
+                        std::strerror(error) +
+                        "): free memory, raise the container's limit, or use fewer ranks.");
   segment->data_ = map(segment->fd_, whole);
   const std::uint64_t nonce = segment->head().nonce = fresh_nonce();
   std::scoped_lock lock(own().mutex);
@@ -93,20 +97,23 @@ std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
 std::shared_ptr<Segment> Segment::open(const Handle& handle, std::size_t bytes) {
   const std::string peer = "the shared memory of process " + std::to_string(handle.pid);
   if (handle.bytes != bytes)
-    throw ResourceError(peer + " has " + std::to_string(handle.bytes) + " bytes, not the " + std::to_string(bytes) +
-                        " of this rank: start every rank with the same version and the same UNISONO_ variables.");
+    throw ResourceError(
+        peer + " has " + std::to_string(handle.bytes) + " bytes, not the " + std::to_string(bytes) +
+        " of this rank: start every rank with the same version and the same UNISONO_ variables.");
   if (handle.pid == ::getpid()) {
     std::scoped_lock lock(own().mutex);
     const auto found = own().by_nonce.find(handle.nonce);
     auto segment = found == own().by_nonce.end() ? nullptr : found->second.lock();
-    if (!segment || segment->bytes_ != bytes) throw ResourceError(peer + " is not one that this process has made.");
+    if (!segment || segment->bytes_ != bytes)
+      throw ResourceError(peer + " is not one that this process has made.");
     return segment;
   }
   std::shared_ptr<Segment> segment(new Segment);
   segment->bytes_ = bytes;
   const std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" + std::to_string(handle.fd);
   segment->fd_ = static_cast<int>(
-      check(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK), "opening " + peer + " (ranks of one machine run in one PID namespace, as one user)"));
+      check(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK),
+            "opening " + peer + " (ranks of one machine run in one PID namespace, as one user)"));
   struct stat found{};
   check(::fstat(segment->fd_, &found), "reading the size of " + peer);
   if (!S_ISREG(found.st_mode) || static_cast<std::size_t>(found.st_size) != bytes + kPage)
@@ -117,9 +124,7 @@ std::shared_ptr<Segment> Segment::open(const Handle& handle, std::size_t bytes) 
   return segment;
 }
 
-Segment::Handle Segment::handle() const {
-  return {::getpid(), fd_, bytes_, head().nonce};
-}
+Segment::Handle Segment::handle() const { return {::getpid(), fd_, bytes_, head().nonce}; }
 
 Segment::~Segment() {
   if (owner_ && data_) {

@@ -1,4 +1,5 @@
-// Memory that other processes of this machine can map. It has no name, so a killed process leaves nothing behind.
+// Memory that other processes of this machine can map. It has no name, so a killed process leaves nothing
+// behind.
 #pragma once
 
 #include <atomic>
@@ -9,8 +10,8 @@
 
 namespace unisono {
 
-// How many forks lie between this process and the first that asked. What was shared before a fork stays the parent's: a child
-// that ends must not give it back.
+// How many forks lie between this process and the first that asked. What was shared before a fork stays the
+// parent's: a child that ends must not give it back.
 unsigned forks();
 
 class Segment {
@@ -24,8 +25,9 @@ class Segment {
   // Zeroed memory, reserved now: ResourceError when there is not enough.
   static std::shared_ptr<Segment> create(std::size_t bytes);
 
-  // Maps a peer's segment; a segment of this process is the same memory at the same address. Throws ResourceError when the
-  // peer is gone, is not this user's, or does not hold `bytes` bytes marked with the handle's nonce.
+  // Maps a peer's segment; a segment of this process is the same memory at the same address. Throws
+  // ResourceError when the peer is gone, is not this user's, or does not hold `bytes` bytes marked with the
+  // handle's nonce.
   static std::shared_ptr<Segment> open(const Handle& handle, std::size_t bytes);
 
   Segment(const Segment&) = delete;

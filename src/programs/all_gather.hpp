@@ -29,8 +29,8 @@ UNISONO_PROGRAM void all_gather_push(Channel& channel, const Args& a) {
   }
 }
 
-// On buffers that everyone reaches. Where loads are as good as stores I read everyone's block; elsewhere I read mine once and
-// write it to every output.
+// On buffers that everyone reaches. Where loads are as good as stores I read everyone's block; elsewhere I
+// read mine once and write it to every output.
 template <class Lane>
 UNISONO_PROGRAM void all_gather_direct(Lane& lane, const Args& a) {
   const int n = lane.size(), me = lane.rank();

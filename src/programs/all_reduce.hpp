@@ -23,8 +23,9 @@ UNISONO_PROGRAM void all_reduce_one_shot(Channel& channel, const Args& a) {
   }
 }
 
-// I combine my shard of everyone's input and give everyone the sum (Rabenseifner's reduce-scatter and all-gather, fused so
-// that the sum is written once to all): 2·N·(n-1)/n bytes out of each rank, two steps. In place is safe.
+// I combine my shard of everyone's input and give everyone the sum (Rabenseifner's reduce-scatter and
+// all-gather, fused so that the sum is written once to all): 2·N·(n-1)/n bytes out of each rank, two steps.
+// In place is safe.
 template <class Channel>
 UNISONO_PROGRAM void all_reduce_two_shot(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -40,7 +41,8 @@ UNISONO_PROGRAM void all_reduce_two_shot(Channel& channel, const Args& a) {
     const Range mine = block_of(bytes, shard, me);
     auto srcs = lane.sources();
     auto dsts = lane.destinations();
-    for (int p = 0; p < n; ++p) srcs[p] = p == me ? a.in + begin + mine.begin : channel.arrived(p, mine.bytes);
+    for (int p = 0; p < n; ++p)
+      srcs[p] = p == me ? a.in + begin + mine.begin : channel.arrived(p, mine.bytes);
     dsts[0] = {a.out + begin + mine.begin, a.stream};
     for (int i = 1; i < n; ++i) dsts[i] = channel.reserve(peer_at(lane, i), mine.bytes);
     lane.move(dsts, n, srcs, n, mine.bytes);

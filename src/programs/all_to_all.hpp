@@ -5,8 +5,8 @@
 
 namespace unisono {
 
-// Round k moves the k-th piece of every pair. A piece has gone before the piece that takes its place arrives, so equal parts
-// may be exchanged in place.
+// Round k moves the k-th piece of every pair. A piece has gone before the piece that takes its place arrives,
+// so equal parts may be exchanged in place.
 template <class Channel>
 UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -43,8 +43,9 @@ UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
   }
 }
 
-// On buffers that everyone reaches, out of place. Where loads are as good as stores I read my block from each rank; elsewhere,
-// and with sizes by pair (outputs[p] is where rank p wants my part), I write to each rank its block.
+// On buffers that everyone reaches, out of place. Where loads are as good as stores I read my block from each
+// rank; elsewhere, and with sizes by pair (outputs[p] is where rank p wants my part), I write to each rank
+// its block.
 template <class Lane>
 UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
   const bool pulls = Lane::kPulls && !a.sends;

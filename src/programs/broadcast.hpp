@@ -23,8 +23,8 @@ UNISONO_PROGRAM void broadcast_push(Channel& channel, const Args& a) {
   }
 }
 
-// The root gives each rank a shard, which that rank passes on to the others (van de Geijn's scatter and all-gather, by
-// rounds): N bytes out of the root, two steps. The root's own shard goes straight to everyone.
+// The root gives each rank a shard, which that rank passes on to the others (van de Geijn's scatter and
+// all-gather, by rounds): N bytes out of the root, two steps. The root's own shard goes straight to everyone.
 template <class Channel>
 UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -58,7 +58,8 @@ UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& 
   }
 }
 
-// On buffers that everyone reaches: each rank reads its shard of the root's input once and writes it to every output.
+// On buffers that everyone reaches: each rank reads its shard of the root's input once and writes it to every
+// output.
 template <class Lane>
 UNISONO_PROGRAM void broadcast_direct(Lane& lane, const Args& a) {
   const int n = lane.size();

@@ -5,7 +5,8 @@
 
 namespace unisono {
 
-// In place (the output is my block of the input) is safe: what peers need of it has gone before it is overwritten.
+// In place (the output is my block of the input) is safe: what peers need of it has gone before it is
+// overwritten.
 template <class Channel>
 UNISONO_PROGRAM void reduce_scatter_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;

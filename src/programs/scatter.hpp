@@ -23,8 +23,8 @@ UNISONO_PROGRAM void scatter_push(Channel& channel, const Args& a) {
   }
 }
 
-// On buffers that everyone reaches: each rank reads all of its block but the last n-th, which the root writes, so that all
-// have as much to do.
+// On buffers that everyone reaches: each rank reads all of its block but the last n-th, which the root
+// writes, so that all have as much to do.
 template <class Lane>
 UNISONO_PROGRAM void scatter_direct(Lane& lane, const Args& a) {
   const int n = lane.size(), me = lane.rank();

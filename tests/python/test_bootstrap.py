@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from unisono import bootstrap, launch
 from unisono.bootstrap import HubBootstrap, SingleBootstrap
 from unisono.errors import MismatchError, PeerLostError, TimeoutError, UnisonoError, UsageError

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from unisono import launch
 
 pytestmark = pytest.mark.timeout(120)

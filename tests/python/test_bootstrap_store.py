@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from unisono import bootstrap, launch
 from unisono.bootstrap_store import StoreBootstrap
 from unisono.errors import PeerLostError, TimeoutError, UnisonoError, UsageError

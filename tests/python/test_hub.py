@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from unisono.errors import MismatchError
 from unisono.hub import HEADER_BYTES, MAX_PAYLOAD, Decoder, Frame, FrameError, Header, Hub, Kind, encode
 

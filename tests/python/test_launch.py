@@ -7,6 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from unisono import launch
 from unisono.errors import UsageError
 from unisono.launch import World

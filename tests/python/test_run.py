@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from unisono import launch
 from unisono import run as run_module
 from unisono.errors import UsageError

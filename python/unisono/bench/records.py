@@ -203,7 +203,9 @@ def files(path: Path) -> list[Path]:
     """The records files of `path`: itself, or those below a directory (several runs merge into one report)."""
     found = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
     if not found:
-        raise FileNotFoundError(f"no {FILE_NAME} in {path}: run `unisono bench -o DIR` first, or name its directory.")
+        raise FileNotFoundError(
+            f"no {FILE_NAME} in {path}: run `unisono bench -o DIR` first, or name its directory."
+        )
     return found
 
 
@@ -225,7 +227,10 @@ def read(path: Path) -> Records:
                 cut = "" if line.endswith(b"\n") else " (the file ends in the middle of it)"
                 records.problems.append(f"{file.name} line {number} was left out{cut}: {error}")
                 continue
-            if isinstance(record, Run) and record.schema.split(".")[0] != SCHEMA_VERSION.split(".")[0]:
+            if (
+                isinstance(record, Run)
+                and record.schema.split(".")[0] != SCHEMA_VERSION.split(".", maxsplit=1)[0]
+            ):
                 raise ValueError(
                     f"{file} has schema {record.schema}, this is {SCHEMA_VERSION}: read it with the version that wrote it."
                 )

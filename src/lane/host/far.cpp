@@ -8,11 +8,14 @@
 namespace unisono::host {
 namespace {
 
-constexpr std::size_t kBounce = std::size_t{128} << 10;  // a piece of each far source; a few fit the second-level cache
+constexpr std::size_t kBounce = std::size_t{128}
+                                << 10;  // a piece of each far source; a few fit the second-level cache
 constexpr std::uint64_t kAddress = (std::uint64_t{1} << 48) - 1;
 
 int rank_of(const byte* far) { return static_cast<int>(reinterpret_cast<std::uint64_t>(far) >> 48) - 1; }
-void* address_of(const byte* far) { return reinterpret_cast<void*>(reinterpret_cast<std::uint64_t>(far) & kAddress); }
+void* address_of(const byte* far) {
+  return reinterpret_cast<void*>(reinterpret_cast<std::uint64_t>(far) & kAddress);
+}
 
 }  // namespace
 
@@ -41,8 +44,8 @@ void Far::copy(Way way, byte* near, const byte* far, std::size_t bytes) {
 
 byte* Far::bounce(int index) { return bounces_.data() + static_cast<std::size_t>(index) * kBounce; }
 
-void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
-               std::size_t bytes) {
+void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dsts, const byte* const* srcs,
+               int n_srcs, std::size_t bytes) {
   // one source and one destination need no bounce: the kernel copies straight through
   if (n_srcs == 1 && n_dsts == 1) {
     if (!is_far(srcs[0])) return copy(Way::write, const_cast<byte*>(srcs[0]), dsts[0].at, bytes);
@@ -64,7 +67,8 @@ void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dst
     // far destinations are written from a near copy of the result
     const byte* result = n_srcs == 1 ? near_srcs_[0] : nullptr;
     if (!result) {
-      if (near_dsts_.size() < static_cast<std::size_t>(n_dsts)) near_dsts_.insert(near_dsts_.begin(), {bounce(n_srcs)});
+      if (near_dsts_.size() < static_cast<std::size_t>(n_dsts))
+        near_dsts_.insert(near_dsts_.begin(), {bounce(n_srcs)});
       result = near_dsts_[0].at;
     }
     const int n_near = static_cast<int>(near_dsts_.size());

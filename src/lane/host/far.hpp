@@ -1,5 +1,5 @@
-// Memory of another process that is not mapped here: the kernel copies it (process_vm_readv and process_vm_writev, "cross
-// memory attach"), so that any pointer of any rank can be moved without staging.
+// Memory of another process that is not mapped here: the kernel copies it (process_vm_readv and
+// process_vm_writev, "cross memory attach"), so that any pointer of any rank can be moved without staging.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace unisono::host {
 
-// A far address is an address of rank r's process with r + 1 in its upper 16 bits, which user addresses leave free: it can
-// be offset like any pointer, and never be read through.
+// A far address is an address of rank r's process with r + 1 in its upper 16 bits, which user addresses leave
+// free: it can be offset like any pointer, and never be read through.
 inline byte* far_address(int rank, std::uint64_t at) {
   return reinterpret_cast<byte*>(at | static_cast<std::uint64_t>(rank + 1) << 48);
 }
@@ -23,8 +23,8 @@ class Far {
   Far(std::vector<int> pids, std::function<void(int rank, int error)> unreachable);
 
   // A lane's move of which some operands are far. `reduce` combines when there are several sources.
-  void move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
-            std::size_t bytes);
+  void move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dsts, const byte* const* srcs,
+            int n_srcs, std::size_t bytes);
 
   // Whether `bytes` at `at` of process `pid` can be read into `to`.
   static bool read(int pid, std::uint64_t at, void* to, std::size_t bytes);

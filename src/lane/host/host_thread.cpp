@@ -11,8 +11,8 @@ HostThread::Layout::Layout(int n, std::size_t chunk, std::size_t header_bytes)
   bytes = chunks + peers * kChunks * chunk_bytes;
 }
 
-HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments, host::Far far,
-                       const host::Patience& patience, Watch watch)
+HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments,
+                       host::Far far, const host::Patience& patience, Watch watch)
     : rank_(rank),
       layout_(layout),
       segments_(std::move(segments)),

@@ -17,12 +17,13 @@ namespace unisono {
 
 class HostThread {
  public:
-  static constexpr std::uint32_t kChunks = 8;         // chunks in the ring of a pair
-  static constexpr std::uint32_t kPackets = 256;      // packets in the ring of a pair
-  static constexpr bool kPulls = true;                // reading from a peer is as good as writing to it, or better
-  static constexpr std::size_t kPacketBytes = 56;     // payload of a cache line beside its flag
+  static constexpr std::uint32_t kChunks = 8;     // chunks in the ring of a pair
+  static constexpr std::uint32_t kPackets = 256;  // packets in the ring of a pair
+  static constexpr bool kPulls = true;  // reading from a peer is as good as writing to it, or better
+  static constexpr std::size_t kPacketBytes = 56;  // payload of a cache line beside its flag
 
-  // What a rank keeps in its segment for its peers: a board for `header` bytes, then signals, packets and chunks by peer.
+  // What a rank keeps in its segment for its peers: a board for `header` bytes, then signals, packets and
+  // chunks by peer.
   struct Layout {
     Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
     int ranks;
@@ -39,7 +40,9 @@ class HostThread {
              const host::Patience& patience, Watch watch);
 
   // The reduction that a move with several sources makes, for the next program.
-  void prepare(DType dtype, Op op) { reduce_ = kernels_.reduce[static_cast<int>(dtype)][static_cast<int>(op)]; }
+  void prepare(DType dtype, Op op) {
+    reduce_ = kernels_.reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+  }
 
   int rank() const { return rank_; }
   int size() const { return layout_.ranks; }
@@ -60,7 +63,8 @@ class HostThread {
   }
 
   void signal(int peer, Slot slot) {
-    host::raise(*line(peer, slot, rank_), ++signals(peer).signalled[static_cast<int>(slot)], patience_.crowded);
+    host::raise(*line(peer, slot, rank_), ++signals(peer).signalled[static_cast<int>(slot)],
+                patience_.crowded);
   }
   void wait(int peer, Slot slot) {
     const std::uint32_t expected = ++signals(peer).awaited[static_cast<int>(slot)];
@@ -109,10 +113,15 @@ class HostThread {
   static constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;
 
   Counters& signals(int peer) { return counters_[static_cast<std::size_t>(peer)]; }
-  host::Line* lines(int owner) { return reinterpret_cast<host::Line*>(bases_[static_cast<std::size_t>(owner)] + layout_.lines); }
-  host::Line* line(int owner, Slot slot, int writer) { return lines(owner) + static_cast<int>(slot) * size() + writer; }
+  host::Line* lines(int owner) {
+    return reinterpret_cast<host::Line*>(bases_[static_cast<std::size_t>(owner)] + layout_.lines);
+  }
+  host::Line* line(int owner, Slot slot, int writer) {
+    return lines(owner) + static_cast<std::ptrdiff_t>(slot) * size() + writer;
+  }
   host::Line* packet(int owner, int writer, std::uint64_t number) {
-    return lines(owner) + kSlots * size() + static_cast<std::uint32_t>(writer) * kPackets + number % kPackets;
+    const std::uint64_t before = static_cast<std::uint64_t>(kSlots) * static_cast<std::uint64_t>(size());
+    return lines(owner) + before + static_cast<std::uint64_t>(writer) * kPackets + number % kPackets;
   }
   byte* chunk(int owner, int writer, std::uint32_t index) {
     return bases_[static_cast<std::size_t>(owner)] + layout_.chunks +
@@ -126,7 +135,9 @@ class HostThread {
     return false;
   }
   byte* scratch(int index) { return scratch_.data() + static_cast<std::size_t>(index) * kScratch; }
-  static std::uint32_t lap_of(std::uint64_t packet) { return static_cast<std::uint32_t>(packet / kPackets + 1); }
+  static std::uint32_t lap_of(std::uint64_t packet) {
+    return static_cast<std::uint32_t>(packet / kPackets + 1);
+  }
   void await(host::Line& line, std::uint32_t expected, int peer, Slot slot);
 
   int rank_;

@@ -1,5 +1,5 @@
-// Compiled once for each instruction set, with UNISONO_ISA naming it: the compiler's vectoriser does the rest (DESIGN.md,
-// "SIMD", tells why no library is used here).
+// Compiled once for each instruction set, with UNISONO_ISA naming it: the compiler's vectoriser does the rest
+// (DESIGN.md, "SIMD", tells why no library is used here).
 #include <algorithm>
 #include <cstring>
 
@@ -13,7 +13,8 @@
 namespace unisono::host::UNISONO_ISA {
 namespace {
 
-constexpr std::size_t kBlock = 4096;  // bytes of a destination that stay in the first-level cache between passes
+constexpr std::size_t kBlock =
+    4096;  // bytes of a destination that stay in the first-level cache between passes
 
 #if defined(__AVX512F__)
 constexpr std::size_t kVector = 64;
@@ -23,7 +24,8 @@ inline void stream_vector(byte* to, const byte* from) {
 #elif defined(__AVX2__)
 constexpr std::size_t kVector = 32;
 inline void stream_vector(byte* to, const byte* from) {
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to),
+                      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 #elif defined(__x86_64__)
 constexpr std::size_t kVector = 16;
@@ -44,7 +46,8 @@ inline void drain([[maybe_unused]] const Dst* dsts, [[maybe_unused]] int n_dsts)
 }
 
 void stream(byte* to, const byte* from, std::size_t bytes) {
-  const std::size_t head = std::min((kVector - reinterpret_cast<std::uintptr_t>(to) % kVector) % kVector, bytes);
+  const std::size_t head =
+      std::min((kVector - reinterpret_cast<std::uintptr_t>(to) % kVector) % kVector, bytes);
   std::memcpy(to, from, head);
   std::size_t i = head;
   for (; i + kVector <= bytes; i += kVector) stream_vector(to + i, from + i);
@@ -75,12 +78,15 @@ inline void store(byte* at, std::size_t i, T value) {
   std::memcpy(at + i * sizeof(T), &value, sizeof(T));
 }
 
-// One block of two sources: the pass that most bytes take. `to` is one of them or apart from both, hence ivdep.
+// One block of two sources: the pass that most bytes take. `to` is one of them or apart from both, hence
+// ivdep.
 template <class T, Op op>
 void reduce_two(byte* to, const byte* a, const byte* b, std::size_t count) {
 #pragma GCC ivdep
   for (std::size_t i = 0; i < count; ++i)
-    store<T>(to, i, Wide<T>::to(finish<op, T>(combine<op, T>(Wide<T>::from(load<T>(a, i)), Wide<T>::from(load<T>(b, i))), 2)));
+    store<T>(to, i,
+             Wide<T>::to(finish<op, T>(
+                 combine<op, T>(Wide<T>::from(load<T>(a, i)), Wide<T>::from(load<T>(b, i))), 2)));
 }
 
 template <class T, Op op>
@@ -88,11 +94,13 @@ void reduce_many(byte* to, const byte* const* srcs, int n_srcs, std::size_t offs
   typename Wide<T>::type wide[kBlock / sizeof(T)];
   for (std::size_t i = 0; i < count; ++i) wide[i] = Wide<T>::from(load<T>(srcs[0] + offset, i));
   for (int s = 1; s < n_srcs; ++s)
-    for (std::size_t i = 0; i < count; ++i) wide[i] = combine<op, T>(wide[i], Wide<T>::from(load<T>(srcs[s] + offset, i)));
+    for (std::size_t i = 0; i < count; ++i)
+      wide[i] = combine<op, T>(wide[i], Wide<T>::from(load<T>(srcs[s] + offset, i)));
   for (std::size_t i = 0; i < count; ++i) store<T>(to, i, Wide<T>::to(finish<op, T>(wide[i], n_srcs)));
 }
 
-// The first destination may be one of the sources: a block is read whole before it is written, element by element in order.
+// The first destination may be one of the sources: a block is read whole before it is written, element by
+// element in order.
 template <class T, Op op>
 void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   alignas(64) byte result[kBlock];
@@ -111,7 +119,7 @@ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, st
 }
 
 #define UNISONO_OPS(T) \
-  { reduce<T, Op::sum>, reduce<T, Op::prod>, reduce<T, Op::min>, reduce<T, Op::max>, reduce<T, Op::avg> }
+  {reduce<T, Op::sum>, reduce<T, Op::prod>, reduce<T, Op::min>, reduce<T, Op::max>, reduce<T, Op::avg>}
 #define UNISONO_STRING_(x) #x
 #define UNISONO_STRING(x) UNISONO_STRING_(x)
 

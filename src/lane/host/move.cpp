@@ -11,8 +11,8 @@ namespace {
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2"); }
 bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 #endif
 
@@ -23,7 +23,8 @@ const Kernels& pick() {
   if (has_avx2() && (wanted.empty() || wanted == "avx2")) return avx2::kernels;
 #endif
   if (wanted.empty() || wanted == "baseline") return baseline::kernels;
-  throw UsageError("UNISONO_ISA=" + wanted + " is not an instruction set of this machine: use baseline, or unset it.");
+  throw UsageError("UNISONO_ISA=" + wanted +
+                   " is not an instruction set of this machine: use baseline, or unset it.");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The arithmetic of the host lane: copies and reductions over memory, for the best instruction set of the machine.
+// The arithmetic of the host lane: copies and reductions over memory, for the best instruction set of the
+// machine.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,8 @@
 
 namespace unisono::host {
 
-// Combines `n_srcs` sources in order and writes every destination; the contract of a lane's move with a reduction.
+// Combines `n_srcs` sources in order and writes every destination; the contract of a lane's move with a
+// reduction.
 using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
 
 // One source, any number of destinations.
@@ -24,10 +26,16 @@ struct Kernels {
 const Kernels& kernels();
 
 // One for each instruction set that this build has (kernels.cpp, compiled once for each).
-namespace baseline { extern const Kernels kernels; }
+namespace baseline {
+extern const Kernels kernels;
+}
 #if defined(__x86_64__)
-namespace avx2 { extern const Kernels kernels; }
-namespace avx512 { extern const Kernels kernels; }
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
 #endif
 
 }  // namespace unisono::host

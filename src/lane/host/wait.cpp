@@ -12,9 +12,10 @@ namespace unisono::host {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kYielding = std::chrono::microseconds(50);   // how long a wait yields before it sleeps
-constexpr auto kNap = std::chrono::microseconds(500);       // the longest sleep: a wake that was missed costs no more
-constexpr auto kLook = std::chrono::milliseconds(5);        // between two looks at the peers
+constexpr auto kYielding = std::chrono::microseconds(50);  // how long a wait yields before it sleeps
+constexpr auto kNap =
+    std::chrono::microseconds(500);  // the longest sleep: a wake that was missed costs no more
+constexpr auto kLook = std::chrono::milliseconds(5);  // between two looks at the peers
 
 void pause() {
 #if defined(__x86_64__)
@@ -38,16 +39,16 @@ void nap(Line& line, std::uint32_t expected) {
 }  // namespace
 
 void raise(Line& line, std::uint32_t value, bool crowded) {
-  // The look at `sleepers` may pass a plain store, and a wake be missed until the nap ends: an exchange, which it cannot pass,
-  // is worth it only where cores are scarce and somebody sleeps.
+  // The look at `sleepers` may pass a plain store, and a wake be missed until the nap ends: an exchange,
+  // which it cannot pass, is worth it only where cores are scarce and somebody sleeps.
   if (crowded) line.flag.exchange(value, std::memory_order_seq_cst);
   else line.flag.store(value, std::memory_order_release);
   if (line.sleepers.load(std::memory_order_seq_cst) != 0)
     ::syscall(SYS_futex, &line.flag, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void await(Line& line, std::uint32_t expected, const Patience& patience, const std::function<void()>& interrupted,
-           const std::function<void(std::uint32_t seen)>& late) {
+void await(Line& line, std::uint32_t expected, const Patience& patience,
+           const std::function<void()>& interrupted, const std::function<void(std::uint32_t seen)>& late) {
   for (int i = 0; i < patience.spins; ++i) {
     if (reached(line, expected)) return;
     pause();
@@ -61,7 +62,8 @@ void await(Line& line, std::uint32_t expected, const Patience& patience, const s
     if (now - looked < kLook) continue;
     looked = now;
     interrupted();
-    if (now - began > patience.timeout && !reached(line, expected)) late(line.flag.load(std::memory_order_relaxed));
+    if (now - began > patience.timeout && !reached(line, expected))
+      late(line.flag.load(std::memory_order_relaxed));
   }
 }
 

@@ -8,7 +8,8 @@
 
 namespace unisono::host {
 
-// A cache line that one rank writes and one rank polls: a signal (flag counts), or a packet (flag numbers its lap).
+// A cache line that one rank writes and one rank polls: a signal (flag counts), or a packet (flag numbers its
+// lap).
 struct alignas(64) Line {
   std::atomic<std::uint32_t> flag;
   std::atomic<std::uint32_t> sleepers;
@@ -21,17 +22,18 @@ inline bool reached(const Line& line, std::uint32_t expected) {
 }
 
 struct Patience {
-  int spins = 0;             // polls before the core is given away
-  bool crowded = false;      // more ranks than cores: a sleeper must be woken at once
+  int spins = 0;         // polls before the core is given away
+  bool crowded = false;  // more ranks than cores: a sleeper must be woken at once
   std::chrono::duration<double> timeout{};
 };
 
 // Publishes everything written before, then wakes whoever sleeps on the line.
 void raise(Line& line, std::uint32_t value, bool crowded);
 
-// Returns once the line has reached `expected`: polls, then yields, then sleeps on a futex. `interrupted` is called every few
-// milliseconds of waiting and throws when waiting on has become pointless; `late` throws the timeout.
-void await(Line& line, std::uint32_t expected, const Patience& patience, const std::function<void()>& interrupted,
-           const std::function<void(std::uint32_t seen)>& late);
+// Returns once the line has reached `expected`: polls, then yields, then sleeps on a futex. `interrupted` is
+// called every few milliseconds of waiting and throws when waiting on has become pointless; `late` throws the
+// timeout.
+void await(Line& line, std::uint32_t expected, const Patience& patience,
+           const std::function<void()>& interrupted, const std::function<void(std::uint32_t seen)>& late);
 
 }  // namespace unisono::host
