@@ -36,8 +36,8 @@ def init(
 ) -> Communicator:
     """The communicator of all ranks that were started together. Collective.
 
-    Without arguments it finds where it is: `unisono run`, torchrun, Open MPI, MPICH or another PMI launcher, a Slurm
-    step, or a process alone (one rank).
+    Without arguments it finds where it is: `unisono run`, torchrun, Open MPI, MPICH or another PMI launcher, a
+    Slurm step, or a process alone (one rank).
 
     rank, size: instead of what the environment says; then `bootstrap` must be given unless size is 1.
     bootstrap: an mpi4py communicator, a torch.distributed Store, or an object with rank, size and
@@ -45,8 +45,8 @@ def init(
     timeout_s: deadline of every wait in seconds; None: UNISONO_TIMEOUT_S, else 30.
     check: compare the ranks' calls before anything moves; None: UNISONO_CHECK, else no.
 
-    Raises UsageError where the environment or the arguments make no sense, TimeoutError when ranks do not come,
-    ResourceError when memory cannot be shared.
+    Raises UsageError where the environment or the arguments make no sense, TimeoutError when ranks do not
+    come, ResourceError when memory cannot be shared.
     """
     if (rank is None) != (size is None):
         raise UsageError("rank and size go together: give both, or neither.")
@@ -95,7 +95,7 @@ def _deadline_s(timeout_s: float | None) -> float:
 
 
 def plan_path() -> Path:
-    """Where the plan table of this machine lies: UNISONO_PLAN, else the user's cache (written by `unisono tune`)."""
+    """Where this machine's plan table lies: UNISONO_PLAN, else the user's cache (`unisono tune` writes it)."""
     if named := os.environ.get("UNISONO_PLAN"):
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME")

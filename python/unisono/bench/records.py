@@ -1,7 +1,8 @@
 """The records of a bench run: JSON Lines, one tagged object a line, written as they are measured.
 
-The first line is a `Run`; results, ceilings, skips and failures follow in the order in which they were measured; an
-`End` closes a run that was not cut short. Times are in microseconds, bandwidths in GB/s (1e9 bytes per second), sizes in bytes.
+The first line is a `Run`; results, ceilings, skips and failures follow in the order in which they were
+measured; an `End` closes a run that was not cut short. Times are in microseconds, bandwidths in GB/s (1e9
+bytes per second), sizes in bytes.
 `unisono schema` prints the JSON Schema of a line.
 """
 
@@ -64,7 +65,7 @@ class Run(msgspec.Struct, tag="run", kw_only=True):
 
 
 class Ceiling(msgspec.Struct, tag="ceiling", kw_only=True):
-    """A measured limit of the hardware, e.g. `copy_one_thread`, `copy_all_threads` (bytes copied over time, GB/s)."""
+    """A measured limit of the hardware: `copy_one_thread`, `copy_all_threads` (bytes copied over time)."""
 
     name: str
     bytes: int
@@ -82,8 +83,8 @@ class Verification(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, tag="result", kw_only=True):
-    """One case on one backend. A sample is the maximum over ranks of one iteration (latency), or of a queue of calls
-    divided by its length (throughput)."""
+    """One case on one backend. A sample is the maximum over ranks of one iteration (latency), or of a queue
+    of calls divided by its length (throughput)."""
 
     case: Case
     backend: str
@@ -155,7 +156,7 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 class RecordsWriter:
-    """Appends records to `directory`/records.jsonl, one whole line and one flush each, so that a cut loses one line at most."""
+    """Appends records to `directory`/records.jsonl, a whole line and a flush each: a cut loses one line."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -200,7 +201,7 @@ class Records:
 
 
 def files(path: Path) -> list[Path]:
-    """The records files of `path`: itself, or those below a directory (several runs merge into one report)."""
+    """The records files of `path`: itself, or those below a directory (several runs make one report)."""
     found = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
     if not found:
         raise FileNotFoundError(
@@ -214,8 +215,12 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from enumerate(file, start=1)
 
 
+def _major(version: str) -> str:
+    return version.partition(".")[0]
+
+
 def read(path: Path) -> Records:
-    """Reads every line that holds a record of this schema's major version; what cannot be read is named in `problems`."""
+    """Reads every line that holds a record of this schema's major version; `problems` names the others."""
     records = Records()
     for file in files(path):
         for number, line in _lines(file):
@@ -227,12 +232,10 @@ def read(path: Path) -> Records:
                 cut = "" if line.endswith(b"\n") else " (the file ends in the middle of it)"
                 records.problems.append(f"{file.name} line {number} was left out{cut}: {error}")
                 continue
-            if (
-                isinstance(record, Run)
-                and record.schema.split(".")[0] != SCHEMA_VERSION.split(".", maxsplit=1)[0]
-            ):
+            if isinstance(record, Run) and _major(record.schema) != _major(SCHEMA_VERSION):
                 raise ValueError(
-                    f"{file} has schema {record.schema}, this is {SCHEMA_VERSION}: read it with the version that wrote it."
+                    f"{file} has schema {record.schema}, this is {SCHEMA_VERSION}: read it with the version "
+                    "that wrote it."
                 )
             records.add(record)
     return records
