@@ -36,8 +36,8 @@ def init(
 ) -> Communicator:
     """The communicator of all ranks that were started together. Collective.
 
-    Without arguments it finds where it is: `unisono run`, torchrun, Open MPI, MPICH or another PMI launcher, a
-    Slurm step, or a process alone (one rank).
+    Without arguments it finds where it is: `unisono run`, torchrun, Open MPI, MPICH or another PMI launcher,
+    a Slurm step, or a process alone (one rank).
 
     rank, size: instead of what the environment says; then `bootstrap` must be given unless size is 1.
     bootstrap: an mpi4py communicator, a torch.distributed Store, or an object with rank, size and
@@ -95,7 +95,7 @@ def _deadline_s(timeout_s: float | None) -> float:
 
 
 def plan_path() -> Path:
-    """Where this machine's plan table lies: UNISONO_PLAN, else the user's cache (`unisono tune` writes it)."""
+    """Where the plan table lies: UNISONO_PLAN, else the user's cache (`unisono tune` writes it)."""
     if named := os.environ.get("UNISONO_PLAN"):
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME")
