@@ -32,7 +32,7 @@ class Communicator::Impl {
   Impl(Bootstrap& bootstrap, const Options& options)
       : check_(options.check.value_or(env().check)),
         stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
-        group_(bootstrap, options.timeout_s.value_or(env().timeout_s), options.while_waiting),
+        group_(bootstrap, options.timeout_s.value_or(env().timeout_s), check_, options.while_waiting),
         plan_(group_.size(), group_.crowded()) {}
 
   int rank() const { return group_.rank(); }

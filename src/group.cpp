@@ -28,7 +28,7 @@ struct Hello {
   char magic[8] = {'u', 'n', 'i', 's', 'o', 'n', 'o', '\0'};
   std::uint32_t version = kVersion;
   std::int32_t rank = 0, size = 0;
-  std::uint32_t padding = 0;
+  std::uint32_t check = 0;    // whether the rank compares its calls with the others', which all do or none
   std::uint64_t machine = 0;  // boot and PID namespace: ranks that differ cannot share memory
   std::uint64_t chunk_bytes = 0;
   Segment::Handle segment;
@@ -84,6 +84,9 @@ Hello read(const std::string& bytes, int rank, const Hello& mine) {
         "machine and one PID namespace.");
   if (hello.chunk_bytes != mine.chunk_bytes)
     throw UsageError(who + " has another UNISONO_CHUNK_BYTES: set it the same on every rank.");
+  if (hello.check != mine.check)
+    throw UsageError((hello.check ? who + " checks" : who + " does not check") +
+                     " its calls, unlike this one: give check=, or UNISONO_CHECK, the same on every rank.");
   return hello;
 }
 
@@ -91,7 +94,7 @@ int open_pidfd(int pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid,
 
 }  // namespace
 
-Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while_waiting)
+Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<void()> while_waiting)
     : rank_(bootstrap.rank()),
       size_(bootstrap.size()),
       timeout_s_(timeout_s),
@@ -107,6 +110,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while
   mine.rank = rank_;
   mine.size = size_;
   mine.machine = this_machine();
+  mine.check = check;
   mine.chunk_bytes = layout.chunk_bytes;
   mine.segment = own->handle();
   mine.nonce_at = reinterpret_cast<std::uint64_t>(&own->nonce());

@@ -18,7 +18,8 @@ namespace unisono {
 
 class Group {
  public:
-  Group(Bootstrap& bootstrap, double timeout_s, std::function<void()> while_waiting);
+  // `check`: whether this rank's calls begin with a comparison, so that all must have it or none.
+  Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<void()> while_waiting);
   ~Group();
   Group(const Group&) = delete;
 

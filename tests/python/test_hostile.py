@@ -20,15 +20,14 @@ def said_by(program: str, *args: object) -> Any:
     return ranks.play(1, f"hostile_programs:{program}", *args).results()[0]
 
 
-USAGE = (
-    "empty garbage short long zeros text None number bytearray magic version size machine chunk_bytes".split()
-)
+USAGE = "empty garbage short long zeros text None number bytearray magic version size machine chunk_bytes check".split()
 WORDS = {
     "rank twice": "two ranks are numbered 0",
     "version": "same version",
     "size": "rank 1 counts 3 ranks, this one 2",
     "machine": "another machine",
     "chunk_bytes": "UNISONO_CHUNK_BYTES",
+    "check": "unlike this one: give check=, or UNISONO_CHECK, the same on every rank",
     "same memory": "two ranks announce the same memory",
     "no such mark": "is not one that this process has made",
     "short": "rank 1",

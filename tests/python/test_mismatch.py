@@ -225,6 +225,13 @@ def test_mismatch_between_processes() -> None:
     )
 
 
+def test_check_on_one_rank_alone() -> None:
+    """A rank that compares and one that does not would take each other's messages for something else."""
+    for error in ranks.play(2, "fault_programs:checks_on_rank_0").errors():
+        assert error["type"] == "UsageError"
+        assert "UNISONO_CHECK, the same on every rank" in error["text"]
+
+
 def test_same_calls_with_different_shapes_fit() -> None:
     """Only counts are compared: the ranks' views of the same elements may differ."""
     shapes = ((6,), (2, 3), (3, 2, 1))

@@ -56,8 +56,10 @@ def barrier_holds() -> list[bool]:
 
 def deadline_of_the_environment() -> dict[str, Any]:
     """UNISONO_TIMEOUT_S is the deadline where timeout_s is not given."""
-    comm = unisono.init()
     meeting = Meeting()
+    meeting.tell()  # all are here: the short deadline is not for their start
+    comm = unisono.init()
+    meeting.tell()
     began = time.monotonic()
     tried = attempt(comm.barrier) if comm.rank == 0 else None
     waited = time.monotonic() - began

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,16 @@ def _wait_for_end(pid: int) -> float:
     return time.monotonic()
 
 
+def _wait_for_sleep(pid: int) -> None:
+    """Until a process sleeps as in a call that waits; where the kernel does not tell, until it must."""
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if "futex" in Path(f"/proc/{pid}/wchan").read_text():
+                return
+        time.sleep(0.01)
+
+
 def killed_inside(what: str, memory: str, check: bool, victim: int) -> dict[str, Any]:
     """Rank `victim` is killed while it waits inside a call with another; the last rank comes when it is
     dead.
@@ -123,9 +134,11 @@ def killed_in_traffic(seconds: float) -> dict[str, Any]:
 
 def never_comes(what: str) -> dict[str, Any]:
     """The last rank stays away until the others have given up."""
-    comm = unisono.init(timeout_s=0.5, check=True)
     meeting = Meeting()
+    meeting.tell()  # all are here: the short deadline below is not for their start
+    comm = unisono.init(timeout_s=0.5, check=True)
     call = calls_of(comm, "plain")[what]
+    meeting.tell()
     began = time.monotonic()
     if comm.rank == comm.size - 1:
         meeting.tell()
@@ -138,9 +151,11 @@ def never_comes(what: str) -> dict[str, Any]:
 
 def stopped() -> dict[str, Any]:
     """Rank 1 is stopped for longer than the deadline, and goes on afterwards."""
+    meeting = Meeting()
+    pids = meeting.tell(os.getpid())
     comm = unisono.init(timeout_s=0.5)
-    pids = Meeting().tell(os.getpid())
     x = np.ones(1 << 20, FLOATS)
+    meeting.tell()
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
         return {"first": attempt(lambda: comm.all_reduce(x)), "again": [attempt(comm.barrier)]}
@@ -220,7 +235,7 @@ def interrupted() -> dict[str, Any]:
     if comm.rank == 0:
         first = attempt(lambda: comm.recv(np.zeros(4, FLOATS), 1))
         return {"first": first, "closed": comm.closed, "again": [attempt(comm.barrier)]}
-    time.sleep(0.3)  # by now it waits
+    _wait_for_sleep(pids[0])
     sent = time.monotonic()
     os.kill(pids[0], signal.SIGINT)
     return {"first": attempt(lambda: comm.recv(np.zeros(4, FLOATS), 0)), "sent": sent}
@@ -235,11 +250,13 @@ def handler_raises() -> dict[str, Any]:
     signal.signal(signal.SIGUSR1, give_up)
     comm = unisono.init(timeout_s=30)
     meeting = Meeting()
+    pids = meeting.tell(os.getpid())
     if comm.rank == 0:
-        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
         first = attempt(comm.barrier)
         meeting.tell()
         return {"first": first, "closed": comm.closed}
+    _wait_for_sleep(pids[0])
+    os.kill(pids[0], signal.SIGUSR1)
     meeting.tell()
     return {"first": attempt(comm.barrier)}
 
@@ -252,7 +269,7 @@ def handler_returns() -> float:
     meeting = Meeting()
     pids = meeting.tell(os.getpid())
     if comm.rank == 1:
-        time.sleep(0.2)
+        _wait_for_sleep(pids[0])
         os.kill(pids[0], signal.SIGUSR1)
         time.sleep(0.1)
     total = comm.all_reduce(np.ones(1, FLOATS))
@@ -272,3 +289,9 @@ def direct_without_reach() -> dict[str, Any]:
     x = np.ones(4, FLOATS)
     first = attempt(lambda: comm.all_reduce(x, algorithm="two_shot_direct"))
     return {"first": first, "sum": float(comm.all_reduce(x)[0])}
+
+
+def checks_on_rank_0() -> None:
+    """Only rank 0 is to compare calls."""
+    rank = launch.from_env(os.environ).rank
+    unisono.init(timeout_s=5, check=rank == 0)

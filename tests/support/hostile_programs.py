@@ -19,10 +19,10 @@ import numpy as np
 import unisono
 from rank_main import describe
 
-# The greeting of src/group.cpp: magic, version, rank, size, padding, machine, chunk_bytes; the handle's pid,
+# The greeting of src/group.cpp: magic, version, rank, size, check, machine, chunk_bytes; the handle's pid,
 # fd, bytes and nonce; nonce_at and 16 words of cores.
 GREETING = struct.Struct("=8sIiiIQQiiQQQ16Q")
-FIELDS = "magic version rank size padding machine chunk_bytes pid fd bytes nonce nonce_at".split()
+FIELDS = "magic version rank size check machine chunk_bytes pid fd bytes nonce nonce_at".split()
 
 
 class Liar:
@@ -80,6 +80,7 @@ GREETINGS: dict[str, Callable[[bytes], Any]] = {
     "size": forged(size=3),
     "machine": forged(machine=lambda machine: machine ^ 1),
     "chunk_bytes": forged(chunk_bytes=lambda size: size + 64),
+    "check": forged(check=lambda check: 1 - check),
     "same memory": forged(),
     "bytes 0": forged(nonce=1, bytes=0),
     "bytes + 1": forged(nonce=1, bytes=lambda size: size + 1),
