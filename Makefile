@@ -11,7 +11,8 @@ SHELL := /bin/bash
         sanitize sanitize-thread sanitize-address cuda-check gpu-test gpu-bench clean distclean
 
 PYTHON ?= python3
-override PYTHON := $(or $(shell command -v $(PYTHON)),$(PYTHON)) # before .venv comes first in PATH
+# found now, before .venv comes first in PATH
+override PYTHON := $(or $(shell command -v $(PYTHON)),$(PYTHON))
 VENV ?= .venv
 TORCH ?= 1
 JOBS ?= $(shell nproc)
