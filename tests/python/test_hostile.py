@@ -20,7 +20,9 @@ def said_by(program: str, *args: object) -> Any:
     return ranks.play(1, f"hostile_programs:{program}", *args).results()[0]
 
 
-USAGE = "empty garbage short long zeros text None number bytearray magic version size machine chunk_bytes check".split()
+USAGE = (
+    "empty garbage short long zeros text None number bytearray magic version size machine check chunk_bytes"
+).split()
 WORDS = {
     "rank twice": "two ranks are numbered 0",
     "version": "same version",
