@@ -22,6 +22,7 @@ if(with_cuda)
   endif()
   enable_language(CUDA)
   add_library(unisono_cuda OBJECT EXCLUDE_FROM_ALL
+    src/lane/cuda/links.cu
     src/lane/cuda/programs.cu
     src/lane/cuda/reductions.cu
   )

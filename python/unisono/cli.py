@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from unisono.bench import finish, request, start
-from unisono.bench.cases import COLLECTIVES, DTYPES, MEMORIES, MODES, OPS, PLACEMENTS, CaseError
+from unisono.bench.cases import COLLECTIVES, CUDA_MODES, DTYPES, MEMORIES, MODES, OPS, PLACEMENTS, CaseError
 from unisono.bench.options import PRESETS, Options
 from unisono.bench.provenance import usable_cores
 from unisono.errors import UsageError
@@ -67,7 +67,8 @@ def _run(options: Options, ranks: int | None, done: Callable[[Path, int], int]) 
     world = _guarded(lambda: start.joined_world(os.environ, ranks))
     directory = Path(options.directory)
     if world is None:
-        code = _guarded(lambda: start.start(options, ranks or start.default_ranks(usable_cores())))
+        count = _guarded(lambda: start.ranks_to_start(ranks, options.device, usable_cores()))
+        code = _guarded(lambda: start.start(options, count))
         raise typer.Exit(done(directory, code))
     from unisono.bench import rank, session
 
@@ -76,8 +77,7 @@ def _run(options: Options, ranks: int | None, done: Callable[[Path, int], int]) 
     except UsageError as error:
         _refuse(error)
     except BaseException as error:
-        sys.stderr.write(rank.explain(error).rstrip() + "\n")
-        rank.abort_mpi()
+        rank.leave(error)
         raise typer.Exit(finish.FAILED) from None
     if world.rank == 0:
         raise typer.Exit(done(directory, 0))
@@ -94,9 +94,14 @@ def bench(
     preset: Annotated[
         str, typer.Option("--preset", "-p", help="; ".join(f"{n}: {p.about}" for n, p in PRESETS.items()))
     ] = "quick",
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, or cuda: rank r on GPU r, torch tensors as buffers.")
+    ] = "cpu",
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", help="Ranks to start; default: one a core, 2 to 8. Not under a launcher."),
+        typer.Option(
+            "--ranks", help="Ranks to start; default: one a core, 2 to 8, or one a GPU. Not under a launcher."
+        ),
     ] = None,
     backend: Annotated[
         str | None,
@@ -150,7 +155,12 @@ def bench(
         typer.Option("--workload", help="Real models by name, all, or none.", rich_help_panel=_BENCH),
     ] = None,
     mode: Annotated[
-        str | None, typer.Option("--mode", help=f"List of {', '.join(MODES)}.", rich_help_panel=_HOW)
+        str | None,
+        typer.Option(
+            "--mode",
+            help=f"List of {', '.join(MODES)}; on GPUs of {', '.join(CUDA_MODES)}.",
+            rich_help_panel=_HOW,
+        ),
     ] = None,
     iters: Annotated[
         int | None,
@@ -206,6 +216,7 @@ def bench(
     _check_ranks(ranks)
     asked = request.Asked(
         preset=preset,
+        device=device,
         backends=backend,
         collectives=collective,
         begin=begin,
