@@ -59,7 +59,7 @@ def test_data_is_the_same_wherever_it_is_made() -> None:
     assert [word & mask for word in bits] == expected
 
 
-@pytest.mark.parametrize("dtype", [d for d in DTYPES if not DTYPES[d].kind == "i" and d != "u8"])
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if DTYPES[d].kind != "i" and d != "u8"])
 def test_floats_are_of_either_sign_and_moderate(dtype: str) -> None:
     for op, low, high in (("sum", 0.5, 2.0), ("prod", 0.75, 1.25)):
         block = verify.random_block(make_case("all_reduce", 64, dtype, 2, op), 0, 5, 4000, "cpu")
@@ -85,7 +85,7 @@ def perform(case: Case, placed: list, pools: list[Pools]) -> None:
     n = case.ranks
     xs = [p.buffers.x.clone() if p.buffers.x is not None else None for p in placed]
     for rank, p in enumerate(placed):
-        out = p.buffers.out
+        out, own = p.buffers.out, p.buffers
         if out is None:
             continue
         match case.collective:
@@ -102,7 +102,6 @@ def perform(case: Case, placed: list, pools: list[Pools]) -> None:
             case "all_to_all":
                 out.copy_(torch.stack([x[rank] for x in xs]))
             case "all_to_all_v":
-                own = placed[rank].buffers
                 start = sum(own.send_counts[:rank])
                 out.copy_(torch.cat([x[start : start + own.recv_counts[r]] for r, x in enumerate(xs)]))
             case "send_recv":

@@ -47,11 +47,11 @@ def leave_out_multicast(env: MutableMapping[str, str]) -> None:
 def missing() -> str | None:
     """Why this machine cannot run --device cuda, None where it can."""
     if find_spec("torch") is None:
-        return "--device cuda needs torch, whose CUDA tensors are the buffers: pip install torch."
+        return "on GPUs the bench needs torch, whose CUDA tensors are its buffers: pip install torch."
     import torch
 
     if not torch.cuda.is_available():
-        return "--device cuda needs an NVIDIA GPU and a torch built for CUDA, and torch sees no GPU here."
+        return "torch sees no NVIDIA GPU here: one for each rank is needed, and a torch built for CUDA."
     return None
 
 
@@ -199,8 +199,8 @@ class Watch:
         while not self._stopped.wait(2.0):
             if monotonic() - self._last > SILENCE_S:
                 sys.stderr.write(
-                    f"unisono bench: rank {self._rank}: nothing has moved for {SILENCE_S:.0f} s in {self.doing}; "
-                    "the run ends here; what was recorded until then is kept.\n"
+                    f"unisono bench: rank {self._rank}: nothing has moved for {SILENCE_S:.0f} s in "
+                    f"{self.doing}; the run ends here; what was recorded until then is kept.\n"
                 )
                 sys.stderr.flush()
                 os._exit(1)

@@ -102,7 +102,7 @@ class Links:
         actors: dict[int, list[Transfer]] = {}
         for move in moves:
             actors.setdefault(move[1] if engine == SM_LOAD else move[0], []).append(move)
-        timed: list[list[Any]] = []  # stream, first event, last event
+        timed: list[tuple[Any, Any, Any]] = []  # stream, first event, last event
         for device, mine in actors.items():
             with torch.cuda.device(device):
                 # the copy engine takes its transfers in order, kernels run beside each other
@@ -110,15 +110,13 @@ class Links:
                 streams = [self._stream(device, move if by_peer else mine[0]) for move in mine]
                 for stream in dict.fromkeys(streams):
                     self._gate.arm(int(stream.cuda_stream), self._epoch)
-                    begin = torch.cuda.Event(enable_timing=True)
+                    begin, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                     begin.record(stream)
-                    timed.append([stream, begin, None])
+                    timed.append((stream, begin, last))
                 for move, stream in zip(mine, streams, strict=True):
                     self._move(engine, move, stream, len(mine))
-                for entry in timed:
-                    if entry[2] is None:
-                        entry[2] = torch.cuda.Event(enable_timing=True)
-                        entry[2].record(entry[0])
+                for stream, _, last in timed[-len(set(streams)) :]:
+                    last.record(stream)
         self._gate.open(self._epoch)
         self._wait([last for _, _, last in timed])
         return 1e6 * max(float(begin.elapsed_time(last)) for _, begin, last in timed)

@@ -45,8 +45,8 @@ class Runtime:
             self._library = ctypes.CDLL(f"libcudart.so.{major}")
         except OSError as error:
             raise CudaError(
-                f"libcudart.so.{major}, which torch was built with, cannot be loaded ({error}): install torch "
-                "with its own CUDA packages, or add the library's folder to LD_LIBRARY_PATH."
+                f"libcudart.so.{major}, which torch was built with, cannot be loaded ({error}): install "
+                "torch with its own CUDA packages, or add the library's folder to LD_LIBRARY_PATH."
             ) from None
         self._library.cudaGetErrorString.restype = ctypes.c_char_p
         for name, arguments in _RUNTIME.items():
