@@ -201,6 +201,14 @@ def bench(
         int | None,
         typer.Option("--seed", help="Of the order of cases and of the data.", rich_help_panel=_HOW),
     ] = None,
+    to_memory_limit: Annotated[
+        bool,
+        typer.Option(
+            "--to-memory-limit",
+            help="On GPUs: double each collective from 1G (or -b) until the memory is full.",
+            rich_help_panel=_BENCH,
+        ),
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -217,6 +225,7 @@ def bench(
     asked = request.Asked(
         preset=preset,
         device=device,
+        to_memory_limit=to_memory_limit,
         backends=backend,
         collectives=collective,
         begin=begin,
@@ -284,6 +293,24 @@ def tune(
             lambda: request.tune_options(collective, budget, Path(scratch) / "run", sys.argv[1:])
         )
         _run(options, ranks, write)
+
+
+@app.command()
+def links(
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-O", "--output", "--out", help="Directory of records and report; default: a new one here."
+        ),
+    ] = None,
+    report: Annotated[bool, typer.Option(help="Write the report too, not only the records.")] = True,
+) -> None:
+    """Measures what the links between the GPUs carry: copy engines, loads, stores; pairs, ring, all pairs."""
+    from unisono.bench import links
+
+    devices = _guarded(links.gpus)
+    directory = _guarded(lambda: request.directory_of(output, "links"))
+    raise typer.Exit(links.run(devices, directory, sys.argv[1:], _console(), report))
 
 
 @app.command()

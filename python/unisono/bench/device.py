@@ -51,6 +51,13 @@ class Device(Protocol):
         their own."""
         ...
 
+    def used_bytes(self) -> tuple[int, int]:
+        """Bytes of the memory that are in use, by whomever, and all there are."""
+        ...
+
+    def give_back(self) -> None:
+        """Returns what is freed already and only kept for later."""
+
     def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
         """The loops of the case's mode."""
         ...
@@ -108,6 +115,13 @@ class HostDevice:
         free = control.from_root(lambda: int(provenance.memory_bytes("MemAvailable") * MEMORY_SHARE), int)
         # two regions a rank of either memory, and as much again for what the libraries stage
         return free // ((4 + 2 * own) * control.size)
+
+    def used_bytes(self) -> tuple[int, int]:
+        total = provenance.memory_bytes()
+        return total - provenance.memory_bytes("MemAvailable"), total
+
+    def give_back(self) -> None:
+        pass
 
     def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
         return HostRunner(call, self._align)

@@ -29,6 +29,7 @@ DTYPE_NAMES = {  # of nccl-tests
     "int32": "i32",
     "int64": "i64",
 }
+LIMIT_SIZES = [1 << 30]  # where --to-memory-limit begins
 TUNE_SIZES = cases.size_range(8, 64 << 20, 4)
 
 
@@ -57,6 +58,7 @@ class Asked:
     width: float | None = None
     seed: int | None = None
     directory: Path | None = None
+    to_memory_limit: bool = False
 
 
 def options_of(asked: Asked, command: Sequence[str]) -> Options:
@@ -66,26 +68,31 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     if asked.device not in cases.DEVICES:
         raise CaseError(f"unknown device {asked.device!r}: choose from {', '.join(cases.DEVICES)}.")
     on_gpu = asked.device == "cuda"
+    if asked.to_memory_limit and not on_gpu:
+        raise CaseError("--to-memory-limit fills the memory of GPUs: add --device cuda.")
     preset = (CUDA_PRESETS if on_gpu else PRESETS)[asked.preset]
     modes = list(CUDA_DEFAULT_MODES if on_gpu else cases.MODES)
+    to_limit = asked.to_memory_limit and asked.begin is None and asked.sizes is None
+    memories = ["plain"] if asked.to_memory_limit else list(preset.memories)
     models = asked.workloads
     if models is None:  # a run that the user has narrowed down is about what he named
         narrowed = (asked.collectives, asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
         models = ",".join(preset.workloads) if all(value is None for value in narrowed) else "none"
     return Options(
-        directory=str(_directory(asked.directory)),
+        directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
         preset=asked.preset,
         backends=_backends(asked.backends, asked.device),
         collectives=_names("collective", asked.collectives, list(cases.COLLECTIVES), list(cases.COLLECTIVES)),
-        sizes=_sizes(asked, preset),
+        sizes=LIMIT_SIZES if to_limit else _sizes(asked, preset),
         dtypes=_dtypes(asked.dtypes, preset),
         ops=_names("op", asked.ops, list(cases.OPS), list(preset.ops)),
         placements=_names("placement", asked.placements, list(cases.PLACEMENTS), list(preset.placements)),
-        memories=_names("memory", asked.memories, list(cases.MEMORIES), list(preset.memories)),
+        memories=_names("memory", asked.memories, list(cases.MEMORIES), memories),
         modes=_names("mode", asked.modes, list(cases.modes_of(asked.device)), modes),
         workloads=workloads.split_workloads(models),
         device=asked.device,
+        to_memory_limit=asked.to_memory_limit,
         limits=_limits(asked, preset),
         seed=secrets.randbits(31) if asked.seed is None else asked.seed,
         cores=provenance.usable_cores(),
@@ -180,11 +187,12 @@ def _limits(asked: Asked, preset: Preset) -> Limits:
     )
 
 
-def _directory(named: Path | None) -> Path:
-    """The user's, or one in the current directory that no other run has."""
+def directory_of(named: Path | None, kind: str = "bench") -> Path:
+    """The user's, or one in the current directory that no other run has. Raises CaseError where it cannot be
+    used."""
     if named is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        return Path.cwd() / f"unisono-bench-{stamp}-{secrets.token_hex(2)}"
+        return Path.cwd() / f"unisono-{kind}-{stamp}-{secrets.token_hex(2)}"
     if named.exists() and not named.is_dir():
         raise CaseError(f"{named} is not a directory: name another with --output.")
     if (named / FILE_NAME).exists():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono import bootstrap, launch
-from unisono.bench import cases, provenance, workloads
+from unisono.bench import cases, limit, provenance, workloads
 from unisono.bench.align import Aligner
 from unisono.bench.backends.base import Backend, Ranks, load
 from unisono.bench.backends.mpi import set_thread_level
@@ -147,6 +147,8 @@ class Session:
         self._emit_run(started)
         for skip in unusable:
             self.emit(skip)
+        if options.to_memory_limit:
+            return self._to_memory_limit()
         models = workloads.select(options.workloads, control.size, options.device)
         for workload, _ in models:
             self.emit(workload)
@@ -174,17 +176,23 @@ class Session:
             results = measurement.run()
         if not measurement.interrupted:
             self._ceilings()
-        elapsed = time.monotonic() - self._began
-        self.emit(
-            End(
-                finished_at=_now(),
-                elapsed_s=elapsed,
-                interrupted=measurement.interrupted,
-                gpu_state=self.device.state() if control.rank == 0 else [],
-            )
-        )
+        self._emit_end(measurement.interrupted)
         failures = control.from_root(lambda: measurement.failures, int)
         return Outcome(failures, measurement.interrupted, results)
+
+    def _to_memory_limit(self) -> Outcome:
+        sweep = limit.Sweep(
+            self.control, self.device, self._communicator, self._interrupt, self.emit, self._say
+        )
+        sweep.run(self.options, self._backends)
+        self._emit_end(sweep.interrupted)
+        return Outcome(sweep.failures, sweep.interrupted, [])
+
+    def _emit_end(self, interrupted: bool) -> None:
+        if self.control.rank == 0:
+            elapsed = time.monotonic() - self._began
+            state = self.device.state()
+            self.emit(End(finished_at=_now(), elapsed_s=elapsed, interrupted=interrupted, gpu_state=state))
 
     def _wanted(self, models: Sequence[tuple[Workload, list[Case]]]) -> list[tuple[Case, str | None]]:
         options = self.options

@@ -139,6 +139,18 @@ class CudaDevice:
         free = min(control.gather(int(torch.cuda.mem_get_info(self.index)[0]), int))
         return int(free * MEMORY_SHARE) // (4 + 2 * own)
 
+    def used_bytes(self) -> tuple[int, int]:
+        import torch
+
+        free, total = torch.cuda.mem_get_info(self.index)
+        return int(total - free), int(total)
+
+    def give_back(self) -> None:
+        import torch
+
+        self.wait()
+        torch.cuda.empty_cache()
+
     # ---- the machine
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
