@@ -9,6 +9,9 @@ namespace unisono::python {
 
 void bind_communicator(nanobind::module_& module);
 
+// Where the extension is built with CUDA (no public header).
+void bind_links(nanobind::module_& module);
+
 // C++ errors become the classes of unisono.errors.
 void bind_errors();
 

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from unisono.bench import finish, request, start
-from unisono.bench.cases import COLLECTIVES, DTYPES, MEMORIES, MODES, OPS, PLACEMENTS, CaseError
+from unisono.bench.cases import COLLECTIVES, CUDA_MODES, DTYPES, MEMORIES, MODES, OPS, PLACEMENTS, CaseError
 from unisono.bench.options import PRESETS, Options
 from unisono.bench.provenance import usable_cores
 from unisono.errors import UsageError
@@ -67,7 +67,8 @@ def _run(options: Options, ranks: int | None, done: Callable[[Path, int], int]) 
     world = _guarded(lambda: start.joined_world(os.environ, ranks))
     directory = Path(options.directory)
     if world is None:
-        code = _guarded(lambda: start.start(options, ranks or start.default_ranks(usable_cores())))
+        count = _guarded(lambda: start.ranks_to_start(ranks, options.device, usable_cores()))
+        code = _guarded(lambda: start.start(options, count))
         raise typer.Exit(done(directory, code))
     from unisono.bench import rank, session
 
@@ -76,8 +77,7 @@ def _run(options: Options, ranks: int | None, done: Callable[[Path, int], int]) 
     except UsageError as error:
         _refuse(error)
     except BaseException as error:
-        sys.stderr.write(rank.explain(error).rstrip() + "\n")
-        rank.abort_mpi()
+        rank.leave(error)
         raise typer.Exit(finish.FAILED) from None
     if world.rank == 0:
         raise typer.Exit(done(directory, 0))
@@ -94,9 +94,14 @@ def bench(
     preset: Annotated[
         str, typer.Option("--preset", "-p", help="; ".join(f"{n}: {p.about}" for n, p in PRESETS.items()))
     ] = "quick",
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, or cuda: rank r on GPU r, torch tensors as buffers.")
+    ] = "cpu",
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", help="Ranks to start; default: one a core, 2 to 8. Not under a launcher."),
+        typer.Option(
+            "--ranks", help="Ranks to start; default: one a core, 2 to 8, or one a GPU. Not under a launcher."
+        ),
     ] = None,
     backend: Annotated[
         str | None,
@@ -150,7 +155,12 @@ def bench(
         typer.Option("--workload", help="Real models by name, all, or none.", rich_help_panel=_BENCH),
     ] = None,
     mode: Annotated[
-        str | None, typer.Option("--mode", help=f"List of {', '.join(MODES)}.", rich_help_panel=_HOW)
+        str | None,
+        typer.Option(
+            "--mode",
+            help=f"List of {', '.join(MODES)}; on GPUs of {', '.join(CUDA_MODES)}.",
+            rich_help_panel=_HOW,
+        ),
     ] = None,
     iters: Annotated[
         int | None,
@@ -191,6 +201,14 @@ def bench(
         int | None,
         typer.Option("--seed", help="Of the order of cases and of the data.", rich_help_panel=_HOW),
     ] = None,
+    to_memory_limit: Annotated[
+        bool,
+        typer.Option(
+            "--to-memory-limit",
+            help="On GPUs: double each collective from 1G (or -b) until the memory is full.",
+            rich_help_panel=_BENCH,
+        ),
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -206,6 +224,8 @@ def bench(
     _check_ranks(ranks)
     asked = request.Asked(
         preset=preset,
+        device=device,
+        to_memory_limit=to_memory_limit,
         backends=backend,
         collectives=collective,
         begin=begin,
@@ -273,6 +293,24 @@ def tune(
             lambda: request.tune_options(collective, budget, Path(scratch) / "run", sys.argv[1:])
         )
         _run(options, ranks, write)
+
+
+@app.command()
+def links(
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-O", "--output", "--out", help="Directory of records and report; default: a new one here."
+        ),
+    ] = None,
+    report: Annotated[bool, typer.Option(help="Write the report too, not only the records.")] = True,
+) -> None:
+    """Measures what the links between the GPUs carry: copy engines, loads, stores; pairs, ring, all pairs."""
+    from unisono.bench import links
+
+    devices = _guarded(links.gpus)
+    directory = _guarded(lambda: request.directory_of(output, "links"))
+    raise typer.Exit(links.run(devices, directory, sys.argv[1:], _console(), report))
 
 
 @app.command()

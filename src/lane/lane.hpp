@@ -125,7 +125,8 @@ UNISONO_PROGRAM void one_ahead(Rounds rounds, const Give& give, const Take& take
 // other.
 template <class Lane>
 UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
-  return (lane.rank() + step) % lane.size();
+  const int at = lane.rank() + step;
+  return at < lane.size() ? at : at - lane.size();
 }
 
 // What a rank does of a rooted collective's `bytes`.

@@ -32,7 +32,7 @@ class Aligner:
     def __init__(self, control: Control, barrier: Callable[[], object]) -> None:
         self._barrier, self._epoch, self._mine = barrier, 0, control.rank * _LINE
         self._peers = [rank * _LINE for rank in range(control.size) if rank != control.rank]
-        self._flags = _shared_words(control, control.size * _LINE)
+        self._flags = shared_words(control, control.size * _LINE)
 
     def __call__(self) -> None:
         flags = self._flags
@@ -55,7 +55,7 @@ def _nap(flags: memoryview, peer: int, epoch: int) -> None:
         sleep(NAP_S)
 
 
-def _shared_words(control: Control, count: int) -> memoryview | None:
+def shared_words(control: Control, count: int) -> memoryview | None:
     """`count` zeroed 64-bit words that all ranks share; the file behind them has no name once all have opened
     it."""
     path, error = "", None

@@ -1,14 +1,16 @@
 """The memory of a run: one pool of plain and one of symmetric memory per rank, and every case is a view of
 it.
 
-All backends get the same addresses. Each pool has an input and an output region of the size of the largest
-case; views begin at the regions' start, so that a case is measured on memory that its own last calls have
-touched (no rotation beyond the caches). `GUARD` bytes behind every view show a write past its end.
+All backends get the same addresses, but for those whose library takes only memory that it has allocated
+itself (`Backend.own_memory`): their symmetric cases lie in a pool of theirs, of the same size and alignment,
+filled, poisoned and checked like the others. Each pool has an input and an output region of the size of the
+largest case; views begin at the regions' start, so that a case is measured on memory that its own last calls
+have touched (no rotation beyond the caches). `GUARD` bytes behind every view show a write past its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unisono.bench.backends.base import Buffers
-from unisono.bench.cases import DTYPES, Array, layout
+from unisono.bench.backends.base import Backend, Buffers
+from unisono.bench.cases import DTYPES, layout
 from unisono.bench.records import Case
 
 GUARD = 64
@@ -35,9 +37,15 @@ class Region:
     ones_of: str = ""
     ones_bytes: int = 0
 
-    def view(self, shape: tuple[int, ...], dtype: str) -> Array:
+    def view(self, shape: tuple[int, ...], dtype: str) -> Any:
         kind = DTYPES[dtype]
         return self.memory[: prod(shape) * kind.itemsize].view(kind).reshape(shape)
+
+    def fill_ones(self, end: int, dtype: str) -> None:
+        self.memory[:end].view(DTYPES[dtype]).fill(1)
+
+    def poison(self, end: int | None = None) -> None:
+        self.memory[:end].fill(POISON)
 
     def soil(self) -> None:
         self.ones_bytes = 0
@@ -52,14 +60,14 @@ class Placed:
     dtype: str
     read: tuple[Region, int]
     written: tuple[Region, int]
-    guards: tuple[Bytes, ...] = ()
+    guards: tuple[Any, ...] = ()
 
     def prime(self) -> None:
         """Ones in the input: no sum or product of them is denormal or NaN, however often it is repeated in
         place."""
         region, end = self.read
         if region.ones_of != self.dtype or region.ones_bytes < end:
-            region.memory[:end].view(DTYPES[self.dtype]).fill(1)
+            region.fill_ones(end, self.dtype)
             region.ones_of, region.ones_bytes = self.dtype, end
 
     def soil(self) -> None:
@@ -78,38 +86,57 @@ def _pages(size: int) -> int:
     return (size + ALIGN - 1) // ALIGN * ALIGN
 
 
-class Pools:
-    """Two regions of plain memory for all `cases`; `add_symmetric` adds two of symmetric memory."""
+def plain_region(size: int) -> Region:
+    """At least `size` bytes of this process's memory, in whole pages."""
+    raw = np.empty(_pages(size) + ALIGN, np.uint8)
+    start = -raw.ctypes.data % ALIGN
+    return Region(raw[start : start + _pages(size)])
 
-    def __init__(self, cases: Iterable[Case], rank: int) -> None:
+
+class Pools:
+    """Two regions of plain memory for all `cases`; `add_symmetric` and `add_own` add two of other memory
+    each.
+
+    `plain` makes a region of so many bytes, `wrap` one of an array of bytes."""
+
+    def __init__(
+        self,
+        cases: Iterable[Case],
+        rank: int,
+        plain: Callable[[int], Region] = plain_region,
+        wrap: Callable[[Any], Region] = Region,
+    ) -> None:
         self.rank = rank
+        self._wrap = wrap
         self._regions: dict[str, tuple[Region, Region]] = {}
         size = needed_bytes(cases, "plain")
         if size:
-            self._add("plain", self._plain(size), self._plain(size))
+            self._add("plain", plain(size), plain(size))
 
     def add_symmetric(self, size: int, communicator: Any) -> None:
         """Regions of `size` bytes from `communicator.empty`, a collective call; none for size 0. Raises what
         it raises."""
         if size:
-            made = [Region(communicator.empty((_pages(size),), "u8")) for _ in range(2)]
+            made = [self._wrap(communicator.empty((_pages(size),), "u8")) for _ in range(2)]
             self._add("symmetric", *made)
+
+    def add_own(self, size: int, backend: Backend) -> None:
+        """The memory that `backend` allocates itself, for its symmetric cases; a collective call. Raises what
+        it raises."""
+        if size:
+            x, out = backend.allocate(_pages(size))
+            self._add(backend.name, self._wrap(x), self._wrap(out))
 
     def _add(self, memory: str, x: Region, out: Region) -> None:
         for region in (x, out):
-            region.memory.fill(POISON)  # first touch by the rank that uses it
+            region.poison()  # first touch by the rank that uses it
         self._regions[memory] = (x, out)
 
-    @staticmethod
-    def _plain(size: int) -> Region:
-        raw = np.empty(_pages(size) + ALIGN, np.uint8)
-        start = -raw.ctypes.data % ALIGN
-        return Region(raw[start : start + _pages(size)])
-
-    def place(self, case: Case) -> Placed:
-        """The buffers of `case`, in place or not, as `Buffers` says."""
+    def place(self, case: Case, backend: Backend | None = None) -> Placed:
+        """The buffers of `case` on `backend`, in place or not, as `Buffers` says."""
         shapes = layout(case, self.rank)
-        x_region, out_region = self._regions[case.memory]
+        own = backend is not None and backend.own_memory and case.memory == "symmetric"
+        x_region, out_region = self._regions[backend.name if own and backend else case.memory]
         x = None if shapes.x is None else x_region.view(shapes.x, case.dtype)
         out = None if shapes.out is None else out_region.view(shapes.out, case.dtype)
         spare = out_region.view(shapes.x, case.dtype) if out is None and shapes.x is not None else None

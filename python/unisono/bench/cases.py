@@ -9,6 +9,7 @@ busiest rank.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,13 @@ INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
 OPS = ("sum", "prod", "min", "max", "avg")
 PLACEMENTS = ("out_of_place", "in_place")
 MEMORIES = ("plain", "symmetric")
+DEVICES = ("cpu", "cuda")
 MODES = ("latency", "throughput")
+CUDA_MODES = ("graph", "events", "throughput", "latency")
+ALL_MODES = tuple(dict.fromkeys((*MODES, *CUDA_MODES)))
+# The length of a queue on GPUs: as many calls as last GRAPH_US, were each CALL_US + bytes / GPU_BYTES_PER_US.
+GRAPH_US, CALL_US, GPU_BYTES_PER_US = 1000.0, 5.0, 300e3
+FEWEST_CALLS, MOST_CALLS = 4, 200
 
 
 class CaseError(ValueError):
@@ -77,6 +84,11 @@ COLLECTIVES: dict[str, Collective] = {
         Collective("barrier", lambda n: 0.0, in_place=False),
     )
 }
+
+
+def modes_of(device: str) -> tuple[str, ...]:
+    """The timing modes of a device, those of GPUs in the order in which a reader wants them."""
+    return CUDA_MODES if device == "cuda" else MODES
 
 
 def bus_factor(collective: str, ranks: int) -> float:
@@ -189,6 +201,7 @@ def make_case(
     placement: str = "out_of_place",
     memory: str = "plain",
     mode: str = "latency",
+    device: str = "cpu",
 ) -> Case:
     """The case nearest below `nominal_bytes`: whole elements, equal blocks where the collective has them, at
     least one element a block. `op` is kept for reductions only; the root is rank 0. Raises CaseError."""
@@ -196,7 +209,8 @@ def make_case(
     item = DTYPES[_known("dtype", dtype, DTYPES)].itemsize
     _known("placement", placement, PLACEMENTS)
     _known("memory", memory, MEMORIES)
-    _known("mode", mode, MODES)
+    _known("device", device, DEVICES)
+    _known("mode", mode, modes_of(device))
     if known.reduces:
         _known("op", str(op), OPS)
     unit = item * ranks if known.blocked else item
@@ -214,6 +228,7 @@ def make_case(
         placement=placement if known.in_place else "out_of_place",
         memory=memory if collective != "barrier" else "plain",
         mode=mode,
+        device=device,
     )
 
 
@@ -226,22 +241,28 @@ def grid(
     placements: Sequence[str] = ("out_of_place",),
     memories: Sequence[str] = ("plain",),
     modes: Sequence[str] = MODES,
+    device: str = "cpu",
 ) -> list[Case]:
     """Every distinct case of the product; sizes that round to the same case count once."""
     product = itertools.product(collectives, sizes, dtypes, ops, placements, memories, modes)
     return list(
         dict.fromkeys(
-            make_case(name, size, dtype, ranks, op, placement, memory, mode)
+            make_case(name, size, dtype, ranks, op, placement, memory, mode, device)
             for name, size, dtype, op, placement, memory, mode in product
         )
     )
 
 
 def calls_per_sample(case: Case) -> int:
-    """1 in latency mode; in throughput mode the length of the queue, the same for every backend: 20 calls (as
-    the iterations of nccl-tests), fewer where they would move more than 4 MiB, but at least 2."""
-    if case.mode == "latency":
+    """1 in the modes latency and events; else the length of the queue, the same for every backend. On CPUs:
+    20 calls (as the iterations of nccl-tests), fewer where they would move more than 4 MiB, but at least 2.
+    On GPUs, also the calls of a graph: as many as last about a millisecond on a link of today, from 200 for a
+    few bytes down to 4."""
+    if case.mode in ("latency", "events"):
         return 1
+    if case.device == "cuda":
+        calls = math.ceil(GRAPH_US / (CALL_US + case.bytes / GPU_BYTES_PER_US))
+        return min(MOST_CALLS, max(FEWEST_CALLS, calls))
     return min(20, max(2, (4 << 20) // max(1, case.bytes)))
 
 
@@ -255,6 +276,7 @@ def label(case: Case) -> str:
         case.placement,
         case.memory,
         case.mode,
+        case.device if case.device != "cpu" else "",
     ]
     return " ".join(part for part in parts if part)
 

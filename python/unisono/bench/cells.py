@@ -12,9 +12,9 @@ from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import Placed, Pools
 from unisono.bench.cases import COLLECTIVES, PLACEMENTS, calls_per_sample, label
 from unisono.bench.control import Control
+from unisono.bench.device import Device, HangError, Runner
 from unisono.bench.records import Case
 from unisono.bench.schedule import Cell
-from unisono.bench.timing import Call
 from unisono.bench.verify import arrange, bound_text, expectation, inspect
 
 
@@ -29,17 +29,25 @@ class Work:
     group: Group
     algorithm: str | None = None
     dropped: bool = False
+    recorded: bool = False
     probed: bool = False  # a few calls were timed, so that rank 0 knows what one costs
     _placed: Placed | None = None
-    _call: Call | None = None
+    _runner: Runner | None = None
 
-    def ready(self, pools: Pools) -> tuple[Call, Placed]:
-        """The prepared call and its buffers; made once."""
-        if self._call is None or self._placed is None:
-            self._placed = pools.place(self.case)
-            self._call = self.backend.prepare(self.case, self._placed.buffers)
+    def ready(self, pools: Pools, device: Device) -> tuple[Runner, Placed]:
+        """The timed loops over the prepared call, and its buffers; made once."""
+        if self._runner is None or self._placed is None:
+            self._placed = pools.place(self.case, self.backend)
+            call = self.backend.prepare(self.case, self._placed.buffers)
+            self._runner = device.runner(self.case, call, self.backend)
             self.algorithm = self.backend.algorithm(self.case)
-        return self._call, self._placed
+        return self._runner, self._placed
+
+    def close(self) -> None:
+        """Frees the loops; to be called when the cell is finished."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
 
 
 @dataclass(eq=False)
@@ -67,7 +75,7 @@ def make_groups(
     skipped: dict[tuple[str, Case], str] = {}
     for case, workload in wanted:
         for backend in backends:
-            reason = backend.supports(case)
+            reason = _queueless(case, backend) or backend.supports(case)
             if reason is not None:
                 skipped[backend.name, case] = reason
                 continue
@@ -82,6 +90,12 @@ def make_groups(
     return list(groups.values()), [(name, case, reason) for (name, case), reason in skipped.items()]
 
 
+def _queueless(case: Case, backend: Backend) -> str | None:
+    if case.mode not in ("graph", "events") or backend.queues():
+        return None
+    return f"a call of {backend.name} waits for the GPU: only the host clock can time it (--mode latency)."
+
+
 @dataclass(frozen=True)
 class Wrong:
     """A variant that failed its check, the lowest rank that saw it, and what it saw."""
@@ -91,22 +105,30 @@ class Wrong:
     message: str
 
 
-def check(control: Control, pools: Pools, group: Group, seed: int) -> list[Wrong]:
-    """Checks every variant of the group on fresh random data; the same list on every rank."""
+def check(control: Control, pools: Pools, group: Group, seed: int, device: Device) -> list[Wrong]:
+    """Checks every variant of the group on fresh random data; the same list on every rank. Raises HangError,
+    on all ranks."""
     wrong = []
     for number, case in enumerate(group.variants):
         error: str | None = None
+        hung = False
         try:
-            placed = pools.place(case)
+            device.beat(f"the check of {label(case)} on {group.backend.name}")
+            placed = pools.place(case, group.backend)
             call = group.backend.prepare(case, placed.buffers)
-            expected = expectation(case, control.rank, seed + number, group.backend.bit_exact)
-            arrange(placed, expected)
+            exact = group.backend.bit_exact
+            expected = expectation(case, control.rank, seed + number, exact, device.arithmetic)
+            arrange(placed, expected, device.arithmetic)
             call()
-            error = inspect(case, placed, expected)
+            device.finish(group.backend)
+            error = inspect(case, placed, expected, device.arithmetic)
         except Exception as raised:
+            hung = isinstance(raised, HangError)
             error = f"{type(raised).__name__}: {raised}"
         first = control.first_error(error)
         if first is not None:
+            if any(control.gather(hung, bool)):
+                raise HangError(f"{first[1]} ({label(case)})")
             wrong.append(Wrong(case, first[0], f"{first[1]} ({label(case)})"))
     return wrong
 

@@ -20,7 +20,8 @@ def exit_code(records: Records, launcher_code: int = 0) -> int:
     Ctrl-C."""
     if any(end.interrupted for end in records.ends):
         return INTERRUPTED
-    broken = records.failures or not records.ends or not records.results or launcher_code != 0
+    measured = records.results or records.largest
+    broken = records.failures or not records.ends or not measured or launcher_code != 0
     return FAILED if broken else OK
 
 

@@ -16,8 +16,10 @@ import numpy as np
 from unisono.bench import cells as checks
 from unisono.bench import timing
 from unisono.bench.buffers import Pools
+from unisono.bench.cases import label
 from unisono.bench.cells import Group, Work
 from unisono.bench.control import Control, Interrupt
+from unisono.bench.device import Device, HangError, HostDevice
 from unisono.bench.records import Failure, Record, Result, Verification
 from unisono.bench.results import result_of
 from unisono.bench.schedule import Batch, Limits, Schedule
@@ -37,6 +39,7 @@ class Report(msgspec.Struct):
     starts: bytes
     durations: bytes
     error: str | None
+    hung: bool
     interrupted: bool
 
 
@@ -57,18 +60,27 @@ class Measurement:
         show: Callable[[Schedule, str], None],
         verified: bool = True,
         ceiling_gbps: float | None = None,
+        device: Device | None = None,
     ) -> None:
         self.control, self.pools, self.groups = control, pools, list(groups)
+        self.device = device or HostDevice(align)
         self.works = [work for group in groups for work in group.works]
         self.schedule = Schedule([work.state for work in self.works], limits, seed, time.monotonic)
         self.interrupted = False
         self.failures = 0
-        self._seed, self._align, self._interrupt = seed, align, interrupt
+        self._seed, self._interrupt = seed, interrupt
         self._emit, self._show, self._verified, self._ceiling = emit, show, verified, ceiling_gbps
 
     def run(self) -> list[Result]:
         """Returns rank 0's results (those of the other ranks stay empty); `interrupted` and `failures` tell
-        how it went."""
+        how it went. Raises HangError, on all ranks, once what was measured until then is recorded."""
+        try:
+            return self._run()
+        except HangError as hung:
+            self._record_unchecked(f"the run ended before the second check: {hung}")
+            raise
+
+    def _run(self) -> list[Result]:
         results: list[Result] = []
         while not self.interrupted:
             order = self.control.from_root(self.schedule.order, list[int])
@@ -117,7 +129,7 @@ class Measurement:
         quick; None where it failed."""
         error: str | None = None
         try:
-            work.ready(self.pools)
+            work.ready(self.pools, self.device)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
         failed = self.control.first_error(error)
@@ -135,28 +147,45 @@ class Measurement:
 
     def _batch(self, work: Work, batch: Batch) -> list[timing.Timed] | None:
         """All ranks' times; None where the cell failed on any of them and is dropped."""
-        call, placed = work.ready(self.pools)
+        self.device.beat(f"{label(work.case)} on {work.backend.name}")
+        runner, placed = work.ready(self.pools, self.device)
         placed.prime()
-        mine = timing.timed(call, self._align, batch.samples, batch.calls, batch.warmup)
+        mine = runner.timed(batch.samples, batch.calls, batch.warmup)
         placed.soil()
-        report = Report(mine.starts.tobytes(), mine.durations.tobytes(), mine.error, self._interrupt.asked)
+        asked = self._interrupt.asked
+        report = Report(mine.starts.tobytes(), mine.durations.tobytes(), mine.error, mine.hung, asked)
         reports = self.control.gather(report, Report)
         self.interrupted |= any(rank.interrupted for rank in reports)
         failed = next(((rank, said.error) for rank, said in enumerate(reports) if said.error), None)
         if failed is not None:
-            self._drop(work, failed[0], str(failed[1]))
+            hung = any(rank.hung for rank in reports)
+            self._drop(work, failed[0], str(failed[1]), hung)
+            if hung:
+                raise HangError(str(failed[1]))
             return None
         return [
             timing.Timed(np.frombuffer(said.starts, np.int64), np.frombuffer(said.durations, np.int64))
             for said in reports
         ]
 
-    def _drop(self, work: Work, rank: int | None, message: str) -> None:
+    def _drop(self, work: Work, rank: int | None, message: str, hung: bool = False) -> None:
         """The cell failed: it is not measured further, on any rank."""
         if not work.dropped:
             work.dropped = True
             self.schedule.drop(self.works.index(work))
             self._fail(work, rank, message)
+            if not hung:
+                work.close()
+
+    def _record_unchecked(self, why: str) -> None:
+        """The results of the cells that have samples but no second check."""
+        if self.control.rank != 0:
+            return
+        unchecked = Verification(before=self._verified, after=False, bound=NOT_CHECKED, detail=why)
+        for work in self.works:
+            if work.state.samples_us and not work.dropped and not work.recorded:
+                work.recorded = True
+                self._emit(result_of(work, unchecked, self._ceiling))
 
     def _fail(self, work: Work, rank: int | None, message: str) -> None:
         self.failures += 1
@@ -167,7 +196,7 @@ class Measurement:
         if not self._verified:
             return
         began = time.monotonic()
-        wrong = checks.check(self.control, self.pools, group, self._check_seed(group, 0))
+        wrong = self._checked(group, 0)
         group.check_s = time.monotonic() - began
         self.schedule.reserve_s += group.check_s
         for one in wrong:
@@ -177,6 +206,14 @@ class Measurement:
             if not hit:
                 self._fail_untimed(group, one)
 
+    def _checked(self, group: Group, phase: int) -> list[checks.Wrong]:
+        seed = (self._seed * 1_000_003 + group.index * 8 + phase * 4) % 2**63
+        try:
+            return checks.check(self.control, self.pools, group, seed, self.device)
+        except HangError as hung:
+            self._fail(group.works[0], None, str(hung))
+            raise
+
     def _fail_untimed(self, group: Group, wrong: checks.Wrong) -> None:
         """A placement that is checked though it is not timed."""
         self.failures += 1
@@ -184,16 +221,13 @@ class Measurement:
             Failure(backend=group.backend.name, case=wrong.case, rank=wrong.rank, message=wrong.message)
         )
 
-    def _check_seed(self, group: Group, phase: int) -> int:
-        return (self._seed * 1_000_003 + group.index * 8 + phase * 4) % 2**63
-
     def _finish(self, group: Group) -> list[Result]:
         """The second check of a group whose cells are all measured, and their results."""
         wrong: dict[str, checks.Wrong] = {}
         if self._verified and self.control.from_root(
             lambda: any(w.state.samples_us for w in group.works), bool
         ):
-            found = checks.check(self.control, self.pools, group, self._check_seed(group, 1))
+            found = self._checked(group, 1)
             wrong = {one.case.placement: one for one in found}
             self.schedule.reserve_s -= group.check_s
         for placement, one in wrong.items():
@@ -202,6 +236,7 @@ class Measurement:
         results = []
         for work in group.works:
             work.state.done = True
+            work.close()
             if self.control.rank != 0 or work.dropped or not work.state.samples_us:
                 continue
             after = wrong.get(work.case.placement)
@@ -214,5 +249,6 @@ class Measurement:
                 detail=None if after is None else after.message,
             )
             results.append(result_of(work, verification, self._ceiling))
+            work.recorded = True
             self._emit(results[-1])
         return results

@@ -54,6 +54,34 @@ PRESETS = {
 }
 
 
+CUDA_PRESETS = {
+    "quick": Preset(
+        sizes=(4 * KIB, 256 * KIB, 16 * MIB, 256 * MIB),
+        budget_s=90.0,
+        dtypes=("bf16",),
+        memories=("symmetric",),
+        about="under 3 minutes: four sizes, symmetric memory, bf16",
+    ),
+    "standard": Preset(
+        sizes=(*size_range(KIB, 1 << 30, 4),),
+        budget_s=420.0,
+        dtypes=("bf16",),
+        memories=("plain", "symmetric"),
+        about="under 9 minutes on 8 GPUs: 1 KiB to 1 GiB in steps of 4, plain and symmetric memory, bf16",
+    ),
+    "extensive": Preset(
+        sizes=(*size_range(KIB, 4 << 30, 4),),
+        budget_s=3600.0,
+        dtypes=("bf16", "f32"),
+        placements=("out_of_place", "in_place"),
+        memories=("plain", "symmetric"),
+        workloads=("all",),
+        about="about an hour: 1 KiB to 4 GiB, bf16 and f32, in and out of place, all models",
+    ),
+}
+CUDA_DEFAULT_MODES = ("graph", "events")
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `unisono bench` or `unisono tune`."""
 
@@ -72,6 +100,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     collectives: list[str]
     modes: list[str]
     cores: int  # that the run may use; a rank itself may be bound to one of them
+    device: str = "cpu"
+    to_memory_limit: bool = False  # instead of the grid, see `limit`
     check: bool = True
     terminal_columns: int | None = None  # of the user's terminal; None: progress as plain lines
 

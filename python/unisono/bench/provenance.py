@@ -21,6 +21,10 @@ VARIABLES = frozenset(
         *("UNISONO_TIMEOUT_S", "UNISONO_CHECK", "UNISONO_PLAN", "UNISONO_SPINS", "UNISONO_ISA"),
         *("UNISONO_CHUNK_BYTES", "UNISONO_STREAM_BYTES"),
         *("MPI4PY_RC_THREAD_LEVEL", "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_coll", "I_MPI_FABRICS"),
+        *("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"),
+        *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_CTA_POLICY", "NCCL_WIN_ENABLE"),
+        *("NCCL_BUFFSIZE", "NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_NTHREADS"),
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"),
         *("FI_PROVIDER", "UCX_TLS", "UCX_NET_DEVICES", "GLOO_SOCKET_IFNAME", "TORCH_NUM_THREADS"),
         *("MALLOC_ARENA_MAX", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "SLURM_CPU_BIND", "KMP_AFFINITY"),
     }
@@ -57,7 +61,13 @@ def memory_bytes(field: str = "MemTotal") -> int:
     return int(match[1]) * 1024 if match else 0
 
 
-def machine(cores: int | None = None) -> Machine:
+def driver() -> str | None:
+    """Version of the NVIDIA kernel driver; None where there is none."""
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", _text(Path("/proc/driver/nvidia/version")))
+    return found[1] if found else None
+
+
+def machine(cores: int | None = None, gpus: Sequence[str] = (), gpu_state: Sequence[str] = ()) -> Machine:
     """This machine; no host name. `cores`: those of the run, where this process is bound to fewer."""
     model = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
     nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
@@ -68,6 +78,9 @@ def machine(cores: int | None = None) -> Machine:
         numa_nodes=max(1, len(nodes)),
         kernel=f"{platform.system()} {platform.release()}",
         caches=caches(),
+        gpus=list(gpus),
+        driver=driver() if gpus else None,
+        gpu_state=list(gpu_state),
     )
 
 

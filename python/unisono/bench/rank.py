@@ -10,6 +10,7 @@ import traceback
 
 from unisono import launch
 from unisono.bench import session
+from unisono.bench.device import HangError
 from unisono.bench.options import Options
 
 
@@ -26,25 +27,38 @@ def explain(error: BaseException) -> str:
     from unisono.bench.cases import CaseError
     from unisono.errors import UnisonoError
 
-    if isinstance(error, UnisonoError | CaseError | FileExistsError):
+    if isinstance(error, UnisonoError | CaseError | FileExistsError | HangError):
         return f"unisono bench: {error}"
     return "".join(traceback.format_exception(error))
 
 
-def bind_to_core(world: launch.World, cores: list[int]) -> None:
+def leave(error: BaseException) -> None:
+    """Says what ended this rank, and ends the others where that does not happen by itself. After a hang the
+    process ends here and at once: whatever it would free waits for the GPU."""
+    sys.stderr.write(explain(error).rstrip() + "\n")
+    sys.stderr.flush()
+    abort_mpi()
+    if isinstance(error, HangError):
+        os._exit(1)
+
+
+def bind_to_cores(world: launch.World, cores: list[int], device: str) -> None:
     """Gives each rank a core of its own where there are enough, so that no two share one by accident; all
-    backends alike. Ranks that another launcher has started are bound as it was told."""
-    if world.local_size == world.size <= len(cores):
-        os.sched_setaffinity(0, {cores[world.local_rank]})
+    backends alike. On GPUs an equal share of the cores instead: libraries have threads there that must not
+    hold up the one that queues calls. Ranks that another launcher has started are bound as it was told."""
+    if world.local_size != world.size or world.size > len(cores):
+        return
+    share = len(cores) // world.size if device == "cuda" else 1
+    os.sched_setaffinity(0, cores[world.local_rank * share : (world.local_rank + 1) * share])
 
 
 def main(argv: list[str]) -> int:
     try:
-        bind_to_core(launch.from_env(os.environ), sorted(os.sched_getaffinity(0)))
-        session.run(Options.unpack(argv[0]), os.environ)
+        options = Options.unpack(argv[0])
+        bind_to_cores(launch.from_env(os.environ), sorted(os.sched_getaffinity(0)), options.device)
+        session.run(options, os.environ)
     except BaseException as error:
-        sys.stderr.write(explain(error).rstrip() + "\n")
-        abort_mpi()
+        leave(error)
         return 1
     return 0
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"  # 1.1: devices, links, largest
 FILE_NAME = "records.jsonl"
 
 
@@ -32,6 +32,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     placement: str = "out_of_place"  # or in_place
     memory: str = "plain"  # or symmetric
     mode: str = "latency"  # or throughput; on GPUs also graph and events
+    device: str = "cpu"  # or cuda: where the buffers lie
 
 
 class Machine(msgspec.Struct, kw_only=True):
@@ -43,8 +44,9 @@ class Machine(msgspec.Struct, kw_only=True):
     numa_nodes: int
     kernel: str
     caches: dict[str, int]
-    gpus: list[str] = []
+    gpus: list[str] = []  # names of those that the ranks use
     driver: str | None = None
+    gpu_state: list[str] = []  # of each GPU at the start: clocks, temperature, reasons for throttling
 
 
 class Run(msgspec.Struct, tag="run", kw_only=True):
@@ -65,7 +67,8 @@ class Run(msgspec.Struct, tag="run", kw_only=True):
 
 
 class Ceiling(msgspec.Struct, tag="ceiling", kw_only=True):
-    """A measured limit of the hardware: `copy_one_thread`, `copy_all_threads` (bytes copied over time)."""
+    """A measured limit of the hardware: `copy_one_thread`, `copy_all_threads` (bytes copied over time); on
+    GPUs `ring` (bytes that leave each GPU over time, all sending to the next, by the fastest engine)."""
 
     name: str
     bytes: int
@@ -83,8 +86,8 @@ class Verification(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, tag="result", kw_only=True):
-    """One case on one backend. A sample is the maximum over ranks of one iteration (latency), or of a queue
-    of calls divided by its length (throughput)."""
+    """One case on one backend. A sample is the maximum over ranks of one iteration (latency, events), or of
+    a queue of calls divided by its length (throughput, graph)."""
 
     case: Case
     backend: str
@@ -93,7 +96,7 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     median_us: float
     ci_low_us: float  # exact nonparametric 95 % interval of the median; equal to min and max below 6 samples
     ci_high_us: float
-    skew_us: float | None  # median over iterations of the spread of the ranks' start times
+    skew_us: float | None  # median over iterations of the spread of the ranks' start times; None on GPUs
     calls_per_sample: int
     verification: Verification
     algbw_gbps: float
@@ -131,6 +134,35 @@ class WorkloadStep(msgspec.Struct, kw_only=True):
     calls: float
 
 
+class Link(msgspec.Struct, tag="link", kw_only=True):
+    """What the links between GPUs carry in one pattern, by one engine. `pair`: `source` sends to `target`
+    alone; `ring`: every GPU to the next; `all_pairs`: every GPU to every other at once. `gbps` is what leaves
+    each sending GPU. `round_trip` has a time instead: a flag to the other GPU and back."""
+
+    engine: str  # copy_engine, sm_load, sm_store, bulk_store or flag
+    pattern: str  # pair, ring, all_pairs or round_trip
+    devices: int
+    bytes: int  # of one transfer
+    source: int | None = None  # of pair and round_trip
+    target: int | None = None
+    blocks: int | None = None  # of a kernel
+    gbps: float | None = None
+    round_trip_us: float | None = None
+    samples: list[float]  # in the unit of the value
+
+
+class Largest(msgspec.Struct, tag="largest", kw_only=True):
+    """The largest size of a collective that a backend ran before the memory was full
+    (`unisono bench --to-memory-limit`)."""
+
+    case: Case
+    backend: str
+    time_us: float
+    used_bytes: int  # of the fullest GPU, while it ran
+    total_bytes: int  # of that GPU
+    stopped: str  # why there is no larger one, in a sentence
+
+
 class Workload(msgspec.Struct, tag="workload", kw_only=True):
     """The collectives of a real model; its cases are results whose `workload` names it."""
 
@@ -148,9 +180,10 @@ class End(msgspec.Struct, tag="end", kw_only=True):
     finished_at: str
     elapsed_s: float
     interrupted: bool
+    gpu_state: list[str] = []  # as in Machine, at the end
 
 
-Record = Run | Ceiling | Result | Skip | Failure | Workload | End
+Record = Run | Ceiling | Link | Largest | Result | Skip | Failure | Workload | End
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Record)
 
@@ -180,6 +213,8 @@ class Records:
 
     runs: list[Run] = field(default_factory=list)
     ceilings: list[Ceiling] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    largest: list[Largest] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -191,6 +226,8 @@ class Records:
         where: dict[type, list[Any]] = {
             Run: self.runs,
             Ceiling: self.ceilings,
+            Link: self.links,
+            Largest: self.largest,
             Result: self.results,
             Skip: self.skips,
             Failure: self.failures,

@@ -15,7 +15,7 @@ from pathlib import Path
 from unisono.bench import cases, provenance, tune, workloads
 from unisono.bench.backends import base
 from unisono.bench.cases import CaseError
-from unisono.bench.options import PRESETS, Options, Preset
+from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, PRESETS, Options, Preset
 from unisono.bench.records import FILE_NAME
 from unisono.bench.schedule import Limits
 
@@ -29,6 +29,7 @@ DTYPE_NAMES = {  # of nccl-tests
     "int32": "i32",
     "int64": "i64",
 }
+LIMIT_SIZES = [1 << 30]  # where --to-memory-limit begins
 TUNE_SIZES = cases.size_range(8, 64 << 20, 4)
 
 
@@ -37,6 +38,7 @@ class Asked:
     """The command line of `unisono bench`; None where the user said nothing."""
 
     preset: str = "quick"
+    device: str = "cpu"
     backends: str | None = None
     collectives: str | None = None
     begin: str | None = None
@@ -56,30 +58,41 @@ class Asked:
     width: float | None = None
     seed: int | None = None
     directory: Path | None = None
+    to_memory_limit: bool = False
 
 
 def options_of(asked: Asked, command: Sequence[str]) -> Options:
     """Raises CaseError, in words for the user, where something is unknown or contradicts itself."""
     if asked.preset not in PRESETS:
         raise CaseError(f"unknown preset {asked.preset!r}: choose from {', '.join(PRESETS)}.")
-    preset = PRESETS[asked.preset]
+    if asked.device not in cases.DEVICES:
+        raise CaseError(f"unknown device {asked.device!r}: choose from {', '.join(cases.DEVICES)}.")
+    on_gpu = asked.device == "cuda"
+    if asked.to_memory_limit and not on_gpu:
+        raise CaseError("--to-memory-limit fills the memory of GPUs: add --device cuda.")
+    preset = (CUDA_PRESETS if on_gpu else PRESETS)[asked.preset]
+    modes = list(CUDA_DEFAULT_MODES if on_gpu else cases.MODES)
+    to_limit = asked.to_memory_limit and asked.begin is None and asked.sizes is None
+    memories = ["plain"] if asked.to_memory_limit else list(preset.memories)
     models = asked.workloads
     if models is None:  # a run that the user has narrowed down is about what he named
         narrowed = (asked.collectives, asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
         models = ",".join(preset.workloads) if all(value is None for value in narrowed) else "none"
     return Options(
-        directory=str(_directory(asked.directory)),
+        directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
         preset=asked.preset,
-        backends=_backends(asked.backends),
+        backends=_backends(asked.backends, asked.device),
         collectives=_names("collective", asked.collectives, list(cases.COLLECTIVES), list(cases.COLLECTIVES)),
-        sizes=_sizes(asked, preset),
+        sizes=LIMIT_SIZES if to_limit else _sizes(asked, preset),
         dtypes=_dtypes(asked.dtypes, preset),
         ops=_names("op", asked.ops, list(cases.OPS), list(preset.ops)),
         placements=_names("placement", asked.placements, list(cases.PLACEMENTS), list(preset.placements)),
-        memories=_names("memory", asked.memories, list(cases.MEMORIES), list(preset.memories)),
-        modes=_names("mode", asked.modes, list(cases.MODES), list(cases.MODES)),
+        memories=_names("memory", asked.memories, list(cases.MEMORIES), memories),
+        modes=_names("mode", asked.modes, list(cases.modes_of(asked.device)), modes),
         workloads=workloads.split_workloads(models),
+        device=asked.device,
+        to_memory_limit=asked.to_memory_limit,
         limits=_limits(asked, preset),
         seed=secrets.randbits(31) if asked.seed is None else asked.seed,
         cores=provenance.usable_cores(),
@@ -119,15 +132,17 @@ def _names(kind: str, text: str | None, known: list[str], default: list[str]) ->
     return default if text is None else cases.split_names(kind, text, known)
 
 
-def _backends(text: str | None) -> list[str]:
-    known = base.names()
+def _backends(text: str | None, device: str) -> list[str]:
+    known = base.names_for(device)
+    if text is None and device == "cuda":
+        known = [name for name in known if name != "mpi"]  # it can be timed by the host clock only
     if text is None or text.strip() == "all":
-        return known
+        return base.expanded(known)
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not names:
         raise CaseError(f"no backend given: choose from {', '.join(known)}.")
     base.check_names(names)
-    return names
+    return base.expanded(names)
 
 
 def _dtypes(text: str | None, preset: Preset) -> list[str]:
@@ -172,11 +187,12 @@ def _limits(asked: Asked, preset: Preset) -> Limits:
     )
 
 
-def _directory(named: Path | None) -> Path:
-    """The user's, or one in the current directory that no other run has."""
+def directory_of(named: Path | None, kind: str = "bench") -> Path:
+    """The user's, or one in the current directory that no other run has. Raises CaseError where it cannot be
+    used."""
     if named is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        return Path.cwd() / f"unisono-bench-{stamp}-{secrets.token_hex(2)}"
+        return Path.cwd() / f"unisono-{kind}-{stamp}-{secrets.token_hex(2)}"
     if named.exists() and not named.is_dir():
         raise CaseError(f"{named} is not a directory: name another with --output.")
     if (named / FILE_NAME).exists():

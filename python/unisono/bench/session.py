@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from unisono import bootstrap, launch
-from unisono.bench import cases, ceilings, provenance, workloads
+from unisono.bench import cases, limit, provenance, workloads
 from unisono.bench.align import Aligner
 from unisono.bench.backends.base import Backend, Ranks, load
 from unisono.bench.backends.mpi import set_thread_level
 from unisono.bench.buffers import Pools, needed_bytes
-from unisono.bench.cells import make_groups
+from unisono.bench.cells import Work, make_groups
 from unisono.bench.control import Control, Interrupt
+from unisono.bench.device import Device, HangError, HostDevice
 from unisono.bench.measure import Measurement
 from unisono.bench.options import Options
 from unisono.bench.progress import Display
@@ -39,7 +40,6 @@ EXCHANGE_TIMEOUT_S = (
     300.0  # one exchange of the bench's own: as long as the slowest call that others may be in
 )
 ALIGN_TIMEOUT_S = 180.0
-MEMORY_SHARE = 0.7  # of the memory that is free, for all ranks' buffers together
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _now() -> str:
 
 def run(options: Options, env: Mapping[str, str] = os.environ) -> Outcome:
     """Joins the other ranks as `env` says and runs. Raises UsageError where the ranks turn out to be separate
-    copies."""
+    copies, HangError where a GPU does not come back."""
     import unisono
 
     set_thread_level()
@@ -70,12 +70,28 @@ def run(options: Options, env: Mapping[str, str] = os.environ) -> Outcome:
         aligning = unisono.init(bootstrap=bootstrap.make(world), timeout_s=ALIGN_TIMEOUT_S)
         stack.callback(aligning.close)
         align = Aligner(control, aligning.barrier)
-        measured = unisono.init(bootstrap=bootstrap.make(world))
+        device, where = _device(chosen.device, world.local_rank, control, align)
+        measured = unisono.init(bootstrap=bootstrap.make(world), **where)
         stack.callback(measured.close)
         interrupt = stack.enter_context(Interrupt().watched())
-        session = Session(chosen, control, align, measured, interrupt, world.launcher)
+        session = Session(chosen, control, align, measured, interrupt, world.launcher, device)
         stack.callback(session.close)
-        return session.run()
+        try:
+            return session.run()
+        except HangError:
+            stack.pop_all()  # closing would wait for the GPU
+            raise
+
+
+def _device(
+    kind: str, local_rank: int, control: Control, align: Callable[[], object]
+) -> tuple[Device, dict[str, Any]]:
+    """Where this rank's buffers lie, and what unisono.init takes for it."""
+    if kind != "cuda":
+        return HostDevice(align), {}
+    from unisono.bench.cuda.device import CudaDevice
+
+    return CudaDevice(local_rank, control, align), {"device": local_rank}
 
 
 class Session:
@@ -89,19 +105,26 @@ class Session:
         communicator: Any,
         interrupt: Interrupt,
         launcher: str,
+        device: Device | None = None,
     ) -> None:
         self.options, self.control, self.launcher = options, control, launcher
+        self.device = device or HostDevice(align)
         self._align, self._communicator, self._interrupt = align, communicator, interrupt
         self._writer: RecordsWriter | None = None
         self._backends: list[Backend] = []
+        self._works: list[Work] = []
         self._display = Display(options.terminal_columns)
         self._began = time.monotonic()
         if control.rank == 0:
             self._writer = RecordsWriter(Path(options.directory))
 
     def close(self) -> None:
+        for work in self._works:
+            work.close()
         for backend in self._backends:
+            self.device.beat(f"the end of {backend.name}")
             backend.close()
+        self.device.close()
         if self._writer is not None:
             self._writer.close()
 
@@ -124,13 +147,16 @@ class Session:
         self._emit_run(started)
         for skip in unusable:
             self.emit(skip)
-        models = workloads.select(options.workloads, control.size)
+        if options.to_memory_limit:
+            return self._to_memory_limit()
+        models = workloads.select(options.workloads, control.size, options.device)
         for workload, _ in models:
             self.emit(workload)
         pools, wanted = self._allocate(self._wanted(models))
         groups, unsupported = make_groups(wanted, self._backends)
         for name, case, reason in unsupported:
             self.emit(Skip(backend=name, reason=reason, case=case))
+        self._works = [work for group in groups for work in group.works]
         ceiling = self._ceilings()
         measurement = Measurement(
             control,
@@ -144,15 +170,29 @@ class Session:
             self._display.show,
             verified=options.check,
             ceiling_gbps=ceiling,
+            device=self.device,
         )
         with self._display if control.rank == 0 else contextlib.nullcontext():
             results = measurement.run()
         if not measurement.interrupted:
             self._ceilings()
-        elapsed = time.monotonic() - self._began
-        self.emit(End(finished_at=_now(), elapsed_s=elapsed, interrupted=measurement.interrupted))
+        self._emit_end(measurement.interrupted)
         failures = control.from_root(lambda: measurement.failures, int)
         return Outcome(failures, measurement.interrupted, results)
+
+    def _to_memory_limit(self) -> Outcome:
+        sweep = limit.Sweep(
+            self.control, self.device, self._communicator, self._interrupt, self.emit, self._say
+        )
+        sweep.run(self.options, self._backends)
+        self._emit_end(sweep.interrupted)
+        return Outcome(sweep.failures, sweep.interrupted, [])
+
+    def _emit_end(self, interrupted: bool) -> None:
+        if self.control.rank == 0:
+            elapsed = time.monotonic() - self._began
+            state = self.device.state()
+            self.emit(End(finished_at=_now(), elapsed_s=elapsed, interrupted=interrupted, gpu_state=state))
 
     def _wanted(self, models: Sequence[tuple[Workload, list[Case]]]) -> list[tuple[Case, str | None]]:
         options = self.options
@@ -165,6 +205,7 @@ class Session:
             options.placements,
             options.memories,
             options.modes,
+            options.device,
         )
         wanted: list[tuple[Case, str | None]] = [(case, None) for case in grid]
         return wanted + [(case, workload.name) for workload, needed in models for case in needed]
@@ -173,12 +214,19 @@ class Session:
         """The backends that every rank can use, and why the others cannot be."""
         usable: list[Backend] = []
         skips: list[Skip] = []
-        ranks = Ranks(self.control.rank, self.control.size, self.control.gather_bytes, self._communicator)
+        control, device = self.control, self.device
+        ranks = Ranks(
+            control.rank, control.size, control.gather_bytes, self._communicator, device.index, device.stream
+        )
         for name in self.options.backends:
             backend = load(name)
-            failed = self.control.first_error(_reason(backend.available, ranks.size))
+            device.beat(f"the start of {name}")
+            wrong_place = None
+            if device.kind not in backend.devices:
+                wrong_place = f"it works on {' and '.join(backend.devices)} only."
+            failed = control.first_error(wrong_place or _reason(backend.available, ranks.size))
             if failed is None:
-                failed = self.control.first_error(_reason(backend.setup, ranks))
+                failed = control.first_error(_reason(backend.setup, ranks))
             if failed is None:
                 usable.append(backend)
             else:
@@ -206,7 +254,7 @@ class Session:
                 seed=options.seed,
                 ranks=self.control.size,
                 launcher=self.launcher,
-                machine=provenance.machine(options.cores),
+                machine=provenance.machine(options.cores, self.device.gpus(), self.device.state()),
                 libraries=provenance.libraries(
                     {backend.name: backend.version() for backend in self._backends}
                 ),
@@ -219,17 +267,23 @@ class Session:
         """The pools for as many of the cases as the memory holds; the largest that do not fit are skipped, in
         words."""
         control = self.control
-        room = control.from_root(lambda: int(provenance.memory_bytes("MemAvailable") * MEMORY_SHARE), int)
-        # two regions a rank of either memory, and as much again for what the libraries stage
-        limit = room // (4 * control.size)
+        owners = [backend for backend in self._backends if backend.own_memory]
+        limit = self.device.room(control, len(owners))
         kept = [one for one in wanted if one[0].bytes <= limit]
         reason = f"its buffers do not fit: {control.size} ranks have room for {limit >> 20} MiB each."
         for case, _ in (one for one in wanted if one[0].bytes > limit):
             self.emit(Skip(backend="all", reason=reason, case=case))
         listed = [case for case, _ in kept]
-        pools = Pools(listed, control.rank)
-        error = _reason(pools.add_symmetric, needed_bytes(listed, "symmetric"), self._communicator)
-        failed = control.first_error(error)
+        pools = self.device.pools(listed, control.rank)
+        symmetric = needed_bytes(listed, "symmetric")
+        for backend in owners:
+            failed = control.first_error(_reason(pools.add_own, symmetric, backend))
+            if failed is not None:
+                self._say(f"{backend.name} is left out: {failed[1]}")
+                self.emit(Skip(backend=backend.name, reason=failed[1]))
+                self._backends.remove(backend)
+                backend.close()
+        failed = control.first_error(_reason(pools.add_symmetric, symmetric, self._communicator))
         if failed is None:
             return pools, kept
         self._say(f"symmetric memory is left out: {failed[1]}")
@@ -237,11 +291,12 @@ class Session:
             self.emit(Skip(backend="all", reason=failed[1], case=case))
         return pools, [one for one in kept if one[0].memory == "plain"]
 
-    def _ceilings(self) -> float:
-        found = ceilings.measure(self.control, self._align)
-        self.emit(found.one_thread)
-        self.emit(found.all_threads)
-        return found.per_rank_gbps
+    def _ceilings(self) -> float | None:
+        self.device.beat("the ceilings")
+        per_rank_gbps, found = self.device.ceilings(self.control)
+        for record in found:
+            self.emit(record)
+        return per_rank_gbps
 
 
 def _reason(step: Callable[..., str | None], *arguments: object) -> str | None:

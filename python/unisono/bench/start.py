@@ -16,6 +16,7 @@ from types import FrameType
 
 from unisono import launch
 from unisono.bench.cases import CaseError
+from unisono.bench.cuda.device import count, leave_out_multicast, missing
 from unisono.bench.options import Options
 
 # Variables by which some launcher or other says that it started several processes.
@@ -59,6 +60,18 @@ def default_ranks(cores: int) -> int:
     return min(max(cores, 2), 8)
 
 
+def ranks_to_start(asked: int | None, device: str, cores: int) -> int:
+    """`asked`, else one a core, on GPUs one a GPU. Raises CaseError where the machine cannot run them."""
+    if device != "cuda":
+        return asked or default_ranks(cores)
+    why = missing()
+    if why is None and (asked or 1) > count():
+        why = f"--ranks {asked} --device cuda needs a GPU for each rank, and {count()} can be seen here."
+    if why is not None:
+        raise CaseError(why)
+    return asked or count()
+
+
 def find_mpiexec() -> str | None:
     """The mpiexec beside this Python, where the mpich wheel puts it, else the first in PATH."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
@@ -84,6 +97,8 @@ def start(options: Options, ranks: int) -> int:
     """Runs `ranks` ranks of the bench to their end and returns 0, or what the launcher returned.
 
     One Ctrl-C reaches every rank, which stops at its next batch; a second one ends them."""
+    if options.device == "cuda":
+        leave_out_multicast(os.environ)
     word = [sys.executable, "-m", "unisono.bench.rank", options.pack()]
     mpiexec = find_mpiexec() if "mpi" in options.backends and find_spec("mpi4py") else None
     if mpiexec is None:

@@ -24,11 +24,14 @@ Nanoseconds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Timed:
-    """Start times and durations in ns of one rank's samples; shorter than asked where `error` says why."""
+    """Start times and durations in ns of one rank's samples; shorter than asked where `error` says why. No
+    start times where the clocks of the ranks are not one. `hung`: the GPU will not come back, so that nothing
+    more can be measured."""
 
     starts: Nanoseconds
     durations: Nanoseconds
     error: str | None = None
+    hung: bool = False
 
 
 @contextmanager
@@ -86,5 +89,5 @@ def combine(ranks: list[Timed], calls: int) -> tuple[list[float], list[float]]:
     count = min(len(rank.durations) for rank in ranks)
     starts = np.stack([rank.starts[:count] for rank in ranks])
     slowest = np.stack([rank.durations[:count] for rank in ranks]).max(axis=0)
-    skew = starts.max(axis=0) - starts.min(axis=0)
+    skew = starts.max(axis=0) - starts.min(axis=0)  # empty where there are no starts
     return (slowest / (1e3 * calls)).tolist(), (skew / 1e3).tolist()

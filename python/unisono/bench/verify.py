@@ -15,8 +15,9 @@ n u times its magnitude.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -103,28 +104,40 @@ class Piece:
 
     start: int
     count: int
-    block: Array
+    block: Any
     offset: int = 0
-    allowed: tuple[F64, F64] | None = None  # as `tolerance` gives it
+    allowed: tuple[Any, Any] | None = None  # as `tolerance` gives it
 
 
-def _rows(piece: Piece) -> list[tuple[int, int, int]]:
+def rows(piece: Piece) -> list[tuple[int, int, int]]:
     """(first element in the buffer, first element in the block, length) of every run within one
     repetition."""
-    rows, done, period = [], 0, len(piece.block)
+    found, done, period = [], 0, len(piece.block)
     while done < piece.count:
         at = (piece.offset + done) % period
         length = min(period - at, piece.count - done)
-        rows.append((piece.start + done, at, length))
+        found.append((piece.start + done, at, length))
         done += length
-    return rows
+    return found
 
 
 def write(flat: Array, pieces: Sequence[Piece]) -> None:
     """Fills a flat buffer as the pieces say."""
     for piece in pieces:
-        for start, at, length in _rows(piece):
+        for start, at, length in rows(piece):
             np.copyto(flat[start : start + length], piece.block[at : at + length])
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What `expectation`, `arrange` and `inspect` need of a kind of arrays; each as the function of that name
+    in this module."""
+
+    random_block: Callable[[Case, int, int, int], Any]
+    combine: Callable[[Sequence[Any], str, str], Any]
+    tolerance: Callable[[Sequence[Any], str, str], tuple[Any, Any] | None]
+    write: Callable[[Any, Sequence[Piece]], None]
+    differences: Callable[[Any, Sequence[Piece]], tuple[int, str | None]]
 
 
 def _bits(array: Array) -> npt.NDArray[np.unsignedinteger[npt.NBitBase]]:
@@ -135,7 +148,7 @@ def differences(flat: Array, pieces: Sequence[Piece]) -> tuple[int, str | None]:
     """How many elements differ from what the pieces say, and a sentence about the first; NaN equals NaN."""
     wrong, first = 0, None
     for piece in pieces:
-        for start, at, length in _rows(piece):
+        for start, at, length in rows(piece):
             got, want = flat[start : start + length], piece.block[at : at + length]
             if np.array_equal(_bits(got), _bits(want)):
                 continue
@@ -163,7 +176,12 @@ class Expectation:
     out: tuple[Piece, ...]
 
 
-def expectation(case: Case, rank: int, seed: int, bit_exact: bool) -> Expectation:
+NUMPY = Arithmetic(random_block, combine, tolerance, write, differences)
+
+
+def expectation(
+    case: Case, rank: int, seed: int, bit_exact: bool, arithmetic: Arithmetic = NUMPY
+) -> Expectation:
     """The reference for one rank; every rank computes it alone from the seed."""
     n, shapes = case.ranks, [layout(case, r) for r in range(case.ranks)]
     counts = [int(np.prod(s.x)) if s.x is not None else 0 for s in shapes]
@@ -178,14 +196,14 @@ def expectation(case: Case, rank: int, seed: int, bit_exact: bool) -> Expectatio
         if case.collective not in ("broadcast", "scatter", "send_recv")
         else {rank, (rank - 1) % n, 0}
     )
-    blocks = {r: random_block(case, r, seed, period) for r in sources}
+    blocks = {r: arithmetic.random_block(case, r, seed, period) for r in sources}
     x = (Piece(0, counts[rank], blocks[rank]),) if counts[rank] else ()
     if own_out is None:
         return Expectation(x, ())
     if known.reduces:
         ordered = [blocks[r] for r in range(n)]
-        result = combine(ordered, str(case.op), case.dtype)
-        allowed = None if bit_exact else tolerance(ordered, str(case.op), case.dtype)
+        result = arithmetic.combine(ordered, str(case.op), case.dtype)
+        allowed = None if bit_exact else arithmetic.tolerance(ordered, str(case.op), case.dtype)
         offset = rank * out_count if case.collective == "reduce_scatter" else 0
         return Expectation(x, (Piece(0, out_count, result, offset, allowed),))
     match case.collective:
@@ -219,29 +237,29 @@ def bound_text(case: Case, bit_exact: bool) -> str:
     return f"within n u {magnitude}, n = {case.ranks} ranks, u = {ROUNDOFF[case.dtype]:.2g}"
 
 
-def arrange(placed: Placed, expected: Expectation) -> None:
+def arrange(placed: Placed, expected: Expectation, arithmetic: Arithmetic = NUMPY) -> None:
     """Poisons the outputs and the guard bytes, then writes the input. Where a call is in place the input
     wins."""
     region, end = placed.written
-    region.memory[:end].fill(POISON)
+    region.poison(end)
     for guard in placed.guards:
-        guard.fill(POISON)
+        guard[:] = POISON
     if placed.buffers.x is not None:
-        write(placed.buffers.x.reshape(-1), expected.x)
+        arithmetic.write(placed.buffers.x.reshape(-1), expected.x)
     placed.read[0].soil()
     region.soil()
 
 
-def inspect(case: Case, placed: Placed, expected: Expectation) -> str | None:
+def inspect(case: Case, placed: Placed, expected: Expectation, arithmetic: Arithmetic = NUMPY) -> str | None:
     """None where output, input (kept by an out-of-place call) and guards are right, else what is not."""
     if placed.buffers.out is not None:
-        wrong, first = differences(placed.buffers.out.reshape(-1), expected.out)
+        wrong, first = arithmetic.differences(placed.buffers.out.reshape(-1), expected.out)
         if wrong:
             return f"{wrong} wrong element(s) of the output: {first}."
     if case.placement == "out_of_place" and placed.buffers.x is not None:
-        wrong, first = differences(placed.buffers.x.reshape(-1), expected.x)
+        wrong, first = arithmetic.differences(placed.buffers.x.reshape(-1), expected.x)
         if wrong:
             return f"the call changed {wrong} element(s) of its input: {first}."
-    if any(np.any(guard != POISON) for guard in placed.guards):
+    if any(bool((guard != POISON).any()) for guard in placed.guards):
         return "the call wrote past the end of a buffer."
     return None

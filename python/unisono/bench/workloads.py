@@ -69,21 +69,22 @@ def _name(entry: Entry, variant: Variant) -> str:
     return f"{entry.name}-{variant.name}" if variant.name else entry.name
 
 
-def _case(step: Step, ranks: int) -> Case:
+def _case(step: Step, ranks: int, device: str) -> Case:
     size = prod(step.elements) * DTYPES[step.dtype].itemsize
-    return make_case(step.collective, size, step.dtype, ranks, step.op, mode="latency")
+    mode = "graph" if device == "cuda" else "latency"
+    return make_case(step.collective, size, step.dtype, ranks, step.op, mode=mode, device=device)
 
 
-def select(names: Iterable[str], ranks: int) -> list[tuple[Workload, list[Case]]]:
+def select(names: Iterable[str], ranks: int, device: str = "cpu") -> list[tuple[Workload, list[Case]]]:
     """The workloads of that name (an entry means all its variants) with the cases that they need; plain
-    memory, out of place, latency. Sizes are rounded down to whole blocks where `ranks` does not divide
-    them."""
+    memory, out of place, in the mode latency, on GPUs graph. Sizes are rounded down to whole blocks where
+    `ranks` does not divide them."""
     chosen = []
     for entry in entries().values():
         for variant in entry.variants:
             if entry.name not in names and _name(entry, variant) not in names:
                 continue
-            cases = [_case(step, ranks) for step in variant.steps]
+            cases = [_case(step, ranks, device) for step in variant.steps]
             steps = [
                 WorkloadStep(
                     collective=case.collective,

@@ -139,6 +139,27 @@ def _cells(
     return [rect, label]
 
 
+def pairs() -> Json:
+    """A matrix of pairs of GPUs: senders down, receivers across; in a cell the measured value."""
+    steps = tuple(range(1, len(theme.VARIATION_STEPS) + 1))
+    fill = alt.Scale(type="threshold", domain=list(steps), range=theme.classes("v", theme.VARIATION_STEPS))
+    ink = alt.Scale(
+        type="threshold", domain=list(steps), range=theme.classes("v", theme.VARIATION_STEPS, ink=True)
+    )
+    base = alt.Chart(_data()).encode(
+        x=alt.X("target:N", sort=None, axis=alt.Axis(title="to", orient="top", labelAngle=0)),
+        y=alt.Y("source:N", sort=None, axis=alt.Axis(title="from")),
+    )
+    rect = base.mark_rect(cornerRadius=2, stroke="var(--surface)", strokeWidth=1.5).encode(
+        color=alt.Color("class:Q", scale=fill, legend=None)
+    )
+    label = base.mark_text(fontSize=11, fontWeight=600).encode(
+        text="text:N", color=alt.Color("class:Q", scale=ink, legend=None)
+    )
+    chart = alt.layer(rect, label, height=alt.Step(32), width=alt.Step(52))
+    return _spec(chart.resolve_scale(color="independent"))
+
+
 def heat() -> Json:
     """Speed-up of the subject over the best peer: collective by size; in a cell the ratio and the subject's
     own time."""

@@ -36,6 +36,8 @@ class Notice:
 def lead(model: Model) -> str:
     """What ran where, in one sentence."""
     if not model.all_rows:
+        if model.links or model.largest:
+            return f"Measured on {text.listing(model.machines)}: {_other(model)}."
         return "No result could be read from these records."
     cases = [row.key.case for row in model.all_rows]
     sizes = [case.bytes for case in cases if case.bytes > 0]
@@ -50,6 +52,13 @@ def lead(model: Model) -> str:
     checked = f"{model.unchecked:,} of them not checked" if model.unchecked else "all verified"
     where = f"{ranks} {noun} of {text.listing(model.machines)}"
     return f"{names} ran {collectives}{span} on {where}: {total}{took}, {checked}."
+
+
+def _other(model: Model) -> str:
+    """What there is besides results."""
+    parts = [text.count(len(model.links), "link")] if model.links else []
+    parts += [text.count(len(model.largest), "largest size")] if model.largest else []
+    return text.listing(parts)
 
 
 def _range(low: int, high: int) -> str:
@@ -200,6 +209,8 @@ def slice_text(key: Key, model: Model) -> str:
     """The part of a key that is not collective and size: `2 ranks, latency, plain`."""
     case = key.case
     parts = [text.count(case.ranks, "rank"), case.mode, case.memory]
+    if case.device != "cpu":
+        parts.insert(1, case.device)
     if case.placement != "out_of_place":
         parts.append(case.placement.replace("_", " "))
     if len(model.machines) > 1:
@@ -343,6 +354,8 @@ def provenance(model: Model) -> list[tuple[str, Table, str]]:
                 ],
                 ["Memory, caches", f"{text.size(m.memory_bytes)}; {caches or 'caches unknown'}"],
                 ["GPUs, driver", f"{text.listing(m.gpus)}; {m.driver or 'no driver'}"],
+                *([["GPUs at the start", "; ".join(m.gpu_state)]] if m.gpu_state else []),
+                *([["GPUs at the end", "; ".join(end.gpu_state)]] if end and end.gpu_state else []),
                 ["Kernel", m.kernel],
                 [
                     "Libraries",

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from unisono.bench.stats import Verdict
 
-from . import analysis, content, method, payload, text, theme
+from . import analysis, content, links, method, payload, text, theme
 from .model import Model
 
 _VERDICT_CLASSES = tuple(
@@ -147,6 +147,9 @@ def render(model: Model) -> str:
         failures=content.failures(model),
         skips=content.skips(model),
         ceilings=content.ceilings(model),
+        link_summary=links.summary(model),
+        pairs=links.matrices(model),
+        largest=links.largest(model),
         paragraphs=method.paragraphs(model),
         factors=method.factors(model),
         provenance=content.provenance(model),

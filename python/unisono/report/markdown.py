@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from . import analysis, content, method, payload, text
+from . import analysis, content, links, method, payload, text
 from .content import Table
 from .model import Model
 
@@ -18,6 +18,7 @@ _IMAGES = {
     "stability": "Stability",
     "spread": "Stability",
     "sol": "Speed of light",
+    "links": "Links",
     "workloads": "Workloads",
 }
 
@@ -58,6 +59,7 @@ def render(model: Model, images: Sequence[str]) -> str:
     lines += _section("Distribution", images)
     lines += _section("Stability", images)
     lines += _section("Speed of light", images) + _table(content.ceilings(model))
+    lines += _links(model, images)
     lines += _section("Workloads", images) + _workloads(model)
     lines += _section("Crossovers", images) + _crossovers(model)
     lines += _section("All results", images) + _results(model)
@@ -184,6 +186,23 @@ def _folded(title: str, head: Sequence[str], rows: list[list[str]], numeric: Ite
         return ["None.", ""]
     summary = f"<details><summary>{title}: {text.count(len(rows), 'row')}</summary>"
     return [summary, "", *table(head, rows, numeric), "</details>", ""]
+
+
+def _links(model: Model, images: Sequence[str]) -> list[str]:
+    """The sections on links and on the largest messages, where they were measured."""
+    lines = []
+    if model.links:
+        lines += _section("Links", images) + _table(links.summary(model))
+        for matrix in links.matrices(model):
+            names = [f"GPU {device}" for device in matrix.devices]
+            rows = [
+                [name, *(cell[0] for cell in cells)] for name, cells in zip(names, matrix.cells, strict=True)
+            ]
+            lines += [f"### {_md(matrix.title)}", ""]
+            lines += table(["from \\ to", *names], rows, range(1, len(names) + 1))
+    if model.largest:
+        lines += _section("Largest messages", images) + _table(links.largest(model))
+    return lines
 
 
 def _workloads(model: Model) -> list[str]:

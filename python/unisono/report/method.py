@@ -29,8 +29,22 @@ a fresh random order each, so that drift of the machine reaches all alike.
 Sample
 The maximum over all ranks of the time of one iteration. In latency mode the ranks meet at a barrier, which
 is not timed, and each call is completed before the next; in throughput mode a queue of calls is timed as a
-whole and divided by its length. Graph and events are modes of GPUs: a captured graph of calls, and events
-around each call. Every sample is kept in the records. Skew is the median spread of the ranks' start times.
+whole and divided by its length. Every sample is kept in the records. Skew is the median spread of the ranks'
+start times.
+
+Sample on GPUs
+In graph mode one run of a CUDA graph of calls, between two events and divided by the calls; in events mode
+one call between two events. Before either, all GPUs wait for one word of host memory that is written when
+every rank has queued its work: launches are not in the time, no library takes part in the start, and the
+GPUs start within about a microsecond. In latency mode a call is timed by the host clock until the stream is
+done, in throughput mode a queue of calls. Warm-up calls come first, and a graph is captured once.
+
+Same buffers
+On GPUs nccl runs on the buffers of unisono, plain and symmetric. nccl-windows and torch-symm take only memory
+that they have allocated themselves: their symmetric cases lie in buffers of their own, of the same size and
+alignment, with the same data and the same checks. Multicast through the switch (NVLS) is off for all unless
+the environment below says otherwise. MPI that is not CUDA-aware is staged: the copies to and from pinned host
+memory are part of its time.
 
 Verified
 Fresh random data with poisoned outputs, checked before and after the timed part: bit by bit where the
@@ -58,7 +72,9 @@ are powers of 1024.
 
 SoL
 Speed of light: busbw over the ceiling of its row, a limit of the hardware measured in the same run. On a
-CPU that is copy_all_threads divided by the ranks; data that stays in a cache can exceed it.
+CPU that is copy_all_threads divided by the ranks; data that stays in a cache can exceed it. On GPUs it is
+ring: what leaves each GPU when every one sends to the next, by the fastest of copy engine, loads, stores and
+bulk copies.
 
 Percentiles
 p50, p95 and p99 are shown only where their own exact 95 % interval exists, from 6, 72 and 368 samples on;

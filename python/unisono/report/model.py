@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from unisono.bench import records, stats
-from unisono.bench.records import Case, Ceiling, End, Failure, Result, Run, Skip, Workload
+from unisono.bench.records import Case, Ceiling, End, Failure, Largest, Link, Result, Run, Skip, Workload
 from unisono.bench.stats import Interval, Verdict
 
 from . import text
@@ -47,7 +47,7 @@ class Key:
         """Sorts rows as a reader expects them: by ranks and mode, then collective, then size."""
         c = self.case
         place = COLLECTIVES.index(c.collective) if c.collective in COLLECTIVES else len(COLLECTIVES)
-        slice_ = (self.machine, self.workload or "", c.ranks, c.mode, c.memory, c.placement)
+        slice_ = (self.machine, self.workload or "", c.device, c.ranks, c.mode, c.memory, c.placement)
         return (*slice_, place, c.collective, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
 
 
@@ -141,6 +141,8 @@ class Model:
     subject: str | None = None
     all_rows: list[Row] = field(default_factory=list)
     ceilings: list[tuple[int, Ceiling]] = field(default_factory=list)
+    links: list[tuple[int, Link]] = field(default_factory=list)
+    largest: list[Largest] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     workloads: list[Workload] = field(default_factory=list)
@@ -182,6 +184,8 @@ def case_text(case: Case, workload: str | None = None) -> str:
         extra.append(case.placement.replace("_", " "))
     if case.root:
         extra.append(f"root {case.root}")
+    if case.device != "cpu":
+        extra.append(case.device)
     if workload:
         extra.append(f"workload {workload}")
     return ", ".join([head, *extra])
@@ -206,6 +210,8 @@ def load(path: Path) -> Model:
             model.problems.append(f"{name} has no head line that could be read: its provenance is unknown.")
         model.problems += [_located(problem, name) for problem in content.problems]
         model.ceilings += [(machine, ceiling) for ceiling in content.ceilings]
+        model.links += [(machine, link) for link in content.links]
+        model.largest += content.largest
         model.failures += content.failures
         for result in content.results:
             _add(model, latest, Key(machine, result.workload, result.case), result, index)

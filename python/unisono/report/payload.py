@@ -19,6 +19,7 @@ DIMENSIONS = (
     ("machine", "Machine"),
     ("ranks", "Ranks"),
     ("mode", "Mode"),
+    ("device", "Device"),
     ("memory", "Memory"),
     ("placement", "Placement"),
     ("dtype", "Type"),
@@ -46,6 +47,7 @@ def slice_of(key: Key) -> Json:
         "machine": key.machine,
         "ranks": c.ranks,
         "mode": c.mode,
+        "device": c.device,
         "memory": c.memory if sized else None,
         "placement": c.placement,
         "dtype": c.dtype if sized else None,
@@ -208,14 +210,15 @@ def order_statistics(row: Row, limit: int) -> list[float]:
 
 def dimensions(model: Model, rows: list[Json]) -> list[Json]:
     """What can be selected: each dimension's values and the one shown first (the most frequent; mode:
-    latency)."""
+    latency, else graph)."""
     found = []
     for name, label in DIMENSIONS:
         counts = Counter(row[name] for row in rows if row[name] is not None)
         if not counts:
             continue
         values = sorted(counts, key=str) if name not in ("ranks", "root", "machine") else sorted(counts)
-        first = "latency" if "latency" in counts and name == "mode" else max(values, key=lambda v: counts[v])
+        preferred = [mode for mode in ("latency", "graph") if name == "mode" and mode in counts]
+        first = preferred[0] if preferred else max(values, key=lambda v: counts[v])
         words = {v: model.machines[v] if name == "machine" else str(v).replace("_", " ") for v in values}
         options = [{"value": v, "text": words[v]} for v in values]
         found.append({"name": name, "label": label, "options": options, "first": first})

@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from . import analysis, charts, content, payload, theme
+from . import analysis, charts, content, links, payload, theme
 from .model import Model, Row
 from .payload import Json
 
@@ -34,9 +34,9 @@ def write(model: Model, directory: Path) -> list[Path]:
             spec = make(model, rows)
             if spec is not None:
                 written.append(_save(spec, directory / f"{name}{suffix}.png"))
-    spec = _workloads(model)
-    if spec is not None:
-        written.append(_save(spec, directory / "workloads.png"))
+    for name, spec in (("workloads", _workloads(model)), ("links", _links(model))):
+        if spec is not None:
+            written.append(_save(spec, directory / f"{name}.png"))
     return written
 
 
@@ -227,6 +227,13 @@ def distribution(model: Model, members: list[Json]) -> tuple[list[Json], list[Js
             if not row["wlow"] <= value <= row["whigh"]:
                 boxes.append({"backend": row["backend"], "kind": "out", "value": value})
     return boxes, curve
+
+
+def _links(model: Model) -> Json | None:
+    panels = [_panel(charts.pairs(), rows, title) for title, rows in links.figures(model)]
+    if not panels:
+        return None
+    return _figure("Links between the GPUs", "rows send, columns receive", panels, 2)
 
 
 def _workloads(model: Model) -> Json | None:

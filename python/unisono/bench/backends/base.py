@@ -5,9 +5,10 @@ A backend of your own subclasses `Backend`, names itself, and turns a case and i
     class Mine(Backend):
         name = "mine"
         def setup(self, ranks): self.comm = mylib.init(ranks.rank, ranks.size, ranks.all_gather)
-        def supports(self, case): return None if case.collective == "all_reduce" else "mine has all_reduce
-        only" def prepare(self, case, buffers): return partial(self.comm.all_reduce, buffers.x, buffers.out,
-        case.op)
+        def supports(self, case):
+            return None if case.collective == "all_reduce" else "mine has all_reduce only"
+        def prepare(self, case, buffers):
+            return partial(self.comm.all_reduce, buffers.x, buffers.out, case.op)
 
 and is declared in its package's pyproject.toml:
 
@@ -23,41 +24,48 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from unisono.bench.cases import Array, CaseError
+from unisono.bench.cases import CaseError
 from unisono.bench.records import Case
 
 GROUP = "unisono.bench_backends"
-BUILT_IN = {
+BUILT_IN = {  # those for GPUs last
     "unisono": "unisono.bench.backends.unisono:UnisonoBackend",
     "mpi": "unisono.bench.backends.mpi:MpiBackend",
     "gloo": "unisono.bench.backends.gloo:GlooBackend",
+    "nccl": "unisono.bench.backends.nccl:NcclBackend",
+    "nccl-windows": "unisono.bench.backends.nccl:NcclWindowsBackend",
+    "torch-symm": "unisono.bench.backends.torch_symm:TorchSymmBackend",
 }
 
 
 @dataclass(frozen=True)
 class Ranks:
     """Who takes part. `all_gather` exchanges bytes between all ranks, for a backend's own bootstrap;
-    `communicator` is the bench's unisono communicator, which also owns the symmetric buffers."""
+    `communicator` is the bench's unisono communicator, which also owns the symmetric buffers. On GPUs,
+    `device` is this rank's, and every call of a backend is to be queued on `stream`, a CUDA stream as an
+    integer; both are current in torch."""
 
     rank: int
     size: int
     all_gather: Callable[[bytes], list[bytes]]
     communicator: Any
+    device: int | None = None
+    stream: int = 0
 
 
 @dataclass(frozen=True)
 class Buffers:
     """One rank's buffers for a case, the same memory for every backend; contiguous, shapes as `cases.layout`
-    says.
+    says. Numpy arrays, on GPUs torch tensors.
 
     In place follows MPI: all_reduce, broadcast, reduce and all_to_all have `out is x`; all_gather and gather
     have `x` in `out[rank]`; reduce_scatter and scatter have `out` in `x[rank]` (gather and scatter at the
     root only). None: this rank has no such buffer. `spare` is scratch of the shape of `x` where a reduce has
     no `out`, for a library that would overwrite its input there."""
 
-    x: Array | None
-    out: Array | None
-    spare: Array | None = None
+    x: Any
+    out: Any
+    spare: Any = None
     send_counts: tuple[int, ...] = ()
     recv_counts: tuple[int, ...] = ()
 
@@ -70,6 +78,9 @@ class Backend(Protocol):
     bit_exact: bool = (
         False  # True: float sums are combined in rank order and must match the reference bit by bit
     )
+    devices: tuple[str, ...] = ("cpu",)  # where the buffers may lie
+    own_memory: bool = False  # True: symmetric cases lie in memory that `allocate` makes
+    variants: tuple[str, ...] = ()  # what the name alone stands for, as `name:variant` each
 
     def available(self, ranks: int) -> str | None:
         """None where the library can serve `ranks` processes started as they were, else the reason in one
@@ -89,9 +100,23 @@ class Backend(Protocol):
         return None
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        """A callable that performs the collective once, to completion on this rank; everything bound
-        beforehand, so that a timed call carries as little Python as the library allows."""
+        """A callable that performs the collective once, to completion on this rank (on GPUs it may only queue
+        it, see `queues`); everything bound beforehand, so that a timed call carries as little Python as the
+        library allows."""
         ...
+
+    def queues(self) -> bool:
+        """On GPUs: whether a call returns once it is queued on the stream. One that waits for the GPU can be
+        neither captured in a graph nor timed by events, and is measured in the modes of the host clock."""
+        return True
+
+    def allocate(self, size: int) -> tuple[Any, Any]:
+        """Where `own_memory` is set: input and output memory of `size` bytes each, as arrays of bytes. Called
+        once, on all ranks alike; raises where it cannot, and the symmetric cases are then skipped."""
+        raise NotImplementedError
+
+    def raise_if_failed(self) -> None:
+        """On GPUs, called when the stream is done: raises where a queued call has failed there."""
 
     def algorithm(self, case: Case) -> str | None:
         """The algorithm that the library will use, where it can say."""
@@ -128,6 +153,20 @@ def load(name: str) -> Backend:
         raise CaseError(
             f"backend {base!r} has no variants, so {name!r} cannot be run: name it {base!r}."
         ) from None
+
+
+def expanded(wanted: Sequence[str]) -> list[str]:
+    """The names with those that stand for several variants replaced by these."""
+    found = []
+    for name in wanted:
+        variants = () if ":" in name else load(name).variants
+        found += [f"{name}:{variant}" for variant in variants] or [name]
+    return list(dict.fromkeys(found))
+
+
+def names_for(device: str) -> list[str]:
+    """All known backends that work on buffers of that device."""
+    return [name for name in names() if device in load(name).devices]
 
 
 def check_names(wanted: Sequence[str]) -> None:

@@ -20,9 +20,11 @@ def all_algorithms() -> list[str]:
 
 
 class UnisonoBackend(Backend):
-    """The communicator's methods on numpy arrays, one call each."""
+    """The communicator's methods on numpy arrays, on GPUs on torch tensors and the bench's stream; one call
+    each."""
 
     bit_exact = True
+    devices = ("cpu", "cuda")
 
     def __init__(self, algorithm: str | None = None) -> None:
         if algorithm is not None and algorithm not in (known := all_algorithms()):
@@ -30,6 +32,7 @@ class UnisonoBackend(Backend):
         self.name = f"unisono:{algorithm}" if algorithm else "unisono"
         self._forced = algorithm
         self._comm: Any = None
+        self._queued: dict[str, Any] = {}  # what a call on a GPU takes more
 
     def version(self) -> str:
         import unisono
@@ -38,6 +41,7 @@ class UnisonoBackend(Backend):
 
     def setup(self, ranks: Ranks) -> None:
         self._comm = ranks.communicator  # the one that owns the symmetric buffers; the bench closes it
+        self._queued = {} if ranks.device is None else {"stream": ranks.stream}
 
     def supports(self, case: Case) -> str | None:
         if self._forced is None:
@@ -53,8 +57,9 @@ class UnisonoBackend(Backend):
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         comm, x, out, rank, n = self._comm, buffers.x, buffers.out, self._comm.rank, self._comm.size
         if case.collective == "barrier":
-            return partial(comm.barrier)
+            return partial(comm.barrier, **self._queued)
         options: dict[str, Any] = {"algorithm": self._forced} if self._forced else {}
+        options |= self._queued
         if case.collective == "send_recv":
             return partial(comm.send_recv, x, (rank + 1) % n, out, (rank - 1) % n, **options)
         if case.collective == "all_to_all_v":
@@ -72,3 +77,7 @@ class UnisonoBackend(Backend):
         if self._forced or case.collective == "barrier":
             return self._forced
         return str(self._comm.plan(case.collective, case.bytes, case.memory == "symmetric"))
+
+    def raise_if_failed(self) -> None:
+        if self._queued:
+            self._comm.synchronize(**self._queued)

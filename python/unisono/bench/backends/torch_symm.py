@@ -1,0 +1,152 @@
+"""PyTorch's symmetric memory: torch.ops.symm_mem.one_shot_all_reduce_out and two_shot_all_reduce_.
+
+Variants `torch-symm:one_shot` and `torch-symm:two_shot`; the name alone stands for both. They need memory
+from symm_mem.empty, so the backend has buffers of its own, of the size and alignment of the bench's, and runs
+the symmetric cases only. two_shot works in place (its form with an output overwrites the input all the same),
+so that out of place a copy of the input belongs to the call. The process group, over whose store the ranks
+exchange handles, is gloo on loopback: it carries no data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar
+
+from unisono.bench.backends.base import Backend, Buffers, Ranks
+from unisono.bench.cases import CaseError
+from unisono.bench.cuda.device import missing
+from unisono.bench.records import Case
+
+TIMEOUT = timedelta(seconds=120)
+VARIANTS = ("one_shot", "two_shot")
+MOST_ONE_SHOT = 64 << 20  # every rank reads all of every other's: beyond this it only takes time
+_ALIGN = 16
+
+
+class TorchSymmBackend(Backend):
+    """One algorithm of torch's symmetric memory. Its ops take bf16 and f32, and sum."""
+
+    devices = ("cuda",)
+    own_memory = True
+    variants = VARIANTS
+    _memory: ClassVar[dict[int, tuple[Any, Any]]] = {}  # shared by the variants, by size
+    _users: ClassVar[int] = 0
+
+    def __init__(self, variant: str = "two_shot") -> None:
+        if variant not in VARIANTS:
+            raise CaseError(f"torch-symm has no {variant!r}: choose from {', '.join(VARIANTS)}.")
+        self.name, self._variant = f"torch-symm:{variant}", variant
+        self._device, self._joined = 0, False
+
+    def available(self, ranks: int) -> str | None:
+        why = missing()
+        if why is not None:
+            return why
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_gloo_available():
+            return "this build of torch has no torch.distributed with gloo: install one from PyPI."
+        try:
+            import torch.distributed._symmetric_memory  # noqa: F401
+        except ImportError as error:
+            return f"this torch has no symmetric memory ({error}): install 2.6 or newer."
+        return None
+
+    def version(self) -> str:
+        import torch
+
+        return f"torch {torch.__version__}"
+
+    def setup(self, ranks: Ranks) -> None:
+        import torch.distributed as dist
+
+        self._device = ranks.device or 0
+        if not dist.is_initialized():
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            port = _free_port() if ranks.rank == 0 else 0
+            port = int(ranks.all_gather(str(port).encode())[0])
+            store = dist.TCPStore(
+                "127.0.0.1", port, ranks.size, ranks.rank == 0, timeout=TIMEOUT, wait_for_workers=False
+            )
+            dist.init_process_group(
+                "gloo", store=store, rank=ranks.rank, world_size=ranks.size, timeout=TIMEOUT
+            )
+        self._joined = True
+        TorchSymmBackend._users += 1
+
+    def supports(self, case: Case) -> str | None:
+        if case.collective != "all_reduce":
+            return "torch's symmetric memory without multicast has all_reduce only."
+        if case.op != "sum" or case.dtype not in ("bf16", "f32"):
+            return "torch's symmetric all_reduce has sum of bf16 and f32 only."
+        if case.memory != "symmetric":
+            return "it needs symmetric memory."
+        if case.bytes % _ALIGN:
+            return f"it needs a multiple of {_ALIGN} bytes."
+        if self._variant == "one_shot" and case.placement == "in_place":
+            return "one_shot_all_reduce has no in-place form."
+        if self._variant == "one_shot" and case.bytes > MOST_ONE_SHOT:
+            return (
+                f"one_shot is measured to {MOST_ONE_SHOT >> 20} MiB: every rank reads all of every other's."
+            )
+        return None
+
+    def allocate(self, size: int) -> tuple[Any, Any]:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed import _symmetric_memory as symmetric
+
+        if size not in self._memory:
+            device = torch.device("cuda", self._device)
+            made = [symmetric.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+            for tensor in made:
+                symmetric.rendezvous(tensor, _group_name(dist))
+            self._memory[size] = (made[0], made[1])
+        return self._memory[size]
+
+    def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        import torch
+        import torch.distributed as dist
+
+        ops, group, x, out = torch.ops.symm_mem, _group_name(dist), buffers.x, buffers.out
+        if self._variant == "one_shot":
+            return partial(ops.one_shot_all_reduce_out.default, x, "sum", group, out)
+        if case.placement == "in_place":
+            return partial(ops.two_shot_all_reduce_.default, out, "sum", group)
+        two_shot = ops.two_shot_all_reduce_.default
+
+        def copied() -> None:
+            out.copy_(x)
+            two_shot(out, "sum", group)
+
+        return copied
+
+    def algorithm(self, case: Case) -> str | None:
+        return self._variant
+
+    def close(self) -> None:
+        if not self._joined:
+            return
+        self._joined = False
+        TorchSymmBackend._users -= 1
+        if TorchSymmBackend._users == 0:
+            import torch.distributed as dist
+
+            self._memory.clear()
+            with contextlib.suppress(Exception):  # the other ranks may be gone already
+                dist.destroy_process_group()
+
+
+def _group_name(dist: Any) -> str:
+    return str(dist.group.WORLD.group_name)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

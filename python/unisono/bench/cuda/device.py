@@ -1,0 +1,218 @@
+"""One rank's GPU in a run of the bench: its stream, its clock, its waits (each with a deadline), its
+memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, MutableMapping
+from importlib.util import find_spec
+from time import monotonic
+from typing import Any
+
+from unisono.bench.backends.base import Backend
+from unisono.bench.buffers import Pools
+from unisono.bench.cases import CaseError, calls_per_sample
+from unisono.bench.control import Control
+from unisono.bench.cuda import verify
+from unisono.bench.cuda.memory import TensorRegion, flat_bytes
+from unisono.bench.cuda.runtime import Runtime
+from unisono.bench.cuda.start import StartLine
+from unisono.bench.cuda.timing import CudaRunner
+from unisono.bench.device import HangError, Runner
+from unisono.bench.records import Case, Ceiling, Link
+from unisono.bench.timing import Call
+
+# Longer than the library's own deadline (UNISONO_TIMEOUT_S, 30 s), so that its error is the one that is told.
+HANG_S = 60.0
+SILENCE_S = 240.0  # without any progress, wherever the rank is: in a library's start, a call, a close
+MEMORY_SHARE = 0.8  # of what is free on the fullest GPU; the rest is for what the libraries stage
+STATE = "name,clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active"
+# Multicast through the switch (NVLS) is left out, for all libraries alike, unless the user sets these.
+NO_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+
+
+def leave_out_multicast(env: MutableMapping[str, str]) -> None:
+    """To be called before any library that communicates is loaded."""
+    for name, value in NO_MULTICAST.items():
+        env.setdefault(name, value)
+
+
+def missing() -> str | None:
+    """Why this machine cannot run --device cuda, None where it can."""
+    if find_spec("torch") is None:
+        return "on GPUs the bench needs torch, whose CUDA tensors are its buffers: pip install torch."
+    import torch
+
+    if not torch.cuda.is_available():
+        return "torch sees no NVIDIA GPU here: one for each rank is needed, and a torch built for CUDA."
+    return None
+
+
+def count() -> int:
+    """GPUs that this process sees."""
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+class CudaDevice:
+    """GPU `index` of this machine. Sets torch's current device and stream for the calling thread, and keeps
+    multicast out. Raises CaseError where there is no such GPU."""
+
+    kind = "cuda"
+    index: int | None
+
+    def __init__(self, index: int, control: Control, align: Callable[[], object]) -> None:
+        leave_out_multicast(os.environ)
+        why = missing()
+        if why is None and index >= count():
+            why = (
+                f"rank {control.rank} needs GPU {index}, and this process sees {count()}: start fewer ranks."
+            )
+        failed = control.first_error(why)
+        if failed is not None:
+            raise CaseError(failed[1])
+        import torch
+
+        torch.cuda.set_device(index)
+        self._torch_stream = torch.cuda.Stream(index)
+        torch.cuda.set_stream(self._torch_stream)
+        self.index, self.stream, self.align = index, int(self._torch_stream.cuda_stream), align
+        self.runtime = Runtime(int(str(torch.version.cuda).partition(".")[0]))
+        self.line = StartLine(control, align, self.runtime, self.stream, HANG_S)
+        self.arithmetic = verify.arithmetic(f"cuda:{index}")
+        self._rank, self._size = control.rank, control.size
+        self._watch = Watch(control.rank)
+
+    # ---- time
+
+    def wait(self) -> None:
+        deadline = monotonic() + HANG_S
+        query = self._torch_stream.query
+        while not query():
+            if monotonic() > deadline:
+                raise HangError(
+                    f"{self._watch.doing}: rank {self._rank}'s GPU was not done after {HANG_S:.0f} s, so the "
+                    "run ends here; what was measured until then is kept."
+                )
+        self._watch.beat()
+
+    def new_event(self) -> Any:
+        import torch
+
+        return torch.cuda.Event(enable_timing=True)
+
+    def elapsed_ns(self, first: Any, last: Any) -> float:
+        return 1e6 * float(first.elapsed_time(last))
+
+    def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
+        return CudaRunner(self, case.mode, call, calls_per_sample(case), backend.raise_if_failed)
+
+    def finish(self, backend: Backend) -> None:
+        self.wait()
+        backend.raise_if_failed()
+
+    def beat(self, doing: str) -> None:
+        self._watch.beat(doing)
+
+    # ---- memory
+
+    def pools(self, cases: Iterable[Case], rank: int) -> Pools:
+        index = self.index or 0
+        return Pools(cases, rank, self._plain, lambda array: TensorRegion(flat_bytes(array, index)))
+
+    def _plain(self, size: int) -> TensorRegion:
+        import torch
+
+        return TensorRegion(torch.empty(size, dtype=torch.uint8, device=f"cuda:{self.index}"))
+
+    def room(self, control: Control, own: int) -> int:
+        import torch
+
+        free = min(control.gather(int(torch.cuda.mem_get_info(self.index)[0]), int))
+        return int(free * MEMORY_SHARE) // (4 + 2 * own)
+
+    def used_bytes(self) -> tuple[int, int]:
+        import torch
+
+        free, total = torch.cuda.mem_get_info(self.index)
+        return int(total - free), int(total)
+
+    def give_back(self) -> None:
+        import torch
+
+        self.wait()
+        torch.cuda.empty_cache()
+
+    # ---- the machine
+
+    def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
+        """Measured by rank 0's process on all GPUs, while the others wait. None where it does not see them
+        all."""
+        from unisono.bench.cuda import links
+
+        found: list[Ceiling | Link] = []
+        if control.rank == 0 and 1 < self._size <= count():
+            found = links.ceilings(range(self._size))
+        ceiling = [record.gbps for record in found if isinstance(record, Ceiling)]
+        best = control.from_root(lambda: max(ceiling, default=0.0), float)
+        return best or None, found
+
+    def gpus(self) -> list[str]:
+        import torch
+
+        return [torch.cuda.get_device_name(index) for index in range(min(self._size, count()))]
+
+    def state(self) -> list[str]:
+        return gpu_state()
+
+    def close(self) -> None:
+        self._watch.stop()
+        self.line.close()
+
+
+def gpu_state() -> list[str]:
+    """Clocks, temperature, power and reasons for throttling of each GPU, as nvidia-smi tells them; none where
+    it does not."""
+    query = [f"--query-gpu={STATE}", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in said.stdout.splitlines() if line.strip()] if said.returncode == 0 else []
+
+
+class Watch:
+    """Ends the process when nothing has moved for SILENCE_S, also where the rank waits inside a library. The
+    records so far are on disk; the other ranks notice that this one is gone."""
+
+    def __init__(self, rank: int) -> None:
+        self.doing = "the start"
+        self._rank, self._last, self._stopped = rank, monotonic(), threading.Event()
+        threading.Thread(target=self._run, daemon=True, name="bench-watch").start()
+
+    def beat(self, doing: str | None = None) -> None:
+        """The rank moves; from now on it is `doing` that."""
+        self._last = monotonic()
+        if doing is not None:
+            self.doing = doing
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(2.0):
+            if monotonic() - self._last > SILENCE_S:
+                sys.stderr.write(
+                    f"unisono bench: rank {self._rank}: nothing has moved for {SILENCE_S:.0f} s in "
+                    f"{self.doing}; the run ends here; what was recorded until then is kept.\n"
+                )
+                sys.stderr.flush()
+                os._exit(1)

@@ -1,0 +1,219 @@
+"""What the links between the GPUs of this machine carry, measured by one process that drives them all.
+
+Engines: the copy engines (cudaMemcpyAsync between peers), loads and stores of SMs, bulk copies of SMs; and
+the trip of a flag to another GPU and back. Patterns: one pair, one way; a ring, every GPU to the next; all
+pairs at once, every GPU to every other, in the order me+1, me+2, ... All GPUs of a sample start at one word
+of host memory; a sample is the time of the slowest GPU by its own events, and `gbps` is what leaves each
+sending GPU, the median over samples.
+"""
+
+from __future__ import annotations
+
+import mmap
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import permutations
+from time import monotonic
+from typing import Any
+
+from unisono.bench.cuda.runtime import MEMCPY_DEFAULT, Runtime
+from unisono.bench.cuda.start import PAGE_WORDS, Gate, kernels
+from unisono.bench.device import HangError
+from unisono.bench.records import Ceiling, Link
+
+COPY_ENGINE, SM_LOAD, SM_STORE, BULK_STORE = "copy_engine", "sm_load", "sm_store", "bulk_store"
+KERNEL_ENGINES = (SM_LOAD, SM_STORE, BULK_STORE)
+BYTES = 256 << 20  # of one transfer; beyond every cache
+UNIT = 16384  # transfers are a multiple of it
+SAMPLES, WAIT_S = 7, 30.0
+BLOCKS = {SM_LOAD: 64, SM_STORE: 128, BULK_STORE: 32}  # of one kernel; shared among its peers in all_pairs
+ROUNDS = 1000
+
+Transfer = tuple[int, int, int]  # source, target, bytes
+Show = Callable[[str], None]
+
+
+class Links:
+    """The GPUs with these indices, each with a stream for every peer and memory to send from and to."""
+
+    def __init__(self, devices: Sequence[int], size: int = BYTES) -> None:
+        import torch
+
+        self._torch, self.devices, self.size = torch, list(devices), size // UNIT * UNIT
+        self._runtime = Runtime(int(str(torch.version.cuda).partition(".")[0]))
+        self._kernels = kernels()
+        self._epoch = 0
+        self._streams: dict[tuple[int, int], Any] = {}
+        self._memory: dict[int, tuple[Any, Any]] = {}
+        for device in self.devices:
+            with torch.cuda.device(device):
+                for peer in self.devices:
+                    if peer != device:
+                        self._runtime("cudaDeviceEnablePeerAccess", peer, 0)
+                        self._streams[device, peer] = torch.cuda.Stream(device)
+                made = [torch.zeros(self.size, dtype=torch.uint8, device=f"cuda:{device}") for _ in range(2)]
+                torch.cuda.current_stream(device).synchronize()
+                self._memory[device] = (made[0], made[1])
+        self._page = mmap.mmap(-1, PAGE_WORDS * 8)
+        self._gate = Gate(memoryview(self._page), self._runtime, WAIT_S)
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Those of this build: without CUDA in the extension only the copy engines."""
+        return (COPY_ENGINE, *(KERNEL_ENGINES if self._kernels is not None else ()))
+
+    def close(self) -> None:
+        self._gate.close()
+        self._memory.clear()
+        self._torch.cuda.empty_cache()
+
+    def transfers(self, pattern: str, pair: tuple[int, int] | None = None) -> list[Transfer]:
+        """Who sends how much to whom."""
+        ring, n = self.devices, len(self.devices)
+        if pair is not None:
+            return [(*pair, self.size)]
+        if pattern == "ring":
+            return [(device, ring[(at + 1) % n], self.size) for at, device in enumerate(ring)]
+        share = self.size // (n - 1) // UNIT * UNIT
+        return [(ring[at], ring[(at + step) % n], share) for step in range(1, n) for at in range(n)]
+
+    def measure(self, engine: str, pattern: str, pair: tuple[int, int] | None = None) -> Link:
+        """One engine in one pattern; `pair` for the pattern of that name."""
+        moves = self.transfers(pattern, pair)
+        leaving = sum(move[2] for move in moves if move[0] == moves[0][0])
+        self._sample(engine, moves)
+        samples = [leaving / self._sample(engine, moves) for _ in range(SAMPLES)]
+        return Link(
+            engine=engine,
+            pattern=pattern,
+            devices=len(self.devices),
+            bytes=moves[0][2],
+            source=pair[0] if pair else None,
+            target=pair[1] if pair else None,
+            blocks=BLOCKS.get(engine),
+            gbps=statistics.median(samples),
+            samples=samples,
+        )
+
+    def _sample(self, engine: str, moves: list[Transfer]) -> float:
+        """Nanoseconds of the slowest GPU."""
+        torch = self._torch
+        self._epoch += 1
+        actors: dict[int, list[Transfer]] = {}
+        for move in moves:
+            actors.setdefault(move[1] if engine == SM_LOAD else move[0], []).append(move)
+        timed: list[tuple[Any, Any, Any]] = []  # stream, first event, last event
+        for device, mine in actors.items():
+            with torch.cuda.device(device):
+                # the copy engine takes its transfers in order, kernels run beside each other
+                by_peer = engine != COPY_ENGINE and len(mine) > 1
+                streams = [self._stream(device, move if by_peer else mine[0]) for move in mine]
+                for stream in dict.fromkeys(streams):
+                    self._gate.arm(int(stream.cuda_stream), self._epoch)
+                    begin, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    begin.record(stream)
+                    timed.append((stream, begin, last))
+                for move, stream in zip(mine, streams, strict=True):
+                    self._move(engine, move, stream, len(mine))
+                for stream, _, last in timed[-len(set(streams)) :]:
+                    last.record(stream)
+        self._gate.open(self._epoch)
+        self._wait([last for _, _, last in timed])
+        return 1e6 * max(float(begin.elapsed_time(last)) for _, begin, last in timed)
+
+    def _stream(self, device: int, move: Transfer) -> Any:
+        return self._streams[device, move[1] if device == move[0] else move[0]]
+
+    def _move(self, engine: str, move: Transfer, stream: Any, beside: int) -> None:
+        source, target, size = move
+        queue = int(stream.cuda_stream)
+        begin, end = int(self._memory[source][0].data_ptr()), int(self._memory[target][1].data_ptr())
+        blocks = max(1, BLOCKS.get(engine, 0) // beside)
+        match engine:
+            case "copy_engine":
+                self._runtime("cudaMemcpyAsync", end, begin, size, MEMCPY_DEFAULT, queue)
+            case "sm_load":
+                self._kernels.load(queue, begin, size, end, blocks)
+            case "sm_store":
+                self._kernels.store(queue, end, size, blocks)
+            case _:
+                self._kernels.bulk_copy(queue, end, begin, size, blocks)
+
+    def round_trip(self, first: int, second: int) -> Link:
+        """A flag from one GPU to the other and back, one thread each."""
+        torch, samples = self._torch, []
+        for _ in range(SAMPLES):
+            self._epoch += 1
+            words = {d: torch.zeros(1, dtype=torch.int32, device=f"cuda:{d}") for d in (first, second)}
+            took = torch.zeros(2, dtype=torch.int64).pin_memory()
+            events = []
+            for index, (mine, theirs) in enumerate(((first, second), (second, first))):
+                torch.cuda.current_stream(mine).synchronize()
+                with torch.cuda.device(mine):
+                    stream = self._streams[mine, theirs]
+                    queue = int(stream.cuda_stream)
+                    self._gate.arm(queue, self._epoch)
+                    flags = int(words[mine].data_ptr()), int(words[theirs].data_ptr())
+                    elapsed = int(took[index:].data_ptr())
+                    self._kernels.round_trips(queue, *flags, index == 0, ROUNDS, elapsed, WAIT_S / 10)
+                    events.append(torch.cuda.Event())
+                    events[-1].record(stream)
+            self._gate.open(self._epoch)
+            self._wait(events)
+            if not took[0]:
+                raise HangError(
+                    f"a flag from GPU {first} did not come back from GPU {second}: peer access fails."
+                )
+            samples.append(float(took[0]) / ROUNDS / 1e3)
+        return Link(
+            engine="flag",
+            pattern="round_trip",
+            devices=len(self.devices),
+            bytes=4,
+            source=first,
+            target=second,
+            round_trip_us=statistics.median(samples),
+            samples=samples,
+        )
+
+    def _wait(self, events: Iterable[Any]) -> None:
+        deadline = monotonic() + WAIT_S
+        for event in events:
+            while not event.query():
+                if monotonic() > deadline:
+                    raise HangError(f"a transfer between GPUs was not done after {WAIT_S:.0f} s.")
+
+
+def everything(links: Links, show: Show) -> Iterator[Link]:
+    """Every engine in every pattern, and the round trips; `show` is told what comes next."""
+    for engine in links.engines:
+        for pair in permutations(links.devices, 2):
+            show(f"{engine}, GPU {pair[0]} to GPU {pair[1]}")
+            yield links.measure(engine, "pair", pair)
+        for pattern in ("ring", "all_pairs"):
+            show(f"{engine}, {pattern}")
+            yield links.measure(engine, pattern)
+    if len(links.engines) > 1:
+        for first, second in permutations(links.devices, 2):
+            show(f"flag, GPU {first} and GPU {second}")
+            yield links.round_trip(first, second)
+
+
+def ceiling_of(found: Iterable[Link]) -> Ceiling | None:
+    """What bus bandwidth is compared with: the ring by its fastest engine."""
+    rings = [link for link in found if link.pattern == "ring" and link.gbps]
+    if not rings:
+        return None
+    best = max(rings, key=lambda link: link.gbps or 0.0)
+    return Ceiling(name="ring", bytes=best.bytes, gbps=best.gbps or 0.0, samples_gbps=best.samples)
+
+
+def ceilings(devices: Iterable[int]) -> list[Ceiling | Link]:
+    """The rings of all engines and the ceiling; takes about a second."""
+    links = Links(list(devices))
+    try:
+        found = [links.measure(engine, "ring") for engine in links.engines]
+    finally:
+        links.close()
+    best = ceiling_of(found)
+    return [*found, *([best] if best else [])]

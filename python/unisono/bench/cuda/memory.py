@@ -1,0 +1,91 @@
+"""GPU memory as the pools of `buffers` want it: torch tensors of bytes, seen as a case's dtype."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from unisono.bench.buffers import POISON, Region
+from unisono.bench.cases import DTYPES
+
+TORCH_NAMES = {
+    "f32": "float32",
+    "f64": "float64",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "i8": "int8",
+    "u8": "uint8",
+    "i32": "int32",
+    "i64": "int64",
+}
+_BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+
+
+def torch_dtype(dtype: str) -> Any:
+    """Torch's type of a case's dtype."""
+    import torch
+
+    return getattr(torch, TORCH_NAMES[dtype])
+
+
+def bits_dtype(dtype: str) -> Any:
+    """Torch's integer type as wide as a case's dtype."""
+    import torch
+
+    return getattr(torch, _BITS[DTYPES[dtype].itemsize])
+
+
+def one_bits(dtype: str) -> int:
+    """The bit pattern of 1 in a case's dtype."""
+    kind = DTYPES[dtype]
+    one = kind.type(1).tobytes()
+    return int.from_bytes(one, "little")
+
+
+class TensorRegion(Region):
+    """A flat torch tensor of bytes."""
+
+    memory: Any
+
+    def view(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return self.memory[: prod(shape) * DTYPES[dtype].itemsize].view(torch_dtype(dtype)).reshape(shape)
+
+    def fill_ones(self, end: int, dtype: str) -> None:
+        self.memory[:end].view(bits_dtype(dtype)).fill_(one_bits(dtype))
+
+    def poison(self, end: int | None = None) -> None:
+        self.memory[:end].fill_(POISON)
+
+
+class _Foreign:
+    """`size` bytes at a device address, for torch.as_tensor; `owner` keeps them alive."""
+
+    def __init__(self, address: int, size: int, owner: object) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def tensor_at(address: int, size: int, device: int, owner: object) -> Any:
+    """A tensor over memory that torch has not allocated; `owner` lives as long as it does."""
+    import torch
+
+    found = torch.as_tensor(_Foreign(address, size, owner), device=f"cuda:{device}")
+    if found.data_ptr() != address:
+        raise RuntimeError("torch copied memory that it was to use in place: it takes it for another GPU's.")
+    return found
+
+
+def flat_bytes(array: Any, device: int) -> Any:
+    """What `comm.empty` returned, whatever library's array it is, as a flat tensor of bytes."""
+    import torch
+
+    tensor = array if isinstance(array, torch.Tensor) else torch.as_tensor(array, device=f"cuda:{device}")
+    return tensor.reshape(-1).view(torch.uint8)

@@ -1,0 +1,125 @@
+"""The few functions of the CUDA runtime and driver that torch does not offer as they are: graphs without
+torch's allocator and random generators around them, and waiting for a word of host memory on a stream."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+SUCCESS = 0
+MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the addresses tell where it goes
+PEER_ACCESS_ALREADY_ENABLED = 704
+CAPTURE_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+HOST_REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable | cudaHostRegisterMapped
+WAIT_VALUE_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: cyclic, (int32_t)(*address - value) >= 0
+
+_POINTER = ctypes.c_void_p
+_OUT = ctypes.POINTER(_POINTER)
+_RUNTIME: dict[str, list[Any]] = {
+    "cudaStreamBeginCapture": [_POINTER, ctypes.c_int],
+    "cudaStreamEndCapture": [_POINTER, _OUT],
+    "cudaGraphInstantiate": [_OUT, _POINTER, ctypes.c_ulonglong],  # of CUDA 12 and later
+    "cudaGraphUpload": [_POINTER, _POINTER],
+    "cudaGraphLaunch": [_POINTER, _POINTER],
+    "cudaGraphDestroy": [_POINTER],
+    "cudaGraphExecDestroy": [_POINTER],
+    "cudaGetLastError": [],
+    "cudaMemcpyAsync": [_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_int, _POINTER],
+    "cudaDeviceEnablePeerAccess": [ctypes.c_int, ctypes.c_uint],
+    "cudaHostRegister": [_POINTER, ctypes.c_size_t, ctypes.c_uint],
+    "cudaHostUnregister": [_POINTER],
+    "cudaHostGetDevicePointer": [_OUT, _POINTER, ctypes.c_uint],
+}
+
+
+class CudaError(RuntimeError):
+    """A call of the CUDA runtime or driver failed; the text names both."""
+
+
+class Runtime:
+    """libcudart as torch has loaded it; `major` is its version, as in torch.version.cuda."""
+
+    def __init__(self, major: int) -> None:
+        try:
+            self._library = ctypes.CDLL(f"libcudart.so.{major}")
+        except OSError as error:
+            raise CudaError(
+                f"libcudart.so.{major}, which torch was built with, cannot be loaded ({error}): install "
+                "torch with its own CUDA packages, or add the library's folder to LD_LIBRARY_PATH."
+            ) from None
+        self._library.cudaGetErrorString.restype = ctypes.c_char_p
+        for name, arguments in _RUNTIME.items():
+            function = getattr(self._library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        """Calls a function of `_RUNTIME`. Raises CudaError, but not where peer access was on already."""
+        code = getattr(self._library, name)(*arguments)
+        if code == PEER_ACCESS_ALREADY_ENABLED:
+            self._library.cudaGetLastError()
+        elif code != SUCCESS:
+            text = self._library.cudaGetErrorString(code).decode()
+            self._library.cudaGetLastError()  # it is said here, so that no later call reports it again
+            raise CudaError(f"{name} failed: {text}.")
+
+    def device_pointer(self, host: int) -> int:
+        """Where a registered host address lies for the current GPU."""
+        found = _POINTER()
+        self("cudaHostGetDevicePointer", ctypes.byref(found), host, 0)
+        return int(found.value or 0)
+
+
+class Driver:
+    """libcuda: the stream memory operations."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL("libcuda.so.1")
+        self._wait = library.cuStreamWaitValue32_v2
+        self._wait.argtypes = [_POINTER, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
+        self._wait.restype = ctypes.c_int
+
+    def wait_value(self, stream: int, address: int, value: int) -> None:
+        """Queues a wait until the word at `address` is at least `value`, cyclically. Raises CudaError."""
+        code = self._wait(stream, address, value & 0xFFFFFFFF, WAIT_VALUE_GEQ)
+        if code != SUCCESS:
+            raise CudaError(f"cuStreamWaitValue32 failed with code {code}.")
+
+
+class Graph:
+    """`call`, captured `count` times in a row on `stream` and made ready to run."""
+
+    def __init__(self, runtime: Runtime, stream: int, call: Callable[[], object], count: int) -> None:
+        self._runtime, self._stream, self._exec = runtime, _POINTER(stream), _POINTER()
+        graph = _POINTER()
+        runtime("cudaStreamBeginCapture", self._stream, CAPTURE_THREAD_LOCAL)
+        try:
+            for _ in range(count):
+                call()
+        except BaseException:
+            self._abandon(graph)
+            raise
+        runtime("cudaStreamEndCapture", self._stream, ctypes.byref(graph))
+        try:
+            runtime("cudaGraphInstantiate", ctypes.byref(self._exec), graph, 0)
+        finally:
+            runtime("cudaGraphDestroy", graph)
+        runtime("cudaGraphUpload", self._exec, self._stream)
+
+    def _abandon(self, graph: ctypes.c_void_p) -> None:
+        """Ends a capture that the call has broken; the call's own error is the one to tell."""
+        try:
+            self._runtime("cudaStreamEndCapture", self._stream, ctypes.byref(graph))
+            if graph:
+                self._runtime("cudaGraphDestroy", graph)
+        except CudaError:
+            pass
+
+    def launch(self) -> None:
+        """Queues one run of it on the stream."""
+        self._runtime("cudaGraphLaunch", self._exec, self._stream)
+
+    def close(self) -> None:
+        if self._exec:
+            self._runtime("cudaGraphExecDestroy", self._exec)
+            self._exec = _POINTER()

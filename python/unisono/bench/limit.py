@@ -1,0 +1,199 @@
+"""`unisono bench --to-memory-limit`: each collective on each backend, twofold larger each time, until its
+buffers, or what the library needs beside them, no longer fit into the GPUs' memory.
+
+Every size is checked on random data and timed by a few calls; all of its memory is given back before the
+next. What does not come back is said.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from unisono.bench import cells
+from unisono.bench.backends.base import Backend
+from unisono.bench.buffers import needed_bytes
+from unisono.bench.cases import PLACEMENTS, label, make_case
+from unisono.bench.control import Control, Interrupt
+from unisono.bench.device import Device
+from unisono.bench.options import Options
+from unisono.bench.records import Case, Failure, Largest, Record, Skip
+
+FULL = ("out of memory", "outofmemory", "cannot allocate", "no space left", "memory allocation")
+SAMPLES = 5
+LEAK_BYTES = 64 << 20  # what a library may keep for the next call without it being a leak
+
+
+class Memory(msgspec.Struct):
+    """Of one GPU, in bytes."""
+
+    used: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One size: what it took, or why it did not run (`full`: for want of memory)."""
+
+    time_us: float = 0.0
+    memory: Memory | None = None
+    error: tuple[int, str] | None = None
+    full: bool = False
+
+
+def is_full(message: str) -> bool:
+    """Whether an error says that memory ran out."""
+    return any(words in message.lower() for words in FULL)
+
+
+class Sweep:
+    """All ranks call `run` in step; rank 0 emits the records and says what is found."""
+
+    def __init__(
+        self,
+        control: Control,
+        device: Device,
+        communicator: Any,
+        interrupt: Interrupt,
+        emit: Callable[[Record], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._control, self._device, self._communicator = control, device, communicator
+        self._interrupt, self._emit, self._say = interrupt, emit, say
+        self.failures = 0
+        self.interrupted = False
+
+    def run(self, options: Options, backends: Sequence[Backend]) -> None:
+        """Every backend on every collective, dtype, op and kind of memory of the options, from the smallest
+        of their sizes on."""
+        for backend in backends:
+            for name in options.collectives:
+                for dtype in options.dtypes:
+                    for memory in options.memories:
+                        if name == "barrier" or self._stopped():
+                            continue
+                        mode = "events" if backend.queues() else "latency"
+                        case = make_case(
+                            name,
+                            min(options.sizes),
+                            dtype,
+                            self._control.size,
+                            options.ops[0],
+                            memory=memory,
+                            mode=mode,
+                            device=self._device.kind,
+                        )
+                        self._grow(backend, case, options.seed)
+
+    def _stopped(self) -> bool:
+        self.interrupted |= any(self._control.gather(self._interrupt.asked, bool))
+        return self.interrupted
+
+    def _grow(self, backend: Backend, case: Case, seed: int) -> None:
+        before = self._fullest()
+        largest: tuple[Case, Step] | None = None
+        reason = backend.supports(case)
+        if reason is None and backend.own_memory and case.memory == "symmetric":
+            reason = "its own memory is given back with its communicator only, so that it cannot grow."
+        if reason is not None:
+            self._emit(Skip(backend=backend.name, reason=reason, case=case))
+            return
+        while not self._stopped():
+            step = self._step(backend, case, seed)
+            self._give_back()
+            if step.error is not None:
+                self._end(backend, case, step, largest)
+                break
+            largest = case, step
+            case = make_case(
+                case.collective,
+                2 * case.bytes,
+                case.dtype,
+                case.ranks,
+                case.op,
+                memory=case.memory,
+                mode=case.mode,
+                device=case.device,
+            )
+        leaked = self._fullest().used - before.used
+        if leaked > LEAK_BYTES:
+            self._say(f"{backend.name} {case.collective}: {leaked >> 20} MiB were not given back.")
+
+    def _end(self, backend: Backend, case: Case, step: Step, largest: tuple[Case, Step] | None) -> None:
+        """Records the last size that ran; the one that did not is a failure unless the memory was full."""
+        rank, message = step.error or (0, "")
+        first_line = message.split("\n")[0]
+        if not step.full:
+            self.failures += 1
+            self._emit(Failure(backend=backend.name, case=case, rank=rank, message=message))
+        stopped = f"{case.bytes >> 20} MiB did not run on rank {rank}: {first_line}"
+        if largest is None:
+            self._emit(Skip(backend=backend.name, reason=stopped, case=case))
+            return
+        ran, good = largest
+        memory = good.memory or Memory(0, 0)
+        self._emit(
+            Largest(
+                case=ran,
+                backend=backend.name,
+                time_us=good.time_us,
+                used_bytes=memory.used,
+                total_bytes=memory.total,
+                stopped=stopped,
+            )
+        )
+        self._say(
+            f"{backend.name} {label(ran)}: {good.time_us:.0f} us, "
+            f"{memory.used >> 20} of {memory.total >> 20} MiB used; "
+            + ("the next size does not fit." if step.full else "the next size FAILED.")
+        )
+
+    def _step(self, backend: Backend, case: Case, seed: int) -> Step:
+        """Allocates, checks and times one size; everything it made is dropped when it returns."""
+        control, device = self._control, self._device
+        device.beat(f"{label(case)} on {backend.name}")
+        pools: Any = None
+        error: str | None = None
+        try:
+            pools = device.pools([case], control.rank)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        failed = control.first_error(error)
+        if failed is None and case.memory == "symmetric":
+            try:
+                pools.add_symmetric(needed_bytes([case], "symmetric"), self._communicator)
+            except Exception as raised:
+                error = f"{type(raised).__name__}: {raised}"
+            failed = control.first_error(error)
+        if failed is not None:
+            return Step(error=failed, full=is_full(failed[1]))
+        group = cells.Group(0, backend, [msgspec.structs.replace(case, placement=PLACEMENTS[0])])
+        wrong = cells.check(control, pools, group, seed, device)
+        if wrong:
+            return Step(error=(wrong[0].rank, wrong[0].message), full=is_full(wrong[0].message))
+        call = backend.prepare(case, pools.place(case, backend).buffers)
+        runner = device.runner(case, call, backend)
+        timed = runner.timed(SAMPLES, 1, 1)
+        runner.close()
+        failed = control.first_error(timed.error)
+        if failed is not None:
+            return Step(error=failed, full=is_full(failed[1]))
+        slowest = [
+            max(sample) for sample in zip(*control.gather(timed.durations.tolist(), list[int]), strict=True)
+        ]
+        return Step(statistics.median(slowest) / 1e3, self._fullest())
+
+    def _fullest(self) -> Memory:
+        """The GPU of all ranks on which most is used, whoever uses it."""
+        used, total = self._device.used_bytes()
+        return max(self._control.gather(Memory(used, total), Memory), key=lambda memory: memory.used)
+
+    def _give_back(self) -> None:
+        gc.collect()
+        self._device.give_back()
+        self._control.gather(True, bool)  # no rank allocates before all have given back

@@ -1,0 +1,128 @@
+"""`unisono links`: what the links between the GPUs of this machine carry, as records, tables and a report."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from unisono.bench import provenance
+from unisono.bench.cases import CaseError
+from unisono.bench.cuda.device import count, gpu_state, leave_out_multicast, missing
+from unisono.bench.device import HangError
+from unisono.bench.finish import FAILED, OK, shown
+from unisono.bench.records import SCHEMA_VERSION, Ceiling, End, Link, RecordsWriter, Run
+
+
+def gpus() -> int:
+    """How many GPUs there are to measure. Raises CaseError where there are not two that a torch for CUDA
+    sees."""
+    why = missing()
+    if why is None and count() < 2:
+        why = "`unisono links` measures what lies between GPUs: two of them are needed."
+    if why is not None:
+        raise CaseError(why)
+    return count()
+
+
+def run(devices: int, directory: Path, command: Sequence[str], console: Console, with_report: bool) -> int:
+    """Measures all of it, writes the records as they come, prints the tables; returns the exit code. A link
+    that hangs ends it in words: what was measured before is kept."""
+    leave_out_multicast(os.environ)
+    began, hang = time.monotonic(), None
+    found: list[Link] = []
+    writer = RecordsWriter(directory)
+    writer.write(_head(devices, command))
+    try:
+        with console.status("links") as status:
+            for link in _measured(devices, lambda doing: status.update(f"links: {doing}")):
+                writer.write(link)
+                if isinstance(link, Link):
+                    found.append(link)
+        writer.write(
+            End(
+                finished_at=_now(),
+                elapsed_s=time.monotonic() - began,
+                interrupted=False,
+                gpu_state=gpu_state(),
+            )
+        )
+    except HangError as error:
+        hang = error
+    writer.close()
+    for table in tables(found):
+        console.print(table)
+    if hang is not None:
+        console.print(f"unisono links: {hang}", style="red")
+    if with_report:
+        from unisono import report
+
+        for path in report.build(directory):
+            if path.suffix in (".html", ".png"):
+                console.print(f"{path.suffix[1:]}: {shown(path)}", soft_wrap=True)
+    if hang is not None:
+        console.file.flush()
+        os._exit(FAILED)  # the driver would wait for the hung GPU
+    return OK
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _measured(devices: int, show: Callable[[str], None]) -> Iterator[Link | Ceiling]:
+    from unisono.bench.cuda import links
+
+    bench = links.Links(range(devices))
+    found = []
+    for link in links.everything(bench, show):
+        found.append(link)
+        yield link
+    bench.close()
+    ceiling = links.ceiling_of(found)
+    if ceiling is not None:
+        yield ceiling
+
+
+def _head(devices: int, command: Sequence[str]) -> Run:
+    import torch
+
+    names = [torch.cuda.get_device_name(index) for index in range(devices)]
+    return Run(
+        schema=SCHEMA_VERSION,
+        run_id=os.urandom(8).hex(),
+        started_at=_now(),
+        command=provenance.command(command),
+        preset=None,
+        seed=0,
+        ranks=devices,
+        launcher="none",
+        machine=provenance.machine(gpus=names, gpu_state=gpu_state()),
+        libraries=provenance.libraries({}),
+        environment=provenance.environment(os.environ),
+        commit=provenance.commit(),
+    )
+
+
+def tables(found: Sequence[Link]) -> list[Table]:
+    """A summary by engine and pattern, and a matrix of pairs for each engine."""
+    from unisono.report import links, model
+
+    shown_model = model.Model(machines=[""], links=[(0, link) for link in found])
+    summary = links.summary(shown_model)
+    first = Table(*summary.head, title="Links between the GPUs")
+    for row in summary.rows:
+        first.add_row(*row)
+    made = [first]
+    for matrix in links.matrices(shown_model):
+        names = [f"GPU {device}" for device in matrix.devices]
+        table = Table("from \\ to", *names, title=matrix.title)
+        for name, cells in zip(names, matrix.cells, strict=True):
+            table.add_row(name, *(value for value, _ in cells))
+        made.append(table)
+    return made

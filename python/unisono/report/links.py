@@ -1,0 +1,152 @@
+"""What the links between GPUs carry, as tables: a summary by engine and pattern, and a matrix of pairs for
+each engine."""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.bench.records import Link
+
+from . import analysis, text, theme
+from .content import Table
+from .model import Model
+from .payload import Json
+
+ENGINES = {
+    "copy_engine": "copy engine",
+    "sm_load": "SM loads",
+    "sm_store": "SM stores",
+    "bulk_store": "bulk copies of SMs",
+    "flag": "flag",
+}
+PATTERNS = {
+    "pair": "one pair, one way",
+    "ring": "ring",
+    "all_pairs": "all pairs",
+    "round_trip": "round trip of a flag",
+}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Pairs of GPUs: a row for each sender, a column for each receiver. A cell has its text and the class of
+    its colour (of theme's scale `v`: how much worse it is than the best pair), both empty where nothing was
+    measured."""
+
+    title: str
+    devices: list[int]
+    cells: list[list[tuple[str, str]]]
+
+
+def engine_name(engine: str) -> str:
+    return ENGINES.get(engine, engine)
+
+
+def summary(model: Model) -> Table:
+    """A row for each engine in each pattern, pairs put together."""
+    rows = []
+    groups = analysis.group_by(model.links, lambda item: (item[0], item[1].engine, item[1].pattern))
+    for (machine, engine, pattern), members in groups.items():
+        links = [link for _, link in members]
+        timed = pattern == "round_trip"
+        values = sorted(_value(link) for link in links)
+        name = engine_name(engine)
+        if len(model.machines) > 1:
+            name = f"{name}, {model.machines[machine]}"
+        middle = statistics.median(values)
+        ends = (values[0], values[-1]) if len(links) > 1 else _ends(links[0])
+        show = text.time if timed else text.gbps
+        blocks = links[0].blocks
+        rows.append(
+            [
+                name,
+                PATTERNS.get(pattern, pattern),
+                str(links[0].devices),
+                text.size(links[0].bytes),
+                text.MISSING if blocks is None else str(blocks),
+                f"{show(middle)}" if timed else f"{show(middle)} GB/s",
+                f"{show(ends[0])} to {show(ends[1])}",
+            ]
+        )
+    head = ["Engine", "Pattern", "GPUs", "Transfer", "Blocks", "Each GPU sends", "Range"]
+    return Table(head, rows, frozenset({2, 3, 4, 5, 6}))
+
+
+def _value(link: Link) -> float:
+    return float(link.gbps if link.gbps is not None else link.round_trip_us or 0.0)
+
+
+def _ends(link: Link) -> tuple[float, float]:
+    return (min(link.samples), max(link.samples)) if link.samples else (_value(link), _value(link))
+
+
+def matrices(model: Model) -> list[Matrix]:
+    """One for each engine whose pairs were measured, and one for the round trips."""
+    found = []
+    for (machine, engine), members in _pairs(model).items():
+        devices = _devices(members)
+        timed = members[0].pattern == "round_trip"
+        best = (min if timed else max)(_value(link) for link in members)
+        by_pair = {(link.source, link.target): link for link in members}
+        cells = [[_cell(by_pair.get((row, column)), best, timed) for column in devices] for row in devices]
+        unit = "µs" if timed else "GB/s"
+        title = f"{engine_name(engine)}, {PATTERNS[members[0].pattern]}, {unit}"
+        if len(model.machines) > 1:
+            title += f", {model.machines[machine]}"
+        found.append(Matrix(title, devices, cells))
+    return found
+
+
+def _pairs(model: Model) -> dict[tuple[int, str], list[Link]]:
+    single = [item for item in model.links if item[1].pattern in ("pair", "round_trip")]
+    groups = analysis.group_by(single, lambda item: (item[0], item[1].engine))
+    return {key: [link for _, link in members] for key, members in groups.items()}
+
+
+def _devices(links: Sequence[Link]) -> list[int]:
+    ends = {link.source for link in links} | {link.target for link in links}
+    return sorted(device for device in ends if device is not None)
+
+
+def _cell(link: Link | None, best: float, timed: bool) -> tuple[str, str]:
+    if link is None:
+        return "", ""
+    value = _value(link)
+    worse = value / best - 1.0 if timed else 1.0 - value / best
+    number = f"{value:.2f}" if timed else f"{value:.0f}"
+    return number, f"v{bisect.bisect_right(theme.VARIATION_STEPS, worse)}"
+
+
+def figures(model: Model) -> list[tuple[str, list[Json]]]:
+    """For the PNG: title and cells of each matrix, as rows of charts.pairs."""
+    found = []
+    for matrix in matrices(model):
+        rows = [
+            {"source": f"GPU {source}", "target": f"GPU {target}", "text": number, "class": int(name[1:])}
+            for source, cells in zip(matrix.devices, matrix.cells, strict=True)
+            for target, (number, name) in zip(matrix.devices, cells, strict=True)
+            if number
+        ]
+        found.append((matrix.title, rows))
+    return found
+
+
+def largest(model: Model) -> Table:
+    """The largest size of each collective that ran before the memory was full."""
+    rows = [
+        [
+            item.backend,
+            f"{item.case.collective} {item.case.dtype}, {text.count(item.case.ranks, 'rank')}, "
+            f"{item.case.memory}",
+            text.size(item.case.bytes),
+            text.time(item.time_us),
+            f"{text.size(item.used_bytes)} of {text.size(item.total_bytes)}",
+            item.stopped,
+        ]
+        for item in model.largest
+    ]
+    head = ["Backend", "Case", "Largest", "Time", "Memory of the fullest GPU", "Why no larger one"]
+    return Table(head, rows, frozenset({2, 3}))
