@@ -29,7 +29,7 @@ template <class Lane>
 UNISONO_PROGRAM void gather_direct(Lane& lane, const Args& a) {
   const int n = lane.size(), me = lane.rank();
   const std::size_t written = a.block - smaller(shard_bytes(a.block, n), a.block);
-  meet(lane);
+  meet_first(lane);
   for (int i = 0; i < n; ++i) {
     const int p = peer_at(lane, i);
     if (me != a.root && p != me) continue;

@@ -64,7 +64,7 @@ __device__ inline bool await(const std::uint32_t* word, std::uint32_t expected, 
     if (static_cast<std::int32_t>(seen - expected) >= 0) break;
     if (polls % kLook == 0 && !patient(wait, began, expected, seen)) return false;
   }
-  fence_acquire();
+  load_acquire(word);
   return true;
 }
 
