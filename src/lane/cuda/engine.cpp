@@ -304,7 +304,7 @@ class GpuEngine final : public Engine {
   Shape cut(Algorithm algorithm, std::size_t unit) const {
     const bool packets = is_packets(algorithm);
     const std::size_t most = packets ? kPackets * kPacketBytes : layout_.chunk_bytes;
-    const std::size_t share = asked_.piece_bytes ? asked_.piece_bytes : packets ? 1024 : 16384;
+    const std::size_t share = asked_.piece_bytes ? asked_.piece_bytes : packets ? 1024 : 8192;
     const auto limit = static_cast<std::size_t>(std::min(blocks_, asked_.blocks ? asked_.blocks : blocks_));
     const std::size_t align = packets ? kAlign : 1024;
     Shape shape;

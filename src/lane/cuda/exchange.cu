@@ -65,14 +65,33 @@ __device__ inline void put(Packet* at, std::uint32_t count, std::uint64_t data) 
   store_packet(at, {flag | (data & 0xffffffffu), flag | data >> 32});
 }
 
-// The word of a packet that is looked for already; waits where it has not come. `lost` when the wait fails.
-__device__ inline std::uint64_t take(const Exchange& x, Packet got, const Packet* at, std::uint32_t count,
-                                     int peer, bool& lost) {
-  if (!complete(got, count)) {
-    got = await(at, count, {x.context, peer, Slot::packet_credit});
-    lost = lost || !complete(got, count);
+// The packets at `at(p)` of those peers that `comes(p)` names, with `count(p)`: all of them are looked for at
+// once, again and again. False when the wait has failed.
+template <int kMost, class Comes, class At>
+__device__ inline bool take(const Exchange& x, const Comes& comes, const At& at,
+                            const std::uint32_t (&count)[kMost], std::uint64_t (&words)[kMost]) {
+  Packet got[kMost] = {};
+  std::uint64_t began = 0;
+  for (std::uint32_t looks = 1;; ++looks) {
+    bool all = true;
+#pragma unroll
+    for (int p = 0; p < kMost; ++p)
+      if (comes(p) && !complete(got[p], count[p])) got[p] = load_packet(at(p));
+#pragma unroll
+    for (int p = 0; p < kMost; ++p) all = all && (!comes(p) || complete(got[p], count[p]));
+    if (all) break;
+    if (looks % kLook != 0) continue;
+    for (int p = 0; p < kMost; ++p) {
+      if (!comes(p) || complete(got[p], count[p])) continue;
+      const auto seen = static_cast<std::uint32_t>(got[p].low >> 32);
+      if (!patient({x.context, p, Slot::packet_credit}, began, count[p], seen)) return false;
+      break;
+    }
   }
-  return (got.low & 0xffffffffu) | got.high << 32;
+#pragma unroll
+  for (int p = 0; p < kMost; ++p)
+    if (comes(p)) words[p] = (got[p].low & 0xffffffffu) | got[p].high << 32;
+  return true;
 }
 
 template <int kMost>
@@ -161,21 +180,19 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
          at += blockDim.x * kPacketBytes) {
       const std::size_t i = (at - begin) / kPacketBytes;
       const std::uint32_t shard = step == Step::two_shot ? x.send[me] : 0;
-      auto comes = [&](int p) { return step == Step::two_shot ? at < shard : at < x.receive[p]; };
-      Packet got[kMost];
-      std::uint64_t words[kMost] = {};
-      // all looked for at once
-#pragma unroll
-      for (int p = 0; p < kMost; ++p)
-        if (p < n && p != me && comes(p)) got[p] = load_packet(from_peer(0, p, i));
       const std::uint32_t mine_bytes = step == Step::two_shot ? shard : x.receive[me];
+      std::uint64_t words[kMost] = {};
       const std::uint64_t own_word =
           at < mine_bytes && x.into[me] ? load_some(x.from[me], at, mine_bytes, x.aligned) : 0;
+      const auto comes = [&](int p) {
+        return p < n && p != me && at < (step == Step::two_shot ? shard : x.receive[p]);
+      };
+      lost = !take(x, comes, [&](int p) { return from_peer(0, p, i); }, count, words);
 #pragma unroll
       for (int p = 0; p < kMost; ++p) {
-        if (p >= n || !comes(p)) continue;
-        words[p] = p == me ? own_word : take(x, got[p], from_peer(0, p, i), count[p], p, lost);
-        if (!kCombines && !lost && x.into[p] && x.into[p] != x.from[p])
+        if (p == me) words[p] = own_word;
+        const bool moves = !kCombines && !lost && p < n && at < x.receive[p];
+        if (moves && x.into[p] && x.into[p] != x.from[p])
           store_some(x.into[p], at, x.receive[p], x.aligned, words[p]);
       }
       if constexpr (kCombines) {
@@ -193,16 +210,12 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
       for (std::size_t at = begin + threadIdx.x * kPacketBytes; at < end && !lost;
            at += blockDim.x * kPacketBytes) {
         const std::size_t i = (at - begin) / kPacketBytes;
-        Packet got[kMost];
+        std::uint64_t words[kMost];
+        const auto comes = [&](int p) { return p < n && p != me && at < x.send[p]; };
+        lost = !take(x, comes, [&](int p) { return from_peer(1, p, i); }, count, words);
 #pragma unroll
         for (int p = 0; p < kMost; ++p)
-          if (p < n && p != me && at < x.send[p]) got[p] = load_packet(from_peer(1, p, i));
-#pragma unroll
-        for (int p = 0; p < kMost; ++p) {
-          if (p >= n || p == me || at >= x.send[p]) continue;
-          const std::uint64_t word = take(x, got[p], from_peer(1, p, i), count[p], p, lost);
-          if (!lost) store_some(x.into[p], at, x.send[p], x.aligned, word);
-        }
+          if (comes(p) && !lost) store_some(x.into[p], at, x.send[p], x.aligned, words[p]);
       }
     }
   }
