@@ -28,6 +28,7 @@ class Work:
     state: Cell
     group: Group
     algorithm: str | None = None
+    sms: int | None = None
     dropped: bool = False
     recorded: bool = False
     probed: bool = False  # a few calls were timed, so that rank 0 knows what one costs
@@ -40,7 +41,7 @@ class Work:
             self._placed = pools.place(self.case, self.backend)
             call = self.backend.prepare(self.case, self._placed.buffers)
             self._runner = device.runner(self.case, call, self.backend)
-            self.algorithm = self.backend.algorithm(self.case)
+            self.algorithm, self.sms = self.backend.algorithm(self.case), self.backend.sms(self.case)
         return self._runner, self._placed
 
     def close(self) -> None:

@@ -105,6 +105,7 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     sol: float | None  # speed of light: the share of the ceiling that busbw reaches, as stated in the report
     converged: bool
     workload: str | None = None
+    sms: int | None = None  # of a GPU, that the call takes; None where the library does not say
 
 
 class Skip(msgspec.Struct, tag="skip", kw_only=True):

@@ -122,6 +122,10 @@ class Backend(Protocol):
         """The algorithm that the library will use, where it can say."""
         return None
 
+    def sms(self, case: Case) -> int | None:
+        """The SMs that the call takes of a GPU, where the library can say; 0 where copy engines do it."""
+        return None
+
     def close(self) -> None:
         """Frees what setup made."""
 
