@@ -77,7 +77,8 @@ class Sweep:
                     for memory in options.memories:
                         if name == "barrier" or self._stopped():
                             continue
-                        mode = "events" if backend.queues() else "latency"
+                        on_gpu = self._device.kind == "cuda"
+                        mode = "events" if on_gpu and backend.queues() else "latency"
                         case = make_case(
                             name,
                             min(options.sizes),
