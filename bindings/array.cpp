@@ -1,9 +1,11 @@
 #include "array.hpp"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <utility>
 
 #include "unisono/error.hpp"
 
@@ -52,18 +54,24 @@ std::optional<DType> dtype_of(const char* format, Py_ssize_t size) {
 
 Array::Array(nb::handle array, const char* what, bool written) {
   if (from_buffer(array, what, written)) return;
-  if (nb::hasattr(array, "data_ptr")) from_torch(array, what);
+  if (nb::hasattr(array, "data_ptr") && nb::hasattr(array, "is_contiguous")) from_torch(array, what);
+  else if (nb::hasattr(array, "__cuda_array_interface__")) from_cuda(array, what, written);
   else if (nb::hasattr(array, "__array_interface__")) from_extension_type(array, what, written);
+  else if (nb::hasattr(array, "__dlpack__")) from_dlpack(array, what, written);
   else
     throw UsageError(std::string(what) + " is a " + nb::type_name(array.type()).c_str() +
-                     ": pass a numpy array or a torch CPU tensor.");
+                     ": pass a numpy or cupy array, or a torch tensor.");
 }
 
 Array::Array(Array&& other) noexcept
     : data(other.data),
+      memory(other.memory),
+      device(other.device),
       dtype(other.dtype),
       shape(std::move(other.shape)),
       count(other.count),
+      library_(other.library_),
+      dlpack_(std::move(other.dlpack_)),
       view_(other.view_),
       held_(other.held_) {
   other.held_ = false;
@@ -117,8 +125,14 @@ void Array::from_extension_type(nb::handle array, const char* what, bool written
 
 void Array::from_torch(nb::handle array, const char* what) {
   const std::string device = nb::cast<std::string>(array.attr("device").attr("type"));
-  if (device != "cpu")
-    throw UsageError(std::string(what) + " is on device " + device + ": this lane takes CPU tensors.");
+  if (device != "cpu" && device != "cuda")
+    throw UsageError(std::string(what) + " is on device " + device +
+                     ": pass a tensor on the CPU or a CUDA device.");
+  library_ = Library::torch;
+  if (device == "cuda") {
+    memory = Memory::device;
+    this->device = nb::cast<int>(array.attr("device").attr("index"));
+  }
   const nb::object its = array.attr("dtype");
   const std::string name =
       nb::cast<std::string>(nb::str(its));  // of an object, not of an accessor: that would be a cast
@@ -133,11 +147,113 @@ void Array::from_torch(nb::handle array, const char* what) {
   measure();
 }
 
+// Cupy and others: the version 3 interface (a typestr of numpy's, no strides where it is C-contiguous).
+void Array::from_cuda(nb::handle array, const char* what, bool written) {
+  const nb::dict its = nb::cast<nb::dict>(array.attr("__cuda_array_interface__"));
+  const std::string type = nb::cast<std::string>(nb::str(its["typestr"]));
+  std::optional<DType> known;
+  for (const auto& [name, one] :
+       {std::pair("f4", DType::f32), std::pair("f8", DType::f64), std::pair("f2", DType::f16),
+        std::pair("i1", DType::i8), std::pair("u1", DType::u8), std::pair("i4", DType::i32),
+        std::pair("i8", DType::i64)})
+    if (type.size() == 3 && type[0] != '>' && type.substr(1) == name) known = one;
+  if (!known) unknown("'" + type + "'", what);
+  const nb::tuple where = nb::cast<nb::tuple>(its["data"]);
+  if (written && nb::cast<bool>(where[1]))
+    throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
+  shape = nb::cast<Shape>(nb::list(its["shape"]));
+  dtype = *known;
+  measure();
+  if (its.contains("strides") && !its["strides"].is_none() && count > 0) {
+    const auto strides = nb::cast<std::vector<std::int64_t>>(nb::list(its["strides"]));
+    auto expected = static_cast<std::int64_t>(size_of(dtype));
+    for (std::size_t i = shape.size(); i-- > 0; expected *= static_cast<std::int64_t>(shape[i]))
+      if (shape[i] > 1 && strides[i] != expected)
+        throw UsageError(std::string(what) +
+                         " is not contiguous: pass a C-contiguous array (cupy.ascontiguousarray copies).");
+  }
+  data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(where[0]));
+  memory = Memory::device;
+  library_ = nb::hasattr(array, "device") && nb::hasattr(array.attr("device"), "id") ? Library::cupy
+                                                                                     : Library::other;
+  device = library_ == Library::cupy ? nb::cast<int>(array.attr("device").attr("id")) : -1;
+}
+
+void Array::from_dlpack(nb::handle array, const char* what, bool written) {
+  nb::ndarray<nb::ro> view;
+  if (!nb::try_cast(array, view))
+    throw UsageError(std::string(what) +
+                     " cannot be taken by DLPack: pass a C-contiguous numpy, torch or cupy array.");
+  if (written && nb::hasattr(array, "flags") && nb::hasattr(array.attr("flags"), "writeable") &&
+      !nb::cast<bool>(array.attr("flags").attr("writeable")))
+    throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
+  const nb::dlpack::dtype type = view.dtype();
+  std::optional<DType> known;
+  switch (static_cast<int>(type.code) * 1000 + type.bits * (type.lanes == 1)) {
+    case 8: known = DType::i8; break;
+    case 32: known = DType::i32; break;
+    case 64: known = DType::i64; break;
+    case 1008: known = DType::u8; break;
+    case 2016: known = DType::f16; break;
+    case 2032: known = DType::f32; break;
+    case 2064: known = DType::f64; break;
+    case 4016: known = DType::bf16; break;
+    case 10008: known = DType::f8e4m3; break;
+    case 12008: known = DType::f8e5m2; break;
+    default:
+      unknown("DLPack code " + std::to_string(type.code) + " of " + std::to_string(type.bits) + " bits",
+              what);
+  }
+  shape.clear();
+  std::int64_t expected = 1;
+  for (std::size_t i = view.ndim(); i-- > 0; expected *= static_cast<std::int64_t>(view.shape(i))) {
+    shape.insert(shape.begin(), view.shape(i));
+    if (view.shape(i) > 1 && view.stride(i) != expected)
+      throw UsageError(std::string(what) + " is not contiguous: pass a C-contiguous array.");
+  }
+  dtype = *known;
+  measure();
+  data = const_cast<void*>(static_cast<const void*>(view.data()));
+  memory = view.device_type() == nb::device::cpu::value ? Memory::host : Memory::device;
+  device = view.device_id();
+  dlpack_ = nb::cast(view);
+}
+
+void* Array::stream(nb::handle asked) const {
+  if (memory == Memory::host) {
+    if (!asked.is_none()) throw UsageError("stream= is for arrays on a GPU: leave it out.");
+    return nullptr;
+  }
+  if (!asked.is_none()) return stream_handle(asked);
+  if (library_ == Library::torch)
+    return stream_handle(
+        nb::object(nb::module_::import_("torch").attr("_C").attr("_cuda_getCurrentRawStream")(device)));
+  if (library_ == Library::cupy)
+    return stream_handle(nb::object(nb::module_::import_("cupy").attr("cuda").attr("get_current_stream")()));
+  return nullptr;
+}
+
+void* stream_handle(nb::handle stream) {
+  if (stream.is_none()) return nullptr;
+  for (const char* name : {"cuda_stream", "ptr", "handle"})
+    if (nb::hasattr(stream, name))
+      return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(stream.attr(name))));
+  if (PyLong_Check(stream.ptr())) return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(stream));
+  throw UsageError(std::string(nb::repr(stream).c_str()) +
+                   " is not a stream: pass a torch or cupy stream, or the handle as a number.");
+}
+
 nb::object empty_like(nb::handle like, const Shape& shape) {
   const nb::tuple extents = nb::tuple(nb::cast(shape));
+  if (nb::hasattr(like, "__cuda_array_interface__") && !nb::hasattr(like, "new_empty")) {
+    const nb::object module = nb::module_::import_("cupy");
+    return module.attr("empty")(extents, like.attr("dtype"));
+  }
   if (nb::hasattr(like, "new_empty")) return like.attr("new_empty")(extents);
   return nb::module_::import_("numpy").attr("empty")(extents, like.attr("dtype"));
 }
+
+const char* numpy_name(DType dtype) { return kNames[static_cast<int>(dtype)].numpy; }
 
 nb::object numpy_dtype(DType dtype) {
   for (const Name& one : kNames) {

@@ -1,4 +1,5 @@
-// Python arrays as memory: numpy arrays (ml_dtypes too) and torch CPU tensors, without a copy.
+// Python arrays as memory: numpy arrays (ml_dtypes too), torch tensors, cupy arrays and what else speaks the
+// CUDA array interface or DLPack, without a copy.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,7 +25,13 @@ class Array {
   Array& operator=(Array&&) = delete;
   ~Array();
 
+  // The stream that a call on this array is enqueued on: `asked` (a handle, or an object with one), else the
+  // current one of the array's library.
+  void* stream(nb::handle asked) const;
+
   void* data = nullptr;
+  Memory memory = Memory::host;
+  int device = 0;  // of device memory
   DType dtype = DType::f32;
   Shape shape;
   std::size_t count = 1;
@@ -33,18 +40,28 @@ class Array {
   bool from_buffer(nb::handle array, const char* what, bool written);
   void from_extension_type(nb::handle array, const char* what, bool written);
   void from_torch(nb::handle array, const char* what);
+  void from_cuda(nb::handle array, const char* what, bool written);
+  void from_dlpack(nb::handle array, const char* what, bool written);
   void measure();
 
+  enum class Library { other, torch, cupy };
+  Library library_ = Library::other;
+  nb::object dlpack_;
   Py_buffer view_{};
   bool held_ = false;
 };
 
-// A new array of the kind (numpy, torch) and type of `like`.
+// A new array of the kind (numpy, torch, cupy) and type of `like`.
 nb::object empty_like(nb::handle like, const Shape& shape);
 
 // The numpy dtype of a DType, and the DType of a numpy dtype, a name of either, or a torch dtype.
 nb::object numpy_dtype(DType dtype);
+const char* numpy_name(DType dtype);  // torch's is the same
 DType read_dtype(nb::handle dtype);
+
+// The handle of a stream as users have it (a torch or cupy stream, a number); None: the legacy default
+// stream.
+void* stream_handle(nb::handle stream);
 
 std::string text(const Shape& shape);
 

@@ -46,6 +46,26 @@ class PythonBootstrap final : public Bootstrap {
   int rank_, size_;
 };
 
+// Symmetric device memory as an array of the library that is in use: torch, else cupy, else plain DLPack.
+nb::object device_array(void* data, std::size_t bytes, int device, DType type, const Shape& extents,
+                        const nb::capsule& owner) {
+  const nb::ndarray<std::uint8_t, nb::device::cuda> flat(data, {bytes}, owner, {}, nb::dtype<std::uint8_t>(),
+                                                         nb::device::cuda::value, device);
+  nb::object array = nb::cast(flat);
+  const nb::object modules = nb::module_::import_("sys").attr("modules");
+  const nb::tuple shape = nb::tuple(nb::cast(extents));
+  if (nb::cast<bool>(modules.attr("__contains__")("torch"))) {
+    const nb::module_ torch = nb::module_::import_("torch");
+    return torch.attr("from_dlpack")(array).attr("view")(torch.attr(numpy_name(type))).attr("view")(shape);
+  }
+  if (nb::cast<bool>(modules.attr("__contains__")("cupy")))
+    return nb::module_::import_("cupy")
+        .attr("from_dlpack")(array)
+        .attr("view")(numpy_dtype(type))
+        .attr("reshape")(shape);
+  return array;
+}
+
 // Lets Ctrl-C through while a call waits.
 void check_signals() {
   const nb::gil_scoped_acquire gil;
@@ -86,28 +106,44 @@ Shape without_ranks(const Array& array, int size, const char* what) {
   return {array.shape.begin() + 1, array.shape.end()};
 }
 
-// The output of a call: `out` as given, or a new array like `like`. It has the shape and dtype that the call
-// gives.
+// The output of a call: `out` as given, or a new array like `like`. It has the shape that the call gives, and
+// dtype and memory of the input.
 class Output {
  public:
-  Output(nb::handle out, nb::handle like, DType dtype, const Shape& shape)
+  Output(nb::handle out, nb::handle like, const Array& in, const Shape& shape)
       : object(out.is_none() ? empty_like(like, shape) : nb::borrow(out)), array(object, "out", true) {
-    if (array.dtype != dtype)
+    if (array.dtype != in.dtype)
       throw UsageError("out has dtype " + std::string(name_of(array.dtype)) + ", but x has " +
-                       std::string(name_of(dtype)) + ": give both the same.");
+                       std::string(name_of(in.dtype)) + ": give both the same.");
     if (array.shape != shape)
       throw UsageError("out has shape " + text(array.shape) + ": this call gives " + text(shape) + ".");
+    if (array.memory != in.memory)
+      throw UsageError("x and out are not both on the CPU or both on the GPU: move one of them.");
   }
   nb::object object;
   Array array;
 };
 
+// Of a call that has an output at its root only. On a GPU the others may give theirs too: it tells them where
+// the root's lies in symmetric memory.
+class OutputAtRoot {
+ public:
+  OutputAtRoot(nb::handle out, nb::handle like, const Array& in, const Shape& shape, bool root)
+      : root_(root) {
+    if (root || (in.memory == Memory::device && !out.is_none())) output_.emplace(out, like, in, shape);
+  }
+  void* data() const { return output_ ? output_->array.data : nullptr; }
+  nb::object object() const { return root_ ? output_->object : nb::object(nb::none()); }
+
+ private:
+  bool root_;
+  std::optional<Output> output_;
+};
+
 class PyCommunicator {
  public:
-  PyCommunicator(std::shared_ptr<Bootstrap> bootstrap, std::optional<double> timeout_s,
-                 std::optional<bool> check)
-      : communicator_(std::move(bootstrap),
-                      {.timeout_s = timeout_s, .check = check, .while_waiting = check_signals}) {}
+  PyCommunicator(std::shared_ptr<Bootstrap> bootstrap, const Communicator::Options& options)
+      : communicator_(std::move(bootstrap), options) {}
 
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
@@ -128,87 +164,85 @@ class PyCommunicator {
     communicator_.barrier();
   }
 
-  nb::object all_reduce(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm) {
+  nb::object all_reduce(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm,
+                        nb::handle stream) {
     const Array in(x, "x", false);
-    const Output to(out, x, in.dtype, in.shape);
-    call(&Communicator::all_reduce, in.data, to.array.data, in.count, in.dtype, algorithm, read_op(op));
+    const Output to(out, x, in, in.shape);
+    call(&Communicator::all_reduce, in, in.data, to.array.data, in.count, {algorithm, stream, read_op(op)});
     return to.object;
   }
 
-  nb::object reduce(nb::handle x, int root, const char* op, nb::handle out, const Algorithm& algorithm) {
+  nb::object reduce(nb::handle x, int root, const char* op, nb::handle out, const Algorithm& algorithm,
+                    nb::handle stream) {
     const Array in(x, "x", false);
-    if (rank() != root) {
-      call(&Communicator::reduce, in.data, nullptr, in.count, in.dtype, algorithm, read_op(op), root);
-      return nb::none();
-    }
-    const Output to(out, x, in.dtype, in.shape);
-    call(&Communicator::reduce, in.data, to.array.data, in.count, in.dtype, algorithm, read_op(op), root);
-    return to.object;
+    const OutputAtRoot to(out, x, in, in.shape, rank() == root);
+    call(&Communicator::reduce, in, in.data, to.data(), in.count, {algorithm, stream, read_op(op), root});
+    return to.object();
   }
 
-  nb::object broadcast(nb::handle x, int root, nb::handle out, const Algorithm& algorithm) {
+  nb::object broadcast(nb::handle x, int root, nb::handle out, const Algorithm& algorithm,
+                       nb::handle stream) {
     const Array in(x, "x", out.is_none() && rank() != root);
+    const How how{algorithm, stream, Op::sum, root};
     if (out.is_none()) {
-      call(&Communicator::broadcast, in.data, in.data, in.count, in.dtype, algorithm, Op::sum, root);
+      call(&Communicator::broadcast, in, in.data, in.data, in.count, how);
       return nb::borrow(x);
     }
-    const Output to(out, x, in.dtype, in.shape);
-    call(&Communicator::broadcast, in.data, to.array.data, in.count, in.dtype, algorithm, Op::sum, root);
+    const Output to(out, x, in, in.shape);
+    call(&Communicator::broadcast, in, in.data, to.array.data, in.count, how);
     return to.object;
   }
 
-  nb::object all_gather(nb::handle x, nb::handle out, const Algorithm& algorithm) {
+  nb::object all_gather(nb::handle x, nb::handle out, const Algorithm& algorithm, nb::handle stream) {
     const Array in(x, "x", false);
-    const Output to(out, x, in.dtype, with_ranks(in.shape, size()));
-    call(&Communicator::all_gather, in.data, to.array.data, in.count, in.dtype, algorithm);
+    const Output to(out, x, in, with_ranks(in.shape, size()));
+    call(&Communicator::all_gather, in, in.data, to.array.data, in.count, {algorithm, stream});
     return to.object;
   }
 
-  nb::object gather(nb::handle x, int root, nb::handle out, const Algorithm& algorithm) {
+  nb::object gather(nb::handle x, int root, nb::handle out, const Algorithm& algorithm, nb::handle stream) {
     const Array in(x, "x", false);
-    if (rank() != root) {
-      call(&Communicator::gather, in.data, nullptr, in.count, in.dtype, algorithm, Op::sum, root);
-      return nb::none();
-    }
-    const Output to(out, x, in.dtype, with_ranks(in.shape, size()));
-    call(&Communicator::gather, in.data, to.array.data, in.count, in.dtype, algorithm, Op::sum, root);
-    return to.object;
+    const OutputAtRoot to(out, x, in, with_ranks(in.shape, size()), rank() == root);
+    call(&Communicator::gather, in, in.data, to.data(), in.count, {algorithm, stream, Op::sum, root});
+    return to.object();
   }
 
-  nb::object reduce_scatter(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm) {
+  nb::object reduce_scatter(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm,
+                            nb::handle stream) {
     const Array in(x, "x", false);
-    const Output to(out, x, in.dtype, without_ranks(in, size(), "x"));
-    call(&Communicator::reduce_scatter, in.data, to.array.data, to.array.count, in.dtype, algorithm,
-         read_op(op));
+    const Output to(out, x, in, without_ranks(in, size(), "x"));
+    call(&Communicator::reduce_scatter, in, in.data, to.array.data, to.array.count,
+         {algorithm, stream, read_op(op)});
     return to.object;
   }
 
-  nb::object scatter(nb::handle x, int root, nb::handle out, const Algorithm& algorithm) {
+  nb::object scatter(nb::handle x, int root, nb::handle out, const Algorithm& algorithm, nb::handle stream) {
+    const How how{algorithm, stream, Op::sum, root};
     if (x.is_none()) {
       if (rank() == root) throw UsageError("scatter needs x at the root, rank " + std::to_string(root) + ".");
       if (out.is_none()) throw UsageError("scatter without x needs out, which says the shape and dtype.");
       const Array to(out, "out", true);
-      call(&Communicator::scatter, nullptr, to.data, to.count, to.dtype, algorithm, Op::sum, root);
+      call(&Communicator::scatter, to, nullptr, to.data, to.count, how);
       return nb::borrow(out);
     }
     const Array in(x, "x", false);
-    const Output to(out, x, in.dtype, without_ranks(in, size(), "x"));
-    call(&Communicator::scatter, in.data, to.array.data, to.array.count, in.dtype, algorithm, Op::sum, root);
+    const Output to(out, x, in, without_ranks(in, size(), "x"));
+    call(&Communicator::scatter, in, in.data, to.array.data, to.array.count, how);
     return to.object;
   }
 
-  nb::object all_to_all(nb::handle x, nb::handle out, const Algorithm& algorithm) {
+  nb::object all_to_all(nb::handle x, nb::handle out, const Algorithm& algorithm, nb::handle stream) {
     const Array in(x, "x", false);
     without_ranks(in, size(), "x");
-    const Output to(out, x, in.dtype, in.shape);
-    call(&Communicator::all_to_all, in.data, to.array.data, in.count / static_cast<std::size_t>(size()),
-         in.dtype, algorithm);
+    const Output to(out, x, in, in.shape);
+    call(&Communicator::all_to_all, in, in.data, to.array.data, in.count / static_cast<std::size_t>(size()),
+         {algorithm, stream});
     return to.object;
   }
 
   nb::object all_to_all_v(nb::handle x, const std::vector<std::size_t>& sends,
                           const std::vector<std::size_t>& receives, nb::handle out,
-                          const Algorithm& algorithm) {
+                          const Algorithm& algorithm, nb::handle stream) {
     const Array in(x, "x", false);
     std::size_t sent = 0, received = 0;
     for (const std::size_t count : sends) sent += count;
@@ -216,11 +250,8 @@ class PyCommunicator {
     if (in.shape != Shape{sent})
       throw UsageError("x has shape " + text(in.shape) + ", but the send counts add up to " +
                        std::to_string(sent) + ": pass a 1-D x of that many.");
-    const Output to(out, x, in.dtype, {received});
-    const Call c{.in = in.data,
-                 .out = to.array.data,
-                 .dtype = in.dtype,
-                 .algorithm = algorithm ? *algorithm : std::string_view{}};
+    const Output to(out, x, in, {received});
+    const Call c = made(in, in.data, to.array.data, 0, {algorithm, stream});
     {
       const Away away(*this);
       communicator_.all_to_all_v(c, sends, receives);
@@ -228,22 +259,16 @@ class PyCommunicator {
     return to.object;
   }
 
-  void send(nb::handle x, int peer, const Algorithm& algorithm) {
+  void send(nb::handle x, int peer, const Algorithm& algorithm, nb::handle stream) {
     const Array in(x, "x", false);
-    const Call c{.in = in.data,
-                 .count = in.count,
-                 .dtype = in.dtype,
-                 .algorithm = algorithm ? *algorithm : std::string_view{}};
+    const Call c = made(in, in.data, nullptr, in.count, {algorithm, stream});
     const Away away(*this);
     communicator_.send(c, peer);
   }
 
-  nb::object recv(nb::handle out, int peer, const Algorithm& algorithm) {
+  nb::object recv(nb::handle out, int peer, const Algorithm& algorithm, nb::handle stream) {
     const Array to(out, "out", true);
-    const Call c{.out = to.data,
-                 .count = to.count,
-                 .dtype = to.dtype,
-                 .algorithm = algorithm ? *algorithm : std::string_view{}};
+    const Call c = made(to, nullptr, to.data, to.count, {algorithm, stream});
     {
       const Away away(*this);
       communicator_.recv(c, peer);
@@ -251,14 +276,11 @@ class PyCommunicator {
     return nb::borrow(out);
   }
 
-  nb::object send_recv(nb::handle x, int dst, nb::handle out, int src, const Algorithm& algorithm) {
+  nb::object send_recv(nb::handle x, int dst, nb::handle out, int src, const Algorithm& algorithm,
+                       nb::handle stream) {
     const Array in(x, "x", false);
-    const Output to(out, x, in.dtype, in.shape);
-    const Call c{.in = in.data,
-                 .out = to.array.data,
-                 .count = in.count,
-                 .dtype = in.dtype,
-                 .algorithm = algorithm ? *algorithm : std::string_view{}};
+    const Output to(out, x, in, in.shape);
+    const Call c = made(in, in.data, to.array.data, in.count, {algorithm, stream});
     {
       const Away away(*this);
       communicator_.send_recv(c, dst, src);
@@ -266,7 +288,18 @@ class PyCommunicator {
     return to.object;
   }
 
-  nb::object empty(nb::handle shape, nb::handle dtype) {
+  nb::object device() const {
+    const auto device = communicator_.device();
+    return device ? nb::cast(*device) : nb::none();
+  }
+
+  void synchronize(nb::handle stream) {
+    void* handle = stream_handle(stream);
+    const Away away(*this);
+    communicator_.synchronize(handle);
+  }
+
+  nb::object empty(nb::handle shape, nb::handle dtype, const std::optional<std::string>& device) {
     const Shape extents = read_shape(shape);
     const DType type = read_dtype(dtype);
     std::size_t bytes = size_of(type);
@@ -274,28 +307,51 @@ class PyCommunicator {
       if (__builtin_mul_overflow(bytes, extent, &bytes) || bytes > static_cast<std::size_t>(PTRDIFF_MAX) / 2)
         throw ResourceError("an array of shape " + text(extents) +
                             " is more than memory can hold: check the shape.");
+    const Memory memory = memory_of(device);
     auto buffer = [&] {
       const Away away(*this);
-      return std::make_unique<Buffer>(communicator_.empty(bytes));
+      return std::make_unique<Buffer>(communicator_.empty(bytes, memory));
     }();
     void* data = buffer->data();
     const nb::capsule owner(buffer.release(), [](void* held) noexcept { delete static_cast<Buffer*>(held); });
+    if (memory == Memory::device)
+      return device_array(data, bytes, *communicator_.device(), type, extents, owner);
     const nb::ndarray<nb::numpy, std::uint8_t> flat(data, {bytes}, owner);
     return nb::cast(flat).attr("view")(numpy_dtype(type)).attr("reshape")(nb::tuple(nb::cast(extents)));
   }
 
-  std::string plan(const std::string& collective, std::size_t bytes, bool symmetric) const {
-    return std::string(communicator_.plan(read_collective(collective), bytes, symmetric));
+  // "cpu", "cuda", or None for where the communicator's arrays are.
+  Memory memory_of(const std::optional<std::string>& device) const {
+    if (!device) return communicator_.device() ? Memory::device : Memory::host;
+    if (*device == "cpu") return Memory::host;
+    if (*device != "cuda") throw UsageError("device='" + *device + "' is unknown: use cpu or cuda.");
+    if (!communicator_.device())
+      throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
+    return Memory::device;
+  }
+
+  std::string plan(const std::string& collective, std::size_t bytes, bool symmetric,
+                   const std::optional<std::string>& device) const {
+    return std::string(communicator_.plan(read_collective(collective), bytes, symmetric, memory_of(device)));
+  }
+
+  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm) const {
+    return communicator_.sms(read_collective(collective), bytes, algorithm);
   }
 
   // Entries are (collective, symmetric, up_to_bytes or None, algorithm).
   void set_plan(
-      const std::vector<std::tuple<std::string, bool, std::optional<std::size_t>, std::string>>& entries) {
+      const std::vector<std::tuple<std::string, bool, std::optional<std::size_t>, std::string>>& entries,
+      const std::optional<std::string>& device) {
     std::vector<Communicator::PlanEntry> read;
     for (const auto& [collective, symmetric, up_to, algorithm] : entries)
       read.push_back(
           {read_collective(collective), symmetric, up_to.value_or(static_cast<std::size_t>(-1)), algorithm});
-    communicator_.set_plan(read);
+    communicator_.set_plan(read, memory_of(device));
+  }
+
+  void set_shape(int blocks, int threads, std::size_t piece_bytes) {
+    communicator_.set_shape(blocks, threads, piece_bytes);
   }
 
  private:
@@ -320,15 +376,34 @@ class PyCommunicator {
   };
   static inline thread_local int away_here = 0;  // not 0: a signal handler runs within a call of this thread
 
-  void call(void (Communicator::*collective)(const Call&), const void* in, void* out, std::size_t count,
-            DType dtype, const Algorithm& algorithm, Op op = Op::sum, int root = 0) {
-    const Call c{.in = in,
-                 .out = out,
-                 .count = count,
-                 .dtype = dtype,
-                 .op = op,
-                 .root = root,
-                 .algorithm = algorithm ? *algorithm : std::string_view{}};
+  // What a call says besides its buffers.
+  struct How {
+    const Algorithm& algorithm;
+    nb::handle stream;
+    Op op = Op::sum;
+    int root = 0;
+  };
+
+  // `of`: the array that says dtype, memory and stream.
+  Call made(const Array& of, const void* in, void* out, std::size_t count, const How& how) const {
+    if (of.memory == Memory::device && of.device >= 0)
+      if (const auto mine = communicator_.device(); mine && *mine != of.device)
+        throw UsageError("the array is on GPU " + std::to_string(of.device) + ", this rank's is " +
+                         std::to_string(*mine) + ": pass an array on that one.");
+    return {.in = in,
+            .out = out,
+            .count = count,
+            .dtype = of.dtype,
+            .op = how.op,
+            .root = how.root,
+            .memory = of.memory,
+            .stream = of.stream(how.stream),
+            .algorithm = how.algorithm ? *how.algorithm : std::string_view{}};
+  }
+
+  void call(void (Communicator::*collective)(const Call&), const Array& of, const void* in, void* out,
+            std::size_t count, const How& how) {
+    const Call c = made(of, in, out, count, how);
     const Away away(*this);
     (communicator_.*collective)(c);
   }
@@ -337,9 +412,11 @@ class PyCommunicator {
   Communicator communicator_;
 };
 
-std::vector<std::string> algorithms_of(const std::string& collective) {
+std::vector<std::string> algorithms_of(const std::string& collective, const std::string& device) {
   std::vector<std::string> names;
-  for (const std::string_view name : algorithms(read_collective(collective))) names.emplace_back(name);
+  const Memory memory = device == "cuda" ? Memory::device : Memory::host;
+  for (const std::string_view name : algorithms(read_collective(collective), memory))
+    names.emplace_back(name);
   return names;
 }
 
@@ -357,19 +434,28 @@ void bind_communicator(nb::module_& module) {
       },
       "size"_a, "timeout_s"_a, "The bootstraps of `size` ranks that are threads of this process.");
 
+  module.def("device_count", &device_count,
+             "How many GPUs CUDA sees here: 0 where there is no driver or no CUDA lane.");
+
   nb::class_<C>(module, "Communicator", nb::is_weak_referenceable(), doc::kCommunicator)
       .def(
           "__init__",
-          [](C* self, nb::object bootstrap, std::optional<double> timeout_s, std::optional<bool> check) {
+          [](C* self, nb::object bootstrap, std::optional<double> timeout_s, std::optional<bool> check,
+             std::optional<int> device, int max_sms) {
+            const Communicator::Options options{.timeout_s = timeout_s,
+                                                .device = device,
+                                                .max_sms = max_sms,
+                                                .check = check,
+                                                .while_waiting = check_signals};
             if (nb::isinstance<Bootstrap>(bootstrap)) {
               auto native = nb::cast<std::shared_ptr<Bootstrap>>(bootstrap);
               const nb::gil_scoped_release released;  // the other ranks are threads that wait for it
-              new (self) C(std::move(native), timeout_s, check);
+              new (self) C(std::move(native), options);
             } else {
-              new (self) C(std::make_shared<PythonBootstrap>(std::move(bootstrap)), timeout_s, check);
+              new (self) C(std::make_shared<PythonBootstrap>(std::move(bootstrap)), options);
             }
           },
-          "bootstrap"_a, "timeout_s"_a = none, "check"_a = none)
+          "bootstrap"_a, "timeout_s"_a = none, "check"_a = none, "device"_a = none, "max_sms"_a = 0)
       .def_prop_ro("rank", &C::rank, "This rank's number, from 0.")
       .def_prop_ro("size", &C::size, "How many ranks there are.")
       .def_prop_ro("closed", &C::closed,
@@ -379,30 +465,39 @@ void bind_communicator(nb::module_& module) {
       .def("__exit__", [](C& self, nb::args) { self.close(); })
       .def("barrier", &C::barrier, "Returns when every rank has called it. Raises as every call does.")
       .def("all_reduce", &C::all_reduce, "x"_a, "op"_a = "sum", "out"_a.none() = none, "algorithm"_a = none,
-           doc::kAllReduce)
+           "stream"_a = none, doc::kAllReduce)
       .def("reduce", &C::reduce, "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, doc::kReduce)
+           "algorithm"_a = none, "stream"_a = none, doc::kReduce)
       .def("broadcast", &C::broadcast, "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
-           doc::kBroadcast)
-      .def("all_gather", &C::all_gather, "x"_a, "out"_a.none() = none, "algorithm"_a = none, doc::kAllGather)
+           "stream"_a = none, doc::kBroadcast)
+      .def("all_gather", &C::all_gather, "x"_a, "out"_a.none() = none, "algorithm"_a = none,
+           "stream"_a = none, doc::kAllGather)
       .def("gather", &C::gather, "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
-           doc::kGather)
+           "stream"_a = none, doc::kGather)
       .def("reduce_scatter", &C::reduce_scatter, "x"_a, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, doc::kReduceScatter)
+           "algorithm"_a = none, "stream"_a = none, doc::kReduceScatter)
       .def("scatter", &C::scatter, "x"_a.none(), "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
-           doc::kScatter)
-      .def("all_to_all", &C::all_to_all, "x"_a, "out"_a.none() = none, "algorithm"_a = none, doc::kAllToAll)
+           "stream"_a = none, doc::kScatter)
+      .def("all_to_all", &C::all_to_all, "x"_a, "out"_a.none() = none, "algorithm"_a = none,
+           "stream"_a = none, doc::kAllToAll)
       .def("all_to_all_v", &C::all_to_all_v, "x"_a, "send_counts"_a, "recv_counts"_a, "out"_a.none() = none,
-           "algorithm"_a = none, doc::kAllToAllV)
-      .def("send", &C::send, "x"_a, "peer"_a, "algorithm"_a = none, doc::kSend)
-      .def("recv", &C::recv, "out"_a, "peer"_a, "algorithm"_a = none, doc::kRecv)
+           "algorithm"_a = none, "stream"_a = none, doc::kAllToAllV)
+      .def("send", &C::send, "x"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, doc::kSend)
+      .def("recv", &C::recv, "out"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, doc::kRecv)
       .def("send_recv", &C::send_recv, "x"_a, "dst"_a, "out"_a.none(), "src"_a, "algorithm"_a = none,
-           doc::kSendRecv)
-      .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", doc::kEmpty)
-      .def_static("algorithms", &algorithms_of, "collective"_a,
-                  "The names that `algorithm` may have for a collective.")
-      .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, doc::kPlan)
-      .def("set_plan", &C::set_plan, "entries"_a, doc::kSetPlan);
+           "stream"_a = none, doc::kSendRecv)
+      .def_prop_ro("device", &C::device, "The CUDA ordinal of this rank's GPU, or None.")
+      .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
+      .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
+      .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",
+                  "The names that `algorithm` may have for a collective, on `cpu` or `cuda`.")
+      .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, "device"_a = none, doc::kPlan)
+      .def("sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a,
+           "The SMs that such a call takes of a GPU, `bytes` being its larger buffer; 0 where copy engines "
+           "do it.")
+      .def("set_plan", &C::set_plan, "entries"_a, "device"_a = none, doc::kSetPlan)
+      .def("_set_shape", &C::set_shape, "blocks"_a = 0, "threads"_a = 0, "piece_bytes"_a = 0,
+           "For measurements: how the kernels that follow are cut; 0: by the plan. The same on every rank.");
 }
 
 }  // namespace unisono::python

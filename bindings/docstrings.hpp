@@ -6,9 +6,10 @@ namespace unisono::python::doc {
 constexpr const char* kCommunicator =
     R"(The ranks that communicate. Made by unisono.init() or unisono.init_threads().
 
-Arrays are C-contiguous numpy arrays or torch CPU tensors of dtype f32, f64, f16, bf16, i8, u8, i32, i64, f8e4m3 or
+Arrays are C-contiguous numpy or cupy arrays, torch tensors, or what speaks DLPack, of dtype f32, f64, f16, bf16, i8, u8, i32, i64, f8e4m3 or
 f8e5m2 (ml_dtypes names the last), used without a copy. Calls are made by one thread at a time, in the same order on
-every rank; each returns the output once it is complete.
+every rank; each returns the output once it is complete. Calls on arrays of the communicator's GPU only enqueue on
+`stream` (None: the current one of torch or cupy), and may be captured in a CUDA graph.
 
 Sums: every element is combined once, in rank order, in f32 (f64 for f64), and rounded once at the end, so that every
 algorithm gives the same bits on every rank. Integers wrap. avg is the sum divided by the number of ranks (integers:
@@ -90,11 +91,22 @@ constexpr const char* kSendRecv =
 out None: a new array. Returns out.)";
 
 constexpr const char* kEmpty =
-    R"(A numpy array in symmetric memory: calls on it need no copy (algorithm direct).
+    R"(An array in symmetric memory: calls on it need no copy (algorithm direct).
 
 Collective: every rank calls it with the same shape and dtype (a numpy or torch dtype, or a name such as "bf16"). Not
 initialised by contract. It may be used, and dropped, like any array. Raises ResourceError on every rank when one of
-them has no memory for it.)";
+them has no memory for it.
+
+device: cpu: a numpy array; cuda: memory of this rank's GPU, as a torch tensor where torch has been imported, else a
+cupy array where cupy has, else an object with __dlpack__; None: cuda where the communicator has a GPU. A call on a GPU
+takes such arrays without a copy where every rank gives the same offset of the same allocation; so that the others know
+the root's, gather and reduce take out, and scatter x, on every rank.)";
+
+constexpr const char* kSynchronize =
+    R"(Waits until what is enqueued on the stream is done, and raises what went wrong there (see the errors above).
+
+stream: a torch or cupy stream, or a handle; None: the legacy default stream. Calls on a GPU only enqueue: each raises
+what an earlier one has met, and this one all of it.)";
 
 constexpr const char* kPlan =
     R"(The algorithm that is taken for a call of `collective` whose larger buffer on any rank has `bytes`, with symmetric

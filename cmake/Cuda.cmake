@@ -1,4 +1,4 @@
-# The CUDA lane. Target unisono_cuda holds an instantiation of every program; nothing links it yet, so it is built by name.
+# The CUDA lane: `with_cuda` says whether it is built, add_cuda_lane() adds it to the library.
 
 set(with_cuda ${UNISONO_CUDA})
 if(UNISONO_CUDA STREQUAL "AUTO")
@@ -21,18 +21,21 @@ if(with_cuda)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100-real)
   endif()
   enable_language(CUDA)
-  add_library(unisono_cuda OBJECT EXCLUDE_FROM_ALL
-    src/lane/cuda/links.cu
-    src/lane/cuda/programs.cu
-    src/lane/cuda/reductions.cu
-  )
+  find_package(CUDAToolkit REQUIRED)
+endif()
+
+function(add_cuda_lane library)
   # Separable: a kernel calls the reductions through a table, and would otherwise hold a copy of each. What is called from
   # a kernel of kMaxThreads threads has no more than 65536 / 512 registers.
+  add_library(unisono_cuda STATIC src/lane/cuda/links.cu src/lane/cuda/programs.cu src/lane/cuda/reductions.cu)
   set_target_properties(unisono_cuda PROPERTIES
-    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_SEPARABLE_COMPILATION ON
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_SEPARABLE_COMPILATION ON CUDA_RESOLVE_DEVICE_SYMBOLS ON
+    CUDA_RUNTIME_LIBRARY Static
   )
   target_include_directories(unisono_cuda PRIVATE include src)
   target_compile_options(unisono_cuda PRIVATE
     --expt-relaxed-constexpr --fmad=false --maxrregcount=128 --threads=2 -Xcompiler=-Wall,-Wextra
   )
-endif()
+  target_sources(${library} PRIVATE src/lane/cuda/api.cpp src/lane/cuda/engine.cpp src/memory/device.cpp)
+  target_link_libraries(${library} PRIVATE unisono_cuda CUDA::cudart_static)
+endfunction()

@@ -11,6 +11,11 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
 target_include_directories(_core PRIVATE src)
 target_compile_definitions(_core PRIVATE UNISONO_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE unisono unisono_flags)
+if(with_cuda)
+  target_sources(_core PRIVATE bindings/links.cpp)
+  target_compile_definitions(_core PRIVATE UNISONO_CUDA)
+  target_link_libraries(_core PRIVATE unisono_cuda CUDA::cudart_static)
+endif()
 install(TARGETS _core LIBRARY DESTINATION . COMPONENT python)
 
 nanobind_add_stub(_core_stub

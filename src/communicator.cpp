@@ -9,6 +9,7 @@
 #include "dispatch.hpp"
 #include "env.hpp"
 #include "group.hpp"
+#include "lane/cuda/engine.hpp"
 #include "plan.hpp"
 #include "programs/send_recv.hpp"
 #include "rendezvous.hpp"
@@ -33,12 +34,23 @@ class Communicator::Impl {
       : check_(options.check.value_or(env().check)),
         stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
         group_(bootstrap, options.timeout_s.value_or(env().timeout_s), check_, options.while_waiting),
-        plan_(group_.size(), group_.crowded()) {}
+        plan_(Plan::of_host(group_.size(), group_.crowded())),
+        gpu_plan_(Plan::of_gpu(group_.size())) {
+    if (options.device)
+      engine_ = cuda::Engine::make(group_, {.device = *options.device,
+                                            .max_sms = options.max_sms,
+                                            .timeout_s = options.timeout_s.value_or(env().timeout_s)});
+  }
 
   int rank() const { return group_.rank(); }
   int size() const { return group_.size(); }
-  const Plan& plan() const { return plan_; }
-  Plan& plan() { return plan_; }
+  const Plan& plan(Memory memory) const { return memory == Memory::host ? plan_ : gpu_plan_; }
+  Plan& plan(Memory memory) { return memory == Memory::host ? plan_ : gpu_plan_; }
+  cuda::Engine& engine() const {
+    if (!engine_) throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
+    return *engine_;
+  }
+  bool has_engine() const { return engine_ != nullptr; }
   bool closed() const { return group_.left(); }
   void close() noexcept { group_.leave(); }
 
@@ -73,6 +85,7 @@ class Communicator::Impl {
 
   void run(Request request) {
     const Turn turn(*this, request.collective);
+    if (request.call->memory == Memory::device) return run_on_gpu(request, -1, -1);
     Args& args = request.args;
     const bool asks = asks_for_places(request);
     if (check_ && size() > 1 && !asks) compare(exchange(request));
@@ -86,6 +99,7 @@ class Communicator::Impl {
 
   void run_pair(Request request, int to, int from) {
     const Turn turn(*this, request.collective);
+    if (request.call->memory == Memory::device) return run_on_gpu(request, to, from);
     if (check_) compare_pair(request, to, from);
     Args& args = request.args;
     if (args.bytes == 0) return;
@@ -115,6 +129,28 @@ class Communicator::Impl {
       ChunkChannel<HostThread> channel(group_.lane());
       send_recv_push(channel, to, sent, from, received, args);
     }
+  }
+
+  void run_on_gpu(const Request& request, int to, int from) {
+    cuda::Engine& gpu = engine();
+    gpu.check();
+    const bool pair = to >= 0 || from >= 0;
+    const bool symmetric = !pair && gpu.symmetric(request);
+    if (check_ && size() > 1) {
+      if (pair) compare_pair(request, to, from);
+      else if (request.collective == Collective::all_to_all_v) exchange_parts(request);
+      else compare_places(request, symmetric);
+    }
+    if (request.args.bytes == 0) return;
+    const Collective planned = pair ? Collective::send_recv : request.collective;
+    Algorithm algorithm = request.algorithm;
+    if (algorithm == Algorithm::automatic) algorithm = gpu_plan_.choose(planned, request.bytes(), symmetric);
+    if (is_direct(algorithm) && !symmetric)
+      throw UsageError(
+          std::string(name_of(algorithm)) +
+          " needs buffers from Communicator::empty at the same offset on every rank, out of place in an "
+          "all_to_all: use them, or another algorithm.");
+    gpu.run(request, algorithm, calls_, to, from);
   }
 
   void barrier() {
@@ -165,6 +201,12 @@ class Communicator::Impl {
     return {own, symmetric_->add(std::move(segments), rank())};
   }
 
+  std::shared_ptr<void> allocate_on_gpu(std::size_t bytes) {
+    const Turn turn(*this, Collective::empty);
+    if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
+    return engine().allocate(bytes);
+  }
+
   std::shared_ptr<Symmetric> symmetric() const { return symmetric_; }
 
  private:
@@ -196,6 +238,7 @@ class Communicator::Impl {
     ticket.collective = collective;
     ticket.dtype = call.dtype;
     ticket.op = call.op;
+    ticket.memory = call.memory;
     ticket.root = static_cast<std::uint16_t>(call.root);
     ticket.count = count;
     return ticket;
@@ -265,6 +308,28 @@ class Communicator::Impl {
     return algorithm;
   }
 
+  // On a GPU, one rank's place stands for all.
+  void compare_places(const Request& request, bool symmetric) {
+    Ticket mine = ticket(request.collective, *request.call, request.call->count);
+    mine.algorithm = request.algorithm;
+    mine.in = engine_->place(request.args.in, 0);
+    mine.out = engine_->place(request.args.out, 0);
+    mine.in_place = symmetric;
+    const auto tickets = group_.exchange(mine);
+    compare(tickets);
+    for (int r = 1; r < size(); ++r) {
+      const Ticket& its = tickets[static_cast<std::size_t>(r)];
+      const bool same = its.in_place == tickets[0].in_place &&
+                        (!its.in_place || (its.in == tickets[0].in && its.out == tickets[0].out));
+      if (!same)
+        group_.fail(
+            Group::Kind::mismatch,
+            "rank 0 and rank " + std::to_string(r) + " gave " + std::string(name_of(request.collective)) +
+                " different places of symmetric memory: give the same offset of the same allocation on "
+                "every rank, or none.");
+    }
+  }
+
   // All the same, or one error that names two that differ, the same on every rank.
   void compare(const std::vector<Ticket>& tickets) {
     for (std::size_t r = 1; r < tickets.size(); ++r)
@@ -330,7 +395,8 @@ class Communicator::Impl {
   bool check_;
   std::size_t stream_bytes_;
   Group group_;
-  Plan plan_;
+  Plan plan_, gpu_plan_;
+  std::unique_ptr<cuda::Engine> engine_;
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
   std::vector<const byte*> inputs_;
   std::vector<byte*> outputs_;
@@ -386,7 +452,8 @@ void Communicator::send_recv(const Call& call, int to, int from) {
 
 void Communicator::barrier() { impl_->barrier(); }
 
-Buffer Communicator::empty(std::size_t bytes) {
+Buffer Communicator::empty(std::size_t bytes, Memory memory) {
+  if (memory == Memory::device) return {impl_->allocate_on_gpu(bytes), bytes};
   auto [segment, number] = impl_->allocate(bytes);
   void* data = segment->data();
   std::shared_ptr<void> owner(
@@ -394,12 +461,29 @@ Buffer Communicator::empty(std::size_t bytes) {
   return {std::move(owner), bytes};
 }
 
-std::string_view Communicator::plan(Collective collective, std::size_t bytes, bool symmetric) const {
-  if (collective == Collective::send || collective == Collective::recv) collective = Collective::send_recv;
-  return name_of(impl_->plan().choose(collective, bytes, symmetric));
+std::optional<int> Communicator::device() const {
+  return impl_->has_engine() ? std::optional(impl_->engine().device()) : std::nullopt;
 }
 
-void Communicator::set_plan(const std::vector<PlanEntry>& entries) {
+void Communicator::synchronize(void* stream) { impl_->engine().synchronize(stream); }
+
+int Communicator::sms(Collective collective, std::size_t bytes, std::string_view algorithm) const {
+  const auto known = from_name<Algorithm>(algorithm, kAlgorithms);
+  if (!known) throw UsageError("there is no algorithm '" + std::string(algorithm) + "'.");
+  return *known == Algorithm::copy_engine ? 0 : impl_->engine().shape(collective, *known, bytes).blocks;
+}
+
+void Communicator::set_shape(int blocks, int threads, std::size_t piece_bytes) {
+  impl_->engine().set_shape({blocks, threads, piece_bytes});
+}
+
+std::string_view Communicator::plan(Collective collective, std::size_t bytes, bool symmetric,
+                                    Memory memory) const {
+  if (collective == Collective::send || collective == Collective::recv) collective = Collective::send_recv;
+  return name_of(impl_->plan(memory).choose(collective, bytes, symmetric));
+}
+
+void Communicator::set_plan(const std::vector<PlanEntry>& entries, Memory memory) {
   std::vector<Plan::Entry> read;
   for (const PlanEntry& entry : entries) {
     const auto algorithm = from_name<Algorithm>(entry.algorithm, kAlgorithms);
@@ -408,12 +492,14 @@ void Communicator::set_plan(const std::vector<PlanEntry>& entries) {
                        "', which does not exist.");
     read.push_back({entry.collective, entry.symmetric, entry.up_to_bytes, *algorithm});
   }
-  impl_->plan().set(read);
+  impl_->plan(memory).set(read);
 }
 
-std::vector<std::string_view> algorithms(Collective collective) {
+int device_count() { return cuda::Engine::devices(); }
+
+std::vector<std::string_view> algorithms(Collective collective, Memory memory) {
   std::vector<std::string_view> names;
-  for (const Algorithm one : Plan::algorithms(collective)) names.push_back(name_of(one));
+  for (const Algorithm one : Plan::algorithms(collective, memory)) names.push_back(name_of(one));
   return names;
 }
 

@@ -37,9 +37,12 @@ void run_push(Channel channel, Collective collective, Algorithm algorithm, const
 
 // Programs that reach into the peers' buffers.
 template <class Lane>
-void run_direct(Lane& lane, Collective collective, const Args& args) {
+void run_direct(Lane& lane, Collective collective, Algorithm algorithm, const Args& args) {
+  ChunkChannel<Lane> channel(lane);
   switch (collective) {
-    case Collective::all_reduce: return all_reduce_two_shot_direct(lane, args);
+    case Collective::all_reduce:
+      if (algorithm == Algorithm::two_shot_push) return all_reduce_two_shot_push(channel, args);
+      return all_reduce_two_shot_direct(lane, args);
     case Collective::reduce: return reduce_direct(lane, args);
     case Collective::broadcast: return broadcast_direct(lane, args);
     case Collective::all_gather: return all_gather_direct(lane, args);
@@ -52,7 +55,7 @@ void run_direct(Lane& lane, Collective collective, const Args& args) {
 
 template <class Lane>
 void run(Lane& lane, Collective collective, Algorithm algorithm, const Args& args) {
-  if (is_direct(algorithm)) return run_direct(lane, collective, args);
+  if (is_direct(algorithm)) return run_direct(lane, collective, algorithm, args);
   if (is_packets(algorithm)) return run_push(PacketChannel<Lane>(lane), collective, algorithm, args);
   run_push(ChunkChannel<Lane>(lane), collective, algorithm, args);
 }

@@ -31,6 +31,14 @@ Env read() {
   env.stream_bytes = static_cast<std::size_t>(number("UNISONO_STREAM_BYTES", 0, 0));
   env.far = number("UNISONO_FAR", 1, 0) != 0;
   env.spins = static_cast<int>(number("UNISONO_SPINS", -1, -1));
+  env.max_sms = static_cast<int>(number("UNISONO_MAX_SMS", 0, 0));
+  env.share_device = number("UNISONO_SHARE_DEVICE", 0, 0) != 0;
+  if (const char* memory = value_of("UNISONO_CUDA_MEMORY")) {
+    const std::string_view kind(memory);
+    if (kind != "vmm" && kind != "ipc")
+      throw UsageError("UNISONO_CUDA_MEMORY=" + std::string(kind) + " is unknown: use vmm or ipc.");
+    env.cuda_ipc = kind == "ipc";
+  }
   if (const char* isa = value_of("UNISONO_ISA")) env.instruction_set = isa;
   return env;
 }

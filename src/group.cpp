@@ -207,6 +207,21 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
   }
 }
 
+bool Group::broken() noexcept {
+  if (board(0).failure.stage.load(std::memory_order_acquire) != 0) return true;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_ || !dead(r) || board(r).departed.load(std::memory_order_acquire) != 0) continue;
+    try {
+      fail(Kind::peer_lost, "rank " + std::to_string(r) + " (process " +
+                                std::to_string(pids_[static_cast<std::size_t>(r)]) +
+                                ") has died; noticed by rank " + std::to_string(rank_) +
+                                ": look at that process's own output, then start the ranks again.");
+    } catch (const std::exception&) {}
+    return true;
+  }
+  return false;
+}
+
 void Group::unreachable(int rank, int error) {
   check();
   if (error == ESRCH || dead(rank))

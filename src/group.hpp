@@ -69,6 +69,14 @@ class Group {
     return all;
   }
 
+  // Whether the group has failed, or has lost a rank, which fails it. From any thread.
+  bool broken() noexcept;
+
+  // Between two looks of a long wait that is none of the lane's.
+  void let_caller_in() {
+    if (while_waiting_) while_waiting_();
+  }
+
   // This rank will not communicate any more.
   void leave() noexcept;
   bool left() const { return left_; }

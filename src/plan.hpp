@@ -17,20 +17,23 @@ enum class Algorithm : std::uint8_t {
   one_shot,
   two_shot_packets,
   two_shot,
+  two_shot_push,
   two_shot_direct,
   reduce_scatter_all_gather,
   push_packets,
   push,
   scatter_all_gather,
   direct,
+  copy_engine,
 };
-inline constexpr int kAlgorithms = 11;
+inline constexpr int kAlgorithms = 13;
 
 std::string_view name_of(Algorithm algorithm);
 
 // Whether it reaches into the peers' buffers, so that these must be symmetric.
 constexpr bool is_direct(Algorithm algorithm) {
-  return algorithm == Algorithm::direct || algorithm == Algorithm::two_shot_direct;
+  return algorithm == Algorithm::direct || algorithm == Algorithm::two_shot_direct ||
+         algorithm == Algorithm::two_shot_push || algorithm == Algorithm::copy_engine;
 }
 
 // Whether its pieces are packets.
@@ -48,8 +51,9 @@ class Plan {
     Algorithm algorithm;
   };
 
-  // `crowded`: there are fewer cores than ranks.
-  Plan(int ranks, bool crowded);
+  // For host memory; `crowded`: there are fewer cores than ranks.
+  static Plan of_host(int ranks, bool crowded);
+  static Plan of_gpu(int ranks);
 
   // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
   // its collective.
@@ -62,9 +66,12 @@ class Plan {
   }
 
   // The algorithms of a collective, as they may be asked for by name.
-  static std::vector<Algorithm> algorithms(Collective collective);
+  static std::vector<Algorithm> algorithms(Collective collective, Memory memory);
 
  private:
+  explicit Plan(Memory memory) : memory_(memory) {}
+  void add(const Entry& entry) { range(entry.collective, entry.symmetric).push_back(entry); }
+  Memory memory_;
   std::vector<Entry>& range(Collective collective, bool symmetric) {
     return entries_[static_cast<int>(collective)][symmetric];
   }

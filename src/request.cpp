@@ -119,7 +119,7 @@ Request::Request(Collective what, const Call& c, int me, int n, int to, int from
 void Request::name_algorithm() {
   if (call->algorithm.empty()) return;
   std::string known;
-  for (const Algorithm one : Plan::algorithms(collective)) {
+  for (const Algorithm one : Plan::algorithms(collective, call->memory)) {
     if (name_of(one) == call->algorithm) {
       algorithm = one;
       return;
@@ -159,7 +159,9 @@ Reached Request::reached_by_peers(int owner) const {
 }
 
 bool Ticket::matches(const Ticket& other) const {
-  if (collective != other.collective || dtype != other.dtype || algorithm != other.algorithm) return false;
+  if (collective != other.collective || dtype != other.dtype || algorithm != other.algorithm ||
+      memory != other.memory)
+    return false;
   if (combines(collective) && op != other.op) return false;
   if (rooted(collective) && root != other.root) return false;
   return collective == Collective::all_to_all_v || collective == Collective::barrier || count == other.count;
@@ -176,6 +178,7 @@ std::string Ticket::text() const {
   text += " of " + std::to_string(count) +
           (collective == Collective::empty ? " bytes" : " " + std::string(name_of(dtype)));
   if (rooted(collective)) text += " with root " + std::to_string(root);
+  if (memory == Memory::device) text += " on the GPU";
   if (algorithm != Algorithm::automatic) text += " by " + std::string(name_of(algorithm));
   return text;
 }

@@ -53,6 +53,7 @@ struct Ticket {
   Op op;
   Algorithm algorithm;
   bool in_place;
+  Memory memory;
   std::uint16_t root;
   std::uint64_t count;
   Place in, out;        // of the buffers; in all_to_all_v: of the whole output, and of its part for this peer

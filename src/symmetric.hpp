@@ -19,6 +19,7 @@ struct Place {
   static constexpr std::uint32_t kAnywhere = kAddress - 1;  // it is empty
   std::uint32_t allocation = kNone;
   std::uint64_t offset = 0;
+  bool operator==(const Place&) const = default;
 };
 
 // An allocation is dropped when every rank has released it: until then a peer may name it, and every rank

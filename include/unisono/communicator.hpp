@@ -28,15 +28,24 @@ struct Call {
   DType dtype = DType::f32;
   Op op = Op::sum;
   int root = 0;
+  Memory memory = Memory::host;  // of `in` and `out`
+  void* stream = nullptr;        // device memory: the cudaStream_t that the call is enqueued on
   std::string_view algorithm{};  // empty: the plan's choice; else one of `algorithms(collective)`
 };
 
 // The calls of a communicator come from one thread at a time, in the same order on every rank. Each returns
-// when this rank's output is complete and its input may be overwritten. Errors are those of error.hpp.
+// when this rank's output is complete and its input may be overwritten; a call on device memory only enqueues
+// that on its stream, and may be captured in a CUDA graph. Errors are those of error.hpp; what goes wrong on
+// the GPU later is raised by the next call, or by `synchronize`.
+//
+// Device memory of `empty` is used without a copy where every rank gives the same offset of the same
+// allocation (as NCCL's windows and NVSHMEM ask), the root's buffer included.
 class Communicator {
  public:
   struct Options {
     std::optional<double> timeout_s{};  // deadline of every wait; default UNISONO_TIMEOUT_S, else 30
+    std::optional<int> device{};        // CUDA ordinal of this rank's GPU; all ranks have one, or none has
+    int max_sms = 0;                    // that a kernel may take; 0: UNISONO_MAX_SMS, else as many as pay
     std::optional<bool> check{};        // compare the ranks' calls first; default UNISONO_CHECK, else no
     std::function<void()>
         while_waiting{};  // called every few ms of a long wait; what it throws ends the call and closes
@@ -77,10 +86,17 @@ class Communicator {
 
   // Collective: memory that every rank reaches, for calls without a copy. Every rank asks for the same number
   // of bytes.
-  Buffer empty(std::size_t bytes);
+  Buffer empty(std::size_t bytes, Memory memory = Memory::host);
+
+  std::optional<int> device() const;
+  // Returns when what is enqueued on the stream is done; raises what went wrong there.
+  void synchronize(void* stream);
 
   // The algorithm that the plan takes for a call whose larger buffer has `bytes`.
-  std::string_view plan(Collective collective, std::size_t bytes, bool symmetric) const;
+  std::string_view plan(Collective collective, std::size_t bytes, bool symmetric,
+                        Memory memory = Memory::host) const;
+  // The SMs that such a call takes of a GPU; 0: it is left to the copy engines.
+  int sms(Collective collective, std::size_t bytes, std::string_view algorithm) const;
   struct PlanEntry {
     Collective collective;
     bool symmetric;
@@ -88,7 +104,10 @@ class Communicator {
     std::string_view algorithm;
   };
   // Replaces the plan of every (collective, symmetric) that `entries` has. The same on every rank.
-  void set_plan(const std::vector<PlanEntry>& entries);
+  void set_plan(const std::vector<PlanEntry>& entries, Memory memory = Memory::host);
+  // For measurements: how the kernels of the calls that follow are cut; zeros are the plan's choice. The same
+  // on every rank.
+  void set_shape(int blocks, int threads, std::size_t piece_bytes);
 
   // Leaves the communicator: peers that still wait for this rank get a PeerLostError. Idempotent; not
   // collective.
@@ -100,7 +119,10 @@ class Communicator {
   std::unique_ptr<Impl> impl_;
 };
 
+// How many GPUs CUDA sees; 0 where there is no driver, or no CUDA lane in this build.
+int device_count();
+
 // The names that `Call::algorithm` may have for a collective.
-std::vector<std::string_view> algorithms(Collective collective);
+std::vector<std::string_view> algorithms(Collective collective, Memory memory = Memory::host);
 
 }  // namespace unisono

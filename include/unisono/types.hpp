@@ -14,6 +14,9 @@ inline constexpr int kDTypes = 10;
 enum class Op : std::uint8_t { sum, prod, min, max, avg };
 inline constexpr int kOps = 5;
 
+// Where an array lies: in the host's memory, or in that of the communicator's GPU.
+enum class Memory : std::uint8_t { host, device };
+
 enum class Collective : std::uint8_t {
   all_reduce,
   reduce,

@@ -7,7 +7,7 @@
 
 from ._core import Communicator
 from ._core import version as __version__
-from .communicator import init, init_threads
+from .communicator import Communicators, init, init_all, init_threads
 from .errors import (
     MismatchError,
     PeerLostError,
@@ -19,6 +19,7 @@ from .errors import (
 
 __all__ = [
     "Communicator",
+    "Communicators",
     "MismatchError",
     "PeerLostError",
     "ResourceError",
@@ -27,5 +28,6 @@ __all__ = [
     "UsageError",
     "__version__",
     "init",
+    "init_all",
     "init_threads",
 ]

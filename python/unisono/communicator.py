@@ -7,13 +7,14 @@ import json
 import math
 import os
 import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from . import bootstrap as bootstraps
 from . import launch
-from ._core import Communicator, thread_bootstraps
+from ._core import Communicator, device_count, thread_bootstraps
 from .errors import UsageError
 
 _DEFAULT_TIMEOUT_S = 30.0
@@ -33,6 +34,8 @@ def init(
     bootstrap: Any = None,
     timeout_s: float | None = None,
     check: bool | None = None,
+    device: int | None = None,
+    max_sms: int = 0,
 ) -> Communicator:
     """The communicator of all ranks that were started together. Collective.
 
@@ -44,6 +47,8 @@ def init(
         all_gather(bytes) -> list[bytes]; None: the launcher's own.
     timeout_s: deadline of every wait in seconds; None: UNISONO_TIMEOUT_S, else 30.
     check: compare the ranks' calls before anything moves; None: UNISONO_CHECK, else no.
+    device: CUDA ordinal of this rank's GPU, for calls on arrays there; all ranks give one, or none does.
+    max_sms: that a kernel may take of the GPU; 0: UNISONO_MAX_SMS, else as many as pay.
 
     Raises UsageError where the environment or the arguments make no sense, TimeoutError when ranks do not
     come, ResourceError when memory cannot be shared.
@@ -56,7 +61,7 @@ def init(
         world = launch.from_env(os.environ)
     wait_s = _deadline_s(timeout_s)
     meeting = bootstraps.make(world, bootstrap, wait_s)
-    communicator = Communicator(meeting, timeout_s, check)
+    communicator = Communicator(meeting, timeout_s, check, device, max_sms)
     _open.add(communicator)
     _load_plan(communicator)
     return communicator
@@ -68,10 +73,55 @@ def init_threads(n: int, timeout_s: float | None = None, check: bool | None = No
     Calls release the GIL. Every buffer is within every rank's reach, so that all large calls are zero-copy.
     timeout_s and check as in `init`.
     """
+    return _of_threads([None] * n, timeout_s, check, 0)
+
+
+class Communicators(list[Communicator]):
+    """The communicators of one process's GPUs; element r is rank r's, on the r-th device."""
+
+    def empty(self, shape: Any, dtype: Any = "float32") -> list[Any]:
+        """`Communicator.empty` of every rank, in rank order."""
+        return self.each(lambda communicator: communicator.empty(shape, dtype))
+
+    def each(self, call: Callable[[Communicator], Any]) -> list[Any]:
+        """Runs `call` for every communicator, side by side: for calls that wait for the other ranks."""
+        with ThreadPoolExecutor(len(self)) as pool:
+            return list(pool.map(call, self))
+
+
+def init_all(
+    devices: Sequence[int] | None = None,
+    timeout_s: float | None = None,
+    check: bool | None = None,
+    max_sms: int = 0,
+) -> Communicators:
+    """One process, all GPUs: a communicator for each of `devices`, in that order.
+
+    One thread may drive them all, since calls on GPU arrays only enqueue; with check=True, which compares calls
+    as they are made, each needs its own. `Communicators.empty` makes symmetric memory of all ranks at once.
+
+    devices: CUDA ordinals; None: all that this process sees. timeout_s, check and max_sms as in `init`.
+    """
+    found = list(range(device_count())) if devices is None else list(devices)
+    if not found:
+        raise UsageError("there is no GPU: init_all() needs one that CUDA sees; init_threads() needs none.")
+    return _of_threads(found, timeout_s, check, max_sms)
+
+
+def _of_threads(
+    devices: Sequence[int | None], timeout_s: float | None, check: bool | None, max_sms: int
+) -> Communicators:
     wait_s = _deadline_s(timeout_s)
+    n = len(devices)
     meetings = thread_bootstraps(n, wait_s)
-    with ThreadPoolExecutor(n) as pool:
-        communicators = list(pool.map(lambda meeting: Communicator(meeting, timeout_s, check), meetings))
+    with ThreadPoolExecutor(max(n, 1)) as pool:
+        communicators = Communicators(
+            pool.map(
+                lambda meeting, device: Communicator(meeting, timeout_s, check, device, max_sms),
+                meetings,
+                devices,
+            )
+        )
     _open.update(communicators)
     for communicator in communicators:
         _load_plan(communicator)

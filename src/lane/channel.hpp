@@ -8,6 +8,8 @@
 //   arrived(peer, n), release(peer)  take in two steps: the caller reads the piece where arrived says
 #pragma once
 
+#include <type_traits>
+
 #include "lane/lane.hpp"
 
 namespace unisono {
@@ -20,7 +22,7 @@ class ChunkChannel {
   UNISONO_PROGRAM explicit ChunkChannel(Lane& at) : lane(at) {}
   Lane& lane;
 
-  UNISONO_PROGRAM std::size_t capacity() const { return lane.chunk_bytes(); }
+  UNISONO_PROGRAM std::size_t capacity() const { return smaller(lane.chunk_bytes(), lane.piece_bytes()); }
 
   // A peer's chunk is written around the cache: stores that first fetch lines from the other core's cache
   // cost it more than the trip through memory.
@@ -56,42 +58,64 @@ class ChunkChannel {
 };
 
 // Pieces in packets, whose flag travels in the same store as the data. A piece waits for nothing but its own
-// last byte.
+// last byte. Credit goes back by quarters of the ring, and a piece is at most one: three pieces always have
+// room, as the programs that give before they take need.
 template <class Lane>
 class PacketChannel {
  public:
   UNISONO_PROGRAM explicit PacketChannel(Lane& at) : lane(at) {}
   Lane& lane;
 
-  UNISONO_PROGRAM static constexpr std::size_t capacity() {
-    return kHalf * Lane::kPacketBytes / kAlign * kAlign;
+  UNISONO_PROGRAM std::size_t capacity() const {
+    return smaller(kBatch * Lane::kPacketBytes / kAlign * kAlign, lane.piece_bytes());
   }
 
   UNISONO_PROGRAM void put(int peer, const byte* src, std::size_t bytes) {
-    const std::uint32_t end = lane.packets_sent(peer) + packets(bytes);
-    while (static_cast<std::int32_t>(end - lane.awaited(peer, Slot::packet_credit) * kHalf - 2 * kHalf) > 0)
-      lane.wait(peer, Slot::packet_credit);
+    wait_for_room(peer, bytes);
     lane.put_packets(peer, src, bytes);
   }
   UNISONO_PROGRAM void take(int peer, Dst to, std::size_t bytes) {
-    const std::uint32_t before = lane.packets_taken(peer);
     lane.take_packets(peer, to.at, bytes);
-    if ((before + packets(bytes)) / kHalf != before / kHalf) lane.signal(peer, Slot::packet_credit);
+    release(peer);
   }
 
-  UNISONO_PROGRAM Dst reserve(int peer, std::size_t) { return {lane.outgoing(peer)}; }
-  UNISONO_PROGRAM void commit(int peer, std::size_t bytes) { put(peer, lane.outgoing(peer), bytes); }
-  UNISONO_PROGRAM const byte* arrived(int peer, std::size_t bytes) {
-    take(peer, {lane.incoming(peer)}, bytes);
-    return lane.incoming(peer);
+  UNISONO_PROGRAM Dst reserve(int peer, std::size_t bytes) {
+    wait_for_room(peer, bytes);
+    return lane.packets_to(peer, bytes);
   }
-  UNISONO_PROGRAM void release(int) {}
+  UNISONO_PROGRAM void commit(int peer, std::size_t bytes) { lane.commit_packets(peer, bytes); }
+  UNISONO_PROGRAM const byte* arrived(int peer, std::size_t bytes) { return lane.packets_from(peer, bytes); }
+  UNISONO_PROGRAM void release(int peer) {
+    const auto batches = static_cast<std::uint32_t>(lane.packets_taken(peer) / kBatch);
+    while (lane.signalled(peer, Slot::packet_credit) != batches) lane.signal(peer, Slot::packet_credit);
+  }
 
  private:
-  static constexpr std::uint32_t kHalf = Lane::kPackets / 2;
+  static constexpr std::uint32_t kBatch = Lane::kPackets / 4;
+  UNISONO_PROGRAM void wait_for_room(int peer, std::size_t bytes) {
+    const std::uint32_t end = static_cast<std::uint32_t>(lane.packets_sent(peer)) + packets(bytes);
+    while (static_cast<std::int32_t>(end - lane.awaited(peer, Slot::packet_credit) * kBatch -
+                                     Lane::kPackets) > 0)
+      lane.wait(peer, Slot::packet_credit);
+  }
   UNISONO_PROGRAM static constexpr std::uint32_t packets(std::size_t bytes) {
     return static_cast<std::uint32_t>((bytes + Lane::kPacketBytes - 1) / Lane::kPacketBytes);
   }
 };
+
+// The same piece to every peer: read once where the lane multicasts.
+template <class Channel>
+UNISONO_PROGRAM void put_all(Channel& channel, const byte* src, std::size_t bytes) {
+  auto& lane = channel.lane;
+  const int n = lane.size();
+  if constexpr (std::remove_reference_t<decltype(lane)>::kMulticasts) {
+    auto dsts = lane.destinations();
+    for (int i = 1; i < n; ++i) dsts[i - 1] = channel.reserve(peer_at(lane, i), bytes);
+    lane.move(dsts, n - 1, &src, 1, bytes);
+    for (int i = 1; i < n; ++i) channel.commit(peer_at(lane, i), bytes);
+  } else {
+    for (int i = 1; i < n; ++i) channel.put(peer_at(lane, i), src, bytes);
+  }
+}
 
 }  // namespace unisono

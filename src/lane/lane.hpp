@@ -12,8 +12,12 @@
 //                                             deadline
 //   put_packets(peer, src, bytes), take_packets(peer, dst, bytes)   data and flag in one store; no signal
 //   needed
-// and where it is: rank() of size(), worker() of workers(); kPulls says whether it had rather read from peers
-// than write.
+//   packets_to(peer, bytes), commit_packets(peer, bytes); packets_from(peer, bytes)   the same in two steps,
+//   as operands of a move
+// and where it is: rank() of size(), worker() of workers(). piece_bytes() is the most that a worker takes up
+// at once. kPulls says whether it had rather read from peers than write, kMulticasts whether a move to
+// several peers costs less than one to each, kLinked whether what enters and leaves a rank bounds it, so that
+// a root that has it all leaves the work to the others.
 #pragma once
 
 #include <cstddef>
@@ -75,6 +79,13 @@ UNISONO_PORTABLE constexpr Range block_of(std::size_t bytes, std::size_t block, 
   return {begin, smaller(block, bytes - begin)};
 }
 
+// What of block `index` lies in a round of its blocks: the last block may be shorter than the others.
+UNISONO_PORTABLE constexpr Range piece_of(const Args& a, Range round, int index) {
+  const Range b = block_of(a.bytes, a.block, index);
+  if (round.begin >= b.bytes) return {b.begin, 0};
+  return {b.begin + round.begin, smaller(round.bytes, b.bytes - round.begin)};
+}
+
 // The bytes of one of `ranks` equal shards.
 UNISONO_PORTABLE constexpr std::size_t shard_bytes(std::size_t bytes, int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
@@ -98,11 +109,32 @@ struct Rounds {
   std::size_t bytes_, step_, begin_, stride_;
 };
 
+// Gives each round's pieces one round before it takes them, so that they travel while it works.
+template <class Give, class Take>
+UNISONO_PROGRAM void one_ahead(Rounds rounds, const Give& give, const Take& take) {
+  Rounds ahead = rounds;
+  if (ahead.more()) give(ahead.range());
+  for (; rounds.more(); rounds.next()) {
+    ahead.next();
+    if (ahead.more()) give(ahead.range());
+    take(rounds.range());
+  }
+}
+
 // The peers of a rank in the order in which it turns to them: at any moment each rank is turned to by one
 // other.
 template <class Lane>
 UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
-  return (lane.rank() + step) % lane.size();
+  const int at = lane.rank() + step;
+  return at < lane.size() ? at : at - lane.size();
+}
+
+// What a rank does of a rooted collective's `bytes`.
+template <class Lane>
+UNISONO_PORTABLE Range share_of(const Lane& lane, std::size_t bytes, int root) {
+  const int n = lane.size(), me = lane.rank();
+  if (!Lane::kLinked || n == 1) return block_of(bytes, shard_bytes(bytes, n), me);
+  return me == root ? Range{} : block_of(bytes, shard_bytes(bytes, n - 1), me - (me > root));
 }
 
 // Returns when every rank has called it; what any rank wrote before is readable after.

@@ -10,23 +10,23 @@ template <class Channel>
 UNISONO_PROGRAM void all_gather_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
   const int n = lane.size(), me = lane.rank();
-  for (Rounds r(lane, a.block, channel.capacity()); r.more(); r.next()) {
-    const std::size_t begin = r.range().begin, step = r.range().bytes;
-    auto piece = [&](int p) {
-      const Range b = block_of(a.bytes, a.block, p);
-      return begin < b.bytes ? Range{b.begin + begin, smaller(step, b.bytes - begin)} : Range{b.begin, 0};
-    };
-    if (const Range mine = piece(me); mine.bytes > 0) {
-      const byte* from = a.in + begin;
-      for (int i = 1; i < n; ++i) channel.put(peer_at(lane, i), from, mine.bytes);
-      const Dst to{a.out + mine.begin, a.stream};
-      if (to.at != from) lane.move(&to, 1, &from, 1, mine.bytes);
-    }
-    for (int i = 1; i < n; ++i) {
-      const int p = peer_at(lane, n - i);
-      if (const Range s = piece(p); s.bytes > 0) channel.take(p, {a.out + s.begin, a.stream}, s.bytes);
-    }
-  }
+  one_ahead(
+      Rounds(lane, a.block, channel.capacity()),
+      [&](Range round) {
+        const Range mine = piece_of(a, round, me);
+        if (mine.bytes == 0) return;
+        const byte* from = a.in + round.begin;
+        put_all(channel, from, mine.bytes);
+        const Dst to{a.out + mine.begin, a.stream};
+        if (to.at != from) lane.move(&to, 1, &from, 1, mine.bytes);
+      },
+      [&](Range round) {
+        for (int i = 1; i < n; ++i) {
+          const int p = peer_at(lane, n - i);
+          const Range s = piece_of(a, round, p);
+          if (s.bytes > 0) channel.take(p, {a.out + s.begin, a.stream}, s.bytes);
+        }
+      });
 }
 
 // On buffers that everyone reaches. Where loads are as good as stores I read everyone's block; elsewhere I

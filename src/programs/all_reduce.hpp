@@ -14,12 +14,23 @@ UNISONO_PROGRAM void all_reduce_one_shot(Channel& channel, const Args& a) {
   const int n = lane.size();
   for (Rounds r(lane, a.bytes, channel.capacity()); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();
-    for (int i = 1; i < n; ++i) channel.put(peer_at(lane, i), a.in + begin, bytes);
+    put_all(channel, a.in + begin, bytes);
     auto srcs = lane.sources();
     for (int p = 0; p < n; ++p) srcs[p] = p == lane.rank() ? a.in + begin : channel.arrived(p, bytes);
     const Dst to{a.out + begin, a.stream};
     lane.move(&to, 1, srcs, n, bytes);
     for (int i = 1; i < n; ++i) channel.release(peer_at(lane, i));
+  }
+}
+
+// Gives each peer its shard of a round.
+template <class Channel>
+UNISONO_PROGRAM void put_shards(Channel& channel, const Args& a, Range round) {
+  auto& lane = channel.lane;
+  const std::size_t shard = shard_bytes(round.bytes, lane.size());
+  for (int i = 1; i < lane.size(); ++i) {
+    const Range s = block_of(round.bytes, shard, peer_at(lane, i));
+    channel.put(peer_at(lane, i), a.in + round.begin + s.begin, s.bytes);
   }
 }
 
@@ -30,14 +41,12 @@ template <class Channel>
 UNISONO_PROGRAM void all_reduce_two_shot(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
   const int n = lane.size(), me = lane.rank();
-  for (Rounds r(lane, a.bytes, channel.capacity() * static_cast<std::size_t>(n)); r.more(); r.next()) {
+  Rounds r(lane, a.bytes, channel.capacity() * static_cast<std::size_t>(n));
+  Rounds next = r;
+  if (next.more()) put_shards(channel, a, next.range());
+  for (; r.more(); r.next()) {
     const auto [begin, bytes] = r.range();
     const std::size_t shard = shard_bytes(bytes, n);
-    for (int i = 1; i < n; ++i) {
-      const int p = peer_at(lane, i);
-      const Range s = block_of(bytes, shard, p);
-      channel.put(p, a.in + begin + s.begin, s.bytes);
-    }
     const Range mine = block_of(bytes, shard, me);
     auto srcs = lane.sources();
     auto dsts = lane.destinations();
@@ -50,12 +59,36 @@ UNISONO_PROGRAM void all_reduce_two_shot(Channel& channel, const Args& a) {
       channel.release(peer_at(lane, i));
       channel.commit(peer_at(lane, i), mine.bytes);
     }
+    next.next();
+    if (next.more()) put_shards(channel, a, next.range());  // they travel while the sums come in
     for (int i = 1; i < n; ++i) {
       const int p = peer_at(lane, n - i);
       const Range s = block_of(bytes, shard, p);
       channel.take(p, {a.out + begin + s.begin, a.stream}, s.bytes);
     }
   }
+}
+
+// The same with the sums written to where they belong, on outputs that everyone reaches: all that crosses
+// between ranks is stores. In place is safe: a shard has gone before its sum arrives.
+template <class Channel>
+UNISONO_PROGRAM void all_reduce_two_shot_push(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
+  const int n = lane.size(), me = lane.rank();
+  one_ahead(
+      Rounds(lane, a.bytes, channel.capacity() * static_cast<std::size_t>(n)),
+      [&](Range round) { put_shards(channel, a, round); },
+      [&](Range round) {
+        const Range mine = block_of(round.bytes, shard_bytes(round.bytes, n), me);
+        const std::size_t begin = round.begin + mine.begin;
+        auto srcs = lane.sources();
+        auto dsts = lane.destinations();
+        for (int p = 0; p < n; ++p) srcs[p] = p == me ? a.in + begin : channel.arrived(p, mine.bytes);
+        for (int i = 0; i < n; ++i) dsts[i] = {a.outputs[peer_at(lane, i)] + begin, a.stream};
+        lane.move(dsts, n, srcs, n, mine.bytes);
+        for (int i = 1; i < n; ++i) channel.release(peer_at(lane, i));
+      });
+  meet(lane);
 }
 
 // The same on buffers that everyone reaches: n loads, one sum, n stores, no copy. In place is safe.

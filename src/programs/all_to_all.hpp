@@ -5,7 +5,7 @@
 
 namespace unisono {
 
-// Round k moves the k-th piece of every pair. A piece has gone before the piece that takes its place arrives,
+// A round moves a piece of every pair. A piece has gone before the piece that takes its place arrives,
 // so equal parts may be exchanged in place.
 template <class Channel>
 UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
@@ -23,24 +23,30 @@ UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
       longest = longest < sent(p).bytes ? sent(p).bytes : longest;
       longest = longest < received(p).bytes ? received(p).bytes : longest;
     }
-  for (Rounds r(lane, longest, channel.capacity()); r.more(); r.next()) {
-    const auto [begin, step] = r.range();
-    for (int i = 1; i < n; ++i) {
-      const int p = peer_at(lane, i);
-      if (const auto s = sent(p); begin < s.bytes)
-        channel.put(p, a.in + s.offset + begin, smaller(step, s.bytes - begin));
-    }
-    if (const auto own = sent(me); begin < own.bytes) {
-      const byte* from = a.in + own.offset + begin;
-      const Dst to{a.out + received(me).offset + begin, a.stream};
-      if (to.at != from) lane.move(&to, 1, &from, 1, smaller(step, own.bytes - begin));
-    }
-    for (int i = 1; i < n; ++i) {
-      const int p = peer_at(lane, n - i);
-      if (const auto s = received(p); begin < s.bytes)
-        channel.take(p, {a.out + s.offset + begin, a.stream}, smaller(step, s.bytes - begin));
-    }
-  }
+  one_ahead(
+      Rounds(lane, longest, channel.capacity()),
+      [&](Range round) {
+        for (int i = 1; i < n; ++i) {
+          const int p = peer_at(lane, i);
+          const auto s = sent(p);
+          if (round.begin < s.bytes)
+            channel.put(p, a.in + s.offset + round.begin, smaller(round.bytes, s.bytes - round.begin));
+        }
+        const auto own = sent(me);
+        if (round.begin >= own.bytes) return;
+        const byte* from = a.in + own.offset + round.begin;
+        const Dst to{a.out + received(me).offset + round.begin, a.stream};
+        if (to.at != from) lane.move(&to, 1, &from, 1, smaller(round.bytes, own.bytes - round.begin));
+      },
+      [&](Range round) {
+        for (int i = 1; i < n; ++i) {
+          const int p = peer_at(lane, n - i);
+          const auto s = received(p);
+          if (round.begin < s.bytes)
+            channel.take(p, {a.out + s.offset + round.begin, a.stream},
+                         smaller(round.bytes, s.bytes - round.begin));
+        }
+      });
 }
 
 // On buffers that everyone reaches, out of place. Where loads are as good as stores I read my block from each

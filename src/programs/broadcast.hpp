@@ -9,7 +9,6 @@ namespace unisono {
 template <class Channel>
 UNISONO_PROGRAM void broadcast_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
-  const int n = lane.size();
   for (Rounds r(lane, a.bytes, channel.capacity()); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();
     const Dst to{a.out + begin, a.stream};
@@ -18,7 +17,7 @@ UNISONO_PROGRAM void broadcast_push(Channel& channel, const Args& a) {
       continue;
     }
     const byte* from = a.in + begin;
-    for (int i = 1; i < n; ++i) channel.put(peer_at(lane, i), from, bytes);
+    put_all(channel, from, bytes);
     if (to.at != from) lane.move(&to, 1, &from, 1, bytes);
   }
 }
@@ -59,12 +58,12 @@ UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& 
 }
 
 // On buffers that everyone reaches: each rank reads its shard of the root's input once and writes it to every
-// output.
+// output. Where links bound it, the root has no shard: the others' reads take up all that it can send.
 template <class Lane>
 UNISONO_PROGRAM void broadcast_direct(Lane& lane, const Args& a) {
   const int n = lane.size();
   meet(lane);
-  const Range mine = block_of(a.bytes, shard_bytes(a.bytes, n), lane.rank());
+  const Range mine = share_of(lane, a.bytes, a.root);
   for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();
     const byte* from = a.inputs[a.root] + mine.begin + begin;

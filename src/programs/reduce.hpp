@@ -23,12 +23,13 @@ UNISONO_PROGRAM void reduce_push(Channel& channel, const Args& a) {
   }
 }
 
-// On buffers that everyone reaches: each rank combines its shard and writes it to the root.
+// On buffers that everyone reaches: each rank combines its shard and writes it to the root. Where links bound
+// it, the root has no shard: the sums are all that it takes in.
 template <class Lane>
 UNISONO_PROGRAM void reduce_direct(Lane& lane, const Args& a) {
   const int n = lane.size();
   meet(lane);
-  const Range mine = block_of(a.bytes, shard_bytes(a.bytes, n), lane.rank());
+  const Range mine = share_of(lane, a.bytes, a.root);
   for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();
     auto srcs = lane.sources();

@@ -10,11 +10,16 @@ namespace unisono {
 template <class Channel>
 UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent, int src,
                                     std::size_t received, const Args& a) {
-  for (Rounds r(channel.lane, sent < received ? received : sent, channel.capacity()); r.more(); r.next()) {
-    const auto [begin, step] = r.range();
-    if (begin < sent) channel.put(dst, a.in + begin, smaller(step, sent - begin));
-    if (begin < received) channel.take(src, {a.out + begin, a.stream}, smaller(step, received - begin));
-  }
+  one_ahead(
+      Rounds(channel.lane, sent < received ? received : sent, channel.capacity()),
+      [&](Range round) {
+        if (round.begin < sent)
+          channel.put(dst, a.in + round.begin, smaller(round.bytes, sent - round.begin));
+      },
+      [&](Range round) {
+        if (round.begin < received)
+          channel.take(src, {a.out + round.begin, a.stream}, smaller(round.bytes, received - round.begin));
+      });
 }
 
 }  // namespace unisono

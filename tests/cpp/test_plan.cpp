@@ -18,7 +18,8 @@ constexpr std::size_t kRest = std::numeric_limits<std::size_t>::max();
 std::vector<Collective> collectives() {
   std::vector<Collective> all;
   for (int i = 0; i < kCollectives; ++i)
-    if (!Plan::algorithms(static_cast<Collective>(i)).empty()) all.push_back(static_cast<Collective>(i));
+    if (!Plan::algorithms(static_cast<Collective>(i), Memory::host).empty())
+      all.push_back(static_cast<Collective>(i));
   return all;
 }
 
@@ -27,8 +28,8 @@ TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {
     for (const bool crowded : {false, true})
       for (const bool symmetric : {false, true})
         for (const Collective collective : collectives()) {
-          const auto known = Plan::algorithms(collective);
-          const Plan plan(ranks, crowded);
+          const auto known = Plan::algorithms(collective, Memory::host);
+          const Plan plan = Plan::of_host(ranks, crowded);
           for (std::size_t bytes = 0; bytes < std::size_t{1} << 40; bytes = bytes * 3 + 1)
             EXPECT_NE(std::find(known.begin(), known.end(), plan.choose(collective, bytes, symmetric)),
                       known.end());
@@ -36,7 +37,7 @@ TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {
 }
 
 TEST(Plan, TakesPacketsForTheSmallAndReachesForTheLarge) {
-  const Plan plan(4, false);
+  const Plan plan = Plan::of_host(4, false);
   for (const Collective collective : collectives()) {
     if (collective == Collective::send || collective == Collective::recv)
       continue;  // they go by send_recv's table
@@ -46,7 +47,7 @@ TEST(Plan, TakesPacketsForTheSmallAndReachesForTheLarge) {
 }
 
 TEST(Plan, AnEntryHoldsUpToItsBytes) {
-  Plan plan(2, false);
+  Plan plan = Plan::of_host(2, false);
   plan.set({{Collective::reduce, false, 100, push_packets}, {Collective::reduce, false, 200, push}});
   EXPECT_EQ(plan.choose(Collective::reduce, 0, false), push_packets);
   EXPECT_EQ(plan.choose(Collective::reduce, 100, false), push_packets);
@@ -55,14 +56,14 @@ TEST(Plan, AnEntryHoldsUpToItsBytes) {
 }
 
 TEST(Plan, BeyondTheLastEntryIsTheStagedProgram) {
-  Plan plan(2, false);
+  Plan plan = Plan::of_host(2, false);
   plan.set({{Collective::reduce, false, 100, push_packets}, {Collective::all_reduce, false, 100, one_shot}});
   EXPECT_EQ(plan.choose(Collective::reduce, 101, false), push);
   EXPECT_EQ(plan.choose(Collective::all_reduce, kRest, false), two_shot);
 }
 
 TEST(Plan, EntriesMayComeInAnyOrder) {
-  Plan plan(2, false);
+  Plan plan = Plan::of_host(2, false);
   plan.set({{Collective::gather, false, kRest, direct},
             {Collective::gather, false, 10, push_packets},
             {Collective::gather, false, 50, push}});
@@ -73,7 +74,7 @@ TEST(Plan, EntriesMayComeInAnyOrder) {
 
 TEST(Plan, ReplacesOnlyWhatTheTableHas) {
   const Plan before(2, false);
-  Plan plan(2, false);
+  Plan plan = Plan::of_host(2, false);
   plan.set({{Collective::scatter, true, kRest, push}});
   EXPECT_EQ(plan.choose(Collective::scatter, 1, true), push);
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{1} << 20}) {
@@ -86,7 +87,7 @@ TEST(Plan, ReplacesOnlyWhatTheTableHas) {
 }
 
 TEST(Plan, RefusesAnAlgorithmOfAnotherCollective) {
-  Plan plan(2, false);
+  Plan plan = Plan::of_host(2, false);
   EXPECT_THROW(plan.set({{Collective::reduce, false, 100, two_shot}}), UsageError);
   EXPECT_THROW(plan.set({{Collective::all_reduce, false, 100, push}}), UsageError);
   EXPECT_THROW(plan.set({{Collective::barrier, false, 100, push}}), UsageError);
@@ -96,7 +97,7 @@ TEST(Plan, RefusesAnAlgorithmOfAnotherCollective) {
 
 TEST(Plan, StagedProgramsTakeAnyPointer) {
   for (const Collective collective : collectives()) {
-    const auto known = Plan::algorithms(collective);
+    const auto known = Plan::algorithms(collective, Memory::host);
     const Algorithm staged = Plan::staged(collective);
     EXPECT_NE(std::find(known.begin(), known.end(), staged), known.end());
     EXPECT_FALSE(is_direct(staged));

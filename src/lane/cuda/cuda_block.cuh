@@ -10,19 +10,22 @@
 
 #include "lane/cuda/layout.hpp"
 #include "lane/cuda/memory.cuh"
-#include "lane/cuda/move.cuh"
+#include "lane/cuda/reduction.cuh"
 #include "lane/cuda/wait.cuh"
 #include "lane/lane.hpp"
 
 namespace unisono {
 
-// `Reduction` is what a move with several sources does: cuda::Bytes, cuda::ByTable or cuda::Inline.
-template <class Reduction>
+// `Reduction` is what a move with several sources does: cuda::Bytes, cuda::ByTable or cuda::Inline. Operands
+// of a move may be packets only where `kPacketed`: such a lane moves words of kPacketBytes.
+template <class Reduction, bool kPacketed>
 class CudaBlock {
  public:
   static constexpr std::uint32_t kChunks = cuda::kChunks;
   static constexpr std::uint32_t kPackets = cuda::kPackets;
   static constexpr bool kPulls = false;  // over NVLink stores beat loads
+  static constexpr bool kMulticasts = true;
+  static constexpr bool kLinked = true;
   static constexpr std::size_t kPacketBytes = cuda::kPacketBytes;
 
   // What `sources` and `destinations` give. Apart from the lane, whose own members then stay in registers.
@@ -44,7 +47,6 @@ class CudaBlock {
     pending_ = kWaits;
   }
   __device__ void finish() {
-    settle();
     if (warp_ == 0 && thread_ < size()) *counters(thread_) = mine_;
   }
 
@@ -53,15 +55,34 @@ class CudaBlock {
   __device__ int worker() const { return static_cast<int>(blockIdx.x); }
   __device__ int workers() const { return static_cast<int>(gridDim.x); }
   __device__ std::size_t chunk_bytes() const { return context_.layout.chunk_bytes; }
-  __device__ std::size_t tile_bytes() const { return context_.tile_bytes; }
+  __device__ std::size_t piece_bytes() const { return context_.piece_bytes; }
+  __device__ std::size_t tile_bytes() const { return context_.piece_bytes; }
 
   __device__ void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
-    if (pending_) settle();
+    // several puts in a row read what nobody writes meanwhile, several takes write apart from each other
+    unsigned kind = kMoves;
+    if (kPacketed && n_srcs == 1 && n_dsts > 0) {
+      if (cuda::Stream::is(srcs[0])) kind = kTakes;
+      else if (cuda::Stream::is(dsts[0].at)) kind = kPuts;
+    }
+    if (pending_ & ~(kind & (kPuts | kTakes))) settle();
     if (failed_ || bytes == 0) return;
-    if constexpr (std::is_same_v<Reduction, cuda::Bytes>) cuda::copy(dsts, n_dsts, srcs[0], bytes);
-    else if (n_srcs == 1) cuda::copy(dsts, n_dsts, srcs[0], bytes);
-    else reduction_(dsts, n_dsts, srcs, n_srcs, bytes);
-    pending_ |= kMoves;
+    if constexpr (kPacketed) {
+      const cuda::Rings rings{context_};
+      bool arrived;
+      if constexpr (std::is_same_v<Reduction, cuda::Bytes>)
+        arrived = cuda::copy_packets(rings, dsts, n_dsts, srcs[0], bytes);
+      else if (n_srcs == 1) arrived = cuda::copy_packets(rings, dsts, n_dsts, srcs[0], bytes);
+      else arrived = reduction_.packets(rings, dsts, n_dsts, srcs, n_srcs, bytes);
+      lost_ = lost_ || !arrived;
+    } else if constexpr (std::is_same_v<Reduction, cuda::Bytes>) {
+      cuda::copy(dsts, n_dsts, srcs[0], bytes);
+    } else if (n_srcs == 1) {
+      cuda::copy(dsts, n_dsts, srcs[0], bytes);
+    } else {
+      reduction_.memory(dsts, n_dsts, srcs, n_srcs, bytes);
+    }
+    pending_ |= kind;
   }
 
   __device__ void signal(int peer, Slot slot) {
@@ -88,70 +109,35 @@ class CudaBlock {
     return of(peer, mine_.awaited[static_cast<int>(slot)]);
   }
 
-  // Several in a row read memory that nobody writes meanwhile: no barrier between them.
+  // Packets as operands of a move.
+  __device__ Dst packets_to(int peer, std::size_t bytes) {
+    const std::uint64_t first = packets_sent(peer);
+    if (thread_ == peer) mine_.packets_sent += cuda::packets_of(bytes);
+    return {cuda::Stream::operand(peer, first)};
+  }
+  __device__ void commit_packets(int, std::size_t) {}
+  __device__ const byte* packets_from(int peer, std::size_t bytes) {
+    const std::uint64_t first = packets_taken(peer);
+    if (thread_ == peer) mine_.packets_taken += cuda::packets_of(bytes);
+    return cuda::Stream::operand(peer, first);
+  }
   __device__ void put_packets(int peer, const byte* src, std::size_t bytes) {
-    if (pending_ & ~kPuts) settle();
-    const std::uint64_t first = of(peer, mine_.packets_sent);
-    const std::uint32_t count = packets_of(bytes);
-    if (thread_ == peer) mine_.packets_sent += count;
-    if (failed_) return;
-    cuda::Packet* ring = packets(peer, rank());
-    const bool whole = reinterpret_cast<std::uintptr_t>(src) % kPacketBytes == 0;
-    for (std::uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
-      const std::uint64_t data = cuda::load_some(src, i * kPacketBytes, bytes, whole);
-      const std::uint64_t lap = static_cast<std::uint64_t>(lap_of(first + i)) << 32;
-      cuda::store_packet(&ring[(first + i) % kPackets], {lap | (data & 0xffffffffu), lap | data >> 32});
-    }
-    pending_ |= kPuts;
+    const Dst to = packets_to(peer, bytes);
+    move(&to, 1, &src, 1, bytes);
   }
-
-  // Several in a row write apart from each other (pieces of an output, or `incoming` of several peers).
   __device__ void take_packets(int peer, byte* dst, std::size_t bytes) {
-    if (pending_ & ~kTakes) settle();
-    const std::uint64_t first = of(peer, mine_.packets_taken);
-    const std::uint32_t count = packets_of(bytes);
-    if (thread_ == peer) mine_.packets_taken += count;
-    if (failed_) return;
-    const cuda::Packet* ring = packets(rank(), peer);
-    const bool whole = reinterpret_cast<std::uintptr_t>(dst) % kPacketBytes == 0;
-    constexpr int kFlight = 4;  // packets that a thread polls at a time
-    for (std::uint32_t i = threadIdx.x; i < count && !lost_; i += kFlight * blockDim.x) {
-      cuda::Packet got[kFlight];
-#pragma unroll
-      for (int u = 0; u < kFlight; ++u)
-        if (i + u * blockDim.x < count)
-          got[u] = cuda::load_packet(&ring[(first + i + u * blockDim.x) % kPackets]);
-#pragma unroll
-      for (int u = 0; u < kFlight; ++u) {
-        const std::uint32_t number = i + u * blockDim.x;
-        if (number >= count || lost_) break;
-        const std::uint32_t lap = lap_of(first + number);
-        if (!cuda::complete(got[u], lap))
-          got[u] =
-              cuda::await(&ring[(first + number) % kPackets], lap, {context_, peer, Slot::packet_credit});
-        lost_ = !cuda::complete(got[u], lap);
-        const std::uint64_t data = (got[u].low & 0xffffffffu) | got[u].high << 32;
-        if (!lost_) cuda::store_some(dst, number * kPacketBytes, bytes, whole, data);
-      }
-    }
-    pending_ |= kTakes;
+    const byte* from = packets_from(peer, bytes);
+    const Dst to{dst};
+    move(&to, 1, &from, 1, bytes);
   }
-  __device__ std::uint32_t packets_sent(int peer) const {
-    return static_cast<std::uint32_t>(of(peer, mine_.packets_sent));
-  }
-  __device__ std::uint32_t packets_taken(int peer) const {
-    return static_cast<std::uint32_t>(of(peer, mine_.packets_taken));
-  }
+  __device__ std::uint64_t packets_sent(int peer) const { return of(peer, mine_.packets_sent); }
+  __device__ std::uint64_t packets_taken(int peer) const { return of(peer, mine_.packets_taken); }
 
   // Chunk `index` of the ring from me in the peer's memory, and of the ring from the peer in mine.
   __device__ byte* chunk_at(int peer, std::uint32_t index) const { return chunk(peer, rank(), index); }
   __device__ const byte* chunk_from(int peer, std::uint32_t index) const {
     return chunk(rank(), peer, index);
   }
-
-  // Room for one piece to and from a peer, for programs that look at packets as memory.
-  __device__ byte* outgoing(int peer) const { return scratch(2 * peer); }
-  __device__ byte* incoming(int peer) const { return scratch(2 * peer + 1); }
 
   // Arrays of size() pointers, for the next move. Each thread has its own.
   __device__ const byte** sources() { return arrays_.sources; }
@@ -176,13 +162,6 @@ class CudaBlock {
   // Peers are spread over the warps: threads of one warp would wait for each other.
   __device__ bool speaks_to(int peer) const { return thread_ == 0 && warp_ == peer % warps_; }
 
-  __device__ static std::uint32_t packets_of(std::size_t bytes) {
-    return static_cast<std::uint32_t>((bytes + kPacketBytes - 1) / kPacketBytes);
-  }
-  __device__ static std::uint32_t lap_of(std::uint64_t packet) {
-    return static_cast<std::uint32_t>(packet / kPackets + 1);
-  }
-
   __device__ byte* at(int owner, std::size_t offset) const { return context_.bases[owner] + offset; }
   __device__ std::size_t pair(int writer) const {
     return static_cast<std::size_t>(worker()) * size() + writer;
@@ -191,14 +170,8 @@ class CudaBlock {
     return reinterpret_cast<cuda::Flag*>(at(owner, context_.layout.flags)) + pair(writer) * kSlots +
            static_cast<int>(slot);
   }
-  __device__ cuda::Packet* packets(int owner, int writer) const {
-    return reinterpret_cast<cuda::Packet*>(at(owner, context_.layout.packets)) + pair(writer) * kPackets;
-  }
   __device__ byte* chunk(int owner, int writer, std::uint32_t index) const {
     return at(owner, context_.layout.chunks) + (pair(writer) * kChunks + index) * chunk_bytes();
-  }
-  __device__ byte* scratch(int index) const {
-    return at(rank(), context_.layout.scratch) + (pair(0) * 2 + index) * cuda::kScratch;
   }
   __device__ cuda::Counters* counters(int peer) const {
     return reinterpret_cast<cuda::Counters*>(at(rank(), context_.layout.counters)) + pair(peer);

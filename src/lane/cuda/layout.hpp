@@ -15,7 +15,6 @@ inline constexpr int kMaxThreads = 512;          // of a block; blocks are whole
 inline constexpr std::uint32_t kChunks = 4;      // chunks in the ring of a pair of blocks
 inline constexpr std::uint32_t kPackets = 4096;  // packets in the ring of a pair of blocks
 inline constexpr std::size_t kPacketBytes = 8;   // payload of a packet
-inline constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;  // room for one piece
 
 // Data and flag in two words of 64 bits, each of which is read and written whole: low half data, high half
 // the lap.
@@ -48,10 +47,12 @@ struct Failure {
   std::uint32_t stop;   // the host sets it when a peer is lost: this rank's waits end
   std::int32_t rank, peer, slot, block;
   std::uint32_t expected, seen;
+  std::uint32_t collective;
+  std::uint64_t call;  // which of the communicator's
 };
 
-// A rank's scratch: device memory of `bytes` bytes, zeroed once, that every rank has mapped. The last two
-// parts are the rank's own. The same on every rank.
+// A rank's scratch: device memory of `bytes` bytes, zeroed once, that every rank has mapped. The last
+// part is the rank's own. The same on every rank.
 struct Layout {
   Layout() = default;
   constexpr Layout(int n, int most_blocks, std::size_t chunk)
@@ -60,13 +61,12 @@ struct Layout {
     flags = round_up(sizeof(Header), 256);
     packets = round_up(flags + pairs * kSlots * sizeof(Flag), 256);
     chunks = round_up(packets + pairs * kPackets * sizeof(Packet), 256);
-    scratch = round_up(chunks + pairs * kChunks * chunk_bytes, 256);
-    counters = round_up(scratch + pairs * 2 * kScratch, 256);
+    counters = round_up(chunks + pairs * kChunks * chunk_bytes, 256);
     bytes = round_up(counters + pairs * sizeof(Counters), 256);
   }
   int ranks = 0, blocks = 0;  // the most blocks that a kernel may have
   std::size_t chunk_bytes = 0;
-  std::size_t flags = 0, packets = 0, chunks = 0, scratch = 0, counters = 0,
+  std::size_t flags = 0, packets = 0, chunks = 0, counters = 0,
               bytes = 0;  // offsets, and the whole
 };
 
@@ -75,10 +75,12 @@ struct Layout {
 struct Context {
   int rank = 0;
   Layout layout;
-  byte* bases[kMaxRanks] = {};   // every rank's scratch, as this device has it mapped
-  Failure* failure = nullptr;    // this rank's, as the device has it mapped
-  std::uint64_t timeout_ns = 0;  // deadline of every wait
-  std::size_t tile_bytes = 0;    // of direct programs; a multiple of kAlign
+  byte* bases[kMaxRanks] = {};                  // every rank's scratch, as this device has it mapped
+  Failure* failure = nullptr;                   // this rank's, as the device has it mapped
+  std::uint64_t timeout_ns = 0;                 // deadline of every wait
+  std::size_t piece_bytes = 0;                  // what a block takes up at once; a multiple of kAlign
+  Collective collective = Collective::barrier;  // for the record of a failure
+  std::uint64_t call = 0;
 };
 
 // The one parameter of every kernel.

@@ -120,32 +120,15 @@ __device__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int
   const std::size_t count = bytes / sizeof(T);
   std::size_t whole = 0;  // elements that have gone in packs
   if (aligned(dsts, n_dsts, srcs, n_srcs, sizeof(uint4))) {
-    if (n_srcs == 2)
-      combine_packs<T, op, kWide, 2, sizeof(T) == 1 ? 2 : 4>(dsts, n_dsts, srcs, 2, 0, count / kWide);
+    constexpr int kFlight = sizeof(T) == 1 ? 1 : 2;
+    if (n_srcs <= 2)
+      combine_packs<T, op, kWide, 2, 2 * kFlight>(dsts, n_dsts, srcs, n_srcs, 0, count / kWide);
+    else if (n_srcs <= 4)
+      combine_packs<T, op, kWide, 4, kFlight>(dsts, n_dsts, srcs, n_srcs, 0, count / kWide);
     else combine_packs<T, op, kWide, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, 0, count / kWide);
     whole = count / kWide * kWide;
   }
   combine_packs<T, op, 1, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, whole, count - whole);
 }
-
-// What a lane's move does with several sources. A program that only moves has none; the others take the
-// reduction of the call from a table, or have it compiled in where that pays.
-struct Bytes {};
-using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
-extern __device__ const Reduce reductions[kDTypes][kOps];  // reductions.cu
-struct ByTable {
-  Reduce reduce;
-  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
-                             std::size_t bytes) const {
-    reduce(dsts, n_dsts, srcs, n_srcs, bytes);
-  }
-};
-template <class T, Op op>
-struct Inline {
-  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
-                             std::size_t bytes) const {
-    reduce<T, op>(dsts, n_dsts, srcs, n_srcs, bytes);
-  }
-};
 
 }  // namespace unisono::cuda

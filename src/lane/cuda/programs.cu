@@ -19,7 +19,7 @@ namespace {
 template <class Reduction>
 __device__ Reduction reduction(const Launch& launch) {
   if constexpr (std::is_same_v<Reduction, ByTable>)
-    return {reductions[static_cast<int>(launch.dtype)][static_cast<int>(launch.op)]};
+    return {&reductions[static_cast<int>(launch.dtype)][static_cast<int>(launch.op)]};
   else return {};
 }
 
@@ -44,10 +44,13 @@ __device__ void run_push(Channel channel, const Launch& launch, const Args& args
   else all_to_all_push(channel, args);
 }
 
-template <Collective collective, class Lane>
+template <Collective collective, Algorithm algorithm, class Lane>
 __device__ void run_direct(Lane& lane, const Args& args) {
   using enum Collective;
-  if constexpr (collective == all_reduce) all_reduce_two_shot_direct(lane, args);
+  if constexpr (algorithm == Algorithm::two_shot_push) {
+    ChunkChannel<Lane> channel(lane);
+    all_reduce_two_shot_push(channel, args);
+  } else if constexpr (collective == all_reduce) all_reduce_two_shot_direct(lane, args);
   else if constexpr (collective == Collective::reduce) reduce_direct(lane, args);
   else if constexpr (collective == broadcast) broadcast_direct(lane, args);
   else if constexpr (collective == all_gather) all_gather_direct(lane, args);
@@ -59,7 +62,7 @@ __device__ void run_direct(Lane& lane, const Args& args) {
 
 template <Collective collective, Algorithm algorithm, class Reduction>
 __global__ void __launch_bounds__(kMaxThreads) program(const __grid_constant__ Launch launch) {
-  using Lane = CudaBlock<Reduction>;
+  using Lane = CudaBlock<Reduction, is_packets(algorithm)>;
   typename Lane::Arrays arrays;
   Lane lane(launch.context, arrays, reduction<Reduction>(launch));
   Args args = launch.args;
@@ -68,7 +71,7 @@ __global__ void __launch_bounds__(kMaxThreads) program(const __grid_constant__ L
   args.sends = launch.by_parts ? launch.sends : nullptr;
   args.receives = launch.by_parts ? launch.receives : nullptr;
   if constexpr (collective == Collective::barrier) meet(lane);
-  else if constexpr (is_direct(algorithm)) run_direct<collective>(lane, args);
+  else if constexpr (is_direct(algorithm)) run_direct<collective, algorithm>(lane, args);
   else if constexpr (is_packets(algorithm))
     run_push<collective, algorithm>(PacketChannel(lane), launch, args);
   else run_push<collective, algorithm>(ChunkChannel(lane), launch, args);
@@ -111,6 +114,7 @@ Kernel all_reduce(Algorithm algorithm, DType dtype, Op op) {
     case one_shot: return combining<collective, one_shot>(dtype, op);
     case two_shot_packets: return combining<collective, two_shot_packets>(dtype, op);
     case two_shot: return combining<collective, two_shot>(dtype, op);
+    case two_shot_push: return combining<collective, two_shot_push>(dtype, op);
     case two_shot_direct: return combining<collective, two_shot_direct>(dtype, op);
     case reduce_scatter_all_gather: return combining<collective, reduce_scatter_all_gather>(dtype, op);
     default: return nullptr;

@@ -36,6 +36,8 @@ __device__ inline void fail(const Wait& wait, std::uint32_t expected, std::uint3
   record.block = static_cast<int>(blockIdx.x);
   record.expected = expected;
   record.seen = seen;
+  record.collective = static_cast<std::uint32_t>(context.collective);
+  record.call = context.call;
   store_release(&record.stage, 2);
   for (int r = 0; r < context.layout.ranks; ++r) store_relaxed(&header(context, r)->failed, 1);
 }

@@ -18,8 +18,10 @@ namespace unisono {
 class HostThread {
  public:
   static constexpr std::uint32_t kChunks = 8;     // chunks in the ring of a pair
-  static constexpr std::uint32_t kPackets = 256;  // packets in the ring of a pair
+  static constexpr std::uint32_t kPackets = 512;  // packets in the ring of a pair
   static constexpr bool kPulls = true;  // reading from a peer is as good as writing to it, or better
+  static constexpr bool kMulticasts = false;
+  static constexpr bool kLinked = false;
   static constexpr std::size_t kPacketBytes = 56;  // payload of a cache line beside its flag
 
   // What a rank keeps in its segment for its peers: a board for `header` bytes, then signals, packets and
@@ -49,6 +51,7 @@ class HostThread {
   static constexpr int worker() { return 0; }
   static constexpr int workers() { return 1; }
   std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
+  static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }
   static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
 
   // Whether the programs that follow move between far addresses.
@@ -90,16 +93,20 @@ class HostThread {
 
   void put_packets(int peer, const byte* src, std::size_t bytes);
   void take_packets(int peer, byte* dst, std::size_t bytes);
-  std::uint32_t packets_sent(int peer) { return static_cast<std::uint32_t>(signals(peer).packets_sent); }
-  std::uint32_t packets_taken(int peer) { return static_cast<std::uint32_t>(signals(peer).packets_taken); }
+  std::uint64_t packets_sent(int peer) { return signals(peer).packets_sent; }
+  std::uint64_t packets_taken(int peer) { return signals(peer).packets_taken; }
+
+  // Packets as operands of a move: they pass through memory of this rank.
+  Dst packets_to(int peer, std::size_t) { return {scratch(2 * peer)}; }
+  void commit_packets(int peer, std::size_t bytes) { put_packets(peer, scratch(2 * peer), bytes); }
+  const byte* packets_from(int peer, std::size_t bytes) {
+    take_packets(peer, scratch(2 * peer + 1), bytes);
+    return scratch(2 * peer + 1);
+  }
 
   // Chunk `index` of the ring from me in the peer's memory, and of the ring from the peer in mine.
   byte* chunk_at(int peer, std::uint32_t index) { return chunk(peer, rank_, index); }
   const byte* chunk_from(int peer, std::uint32_t index) { return chunk(rank_, peer, index); }
-
-  // Room for one piece to and from a peer, for programs that look at packets as memory.
-  byte* outgoing(int peer) { return scratch(2 * peer); }
-  byte* incoming(int peer) { return scratch(2 * peer + 1); }
 
   // Arrays of size() pointers, for the next move.
   const byte** sources() { return sources_.data(); }

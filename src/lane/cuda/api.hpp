@@ -1,0 +1,52 @@
+// CUDA's calls, checked. The driver's own are looked up when they are first used, so that the library loads
+// on machines without a driver.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <source_location>
+#include <string_view>
+
+namespace unisono::cuda {
+
+// ResourceError with CUDA's text and the place, unless the call has succeeded.
+void check(cudaError_t result, std::string_view what,
+           std::source_location where = std::source_location::current());
+void check(CUresult result, std::string_view what,
+           std::source_location where = std::source_location::current());
+
+struct Driver {
+  decltype(&cuMemGetAllocationGranularity) granularity;
+  decltype(&cuMemCreate) create;
+  decltype(&cuMemRelease) release;
+  decltype(&cuMemAddressReserve) reserve;
+  decltype(&cuMemAddressFree) free;
+  decltype(&cuMemMap) map;
+  decltype(&cuMemUnmap) unmap;
+  decltype(&cuMemSetAccess) set_access;
+  decltype(&cuMemExportToShareableHandle) export_handle;
+  decltype(&cuMemImportFromShareableHandle) import_handle;
+  decltype(&cuGetErrorString) error_string;
+};
+const Driver& driver();
+
+// Makes `device` the thread's current one while it lives.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    check(cudaGetDevice(&before_), "cudaGetDevice");
+    if (before_ != device) check(cudaSetDevice(device), "cudaSetDevice");
+    changed_ = before_ != device;
+  }
+  ~OnDevice() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+}  // namespace unisono::cuda

@@ -1,0 +1,62 @@
+// What a communicator has on its GPU: scratch that every rank reaches, symmetric memory, and the launches of
+// the CUDA lane's kernels on the caller's streams.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "plan.hpp"
+#include "request.hpp"
+
+namespace unisono {
+
+class Group;
+
+namespace cuda {
+
+// How a kernel is cut; zeros are the engine's choice.
+struct Shape {
+  int blocks = 0, threads = 0;
+  std::size_t piece_bytes = 0;  // what a block takes up at once
+};
+
+// Calls come in the same order on every rank, as for the communicator; they only enqueue. A kernel that has
+// waited past the deadline ends, and so do all that follow; the next `check` or `synchronize` raises that.
+class Engine {
+ public:
+  struct Options {
+    int device = 0;
+    int max_sms = 0;  // that a kernel may take; 0: as many as pay
+    double timeout_s = 30;
+  };
+  // Collective. UsageError when there is no such GPU, or two ranks have the same; ResourceError when memory
+  // cannot be had or shared, or this build has no CUDA lane.
+  static std::unique_ptr<Engine> make(Group& group, const Options& options);
+  static int devices();
+  virtual ~Engine() = default;
+
+  virtual int device() const = 0;
+
+  // Whether the buffers that a direct program reaches lie in symmetric memory of this rank.
+  virtual bool symmetric(const Request& request) const = 0;
+  virtual Place place(const byte* at, std::size_t bytes) const = 0;
+
+  // Enqueues a call. `to` and `from` are those of a send_recv; -1 leaves that half out.
+  virtual void run(const Request& request, Algorithm algorithm, std::uint64_t call, int to, int from) = 0;
+  virtual Shape shape(Collective collective, Algorithm algorithm, std::size_t bytes) const = 0;
+  // Overrides the shape of the calls that follow, for measurements; the same on every rank.
+  virtual void set_shape(const Shape& shape) = 0;
+
+  // Collective over the group's host lane.
+  virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
+
+  virtual void check() = 0;
+  virtual void synchronize(void* stream) = 0;
+
+ protected:
+  Engine() = default;
+};
+
+}  // namespace cuda
+}  // namespace unisono

@@ -1,0 +1,276 @@
+"""Every collective on GPUs, by every algorithm, against plain numpy, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unisono
+from gpus import Gpus, gpus, numbers, random_bits, same_bits
+from reference import DTYPES, OPS, combine
+
+pytestmark = pytest.mark.gpu
+RANKS = (1, 2, 3, 4, 5, 8)
+COUNTS = (0, 1, 3, 1000, 12_289, 300_007)  # elements of the larger buffer, or near
+
+
+@pytest.fixture(scope="module", params=RANKS)
+def ranks(request: pytest.FixtureRequest) -> Any:
+    with gpus(request.param) as made:
+        yield made
+
+
+def expected(collective: str, xs: list[np.ndarray], n: int, root: int, op: str) -> list[np.ndarray | None]:
+    """What each rank gets of inputs `xs`; None: nothing."""
+    at_root = lambda value: [value if r == root else None for r in range(n)]  # noqa: E731
+    match collective:
+        case "all_reduce":
+            return [combine(xs, op)] * n
+        case "reduce":
+            return at_root(combine(xs, op))
+        case "broadcast":
+            return [xs[root]] * n
+        case "all_gather":
+            return [np.stack(xs)] * n
+        case "gather":
+            return at_root(np.stack(xs))
+        case "reduce_scatter":
+            return list(combine(xs, op))
+        case "scatter":
+            return list(xs[root])
+        case "all_to_all":
+            return [np.stack([x[r] for x in xs]) for r in range(n)]
+    raise ValueError(collective)
+
+
+def shapes(collective: str, count: int, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of a rank's input and output, the larger with about `count` elements."""
+    block = count // n
+    return {
+        "all_reduce": ((count,), (count,)),
+        "reduce": ((count,), (count,)),
+        "broadcast": ((count,), (count,)),
+        "all_gather": ((block,), (n, block)),
+        "gather": ((block,), (n, block)),
+        "reduce_scatter": ((n, block), (block,)),
+        "scatter": ((n, block), (block,)),
+        "all_to_all": ((n, block), (n, block)),
+    }[collective]
+
+
+def arguments(collective: str, op: str, root: int) -> dict[str, Any]:
+    reduces = collective in ("all_reduce", "reduce", "reduce_scatter")
+    rooted = collective in ("reduce", "broadcast", "gather", "scatter")
+    return ({"op": op} if reduces else {}) | ({"root": root} if rooted else {})
+
+
+def check(
+    ranks: Gpus, collective: str, count: int, dtype: str, op: str, algorithm: str | None, pools: Any = None
+) -> None:
+    n = ranks.n
+    rng = np.random.default_rng(count + n)
+    root = count % n
+    x_shape, out_shape = shapes(collective, count, n)
+    xs = [random_bits(rng, x_shape, dtype) for _ in range(n)]
+    wanted = expected(collective, xs, n, root, op)
+    inputs, outputs = [], []
+    for r in range(n):
+        x, out = ranks.put(xs[r], r), ranks.put(random_bits(rng, out_shape, dtype), r)
+        if pools is not None:  # the same offsets of symmetric memory on every rank
+            raw_x, raw_out = pools[0][r][: x.nbytes], pools[1][r][: out.nbytes]
+            raw_x.copy_(x.view(-1).view(raw_x.dtype) if x.numel() else raw_x)
+            x, out = ranks.view(raw_x, xs[r]), ranks.view(raw_out, np.empty(out_shape, DTYPES[dtype]))
+        inputs.append(x)
+        outputs.append(out)
+    how = arguments(collective, op, root) | {"algorithm": algorithm}
+    given = ranks.run(
+        lambda comm, r, stream: getattr(comm, collective)(inputs[r], out=outputs[r], stream=stream, **how)
+    )
+    for r in range(n):
+        if wanted[r] is not None:
+            got = numbers(given[r], dtype)
+            assert same_bits(got, wanted[r]), (
+                f"{collective} of {count} {dtype} by {algorithm}, rank {r} of {n}"
+            )
+
+
+MOVING = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
+ALL = ("all_reduce", "reduce", "reduce_scatter", *MOVING)
+
+
+def plain_algorithms(collective: str) -> list[str | None]:
+    names = unisono.Communicator.algorithms(collective, "cuda")
+    return [None, *(name for name in names if name not in DIRECT)]
+
+
+DIRECT = ("direct", "two_shot_direct", "two_shot_push", "copy_engine")
+
+
+@pytest.mark.parametrize("collective", ALL)
+def test_plain_memory(ranks: Gpus, collective: str) -> None:
+    for count in COUNTS:
+        for algorithm in plain_algorithms(collective):
+            check(ranks, collective, count, "f32", "sum", algorithm)
+
+
+@pytest.fixture(scope="module")
+def pools(ranks: Gpus) -> Any:
+    import torch
+
+    size = 8 << 20
+    return [ranks.comms.empty(size, torch.uint8) for _ in range(2)]
+
+
+@pytest.mark.parametrize("collective", ALL)
+def test_symmetric_memory(ranks: Gpus, pools: Any, collective: str) -> None:
+    if ranks.n == 1:
+        pytest.skip("one rank has nobody to reach")
+    names = unisono.Communicator.algorithms(collective, "cuda")
+    for count in COUNTS:
+        for algorithm in [None, *(name for name in names if name in DIRECT)]:
+            check(ranks, collective, count, "f32", "sum", algorithm, pools)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_op(ranks: Gpus, pools: Any, dtype: str) -> None:
+    for op in OPS:
+        for algorithm in plain_algorithms("all_reduce"):
+            check(ranks, "all_reduce", 5001, dtype, op, algorithm)
+        check(ranks, "reduce_scatter", 5001, dtype, op, None)
+        if ranks.n > 1:
+            check(ranks, "all_reduce", 5001, dtype, op, "two_shot_direct", pools)
+            check(ranks, "all_reduce", 5001, dtype, op, "two_shot_push", pools)
+    for collective in MOVING:
+        check(ranks, collective, 5001, dtype, "sum", None)
+
+
+def test_unaligned(ranks: Gpus) -> None:
+    """Buffers that begin at any element."""
+    rng, n = np.random.default_rng(7), ranks.n
+    xs = [random_bits(rng, (4099,), "bf16") for _ in range(n)]
+    inputs = [ranks.put(xs[r], r)[1:] for r in range(n)]
+    for algorithm in plain_algorithms("all_reduce"):
+        outs = [ranks.put(np.zeros(4101, DTYPES["bf16"]), r)[3:] for r in range(n)]
+        ranks.run(
+            lambda comm, r, stream, outs=outs, how=algorithm: comm.all_reduce(
+                inputs[r], out=outs[r], algorithm=how, stream=stream
+            )
+        )
+        wanted = combine([x[1:] for x in xs], "sum")
+        assert all(same_bits(numbers(out, "bf16"), wanted) for out in outs)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_in_place(ranks: Gpus, pools: Any, symmetric: bool) -> None:
+    rng, n = np.random.default_rng(8), ranks.n
+    xs = [random_bits(rng, (40_001,), "f32") for _ in range(n)]
+    wanted = combine(xs, "sum")
+    names = unisono.Communicator.algorithms("all_reduce", "cuda")
+    for algorithm in names:
+        if (algorithm in DIRECT) != symmetric or (symmetric and n == 1):
+            continue
+        tensors = [ranks.put(xs[r], r) for r in range(n)]
+        if symmetric:
+            for r in range(n):
+                raw = pools[0][r][: tensors[r].nbytes]
+                tensors[r] = ranks.view(raw.copy_(tensors[r].view(raw.dtype)), xs[r])
+        ranks.run(
+            lambda comm, r, stream, t=tensors, how=algorithm: comm.all_reduce(
+                t[r], out=t[r], algorithm=how, stream=stream
+            )
+        )
+        assert all(same_bits(numbers(t, "f32"), wanted) for t in tensors), algorithm
+
+
+def test_send_recv_ring(ranks: Gpus) -> None:
+    rng, n = np.random.default_rng(9), ranks.n
+    for count in COUNTS:
+        xs = [random_bits(rng, (count,), "u8") for _ in range(n)]
+        inputs = [ranks.put(x, r) for r, x in enumerate(xs)]
+        outs = [ranks.put(np.zeros_like(xs[0]), r) for r in range(n)]
+        ranks.run(
+            lambda comm, r, stream, a=inputs, b=outs: comm.send_recv(
+                a[r], (r + 1) % n, b[r], (r - 1) % n, stream=stream
+            )
+        )
+        assert all(same_bits(numbers(outs[r], "u8"), xs[(r - 1) % n]) for r in range(n))
+
+
+def test_all_to_all_v(ranks: Gpus) -> None:
+    rng, n = np.random.default_rng(10), ranks.n
+    counts = rng.integers(0, 5000, (n, n))
+    xs = [random_bits(rng, (int(counts[r].sum()),), "f32") for r in range(n)]
+    inputs = [ranks.put(x, r) for r, x in enumerate(xs)]
+    outs = [ranks.put(np.zeros(int(counts[:, r].sum()), np.float32), r) for r in range(n)]
+    ranks.run(
+        lambda comm, r, stream: comm.all_to_all_v(
+            inputs[r], counts[r].tolist(), counts[:, r].tolist(), outs[r], stream=stream
+        )
+    )
+    for r in range(n):
+        parts = [np.split(xs[s], np.cumsum(counts[s])[:-1])[r] for s in range(n)]
+        assert same_bits(numbers(outs[r], "f32"), np.concatenate(parts))
+
+
+def test_graph_replays_with_fresh_data(ranks: Gpus) -> None:
+    import torch
+
+    n = ranks.n
+    xs = [torch.zeros(10_000, dtype=torch.bfloat16, device=device) for device in ranks.devices]
+    outs = [torch.empty_like(x) for x in xs]
+    graphs = []
+    ranks.run(lambda comm, r, stream: comm.all_reduce(xs[r], out=outs[r], stream=stream))
+    for r, comm in enumerate(ranks.comms):
+        graph = torch.cuda.CUDAGraph()
+        with (
+            torch.cuda.device(ranks.devices[r]),
+            torch.cuda.graph(graph, stream=ranks.streams[r], capture_error_mode="thread_local"),
+        ):
+            for _ in range(3):
+                comm.all_reduce(xs[r], out=outs[r])
+        graphs.append(graph)
+    rng = np.random.default_rng(11)
+    for _ in range(1000 if n <= 4 else 100):
+        fresh = [rng.standard_normal(10_000).astype(np.float32).astype(DTYPES["bf16"]) for _ in range(n)]
+        for r in range(n):
+            xs[r].copy_(ranks.put(fresh[r], r))
+            torch.cuda.synchronize(ranks.devices[r])
+        for r in range(n):
+            with torch.cuda.device(ranks.devices[r]), torch.cuda.stream(ranks.streams[r]):
+                graphs[r].replay()
+        for comm, stream in zip(ranks.comms, ranks.streams, strict=True):
+            comm.synchronize(stream)
+        wanted = combine(fresh, "sum")
+        assert all(same_bits(numbers(out, "bf16"), wanted) for out in outs)
+
+
+def test_late_rank_is_a_timeout() -> None:
+    import torch
+
+    with gpus(2, timeout_s=1.0) as ranks:
+        x = torch.ones(1000, device=ranks.devices[0])
+        ranks.comms[0].all_reduce(x, out=x, stream=ranks.streams[0])
+        with pytest.raises(unisono.TimeoutError, match=r"all_reduce .*rank 0.* on the GPU for rank 1"):
+            ranks.comms[0].synchronize(ranks.streams[0])
+        with pytest.raises(unisono.TimeoutError):
+            ranks.comms[1].all_reduce(torch.ones(1000, device=ranks.devices[1]), stream=ranks.streams[1])
+
+
+def test_usage_errors(ranks: Gpus) -> None:
+    import torch
+
+    comm, device = ranks.comms[0], ranks.devices[0]
+    x = torch.ones(8, device=device)
+    with pytest.raises(unisono.UsageError, match="on the CPU"):
+        comm.all_reduce(x, out=torch.ones(8))
+    with pytest.raises(unisono.UsageError, match="not contiguous"):
+        comm.all_reduce(torch.ones(8, 8, device=device).t())
+    with pytest.raises(unisono.UsageError, match="is not a stream"):
+        comm.all_reduce(x, stream="main")
+    if ranks.n > 1:
+        with pytest.raises(unisono.UsageError, match="Communicator::empty"):
+            comm.all_reduce(x, algorithm="two_shot_direct")
+    with pytest.raises(unisono.UsageError, match="no algorithm"):
+        comm.all_reduce(x, algorithm="nonsense")

@@ -1,0 +1,120 @@
+"""Ranks on GPUs: one process, one thread, as many communicators as a test asks for.
+
+Where there are fewer GPUs than ranks, UNISONO_SHARE_DEVICE=1 lets them share one: the protocol is the same, the
+speed is not. Otherwise the test is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import unisono
+from reference import DTYPES
+from unisono._core import device_count
+
+Array = npt.NDArray[Any]
+if (
+    os.environ.get("UNISONO_SHARE_DEVICE") == "1"
+):  # else streams of different ranks wait for each other in one queue
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def devices_for(n: int) -> tuple[list[int], int]:
+    """(device of each rank, most SMs of each); skips the test where there are not enough."""
+    here = device_count()
+    if here >= n:
+        return list(range(n)), 0
+    if here and os.environ.get("UNISONO_SHARE_DEVICE") == "1":
+        return [0] * n, 128 // n  # the kernels of all ranks must be resident at once
+    pytest.skip(f"needs {n} GPUs: this machine has {here}")
+
+
+class Gpus:
+    """`n` ranks, with a stream for each."""
+
+    def __init__(self, n: int, **options: Any) -> None:
+        torch = pytest.importorskip("torch")
+        self.devices, max_sms = devices_for(n)
+        self.n = n
+        self.comms = unisono.init_all(
+            self.devices, max_sms=options.pop("max_sms", max_sms), check=False, **options
+        )
+        self.streams = [torch.cuda.Stream(device) for device in self.devices]
+
+    def put(self, host: Array, rank: int) -> Any:
+        """A tensor with these bits on the rank's GPU."""
+        import torch
+
+        return self.view(
+            torch.from_numpy(np.ascontiguousarray(host).view(np.uint8).reshape(-1)).to(self.devices[rank]),
+            host,
+        )
+
+    @staticmethod
+    def view(raw: Any, like: Array) -> Any:
+        import torch
+
+        names = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+        kind = names.get(like.dtype.name) or getattr(torch, like.dtype.name)
+        return raw.view(kind).view(like.shape)
+
+    def run(self, call: Callable[[Any, int, Any], Any]) -> list[Any]:
+        """`call(communicator, rank, stream)` for every rank from this one thread, then waits for all."""
+        import torch
+
+        for device in set(self.devices):
+            torch.cuda.synchronize(device)
+        given = [call(comm, rank, self.streams[rank]) for rank, comm in enumerate(self.comms)]
+        for comm, stream in zip(self.comms, self.streams, strict=True):
+            comm.synchronize(stream)
+        return given
+
+    def close(self) -> None:
+        for comm in self.comms:
+            comm.close()
+
+
+@contextmanager
+def gpus(n: int, **options: Any) -> Iterator[Gpus]:
+    ranks = Gpus(n, **options)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def numbers(tensor: Any, dtype: str) -> Array:
+    """A tensor's bits as a numpy array of that dtype."""
+    import torch
+
+    raw = tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
+    return raw.view(DTYPES[dtype]).reshape(tuple(tensor.shape))
+
+
+def random_bits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
+    """Any bit pattern: infinities, denormals, -0.0 and NaN among the numbers."""
+    kind = DTYPES[dtype]
+    size = int(np.prod(shape)) * kind.itemsize
+    return rng.integers(0, 256, size, np.uint8).view(kind).reshape(shape)
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Equal bit for bit, a NaN being equal to a NaN."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    bits = _BITS[a.dtype.itemsize]
+    equal = np.ascontiguousarray(a).view(bits) == np.ascontiguousarray(b).view(bits)
+    if a.dtype.kind not in "iu":
+        with np.errstate(invalid="ignore"):
+            equal |= np.isnan(a.astype(np.float32 if a.dtype.itemsize < 8 else np.float64)) & np.isnan(
+                b.astype(np.float32 if b.dtype.itemsize < 8 else np.float64)
+            )
+    return bool(equal.all())
