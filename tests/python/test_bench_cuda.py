@@ -235,6 +235,24 @@ def test_staged_calls_copy_in_and_out(collective: str, placement: str) -> None:
     assert bool((placed.buffers.out == 3).all())
 
 
+@pytest.mark.parametrize("placement", cases.PLACEMENTS)
+@pytest.mark.parametrize("collective", ["gather", "scatter", "reduce", "broadcast"])
+def test_every_rank_knows_the_place_of_the_roots_buffers(collective: str, placement: str) -> None:
+    case = cases.make_case(collective, 960, "f32", 3, placement=placement)
+    pools = [Pools([case], rank) for rank in range(3)]
+    root, *others = [pool.place(case).buffers for pool in pools]
+    assert root.x_place is root.x
+    assert root.out_place is root.out
+    for other in others:
+        assert other.x_place is not None
+        if other.x is None:
+            assert other.x_place.shape == root.x.shape
+        if other.out is None:
+            assert other.out_place.shape == root.out.shape
+        if placement == "in_place" and collective == "reduce":
+            assert other.out_place is other.x
+
+
 # ---- loops
 
 

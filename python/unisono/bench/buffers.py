@@ -143,15 +143,26 @@ class Pools:
         behind = ((x_region, x), (out_region, spare if out is None else out))
         guards = tuple(r.memory[a.nbytes : a.nbytes + GUARD] for r, a in behind if a is not None)
         read, written = [(region, 0 if array is None else array.nbytes) for region, array in behind]
+        root = shapes if case.root is None else layout(case, case.root)
+        x_place = None if root.x is None else x_region.view(root.x, case.dtype)
+        out_place = None if root.out is None else out_region.view(root.out, case.dtype)
         if case.placement == "in_place" and x is not None:
             match case.collective:
                 case "reduce" if out is None:  # in place, a library may overwrite the input of any rank
-                    written = read
+                    written, out_place = read, x
                 case "all_gather" | "gather" if out is not None:
                     read, x = written, out[self.rank]
                 case "reduce_scatter" | "scatter":
                     out, written = x[self.rank], read
                 case _ if out is not None:
                     out, written = x, read
-        buffers = Buffers(x, out, spare, shapes.send_counts, shapes.recv_counts)
+        buffers = Buffers(
+            x,
+            out,
+            spare,
+            x_place=x if x is not None else x_place,
+            out_place=out if out is not None else out_place,
+            send_counts=shapes.send_counts,
+            recv_counts=shapes.recv_counts,
+        )
         return Placed(buffers, case.dtype, read, written, guards)

@@ -61,13 +61,17 @@ class Buffers:
     In place follows MPI: all_reduce, broadcast, reduce and all_to_all have `out is x`; all_gather and gather
     have `x` in `out[rank]`; reduce_scatter and scatter have `out` in `x[rank]` (gather and scatter at the
     root only). None: this rank has no such buffer. `spare` is scratch of the shape of `x` where a reduce has
-    no `out`, for a library that would overwrite its input there."""
+    no `out`, for a library that would overwrite its input there. `x_place` and `out_place` are `x` and `out`,
+    and on ranks that have none the root's place in their own memory, for a library that asks every rank of a
+    rooted call for it."""
 
     x: Any
     out: Any
     spare: Any = None
     send_counts: tuple[int, ...] = ()
     recv_counts: tuple[int, ...] = ()
+    x_place: Any = None
+    out_place: Any = None
 
 
 class Backend(Protocol):
