@@ -109,6 +109,7 @@ class Pools:
         self.rank = rank
         self._wrap = wrap
         self._regions: dict[str, tuple[Region, Region]] = {}
+        self._owned: dict[tuple[int, int], str] = {}
         size = needed_bytes(cases, "plain")
         if size:
             self._add("plain", plain(size), plain(size))
@@ -125,7 +126,12 @@ class Pools:
         it raises."""
         if size:
             x, out = backend.allocate(_pages(size))
-            self._add(backend.name, self._wrap(x), self._wrap(out))
+            known = self._owned.get((id(x), id(out)))  # variants of a backend may share it
+            if known is None:
+                self._add(backend.name, self._wrap(x), self._wrap(out))
+                self._owned[id(x), id(out)] = backend.name
+            else:
+                self._regions[backend.name] = self._regions[known]
 
     def _add(self, memory: str, x: Region, out: Region) -> None:
         for region in (x, out):
