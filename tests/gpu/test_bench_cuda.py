@@ -149,6 +149,22 @@ def test_graph_is_never_slower_than_single_calls_by_much(tmp_path: Path) -> None
 
 
 @needs(2)
+def test_one_process_drives_all_gpus(tmp_path: Path) -> None:
+    found = bench(
+        tmp_path / "run",
+        *("--ranks", "2", "--one-process", "--backend", "unisono,nccl,nccl-windows,torch-symm", "-d", "bf16"),
+        *("--sizes", "4K,1M", "-n", "6"),
+    )
+    assert not found.failures
+    assert {r.backend for r in found.results} == {"unisono", "nccl", "nccl-windows"}
+    assert all(r.case.one_process for r in found.results)
+    assert {skip.backend for skip in found.skips if skip.case is None} == {
+        "torch-symm:one_shot",
+        "torch-symm:two_shot",
+    }
+
+
+@needs(2)
 def test_links(tmp_path: Path) -> None:
     run("links", "-O", str(tmp_path / "links"))
     found = records.read(tmp_path / "links")

@@ -88,6 +88,12 @@ def test_the_memory_limit_begins_at_a_gibibyte() -> None:
     assert options_of(Asked(device="cuda", to_memory_limit=True, begin="1M", end="1M"), []).sizes == [1 << 20]
 
 
+def test_one_process_has_backends_whose_ranks_may_be_threads() -> None:
+    assert options_of(Asked(device="cuda", one_process=True), []).threads == 1
+    able = {name: base.load(name).threads for name in base.names()}
+    assert {name for name, threads in able.items() if threads} == {"unisono", "nccl", "nccl-windows"}
+
+
 def test_workloads_are_measured_as_graphs() -> None:
     (_, wanted), *_ = workloads.select(["llama-3-70b-tp-decode"], 8, "cuda")
     assert {(case.device, case.mode) for case in wanted} == {("cuda", "graph")}
@@ -121,6 +127,8 @@ def test_wrong_words_for_gpus_are_refused() -> None:
         (["--device", "gpu"], "unknown device 'gpu': choose from cpu, cuda"),
         (["--mode", "graph"], "unknown mode 'graph': choose from latency, throughput"),
         (["--to-memory-limit"], "add --device cuda"),
+        (["--one-process"], "add --device cuda"),
+        (["--device", "cuda", "--one-process", "--mode", "latency"], "choose --mode graph, events or both"),
         (["--device", "cuda", "--backend", "torch-symm:three_shot"], "choose from one_shot, two_shot"),
     ):
         found = CliRunner().invoke(app, ["bench", *arguments])

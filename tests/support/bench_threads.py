@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
+from unisono.bench.one_process import Meeting
 from unisono.bench.options import Options
 from unisono.bench.schedule import Limits
 
-
-@dataclass
-class Meeting:
-    """A bootstrap between threads."""
-
-    rank: int
-    size: int
-    slots: list[bytes]
-    door: Barrier
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        self.slots[self.rank] = data
-        self.door.wait(60)
-        found = list(self.slots)
-        self.door.wait(60)
-        return found
+__all__ = ["Meeting", "options"]
 
 
 def options(directory: Path, backends: list[str], **changes: Any) -> Options:

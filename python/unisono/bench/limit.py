@@ -89,6 +89,7 @@ class Sweep:
                             mode=mode,
                             device=self._device.kind,
                         )
+                        case = msgspec.structs.replace(case, one_process=bool(options.threads))
                         self._grow(backend, case, options.seed)
 
     def _stopped(self) -> bool:
@@ -111,16 +112,7 @@ class Sweep:
                 self._end(backend, case, step, largest)
                 break
             largest = case, step
-            case = make_case(
-                case.collective,
-                2 * case.bytes,
-                case.dtype,
-                case.ranks,
-                case.op,
-                memory=case.memory,
-                mode=case.mode,
-                device=case.device,
-            )
+            case = msgspec.structs.replace(case, bytes=2 * case.bytes)
         leaked = self._fullest().used - before.used
         if leaked > LEAK_BYTES:
             self._say(f"{backend.name} {case.collective}: {leaked >> 20} MiB were not given back.")

@@ -55,6 +55,11 @@ def bind_to_cores(world: launch.World, cores: list[int], device: str) -> None:
 def main(argv: list[str]) -> int:
     try:
         options = Options.unpack(argv[0])
+        if options.threads:
+            from unisono.bench import one_process
+
+            one_process.run(options)
+            return 0
         bind_to_cores(launch.from_env(os.environ), sorted(os.sched_getaffinity(0)), options.device)
         session.run(options, os.environ)
     except BaseException as error:

@@ -33,6 +33,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     memory: str = "plain"  # or symmetric
     mode: str = "latency"  # or throughput; on GPUs also graph and events
     device: str = "cpu"  # or cuda: where the buffers lie
+    one_process: bool = False  # the ranks are threads of one process, not processes
 
 
 class Machine(msgspec.Struct, kw_only=True):

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from unisono import bootstrap, launch
 from unisono.bench import cases, limit, provenance, workloads
 from unisono.bench.align import Aligner
@@ -208,7 +210,9 @@ class Session:
             options.device,
         )
         wanted: list[tuple[Case, str | None]] = [(case, None) for case in grid]
-        return wanted + [(case, workload.name) for workload, needed in models for case in needed]
+        wanted += [(case, workload.name) for workload, needed in models for case in needed]
+        threads = bool(options.threads)
+        return [(msgspec.structs.replace(case, one_process=threads), name) for case, name in wanted]
 
     def _open_backends(self) -> tuple[list[Backend], list[Skip]]:
         """The backends that every rank can use, and why the others cannot be."""
@@ -224,6 +228,8 @@ class Session:
             wrong_place = None
             if device.kind not in backend.devices:
                 wrong_place = f"it works on {' and '.join(backend.devices)} only."
+            elif self.options.threads and not backend.threads:
+                wrong_place = "its ranks cannot be threads of one process."
             failed = control.first_error(wrong_place or _reason(backend.available, ranks.size))
             if failed is None:
                 failed = control.first_error(_reason(backend.setup, ranks))

@@ -83,6 +83,7 @@ class Backend(Protocol):
         False  # True: float sums are combined in rank order and must match the reference bit by bit
     )
     devices: tuple[str, ...] = ("cpu",)  # where the buffers may lie
+    threads: bool = False  # True: ranks may be threads of one process
     own_memory: bool = False  # True: symmetric cases lie in memory that `allocate` makes
     variants: tuple[str, ...] = ()  # what the name alone stands for, as `name:variant` each
 

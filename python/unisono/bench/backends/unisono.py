@@ -26,6 +26,7 @@ class UnisonoBackend(Backend):
 
     bit_exact = True
     devices = ("cpu", "cuda")
+    threads = True
 
     def __init__(self, algorithm: str | None = None) -> None:
         if algorithm is not None and algorithm not in (known := all_algorithms()):
