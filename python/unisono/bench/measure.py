@@ -78,12 +78,14 @@ class Measurement:
                 work = self.works[index]
                 if not work.dropped:
                     self._visit(index, work)
-                    if not self._unfinished(work.group):
-                        results += self._finish(work.group)
+                    for rival in self.schedule.rivals(index):
+                        group = self.works[rival].group
+                        if not group.finished and not self._unfinished(group):
+                            results += self._finish(group)
                 if self.interrupted:
                     break
         for group in self.groups:
-            if self._unfinished(group):
+            if not group.finished:
                 results += self._finish(group)
         return results
 
@@ -189,6 +191,7 @@ class Measurement:
 
     def _finish(self, group: Group) -> list[Result]:
         """The second check of a group whose cells are all measured, and their results."""
+        group.finished = True
         wrong: dict[str, checks.Wrong] = {}
         if self._verified and self.control.from_root(
             lambda: any(w.state.samples_us for w in group.works), bool
