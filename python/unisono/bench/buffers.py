@@ -3,7 +3,9 @@ it.
 
 All backends get the same addresses. Each pool has an input and an output region of the size of the largest
 case; views begin at the regions' start, so that a case is measured on memory that its own last calls have
-touched (no rotation beyond the caches). `GUARD` bytes behind every view show a write past its end.
+touched (no rotation beyond the caches). `GUARD` bytes behind every view show a write past its end. Regions
+begin at a huge page: numpy asks for huge pages behind large arrays, and where the first one begins would
+otherwise be chance, of which the kernel's copies between processes take twice the time.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from unisono.bench.cases import DTYPES, Array, layout
 from unisono.bench.records import Case
 
 GUARD = 64
-ALIGN = 4096
+PAGE, HUGE_PAGE = 4096, 2 << 20
 POISON = 0xA5
 
 Bytes = npt.NDArray[np.uint8]
@@ -29,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass
 class Region:
-    """Page-aligned bytes, and up to where they hold ones of which dtype (see `Placed.prime`)."""
+    """Bytes from a page's start on, and up to where they hold ones of which dtype (see `Placed.prime`)."""
 
     memory: Bytes
     ones_of: str = ""
@@ -75,7 +77,7 @@ def needed_bytes(cases: Iterable[Case], memory: str) -> int:
 
 
 def _pages(size: int) -> int:
-    return (size + ALIGN - 1) // ALIGN * ALIGN
+    return (size + PAGE - 1) // PAGE * PAGE
 
 
 class Pools:
@@ -102,8 +104,8 @@ class Pools:
 
     @staticmethod
     def _plain(size: int) -> Region:
-        raw = np.empty(_pages(size) + ALIGN, np.uint8)
-        start = -raw.ctypes.data % ALIGN
+        raw = np.empty(_pages(size) + HUGE_PAGE, np.uint8)
+        start = -raw.ctypes.data % HUGE_PAGE
         return Region(raw[start : start + _pages(size)])
 
     def place(self, case: Case) -> Placed:
