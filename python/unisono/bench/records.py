@@ -91,7 +91,9 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     algorithm: str | None
     samples_us: list[float]
     median_us: float
-    ci_low_us: float  # exact nonparametric 95 % interval of the median; equal to min and max below 6 samples
+    # the exact nonparametric 95 % interval of the median (below 6 samples minimum to maximum), or that of the
+    # visits' medians where it reaches further
+    ci_low_us: float
     ci_high_us: float
     skew_us: float | None  # median over iterations of the spread of the ranks' start times
     calls_per_sample: int
@@ -102,6 +104,7 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     sol: float | None  # speed of light: the share of the ceiling that busbw reaches, as stated in the report
     converged: bool
     workload: str | None = None
+    visits: list[int] = []  # samples_us came in so many visits, each with so many samples
 
 
 class Skip(msgspec.Struct, tag="skip", kw_only=True):

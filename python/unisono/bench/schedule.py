@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from unisono.bench import stats
 
-MIN_ROUNDS = 3
-BATCH = 150  # samples in one visit at most: three visits carry a p99 (368)
+MIN_ROUNDS = 6  # as many visits carry an interval of their medians
+BATCH = 75  # samples in one visit at most: six visits carry a p99 (368)
 BATCH_MOST, BATCH_S = (
     5000,
     2.0,
@@ -36,7 +36,7 @@ class Limits:
     width: float = 0.05  # of the interval of the median, relative to it
     min_samples: int = 10
     max_samples: int = 1500
-    rounds: int = 5
+    rounds: int = 8
     warmup: int = 10
     samples: int | None = None
 
@@ -51,14 +51,18 @@ class Cell:
     skews_us: list[float] = field(default_factory=list)
     call_s: float = 0.0  # 0: not known yet
     sample_s: float = 0.0
-    rounds: int = 0
+    visits: list[int] = field(default_factory=list)  # the samples of each
     converged: bool = False
     enough: bool = False
     done: bool = False  # it and its rivals have enough
 
     @property
     def interval(self) -> stats.Interval:
-        return stats.median_interval(self.samples_us)
+        return stats.visited_interval(self.samples_us, self.visits)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.visits)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ class Schedule:
         self._waiting.discard(index)
         cell.samples_us.extend(samples_us)
         cell.skews_us.extend(skews_us)
-        cell.rounds += 1
+        cell.visits.append(len(samples_us))
         cell.sample_s = max(spent_s / max(1, len(samples_us)), 1e-7)
         count = len(cell.samples_us)
         cell.converged = count >= stats.MIN_SAMPLES and cell.interval.width <= limits.width
