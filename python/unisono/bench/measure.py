@@ -15,6 +15,7 @@ import numpy as np
 
 from unisono.bench import cells as checks
 from unisono.bench import timing
+from unisono.bench.binding import Binding
 from unisono.bench.buffers import Pools
 from unisono.bench.cells import Group, Work
 from unisono.bench.control import Control, Interrupt
@@ -52,6 +53,7 @@ class Measurement:
         limits: Limits,
         seed: int,
         align: timing.Call,
+        binding: Binding,
         interrupt: Interrupt,
         emit: Callable[[Record], None],
         show: Callable[[Schedule, str], None],
@@ -63,7 +65,7 @@ class Measurement:
         self.schedule = Schedule([work.state for work in self.works], limits, seed, time.monotonic)
         self.interrupted = False
         self.failures = 0
-        self._seed, self._align, self._interrupt = seed, align, interrupt
+        self._seed, self._align, self._binding, self._interrupt = seed, align, binding, interrupt
         self._emit, self._show, self._verified, self._ceiling = emit, show, verified, ceiling_gbps
 
     def run(self) -> list[Result]:
@@ -138,6 +140,7 @@ class Measurement:
     def _batch(self, work: Work, batch: Batch) -> list[timing.Timed] | None:
         """All ranks' times; None where the cell failed on any of them and is dropped."""
         call, placed = work.ready(self.pools)
+        self._binding.bind(work.backend.own_threads)
         placed.prime()
         mine = timing.timed(call, self._align, batch.samples, batch.calls, batch.warmup)
         placed.soil()

@@ -10,6 +10,7 @@ import traceback
 
 from unisono import launch
 from unisono.bench import session
+from unisono.bench.binding import Binding
 from unisono.bench.options import Options
 
 
@@ -31,17 +32,11 @@ def explain(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def bind_to_core(world: launch.World, cores: list[int]) -> None:
-    """Gives each rank a core of its own where there are enough, so that no two share one by accident; all
-    backends alike. Ranks that another launcher has started are bound as it was told."""
-    if world.local_size == world.size <= len(cores):
-        os.sched_setaffinity(0, {cores[world.local_rank]})
-
-
 def main(argv: list[str]) -> int:
     try:
-        bind_to_core(launch.from_env(os.environ), sorted(os.sched_getaffinity(0)))
-        session.run(Options.unpack(argv[0]), os.environ)
+        world = launch.from_env(os.environ)
+        core = Binding.core_of(world.local_rank, world.local_size, world.size)
+        session.run(Options.unpack(argv[0]), os.environ, core)
     except BaseException as error:
         sys.stderr.write(explain(error).rstrip() + "\n")
         abort_mpi()

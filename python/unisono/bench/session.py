@@ -16,6 +16,7 @@ from unisono.bench import cases, ceilings, provenance, workloads
 from unisono.bench.align import Aligner
 from unisono.bench.backends.base import Backend, Ranks, load
 from unisono.bench.backends.mpi import set_thread_level
+from unisono.bench.binding import Binding
 from unisono.bench.buffers import Pools, needed_bytes
 from unisono.bench.cells import make_groups
 from unisono.bench.control import Control, Interrupt
@@ -55,9 +56,9 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def run(options: Options, env: Mapping[str, str] = os.environ) -> Outcome:
-    """Joins the other ranks as `env` says and runs. Raises UsageError where the ranks turn out to be separate
-    copies."""
+def run(options: Options, env: Mapping[str, str] = os.environ, core: int | None = None) -> Outcome:
+    """Joins the other ranks as `env` says and runs, bound to `core`; None: as its launcher has bound it.
+    Raises UsageError where the ranks turn out to be separate copies."""
     import unisono
 
     set_thread_level()
@@ -73,7 +74,7 @@ def run(options: Options, env: Mapping[str, str] = os.environ) -> Outcome:
         measured = unisono.init(bootstrap=bootstrap.make(world))
         stack.callback(measured.close)
         interrupt = stack.enter_context(Interrupt().watched())
-        session = Session(chosen, control, align, measured, interrupt, world.launcher)
+        session = Session(chosen, control, align, measured, interrupt, world.launcher, Binding(core))
         stack.callback(session.close)
         return session.run()
 
@@ -89,8 +90,10 @@ class Session:
         communicator: Any,
         interrupt: Interrupt,
         launcher: str,
+        binding: Binding | None = None,
     ) -> None:
         self.options, self.control, self.launcher = options, control, launcher
+        self._binding = binding or Binding()
         self._align, self._communicator, self._interrupt = align, communicator, interrupt
         self._writer: RecordsWriter | None = None
         self._backends: list[Backend] = []
@@ -139,6 +142,7 @@ class Session:
             options.limits,
             options.seed,
             self._align,
+            self._binding,
             self._interrupt,
             self.emit,
             self._display.show,
@@ -238,6 +242,7 @@ class Session:
         return pools, [one for one in kept if one[0].memory == "plain"]
 
     def _ceilings(self) -> float:
+        self._binding.bind(own_threads=False)
         found = ceilings.measure(self.control, self._align)
         self.emit(found.one_thread)
         self.emit(found.all_threads)

@@ -71,6 +71,8 @@ class Backend(Protocol):
         False  # True: float sums are combined in rank order and must match the reference bit by bit
     )
 
+    own_threads: bool = False  # True: the library works in threads of its own, which need a core too
+
     def available(self, ranks: int) -> str | None:
         """None where the library can serve `ranks` processes started as they were, else the reason in one
         sentence."""
