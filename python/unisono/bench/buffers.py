@@ -6,6 +6,8 @@ itself (`Backend.own_memory`): their symmetric cases lie in a pool of theirs, of
 filled, poisoned and checked like the others. Each pool has an input and an output region of the size of the
 largest case; views begin at the regions' start, so that a case is measured on memory that its own last calls
 have touched (no rotation beyond the caches). `GUARD` bytes behind every view show a write past its end.
+Regions begin at a huge page: numpy asks for huge pages behind large arrays, and where the first one begins
+would otherwise be chance, of which the kernel's copies between processes take twice the time.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from unisono.bench.cases import DTYPES, layout
 from unisono.bench.records import Case
 
 GUARD = 64
-ALIGN = 4096
+PAGE, HUGE_PAGE = 4096, 2 << 20
 POISON = 0xA5
 
 Bytes = npt.NDArray[np.uint8]
@@ -31,7 +33,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass
 class Region:
-    """Page-aligned bytes, and up to where they hold ones of which dtype (see `Placed.prime`)."""
+    """Bytes from a page's start on, and up to where they hold ones of which dtype (see `Placed.prime`)."""
 
     memory: Bytes
     ones_of: str = ""
@@ -83,13 +85,13 @@ def needed_bytes(cases: Iterable[Case], memory: str) -> int:
 
 
 def _pages(size: int) -> int:
-    return (size + ALIGN - 1) // ALIGN * ALIGN
+    return (size + PAGE - 1) // PAGE * PAGE
 
 
 def plain_region(size: int) -> Region:
     """At least `size` bytes of this process's memory, in whole pages."""
-    raw = np.empty(_pages(size) + ALIGN, np.uint8)
-    start = -raw.ctypes.data % ALIGN
+    raw = np.empty(_pages(size) + HUGE_PAGE, np.uint8)
+    start = -raw.ctypes.data % HUGE_PAGE
     return Region(raw[start : start + _pages(size)])
 
 

@@ -60,6 +60,7 @@ class Group:
     variants: list[Case]
     works: list[Work] = field(default_factory=list)
     checked_before: bool = False
+    finished: bool = False
     check_s: float = 0.0
 
     @property
@@ -87,7 +88,9 @@ def make_groups(
                 variants = [variant for variant in variants if backend.supports(variant) is None]
                 groups[backend.name, key] = Group(len(groups), backend, variants)
             group = groups[backend.name, key]
-            group.works.append(Work(case, backend, workload, Cell(calls_per_sample(case)), group))
+            group.works.append(
+                Work(case, backend, workload, Cell(calls_per_sample(case), (case, workload)), group)
+            )
     return list(groups.values()), [(name, case, reason) for (name, case), reason in skipped.items()]
 
 

@@ -95,7 +95,9 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     algorithm: str | None
     samples_us: list[float]
     median_us: float
-    ci_low_us: float  # exact nonparametric 95 % interval of the median; equal to min and max below 6 samples
+    # the exact nonparametric 95 % interval of the median (below 6 samples minimum to maximum), or that of the
+    # visits' medians where it reaches further
+    ci_low_us: float
     ci_high_us: float
     skew_us: float | None  # median over iterations of the spread of the ranks' start times; None on GPUs
     calls_per_sample: int
@@ -107,6 +109,7 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     converged: bool
     workload: str | None = None
     sms: int | None = None  # of a GPU, that the call takes; None where the library does not say
+    visits: list[int] = []  # samples_us came in so many visits, each with so many samples
 
 
 class Skip(msgspec.Struct, tag="skip", kw_only=True):

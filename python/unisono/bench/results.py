@@ -34,4 +34,5 @@ def result_of(work: Work, verification: Verification, ceiling_gbps: float | None
         sol=share,
         converged=state.converged,
         workload=work.workload,
+        visits=state.visits,
     )

@@ -87,6 +87,8 @@ class Backend(Protocol):
     own_memory: bool = False  # True: symmetric cases lie in memory that `allocate` makes
     variants: tuple[str, ...] = ()  # what the name alone stands for, as `name:variant` each
 
+    own_threads: bool = False  # True: the library works in threads of its own, which need a core too
+
     def available(self, ranks: int) -> str | None:
         """None where the library can serve `ranks` processes started as they were, else the reason in one
         sentence."""
