@@ -14,10 +14,10 @@ struct Reply {
 };
 
 // Sends `sent` bytes to `dst` and receives `received` from `src`; 0 bytes leave that half out. A receiver
-// that sends nothing leaves half of the copying to its sender, who has nothing else to do; so does one of a
-// message so large that memory bounds it. `reach(place, rank, bytes)` gives the address of a peer's buffer.
-// Ends of a pair need not call the same of send, recv and send_recv: each transfer has its own ticket (from
-// the sender, a packet) and reply, in the order of the calls.
+// that sends nothing leaves half of the copying to its sender, who has nothing else to do. `reach(place,
+// rank, bytes)` gives the address of a peer's buffer. Ends of a pair need not call the same of send, recv and
+// send_recv: each transfer has its own ticket (from the sender, a packet) and reply, in the order of the
+// calls.
 template <class Reach>
 void send_recv_direct(HostThread& lane, int dst, const Place& in, std::size_t sent, int src, const Place& out,
                       std::size_t received, const Args& a, const Reach& reach) {
@@ -26,8 +26,7 @@ void send_recv_direct(HostThread& lane, int dst, const Place& in, std::size_t se
   if (received > 0) {
     Place theirs;
     tickets.take(src, {reinterpret_cast<byte*>(&theirs)}, sizeof theirs);
-    const bool alone = sent > 0 && received < std::size_t{8} << 20;
-    const std::size_t left = alone ? 0 : smaller(round_up(received / 2, kAlign), received);
+    const std::size_t left = sent > 0 ? 0 : smaller(round_up(received / 2, kAlign), received);
     lane.signal_note(src, Slot::reply, Reply{out, left});
     const byte* from = reach(theirs, src, received) + left;
     const Dst to{a.out + left, a.stream};

@@ -149,9 +149,9 @@ Reached Request::reached_by_peers(int owner) const {
     case Collective::all_reduce: return {bytes, bytes};
     case Collective::reduce: return {bytes, roots};
     case Collective::broadcast: return {roots, bytes};
-    case Collective::gather: return {args.block, roots};
+    case Collective::gather: return {0, roots};
     case Collective::reduce_scatter: return {bytes, 0};
-    case Collective::scatter: return {roots, args.block};
+    case Collective::scatter: return {roots, 0};
     case Collective::all_to_all_v: return {0, sends[static_cast<std::size_t>(owner)].bytes};
     case Collective::all_gather: return {args.block, 0};
     default: return {bytes, 0};  // all_to_all

@@ -66,6 +66,8 @@ def _run(options: Options, ranks: int | None, done: Callable[[Path, int], int]) 
     are."""
     world = _guarded(lambda: start.joined_world(os.environ, ranks))
     directory = Path(options.directory)
+    if world is not None and options.threads:
+        _refuse(CaseError("--one-process starts its ranks as threads: start it alone, not under a launcher."))
     if world is None:
         count = _guarded(lambda: start.ranks_to_start(ranks, options.device, usable_cores()))
         code = _guarded(lambda: start.start(options, count))
@@ -103,6 +105,9 @@ def bench(
             "--ranks", help="Ranks to start; default: one a core, 2 to 8, or one a GPU. Not under a launcher."
         ),
     ] = None,
+    one_process: Annotated[
+        bool, typer.Option("--one-process", help="On GPUs: the ranks are threads of one process.")
+    ] = False,
     backend: Annotated[
         str | None,
         typer.Option("--backend", "--backends", help="List, or all. unisono:ALGORITHM forces one."),
@@ -226,6 +231,7 @@ def bench(
         preset=preset,
         device=device,
         to_memory_limit=to_memory_limit,
+        one_process=one_process,
         backends=backend,
         collectives=collective,
         begin=begin,

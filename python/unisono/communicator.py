@@ -97,8 +97,9 @@ def init_all(
 ) -> Communicators:
     """One process, all GPUs: a communicator for each of `devices`, in that order.
 
-    One thread may drive them all, since calls on GPU arrays only enqueue; with check=True, which compares calls
-    as they are made, each needs its own. `Communicators.empty` makes symmetric memory of all ranks at once.
+    One thread may drive them all, since calls on GPU arrays only enqueue; with check=True, which compares
+    calls as they are made, each needs its own. `Communicators.empty` makes symmetric memory of all ranks at
+    once.
 
     devices: CUDA ordinals; None: all that this process sees. timeout_s, check and max_sms as in `init`.
     """

@@ -87,6 +87,35 @@ def test_every_round_has_a_fresh_random_order_from_the_seed() -> None:
     assert len({tuple(order) for order in orders[0]}) == len(orders[0])
 
 
+def test_rivals_are_measured_one_after_the_other_and_equally_often() -> None:
+    clock, noise = Clock(), random.Random(5)
+    plan = Schedule([Cell(case=index // 2) for index in range(8)], Limits(budget_s=60), 1, clock)
+    turns = set()
+    while order := plan.order():
+        assert [a // 2 for a in order[::2]] == [b // 2 for b in order[1::2]]
+        turns |= {(first // 2, first % 2) for first in order[::2]}
+        for index in order:
+            plan.know(index, 1e-4)
+            batch, spread = plan.batch(index), 3.0 if index == 0 else 0.001  # one cell needs more rounds
+            samples = [100.0 + 100.0 * spread * noise.random() for _ in range(batch.samples)]
+            clock.now += sum(samples) / 1e6
+            plan.add(index, samples, [0.0] * len(samples), sum(samples) / 1e6)
+    rounds = [cell.rounds for cell in plan.cells]
+    assert rounds[0] == rounds[1] > rounds[2]
+    assert rounds[2:] == [schedule.MIN_ROUNDS] * 6
+    assert len(turns) > 4  # no cell is always the first of its case
+
+
+def test_a_dropped_rival_is_not_waited_for() -> None:
+    plan = Schedule([Cell(case="a"), Cell(case="a")], Limits(budget_s=10, max_samples=6), 1, Clock())
+    plan.order()
+    plan.know(0, 1.0)
+    plan.add(0, [1.0] * 6, [0.0] * 6, 6.0)
+    assert not plan.cells[1].done
+    plan.drop(1)
+    assert plan.order() == []
+
+
 def test_the_time_of_a_sample_is_that_of_its_queue() -> None:
     one, queue = (simulate([0.01], Limits(budget_s=10), spread=3.0, calls=calls) for calls in (1, 20))
     assert len(queue[0].cells[0].samples_us) < len(one[0].cells[0].samples_us)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -14,32 +13,15 @@ import numpy as np
 import pytest
 
 import unisono
+from bench_threads import Meeting, options
 from unisono.bench import records, session
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import UnisonoBackend
 from unisono.bench.control import Control, Interrupt
-from unisono.bench.options import Options
 from unisono.bench.records import Case, Records
 from unisono.bench.schedule import Limits
 
 Call = Callable[[], object]
-
-
-@dataclass
-class Meeting:
-    """A bootstrap between threads."""
-
-    rank: int
-    size: int
-    slots: list[bytes]
-    door: Barrier
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        self.slots[self.rank] = data
-        self.door.wait(60)
-        found = list(self.slots)
-        self.door.wait(60)
-        return found
 
 
 class Wrapped(UnisonoBackend):
@@ -152,27 +134,6 @@ class Interrupts(Wrapped):
 KNOWN: dict[str, type[Backend]] = {
     c.name: c for c in (Wrapped, WrongAtOnce, WrongLater, Raises, Absent, NoStart, NoGather, Interrupts)
 }
-
-
-def options(directory: Path, backends: list[str], **changes: Any) -> Options:
-    values: dict[str, Any] = {
-        "directory": str(directory),
-        "command": ["unisono", "bench"],
-        "preset": None,
-        "backends": backends,
-        "collectives": ["all_reduce", "all_gather", "barrier"],
-        "sizes": [64, 4096],
-        "dtypes": ["f32"],
-        "ops": ["sum"],
-        "placements": ["out_of_place"],
-        "memories": ["plain", "symmetric"],
-        "modes": ["latency", "throughput"],
-        "workloads": [],
-        "limits": Limits(budget_s=30, samples=8, rounds=2),
-        "seed": 7,
-        "cores": 5,
-    }
-    return Options(**{**values, **changes})
 
 
 @pytest.fixture

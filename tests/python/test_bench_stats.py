@@ -75,6 +75,16 @@ def test_no_samples_is_an_error() -> None:
         stats.median_interval([])
 
 
+def test_an_interval_over_visits_covers_their_medians() -> None:
+    steady, slow = [10.0, 10.1, 9.9] * 20, [20.0, 20.1, 19.9] * 20
+    found = stats.visited_interval(steady * 3 + slow, [60] * 4)
+    assert found.low <= found.median <= 10.1 < found.high == 20.0
+    assert stats.median_interval(steady * 3 + slow).high < 11.0
+    assert stats.visited_interval(steady, [60]) == stats.median_interval(steady)
+    many = stats.visited_interval(steady * 19 + slow, [60] * 20)  # one visit of twenty says nothing
+    assert many.high < 11.0
+
+
 def test_quantiles_are_stated_only_where_the_count_carries_them() -> None:
     few, some, many = (list(np.linspace(1, 2, n)) for n in (5, 100, 400))
     assert stats.quantiles(few) == {0.5: None, 0.95: None, 0.99: None}

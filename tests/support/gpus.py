@@ -1,7 +1,7 @@
 """Ranks on GPUs: one process, one thread, as many communicators as a test asks for.
 
-Where there are fewer GPUs than ranks, UNISONO_SHARE_DEVICE=1 lets them share one: the protocol is the same, the
-speed is not. Otherwise the test is skipped.
+Where there are fewer GPUs than ranks, UNISONO_SHARE_DEVICE=1 lets them share one: the protocol is the same,
+the speed is not. Otherwise the test is skipped.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ itself (`Backend.own_memory`): their symmetric cases lie in a pool of theirs, of
 filled, poisoned and checked like the others. Each pool has an input and an output region of the size of the
 largest case; views begin at the regions' start, so that a case is measured on memory that its own last calls
 have touched (no rotation beyond the caches). `GUARD` bytes behind every view show a write past its end.
+Regions begin at a huge page: numpy asks for huge pages behind large arrays, and where the first one begins
+would otherwise be chance, of which the kernel's copies between processes take twice the time.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from unisono.bench.cases import DTYPES, layout
 from unisono.bench.records import Case
 
 GUARD = 64
-ALIGN = 4096
+PAGE, HUGE_PAGE = 4096, 2 << 20
 POISON = 0xA5
 
 Bytes = npt.NDArray[np.uint8]
@@ -31,7 +33,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass
 class Region:
-    """Page-aligned bytes, and up to where they hold ones of which dtype (see `Placed.prime`)."""
+    """Bytes from a page's start on, and up to where they hold ones of which dtype (see `Placed.prime`)."""
 
     memory: Bytes
     ones_of: str = ""
@@ -83,13 +85,13 @@ def needed_bytes(cases: Iterable[Case], memory: str) -> int:
 
 
 def _pages(size: int) -> int:
-    return (size + ALIGN - 1) // ALIGN * ALIGN
+    return (size + PAGE - 1) // PAGE * PAGE
 
 
 def plain_region(size: int) -> Region:
     """At least `size` bytes of this process's memory, in whole pages."""
-    raw = np.empty(_pages(size) + ALIGN, np.uint8)
-    start = -raw.ctypes.data % ALIGN
+    raw = np.empty(_pages(size) + HUGE_PAGE, np.uint8)
+    start = -raw.ctypes.data % HUGE_PAGE
     return Region(raw[start : start + _pages(size)])
 
 
@@ -109,6 +111,7 @@ class Pools:
         self.rank = rank
         self._wrap = wrap
         self._regions: dict[str, tuple[Region, Region]] = {}
+        self._owned: dict[tuple[int, int], str] = {}
         size = needed_bytes(cases, "plain")
         if size:
             self._add("plain", plain(size), plain(size))
@@ -125,7 +128,12 @@ class Pools:
         it raises."""
         if size:
             x, out = backend.allocate(_pages(size))
-            self._add(backend.name, self._wrap(x), self._wrap(out))
+            known = self._owned.get((id(x), id(out)))  # variants of a backend may share it
+            if known is None:
+                self._add(backend.name, self._wrap(x), self._wrap(out))
+                self._owned[id(x), id(out)] = backend.name
+            else:
+                self._regions[backend.name] = self._regions[known]
 
     def _add(self, memory: str, x: Region, out: Region) -> None:
         for region in (x, out):
@@ -143,15 +151,26 @@ class Pools:
         behind = ((x_region, x), (out_region, spare if out is None else out))
         guards = tuple(r.memory[a.nbytes : a.nbytes + GUARD] for r, a in behind if a is not None)
         read, written = [(region, 0 if array is None else array.nbytes) for region, array in behind]
+        root = shapes if case.root is None else layout(case, case.root)
+        x_place = None if root.x is None else x_region.view(root.x, case.dtype)
+        out_place = None if root.out is None else out_region.view(root.out, case.dtype)
         if case.placement == "in_place" and x is not None:
             match case.collective:
                 case "reduce" if out is None:  # in place, a library may overwrite the input of any rank
-                    written = read
+                    written, out_place = read, x
                 case "all_gather" | "gather" if out is not None:
                     read, x = written, out[self.rank]
                 case "reduce_scatter" | "scatter":
                     out, written = x[self.rank], read
                 case _ if out is not None:
                     out, written = x, read
-        buffers = Buffers(x, out, spare, shapes.send_counts, shapes.recv_counts)
+        buffers = Buffers(
+            x,
+            out,
+            spare,
+            x_place=x if x is not None else x_place,
+            out_place=out if out is not None else out_place,
+            send_counts=shapes.send_counts,
+            recv_counts=shapes.recv_counts,
+        )
         return Placed(buffers, case.dtype, read, written, guards)

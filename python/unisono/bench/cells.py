@@ -28,6 +28,7 @@ class Work:
     state: Cell
     group: Group
     algorithm: str | None = None
+    sms: int | None = None
     dropped: bool = False
     recorded: bool = False
     probed: bool = False  # a few calls were timed, so that rank 0 knows what one costs
@@ -40,7 +41,7 @@ class Work:
             self._placed = pools.place(self.case, self.backend)
             call = self.backend.prepare(self.case, self._placed.buffers)
             self._runner = device.runner(self.case, call, self.backend)
-            self.algorithm = self.backend.algorithm(self.case)
+            self.algorithm, self.sms = self.backend.algorithm(self.case), self.backend.sms(self.case)
         return self._runner, self._placed
 
     def close(self) -> None:
@@ -59,6 +60,7 @@ class Group:
     variants: list[Case]
     works: list[Work] = field(default_factory=list)
     checked_before: bool = False
+    finished: bool = False
     check_s: float = 0.0
 
     @property
@@ -86,7 +88,9 @@ def make_groups(
                 variants = [variant for variant in variants if backend.supports(variant) is None]
                 groups[backend.name, key] = Group(len(groups), backend, variants)
             group = groups[backend.name, key]
-            group.works.append(Work(case, backend, workload, Cell(calls_per_sample(case)), group))
+            group.works.append(
+                Work(case, backend, workload, Cell(calls_per_sample(case), (case, workload)), group)
+            )
     return list(groups.values()), [(name, case, reason) for (name, case), reason in skipped.items()]
 
 

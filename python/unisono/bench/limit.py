@@ -77,7 +77,8 @@ class Sweep:
                     for memory in options.memories:
                         if name == "barrier" or self._stopped():
                             continue
-                        mode = "events" if backend.queues() else "latency"
+                        on_gpu = self._device.kind == "cuda"
+                        mode = "events" if on_gpu and backend.queues() else "latency"
                         case = make_case(
                             name,
                             min(options.sizes),
@@ -88,6 +89,7 @@ class Sweep:
                             mode=mode,
                             device=self._device.kind,
                         )
+                        case = msgspec.structs.replace(case, one_process=bool(options.threads))
                         self._grow(backend, case, options.seed)
 
     def _stopped(self) -> bool:
@@ -110,16 +112,7 @@ class Sweep:
                 self._end(backend, case, step, largest)
                 break
             largest = case, step
-            case = make_case(
-                case.collective,
-                2 * case.bytes,
-                case.dtype,
-                case.ranks,
-                case.op,
-                memory=case.memory,
-                mode=case.mode,
-                device=case.device,
-            )
+            case = msgspec.structs.replace(case, bytes=2 * case.bytes)
         leaked = self._fullest().used - before.used
         if leaked > LEAK_BYTES:
             self._say(f"{backend.name} {case.collective}: {leaked >> 20} MiB were not given back.")

@@ -15,6 +15,7 @@ import numpy as np
 
 from unisono.bench import cells as checks
 from unisono.bench import timing
+from unisono.bench.binding import Binding
 from unisono.bench.buffers import Pools
 from unisono.bench.cases import label
 from unisono.bench.cells import Group, Work
@@ -55,6 +56,7 @@ class Measurement:
         limits: Limits,
         seed: int,
         align: timing.Call,
+        binding: Binding,
         interrupt: Interrupt,
         emit: Callable[[Record], None],
         show: Callable[[Schedule, str], None],
@@ -68,7 +70,7 @@ class Measurement:
         self.schedule = Schedule([work.state for work in self.works], limits, seed, time.monotonic)
         self.interrupted = False
         self.failures = 0
-        self._seed, self._interrupt = seed, interrupt
+        self._seed, self._binding, self._interrupt = seed, binding, interrupt
         self._emit, self._show, self._verified, self._ceiling = emit, show, verified, ceiling_gbps
 
     def run(self) -> list[Result]:
@@ -90,12 +92,14 @@ class Measurement:
                 work = self.works[index]
                 if not work.dropped:
                     self._visit(index, work)
-                    if not self._unfinished(work.group):
-                        results += self._finish(work.group)
+                    for rival in self.schedule.rivals(index):
+                        group = self.works[rival].group
+                        if not group.finished and not self._unfinished(group):
+                            results += self._finish(group)
                 if self.interrupted:
                     break
         for group in self.groups:
-            if self._unfinished(group):
+            if not group.finished:
                 results += self._finish(group)
         return results
 
@@ -149,6 +153,7 @@ class Measurement:
         """All ranks' times; None where the cell failed on any of them and is dropped."""
         self.device.beat(f"{label(work.case)} on {work.backend.name}")
         runner, placed = work.ready(self.pools, self.device)
+        self._binding.bind(work.backend.own_threads)
         placed.prime()
         mine = runner.timed(batch.samples, batch.calls, batch.warmup)
         placed.soil()
@@ -223,6 +228,7 @@ class Measurement:
 
     def _finish(self, group: Group) -> list[Result]:
         """The second check of a group whose cells are all measured, and their results."""
+        group.finished = True
         wrong: dict[str, checks.Wrong] = {}
         if self._verified and self.control.from_root(
             lambda: any(w.state.samples_us for w in group.works), bool

@@ -101,6 +101,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     modes: list[str]
     cores: int  # that the run may use; a rank itself may be bound to one of them
     device: str = "cpu"
+    threads: int = 0  # ranks that are threads of one process; 0: ranks are processes
     to_memory_limit: bool = False  # instead of the grid, see `limit`
     check: bool = True
     terminal_columns: int | None = None  # of the user's terminal; None: progress as plain lines

@@ -10,6 +10,7 @@ import traceback
 
 from unisono import launch
 from unisono.bench import session
+from unisono.bench.binding import Binding
 from unisono.bench.device import HangError
 from unisono.bench.options import Options
 
@@ -32,6 +33,13 @@ def explain(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
+def cores_of(world: launch.World, device: str) -> int | frozenset[int] | None:
+    """A core of its own for each rank, on GPUs an equal share of them: libraries have threads there that must
+    not hold up the one that queues calls. None: as the launcher has bound it."""
+    local = (world.local_rank, world.local_size, world.size)
+    return Binding.share_of(*local) if device == "cuda" else Binding.core_of(*local)
+
+
 def leave(error: BaseException) -> None:
     """Says what ended this rank, and ends the others where that does not happen by itself. After a hang the
     process ends here and at once: whatever it would free waits for the GPU."""
@@ -42,21 +50,16 @@ def leave(error: BaseException) -> None:
         os._exit(1)
 
 
-def bind_to_cores(world: launch.World, cores: list[int], device: str) -> None:
-    """Gives each rank a core of its own where there are enough, so that no two share one by accident; all
-    backends alike. On GPUs an equal share of the cores instead: libraries have threads there that must not
-    hold up the one that queues calls. Ranks that another launcher has started are bound as it was told."""
-    if world.local_size != world.size or world.size > len(cores):
-        return
-    share = len(cores) // world.size if device == "cuda" else 1
-    os.sched_setaffinity(0, cores[world.local_rank * share : (world.local_rank + 1) * share])
-
-
 def main(argv: list[str]) -> int:
     try:
         options = Options.unpack(argv[0])
-        bind_to_cores(launch.from_env(os.environ), sorted(os.sched_getaffinity(0)), options.device)
-        session.run(options, os.environ)
+        if options.threads:
+            from unisono.bench import one_process
+
+            one_process.run(options)
+            return 0
+        world = launch.from_env(os.environ)
+        session.run(options, os.environ, Binding(cores_of(world, options.device)))
     except BaseException as error:
         leave(error)
         return 1

@@ -33,6 +33,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     memory: str = "plain"  # or symmetric
     mode: str = "latency"  # or throughput; on GPUs also graph and events
     device: str = "cpu"  # or cuda: where the buffers lie
+    one_process: bool = False  # the ranks are threads of one process, not processes
 
 
 class Machine(msgspec.Struct, kw_only=True):
@@ -94,7 +95,9 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     algorithm: str | None
     samples_us: list[float]
     median_us: float
-    ci_low_us: float  # exact nonparametric 95 % interval of the median; equal to min and max below 6 samples
+    # the exact nonparametric 95 % interval of the median (below 6 samples minimum to maximum), or that of the
+    # visits' medians where it reaches further
+    ci_low_us: float
     ci_high_us: float
     skew_us: float | None  # median over iterations of the spread of the ranks' start times; None on GPUs
     calls_per_sample: int
@@ -105,6 +108,8 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     sol: float | None  # speed of light: the share of the ceiling that busbw reaches, as stated in the report
     converged: bool
     workload: str | None = None
+    sms: int | None = None  # of a GPU, that the call takes; None where the library does not say
+    visits: list[int] = []  # samples_us came in so many visits, each with so many samples
 
 
 class Skip(msgspec.Struct, tag="skip", kw_only=True):

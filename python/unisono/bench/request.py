@@ -59,6 +59,7 @@ class Asked:
     seed: int | None = None
     directory: Path | None = None
     to_memory_limit: bool = False
+    one_process: bool = False
 
 
 def options_of(asked: Asked, command: Sequence[str]) -> Options:
@@ -70,6 +71,8 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     on_gpu = asked.device == "cuda"
     if asked.to_memory_limit and not on_gpu:
         raise CaseError("--to-memory-limit fills the memory of GPUs: add --device cuda.")
+    if asked.one_process and not on_gpu:
+        raise CaseError("--one-process is for GPUs, one a thread: add --device cuda.")
     preset = (CUDA_PRESETS if on_gpu else PRESETS)[asked.preset]
     modes = list(CUDA_DEFAULT_MODES if on_gpu else cases.MODES)
     to_limit = asked.to_memory_limit and asked.begin is None and asked.sizes is None
@@ -78,6 +81,11 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     if models is None:  # a run that the user has narrowed down is about what he named
         narrowed = (asked.collectives, asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
         models = ",".join(preset.workloads) if all(value is None for value in narrowed) else "none"
+    modes = _names("mode", asked.modes, list(cases.modes_of(asked.device)), modes)
+    if asked.one_process and not set(modes) <= set(CUDA_DEFAULT_MODES):
+        raise CaseError(
+            "--one-process is timed by the GPU's clock only: choose --mode graph, events or both."
+        )
     return Options(
         directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
@@ -89,7 +97,8 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         ops=_names("op", asked.ops, list(cases.OPS), list(preset.ops)),
         placements=_names("placement", asked.placements, list(cases.PLACEMENTS), list(preset.placements)),
         memories=_names("memory", asked.memories, list(cases.MEMORIES), memories),
-        modes=_names("mode", asked.modes, list(cases.modes_of(asked.device)), modes),
+        modes=modes,
+        threads=int(asked.one_process),  # how many is known when they are started
         workloads=workloads.split_workloads(models),
         device=asked.device,
         to_memory_limit=asked.to_memory_limit,

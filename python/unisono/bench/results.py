@@ -20,6 +20,7 @@ def result_of(work: Work, verification: Verification, ceiling_gbps: float | None
         case=case,
         backend=work.backend.name,
         algorithm=work.algorithm,
+        sms=work.sms,
         samples_us=[round(sample, 4) for sample in state.samples_us],
         median_us=median_us,
         ci_low_us=interval.low,
@@ -33,4 +34,5 @@ def result_of(work: Work, verification: Verification, ceiling_gbps: float | None
         sol=share,
         converged=state.converged,
         workload=work.workload,
+        visits=state.visits,
     )

@@ -1,24 +1,25 @@
 """Which cell is measured next, for how long, and when it has been measured enough. Runs on rank 0; no clock
 but `now`.
 
-A cell is one case on one backend. In every round all unfinished cells are visited in a fresh random order, a
-batch of samples each, so that drift of the machine reaches all backends alike. A cell is finished once it has
-been in `MIN_ROUNDS` rounds and the 95 % interval of its median is narrow enough, or its samples or the time
-are used up. The time left is divided evenly between the batches still to come, so that what quick cells leave
-over goes to slow ones.
+A cell is one case on one backend; the cells of one case are rivals. In every round all unfinished cells are
+visited, a batch of samples each: the cases in a fresh random order, the rivals of a case one right after the
+other, in random order too. A cell has enough once it has been in `MIN_ROUNDS` rounds and the 95 % interval of
+its median is narrow enough, or its samples or the time are used up; it is finished when its rivals have
+enough as well. So a phase in which the machine is slower reaches all rivals, or none. The time left is
+divided evenly between the batches still to come, so that what quick cells leave over goes to slow ones.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from unisono.bench import stats
 
-MIN_ROUNDS = 3
-BATCH = 150  # samples in one visit at most: three visits carry a p99 (368)
+MIN_ROUNDS = 6  # as many visits carry an interval of their medians
+BATCH = 75  # samples in one visit at most: six visits carry a p99 (368)
 BATCH_MOST, BATCH_S = (
     5000,
     2.0,
@@ -35,7 +36,7 @@ class Limits:
     width: float = 0.05  # of the interval of the median, relative to it
     min_samples: int = 10
     max_samples: int = 1500
-    rounds: int = 5
+    rounds: int = 8
     warmup: int = 10
     samples: int | None = None
 
@@ -45,17 +46,23 @@ class Cell:
     """The state of one cell: its samples so far, and what one of them costs."""
 
     calls: int = 1  # per sample
+    case: Hashable = None  # cells with the same one are rivals; None: without any
     samples_us: list[float] = field(default_factory=list)
     skews_us: list[float] = field(default_factory=list)
     call_s: float = 0.0  # 0: not known yet
     sample_s: float = 0.0
-    rounds: int = 0
-    done: bool = False
+    visits: list[int] = field(default_factory=list)  # the samples of each
     converged: bool = False
+    enough: bool = False
+    done: bool = False  # it and its rivals have enough
 
     @property
     def interval(self) -> stats.Interval:
-        return stats.median_interval(self.samples_us)
+        return stats.visited_interval(self.samples_us, self.visits)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.visits)
 
 
 @dataclass(frozen=True)
@@ -77,19 +84,34 @@ class Schedule:
         self._began = now()
         self._deadline = self._began + limits.budget_s
         self._round = 0
-        self._pending = 0  # visits still to come in this round
+        self._waiting: set[int] = set()  # cells whose visit in this round is still to come
+        self._rivals: dict[Hashable, list[int]] = {}
+        for index in range(len(self.cells)):
+            self._rivals.setdefault(self._case(index), []).append(index)
         self.reserve_s = 0.0
+
+    def _case(self, index: int) -> Hashable:
+        case = self.cells[index].case
+        return ("none", index) if case is None else ("case", case)
+
+    def rivals(self, index: int) -> list[int]:
+        """The cells of the same case, itself included."""
+        return self._rivals[self._case(index)]
 
     def left_s(self) -> float:
         """Seconds until the budget is used up, the reserve kept; not below zero."""
         return max(0.0, self._deadline - self._now() - self.reserve_s)
 
     def order(self) -> list[int]:
-        """The unfinished cells in a fresh random order: the next round. Empty: nothing is left to do."""
-        active = [index for index, cell in enumerate(self.cells) if not cell.done]
-        self._random.shuffle(active)
+        """The unfinished cells, case by case, in a fresh random order: the next round. Empty: nothing is left
+        to do."""
+        cases = [[i for i in rivals if not self.cells[i].done] for rivals in self._rivals.values()]
+        self._random.shuffle(cases)
+        for rivals in cases:
+            self._random.shuffle(rivals)
+        active = [index for rivals in cases for index in rivals]
         self._round += 1
-        self._pending = len(active)
+        self._waiting = set(active)
         return active
 
     def know(self, index: int, call_s: float) -> None:
@@ -113,33 +135,43 @@ class Schedule:
             return Batch(warmup, max(1, missing, cheap), cell.calls)
         active = sum(not c.done for c in self.cells)
         rounds_to_come = max(1, limits.rounds - self._round)  # later rounds take half of what is left each
-        slot = left / max(1, self._pending + active * rounds_to_come)
+        slot = left / max(1, len(self._waiting) + active * rounds_to_come)
         least = max(2, cheap, math.ceil(missing / max(1, limits.rounds - self._round + 1)))
         wanted = max(least, min(BATCH, int(slot / cell.sample_s)))
         return Batch(warmup, min(wanted, max(1, limits.max_samples - len(cell.samples_us))), cell.calls)
 
     def add(self, index: int, samples_us: Sequence[float], skews_us: Sequence[float], spent_s: float) -> bool:
-        """Takes in a batch and the time that all of it took. True: the cell is finished."""
+        """Takes in a batch and the time that all of it took. True: the case is finished."""
         cell, limits = self.cells[index], self.limits
-        self._pending -= 1
+        self._waiting.discard(index)
         cell.samples_us.extend(samples_us)
         cell.skews_us.extend(skews_us)
-        cell.rounds += 1
+        cell.visits.append(len(samples_us))
         cell.sample_s = max(spent_s / max(1, len(samples_us)), 1e-7)
         count = len(cell.samples_us)
         cell.converged = count >= stats.MIN_SAMPLES and cell.interval.width <= limits.width
         if limits.samples is not None:
-            cell.done = count >= limits.samples
+            cell.enough = cell.done = count >= limits.samples
         else:
-            enough = cell.rounds >= MIN_ROUNDS and count >= limits.min_samples and cell.converged
+            narrow = cell.rounds >= MIN_ROUNDS and count >= limits.min_samples and cell.converged
             out_of_time = count >= stats.MIN_SAMPLES and self.left_s() <= 0.0
-            cell.done = enough or count >= limits.max_samples or out_of_time
-        return cell.done
+            cell.done = count >= limits.max_samples or out_of_time
+            cell.enough = narrow or cell.done
+        return self._settle(index)
 
     def drop(self, index: int) -> None:
         """A cell that failed: never visited again."""
-        self.cells[index].done = True
-        self._pending -= 1
+        self.cells[index].enough = self.cells[index].done = True
+        self._waiting.discard(index)
+        self._settle(index)
+
+    def _settle(self, index: int) -> bool:
+        """Finishes the case if all its cells have enough, and have been visited equally often."""
+        rivals = self.rivals(index)
+        if self._waiting.isdisjoint(rivals) and all(self.cells[i].enough for i in rivals):
+            for i in rivals:
+                self.cells[i].done = True
+        return all(self.cells[i].done for i in rivals)
 
     def share_done(self) -> float:
         """0 to 1, for the progress bar: finished cells, and of the others the rounds that they have been

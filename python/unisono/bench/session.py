@@ -11,11 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from unisono import bootstrap, launch
 from unisono.bench import cases, limit, provenance, workloads
 from unisono.bench.align import Aligner
 from unisono.bench.backends.base import Backend, Ranks, load
 from unisono.bench.backends.mpi import set_thread_level
+from unisono.bench.binding import Binding
 from unisono.bench.buffers import Pools, needed_bytes
 from unisono.bench.cells import Work, make_groups
 from unisono.bench.control import Control, Interrupt
@@ -55,9 +58,10 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def run(options: Options, env: Mapping[str, str] = os.environ) -> Outcome:
-    """Joins the other ranks as `env` says and runs. Raises UsageError where the ranks turn out to be separate
-    copies, HangError where a GPU does not come back."""
+def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding | None = None) -> Outcome:
+    """Joins the other ranks as `env` says and runs on the cores of `binding`; None: as its launcher has bound
+    it. Raises UsageError where the ranks turn out to be separate copies, HangError where a GPU does not come
+    back."""
     import unisono
 
     set_thread_level()
@@ -70,11 +74,14 @@ def run(options: Options, env: Mapping[str, str] = os.environ) -> Outcome:
         aligning = unisono.init(bootstrap=bootstrap.make(world), timeout_s=ALIGN_TIMEOUT_S)
         stack.callback(aligning.close)
         align = Aligner(control, aligning.barrier)
+        binding = binding or Binding()
+        if chosen.device == "cuda":
+            binding.bind(own_threads=False)  # before libraries start threads, which keep to these cores
         device, where = _device(chosen.device, world.local_rank, control, align)
         measured = unisono.init(bootstrap=bootstrap.make(world), **where)
         stack.callback(measured.close)
         interrupt = stack.enter_context(Interrupt().watched())
-        session = Session(chosen, control, align, measured, interrupt, world.launcher, device)
+        session = Session(chosen, control, align, measured, interrupt, world.launcher, device, binding)
         stack.callback(session.close)
         try:
             return session.run()
@@ -106,9 +113,10 @@ class Session:
         interrupt: Interrupt,
         launcher: str,
         device: Device | None = None,
+        binding: Binding | None = None,
     ) -> None:
         self.options, self.control, self.launcher = options, control, launcher
-        self.device = device or HostDevice(align)
+        self.device, self._binding = device or HostDevice(align), binding or Binding()
         self._align, self._communicator, self._interrupt = align, communicator, interrupt
         self._writer: RecordsWriter | None = None
         self._backends: list[Backend] = []
@@ -165,6 +173,7 @@ class Session:
             options.limits,
             options.seed,
             self._align,
+            self._binding,
             self._interrupt,
             self.emit,
             self._display.show,
@@ -208,7 +217,9 @@ class Session:
             options.device,
         )
         wanted: list[tuple[Case, str | None]] = [(case, None) for case in grid]
-        return wanted + [(case, workload.name) for workload, needed in models for case in needed]
+        wanted += [(case, workload.name) for workload, needed in models for case in needed]
+        threads = bool(options.threads)
+        return [(msgspec.structs.replace(case, one_process=threads), name) for case, name in wanted]
 
     def _open_backends(self) -> tuple[list[Backend], list[Skip]]:
         """The backends that every rank can use, and why the others cannot be."""
@@ -224,6 +235,8 @@ class Session:
             wrong_place = None
             if device.kind not in backend.devices:
                 wrong_place = f"it works on {' and '.join(backend.devices)} only."
+            elif self.options.threads and not backend.threads:
+                wrong_place = "its ranks cannot be threads of one process."
             failed = control.first_error(wrong_place or _reason(backend.available, ranks.size))
             if failed is None:
                 failed = control.first_error(_reason(backend.setup, ranks))
@@ -293,6 +306,7 @@ class Session:
 
     def _ceilings(self) -> float | None:
         self.device.beat("the ceilings")
+        self._binding.bind(own_threads=False)
         per_rank_gbps, found = self.device.ceilings(self.control)
         for record in found:
             self.emit(record)

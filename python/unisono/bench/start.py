@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from unisono import launch
 from unisono.bench.cases import CaseError
 from unisono.bench.cuda.device import count, leave_out_multicast, missing
@@ -99,6 +101,8 @@ def start(options: Options, ranks: int) -> int:
     One Ctrl-C reaches every rank, which stops at its next batch; a second one ends them."""
     if options.device == "cuda":
         leave_out_multicast(os.environ)
+    if options.threads:
+        options, ranks = msgspec.structs.replace(options, threads=ranks), 1
     word = [sys.executable, "-m", "unisono.bench.rank", options.pack()]
     mpiexec = find_mpiexec() if "mpi" in options.backends and find_spec("mpi4py") else None
     if mpiexec is None:

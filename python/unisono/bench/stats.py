@@ -3,9 +3,9 @@
 The interval of a quantile is the pair of order statistics whose binomial ranks cover it with the wanted
 confidence, whatever the distribution: J.-Y. Le Boudec, Performance Evaluation of Computer and Communication
 Systems (EPFL Press 2010), section 2.2; T. Hoefler and R. Belli, Scientific Benchmarking of Parallel Computing
-Systems (SC15), rules 5 to 8. It holds for samples that are independent; the bench measures a cell in several
-rounds, in a fresh random order each, so that a slow drift of the machine reaches the samples of all backends
-alike.
+Systems (SC15), rules 5 to 8. It holds for samples that are independent. Those of one visit of the bench are
+not: a machine has phases, of milliseconds to seconds, in which a copy takes twice its time. So the interval
+of a cell also covers that of the medians of its visits, which lie apart in time.
 """
 
 from __future__ import annotations
@@ -89,6 +89,17 @@ def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interva
         return exact
     values = np.asarray(samples, dtype=np.float64)
     return Interval(float(np.median(values)), float(values.min()), float(values.max()))
+
+
+def visited_interval(samples: Samples, visits: Sequence[int]) -> Interval:
+    """The median of samples that were taken in visits, so many in each: its interval is the wider of that of
+    the samples and that of the visits' medians. Raises ValueError without samples."""
+    whole = median_interval(samples)
+    if len(visits) < 2:
+        return whole
+    parts = np.split(np.asarray(samples, dtype=np.float64), np.cumsum(visits)[:-1])
+    between = median_interval([float(np.median(part)) for part in parts if len(part)])
+    return Interval(whole.median, min(whole.low, between.low), max(whole.high, between.high))
 
 
 def quantiles(samples: Samples) -> dict[float, float | None]:

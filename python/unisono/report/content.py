@@ -211,6 +211,8 @@ def slice_text(key: Key, model: Model) -> str:
     parts = [text.count(case.ranks, "rank"), case.mode, case.memory]
     if case.device != "cpu":
         parts.insert(1, case.device)
+    if case.one_process:
+        parts.append("one process")
     if case.placement != "out_of_place":
         parts.append(case.placement.replace("_", " "))
     if len(model.machines) > 1:

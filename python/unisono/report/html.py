@@ -29,6 +29,11 @@ def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
+def _own_script() -> str:
+    """charts.js and page.js as one script, in one scope that is theirs alone."""
+    return f'"use strict";\n(() => {{\n{_asset("charts.js")}\n{_asset("page.js")}}})();\n'
+
+
 @lru_cache(maxsize=1)
 def _vega() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, of the version that Altair writes for; bundled with
@@ -119,7 +124,7 @@ def _workloads(model: Model) -> list[dict[str, Any]]:
 
 def render(model: Model) -> str:
     """The page."""
-    scripts = [_vega(), _asset("page.js")]
+    scripts = [_vega(), _own_script()]
     styles = [theme.css() + _asset("page.css")]
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

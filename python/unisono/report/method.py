@@ -23,8 +23,9 @@ _FACTORS = {
 # A term on a line of its own, its explanation below it, an empty line between two.
 _TEXT = """
 One run, many backends
-All backends of a run use the same buffers under the same clock. Each case is measured in several rounds, in
-a fresh random order each, so that drift of the machine reaches all alike.
+All backends of a run use the same buffers under the same clock. The cases are measured in several rounds, in
+a fresh random order each, the backends of a case one right after the other and equally often, so that drift
+of the machine reaches all alike.
 
 Sample
 The maximum over all ranks of the time of one iteration. In latency mode the ranks meet at a barrier, which
@@ -52,8 +53,10 @@ semantics are exact, within the stated bound otherwise. A wrong result is a fail
 
 Median and interval
 The median with its exact nonparametric {confidence:.0f} % interval: two order statistics, whatever the
-distribution. Below {least} samples the interval is minimum to maximum. Converged says that the interval
-became as narrow as was asked before the time ran out.
+distribution. Below {least} samples the interval is minimum to maximum. Samples that were taken right after
+each other are not independent, so the interval is extended to that of the medians of the visits in which they
+were taken, where that reaches further. Converged says that the interval became as narrow as was asked before
+the time ran out.
 
 Verdict
 FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: all of both

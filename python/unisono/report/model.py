@@ -47,7 +47,16 @@ class Key:
         """Sorts rows as a reader expects them: by ranks and mode, then collective, then size."""
         c = self.case
         place = COLLECTIVES.index(c.collective) if c.collective in COLLECTIVES else len(COLLECTIVES)
-        slice_ = (self.machine, self.workload or "", c.device, c.ranks, c.mode, c.memory, c.placement)
+        slice_ = (
+            self.machine,
+            self.workload or "",
+            c.device,
+            c.one_process,
+            c.ranks,
+            c.mode,
+            c.memory,
+            c.placement,
+        )
         return (*slice_, place, c.collective, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
 
 
@@ -186,6 +195,8 @@ def case_text(case: Case, workload: str | None = None) -> str:
         extra.append(f"root {case.root}")
     if case.device != "cpu":
         extra.append(case.device)
+    if case.one_process:
+        extra.append("one process")
     if workload:
         extra.append(f"workload {workload}")
     return ", ".join([head, *extra])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.bench.records import Case
+from unisono.bench.records import Case, Result
 
 from . import charts, text, theme
 from .analysis import WorkloadCost, workload_costs
@@ -20,6 +20,7 @@ DIMENSIONS = (
     ("ranks", "Ranks"),
     ("mode", "Mode"),
     ("device", "Device"),
+    ("processes", "Processes"),
     ("memory", "Memory"),
     ("placement", "Placement"),
     ("dtype", "Type"),
@@ -48,6 +49,7 @@ def slice_of(key: Key) -> Json:
         "ranks": c.ranks,
         "mode": c.mode,
         "device": c.device,
+        "processes": "one for all" if c.one_process else "one per rank",
         "memory": c.memory if sized else None,
         "placement": c.placement,
         "dtype": c.dtype if sized else None,
@@ -125,7 +127,7 @@ def result(row: Row, columns: dict[int, int]) -> Json:
         "backend": row.backend,
         **slice_of(row.key),
         **_column(row.key, columns),
-        "algorithm": r.algorithm or text.MISSING,
+        "algorithm": _algorithm(r),
         "n": len(row.samples),
         "calls": r.calls_per_sample,
         "converged": r.converged,
@@ -206,6 +208,12 @@ def order_statistics(row: Row, limit: int) -> list[float]:
     n = len(row.samples)
     ranks = range(n) if n <= limit else (round(i * (n - 1) / (limit - 1)) for i in range(limit))
     return [float(f"{row.samples[i]:.5g}") for i in ranks]
+
+
+def _algorithm(result: Result) -> str:
+    """Its name, on GPUs with what it takes: `two_shot, 24 SMs`."""
+    name = result.algorithm or text.MISSING
+    return name if result.sms is None else f"{name}, {text.count(result.sms, 'SM')}"
 
 
 def dimensions(model: Model, rows: list[Json]) -> list[Json]:

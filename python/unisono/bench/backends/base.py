@@ -61,13 +61,17 @@ class Buffers:
     In place follows MPI: all_reduce, broadcast, reduce and all_to_all have `out is x`; all_gather and gather
     have `x` in `out[rank]`; reduce_scatter and scatter have `out` in `x[rank]` (gather and scatter at the
     root only). None: this rank has no such buffer. `spare` is scratch of the shape of `x` where a reduce has
-    no `out`, for a library that would overwrite its input there."""
+    no `out`, for a library that would overwrite its input there. `x_place` and `out_place` are `x` and `out`,
+    and on ranks that have none the root's place in their own memory, for a library that asks every rank of a
+    rooted call for it."""
 
     x: Any
     out: Any
     spare: Any = None
     send_counts: tuple[int, ...] = ()
     recv_counts: tuple[int, ...] = ()
+    x_place: Any = None
+    out_place: Any = None
 
 
 class Backend(Protocol):
@@ -79,8 +83,11 @@ class Backend(Protocol):
         False  # True: float sums are combined in rank order and must match the reference bit by bit
     )
     devices: tuple[str, ...] = ("cpu",)  # where the buffers may lie
+    threads: bool = False  # True: ranks may be threads of one process
     own_memory: bool = False  # True: symmetric cases lie in memory that `allocate` makes
     variants: tuple[str, ...] = ()  # what the name alone stands for, as `name:variant` each
+
+    own_threads: bool = False  # True: the library works in threads of its own, which need a core too
 
     def available(self, ranks: int) -> str | None:
         """None where the library can serve `ranks` processes started as they were, else the reason in one
@@ -120,6 +127,10 @@ class Backend(Protocol):
 
     def algorithm(self, case: Case) -> str | None:
         """The algorithm that the library will use, where it can say."""
+        return None
+
+    def sms(self, case: Case) -> int | None:
+        """The SMs that the call takes of a GPU, where the library can say; 0 where copy engines do it."""
         return None
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ class GlooBackend(Backend):
     connected."""
 
     name = "gloo"
+    own_threads = True
 
     def __init__(self) -> None:
         self._group: Any = None

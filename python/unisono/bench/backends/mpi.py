@@ -2,10 +2,15 @@
 
 The thread level is funneled unless the user sets MPI4PY_RC_THREAD_LEVEL: only the main thread calls MPI here,
 as in most MPI programs, and mpi4py's default (multiple) more than doubles the time of a small call in MPICH.
+
+On GPUs an MPI that says it is CUDA-aware gets the device buffers. Any other is staged: the input is copied to
+pinned host memory, MPI works there, the output is copied back, and all of it is the call. Either way the call
+waits for the GPU.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -16,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from unisono.bench.backends.base import Backend, Buffers, Ranks
-from unisono.bench.cases import DTYPES, Array
+from unisono.bench.cases import DTYPES
 from unisono.bench.records import Case
 
 THREAD_LEVEL = "funneled"
+MOST_STAGED = 256 << 20
 _NO_REDUCTION = frozenset({"f16", "bf16", "f8e4m3", "f8e5m2"})
 
 
@@ -32,13 +38,24 @@ def set_thread_level() -> None:
         mpi4py.rc.thread_level = THREAD_LEVEL
 
 
+def cuda_aware(library: str) -> bool:
+    """Whether the MPI below mpi4py's module `library` says that it takes device memory
+    (MPIX_Query_cuda_support of Open MPI and others)."""
+    try:
+        return bool(ctypes.CDLL(library).MPIX_Query_cuda_support())
+    except (OSError, AttributeError):
+        return False
+
+
 class MpiBackend(Backend):
     """A duplicate of COMM_WORLD, so that the bench's own traffic stays apart."""
 
     name = "mpi"
+    devices = ("cpu", "cuda")
 
     def __init__(self) -> None:
         self._comm: Any = None
+        self._on_gpu = self._staged = False
 
     def available(self, ranks: int) -> str | None:
         if not find_spec("mpi4py"):
@@ -63,19 +80,26 @@ class MpiBackend(Backend):
         }
         vendor, numbers = MPI.get_vendor()
         level = levels.get(MPI.Query_thread(), "multiple") if MPI.Is_initialized() else "not started"
-        return f"{vendor} {'.'.join(map(str, numbers))}, thread level {level}"
+        how = ""
+        if self._on_gpu:
+            how = ", staged through pinned host memory" if self._staged else ", CUDA-aware"
+        return f"{vendor} {'.'.join(map(str, numbers))}, thread level {level}{how}"
 
     def setup(self, ranks: Ranks) -> None:
         from mpi4py import MPI
 
         if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (ranks.rank, ranks.size):
             raise RuntimeError("MPI numbers the ranks otherwise than the bootstrap.")
+        self._on_gpu = ranks.device is not None
+        self._staged = self._on_gpu and not cuda_aware(MPI.__file__)
         self._comm = MPI.COMM_WORLD.Dup()
         self._types = {"f32": MPI.FLOAT, "f64": MPI.DOUBLE, "i8": MPI.INT8_T, "u8": MPI.UINT8_T}
         self._types |= {"i32": MPI.INT32_T, "i64": MPI.INT64_T}
         self._ops = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
 
     def supports(self, case: Case) -> str | None:
+        if case.device == "cuda" and self._staged and case.bytes > MOST_STAGED:
+            return f"staged through host memory it is measured to {MOST_STAGED >> 20} MiB."
         if case.op == "avg":
             return "MPI has no average."
         if case.op is not None and case.dtype in _NO_REDUCTION:
@@ -84,16 +108,30 @@ class MpiBackend(Backend):
             return "MPI's in-place reduce_scatter leaves the result in block 0, not in the rank's own."
         return None
 
-    def _spec(self, array: Array, case: Case) -> list[Any]:
+    def queues(self) -> bool:
+        return False
+
+    def _spec(self, array: Any, case: Case) -> list[Any]:
         """[memory, count, datatype]: with all three given, mpi4py has nothing to look up in a call."""
         from mpi4py import MPI
 
-        memory = MPI.buffer.frombuffer(array.reshape(-1).view(np.uint8))
+        if isinstance(array, np.ndarray):
+            memory = MPI.buffer.frombuffer(array.reshape(-1).view(np.uint8))
+        else:
+            memory = MPI.buffer.fromaddress(array.data_ptr(), array.nbytes)
         if case.dtype in self._types:
-            return [memory, array.size, self._types[case.dtype]]
+            return [memory, array.nbytes // DTYPES[case.dtype].itemsize, self._types[case.dtype]]
         return [memory, array.nbytes, MPI.BYTE]  # moves only: supports() refuses their reductions
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        if not self._staged or case.collective == "barrier":
+            return self._bound(case, buffers)
+        from unisono.bench.cuda.staging import staged
+
+        return staged(case, self._comm.rank, buffers, self._bound)
+
+    def _bound(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        """MPI's own call on these buffers."""
         from mpi4py import MPI
 
         comm, n, rank, root = self._comm, self._comm.size, self._comm.rank, case.root
@@ -145,11 +183,10 @@ class MpiBackend(Backend):
             return partial(self._comm.Bcast, self._spec(buffers.out, case), case.root)
         source, out, spec = buffers.x, buffers.out, self._spec(buffers.x, case)
 
-        def call() -> (
-            None
-        ):  # MPI's broadcast has one buffer: the root's own copy is part of an out-of-place call
+        # MPI's broadcast has one buffer: the root's own copy is part of an out-of-place call
+        def call() -> None:
             self._comm.Bcast(spec, case.root)
-            np.copyto(out, source)
+            out[...] = source
 
         return call
 

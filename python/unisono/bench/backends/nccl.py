@@ -25,6 +25,7 @@ class NcclBackend(Backend):
 
     name = "nccl"
     devices = ("cuda",)
+    threads = True
 
     def __init__(self) -> None:
         self._comm: Any = None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from unisono.bench.backends.base import Backend, Buffers, Ranks
-from unisono.bench.cases import COLLECTIVES, CaseError
+from unisono.bench.cases import COLLECTIVES, DEVICES, CaseError
 from unisono.bench.records import Case
 
 
@@ -15,7 +15,8 @@ def all_algorithms() -> list[str]:
     """Every algorithm of any collective, by name."""
     import unisono
 
-    found = (unisono.Communicator.algorithms(name) for name in COLLECTIVES)
+    known = unisono.Communicator.algorithms
+    found = (known(name, device) for device in DEVICES for name in COLLECTIVES)
     return list(dict.fromkeys(algorithm for names in found for algorithm in names))
 
 
@@ -25,6 +26,7 @@ class UnisonoBackend(Backend):
 
     bit_exact = True
     devices = ("cpu", "cuda")
+    threads = True
 
     def __init__(self, algorithm: str | None = None) -> None:
         if algorithm is not None and algorithm not in (known := all_algorithms()):
@@ -33,6 +35,8 @@ class UnisonoBackend(Backend):
         self._forced = algorithm
         self._comm: Any = None
         self._queued: dict[str, Any] = {}  # what a call on a GPU takes more
+        self._device = "cpu"
+        self._one: Any = None
 
     def version(self) -> str:
         import unisono
@@ -41,23 +45,35 @@ class UnisonoBackend(Backend):
 
     def setup(self, ranks: Ranks) -> None:
         self._comm = ranks.communicator  # the one that owns the symmetric buffers; the bench closes it
-        self._queued = {} if ranks.device is None else {"stream": ranks.stream}
+        if ranks.device is not None:
+            import torch
+
+            self._device, self._queued = "cuda", {"stream": ranks.stream}
+            self._one = torch.zeros(1, dtype=torch.int32, device=f"cuda:{ranks.device}")
 
     def supports(self, case: Case) -> str | None:
         if self._forced is None:
             return None
-        known = list(self._comm.algorithms(case.collective))
+        known = list(self._comm.algorithms(case.collective, self._device))
         if self._forced not in known:
             choice = ", ".join(known) or "no choice"
             return f"{case.collective} has no algorithm {self._forced}: it has {choice}."
-        if self._forced.endswith("direct") and case.memory != "symmetric":
+        reaching = ("direct", "two_shot_push", "copy_engine") if self._device == "cuda" else ("direct",)
+        if self._forced.endswith(reaching) and case.memory != "symmetric":
             return f"{self._forced} needs symmetric memory."
         return None
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         comm, x, out, rank, n = self._comm, buffers.x, buffers.out, self._comm.rank, self._comm.size
+        if self._device == "cuda" and case.memory == "symmetric" and COLLECTIVES[case.collective].rooted:
+            x, out = (
+                buffers.x_place,
+                buffers.out_place,
+            )  # without a copy only where every rank names the place
         if case.collective == "barrier":
-            return partial(comm.barrier, **self._queued)
+            if self._one is not None:  # on a stream: the smallest sum, as nccl's
+                return partial(comm.all_reduce, self._one, "sum", self._one, **self._queued)
+            return partial(comm.barrier)
         options: dict[str, Any] = {"algorithm": self._forced} if self._forced else {}
         options |= self._queued
         if case.collective == "send_recv":
@@ -74,9 +90,18 @@ class UnisonoBackend(Backend):
         return partial(getattr(comm, case.collective), *arguments, out, **options)
 
     def algorithm(self, case: Case) -> str | None:
-        if self._forced or case.collective == "barrier":
+        if self._forced or (case.collective == "barrier" and self._one is None):
             return self._forced
-        return str(self._comm.plan(case.collective, case.bytes, case.memory == "symmetric"))
+        if case.collective == "barrier":
+            return str(self._comm.plan("all_reduce", 4, False, self._device))
+        return str(self._comm.plan(case.collective, case.bytes, case.memory == "symmetric", self._device))
+
+    def sms(self, case: Case) -> int | None:
+        algorithm = self.algorithm(case)
+        if self._device != "cuda" or algorithm is None:
+            return None
+        collective = "all_reduce" if case.collective == "barrier" else case.collective
+        return int(self._comm.sms(collective, max(4, case.bytes), algorithm))
 
     def raise_if_failed(self) -> None:
         if self._queued:

@@ -29,7 +29,7 @@ from unisono.bench.timing import Call
 HANG_S = 60.0
 SILENCE_S = 240.0  # without any progress, wherever the rank is: in a library's start, a call, a close
 MEMORY_SHARE = 0.8  # of what is free on the fullest GPU; the rest is for what the libraries stage
-STATE = "name,clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active"
+STATE = "name,clocks.sm,clocks.mem,temperature.gpu,power.draw"
 # Multicast through the switch (NVLS) is left out, for all libraries alike, unless the user sets these.
 NO_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
@@ -181,12 +181,20 @@ class CudaDevice:
 def gpu_state() -> list[str]:
     """Clocks, temperature, power and reasons for throttling of each GPU, as nvidia-smi tells them; none where
     it does not."""
-    query = [f"--query-gpu={STATE}", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in said.stdout.splitlines() if line.strip()] if said.returncode == 0 else []
+    for reasons in (
+        "clocks_event_reasons.active",
+        "clocks_throttle_reasons.active",
+    ):  # its new name, and its old
+        query = [f"--query-gpu={STATE},{reasons}", "--format=csv,noheader"]
+        try:
+            said = subprocess.run(
+                ["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        if said.returncode == 0:
+            return [line.strip() for line in said.stdout.splitlines() if line.strip()]
+    return []
 
 
 class Watch:

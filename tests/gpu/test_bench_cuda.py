@@ -1,0 +1,197 @@
+"""The bench on real GPUs: whole runs by its command line, one process a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unisono.bench import records
+from unisono.bench.cuda import device
+
+pytestmark = pytest.mark.gpu
+BENCH = [sys.executable, "-m", "unisono.cli"]
+PEERS = "nccl,nccl-windows,torch-symm"
+
+
+def gpus() -> int:
+    return 0 if device.missing() is not None else device.count()
+
+
+def needs(n: int) -> pytest.MarkDecorator:
+    reason = device.missing() or f"needs {n} GPUs: this machine has {gpus()}"
+    return pytest.mark.skipif(gpus() < n, reason=reason)
+
+
+def run(*words: str, expect: int = 0, limit_s: float = 240.0) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("UNISONO_")}
+    found = subprocess.run(
+        [*BENCH, *words], env=env, capture_output=True, text=True, timeout=limit_s, check=False
+    )
+    assert found.returncode == expect, found.stdout[-4000:] + found.stderr[-4000:]
+    return found
+
+
+def bench(directory: Path, *words: str, expect: int = 0) -> records.Records:
+    run("bench", "--device", "cuda", "-O", str(directory), "--no-report", *words, expect=expect)
+    return records.read(directory)
+
+
+@needs(2)
+@pytest.mark.parametrize("memory", ["plain", "symmetric"])
+def test_every_collective_is_right_in_every_mode(tmp_path: Path, memory: str) -> None:
+    found = bench(
+        tmp_path / "run",
+        *(
+            "--ranks",
+            "2",
+            "--backend",
+            "unisono,nccl",
+            "--memory",
+            memory,
+            "--sizes",
+            "64,100K,3M",
+            "-d",
+            "bf16",
+        ),
+        *("--mode", "all", "-n", "6", "--placement", "all"),
+    )
+    assert not found.failures
+    assert not found.problems
+    assert {r.case.mode for r in found.results} == {"graph", "events", "throughput", "latency"}
+    assert {r.backend for r in found.results} == {"unisono", "nccl"}
+    for result in found.results:
+        assert result.verification.before and result.verification.after
+        assert result.case.device == "cuda"
+        assert min(result.samples_us) > 0
+        if result.backend == "unisono":
+            assert result.verification.bound == "bit-exact"
+            assert result.sms is not None
+    (head,) = found.runs
+    assert len(head.machine.gpus) == 2
+    assert head.environment["NCCL_NVLS_ENABLE"] == "0"
+    assert any(ceiling.name == "ring" and ceiling.gbps > 1 for ceiling in found.ceilings)
+
+
+@needs(2)
+def test_all_peers_run_on_symmetric_memory(tmp_path: Path) -> None:
+    found = bench(
+        tmp_path / "run",
+        *(
+            "--ranks",
+            "2",
+            "--backend",
+            PEERS,
+            "--memory",
+            "symmetric",
+            "--sizes",
+            "4K,1M",
+            "-d",
+            "bf16,f32",
+            "-n",
+            "6",
+        ),
+        *("--collective", "all_reduce,all_gather,reduce_scatter,all_to_all_v"),
+    )
+    assert not found.failures
+    assert not [skip for skip in found.skips if skip.case is None]
+    assert {r.backend for r in found.results} == {
+        "nccl",
+        "nccl-windows",
+        "torch-symm:one_shot",
+        "torch-symm:two_shot",
+    }
+
+
+@needs(2)
+@pytest.mark.parametrize("dtype", ["f16", "f64", "i8", "u8", "i32", "i64", "f8e4m3"])
+def test_dtypes_and_ops(tmp_path: Path, dtype: str) -> None:
+    found = bench(
+        tmp_path / "run",
+        *(
+            "--ranks",
+            "2",
+            "--backend",
+            "unisono,nccl",
+            "--collective",
+            "all_reduce",
+            "-d",
+            dtype,
+            "-o",
+            "all",
+        ),
+        *("--sizes", "80K", "--mode", "events", "-n", "6"),
+    )
+    assert not [failure for failure in found.failures if failure.backend == "unisono"]
+    assert {r.case.op for r in found.results if r.backend == "unisono"} == {
+        "sum",
+        "prod",
+        "min",
+        "max",
+        "avg",
+    }
+
+
+@needs(2)
+def test_graph_is_never_slower_than_single_calls_by_much(tmp_path: Path) -> None:
+    """The two clocks agree: what a call takes in a graph, it takes at most alone."""
+    found = bench(
+        tmp_path / "run",
+        *("--ranks", "2", "--backend", "nccl", "--collective", "all_reduce", "--sizes", "64M", "-d", "bf16"),
+    )
+    by_mode = {r.case.mode: r.median_us for r in found.results if r.case.memory == "symmetric"}
+    assert by_mode["graph"] < 1.2 * by_mode["events"]
+    ring = max(ceiling.gbps for ceiling in found.ceilings)
+    assert all(r.busbw_gbps < 1.1 * ring for r in found.results)
+
+
+@needs(2)
+def test_one_process_drives_all_gpus(tmp_path: Path) -> None:
+    found = bench(
+        tmp_path / "run",
+        *("--ranks", "2", "--one-process", "--backend", "unisono,nccl,nccl-windows,torch-symm", "-d", "bf16"),
+        *("--sizes", "4K,1M", "-n", "6"),
+    )
+    assert not found.failures
+    assert {r.backend for r in found.results} == {"unisono", "nccl", "nccl-windows"}
+    assert all(r.case.one_process for r in found.results)
+    assert {skip.backend for skip in found.skips if skip.case is None} == {
+        "torch-symm:one_shot",
+        "torch-symm:two_shot",
+    }
+
+
+@needs(2)
+def test_links(tmp_path: Path) -> None:
+    run("links", "-O", str(tmp_path / "links"))
+    found = records.read(tmp_path / "links")
+    assert not found.problems
+    assert found.ends
+    engines = {link.engine for link in found.links}
+    assert {"copy_engine", "sm_load", "sm_store", "flag"} <= engines
+    assert all((link.gbps or 1) > 0.5 for link in found.links)
+    assert all(0.2 < link.round_trip_us < 100 for link in found.links if link.round_trip_us is not None)
+    assert (tmp_path / "links" / "links.png").is_file()
+
+
+@needs(2)
+def test_the_memory_limit_ends_clean(tmp_path: Path) -> None:
+    found = bench(
+        tmp_path / "run",
+        *("--ranks", "2", "--backend", "unisono,nccl", "--collective", "all_reduce", "-d", "bf16"),
+        *("--to-memory-limit", "-b", "4G"),
+    )
+    assert not found.failures
+    assert {item.backend for item in found.largest} == {"unisono", "nccl"}
+    for item in found.largest:
+        assert item.used_bytes > item.total_bytes // 4
+        assert "memory" in item.stopped
+
+
+@needs(2)
+def test_three_ranks_on_two_gpus_are_refused() -> None:
+    found = run("bench", "--device", "cuda", "--ranks", str(gpus() + 1), expect=2)
+    assert "needs a GPU for each rank" in found.stderr

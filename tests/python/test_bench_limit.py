@@ -1,0 +1,118 @@
+"""Growing a collective until memory is full, with torch tensors in host memory: the same code runs on
+GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import unisono  # noqa: E402
+from bench_threads import Meeting, options  # noqa: E402
+from unisono.bench import limit, records, session  # noqa: E402
+from unisono.bench.backends.unisono import UnisonoBackend  # noqa: E402
+from unisono.bench.buffers import Pools  # noqa: E402
+from unisono.bench.control import Control, Interrupt  # noqa: E402
+from unisono.bench.cuda import verify  # noqa: E402
+from unisono.bench.cuda.memory import TensorRegion  # noqa: E402
+from unisono.bench.device import HostDevice  # noqa: E402
+from unisono.bench.records import Case  # noqa: E402
+
+pytestmark = pytest.mark.torch
+RANKS, ROOM = 2, 1 << 20
+
+
+class SmallDevice(HostDevice):
+    """Torch tensors in host memory, of which one buffer may have ROOM bytes."""
+
+    arithmetic = verify.arithmetic("cpu")
+
+    def pools(self, cases: Iterable[Case], rank: int) -> Pools:
+        def region(size: int) -> TensorRegion:
+            if size > ROOM + 4096:
+                raise MemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
+            return TensorRegion(torch.empty(size, dtype=torch.uint8))
+
+        return Pools(cases, rank, region)
+
+    def used_bytes(self) -> tuple[int, int]:
+        return 3 << 20, 4 << 20
+
+
+class Broken(UnisonoBackend):
+    """Wrong from 256 KiB on."""
+
+    def prepare(self, case: Case, buffers: Any) -> Callable[[], object]:
+        call = super().prepare(case, buffers)
+
+        def wrong() -> None:
+            call()
+            if case.bytes >= 256 << 10:
+                buffers.out.reshape(-1)[0] = 77
+
+        return wrong
+
+
+def run(directory: Path, collectives: list[str]) -> records.Records:
+    chosen = options(
+        directory,
+        ["unisono"],
+        collectives=collectives,
+        sizes=[64 << 10],
+        memories=["plain"],
+        to_memory_limit=True,
+    )
+    slots, door = [b""] * RANKS, Barrier(RANKS)
+    align, measured = unisono.init_threads(RANKS), unisono.init_threads(RANKS)
+
+    def rank(number: int) -> session.Outcome:
+        control = Control(Meeting(number, RANKS, slots, door))
+        device = SmallDevice(align[number].barrier)
+        mine = session.Session(
+            chosen, control, align[number].barrier, measured[number], Interrupt(), "threads", device
+        )
+        try:
+            return mine.run()
+        finally:
+            mine.close()
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        list(pool.map(rank, range(RANKS)))
+    for communicator in (*align, *measured):
+        communicator.close()
+    return records.read(directory)
+
+
+def test_each_collective_grows_until_the_memory_is_full(tmp_path: Path) -> None:
+    found = run(tmp_path / "run", ["all_reduce", "all_gather", "barrier", "all_to_all_v"])
+    assert not found.failures
+    assert not found.problems
+    by_name = {item.case.collective: item for item in found.largest}
+    assert by_name.keys() == {"all_reduce", "all_gather", "all_to_all_v"}
+    for item in found.largest:
+        assert ROOM * 0.9 < item.case.bytes <= ROOM
+        assert item.time_us > 0
+        assert (item.used_bytes, item.total_bytes) == (3 << 20, 4 << 20)
+        assert "out of memory" in item.stopped
+    assert found.ends[0].interrupted is False
+
+
+def test_a_wrong_result_is_a_failure_and_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "load", lambda name: Broken())
+    found = run(tmp_path / "run", ["broadcast"])
+    (failure,) = found.failures
+    assert "element 0 is 77" in failure.message
+    assert failure.case.bytes == 256 << 10
+    assert found.largest[0].case.bytes == 128 << 10
+
+
+def test_what_says_that_memory_is_full() -> None:
+    assert limit.is_full("OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 GiB.")
+    assert limit.is_full("ResourceError: 64 GiB of GPU memory: out of memory")
+    assert not limit.is_full("ncclAllReduce failed: unhandled cuda error")
