@@ -57,7 +57,7 @@ def _readable(step: Callable[[], T]) -> T:
     """`step` reads records; where there are none, or of another schema, that is a wrong command."""
     try:
         return step()
-    except (FileNotFoundError, ValueError) as error:
+    except (FileNotFoundError, ValueError, ImportError) as error:
         _refuse(error)
 
 

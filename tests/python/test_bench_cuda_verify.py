@@ -166,6 +166,20 @@ def test_a_float_within_its_bound_passes_and_a_nan_does_not() -> None:
     assert verify.differences(torch.tensor([float("nan"), 2.0]), [piece])[0] == 1
 
 
+def test_long_pieces_are_written_and_compared_in_longer_rows() -> None:
+    block = torch.arange(7, dtype=torch.float32)
+    bound = (block.double(), torch.full((7,), 1e-3, dtype=torch.float64))
+    flat = torch.zeros(1000)
+    for offset in (0, 3):
+        piece = host.Piece(2, 900, block, offset, bound)
+        verify.write(flat, [piece])
+        assert flat[2:902].tolist() == [float((offset + i) % 7) for i in range(900)]
+        assert verify.differences(flat, [piece]) == (0, None)
+        flat[801] += 1
+        assert verify.differences(flat, [piece])[0] == 1
+        assert "element 801 is" in str(verify.differences(flat, [piece])[1])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ones_are_ones(dtype: str) -> None:
     made = region(64)

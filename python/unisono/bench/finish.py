@@ -63,12 +63,21 @@ def finish(directory: Path, launcher_code: int, console: Console, with_report: b
     if not with_report:
         console.print(f"records: {shown(directory / FILE_NAME)}", soft_wrap=True)
         return exit_code(records, launcher_code)
+    show_report(directory, console)
+    return exit_code(records, launcher_code)
+
+
+def show_report(directory: Path, console: Console) -> None:
+    """Builds the report and says where it is; where a package for it is missing, says that and where the
+    records are."""
     from unisono import report
 
-    for path in report.build(directory):
-        if path.suffix == ".html":
-            console.print(f"report: {shown(path)}", soft_wrap=True)
-    return exit_code(records, launcher_code)
+    try:
+        for path in report.build(directory):
+            if path.suffix == ".html":
+                console.print(f"report: {shown(path)}", soft_wrap=True)
+    except ImportError as error:
+        console.print(f"records: {shown(directory / FILE_NAME)}; {error}", soft_wrap=True)
 
 
 def shown(path: Path) -> str:

@@ -15,7 +15,7 @@ from unisono.bench import provenance
 from unisono.bench.cases import CaseError
 from unisono.bench.cuda.device import count, gpu_state, leave_out_multicast, missing
 from unisono.bench.device import HangError
-from unisono.bench.finish import FAILED, OK, shown
+from unisono.bench.finish import FAILED, OK, show_report
 from unisono.bench.records import SCHEMA_VERSION, Ceiling, End, Link, RecordsWriter, Run
 
 
@@ -60,11 +60,7 @@ def run(devices: int, directory: Path, command: Sequence[str], console: Console,
     if hang is not None:
         console.print(f"unisono links: {hang}", style="red")
     if with_report:
-        from unisono import report
-
-        for path in report.build(directory):
-            if path.suffix in (".html", ".png"):
-                console.print(f"{path.suffix[1:]}: {shown(path)}", soft_wrap=True)
+        show_report(directory, console)
     if hang is not None:
         console.file.flush()
         os._exit(FAILED)  # the driver would wait for the hung GPU

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
-
-from . import html, markdown, plots
-from .model import load
 
 __all__ = ["build"]
 
@@ -16,7 +14,17 @@ def build(path: Path, out: Path | None = None) -> list[Path]:
     written, the page first.
 
     The same records give the same report.md, byte by byte. Raises FileNotFoundError where there are no
-    records and ValueError where their schema is of another major version."""
+    records, ValueError where their schema is of another major version, and ImportError where a package for
+    the plots is missing."""
+    missing = [name for name in ("altair", "vl_convert") if find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f"the report needs {' and '.join(missing)}: pip install altair vl-convert-python, or copy the "
+            "records to a machine that has them and run `unisono report DIR` there."
+        )
+    from . import html, markdown, plots
+    from .model import load
+
     path = Path(path)
     model = load(path)
     directory = Path(out) if out is not None else path if path.is_dir() else path.parent

@@ -16,6 +16,8 @@ from unisono.bench.stats import Interval, Verdict
 
 from .model import COLLECTIVES, Key, Model, Pair, Row, pairs
 
+BEST_OF_EACH = "best of each"
+
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import altair as alt
 
-from . import theme
+from . import analysis, theme
 from .theme import RATIO_STEPS, SHARE_STEPS, VARIATION_STEPS
 
 Json = dict[str, Any]
 DATA = "rows"  # the name under which a template expects its data
-BEST_OF_EACH = "best of each"
 _INK = "var(--ink)"
 _MUTED = "var(--ink3)"
 _SIZE_LABEL = (
@@ -286,7 +285,7 @@ def cdf(backends: list[str]) -> Json:
 
 def bars(backends: list[str]) -> Json:
     """Time per unit of a workload. Rows: backend (or `best of each`), unit, unit_low, unit_high, t_unit."""
-    domain = [*backends, BEST_OF_EACH]
+    domain = [*backends, analysis.BEST_OF_EACH]
     scale = alt.Scale(domain=domain, range=[*theme.colours(backends), _MUTED])
     axis = alt.Axis(labelExpr=_TIME_LABEL, title=None, tickCount=6)
     base = alt.Chart(_data()).encode(y=alt.Y("backend:N", sort=domain, axis=_names()))

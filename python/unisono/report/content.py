@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from unisono.bench.records import Failure, Skip
 from unisono.bench.stats import Verdict
 
-from . import analysis, charts, text
+from . import analysis, text
 from .analysis import Curve, Group, Headline, WorkloadCost
 from .model import Key, Model, Pair, Row, case_text
 
@@ -266,7 +266,7 @@ def workload_table(cost: WorkloadCost, model: Model) -> Table:
     rows = []
     for item in [*cost.costs, *([cost.mix] if len(cost.costs) > 1 else [])]:
         is_mix = item is cost.mix
-        name = charts.BEST_OF_EACH if is_mix else item.backend
+        name = analysis.BEST_OF_EACH if is_mix else item.backend
         if item.unit is None:
             missing = [s.collective for s, p in zip(workload.steps, item.parts, strict=True) if p is None]
             blank = [text.MISSING] * (len(head) - 2)

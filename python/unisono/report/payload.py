@@ -9,8 +9,8 @@ import numpy as np
 
 from unisono.bench.records import Case, Result
 
-from . import charts, text, theme
-from .analysis import WorkloadCost, workload_costs
+from . import text, theme
+from .analysis import BEST_OF_EACH, WorkloadCost, workload_costs
 from .model import Key, Model, Pair, Row, pairs
 
 # What a reader selects on the page; a row that has no such property (the op of a broadcast) fits every
@@ -190,7 +190,7 @@ def costs(found: list[WorkloadCost]) -> list[list[Json]]:
         rows = []
         for item in [*cost.costs, *([cost.mix] if len(cost.costs) > 1 else [])]:
             if item.unit is not None:
-                name = charts.BEST_OF_EACH if item is cost.mix else item.backend
+                name = BEST_OF_EACH if item is cost.mix else item.backend
                 bounds = {"unit": item.unit.median, "unit_low": item.unit.low, "unit_high": item.unit.high}
                 rows.append({"backend": name, **bounds, "t_unit": text.time(item.unit.median)})
         tables.append(rows)
@@ -241,6 +241,8 @@ def table(rows: list[Json]) -> Json:
 
 def page(model: Model) -> Json:
     """All that the page's script needs, each thing once."""
+    from . import charts  # needs altair, which a machine that only measures may lack
+
     columns = shared_columns(model.all_rows)
     rows = [result(row, columns) for row in model.all_rows]
     sweep = {row.id for row in model.rows}

@@ -26,7 +26,7 @@ KERNEL_ENGINES = (SM_LOAD, SM_STORE, BULK_STORE)
 BYTES = 256 << 20  # of one transfer; beyond every cache
 UNIT = 16384  # transfers are a multiple of it
 SAMPLES, WAIT_S = 7, 30.0
-BLOCKS = {SM_LOAD: 64, SM_STORE: 128, BULK_STORE: 32}  # of one kernel; shared among its peers in all_pairs
+BLOCKS = (8, 16, 32, 64, 128)  # of a GPU, in all_pairs shared among its peers; the fastest is taken
 ROUNDS = 1000
 
 Transfer = tuple[int, int, int]  # source, target, bytes
@@ -77,12 +77,17 @@ class Links:
         share = self.size // (n - 1) // UNIT * UNIT
         return [(ring[at], ring[(at + step) % n], share) for step in range(1, n) for at in range(n)]
 
-    def measure(self, engine: str, pattern: str, pair: tuple[int, int] | None = None) -> Link:
-        """One engine in one pattern; `pair` for the pattern of that name."""
+    def measure(
+        self, engine: str, pattern: str, pair: tuple[int, int] | None = None, blocks: int | None = None
+    ) -> Link:
+        """One engine in one pattern; `pair` for the pattern of that name. Kernels have `blocks` blocks, or as
+        many as are fastest."""
         moves = self.transfers(pattern, pair)
         leaving = sum(move[2] for move in moves if move[0] == moves[0][0])
-        self._sample(engine, moves)
-        samples = [leaving / self._sample(engine, moves) for _ in range(SAMPLES)]
+        self._sample(engine, moves, blocks or BLOCKS[-1])
+        if engine != COPY_ENGINE and blocks is None:
+            blocks = min(BLOCKS, key=lambda n: min(self._sample(engine, moves, n) for _ in range(2)))
+        samples = [leaving / self._sample(engine, moves, blocks or 0) for _ in range(SAMPLES)]
         return Link(
             engine=engine,
             pattern=pattern,
@@ -90,12 +95,12 @@ class Links:
             bytes=moves[0][2],
             source=pair[0] if pair else None,
             target=pair[1] if pair else None,
-            blocks=BLOCKS.get(engine),
+            blocks=blocks,
             gbps=statistics.median(samples),
             samples=samples,
         )
 
-    def _sample(self, engine: str, moves: list[Transfer]) -> float:
+    def _sample(self, engine: str, moves: list[Transfer], blocks: int) -> float:
         """Nanoseconds of the slowest GPU."""
         torch = self._torch
         self._epoch += 1
@@ -114,7 +119,7 @@ class Links:
                     begin.record(stream)
                     timed.append((stream, begin, last))
                 for move, stream in zip(mine, streams, strict=True):
-                    self._move(engine, move, stream, len(mine))
+                    self._move(engine, move, stream, max(1, blocks // len(mine)))
                 for stream, _, last in timed[-len(set(streams)) :]:
                     last.record(stream)
         self._gate.open(self._epoch)
@@ -124,11 +129,10 @@ class Links:
     def _stream(self, device: int, move: Transfer) -> Any:
         return self._streams[device, move[1] if device == move[0] else move[0]]
 
-    def _move(self, engine: str, move: Transfer, stream: Any, beside: int) -> None:
+    def _move(self, engine: str, move: Transfer, stream: Any, blocks: int) -> None:
         source, target, size = move
         queue = int(stream.cuda_stream)
         begin, end = int(self._memory[source][0].data_ptr()), int(self._memory[target][1].data_ptr())
-        blocks = max(1, BLOCKS.get(engine, 0) // beside)
         match engine:
             case "copy_engine":
                 self._runtime("cudaMemcpyAsync", end, begin, size, MEMCPY_DEFAULT, queue)
@@ -187,9 +191,12 @@ class Links:
 def everything(links: Links, show: Show) -> Iterator[Link]:
     """Every engine in every pattern, and the round trips; `show` is told what comes next."""
     for engine in links.engines:
+        blocks = None
         for pair in permutations(links.devices, 2):
             show(f"{engine}, GPU {pair[0]} to GPU {pair[1]}")
-            yield links.measure(engine, "pair", pair)
+            link = links.measure(engine, "pair", pair, blocks)
+            blocks = link.blocks  # of the first pair, so that the pairs differ in the links only
+            yield link
         for pattern in ("ring", "all_pairs"):
             show(f"{engine}, {pattern}")
             yield links.measure(engine, pattern)

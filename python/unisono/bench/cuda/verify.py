@@ -8,6 +8,7 @@ bit, whatever its GPU.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from unisono.bench.cuda.memory import torch_dtype
 from unisono.bench.records import Case
 from unisono.bench.verify import ROUNDOFF, Arithmetic, Piece, rows
 
+TILES = 8  # a row of a long piece has so many blocks: beyond, its temporaries are felt at the memory's limit
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = 1 << 64
 
@@ -117,9 +119,23 @@ def tolerance(blocks: Sequence[Any], op: str, dtype: str) -> tuple[Any, Any] | N
     return exact / scale, magnitude * (n * unit / scale)
 
 
+def _tiled(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same pieces with a longer block where they are long: fewer and longer rows, for fewer kernels."""
+    return [
+        dataclasses.replace(
+            piece,
+            block=piece.block.repeat(TILES),
+            allowed=None if piece.allowed is None else tuple(part.repeat(TILES) for part in piece.allowed),
+        )
+        if piece.count >= 4 * TILES * len(piece.block)
+        else piece
+        for piece in pieces
+    ]
+
+
 def write(flat: Any, pieces: Sequence[Piece]) -> None:
     """Fills a flat tensor as the pieces say."""
-    for piece in pieces:
+    for piece in _tiled(pieces):
         for start, at, length in rows(piece):
             flat[start : start + length].copy_(piece.block[at : at + length])
 
@@ -131,7 +147,7 @@ def differences(flat: Any, pieces: Sequence[Piece]) -> tuple[int, str | None]:
 
     found: list[tuple[Piece, int, int, int]] = []
     counts: list[Any] = []
-    for piece in pieces:
+    for piece in _tiled(pieces):
         for start, at, length in rows(piece):
             bad = _bad(flat[start : start + length], piece, at, length)
             counts.append(torch.count_nonzero(bad))
