@@ -10,6 +10,7 @@
 //   peer wrote
 //                                             before its signal is readable after the wait. A wait has a
 //                                             deadline
+//   announce(peer, slot)                      a signal that stands for what earlier calls have written only
 //   put_packets(peer, src, bytes), take_packets(peer, dst, bytes)   data and flag in one store; no signal
 //   needed
 //   packets_to(peer, bytes), commit_packets(peer, bytes); packets_from(peer, bytes)   the same in two steps,
@@ -135,6 +136,14 @@ UNISONO_PORTABLE Range share_of(const Lane& lane, std::size_t bytes, int root) {
   const int n = lane.size(), me = lane.rank();
   if (!Lane::kLinked || n == 1) return block_of(bytes, shard_bytes(bytes, n), me);
   return me == root ? Range{} : block_of(bytes, shard_bytes(bytes, n - 1), me - (me > root));
+}
+
+// Returns when every rank has called it; what any rank wrote in earlier calls may be read, and overwritten,
+// after.
+template <class Lane>
+UNISONO_PROGRAM void meet_first(Lane& lane) {
+  for (int i = 1; i < lane.size(); ++i) lane.announce(peer_at(lane, i), Slot::meet);
+  for (int i = 1; i < lane.size(); ++i) lane.wait(peer_at(lane, i), Slot::meet);
 }
 
 // Returns when every rank has called it; what any rank wrote before is readable after.

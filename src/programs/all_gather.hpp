@@ -34,7 +34,7 @@ UNISONO_PROGRAM void all_gather_push(Channel& channel, const Args& a) {
 template <class Lane>
 UNISONO_PROGRAM void all_gather_direct(Lane& lane, const Args& a) {
   const int n = lane.size(), me = lane.rank();
-  meet(lane);
+  meet_first(lane);
   for (int i = 0; i < (Lane::kPulls ? n : 1); ++i) {
     const int p = peer_at(lane, i);
     const Range block = block_of(a.bytes, a.block, p);

@@ -95,7 +95,7 @@ UNISONO_PROGRAM void all_reduce_two_shot_push(Channel& channel, const Args& a) {
 template <class Lane>
 UNISONO_PROGRAM void all_reduce_two_shot_direct(Lane& lane, const Args& a) {
   const int n = lane.size();
-  meet(lane);
+  meet_first(lane);
   const Range mine = block_of(a.bytes, shard_bytes(a.bytes, n), lane.rank());
   for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();

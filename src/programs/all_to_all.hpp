@@ -57,7 +57,7 @@ UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
   const bool pulls = Lane::kPulls && !a.sends;
   const int me = lane.rank();
   auto block = [&](int p) { return a.block * static_cast<std::size_t>(p); };
-  meet(lane);
+  meet_first(lane);
   for (int i = 0; i < lane.size(); ++i) {
     const int p = peer_at(lane, i);
     const auto part = a.sends ? a.sends[p] : Args::Part{block(p), a.block};

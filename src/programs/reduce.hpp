@@ -28,7 +28,7 @@ UNISONO_PROGRAM void reduce_push(Channel& channel, const Args& a) {
 template <class Lane>
 UNISONO_PROGRAM void reduce_direct(Lane& lane, const Args& a) {
   const int n = lane.size();
-  meet(lane);
+  meet_first(lane);
   const Range mine = share_of(lane, a.bytes, a.root);
   for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();

@@ -16,17 +16,15 @@
 
 namespace unisono {
 
-// `Reduction` is what a move with several sources does: cuda::Bytes, cuda::ByTable or cuda::Inline. Operands
-// of a move may be packets only where `kPacketed`: such a lane moves words of kPacketBytes.
-template <class Reduction, bool kPacketed>
+// `Reduction` is what a move with several sources does: cuda::Bytes, cuda::ByTable or cuda::Inline. Messages
+// of packets are exchange.cu's.
+template <class Reduction>
 class CudaBlock {
  public:
   static constexpr std::uint32_t kChunks = cuda::kChunks;
-  static constexpr std::uint32_t kPackets = cuda::kPackets;
   static constexpr bool kPulls = false;  // over NVLink stores beat loads
   static constexpr bool kMulticasts = true;
   static constexpr bool kLinked = true;
-  static constexpr std::size_t kPacketBytes = cuda::kPacketBytes;
 
   // What `sources` and `destinations` give. Apart from the lane, whose own members then stay in registers.
   struct Arrays {
@@ -59,37 +57,23 @@ class CudaBlock {
   __device__ std::size_t tile_bytes() const { return context_.piece_bytes; }
 
   __device__ void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
-    // several puts in a row read what nobody writes meanwhile, several takes write apart from each other
-    unsigned kind = kMoves;
-    if (kPacketed && n_srcs == 1 && n_dsts > 0) {
-      if (cuda::Stream::is(srcs[0])) kind = kTakes;
-      else if (cuda::Stream::is(dsts[0].at)) kind = kPuts;
-    }
-    if (pending_ & ~(kind & (kPuts | kTakes))) settle();
+    if (pending_) settle();
     if (failed_ || bytes == 0) return;
-    if constexpr (kPacketed) {
-      const cuda::Rings rings{context_};
-      bool arrived;
-      if constexpr (std::is_same_v<Reduction, cuda::Bytes>)
-        arrived = cuda::copy_packets(rings, dsts, n_dsts, srcs[0], bytes);
-      else if (n_srcs == 1) arrived = cuda::copy_packets(rings, dsts, n_dsts, srcs[0], bytes);
-      else arrived = reduction_.packets(rings, dsts, n_dsts, srcs, n_srcs, bytes);
-      lost_ = lost_ || !arrived;
-    } else if constexpr (std::is_same_v<Reduction, cuda::Bytes>) {
-      cuda::copy(dsts, n_dsts, srcs[0], bytes);
-    } else if (n_srcs == 1) {
-      cuda::copy(dsts, n_dsts, srcs[0], bytes);
-    } else {
-      reduction_.memory(dsts, n_dsts, srcs, n_srcs, bytes);
-    }
-    pending_ |= kind;
+    if constexpr (std::is_same_v<Reduction, cuda::Bytes>) cuda::copy(dsts, n_dsts, srcs[0], bytes);
+    else if (n_srcs == 1) cuda::copy(dsts, n_dsts, srcs[0], bytes);
+    else reduction_(dsts, n_dsts, srcs, n_srcs, bytes);
+    pending_ |= kMoves;
   }
 
   __device__ void signal(int peer, Slot slot) {
     if (pending_) settle();
-    const std::uint32_t count = of(peer, mine_.signalled[static_cast<int>(slot)]) + 1;
-    if (thread_ == peer) ++mine_.signalled[static_cast<int>(slot)];
+    const std::uint32_t count = next_signal(peer, slot);
     if (!failed_ && speaks_to(peer)) cuda::store_release(&flag(peer, slot, rank())->count, count);
+  }
+  // The end of a kernel has published what it wrote.
+  __device__ void announce(int peer, Slot slot) {
+    const std::uint32_t count = next_signal(peer, slot);
+    if (speaks_to(peer)) cuda::store_relaxed(&flag(peer, slot, rank())->count, count);
   }
 
   // Only the thread that speaks to the peer polls, so that waits for several peers go on side by side;
@@ -109,30 +93,6 @@ class CudaBlock {
     return of(peer, mine_.awaited[static_cast<int>(slot)]);
   }
 
-  // Packets as operands of a move.
-  __device__ Dst packets_to(int peer, std::size_t bytes) {
-    const std::uint64_t first = packets_sent(peer);
-    if (thread_ == peer) mine_.packets_sent += cuda::packets_of(bytes);
-    return {cuda::Stream::operand(peer, first)};
-  }
-  __device__ void commit_packets(int, std::size_t) {}
-  __device__ const byte* packets_from(int peer, std::size_t bytes) {
-    const std::uint64_t first = packets_taken(peer);
-    if (thread_ == peer) mine_.packets_taken += cuda::packets_of(bytes);
-    return cuda::Stream::operand(peer, first);
-  }
-  __device__ void put_packets(int peer, const byte* src, std::size_t bytes) {
-    const Dst to = packets_to(peer, bytes);
-    move(&to, 1, &src, 1, bytes);
-  }
-  __device__ void take_packets(int peer, byte* dst, std::size_t bytes) {
-    const byte* from = packets_from(peer, bytes);
-    const Dst to{dst};
-    move(&to, 1, &from, 1, bytes);
-  }
-  __device__ std::uint64_t packets_sent(int peer) const { return of(peer, mine_.packets_sent); }
-  __device__ std::uint64_t packets_taken(int peer) const { return of(peer, mine_.packets_taken); }
-
   // Chunk `index` of the ring from me in the peer's memory, and of the ring from the peer in mine.
   __device__ byte* chunk_at(int peer, std::uint32_t index) const { return chunk(peer, rank(), index); }
   __device__ const byte* chunk_from(int peer, std::uint32_t index) const {
@@ -145,12 +105,18 @@ class CudaBlock {
 
  private:
   // What has been done since the last barrier that other threads of the block may depend on.
-  enum Pending : unsigned { kPuts = 1, kTakes = 2, kMoves = 4, kWaits = 8 };
+  enum Pending : unsigned { kMoves = 1, kWaits = 2 };
 
   // Everything that any thread has done is visible to all, and a failure that one has seen is known to all.
   __device__ void settle() {
     failed_ = __syncthreads_or(lost_) != 0;
     pending_ = 0;
+  }
+
+  __device__ std::uint32_t next_signal(int peer, Slot slot) {
+    const std::uint32_t count = of(peer, mine_.signalled[static_cast<int>(slot)]) + 1;
+    if (thread_ == peer) ++mine_.signalled[static_cast<int>(slot)];
+    return count;
   }
 
   // Counters are the same in every warp: thread p of each keeps those of peer p. `value` is taken from there.

@@ -15,6 +15,7 @@
 #include "env.hpp"
 #include "group.hpp"
 #include "lane/cuda/api.hpp"
+#include "lane/cuda/exchange.hpp"
 #include "lane/cuda/layout.hpp"
 #include "lane/cuda/programs.hpp"
 #include "memory/device.hpp"
@@ -182,6 +183,7 @@ class GpuEngine final : public Engine {
                               : env().max_sms > 0 ? env().max_sms
                                                   : kMostBlocks});
       mine.usable = true;
+      early_ = card.major >= 9 && !env().share_device;  // one that waits keeps others of the GPU out
     }
     if (group_.size() > kMaxRanks && problem.empty()) {
       problem = "the CUDA lane joins up to " + std::to_string(kMaxRanks) + " ranks of one machine, not " +
@@ -240,14 +242,19 @@ class GpuEngine final : public Engine {
 
   // A kernel that is loaded when it is first launched may wait for one that waits for this rank.
   void load_kernels() {
-    std::set<Kernel> loaded;
+    std::set<const void*> loaded;
+    auto load = [&](const void* one) {
+      cudaFuncAttributes attributes;
+      if (one && loaded.insert(one).second)
+        check(cudaFuncGetAttributes(&attributes, one), "loading a kernel");
+    };
     for (int c = 0; c < kCollectives; ++c)
       for (int a = 0; a < kAlgorithms; ++a)
         for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {
-          const Kernel one = kernel(static_cast<Collective>(c), static_cast<Algorithm>(a), dtype, Op::sum);
-          if (!one || !loaded.insert(one).second) continue;
-          cudaFuncAttributes attributes;
-          check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(one)), "loading a kernel");
+          load(reinterpret_cast<const void*>(
+              kernel(static_cast<Collective>(c), static_cast<Algorithm>(a), dtype, Op::sum)));
+          for (const Step step : {Step::move, Step::combine, Step::two_shot})
+            load(reinterpret_cast<const void*>(exchange_kernel(step, group_.size(), dtype, Op::sum)));
         }
   }
 
@@ -296,25 +303,25 @@ class GpuEngine final : public Engine {
 
   Shape cut(Algorithm algorithm, std::size_t unit) const {
     const bool packets = is_packets(algorithm);
-    const std::size_t most = packets ? kPackets / 4 * kPacketBytes : layout_.chunk_bytes;
-    const std::size_t share = asked_.piece_bytes ? asked_.piece_bytes : packets ? 4096 : 16384;
+    const std::size_t most = packets ? kPackets * kPacketBytes : layout_.chunk_bytes;
+    const std::size_t share = asked_.piece_bytes ? asked_.piece_bytes : packets ? 1024 : 8192;
+    const auto limit = static_cast<std::size_t>(std::min(blocks_, asked_.blocks ? asked_.blocks : blocks_));
+    const std::size_t align = packets ? kAlign : 1024;
     Shape shape;
-    const int limit = std::min(blocks_, asked_.blocks ? asked_.blocks : packets ? blocks_ : 64);
-    shape.blocks = static_cast<int>(
-        std::clamp<std::size_t>((unit + share - 1) / share, 1, static_cast<std::size_t>(limit)));
-    const std::size_t piece =
-        (unit + static_cast<std::size_t>(shape.blocks) - 1) / static_cast<std::size_t>(shape.blocks);
-    shape.piece_bytes =
-        std::clamp(round_up(piece, packets ? kAlign : 1024), packets ? kAlign : std::size_t{1024}, most);
+    shape.blocks = static_cast<int>(std::clamp<std::size_t>((unit + share - 1) / share, 1, limit));
+    const auto blocks = static_cast<std::size_t>(shape.blocks);
+    shape.piece_bytes = std::clamp(round_up((unit + blocks - 1) / blocks, align), align, most);
     if (asked_.piece_bytes) shape.piece_bytes = std::min(round_up(asked_.piece_bytes, kAlign), most);
     const std::size_t wanted = packets ? shape.piece_bytes / kPacketBytes : kMaxThreads;
     shape.threads = asked_.threads
                         ? asked_.threads
-                        : static_cast<int>(std::clamp<std::size_t>(round_up(wanted, 32), 128, kMaxThreads));
+                        : static_cast<int>(std::clamp<std::size_t>(round_up(wanted, 32), 32, kMaxThreads));
     return shape;
   }
 
-  void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream);
+  Exchange exchange_of(const Request& request, Algorithm algorithm, int to, int from) const;
+  void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
+  void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
   void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
 
   // A communicator's calls follow each other, on whichever streams they are.
@@ -340,6 +347,7 @@ class GpuEngine final : public Engine {
   Shape asked_;
   cudaStream_t side_ = nullptr, last_ = nullptr;
   bool any_ = false;
+  bool early_ = false;  // kernels may start before the last one has ended
   cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr;
   mutable std::mutex mutex_;  // buffers are given back from any thread
   std::map<std::uint32_t, std::vector<std::shared_ptr<DeviceMemory>>> allocations_;
@@ -348,12 +356,115 @@ class GpuEngine final : public Engine {
   std::jthread watcher_;
 };
 
-void GpuEngine::launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) {
+void GpuEngine::start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t how{};
+  how.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  how.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  how.stream = stream;
+  how.attrs = &early;
+  how.numAttrs = early_ ? 1 : 0;
+  void* parameters[] = {parameter};
+  check(cudaLaunchKernelExC(&how, kernel, parameters), "starting a kernel");
+}
+
+void GpuEngine::launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const {
   launch.context.piece_bytes = shape.piece_bytes;
-  void* parameters[] = {&launch};
-  check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(shape.blocks)),
-                         dim3(static_cast<unsigned>(shape.threads)), parameters, 0, stream),
-        "starting a kernel");
+  start(reinterpret_cast<const void*>(kernel), &launch, shape, stream);
+}
+
+// A call as one exchange of packets.
+Exchange GpuEngine::exchange_of(const Request& request, Algorithm algorithm, int to, int from) const {
+  const Args& a = request.args;
+  const int n = group_.size(), me = group_.rank();
+  Exchange x;
+  x.ranks = n;
+  x.rank = me;
+  x.dtype = request.call->dtype;
+  x.op = request.call->op;
+  auto give = [&](int p, const byte* data, std::size_t bytes) {
+    x.from[p] = data;
+    x.send[p] = static_cast<std::uint32_t>(bytes);
+  };
+  auto get = [&](int p, byte* data, std::size_t bytes) {
+    x.into[p] = data;
+    x.receive[p] = static_cast<std::uint32_t>(bytes);
+  };
+  auto at = [&](int p) { return a.block * static_cast<std::size_t>(p); };
+  std::size_t longest = a.block;
+  for (int p = 0; p < n; ++p) {
+    const bool mine = p == me;
+    switch (request.collective) {
+      case Collective::all_reduce:
+        if (algorithm == Algorithm::two_shot_packets) {
+          const Range s = block_of(a.bytes, longest = shard_bytes(a.bytes, n), p);
+          give(p, a.in + s.begin, s.bytes);
+          get(p, a.out + s.begin, s.bytes);
+        } else {
+          give(p, a.in, a.bytes);
+          get(p, mine ? a.out : nullptr, a.bytes);
+        }
+        break;
+      case Collective::reduce:
+        if (mine || p == a.root) give(p, a.in, a.bytes);
+        if (me == a.root) get(p, mine ? a.out : nullptr, a.bytes);
+        break;
+      case Collective::broadcast:
+        if (me == a.root) give(p, a.in, a.bytes);
+        if (p == a.root) get(p, a.out, a.bytes);
+        break;
+      case Collective::all_gather:
+        give(p, a.in, a.block);
+        get(p, a.out + at(p), a.block);
+        break;
+      case Collective::gather:
+        if (mine || p == a.root) give(p, a.in, a.block);
+        if (me == a.root) get(p, a.out + at(p), a.block);
+        break;
+      case Collective::reduce_scatter:
+        give(p, a.in + at(p), a.block);
+        get(p, mine ? a.out : nullptr, a.block);
+        break;
+      case Collective::scatter:
+        if (me == a.root) give(p, a.in + at(p), a.block);
+        if (p == a.root) get(p, a.out, a.block);
+        break;
+      case Collective::all_to_all:
+        give(p, a.in + at(p), a.block);
+        get(p, a.out + at(p), a.block);
+        break;
+      case Collective::all_to_all_v: {
+        const Args::Part& sent = a.sends[p];
+        const Args::Part& received = a.receives[p];
+        give(p, a.in + sent.offset, sent.bytes);
+        get(p, a.out + received.offset, received.bytes);
+        longest = std::max({longest, sent.bytes, received.bytes});
+        break;
+      }
+      default:  // send, recv, send_recv
+        longest = a.bytes;
+        if (p == to) give(p, a.in, a.bytes);
+        if (p == from) get(p, a.out, a.bytes);
+    }
+  }
+  const bool whole = request.collective == Collective::reduce ||
+                     request.collective == Collective::broadcast ||
+                     request.collective == Collective::all_reduce;
+  if (whole && algorithm != Algorithm::two_shot_packets) longest = a.bytes;
+  x.bytes = static_cast<std::uint32_t>(longest);
+  x.one_source = (request.collective == Collective::all_reduce && algorithm != Algorithm::two_shot_packets) ||
+                 (request.collective == Collective::broadcast && me == a.root) ||
+                 request.collective == Collective::all_gather;
+  std::uintptr_t all = 0;
+  for (int p = 0; p < n; ++p) {
+    all |= reinterpret_cast<std::uintptr_t>(x.from[p]) | reinterpret_cast<std::uintptr_t>(x.into[p]);
+    x.rings[p] = base_.bases[p] + layout_.packets + static_cast<std::size_t>(me) * kPackets * sizeof(Packet);
+  }
+  x.aligned = all % kPacketBytes == 0;
+  x.context = base_;
+  return x;
 }
 
 void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t call, int to, int from) {
@@ -367,6 +478,20 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t c
     return;
   }
   take_turn(stream);
+  if (is_packets(algorithm)) {
+    Exchange x = exchange_of(request, algorithm, to, from);
+    x.context.collective = request.collective;
+    x.context.call = call;
+    const Shape shape = cut(algorithm, unit_of(request.collective, algorithm, args.bytes));
+    x.piece_bytes = static_cast<std::uint32_t>(shape.piece_bytes);
+    const bool combines = request.collective == Collective::all_reduce ||
+                          request.collective == Collective::reduce ||
+                          request.collective == Collective::reduce_scatter;
+    const Step step = algorithm == Algorithm::two_shot_packets ? Step::two_shot
+                      : combines                               ? Step::combine
+                                                               : Step::move;
+    return start(reinterpret_cast<const void*>(exchange_kernel(step, n, x.dtype, x.op)), &x, shape, stream);
+  }
   Launch launch;
   launch.context = base_;
   launch.context.collective = request.collective;

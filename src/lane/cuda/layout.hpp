@@ -13,7 +13,7 @@ namespace unisono::cuda {
 inline constexpr int kMaxRanks = 8;              // of one NVLink domain of one machine
 inline constexpr int kMaxThreads = 512;          // of a block; blocks are whole warps, in one dimension
 inline constexpr std::uint32_t kChunks = 4;      // chunks in the ring of a pair of blocks
-inline constexpr std::uint32_t kPackets = 4096;  // packets in the ring of a pair of blocks
+inline constexpr std::uint32_t kPackets = 1024;  // packets of a message, of one block to one peer
 inline constexpr std::size_t kPacketBytes = 8;   // payload of a packet
 
 // Data and flag in two words of 64 bits, each of which is read and written whole: low half data, high half
@@ -32,7 +32,6 @@ struct alignas(32) Flag {
 // replayed.
 struct alignas(16) Counters {
   std::uint32_t signalled[kSlots], awaited[kSlots];
-  std::uint64_t packets_sent, packets_taken;
 };
 
 // The head of each rank's scratch, in its device memory.
@@ -52,7 +51,7 @@ struct Failure {
 };
 
 // A rank's scratch: device memory of `bytes` bytes, zeroed once, that every rank has mapped. The last
-// part is the rank's own. The same on every rank.
+// two parts are the rank's own. The same on every rank.
 struct Layout {
   Layout() = default;
   constexpr Layout(int n, int most_blocks, std::size_t chunk)
@@ -60,13 +59,15 @@ struct Layout {
     const auto pairs = static_cast<std::size_t>(n) * static_cast<std::size_t>(most_blocks);
     flags = round_up(sizeof(Header), 256);
     packets = round_up(flags + pairs * kSlots * sizeof(Flag), 256);
-    chunks = round_up(packets + pairs * kPackets * sizeof(Packet), 256);
+    tokens = round_up(packets + pairs * 4 * kPackets * sizeof(Packet), 256);
+    chunks = round_up(tokens + static_cast<std::size_t>(blocks) * kMaxRanks * sizeof(Flag), 256);
     counters = round_up(chunks + pairs * kChunks * chunk_bytes, 256);
-    bytes = round_up(counters + pairs * sizeof(Counters), 256);
+    counts = round_up(counters + pairs * sizeof(Counters), 256);
+    bytes = round_up(counts + static_cast<std::size_t>(blocks) * kMaxRanks * sizeof(std::uint32_t), 256);
   }
   int ranks = 0, blocks = 0;  // the most blocks that a kernel may have
   std::size_t chunk_bytes = 0;
-  std::size_t flags = 0, packets = 0, chunks = 0, counters = 0,
+  std::size_t flags = 0, packets = 0, tokens = 0, chunks = 0, counters = 0, counts = 0,
               bytes = 0;  // offsets, and the whole
 };
 

@@ -16,7 +16,7 @@ __global__ void hold_kernel(const std::uint32_t* flag, std::uint32_t value, std:
   while (static_cast<std::int32_t>(load_relaxed(flag) - value) < 0) {
     if (now_ns() - begin > deadline_ns) break;
   }
-  fence_acquire();
+  load_acquire(flag);
 }
 
 // Blocks take turns of kThreads * kUnroll words, so that at any moment they are close to each other.
@@ -136,7 +136,7 @@ __global__ void round_trip_kernel(std::uint32_t* mine, std::uint32_t* theirs, bo
     while (static_cast<std::int32_t>(load_relaxed(mine) - round) < 0) {
       if (now_ns() - begin > deadline_ns) return false;
     }
-    fence_acquire();
+    load_acquire(mine);
     return true;
   };
   std::uint64_t start = begin;

@@ -16,13 +16,12 @@ __device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
 __device__ inline void store_relaxed(std::uint32_t* at, std::uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
-// For polling; one fence_acquire() after the last look.
+// For polling; load_acquire() for the last look.
 __device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
   std::uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
-__device__ inline void fence_acquire() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // Elements of a vector are single accesses each, in no order: hence a flag in either word.
 __device__ inline void store_packet(Packet* at, Packet packet) {
@@ -34,6 +33,22 @@ __device__ inline Packet load_packet(const Packet* at) {
                : "=l"(packet.low), "=l"(packet.high)
                : "l"(at));
   return packet;
+}
+
+// A load that everything after follows: what the writer of the value published is visible.
+__device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+
+// A kernel starts while the one before it in the stream still runs (programmatic dependent launch), and waits
+// here until that has ended. Before any access to memory.
+__device__ inline void follow_last_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 __device__ inline std::uint64_t now_ns() {

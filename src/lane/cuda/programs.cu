@@ -19,7 +19,7 @@ namespace {
 template <class Reduction>
 __device__ Reduction reduction(const Launch& launch) {
   if constexpr (std::is_same_v<Reduction, ByTable>)
-    return {&reductions[static_cast<int>(launch.dtype)][static_cast<int>(launch.op)]};
+    return {reductions[static_cast<int>(launch.dtype)][static_cast<int>(launch.op)]};
   else return {};
 }
 
@@ -28,7 +28,7 @@ template <Collective collective, Algorithm algorithm, class Channel>
 __device__ void run_push(Channel channel, const Launch& launch, const Args& args) {
   using enum Collective;
   using enum Algorithm;
-  if constexpr (algorithm == one_shot || algorithm == one_shot_packets) all_reduce_one_shot(channel, args);
+  if constexpr (algorithm == one_shot) all_reduce_one_shot(channel, args);
   else if constexpr (algorithm == reduce_scatter_all_gather)
     all_reduce_reduce_scatter_all_gather(channel, args);
   else if constexpr (algorithm == scatter_all_gather) broadcast_scatter_all_gather(channel, args);
@@ -62,7 +62,8 @@ __device__ void run_direct(Lane& lane, const Args& args) {
 
 template <Collective collective, Algorithm algorithm, class Reduction>
 __global__ void __launch_bounds__(kMaxThreads) program(const __grid_constant__ Launch launch) {
-  using Lane = CudaBlock<Reduction, is_packets(algorithm)>;
+  follow_last_kernel();
+  using Lane = CudaBlock<Reduction>;
   typename Lane::Arrays arrays;
   Lane lane(launch.context, arrays, reduction<Reduction>(launch));
   Args args = launch.args;
@@ -72,8 +73,6 @@ __global__ void __launch_bounds__(kMaxThreads) program(const __grid_constant__ L
   args.receives = launch.by_parts ? launch.receives : nullptr;
   if constexpr (collective == Collective::barrier) meet(lane);
   else if constexpr (is_direct(algorithm)) run_direct<collective, algorithm>(lane, args);
-  else if constexpr (is_packets(algorithm))
-    run_push<collective, algorithm>(PacketChannel(lane), launch, args);
   else run_push<collective, algorithm>(ChunkChannel(lane), launch, args);
   lane.finish();
 }
@@ -86,11 +85,10 @@ Kernel combining(DType dtype, Op op) {
   return program<collective, algorithm, ByTable>;
 }
 
-// The three programs that most collectives have.
+// The two programs that most collectives have.
 template <Collective collective>
 Kernel moving(Algorithm algorithm) {
   switch (algorithm) {
-    case Algorithm::push_packets: return program<collective, Algorithm::push_packets, Bytes>;
     case Algorithm::push: return program<collective, Algorithm::push, Bytes>;
     case Algorithm::direct: return program<collective, Algorithm::direct, Bytes>;
     default: return nullptr;
@@ -99,7 +97,6 @@ Kernel moving(Algorithm algorithm) {
 template <Collective collective>
 Kernel combining(Algorithm algorithm, DType dtype, Op op) {
   switch (algorithm) {
-    case Algorithm::push_packets: return combining<collective, Algorithm::push_packets>(dtype, op);
     case Algorithm::push: return combining<collective, Algorithm::push>(dtype, op);
     case Algorithm::direct: return combining<collective, Algorithm::direct>(dtype, op);
     default: return nullptr;
@@ -110,9 +107,7 @@ Kernel all_reduce(Algorithm algorithm, DType dtype, Op op) {
   using enum Algorithm;
   constexpr Collective collective = Collective::all_reduce;
   switch (algorithm) {
-    case one_shot_packets: return combining<collective, one_shot_packets>(dtype, op);
     case one_shot: return combining<collective, one_shot>(dtype, op);
-    case two_shot_packets: return combining<collective, two_shot_packets>(dtype, op);
     case two_shot: return combining<collective, two_shot>(dtype, op);
     case two_shot_push: return combining<collective, two_shot_push>(dtype, op);
     case two_shot_direct: return combining<collective, two_shot_direct>(dtype, op);
@@ -140,7 +135,6 @@ Kernel kernel(Collective collective, Algorithm algorithm, DType dtype, Op op) {
     case Collective::send:
     case Collective::recv:
     case Collective::send_recv:
-      if (algorithm == push_packets) return program<Collective::send_recv, push_packets, Bytes>;
       return algorithm == push ? program<Collective::send_recv, push, Bytes> : nullptr;
     case Collective::barrier: return program<Collective::barrier, automatic, Bytes>;
     default: return nullptr;

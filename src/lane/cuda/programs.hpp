@@ -11,8 +11,9 @@ namespace unisono::cuda {
 // kMaxThreads.
 using Kernel = void (*)(Launch);
 
-// The kernel that runs a call, or null where the collective has no such algorithm. `dtype` and `op` are
-// looked at where the collective combines. send and recv are halves of send_recv; empty has none.
+// The kernel that runs a call, or null where the collective has no such algorithm (over packets:
+// exchange.hpp). `dtype` and `op` are looked at where the collective combines. send and recv are halves of
+// send_recv; empty has none.
 Kernel kernel(Collective collective, Algorithm algorithm, DType dtype, Op op);
 
 }  // namespace unisono::cuda

@@ -3,40 +3,27 @@
 #pragma once
 
 #include "lane/cuda/move.cuh"
-#include "lane/cuda/packets.cuh"
 
 namespace unisono::cuda {
 
 struct Bytes {};
 
 using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
-struct Reducers {
-  Reduce memory;
-  ReducePackets packets;
-};
-extern __device__ const Reducers reductions[kDTypes][kOps];  // reductions.cu
+extern __device__ const Reduce reductions[kDTypes][kOps];  // reductions.cu
 
 struct ByTable {
-  const Reducers* of;
-  __device__ void memory(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
-                         std::size_t bytes) const {
-    of->memory(dsts, n_dsts, srcs, n_srcs, bytes);
-  }
-  __device__ bool packets(const Rings& rings, const Dst* dsts, int n_dsts, const byte* const* srcs,
-                          int n_srcs, std::size_t bytes) const {
-    return of->packets(rings, dsts, n_dsts, srcs, n_srcs, bytes);
+  Reduce reduce;
+  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                             std::size_t bytes) const {
+    reduce(dsts, n_dsts, srcs, n_srcs, bytes);
   }
 };
 
 template <class T, Op op>
 struct Inline {
-  __device__ static void memory(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
-                                std::size_t bytes) {
+  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                             std::size_t bytes) const {
     reduce<T, op>(dsts, n_dsts, srcs, n_srcs, bytes);
-  }
-  __device__ static bool packets(const Rings& rings, const Dst* dsts, int n_dsts, const byte* const* srcs,
-                                 int n_srcs, std::size_t bytes) {
-    return reduce_packets<T, op>(rings, dsts, n_dsts, srcs, n_srcs, bytes);
   }
 };
 

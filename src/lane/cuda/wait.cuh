@@ -64,24 +64,12 @@ __device__ inline bool await(const std::uint32_t* word, std::uint32_t expected, 
     if (static_cast<std::int32_t>(seen - expected) >= 0) break;
     if (polls % kLook == 0 && !patient(wait, began, expected, seen)) return false;
   }
-  fence_acquire();
+  load_acquire(word);
   return true;
 }
 
-__device__ inline bool complete(const Packet& packet, std::uint32_t lap) {
-  return packet.low >> 32 == lap && packet.high >> 32 == lap;
-}
-
-// Polls until the packet of lap `lap` has come; gives what there is, which is not complete when the wait has
-// failed.
-__device__ __noinline__ inline Packet await(const Packet* at, std::uint32_t lap, Wait wait) {
-  std::uint64_t began = 0;
-  Packet seen = load_packet(at);
-  for (std::uint32_t polls = 1; !complete(seen, lap); ++polls) {
-    if (polls % kLook == 0 && !patient(wait, began, lap, static_cast<std::uint32_t>(seen.low >> 32))) break;
-    seen = load_packet(at);
-  }
-  return seen;
+__device__ inline bool complete(const Packet& packet, std::uint32_t flag) {
+  return packet.low >> 32 == flag && packet.high >> 32 == flag;
 }
 
 }  // namespace unisono::cuda

@@ -69,6 +69,7 @@ class HostThread {
     host::raise(*line(peer, slot, rank_), ++signals(peer).signalled[static_cast<int>(slot)],
                 patience_.crowded);
   }
+  void announce(int peer, Slot slot) { signal(peer, slot); }
   void wait(int peer, Slot slot) {
     const std::uint32_t expected = ++signals(peer).awaited[static_cast<int>(slot)];
     host::Line& mine = *line(rank_, slot, peer);
