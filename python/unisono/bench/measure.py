@@ -34,6 +34,18 @@ def _slowest_s(ranks: list[timing.Timed]) -> float:
     return min(samples) / 1e6
 
 
+def _told(wrong: list[tuple[bool, int, str]]) -> str:
+    """What the ranks said, the cause first, each text once."""
+    first, *others = sorted(wrong)
+    known = {first[2]}
+    told = [first[2]]
+    for _, rank, text in others:
+        if text not in known:
+            told.append(f"rank {rank}: {text}")
+            known.add(text)
+    return " | ".join(told)
+
+
 class Report(msgspec.Struct):
     """What one rank says after a batch."""
 
@@ -161,12 +173,14 @@ class Measurement:
         report = Report(mine.starts.tobytes(), mine.durations.tobytes(), mine.error, mine.hung, asked)
         reports = self.control.gather(report, Report)
         self.interrupted |= any(rank.interrupted for rank in reports)
-        failed = next(((rank, said.error) for rank, said in enumerate(reports) if said.error), None)
+        # of several, the one that did not hang: it is why the others did
+        wrong = [(said.hung, rank, said.error) for rank, said in enumerate(reports) if said.error]
+        failed = (min(wrong)[1], _told(wrong)) if wrong else None
         if failed is not None:
             hung = any(rank.hung for rank in reports)
-            self._drop(work, failed[0], str(failed[1]), hung)
+            self._drop(work, *failed, hung)
             if hung:
-                raise HangError(str(failed[1]))
+                raise HangError(failed[1])
             return None
         return [
             timing.Timed(np.frombuffer(said.starts, np.int64), np.frombuffer(said.durations, np.int64))
