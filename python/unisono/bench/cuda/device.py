@@ -27,6 +27,7 @@ from unisono.bench.timing import Call
 
 HANG_S = 20.0
 LIBRARY_S = 15.0  # the communicator's own deadline, shorter so that its error is the one that is told
+RECOVER_S = 20.0
 HOLD_S = 60.0  # a start line that nobody crosses ends by itself
 SILENCE_S = 240.0  # without any progress, wherever the rank is: in a library's start, a call, a close
 MEMORY_SHARE = 0.8  # of what is free on the fullest GPU; the rest is for what the libraries stage
@@ -105,7 +106,8 @@ class CudaDevice:
         while not query():
             if monotonic() > deadline:
                 raise HangError(
-                    f"{self._watch.doing}: rank {self._rank}'s GPU was not done with {step} after {HANG_S:.0f} s."
+                    f"{self._watch.doing}: rank {self._rank}'s GPU was not done with {step} after "
+                    f"{HANG_S:.0f} s."
                 )
         self._watch.beat()
 
@@ -128,6 +130,23 @@ class CudaDevice:
     def finish(self, backend: Backend) -> None:
         self.wait("the call that is checked")
         backend.raise_if_failed()
+
+    def recover(self, backend: Backend) -> bool:
+        """Lets the backend end its kernels, and waits for that."""
+        import torch
+
+        def abort() -> None:
+            torch.cuda.set_device(self.index)
+            backend.abort()
+
+        aborting = threading.Thread(target=abort, daemon=True)  # it may wait for the GPU
+        aborting.start()
+        aborting.join(RECOVER_S)
+        try:
+            self.wait("ending a hung call")
+        except Exception:
+            return False
+        return not aborting.is_alive()
 
     def beat(self, doing: str) -> None:
         self._watch.beat(doing)
