@@ -184,6 +184,21 @@ def test_in_place(ranks: Gpus, pools: Any, symmetric: bool) -> None:
         assert all(same_bits(numbers(t, "f32"), wanted) for t in tensors), algorithm
 
 
+def test_all_to_all_in_place(ranks: Gpus) -> None:
+    rng, n = np.random.default_rng(13), ranks.n
+    for count in (5, 4096, 50_001):
+        xs = [random_bits(rng, (n, count), "bf16") for _ in range(n)]
+        for algorithm in plain_algorithms("all_to_all"):
+            tensors = [ranks.put(x, r) for r, x in enumerate(xs)]
+            ranks.run(
+                lambda comm, r, stream, t=tensors, how=algorithm: comm.all_to_all(
+                    t[r], out=t[r], algorithm=how, stream=stream
+                )
+            )
+            for r in range(n):
+                assert same_bits(numbers(tensors[r], "bf16"), np.stack([x[r] for x in xs])), algorithm
+
+
 def test_send_recv_ring(ranks: Gpus) -> None:
     rng, n = np.random.default_rng(9), ranks.n
     for count in COUNTS:

@@ -147,10 +147,10 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_multicast_is_off_unless_the_user_says_otherwise() -> None:
     env = {"NCCL_NVLS_ENABLE": "1"}
-    device.leave_out_multicast(env)
+    device.prepare_environment(env)
     assert env["NCCL_NVLS_ENABLE"] == "1"
     assert env["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == env["NVSHMEM_DISABLE_NVLS"] + "" == "1"
-    assert set(device.NO_MULTICAST) <= set(provenance.environment(env))
+    assert set(device.ENVIRONMENT) <= set(provenance.environment(env))
 
 
 # ---- backends
@@ -302,7 +302,11 @@ class StandIn:
     def align(self) -> None:
         self.log.append("align")
 
-    def wait(self) -> None:
+    def agree(self, error: str | None) -> None:
+        if error is not None:
+            raise RuntimeError(error)
+
+    def wait(self, step: str) -> None:
         self._waits += 1
         self.log.append("wait")
         if self._waits == self._fails_at:

@@ -18,6 +18,7 @@ from unisono.bench import records, session
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import UnisonoBackend
 from unisono.bench.control import Control, Interrupt
+from unisono.bench.device import HangError, HostDevice
 from unisono.bench.records import Case, Records
 from unisono.bench.schedule import Limits
 
@@ -90,6 +91,20 @@ class Raises(Wrapped):
         return broken
 
 
+class Hangs(Wrapped):
+    """Its GPU does not come back from an all_gather."""
+
+    name = "hangs"
+
+    def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
+        def hanging() -> None:
+            if case.collective == "all_gather":
+                raise HangError("rank 0's GPU was not done after 20 s.")
+            call()
+
+        return hanging
+
+
 class Absent(Wrapped):
     name = "absent"
 
@@ -132,7 +147,8 @@ class Interrupts(Wrapped):
 
 
 KNOWN: dict[str, type[Backend]] = {
-    c.name: c for c in (Wrapped, WrongAtOnce, WrongLater, Raises, Absent, NoStart, NoGather, Interrupts)
+    c.name: c
+    for c in (Wrapped, WrongAtOnce, WrongLater, Raises, Hangs, Absent, NoStart, NoGather, Interrupts)
 }
 
 
@@ -242,6 +258,35 @@ def test_an_exception_drops_the_cell_and_the_others_go_on(run: Run) -> None:
     timed = {(r.backend, r.case.collective) for r in found.results}
     assert {("wrapped", "all_gather"), ("raises", "all_reduce"), ("raises", "barrier")} <= timed
     assert ("raises", "all_gather") not in timed
+
+
+def test_a_backend_that_hung_is_left_out_where_the_gpu_comes_back(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostDevice, "recover", lambda self, backend: True)
+    found, outcomes = run(["hangs", "wrapped"], memories=["plain"], modes=["latency"])
+    (failure,) = found.failures
+    assert (failure.backend, failure.case.collective) == ("hangs", "all_gather")
+    assert "not done after 20 s" in failure.message
+    others = [r for r in found.results if r.backend == "wrapped"]
+    assert len(others) == 5
+    assert all(r.verification.after for r in others)
+    mine = [r for r in found.results if r.backend == "hangs"]
+    assert all(r.verification.bound in ("not checked", "bit-exact") for r in mine)
+    skipped = [skip for skip in found.skips if skip.backend == "hangs"]
+    assert all("left out after it failed for good" in skip.reason for skip in skipped)
+    assert len(mine) + len(skipped) + 1 >= 5
+    assert found.ends
+    assert {o.failures for o in outcomes} == {1}
+
+
+def test_a_hang_for_good_ends_the_run_and_keeps_what_was_measured(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(HangError):
+        run(["hangs", "wrapped"], memories=["plain"], modes=["latency"])
+    found = records.read(tmp_path / "run")
+    assert not found.ends
+    assert [f.case.collective for f in found.failures] == ["all_gather"]
+    assert all(not r.verification.after and r.verification.bound == "not checked" for r in found.results)
 
 
 def test_what_cannot_run_is_skipped_with_its_reason(run: Run) -> None:

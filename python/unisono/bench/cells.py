@@ -44,6 +44,10 @@ class Work:
             self.algorithm, self.sms = self.backend.algorithm(self.case), self.backend.sms(self.case)
         return self._runner, self._placed
 
+    def abandon(self) -> None:
+        """Forgets the loops without freeing them: their library is gone."""
+        self._runner = None
+
     def close(self) -> None:
         """Frees the loops; to be called when the cell is finished."""
         if self._runner is not None:

@@ -65,6 +65,11 @@ class Device(Protocol):
     def finish(self, backend: Backend) -> None:
         """Waits until the calls queued so far are complete; raises where one has failed."""
 
+    def recover(self, backend: Backend) -> bool:
+        """After a hang of `backend`, which is not used any more: whether this rank's GPU could be had
+        back."""
+        ...
+
     def beat(self, doing: str) -> None:
         """The run goes on with `doing`, a phrase for the message of a hang."""
 
@@ -128,6 +133,9 @@ class HostDevice:
 
     def finish(self, backend: Backend) -> None:
         pass
+
+    def recover(self, backend: Backend) -> bool:
+        return False
 
     def beat(self, doing: str) -> None:
         pass

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from unisono.bench import provenance
 from unisono.bench.cases import CaseError
-from unisono.bench.cuda.device import count, gpu_state, leave_out_multicast, missing
+from unisono.bench.cuda.device import count, gpu_state, missing, prepare_environment
 from unisono.bench.device import HangError
 from unisono.bench.finish import FAILED, OK, show_report
 from unisono.bench.records import SCHEMA_VERSION, Ceiling, End, Link, RecordsWriter, Run
@@ -33,7 +33,7 @@ def gpus() -> int:
 def run(devices: int, directory: Path, command: Sequence[str], console: Console, with_report: bool) -> int:
     """Measures all of it, writes the records as they come, prints the tables; returns the exit code. A link
     that hangs ends it in words: what was measured before is kept."""
-    leave_out_multicast(os.environ)
+    prepare_environment(os.environ)
     began, hang = time.monotonic(), None
     found: list[Link] = []
     writer = RecordsWriter(directory)

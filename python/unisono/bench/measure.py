@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from unisono.bench import cells as checks
 from unisono.bench import timing
+from unisono.bench.backends.base import Backend
 from unisono.bench.binding import Binding
 from unisono.bench.buffers import Pools
 from unisono.bench.cases import label
 from unisono.bench.cells import Group, Work
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device, HangError, HostDevice
-from unisono.bench.records import Failure, Record, Result, Verification
+from unisono.bench.records import Failure, Record, Result, Skip, Verification
 from unisono.bench.results import result_of
 from unisono.bench.schedule import Batch, Limits, Schedule
 
+T = TypeVar("T")
 NOT_CHECKED = "not checked"
 PROBE_S = 0.02  # a call that takes longer is timed only once to know its cost
 
@@ -32,6 +36,18 @@ PROBE_S = 0.02  # a call that takes longer is timed only once to know its cost
 def _slowest_s(ranks: list[timing.Timed]) -> float:
     samples, _ = timing.combine(ranks, calls=1)
     return min(samples) / 1e6
+
+
+def _told(wrong: list[tuple[bool, int, str]]) -> str:
+    """What the ranks said, the cause first, each text once."""
+    first, *others = sorted(wrong)
+    known = {first[2]}
+    told = [first[2]]
+    for _, rank, text in others:
+        if text not in known:
+            told.append(f"rank {rank}: {text}")
+            known.add(text)
+    return " | ".join(told)
 
 
 class Report(msgspec.Struct):
@@ -79,7 +95,7 @@ class Measurement:
         try:
             return self._run()
         except HangError as hung:
-            self._record_unchecked(f"the run ended before the second check: {hung}")
+            self._record_unchecked(self.works, f"the run ended before the second check: {hung}")
             raise
 
     def _run(self) -> list[Result]:
@@ -91,17 +107,46 @@ class Measurement:
             for index in order:
                 work = self.works[index]
                 if not work.dropped:
-                    self._visit(index, work)
+                    self._surviving(work.group, partial(self._visit, index, work))
                     for rival in self.schedule.rivals(index):
                         group = self.works[rival].group
                         if not group.finished and not self._unfinished(group):
-                            results += self._finish(group)
+                            results += self._surviving(group, partial(self._finish, group)) or []
                 if self.interrupted:
                     break
         for group in self.groups:
             if not group.finished:
-                results += self._finish(group)
+                results += self._surviving(group, partial(self._finish, group)) or []
         return results
+
+    def _surviving(self, group: Group, step: Callable[[], T]) -> T | None:
+        """What `step` returns. None where it hung and the GPUs could be had back: the run goes on without
+        that backend. Raises HangError where they could not."""
+        try:
+            return step()
+        except HangError as hung:
+            came_back = self.device.recover(group.backend)
+            if not all(self.control.gather(came_back, bool)):
+                raise
+            self._lose(group.backend, str(hung))
+            return None
+
+    def _lose(self, backend: Backend, why: str) -> None:
+        """The backend is left out from here on; what it has measured is recorded as not checked."""
+        reason = f"left out after it failed for good: {why}"
+        for index, work in enumerate(self.works):
+            if work.backend is not backend:
+                continue
+            work.abandon()
+            work.group.finished = True
+            if work.dropped or work.recorded:
+                continue
+            self.schedule.drop(index)
+            if work.state.samples_us:
+                self._record_unchecked([work], reason)
+            else:
+                self._emit(Skip(backend=backend.name, reason=reason, case=work.case))
+            work.dropped = True
 
     def _unfinished(self, group: Group) -> bool:
         return self.control.from_root(lambda: group.unfinished, bool)
@@ -161,12 +206,14 @@ class Measurement:
         report = Report(mine.starts.tobytes(), mine.durations.tobytes(), mine.error, mine.hung, asked)
         reports = self.control.gather(report, Report)
         self.interrupted |= any(rank.interrupted for rank in reports)
-        failed = next(((rank, said.error) for rank, said in enumerate(reports) if said.error), None)
+        # of several, the one that did not hang: it is why the others did
+        wrong = [(said.hung, rank, said.error) for rank, said in enumerate(reports) if said.error]
+        failed = (min(wrong)[1], _told(wrong)) if wrong else None
         if failed is not None:
             hung = any(rank.hung for rank in reports)
-            self._drop(work, failed[0], str(failed[1]), hung)
+            self._drop(work, *failed, hung)
             if hung:
-                raise HangError(str(failed[1]))
+                raise HangError(failed[1])
             return None
         return [
             timing.Timed(np.frombuffer(said.starts, np.int64), np.frombuffer(said.durations, np.int64))
@@ -182,12 +229,12 @@ class Measurement:
             if not hung:
                 work.close()
 
-    def _record_unchecked(self, why: str) -> None:
+    def _record_unchecked(self, works: Sequence[Work], why: str) -> None:
         """The results of the cells that have samples but no second check."""
         if self.control.rank != 0:
             return
         unchecked = Verification(before=self._verified, after=False, bound=NOT_CHECKED, detail=why)
-        for work in self.works:
+        for work in works:
             if work.state.samples_us and not work.dropped and not work.recorded:
                 work.recorded = True
                 self._emit(result_of(work, unchecked, self._ceiling))

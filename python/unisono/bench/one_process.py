@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from unisono.bench.align import Aligner
 from unisono.bench.control import Control, Interrupt
-from unisono.bench.cuda.device import CudaDevice
+from unisono.bench.cuda.device import LIBRARY_S, CudaDevice
 from unisono.bench.options import Options
 from unisono.bench.session import ALIGN_TIMEOUT_S, EXCHANGE_TIMEOUT_S, Outcome, Session
 
@@ -45,7 +45,7 @@ def run(options: Options) -> Outcome:
     ranks = options.threads
     slots, door = [b""] * ranks, threading.Barrier(ranks)
     aligning = unisono.init_threads(ranks, timeout_s=ALIGN_TIMEOUT_S)
-    measured = unisono.init_all(list(range(ranks)))
+    measured = unisono.init_all(list(range(ranks)), timeout_s=LIBRARY_S)
     failed: list[BaseException] = []
     with Interrupt().watched() as interrupt, ThreadPoolExecutor(ranks) as pool:
 

@@ -96,9 +96,9 @@ def _device(
     """Where this rank's buffers lie, and what unisono.init takes for it."""
     if kind != "cuda":
         return HostDevice(align), {}
-    from unisono.bench.cuda.device import CudaDevice
+    from unisono.bench.cuda.device import LIBRARY_S, CudaDevice
 
-    return CudaDevice(local_rank, control, align), {"device": local_rank}
+    return CudaDevice(local_rank, control, align), {"device": local_rank, "timeout_s": LIBRARY_S}
 
 
 class Session:

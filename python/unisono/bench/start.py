@@ -18,7 +18,7 @@ import msgspec
 
 from unisono import launch
 from unisono.bench.cases import CaseError
-from unisono.bench.cuda.device import count, leave_out_multicast, missing
+from unisono.bench.cuda.device import count, missing, prepare_environment
 from unisono.bench.options import Options
 
 # Variables by which some launcher or other says that it started several processes.
@@ -100,7 +100,7 @@ def start(options: Options, ranks: int) -> int:
 
     One Ctrl-C reaches every rank, which stops at its next batch; a second one ends them."""
     if options.device == "cuda":
-        leave_out_multicast(os.environ)
+        prepare_environment(os.environ)
     if options.threads:
         options, ranks = msgspec.structs.replace(options, threads=ranks), 1
     word = [sys.executable, "-m", "unisono.bench.rank", options.pack()]

@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
       for (int p = 0; p < kMost; ++p) {
         if (p == me) words[p] = own_word;
         const bool moves = !kCombines && !lost && p < n && at < x.receive[p];
-        if (moves && x.into[p] && x.into[p] != x.from[p])
+        if (moves && x.into[p] && (p != me || x.into[p] != x.from[p]))
           store_some(x.into[p], at, x.receive[p], x.aligned, words[p]);
       }
       if constexpr (kCombines) {

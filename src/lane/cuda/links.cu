@@ -144,11 +144,11 @@ __global__ void round_trip_kernel(std::uint32_t* mine, std::uint32_t* theirs, bo
        ++round) {  // the first trip waits for the other kernel
     if (round == 2) start = now_ns();
     if (first) {
-      store_release(theirs, round);
+      store_relaxed(theirs, round);
       late = !wait(round);
     } else {
       late = !wait(round);
-      store_release(theirs, round);
+      store_relaxed(theirs, round);
     }
   }
   *elapsed_ns = late ? 0 : now_ns() - start;

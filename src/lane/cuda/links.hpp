@@ -32,7 +32,8 @@ int store(Stream stream, void* to, std::size_t bytes, int blocks);
 // thread a block. sm_90 and newer; elsewhere it returns cudaErrorNotSupported.
 int bulk_copy(Stream stream, void* to, const void* from, std::size_t bytes, int blocks);
 
-// `rounds` trips of a flag to a peer and back, by one thread on either side. The two calls run at the same
+// `rounds` trips of a flag to a peer and back, by one thread on either side, without any order of other
+// accesses. The two calls run at the same
 // time, each on its own GPU: `mine` is a word of the GPU's own, `theirs` the word that the other passes as
 // `mine`; both are 0 before. `first`: this side starts. The GPU's nanoseconds for all rounds go to
 // *elapsed_ns (the GPU's own or mapped host memory); 0 where deadline_s has passed.

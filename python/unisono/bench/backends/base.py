@@ -129,6 +129,10 @@ class Backend(Protocol):
         """The algorithm that the library will use, where it can say."""
         return None
 
+    def abort(self) -> None:
+        """On GPUs, after a hang: ends the library's kernels as far as it can. Nothing but `close` is called
+        afterwards."""
+
     def sms(self, case: Case) -> int | None:
         """The SMs that the call takes of a GPU, where the library can say; 0 where copy engines do it."""
         return None

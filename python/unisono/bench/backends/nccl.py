@@ -125,6 +125,11 @@ class NcclBackend(Backend):
     def raise_if_failed(self) -> None:
         self._comm.raise_if_failed()
 
+    def abort(self) -> None:
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.abort()
+
     def close(self) -> None:
         if self._comm is not None:
             self._comm.close()

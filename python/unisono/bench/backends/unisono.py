@@ -58,8 +58,7 @@ class UnisonoBackend(Backend):
         if self._forced not in known:
             choice = ", ".join(known) or "no choice"
             return f"{case.collective} has no algorithm {self._forced}: it has {choice}."
-        reaching = ("direct", "two_shot_push", "copy_engine") if self._device == "cuda" else ("direct",)
-        if self._forced.endswith(reaching) and case.memory != "symmetric":
+        if self._forced.endswith(("direct", "two_shot_push", "copy_engine")) and case.memory != "symmetric":
             return f"{self._forced} needs symmetric memory."
         return None
 

@@ -25,22 +25,29 @@ from unisono.bench.device import HangError, Runner
 from unisono.bench.records import Case, Ceiling, Link
 from unisono.bench.timing import Call
 
-# Longer than the library's own deadline (UNISONO_TIMEOUT_S, 30 s), so that its error is the one that is told.
-HANG_S = 60.0
+HANG_S = 20.0
+LIBRARY_S = 15.0  # the communicator's own deadline, shorter so that its error is the one that is told
+RECOVER_S = 20.0
+HOLD_S = 60.0  # a start line that nobody crosses ends by itself
 SILENCE_S = 240.0  # without any progress, wherever the rank is: in a library's start, a call, a close
 MEMORY_SHARE = 0.8  # of what is free on the fullest GPU; the rest is for what the libraries stage
 STATE = "name,clocks.sm,clocks.mem,temperature.gpu,power.draw"
 # Multicast through the switch (NVLS) is left out, for all libraries alike, unless the user sets these.
-NO_MULTICAST = {
+ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
+    # Nothing is set up in the middle of a run, where it would wait for a GPU that waits for the start of a
+    # sample.
+    "NCCL_RUNTIME_CONNECT": "0",
+    "CUDA_MODULE_LOADING": "EAGER",
+    "NCCL_DEBUG": "WARN",
 }
 
 
-def leave_out_multicast(env: MutableMapping[str, str]) -> None:
-    """To be called before any library that communicates is loaded."""
-    for name, value in NO_MULTICAST.items():
+def prepare_environment(env: MutableMapping[str, str]) -> None:
+    """To be called before any library that communicates is loaded. What the user has set stays."""
+    for name, value in ENVIRONMENT.items():
         env.setdefault(name, value)
 
 
@@ -70,7 +77,7 @@ class CudaDevice:
     index: int | None
 
     def __init__(self, index: int, control: Control, align: Callable[[], object]) -> None:
-        leave_out_multicast(os.environ)
+        prepare_environment(os.environ)
         why = missing()
         if why is None and index >= count():
             why = (
@@ -86,23 +93,28 @@ class CudaDevice:
         torch.cuda.set_stream(self._torch_stream)
         self.index, self.stream, self.align = index, int(self._torch_stream.cuda_stream), align
         self.runtime = Runtime(int(str(torch.version.cuda).partition(".")[0]))
-        self.line = StartLine(control, align, self.runtime, self.stream, HANG_S)
+        self.line = StartLine(control, align, self.runtime, self.stream, HOLD_S)
         self.arithmetic = verify.arithmetic(f"cuda:{index}")
-        self._rank, self._size = control.rank, control.size
+        self._rank, self._size, self._control = control.rank, control.size, control
         self._watch = Watch(control.rank)
 
     # ---- time
 
-    def wait(self) -> None:
+    def wait(self, step: str) -> None:
         deadline = monotonic() + HANG_S
         query = self._torch_stream.query
         while not query():
             if monotonic() > deadline:
                 raise HangError(
-                    f"{self._watch.doing}: rank {self._rank}'s GPU was not done after {HANG_S:.0f} s, so the "
-                    "run ends here; what was measured until then is kept."
+                    f"{self._watch.doing}: rank {self._rank}'s GPU was not done with {step} after "
+                    f"{HANG_S:.0f} s."
                 )
         self._watch.beat()
+
+    def agree(self, error: str | None) -> None:
+        failed = self._control.first_error(error)
+        if failed is not None:
+            raise RuntimeError(f"rank {failed[0]}: {failed[1]}")
 
     def new_event(self) -> Any:
         import torch
@@ -116,8 +128,25 @@ class CudaDevice:
         return CudaRunner(self, case.mode, call, calls_per_sample(case), backend.raise_if_failed)
 
     def finish(self, backend: Backend) -> None:
-        self.wait()
+        self.wait("the call that is checked")
         backend.raise_if_failed()
+
+    def recover(self, backend: Backend) -> bool:
+        """Lets the backend end its kernels, and waits for that."""
+        import torch
+
+        def abort() -> None:
+            torch.cuda.set_device(self.index)
+            backend.abort()
+
+        aborting = threading.Thread(target=abort, daemon=True)  # it may wait for the GPU
+        aborting.start()
+        aborting.join(RECOVER_S)
+        try:
+            self.wait("ending a hung call")
+        except Exception:
+            return False
+        return not aborting.is_alive()
 
     def beat(self, doing: str) -> None:
         self._watch.beat(doing)
@@ -148,7 +177,7 @@ class CudaDevice:
     def give_back(self) -> None:
         import torch
 
-        self.wait()
+        self.wait("giving memory back")
         torch.cuda.empty_cache()
 
     # ---- the machine

@@ -40,6 +40,7 @@ REQUIRED: dict[str, list[Any]] = {
     "ncclGetUniqueId": [ctypes.POINTER(UniqueId)],
     "ncclCommInitRank": [_OUT, _I, UniqueId, _I],
     "ncclCommDestroy": [_P],
+    "ncclCommAbort": [_P],
     "ncclCommGetAsyncError": [_P, ctypes.POINTER(_I)],
     "ncclGroupStart": [],
     "ncclGroupEnd": [],
@@ -199,6 +200,13 @@ class Communicator:
                 "between all GPUs, and NCCL_WIN_ENABLE must not be 0."
             )
         return int(memory.value or 0)
+
+    def abort(self) -> None:
+        """Ends the kernels under way and frees the communicator; windows and their memory stay as they
+        are."""
+        handle, self._handle = self._handle, _P()
+        if handle:
+            self.library("ncclCommAbort", handle)
 
     def close(self) -> None:
         """Collective. Graphs that captured calls must be gone: NCCL would wait for them."""

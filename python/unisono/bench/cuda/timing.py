@@ -35,8 +35,11 @@ class Waiting(Protocol):
     line: StartLine
     align: Callable[[], object]
 
-    def wait(self) -> None:
-        """Until the stream is empty; raises HangError past the deadline."""
+    def wait(self, step: str) -> None:
+        """Until the stream is empty; past the deadline it raises HangError, which names the `step`."""
+
+    def agree(self, error: str | None) -> None:
+        """On all ranks: raises RuntimeError where any of them has an error, with that of the lowest."""
 
     def new_event(self) -> Any:
         """A timing event of torch on the current stream."""
@@ -95,20 +98,38 @@ class CudaRunner:
         device = self._device
         if self._mode == "graph" and calls == self._queue:
             if self._graph is None:
-                self._eager(
-                    max(1, warmup)
-                )  # a library may set itself up in its first calls, not in a capture
-                self._graph = Graph(device.runtime, device.stream, self._call, calls)
+                self._graph = self._captured(calls, max(1, warmup))
             self._graph.launch()
-            device.wait()
+            device.wait("the first run of the graph")
             return self._between_events(self._graph.launch)
         self._eager(warmup)
         return self._between_events(self._call) if self._by_events else self._by_host_clock(calls)
 
+    def _captured(self, calls: int, warmup: int) -> Graph:
+        """The graph, which no rank runs before all have it: what fails in a capture may fail on one rank
+        only, and the others would wait on their GPUs for it."""
+        graph: Graph | None = None
+        failed: Exception | None = None
+        try:
+            self._eager(warmup)  # a library may set itself up in its first calls, not in a capture
+            graph = Graph(self._device.runtime, self._device.stream, self._call, calls)
+        except Exception as raised:
+            failed = raised
+        try:
+            self._device.agree(None if failed is None else f"{type(failed).__name__}: {failed}")
+        except RuntimeError:
+            if graph is not None:
+                graph.close()
+            if failed is not None:
+                raise failed from None
+            raise
+        assert graph is not None
+        return graph
+
     def _eager(self, count: int) -> None:
         for _ in repeat(None, count):
             self._call()
-        self._device.wait()
+        self._device.wait("the untimed calls")
         self._raise_if_failed()
 
     def _between_events(self, work: Call) -> Sample:
@@ -127,7 +148,7 @@ class CudaRunner:
             release()
             if raised is None:
                 try:
-                    wait()
+                    wait("a sample")
                 except Exception as error:
                     raised = error
             if raised is not None:
@@ -145,7 +166,7 @@ class CudaRunner:
             try:
                 for _ in repeat(None, calls):
                     call()
-                wait()
+                wait("a sample")
             except Exception as error:
                 raise _InCall(error) from error
             return float(clock() - began)
