@@ -92,9 +92,9 @@ Plan Plan::of_gpu(int ranks) {
     auto add = [&](Collective collective, std::size_t up_to, Algorithm algorithm) {
       plan.add({collective, symmetric, up_to, algorithm});
     };
-    add(Collective::all_reduce, (pair ? 1024 : ranks <= 4 ? 256 : 128) * kKiB, one_shot_packets);
+    add(Collective::all_reduce, (pair ? 1024 : 128) * kKiB, one_shot_packets);
     if (symmetric) {
-      add(Collective::all_reduce, pair ? kMiB : 512 * kKiB, two_shot_packets);
+      add(Collective::all_reduce, kMiB, two_shot_packets);
       add(Collective::all_reduce, 32 * kMiB, two_shot_direct);
       add(Collective::all_reduce, pair ? 64 * kMiB : kRest, two_shot_push);
       if (pair) add(Collective::all_reduce, kRest, copy_engine);
@@ -114,7 +114,8 @@ Plan Plan::of_gpu(int ranks) {
         add(collective, kMiB, push_packets);
         add(collective, kRest, push);
       } else if (whole) {
-        add(collective, 512 * kKiB, push_packets);
+        add(collective, (pair ? 512 : 256) * kKiB, push_packets);
+        if (!pair && collective == Collective::reduce) add(collective, 4 * kMiB, push);
         if (pair || !symmetric) {
           add(collective, pair ? kRest : 4 * kMiB, push);
           if (!pair) add(collective, kRest, collective == Collective::broadcast ? scatter_all_gather : push);
@@ -122,7 +123,8 @@ Plan Plan::of_gpu(int ranks) {
           add(collective, kRest, direct);
         }
       } else {
-        add(collective, to_one ? 2 * kMiB : kMiB, push_packets);
+        const bool gathers = collective == Collective::all_gather && !pair;
+        add(collective, to_one ? 2 * kMiB : gathers ? kMiB / 2 : kMiB, push_packets);
         if (!symmetric || to_one) add(collective, symmetric ? 64 * kMiB : kRest, push);
         else add(collective, copies ? 64 * kMiB : kRest, direct);
         if (symmetric && copies) add(collective, kRest, copy_engine);

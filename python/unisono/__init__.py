@@ -5,7 +5,7 @@
 ...     total = comm.all_reduce(numpy.ones(4, numpy.float32))
 """
 
-from ._core import Communicator
+from ._core import Communicator, device_count
 from ._core import version as __version__
 from .communicator import Communicators, init, init_all, init_threads
 from .errors import (
@@ -27,6 +27,7 @@ __all__ = [
     "UnisonoError",
     "UsageError",
     "__version__",
+    "device_count",
     "init",
     "init_all",
     "init_threads",

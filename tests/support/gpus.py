@@ -17,7 +17,6 @@ import pytest
 
 import unisono
 from reference import DTYPES
-from unisono._core import device_count
 
 Array = npt.NDArray[Any]
 if (
@@ -29,7 +28,7 @@ _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 def devices_for(n: int) -> tuple[list[int], int]:
     """(device of each rank, most SMs of each); skips the test where there are not enough."""
-    here = device_count()
+    here = unisono.device_count()
     if here >= n:
         return list(range(n)), 0
     if here and os.environ.get("UNISONO_SHARE_DEVICE") == "1":

@@ -294,7 +294,8 @@ class GpuEngine final : public Engine {
       case Collective::reduce: return algorithm == direct ? bytes / (n - 1) : bytes;
       case Collective::broadcast:
         return algorithm == direct ? bytes / (n - 1) : algorithm == scatter_all_gather ? bytes / n : bytes;
-      case Collective::all_to_all_v: return std::size_t{1} << 20;
+      case Collective::all_to_all_v:  // no rank knows the longest of all
+        return is_packets(algorithm) ? std::size_t{256} << 10 : layout_.chunk_bytes * kMostBlocks;
       case Collective::send:
       case Collective::recv:
       case Collective::send_recv: return bytes;
@@ -313,10 +314,11 @@ class GpuEngine final : public Engine {
     const auto blocks = static_cast<std::size_t>(shape.blocks);
     shape.piece_bytes = std::clamp(round_up((unit + blocks - 1) / blocks, align), align, most);
     if (asked_.piece_bytes) shape.piece_bytes = std::min(round_up(asked_.piece_bytes, kAlign), most);
-    const std::size_t wanted = packets ? shape.piece_bytes / kPacketBytes : kMaxThreads;
-    shape.threads = asked_.threads
-                        ? asked_.threads
-                        : static_cast<int>(std::clamp<std::size_t>(round_up(wanted, 32), 32, kMaxThreads));
+    const std::size_t wanted =
+        shape.piece_bytes / (packets ? kPacketBytes : 16);  // a packet, or a pack, each
+    shape.threads = asked_.threads ? asked_.threads
+                                   : static_cast<int>(std::clamp<std::size_t>(
+                                         round_up(wanted, 32), packets ? 32 : 128, kMaxThreads));
     return shape;
   }
 
