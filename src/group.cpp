@@ -207,16 +207,14 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
   }
 }
 
-bool Group::broken() noexcept {
+bool Group::broken() {
   if (board(0).failure.stage.load(std::memory_order_acquire) != 0) return true;
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || !dead(r) || board(r).departed.load(std::memory_order_acquire) != 0) continue;
-    try {
-      fail(Kind::peer_lost, "rank " + std::to_string(r) + " (process " +
+    record(Kind::peer_lost, "rank " + std::to_string(r) + " (process " +
                                 std::to_string(pids_[static_cast<std::size_t>(r)]) +
                                 ") has died; noticed by rank " + std::to_string(rank_) +
                                 ": look at that process's own output, then start the ranks again.");
-    } catch (const std::exception&) {}
     return true;
   }
   return false;
@@ -245,6 +243,11 @@ void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen
 }
 
 void Group::fail(Kind kind, const std::string& text) {
+  record(kind, text);
+  raise_failure();
+}
+
+void Group::record(Kind kind, const std::string& text) {
   Failure& failure = board(0).failure;
   std::uint32_t none = 0;
   if (failure.stage.compare_exchange_strong(none, 1)) {
@@ -254,7 +257,6 @@ void Group::fail(Kind kind, const std::string& text) {
     failure.text[length] = '\0';
     failure.stage.store(2, std::memory_order_release);
   }
-  raise_failure();
 }
 
 void Group::raise_failure() const {

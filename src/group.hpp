@@ -53,6 +53,9 @@ class Group {
   enum class Kind : std::uint32_t { mismatch, timeout, peer_lost, resource };
   [[noreturn]] void fail(Kind kind, const std::string& text);
 
+  // The same without throwing, for threads that make no call.
+  void record(Kind kind, const std::string& text);
+
   // Everyone's `mine`, in rank order, over packets: T is a trivially copyable struct.
   template <class T>
   std::vector<T> exchange(const T& mine) {
@@ -70,7 +73,7 @@ class Group {
   }
 
   // Whether the group has failed, or has lost a rank, which fails it. From any thread.
-  bool broken() noexcept;
+  bool broken();
 
   // Between two looks of a long wait that is none of the lane's.
   void let_caller_in() {

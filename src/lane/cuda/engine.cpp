@@ -135,7 +135,7 @@ class GpuEngine final : public Engine {
   }
 
   void check() override {
-    if (failure_->stage == 2) report();
+    if (failure_->stage == 2) group_.fail(Group::Kind::timeout, story());
     group_.check();
   }
 
@@ -263,25 +263,23 @@ class GpuEngine final : public Engine {
   void watch(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2) try {
-          report();
-        } catch (const Error&) {}
+      if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2)
+        group_.record(Group::Kind::timeout, story());
       if (group_.broken()) __atomic_store_n(&failure_->stop, 1u, __ATOMIC_RELEASE);
     }
   }
 
-  [[noreturn]] void report() {
+  // What the device's record says.
+  std::string story() const {
     const Failure& f = *failure_;
     constexpr const char* slots[kSlots] = {"meet", "chunk", "chunk_credit", "packet", "reply"};
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%g", timeout_s_);
-    group_.fail(Group::Kind::timeout,
-                std::string(name_of(static_cast<Collective>(f.collective % kCollectives))) + " (call " +
-                    std::to_string(f.call) + " of rank " + std::to_string(f.rank) + ") has waited " +
-                    seconds + " s on the GPU for rank " + std::to_string(f.peer) + " (slot " +
-                    slots[f.slot % kSlots] + ", block " + std::to_string(f.block) + ", epoch expected " +
-                    std::to_string(f.expected) + ", seen " + std::to_string(f.seen) +
-                    "): see what that rank is doing, or raise UNISONO_TIMEOUT_S.");
+    return std::string(name_of(static_cast<Collective>(f.collective % kCollectives))) + " (call " +
+           std::to_string(f.call) + " of rank " + std::to_string(f.rank) + ") has waited " + seconds +
+           " s on the GPU for rank " + std::to_string(f.peer) + " (slot " + slots[f.slot % kSlots] +
+           ", block " + std::to_string(f.block) + ", epoch expected " + std::to_string(f.expected) +
+           ", seen " + std::to_string(f.seen) + "): see what that rank is doing, or raise UNISONO_TIMEOUT_S.";
   }
 
   // The bytes that a program's rounds cut up: the same on every rank.
