@@ -73,7 +73,7 @@ TEST(Plan, EntriesMayComeInAnyOrder) {
 }
 
 TEST(Plan, ReplacesOnlyWhatTheTableHas) {
-  const Plan before(2, false);
+  const Plan before = Plan::of_host(2, false);
   Plan plan = Plan::of_host(2, false);
   plan.set({{Collective::scatter, true, kRest, push}});
   EXPECT_EQ(plan.choose(Collective::scatter, 1, true), push);
@@ -93,6 +93,21 @@ TEST(Plan, RefusesAnAlgorithmOfAnotherCollective) {
   EXPECT_THROW(plan.set({{Collective::barrier, false, 100, push}}), UsageError);
   EXPECT_THROW(plan.set({{Collective::reduce, false, 100, automatic}}), UsageError);
   EXPECT_EQ(plan.choose(Collective::reduce, 8, false), push_packets);  // as before
+}
+
+TEST(Plan, OfGpusKnowsEveryCollective) {
+  for (int ranks = 2; ranks <= 8; ++ranks) {
+    const Plan plan = Plan::of_gpu(ranks);
+    for (const Collective collective : collectives()) {
+      const auto known = Plan::algorithms(collective, Memory::device);
+      for (const bool symmetric : {false, true})
+        for (std::size_t bytes = 1; bytes < std::size_t{1} << 40; bytes *= 3) {
+          const Algorithm chosen = plan.choose(collective, bytes, symmetric);
+          EXPECT_NE(std::find(known.begin(), known.end(), chosen), known.end()) << name_of(collective);
+          EXPECT_TRUE(symmetric || !is_direct(chosen)) << name_of(collective);
+        }
+    }
+  }
 }
 
 TEST(Plan, StagedProgramsTakeAnyPointer) {
