@@ -32,36 +32,39 @@ void check(int code, const char* what) {
 
 void bind_links(nb::module_& module) {
   namespace cl = cuda::links;
-  nb::module_ links = module.def_submodule(
-      "links", "Kernels for the bench, see src/lane/cuda/links.hpp. Streams and addresses are integers.");
-  links.def(
+  struct Links {};
+  // a class, so that the stubs of the module have it in one file
+  nb::class_<Links> links(
+      module, "links",
+      "Kernels for the bench, see src/lane/cuda/links.hpp. Streams and addresses are integers.");
+  links.def_static(
       "hold",
       [](Address stream, Address flag, std::uint32_t value, double deadline_s) {
         check(cl::hold(at<CUstream_st>(stream), at<const std::uint32_t>(flag), value, deadline_s),
               "links.hold");
       },
       nb::arg("stream"), nb::arg("flag"), nb::arg("value"), nb::arg("deadline_s"));
-  links.def(
+  links.def_static(
       "load",
       [](Address stream, Address from, std::size_t bytes, Address sink, int blocks) {
         check(cl::load(at<CUstream_st>(stream), at<const void>(from), bytes, at<void>(sink), blocks),
               "links.load");
       },
       nb::arg("stream"), nb::arg("from_"), nb::arg("bytes"), nb::arg("sink"), nb::arg("blocks"));
-  links.def(
+  links.def_static(
       "store",
       [](Address stream, Address to, std::size_t bytes, int blocks) {
         check(cl::store(at<CUstream_st>(stream), at<void>(to), bytes, blocks), "links.store");
       },
       nb::arg("stream"), nb::arg("to"), nb::arg("bytes"), nb::arg("blocks"));
-  links.def(
+  links.def_static(
       "bulk_copy",
       [](Address stream, Address to, Address from, std::size_t bytes, int blocks) {
         check(cl::bulk_copy(at<CUstream_st>(stream), at<void>(to), at<const void>(from), bytes, blocks),
               "links.bulk_copy");
       },
       nb::arg("stream"), nb::arg("to"), nb::arg("from_"), nb::arg("bytes"), nb::arg("blocks"));
-  links.def(
+  links.def_static(
       "round_trips",
       [](Address stream, Address mine, Address theirs, bool first, std::uint32_t rounds, Address elapsed_ns,
          double deadline_s) {

@@ -135,7 +135,7 @@ class Communicator::Impl {
     cuda::Engine& gpu = engine();
     gpu.check();
     const bool pair = to >= 0 || from >= 0;
-    const bool symmetric = !pair && gpu.symmetric(request);
+    const bool symmetric = (!pair || (to >= 0 && from >= 0)) && gpu.symmetric(request);
     if (check_ && size() > 1) {
       if (pair) compare_pair(request, to, from);
       else if (request.collective == Collective::all_to_all_v) exchange_parts(request);

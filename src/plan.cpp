@@ -33,14 +33,15 @@ std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
   std::vector<Algorithm> known{push_packets, push, direct};
   switch (collective) {
     case Collective::all_reduce:
-      return {one_shot_packets, one_shot,        two_shot_packets,         two_shot,
-              two_shot_push,    two_shot_direct, reduce_scatter_all_gather};
+      known = {one_shot_packets, one_shot,        two_shot_packets,         two_shot,
+               two_shot_push,    two_shot_direct, reduce_scatter_all_gather};
+      break;
     case Collective::barrier:
     case Collective::empty: return {};
+    case Collective::send_recv: return known;
     case Collective::all_to_all_v:
     case Collective::send:
     case Collective::recv:
-    case Collective::send_recv:
       if (memory == Memory::device) known.pop_back();  // where a peer's part lies, only its host knows
       return known;
     case Collective::reduce:
@@ -95,18 +96,20 @@ Plan Plan::of_gpu(int ranks) {
     if (symmetric) {
       add(Collective::all_reduce, pair ? kMiB : 512 * kKiB, two_shot_packets);
       add(Collective::all_reduce, 32 * kMiB, two_shot_direct);
-      add(Collective::all_reduce, kRest, two_shot_push);
+      add(Collective::all_reduce, pair ? 64 * kMiB : kRest, two_shot_push);
+      if (pair) add(Collective::all_reduce, kRest, copy_engine);
     } else {
       add(Collective::all_reduce, 4 * kMiB, two_shot_packets);
       add(Collective::all_reduce, kRest, two_shot);
     }
     for (const Collective collective : kOthers) {
       const bool to_one = collective == Collective::gather || collective == Collective::scatter;
-      const bool copies = to_one || collective == Collective::all_gather || collective == Collective::all_to_all;
+      const bool copies =
+          to_one || collective == Collective::all_gather || collective == Collective::all_to_all;
       const bool whole = collective == Collective::broadcast || collective == Collective::reduce;
       if (collective == Collective::send_recv) {
-        add(collective, kMiB, push_packets);
-        add(collective, kRest, push);
+        add(collective, kMiB / 2, push_packets);
+        add(collective, kRest, symmetric ? direct : push);
       } else if (collective == Collective::all_to_all_v) {
         add(collective, kMiB, push_packets);
         add(collective, kRest, push);

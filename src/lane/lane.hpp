@@ -110,15 +110,18 @@ struct Rounds {
   std::size_t bytes_, step_, begin_, stride_;
 };
 
-// Gives each round's pieces one round before it takes them, so that they travel while it works.
-template <class Give, class Take>
-UNISONO_PROGRAM void one_ahead(Rounds rounds, const Give& give, const Take& take) {
+// Gives each round's pieces before it takes the last one's, so that they travel while it works. Every other
+// worker gives after it has taken: while those of one kind fill the links, those of the other combine.
+template <class Lane, class Give, class Take>
+UNISONO_PROGRAM void one_ahead(const Lane& lane, Rounds rounds, const Give& give, const Take& take) {
+  const bool takes_first = lane.worker() % 2 == 1;
   Rounds ahead = rounds;
   if (ahead.more()) give(ahead.range());
   for (; rounds.more(); rounds.next()) {
     ahead.next();
-    if (ahead.more()) give(ahead.range());
+    if (ahead.more() && !takes_first) give(ahead.range());
     take(rounds.range());
+    if (ahead.more() && takes_first) give(ahead.range());
   }
 }
 

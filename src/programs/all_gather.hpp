@@ -11,7 +11,7 @@ UNISONO_PROGRAM void all_gather_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
   const int n = lane.size(), me = lane.rank();
   one_ahead(
-      Rounds(lane, a.block, channel.capacity()),
+      lane, Rounds(lane, a.block, channel.capacity()),
       [&](Range round) {
         const Range mine = piece_of(a, round, me);
         if (mine.bytes == 0) return;

@@ -76,7 +76,7 @@ UNISONO_PROGRAM void all_reduce_two_shot_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
   const int n = lane.size(), me = lane.rank();
   one_ahead(
-      Rounds(lane, a.bytes, channel.capacity() * static_cast<std::size_t>(n)),
+      lane, Rounds(lane, a.bytes, channel.capacity() * static_cast<std::size_t>(n)),
       [&](Range round) { put_shards(channel, a, round); },
       [&](Range round) {
         const Range mine = block_of(round.bytes, shard_bytes(round.bytes, n), me);
@@ -108,6 +108,18 @@ UNISONO_PROGRAM void all_reduce_two_shot_direct(Lane& lane, const Args& a) {
     lane.move(dsts, n, srcs, n, bytes);
   }
   meet(lane);
+}
+
+// What a GPU's SMs do of an all_reduce by copy engines: the inputs, which lie with this rank, are combined
+// into its output.
+template <class Lane>
+UNISONO_PROGRAM void all_reduce_combine(Lane& lane, const Args& a) {
+  for (Rounds r(lane, a.bytes, lane.tile_bytes()); r.more(); r.next()) {
+    auto srcs = lane.sources();
+    for (int p = 0; p < lane.size(); ++p) srcs[p] = a.inputs[p] + r.range().begin;
+    const Dst to{a.out + r.range().begin, a.stream};
+    lane.move(&to, 1, srcs, lane.size(), r.range().bytes);
+  }
 }
 
 // The composition that every library has: a reduce_scatter into the output, then an all_gather in place.

@@ -24,7 +24,7 @@ UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
       longest = longest < received(p).bytes ? received(p).bytes : longest;
     }
   one_ahead(
-      Rounds(lane, longest, channel.capacity()),
+      lane, Rounds(lane, longest, channel.capacity()),
       [&](Range round) {
         for (int i = 1; i < n; ++i) {
           const int p = peer_at(lane, i);

@@ -12,7 +12,7 @@ UNISONO_PROGRAM void reduce_scatter_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
   const int n = lane.size(), me = lane.rank();
   one_ahead(
-      Rounds(lane, a.block, channel.capacity()),
+      lane, Rounds(lane, a.block, channel.capacity()),
       [&](Range round) {
         for (int i = 1; i < n; ++i) {
           const int p = peer_at(lane, i);

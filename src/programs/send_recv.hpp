@@ -11,7 +11,7 @@ template <class Channel>
 UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent, int src,
                                     std::size_t received, const Args& a) {
   one_ahead(
-      Rounds(channel.lane, sent < received ? received : sent, channel.capacity()),
+      channel.lane, Rounds(channel.lane, sent < received ? received : sent, channel.capacity()),
       [&](Range round) {
         if (round.begin < sent)
           channel.put(dst, a.in + round.begin, smaller(round.bytes, sent - round.begin));
@@ -20,6 +20,22 @@ UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent,
         if (round.begin < received)
           channel.take(src, {a.out + round.begin, a.stream}, smaller(round.bytes, received - round.begin));
       });
+}
+
+// On outputs that the senders reach: outputs[dst] is where `dst` wants it. -1 leaves a half out.
+template <class Lane>
+UNISONO_PROGRAM void send_recv_put(Lane& lane, int dst, int src, const Args& a) {
+  if (src >= 0) lane.announce(src, Slot::meet);  // my output may be written
+  if (dst >= 0) {
+    lane.wait(dst, Slot::meet);
+    for (Rounds r(lane, a.bytes, lane.tile_bytes()); r.more(); r.next()) {
+      const byte* from = a.in + r.range().begin;
+      const Dst to{a.outputs[dst] + r.range().begin, a.stream};
+      lane.move(&to, 1, &from, 1, r.range().bytes);
+    }
+    lane.signal(dst, Slot::meet);
+  }
+  if (src >= 0) lane.wait(src, Slot::meet);
 }
 
 }  // namespace unisono

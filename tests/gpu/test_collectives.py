@@ -198,6 +198,21 @@ def test_send_recv_ring(ranks: Gpus) -> None:
         assert all(same_bits(numbers(outs[r], "u8"), xs[(r - 1) % n]) for r in range(n))
 
 
+def test_send_recv_ring_on_symmetric_memory(ranks: Gpus, pools: Any) -> None:
+    rng, n = np.random.default_rng(12), ranks.n
+    for count in (1, 1000, 300_007, 4_000_001):
+        xs = [random_bits(rng, (count,), "u8") for _ in range(n)]
+        inputs = [ranks.put(x, r) for r, x in enumerate(xs)]
+        for algorithm in [None, "direct"]:
+            outs = [pools[1][r][:count] for r in range(n)]
+            ranks.run(
+                lambda comm, r, stream, a=inputs, b=outs, how=algorithm: comm.send_recv(
+                    a[r], (r + 1) % n, b[r], (r - 1) % n, algorithm=how, stream=stream
+                )
+            )
+            assert all(same_bits(numbers(outs[r], "u8"), xs[(r - 1) % n]) for r in range(n))
+
+
 def test_all_to_all_v(ranks: Gpus) -> None:
     rng, n = np.random.default_rng(10), ranks.n
     counts = rng.integers(0, 5000, (n, n))

@@ -68,7 +68,7 @@ class GpuEngine final : public Engine {
     base_.timeout_ns = static_cast<std::uint64_t>(options.timeout_s * 1e9);
     load_kernels();
     check(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking), "making a stream");
-    for (cudaEvent_t* event : {&turn_, &fork_, &join_})
+    for (cudaEvent_t* event : {&turn_, &fork_, &join_, &met_})
       check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
     group_.exchange(Verdict{true});  // nobody launches before everyone has cleared and mapped
     watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
@@ -79,7 +79,7 @@ class GpuEngine final : public Engine {
     int before = 0;
     if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
     cudaDeviceSynchronize();  // waits of kernels in flight end by their deadline
-    for (cudaEvent_t event : {turn_, fork_, join_})
+    for (cudaEvent_t event : {turn_, fork_, join_, met_})
       if (event) cudaEventDestroy(event);
     if (side_) cudaStreamDestroy(side_);
     if (failure_) cudaFreeHost(failure_);
@@ -102,12 +102,13 @@ class GpuEngine final : public Engine {
   bool symmetric(const Request& request) const override {
     if (request.collective == Collective::all_to_all_v) return false;  // no rank knows the others' parts
     if (request.collective == Collective::all_to_all && request.in_place()) return false;
-    // where the root's buffer lies, the others know by their own at the same offset
-    const Reached mine = request.reached_by_peers(group_.rank());
-    const Reached roots = request.reached_by_peers(request.args.root);
     auto lies = [&](const byte* at, std::size_t bytes) {
       return bytes == 0 || (at && place(at, bytes).allocation != Place::kNone);
     };
+    if (request.collective == Collective::send_recv) return lies(request.args.out, request.out_bytes);
+    // where the root's buffer lies, the others know by their own at the same offset
+    const Reached mine = request.reached_by_peers(group_.rank());
+    const Reached roots = request.reached_by_peers(request.args.root);
     return lies(request.args.in, std::max(mine.in, roots.in)) &&
            lies(request.args.out, std::max(mine.out, roots.out));
   }
@@ -323,13 +324,21 @@ class GpuEngine final : public Engine {
   void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
   void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
   void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
+  void all_reduce_by_engine(const Launch& launch, cudaStream_t stream);
+  void meet(const Launch& given, cudaStream_t stream) const {
+    Launch launch = given;
+    this->launch(kernel(Collective::barrier, Algorithm::automatic, DType::u8, Op::sum), launch,
+                 {1, 32 * kMaxRanks, kAlign}, stream);
+  }
+  // What follows on `later` waits for what is on `earlier` now.
+  void order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const {
+    check(cudaEventRecord(event, earlier), "ordering two streams");
+    check(cudaStreamWaitEvent(later, event, 0), "ordering two streams");
+  }
 
   // A communicator's calls follow each other, on whichever streams they are.
   void take_turn(cudaStream_t stream) {
-    if (any_ && stream != last_) {
-      check(cudaEventRecord(turn_, last_), "ordering two streams");
-      check(cudaStreamWaitEvent(stream, turn_, 0), "ordering two streams");
-    }
+    if (any_ && stream != last_) { order(last_, stream, turn_); }
     last_ = stream;
     any_ = true;
   }
@@ -348,7 +357,7 @@ class GpuEngine final : public Engine {
   cudaStream_t side_ = nullptr, last_ = nullptr;
   bool any_ = false;
   bool early_ = false;  // kernels may start before the last one has ended
-  cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr;
+  cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, met_ = nullptr;
   mutable std::mutex mutex_;  // buffers are given back from any thread
   std::map<std::uint32_t, std::vector<std::shared_ptr<DeviceMemory>>> allocations_;
   std::uint32_t made_ = 0;
@@ -520,6 +529,8 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t c
       launch.outputs[r] = reach(args.out, r);
     }
   }
+  if (algorithm == Algorithm::copy_engine && request.collective == Collective::all_reduce)
+    return all_reduce_by_engine(launch, stream);
   if (algorithm == Algorithm::copy_engine) return copy_by_engine(launch, request.collective, stream);
   const Kernel found = kernel(request.collective, algorithm, launch.dtype, launch.op);
   if (!found)
@@ -530,10 +541,7 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t c
 
 // The copies go in the order of the ring, one peer at a time, between two meetings of all ranks; this rank's
 // own block goes beside them.
-void GpuEngine::copy_by_engine(const Launch& given, Collective collective, cudaStream_t stream) {
-  Launch launch = given;
-  const Kernel meeting = kernel(Collective::barrier, Algorithm::automatic, DType::u8, Op::sum);
-  const Shape alone{1, 32 * kMaxRanks, kAlign};
+void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream) {
   const Args& a = launch.args;
   const int n = group_.size(), me = group_.rank();
   struct Copy {
@@ -556,14 +564,75 @@ void GpuEngine::copy_by_engine(const Launch& given, Collective collective, cudaS
     if (one.to && one.to != one.from && one.bytes > 0)
       check(cudaMemcpyAsync(one.to, one.from, one.bytes, cudaMemcpyDeviceToDevice, on), "a copy");
   };
-  this->launch(meeting, launch, alone, stream);
-  check(cudaEventRecord(fork_, stream), "forking a stream");
-  check(cudaStreamWaitEvent(side_, fork_, 0), "forking a stream");
+  meet(launch, stream);
+  order(stream, side_, fork_);
   copy(copy_to(me), side_);
   for (int i = 1; i < n; ++i) copy(copy_to((me + i) % n), stream);
-  check(cudaEventRecord(join_, side_), "joining a stream");
-  check(cudaStreamWaitEvent(stream, join_, 0), "joining a stream");
-  this->launch(meeting, launch, alone, stream);
+  order(side_, stream, join_);
+  meet(launch, stream);
+}
+
+// Chunk by chunk: each rank's shards go to their owners' staging in the order of the ring (one peer's at a
+// time comes in), are combined there by a kernel, and the sums go back the same way. Copies are on the
+// caller's stream, kernels on another: while one chunk is combined the copies of its neighbours go on.
+void GpuEngine::all_reduce_by_engine(const Launch& launch, cudaStream_t stream) {
+  const Args& a = launch.args;
+  const int n = group_.size(), me = group_.rank();
+  const std::size_t staging = layout_.counters - layout_.chunks;  // the rings of chunks: nobody uses them now
+  const std::size_t most = staging / (2 * static_cast<std::size_t>(n - 1)) / kAlign * kAlign;
+  const std::size_t shard = shard_bytes(a.bytes, n);
+  const std::size_t chunks = std::max<std::size_t>(2, (shard + most - 1) / most);
+  const std::size_t step = round_up((shard + chunks - 1) / chunks, kAlign);
+  auto copy = [&](byte* to, const byte* from, std::size_t bytes) {
+    if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "a copy");
+  };
+  auto piece = [&](int owner, std::size_t chunk) {  // of the whole buffer
+    const Range s = block_of(a.bytes, shard, owner);
+    const Range in = block_of(s.bytes, step, static_cast<int>(chunk));
+    return Range{s.begin + in.begin, in.bytes};
+  };
+  auto stage = [&](int owner, int writer, std::size_t chunk) {  // an owner has one of each writer, twice
+    const auto index =
+        static_cast<std::size_t>((writer - owner + n) % n - 1) + chunk % 2 * static_cast<std::size_t>(n - 1);
+    return base_.bases[owner] + layout_.chunks + index * most;
+  };
+  auto give = [&](std::size_t chunk) {
+    for (int i = 1; i < n; ++i) {
+      const int p = (me + i) % n;
+      const Range s = piece(p, chunk);
+      copy(stage(p, me, chunk), a.in + s.begin, s.bytes);
+    }
+  };
+  auto combine = [&](std::size_t chunk) {
+    const Range mine = piece(me, chunk);
+    Launch sum = launch;
+    sum.args.out = a.out + mine.begin;
+    sum.args.bytes = mine.bytes;
+    for (int p = 0; p < n; ++p) sum.inputs[p] = p == me ? a.in + mine.begin : stage(me, p, chunk);
+    this->launch(kernel(Collective::all_reduce, Algorithm::copy_engine, sum.dtype, sum.op), sum,
+                 cut(Algorithm::copy_engine, std::max<std::size_t>(mine.bytes, 1)), side_);
+  };
+  auto give_back = [&](std::size_t chunk) {
+    const Range mine = piece(me, chunk);
+    for (int i = 1; i < n; ++i)
+      copy(launch.outputs[(me + i) % n] + mine.begin, a.out + mine.begin, mine.bytes);
+  };
+
+  meet(launch, stream);  // everyone's input is there, and nobody uses the staging
+  give(0);
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+    order(stream, side_, fork_);  // this chunk's shards have gone; of all ranks, after the meeting
+    if (chunk > 0) give_back(chunk - 1);
+    meet(launch, side_);
+    // everyone has combined the last chunk, whose staging the next one takes
+    if (chunk > 0 && chunk + 1 < chunks) order(side_, stream, met_);
+    combine(chunk);
+    if (chunk + 1 < chunks) give(chunk + 1);
+    check(cudaEventRecord(join_, side_), "ordering two streams");
+    check(cudaStreamWaitEvent(stream, join_, 0), "ordering two streams");
+  }
+  give_back(chunks - 1);
+  meet(launch, stream);
 }
 
 }  // namespace

@@ -45,11 +45,15 @@ __device__ void run_push(Channel channel, const Launch& launch, const Args& args
 }
 
 template <Collective collective, Algorithm algorithm, class Lane>
-__device__ void run_direct(Lane& lane, const Args& args) {
+__device__ void run_direct(Lane& lane, const Launch& launch, const Args& args) {
   using enum Collective;
-  if constexpr (algorithm == Algorithm::two_shot_push) {
+  if constexpr (collective == send_recv) {
+    send_recv_put(lane, launch.sent > 0 ? launch.to : -1, launch.received > 0 ? launch.from : -1, args);
+  } else if constexpr (algorithm == Algorithm::two_shot_push) {
     ChunkChannel<Lane> channel(lane);
     all_reduce_two_shot_push(channel, args);
+  } else if constexpr (collective == all_reduce && algorithm == Algorithm::copy_engine) {
+    all_reduce_combine(lane, args);
   } else if constexpr (collective == all_reduce) all_reduce_two_shot_direct(lane, args);
   else if constexpr (collective == Collective::reduce) reduce_direct(lane, args);
   else if constexpr (collective == broadcast) broadcast_direct(lane, args);
@@ -72,7 +76,7 @@ __global__ void __launch_bounds__(kMaxThreads) program(const __grid_constant__ L
   args.sends = launch.by_parts ? launch.sends : nullptr;
   args.receives = launch.by_parts ? launch.receives : nullptr;
   if constexpr (collective == Collective::barrier) meet(lane);
-  else if constexpr (is_direct(algorithm)) run_direct<collective, algorithm>(lane, args);
+  else if constexpr (is_direct(algorithm)) run_direct<collective, algorithm>(lane, launch, args);
   else run_push<collective, algorithm>(ChunkChannel(lane), launch, args);
   lane.finish();
 }
@@ -110,6 +114,7 @@ Kernel all_reduce(Algorithm algorithm, DType dtype, Op op) {
     case one_shot: return combining<collective, one_shot>(dtype, op);
     case two_shot: return combining<collective, two_shot>(dtype, op);
     case two_shot_push: return combining<collective, two_shot_push>(dtype, op);
+    case copy_engine: return combining<collective, copy_engine>(dtype, op);
     case two_shot_direct: return combining<collective, two_shot_direct>(dtype, op);
     case reduce_scatter_all_gather: return combining<collective, reduce_scatter_all_gather>(dtype, op);
     default: return nullptr;
@@ -135,7 +140,8 @@ Kernel kernel(Collective collective, Algorithm algorithm, DType dtype, Op op) {
     case Collective::send:
     case Collective::recv:
     case Collective::send_recv:
-      return algorithm == push ? program<Collective::send_recv, push, Bytes> : nullptr;
+      if (algorithm == push) return program<Collective::send_recv, push, Bytes>;
+      return algorithm == direct ? program<Collective::send_recv, direct, Bytes> : nullptr;
     case Collective::barrier: return program<Collective::barrier, automatic, Bytes>;
     default: return nullptr;
   }
