@@ -199,6 +199,30 @@ def test_all_to_all_in_place(ranks: Gpus) -> None:
                 assert same_bits(numbers(tensors[r], "bf16"), np.stack([x[r] for x in xs])), algorithm
 
 
+@pytest.mark.parametrize("algorithm", [None, "direct", "copy_engine"])
+def test_scatter_and_gather_in_place_at_the_root(ranks: Gpus, pools: Any, algorithm: str | None) -> None:
+    """The root's own block lies elsewhere than the others': what peers reach must not follow from it."""
+    rng, n, root, count = np.random.default_rng(14), ranks.n, ranks.n - 1, 20_000
+    if n == 1:
+        pytest.skip("one rank has nobody to reach")
+    whole = random_bits(rng, (n, count), "f32")
+    xs = [ranks.view(pools[0][r][: whole.nbytes], whole) for r in range(n)]
+    xs[root].copy_(ranks.put(whole, root))
+    outs = [
+        xs[r][root] if r == root else ranks.view(pools[1][r][: whole[0].nbytes], whole[0]) for r in range(n)
+    ]
+    ranks.run(
+        lambda comm, r, stream: comm.scatter(
+            xs[r], root=root, out=outs[r], algorithm=algorithm, stream=stream
+        )
+    )
+    assert all(same_bits(numbers(outs[r], "f32"), whole[r]) for r in range(n))
+    ranks.run(
+        lambda comm, r, stream: comm.gather(outs[r], root=root, out=xs[r], algorithm=algorithm, stream=stream)
+    )
+    assert same_bits(numbers(xs[root], "f32"), whole)
+
+
 def test_send_recv_ring(ranks: Gpus) -> None:
     rng, n = np.random.default_rng(9), ranks.n
     for count in COUNTS:

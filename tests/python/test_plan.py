@@ -24,7 +24,7 @@ SIZES = [1 << power for power in range(32)]
 def test_names() -> None:
     names = unisono.Communicator.algorithms
     assert names("all_reduce") == [
-        *("one_shot_packets", "one_shot", "two_shot_packets", "two_shot", "two_shot_direct"),
+        *("one_shot_packets", "one_shot", "two_shot_packets", "two_shot", "two_shot_push", "two_shot_direct"),
         "reduce_scatter_all_gather",
     ]
     assert names("broadcast") == ["push_packets", "push", "scatter_all_gather", "direct"]

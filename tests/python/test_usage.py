@@ -65,10 +65,16 @@ ARRAYS = {
     ),
     "read-only recv": (lambda c: c.recv(read_only, 1 - c.rank), "out is read-only"),
     "bytes": (lambda c: c.recv(b"12345678", 1 - c.rank), "out is read-only"),
-    "list": (lambda c: c.all_reduce([1.0, 2.0]), "x is a list: pass a numpy array"),
-    "str": (lambda c: c.all_reduce("abcd"), "x is a str: pass a numpy array"),
-    "number": (lambda c: c.all_reduce(3.5), "x is a float: pass a numpy array"),
-    "list as out": (lambda c: c.all_reduce(ones(2), out=[0.0, 0.0]), "out is a list: pass a numpy array"),
+    "list": (
+        lambda c: c.all_reduce([1.0, 2.0]),
+        "x is a list: pass a numpy or cupy array, or a torch tensor.",
+    ),
+    "str": (lambda c: c.all_reduce("abcd"), "x is a str: pass a numpy or cupy array, or a torch tensor."),
+    "number": (lambda c: c.all_reduce(3.5), "x is a float: pass a numpy or cupy array, or a torch tensor."),
+    "list as out": (
+        lambda c: c.all_reduce(ones(2), out=[0.0, 0.0]),
+        "out is a list: pass a numpy or cupy array, or a torch tensor.",
+    ),
     "other dtype of out": (
         lambda c: c.all_reduce(ones(4), out=np.ones(4)),
         "out has dtype f64, but x has f32",

@@ -99,18 +99,26 @@ class GpuEngine final : public Engine {
     return {};
   }
 
+  // The buffers that peers read or store into; where the root's lies, the others know by their own at the
+  // same offset. A buffer that only its own rank touches may be anywhere: in place, the root's does not tell
+  // of theirs.
   bool symmetric(const Request& request) const override {
-    if (request.collective == Collective::all_to_all_v) return false;  // no rank knows the others' parts
-    if (request.collective == Collective::all_to_all && request.in_place()) return false;
+    const Args& a = request.args;
     auto lies = [&](const byte* at, std::size_t bytes) {
-      return bytes == 0 || (at && place(at, bytes).allocation != Place::kNone);
+      return at && place(at, bytes).allocation != Place::kNone;
     };
-    if (request.collective == Collective::send_recv) return lies(request.args.out, request.out_bytes);
-    // where the root's buffer lies, the others know by their own at the same offset
-    const Reached mine = request.reached_by_peers(group_.rank());
-    const Reached roots = request.reached_by_peers(request.args.root);
-    return lies(request.args.in, std::max(mine.in, roots.in)) &&
-           lies(request.args.out, std::max(mine.out, roots.out));
+    switch (request.collective) {
+      case Collective::all_reduce:
+      case Collective::reduce:
+      case Collective::broadcast: return lies(a.in, a.bytes) && lies(a.out, a.bytes);
+      case Collective::all_gather:
+      case Collective::gather: return lies(a.out, a.bytes);
+      case Collective::reduce_scatter:
+      case Collective::scatter: return lies(a.in, a.bytes);
+      case Collective::all_to_all:
+      case Collective::send_recv: return !request.in_place() && lies(a.out, a.bytes);
+      default: return false;  // all_to_all_v: no rank knows the others' parts
+    }
   }
 
   Shape shape(Collective collective, Algorithm algorithm, std::size_t bytes) const override {
@@ -555,8 +563,8 @@ void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cuda
       case Collective::all_gather: return {launch.outputs[p] + block(me), a.in, a.block};
       case Collective::all_to_all: return {launch.outputs[p] + block(me), a.in + block(p), a.block};
       case Collective::gather: return {p == a.root ? launch.outputs[p] + block(me) : nullptr, a.in, a.block};
-      case Collective::scatter:
-        return {me == a.root ? (p == me ? a.out : launch.outputs[p]) : nullptr, a.in + block(p), a.block};
+      case Collective::scatter:  // each takes its own
+        return {p == a.root ? a.out : nullptr, (me == a.root ? a.in : launch.inputs[p]) + block(me), a.block};
       default: return {me == a.root ? launch.outputs[p] : nullptr, a.in, a.bytes};  // broadcast
     }
   };

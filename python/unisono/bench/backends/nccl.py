@@ -3,6 +3,10 @@
 A window must lie in memory that NCCL can export, so `nccl-windows` has buffers of its own from ncclMemAlloc,
 of the size and alignment of the bench's, and runs the symmetric cases only. `nccl` runs plain and symmetric
 cases alike: it takes any pointer.
+
+Each has a communicator for collectives on rings, one for exchanges of all pairs and one for gather and
+scatter: on one communicator of NCCL 2.28.9, a broadcast or all_reduce of megabytes that came after a scatter
+hung (seen in a graph of calls on unisono's symmetric memory, and in single calls on windows).
 """
 
 from __future__ import annotations
@@ -17,6 +21,10 @@ from unisono.bench.cuda.device import missing
 from unisono.bench.cuda.memory import tensor_at
 from unisono.bench.records import Case
 
+_KINDS = ("ring", "pairs", "rooted")
+_KIND_OF = {"gather": "rooted", "scatter": "rooted"} | dict.fromkeys(
+    ("all_to_all", "all_to_all_v", "send_recv"), "pairs"
+)
 _NO_IN_PLACE = frozenset({"all_to_all", "all_to_all_v", "send_recv"})
 
 
@@ -28,7 +36,8 @@ class NcclBackend(Backend):
     threads = True
 
     def __init__(self) -> None:
-        self._comm: Any = None
+        self._library: Any = None
+        self._comms: dict[str, nccl.Communicator] = {}
         self._device = 0
 
     def available(self, ranks: int) -> str | None:
@@ -47,11 +56,14 @@ class NcclBackend(Backend):
         return f"NCCL {nccl.Library().version()}"
 
     def setup(self, ranks: Ranks) -> None:
-        library = nccl.Library()
-        made = library.unique_id() if ranks.rank == 0 else b""
-        unique_id = ranks.all_gather(made)[0]
+        self._library = nccl.Library()
         self._device = ranks.device or 0
-        self._comm = nccl.Communicator(library, ranks.rank, ranks.size, unique_id, ranks.stream)
+        for kind in _KINDS:
+            made = self._library.unique_id() if ranks.rank == 0 else b""
+            unique_id = ranks.all_gather(made)[0]
+            self._comms[kind] = nccl.Communicator(
+                self._library, ranks.rank, ranks.size, unique_id, ranks.stream
+            )
         self._one = _one_element(self._device)
 
     def supports(self, case: Case) -> str | None:
@@ -60,44 +72,40 @@ class NcclBackend(Backend):
         return None
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        comm, root = self._comm, case.root or 0
-        x, out = _address(buffers.x), _address(buffers.out)
+        comm, root = self._comms[_KIND_OF.get(case.collective, "ring")], case.root or 0
+        # where a rank has no such buffer the root's place, which NCCL does not touch: the same call on every
+        # rank
+        x, out = _address(buffers.x_place), _address(buffers.out_place)
         dtype, op, count = nccl.DTYPES[case.dtype], nccl.OPS.get(case.op or "", 0), block_elements(case)
         match case.collective:
             case "barrier":
                 one = self._one.data_ptr()
-                return self._bound("ncclAllReduce", one, one, 1, nccl.DTYPES["i32"], nccl.OPS["sum"])
+                return comm.bound("ncclAllReduce", one, one, 1, nccl.DTYPES["i32"], nccl.OPS["sum"])
             case "all_reduce":
-                return self._bound("ncclAllReduce", x, out, count, dtype, op)
+                return comm.bound("ncclAllReduce", x, out, count, dtype, op)
             case "reduce":
-                return self._bound("ncclReduce", x, out, count, dtype, op, root)
+                return comm.bound("ncclReduce", x, out, count, dtype, op, root)
             case "broadcast":
-                return self._bound("ncclBroadcast", x, out, count, dtype, root)
+                return comm.bound("ncclBroadcast", x, out, count, dtype, root)
             case "all_gather":
-                return self._bound("ncclAllGather", x, out, count, dtype)
+                return comm.bound("ncclAllGather", x, out, count, dtype)
             case "reduce_scatter":
-                return self._bound("ncclReduceScatter", x, out, count, dtype, op)
+                return comm.bound("ncclReduceScatter", x, out, count, dtype, op)
             case "all_to_all" if comm.library.has("ncclAlltoAll"):
-                return self._bound("ncclAlltoAll", x, out, count, dtype)
+                return comm.bound("ncclAlltoAll", x, out, count, dtype)
             case "gather" if comm.library.has("ncclGather"):
-                return self._bound("ncclGather", x, out, count, dtype, root)
+                return comm.bound("ncclGather", x, out, count, dtype, root)
             case "scatter" if comm.library.has("ncclScatter"):
-                return self._bound("ncclScatter", x, out, count, dtype, root)
+                return comm.bound("ncclScatter", x, out, count, dtype, root)
             case _:
-                return self._sends(case, buffers)
+                return self._sends(comm, case, buffers)
 
-    def _bound(self, name: str, *arguments: int) -> Callable[[], object]:
-        return self._comm.bound(name, *arguments)  # type: ignore[no-any-return]
-
-    def _sends(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+    @staticmethod
+    def _sends(comm: nccl.Communicator, case: Case, buffers: Buffers) -> Callable[[], object]:
         """What NCCL has no collective for (older ones: also gather, scatter and all_to_all), as one group."""
-        comm, dtype, root = self._comm, nccl.DTYPES[case.dtype], case.root or 0
-        item, n, rank, block = (
-            DTYPES[case.dtype].itemsize,
-            self._comm.size,
-            self._comm.rank,
-            block_elements(case),
-        )
+        dtype, root = nccl.DTYPES[case.dtype], case.root or 0
+        item, n, rank = DTYPES[case.dtype].itemsize, comm.size, comm.rank
+        block = block_elements(case)
         x, out = _address(buffers.x), _address(buffers.out)
         sends: list[tuple[int, int, int]] = []  # address, elements, peer
         receives: list[tuple[int, int, int]] = []
@@ -120,20 +128,21 @@ class NcclBackend(Backend):
                 raise ValueError(f"the nccl backend has no {case.collective}.")
         calls = [comm.bound("ncclSend", *send[:2], dtype, send[2]) for send in sends if send[1]]
         calls += [comm.bound("ncclRecv", *take[:2], dtype, take[2]) for take in receives if take[1]]
-        return comm.grouped(calls)  # type: ignore[no-any-return]
+        return comm.grouped(calls)
 
     def raise_if_failed(self) -> None:
-        self._comm.raise_if_failed()
+        for comm in self._comms.values():
+            comm.raise_if_failed()
 
     def abort(self) -> None:
-        comm, self._comm = self._comm, None
-        if comm is not None:
+        comms, self._comms = self._comms, {}
+        for comm in comms.values():
             comm.abort()
 
     def close(self) -> None:
-        if self._comm is not None:
-            self._comm.close()
-            self._comm = None
+        comms, self._comms = self._comms, {}
+        for comm in comms.values():
+            comm.close()
 
 
 class NcclWindowsBackend(NcclBackend):
@@ -141,6 +150,10 @@ class NcclWindowsBackend(NcclBackend):
 
     name = "nccl-windows"
     own_memory = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memory: list[int] = []
 
     def _lacks(self, library: nccl.Library) -> str | None:
         if library.has("ncclCommWindowRegister") and library.has("ncclMemAlloc"):
@@ -153,8 +166,23 @@ class NcclWindowsBackend(NcclBackend):
         return super().supports(case)
 
     def allocate(self, size: int) -> tuple[Any, Any]:
-        x, out = (tensor_at(self._comm.window(size), size, self._device, self._comm) for _ in range(2))
+        x, out = (tensor_at(self._window(size), size, self._device, None) for _ in range(2))
         return x, out
+
+    def _window(self, size: int) -> int:
+        address: int = self._library.allocate(size)
+        self._memory.append(address)
+        for comm in self._comms.values():
+            comm.register(address, size)
+        return address
+
+    def close(self) -> None:
+        aborted = not self._comms
+        super().close()
+        for address in self._memory:
+            if not aborted:  # else its windows are registered still
+                self._library.free(address)
+        self._memory.clear()
 
 
 def _one_element(device: int) -> Any:

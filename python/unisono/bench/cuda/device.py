@@ -40,7 +40,6 @@ ENVIRONMENT = {
     # Nothing is set up in the middle of a run, where it would wait for a GPU that waits for the start of a
     # sample.
     "NCCL_RUNTIME_CONNECT": "0",
-    "CUDA_MODULE_LOADING": "EAGER",
     "NCCL_DEBUG": "WARN",
 }
 
@@ -97,6 +96,7 @@ class CudaDevice:
         self.arithmetic = verify.arithmetic(f"cuda:{index}")
         self._rank, self._size, self._control = control.rank, control.size, control
         self._watch = Watch(control.rank)
+        self._ceiling: float | None = None
 
     # ---- time
 
@@ -183,15 +183,18 @@ class CudaDevice:
     # ---- the machine
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
-        """Measured by rank 0's process on all GPUs, while the others wait. None where it does not see them
-        all."""
+        """Measured once, by a process that rank 0 starts, while all ranks wait. None where it does not see
+        all GPUs."""
         from unisono.bench.cuda import links
 
+        if self._ceiling is not None:
+            return self._ceiling or None, []
         found: list[Ceiling | Link] = []
         if control.rank == 0 and 1 < self._size <= count():
-            found = links.ceilings(range(self._size))
+            found = links.elsewhere(self._size)
         ceiling = [record.gbps for record in found if isinstance(record, Ceiling)]
         best = control.from_root(lambda: max(ceiling, default=0.0), float)
+        self._ceiling = best
         return best or None, found
 
     def gpus(self) -> list[str]:

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import mmap
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations
 from time import monotonic
 from typing import Any
+
+import msgspec
 
 from unisono.bench.cuda.runtime import MEMCPY_DEFAULT, Runtime
 from unisono.bench.cuda.start import PAGE_WORDS, Gate, kernels
@@ -28,6 +32,7 @@ UNIT = 16384  # transfers are a multiple of it
 SAMPLES, WAIT_S = 7, 30.0
 BLOCKS = (8, 16, 32, 64, 128)  # of a GPU, in all_pairs shared among its peers; the fastest is taken
 ROUNDS = 1000
+ELSEWHERE_S = 90.0
 
 Transfer = tuple[int, int, int]  # source, target, bytes
 Show = Callable[[str], None]
@@ -215,6 +220,21 @@ def ceiling_of(found: Iterable[Link]) -> Ceiling | None:
     return Ceiling(name="ring", bytes=best.bytes, gbps=best.gbps or 0.0, samples_gbps=best.samples)
 
 
+def elsewhere(devices: int) -> list[Ceiling | Link]:
+    """`ceilings` of the first `devices` GPUs in a process of its own: a rank that opened the other GPUs
+    itself would hold memory there, and share them in turns with their own ranks. Empty where that process
+    fails, which says why."""
+    command = [sys.executable, "-m", "unisono.bench.cuda.links", str(devices)]
+    try:
+        said = subprocess.run(command, stdout=subprocess.PIPE, timeout=ELSEWHERE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return []
+    if said.returncode != 0:
+        return []
+    decoder = msgspec.json.Decoder(Link | Ceiling)
+    return [decoder.decode(line) for line in said.stdout.splitlines() if line.strip()]
+
+
 def ceilings(devices: Iterable[int]) -> list[Ceiling | Link]:
     """The rings of all engines and the ceiling; takes about a second."""
     links = Links(list(devices))
@@ -224,3 +244,8 @@ def ceilings(devices: Iterable[int]) -> list[Ceiling | Link]:
         links.close()
     best = ceiling_of(found)
     return [*found, *([best] if best else [])]
+
+
+if __name__ == "__main__":
+    for record in ceilings(range(int(sys.argv[1]))):
+        sys.stdout.write(msgspec.json.encode(record).decode() + "\n")

@@ -129,6 +129,16 @@ class Library:
         self("ncclGetVersion", ctypes.byref(code))
         return version_text(code.value)
 
+    def allocate(self, size: int) -> int:
+        """The address of `size` bytes of the current GPU's memory that NCCL can export."""
+        memory = _P()
+        self("ncclMemAlloc", ctypes.byref(memory), size)
+        return int(memory.value or 0)
+
+    def free(self, address: int) -> None:
+        """Frees memory of `allocate`, which is registered no more."""
+        self("ncclMemFree", address)
+
     def unique_id(self) -> bytes:
         """A fresh id, for all ranks of one communicator."""
         made = UniqueId()
@@ -154,7 +164,7 @@ class Communicator:
     def __init__(self, library: Library, rank: int, size: int, unique_id: bytes, stream: int) -> None:
         self.library, self.rank, self.size = library, rank, size
         self._stream, self._handle = _P(stream), _P()
-        self._windows: list[tuple[ctypes.c_void_p, ctypes.c_void_p]] = []
+        self._windows: list[ctypes.c_void_p] = []
         library(
             "ncclCommInitRank", ctypes.byref(self._handle), size, UniqueId.from_buffer_copy(unique_id), rank
         )
@@ -185,21 +195,19 @@ class Communicator:
         if code.value not in (SUCCESS, IN_PROGRESS):
             raise NcclError(f"NCCL failed on the GPU: error {code.value}; NCCL_DEBUG=WARN tells more.")
 
-    def window(self, size: int) -> int:
-        """The address of `size` bytes of fresh memory of NCCL's own, registered as a symmetric window on all
-        ranks; freed with the communicator. Collective."""
-        memory, window = _P(), _P()
-        self.library("ncclMemAlloc", ctypes.byref(memory), size)
-        self._windows.append((memory, window))
+    def register(self, address: int, size: int) -> None:
+        """Makes memory of `Library.allocate` a symmetric window on all ranks, until the communicator is
+        closed. Collective."""
+        window = _P()
         self.library(
-            "ncclCommWindowRegister", self._handle, memory, size, ctypes.byref(window), WIN_COLL_SYMMETRIC
+            "ncclCommWindowRegister", self._handle, address, size, ctypes.byref(window), WIN_COLL_SYMMETRIC
         )
         if not window:
             raise NcclError(
                 "NCCL registered no symmetric window, though it reported success: it needs peer access "
                 "between all GPUs, and NCCL_WIN_ENABLE must not be 0."
             )
-        return int(memory.value or 0)
+        self._windows.append(window)
 
     def abort(self) -> None:
         """Ends the kernels under way and frees the communicator; windows and their memory stay as they
@@ -212,10 +220,8 @@ class Communicator:
         """Collective. Graphs that captured calls must be gone: NCCL would wait for them."""
         if not self._handle:
             return
-        for memory, window in self._windows:
-            if window:
-                self.library("ncclCommWindowDeregister", self._handle, window)
-            self.library("ncclMemFree", memory)
+        for window in self._windows:
+            self.library("ncclCommWindowDeregister", self._handle, window)
         self._windows.clear()
         self.library("ncclCommDestroy", self._handle)
         self._handle = _P()
