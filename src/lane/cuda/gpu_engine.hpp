@@ -1,0 +1,113 @@
+// The engine of this build: class GpuEngine, its memory and failures in engine.cpp, its calls in calls.cpp.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "group.hpp"
+#include "lane/cuda/api.hpp"
+#include "lane/cuda/engine.hpp"
+#include "lane/cuda/exchange.hpp"
+#include "lane/cuda/layout.hpp"
+#include "lane/cuda/programs.hpp"
+#include "memory/device.hpp"
+
+namespace unisono::cuda {
+
+inline constexpr int kMostBlocks = 128;
+
+class GpuEngine final : public Engine {
+ public:
+  GpuEngine(Group& group, const Options& options);
+
+  ~GpuEngine() override;
+
+  int device() const override { return device_; }
+
+  Place place(const byte* at, std::size_t bytes) const override;
+
+  // The buffers that peers read or store into; where the root's lies, the others know by their own at the
+  // same offset. A buffer that only its own rank touches may be anywhere: in place, the root's does not tell
+  // of theirs.
+  bool symmetric(const Request& request) const override;
+
+  Shape shape(Collective collective, Algorithm algorithm, std::size_t bytes) const override {
+    return cut(algorithm, unit_of(collective, algorithm, bytes));
+  }
+  void set_shape(const Shape& shape) override { asked_ = shape; }
+
+  void run(const Request& request, Algorithm algorithm, std::uint64_t call, int to, int from) override;
+
+  std::shared_ptr<void> allocate(std::size_t bytes) override;
+
+  void check() override;
+
+  void synchronize(void* stream) override;
+
+ private:
+  static void check(cudaError_t state, std::string_view what) { cuda::check(state, what); }
+
+  void forget(std::uint32_t number);
+
+  // Whether every rank has a GPU of its own, and which of them are this process's.
+  void meet_cards(const Options& options);
+
+  // `bytes` of every rank, in rank order. Everyone gets it, or nobody.
+  std::vector<std::shared_ptr<DeviceMemory>> share(std::size_t bytes);
+
+  // A kernel that is loaded when it is first launched may wait for one that waits for this rank.
+  void load_kernels();
+
+  // Tells the kernels when a peer is lost, and the peers when this rank's kernels have failed.
+  void watch(const std::stop_token& stop);
+
+  // What the device's record says.
+  std::string story() const;
+
+  // The bytes that a program's rounds cut up: the same on every rank.
+  std::size_t unit_of(Collective collective, Algorithm algorithm, std::size_t bytes) const;
+
+  Shape cut(Algorithm algorithm, std::size_t unit) const;
+
+  Exchange exchange_of(const Request& request, Algorithm algorithm, int to, int from) const;
+  void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
+  void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
+  void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
+  void all_reduce_by_engine(const Launch& launch, cudaStream_t stream);
+  void meet(const Launch& given, cudaStream_t stream) const;
+  // What follows on `later` waits for what is on `earlier` now.
+  void order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const;
+
+  // A communicator's calls follow each other, on whichever streams they are.
+  void take_turn(cudaStream_t stream);
+
+  Group& group_;
+  int device_;
+  DeviceMemory::Kind kind_;
+  double timeout_s_;
+  int blocks_ = 0;
+  std::vector<int> neighbours_;  // GPUs of other ranks of this process
+  Layout layout_;
+  std::vector<std::shared_ptr<DeviceMemory>> scratch_;
+  Failure* failure_ = nullptr;
+  Context base_;
+  Shape asked_;
+  cudaStream_t side_ = nullptr, last_ = nullptr;
+  bool any_ = false;
+  bool early_ = false;  // kernels may start before the last one has ended
+  cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, met_ = nullptr;
+  mutable std::mutex mutex_;  // buffers are given back from any thread
+  std::map<std::uint32_t, std::vector<std::shared_ptr<DeviceMemory>>> allocations_;
+  std::uint32_t made_ = 0;
+  std::shared_ptr<GpuEngine*> alive_ = std::make_shared<GpuEngine*>(this);
+  std::jthread watcher_;
+};
+
+}  // namespace unisono::cuda
