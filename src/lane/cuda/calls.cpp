@@ -176,6 +176,8 @@ Exchange GpuEngine::exchange_of(const Request& request, Algorithm algorithm, int
                      request.collective == Collective::broadcast ||
                      request.collective == Collective::all_reduce;
   if (whole && algorithm != Algorithm::two_shot_packets) longest = a.bytes;
+  if (longest >> 31 != 0)
+    throw UsageError("packets carry messages below 2 GiB: leave algorithm out, or name one without packets.");
   x.bytes = static_cast<std::uint32_t>(longest);
   x.one_source = (request.collective == Collective::all_reduce && algorithm != Algorithm::two_shot_packets) ||
                  (request.collective == Collective::broadcast && me == a.root) ||

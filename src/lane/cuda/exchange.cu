@@ -70,8 +70,11 @@ __device__ inline void put(Packet* at, std::uint32_t count, std::uint64_t data) 
 template <int kMost, class Comes, class At>
 __device__ inline bool take(const Exchange& x, const Comes& comes, const At& at,
                             const std::uint32_t (&count)[kMost], std::uint64_t (&words)[kMost]) {
-  Packet got[kMost] = {};
+  Packet got[kMost];
   std::uint64_t began = 0;
+#pragma unroll
+  for (int p = 0; p < kMost; ++p)  // flags that nobody waits for, also where the count has gone round
+    if (comes(p)) got[p].low = got[p].high = static_cast<std::uint64_t>(~count[p]) << 32;
   for (std::uint32_t looks = 1;; ++looks) {
     bool all = true;
 #pragma unroll
