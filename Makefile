@@ -116,6 +116,7 @@ $(HAVE)cuda: $(HAVE)build
 	cd $(VENV)/lib/python3*/site-packages/nvidia/cu13
 	chmod +x bin/* nvvm/bin/*
 	ln -sfn lib lib64
+	ln -sfn libcudart.so.13 lib/libcudart.so # the name that CMake looks for
 	touch $(abspath $@)
 
 $(HAVE)torch: $(HAVE)pip
