@@ -41,7 +41,7 @@ class CudaBlock {
         warp_(static_cast<int>(threadIdx.x) / 32),
         thread_(static_cast<int>(threadIdx.x) % 32) {
     if (thread_ < size()) mine_ = *counters(thread_);
-    lost_ = cuda::load_relaxed(&cuda::header(context_, rank())->failed) != 0;
+    lost_ = cuda::load_relaxed(&cuda::header(context_, rank())->failed) != 0 && cuda::failed(context_);
     pending_ = kWaits;
   }
   __device__ void finish() {

@@ -194,8 +194,12 @@ void GpuEngine::forget(std::uint32_t number) {
 }
 
 void GpuEngine::check() {
-  if (failure_->stage == 2) group_.fail(Group::Kind::timeout, story());
+  if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2) group_.fail(Group::Kind::timeout, story());
   group_.check();
+  if (__atomic_load_n(&failure_->cut, __ATOMIC_ACQUIRE) == 0) return;
+  // another rank has failed: its text is on its way
+  for (int i = 0; i < 2000; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(1))) group_.check();
+  group_.fail(Group::Kind::peer_lost, "another rank's GPU gave up a call: see that rank's own error.");
 }
 
 void GpuEngine::synchronize(void* stream) {
@@ -209,10 +213,6 @@ void GpuEngine::synchronize(void* stream) {
     if (looks > 10000) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   check();
-  if (failure_->stage == 0) return;
-  // another rank has failed: its text is on its way
-  for (int i = 0; i < 2000; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(1))) group_.check();
-  group_.fail(Group::Kind::peer_lost, "another rank's GPU gave up a call: see that rank's own error.");
 }
 
 void GpuEngine::watch(const std::stop_token& stop) {

@@ -43,6 +43,7 @@ struct Header {
 // In pinned host memory that the device has mapped; one for each rank.
 struct Failure {
   std::uint32_t stage;  // 0: none, 2: readable (written last, with release at system scope)
+  std::uint32_t cut;    // kernels of this rank have left work undone, since some rank has failed
   std::uint32_t stop;   // the host sets it when a peer is lost: this rank's waits end
   std::int32_t rank, peer, slot, block;
   std::uint32_t expected, seen;

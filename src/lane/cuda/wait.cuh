@@ -19,10 +19,13 @@ __device__ inline Header* header(const Context& context, int owner) {
   return reinterpret_cast<Header*>(context.bases[owner]);
 }
 
-// Whether some rank has failed, in this kernel or before, or the host has lost a peer.
+// Whether some rank has failed, in this kernel or before, or the host has lost a peer: the host then hears
+// that this rank's results are not to be used.
 __device__ inline bool failed(const Context& context) {
-  return load_relaxed(&header(context, context.rank)->failed) != 0 ||
-         load_relaxed(&context.failure->stop) != 0;
+  if (load_relaxed(&header(context, context.rank)->failed) == 0 && load_relaxed(&context.failure->stop) == 0)
+    return false;
+  store_relaxed(&context.failure->cut, 1);
+  return true;
 }
 
 // The first of a rank's threads tells the host what it has waited for; then the kernels of every rank end.
