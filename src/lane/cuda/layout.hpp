@@ -17,7 +17,7 @@ inline constexpr std::uint32_t kPackets = 1024;  // packets of a message, of one
 inline constexpr std::size_t kPacketBytes = 8;   // payload of a packet
 
 // Data and flag in two words of 64 bits, each of which is read and written whole: low half data, high half
-// the lap.
+// the number of the message.
 struct alignas(16) Packet {
   std::uint64_t low, high;
 };
