@@ -279,6 +279,25 @@ DType read_dtype(nb::handle dtype) {
   return *known;
 }
 
+nb::object device_array(void* data, std::size_t bytes, int device, DType type, const Shape& extents,
+                        const nb::capsule& owner) {
+  const nb::ndarray<std::uint8_t, nb::device::cuda> flat(data, {bytes}, owner, {}, nb::dtype<std::uint8_t>(),
+                                                         nb::device::cuda::value, device);
+  nb::object array = nb::cast(flat);
+  const nb::object modules = nb::module_::import_("sys").attr("modules");
+  const nb::tuple shape = nb::tuple(nb::cast(extents));
+  if (nb::cast<bool>(modules.attr("__contains__")("torch"))) {
+    const nb::module_ torch = nb::module_::import_("torch");
+    return torch.attr("from_dlpack")(array).attr("view")(torch.attr(numpy_name(type))).attr("view")(shape);
+  }
+  if (nb::cast<bool>(modules.attr("__contains__")("cupy")))
+    return nb::module_::import_("cupy")
+        .attr("from_dlpack")(array)
+        .attr("view")(numpy_dtype(type))
+        .attr("reshape")(shape);
+  return array;
+}
+
 std::string text(const Shape& shape) {
   std::string text = "(";
   for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);

@@ -59,6 +59,10 @@ nb::object numpy_dtype(DType dtype);
 const char* numpy_name(DType dtype);  // torch's is the same
 DType read_dtype(nb::handle dtype);
 
+// Symmetric device memory as an array of the library that is in use: torch, else cupy, else plain DLPack.
+nb::object device_array(void* data, std::size_t bytes, int device, DType type, const Shape& extents,
+                        const nb::capsule& owner);
+
 // The handle of a stream as users have it (a torch or cupy stream, a number); None: the legacy default
 // stream.
 void* stream_handle(nb::handle stream);

@@ -8,63 +8,16 @@
 #include <thread>
 
 #include "array.hpp"
+#include "bootstrap.hpp"
 #include "docstrings.hpp"
 #include "module.hpp"
+#include "output.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono::python {
 namespace {
 
 using Algorithm = std::optional<std::string>;
-
-// A Python object with rank, size and all_gather(bytes) -> list[bytes].
-class PythonBootstrap final : public Bootstrap {
- public:
-  explicit PythonBootstrap(nb::object object)
-      : object_(std::move(object)),
-        rank_(nb::cast<int>(object_.attr("rank"))),
-        size_(nb::cast<int>(object_.attr("size"))) {}
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  std::vector<std::string> all_gather(const std::string& data) override {
-    std::vector<std::string> all;
-    const nb::object gathered = object_.attr("all_gather")(nb::bytes(data.data(), data.size()));
-    if (!PySequence_Check(gathered.ptr()))
-      throw UsageError("the bootstrap's all_gather gave no list of bytes: return one for each rank.");
-    for (const nb::handle one : gathered) {
-      if (!PyBytes_Check(one.ptr()))
-        throw UsageError(
-            "the bootstrap's all_gather gave a list of something else than bytes: return bytes for each "
-            "rank.");
-      all.emplace_back(PyBytes_AS_STRING(one.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(one.ptr())));
-    }
-    return all;
-  }
-
- private:
-  nb::object object_;
-  int rank_, size_;
-};
-
-// Symmetric device memory as an array of the library that is in use: torch, else cupy, else plain DLPack.
-nb::object device_array(void* data, std::size_t bytes, int device, DType type, const Shape& extents,
-                        const nb::capsule& owner) {
-  const nb::ndarray<std::uint8_t, nb::device::cuda> flat(data, {bytes}, owner, {}, nb::dtype<std::uint8_t>(),
-                                                         nb::device::cuda::value, device);
-  nb::object array = nb::cast(flat);
-  const nb::object modules = nb::module_::import_("sys").attr("modules");
-  const nb::tuple shape = nb::tuple(nb::cast(extents));
-  if (nb::cast<bool>(modules.attr("__contains__")("torch"))) {
-    const nb::module_ torch = nb::module_::import_("torch");
-    return torch.attr("from_dlpack")(array).attr("view")(torch.attr(numpy_name(type))).attr("view")(shape);
-  }
-  if (nb::cast<bool>(modules.attr("__contains__")("cupy")))
-    return nb::module_::import_("cupy")
-        .attr("from_dlpack")(array)
-        .attr("view")(numpy_dtype(type))
-        .attr("reshape")(shape);
-  return array;
-}
 
 // Lets Ctrl-C through while a call waits.
 void check_signals() {
@@ -92,53 +45,6 @@ Shape read_shape(nb::handle shape) {
   throw UsageError(std::string(nb::repr(shape).c_str()) +
                    " is not a shape: pass a number of elements from 0, or a tuple of them.");
 }
-
-Shape with_ranks(const Shape& shape, int size) {
-  Shape whole{static_cast<std::size_t>(size)};
-  whole.insert(whole.end(), shape.begin(), shape.end());
-  return whole;
-}
-
-Shape without_ranks(const Array& array, int size, const char* what) {
-  if (array.shape.empty() || array.shape[0] != static_cast<std::size_t>(size))
-    throw UsageError(std::string(what) + " has shape " + text(array.shape) +
-                     ": its first axis is the ranks, " + std::to_string(size) + ".");
-  return {array.shape.begin() + 1, array.shape.end()};
-}
-
-// The output of a call: `out` as given, or a new array like `like`. It has the shape that the call gives, and
-// dtype and memory of the input.
-class Output {
- public:
-  Output(nb::handle out, nb::handle like, const Array& in, const Shape& shape)
-      : object(out.is_none() ? empty_like(like, shape) : nb::borrow(out)), array(object, "out", true) {
-    if (array.dtype != in.dtype)
-      throw UsageError("out has dtype " + std::string(name_of(array.dtype)) + ", but x has " +
-                       std::string(name_of(in.dtype)) + ": give both the same.");
-    if (array.shape != shape)
-      throw UsageError("out has shape " + text(array.shape) + ": this call gives " + text(shape) + ".");
-    if (array.memory != in.memory)
-      throw UsageError("x and out are not both on the CPU or both on the GPU: move one of them.");
-  }
-  nb::object object;
-  Array array;
-};
-
-// Of a call that has an output at its root only. On a GPU the others may give theirs too: it tells them where
-// the root's lies in symmetric memory.
-class OutputAtRoot {
- public:
-  OutputAtRoot(nb::handle out, nb::handle like, const Array& in, const Shape& shape, bool root)
-      : root_(root) {
-    if (root || (in.memory == Memory::device && !out.is_none())) output_.emplace(out, like, in, shape);
-  }
-  void* data() const { return output_ ? output_->array.data : nullptr; }
-  nb::object object() const { return root_ ? output_->object : nb::object(nb::none()); }
-
- private:
-  bool root_;
-  std::optional<Output> output_;
-};
 
 class PyCommunicator {
  public:

@@ -1,0 +1,59 @@
+// What a call gives back: its shape, and the array that it goes to.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "array.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono::python {
+
+inline Shape with_ranks(const Shape& shape, int size) {
+  Shape whole{static_cast<std::size_t>(size)};
+  whole.insert(whole.end(), shape.begin(), shape.end());
+  return whole;
+}
+
+inline Shape without_ranks(const Array& array, int size, const char* what) {
+  if (array.shape.empty() || array.shape[0] != static_cast<std::size_t>(size))
+    throw UsageError(std::string(what) + " has shape " + text(array.shape) +
+                     ": its first axis is the ranks, " + std::to_string(size) + ".");
+  return {array.shape.begin() + 1, array.shape.end()};
+}
+
+// The output of a call: `out` as given, or a new array like `like`. It has the shape that the call gives, and
+// dtype and memory of the input.
+class Output {
+ public:
+  Output(nb::handle out, nb::handle like, const Array& in, const Shape& shape)
+      : object(out.is_none() ? empty_like(like, shape) : nb::borrow(out)), array(object, "out", true) {
+    if (array.dtype != in.dtype)
+      throw UsageError("out has dtype " + std::string(name_of(array.dtype)) + ", but x has " +
+                       std::string(name_of(in.dtype)) + ": give both the same.");
+    if (array.shape != shape)
+      throw UsageError("out has shape " + text(array.shape) + ": this call gives " + text(shape) + ".");
+    if (array.memory != in.memory)
+      throw UsageError("x and out are not both on the CPU or both on the GPU: move one of them.");
+  }
+  nb::object object;
+  Array array;
+};
+
+// Of a call that has an output at its root only. On a GPU the others may give theirs too: it tells them where
+// the root's lies in symmetric memory.
+class OutputAtRoot {
+ public:
+  OutputAtRoot(nb::handle out, nb::handle like, const Array& in, const Shape& shape, bool root)
+      : root_(root) {
+    if (root || (in.memory == Memory::device && !out.is_none())) output_.emplace(out, like, in, shape);
+  }
+  void* data() const { return output_ ? output_->array.data : nullptr; }
+  nb::object object() const { return root_ ? output_->object : nb::object(nb::none()); }
+
+ private:
+  bool root_;
+  std::optional<Output> output_;
+};
+
+}  // namespace unisono::python
