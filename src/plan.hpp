@@ -25,8 +25,11 @@ enum class Algorithm : std::uint8_t {
   scatter_all_gather,
   direct,
   copy_engine,
+  one_shot_ll128,
+  two_shot_ll128,
+  push_ll128,
 };
-inline constexpr int kAlgorithms = 13;
+inline constexpr int kAlgorithms = 16;
 
 std::string_view name_of(Algorithm algorithm);
 
@@ -40,6 +43,12 @@ constexpr bool is_direct(Algorithm algorithm) {
 constexpr bool is_packets(Algorithm algorithm) {
   return algorithm == Algorithm::push_packets || algorithm == Algorithm::one_shot_packets ||
          algorithm == Algorithm::two_shot_packets;
+}
+
+// Whether they are lines of 128 bytes with a flag each, as NVLink carries them whole: on GPUs.
+constexpr bool is_lines(Algorithm algorithm) {
+  return algorithm == Algorithm::push_ll128 || algorithm == Algorithm::one_shot_ll128 ||
+         algorithm == Algorithm::two_shot_ll128;
 }
 
 class Plan {

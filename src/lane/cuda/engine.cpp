@@ -53,7 +53,8 @@ GpuEngine::GpuEngine(Group& group, const Options& options)
   base_.failure = static_cast<Failure*>(seen);
   base_.timeout_ns = static_cast<std::uint64_t>(options.timeout_s * 1e9);
   load_kernels();
-  check(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking), "making a stream");
+  for (cudaStream_t* stream : {&side_, &tell_})
+    check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "making a stream");
   for (cudaEvent_t* event : {&turn_, &fork_, &join_, &met_})
     check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
   group_.exchange(Verdict{true});  // nobody launches before everyone has cleared and mapped
@@ -67,7 +68,8 @@ GpuEngine::~GpuEngine() {
   cudaDeviceSynchronize();  // waits of kernels in flight end by their deadline
   for (cudaEvent_t event : {turn_, fork_, join_, met_})
     if (event) cudaEventDestroy(event);
-  if (side_) cudaStreamDestroy(side_);
+  for (cudaStream_t stream : {side_, tell_})
+    if (stream) cudaStreamDestroy(stream);
   if (failure_) cudaFreeHost(failure_);
   cudaSetDevice(before);
 }
@@ -158,8 +160,11 @@ void GpuEngine::load_kernels() {
       for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {
         load(reinterpret_cast<const void*>(
             kernel(static_cast<Collective>(c), static_cast<Algorithm>(a), dtype, Op::sum)));
-        for (const Step step : {Step::move, Step::combine, Step::two_shot})
-          load(reinterpret_cast<const void*>(exchange_kernel(step, group_.size(), dtype, Op::sum)));
+        for (const Step step : {Step::move, Step::combine, Step::two_shot, Step::relay})
+          for (const bool lines : {false, true})
+            for (const bool whole : {false, true})
+              load(reinterpret_cast<const void*>(
+                  exchange_kernel(step, lines, whole, group_.size(), dtype, Op::sum)));
       }
 }
 
@@ -216,11 +221,15 @@ void GpuEngine::synchronize(void* stream) {
 }
 
 void GpuEngine::watch(const std::stop_token& stop) {
-  while (!stop.stop_requested()) {
+  cudaSetDevice(device_);
+  for (bool told = false; !stop.stop_requested();) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2)
       group_.record(Group::Kind::timeout, story());
-    if (group_.broken()) __atomic_store_n(&failure_->stop, 1u, __ATOMIC_RELEASE);
+    if (told || !group_.broken()) continue;
+    auto* const header = reinterpret_cast<Header*>(base_.bases[group_.rank()]);
+    told = cudaMemcpyAsync(&header->failed, &failure_->yes, sizeof header->failed, cudaMemcpyDefault,
+                           tell_) == cudaSuccess;
   }
 }
 

@@ -76,7 +76,10 @@ class GpuEngine final : public Engine {
 
   Shape cut(Algorithm algorithm, std::size_t unit) const;
 
-  Exchange exchange_of(const Request& request, Algorithm algorithm, int to, int from) const;
+  void one_step(Exchange& x, const Request& request, int to, int from) const;
+  void two_steps(Exchange& x, const Request& request) const;
+  void exchange(const Request& request, Algorithm algorithm, std::uint64_t call, int to, int from,
+                cudaStream_t stream) const;
   void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
   void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
   void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
@@ -100,6 +103,7 @@ class GpuEngine final : public Engine {
   Context base_;
   Shape asked_;
   cudaStream_t side_ = nullptr, last_ = nullptr;
+  cudaStream_t tell_ = nullptr;  // of the watcher
   bool any_ = false;
   bool early_ = false;  // kernels may start before the last one has ended
   cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, met_ = nullptr;
