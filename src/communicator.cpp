@@ -144,7 +144,12 @@ class Communicator::Impl {
     if (request.args.bytes == 0) return;
     const Collective planned = pair ? Collective::send_recv : request.collective;
     Algorithm algorithm = request.algorithm;
-    if (algorithm == Algorithm::automatic) algorithm = gpu_plan_.choose(planned, request.bytes(), symmetric);
+    if (algorithm == Algorithm::automatic) {
+      algorithm = gpu_plan_.choose(planned, request.bytes(), symmetric);
+      // whose sums pass through the output
+      if (algorithm == Algorithm::copy_engine && planned == Collective::all_reduce && request.in_place())
+        algorithm = Algorithm::two_shot_push;
+    }
     if (is_direct(algorithm) && !symmetric)
       throw UsageError(
           std::string(name_of(algorithm)) +

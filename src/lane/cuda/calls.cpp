@@ -54,7 +54,12 @@ Shape GpuEngine::cut(Algorithm algorithm, std::size_t unit) const {
   const std::size_t most = packets ? kPackets * kPacketBytes
                            : lines ? kPackets / kLineUnits * kLineBytes
                                    : layout_.chunk_bytes;
-  const std::size_t share = asked_.piece_bytes ? asked_.piece_bytes : packets ? 1024 : lines ? 3840 : 8192;
+  // Lines: about 64 blocks, while their pieces are neither too small for their start nor too large for a
+  // ring.
+  const std::size_t share = asked_.piece_bytes ? asked_.piece_bytes
+                            : packets          ? 1024
+                            : lines            ? std::clamp<std::size_t>(round_up(unit / 64, 960), 1920, most)
+                                               : 8192;
   const auto limit = static_cast<std::size_t>(std::min(blocks_, asked_.blocks ? asked_.blocks : blocks_));
   const std::size_t align = packets ? kAlign
                             : lines ? 8 * kLineBytes
@@ -298,8 +303,20 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t c
       launch.outputs[r] = reach(args.out, r);
     }
   }
-  if (algorithm == Algorithm::copy_engine && request.collective == Collective::all_reduce)
-    return all_reduce_by_engine(launch, stream);
+  if (algorithm == Algorithm::copy_engine && request.collective == Collective::all_reduce) {
+    if (request.in_place())
+      throw UsageError(
+          "copy engines need an output apart from the input: leave algorithm out, or give another.");
+    // whole shards, and what is left over
+    const std::size_t even = args.bytes - args.bytes % (kAlign * static_cast<std::size_t>(n));
+    if (even > 0) all_reduce_by_engine(launch, even, stream);
+    if (even == args.bytes) return;
+    Request rest = request;
+    rest.args.in += even;
+    rest.args.out += even;
+    rest.args.bytes -= even;
+    return exchange(rest, Algorithm::one_shot_packets, call, to, from, stream);
+  }
   if (algorithm == Algorithm::copy_engine) return copy_by_engine(launch, request.collective, stream);
   const Kernel found = kernel(request.collective, algorithm, launch.dtype, launch.op);
   if (!found)
@@ -308,8 +325,8 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t c
   this->launch(found, launch, cut(algorithm, unit_of(request.collective, algorithm, args.bytes)), stream);
 }
 
-// The copies go in the order of the ring, one peer at a time, between two meetings of all ranks; this rank's
-// own block goes beside them.
+// The copies to all peers go side by side, so that one's start is hidden behind the others, between two
+// meetings of all ranks.
 void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream) {
   const Args& a = launch.args;
   const int n = group_.size(), me = group_.rank();
@@ -341,66 +358,49 @@ void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cuda
   meet(launch, stream);
 }
 
-// Chunk by chunk: each rank's shards go to their owners' staging in the order of the ring (one peer's at a
-// time comes in), are combined there by a kernel, and the sums go back the same way. Copies are on the
-// caller's stream, kernels on another: while one chunk is combined the copies of its neighbours go on.
-void GpuEngine::all_reduce_by_engine(const Launch& launch, cudaStream_t stream) {
+// Each rank's shards go to their owners, part by part and in the order of the ring (one peer's at a time
+// comes in); what has come is combined by a kernel beside the copies, and the sums follow all shards the same
+// way. Until its sum arrives, the place of a shard in the owner's output holds what that rank has sent.
+void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, cudaStream_t stream) {
   const Args& a = launch.args;
   const int n = group_.size(), me = group_.rank();
-  const std::size_t staging = layout_.counters - layout_.chunks;  // the rings of chunks: nobody uses them now
-  const std::size_t most = staging / (2 * static_cast<std::size_t>(n - 1)) / kAlign * kAlign;
-  const std::size_t shard = shard_bytes(a.bytes, n);
-  const std::size_t chunks = std::max<std::size_t>(2, (shard + most - 1) / most);
-  const std::size_t step = round_up((shard + chunks - 1) / chunks, kAlign);
-  auto copy = [&](byte* to, const byte* from, std::size_t bytes) {
-    if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "a copy");
+  constexpr std::size_t kPart = std::size_t{32} << 20;  // a copy's start costs as much as 4 MiB of it
+  const std::size_t shard = bytes / static_cast<std::size_t>(n);
+  const int parts = static_cast<int>(std::clamp<std::size_t>(shard / kPart, 1, kMostParts));
+  const std::size_t part =
+      round_up((shard + static_cast<std::size_t>(parts) - 1) / static_cast<std::size_t>(parts), kAlign);
+  auto piece = [&](int owner, int index) {
+    const Range in = block_of(shard, part, index);
+    return Range{shard * static_cast<std::size_t>(owner) + in.begin, in.bytes};
   };
-  auto piece = [&](int owner, std::size_t chunk) {  // of the whole buffer
-    const Range s = block_of(a.bytes, shard, owner);
-    const Range in = block_of(s.bytes, step, static_cast<int>(chunk));
-    return Range{s.begin + in.begin, in.bytes};
+  auto copy = [&](byte* to, const byte* from, std::size_t size) {
+    if (size > 0) check(cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream), "a copy");
   };
-  auto stage = [&](int owner, int writer, std::size_t chunk) {  // an owner has one of each writer, twice
-    const auto index =
-        static_cast<std::size_t>((writer - owner + n) % n - 1) + chunk % 2 * static_cast<std::size_t>(n - 1);
-    return base_.bases[owner] + layout_.chunks + index * most;
-  };
-  auto give = [&](std::size_t chunk) {
+  meet(launch, stream);  // everyone's input is there, and every output may be written
+  for (int index = 0; index < parts; ++index) {
     for (int i = 1; i < n; ++i) {
       const int p = (me + i) % n;
-      const Range s = piece(p, chunk);
-      copy(stage(p, me, chunk), a.in + s.begin, s.bytes);
+      const Range its = piece(p, index);
+      copy(launch.outputs[p] + piece(me, index).begin, a.in + its.begin, its.bytes);
     }
-  };
-  auto combine = [&](std::size_t chunk) {
-    const Range mine = piece(me, chunk);
+    order(stream, side_, fork_);
+    meet(launch, side_);
+    const Range mine = piece(me, index);
     Launch sum = launch;
     sum.args.out = a.out + mine.begin;
     sum.args.bytes = mine.bytes;
-    for (int p = 0; p < n; ++p) sum.inputs[p] = p == me ? a.in + mine.begin : stage(me, p, chunk);
+    for (int p = 0; p < n; ++p) sum.inputs[p] = p == me ? a.in + mine.begin : a.out + piece(p, index).begin;
     this->launch(kernel(Collective::all_reduce, Algorithm::copy_engine, sum.dtype, sum.op), sum,
                  cut(Algorithm::copy_engine, std::max<std::size_t>(mine.bytes, 1)), side_);
-  };
-  auto give_back = [&](std::size_t chunk) {
-    const Range mine = piece(me, chunk);
+    meet(launch, side_);  // everyone has combined it: the sums may go where it came
+    check(cudaEventRecord(combined_[index], side_), "ordering two streams");
+  }
+  for (int index = 0; index < parts; ++index) {
+    check(cudaStreamWaitEvent(stream, combined_[index], 0), "ordering two streams");
+    const Range mine = piece(me, index);
     for (int i = 1; i < n; ++i)
       copy(launch.outputs[(me + i) % n] + mine.begin, a.out + mine.begin, mine.bytes);
-  };
-
-  meet(launch, stream);  // everyone's input is there, and nobody uses the staging
-  give(0);
-  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
-    order(stream, side_, fork_);  // this chunk's shards have gone; of all ranks, after the meeting
-    if (chunk > 0) give_back(chunk - 1);
-    meet(launch, side_);
-    // everyone has combined the last chunk, whose staging the next one takes
-    if (chunk > 0 && chunk + 1 < chunks) order(side_, stream, met_);
-    combine(chunk);
-    if (chunk + 1 < chunks) give(chunk + 1);
-    check(cudaEventRecord(join_, side_), "ordering two streams");
-    check(cudaStreamWaitEvent(stream, join_, 0), "ordering two streams");
   }
-  give_back(chunks - 1);
   meet(launch, stream);
 }
 

@@ -55,7 +55,7 @@ GpuEngine::GpuEngine(Group& group, const Options& options)
   load_kernels();
   for (cudaStream_t* stream : {&side_, &tell_})
     check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "making a stream");
-  for (cudaEvent_t* event : {&turn_, &fork_, &join_, &met_})
+  for (cudaEvent_t* event : events())
     check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
   group_.exchange(Verdict{true});  // nobody launches before everyone has cleared and mapped
   watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
@@ -66,8 +66,8 @@ GpuEngine::~GpuEngine() {
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
   cudaDeviceSynchronize();  // waits of kernels in flight end by their deadline
-  for (cudaEvent_t event : {turn_, fork_, join_, met_})
-    if (event) cudaEventDestroy(event);
+  for (const cudaEvent_t* event : events())
+    if (*event) cudaEventDestroy(*event);
   for (cudaStream_t stream : {side_, tell_})
     if (stream) cudaStreamDestroy(stream);
   if (failure_) cudaFreeHost(failure_);

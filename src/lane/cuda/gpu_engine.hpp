@@ -65,6 +65,12 @@ class GpuEngine final : public Engine {
   // A kernel that is loaded when it is first launched may wait for one that waits for this rank.
   void load_kernels();
 
+  std::vector<cudaEvent_t*> events() {
+    std::vector<cudaEvent_t*> all{&turn_, &fork_, &join_};
+    for (cudaEvent_t& one : combined_) all.push_back(&one);
+    return all;
+  }
+
   // Tells the kernels when a peer is lost, and the peers when this rank's kernels have failed.
   void watch(const std::stop_token& stop);
 
@@ -83,7 +89,7 @@ class GpuEngine final : public Engine {
   void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
   void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
   void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
-  void all_reduce_by_engine(const Launch& launch, cudaStream_t stream);
+  void all_reduce_by_engine(const Launch& launch, std::size_t bytes, cudaStream_t stream);
   void meet(const Launch& given, cudaStream_t stream) const;
   // What follows on `later` waits for what is on `earlier` now.
   void order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const;
@@ -102,11 +108,12 @@ class GpuEngine final : public Engine {
   Failure* failure_ = nullptr;
   Context base_;
   Shape asked_;
-  cudaStream_t side_ = nullptr, last_ = nullptr;
-  cudaStream_t tell_ = nullptr;  // of the watcher
+  cudaStream_t side_ = nullptr, last_ = nullptr;  // beside the caller's, and of the last call
+  cudaStream_t tell_ = nullptr;                   // of the watcher
   bool any_ = false;
-  bool early_ = false;  // kernels may start before the last one has ended
-  cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, met_ = nullptr;
+  bool early_ = false;                  // kernels may start before the last one has ended
+  static constexpr int kMostParts = 3;  // of an all_reduce by copy engines
+  cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, combined_[kMostParts] = {};
   mutable std::mutex mutex_;  // buffers are given back from any thread
   std::map<std::uint32_t, std::vector<std::shared_ptr<DeviceMemory>>> allocations_;
   std::uint32_t made_ = 0;
