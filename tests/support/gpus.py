@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pytest
 
 import unisono
+
+pytest.importorskip("ml_dtypes", reason="the oracle needs ml_dtypes: put its wheel into .whl")
 from reference import DTYPES
 
 Array = npt.NDArray[Any]
@@ -46,6 +48,7 @@ class Gpus:
         self.comms = unisono.init_all(
             self.devices, max_sms=options.pop("max_sms", max_sms), check=False, **options
         )
+        self.reach = n > 1 and self.comms[0].peer_access  # programs that reach into peers' memory run
         self.streams = [torch.cuda.Stream(device) for device in self.devices]
 
     def put(self, host: Array, rank: int) -> Any:
