@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("msgspec", reason="the bench needs msgspec: put its wheel into .whl")
 from unisono.bench import records
 from unisono.bench.cuda import device
 

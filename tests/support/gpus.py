@@ -17,6 +17,7 @@ import pytest
 
 import unisono
 
+pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes", reason="the oracle needs ml_dtypes: put its wheel into .whl")
 from reference import DTYPES
 
@@ -42,7 +43,8 @@ class Gpus:
     """`n` ranks, with a stream for each."""
 
     def __init__(self, n: int, **options: Any) -> None:
-        torch = pytest.importorskip("torch")
+        import torch
+
         self.devices, max_sms = devices_for(n)
         self.n = n
         self.comms = unisono.init_all(
