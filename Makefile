@@ -8,7 +8,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .PHONY: bench test test-cpp test-python lint lint-python lint-types lint-cpp lint-shell lint-tidy format \
-        sanitize sanitize-thread sanitize-address cuda-check gpu-test gpu-bench gpu-wheels clean distclean
+        sanitize sanitize-thread sanitize-address cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
 
 PYTHON ?= python3
 # found now, before .venv comes first in PATH
@@ -96,6 +96,9 @@ gpu-bench: build/gpu/.installed
 	  exit 1
 	}
 	PYTHONPATH=build/gpu $(PYTHON) build/gpu/bin/unisono bench $(BENCH) $(if $(OUT),--out $(OUT))
+
+gpu-sanitize: build/gpu/.installed
+	PYTHONPATH=build/gpu PYTHON=$(PYTHON) tools/gpu-sanitize.sh
 
 # On a machine with a network, for one without: the wheels that its Python of version GPU_PYTHON may lack.
 gpu-wheels:

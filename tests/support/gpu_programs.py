@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class Rank:
         self.comm.synchronize(torch.cuda.current_stream())
 
 
-def collectives(dtype: str) -> dict[str, Any]:
+def collectives(dtype: str, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
     """Every collective by every algorithm that runs here, on plain and symmetric memory: which were wrong."""
     import torch
 
@@ -62,7 +63,7 @@ def collectives(dtype: str) -> dict[str, Any]:
     for collective in ALL:
         ways = [(name, False) for name in plain_algorithms(collective)] + [(None, True)]
         ways += [(name, True) for name in direct_algorithms(collective)] if comm.peer_access else []
-        for count in COUNTS:
+        for count in counts:
             rng, root = np.random.default_rng(count), count % n
             x_shape, out_shape = shapes(collective, count, n)
             xs = [random_bits(rng, x_shape, dtype) for _ in range(n)]
