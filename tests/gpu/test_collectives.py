@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unisono
-from gpu_cases import ALL, DIRECT, MOVING, arguments, direct_algorithms, expected, plain_algorithms, shapes
+from gpu_cases import ALL, DIRECT, MOVING, check, direct_algorithms, plain_algorithms
 from gpus import Gpus, gpus, numbers, random_bits, same_bits
 from reference import DTYPES, OPS, combine
 
@@ -23,36 +23,6 @@ def ranks(request: pytest.FixtureRequest) -> Any:
     n, peer_access = request.param
     with gpus(n, peer_access=peer_access) as made:
         yield made
-
-
-def check(
-    ranks: Gpus, collective: str, count: int, dtype: str, op: str, algorithm: str | None, pools: Any = None
-) -> None:
-    n = ranks.n
-    rng = np.random.default_rng(count + n)
-    root = count % n
-    x_shape, out_shape = shapes(collective, count, n)
-    xs = [random_bits(rng, x_shape, dtype) for _ in range(n)]
-    wanted = expected(collective, xs, root, op)
-    inputs, outputs = [], []
-    for r in range(n):
-        x, out = ranks.put(xs[r], r), ranks.put(random_bits(rng, out_shape, dtype), r)
-        if pools is not None:  # the same offsets of symmetric memory on every rank
-            raw_x, raw_out = pools[0][r][: x.nbytes], pools[1][r][: out.nbytes]
-            raw_x.copy_(x.view(-1).view(raw_x.dtype) if x.numel() else raw_x)
-            x, out = ranks.view(raw_x, xs[r]), ranks.view(raw_out, np.empty(out_shape, DTYPES[dtype]))
-        inputs.append(x)
-        outputs.append(out)
-    how = arguments(collective, op, root) | {"algorithm": algorithm}
-    given = ranks.run(
-        lambda comm, r, stream: getattr(comm, collective)(inputs[r], out=outputs[r], stream=stream, **how)
-    )
-    for r in range(n):
-        if wanted[r] is not None:
-            got = numbers(given[r], dtype)
-            assert same_bits(got, wanted[r]), (
-                f"{collective} of {count} {dtype} by {algorithm}, rank {r} of {n}"
-            )
 
 
 @pytest.mark.parametrize("collective", ALL)

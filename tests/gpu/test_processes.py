@@ -25,3 +25,17 @@ def test_every_collective(n: int, dtype: str, way: str) -> None:
     assert [one["wrong"] for one in found] == [[]] * n
     assert {one["peer_access"] for one in found} == {way != "host"}
     assert min(one["made"] for one in found) > 50
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_threads_of_one_process(way: str) -> None:
+    """Here too: the variables are read once, so that each way needs a process of its own."""
+    devices_for(2)
+    (made,) = ranks.play(1, "gpu_programs:threads", 2, env=WAYS[way], timeout_s=240).results()
+    assert made > 20
+
+
+def test_one_rank_decides_for_all() -> None:
+    devices_for(3)
+    found = ranks.play(3, "gpu_programs:one_forbids").results()
+    assert found == [{"peer_access": False, "sum": 3000.0}] * 3

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import unisono
-from gpus import Array
-from reference import combine
+from gpus import Array, Gpus, numbers, random_bits, same_bits
+from reference import DTYPES, combine
 
 MOVING = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
 ALL = ("all_reduce", "reduce", "reduce_scatter", *MOVING)
@@ -68,3 +68,34 @@ def arguments(collective: str, op: str, root: int) -> dict[str, Any]:
     reduces = collective in ("all_reduce", "reduce", "reduce_scatter")
     rooted = collective in ("reduce", "broadcast", "gather", "scatter")
     return ({"op": op} if reduces else {}) | ({"root": root} if rooted else {})
+
+
+def check(
+    ranks: Gpus, collective: str, count: int, dtype: str, op: str, algorithm: str | None, pools: Any = None
+) -> None:
+    """Makes the call on ranks of this process, on random bits; `pools`: symmetric memory for both arrays."""
+    n = ranks.n
+    rng = np.random.default_rng(count + n)
+    root = count % n
+    x_shape, out_shape = shapes(collective, count, n)
+    xs = [random_bits(rng, x_shape, dtype) for _ in range(n)]
+    wanted = expected(collective, xs, root, op)
+    inputs, outputs = [], []
+    for r in range(n):
+        x, out = ranks.put(xs[r], r), ranks.put(random_bits(rng, out_shape, dtype), r)
+        if pools is not None:  # the same offsets of symmetric memory on every rank
+            raw_x, raw_out = pools[0][r][: x.nbytes], pools[1][r][: out.nbytes]
+            raw_x.copy_(x.view(-1).view(raw_x.dtype) if x.numel() else raw_x)
+            x, out = ranks.view(raw_x, xs[r]), ranks.view(raw_out, np.empty(out_shape, DTYPES[dtype]))
+        inputs.append(x)
+        outputs.append(out)
+    how = arguments(collective, op, root) | {"algorithm": algorithm}
+    given = ranks.run(
+        lambda comm, r, stream: getattr(comm, collective)(inputs[r], out=outputs[r], stream=stream, **how)
+    )
+    for r in range(n):
+        if wanted[r] is not None:
+            got = numbers(given[r], dtype)
+            assert same_bits(got, wanted[r]), (
+                f"{collective} of {count} {dtype} by {algorithm}, rank {r} of {n}"
+            )

@@ -14,8 +14,8 @@ import numpy as np
 
 import unisono
 from fault_programs import Meeting, attempt, wait_for_end
-from gpu_cases import ALL, arguments, direct_algorithms, expected, plain_algorithms, shapes
-from gpus import Gpus, devices_for, numbers, random_bits, same_bits
+from gpu_cases import ALL, arguments, check, direct_algorithms, expected, plain_algorithms, shapes
+from gpus import Gpus, devices_for, gpus, numbers, random_bits, same_bits
 from reference import DTYPES
 from unisono import launch
 
@@ -83,6 +83,40 @@ def collectives(dtype: str, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
                     wrong.append(f"{collective} of {count} {dtype} by {algorithm}, symmetric {symmetric}")
     comm.close()
     return {"wrong": wrong, "made": made, "peer_access": comm.peer_access}
+
+
+def threads(n: int) -> int:
+    """The same between `n` ranks that are threads of this one process; how many calls were made."""
+    import torch
+
+    made = 0
+    with gpus(n) as ranks:
+        pools = [ranks.comms.empty(1 << 20, torch.uint8) for _ in range(2)]
+        for collective in ALL:
+            direct = direct_algorithms(collective) if ranks.reach else []
+            for algorithm in [*plain_algorithms(collective), *direct]:
+                check(
+                    ranks,
+                    collective,
+                    100_003,
+                    "f32",
+                    "sum",
+                    algorithm,
+                    pools if algorithm in direct else None,
+                )
+                made += 1
+    return made
+
+
+def one_forbids() -> dict[str, Any]:
+    """Rank 1 alone has peer access switched off."""
+    import torch
+
+    here = Rank(peer_access=launch.from_env(os.environ).rank != 1, check=False)
+    x = torch.ones(1000, device=here.device)
+    here.comm.all_reduce(x, out=x)
+    here.wait()
+    return {"peer_access": here.comm.peer_access, "sum": float(x.sum())}
 
 
 class Call:
