@@ -7,6 +7,7 @@
 namespace unisono::cuda {
 
 bool GpuEngine::symmetric(const Request& request) const {
+  if (!peer_access_) return false;
   const Args& a = request.args;
   auto lies = [&](const byte* at, std::size_t bytes) {
     return at && place(at, bytes).allocation != Place::kNone;

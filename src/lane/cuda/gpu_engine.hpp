@@ -22,6 +22,7 @@
 namespace unisono::cuda {
 
 inline constexpr int kMostBlocks = 128;
+inline constexpr int kMostStagedBlocks = 32;  // through host memory
 
 class GpuEngine final : public Engine {
  public:
@@ -30,6 +31,7 @@ class GpuEngine final : public Engine {
   ~GpuEngine() override;
 
   int device() const override { return device_; }
+  bool peer_access() const override { return peer_access_; }
 
   Place place(const byte* at, std::size_t bytes) const override;
 
@@ -56,11 +58,12 @@ class GpuEngine final : public Engine {
 
   void forget(std::uint32_t number);
 
-  // Whether every rank has a GPU of its own, and which of them are this process's.
+  // Whether every rank has a GPU of its own, which of them are this process's, and whether all reach each
+  // other.
   void meet_cards(const Options& options);
 
-  // `bytes` of every rank, in rank order. Everyone gets it, or nobody.
-  std::vector<std::shared_ptr<DeviceMemory>> share(std::size_t bytes);
+  // `bytes` of every rank, in rank order; of kind local only this rank's. Everyone gets it, or nobody.
+  std::vector<std::shared_ptr<DeviceMemory>> share(std::size_t bytes, DeviceMemory::Kind kind);
 
   // A kernel that is loaded when it is first launched may wait for one that waits for this rank.
   void load_kernels();
@@ -99,7 +102,7 @@ class GpuEngine final : public Engine {
 
   Group& group_;
   int device_;
-  DeviceMemory::Kind kind_;
+  bool peer_access_ = true;
   double timeout_s_;
   int blocks_ = 0;
   std::vector<int> neighbours_;  // GPUs of other ranks of this process

@@ -36,13 +36,13 @@ struct alignas(32) Counts {
   std::uint32_t of[kMaxRanks];
 };
 
-// How far a block is with one peer. It lives in device memory between kernels, so that a CUDA graph can be
+// How far a block is with one peer. It lives in the scratch between kernels, so that a CUDA graph can be
 // replayed.
 struct alignas(16) Counters {
   std::uint32_t signalled[kSlots], awaited[kSlots];
 };
 
-// The head of each rank's scratch, in its device memory.
+// The head of each rank's scratch.
 struct Header {
   // Any rank sets it on all, and the host where it loses a peer: waits end, moves are left out, also in later
   // kernels.
@@ -61,8 +61,8 @@ struct Failure {
   std::uint64_t call;  // which of the communicator's
 };
 
-// A rank's scratch: device memory of `bytes` bytes, zeroed once, that every rank has mapped. The last
-// two parts are the rank's own. The same on every rank.
+// A rank's scratch: memory of `bytes` bytes, zeroed once, that every rank has mapped: on its GPU, or of the
+// host where GPUs do not reach each other. The last two parts are the rank's own. The same on every rank.
 struct Layout {
   Layout() = default;
   constexpr Layout(int n, int most_blocks, std::size_t chunk)

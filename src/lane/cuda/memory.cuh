@@ -33,7 +33,8 @@ __device__ inline uint4 load_relaxed4(const std::uint32_t* at) {
   return four;
 }
 
-// Elements of a vector are single accesses each, in no order: hence a flag in either word.
+// Elements of a vector are single accesses each, in no order: hence a flag in either word. A word of 64 bits
+// arrives whole over PCIe too, in host memory, which more of them together need not.
 __device__ inline void store_packet(Packet* at, Packet packet) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(packet.low), "l"(packet.high));
 }
