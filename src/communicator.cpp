@@ -157,6 +157,9 @@ void Communicator::set_plan(const std::vector<PlanEntry>& entries, Memory memory
   impl_->plan(memory).set(read);
 }
 
+bool Communicator::check() const { return impl_->check(); }
+void Communicator::set_check(bool check) { impl_->set_check(check); }
+
 int device_count() { return cuda::Engine::devices(); }
 
 std::vector<std::string_view> algorithms(Collective collective, Memory memory) {

@@ -26,6 +26,8 @@ class Communicator::Impl {
   Plan& plan(Memory memory) { return memory == Memory::host ? plan_ : gpu_plan_; }
   cuda::Engine& engine() const;  // UsageError when there is none
   bool has_engine() const { return engine_ != nullptr; }
+  bool check() const { return check_; }
+  void set_check(bool check) { check_ = check; }
   bool closed() const { return group_.left(); }
   void close() noexcept { group_.leave(); }
 
