@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -94,6 +95,14 @@ class UnisonoBackend(Backend):
         arguments += [case.root] if known.rooted else []
         arguments += [case.op] if known.reduces else []
         return partial(getattr(comm, case.collective), *arguments, out, **options)
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        before, self._comm.check = self._comm.check, True
+        try:
+            yield
+        finally:
+            self._comm.check = before
 
     def algorithm(self, case: Case) -> str | None:
         if self._forced or (case.collective == "barrier" and self._one is None):
