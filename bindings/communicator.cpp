@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -243,18 +244,32 @@ class PyCommunicator {
     return std::string(communicator_.plan(read_collective(collective), bytes, symmetric, memory_of(device)));
   }
 
-  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm) const {
-    return communicator_.sms(read_collective(collective), bytes, algorithm);
+  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm,
+          bool symmetric) const {
+    return communicator_.sms(read_collective(collective), bytes, symmetric, algorithm);
   }
 
-  // Entries are (collective, symmetric, up_to_bytes or None, algorithm).
-  void set_plan(
-      const std::vector<std::tuple<std::string, bool, std::optional<std::size_t>, std::string>>& entries,
-      const std::optional<std::string>& device) {
+  std::string card() const { return std::string(communicator_.card()); }
+
+  // Entries are (collective, symmetric, up_to_bytes or None, algorithm), and may have (blocks, threads,
+  // piece_bytes) at their end.
+  using Row = std::tuple<std::string, bool, std::optional<std::size_t>, std::string>;
+  using ShapedRow = std::tuple<std::string, bool, std::optional<std::size_t>, std::string,
+                               std::tuple<int, int, std::size_t>>;
+  void set_plan(const std::vector<std::variant<Row, ShapedRow>>& entries,
+                const std::optional<std::string>& device) {
     std::vector<Communicator::PlanEntry> read;
-    for (const auto& [collective, symmetric, up_to, algorithm] : entries)
-      read.push_back(
-          {read_collective(collective), symmetric, up_to.value_or(static_cast<std::size_t>(-1)), algorithm});
+    for (const auto& entry : entries)
+      std::visit(
+          [&](const auto& row) {
+            const auto& [collective, symmetric, up_to, algorithm] =
+                std::tie(std::get<0>(row), std::get<1>(row), std::get<2>(row), std::get<3>(row));
+            read.push_back({read_collective(collective), symmetric,
+                            up_to.value_or(static_cast<std::size_t>(-1)), algorithm});
+            if constexpr (std::tuple_size_v<std::decay_t<decltype(row)>> == 5)
+              std::tie(read.back().blocks, read.back().threads, read.back().piece_bytes) = std::get<4>(row);
+          },
+          entry);
     communicator_.set_plan(read, memory_of(device));
   }
 
@@ -406,7 +421,8 @@ void bind_communicator(nb::module_& module) {
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",
                   "The names that `algorithm` may have for a collective, on `cpu` or `cuda`.")
       .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, "device"_a = none, doc::kPlan)
-      .def("sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a,
+      .def_prop_ro("card", &C::card, doc::kCard)
+      .def("sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a, "symmetric"_a = false,
            "The SMs that such a call takes of a GPU, `bytes` being its larger buffer; 0 where copy engines "
            "do it.")
       .def("set_plan", &C::set_plan, "entries"_a, "device"_a = none, doc::kSetPlan)

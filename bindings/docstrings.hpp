@@ -114,6 +114,10 @@ buffers or plain ones.)";
 
 constexpr const char* kSetPlan =
     R"(Replaces the plan: a list of (collective, symmetric, up_to_bytes or None, algorithm) in rising order of bytes, the same on
-every rank. Collectives that it does not name keep their plan. `unisono tune` measures one.)";
+every rank. An entry may end with how the kernel is cut on a GPU: (blocks, threads, bytes that a block takes up at
+once), zeros for what pays. Collectives that it does not name keep their plan. `unisono tune` measures one.)";
+
+constexpr const char* kCard =
+    R"(The name of the ranks' GPUs, by which plans are chosen; empty where they differ. Raises UsageError where there is no GPU.)";
 
 }  // namespace unisono::python::doc

@@ -94,6 +94,8 @@ class Communicator {
   // Whether the ranks' GPUs reach each other's memory. Where one pair cannot, or an option says so, messages
   // go through pinned host memory, and no algorithm reaches into peers' buffers. False without a GPU.
   bool peer_access() const;
+  // The name of the ranks' GPUs, by which plans are chosen; empty where they differ.
+  std::string_view card() const;
   // Returns when what is enqueued on the stream is done; raises what went wrong there.
   void synchronize(void* stream);
 
@@ -101,12 +103,14 @@ class Communicator {
   std::string_view plan(Collective collective, std::size_t bytes, bool symmetric,
                         Memory memory = Memory::host) const;
   // The SMs that such a call takes of a GPU; 0: it is left to the copy engines.
-  int sms(Collective collective, std::size_t bytes, std::string_view algorithm) const;
+  int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm) const;
   struct PlanEntry {
     Collective collective;
     bool symmetric;
     std::size_t up_to_bytes;
     std::string_view algorithm;
+    int blocks = 0, threads = 0;  // of the kernel, and what a block takes up at once; zeros: as pays
+    std::size_t piece_bytes = 0;
   };
   // Replaces the plan of every (collective, symmetric) that `entries` has. The same on every rank.
   void set_plan(const std::vector<PlanEntry>& entries, Memory memory = Memory::host);

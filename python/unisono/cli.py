@@ -258,8 +258,10 @@ def bench(
 
 @app.command()
 def tune(
+    device: Annotated[str, typer.Option("--device", help="cpu, or cuda: rank r on GPU r.")] = "cpu",
     ranks: Annotated[
-        int | None, typer.Option("--ranks", help="Ranks to start; default: one a core, 2 to 8.")
+        int | None,
+        typer.Option("--ranks", help="Ranks to start; default: one a core, 2 to 8, or one a GPU."),
     ] = None,
     collective: Annotated[
         str | None,
@@ -289,14 +291,15 @@ def tune(
         if result == finish.OK:
             run = found.runs[0]
             tune.write(path, run.ranks, run.machine, tune.choose(found.results))
-            console.print(f"plan for {run.ranks} ranks: {finish.shown(path)}", soft_wrap=True)
+            where = f"{run.ranks} {'GPUs' if device == 'cuda' else 'ranks'}"
+            console.print(f"plan for {where}: {finish.shown(path)}", soft_wrap=True)
         else:
             console.print("The table was not written: the run did not end in good order.", style="red")
         return result
 
     with tempfile.TemporaryDirectory(prefix="unisono-tune-") as scratch:
         options = _guarded(
-            lambda: request.tune_options(collective, budget, Path(scratch) / "run", sys.argv[1:])
+            lambda: request.tune_options(collective, budget, Path(scratch) / "run", sys.argv[1:], device)
         )
         _run(options, ranks, write)
 

@@ -107,7 +107,8 @@ class UnisonoBackend(Backend):
         if self._device != "cuda" or algorithm is None:
             return None
         collective = "all_reduce" if case.collective == "barrier" else case.collective
-        return int(self._comm.sms(collective, max(4, case.bytes), algorithm))
+        symmetric = case.memory == "symmetric"
+        return int(self._comm.sms(collective, max(4, case.bytes), algorithm, symmetric))
 
     def raise_if_failed(self) -> None:
         if self._queued:
