@@ -31,6 +31,12 @@ Op read_op(std::string_view name) {
   throw UsageError("there is no op '" + std::string(name) + "': use sum, prod, min, max or avg.");
 }
 
+Wire read_wire(const std::optional<std::string>& name) {
+  if (!name) return Wire::exact;
+  if (const auto wire = from_name<Wire>(*name, kWires); wire && *wire != Wire::exact) return *wire;
+  throw UsageError("there is no wire '" + *name + "': use fp8 or int8, or leave it out.");
+}
+
 Collective read_collective(std::string_view name) {
   if (const auto collective = from_name<Collective>(name, kCollectives)) return *collective;
   throw UsageError("there is no collective '" + std::string(name) + "'.");
@@ -72,10 +78,11 @@ class PyCommunicator {
   }
 
   nb::object all_reduce(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm,
-                        nb::handle stream) {
+                        nb::handle stream, const std::optional<std::string>& wire) {
     const Array in(x, "x", false);
     const Output to(out, x, in, in.shape);
-    call(&Communicator::all_reduce, in, in.data, to.array.data, in.count, {algorithm, stream, read_op(op)});
+    call(&Communicator::all_reduce, in, in.data, to.array.data, in.count,
+         {algorithm, stream, read_op(op), 0, read_wire(wire)});
     return to.object;
   }
 
@@ -305,6 +312,7 @@ class PyCommunicator {
     nb::handle stream;
     Op op = Op::sum;
     int root = 0;
+    Wire wire = Wire::exact;
   };
 
   // `of`: the array that says dtype, memory and stream.
@@ -321,7 +329,8 @@ class PyCommunicator {
             .root = how.root,
             .memory = of.memory,
             .stream = of.stream(how.stream),
-            .algorithm = how.algorithm ? *how.algorithm : std::string_view{}};
+            .algorithm = how.algorithm ? *how.algorithm : std::string_view{},
+            .wire = how.wire};
   }
 
   void call(void (Communicator::*collective)(const Call&), const Array& of, const void* in, void* out,
@@ -390,7 +399,7 @@ void bind_communicator(nb::module_& module) {
       .def("__exit__", [](C& self, nb::args) { self.close(); })
       .def("barrier", &C::barrier, "Returns when every rank has called it. Raises as every call does.")
       .def("all_reduce", &C::all_reduce, "x"_a, "op"_a = "sum", "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, doc::kAllReduce)
+           "stream"_a = none, "wire"_a = none, doc::kAllReduce)
       .def("reduce", &C::reduce, "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
            "algorithm"_a = none, "stream"_a = none, doc::kReduce)
       .def("broadcast", &C::broadcast, "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,

@@ -11,6 +11,7 @@
 #include "group.hpp"
 #include "lane/cuda/engine.hpp"
 #include "plan.hpp"
+#include "programs/all_reduce_quantised.hpp"
 #include "programs/send_recv.hpp"
 #include "rendezvous.hpp"
 #include "request.hpp"
@@ -95,9 +96,16 @@ class Communicator::Impl {
     if (args.bytes == 0 && !asks) return;
     args.stream = request.out_bytes >= stream_bytes_;
     if (size() == 1) return copy(args.in, args.out, args.bytes);
+    if (request.call->wire != Wire::exact) return run_quantised(request);
     group_.lane().prepare(request.call->dtype, request.call->op);
     const Algorithm algorithm = asks ? meet_places(request) : plain(request);
     unisono::run(group_.lane(), request.collective, algorithm, args);
+  }
+
+  void run_quantised(const Request& request) {
+    group_.lane().prepare(request.call->dtype, request.call->op, request.call->wire);
+    ChunkChannel<HostThread> channel(group_.lane());
+    all_reduce_quantised(channel, request.args);
   }
 
   void run_pair(Request request, int to, int from) {
@@ -252,6 +260,7 @@ class Communicator::Impl {
     ticket.collective = collective;
     ticket.dtype = call.dtype;
     ticket.op = call.op;
+    ticket.wire = call.wire;
     ticket.memory = call.memory;
     ticket.root = static_cast<std::uint16_t>(call.root);
     ticket.count = count;

@@ -3,6 +3,7 @@
 
 #include "lane/cuda/gpu_engine.hpp"
 #include "unisono/error.hpp"
+#include "wire.hpp"
 
 namespace unisono::cuda {
 
@@ -326,6 +327,10 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
     return exchange(rest, Algorithm::one_shot_packets, {}, call, to, from, stream);
   }
   if (algorithm == Algorithm::copy_engine) return copy_by_engine(launch, request.collective, stream);
+  if (const Wire as = request.call->wire; as != Wire::exact) {
+    const std::size_t shard = wire::bytes_of(request.call->count) / static_cast<std::size_t>(n);
+    return this->launch(quantised_kernel(launch.dtype, as), launch, cut(algorithm, asked, shard), stream);
+  }
   const Kernel found = kernel(request.collective, algorithm, launch.dtype, launch.op);
   if (!found)
     throw UsageError(std::string(name_of(request.collective)) + " has no kernel for " +

@@ -180,6 +180,9 @@ void GpuEngine::load_kernels() {
     cudaFuncAttributes attributes;
     if (one && loaded.insert(one).second) check(cudaFuncGetAttributes(&attributes, one), "loading a kernel");
   };
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const Wire wire : {Wire::fp8, Wire::int8})
+      load(reinterpret_cast<const void*>(quantised_kernel(dtype, wire)));
   for (int c = 0; c < kCollectives; ++c)
     for (int a = 0; a < kAlgorithms; ++a)
       for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {
