@@ -15,7 +15,17 @@ import typer
 from rich.console import Console
 
 from unisono.bench import finish, request, start
-from unisono.bench.cases import COLLECTIVES, CUDA_MODES, DTYPES, MEMORIES, MODES, OPS, PLACEMENTS, CaseError
+from unisono.bench.cases import (
+    COLLECTIVES,
+    CUDA_MODES,
+    DTYPES,
+    MEMORIES,
+    MODES,
+    OPS,
+    PLACEMENTS,
+    WIRES,
+    CaseError,
+)
 from unisono.bench.options import PRESETS, Options
 from unisono.bench.provenance import usable_cores
 from unisono.errors import UsageError
@@ -116,6 +126,12 @@ def bench(
         str | None,
         typer.Option(
             "--collective", "--collectives", help=f"List of {', '.join(COLLECTIVES)}.", rich_help_panel=_BENCH
+        ),
+    ] = None,
+    wire: Annotated[
+        str | None,
+        typer.Option(
+            "--wire", help=f"List of {', '.join(WIRES)}: also unisono's all_reduce quantised by these."
         ),
     ] = None,
     begin: Annotated[
@@ -233,6 +249,7 @@ def bench(
         to_memory_limit=to_memory_limit,
         one_process=one_process,
         backends=backend,
+        wires=wire,
         collectives=collective,
         begin=begin,
         end=end,

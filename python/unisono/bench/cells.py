@@ -126,8 +126,8 @@ def check(control: Control, pools: Pools, group: Group, seed: int, device: Devic
             device.beat(f"the check of {label(case)} on {group.backend.name}")
             placed = pools.place(case, group.backend)
             call = group.backend.prepare(case, placed.buffers)
-            exact = group.backend.bit_exact
-            expected = expectation(case, control.rank, seed + number, exact, device.arithmetic)
+            exact, wire = group.backend.bit_exact, group.backend.wire
+            expected = expectation(case, control.rank, seed + number, exact, device.arithmetic, wire)
             arrange(placed, expected, device.arithmetic)
             call()
             device.finish(group.backend)
@@ -145,4 +145,4 @@ def check(control: Control, pools: Pools, group: Group, seed: int, device: Devic
 
 def bound_of(work: Work) -> str:
     """What the check of this cell demands, in words."""
-    return bound_text(work.case, work.backend.bit_exact)
+    return bound_text(work.case, work.backend.bit_exact, work.backend.wire)

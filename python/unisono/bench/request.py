@@ -44,6 +44,7 @@ class Asked:
     preset: str = "quick"
     device: str = "cpu"
     backends: str | None = None
+    wires: str | None = None
     collectives: str | None = None
     begin: str | None = None
     end: str | None = None
@@ -94,7 +95,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
         preset=asked.preset,
-        backends=_backends(asked.backends, asked.device),
+        backends=list(dict.fromkeys(_backends(asked.backends, asked.device) + _wires(asked.wires))),
         collectives=_names("collective", asked.collectives, list(cases.COLLECTIVES), list(cases.COLLECTIVES)),
         sizes=LIMIT_SIZES if to_limit else _sizes(asked, preset),
         dtypes=_dtypes(asked.dtypes, preset),
@@ -159,6 +160,10 @@ def _backends(text: str | None, device: str) -> list[str]:
         raise CaseError(f"no backend given: choose from {', '.join(known)}.")
     base.check_names(names)
     return base.expanded(names)
+
+
+def _wires(text: str | None) -> list[str]:
+    return [f"unisono:{wire}" for wire in _names("wire", text, list(cases.WIRES), [])]
 
 
 def _dtypes(text: str | None, preset: Preset) -> list[str]:

@@ -78,7 +78,8 @@ __device__ inline void store_elements(byte* dst, std::size_t at, std::size_t cou
   }
 }
 
-template <class T, class Code>
+// Of at most kSources sources.
+template <class T, class Code, int kSources>
 __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
                                         Plain plain, bool average, std::size_t count) {
   const std::size_t blocks = wire::blocks_of(count), halves = 2 * blocks, scales = blocks * wire::kBlock;
@@ -89,12 +90,11 @@ __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte*
   for (std::size_t first = 0; first < halves; first += blockDim.x) {
     const std::size_t i = first + threadIdx.x, at = i * kHalf;
     const bool mine = i < halves;
-    Half arrived[kMaxRanks];
+    Half arrived[kSources];
 #pragma unroll
-    for (int s = 0; s < kMaxRanks; ++s) {
-      if (s >= n_srcs) break;
+    for (int s = 0; s < kSources; ++s) {
       arrived[s] = {};
-      if (mine && s != plain.src)
+      if (mine && s < n_srcs && s != plain.src)
         arrived[s] = {reinterpret_cast<const uint4*>(srcs[s])[i],
                       static_cast<std::uint32_t>(srcs[s][scales + i / 2])};
     }
@@ -104,10 +104,10 @@ __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte*
       if (mine) load_elements<T>(srcs[plain.src], at, count, whole_src, values);
       result = encode<Code>(values);
     }
-    if (n_srcs > 1) {
+    if constexpr (kSources > 1) {
       float sum[kHalf];
 #pragma unroll
-      for (int s = 0; s < kMaxRanks; ++s) {
+      for (int s = 0; s < kSources; ++s) {
         if (s >= n_srcs) break;
         decode<Code>(s == plain.src ? result : arrived[s], values);
 #pragma unroll
@@ -139,7 +139,17 @@ struct Quantised {
   bool average;
   __device__ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
                              std::size_t count) const {
-    cuda::requantise<T, Code>(dsts, n_dsts, srcs, n_srcs, plain, average, count);
+    if (n_srcs == 1) some<1>(dsts, n_dsts, srcs, n_srcs, plain, count);
+    else if (n_srcs == 2) some<2>(dsts, n_dsts, srcs, n_srcs, plain, count);
+    else if (n_srcs <= 4) some<4>(dsts, n_dsts, srcs, n_srcs, plain, count);
+    else some<kMaxRanks>(dsts, n_dsts, srcs, n_srcs, plain, count);
+  }
+
+ private:
+  template <int kSources>
+  __device__ void some(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
+                       std::size_t count) const {
+    cuda::requantise<T, Code, kSources>(dsts, n_dsts, srcs, n_srcs, plain, average, count);
   }
 };
 
