@@ -105,9 +105,7 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     algbw_gbps: float
     busbw_gbps: float
     ceiling_gbps: float | None
-    sol: (
-        float | None
-    )  # speed of light: the share of the ceiling that busbw (of what travels) reaches, see the report
+    sol: float | None  # speed of light: the share of the ceiling that busbw reaches, as stated in the report
     converged: bool
     workload: str | None = None
     sms: int | None = None  # of a GPU, that the call takes; None where the library does not say
