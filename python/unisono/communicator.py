@@ -164,7 +164,9 @@ def plan_path() -> Path:
 def _is_for(table: dict[str, Any], communicator: Communicator) -> bool:
     if table.get("device", "cpu") == "cpu":
         return True
-    return communicator.device is not None and table["card"] == communicator.card
+    if not communicator.peer_access:  # tables are for GPUs that reach each other
+        return False
+    return bool(table["card"] == communicator.card)
 
 
 def _entry(entry: dict[str, Any]) -> tuple[Any, ...]:

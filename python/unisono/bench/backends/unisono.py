@@ -68,6 +68,11 @@ class UnisonoBackend(Backend):
         if self._forced not in known:
             choice = ", ".join(known) or "no choice"
             return f"{case.collective} has no algorithm {self._forced}: it has {choice}."
+        overwrites = {"all_to_all": ("direct", "copy_engine"), "all_reduce": ("copy_engine",)}
+        if case.placement == "in_place" and self._forced in overwrites.get(case.collective, ()):
+            return f"{self._forced} needs another output than the input here."
+        if self._forced.endswith("ll128") and self.staged():
+            return f"{self._forced} needs GPUs with peer access."
         if self._forced.endswith(("direct", "two_shot_push", "copy_engine")):
             if case.memory != "symmetric":
                 return f"{self._forced} needs symmetric memory."
