@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -28,6 +29,12 @@ void check_signals() {
 Op read_op(std::string_view name) {
   if (const auto op = from_name<Op>(name, kOps)) return *op;
   throw UsageError("there is no op '" + std::string(name) + "': use sum, prod, min, max or avg.");
+}
+
+Wire read_wire(const std::optional<std::string>& name) {
+  if (!name) return Wire::exact;
+  if (const auto wire = from_name<Wire>(*name, kWires); wire && *wire != Wire::exact) return *wire;
+  throw UsageError("there is no wire '" + *name + "': use fp8 or int8, or leave it out.");
 }
 
 Collective read_collective(std::string_view name) {
@@ -73,10 +80,11 @@ class PyCommunicator {
   }
 
   nb::object all_reduce(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm,
-                        nb::handle stream) {
+                        nb::handle stream, const std::optional<std::string>& wire) {
     const Array in(x, "x", false);
     const Output to(out, x, in, in.shape);
-    call(&Communicator::all_reduce, in, in.data, to.array.data, in.count, {algorithm, stream, read_op(op)});
+    call(&Communicator::all_reduce, in, in.data, to.array.data, in.count,
+         {algorithm, stream, read_op(op), 0, read_wire(wire)});
     return to.object;
   }
 
@@ -245,18 +253,32 @@ class PyCommunicator {
     return std::string(communicator_.plan(read_collective(collective), bytes, symmetric, memory_of(device)));
   }
 
-  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm) const {
-    return communicator_.sms(read_collective(collective), bytes, algorithm);
+  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm,
+          bool symmetric) const {
+    return communicator_.sms(read_collective(collective), bytes, symmetric, algorithm);
   }
 
-  // Entries are (collective, symmetric, up_to_bytes or None, algorithm).
-  void set_plan(
-      const std::vector<std::tuple<std::string, bool, std::optional<std::size_t>, std::string>>& entries,
-      const std::optional<std::string>& device) {
+  std::string card() const { return std::string(communicator_.card()); }
+
+  // Entries are (collective, symmetric, up_to_bytes or None, algorithm), and may have (blocks, threads,
+  // piece_bytes) at their end.
+  using Row = std::tuple<std::string, bool, std::optional<std::size_t>, std::string>;
+  using ShapedRow = std::tuple<std::string, bool, std::optional<std::size_t>, std::string,
+                               std::tuple<int, int, std::size_t>>;
+  void set_plan(const std::vector<std::variant<Row, ShapedRow>>& entries,
+                const std::optional<std::string>& device) {
     std::vector<Communicator::PlanEntry> read;
-    for (const auto& [collective, symmetric, up_to, algorithm] : entries)
-      read.push_back(
-          {read_collective(collective), symmetric, up_to.value_or(static_cast<std::size_t>(-1)), algorithm});
+    for (const auto& entry : entries)
+      std::visit(
+          [&](const auto& row) {
+            const auto& [collective, symmetric, up_to, algorithm] =
+                std::tie(std::get<0>(row), std::get<1>(row), std::get<2>(row), std::get<3>(row));
+            read.push_back({read_collective(collective), symmetric,
+                            up_to.value_or(static_cast<std::size_t>(-1)), algorithm});
+            if constexpr (std::tuple_size_v<std::decay_t<decltype(row)>> == 5)
+              std::tie(read.back().blocks, read.back().threads, read.back().piece_bytes) = std::get<4>(row);
+          },
+          entry);
     communicator_.set_plan(read, memory_of(device));
   }
 
@@ -292,6 +314,7 @@ class PyCommunicator {
     nb::handle stream;
     Op op = Op::sum;
     int root = 0;
+    Wire wire = Wire::exact;
   };
 
   // `of`: the array that says dtype, memory and stream.
@@ -308,7 +331,8 @@ class PyCommunicator {
             .root = how.root,
             .memory = of.memory,
             .stream = of.stream(how.stream),
-            .algorithm = how.algorithm ? *how.algorithm : std::string_view{}};
+            .algorithm = how.algorithm ? *how.algorithm : std::string_view{},
+            .wire = how.wire};
   }
 
   void call(void (Communicator::*collective)(const Call&), const Array& of, const void* in, void* out,
@@ -381,7 +405,7 @@ void bind_communicator(nb::module_& module) {
       .def("__exit__", [](C& self, nb::args) { self.close(); })
       .def("barrier", &C::barrier, "Returns when every rank has called it. Raises as every call does.")
       .def("all_reduce", &C::all_reduce, "x"_a, "op"_a = "sum", "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, doc::kAllReduce)
+           "stream"_a = none, "wire"_a = none, doc::kAllReduce)
       .def("reduce", &C::reduce, "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
            "algorithm"_a = none, "stream"_a = none, doc::kReduce)
       .def("broadcast", &C::broadcast, "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
@@ -412,7 +436,8 @@ void bind_communicator(nb::module_& module) {
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",
                   "The names that `algorithm` may have for a collective, on `cpu` or `cuda`.")
       .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, "device"_a = none, doc::kPlan)
-      .def("sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a,
+      .def_prop_ro("card", &C::card, doc::kCard)
+      .def("sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a, "symmetric"_a = false,
            "The SMs that such a call takes of a GPU, `bytes` being its larger buffer; 0 where copy engines "
            "do it.")
       .def("set_plan", &C::set_plan, "entries"_a, "device"_a = none, doc::kSetPlan)

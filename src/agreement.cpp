@@ -9,6 +9,7 @@ Ticket Communicator::Impl::ticket(Collective collective, const Call& call, std::
   ticket.collective = collective;
   ticket.dtype = call.dtype;
   ticket.op = call.op;
+  ticket.wire = call.wire;
   ticket.memory = call.memory;
   ticket.root = static_cast<std::uint16_t>(call.root);
   ticket.count = count;

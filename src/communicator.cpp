@@ -22,13 +22,14 @@ Communicator::Impl::Impl(Bootstrap& bootstrap, const Options& options)
       stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
       group_(bootstrap, options.timeout_s.value_or(env().timeout_s), check_, options.while_waiting),
       plan_(Plan::of_host(group_.size(), group_.crowded())),
-      gpu_plan_(Plan::of_gpu(group_.size())) {
-  if (options.device)
-    engine_ = cuda::Engine::make(group_, {.device = *options.device,
-                                          .max_sms = options.max_sms,
-                                          .peer_access = options.peer_access,
-                                          .timeout_s = options.timeout_s.value_or(env().timeout_s)});
-  if (engine_ && !engine_->peer_access()) gpu_plan_ = Plan::of_gpu_staged(group_.size());
+      gpu_plan_(Plan::of_gpu({}, group_.size())) {
+  if (!options.device) return;
+  engine_ = cuda::Engine::make(group_, {.device = *options.device,
+                                        .max_sms = options.max_sms,
+                                        .peer_access = options.peer_access,
+                                        .timeout_s = options.timeout_s.value_or(env().timeout_s)});
+  gpu_plan_ = engine_->peer_access() ? Plan::of_gpu(engine_->card(), group_.size())
+                                     : Plan::of_gpu_staged(group_.size());
 }
 
 cuda::Engine& Communicator::Impl::engine() const {
@@ -133,10 +134,15 @@ bool Communicator::peer_access() const { return impl_->has_engine() && impl_->en
 
 void Communicator::synchronize(void* stream) { impl_->engine().synchronize(stream); }
 
-int Communicator::sms(Collective collective, std::size_t bytes, std::string_view algorithm) const {
+std::string_view Communicator::card() const { return impl_->engine().card(); }
+
+int Communicator::sms(Collective collective, std::size_t bytes, bool symmetric,
+                      std::string_view algorithm) const {
   const auto known = from_name<Algorithm>(algorithm, kAlgorithms);
   if (!known) throw UsageError("there is no algorithm '" + std::string(algorithm) + "'.");
-  return *known == Algorithm::copy_engine ? 0 : impl_->engine().shape(collective, *known, bytes).blocks;
+  if (*known == Algorithm::copy_engine) return 0;
+  const Shape planned = impl_->plan(Memory::device).shape(collective, bytes, symmetric, *known);
+  return impl_->engine().shape(collective, *known, planned, bytes).blocks;
 }
 
 void Communicator::set_shape(int blocks, int threads, std::size_t piece_bytes) {
@@ -156,7 +162,11 @@ void Communicator::set_plan(const std::vector<PlanEntry>& entries, Memory memory
     if (!algorithm)
       throw UsageError("the plan table names the algorithm '" + std::string(entry.algorithm) +
                        "', which does not exist.");
-    read.push_back({entry.collective, entry.symmetric, entry.up_to_bytes, *algorithm});
+    read.push_back({entry.collective,
+                    entry.symmetric,
+                    entry.up_to_bytes,
+                    *algorithm,
+                    {entry.blocks, entry.threads, entry.piece_bytes}});
   }
   impl_->plan(memory).set(read);
 }

@@ -32,7 +32,8 @@ void Communicator::Impl::run_on_gpu(const Request& request, int to, int from) {
         std::string(name_of(algorithm)) +
         " needs buffers from Communicator::empty at the same offset on every rank, out of place in an "
         "all_to_all: use them, or another algorithm.");
-  gpu.run(request, algorithm, calls_, to, from);
+  const Shape shape = gpu_plan_.shape(planned, request.bytes(), symmetric, algorithm);
+  gpu.run(request, algorithm, shape, calls_, to, from);
 }
 
 std::shared_ptr<void> Communicator::Impl::allocate_on_gpu(std::size_t bytes) {

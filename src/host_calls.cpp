@@ -5,6 +5,7 @@
 
 #include "dispatch.hpp"
 #include "impl.hpp"
+#include "programs/all_reduce_quantised.hpp"
 #include "programs/send_recv.hpp"
 #include "rendezvous.hpp"
 
@@ -24,9 +25,16 @@ void Communicator::Impl::run_on_host(Request& request) {
   if (args.bytes == 0 && !asks) return;
   args.stream = request.out_bytes >= stream_bytes_;
   if (size() == 1) return copy(args.in, args.out, args.bytes);
+  if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
   const Algorithm algorithm = asks ? meet_places(request) : plain(request);
   unisono::run(group_.lane(), request.collective, algorithm, args);
+}
+
+void Communicator::Impl::run_quantised(const Request& request) {
+  group_.lane().prepare(request.call->dtype, request.call->op, request.call->wire);
+  ChunkChannel<HostThread> channel(group_.lane());
+  all_reduce_quantised(channel, request.args);
 }
 
 void Communicator::Impl::run_pair_on_host(Request& request, int to, int from) {

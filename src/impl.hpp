@@ -54,6 +54,7 @@ class Communicator::Impl {
 
   // Host memory: which program, and where the buffers lie.
   void run_on_host(Request& request);
+  void run_quantised(const Request& request);
   void run_pair_on_host(Request& request, int to, int from);
   bool asks_for_places(const Request& request) const;
   Algorithm plain(const Request& request) const;

@@ -161,6 +161,20 @@ def plan_path() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "unisono" / "plan.json"
 
 
+def _is_for(table: dict[str, Any], communicator: Communicator) -> bool:
+    if table.get("device", "cpu") == "cpu":
+        return True
+    if not communicator.peer_access:  # tables are for GPUs that reach each other
+        return False
+    return bool(table["card"] == communicator.card)
+
+
+def _entry(entry: dict[str, Any]) -> tuple[Any, ...]:
+    shape = (entry.get("blocks", 0), entry.get("threads", 0), entry.get("piece_bytes", 0))
+    symmetric = entry["memory"] == "symmetric"
+    return (entry["collective"], symmetric, entry["up_to_bytes"], entry["algorithm"], shape)
+
+
 def _load_plan(communicator: Communicator) -> None:
     path = plan_path()
     if not path.is_file():
@@ -171,13 +185,10 @@ def _load_plan(communicator: Communicator) -> None:
         return
     try:
         tables = json.loads(path.read_text())
-        entries = [
-            (entry["collective"], entry["memory"] == "symmetric", entry["up_to_bytes"], entry["algorithm"])
-            for table in (tables if isinstance(tables, list) else [tables])
-            if table["ranks"] == communicator.size
-            for entry in table["entries"]
-        ]
-        communicator.set_plan(entries)
+        for table in tables if isinstance(tables, list) else [tables]:
+            if table["ranks"] == communicator.size and _is_for(table, communicator):
+                entries = [_entry(entry) for entry in table["entries"]]
+                communicator.set_plan(entries, table.get("device", "cpu"))
     except UsageError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:

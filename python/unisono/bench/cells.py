@@ -129,8 +129,8 @@ def check(
             device.beat(f"the check of {label(case)} on {group.backend.name}")
             placed = pools.place(case, group.backend)
             call = group.backend.prepare(case, placed.buffers)
-            exact = group.backend.bit_exact
-            expected = expectation(case, control.rank, seed + number, exact, device.arithmetic)
+            exact, wire = group.backend.bit_exact, group.backend.wire
+            expected = expectation(case, control.rank, seed + number, exact, device.arithmetic, wire)
             arrange(placed, expected, device.arithmetic)
             with group.backend.checked() if compared else nullcontext():
                 call()
@@ -149,4 +149,4 @@ def check(
 
 def bound_of(work: Work) -> str:
     """What the check of this cell demands, in words."""
-    return bound_text(work.case, work.backend.bit_exact)
+    return bound_text(work.case, work.backend.bit_exact, work.backend.wire)

@@ -3,6 +3,7 @@
 
 #include "lane/cuda/gpu_engine.hpp"
 #include "unisono/error.hpp"
+#include "wire.hpp"
 
 namespace unisono::cuda {
 
@@ -50,18 +51,23 @@ std::size_t GpuEngine::unit_of(Collective collective, Algorithm algorithm, std::
   }
 }
 
-Shape GpuEngine::cut(Algorithm algorithm, std::size_t unit) const {
+Shape GpuEngine::wanted(const Shape& planned) const {
+  return {asked_.blocks ? asked_.blocks : planned.blocks, asked_.threads ? asked_.threads : planned.threads,
+          asked_.piece_bytes ? asked_.piece_bytes : planned.piece_bytes};
+}
+
+Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const {
   const bool packets = is_packets(algorithm), lines = is_lines(algorithm);
   const std::size_t most = packets ? kPackets * kPacketBytes
                            : lines ? kPackets / kLineUnits * kLineBytes
                                    : layout_.chunk_bytes;
   // Lines: about 64 blocks, while their pieces are neither too small for their start nor too large for a
   // ring.
-  const std::size_t share = asked_.piece_bytes ? asked_.piece_bytes
-                            : packets          ? 1024
-                            : lines            ? std::clamp<std::size_t>(round_up(unit / 64, 960), 1920, most)
-                                               : 8192;
-  const auto limit = static_cast<std::size_t>(std::min(blocks_, asked_.blocks ? asked_.blocks : blocks_));
+  const std::size_t share = asked.piece_bytes ? asked.piece_bytes
+                            : packets         ? 1024
+                            : lines           ? std::clamp<std::size_t>(round_up(unit / 64, 960), 1920, most)
+                                              : 8192;
+  const auto limit = static_cast<std::size_t>(std::min(blocks_, asked.blocks ? asked.blocks : blocks_));
   const std::size_t align = packets ? kAlign
                             : lines ? 8 * kLineBytes
                                     : 1024;  // pieces begin at multiples of kAlign
@@ -69,12 +75,12 @@ Shape GpuEngine::cut(Algorithm algorithm, std::size_t unit) const {
   shape.blocks = static_cast<int>(std::clamp<std::size_t>((unit + share - 1) / share, 1, limit));
   const auto blocks = static_cast<std::size_t>(shape.blocks);
   shape.piece_bytes = std::clamp(round_up((unit + blocks - 1) / blocks, align), align, most);
-  if (asked_.piece_bytes) shape.piece_bytes = std::min(round_up(asked_.piece_bytes, align), most);
+  if (asked.piece_bytes) shape.piece_bytes = std::min(round_up(asked.piece_bytes, align), most);
   const std::size_t of_thread = packets ? kPacketBytes : lines ? kLineBytes / kLineUnits : 16;
   const std::size_t wanted = (shape.piece_bytes + of_thread - 1) / of_thread;
-  shape.threads = asked_.threads ? asked_.threads
-                                 : static_cast<int>(std::clamp<std::size_t>(
-                                       round_up(wanted, 32), packets || lines ? 32 : 128, kMaxThreads));
+  shape.threads = asked.threads ? asked.threads
+                                : static_cast<int>(std::clamp<std::size_t>(
+                                      round_up(wanted, 32), packets || lines ? 32 : 128, kMaxThreads));
   return shape;
 }
 
@@ -219,8 +225,8 @@ void GpuEngine::two_steps(Exchange& x, const Request& request) const {
   x.own_bytes = mine;
 }
 
-void GpuEngine::exchange(const Request& request, Algorithm algorithm, std::uint64_t call, int to, int from,
-                         cudaStream_t stream) const {
+void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
+                         int to, int from, cudaStream_t stream) const {
   const int n = group_.size(), me = group_.rank();
   const bool lines = is_lines(algorithm);
   Exchange x;
@@ -257,13 +263,14 @@ void GpuEngine::exchange(const Request& request, Algorithm algorithm, std::uint6
   x.context = base_;
   x.context.collective = request.collective;
   x.context.call = call;
-  const Shape shape = cut(algorithm, unit_of(request.collective, algorithm, request.args.bytes));
+  const Shape shape = cut(algorithm, asked, unit_of(request.collective, algorithm, request.args.bytes));
   x.piece_bytes = static_cast<std::uint32_t>(shape.piece_bytes);
   start(reinterpret_cast<const void*>(exchange_kernel(step, lines, whole, n, x.dtype, x.op)), &x, shape,
         stream);
 }
 
-void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t call, int to, int from) {
+void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call,
+                    int to, int from) {
   const OnDevice on(device_);
   auto* const stream = static_cast<cudaStream_t>(request.call->stream);
   const Args& args = request.args;
@@ -274,8 +281,9 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t c
     return;
   }
   take_turn(stream);
+  const Shape asked = wanted(planned);
   if (is_packets(algorithm) || is_lines(algorithm))
-    return exchange(request, algorithm, call, to, from, stream);
+    return exchange(request, algorithm, asked, call, to, from, stream);
   Launch launch;
   launch.context = base_;
   launch.context.collective = request.collective;
@@ -310,20 +318,25 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t c
           "copy engines need an output apart from the input: leave algorithm out, or give another.");
     // whole shards, and what is left over
     const std::size_t even = args.bytes - args.bytes % (kAlign * static_cast<std::size_t>(n));
-    if (even > 0) all_reduce_by_engine(launch, even, stream);
+    if (even > 0) all_reduce_by_engine(launch, even, asked, stream);
     if (even == args.bytes) return;
     Request rest = request;
     rest.args.in += even;
     rest.args.out += even;
     rest.args.bytes -= even;
-    return exchange(rest, Algorithm::one_shot_packets, call, to, from, stream);
+    return exchange(rest, Algorithm::one_shot_packets, {}, call, to, from, stream);
   }
   if (algorithm == Algorithm::copy_engine) return copy_by_engine(launch, request.collective, stream);
+  if (const Wire as = request.call->wire; as != Wire::exact) {
+    const std::size_t shard = wire::bytes_of(request.call->count) / static_cast<std::size_t>(n);
+    return this->launch(quantised_kernel(launch.dtype, as), launch, cut(algorithm, asked, shard), stream);
+  }
   const Kernel found = kernel(request.collective, algorithm, launch.dtype, launch.op);
   if (!found)
     throw UsageError(std::string(name_of(request.collective)) + " has no kernel for " +
                      std::string(name_of(algorithm)) + ": use another algorithm.");
-  this->launch(found, launch, cut(algorithm, unit_of(request.collective, algorithm, args.bytes)), stream);
+  this->launch(found, launch, cut(algorithm, asked, unit_of(request.collective, algorithm, args.bytes)),
+               stream);
 }
 
 // The copies to all peers go side by side, so that one's start is hidden behind the others, between two
@@ -362,7 +375,8 @@ void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cuda
 // Each rank's shards go to their owners, part by part and in the order of the ring (one peer's at a time
 // comes in); what has come is combined by a kernel beside the copies, and the sums follow all shards the same
 // way. Until its sum arrives, the place of a shard in the owner's output holds what that rank has sent.
-void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, cudaStream_t stream) {
+void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, const Shape& asked,
+                                     cudaStream_t stream) {
   const Args& a = launch.args;
   const int n = group_.size(), me = group_.rank();
   constexpr std::size_t kPart = std::size_t{32} << 20;  // a copy's start costs as much as 4 MiB of it
@@ -392,7 +406,7 @@ void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, cu
     sum.args.bytes = mine.bytes;
     for (int p = 0; p < n; ++p) sum.inputs[p] = p == me ? a.in + mine.begin : a.out + piece(p, index).begin;
     this->launch(kernel(Collective::all_reduce, Algorithm::copy_engine, sum.dtype, sum.op), sum,
-                 cut(Algorithm::copy_engine, std::max<std::size_t>(mine.bytes, 1)), side_);
+                 cut(Algorithm::copy_engine, asked, std::max<std::size_t>(mine.bytes, 1)), side_);
     meet(launch, side_);  // everyone has combined it: the sums may go where it came
     check(cudaEventRecord(combined_[index], side_), "ordering two streams");
   }

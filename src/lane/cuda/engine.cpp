@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <set>
 
 #include "env.hpp"
@@ -17,6 +18,7 @@ struct Card {
   std::int32_t pid, device;
   char uuid[16], pci[20];
   std::int32_t blocks;
+  std::uint32_t name;  // hashed
   bool usable;
 };
 
@@ -87,7 +89,7 @@ GpuEngine::~GpuEngine() {
 }
 
 void GpuEngine::meet_cards(const Options& options) {
-  Card mine{::getpid(), device_, {}, {}, 0, false};
+  Card mine{::getpid(), device_, {}, {}, 0, 0, false};
   std::string problem;
   int count = 0;
   const cudaError_t counted = cudaGetDeviceCount(&count);
@@ -101,6 +103,8 @@ void GpuEngine::meet_cards(const Options& options) {
     check(cudaGetDeviceProperties(&card, device_), "cudaGetDeviceProperties");
     std::memcpy(mine.uuid, card.uuid.bytes, sizeof mine.uuid);
     check(cudaDeviceGetPCIBusId(mine.pci, sizeof mine.pci, device_), "cudaDeviceGetPCIBusId");
+    card_ = card.name;
+    mine.name = static_cast<std::uint32_t>(std::hash<std::string>{}(card_));
     mine.blocks = std::min({kMostBlocks, card.multiProcessorCount,
                             options.max_sms > 0 ? options.max_sms
                             : env().max_sms > 0 ? env().max_sms
@@ -126,6 +130,7 @@ void GpuEngine::meet_cards(const Options& options) {
         throw UsageError("ranks " + std::to_string(q) + " and " + std::to_string(r) +
                          " have the same GPU: give each its own, by device= or CUDA_VISIBLE_DEVICES.");
     blocks_ = std::min(blocks_, its.blocks);
+    if (its.name != mine.name) card_.clear();
     if (its.pid == mine.pid && its.device != device_) neighbours_.push_back(its.device);
     all_reached = all_reached && reaches(device_, its.pci);
   }
@@ -175,6 +180,9 @@ void GpuEngine::load_kernels() {
     cudaFuncAttributes attributes;
     if (one && loaded.insert(one).second) check(cudaFuncGetAttributes(&attributes, one), "loading a kernel");
   };
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const Wire wire : {Wire::fp8, Wire::int8})
+      load(reinterpret_cast<const void*>(quantised_kernel(dtype, wire)));
   for (int c = 0; c < kCollectives; ++c)
     for (int a = 0; a < kAlgorithms; ++a)
       for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {

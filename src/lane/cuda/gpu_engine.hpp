@@ -32,6 +32,7 @@ class GpuEngine final : public Engine {
 
   int device() const override { return device_; }
   bool peer_access() const override { return peer_access_; }
+  std::string_view card() const override { return card_; }
 
   Place place(const byte* at, std::size_t bytes) const override;
 
@@ -40,12 +41,14 @@ class GpuEngine final : public Engine {
   // of theirs.
   bool symmetric(const Request& request) const override;
 
-  Shape shape(Collective collective, Algorithm algorithm, std::size_t bytes) const override {
-    return cut(algorithm, unit_of(collective, algorithm, bytes));
+  Shape shape(Collective collective, Algorithm algorithm, const Shape& planned,
+              std::size_t bytes) const override {
+    return cut(algorithm, wanted(planned), unit_of(collective, algorithm, bytes));
   }
   void set_shape(const Shape& shape) override { asked_ = shape; }
 
-  void run(const Request& request, Algorithm algorithm, std::uint64_t call, int to, int from) override;
+  void run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call, int to,
+           int from) override;
 
   std::shared_ptr<void> allocate(std::size_t bytes) override;
 
@@ -83,16 +86,19 @@ class GpuEngine final : public Engine {
   // The bytes that a program's rounds cut up: the same on every rank.
   std::size_t unit_of(Collective collective, Algorithm algorithm, std::size_t bytes) const;
 
-  Shape cut(Algorithm algorithm, std::size_t unit) const;
+  // What set_shape has asked for, else what the plan has.
+  Shape wanted(const Shape& planned) const;
+
+  Shape cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const;
 
   void one_step(Exchange& x, const Request& request, int to, int from) const;
   void two_steps(Exchange& x, const Request& request) const;
-  void exchange(const Request& request, Algorithm algorithm, std::uint64_t call, int to, int from,
-                cudaStream_t stream) const;
+  void exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call, int to,
+                int from, cudaStream_t stream) const;
   void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
   void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
   void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
-  void all_reduce_by_engine(const Launch& launch, std::size_t bytes, cudaStream_t stream);
+  void all_reduce_by_engine(const Launch& launch, std::size_t bytes, const Shape& asked, cudaStream_t stream);
   void meet(const Launch& given, cudaStream_t stream) const;
   // What follows on `later` waits for what is on `earlier` now.
   void order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const;
@@ -103,6 +109,7 @@ class GpuEngine final : public Engine {
   Group& group_;
   int device_;
   bool peer_access_ = true;
+  std::string card_;
   double timeout_s_;
   int blocks_ = 0;
   std::vector<int> neighbours_;  // GPUs of other ranks of this process

@@ -5,6 +5,7 @@
 
 #include "lane/host/lanes.hpp"
 #include "lane/host/move.hpp"
+#include "wire.hpp"
 
 namespace unisono::host::UNISONO_ISA {
 namespace {
@@ -111,6 +112,65 @@ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, st
   drain(dsts, n_dsts);
 }
 
+// A block on the wire.
+template <class Code>
+struct Block {
+  std::uint8_t codes[wire::kBlock];
+  std::uint32_t scale;
+
+  void encode(const float* values) {
+    std::uint32_t largest = 0;
+    for (std::size_t i = 0; i < wire::kBlock; ++i)
+      largest = std::max(largest, numeric::as_bits(values[i]) & 0x7fffffffu);
+    scale = wire::scale_of<Code>(largest);
+    const float inverse = wire::inverse_of(scale);
+    for (std::size_t i = 0; i < wire::kBlock; ++i) codes[i] = Code::encode(values[i] * inverse);
+  }
+  void decode(float* values) const {
+    const float step = wire::step_of(scale);
+    for (std::size_t i = 0; i < wire::kBlock; ++i) values[i] = Code::decode(codes[i]) * step;
+  }
+};
+
+template <class T, class Code>
+void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain, bool average,
+                std::size_t count) {
+  const std::size_t blocks = wire::blocks_of(count);
+  for (std::size_t b = 0; b < blocks; ++b) {
+    const std::size_t begin = b * wire::kBlock, some = std::min(wire::kBlock, count - begin);
+    Block<Code> block{};
+    float values[wire::kBlock], sum[wire::kBlock];
+    for (int s = 0; s < n_srcs; ++s) {
+      if (s == plain.src) {
+        for (std::size_t i = 0; i < some; ++i) values[i] = Wide<T>::from(load<T>(srcs[s], begin + i));
+        for (std::size_t i = some; i < wire::kBlock; ++i) values[i] = 0;
+        block.encode(values);
+      } else {
+        std::memcpy(block.codes, srcs[s] + begin, wire::kBlock);
+        block.scale = static_cast<std::uint32_t>(srcs[s][blocks * wire::kBlock + b]);
+      }
+      if (n_srcs == 1) break;  // it goes on as it is
+      block.decode(values);
+      for (std::size_t i = 0; i < wire::kBlock; ++i) sum[i] = s == 0 ? values[i] : sum[i] + values[i];
+    }
+    if (n_srcs > 1) {
+      if (average)
+        for (float& value : sum) value = value / static_cast<float>(n_srcs);
+      block.encode(sum);
+    }
+    for (int d = 0; d < n_dsts; ++d) {
+      if (d == plain.dst) {
+        block.decode(values);
+        for (std::size_t i = 0; i < some; ++i) store<T>(dsts[d].at, begin + i, Wide<T>::to(values[i]));
+      } else {
+        std::memcpy(dsts[d].at + begin, block.codes, wire::kBlock);
+        dsts[d].at[blocks * wire::kBlock + b] = static_cast<byte>(block.scale);
+      }
+    }
+  }
+}
+
+#define UNISONO_WIRES(T) {nullptr, requantise<T, wire::Fp8>, requantise<T, wire::Int8>}
 #define UNISONO_OPS(T) \
   {reduce<T, Op::sum>, reduce<T, Op::prod>, reduce<T, Op::min>, reduce<T, Op::max>, reduce<T, Op::avg>}
 #define UNISONO_STRING_(x) #x
@@ -122,6 +182,7 @@ const Kernels kernels = {UNISONO_STRING(UNISONO_ISA),
                          copy,
                          {UNISONO_OPS(float), UNISONO_OPS(double), UNISONO_OPS(F16), UNISONO_OPS(BF16),
                           UNISONO_OPS(std::int8_t), UNISONO_OPS(std::uint8_t), UNISONO_OPS(std::int32_t),
-                          UNISONO_OPS(std::int64_t), UNISONO_OPS(E4M3), UNISONO_OPS(E5M2)}};
+                          UNISONO_OPS(std::int64_t), UNISONO_OPS(E4M3), UNISONO_OPS(E5M2)},
+                         {UNISONO_WIRES(float), {}, UNISONO_WIRES(F16), UNISONO_WIRES(BF16)}};
 
 }  // namespace unisono::host::UNISONO_ISA

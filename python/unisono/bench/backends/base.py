@@ -83,6 +83,7 @@ class Backend(Protocol):
     bit_exact: bool = (
         False  # True: float sums are combined in rank order and must match the reference bit by bit
     )
+    wire: str | None = None  # a name of cases.WIRES: it quantises, and is held to that bound
     devices: tuple[str, ...] = ("cpu",)  # where the buffers may lie
     threads: bool = False  # True: ranks may be threads of one process
     own_memory: bool = False  # True: symmetric cases lie in memory that `allocate` makes
