@@ -47,7 +47,7 @@ void run_direct(Lane& lane, Collective collective, Algorithm algorithm, const Ar
       if (algorithm == Algorithm::two_shot_push) return reduce_two_shot_push(channel, args);
       return reduce_direct(lane, args);
     case Collective::broadcast:
-      if (algorithm == Algorithm::two_shot_push) return broadcast_two_shot_push(lane, args);
+      if (algorithm == Algorithm::chain) return broadcast_chain(lane, args);
       return broadcast_direct(lane, args);
     case Collective::all_gather: return all_gather_direct(lane, args);
     case Collective::gather: return gather_direct(lane, args);

@@ -42,12 +42,17 @@ std::shared_ptr<void> Communicator::Impl::allocate_on_gpu(std::size_t bytes) {
   return engine().allocate(bytes);
 }
 
-// On a GPU, one rank's place stands for all.
+// On a GPU, one rank's place stands for all, of the buffers that peers reach (Engine::symmetric).
 void Communicator::Impl::compare_places(const Request& request, bool symmetric) {
   Ticket mine = ticket(request.collective, *request.call, request.call->count);
   mine.algorithm = request.algorithm;
-  mine.in = engine_->place(request.args.in, 0);
-  mine.out = engine_->place(request.args.out, 0);
+  const bool scatters =
+      request.collective == Collective::reduce_scatter || request.collective == Collective::scatter;
+  const bool gathers = request.collective == Collective::all_gather ||
+                       request.collective == Collective::gather ||
+                       request.collective == Collective::all_to_all;
+  if (!gathers) mine.in = engine_->place(request.args.in, 0);
+  if (!scatters) mine.out = engine_->place(request.args.out, 0);
   mine.in_place = symmetric;
   const auto tickets = group_.exchange(mine);
   compare(tickets);

@@ -31,14 +31,23 @@ constexpr std::string_view kUsualCard = "NVIDIA H200";
 }  // namespace
 
 std::string_view name_of(Algorithm algorithm) {
-  constexpr std::string_view names[kAlgorithms] = {"automatic",          "one_shot_packets",
-                                                   "one_shot",           "two_shot_packets",
-                                                   "two_shot",           "two_shot_push",
-                                                   "two_shot_direct",    "reduce_scatter_all_gather",
-                                                   "push_packets",       "push",
-                                                   "scatter_all_gather", "direct",
-                                                   "copy_engine",        "one_shot_ll128",
-                                                   "two_shot_ll128",     "push_ll128"};
+  constexpr std::string_view names[kAlgorithms] = {"automatic",
+                                                   "one_shot_packets",
+                                                   "one_shot",
+                                                   "two_shot_packets",
+                                                   "two_shot",
+                                                   "two_shot_push",
+                                                   "two_shot_direct",
+                                                   "reduce_scatter_all_gather",
+                                                   "push_packets",
+                                                   "push",
+                                                   "scatter_all_gather",
+                                                   "direct",
+                                                   "copy_engine",
+                                                   "one_shot_ll128",
+                                                   "two_shot_ll128",
+                                                   "push_ll128",
+                                                   "chain"};
   return names[static_cast<int>(algorithm)];
 }
 
@@ -65,7 +74,7 @@ std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
     case Collective::reduce:
     case Collective::broadcast:
       if (collective == Collective::broadcast) known.push_back(scatter_all_gather);
-      known.push_back(two_shot_push);
+      known.push_back(collective == Collective::broadcast ? chain : two_shot_push);
       if (on_gpu) known.push_back(two_shot_ll128);
       copies = collective == Collective::broadcast;
       break;

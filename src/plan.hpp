@@ -28,15 +28,17 @@ enum class Algorithm : std::uint8_t {
   one_shot_ll128,
   two_shot_ll128,
   push_ll128,
+  chain,
 };
-inline constexpr int kAlgorithms = 16;
+inline constexpr int kAlgorithms = 17;
 
 std::string_view name_of(Algorithm algorithm);
 
 // Whether it reaches into the peers' buffers, so that these must be symmetric.
 constexpr bool is_direct(Algorithm algorithm) {
   return algorithm == Algorithm::direct || algorithm == Algorithm::two_shot_direct ||
-         algorithm == Algorithm::two_shot_push || algorithm == Algorithm::copy_engine;
+         algorithm == Algorithm::two_shot_push || algorithm == Algorithm::copy_engine ||
+         algorithm == Algorithm::chain;
 }
 
 // Whether its pieces are packets.

@@ -57,38 +57,24 @@ UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& 
   }
 }
 
-// The same on outputs that everyone reaches, where the root has no shard: all that crosses between ranks is
-// stores.
+// The pipelined chain, on outputs that everyone reaches: each rank passes every piece on to the next, so that
+// each sends to one other and receives from one other, by stores.
 template <class Lane>
-UNISONO_PROGRAM void broadcast_two_shot_push(Lane& lane, const Args& a) {
+UNISONO_PROGRAM void broadcast_chain(Lane& lane, const Args& a) {
   const int n = lane.size(), me = lane.rank();
+  const int next = peer_at(lane, 1), last = peer_at(lane, n - 1);
   meet_first(lane);
-  const std::size_t longest = share_without(a.bytes, n, a.root, a.root == 0 ? 1 : 0).bytes;
-  for (Rounds r(lane, longest, lane.tile_bytes()); r.more(); r.next()) {
-    auto piece = [&](int p) {
-      const Range share = share_without(a.bytes, n, a.root, p);
-      const std::size_t begin = smaller(r.range().begin, share.bytes);
-      return Range{share.begin + begin, smaller(r.range().bytes, share.bytes - begin)};
-    };
+  for (Rounds r(lane, a.bytes, lane.tile_bytes()); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    const bool first = me == a.root;
+    if (!first) lane.wait(last, Slot::reply);
+    const byte* from = (first ? a.in : a.out) + begin;
     auto dsts = lane.destinations();
-    if (me == a.root) {
-      for (int i = 1; i < n; ++i) {
-        const int p = peer_at(lane, i);
-        const byte* from = a.in + piece(p).begin;
-        dsts[0] = {a.outputs[p] + piece(p).begin};
-        dsts[1] = {a.out + piece(p).begin, a.stream};
-        lane.move(dsts, a.out == a.in ? 1 : 2, &from, 1, piece(p).bytes);
-        lane.signal(p, Slot::reply);
-      }
-      continue;
-    }
-    lane.wait(a.root, Slot::reply);
-    const byte* from = a.out + piece(me).begin;
     int targets = 0;
-    for (int i = 1; i < n; ++i)
-      if (const int p = peer_at(lane, i); p != a.root)
-        dsts[targets++] = {a.outputs[p] + piece(me).begin, a.stream};
-    if (targets > 0) lane.move(dsts, targets, &from, 1, piece(me).bytes);
+    if (next != a.root) dsts[targets++] = {a.outputs[next] + begin};
+    if (a.out + begin != from) dsts[targets++] = {a.out + begin, a.stream};
+    if (targets > 0) lane.move(dsts, targets, &from, 1, bytes);
+    if (next != a.root) lane.signal(next, Slot::reply);
   }
   meet(lane);
 }

@@ -23,23 +23,15 @@ UNISONO_PROGRAM void scatter_push(Channel& channel, const Args& a) {
   }
 }
 
-// On buffers that everyone reaches: each rank reads its own block, so that all have as much to do; between
-// GPUs all but its last n-th, which the root writes.
+// From an input that everyone reaches: each rank reads its own block.
 template <class Lane>
 UNISONO_PROGRAM void scatter_direct(Lane& lane, const Args& a) {
-  const int n = lane.size(), me = lane.rank();
-  const std::size_t read = a.block - (Lane::kLinked ? smaller(shard_bytes(a.block, n), a.block) : 0);
   meet_first(lane);
-  for (int i = 0; i < n; ++i) {
-    const int p = peer_at(lane, i);
-    if (me != a.root && p != me) continue;
-    const std::size_t first = me == a.root && p != me ? read : 0, last = me == a.root ? a.block : read;
-    for (Rounds r(lane, last - first, lane.tile_bytes()); r.more(); r.next()) {
-      const std::size_t begin = first + r.range().begin;
-      const byte* from = a.inputs[a.root] + a.block * static_cast<std::size_t>(p) + begin;
-      const Dst to{(p == me ? a.out : a.outputs[p]) + begin, a.stream};
-      if (to.at != from) lane.move(&to, 1, &from, 1, r.range().bytes);
-    }
+  const byte* mine = a.inputs[a.root] + a.block * static_cast<std::size_t>(lane.rank());
+  for (Rounds r(lane, mine == a.out ? 0 : a.block, lane.tile_bytes()); r.more(); r.next()) {
+    const byte* from = mine + r.range().begin;
+    const Dst to{a.out + r.range().begin, a.stream};
+    lane.move(&to, 1, &from, 1, r.range().bytes);
   }
   meet(lane);
 }

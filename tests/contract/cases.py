@@ -133,7 +133,7 @@ def works_of_unisono(
         if not _exists(collective, placement, memory):
             continue
         for algorithm in (None, *algorithms[collective]):
-            direct = algorithm is not None and algorithm.endswith(("direct", "two_shot_push"))
+            direct = algorithm is not None and algorithm.endswith(("direct", "two_shot_push", "chain"))
             if direct and ((memory == "plain" and not direct_reaches_all) or _swaps(collective, placement)):
                 continue
             for dtype, op, count in _choices(collective, ranks, 1 if collective in REDUCING else 2, turn):

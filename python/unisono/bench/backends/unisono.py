@@ -74,7 +74,7 @@ class UnisonoBackend(Backend):
             return f"{self._forced} needs another output than the input here."
         if self._forced.endswith("ll128") and self.staged():
             return f"{self._forced} needs GPUs with peer access."
-        if self._forced.endswith(("direct", "two_shot_push", "copy_engine")):
+        if self._forced.endswith(("direct", "two_shot_push", "copy_engine", "chain")):
             if case.memory != "symmetric":
                 return f"{self._forced} needs symmetric memory."
             if self.staged():
