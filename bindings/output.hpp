@@ -27,8 +27,7 @@ inline Shape without_ranks(const Array& array, int size, const char* what) {
 class Output {
  public:
   Output(nb::handle out, nb::handle like, const Array& in, const Shape& shape)
-      : object(out.is_none() ? empty_like(like, shape) : nb::borrow(out)),
-        array(object, "out", true) {
+      : object(out.is_none() ? empty_like(like, shape) : nb::borrow(out)), array(object, "out", true) {
     if (array.dtype != in.dtype)
       throw UsageError("out has dtype " + std::string(name_of(array.dtype)) + ", but x has " +
                        std::string(name_of(in.dtype)) + ": give both the same.");
