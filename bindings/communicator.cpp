@@ -13,6 +13,7 @@
 #include "docstrings.hpp"
 #include "module.hpp"
 #include "output.hpp"
+#include "rank_number.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono::python {
@@ -88,16 +89,18 @@ class PyCommunicator {
     return to.object;
   }
 
-  nb::object reduce(nb::handle x, int root, const char* op, nb::handle out, const Algorithm& algorithm,
-                    nb::handle stream) {
+  nb::object reduce(nb::handle x, const RankNumber& given, const char* op, nb::handle out,
+                    const Algorithm& algorithm, nb::handle stream) {
+    const int root = number_of("root", given);
     const Array in(x, "x", false);
     const OutputAtRoot to(out, x, in, in.shape, rank() == root);
     call(&Communicator::reduce, in, in.data, to.data(), in.count, {algorithm, stream, read_op(op), root});
     return to.object();
   }
 
-  nb::object broadcast(nb::handle x, int root, nb::handle out, const Algorithm& algorithm,
+  nb::object broadcast(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
                        nb::handle stream) {
+    const int root = number_of("root", given);
     const Array in(x, "x", out.is_none() && rank() != root);
     const How how{algorithm, stream, Op::sum, root};
     if (out.is_none()) {
@@ -116,7 +119,9 @@ class PyCommunicator {
     return to.object;
   }
 
-  nb::object gather(nb::handle x, int root, nb::handle out, const Algorithm& algorithm, nb::handle stream) {
+  nb::object gather(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
+                    nb::handle stream) {
+    const int root = number_of("root", given);
     const Array in(x, "x", false);
     const OutputAtRoot to(out, x, in, with_ranks(in.shape, size()), rank() == root);
     call(&Communicator::gather, in, in.data, to.data(), in.count, {algorithm, stream, Op::sum, root});
@@ -132,7 +137,9 @@ class PyCommunicator {
     return to.object;
   }
 
-  nb::object scatter(nb::handle x, int root, nb::handle out, const Algorithm& algorithm, nb::handle stream) {
+  nb::object scatter(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
+                     nb::handle stream) {
+    const int root = number_of("root", given);
     const How how{algorithm, stream, Op::sum, root};
     if (x.is_none()) {
       if (rank() == root) throw UsageError("scatter needs x at the root, rank " + std::to_string(root) + ".");
@@ -175,33 +182,36 @@ class PyCommunicator {
     return to.object;
   }
 
-  void send(nb::handle x, int peer, const Algorithm& algorithm, nb::handle stream) {
+  void send(nb::handle x, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream) {
+    const int to = number_of("destination", peer);
     const Array in(x, "x", false);
     const Call c = made(in, in.data, nullptr, in.count, {algorithm, stream});
     const Away away(*this);
-    communicator_.send(c, peer);
+    communicator_.send(c, to);
   }
 
-  nb::object recv(nb::handle out, int peer, const Algorithm& algorithm, nb::handle stream) {
+  nb::object recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream) {
+    const int from = number_of("source", peer);
     const Array to(out, "out", true);
     const Call c = made(to, nullptr, to.data, to.count, {algorithm, stream});
     {
       const Away away(*this);
-      communicator_.recv(c, peer);
+      communicator_.recv(c, from);
     }
     return nb::borrow(out);
   }
 
-  nb::object send_recv(nb::handle x, int dst, nb::handle out, int src, const Algorithm& algorithm,
-                       nb::handle stream) {
+  nb::object send_recv(nb::handle x, const RankNumber& dst, nb::handle out, const RankNumber& src,
+                       const Algorithm& algorithm, nb::handle stream) {
+    const int to = number_of("destination", dst), from = number_of("source", src);
     const Array in(x, "x", false);
-    const Output to(out, x, in, in.shape);
-    const Call c = made(in, in.data, to.array.data, in.count, {algorithm, stream});
+    const Output received(out, x, in, in.shape);
+    const Call c = made(in, in.data, received.array.data, in.count, {algorithm, stream});
     {
       const Away away(*this);
-      communicator_.send_recv(c, dst, src);
+      communicator_.send_recv(c, to, from);
     }
-    return to.object;
+    return received.object;
   }
 
   nb::object device() const {
@@ -307,6 +317,15 @@ class PyCommunicator {
     std::optional<nb::gil_scoped_release> released_;
   };
   static inline thread_local int away_here = 0;  // not 0: a signal handler runs within a call of this thread
+
+  int number_of(const char* what, const RankNumber& rank) const {
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(rank.given.ptr(), &overflow);
+    if (overflow != 0 || number != static_cast<int>(number))
+      throw UsageError(std::string(what) + " " + nb::str(rank.given).c_str() +
+                       " is not a rank: there are ranks 0 to " + std::to_string(size() - 1) + ".");
+    return static_cast<int>(number);
+  }
 
   // What a call says besides its buffers.
   struct How {

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <cmath>
+
 #include "env.hpp"
 #include "impl.hpp"
 
@@ -15,19 +17,26 @@ std::size_t default_stream_bytes() {
   return cache > 0 ? static_cast<std::size_t>(cache) / 4 : std::size_t{4} << 20;
 }
 
+double timeout_of(const Communicator::Options& options) {
+  const double seconds = options.timeout_s.value_or(env().timeout_s);
+  if (!std::isfinite(seconds) || seconds <= 0)
+    throw UsageError("timeout_s=" + std::to_string(seconds) + " is no deadline: give seconds above 0.");
+  return seconds;
+}
+
 }  // namespace
 
 Communicator::Impl::Impl(Bootstrap& bootstrap, const Options& options)
     : check_(options.check.value_or(env().check)),
       stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
-      group_(bootstrap, options.timeout_s.value_or(env().timeout_s), check_, options.while_waiting),
+      group_(bootstrap, timeout_of(options), check_, options.while_waiting),
       plan_(Plan::of_host(group_.size(), group_.crowded())),
       gpu_plan_(Plan::of_gpu({}, group_.size())) {
   if (!options.device) return;
   engine_ = cuda::Engine::make(group_, {.device = *options.device,
                                         .max_sms = options.max_sms,
                                         .peer_access = options.peer_access,
-                                        .timeout_s = options.timeout_s.value_or(env().timeout_s)});
+                                        .timeout_s = timeout_of(options)});
   gpu_plan_ = engine_->peer_access() ? Plan::of_gpu(engine_->card(), group_.size())
                                      : Plan::of_gpu_staged(group_.size());
 }

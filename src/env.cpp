@@ -1,5 +1,6 @@
 #include "env.hpp"
 
+#include <cmath>
 #include <cstdlib>
 
 #include "unisono/error.hpp"
@@ -17,7 +18,7 @@ double number(const char* name, double otherwise, double least) {
   if (!value) return otherwise;
   char* end = nullptr;
   const double read = std::strtod(value, &end);
-  if (*end != '\0' || !(read >= least))
+  if (*end != '\0' || !std::isfinite(read) || read < least)
     throw UsageError(std::string(name) + "=" + value + " is not a number of at least " +
                      std::to_string(least) + ": set it to one, or unset it.");
   return read;

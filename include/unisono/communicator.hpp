@@ -49,7 +49,7 @@ struct Call {
 class Communicator {
  public:
   struct Options {
-    std::optional<double> timeout_s{};  // deadline of every wait; default UNISONO_TIMEOUT_S, else 30
+    std::optional<double> timeout_s{};  // deadline of every wait, above 0; default UNISONO_TIMEOUT_S, else 30
     std::optional<int> device{};        // CUDA ordinal of this rank's GPU; all ranks have one, or none has
     int max_sms = 0;                    // that a kernel may take; 0: UNISONO_MAX_SMS, else as many as pay
     bool peer_access =

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <chrono>
+#include <cmath>
 #include <future>
 #include <latch>
 #include <limits>
@@ -52,6 +54,15 @@ TEST(Timeout, NamesRankPeerAndSlot) {
   texts.expect_one();
   for (const char* part : {"barrier", "of rank 0", "for rank 1", "slot meet", "0.2 s", "UNISONO_TIMEOUT_S"})
     EXPECT_TRUE(has(texts[0], part)) << part << " in: " << texts[0];
+}
+
+TEST(Timeout, IsANumberOfSecondsAboveZero) {
+  for (const double seconds : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    const auto bootstraps = thread_bootstraps(1, std::chrono::seconds(1));
+    const std::string text =
+        text_of<UsageError>([&] { Communicator(bootstraps[0], {.timeout_s = seconds}); });
+    EXPECT_TRUE(has(text, "timeout_s=")) << text;
+  }
 }
 
 TEST(Timeout, NamesTheSlotOfEachKindOfWait) {

@@ -126,6 +126,10 @@ def test_handled_signal_does_not_end_a_wait() -> None:
     assert ranks.play(2, programs("handler_returns")).results() == [2, 2]
 
 
+def test_time_that_a_rank_was_stopped_is_not_waited() -> None:
+    assert ranks.play(2, programs("stopped_past_the_deadline")).results() == [2, 2]
+
+
 def test_exit_with_a_thread_in_a_call() -> None:
     """Nothing hangs or crashes at exit: a daemon thread that waits in a call is let go."""
     program = """

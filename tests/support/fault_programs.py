@@ -278,6 +278,19 @@ def handler_returns() -> float:
     return float(total[0])
 
 
+def stopped_past_the_deadline() -> float:
+    """Rank 0 is stopped for longer than its deadline while it waits, as with a machine that is paused."""
+    comm = unisono.init(timeout_s=3)
+    pids = Meeting().tell(os.getpid())
+    if comm.rank == 1:
+        _wait_for_sleep(pids[0])
+        os.kill(pids[0], signal.SIGSTOP)
+        time.sleep(4)
+        os.kill(pids[0], signal.SIGCONT)
+        time.sleep(0.5)  # it waits on, and looks at the clock
+    return float(comm.all_reduce(np.ones(1, FLOATS))[0])
+
+
 def differs_on_rank_1() -> None:
     """All ranks call all_reduce, rank 1 with another count."""
     comm = unisono.init(timeout_s=20, check=True)

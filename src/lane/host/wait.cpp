@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <ctime>
 
@@ -16,6 +17,8 @@ constexpr auto kYielding = std::chrono::microseconds(50);  // how long a wait yi
 constexpr auto kNap =
     std::chrono::microseconds(500);  // the longest sleep: a wake that was missed costs no more
 constexpr auto kLook = std::chrono::milliseconds(5);  // between two looks at the peers
+// What the time between two looks counts at the most: a machine or a process that was stopped has not waited.
+constexpr Clock::duration kMostCounted = std::chrono::milliseconds(200);
 
 void pause() {
 #if defined(__x86_64__)
@@ -55,14 +58,16 @@ void await(Line& line, std::uint32_t expected, const Patience& patience,
   }
   const auto began = Clock::now();
   auto looked = began;
+  Clock::duration waited{};
   for (auto now = began;; now = Clock::now()) {
     if (reached(line, expected)) return;
     if (now - began < kYielding) ::sched_yield();
     else nap(line, expected);
     if (now - looked < kLook) continue;
+    waited += std::min(now - looked, kMostCounted);
     looked = now;
     interrupted();
-    if (now - began > patience.timeout && !reached(line, expected))
+    if (waited > patience.timeout && !reached(line, expected))
       late(line.flag.load(std::memory_order_relaxed));
   }
 }
