@@ -132,6 +132,13 @@ struct Block {
   }
 };
 
+// Of a block: all but the last have a length that the compiler knows.
+template <class T>
+inline void copy_elements(void* to, const void* from, std::size_t count) {
+  if (count == wire::kBlock) std::memcpy(to, from, wire::kBlock * sizeof(T));
+  else std::memcpy(to, from, count * sizeof(T));
+}
+
 template <class T, class Code>
 void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain, bool average,
                 std::size_t count) {
@@ -142,8 +149,9 @@ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs
     float values[wire::kBlock], sum[wire::kBlock];
     for (int s = 0; s < n_srcs; ++s) {
       if (s == plain.src) {
-        for (std::size_t i = 0; i < some; ++i) values[i] = Wide<T>::from(load<T>(srcs[s], begin + i));
-        for (std::size_t i = some; i < wire::kBlock; ++i) values[i] = 0;
+        T elements[wire::kBlock] = {};
+        copy_elements<T>(elements, srcs[s] + begin * sizeof(T), some);
+        for (std::size_t i = 0; i < wire::kBlock; ++i) values[i] = Wide<T>::from(elements[i]);
         block.encode(values);
       } else {
         std::memcpy(block.codes, srcs[s] + begin, wire::kBlock);
@@ -151,7 +159,9 @@ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs
       }
       if (n_srcs == 1) break;  // it goes on as it is
       block.decode(values);
-      for (std::size_t i = 0; i < wire::kBlock; ++i) sum[i] = s == 0 ? values[i] : sum[i] + values[i];
+      if (s == 0) std::memcpy(sum, values, sizeof sum);
+      else
+        for (std::size_t i = 0; i < wire::kBlock; ++i) sum[i] = sum[i] + values[i];
     }
     if (n_srcs > 1) {
       if (average)
@@ -161,7 +171,9 @@ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs
     for (int d = 0; d < n_dsts; ++d) {
       if (d == plain.dst) {
         block.decode(values);
-        for (std::size_t i = 0; i < some; ++i) store<T>(dsts[d].at, begin + i, Wide<T>::to(values[i]));
+        T elements[wire::kBlock];
+        for (std::size_t i = 0; i < wire::kBlock; ++i) elements[i] = Wide<T>::to(values[i]);
+        copy_elements<T>(dsts[d].at + begin * sizeof(T), elements, some);
       } else {
         std::memcpy(dsts[d].at + begin, block.codes, wire::kBlock);
         dsts[d].at[blocks * wire::kBlock + b] = static_cast<byte>(block.scale);
