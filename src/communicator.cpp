@@ -53,6 +53,12 @@ class Communicator::Impl {
   bool has_engine() const { return engine_ != nullptr; }
   bool closed() const { return group_.left(); }
   void close() noexcept { group_.leave(); }
+  void fail(const std::string& text, bool late) noexcept {
+    group_.record(late ? Group::Kind::timeout : Group::Kind::peer_lost, text);
+  }
+  void check() {
+    if (group_.broken()) group_.check();
+  }
 
   // One call at a time: its place in the order of calls, and in the text of errors.
   class Turn {
@@ -414,6 +420,8 @@ int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
 void Communicator::close() noexcept { impl_->close(); }
 bool Communicator::closed() const { return impl_->closed(); }
+void Communicator::fail(const std::string& text, bool late) noexcept { impl_->fail(text, late); }
+void Communicator::check() { impl_->check(); }
 
 void Communicator::all_reduce(const Call& call) {
   impl_->run({Collective::all_reduce, call, rank(), size()});

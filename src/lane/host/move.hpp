@@ -16,10 +16,19 @@ using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, in
 // One source, any number of destinations.
 using Copy = void (*)(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes);
 
+// Combines `n_srcs` sources in order, `count` elements each, after those that `prior` (null: none) has come
+// to; `prior` is in wide elements. ranks 0: the result stays wide too, for sources that are still to come;
+// else it is finished for so many ranks and rounded. `out` may be `prior` or a source where their elements
+// are as wide.
+using Continue = void (*)(byte* out, const byte* prior, const byte* const* srcs, int n_srcs,
+                          std::size_t count, int ranks);
+
 struct Kernels {
   const char* instruction_set;
   Copy copy;
   Reduce reduce[kDTypes][kOps];
+  Continue resume[kDTypes][kOps];
+  std::size_t wide_bytes[kDTypes];  // of an element in which a dtype is combined
 };
 
 // The kernels for this machine, or for UNISONO_ISA; UsageError when the machine lacks that instruction set.
