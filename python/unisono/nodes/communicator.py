@@ -21,7 +21,18 @@ from .topology import NodeBootstrap, Topology
 __all__ = ["HierarchicalCommunicator"]
 
 OPS = ("sum", "prod", "min", "max", "avg")
-_ITEM = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "i32": 4, "i64": 8, "f8e4m3": 1, "f8e5m2": 1}
+_ITEM = {
+    "f32": 4,
+    "f64": 8,
+    "f16": 2,
+    "bf16": 2,
+    "i8": 1,
+    "u8": 1,
+    "i32": 4,
+    "i64": 8,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
+}
 _MOST_LETTERS = 128  # of a call in words, as ranks compare them
 _LOCAL_PATIENCE = 1.25  # a wait within the node outlasts one between nodes, whose error says more
 
@@ -103,7 +114,9 @@ class HierarchicalCommunicator:
         with self._call("barrier"):
             self._moves.barrier()
 
-    def broadcast(self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None) -> Any:
+    def broadcast(
+        self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
+    ) -> Any:
         """See `unisono.Communicator.broadcast`."""
         self._check_root(root)
         given = self._array(x, "x", written=out is None and self.rank != root)
@@ -309,9 +322,7 @@ class HierarchicalCommunicator:
         """The names that `algorithm` may have for a collective: of how nodes work together."""
         return list(sums.ALGORITHMS) if collective == "all_reduce" else []
 
-    def plan(
-        self, collective: str, bytes: int, symmetric: bool = False, device: str | None = None
-    ) -> str:
+    def plan(self, collective: str, bytes: int, symmetric: bool = False, device: str | None = None) -> str:
         """The algorithm that is taken between nodes."""
         return sums.choose(self._moves, bytes) if collective == "all_reduce" else "rails"
 
@@ -423,7 +434,9 @@ class HierarchicalCommunicator:
 
     def _parts(self, counts: Sequence[int], kind: str, array: _Array) -> list[tuple[int, int]]:
         if len(counts) != self.size:
-            raise UsageError(f"all_to_all_v needs {self.size} {kind} counts, one for each rank, not {len(counts)}.")
+            raise UsageError(
+                f"all_to_all_v needs {self.size} {kind} counts, one for each rank, not {len(counts)}."
+            )
         if any(count < 0 for count in counts):
             raise UsageError(f"all_to_all_v has a {kind} count below 0: give the number of elements.")
         lengths = [int(count) * array.item for count in counts]

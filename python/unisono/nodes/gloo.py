@@ -59,7 +59,9 @@ def make_group(
 def _address(env: Mapping[str, str]) -> str:
     """This host's address on the way to the others."""
     interface = env.get(_INTERFACE_VARIABLE, "").split(",")[0]
-    target = env.get("MASTER_ADDR") or "192.0.2.1"  # of no host (RFC 5737): what the default route is asked for
+    target = (
+        env.get("MASTER_ADDR") or "192.0.2.1"
+    )  # of no host (RFC 5737): what the default route is asked for
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             if interface:

@@ -15,7 +15,8 @@ from .engine import Part, Setting
 __all__ = ["MpiEngine"]
 
 _LOOK_S = 5e-3  # between two looks at the own node
-_YIELD_S = 5e-3  # how long a wait only yields its core; then it sleeps between polls
+_SPIN_S = 2e-4  # how long a wait keeps its core, where there are enough
+_YIELD_S = 5e-3  # how long it only yields it; then it sleeps between polls
 _NAP_S = 1e-4
 _TAG = 1
 
@@ -80,8 +81,11 @@ class _Exchange:
     def _poll(self, done: Any) -> None:
         setting = self._engine.setting
         began = looked = time.monotonic()
+        spinning = 0.0 if setting.topology.crowded else _SPIN_S
         while not done():
             now = time.monotonic()
+            if now - began < spinning:
+                continue
             if now - began < _YIELD_S:
                 os.sched_yield()
             else:
@@ -99,5 +103,9 @@ class _Exchange:
     def _peers(self) -> str:
         """Those whose requests are not complete: a complete one has become MPI_REQUEST_NULL."""
         mpi, parts = self._engine.mpi, [*self._receives, *self._sends]
-        open_ = [part.rank for part, request in zip(parts, self._requests, strict=True) if request != mpi.REQUEST_NULL]
+        open_ = [
+            part.rank
+            for part, request in zip(parts, self._requests, strict=True)
+            if request != mpi.REQUEST_NULL
+        ]
         return ", ".join(self._engine.setting.who(rank) for rank in sorted(set(open_))) or "its peers"

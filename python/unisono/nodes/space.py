@@ -32,9 +32,7 @@ class Space(Protocol):
     def wide_bytes(self, dtype: str) -> int:
         """Bytes of an element in which `dtype` is combined."""
 
-    def combine(
-        self, out: Any, prior: Any, sources: Sequence[Any], dtype: str, op: str, ranks: int
-    ) -> None:
+    def combine(self, out: Any, prior: Any, sources: Sequence[Any], dtype: str, op: str, ranks: int) -> None:
         """Combines `sources` in order, after `prior` (wide elements, or None). ranks 0: the result stays wide;
         else it is finished for that many ranks and rounded."""
 

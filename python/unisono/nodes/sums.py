@@ -20,9 +20,10 @@ from .moves import Moves
 __all__ = ["ALGORITHMS", "Sum", "all_reduce", "choose", "reduce", "reduce_scatter"]
 
 ALGORITHMS = ("one_shot", "two_shot", "chain")
-ONE_SHOT_BYTES = 16 << 10  # up to here everyone gets everything
-CHAIN_BYTES = 128 << 10  # from here on in a chain
-BLOCK_BYTES = 4 << 20  # of the input, that go through the steps together
+ONE_SHOT_BYTES = 32 << 10  # up to here everyone gets everything
+CHAIN_BYTES = 2 << 20  # from here on in a chain, where it saves traffic
+CHAIN_BLOCK_BYTES = 1 << 20  # of the input, that go through a step together: they stay in the cache
+BLOCK_BYTES = 4 << 20  # of the input, that two_shot takes at once
 _INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
 
 
@@ -46,7 +47,8 @@ def choose(moves: Moves, size: int) -> str:
     """The algorithm for an all_reduce of `size` bytes."""
     if size <= ONE_SHOT_BYTES:
         return "one_shot"
-    return "chain" if size >= CHAIN_BYTES and moves.topology.uniform else "two_shot"
+    place = moves.topology  # with a rank a node, both send an input's size; the chain one way after the other
+    return "chain" if size >= CHAIN_BYTES and place.uniform and len(place.local) > 1 else "two_shot"
 
 
 def all_reduce(moves: Moves, x: Any, out: Any, what: Sum, algorithm: str | None) -> None:
@@ -141,7 +143,7 @@ class _Chain:
         self._behind = place.counterpart(self._node + 1) if self._node < self._last else -1
         self._wide = what.item if what.exact else space.wide_bytes(what.dtype)
         unit = what.item * self._here
-        self._block = max(unit, min(BLOCK_BYTES, size) // unit * unit)
+        self._block = max(unit, min(CHAIN_BLOCK_BYTES, size) // unit * unit)
         self._count = -(-size // self._block)
         self._shard = self._block // unit  # elements
         if self._count * self._block < size + unit:  # the last block is the longest that is padded
@@ -174,7 +176,9 @@ class _Chain:
         length = min(self._block, len(x) - block * self._block)
         return -(-length // (self._what.item * self._here))
 
-    def _travel(self, parts: list[Part], rank: int, buffers: list[Any], block: int, item: int, x: Any) -> None:
+    def _travel(
+        self, parts: list[Part], rank: int, buffers: list[Any], block: int, item: int, x: Any
+    ) -> None:
         if 0 <= block < self._count:
             data = buffers[block % len(buffers)][: self._elements(block, x) * item]
             parts.append(Part(rank, data))

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..run import NODE_VARIABLE
 
-__all__ = ["NODE_VARIABLE", "NodeBootstrap", "Topology", "identity", "meet"]
+__all__ = ["NodeBootstrap", "Topology", "identity", "meet"]
 
-NODE_VARIABLE = "UNISONO_NODE"
 _MOST_LETTERS = 64
 
 
@@ -24,7 +24,9 @@ def identity(env: Mapping[str, str]) -> str:
     """
     named = env.get(NODE_VARIABLE, "").strip()
     if len(named) > _MOST_LETTERS:
-        raise UsageError(f"{NODE_VARIABLE}={named[:20]}... is too long: name the node in {_MOST_LETTERS} letters")
+        raise UsageError(
+            f"{NODE_VARIABLE}={named[:20]}... is too long: name the node in {_MOST_LETTERS} letters"
+        )
     return "/".join((_machine(), named or network()))
 
 
@@ -50,10 +52,17 @@ def _namespace(kind: str) -> str:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where a rank is. `nodes` has the ranks of each node, in order of their first; each in rank order."""
+    """Where a rank is.
+
+    Attributes:
+        rank: this rank's number.
+        nodes: the ranks of each node, in order of their first; each in rank order.
+        neighbours: how many ranks run on this machine, also on other nodes that it only plays.
+    """
 
     rank: int
     nodes: tuple[tuple[int, ...], ...]
+    neighbours: int = 1
 
     @classmethod
     def of(cls, rank: int, identities: Sequence[str]) -> Topology:
@@ -61,7 +70,13 @@ class Topology:
         nodes: dict[str, list[int]] = {}
         for index, name in enumerate(identities):
             nodes.setdefault(name, []).append(index)
-        return cls(rank, tuple(map(tuple, nodes.values())))
+        boots = [name.partition("/")[0] for name in identities]
+        return cls(rank, tuple(map(tuple, nodes.values())), boots.count(boots[rank]))
+
+    @cached_property
+    def crowded(self) -> bool:
+        """Whether there are fewer cores than ranks here: whoever waits must give its core away."""
+        return self.neighbours > len(os.sched_getaffinity(0))
 
     @cached_property
     def size(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import COLLECTIVES, DEVICES, CaseError
 from unisono.bench.records import Case
+from unisono.nodes import HierarchicalCommunicator
 
 
 def all_algorithms() -> list[str]:
@@ -16,7 +17,8 @@ def all_algorithms() -> list[str]:
     import unisono
 
     known = unisono.Communicator.algorithms
-    found = (known(name, device) for device in DEVICES for name in COLLECTIVES)
+    found = [known(name, device) for device in DEVICES for name in COLLECTIVES]
+    found += [HierarchicalCommunicator.algorithms(name) for name in COLLECTIVES]
     return list(dict.fromkeys(algorithm for names in found for algorithm in names))
 
 
@@ -58,6 +60,8 @@ class UnisonoBackend(Backend):
         if self._forced not in known:
             choice = ", ".join(known) or "no choice"
             return f"{case.collective} has no algorithm {self._forced}: it has {choice}."
+        if self._forced == "chain" and not self._comm.topology.uniform:
+            return "chain needs as many ranks on every node, with consecutive numbers."
         if self._forced.endswith(("direct", "two_shot_push", "copy_engine")) and case.memory != "symmetric":
             return f"{self._forced} needs symmetric memory."
         return None
