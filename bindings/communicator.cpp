@@ -405,9 +405,9 @@ void bind_communicator(nb::module_& module) {
            "The SMs that such a call takes of a GPU, `bytes` being its larger buffer; 0 where copy engines "
            "do it.")
       .def("set_plan", &C::set_plan, "entries"_a, "device"_a = none, doc::kSetPlan)
-      .def("_fail", &C::fail, "text"_a, "late"_a,
+      .def("fail", &C::fail, "text"_a, "late"_a,
            "Fails it on every rank with TimeoutError (late) or PeerLostError; what unisono.nodes needs.")
-      .def("_check", &C::check, "Raises its failure, also a rank's death that no call has met yet.")
+      .def("raise_if_failed", &C::check, "Raises its failure, also a rank's death that no call has met yet.")
       .def("_set_shape", &C::set_shape, "blocks"_a = 0, "threads"_a = 0, "piece_bytes"_a = 0,
            "For measurements: how the kernels that follow are cut; 0: by the plan. The same on every rank.");
 }

@@ -62,19 +62,22 @@ void combine(const Bytes& out, const std::optional<ConstBytes>& prior, const std
 
 void bind_nodes(nb::module_& module) {
   using namespace nb::literals;
-  module.def("_describe", &describe, "x"_a, "what"_a, "written"_a,
-             "(an array in the host's memory as bytes without a copy, else None; dtype; shape; "
-             "address). Raises UsageError for what a call would not take; `what` is the array's name there.");
   module.def(
-      "_empty_like", [](nb::handle like, const Shape& shape) { return empty_like(like, shape); }, "like"_a,
+      "describe", &describe, "x"_a, "what"_a, "written"_a,
+      nb::sig(
+          "def describe(x: object, what: str, written: bool) -> tuple[object, str, tuple[int, ...], int]"),
+      "(an array in the host's memory as bytes without a copy, else None; dtype; shape; "
+      "address). Raises UsageError for what a call would not take; `what` is the array's name there.");
+  module.def(
+      "empty_like", [](nb::handle like, const Shape& shape) { return empty_like(like, shape); }, "like"_a,
       "shape"_a, "A new array of the kind and type of `like`.");
   module.def(
-      "_wide_bytes",
+      "wide_bytes",
       [](const std::string& dtype) {
         return host::kernels().wide_bytes[static_cast<int>(dtype_named(dtype))];
       },
       "dtype"_a, "Bytes of an element in the type in which a dtype is combined.");
-  module.def("_combine", &combine, "out"_a, "prior"_a.none(), "sources"_a, "dtype"_a, "op"_a, "ranks"_a,
+  module.def("combine", &combine, "out"_a, "prior"_a.none(), "sources"_a, "dtype"_a, "op"_a, "ranks"_a,
              "Combines sources in order, after `prior`, which is wide; see host::Continue. All are bytes.");
 }
 

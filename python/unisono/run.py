@@ -78,7 +78,7 @@ def run_local(
     Args:
         n: number of ranks, 1 to 4096.
         argv: program and arguments; no shell.
-        nodes: above 1, the ranks take themselves for ranks of so many machines (UNISONO_NODE), in equal parts.
+        nodes: above 1, the ranks behave as on so many machines (UNISONO_NODE), in equal parts.
         env: environment of the ranks, default this process's; rank variables of other launchers are left out.
         grace_s, kill_s: seconds, see above.
 

@@ -1,7 +1,8 @@
-"""The contract across nodes: the same body, data and reference as on one (test_contract.py), on virtual nodes.
+"""The contract across nodes: the same body, data and reference as on one (test_contract.py), on virtual
+nodes.
 
-A layout names the node of each rank: two alike, several, uneven ones, and ranks that go round the nodes, where
-the order of nodes is not that of ranks.
+A layout names the node of each rank: two alike, several, uneven ones, and ranks that go round the nodes,
+where the order of nodes is not that of ranks.
 """
 
 from __future__ import annotations

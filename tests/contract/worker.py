@@ -1,7 +1,8 @@
 """A rank, or all ranks as threads, of a contract run: `python worker.py BACKEND RANKS FOLDER`.
 
 BACKEND: unisono (unisono:aab puts each rank on the virtual node of its letter, under any launcher) and gloo
-(under `unisono run`; gloo joins as many of the started ranks as each number of RANKS says), unisono-threads (a process alone), mpi (under mpiexec). RANKS: a number, or several with commas.
+(under `unisono run`; gloo joins as many of the started ranks as each number of RANKS says), unisono-threads
+(a process alone), mpi (under mpiexec). RANKS: a number, or several with commas.
 Every rank leaves its report in FOLDER/RANKS-rank.json.
 """
 

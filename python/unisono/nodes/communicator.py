@@ -51,10 +51,10 @@ class _Array(NamedTuple):
 class HierarchicalCommunicator:
     """The ranks of several nodes. Made by unisono.init() where it finds that.
 
-    Methods, arguments, results and errors are those of `unisono.Communicator` (see there), and so are the bits
-    of sums. Within a node data goes the way of `local`, the communicator of its ranks; between nodes over
-    `engine`: MPI where it has started the ranks, else gloo. After an error of communication it is failed: every
-    call raises that error.
+    Methods, arguments, results and errors are those of `unisono.Communicator` (see there), and so are the
+    bits of sums. Within a node data goes the way of `local`, the communicator of its ranks; between nodes
+    over an engine: MPI where it has started the ranks, else gloo. After an error of communication it is
+    failed: every call raises that error.
 
     Attributes:
         rank, size: this rank's number, from 0, and how many there are on all nodes.
@@ -77,7 +77,7 @@ class HierarchicalCommunicator:
         self.local = _core.Communicator(
             inner, timeout_s * _LOCAL_PATIENCE + 0.5, self._check, device, max_sms
         )
-        self._engine = make(Setting(bootstrap, topology, timeout_s, self.local._check))
+        self._engine = make(Setting(bootstrap, topology, timeout_s, self.local.raise_if_failed))
         self._moves = Moves(topology, self.local, self._engine, HostSpace())
         self._failure: UnisonoError | None = None
         self._calls = 0
@@ -89,18 +89,19 @@ class HierarchicalCommunicator:
         self.close()
 
     def __repr__(self) -> str:
-        place = self.topology
-        return f"<HierarchicalCommunicator: rank {place.rank} of {place.size}, node {place.node} of {len(place.nodes)}>"
+        node, nodes = self.topology.node, len(self.topology.nodes)
+        return f"<HierarchicalCommunicator: rank {self.rank} of {self.size}, node {node} of {nodes}>"
 
     @property
     def closed(self) -> bool:
         """Whether it has been closed, by close() or by an interrupt within a call."""
-        return self.local.closed
+        return bool(self.local.closed)
 
     @property
     def device(self) -> int | None:
         """The CUDA ordinal of this rank's GPU, or None."""
-        return self.local.device
+        device: int | None = self.local.device
+        return device
 
     def close(self) -> None:
         """Leaves the communicator. Idempotent, and not collective."""
@@ -199,14 +200,14 @@ class HierarchicalCommunicator:
         receives = self._parts(recv_counts, "receive", given)
         if given.shape != (sum(send_counts),):
             raise UsageError(
-                f"x has shape {given.shape}, but the send counts add up to {sum(send_counts)}: pass a 1-D x of "
-                "that many."
+                f"x has shape {given.shape}, but the send counts add up to {sum(send_counts)}: pass a 1-D x "
+                "of that many."
             )
         out, taken = self._new_output(out, x, given, (sum(recv_counts),))
         if send_counts[self.rank] != recv_counts[self.rank]:
             raise UsageError(
-                f"all_to_all_v: rank {self.rank} sends itself {send_counts[self.rank]} elements, but receives "
-                f"{recv_counts[self.rank]} from itself: give both the same count."
+                f"all_to_all_v: rank {self.rank} sends itself {send_counts[self.rank]} elements, but "
+                f"receives {recv_counts[self.rank]} from itself: give both the same count."
             )
         self._check_overlap("all_to_all_v", given, taken)
         if given.address == taken.address and len(given.bytes) and list(send_counts) != list(recv_counts):
@@ -268,8 +269,8 @@ class HierarchicalCommunicator:
         self._check_overlap("all_reduce", given, taken)
         if algorithm == "chain" and not self.topology.uniform:
             raise UsageError(
-                "chain needs as many ranks on every node, with consecutive numbers: use two_shot, or place the "
-                "ranks node by node."
+                "chain needs as many ranks on every node, with consecutive numbers: use two_shot, or place "
+                "the ranks node by node."
             )
         with self._call("all_reduce", given, op=op, algorithm=algorithm):
             if len(given.bytes):
@@ -362,7 +363,7 @@ class HierarchicalCommunicator:
             raise
         except UnisonoError as error:
             self._failure = error
-            self.local._fail(str(error), isinstance(error, TimeoutError))
+            self.local.fail(str(error), isinstance(error, TimeoutError))
             raise
         except BaseException:
             self.close()  # in the middle of a call: the peers cannot go on with this rank
@@ -395,13 +396,13 @@ class HierarchicalCommunicator:
                 )
 
     def _array(self, x: Any, what: str, written: bool = False) -> _Array:
-        array = _Array(*_core._describe(x, what, written))
+        array = _Array(*_core.describe(x, what, written))
         if array.bytes is None:
             raise UsageError(f"{what} is on a GPU: make the communicator with device=, on every rank.")
         return array
 
     def _new_output(self, out: Any, like: Any, given: _Array, shape: tuple[int, ...]) -> tuple[Any, _Array]:
-        out = _core._empty_like(like, shape) if out is None else out
+        out = _core.empty_like(like, shape) if out is None else out
         return out, self._output(out, like, given, shape)
 
     def _output(self, out: Any, like: Any, given: _Array, shape: tuple[int, ...]) -> _Array:
@@ -413,13 +414,13 @@ class HierarchicalCommunicator:
         return taken
 
     def _check_overlap(self, name: str, x: _Array, out: _Array, at_in: int = 0, at_out: int = 0) -> None:
-        """Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out` bytes
-        into the input."""
+        """Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out`
+        bytes into the input."""
         apart = x.address + len(x.bytes) <= out.address or out.address + len(out.bytes) <= x.address
         if not apart and x.address + at_out != out.address + at_in:
             raise UsageError(
-                f"the input and the output of {name} overlap without being in place (equal, or this rank's own "
-                "block of the larger one): pass buffers that are in place or apart."
+                f"the input and the output of {name} overlap without being in place (equal, or this rank's "
+                "own block of the larger one): pass buffers that are in place or apart."
             )
 
     def _without_ranks(self, array: _Array) -> tuple[int, ...]:

@@ -27,9 +27,8 @@ class Pending(Protocol):
     """An exchange under way."""
 
     def wait(self) -> None:
-        """Returns when all has been received, and what was sent may be overwritten; on GPUs when it is queued.
-
-        Raises TimeoutError past the deadline, PeerLostError where a peer has gone; both name it."""
+        """Returns when all has been received, and what was sent may be overwritten; on GPUs when it is
+        queued. Raises TimeoutError past the deadline, PeerLostError where a peer has gone; both name it."""
 
 
 class Engine(Protocol):

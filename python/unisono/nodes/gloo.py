@@ -1,4 +1,4 @@
-"""Messages between nodes by gloo, which PyTorch brings: for ranks that torchrun or `unisono run` has started."""
+"""Messages between nodes by gloo, which PyTorch brings: for ranks that torchrun or `unisono run` started."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def make_group(
         dist: Any = importlib.import_module("torch.distributed")
     except ImportError as error:
         raise UsageError(
-            f"PyTorch, whose gloo carries data between nodes, cannot be imported ({error}): install torch, or "
-            "start the ranks with mpiexec and mpi4py."
+            f"PyTorch, whose gloo carries data between nodes, cannot be imported ({error}): install torch, "
+            "or start the ranks with mpiexec and mpi4py."
         ) from error
     one_network = len(set(all_gather(network().encode()))) == 1
     address = "127.0.0.1" if one_network else _address(env)
@@ -70,8 +70,8 @@ def _address(env: Mapping[str, str]) -> str:
             address: str = probe.getsockname()[0]
         except OSError as error:
             raise UsageError(
-                f"this host knows no way to the other nodes ({error}): set {_INTERFACE_VARIABLE} to its network "
-                "interface, or MASTER_ADDR to rank 0's address, on every rank."
+                f"this host knows no way to the other nodes ({error}): set {_INTERFACE_VARIABLE} to its "
+                "network interface, or MASTER_ADDR to rank 0's address, on every rank."
             ) from error
     return address
 
@@ -109,12 +109,12 @@ class GlooEngine:
         setting, text = self.setting, " ".join(str(error).split())
         if "timed out" in text.lower():
             return TimeoutError(
-                f"{setting.topology} has waited {setting.timeout_s:g} s for {setting.who(rank)} over gloo: see "
-                "what that rank and the link between the nodes are doing, or raise UNISONO_TIMEOUT_S."
+                f"{setting.topology} has waited {setting.timeout_s:g} s for {setting.who(rank)} over gloo: "
+                "see what that rank and the link between the nodes are doing, or raise UNISONO_TIMEOUT_S."
             )
         return PeerLostError(
-            f"{setting.topology} has lost {setting.who(rank)} over gloo ({text[-200:]}): look at that process's "
-            "own output, then start the ranks again."
+            f"{setting.topology} has lost {setting.who(rank)} over gloo ({text[-200:]}): look at that "
+            "process's own output, then start the ranks again."
         )
 
     def close(self) -> None:

@@ -164,7 +164,8 @@ class Moves:
         if place.node != place.node_of[root]:
             self.exchange([Part(root, x)], []).wait()
             return
-        pending, landed = _Nothing(), None
+        pending: Pending = _Nothing()
+        landed = None
         if place.rank == root:
             remote = [rank for node in place.others for rank in place.nodes[node]]
             pending = self.exchange([], [Part(rank, out[rank * n : (rank + 1) * n]) for rank in remote])
@@ -181,7 +182,8 @@ class Moves:
         if place.node != place.node_of[root]:
             self.exchange([], [Part(root, out)]).wait()
             return
-        pending, packed = _Nothing(), None
+        pending: Pending = _Nothing()
+        packed = None
         if place.rank == root:
             remote = [rank for node in place.others for rank in place.nodes[node]]
             pending = self.exchange([Part(rank, x[rank * n : (rank + 1) * n]) for rank in remote], [])

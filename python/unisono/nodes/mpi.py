@@ -1,4 +1,4 @@
-"""Messages between nodes by MPI: nonblocking sends and receives, polled, since MPI's own wait has no deadline."""
+"""Messages between nodes by MPI: nonblocking, and polled, since MPI's own wait has no deadline."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Exchange:
         except mpi.Exception as error:
             abandon(requests, self._sends, self._receives)
             raise PeerLostError(
-                f"MPI lost the connection between {self._engine.setting.topology} and {self._peers()}: {error}"
+                f"MPI lost the way between {self._engine.setting.topology} and {self._peers()}: {error}"
             ) from error
         except BaseException:
             abandon(requests, self._sends, self._receives)  # MPI may still touch the buffers
@@ -74,8 +74,8 @@ class _Exchange:
             got = status.Get_count(mpi.BYTE)
             if got != part.data.nbytes:
                 raise UnisonoError(
-                    f"{self._engine.setting.who(part.rank)} sent {got} bytes, not {part.data.nbytes}: make the "
-                    "same call on every rank (UNISONO_CHECK=1 compares them)."
+                    f"{self._engine.setting.who(part.rank)} sent {got} bytes, not {part.data.nbytes}: make "
+                    "the same call on every rank (UNISONO_CHECK=1 compares them)."
                 )
 
     def _poll(self, done: Any) -> None:
@@ -96,8 +96,8 @@ class _Exchange:
             setting.look()
             if now - began > setting.timeout_s:
                 raise TimeoutError(
-                    f"{setting.topology} has waited {setting.timeout_s:g} s for {self._peers()} over MPI: see "
-                    "what that rank and the link between the nodes are doing, or raise UNISONO_TIMEOUT_S."
+                    f"{setting.topology} has waited {setting.timeout_s:g} s for {self._peers()} over MPI: "
+                    "see what that rank and the link between the nodes are doing, or raise UNISONO_TIMEOUT_S."
                 )
 
     def _peers(self) -> str:

@@ -33,8 +33,8 @@ class Space(Protocol):
         """Bytes of an element in which `dtype` is combined."""
 
     def combine(self, out: Any, prior: Any, sources: Sequence[Any], dtype: str, op: str, ranks: int) -> None:
-        """Combines `sources` in order, after `prior` (wide elements, or None). ranks 0: the result stays wide;
-        else it is finished for that many ranks and rounded."""
+        """Combines `sources` in order, after `prior` (wide elements, or None). ranks 0: the result stays
+        wide; else it is finished for that many ranks and rounded."""
 
 
 class HostSpace:
@@ -62,10 +62,10 @@ class HostSpace:
 
     def wide_bytes(self, dtype: str) -> int:
         """See `Space`."""
-        return _core._wide_bytes(dtype)
+        return int(_core.wide_bytes(dtype))
 
     def combine(
         self, out: Bytes, prior: Bytes | None, sources: Sequence[Bytes], dtype: str, op: str, ranks: int
     ) -> None:
         """See `Space`."""
-        _core._combine(out, prior, sources, dtype, op, ranks)
+        _core.combine(out, prior, sources, dtype, op, ranks)

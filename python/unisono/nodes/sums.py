@@ -81,7 +81,7 @@ def reduce(moves: Moves, x: Any, out: Any, what: Sum, root: int) -> None:
         shard = _two_shot(moves, given, what)
         whole = moves.space.scratch("whole", len(shard) * what.ranks) if here else None
         moves.gather(shard, whole, root)
-        if here:
+        if whole is not None:
             moves.space.copy(out[begin : begin + BLOCK_BYTES], whole[: len(given)])
 
 
@@ -129,9 +129,9 @@ def _land(moves: Moves, shard: Any, out: Any, what: Sum) -> None:
 class _Chain:
     """Steps in which a node works on one block while another comes in and a third goes out.
 
-    In step t node k adds its part to block t - 2k, and hands out the finished block t - 2(2K - k), K being the
-    last node: what is computed in one step travels in the next, and is worked on in the one after that. A step
-    in which nothing travels costs nothing.
+    In step t node k adds its part to block t - 2k, and hands out the finished block t - 2(2K - k), K being
+    the last node: what is computed in one step travels in the next, and is worked on in the one after that.
+    A step in which nothing travels costs nothing.
     """
 
     def __init__(self, moves: Moves, what: Sum, size: int) -> None:
@@ -157,7 +157,8 @@ class _Chain:
         node, last, count = self._node, self._last, self._count
         for step in range(count + 4 * last + 1):
             adding, landing = step - 2 * node, step - 2 * (2 * last - node)
-            sends, receives = [], []
+            sends: list[Part] = []
+            receives: list[Part] = []
             if node < last:
                 self._travel(sends, self._behind, self._partial, adding - 1, self._wide, x)
                 self._travel(receives, self._behind, self._final, landing + 1, self._what.item, x)

@@ -124,7 +124,7 @@ class Topology:
         return self.in_order and len({len(ranks) for ranks in self.nodes}) == 1
 
     def counterpart(self, node: int) -> int:
-        """The rank of a node that this one exchanges with: that of the same local rank, where there is one."""
+        """The rank of a node that this one exchanges with: of the same local rank, where there is one."""
         ranks = self.nodes[node]
         return ranks[self.local_rank % len(ranks)]
 
@@ -141,7 +141,7 @@ def meet(bootstrap: Any, env: Mapping[str, str]) -> Topology:
 
 
 class NodeBootstrap:
-    """The bootstrap among the ranks of one node, over that of all: every node gathers as often as the others."""
+    """The bootstrap among the ranks of one node, over that of all: every node gathers as often as others."""
 
     def __init__(self, whole: Any, topology: Topology) -> None:
         self._whole, self._local = whole, topology.local
