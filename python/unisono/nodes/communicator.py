@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _core
+from ..bootstrap_mpi import abandon
 from ..errors import MismatchError, TimeoutError, UnisonoError, UsageError
 from . import sums
 from .engine import Setting, make
@@ -79,6 +80,7 @@ class HierarchicalCommunicator:
         )
         self._engine = make(Setting(bootstrap, topology, timeout_s, self.local.raise_if_failed))
         self._moves = Moves(topology, self.local, self._engine, HostSpace())
+        self._device = device
         self._failure: UnisonoError | None = None
         self._calls = 0
 
@@ -100,8 +102,7 @@ class HierarchicalCommunicator:
     @property
     def device(self) -> int | None:
         """The CUDA ordinal of this rank's GPU, or None."""
-        device: int | None = self.local.device
-        return device
+        return self._device
 
     def close(self) -> None:
         """Leaves the communicator. Idempotent, and not collective."""
@@ -363,6 +364,7 @@ class HierarchicalCommunicator:
             raise
         except UnisonoError as error:
             self._failure = error
+            abandon()  # where MPI has started the ranks, its end would wait for those that are out of reach
             self.local.fail(str(error), isinstance(error, TimeoutError))
             raise
         except BaseException:
