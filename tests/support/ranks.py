@@ -116,16 +116,15 @@ def play(
 def play_by(
     start: Callable[[Sequence[str]], Ended], n: int, program: str, *args: object, within_s: float = 0
 ) -> Outcome:
-    """The same with a launcher of the test's own, which runs an argv as `n` ranks; `within_s` is how long they
-    may outlive it."""
+    """The same with a launcher of the test's own, which runs an argv as `n` ranks; `within_s` is how long
+    they may outlive it."""
     with tempfile.TemporaryDirectory() as folder:
         ended = start([sys.executable, str(PROGRAMS), program, folder, json.dumps(args)])
+        words = [Path(folder) / str(rank) for rank in range(n)]
         deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline and not all(
-            (Path(folder) / str(rank)).exists() for rank in range(n)
-        ):
+        while time.monotonic() < deadline and not all(path.exists() for path in words):
             time.sleep(0.02)
-        return Outcome(ended, [_said(Path(folder) / str(rank)) for rank in range(n)])
+        return Outcome(ended, [_said(path) for path in words])
 
 
 def _said(path: Path) -> Any:

@@ -51,7 +51,6 @@ def make_group(
         store = dist.TCPStore(where[0], int(where[1]), is_master=False, wait_for_workers=False, timeout=limit)
     options = dist.ProcessGroupGloo._Options()
     options._timeout = limit
-    options._threads = 1
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return dist.ProcessGroupGloo(store, rank, size, options)
 

@@ -21,8 +21,8 @@ __all__ = ["ALGORITHMS", "Sum", "all_reduce", "choose", "reduce", "reduce_scatte
 
 ALGORITHMS = ("one_shot", "two_shot", "chain")
 ONE_SHOT_BYTES = 32 << 10  # up to here everyone gets everything
-CHAIN_BYTES = 2 << 20  # from here on in a chain, where it saves traffic
-CHAIN_BLOCK_BYTES = 1 << 20  # of the input, that go through a step together: they stay in the cache
+CHAIN_BYTES = 8 << 20  # from here on in a chain, where it saves traffic
+CHAIN_BLOCK_BYTES = 2 << 20  # of the input, that go through a step together: they stay in the cache
 BLOCK_BYTES = 4 << 20  # of the input, that two_shot takes at once
 _INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
 
