@@ -1,4 +1,4 @@
-"""Across nodes on virtual ones: where ranks are, what is refused, ranks that die or differ, and the arithmetic."""
+"""Across nodes on virtual ones: where ranks are, what is refused, ranks that die or differ, and sums."""
 
 from __future__ import annotations
 
