@@ -155,6 +155,7 @@ class Calls:
             self._failure = error
             abandon()  # where MPI has started the ranks, its end would wait for those that are out of reach
             self.local.fail(str(error), isinstance(error, TimeoutError))
+            self._engine.close()  # where that breaks connections, the peers hear of it now
             raise
         except BaseException:
             self.close()  # in the middle of a call: the peers cannot go on with this rank
