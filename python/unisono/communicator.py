@@ -38,6 +38,7 @@ def init(
     check: bool | None = None,
     device: int | None = None,
     max_sms: int = 0,
+    peer_access: bool = True,
 ) -> Communicator | HierarchicalCommunicator:
     """The communicator of all ranks that were started together. Collective.
 
@@ -52,6 +53,8 @@ def init(
     check: compare the ranks' calls before anything moves; None: UNISONO_CHECK, else no.
     device: CUDA ordinal of this rank's GPU, for calls on arrays there; all ranks give one, or none does.
     max_sms: that a kernel may take of the GPU; 0: UNISONO_MAX_SMS, else as many as pay.
+    peer_access: False on any rank (or UNISONO_PEER_ACCESS=0): no GPU touches another's memory; messages go
+        through pinned host memory, as they do where two of the GPUs cannot reach each other.
 
     Raises UsageError where the environment or the arguments make no sense, TimeoutError when ranks do not
     come, ResourceError when memory cannot be shared.
@@ -67,9 +70,11 @@ def init(
     topology = meet(meeting, os.environ)
     communicator: Communicator | HierarchicalCommunicator
     if len(topology.nodes) == 1:
-        communicator = inner = Communicator(meeting, timeout_s, check, device, max_sms)
+        communicator = inner = Communicator(meeting, timeout_s, check, device, max_sms, peer_access)
     else:
-        communicator = HierarchicalCommunicator(meeting, topology, wait_s, check, device, max_sms)
+        communicator = HierarchicalCommunicator(
+            meeting, topology, wait_s, check, device, max_sms, peer_access
+        )
         inner = communicator.local
     _open.add(communicator)
     _load_plan(inner)
@@ -82,7 +87,7 @@ def init_threads(n: int, timeout_s: float | None = None, check: bool | None = No
     Calls release the GIL. Every buffer is within every rank's reach, so that all large calls are zero-copy.
     timeout_s and check as in `init`.
     """
-    return _of_threads([None] * n, timeout_s, check, 0)
+    return _of_threads([None] * n, timeout_s, check)
 
 
 class Communicators(list[Communicator]):
@@ -103,6 +108,7 @@ def init_all(
     timeout_s: float | None = None,
     check: bool | None = None,
     max_sms: int = 0,
+    peer_access: bool = True,
 ) -> Communicators:
     """One process, all GPUs: a communicator for each of `devices`, in that order.
 
@@ -110,16 +116,20 @@ def init_all(
     calls as they are made, each needs its own. `Communicators.empty` makes symmetric memory of all ranks at
     once.
 
-    devices: CUDA ordinals; None: all that this process sees. timeout_s, check and max_sms as in `init`.
+    devices: CUDA ordinals; None: all that this process sees. The others as in `init`.
     """
     found = list(range(device_count())) if devices is None else list(devices)
     if not found:
         raise UsageError("there is no GPU: init_all() needs one that CUDA sees; init_threads() needs none.")
-    return _of_threads(found, timeout_s, check, max_sms)
+    return _of_threads(found, timeout_s, check, max_sms, peer_access)
 
 
 def _of_threads(
-    devices: Sequence[int | None], timeout_s: float | None, check: bool | None, max_sms: int
+    devices: Sequence[int | None],
+    timeout_s: float | None,
+    check: bool | None,
+    max_sms: int = 0,
+    peer_access: bool = True,
 ) -> Communicators:
     wait_s = _deadline_s(timeout_s)
     n = len(devices)
@@ -127,7 +137,7 @@ def _of_threads(
     with ThreadPoolExecutor(max(n, 1)) as pool:
         communicators = Communicators(
             pool.map(
-                lambda meeting, device: Communicator(meeting, timeout_s, check, device, max_sms),
+                lambda meeting, device: Communicator(meeting, timeout_s, check, device, max_sms, peer_access),
                 meetings,
                 devices,
             )
@@ -162,6 +172,20 @@ def plan_path() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "unisono" / "plan.json"
 
 
+def _is_for(table: dict[str, Any], communicator: Communicator) -> bool:
+    if table.get("device", "cpu") == "cpu":
+        return True
+    if not communicator.peer_access:  # tables are for GPUs that reach each other
+        return False
+    return bool(table["card"] == communicator.card)
+
+
+def _entry(entry: dict[str, Any]) -> tuple[Any, ...]:
+    shape = (entry.get("blocks", 0), entry.get("threads", 0), entry.get("piece_bytes", 0))
+    symmetric = entry["memory"] == "symmetric"
+    return (entry["collective"], symmetric, entry["up_to_bytes"], entry["algorithm"], shape)
+
+
 def _load_plan(communicator: Communicator) -> None:
     path = plan_path()
     if not path.is_file():
@@ -172,13 +196,10 @@ def _load_plan(communicator: Communicator) -> None:
         return
     try:
         tables = json.loads(path.read_text())
-        entries = [
-            (entry["collective"], entry["memory"] == "symmetric", entry["up_to_bytes"], entry["algorithm"])
-            for table in (tables if isinstance(tables, list) else [tables])
-            if table["ranks"] == communicator.size
-            for entry in table["entries"]
-        ]
-        communicator.set_plan(entries)
+        for table in tables if isinstance(tables, list) else [tables]:
+            if table["ranks"] == communicator.size and _is_for(table, communicator):
+                entries = [_entry(entry) for entry in table["entries"]]
+                communicator.set_plan(entries, table.get("device", "cpu"))
     except UsageError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:

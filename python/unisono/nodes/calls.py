@@ -67,12 +67,13 @@ class Calls:
         check: bool | None = None,
         device: int | None = None,
         max_sms: int = 0,
+        peer_access: bool = True,
     ) -> None:
         self.topology, self.rank, self.size = topology, topology.rank, topology.size
         self._check = _asked_for() if check is None else check
         inner = NodeBootstrap(bootstrap, topology)
         self.local = _core.Communicator(
-            inner, timeout_s * _LOCAL_PATIENCE + 0.5, self._check, device, max_sms
+            inner, timeout_s * _LOCAL_PATIENCE + 0.5, self._check, device, max_sms, peer_access
         )
         setting = Setting(bootstrap, topology, timeout_s, self.local.raise_if_failed)
         self._engine = make(setting)

@@ -188,11 +188,20 @@ class HierarchicalCommunicator(Calls):
     # ---- what combines -------------------------------------------------------------------------------------
 
     def all_reduce(
-        self, x: Any, op: str = "sum", out: Any = None, algorithm: str | None = None, stream: Any = None
+        self,
+        x: Any,
+        op: str = "sum",
+        out: Any = None,
+        algorithm: str | None = None,
+        stream: Any = None,
+        wire: str | None = None,
     ) -> Any:
         """See `unisono.Communicator.all_reduce`.
 
-        algorithm: one_shot, two_shot or chain (sums.py says what they do); None: by size and topology."""
+        algorithm: one_shot, two_shot or chain (sums.py says what they do); None: by size and topology.
+        wire: None; there are no quantised sums across nodes yet."""
+        if wire is not None:
+            raise UsageError(f"all_reduce across nodes has no wire={wire!r}: leave it out.")
         given = self._array(x, "x")
         what = self._sum(given, op)
         out, taken = self._new_output(out, x, given, given.shape)

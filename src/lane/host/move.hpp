@@ -23,12 +23,17 @@ using Copy = void (*)(const Dst* dsts, int n_dsts, const byte* src, std::size_t 
 using Continue = void (*)(byte* out, const byte* prior, const byte* const* srcs, int n_srcs,
                           std::size_t count, int ranks);
 
+// A lane's requantise; `average`: sums are divided by the number of sources.
+using Requantise = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
+                            bool average, std::size_t count);
+
 struct Kernels {
   const char* instruction_set;
   Copy copy;
   Reduce reduce[kDTypes][kOps];
   Continue resume[kDTypes][kOps];
-  std::size_t wide_bytes[kDTypes];  // of an element in which a dtype is combined
+  std::size_t wide_bytes[kDTypes];         // of an element in which a dtype is combined
+  Requantise requantise[kDTypes][kWires];  // null where there is none
 };
 
 // The kernels for this machine, or for UNISONO_ISA; UsageError when the machine lacks that instruction set.
