@@ -80,7 +80,9 @@ class Calls:
         self._moves = Moves(topology, self.local, self._engine, HostSpace())
         self._gpu: Any = None  # the space, the engine and the moves on arrays of the GPU
         if device is not None:
-            from .cuda import CudaSpace, NcclEngine, torch
+            import torch
+
+            from .cuda import CudaSpace, NcclEngine
 
             space = CudaSpace(torch.device("cuda", device))
             engine = NcclEngine(setting, space, device)
