@@ -27,7 +27,7 @@ HAVE := $(VENV)/.have-
 SOURCES := $(shell find CMakeLists.txt cmake include src bindings -type f)
 PACKAGE := $(shell find python -type f -not -name '*.so' -not -name '*.pyi' -not -path '*/__pycache__/*')
 CPP := $(shell find include src bindings tests/cpp examples -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
-SCRIPTS := .ci/run $(wildcard tools/*.sh)
+SCRIPTS := .ci/run $(wildcard tools/*.sh deploy/slurm/*.sbatch tests/support/*.sh)
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 

@@ -292,6 +292,9 @@ class PyCommunicator {
     communicator_.set_plan(read, memory_of(device));
   }
 
+  void fail(const std::string& text, bool late) { communicator_.fail(text, late); }
+  void raise_if_failed() { communicator_.raise_if_failed(); }
+
   void set_shape(int blocks, int threads, std::size_t piece_bytes) {
     communicator_.set_shape(blocks, threads, piece_bytes);
   }
@@ -460,6 +463,10 @@ void bind_communicator(nb::module_& module) {
            "The SMs that such a call takes of a GPU, `bytes` being its larger buffer; 0 where copy engines "
            "do it.")
       .def("set_plan", &C::set_plan, "entries"_a, "device"_a = none, doc::kSetPlan)
+      .def("fail", &C::fail, "text"_a, "late"_a,
+           "Fails it on every rank with TimeoutError (late) or PeerLostError; what unisono.nodes needs.")
+      .def("raise_if_failed", &C::raise_if_failed,
+           "Raises its failure, also a rank's death that no call has met yet.")
       .def("_set_shape", &C::set_shape, "blocks"_a = 0, "threads"_a = 0, "piece_bytes"_a = 0,
            "For measurements: how the kernels that follow are cut; 0: by the plan. The same on every rank.");
 }

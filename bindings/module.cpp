@@ -30,6 +30,7 @@ NB_MODULE(_core, module) {
   module.attr("version") = UNISONO_VERSION;
   unisono::python::bind_errors();
   unisono::python::bind_communicator(module);
+  unisono::python::bind_nodes(module);
 #ifdef UNISONO_CUDA
   unisono::python::bind_links(module);
 #endif

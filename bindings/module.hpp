@@ -9,6 +9,9 @@ namespace unisono::python {
 
 void bind_communicator(nanobind::module_& module);
 
+// What the collectives across nodes (python/unisono/nodes/) take from the core.
+void bind_nodes(nanobind::module_& module);
+
 // Where the extension is built with CUDA (no public header).
 void bind_links(nanobind::module_& module);
 

@@ -7,6 +7,7 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/array.cpp
   bindings/communicator.cpp
   bindings/module.cpp
+  bindings/nodes.cpp
 )
 target_include_directories(_core PRIVATE src)
 target_compile_definitions(_core PRIVATE UNISONO_VERSION="${PROJECT_VERSION}")

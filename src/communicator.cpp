@@ -88,6 +88,8 @@ int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
 void Communicator::close() noexcept { impl_->close(); }
 bool Communicator::closed() const { return impl_->closed(); }
+void Communicator::fail(const std::string& text, bool late) noexcept { impl_->fail(text, late); }
+void Communicator::raise_if_failed() { impl_->raise_if_failed(); }
 
 void Communicator::all_reduce(const Call& call) {
   impl_->run({Collective::all_reduce, call, rank(), size()});

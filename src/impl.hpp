@@ -30,6 +30,12 @@ class Communicator::Impl {
   void set_check(bool check) { check_ = check; }
   bool closed() const { return group_.left(); }
   void close() noexcept { group_.leave(); }
+  void fail(const std::string& text, bool late) noexcept {
+    group_.record(late ? Group::Kind::timeout : Group::Kind::peer_lost, text);
+  }
+  void raise_if_failed() {
+    if (group_.broken()) group_.check();
+  }
 
   void run(Request request);
   void run_pair(Request request, int to, int from);

@@ -124,6 +124,12 @@ class Communicator {
   // on every rank.
   void set_shape(int blocks, int threads, std::size_t piece_bytes);
 
+  // For who carries data between communicators: fails this one on every rank (calls under way and later ones
+  // raise TimeoutError where `late`, else PeerLostError, with that text), and throws if it has failed already
+  // or a rank has died. From any thread.
+  void fail(const std::string& text, bool late) noexcept;
+  void raise_if_failed();
+
   // Whether the ranks' calls are compared first (Options::check), from the next call on. Set it between the
   // same calls on every rank.
   bool check() const;

@@ -13,7 +13,7 @@ from .errors import ResourceError, TimeoutError, UnisonoError, UsageError
 from .hub import FrameError, Header, Kind
 from .launch import World
 
-__all__ = ["MpiBootstrap", "from_launcher"]
+__all__ = ["MpiBootstrap", "abandon", "from_launcher"]
 
 _LAUNCHERS = {"openmpi": "mpirun (Open MPI)", "mpich": "mpiexec (PMI)", "slurm": "srun"}
 _PAUSE_S = (2e-5, 1e-3)  # shortest and longest sleep between two looks at a pending request
@@ -76,6 +76,11 @@ class MpiBootstrap:
         )
         return [bytes(whole[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
 
+    @property
+    def communicator(self) -> Any:
+        """The copy, on which the bootstrap itself sends nothing from one rank to another."""
+        return self._comm
+
     def close(self) -> None:
         """Free the copy of the communicator. Idempotent."""
         if not self._closed and not self._failed and not self._mpi.Is_finalized():
@@ -107,13 +112,18 @@ class MpiBootstrap:
         while not self._call(request.Test):
             if time.monotonic() >= deadline:
                 self._failed = True
-                _abandoned.append((request, buffers))
+                abandon(request, buffers)
                 raise TimeoutError(
                     f"rank {self.rank} waited {self._timeout_s:g} s in {what} of the MPI bootstrap: "
                     f"not all of the {self.size} ranks called it"
                 )
             time.sleep(pause)
             pause = min(pause * 2, _PAUSE_S[1])
+
+
+def abandon(*held: object) -> None:
+    """Keeps requests that will not complete, and their buffers, to the end, at which MPI is not finalized."""
+    _abandoned.append(held)
 
 
 def from_launcher(world: World, timeout_s: float) -> MpiBootstrap:

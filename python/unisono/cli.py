@@ -357,11 +357,14 @@ def info() -> None:
 def run(
     context: typer.Context,
     ranks: Annotated[int, typer.Option("-n", "--ranks", help="How many ranks to start.")],
+    nodes: Annotated[
+        int, typer.Option("--nodes", help="Virtual nodes, to try what runs across machines on one.")
+    ] = 1,
 ) -> None:
     """Starts a program as ranks on this machine: `unisono run -n 4 train.py`."""
     from unisono import launch
 
-    raise typer.Exit(_guarded(lambda: launch.run_command(ranks, context.args)))
+    raise typer.Exit(_guarded(lambda: launch.run_command(ranks, context.args, nodes=nodes)))
 
 
 @app.command()

@@ -16,9 +16,11 @@ from . import bootstrap as bootstraps
 from . import launch
 from ._core import Communicator, device_count, thread_bootstraps
 from .errors import UsageError
+from .nodes import HierarchicalCommunicator
+from .nodes.topology import meet
 
 _DEFAULT_TIMEOUT_S = 30.0
-_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_open: weakref.WeakSet[Communicator | HierarchicalCommunicator] = weakref.WeakSet()
 
 
 @atexit.register
@@ -37,11 +39,12 @@ def init(
     device: int | None = None,
     max_sms: int = 0,
     peer_access: bool = True,
-) -> Communicator:
+) -> Communicator | HierarchicalCommunicator:
     """The communicator of all ranks that were started together. Collective.
 
     Without arguments it finds where it is: `unisono run`, torchrun, Open MPI, MPICH or another PMI launcher,
-    a Slurm step, or a process alone (one rank).
+    a Slurm step, or a process alone (one rank). Where the ranks are on several nodes, it is a
+    `HierarchicalCommunicator`, which has the same methods.
 
     rank, size: instead of what the environment says; then `bootstrap` must be given unless size is 1.
     bootstrap: an mpi4py communicator, a torch.distributed Store, or an object with rank, size and
@@ -64,9 +67,17 @@ def init(
         world = launch.from_env(os.environ)
     wait_s = _deadline_s(timeout_s)
     meeting = bootstraps.make(world, bootstrap, wait_s)
-    communicator = Communicator(meeting, timeout_s, check, device, max_sms, peer_access)
+    topology = meet(meeting, os.environ)
+    communicator: Communicator | HierarchicalCommunicator
+    if len(topology.nodes) == 1:
+        communicator = inner = Communicator(meeting, timeout_s, check, device, max_sms, peer_access)
+    else:
+        communicator = HierarchicalCommunicator(
+            meeting, topology, wait_s, check, device, max_sms, peer_access
+        )
+        inner = communicator.local
     _open.add(communicator)
-    _load_plan(communicator)
+    _load_plan(inner)
     return communicator
 
 

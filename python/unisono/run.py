@@ -28,11 +28,12 @@ from typing import Any
 from .errors import ResourceError, UsageError
 from .hub import HEADER_BYTES, MAX_PAYLOAD, Hub
 
-__all__ = ["FD_VARIABLE", "RANK_VARIABLE", "SIZE_VARIABLE", "run_command", "run_local"]
+__all__ = ["FD_VARIABLE", "NODE_VARIABLE", "RANK_VARIABLE", "SIZE_VARIABLE", "run_command", "run_local"]
 
 RANK_VARIABLE = "UNISONO_RANK"
 SIZE_VARIABLE = "UNISONO_SIZE"
 FD_VARIABLE = "UNISONO_BOOTSTRAP_FD"
+NODE_VARIABLE = "UNISONO_NODE"
 _MAX_RANKS = 4096
 _PIECE = 1 << 16  # bytes read from a rank at once
 _PIECES = (MAX_PAYLOAD + HEADER_BYTES) // _PIECE + 2  # enough for one whole message
@@ -44,7 +45,7 @@ _FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNR
 _FOREIGN_TORCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
-def run_command(n: int, argv: Sequence[str], *, grace_s: float = 10.0) -> int:
+def run_command(n: int, argv: Sequence[str], *, nodes: int = 1, grace_s: float = 10.0) -> int:
     """What `unisono run -n N ARGV...` does: like `run_local`, for what a user types.
 
     A program that ends in .py, and `-m module`, run under this Python. Returns the exit code for the shell.
@@ -54,13 +55,14 @@ def run_command(n: int, argv: Sequence[str], *, grace_s: float = 10.0) -> int:
     if argv[0] == "-m" and len(argv) == 1:
         raise UsageError("-m needs the name of a module, as in `unisono run -n 4 -m package.train`")
     python = [sys.executable] if argv[0].endswith(".py") or argv[0] == "-m" else []
-    return run_local(n, [*python, *argv], grace_s=grace_s)
+    return run_local(n, [*python, *argv], nodes=nodes, grace_s=grace_s)
 
 
 def run_local(
     n: int,
     argv: Sequence[str],
     *,
+    nodes: int = 1,
     env: Mapping[str, str] | None = None,
     grace_s: float = 10.0,
     kill_s: float = 5.0,
@@ -76,6 +78,7 @@ def run_local(
     Args:
         n: number of ranks, 1 to 4096.
         argv: program and arguments; no shell.
+        nodes: above 1, the ranks behave as on so many machines (UNISONO_NODE), in equal parts.
         env: environment of the ranks, default this process's; rank variables of other launchers are left out.
         grace_s, kill_s: seconds, see above.
 
@@ -89,9 +92,11 @@ def run_local(
     """
     if not 1 <= n <= _MAX_RANKS:
         raise UsageError(f"the number of ranks is {n}: give 1 to {_MAX_RANKS}")
+    if not 1 <= nodes <= n:
+        raise UsageError(f"{n} ranks cannot be on {nodes} nodes: give from 1 node to one for each rank")
     if not argv:
         raise UsageError("there is nothing to run: argv is empty")
-    run = _Run(n, grace_s, kill_s)
+    run = _Run(n, nodes, grace_s, kill_s)
     with _signals(run), run:  # in this order: a signal must not interrupt the clearing up
         run.start(list(argv), dict(os.environ if env is None else env))
         return run.wait()
@@ -184,11 +189,11 @@ class _Rank:
 class _Run:
     """The launcher's state; a context manager that leaves no process behind."""
 
-    def __init__(self, size: int, grace_s: float, kill_s: float) -> None:
+    def __init__(self, size: int, nodes: int, grace_s: float, kill_s: float) -> None:
         self.received: deque[int] = deque()  # signals, from the handler to the loop
         self.wake_reader, self.wake_writer = socket.socketpair()
         self._hub = Hub(size)
-        self._size = size
+        self._size, self._nodes = size, nodes
         self._grace_s = grace_s
         self._kill_s = kill_s
         self._ranks: list[_Rank] = []
@@ -218,6 +223,8 @@ class _Run:
         kept = {k: v for k, v in env.items() if not k.startswith(_FOREIGN) and k not in _FOREIGN_TORCH}
         kept[SIZE_VARIABLE] = str(self._size)
         for number in range(self._size):
+            if self._nodes > 1:
+                kept[NODE_VARIABLE] = str(number * self._nodes // self._size)
             try:
                 rank = _Rank(number, argv, kept)
             except OSError as error:

@@ -1,7 +1,8 @@
 """A rank, or all ranks as threads, of a contract run: `python worker.py BACKEND RANKS FOLDER`.
 
-BACKEND: unisono and gloo (under `unisono run`; gloo joins as many of the started ranks as each number of
-RANKS says), unisono-threads (a process alone), mpi (under mpiexec). RANKS: a number, or several with commas.
+BACKEND: unisono (unisono:aab puts each rank on the virtual node of its letter, under any launcher) and gloo
+(under `unisono run`; gloo joins as many of the started ranks as each number of RANKS says), unisono-threads
+(a process alone), mpi (under mpiexec). RANKS: a number, or several with commas.
 Every rank leaves its report in FOLDER/RANKS-rank.json.
 """
 
@@ -21,6 +22,7 @@ from body import OtherSubject, Report, UnisonoSubject, run
 from cases import COLLECTIVES, Work, works_of_others, works_of_unisono
 from unisono import bootstrap, launch
 from unisono.bench.backends.base import Backend, Ranks, load
+from unisono.nodes import HierarchicalCommunicator
 
 _TIMEOUT_S = 60.0
 
@@ -36,7 +38,7 @@ def _reported(path: Path, body: Callable[[Report], None]) -> bool:
     return report.error is None
 
 
-def _reaches_plain_memory(communicator: unisono.Communicator) -> bool:
+def _reaches_plain_memory(communicator: unisono.Communicator | HierarchicalCommunicator) -> bool:
     """Whether direct algorithms take any memory here. The same on every rank, as UsageErrors of the ranks'
     places are.
     """
@@ -47,8 +49,10 @@ def _reaches_plain_memory(communicator: unisono.Communicator) -> bool:
     return True
 
 
-def _works(communicator: unisono.Communicator) -> list[Work]:
-    algorithms = {name: communicator.algorithms(name) for name in COLLECTIVES}
+def _works(communicator: unisono.Communicator | HierarchicalCommunicator) -> list[Work]:
+    algorithms = {name: list(communicator.algorithms(name)) for name in COLLECTIVES}
+    if isinstance(communicator, HierarchicalCommunicator) and not communicator.topology.uniform:
+        algorithms["all_reduce"].remove("chain")
     return works_of_unisono(communicator.size, algorithms, _reaches_plain_memory(communicator))
 
 
@@ -100,6 +104,9 @@ _MEETINGS = {"gloo": 2, "mpi": 0}  # all_gathers of a backend's setup
 
 
 def main(name: str, ranks: list[int], folder: Path) -> int:
+    name, _, nodes = name.partition(":")
+    if nodes:
+        os.environ["UNISONO_NODE"] = nodes[launch.from_env(os.environ).rank]
     if name == "unisono":
         return 0 if unisono_processes(folder) else 1
     if name == "unisono-threads":

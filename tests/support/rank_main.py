@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+RANKS = ("UNISONO_RANK", "PMI_RANK", "RANK")
+
 
 def describe(error: BaseException) -> dict[str, Any]:
     """An error as JSON: its class, its text, and what it may be caught as."""
@@ -28,7 +30,7 @@ def main(program: str, folder: str, args: str) -> int:
         said = {"result": getattr(importlib.import_module(module), function)(*json.loads(args))}
     except BaseException as error:
         said = {"error": describe(error)}
-    path = Path(folder) / os.environ.get("UNISONO_RANK", "0")
+    path = Path(folder) / next((os.environ[name] for name in RANKS if name in os.environ), "0")
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps(said))
     unfinished.rename(path)

@@ -11,14 +11,15 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 PROGRAMS = Path(__file__).with_name("rank_main.py")
 _LAUNCH = (
-    "import sys; from unisono.launch import run_local; sys.exit(run_local(int(sys.argv[1]), sys.argv[2:]))"
+    "import sys; from unisono.launch import run_local; "
+    "sys.exit(run_local(int(sys.argv[1]), sys.argv[3:], nodes=int(sys.argv[2])))"
 )
 
 
@@ -63,9 +64,15 @@ def _end(child: subprocess.Popen[bytes]) -> None:
                 child.wait(10)
 
 
-def launch(n: int, argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = 60) -> Ended:
+def launch(
+    n: int,
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 60,
+    nodes: int = 1,
+) -> Ended:
     """`argv` as `n` ranks, as `unisono run` starts them."""
-    return run([sys.executable, "-c", _LAUNCH, str(n), *argv], env, timeout_s)
+    return run([sys.executable, "-c", _LAUNCH, str(n), str(nodes), *argv], env, timeout_s)
 
 
 @dataclass(frozen=True)
@@ -96,12 +103,28 @@ def play(
     *args: object,
     env: Mapping[str, str] | None = None,
     timeout_s: float = 60,
+    nodes: int = 1,
 ) -> Outcome:
     """Runs `module:function` as `n` ranks, each with the JSON-able `args`."""
+
+    def start(argv: Sequence[str]) -> Ended:
+        return launch(n, argv, env, timeout_s, nodes)
+
+    return play_by(start, n, program, *args)
+
+
+def play_by(
+    start: Callable[[Sequence[str]], Ended], n: int, program: str, *args: object, within_s: float = 0
+) -> Outcome:
+    """The same with a launcher of the test's own, which runs an argv as `n` ranks; `within_s` is how long
+    they may outlive it."""
     with tempfile.TemporaryDirectory() as folder:
-        argv = [sys.executable, str(PROGRAMS), program, folder, json.dumps(args)]
-        ended = launch(n, argv, env, timeout_s)
-        return Outcome(ended, [_said(Path(folder) / str(rank)) for rank in range(n)])
+        ended = start([sys.executable, str(PROGRAMS), program, folder, json.dumps(args)])
+        words = [Path(folder) / str(rank) for rank in range(n)]
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline and not all(path.exists() for path in words):
+            time.sleep(0.02)
+        return Outcome(ended, [_said(path) for path in words])
 
 
 def _said(path: Path) -> Any:

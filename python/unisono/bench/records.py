@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
-SCHEMA_VERSION = "1.1"  # 1.1: devices, links, largest
+SCHEMA_VERSION = "1.2"  # 1.1: devices, links, largest; 1.2: nodes
 FILE_NAME = "records.jsonl"
 
 
@@ -65,6 +65,7 @@ class Run(msgspec.Struct, tag="run", kw_only=True):
     libraries: dict[str, str]
     environment: dict[str, str]  # an allow-list, never all of it
     commit: str | None
+    nodes: list[int] = []  # of each rank, the number of its node; empty: all are on one
 
 
 class Ceiling(msgspec.Struct, tag="ceiling", kw_only=True):

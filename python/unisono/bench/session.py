@@ -38,6 +38,7 @@ from unisono.bench.records import (
     Skip,
     Workload,
 )
+from unisono.nodes import HierarchicalCommunicator
 
 EXCHANGE_TIMEOUT_S = (
     300.0  # one exchange of the bench's own: as long as the slowest call that others may be in
@@ -273,6 +274,7 @@ class Session:
                 ),
                 environment=provenance.environment(os.environ),
                 commit=provenance.commit(),
+                nodes=nodes_of(self._communicator),
             )
         )
 
@@ -306,11 +308,20 @@ class Session:
 
     def _ceilings(self) -> float | None:
         self.device.beat("the ceilings")
+        if nodes_of(self._communicator):
+            return None  # what memory carries is no limit of what crosses between nodes
         self._binding.bind(own_threads=False)
         per_rank_gbps, found = self.device.ceilings(self.control)
         for record in found:
             self.emit(record)
         return per_rank_gbps
+
+
+def nodes_of(communicator: Any) -> list[int]:
+    """The node of each rank; empty where all are on one."""
+    if isinstance(communicator, HierarchicalCommunicator):
+        return list(communicator.topology.node_of)
+    return []
 
 
 def _reason(step: Callable[..., str | None], *arguments: object) -> str | None:

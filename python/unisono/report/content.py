@@ -348,7 +348,7 @@ def provenance(model: Model) -> list[tuple[str, Table, str]]:
                 ["Records", f"{source.name}, {source.state}"],
                 ["Started", text.moment(run.started_at)],
                 ["Took", text.duration(end.elapsed_s) if end else "unknown"],
-                ["Ranks", f"{run.ranks}, launched by {run.launcher}"],
+                ["Ranks", f"{run.ranks}{_on_nodes(run.nodes)}, launched by {run.launcher}"],
                 ["Preset, seed", f"{run.preset or 'none'}, {run.seed}"],
                 [
                     "Processor",
@@ -372,3 +372,11 @@ def provenance(model: Model) -> list[tuple[str, Table, str]]:
             ]
             found.append((run.run_id, Table(["What", "Value"], rows), shlex.join(run.command)))
     return found
+
+
+def _on_nodes(nodes: Sequence[int]) -> str:
+    """Where the ranks were, if on several nodes: " on 2 nodes (2 and 2)"."""
+    if not nodes:
+        return ""
+    each = [str(nodes.count(node)) for node in sorted(set(nodes))]
+    return f" on {len(each)} nodes ({text.listing(each)})"

@@ -182,9 +182,35 @@ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs
   }
 }
 
+template <class T, Op op>
+void resume(byte* out, const byte* prior, const byte* const* srcs, int n_srcs, std::size_t count, int ranks) {
+  using W = typename Wide<T>::type;
+  constexpr std::size_t kStep = kBlock / sizeof(W);
+  W wide[kStep];
+  for (std::size_t at = 0; at < count; at += kStep) {
+    const std::size_t some = std::min(kStep, count - at);
+    const std::size_t offset = at * sizeof(T);
+    if (prior) std::memcpy(wide, prior + at * sizeof(W), some * sizeof(W));
+    else
+      for (std::size_t i = 0; i < some; ++i) wide[i] = Wide<T>::from(load<T>(srcs[0] + offset, i));
+    for (int s = prior ? 0 : 1; s < n_srcs; ++s)
+      for (std::size_t i = 0; i < some; ++i)
+        wide[i] = combine<op, T>(wide[i], Wide<T>::from(load<T>(srcs[s] + offset, i)));
+    if (ranks == 0) std::memcpy(out + at * sizeof(W), wide, some * sizeof(W));
+    else
+      for (std::size_t i = 0; i < some; ++i)
+        store<T>(out + offset, i, Wide<T>::to(finish<op, T>(wide[i], ranks)));
+  }
+}
+
 #define UNISONO_WIRES(T) {nullptr, requantise<T, wire::Fp8>, requantise<T, wire::Int8>}
-#define UNISONO_OPS(T) \
-  {reduce<T, Op::sum>, reduce<T, Op::prod>, reduce<T, Op::min>, reduce<T, Op::max>, reduce<T, Op::avg>}
+#define UNISONO_OPS(F, T) {F<T, Op::sum>, F<T, Op::prod>, F<T, Op::min>, F<T, Op::max>, F<T, Op::avg>}
+#define UNISONO_DTYPES(F)                                                                    \
+  {UNISONO_OPS(F, float),        UNISONO_OPS(F, double),       UNISONO_OPS(F, F16),          \
+   UNISONO_OPS(F, BF16),         UNISONO_OPS(F, std::int8_t),  UNISONO_OPS(F, std::uint8_t), \
+   UNISONO_OPS(F, std::int32_t), UNISONO_OPS(F, std::int64_t), UNISONO_OPS(F, E4M3),         \
+   UNISONO_OPS(F, E5M2)}
+#define UNISONO_WIDE(T) sizeof(Wide<T>::type)
 #define UNISONO_STRING_(x) #x
 #define UNISONO_STRING(x) UNISONO_STRING_(x)
 
@@ -192,9 +218,11 @@ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs
 
 const Kernels kernels = {UNISONO_STRING(UNISONO_ISA),
                          copy,
-                         {UNISONO_OPS(float), UNISONO_OPS(double), UNISONO_OPS(F16), UNISONO_OPS(BF16),
-                          UNISONO_OPS(std::int8_t), UNISONO_OPS(std::uint8_t), UNISONO_OPS(std::int32_t),
-                          UNISONO_OPS(std::int64_t), UNISONO_OPS(E4M3), UNISONO_OPS(E5M2)},
+                         UNISONO_DTYPES(reduce),
+                         UNISONO_DTYPES(resume),
+                         {UNISONO_WIDE(float), UNISONO_WIDE(double), UNISONO_WIDE(F16), UNISONO_WIDE(BF16),
+                          UNISONO_WIDE(std::int8_t), UNISONO_WIDE(std::uint8_t), UNISONO_WIDE(std::int32_t),
+                          UNISONO_WIDE(std::int64_t), UNISONO_WIDE(E4M3), UNISONO_WIDE(E5M2)},
                          {UNISONO_WIRES(float), {}, UNISONO_WIRES(F16), UNISONO_WIRES(BF16)}};
 
 }  // namespace unisono::host::UNISONO_ISA

@@ -16,6 +16,13 @@ using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, in
 // One source, any number of destinations.
 using Copy = void (*)(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes);
 
+// Combines `n_srcs` sources in order, `count` elements each, after those that `prior` (null: none) has come
+// to; `prior` is in wide elements. ranks 0: the result stays wide too, for sources that are still to come;
+// else it is finished for so many ranks and rounded. `out` may be `prior` or a source where their elements
+// are as wide.
+using Continue = void (*)(byte* out, const byte* prior, const byte* const* srcs, int n_srcs,
+                          std::size_t count, int ranks);
+
 // A lane's requantise; `average`: sums are divided by the number of sources.
 using Requantise = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
                             bool average, std::size_t count);
@@ -24,6 +31,8 @@ struct Kernels {
   const char* instruction_set;
   Copy copy;
   Reduce reduce[kDTypes][kOps];
+  Continue resume[kDTypes][kOps];
+  std::size_t wide_bytes[kDTypes];         // of an element in which a dtype is combined
   Requantise requantise[kDTypes][kWires];  // null where there is none
 };
 

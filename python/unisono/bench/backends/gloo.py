@@ -4,10 +4,7 @@ them."""
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -17,14 +14,14 @@ import numpy as np
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import COLLECTIVES, INTEGERS, Array
 from unisono.bench.records import Case
+from unisono.nodes.gloo import make_group
 
-TIMEOUT = timedelta(seconds=120)
+TIMEOUT_S = 120.0
 _IN_PLACE = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter"})
 
 
 class GlooBackend(Backend):
-    """A gloo group over loopback TCP, found through a file store that is removed once all ranks are
-    connected."""
+    """A gloo group over TCP: on one host by loopback, else by the interface that leads to the others."""
 
     name = "gloo"
     own_threads = True
@@ -51,24 +48,8 @@ class GlooBackend(Backend):
         import torch.distributed as dist
 
         torch.set_num_threads(1)  # one rank is one core, as for the other backends
-        path = ""
-        if ranks.rank == 0:
-            handle, path = tempfile.mkstemp(prefix="unisono-gloo-")
-            os.close(handle)
-        path = ranks.all_gather(path.encode())[0].decode()
-        try:
-            store = dist.FileStore(path, ranks.size)
-            store.set_timeout(TIMEOUT)
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = TIMEOUT
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-            self._group = dist.ProcessGroupGloo(store, ranks.rank, ranks.size, options)
-            self._group.barrier().wait()
-        finally:
-            ranks.all_gather(b"connected")
-            if ranks.rank == 0:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+        self._group = make_group(ranks.rank, ranks.size, ranks.all_gather, TIMEOUT_S)
+        self._group.barrier().wait()
         self._ops = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "avg": dist.ReduceOp.AVG}
         self._ops |= {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from unisono import nccl
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import DTYPES, block_elements
-from unisono.bench.cuda import nccl
 from unisono.bench.cuda.device import missing
 from unisono.bench.cuda.memory import tensor_at
 from unisono.bench.records import Case

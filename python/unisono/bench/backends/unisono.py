@@ -11,6 +11,7 @@ from typing import Any
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import COLLECTIVES, DEVICES, DTYPES, WIRES, CaseError
 from unisono.bench.records import Case
+from unisono.nodes import HierarchicalCommunicator
 
 
 def all_algorithms() -> list[str]:
@@ -18,7 +19,8 @@ def all_algorithms() -> list[str]:
     import unisono
 
     known = unisono.Communicator.algorithms
-    found = (known(name, device) for device in DEVICES for name in COLLECTIVES)
+    found = [known(name, device) for device in DEVICES for name in COLLECTIVES]
+    found += [HierarchicalCommunicator.algorithms(name) for name in COLLECTIVES]
     return list(dict.fromkeys(algorithm for names in found for algorithm in names))
 
 
@@ -69,6 +71,8 @@ class UnisonoBackend(Backend):
         if self._forced not in known:
             choice = ", ".join(known) or "no choice"
             return f"{case.collective} has no algorithm {self._forced}: it has {choice}."
+        if self._forced == "chain" and not self._comm.topology.uniform:
+            return "chain needs as many ranks on every node, with consecutive numbers."
         overwrites = {"all_to_all": ("direct", "copy_engine"), "all_reduce": ("copy_engine",)}
         if case.placement == "in_place" and self._forced in overwrites.get(case.collective, ()):
             return f"{self._forced} needs another output than the input here."

@@ -1,4 +1,5 @@
-"""NCCL's C API through ctypes: what the bench's backends call. Constants are those of nccl.h (2.28)."""
+"""NCCL's C API through ctypes: what the engine between nodes and the bench's backends call. Constants are
+those of nccl.h (2.28)."""
 
 from __future__ import annotations
 
@@ -169,12 +170,12 @@ class Communicator:
             "ncclCommInitRank", ctypes.byref(self._handle), size, UniqueId.from_buffer_copy(unique_id), rank
         )
 
-    def bound(self, name: str, *arguments: Any) -> Callable[[], object]:
-        """A collective with everything bound; the communicator and the stream come last, as in all of
-        them."""
+    def bound(self, name: str, *arguments: Any, stream: int | None = None) -> Callable[[], object]:
+        """A call with everything bound; the communicator and the stream (None: the communicator's) come last,
+        as in all of them."""
         function, converters = self.library.function(name), (REQUIRED | NEWER)[name]
         ready = [convert(value) for convert, value in zip(converters, arguments, strict=False)]
-        return partial(function, *ready, self._handle, self._stream)
+        return partial(function, *ready, self._handle, self._stream if stream is None else _P(stream))
 
     def grouped(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         """The calls as one NCCL group."""

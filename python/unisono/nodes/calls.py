@@ -1,0 +1,282 @@
+"""What every call across nodes needs: arrays that are checked, ranks that agree, and failures that stay."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import _core
+from ..bootstrap_mpi import abandon
+from ..errors import MismatchError, TimeoutError, UnisonoError, UsageError
+from . import sums
+from .engine import Setting, make
+from .moves import Moves
+from .space import HostSpace
+from .topology import NodeBootstrap, Topology
+
+__all__ = ["Array", "Calls", "same"]
+
+OPS = ("sum", "prod", "min", "max", "avg")
+ITEM = {
+    "f32": 4,
+    "f64": 8,
+    "f16": 2,
+    "bf16": 2,
+    "i8": 1,
+    "u8": 1,
+    "i32": 4,
+    "i64": 8,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
+}
+_MOST_LETTERS = 128  # of a call in words, as ranks compare them
+_LOCAL_PATIENCE = 1.25  # a wait within the node outlasts one between nodes, whose error says more
+
+
+class Array(NamedTuple):
+    bytes: Any
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+    gpu: bool = False
+
+    @property
+    def item(self) -> int:
+        return ITEM[self.dtype]
+
+
+class _Gpu(NamedTuple):
+    space: Any
+    engine: Any
+    moves: Moves
+
+
+class Calls:
+    """The communicator but for its collectives (communicator.py)."""
+
+    def __init__(
+        self,
+        bootstrap: Any,
+        topology: Topology,
+        timeout_s: float,
+        check: bool | None = None,
+        device: int | None = None,
+        max_sms: int = 0,
+        peer_access: bool = True,
+    ) -> None:
+        self.topology, self.rank, self.size = topology, topology.rank, topology.size
+        self._check = _asked_for() if check is None else check
+        inner = NodeBootstrap(bootstrap, topology)
+        self.local = _core.Communicator(
+            inner, timeout_s * _LOCAL_PATIENCE + 0.5, self._check, device, max_sms, peer_access
+        )
+        setting = Setting(bootstrap, topology, timeout_s, self.local.raise_if_failed)
+        self._engine = make(setting)
+        self._moves = Moves(topology, self.local, self._engine, HostSpace())
+        self._gpu: Any = None  # the space, the engine and the moves on arrays of the GPU
+        if device is not None:
+            import torch
+
+            from .cuda import CudaSpace, NcclEngine
+
+            space = CudaSpace(torch.device("cuda", device))
+            engine = NcclEngine(setting, space, device)
+            self._gpu = _Gpu(space, engine, Moves(topology, self.local, engine, space))
+        self._device = device
+        self._failure: UnisonoError | None = None
+        self._calls = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, by close() or by an interrupt within a call."""
+        return bool(self.local.closed)
+
+    @property
+    def device(self) -> int | None:
+        """The CUDA ordinal of this rank's GPU, or None."""
+        return self._device
+
+    def close(self) -> None:
+        """Leaves the communicator. Idempotent, and not collective."""
+        self.local.close()
+        self._engine.close()
+        if self._gpu is not None:
+            self._gpu.engine.close()
+
+    def synchronize(self, stream: Any = None) -> None:
+        """See `unisono.Communicator.synchronize`."""
+        if self._gpu is None:
+            raise UsageError("the communicator has no GPU: make it with device=, on every rank.")
+        with self._call("synchronize", together=False), self._gpu.space.on(stream):
+            self._gpu.engine.synchronize()
+            self.local.synchronize(self._gpu.space.options["stream"])
+
+    @staticmethod
+    def algorithms(collective: str, device: str = "cpu") -> list[str]:
+        """The names that `algorithm` may have for a collective: of how nodes work together."""
+        return list(sums.ALGORITHMS) if collective == "all_reduce" else []
+
+    @contextmanager
+    def _call(
+        self,
+        name: str,
+        array: Array | None = None,
+        *,
+        op: str | None = None,
+        root: int | None = None,
+        algorithm: str | None = None,
+        stream: Any = None,
+        together: bool = True,
+        counted: bool = True,
+    ) -> Iterator[None]:
+        """A call from its checks to its end; what goes wrong in it fails the communicator."""
+        if self.closed:
+            raise UsageError(f"the communicator is closed: make a new one to call {name}.")
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args)
+        known = self.algorithms(name)
+        on_gpu = array is not None and array.gpu
+        if stream is not None and array is not None and not on_gpu:
+            raise UsageError("stream= is for arrays on a GPU: leave it out.")
+        if algorithm is not None and algorithm not in known:
+            choice = f"use one of {', '.join(known)}" if known else "leave it out"
+            raise UsageError(f"{name} across nodes has no algorithm '{algorithm}': {choice}.")
+        self._calls += 1
+        try:
+            if self._check and together:
+                self._compare(_words(name, array if counted else None, op, root, algorithm))
+            with self._gpu.space.on(stream) if on_gpu else nullcontext():
+                yield
+        except UsageError:
+            raise
+        except UnisonoError as error:
+            self._failure = error
+            abandon()  # where MPI has started the ranks, its end would wait for those that are out of reach
+            self.local.fail(str(error), isinstance(error, TimeoutError))
+            self._engine.close()  # where that breaks connections, the peers hear of it now
+            raise
+        except BaseException:
+            self.close()  # in the middle of a call: the peers cannot go on with this rank
+            raise
+
+    def _compare(self, words: str) -> None:
+        """Raises MismatchError, the same on every rank, where their calls differ."""
+        said = self._tell(words.encode()[:_MOST_LETTERS].ljust(_MOST_LETTERS))
+        for rank, other in enumerate(said):
+            if other != said[0]:
+                raise MismatchError(
+                    f"rank 0 called {said[0].decode().rstrip()}, but rank {rank} called "
+                    f"{other.decode('utf-8', 'replace').rstrip()}: make the same call on every rank."
+                )
+
+    def _tell(self, data: bytes) -> list[bytes]:
+        """Everyone's `data`, of one length, in rank order."""
+        told = np.empty(self.size * len(data), np.uint8)
+        self._moves.all_gather(np.frombuffer(data, np.uint8), told)
+        whole = told.tobytes()
+        return [whole[at : at + len(data)] for at in range(0, len(whole), len(data))]
+
+    def _compare_counts(self, sends: Sequence[int], receives: Sequence[int]) -> None:
+        rows = [np.frombuffer(row, np.int64) for row in self._tell(np.array(sends, np.int64).tobytes())]
+        for rank, row in enumerate(rows):
+            if row[self.rank] != receives[rank]:
+                raise MismatchError(
+                    f"rank {rank} sends {row[self.rank]} elements to rank {self.rank}, which expects "
+                    f"{receives[rank]}: give both ends of a pair the same count."
+                )
+
+    def _array(self, x: Any, what: str, written: bool = False) -> Array:
+        array = Array(*_core.describe(x, what, written))
+        if array.bytes is not None:
+            return array
+        if self._gpu is None:
+            raise UsageError(f"{what} is on a GPU: make the communicator with device=, on every rank.")
+        from .cuda import flat
+
+        return array._replace(bytes=flat(x), gpu=True)
+
+    def _way(self, array: Array) -> Moves:
+        """How data moves from where the array lies."""
+        return self._gpu.moves if array.gpu else self._moves
+
+    def _new_output(self, out: Any, like: Any, given: Array, shape: tuple[int, ...]) -> tuple[Any, Array]:
+        out = _core.empty_like(like, shape) if out is None else out
+        return out, self._output(out, like, given, shape)
+
+    def _output(self, out: Any, like: Any, given: Array, shape: tuple[int, ...]) -> Array:
+        taken = self._array(out, "out", written=True)
+        if taken.dtype != given.dtype:
+            raise UsageError(f"out has dtype {taken.dtype}, but x has {given.dtype}: give both the same.")
+        if taken.shape != shape:
+            raise UsageError(f"out has shape {taken.shape}: this call gives {shape}.")
+        if taken.gpu != given.gpu:
+            raise UsageError("x and out are not both on the CPU or both on the GPU: move one of them.")
+        return taken
+
+    def _check_overlap(self, name: str, x: Array, out: Array, at_in: int = 0, at_out: int = 0) -> None:
+        """Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out`
+        bytes into the input."""
+        apart = x.address + len(x.bytes) <= out.address or out.address + len(out.bytes) <= x.address
+        if not apart and x.address + at_out != out.address + at_in:
+            raise UsageError(
+                f"the input and the output of {name} overlap without being in place (equal, or this rank's "
+                "own block of the larger one): pass buffers that are in place or apart."
+            )
+
+    def _without_ranks(self, array: Array) -> tuple[int, ...]:
+        if not array.shape or array.shape[0] != self.size:
+            raise UsageError(f"x has shape {array.shape}: its first axis is the ranks, {self.size}.")
+        return array.shape[1:]
+
+    def _sum(self, array: Array, op: str) -> sums.Sum:
+        if op not in OPS:
+            raise UsageError(f"there is no op '{op}': use sum, prod, min, max or avg.")
+        return sums.Sum(array.dtype, op, array.item, self.size)
+
+    def _parts(self, counts: Sequence[int], kind: str, array: Array) -> list[tuple[int, int]]:
+        if len(counts) != self.size:
+            raise UsageError(
+                f"all_to_all_v needs {self.size} {kind} counts, one for each rank, not {len(counts)}."
+            )
+        if any(count < 0 for count in counts):
+            raise UsageError(f"all_to_all_v has a {kind} count below 0: give the number of elements.")
+        lengths = [int(count) * array.item for count in counts]
+        return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise UsageError(f"root {root} is not a rank: there are ranks 0 to {self.size - 1}.")
+
+    def _check_peer(self, what: str, peer: int, alone: bool = False) -> None:
+        if not 0 <= peer < self.size:
+            raise UsageError(f"{what} {peer} is not a rank: there are ranks 0 to {self.size - 1}.")
+        if alone and peer == self.rank:
+            raise UsageError(f"rank {peer} cannot send to itself alone: use send_recv, which copies.")
+
+
+def same(given: Array, taken: Array) -> Any:
+    """The input's bytes: the output's own where the call is in place."""
+    return taken.bytes if given.address == taken.address else given.bytes
+
+
+def _words(name: str, array: Array | None, op: str | None, root: int | None, algorithm: str | None) -> str:
+    """A call as its ranks compare it: "all_reduce(sum) of 1024 f32"."""
+    words = name + (f"({op})" if op else "")
+    if array is not None:
+        words += f" of {len(array.bytes) // array.item} {array.dtype}"
+    words += f" with root {root}" if root is not None else ""
+    words += " on the GPU" if array is not None and array.gpu else ""
+    return words + (f" by {algorithm}" if algorithm else "")
+
+
+def _asked_for() -> bool:
+    text = os.environ.get("UNISONO_CHECK") or "0"
+    try:
+        return float(text) != 0
+    except ValueError:
+        raise UsageError(f"UNISONO_CHECK={text} is not a number: set it to 1, or unset it.") from None

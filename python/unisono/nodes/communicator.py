@@ -1,0 +1,266 @@
+"""The communicator of ranks on several nodes: the methods of `unisono.Communicator`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import UsageError
+from . import sums
+from .calls import Calls, same
+
+__all__ = ["HierarchicalCommunicator"]
+
+
+class HierarchicalCommunicator(Calls):
+    """The ranks of several nodes. Made by unisono.init() where it finds that.
+
+    Methods, arguments, results and errors are those of `unisono.Communicator` (see there), and so are the
+    bits of sums. Within a node data goes the way of `local`, the communicator of its ranks; between nodes
+    over an engine: MPI where it has started the ranks, else gloo; on GPUs NCCL. After an error of
+    communication it is failed: every call raises that error.
+
+    Attributes:
+        rank, size: this rank's number, from 0, and how many there are on all nodes.
+        topology: which ranks share a node.
+        local: the communicator of this node's ranks.
+    """
+
+    def __enter__(self) -> HierarchicalCommunicator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        node, nodes = self.topology.node, len(self.topology.nodes)
+        return f"<HierarchicalCommunicator: rank {self.rank} of {self.size}, node {node} of {nodes}>"
+
+    # ---- what moves ----------------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+        with self._call("barrier"):
+            self._moves.barrier()
+
+    def broadcast(
+        self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
+    ) -> Any:
+        """See `unisono.Communicator.broadcast`."""
+        self._check_root(root)
+        given = self._array(x, "x", written=out is None and self.rank != root)
+        taken = given if out is None else self._output(out, x, given, given.shape)
+        with self._call("broadcast", given, root=root, algorithm=algorithm, stream=stream):
+            if self.rank == root:
+                self._way(given).space.copy(taken.bytes, given.bytes)
+            if len(taken.bytes):
+                self._way(given).broadcast(taken.bytes, root)
+        return x if out is None else out
+
+    def all_gather(self, x: Any, out: Any = None, algorithm: str | None = None, stream: Any = None) -> Any:
+        """See `unisono.Communicator.all_gather`."""
+        given = self._array(x, "x")
+        out, taken = self._new_output(out, x, given, (self.size, *given.shape))
+        self._check_overlap("all_gather", given, taken, self.rank * len(given.bytes), 0)
+        with self._call("all_gather", given, algorithm=algorithm, stream=stream):
+            if len(given.bytes):
+                self._way(given).all_gather(given.bytes, taken.bytes)
+        return out
+
+    def gather(
+        self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
+    ) -> Any:
+        """See `unisono.Communicator.gather`."""
+        self._check_root(root)
+        given, taken = self._array(x, "x"), None
+        if self.rank == root:
+            out, taken = self._new_output(out, x, given, (self.size, *given.shape))
+            self._check_overlap("gather", given, taken, self.rank * len(given.bytes), 0)
+        with self._call("gather", given, root=root, algorithm=algorithm, stream=stream):
+            if len(given.bytes):
+                self._way(given).gather(given.bytes, taken and taken.bytes, root)
+        return out if self.rank == root else None
+
+    def scatter(
+        self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
+    ) -> Any:
+        """See `unisono.Communicator.scatter`."""
+        self._check_root(root)
+        if x is None:
+            if self.rank == root:
+                raise UsageError(f"scatter needs x at the root, rank {root}.")
+            if out is None:
+                raise UsageError("scatter without x needs out, which says the shape and dtype.")
+            given, taken = None, self._array(out, "out", written=True)
+        else:
+            given = self._array(x, "x")
+            out, taken = self._new_output(out, x, given, self._without_ranks(given))
+            if self.rank == root:
+                self._check_overlap("scatter", given, taken, 0, self.rank * len(taken.bytes))
+        with self._call("scatter", taken, root=root, algorithm=algorithm, stream=stream):
+            if len(taken.bytes):
+                self._way(taken).scatter(
+                    given.bytes if given and self.rank == root else None, taken.bytes, root
+                )
+        return out
+
+    def all_to_all(self, x: Any, out: Any = None, algorithm: str | None = None, stream: Any = None) -> Any:
+        """See `unisono.Communicator.all_to_all`."""
+        given = self._array(x, "x")
+        self._without_ranks(given)
+        out, taken = self._new_output(out, x, given, given.shape)
+        self._check_overlap("all_to_all", given, taken)
+        with self._call("all_to_all", given, algorithm=algorithm, stream=stream):
+            if len(given.bytes):
+                self._way(given).all_to_all(same(given, taken), taken.bytes)
+        return out
+
+    def all_to_all_v(
+        self,
+        x: Any,
+        send_counts: Sequence[int],
+        recv_counts: Sequence[int],
+        out: Any = None,
+        algorithm: str | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """See `unisono.Communicator.all_to_all_v`."""
+        given = self._array(x, "x")
+        sends = self._parts(send_counts, "send", given)
+        receives = self._parts(recv_counts, "receive", given)
+        if given.shape != (sum(send_counts),):
+            raise UsageError(
+                f"x has shape {given.shape}, but the send counts add up to {sum(send_counts)}: pass a 1-D x "
+                "of that many."
+            )
+        out, taken = self._new_output(out, x, given, (sum(recv_counts),))
+        if send_counts[self.rank] != recv_counts[self.rank]:
+            raise UsageError(
+                f"all_to_all_v: rank {self.rank} sends itself {send_counts[self.rank]} elements, but "
+                f"receives {recv_counts[self.rank]} from itself: give both the same count."
+            )
+        self._check_overlap("all_to_all_v", given, taken)
+        if given.address == taken.address and len(given.bytes) and list(send_counts) != list(recv_counts):
+            raise UsageError(
+                "all_to_all_v in place needs the same send and receive counts: give it another output."
+            )
+        with self._call("all_to_all_v", given, algorithm=algorithm, stream=stream, counted=False):
+            if self._check:
+                self._compare_counts(send_counts, recv_counts)
+            self._way(given).all_to_all_v(same(given, taken), sends, taken.bytes, receives)
+        return out
+
+    def send(self, x: Any, peer: int, algorithm: str | None = None, stream: Any = None) -> None:
+        """See `unisono.Communicator.send`. To another node it returns when x may be overwritten."""
+        self._check_peer("destination", peer, alone=True)
+        given = self._array(x, "x")
+        with self._call("send", given, algorithm=algorithm, stream=stream, together=False):
+            if len(given.bytes):
+                self._way(given).send_recv(given.bytes, peer, None, None)
+
+    def recv(self, out: Any, peer: int, algorithm: str | None = None, stream: Any = None) -> Any:
+        """See `unisono.Communicator.recv`."""
+        self._check_peer("source", peer, alone=True)
+        taken = self._array(out, "out", written=True)
+        with self._call("recv", taken, algorithm=algorithm, stream=stream, together=False):
+            if len(taken.bytes):
+                self._way(taken).send_recv(None, None, taken.bytes, peer)
+        return out
+
+    def send_recv(
+        self, x: Any, dst: int, out: Any, src: int, algorithm: str | None = None, stream: Any = None
+    ) -> Any:
+        """See `unisono.Communicator.send_recv`."""
+        self._check_peer("destination", dst)
+        self._check_peer("source", src)
+        if (dst == self.rank) != (src == self.rank):
+            raise UsageError("send_recv with itself needs this rank as both destination and source.")
+        given = self._array(x, "x")
+        out, taken = self._new_output(out, x, given, given.shape)
+        self._check_overlap("send_recv", given, taken)
+        with self._call("send_recv", given, algorithm=algorithm, stream=stream, together=False):
+            if dst == self.rank:
+                self._way(given).space.copy(taken.bytes, given.bytes)
+            elif len(given.bytes):
+                self._way(given).send_recv(same(given, taken), dst, taken.bytes, src)
+        return out
+
+    # ---- what combines -------------------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        out: Any = None,
+        algorithm: str | None = None,
+        stream: Any = None,
+        wire: str | None = None,
+    ) -> Any:
+        """See `unisono.Communicator.all_reduce`.
+
+        algorithm: one_shot, two_shot or chain (sums.py says what they do); None: by size and topology.
+        wire: None; there are no quantised sums across nodes yet."""
+        if wire is not None:
+            raise UsageError(f"all_reduce across nodes has no wire={wire!r}: leave it out.")
+        given = self._array(x, "x")
+        what = self._sum(given, op)
+        out, taken = self._new_output(out, x, given, given.shape)
+        self._check_overlap("all_reduce", given, taken)
+        if algorithm == "chain" and not self.topology.uniform:
+            raise UsageError(
+                "chain needs as many ranks on every node, with consecutive numbers: use two_shot, or place "
+                "the ranks node by node."
+            )
+        with self._call("all_reduce", given, op=op, algorithm=algorithm, stream=stream):
+            if len(given.bytes):
+                sums.all_reduce(self._way(given), given.bytes, taken.bytes, what, algorithm)
+        return out
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        out: Any = None,
+        algorithm: str | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """See `unisono.Communicator.reduce`."""
+        self._check_root(root)
+        given, taken = self._array(x, "x"), None
+        what = self._sum(given, op)
+        if self.rank == root:
+            out, taken = self._new_output(out, x, given, given.shape)
+            self._check_overlap("reduce", given, taken)
+        with self._call("reduce", given, op=op, root=root, algorithm=algorithm, stream=stream):
+            if len(given.bytes):
+                sums.reduce(self._way(given), given.bytes, taken and taken.bytes, what, root)
+        return out if self.rank == root else None
+
+    def reduce_scatter(
+        self, x: Any, op: str = "sum", out: Any = None, algorithm: str | None = None, stream: Any = None
+    ) -> Any:
+        """See `unisono.Communicator.reduce_scatter`."""
+        given = self._array(x, "x")
+        what = self._sum(given, op)
+        out, taken = self._new_output(out, x, given, self._without_ranks(given))
+        self._check_overlap("reduce_scatter", given, taken, 0, self.rank * len(taken.bytes))
+        with self._call("reduce_scatter", given, op=op, algorithm=algorithm, stream=stream):
+            if len(given.bytes):
+                sums.reduce_scatter(self._way(given), given.bytes, taken.bytes, what)
+        return out
+
+    # ---- memory and plan -----------------------------------------------------------------------------------
+
+    def empty(self, shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
+        """See `unisono.Communicator.empty`: symmetric among the ranks of a node."""
+        with self._call("empty"):
+            return self.local.empty(shape, dtype, device)
+
+    def plan(self, collective: str, bytes: int, symmetric: bool = False, device: str | None = None) -> str:
+        """The algorithm that is taken between nodes."""
+        return sums.choose(self._moves, bytes) if collective == "all_reduce" else "rails"
+
+    def set_plan(self, entries: Any, device: str | None = None) -> None:
+        """See `unisono.Communicator.set_plan`: of the calls within the node."""
+        self.local.set_plan(entries, device)

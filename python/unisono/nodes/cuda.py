@@ -1,0 +1,173 @@
+"""Across nodes on GPUs: torch for scratch and sums, NCCL between nodes, all of it on the caller's stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import _core, nccl
+from ..errors import PeerLostError, ResourceError, TimeoutError, UsageError
+from .engine import Part, Setting
+
+__all__ = ["CudaSpace", "NcclEngine", "flat"]
+
+_POLL_S = 1e-4
+_E4M3_OVERFLOW = 464.0  # half way from 448, which a tie rounds to, to what would be the next number
+_TYPES = {
+    "f32": (torch.float32, torch.float32),
+    "f64": (torch.float64, torch.float64),
+    "f16": (torch.float16, torch.float32),
+    "bf16": (torch.bfloat16, torch.float32),
+    "i8": (torch.int8, torch.int32),
+    "u8": (torch.uint8, torch.int32),
+    "i32": (torch.int32, torch.int64),
+    "i64": (torch.int64, torch.int64),
+    "f8e4m3": (torch.float8_e4m3fn, torch.float32),
+    "f8e5m2": (torch.float8_e5m2, torch.float32),
+}  # a dtype's type, and the type in which it is combined (numeric.hpp has the same widths)
+
+
+def flat(x: Any) -> Any:
+    """A GPU array as bytes, without a copy."""
+    tensor = x if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+class CudaSpace:
+    """Torch tensors of one GPU; see `Space`. Work is queued on the stream of `on`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.options: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """Everything inside is queued on `stream` (torch's or cupy's, or a handle; None: the current one)."""
+        if stream is None:
+            stream = torch.cuda.current_stream(self._device)
+        named = (getattr(stream, name) for name in ("cuda_stream", "ptr", "handle") if hasattr(stream, name))
+        handle = int(next(named, stream))
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle, self._device)):
+            self.options["stream"] = handle
+            yield
+
+    def empty(self, size: int) -> Any:
+        """See `Space`."""
+        return torch.zeros(size, dtype=torch.uint8, device=self._device)
+
+    def scratch(self, name: str, size: int) -> Any:
+        """See `Space`."""
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < size:
+            kept = self._kept[name] = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return kept[:size]
+
+    def copy(self, to: Any, source: Any) -> None:
+        """See `Space`."""
+        if to.data_ptr() != source.data_ptr():
+            to.copy_(source)
+
+    def wide_bytes(self, dtype: str) -> int:
+        """See `Space`."""
+        return int(_core.wide_bytes(dtype))
+
+    def combine(self, out: Any, prior: Any, sources: Sequence[Any], dtype: str, op: str, ranks: int) -> None:
+        """See `Space`; the arithmetic is that of numeric.hpp."""
+        kind, wide = _TYPES[dtype]
+        values = iter([source.view(kind).to(wide) for source in sources])
+        total = next(values) if prior is None else prior.view(wide)
+        for value in values:
+            match op:
+                case "prod":
+                    total = total * value
+                case "min" | "max":
+                    better = value < total if op == "min" else value > total
+                    total = torch.where(better | value.isnan(), value, total)
+                case _:
+                    total = total + value
+        if ranks == 0:
+            out.view(wide).copy_(total)
+            return
+        if op == "avg" and wide.is_floating_point:
+            # a tensor on the GPU: by a number torch multiplies with its reciprocal, which rounds otherwise
+            total = total / torch.full((), ranks, dtype=wide, device=self._device)
+        elif op == "avg":
+            total = torch.div(total, ranks, rounding_mode="trunc")
+        if dtype == "f8e4m3":  # torch saturates: what rounds to more than 448 is NaN
+            total = torch.where(total.abs() > _E4M3_OVERFLOW, torch.nan, total)
+        out.view(kind).copy_(total.to(kind))
+
+
+class _Queued:
+    def wait(self) -> None:
+        """The stream's order is all that is needed."""
+
+
+class NcclEngine:
+    """A communicator of NCCL's over all ranks; sends and receives are one group on the space's stream."""
+
+    name = "nccl"
+
+    def __init__(self, setting: Setting, space: CudaSpace, device: int) -> None:
+        self.setting, self._space = setting, space
+        self._peers: set[int] = set()
+        bootstrap, made = setting.bootstrap, b""
+        problem = ""
+        try:
+            library = nccl.Library()
+            made = library.unique_id() if bootstrap.rank == 0 else b"ready"
+        except nccl.NcclError as error:
+            problem = str(error)
+        gathered = bootstrap.all_gather(made)
+        if not all(gathered):
+            raise UsageError(
+                f"GPUs of several nodes speak by NCCL, which a rank lacks: {problem or 'see its error'}"
+            )
+        try:
+            with torch.cuda.device(device):
+                self._comm = nccl.Communicator(library, bootstrap.rank, bootstrap.size, gathered[0], 0)
+        except nccl.NcclError as error:
+            raise ResourceError(str(error)) from error
+
+    def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> _Queued:
+        """See `Engine.exchange`."""
+        stream, kind, bound = self._space.options["stream"], nccl.DTYPES["u8"], self._comm.bound
+        peers = {part.rank for part in (*sends, *receives)}
+        try:
+            self._comm.raise_if_failed()
+            calls = [
+                bound(name, part.data.data_ptr(), len(part.data), kind, part.rank, stream=stream)
+                for name, parts in (("ncclSend", sends), ("ncclRecv", receives))
+                for part in parts
+            ]
+            self._comm.grouped(calls)()
+        except nccl.NcclError as error:
+            who = ", ".join(map(self.setting.who, sorted(peers)))
+            raise PeerLostError(f"{self.setting.topology} cannot reach {who} over NCCL: {error}") from error
+        self._peers |= peers
+        return _Queued()
+
+    def synchronize(self) -> None:
+        """Waits for the current stream. Raises TimeoutError past the deadline, and NCCL is aborted then."""
+        stream, setting = torch.cuda.current_stream(), self.setting
+        deadline = time.monotonic() + setting.timeout_s
+        while not stream.query():
+            setting.look()
+            if time.monotonic() > deadline:
+                self._comm.abort()
+                who = ", ".join(map(setting.who, sorted(self._peers)))
+                raise TimeoutError(
+                    f"{setting.topology} has waited {setting.timeout_s:g} s on its GPU for {who} over NCCL: "
+                    "see what those ranks and their links are doing, or raise UNISONO_TIMEOUT_S."
+                )
+            time.sleep(_POLL_S)
+        self._peers.clear()
+
+    def close(self) -> None:
+        """See `Engine.close`: an abort, since NCCL's orderly end is collective."""
+        self._comm.abort()

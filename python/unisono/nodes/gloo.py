@@ -1,0 +1,138 @@
+"""Messages between nodes by gloo, which PyTorch brings: for ranks that torchrun or `unisono run` started."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from ..errors import PeerLostError, TimeoutError, UsageError
+from .engine import Part, Setting
+from .topology import network
+
+__all__ = ["GlooEngine", "make_group"]
+
+_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+_TAG = 1
+
+
+def make_group(
+    rank: int,
+    size: int,
+    all_gather: Callable[[bytes], list[bytes]],
+    timeout_s: float,
+    env: Mapping[str, str] = os.environ,
+) -> Any:
+    """A gloo process group of all ranks, which meet at a store of rank 0. Collective.
+
+    Raises UsageError where PyTorch is missing or the ranks know no address of each other."""
+    try:
+        dist: Any = importlib.import_module("torch.distributed")
+    except ImportError as error:
+        raise UsageError(
+            f"PyTorch, whose gloo carries data between nodes, cannot be imported ({error}): install torch, "
+            "or start the ranks with mpiexec and mpi4py."
+        ) from error
+    one_network = len(set(all_gather(network().encode()))) == 1
+    address = "127.0.0.1" if one_network else _address(env)
+    limit = timedelta(seconds=timeout_s)
+    store, port = None, b""
+    if rank == 0:
+        store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
+        port = str(store.port).encode()
+    where = all_gather(address.encode() + b" " + port)[0].decode().split()
+    if store is None:
+        store = dist.TCPStore(where[0], int(where[1]), is_master=False, wait_for_workers=False, timeout=limit)
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = limit
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _address(env: Mapping[str, str]) -> str:
+    """This host's address on the way to the others."""
+    interface = env.get(_INTERFACE_VARIABLE, "").split(",")[0]
+    target = (
+        env.get("MASTER_ADDR") or "192.0.2.1"
+    )  # of no host (RFC 5737): what the default route is asked for
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            if interface:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+            probe.connect((target, 9))  # sends nothing
+            address: str = probe.getsockname()[0]
+        except OSError as error:
+            raise UsageError(
+                f"this host knows no way to the other nodes ({error}): set {_INTERFACE_VARIABLE} to its "
+                "network interface, or MASTER_ADDR to rank 0's address, on every rank."
+            ) from error
+    return address
+
+
+class GlooEngine:
+    """A process group of all ranks, of which only those of different nodes speak."""
+
+    name = "gloo"
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        bootstrap = setting.bootstrap
+        self._group = make_group(bootstrap.rank, bootstrap.size, bootstrap.all_gather, setting.timeout_s)
+        self._from_numpy = importlib.import_module("torch").from_numpy
+
+    def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> _Exchange:
+        """See `Engine.exchange`."""
+        group, tensor, works = self._group, self._tensor, []
+        rank = receives[0].rank if receives else sends[0].rank
+        try:
+            for part in receives:
+                rank = part.rank
+                works.append((group.recv([tensor(part.data)], rank, _TAG), rank))
+            for part in sends:
+                rank = part.rank
+                works.append((group.send([tensor(part.data)], rank, _TAG), rank))
+        except RuntimeError as error:
+            raise self._failed(rank, error) from error
+        return _Exchange(self, works)
+
+    def _tensor(self, data: np.ndarray[Any, Any]) -> Any:
+        return self._from_numpy(data)
+
+    def _failed(self, rank: int, error: RuntimeError) -> Exception:
+        setting, text = self.setting, " ".join(str(error).split())
+        if "timed out" in text.lower():
+            return TimeoutError(
+                f"{setting.topology} has waited {setting.timeout_s:g} s for {setting.who(rank)} over gloo: "
+                "see what that rank and the link between the nodes are doing, or raise UNISONO_TIMEOUT_S."
+            )
+        return PeerLostError(
+            f"{setting.topology} has lost {setting.who(rank)} over gloo ({text[-200:]}): look at that "
+            "process's own output, then start the ranks again."
+        )
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        group, self._group = self._group, None
+        if group is not None:
+            with contextlib.suppress(RuntimeError):
+                group.shutdown()
+
+
+class _Exchange:
+    def __init__(self, engine: GlooEngine, works: list[tuple[Any, int]]) -> None:
+        self._engine, self._works = engine, works
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+        limit = timedelta(seconds=self._engine.setting.timeout_s)
+        for work, rank in self._works:
+            try:
+                work.wait(limit)
+            except RuntimeError as error:
+                raise self._engine._failed(rank, error) from error

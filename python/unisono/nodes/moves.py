@@ -1,0 +1,212 @@
+"""What only moves, across nodes: each collective as calls within the node and one exchange between nodes.
+
+Everything here works on flat arrays of bytes that have been checked. Each byte crosses between two nodes once
+for each node that needs it, and the ranks of a node share the work: local rank r speaks with local rank r of
+the others ("rails", as NCCL calls them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from .engine import Engine, Part, Pending
+from .space import Space
+from .topology import Topology
+
+__all__ = ["Moves"]
+
+
+class _Nothing:
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+class Moves:
+    """The movements of one rank over `local`, the communicator of its node, and `engine`."""
+
+    def __init__(self, topology: Topology, local: Any, engine: Engine, space: Space) -> None:
+        self.topology, self.local, self.engine, self.space = topology, local, engine, space
+        self._one = space.empty(1)
+
+    def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> Pending:
+        """`Engine.exchange` without the parts that are empty."""
+        sends = [part for part in sends if len(part.data)]
+        receives = [part for part in receives if len(part.data)]
+        return self.engine.exchange(sends, receives) if sends or receives else _Nothing()
+
+    def inside(self, name: str, *arguments: Any, **more: Any) -> None:
+        """A collective within the node."""
+        getattr(self.local, name)(*arguments, **more, **self.space.options)
+
+    def barrier(self) -> None:
+        """Returns when every rank is here."""
+        place, one = self.topology, self._one
+        self.inside_barrier()
+        if place.local_rank == 0:
+            leaders = [place.nodes[node][0] for node in place.others]
+            landing = self.space.scratch("barrier", len(leaders))
+            receives = [Part(rank, landing[i : i + 1]) for i, rank in enumerate(leaders)]
+            self.exchange([Part(rank, one) for rank in leaders], receives).wait()
+        self.inside_barrier()
+
+    def inside_barrier(self) -> None:
+        """Of the node."""
+        self.local.barrier()
+
+    def all_gather(self, x: Any, out: Any) -> None:
+        """`out` gets everyone's `x` in rank order; in place, `x` is its own part of `out`."""
+        place, n = self.topology, len(x)
+        receives = [
+            Part(rank, out[rank * n : (rank + 1) * n])
+            for node in place.others
+            for index, rank in enumerate(place.nodes[node])
+            if index % len(place.local) == place.local_rank
+        ]
+        pending = self.exchange([Part(place.counterpart(node), x) for node in place.others], receives)
+        self.space.copy(out[place.rank * n : (place.rank + 1) * n], x)
+        self._share(place.local, out, n)
+        pending.wait()
+        for node in place.others:
+            self._share(place.nodes[node], out, n)
+
+    def _share(self, ranks: Sequence[int], out: Any, n: int) -> None:
+        """The blocks of a node's ranks, each of which has come to one local rank, to all local ranks."""
+        here, first = len(self.topology.local), ranks[0]
+        if len(ranks) == here and ranks[-1] == first + here - 1:
+            mine = first + self.topology.local_rank
+            whole = out[first * n : (first + here) * n].reshape(here, n)
+            self.inside("all_gather", out[mine * n : (mine + 1) * n], whole)
+            return
+        for index, rank in enumerate(ranks):
+            self.inside("broadcast", out[rank * n : (rank + 1) * n], index % here)
+
+    def all_to_all(self, x: Any, out: Any) -> None:
+        """Block p of `x` goes to rank p; in place where `x` is `out`."""
+        place = self.topology
+        n = len(x) // place.size
+        if not place.uniform:
+            parts = [(rank * n, n) for rank in range(place.size)]
+            self.all_to_all_v(x, parts, out, parts)
+            return
+        if x is out:
+            x = self.space.scratch("in place", len(x))
+            self.space.copy(x, out)
+        here = len(place.local)
+        packed = self.space.scratch("packed", (len(place.nodes) - 1) * here * n)
+        under_way = []
+        for index, node in enumerate(place.others):
+            given = packed[index * here * n : (index + 1) * here * n]
+            self._swap(x, place.nodes[node][0] * n, given, 0, n)
+            peer, first = place.counterpart(node), place.nodes[node][0]
+            taken = out[first * n : (first + here) * n]
+            under_way.append(self.exchange([Part(peer, given)], [Part(peer, taken)]))
+        self._swap(x, place.local[0] * n, out, place.local[0] * n, n)
+        for pending in under_way:
+            pending.wait()
+
+    def _swap(self, x: Any, at: int, out: Any, to: int, n: int) -> None:
+        """The all_to_all within the node of blocks of `n` bytes that begin at `at`."""
+        here = len(self.topology.local)
+        given, taken = x[at : at + here * n], out[to : to + here * n]
+        self.inside("all_to_all", given.reshape(here, n), taken.reshape(here, n))
+
+    def all_to_all_v(
+        self, x: Any, sends: Sequence[tuple[int, int]], out: Any, receives: Sequence[tuple[int, int]]
+    ) -> None:
+        """Part p of `x`, an (offset, length), goes to rank p, and part p of `out` comes from it. In place
+        where `x` is `out`."""
+        place, space = self.topology, self.space
+        if x is out:
+            x = space.scratch("in place", len(x))
+            space.copy(x, out)
+
+        def cut(array: Any, parts: Sequence[tuple[int, int]], rank: int) -> Any:
+            offset, length = parts[rank]
+            return array[offset : offset + length]
+
+        remote = [rank for node in place.others for rank in place.nodes[node]]
+        pending = self.exchange(
+            [Part(rank, cut(x, sends, rank)) for rank in remote],
+            [Part(rank, cut(out, receives, rank)) for rank in remote],
+        )
+        given = [sends[rank][1] for rank in place.local]
+        taken = [receives[rank][1] for rank in place.local]
+        packed, landed = space.scratch("packed", sum(given)), space.scratch("landed", sum(taken))
+        for rank, begin, length in zip(place.local, accumulate(given, initial=0), given, strict=False):
+            space.copy(packed[begin : begin + length], cut(x, sends, rank))
+        self.inside("all_to_all_v", packed, given, taken, landed)
+        for rank, begin, length in zip(place.local, accumulate(taken, initial=0), taken, strict=False):
+            space.copy(cut(out, receives, rank), landed[begin : begin + length])
+        pending.wait()
+
+    def broadcast(self, data: Any, root: int) -> None:
+        """`data` of the root to everyone's."""
+        place = self.topology
+        home = place.node_of[root]
+        index = place.nodes[home].index(root)
+        heads = [ranks[index % len(ranks)] for ranks in place.nodes]
+        if place.rank == root:
+            pending = self.exchange([Part(heads[node], data) for node in place.others], [])
+        elif place.rank == heads[place.node]:
+            pending = self.exchange([], [Part(root, data)])
+            pending.wait()
+        else:
+            pending = _Nothing()
+        self.inside("broadcast", data, place.local.index(heads[place.node]))
+        if place.rank == root:
+            pending.wait()
+
+    def gather(self, x: Any, out: Any, root: int) -> None:
+        """The root's `out` gets everyone's `x`, in rank order; elsewhere it is None."""
+        place, n = self.topology, len(x)
+        if place.node != place.node_of[root]:
+            self.exchange([Part(root, x)], []).wait()
+            return
+        pending: Pending = _Nothing()
+        landed = None
+        if place.rank == root:
+            remote = [rank for node in place.others for rank in place.nodes[node]]
+            pending = self.exchange([], [Part(rank, out[rank * n : (rank + 1) * n]) for rank in remote])
+            landed = self.space.scratch("landed", len(place.local) * n).reshape(-1, n)
+        self.inside("gather", x, place.local.index(root), landed)
+        if landed is not None:
+            for row, rank in zip(landed, place.local, strict=True):
+                self.space.copy(out[rank * n : (rank + 1) * n], row)
+        pending.wait()
+
+    def scatter(self, x: Any, out: Any, root: int) -> None:
+        """Block p of the root's `x` goes to rank p; elsewhere `x` is None."""
+        place, n = self.topology, len(out)
+        if place.node != place.node_of[root]:
+            self.exchange([], [Part(root, out)]).wait()
+            return
+        pending: Pending = _Nothing()
+        packed = None
+        if place.rank == root:
+            remote = [rank for node in place.others for rank in place.nodes[node]]
+            pending = self.exchange([Part(rank, x[rank * n : (rank + 1) * n]) for rank in remote], [])
+            packed = self.space.scratch("packed", len(place.local) * n).reshape(-1, n)
+            for row, rank in zip(packed, place.local, strict=True):
+                self.space.copy(row, x[rank * n : (rank + 1) * n])
+        self.inside("scatter", packed, place.local.index(root), out)
+        pending.wait()
+
+    def send_recv(self, x: Any, to: int | None, out: Any, source: int | None) -> None:
+        """`x` to rank `to` and `out` from rank `source`, which may be None; not to this rank itself."""
+        place = self.topology
+        number = {rank: index for index, rank in enumerate(place.local)}
+        if x is not None and x is out:
+            x = self.space.scratch("in place", len(x))
+            self.space.copy(x, out)
+        sends = [Part(to, x)] if to is not None and to not in number else []
+        receives = [Part(source, out)] if source is not None and source not in number else []
+        pending = self.exchange(sends, receives)
+        if to in number and source in number:
+            self.inside("send_recv", x, number[to], out, number[source])
+        elif to in number:
+            self.inside("send", x, number[to])
+        elif source in number:
+            self.inside("recv", out, number[source])
+        pending.wait()

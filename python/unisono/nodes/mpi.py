@@ -1,0 +1,111 @@
+"""Messages between nodes by MPI: nonblocking, and polled, since MPI's own wait has no deadline."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..bootstrap_mpi import abandon
+from ..errors import PeerLostError, TimeoutError, UnisonoError
+from .engine import Part, Setting
+
+__all__ = ["MpiEngine"]
+
+_LOOK_S = 5e-3  # between two looks at the own node
+_SPIN_S = 2e-4  # how long a wait keeps its core, where there are enough
+_YIELD_S = 5e-3  # how long it only yields it; then it sleeps between polls
+_NAP_S = 1e-4
+_TAG = 1
+
+
+class MpiEngine:
+    """Over the bootstrap's own copy of the communicator, on which nothing else sends."""
+
+    name = "mpi"
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.mpi: Any = sys.modules["mpi4py.MPI"]
+        self._comm = setting.bootstrap.communicator
+
+    def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> _Exchange:
+        """See `Engine.exchange`."""
+        comm, byte, requests = self._comm, self.mpi.BYTE, []
+        try:
+            requests += [comm.Irecv([part.data, byte], part.rank, _TAG) for part in receives]
+            requests += [comm.Isend([part.data, byte], part.rank, _TAG) for part in sends]
+        except self.mpi.Exception as error:
+            abandon(requests, sends, receives)
+            raise PeerLostError(f"MPI could not begin an exchange between nodes: {error}") from error
+        return _Exchange(self, requests, sends, receives)
+
+    def close(self) -> None:
+        """The communicator is the bootstrap's."""
+
+
+class _Exchange:
+    """Requests of the receives, then of the sends."""
+
+    def __init__(
+        self, engine: MpiEngine, requests: list[Any], sends: Sequence[Part], receives: Sequence[Part]
+    ) -> None:
+        self._engine, self._requests, self._sends, self._receives = engine, requests, sends, receives
+
+    def wait(self) -> None:
+        """See `Pending.wait`."""
+        mpi = self._engine.mpi
+        test, requests = mpi.Request.Testall, self._requests
+        statuses = [mpi.Status() for _ in requests]
+        try:
+            if not test(requests, statuses):
+                self._poll(lambda: bool(test(requests, statuses)))
+        except mpi.Exception as error:
+            abandon(requests, self._sends, self._receives)
+            raise PeerLostError(
+                f"MPI lost the way between {self._engine.setting.topology} and {self._peers()}: {error}"
+            ) from error
+        except BaseException:
+            abandon(requests, self._sends, self._receives)  # MPI may still touch the buffers
+            raise
+        for part, status in zip(self._receives, statuses, strict=False):
+            got = status.Get_count(mpi.BYTE)
+            if got != part.data.nbytes:
+                raise UnisonoError(
+                    f"{self._engine.setting.who(part.rank)} sent {got} bytes, not {part.data.nbytes}: make "
+                    "the same call on every rank (UNISONO_CHECK=1 compares them)."
+                )
+
+    def _poll(self, done: Any) -> None:
+        setting = self._engine.setting
+        began = looked = time.monotonic()
+        spinning = 0.0 if setting.topology.crowded else _SPIN_S
+        while not done():
+            now = time.monotonic()
+            if now - began < spinning:
+                continue
+            if now - began < _YIELD_S:
+                os.sched_yield()
+            else:
+                time.sleep(_NAP_S)
+            if now - looked < _LOOK_S:
+                continue
+            looked = now
+            setting.look()
+            if now - began > setting.timeout_s:
+                raise TimeoutError(
+                    f"{setting.topology} has waited {setting.timeout_s:g} s for {self._peers()} over MPI: "
+                    "see what that rank and the link between the nodes are doing, or raise UNISONO_TIMEOUT_S."
+                )
+
+    def _peers(self) -> str:
+        """Those whose requests are not complete: a complete one has become MPI_REQUEST_NULL."""
+        mpi, parts = self._engine.mpi, [*self._receives, *self._sends]
+        open_ = [
+            part.rank
+            for part, request in zip(parts, self._requests, strict=True)
+            if request != mpi.REQUEST_NULL
+        ]
+        return ", ".join(self._engine.setting.who(rank) for rank in sorted(set(open_))) or "its peers"

@@ -1,0 +1,156 @@
+"""Which ranks share a node, and a bootstrap for the ranks of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..run import NODE_VARIABLE
+
+__all__ = ["NodeBootstrap", "Topology", "identity", "meet"]
+
+_MOST_LETTERS = 64
+
+
+def identity(env: Mapping[str, str]) -> str:
+    """What ranks of one node have in common: boot, PID namespace, and network namespace or UNISONO_NODE.
+
+    Containers of one machine differ in a namespace, so that their ranks are not taken for local ones.
+    """
+    named = env.get(NODE_VARIABLE, "").strip()
+    if len(named) > _MOST_LETTERS:
+        raise UsageError(
+            f"{NODE_VARIABLE}={named[:20]}... is too long: name the node in {_MOST_LETTERS} letters"
+        )
+    return "/".join((_machine(), named or network()))
+
+
+def network() -> str:
+    """This process's network namespace: its interfaces and addresses are those of all processes in it."""
+    return _namespace("net")
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{boot}/{_namespace('pid')}"
+
+
+def _namespace(kind: str) -> str:
+    try:
+        return str(os.stat(f"/proc/self/ns/{kind}").st_ino)
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where a rank is.
+
+    Attributes:
+        rank: this rank's number.
+        nodes: the ranks of each node, in order of their first; each in rank order.
+        neighbours: how many ranks run on this machine, also on other nodes that it only plays.
+    """
+
+    rank: int
+    nodes: tuple[tuple[int, ...], ...]
+    neighbours: int = 1
+
+    @classmethod
+    def of(cls, rank: int, identities: Sequence[str]) -> Topology:
+        """From what `identity` gave on every rank."""
+        nodes: dict[str, list[int]] = {}
+        for index, name in enumerate(identities):
+            nodes.setdefault(name, []).append(index)
+        boots = [name.partition("/")[0] for name in identities]
+        return cls(rank, tuple(map(tuple, nodes.values())), boots.count(boots[rank]))
+
+    @cached_property
+    def crowded(self) -> bool:
+        """Whether there are fewer cores than ranks here: whoever waits must give its core away."""
+        return self.neighbours > len(os.sched_getaffinity(0))
+
+    @cached_property
+    def size(self) -> int:
+        """Ranks on all nodes."""
+        return sum(map(len, self.nodes))
+
+    @cached_property
+    def node(self) -> int:
+        """This rank's node."""
+        return self.node_of[self.rank]
+
+    @cached_property
+    def local(self) -> tuple[int, ...]:
+        """The ranks of this node."""
+        return self.nodes[self.node]
+
+    @cached_property
+    def local_rank(self) -> int:
+        """This rank's number among them."""
+        return self.local.index(self.rank)
+
+    @cached_property
+    def others(self) -> tuple[int, ...]:
+        """The other nodes, beginning behind this one, so that not all turn to the same one first."""
+        count = len(self.nodes)
+        return tuple((self.node + step) % count for step in range(1, count))
+
+    @cached_property
+    def node_of(self) -> tuple[int, ...]:
+        """The node of each rank."""
+        found = [0] * self.size
+        for node, ranks in enumerate(self.nodes):
+            for rank in ranks:
+                found[rank] = node
+        return tuple(found)
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether each node has consecutive ranks, so that the order of nodes is that of ranks."""
+        return all(ranks == tuple(range(ranks[0], ranks[0] + len(ranks))) for ranks in self.nodes)
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether all nodes have as many ranks, and consecutive ones."""
+        return self.in_order and len({len(ranks) for ranks in self.nodes}) == 1
+
+    def counterpart(self, node: int) -> int:
+        """The rank of a node that this one exchanges with: of the same local rank, where there is one."""
+        ranks = self.nodes[node]
+        return ranks[self.local_rank % len(ranks)]
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (node {self.node})"
+
+
+def meet(bootstrap: Any, env: Mapping[str, str]) -> Topology:
+    """The topology of the ranks of a bootstrap. Collective."""
+    if bootstrap.size == 1:
+        return Topology(0, ((0,),))
+    names = bootstrap.all_gather(identity(env).encode())
+    return Topology.of(bootstrap.rank, [name.decode("utf-8", "replace") for name in names])
+
+
+class NodeBootstrap:
+    """The bootstrap among the ranks of one node, over that of all: every node gathers as often as others."""
+
+    def __init__(self, whole: Any, topology: Topology) -> None:
+        self._whole, self._local = whole, topology.local
+        self.rank, self.size = topology.local_rank, len(topology.local)
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """See `Bootstrap.all_gather`."""
+        gathered = self._whole.all_gather(data)
+        return [gathered[rank] for rank in self._local]
+
+    def close(self) -> None:
+        """The bootstrap of all is closed by whoever made it."""

@@ -1,0 +1,55 @@
+"""The contract across nodes: the same body, data and reference as on one (test_contract.py), on virtual
+nodes.
+
+A layout names the node of each rank: two alike, several, uneven ones, and ranks that go round the nodes,
+where the order of nodes is not that of ranks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from functools import cache
+
+import pytest
+
+import ranks
+from cases import COLLECTIVES
+from test_contract import TIMEOUT_S, WORKER, Report, _complaints, _read
+from unisono.bench.start import find_mpiexec, mpiexec_command
+
+MPI_LAYOUTS = ("ab", "aabb", "abab", "abb", "aabbcc", "aaabb")
+GLOO_LAYOUTS = ("aabb", "aba")
+GROUPS = [
+    *(pytest.param("mpi", layout, marks=pytest.mark.mpi) for layout in MPI_LAYOUTS),
+    *(pytest.param("gloo", layout, marks=pytest.mark.torch) for layout in GLOO_LAYOUTS),
+]
+NEEDED = {"mpi": "mpi4py", "gloo": "torch"}
+
+
+@cache
+def reports(engine: str, layout: str) -> tuple[list[Report | None], ranks.Ended]:
+    """What every rank reports of its whole matrix."""
+    n = len(layout)
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, WORKER, f"unisono:{layout}", str(n), folder]
+        if engine == "mpi":
+            ended = ranks.run([*mpiexec_command(str(find_mpiexec()), n), *argv], None, TIMEOUT_S)
+        else:
+            ended = ranks.launch(n, argv, None, TIMEOUT_S)
+        return _read(folder, n), ended
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize(("engine", "layout"), GROUPS)
+def test_contract_across_nodes(engine: str, layout: str, collective: str) -> None:
+    if importlib.util.find_spec(NEEDED[engine]) is None or (engine == "mpi" and find_mpiexec() is None):
+        pytest.skip(f"{NEEDED[engine]} is not installed")
+    told, ended = reports(engine, layout)
+    if complaints := _complaints(told, collective):
+        pytest.fail("\n".join([*complaints, str(ended)]), pytrace=False)
+    errors = [f"rank {rank}: {said['error']}" for rank, said in enumerate(told) if said and said["error"]]
+    assert not errors and ended.code == 0, f"{errors}\n{ended}"
+    done = {said["done"].get(collective, 0) for said in told if said}
+    assert len(done) == 1 and done != {0}, f"the ranks made these numbers of calls: {sorted(done)}"

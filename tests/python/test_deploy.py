@@ -1,0 +1,80 @@
+"""The files of deploy/: they parse, and the commands in them run here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ranks
+from unisono.bench.start import find_mpiexec, mpiexec_command
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted((ROOT / "deploy" / "slurm").glob("*.sbatch"))
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    return list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / name).read_text()))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_batch_script(script: Path) -> None:
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    refused = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+    assert refused.returncode != 0 and "give the program" in refused.stderr
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if shellcheck:
+        found = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.mpi
+def test_the_mpi_job() -> None:
+    (job,) = documents("mpijob.yaml")
+    replicas = job["spec"]["mpiReplicaSpecs"]
+    command = replicas["Launcher"]["template"]["spec"]["containers"][0]["command"]
+    assert job["apiVersion"] == "kubeflow.org/v2beta1" and job["spec"]["mpiImplementation"] == "MPICH"
+    n = replicas["Worker"]["replicas"] * job["spec"]["slotsPerWorker"]
+    assert command[:4] == ["mpiexec", "-n", str(n), "python3"]
+    if importlib.util.find_spec("mpi4py") is None or find_mpiexec() is None:
+        pytest.skip("mpi4py is not installed")
+    here = [*mpiexec_command(str(find_mpiexec()), n), sys.executable, str(ROOT / command[4]), *command[5:]]
+    ended = ranks.run(here)
+    assert ended.code == 0, str(ended)
+
+
+@pytest.mark.torch
+def test_the_job_of_torchrun() -> None:
+    """Both pods' commands, on two virtual nodes of this machine."""
+    service, job = documents("torchrun.yaml")
+    pod = job["spec"]["template"]["spec"]
+    command = pod["containers"][0]["command"]
+    name, subdomain = job["metadata"]["name"], pod["subdomain"]
+    assert service["spec"]["clusterIP"] == "None" and service["metadata"]["name"] == subdomain
+    assert f"--master-addr={name}-0.{subdomain}" in command
+    assert f"--nnodes={job['spec']['completions']}" in command
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    changes = {f"--master-addr={name}-0.{subdomain}": "--master-addr=127.0.0.1"}
+    here = [sys.executable, "-m", "torch.distributed.run"]
+    here += [changes.get(word, word) for word in command[1:-1]] + [str(ROOT / command[-1])]
+    pods = [
+        subprocess.Popen(
+            [word.replace("$(NODE)", str(node)) for word in here],
+            env={**os.environ, "UNISONO_NODE": f"pod {node}"},
+        )
+        for node in range(2)
+    ]
+    try:
+        assert [one.wait(100) for one in pods] == [0, 0]
+    finally:
+        for one in pods:
+            one.kill()
+            one.wait()

@@ -1,0 +1,117 @@
+"""Across nodes on virtual ones: where ranks are, what is refused, ranks that die or differ, and sums."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import numpy as np
+import pytest
+
+import ranks
+from reference import DTYPES, OPS, combine, difference, wild
+from unisono.bench.start import find_mpiexec, mpiexec_command
+from unisono.errors import UsageError
+from unisono.nodes.space import HostSpace
+from unisono.nodes.topology import Topology, identity
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+needs_mpi = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or find_mpiexec() is None, reason="mpi4py is not installed"
+)
+
+
+def test_a_topology() -> None:
+    names = ["boot/1/a", "boot/1/a", "boot/2/a", "boot/2/a"]
+    place = Topology.of(2, names)
+    assert (place.nodes, place.node, place.local, place.local_rank) == (((0, 1), (2, 3)), 1, (2, 3), 0)
+    assert (place.size, place.others, place.counterpart(0), place.neighbours) == (4, (0,), 0, 4)
+    assert place.in_order and place.uniform and str(place) == "rank 2 (node 1)"
+    round_robin = Topology.of(0, ["a", "b", "a", "b"])
+    assert round_robin.nodes == ((0, 2), (1, 3)) and not round_robin.in_order and not round_robin.uniform
+    uneven = Topology.of(2, ["a", "a", "a", "b"])
+    assert uneven.in_order and not uneven.uniform and uneven.counterpart(1) == 3
+
+
+def test_the_identity_of_a_node() -> None:
+    here = identity({})
+    assert here == identity({}) and here != identity({"UNISONO_NODE": "a"})
+    assert identity({"UNISONO_NODE": "a"}) != identity({"UNISONO_NODE": "b"})
+    with pytest.raises(UsageError, match="too long"):
+        identity({"UNISONO_NODE": "x" * 65})
+
+
+def _spaces() -> list[object]:
+    spaces: list[object] = [HostSpace()]
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        from unisono.nodes.cuda import CudaSpace
+
+        spaces.append(CudaSpace(torch.device("cpu")))
+    return spaces
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("space", _spaces(), ids=lambda space: type(space).__name__)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sum_that_goes_on_elsewhere(dtype: str, op: str, space: object) -> None:
+    """Two sources, then three after what they came to: the bits of five at once."""
+    blocks = [wild(dtype, 5003, (seed, 5)) for seed in range(5)]
+    host = isinstance(space, HostSpace)
+
+    def given(array: np.ndarray) -> object:
+        flat = array.view(np.uint8).reshape(-1)
+        return flat if host else __import__("torch").from_numpy(flat.copy())
+
+    sources = [given(block) for block in blocks]
+    partial = space.empty(5003 * space.wide_bytes(dtype))
+    out = space.empty(blocks[0].nbytes)
+    space.combine(partial, None, sources[:2], dtype, op, 0)
+    space.combine(out, partial, sources[2:], dtype, op, 5)
+    got = (out if host else out.numpy()).view(DTYPES[dtype])
+    assert difference(got, combine(blocks, op)) is None
+
+
+@needs_torch
+@pytest.mark.torch
+def test_what_is_refused() -> None:
+    for said in ranks.play(3, "node_programs:refusals", nodes=2).results():
+        assert said == {}
+
+
+@needs_torch
+@pytest.mark.torch
+def test_calls_that_differ() -> None:
+    """The same error on every rank, also of the other node; the communicator stays failed."""
+    outcome = ranks.play(4, "node_programs:differ", nodes=2)
+    texts = {error["text"] for error in outcome.errors()}
+    assert texts == {
+        "rank 0 called all_reduce(sum) of 8 f32, but rank 3 called all_reduce(max) of 8 f32: make the same "
+        "call on every rank."
+    }
+
+
+@needs_torch
+@pytest.mark.torch
+@pytest.mark.parametrize("count", [8, 3_000_000])
+def test_a_rank_that_dies(count: int) -> None:
+    """Its node hears of the process, the other node of its peer, long before the deadline."""
+    outcome = ranks.play(4, "node_programs:dies", 3, count, nodes=2, timeout_s=60)
+    for rank, said in enumerate(outcome.ranks[:3]):
+        assert said is not None and "error" in said, (rank, said, str(outcome.ended))
+        assert said["error"]["type"] == "PeerLostError", said
+        assert "rank" in said["error"]["text"]
+
+
+@needs_mpi
+@pytest.mark.mpi
+def test_an_engine_that_is_not_there() -> None:
+    code = "import os; os.environ['UNISONO_NODE'] = os.environ['PMI_RANK']; import unisono; unisono.init()"
+    argv = [*mpiexec_command(str(find_mpiexec()), 2), sys.executable, "-c", code]
+    ended = ranks.run(argv, {"UNISONO_ENGINE": "pigeon"})
+    assert (
+        ended.code != 0
+        and "UNISONO_ENGINE=pigeon is no engine between nodes: use mpi or gloo" in ended.output
+    )

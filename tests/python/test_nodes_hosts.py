@@ -1,0 +1,110 @@
+"""Ranks on hosts of their own (support/hosts.py): what goes right, and links that fail, delay and drop."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hosts
+import ranks
+from unisono.bench.start import find_mpiexec
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(
+        importlib.util.find_spec("mpi4py") is None or find_mpiexec() is None,
+        reason="mpi4py and mpich are not installed",
+    ),
+    pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or ""),
+]
+EACH = 2
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+
+def play(
+    made: hosts.Hosts, launcher: str, program: str, *args: object, timeout_s: float = 60, **env: str
+) -> ranks.Outcome:
+    """The program on all hosts."""
+
+    def start(argv: Sequence[str]) -> ranks.Ended:
+        run = made.mpiexec if launcher == "mpiexec" else made.torchrun
+        return run(EACH, argv, env, timeout_s)
+
+    return ranks.play_by(start, EACH * len(made.numbers), program, *args, within_s=10)
+
+
+def right(said: Sequence[Any], count: int, engine: str, calls: int) -> None:
+    nodes = [[EACH * node, EACH * node + 1] for node in range(count)]
+    for one in said:
+        assert (one["nodes"], one["engine"], one["words"]) == (nodes, engine, {})
+        assert one["calls"] >= calls
+
+
+@pytest.mark.parametrize(("count", "step"), [(2, 8), (3, 24), (4, 48)])
+def test_hosts_of_an_mpi_run(count: int, step: int) -> None:
+    with hosts.hosts(count) as made:
+        outcome = play(made, "mpiexec", "node_programs:sample", step)
+    right(outcome.results(), count, "mpi", 30)
+
+
+@needs_torch
+@pytest.mark.torch
+def test_hosts_of_torchrun() -> None:
+    with hosts.hosts(2) as made:
+        outcome = play(made, "torchrun", "node_programs:sample", 24)
+    right(outcome.results(), 2, "gloo", 60)
+
+
+@pytest.mark.parametrize("how", ["netem delay 3ms 2ms loss 1%", "tbf rate 400mbit burst 64k limit 40k"])
+def test_packets_late_and_lost(how: str) -> None:
+    with hosts.hosts(2) as made:
+        try:
+            made.disturb(2, how)
+        except OSError as error:
+            pytest.skip(f"this kernel lacks the queue ({error})")
+        outcome = play(made, "mpiexec", "node_programs:sample", 60, 7)
+        dropped = made.dropped(2)
+    right(outcome.results(), 2, "mpi", 20)
+    assert dropped > 0
+
+
+def cut_when(flag: Path, made: hosts.Hosts, number: int) -> threading.Thread:
+    """Cuts a host off shortly after the ranks have said that they are at work."""
+
+    def cut() -> None:
+        deadline = time.monotonic() + 20
+        while not flag.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        made.cut(number)
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("count", [500, 4_000_000])
+@pytest.mark.parametrize("engine", ["mpi", pytest.param("gloo", marks=[needs_torch, pytest.mark.torch])])
+def test_a_link_cut_within_a_collective(engine: str, count: int, tmp_path: Path) -> None:
+    """Every rank hears within the deadline whom it waited for, and hears it again in the next call."""
+    timeout_s, program = 3.0, "node_programs:until_it_fails"
+    with hosts.hosts(2) as made:
+        cutting = cut_when(tmp_path / "flag", made, 2)
+        env = {"UNISONO_ENGINE": engine, "GLOO_SOCKET_IFNAME": "e0"}
+        args = (str(tmp_path / "flag"), timeout_s, count)
+        outcome = play(made, "mpiexec", program, *args, timeout_s=40, **env)
+        cutting.join()
+    for rank, said in enumerate(outcome.results()):
+        assert "wrong" not in said, said
+        text = said["error"]["text"]
+        others = ("2 (node 1)", "3 (node 1)") if rank < 2 else ("0 (node 0)", "1 (node 0)")
+        assert any(f"rank {other}" in text for other in others), (rank, text)
+        assert said["error"]["type"] in ("TimeoutError", "PeerLostError")
+        assert said["again"] == said["error"]
+        assert said["waited"] < 2 * timeout_s + 5

@@ -1,0 +1,145 @@
+"""The programs of test_nodes.py and test_nodes_hosts.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import unisono
+from body import Report, UnisonoSubject, run
+from fault_programs import attempt
+from worker import _works
+
+F32 = np.float32
+
+
+def layout(nodes: str) -> None:
+    """Puts each rank on the virtual node of its letter."""
+    if nodes:
+        os.environ["UNISONO_NODE"] = nodes[unisono.launch.from_env(os.environ).rank]
+
+
+def sample(step: int, first: int = 0) -> dict[str, Any]:
+    """Every `step`-th call of the contract's matrix: where the ranks are, and what was wrong."""
+    unchecked = unisono.init(timeout_s=60, check=False)
+    checked = unisono.init(timeout_s=60, check=True)
+    report = Report()
+    run(_works(unchecked)[first::step], UnisonoSubject(unchecked, checked), report)
+    return {
+        "nodes": checked.topology.nodes,
+        "engine": checked._engine.name,
+        "calls": sum(report.done.values()),
+        "words": report.words,
+    }
+
+
+def refusals() -> dict[str, str]:
+    """Calls that are wrong by themselves, on nodes of two ranks and one, and what was said instead of a word
+    of the refusal."""
+    comm = unisono.init(timeout_s=20, check=False)
+    x, n = np.zeros((comm.size, 4), F32), comm.size
+    wrong: dict[str, tuple[Any, str]] = {
+        "op": (lambda: comm.all_reduce(x, "median"), "no op 'median'"),
+        "root": (lambda: comm.broadcast(x, n), f"root {n} is not a rank"),
+        "shape": (lambda: comm.all_to_all(x[0]), "first axis is the ranks"),
+        "out": (lambda: comm.all_gather(x, out=x), "out has shape"),
+        "dtype": (lambda: comm.all_reduce(x, out=x.astype(np.float64)), "give both the same"),
+        "overlap": (lambda: comm.all_reduce(x.reshape(-1)[:-1], out=x.reshape(-1)[1:]), "overlap"),
+        "algorithm": (lambda: comm.all_gather(x, algorithm="ring"), "leave it out"),
+        "chain": (lambda: comm.all_reduce(x, algorithm="chain"), "as many ranks on every node"),
+        "counts": (lambda: comm.all_to_all_v(x[0], [4], [4]), f"needs {n} send counts"),
+        "peer": (lambda: comm.send(x, comm.rank), "cannot send to itself"),
+        "stream": (lambda: comm.all_reduce(x, stream=1), "arrays on a GPU"),
+        "synchronize": (comm.synchronize, "has no GPU"),
+        "list": (lambda: comm.all_reduce([1.0]), "x is a"),
+    }
+    other = {}
+    for name, (call, word) in wrong.items():
+        error = attempt(call).get("error", {"type": "none", "text": ""})
+        if error["type"] != "UsageError" or word not in error["text"]:
+            other[name] = str(error)
+    comm.barrier()  # nothing has been moved, and nobody has failed
+    comm.close()
+    if "closed" not in attempt(comm.barrier)["error"]["text"]:
+        other["closed"] = "not said"
+    return other
+
+
+def differ() -> None:
+    """The last rank asks for another op; the second call raises what the first did."""
+    comm = unisono.init(timeout_s=20, check=True)
+    x, op = np.ones(8, F32), "max" if comm.rank == comm.size - 1 else "sum"
+    first = attempt(lambda: comm.all_reduce(x, op))["error"]["text"]
+    second = attempt(lambda: comm.all_reduce(x, "sum"))["error"]["text"]
+    assert first == second, (first, second)
+    comm.all_reduce(x)
+
+
+def dies(rank: int, count: int) -> None:
+    """One rank kills itself; the others go on until they hear of it."""
+    comm = unisono.init(timeout_s=20, check=False)
+    x = np.ones(count, F32)
+    for call in range(100_000):
+        if comm.rank == rank and call == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.all_reduce(x)
+
+
+def until_it_fails(flag: str, timeout_s: float, count: int) -> dict[str, Any]:
+    """All_reduces until one fails; rank 0 says in the file `flag` that they are under way. Every result is
+    right, the failure comes in time, and the next call raises the same."""
+    comm = unisono.init(timeout_s=timeout_s, check=False)
+    x, right = np.full(count, comm.rank + 1, F32), sum(range(1, comm.size + 1))
+    out = np.empty_like(x)
+    for call in range(100_000):
+        out.fill(0)
+        began = time.monotonic()
+        tried = attempt(lambda: comm.all_reduce(x, out=out))
+        if "error" in tried:
+            again = attempt(lambda: comm.all_reduce(x, out=out))
+            return {"error": tried["error"], "again": again.get("error"), "waited": tried["at"] - began}
+        if not (out == right).all():
+            return {"wrong": call}
+        if comm.rank == 0 and call == 3:
+            Path(flag).write_text("under way")
+    return {"wrong": "it has not failed"}
+
+
+def gpu_and_host(dtype: str) -> dict[str, Any]:
+    """The same calls on GPU and host arrays: those whose bits differ."""
+    import torch
+
+    rank = unisono.launch.from_env(os.environ).rank
+    torch.cuda.set_device(rank)
+    comm = unisono.init(timeout_s=60, device=rank, check=True)
+    kind, n, wrong = getattr(torch, dtype), comm.size, []
+    made = torch.Generator().manual_seed(rank)
+    for count in (1, 1000, 300_001, 5_000_000):
+        host = (torch.randn(n * count, generator=made) * 100).to(kind)
+        block, stack = host[:count].clone(), host.view(n, count)
+        calls: list[tuple[str, Any, Any]] = [
+            (f"all_reduce {op} {how}", block, lambda c, x, op=op, how=how: c.all_reduce(x, op, algorithm=how))
+            for op in ("sum", "max", "avg")
+            for how in (None, "one_shot", "two_shot", "chain")
+        ]
+        calls += [
+            ("all_gather", block, lambda c, x: c.all_gather(x)),
+            ("reduce_scatter", stack, lambda c, x: c.reduce_scatter(x)),
+            ("all_to_all", stack, lambda c, x: c.all_to_all(x)),
+            ("broadcast", block, lambda c, x: c.broadcast(x.clone(), 2)),
+            ("reduce", block, lambda c, x: c.reduce(x, 1)),
+            ("gather", block, lambda c, x: c.gather(x, 3)),
+            ("scatter", stack, lambda c, x: c.scatter(x, 0)),
+            ("send_recv", block, lambda c, x: c.send_recv(x, (rank + 1) % n, None, (rank - 1) % n)),
+        ]
+        for name, x, call in calls:
+            expected, got = call(comm, x), call(comm, x.cuda())
+            comm.synchronize()
+            same = got is expected if expected is None else torch.equal(got.cpu(), expected)
+            wrong += [] if same else [f"{name} of {count}"]
+    return {"nodes": comm.topology.nodes, "wrong": wrong}
