@@ -93,6 +93,14 @@ def _check_ranks(ranks: int | None) -> None:
 
 @app.command()
 def bench(
+    named: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[COLLECTIVE]...",
+            help=f"Of {', '.join(COLLECTIVES)}; default: all.",
+            show_default=False,
+        ),
+    ] = None,
     preset: Annotated[
         str, typer.Option("--preset", "-p", help="; ".join(f"{n}: {p.about}" for n, p in PRESETS.items()))
     ] = "quick",
@@ -115,7 +123,10 @@ def bench(
     collective: Annotated[
         str | None,
         typer.Option(
-            "--collective", "--collectives", help=f"List of {', '.join(COLLECTIVES)}.", rich_help_panel=_BENCH
+            "--collective",
+            "--collectives",
+            help="List, instead of naming them as arguments.",
+            rich_help_panel=_BENCH,
         ),
     ] = None,
     begin: Annotated[
@@ -233,7 +244,7 @@ def bench(
         to_memory_limit=to_memory_limit,
         one_process=one_process,
         backends=backend,
-        collectives=collective,
+        collectives=_guarded(lambda: request.collectives_of(named, collective)),
         begin=begin,
         end=end,
         factor=factor,

@@ -137,6 +137,13 @@ def tune_options(
     )
 
 
+def collectives_of(named: Sequence[str] | None, listed: str | None) -> str | None:
+    """The list of collectives, from the arguments of the command or from its option. Raises CaseError."""
+    if named and listed is not None:
+        raise CaseError("the collectives are named twice, as arguments and by --collective: name them once.")
+    return ",".join(named) if named else listed
+
+
 def _names(kind: str, text: str | None, known: list[str], default: list[str]) -> list[str]:
     return default if text is None else cases.split_names(kind, text, known)
 
