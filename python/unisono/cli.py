@@ -15,8 +15,19 @@ import typer
 from rich.console import Console
 
 from unisono.bench import finish, request, start
-from unisono.bench.cases import COLLECTIVES, CUDA_MODES, DTYPES, MEMORIES, MODES, OPS, PLACEMENTS, CaseError
+from unisono.bench.cases import (
+    CUDA_MODES,
+    DTYPES,
+    KNOWN,
+    MEMORIES,
+    MODES,
+    OPS,
+    PLACEMENTS,
+    STREAMS,
+    CaseError,
+)
 from unisono.bench.options import PRESETS, Options
+from unisono.bench.pairs import ALL, PATTERNS
 from unisono.bench.provenance import usable_cores
 from unisono.errors import UsageError
 
@@ -68,8 +79,10 @@ def _run(options: Options, ranks: int | None, done: Callable[[Path, int], int]) 
     directory = Path(options.directory)
     if world is not None and options.threads:
         _refuse(CaseError("--one-process starts its ranks as threads: start it alone, not under a launcher."))
+    _guarded(lambda: request.check_ranks(options, world.size) if world is not None else None)
     if world is None:
         count = _guarded(lambda: start.ranks_to_start(ranks, options.device, usable_cores()))
+        _guarded(lambda: request.check_ranks(options, count))
         code = _guarded(lambda: start.start(options, count))
         raise typer.Exit(done(directory, code))
     from unisono.bench import rank, session
@@ -97,7 +110,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[COLLECTIVE]...",
-            help=f"Of {', '.join(COLLECTIVES)}; default: all.",
+            help=f"Of {', '.join(KNOWN)}; default: all collectives.",
             show_default=False,
         ),
     ] = None,
@@ -165,6 +178,28 @@ def bench(
     ] = None,
     memory: Annotated[
         str | None, typer.Option("--memory", help=f"List of {', '.join(MEMORIES)}.", rich_help_panel=_BENCH)
+    ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--pattern", help=f"Of pingpong: list of {', '.join(PATTERNS)}.", rich_help_panel=_BENCH
+        ),
+    ] = None,
+    pairs: Annotated[
+        str,
+        typer.Option(
+            "--pairs",
+            help="Of pingpong: all (each alone), a list like 0-1,0-3, or halves (r with r + n/2, at once).",
+            rich_help_panel=_BENCH,
+        ),
+    ] = ALL,
+    streams: Annotated[
+        str | None,
+        typer.Option(
+            "--streams",
+            help=f"Of all_to_all: list of {', '.join(STREAMS)}; all but own are built of sends and receives.",
+            rich_help_panel=_BENCH,
+        ),
     ] = None,
     workload: Annotated[
         str | None,
@@ -254,6 +289,9 @@ def bench(
         placements=placement,
         memories=memory,
         modes=mode,
+        patterns=pattern,
+        pairs=pairs,
+        streams=streams,
         workloads=workload,
         iterations=iters,
         warmup=warmup,
