@@ -305,7 +305,7 @@ def title(case: Case) -> str:
     return f"{case.collective}, {how}" if how else case.collective
 
 
-def pair_text(case: Case) -> str | None:
+def pair_name(case: Case) -> str | None:
     """The pair of a ping-pong: `0-3`, or `halves`; None for anything else."""
     if case.collective != pairs.NAME:
         return None
@@ -316,7 +316,7 @@ def label(case: Case) -> str:
     """One line that names the case for a person."""
     parts = [
         title(case),
-        f"ranks {pair_text(case)}" if case.collective == pairs.NAME else "",
+        f"ranks {pair_name(case)}" if case.collective == pairs.NAME else "",
         f"{case.bytes} B",
         case.dtype,
         case.op or "",

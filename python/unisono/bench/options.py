@@ -107,6 +107,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     patterns: tuple[str, ...] = PATTERNS  # of a pingpong
     pairs: str = ALL  # as `pairs.select` takes it
     streams: tuple[str, ...] = (OWN,)  # of an all_to_all
+    scaling: tuple[str, ...] = ()  # weak, strong: `sizes` are of `unisono scaling`, see there
+    room_bytes: int = 0  # that the buffers have at least
     check: bool = True
     terminal_columns: int | None = None  # of the user's terminal; None: progress as plain lines
 

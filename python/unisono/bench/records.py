@@ -20,6 +20,13 @@ SCHEMA_VERSION = "1.2"  # 1.1: devices, links, largest; 1.2: ping-pong, streams,
 FILE_NAME = "records.jsonl"
 
 
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same on any number of ranks."""
+
+    kind: str  # weak or strong
+    bytes: int  # that a rank (weak), or all ranks together (strong), bring
+
+
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured, whoever does it. `bytes` is the larger buffer of the call, as in nccl-tests."""
 
@@ -37,7 +44,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     pattern: str | None = None  # of a pingpong: half_round_trip, one_way or bidirectional
     pair: tuple[int, int] | None = None  # that is measured alone; None: all at once, rank r with r + n/2
     streams: str | None = None  # one or per-peer: an all_to_all built of sends and receives
-    scaling: str | None = None  # weak or strong: a point of `unisono scaling`
+    scaling: Scaling | None = None  # a point of `unisono scaling`
 
 
 class Machine(msgspec.Struct, kw_only=True):
@@ -65,6 +72,7 @@ class Run(msgspec.Struct, tag="run", kw_only=True):
     seed: int
     ranks: int
     launcher: str
+    nodes: int = 1  # machines
     machine: Machine
     libraries: dict[str, str]
     environment: dict[str, str]  # an allow-list, never all of it

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from unisono import bootstrap, launch
-from unisono.bench import cases, limit, pairs, provenance, workloads
+from unisono.bench import cases, limit, pairs, provenance, scaling, workloads
 from unisono.bench.align import Aligner
 from unisono.bench.backends.base import Backend, Ranks, load
 from unisono.bench.backends.mpi import set_thread_level
@@ -84,6 +84,7 @@ def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding 
         stack.callback(measured.close)
         interrupt = stack.enter_context(Interrupt().watched())
         session = Session(chosen, control, align, measured, interrupt, world.launcher, device, binding)
+        session.nodes = sum(control.gather(world.local_rank == 0, bool))
         stack.callback(session.close)
         try:
             return session.run()
@@ -123,6 +124,7 @@ class Session:
     ) -> None:
         self.options, self.control, self.launcher = options, control, launcher
         self.device, self._binding = device or HostDevice(align), binding or Binding()
+        self.nodes = 1
         self._align, self._communicator, self._interrupt = align, communicator, interrupt
         self._writer: RecordsWriter | None = None
         self._backends: list[Backend] = []
@@ -211,7 +213,7 @@ class Session:
 
     def _wanted(self, models: Sequence[tuple[Workload, list[Case]]]) -> list[tuple[Case, str | None]]:
         options = self.options
-        grid = cases.grid(
+        grid = scaling.grid(options, self.control.size) or cases.grid(
             self.control.size,
             options.collectives,
             options.sizes,
@@ -278,6 +280,7 @@ class Session:
                 seed=options.seed,
                 ranks=self.control.size,
                 launcher=self.launcher,
+                nodes=self.nodes,
                 machine=provenance.machine(options.cores, self.device.gpus(), self.device.state()),
                 libraries=provenance.libraries(
                     {backend.name: backend.version() for backend in self._backends}
@@ -293,11 +296,14 @@ class Session:
         control = self.control
         owners = [backend for backend in self._backends if backend.own_memory]
         limit = self.device.room(control, len(owners))
-        kept = [one for one in wanted if one[0].bytes <= limit]
+        room = self.options.room_bytes
+        kept = [one for one in wanted if max(room, one[0].bytes) <= limit]
         reason = f"its buffers do not fit: {control.size} ranks have room for {limit >> 20} MiB each."
-        for case, _ in (one for one in wanted if one[0].bytes > limit):
+        for case, _ in (one for one in wanted if max(room, one[0].bytes) > limit):
             self.emit(Skip(backend="all", reason=reason, case=case))
         listed = [case for case, _ in kept]
+        # sizes that are not run, but have room
+        listed += [msgspec.structs.replace(case, bytes=room) for case in listed if case.bytes < room]
         pools = self.device.pools(listed, control.rank)
         symmetric = needed_bytes(listed, "symmetric")
         for backend in owners:

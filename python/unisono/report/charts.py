@@ -105,6 +105,23 @@ def curve(metric: str, backends: list[str], legend: bool = False) -> Json:
     return _spec(alt.layer(*layers))
 
 
+def efficiency(backends: list[str], legend: bool = False) -> Json:
+    """Efficiency over the number of ranks, one line per backend with the band of its interval. Rows:
+    backend, ranks, value, low, high and the words of the tooltip."""
+    axis = alt.Axis(title="ranks", labelAngle=0, grid=False)
+    scale = alt.Axis(title="efficiency", format="%", tickCount=5)
+    base = alt.Chart(_data()).encode(x=alt.X("ranks:O", axis=axis))
+    colour, tip = _colour(backends, legend), [alt.Tooltip("backend:N"), alt.Tooltip("ranks:O")]
+    tip += [alt.Tooltip("t_value:N", title="efficiency"), alt.Tooltip("t_median:N", title="median time")]
+    tip += [alt.Tooltip("t_busbw:N", title="bus bandwidth, GB/s")]
+    y = alt.Y("value:Q", axis=scale, scale=alt.Scale(zero=True))
+    band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", axis=scale), y2="high:Q", color=colour)
+    line = base.mark_line(strokeWidth=1.8).encode(y=y, color=colour)
+    points = base.mark_point(filled=True, size=42, opacity=1)
+    points = points.encode(y=y, color=colour, shape=_shape(backends, legend), tooltip=tip)
+    return _spec(alt.layer(band, line, points))
+
+
 def _when(test: str, value: str) -> list[Any]:
     return [{"test": test, "value": value}]
 
@@ -312,4 +329,5 @@ def templates(backends: list[str]) -> dict[str, Json]:
         "box": box(backends),
         "cdf": cdf(backends),
         "bars": bars(backends),
+        "efficiency": efficiency(backends),
     }

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from unisono.bench.stats import Verdict
 
-from . import analysis, content, links, method, payload, text, theme
+from . import analysis, content, links, method, pairs, payload, text, theme
 from .model import Model
 
 _VERDICT_CLASSES = tuple(
@@ -153,7 +153,12 @@ def render(model: Model) -> str:
         skips=content.skips(model),
         ceilings=content.ceilings(model),
         link_summary=links.summary(model),
-        pairs=links.matrices(model),
+        links=links.matrices(model),
+        pairs=pairs.matrices(model),
+        scaling=[
+            (kind, content.efficiency_table(model, kind))
+            for kind in dict.fromkeys(one.kind for one in analysis.efficiencies(model))
+        ],
         largest=links.largest(model),
         paragraphs=method.paragraphs(model),
         factors=method.factors(model),
