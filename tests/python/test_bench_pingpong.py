@@ -69,6 +69,8 @@ def test_who_sends_and_who_receives(pattern: str, pair: pairs.Pair) -> None:
             pairs.receives(case, rank),
         )
         assert pairs.takes_part(case, rank) == (rank in pair)
+    assert [pairs.place_alone(case, rank) for rank in pair] == [0, 1]
+    assert pairs.place_alone(case, 3) is None
 
 
 def test_the_time_of_a_half_round_trip_is_half_a_call() -> None:

@@ -76,6 +76,11 @@ def takes_part(case: Case, rank: int) -> bool:
     return case.collective != NAME or peer_of(case, rank) is not None
 
 
+def place_alone(case: Case, rank: int) -> int | None:
+    """0 or 1 for the two ranks of a pair that works alone; None for all others."""
+    return case.pair.index(rank) if case.pair is not None and rank in case.pair else None
+
+
 def messages(case: Case) -> int:
     """Messages that follow each other in one call: what its time is divided by."""
     return 2 if case.pattern == "half_round_trip" else 1
