@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -11,44 +10,19 @@ import pytest
 import report_data as data
 from unisono import report
 from unisono.bench import cases, pairs, scaling
-from unisono.bench.records import Case, Record, Result, Scaling
+from unisono.bench.records import Scaling
 from unisono.report import analysis, compare, content, gate, method, model, payload, text
 from unisono.report import pairs as shown
-
-
-def exact(backend: str, case: Case, us: float) -> Result:
-    return data.result(backend, case, [us * (1 + 1e-4 * i) for i in range(20)])
-
-
-def pingpongs(ranks: int, slow: pairs.Pair) -> list[Record]:
-    """1 us and 100 us for 8 B and 1 MiB; the slow pair takes twice as long."""
-    found: list[Record] = []
-    for pair in pairs.select(pairs.ALL, ranks):
-        for pattern in pairs.PATTERNS:
-            for size, us in ((8, 1.0), (1 << 20, 100.0)):
-                for mode in cases.MODES:
-                    case = data.case(pairs.NAME, size, ranks, pattern=pattern, pair=pair, mode=mode)
-                    time = us * (2 if pair == slow else 1)
-                    found += [exact("unisono", case, time), exact("mpi", case, 3 * time)]
-    return found
-
-
-def scaled(kind: str, times: dict[int, float], backend: str = "unisono", **other: Any) -> list[Record]:
-    """64 KiB all_gather: what a rank brings (weak), or all together (strong)."""
-    found: list[Record] = []
-    for ranks, us in times.items():
-        size = scaling.case_bytes(kind, "all_gather", 65536, ranks)
-        point = Scaling(kind=kind, bytes=65536)
-        found.append(exact(backend, data.case("all_gather", size, ranks, scaling=point, **other), us))
-    return found
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("study")
-    ways = [exact("unisono", data.case("all_to_all", 4096, 4, streams=way), 5.0) for way in (None, "one")]
-    both = [scaled(kind, {1: 10.0, 2: 20.0, 4: 25.0}) for kind in scaling.KINDS]
-    data.write(directory, data.run(4), pingpongs(4, (1, 3)), ways, *both, data.end())
+    ways = [
+        data.exact("unisono", data.case("all_to_all", 4096, 4, streams=way), 5.0) for way in (None, "one")
+    ]
+    both = [data.scaled(kind, {1: 10.0, 2: 20.0, 4: 25.0}) for kind in scaling.KINDS]
+    data.write(directory, data.run(4), data.pingpongs(4, (1, 3)), ways, *both, data.end())
     report.build(directory)
     return directory
 
@@ -74,7 +48,7 @@ def test_the_slow_pair_stands_out(built: Path) -> None:
 
 
 def test_one_pair_is_no_matrix(tmp_path: Path) -> None:
-    data.write(tmp_path, data.run(), pingpongs(2, (0, 1)), data.end())
+    data.write(tmp_path, data.run(), data.pingpongs(2, (0, 1)), data.end())
     assert shown.matrices(model.load(tmp_path)) == []
 
 
@@ -91,7 +65,7 @@ def test_the_efficiency_of_either_kind(built: Path) -> None:
 
 
 def test_efficiency_is_against_the_fewest_ranks_measured(tmp_path: Path) -> None:
-    found = [*scaled("strong", {2: 10.0, 8: 5.0}), *scaled("weak", {4: 1.0}, "mpi")]
+    found = [*data.scaled("strong", {2: 10.0, 8: 5.0}), *data.scaled("weak", {4: 1.0}, "mpi")]
     data.write(tmp_path, data.run(8, nodes=2), found, data.end())
     loaded = model.load(tmp_path)
     (one,) = analysis.efficiencies(loaded)  # of one number of ranks alone nothing can be said
@@ -101,10 +75,10 @@ def test_efficiency_is_against_the_fewest_ranks_measured(tmp_path: Path) -> None
 
 def test_the_points_of_a_scaling_stay_apart_from_the_sweep(tmp_path: Path) -> None:
     """The same collective, size and ranks, measured as three things, is three rows in three selections."""
-    plain = exact("unisono", data.case("all_gather", 131072, 2), 1.0)
-    found = [plain, *scaled("weak", {2: 2.0}), exact("mpi", plain.case, 4.0)]
+    plain = data.exact("unisono", data.case("all_gather", 131072, 2), 1.0)
+    found = [plain, *data.scaled("weak", {2: 2.0}), data.exact("mpi", plain.case, 4.0)]
     point = Scaling(kind="strong", bytes=131072)
-    found.append(exact("unisono", msgspec.structs.replace(plain.case, scaling=point), 3.0))
+    found.append(data.exact("unisono", msgspec.structs.replace(plain.case, scaling=point), 3.0))
     data.write(tmp_path, data.run(), found, data.end())
     page = payload.page(model.load(tmp_path))
     index = page["results"]["columns"].index("scaling")
