@@ -106,15 +106,15 @@ def curve(metric: str, backends: list[str], legend: bool = False) -> Json:
 
 
 def efficiency(backends: list[str], legend: bool = False) -> Json:
-    """Efficiency over the number of ranks, one line per backend with the band of its interval. Rows:
-    backend, ranks, value, low, high and the words of the tooltip."""
+    """Efficiency (logarithmic) over the number of ranks, one line per backend with the band of its interval.
+    Rows: backend, ranks, value, low, high and the words of the tooltip."""
     axis = alt.Axis(title="ranks", labelAngle=0, grid=False)
-    scale = alt.Axis(title="efficiency", format="%", tickCount=5)
+    scale = alt.Axis(title="efficiency", format=".3~%", tickCount=5, values=_ONE_TWO_FIVE)
     base = alt.Chart(_data()).encode(x=alt.X("ranks:O", axis=axis))
     colour, tip = _colour(backends, legend), [alt.Tooltip("backend:N"), alt.Tooltip("ranks:O")]
     tip += [alt.Tooltip("t_value:N", title="efficiency"), alt.Tooltip("t_median:N", title="median time")]
     tip += [alt.Tooltip("t_busbw:N", title="bus bandwidth, GB/s")]
-    y = alt.Y("value:Q", axis=scale, scale=alt.Scale(zero=True))
+    y = alt.Y("value:Q", axis=scale, scale=alt.Scale(type="log", nice=False))
     band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", axis=scale), y2="high:Q", color=colour)
     line = base.mark_line(strokeWidth=1.8).encode(y=y, color=colour)
     points = base.mark_point(filled=True, size=42, opacity=1)
