@@ -199,6 +199,8 @@ class PyCommunicator {
     return device ? nb::cast(*device) : nb::none();
   }
 
+  bool peer_access() const { return communicator_.peer_access(); }
+
   void synchronize(nb::handle stream) {
     void* handle = stream_handle(stream);
     const Away away(*this);
@@ -347,10 +349,11 @@ void bind_communicator(nb::module_& module) {
       .def(
           "__init__",
           [](C* self, nb::object bootstrap, std::optional<double> timeout_s, std::optional<bool> check,
-             std::optional<int> device, int max_sms) {
+             std::optional<int> device, int max_sms, bool peer_access) {
             const Communicator::Options options{.timeout_s = timeout_s,
                                                 .device = device,
                                                 .max_sms = max_sms,
+                                                .peer_access = peer_access,
                                                 .check = check,
                                                 .while_waiting = check_signals};
             if (nb::isinstance<Bootstrap>(bootstrap)) {
@@ -361,7 +364,8 @@ void bind_communicator(nb::module_& module) {
               new (self) C(std::make_shared<PythonBootstrap>(std::move(bootstrap)), options);
             }
           },
-          "bootstrap"_a, "timeout_s"_a = none, "check"_a = none, "device"_a = none, "max_sms"_a = 0)
+          "bootstrap"_a, "timeout_s"_a = none, "check"_a = none, "device"_a = none, "max_sms"_a = 0,
+          "peer_access"_a = true)
       .def_prop_ro("rank", &C::rank, "This rank's number, from 0.")
       .def_prop_ro("size", &C::size, "How many ranks there are.")
       .def_prop_ro("closed", &C::closed,
@@ -393,6 +397,10 @@ void bind_communicator(nb::module_& module) {
       .def("send_recv", &C::send_recv, "x"_a, "dst"_a, "out"_a.none(), "src"_a, "algorithm"_a = none,
            "stream"_a = none, doc::kSendRecv)
       .def_prop_ro("device", &C::device, "The CUDA ordinal of this rank's GPU, or None.")
+      .def_prop_ro("peer_access", &C::peer_access,
+                   "Whether the ranks' GPUs reach each other's memory; if not, messages go through pinned "
+                   "host memory. "
+                   "False without a GPU.")
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",

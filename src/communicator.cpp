@@ -39,7 +39,9 @@ class Communicator::Impl {
     if (options.device)
       engine_ = cuda::Engine::make(group_, {.device = *options.device,
                                             .max_sms = options.max_sms,
+                                            .peer_access = options.peer_access,
                                             .timeout_s = options.timeout_s.value_or(env().timeout_s)});
+    if (engine_ && !engine_->peer_access()) gpu_plan_ = Plan::of_gpu_staged(group_.size());
   }
 
   int rank() const { return group_.rank(); }
@@ -144,7 +146,17 @@ class Communicator::Impl {
     if (request.args.bytes == 0) return;
     const Collective planned = pair ? Collective::send_recv : request.collective;
     Algorithm algorithm = request.algorithm;
-    if (algorithm == Algorithm::automatic) algorithm = gpu_plan_.choose(planned, request.bytes(), symmetric);
+    if (algorithm == Algorithm::automatic) {
+      algorithm = gpu_plan_.choose(planned, request.bytes(), symmetric);
+      // whose sums pass through the output
+      if (algorithm == Algorithm::copy_engine && planned == Collective::all_reduce && request.in_place())
+        algorithm = Algorithm::two_shot_push;
+    }
+    if ((is_direct(algorithm) || is_lines(algorithm)) && !gpu.peer_access())
+      throw UsageError(
+          std::string(name_of(algorithm)) +
+          " needs GPUs with peer access, which a pair of this communicator's lacks or an option has "
+          "switched off: use another algorithm.");
     if (is_direct(algorithm) && !symmetric)
       throw UsageError(
           std::string(name_of(algorithm)) +
@@ -464,6 +476,8 @@ Buffer Communicator::empty(std::size_t bytes, Memory memory) {
 std::optional<int> Communicator::device() const {
   return impl_->has_engine() ? std::optional(impl_->engine().device()) : std::nullopt;
 }
+
+bool Communicator::peer_access() const { return impl_->has_engine() && impl_->engine().peer_access(); }
 
 void Communicator::synchronize(void* stream) { impl_->engine().synchronize(stream); }
 

@@ -16,6 +16,8 @@ struct Env {
   int spins = -1;   // UNISONO_SPINS: polls before a wait yields its core; -1: by ranks and cores
   int max_sms = 0;  // UNISONO_MAX_SMS: that a kernel may take of a GPU; 0: as many as pay
   bool cuda_ipc = false;  // UNISONO_CUDA_MEMORY=ipc: share GPU memory by cudaIpc handles; vmm: by descriptors
+  bool peer_access =
+      true;  // UNISONO_PEER_ACCESS=0: GPUs never touch each other's memory; stage through the host's
   bool share_device = false;    // UNISONO_SHARE_DEVICE=1: let ranks have the same GPU, for tests
   std::string instruction_set;  // UNISONO_ISA: baseline, avx2 or avx512; empty: the best that the machine has
 };

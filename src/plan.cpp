@@ -24,32 +24,42 @@ std::string_view name_of(Algorithm algorithm) {
                                                    "two_shot_direct",    "reduce_scatter_all_gather",
                                                    "push_packets",       "push",
                                                    "scatter_all_gather", "direct",
-                                                   "copy_engine"};
+                                                   "copy_engine",        "one_shot_ll128",
+                                                   "two_shot_ll128",     "push_ll128"};
   return names[static_cast<int>(algorithm)];
 }
 
 std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
   using enum Algorithm;
+  const bool on_gpu = memory == Memory::device;
   std::vector<Algorithm> known{push_packets, push, direct};
+  bool copies = false;  // copy engines can do it
   switch (collective) {
     case Collective::all_reduce:
       known = {one_shot_packets, one_shot,        two_shot_packets,         two_shot,
                two_shot_push,    two_shot_direct, reduce_scatter_all_gather};
-      break;
+      if (on_gpu) known.insert(known.end(), {one_shot_ll128, two_shot_ll128, copy_engine});
+      return known;
     case Collective::barrier:
     case Collective::empty: return {};
-    case Collective::send_recv: return known;
     case Collective::all_to_all_v:
     case Collective::send:
     case Collective::recv:
-      if (memory == Memory::device) known.pop_back();  // where a peer's part lies, only its host knows
-      return known;
+      if (on_gpu) known.pop_back();  // where a peer's part lies, only its host knows
+      break;
+    case Collective::send_recv:
+    case Collective::reduce_scatter: break;
     case Collective::reduce:
-    case Collective::reduce_scatter: return known;
-    case Collective::broadcast: known.insert(known.end() - 1, scatter_all_gather); break;
-    default: break;
+    case Collective::broadcast:
+      if (collective == Collective::broadcast) known.push_back(scatter_all_gather);
+      known.push_back(two_shot_push);
+      if (on_gpu) known.push_back(two_shot_ll128);
+      copies = collective == Collective::broadcast;
+      break;
+    default: copies = true; break;
   }
-  if (memory == Memory::device) known.push_back(copy_engine);
+  if (on_gpu) known.push_back(push_ll128);
+  if (on_gpu && copies) known.push_back(copy_engine);
   return known;
 }
 
@@ -129,6 +139,24 @@ Plan Plan::of_gpu(int ranks) {
         else add(collective, copies ? 64 * kMiB : kRest, direct);
         if (symmetric && copies) add(collective, kRest, copy_engine);
       }
+    }
+  }
+  return plan;
+}
+
+// Through host memory: packets, which double what crosses PCIe, while that costs less than the flags of a
+// chunk. By reckoning, not by measurement.
+Plan Plan::of_gpu_staged(int ranks) {
+  using enum Algorithm;
+  Plan plan(Memory::device);
+  constexpr std::size_t kKiB = 1024;
+  for (const bool symmetric : {false, true}) {
+    plan.add({Collective::all_reduce, symmetric, (ranks == 2 ? 64 : 16) * kKiB, one_shot_packets});
+    plan.add({Collective::all_reduce, symmetric, 128 * kKiB, two_shot_packets});
+    plan.add({Collective::all_reduce, symmetric, kRest, two_shot});
+    for (const Collective collective : kOthers) {
+      plan.add({collective, symmetric, 64 * kKiB, push_packets});
+      plan.add({collective, symmetric, kRest, push});
     }
   }
   return plan;

@@ -25,8 +25,11 @@ enum class Algorithm : std::uint8_t {
   scatter_all_gather,
   direct,
   copy_engine,
+  one_shot_ll128,
+  two_shot_ll128,
+  push_ll128,
 };
-inline constexpr int kAlgorithms = 13;
+inline constexpr int kAlgorithms = 16;
 
 std::string_view name_of(Algorithm algorithm);
 
@@ -42,6 +45,12 @@ constexpr bool is_packets(Algorithm algorithm) {
          algorithm == Algorithm::two_shot_packets;
 }
 
+// Whether they are lines of 128 bytes with a flag each, as NVLink carries them whole: on GPUs.
+constexpr bool is_lines(Algorithm algorithm) {
+  return algorithm == Algorithm::push_ll128 || algorithm == Algorithm::one_shot_ll128 ||
+         algorithm == Algorithm::two_shot_ll128;
+}
+
 class Plan {
  public:
   struct Entry {
@@ -54,6 +63,7 @@ class Plan {
   // For host memory; `crowded`: there are fewer cores than ranks.
   static Plan of_host(int ranks, bool crowded);
   static Plan of_gpu(int ranks);
+  static Plan of_gpu_staged(int ranks);  // for GPUs that do not reach each other's memory
 
   // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
   // its collective.

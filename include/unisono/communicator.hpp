@@ -46,7 +46,9 @@ class Communicator {
     std::optional<double> timeout_s{};  // deadline of every wait; default UNISONO_TIMEOUT_S, else 30
     std::optional<int> device{};        // CUDA ordinal of this rank's GPU; all ranks have one, or none has
     int max_sms = 0;                    // that a kernel may take; 0: UNISONO_MAX_SMS, else as many as pay
-    std::optional<bool> check{};        // compare the ranks' calls first; default UNISONO_CHECK, else no
+    bool peer_access =
+        true;  // false on any rank: no GPU touches another's memory (also UNISONO_PEER_ACCESS=0)
+    std::optional<bool> check{};  // compare the ranks' calls first; default UNISONO_CHECK, else no
     std::function<void()>
         while_waiting{};  // called every few ms of a long wait; what it throws ends the call and closes
   };
@@ -89,6 +91,9 @@ class Communicator {
   Buffer empty(std::size_t bytes, Memory memory = Memory::host);
 
   std::optional<int> device() const;
+  // Whether the ranks' GPUs reach each other's memory. Where one pair cannot, or an option says so, messages
+  // go through pinned host memory, and no algorithm reaches into peers' buffers. False without a GPU.
+  bool peer_access() const;
   // Returns when what is enqueued on the stream is done; raises what went wrong there.
   void synchronize(void* stream);
 

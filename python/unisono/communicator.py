@@ -36,6 +36,7 @@ def init(
     check: bool | None = None,
     device: int | None = None,
     max_sms: int = 0,
+    peer_access: bool = True,
 ) -> Communicator:
     """The communicator of all ranks that were started together. Collective.
 
@@ -49,6 +50,8 @@ def init(
     check: compare the ranks' calls before anything moves; None: UNISONO_CHECK, else no.
     device: CUDA ordinal of this rank's GPU, for calls on arrays there; all ranks give one, or none does.
     max_sms: that a kernel may take of the GPU; 0: UNISONO_MAX_SMS, else as many as pay.
+    peer_access: False on any rank (or UNISONO_PEER_ACCESS=0): no GPU touches another's memory; messages go
+        through pinned host memory, as they do where two of the GPUs cannot reach each other.
 
     Raises UsageError where the environment or the arguments make no sense, TimeoutError when ranks do not
     come, ResourceError when memory cannot be shared.
@@ -61,7 +64,7 @@ def init(
         world = launch.from_env(os.environ)
     wait_s = _deadline_s(timeout_s)
     meeting = bootstraps.make(world, bootstrap, wait_s)
-    communicator = Communicator(meeting, timeout_s, check, device, max_sms)
+    communicator = Communicator(meeting, timeout_s, check, device, max_sms, peer_access)
     _open.add(communicator)
     _load_plan(communicator)
     return communicator
@@ -73,7 +76,7 @@ def init_threads(n: int, timeout_s: float | None = None, check: bool | None = No
     Calls release the GIL. Every buffer is within every rank's reach, so that all large calls are zero-copy.
     timeout_s and check as in `init`.
     """
-    return _of_threads([None] * n, timeout_s, check, 0)
+    return _of_threads([None] * n, timeout_s, check)
 
 
 class Communicators(list[Communicator]):
@@ -94,6 +97,7 @@ def init_all(
     timeout_s: float | None = None,
     check: bool | None = None,
     max_sms: int = 0,
+    peer_access: bool = True,
 ) -> Communicators:
     """One process, all GPUs: a communicator for each of `devices`, in that order.
 
@@ -101,16 +105,20 @@ def init_all(
     calls as they are made, each needs its own. `Communicators.empty` makes symmetric memory of all ranks at
     once.
 
-    devices: CUDA ordinals; None: all that this process sees. timeout_s, check and max_sms as in `init`.
+    devices: CUDA ordinals; None: all that this process sees. The others as in `init`.
     """
     found = list(range(device_count())) if devices is None else list(devices)
     if not found:
         raise UsageError("there is no GPU: init_all() needs one that CUDA sees; init_threads() needs none.")
-    return _of_threads(found, timeout_s, check, max_sms)
+    return _of_threads(found, timeout_s, check, max_sms, peer_access)
 
 
 def _of_threads(
-    devices: Sequence[int | None], timeout_s: float | None, check: bool | None, max_sms: int
+    devices: Sequence[int | None],
+    timeout_s: float | None,
+    check: bool | None,
+    max_sms: int = 0,
+    peer_access: bool = True,
 ) -> Communicators:
     wait_s = _deadline_s(timeout_s)
     n = len(devices)
@@ -118,7 +126,7 @@ def _of_threads(
     with ThreadPoolExecutor(max(n, 1)) as pool:
         communicators = Communicators(
             pool.map(
-                lambda meeting, device: Communicator(meeting, timeout_s, check, device, max_sms),
+                lambda meeting, device: Communicator(meeting, timeout_s, check, device, max_sms, peer_access),
                 meetings,
                 devices,
             )

@@ -133,12 +133,17 @@ UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
   return at < lane.size() ? at : at - lane.size();
 }
 
+// The shard of `rank` where the root has none: what leaves or enters the root is then all that bounds it.
+UNISONO_PORTABLE constexpr Range share_without(std::size_t bytes, int ranks, int root, int rank) {
+  return rank == root ? Range{} : block_of(bytes, shard_bytes(bytes, ranks - 1), rank - (rank > root));
+}
+
 // What a rank does of a rooted collective's `bytes`.
 template <class Lane>
 UNISONO_PORTABLE Range share_of(const Lane& lane, std::size_t bytes, int root) {
   const int n = lane.size(), me = lane.rank();
   if (!Lane::kLinked || n == 1) return block_of(bytes, shard_bytes(bytes, n), me);
-  return me == root ? Range{} : block_of(bytes, shard_bytes(bytes, n - 1), me - (me > root));
+  return share_without(bytes, n, root, me);
 }
 
 // Returns when every rank has called it; what any rank wrote in earlier calls may be read, and overwritten,

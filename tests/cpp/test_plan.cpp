@@ -110,6 +110,21 @@ TEST(Plan, OfGpusKnowsEveryCollective) {
   }
 }
 
+TEST(Plan, OfGpusWithoutPeerAccessReachesNowhere) {
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    const Plan plan = Plan::of_gpu_staged(ranks);
+    for (const Collective collective : collectives()) {
+      const auto known = Plan::algorithms(collective, Memory::device);
+      for (const bool symmetric : {false, true})
+        for (std::size_t bytes = 1; bytes < std::size_t{1} << 40; bytes *= 3) {
+          const Algorithm chosen = plan.choose(collective, bytes, symmetric);
+          EXPECT_NE(std::find(known.begin(), known.end(), chosen), known.end()) << name_of(collective);
+          EXPECT_FALSE(is_direct(chosen)) << name_of(collective);
+        }
+    }
+  }
+}
+
 TEST(Plan, StagedProgramsTakeAnyPointer) {
   for (const Collective collective : collectives()) {
     const auto known = Plan::algorithms(collective, Memory::host);

@@ -7,44 +7,15 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from typing import Any
 
 import pytest
 
 import ranks
-
-NOTICED_S = 5.0  # the promise: a rank that dies is named by the others within that time
+from faults import NOTICED_S, assert_lost, assert_nothing_left, error_of
 
 
 def programs(name: str) -> str:
     return f"fault_programs:{name}"
-
-
-def error_of(tried: dict[str, Any]) -> dict[str, Any]:
-    assert "error" in tried, f"the call came back as if nothing had happened: {tried}"
-    return dict(tried["error"])
-
-
-def assert_lost(outcome: ranks.Outcome, victim: int) -> None:
-    """Every other rank got a PeerLostError that names the victim, in time, and gets it again."""
-    said = [r["result"] for rank, r in enumerate(outcome.ranks) if rank != victim and r is not None]
-    assert len(said) == len(outcome.ranks) - 1, str(outcome.ended)
-    died = next(one["died"] for one in said if one["died"] is not None)
-    for one in said:
-        error = error_of(one["first"])
-        assert error["type"] == "PeerLostError", error
-        assert "ConnectionError" in error["bases"]
-        assert f"rank {victim} (process {one['victim']}) has died" in error["text"]
-        assert one["first"]["at"] - died < NOTICED_S
-        for again in one.get("again", []):
-            assert error_of(again)["type"] == "PeerLostError"
-            assert error_of(again)["text"] == error["text"]
-
-
-def assert_nothing_left(outcome: ranks.Outcome, marker: str) -> None:
-    assert outcome.ended.code is not None, str(outcome.ended)
-    assert ranks.processes_with(marker) == set()
-    assert ranks.files_in_shared_memory() == set()
 
 
 @pytest.mark.parametrize(

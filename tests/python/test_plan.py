@@ -27,7 +27,7 @@ def test_names() -> None:
         *("one_shot_packets", "one_shot", "two_shot_packets", "two_shot", "two_shot_push", "two_shot_direct"),
         "reduce_scatter_all_gather",
     ]
-    assert names("broadcast") == ["push_packets", "push", "scatter_all_gather", "direct"]
+    assert names("broadcast") == ["push_packets", "push", "direct", "scatter_all_gather", "two_shot_push"]
     for collective in MOVING:
         assert {"push_packets", "push", "direct"} <= set(names(collective))
     assert names("barrier") == names("empty") == []

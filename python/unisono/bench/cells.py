@@ -40,6 +40,7 @@ class Work:
     group: Group
     algorithm: str | None = None
     sms: int | None = None
+    staged: bool = False
     dropped: bool = False
     recorded: bool = False
     probed: bool = False  # a few calls were timed, so that rank 0 knows what one costs
@@ -53,6 +54,7 @@ class Work:
             call = prepared(self.case, self.backend, self._placed, pools.rank)
             self._runner = device.runner(self.case, call, self.backend)
             self.algorithm, self.sms = self.backend.algorithm(self.case), self.backend.sms(self.case)
+            self.staged = self.backend.staged()
         return self._runner, self._placed
 
     def abandon(self) -> None:

@@ -243,9 +243,11 @@ def order_statistics(row: Row, limit: int) -> list[float]:
 
 
 def _algorithm(result: Result) -> str:
-    """Its name, on GPUs with what it takes: `two_shot, 24 SMs`."""
-    name = result.algorithm or text.MISSING
-    return name if result.sms is None else f"{name}, {text.count(result.sms, 'SM')}"
+    """Its name, on GPUs with what it takes and where it passes: `two_shot, 24 SMs, through host memory`."""
+    said = [result.algorithm or text.MISSING]
+    said += [] if result.sms is None else [text.count(result.sms, "SM")]
+    said += ["through host memory"] if result.staged else []
+    return ", ".join(said)
 
 
 def dimensions(model: Model, rows: list[Json]) -> list[Json]:

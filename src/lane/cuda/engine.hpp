@@ -28,6 +28,7 @@ class Engine {
   struct Options {
     int device = 0;
     int max_sms = 0;  // that a kernel may take; 0: as many as pay
+    bool peer_access = true;
     double timeout_s = 30;
   };
   // Collective. UsageError when there is no such GPU, or two ranks have the same; ResourceError when memory
@@ -37,6 +38,10 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual int device() const = 0;
+
+  // Whether every pair of the ranks' GPUs reaches each other's memory, and every rank lets it. Otherwise
+  // scratch lies in pinned host memory and nothing is symmetric: programs in push form are all that runs.
+  virtual bool peer_access() const = 0;
 
   // Whether the buffers that a direct program reaches lie in symmetric memory of this rank.
   virtual bool symmetric(const Request& request) const = 0;

@@ -134,6 +134,10 @@ class Backend(Protocol):
         """On GPUs, after a hang: ends the library's kernels as far as it can. Nothing but `close` is called
         afterwards."""
 
+    def staged(self) -> bool:
+        """On GPUs: whether the data goes through the host's memory."""
+        return False
+
     def sms(self, case: Case) -> int | None:
         """The SMs that the call takes of a GPU, where the library can say; 0 where copy engines do it."""
         return None

@@ -47,7 +47,11 @@ class UnisonoBackend(Backend):
     def version(self) -> str:
         import unisono
 
-        return str(getattr(unisono, "__version__", ""))
+        how = ", staged through pinned host memory" if self.staged() else ""
+        return str(getattr(unisono, "__version__", "")) + how
+
+    def staged(self) -> bool:
+        return self._device == "cuda" and not self._comm.peer_access
 
     def setup(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -65,8 +69,11 @@ class UnisonoBackend(Backend):
         if self._forced not in known:
             choice = ", ".join(known) or "no choice"
             return f"{case.collective} has no algorithm {self._forced}: it has {choice}."
-        if self._forced.endswith(("direct", "two_shot_push", "copy_engine")) and case.memory != "symmetric":
-            return f"{self._forced} needs symmetric memory."
+        if self._forced.endswith(("direct", "two_shot_push", "copy_engine")):
+            if case.memory != "symmetric":
+                return f"{self._forced} needs symmetric memory."
+            if self.staged():
+                return f"{self._forced} needs GPUs with peer access."
         return None
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
