@@ -11,8 +11,9 @@ import report_data as data
 from unisono import report
 from unisono.bench import cases, pairs, scaling
 from unisono.bench.records import Scaling
-from unisono.report import analysis, compare, content, gate, method, model, payload, text
+from unisono.report import analysis, compare, gate, method, model, payload, text
 from unisono.report import pairs as shown
+from unisono.report import scaling as tables
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_the_efficiency_of_either_kind(built: Path) -> None:
     assert [point.efficiency.median for point in strong.points] == pytest.approx([1, 0.25, 0.1])
     for point in weak.points[1:]:
         assert point.efficiency.low < point.efficiency.median < point.efficiency.high
-    head = content.efficiency_table(model.load(built), "weak").head
+    head = tables.table(model.load(built), "weak").head
     assert head[4:] == ["1 rank", "2 ranks", "4 ranks"]
 
 
@@ -70,7 +71,7 @@ def test_efficiency_is_against_the_fewest_ranks_measured(tmp_path: Path) -> None
     loaded = model.load(tmp_path)
     (one,) = analysis.efficiencies(loaded)  # of one number of ranks alone nothing can be said
     assert [point.efficiency.median for point in one.points] == pytest.approx([1, 0.5])
-    assert content.efficiency_table(loaded, "strong").head[4:] == ["2 ranks", "8 ranks on 2 nodes"]
+    assert tables.table(loaded, "strong").head[4:] == ["2 ranks", "8 ranks on 2 nodes"]
 
 
 def test_the_points_of_a_scaling_stay_apart_from_the_sweep(tmp_path: Path) -> None:

@@ -266,37 +266,9 @@ def uncrossed(model: Model) -> str:
     return f"Of {curves}, one backend is never confidently overtaken in {len(single)}: {parts}."
 
 
-def efficiency_table(model: Model, kind: str) -> Table:
-    """A row for each case and backend, a column for each number of ranks: efficiency and median time."""
-    curves = [one for one in analysis.efficiencies(model) if one.kind == kind]
-    columns = sorted({point.row.key.case.ranks for one in curves for point in one.points})
-    rows = []
-    for one in curves:
-        cells = {p.row.key.case.ranks: _point_text(p) for p in one.points}
-        key = one.points[0].row.key
-        parts = [key.case.mode, key.case.memory, *more(model, key)]
-        head = [f"{title(key.case)} {key.case.dtype}", text.size(one.bytes), ", ".join(parts), one.backend]
-        rows.append([*head, *(cells.get(ranks, text.MISSING) for ranks in columns)])
-    head = ["Collective", "Bytes", "Where", "Backend"]
-    names = [_ranks_text(model, kind, ranks) for ranks in columns]
-    return Table([*head, *names], rows, frozenset(range(4, 4 + len(columns))))
-
-
-def _point_text(point: analysis.Point) -> str:
-    return f"{text.percent(point.efficiency.median)} ({text.time(point.row.interval.median)})"
-
-
 def more(model: Model, key: Key) -> list[str]:
     """The machine, where there are several."""
     return [model.machines[key.machine]] if len(model.machines) > 1 else []
-
-
-def _ranks_text(model: Model, kind: str, ranks: int) -> str:
-    """`8 ranks`, or `8 ranks on 2 nodes`."""
-    sources = {p.row.source for one in analysis.efficiencies(model) if one.kind == kind for p in one.points}
-    runs = [run for source in sources for run in model.sources[source].runs if run.ranks == ranks]
-    nodes = max((run.nodes for run in runs), default=1)
-    return text.count(ranks, "rank") + (f" on {nodes} nodes" if nodes > 1 else "")
 
 
 def workload_table(cost: WorkloadCost, model: Model) -> Table:

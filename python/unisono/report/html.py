@@ -18,7 +18,7 @@ from markupsafe import Markup
 from unisono.bench.cases import title
 from unisono.bench.stats import Verdict
 
-from . import analysis, content, links, method, pairs, payload, text, theme
+from . import analysis, content, links, method, pairs, payload, scaling, text, theme
 from .model import Model
 
 _VERDICT_CLASSES = tuple(
@@ -156,10 +156,7 @@ def render(model: Model) -> str:
         link_summary=links.summary(model),
         links=links.matrices(model),
         pairs=pairs.matrices(model),
-        scaling=[
-            (kind, content.efficiency_table(model, kind))
-            for kind in dict.fromkeys(one.kind for one in analysis.efficiencies(model))
-        ],
+        scaling=[(kind, scaling.table(model, kind)) for kind in scaling.kinds(model)],
         largest=links.largest(model),
         paragraphs=method.paragraphs(model),
         factors=method.factors(model),

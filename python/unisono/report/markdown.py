@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from . import analysis, content, links, method, pairs, payload, text
+from . import analysis, content, links, method, pairs, payload, scaling, text
 from .content import Table
 from .model import Model
 
@@ -222,11 +222,11 @@ def _pairs(model: Model, images: Sequence[str]) -> list[str]:
 
 def _scaling(model: Model, images: Sequence[str]) -> list[str]:
     """The section on `unisono scaling`, where it was run."""
-    kinds = dict.fromkeys(one.kind for one in analysis.efficiencies(model))
+    kinds = scaling.kinds(model)
     lines = _section("Scaling", images) if kinds else []
     for kind in kinds:
         lines += [f"### {kind.capitalize()} scaling: efficiency (median time)", ""]
-        lines += _table(content.efficiency_table(model, kind))
+        lines += _table(scaling.table(model, kind))
     return lines
 
 
