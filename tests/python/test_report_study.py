@@ -65,6 +65,27 @@ def test_the_efficiency_of_either_kind(built: Path) -> None:
     assert head[4:] == ["1 rank", "2 ranks", "4 ranks"]
 
 
+def test_the_curves_of_a_collective_stand_together_by_size(tmp_path: Path) -> None:
+    found = []
+    for name, size in (
+        ("broadcast", 1 << 20),
+        ("all_reduce", 4096),
+        ("all_reduce", 1 << 20),
+        ("broadcast", 64),
+    ):
+        for ranks in (1, 2):
+            case = data.case(name, size, ranks, scaling=Scaling(kind="weak", bytes=size))
+            found.append(data.exact("unisono", case, 1.0))
+    data.write(tmp_path, data.run(), found, data.end())
+    panels = payload.efficiency_panels(analysis.efficiencies(model.load(tmp_path)))
+    assert [panel["title"] for panel in panels] == [
+        "all_reduce, 4 KiB",
+        "all_reduce, 1 MiB",
+        "broadcast, 64 B",
+        "broadcast, 1 MiB",
+    ]
+
+
 def test_efficiency_is_against_the_fewest_ranks_measured(tmp_path: Path) -> None:
     found = [*data.scaled("strong", {2: 10.0, 8: 5.0}), *data.scaled("weak", {4: 1.0}, "mpi")]
     data.write(tmp_path, data.run(8, nodes=2), found, data.end())

@@ -220,7 +220,13 @@ def efficiencies(model: Model) -> list[Efficiency]:
             points = [Point(row, _efficiency(scaling.kind, own[0], row)) for row in own]
             if len(points) > 1:
                 found.append(Efficiency(scaling.kind, scaling.bytes, backend, points, where))
-    return sorted(found, key=lambda one: (one.kind != "weak", one.points[0].row.key.order()))
+    return sorted(found, key=_curve_order)
+
+
+def _curve_order(one: Efficiency) -> tuple[object, ...]:
+    """Weak before strong, then by collective and its sizes."""
+    key = one.points[0].row.key
+    return (one.kind != "weak", *collective_order(title(key.case)), key.case.dtype, one.bytes, key.order())
 
 
 def _without_ranks(row: Row) -> tuple[object, ...]:

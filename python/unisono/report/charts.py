@@ -155,16 +155,18 @@ def _cells(
     return [rect, label]
 
 
-def pairs() -> Json:
-    """A matrix of pairs of GPUs: senders down, receivers across; in a cell the measured value."""
+def pairs(names: list[str]) -> Json:
+    """A matrix of pairs of GPUs or ranks with these names: senders down, receivers across; in a cell the
+    measured value."""
+    scale = alt.Scale(domain=names)
     steps = tuple(range(1, len(theme.VARIATION_STEPS) + 1))
     fill = alt.Scale(type="threshold", domain=list(steps), range=theme.classes("v", theme.VARIATION_STEPS))
     ink = alt.Scale(
         type="threshold", domain=list(steps), range=theme.classes("v", theme.VARIATION_STEPS, ink=True)
     )
     base = alt.Chart(_data()).encode(
-        x=alt.X("target:N", sort=None, axis=alt.Axis(title="to", orient="top", labelAngle=0)),
-        y=alt.Y("source:N", sort=None, axis=alt.Axis(title="from")),
+        x=alt.X("target:N", scale=scale, axis=alt.Axis(title="to", orient="top", labelAngle=0)),
+        y=alt.Y("source:N", scale=scale, axis=alt.Axis(title="from")),
     )
     rect = base.mark_rect(cornerRadius=2, stroke="var(--surface)", strokeWidth=1.5).encode(
         color=alt.Color("class:Q", scale=fill, legend=None)

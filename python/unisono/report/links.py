@@ -91,12 +91,12 @@ def matrices(model: Model) -> list[Matrix]:
         timed = members[0].pattern == "round_trip"
         best = (min if timed else max)(_value(link) for link in members)
         by_pair = {(link.source, link.target): _value(link) for link in members}
-        cells = [[cell(by_pair.get((row, column)), best, timed) for column in devices] for row in devices]
+        values = [[cell(by_pair.get((row, column)), best, timed) for column in devices] for row in devices]
         unit = "µs" if timed else "GB/s"
         title = f"{engine_name(engine)}, {PATTERNS[members[0].pattern]}, {unit}"
         if len(model.machines) > 1:
             title += f", {model.machines[machine]}"
-        found.append(Matrix(title, [f"GPU {device}" for device in devices], cells))
+        found.append(Matrix(title, [f"GPU {device}" for device in devices], values))
     return found
 
 
@@ -119,18 +119,14 @@ def cell(value: float | None, best: float, timed: bool) -> tuple[str, str]:
     return text.digits(value), f"v{bisect.bisect_right(theme.VARIATION_STEPS, worse)}"
 
 
-def figures(found_matrices: Sequence[Matrix]) -> list[tuple[str, list[Json]]]:
-    """For the PNG: title and cells of each matrix, as rows of charts.pairs."""
-    found = []
-    for matrix in found_matrices:
-        rows = [
-            {"source": source, "target": target, "text": number, "class": int(name[1:])}
-            for source, cells in zip(matrix.names, matrix.cells, strict=True)
-            for target, (number, name) in zip(matrix.names, cells, strict=True)
-            if number
-        ]
-        found.append((matrix.title, rows))
-    return found
+def cells(matrix: Matrix) -> list[Json]:
+    """The cells of a matrix as rows of charts.pairs."""
+    return [
+        {"source": source, "target": target, "text": number, "class": int(name[1:])}
+        for source, row in zip(matrix.names, matrix.cells, strict=True)
+        for target, (number, name) in zip(matrix.names, row, strict=True)
+        if number
+    ]
 
 
 def largest(model: Model) -> Table:

@@ -58,7 +58,7 @@ class Key:
             c.mode,
             c.memory,
             c.placement,
-            scaling_text(c) or "",
+            (c.scaling.kind, c.scaling.bytes) if c.scaling else ("", 0),
         )
         how = (c.collective, c.pattern or "", c.streams or "", c.pair or ())
         return (*slice_, place, *how, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)

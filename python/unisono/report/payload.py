@@ -223,9 +223,8 @@ def efficiency_panels(found: list[Efficiency]) -> list[Json]:
         ]
         size = text.size(members[0].bytes)
         detail = f"{case.mode}, {case.memory}, {case.dtype}"
-        panels.append(
-            {"kind": members[0].kind, "title": f"{title(case)}, {size}", "detail": detail, "rows": rows}
-        )
+        head = {"kind": members[0].kind, "bytes": members[0].bytes}
+        panels.append({**head, "title": f"{title(case)}, {size}", "detail": detail, "rows": rows})
     return panels
 
 

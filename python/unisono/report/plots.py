@@ -238,21 +238,23 @@ def distribution(model: Model, members: list[Json]) -> tuple[list[Json], list[Js
 
 
 def _matrices(title: str, found: list[links.Matrix]) -> Json | None:
-    panels = [_panel(charts.pairs(), rows, name) for name, rows in links.figures(found)]
+    panels = [_panel(charts.pairs(one.names), links.cells(one), one.title) for one in found]
     return _figure(title, "rows send, columns receive", panels, 2) if panels else None
 
 
 def _efficiency(model: Model, kind: str) -> Json | None:
-    """A panel for each collective and size, the sizes of a collective in a row."""
+    """A panel for each collective and size, the sizes of a collective in a row where there are few."""
     found = [p for p in payload.efficiency_panels(analysis.efficiencies(model)) if p["kind"] == kind]
     if not found:
         return None
     template = charts.efficiency(model.backends, legend=True)
     panels = [
-        _panel(template, p["rows"], p["title"], width=_PANEL_WIDTH, height=_PANEL_HEIGHT) for p in found
+        _panel(template, one["rows"], one["title"], width=_PANEL_WIDTH, height=_PANEL_HEIGHT) for one in found
     ]
-    details = text.listing(list(dict.fromkeys(panel["detail"] for panel in found)))
-    return _figure(f"{kind.capitalize()} scaling: efficiency against the fewest ranks", details, panels, 3)
+    details = text.listing(list(dict.fromkeys(one["detail"] for one in found)))
+    sizes = len({one["bytes"] for one in found})
+    title = f"{kind.capitalize()} scaling: efficiency against the fewest ranks"
+    return _figure(title, details, panels, sizes if 2 <= sizes <= 4 else 3)
 
 
 def _workloads(model: Model) -> Json | None:
