@@ -111,7 +111,8 @@ every rank brings the same bytes on any number of ranks (J. L. Gustafson, Reeval
 31(5), 1988); strong efficiency is n0 t(n0) / (n t(n)), where all ranks together bring the same bytes, each an
 equal part (G. M. Amdahl, Validity of the single processor approach, AFIPS 1967). On one rank a collective is
 a copy. What a rank brings is its input, in broadcast and scatter the root's. The interval takes the far ends
-of both times.
+of both times. Each library is compared with itself, so that one that is slow on few ranks may look efficient:
+the times stand beside.
 
 Workload
 The time of one unit is the sum of calls times the median at each size. Its interval adds the ends of the
