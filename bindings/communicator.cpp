@@ -54,6 +54,8 @@ class PyCommunicator {
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
   bool closed() const { return communicator_.closed(); }
+  bool check() const { return communicator_.check(); }
+  void set_check(bool check) { communicator_.set_check(check); }
 
   // A call of another thread that waits ends with a UsageError; it has come back to Python when this returns,
   // so that the interpreter may end.
@@ -370,6 +372,10 @@ void bind_communicator(nb::module_& module) {
       .def_prop_ro("size", &C::size, "How many ranks there are.")
       .def_prop_ro("closed", &C::closed,
                    "Whether it has been closed, by close() or by an interrupt within a call.")
+      .def_prop_rw(
+          "check", &C::check, &C::set_check,
+          "Whether the ranks' calls are compared before anything moves. May be set, between the same "
+          "calls on every rank.")
       .def("close", &C::close, doc::kClose)
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](C& self, nb::args) { self.close(); })

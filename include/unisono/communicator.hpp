@@ -114,6 +114,11 @@ class Communicator {
   // on every rank.
   void set_shape(int blocks, int threads, std::size_t piece_bytes);
 
+  // Whether the ranks' calls are compared first (Options::check), from the next call on. Set it between the
+  // same calls on every rank.
+  bool check() const;
+  void set_check(bool check);
+
   // Leaves the communicator: peers that still wait for this rank get a PeerLostError. Idempotent; not
   // collective.
   void close() noexcept;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lane/host/move.hpp"
@@ -53,7 +54,7 @@ constexpr std::size_t kGuard = 64;
 TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
   for (const std::size_t count :
        {std::size_t{1}, std::size_t{3}, std::size_t{67}, 4096 / size + 5, 3 * 4096 / size - 1}) {
-    for (const int n : {2, 3, 5}) {
+    for (const int n : {2, 3, 4, 5, 8}) {
       const std::size_t bytes = count * size;
       std::vector<Bytes> storage;
       std::vector<const std::byte*> srcs;
@@ -64,12 +65,13 @@ TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
       const Bytes expected = test::reduced(dtype, op, srcs, count);
       for (const Kernels* kernels : all_kernels()) {
         for (const bool stream : {false, true}) {
-          for (const int n_dsts : {1, 3}) {
+          for (const auto& [n_dsts, off] :
+               {std::pair(1, 0), std::pair(1, 8), std::pair(1, 1), std::pair(3, 0)}) {
             std::vector<Bytes> outs(3, Bytes(bytes + 2 * kGuard, std::byte{0x5a}));
             Dst dsts[3];
             for (int d = 0; d < n_dsts; ++d) {
               // the second destination is like a peer's ring: not streamed
-              dsts[d] = {outs[static_cast<std::size_t>(d)].data() + kGuard - 3 * d, stream && d != 1};
+              dsts[d] = {outs[static_cast<std::size_t>(d)].data() + kGuard - 3 * d - off, stream && d != 1};
             }
             reduce (*kernels)(dsts, n_dsts, srcs.data(), n, bytes);
             const std::string what = std::string(kernels->instruction_set) + (stream ? ", streaming" : "");

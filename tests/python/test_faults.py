@@ -138,7 +138,7 @@ def test_exit_with_a_thread_in_a_call() -> None:
         threading.Thread(target=wait, daemon=True).start()
         entered.wait()
         time.sleep(0.2)
-        print("main ends")
+        print("main ends", flush=True)
     """
     ended = ranks.run([sys.executable, "-c", textwrap.dedent(program)], timeout_s=20)
     assert ended.code == 0, str(ended)

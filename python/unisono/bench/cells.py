@@ -4,6 +4,7 @@ checks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import msgspec
@@ -131,9 +132,11 @@ class Wrong:
     message: str
 
 
-def check(control: Control, pools: Pools, group: Group, seed: int, device: Device) -> list[Wrong]:
-    """Checks every variant of the group on fresh random data; the same list on every rank. Raises HangError,
-    on all ranks."""
+def check(
+    control: Control, pools: Pools, group: Group, seed: int, device: Device, compared: bool
+) -> list[Wrong]:
+    """Checks every variant of the group on fresh random data, where `compared` with the ranks' calls compared
+    first; the same list on every rank. Raises HangError, on all ranks."""
     wrong = []
     for number, case in enumerate(group.variants):
         error: str | None = None
@@ -145,7 +148,8 @@ def check(control: Control, pools: Pools, group: Group, seed: int, device: Devic
             exact = group.backend.bit_exact
             expected = expectation(case, control.rank, seed + number, exact, device.arithmetic)
             arrange(placed, expected, device.arithmetic)
-            call()
+            with group.backend.checked() if compared else nullcontext():
+                call()
             device.finish(group.backend)
             error = inspect(case, placed, expected, device.arithmetic)
         except Exception as raised:

@@ -3,39 +3,14 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lane/host/lanes.hpp"
 #include "lane/host/move.hpp"
-#include "numeric.hpp"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace unisono::host::UNISONO_ISA {
 namespace {
 
-constexpr std::size_t kBlock =
-    4096;  // bytes of a destination that stay in the first-level cache between passes
-
-#if defined(__AVX512F__)
-constexpr std::size_t kVector = 64;
-inline void stream_vector(byte* to, const byte* from) {
-  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
-}
-#elif defined(__AVX2__)
-constexpr std::size_t kVector = 32;
-inline void stream_vector(byte* to, const byte* from) {
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(to),
-                      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
-#elif defined(__x86_64__)
-constexpr std::size_t kVector = 16;
-inline void stream_vector(byte* to, const byte* from) {
-  _mm_stream_si128(reinterpret_cast<__m128i*>(to), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-}
-#else
-constexpr std::size_t kVector = 16;
-inline void stream_vector(byte* to, const byte* from) { std::memcpy(to, from, kVector); }
-#endif
+// Bytes of a destination that stay in the first-level cache between passes.
+constexpr std::size_t kBlock = 4096;
 
 // Streaming stores are weakly ordered: whoever signals next must not overtake them.
 inline void drain([[maybe_unused]] const Dst* dsts, [[maybe_unused]] int n_dsts) {
@@ -45,12 +20,15 @@ inline void drain([[maybe_unused]] const Dst* dsts, [[maybe_unused]] int n_dsts)
 #endif
 }
 
+// The bytes before the first place from `to` on that a whole vector can be streamed to.
+std::size_t head_of(const byte* to, std::size_t bytes) {
+  return std::min((kVector - reinterpret_cast<std::uintptr_t>(to) % kVector) % kVector, bytes);
+}
+
 void stream(byte* to, const byte* from, std::size_t bytes) {
-  const std::size_t head =
-      std::min((kVector - reinterpret_cast<std::uintptr_t>(to) % kVector) % kVector, bytes);
-  std::memcpy(to, from, head);
-  std::size_t i = head;
-  for (; i + kVector <= bytes; i += kVector) stream_vector(to + i, from + i);
+  std::size_t i = head_of(to, bytes);
+  std::memcpy(to, from, i);
+  for (; i + kVector <= bytes; i += kVector) stream_vector(to + i, load<Bytes>(from + i, 0));
   std::memcpy(to + i, from + i, bytes - i);
 }
 
@@ -67,48 +45,63 @@ void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
   drain(dsts, n_dsts);
 }
 
-template <class T>
-inline T load(const byte* at, std::size_t i) {
-  T value;
-  std::memcpy(&value, at + i * sizeof(T), sizeof(T));
-  return value;
-}
-template <class T>
-inline void store(byte* at, std::size_t i, T value) {
-  std::memcpy(at + i * sizeof(T), &value, sizeof(T));
-}
-
-// One block of two sources: the pass that most bytes take. `to` is one of them or apart from both, hence
-// ivdep.
-template <class T, Op op>
-void reduce_two(byte* to, const byte* a, const byte* b, std::size_t count) {
+// Combines N sources in order, after what `wide` holds unless they are the first, into `wide` unless they are
+// the last. N is known to the compiler, so that a sum stays in a register. `to` is one of the sources or
+// apart from all of them, hence ivdep.
+template <class T, Op op, int N, bool kFirst, bool kLast>
+[[gnu::noinline]] void pass(byte* to, typename Wide<T>::type* wide, const byte* const* srcs, std::size_t at,
+                            std::size_t count, int n_srcs) {
+  const byte* from[N];
+  for (int s = 0; s < N; ++s) from[s] = srcs[s] + at;
 #pragma GCC ivdep
-  for (std::size_t i = 0; i < count; ++i)
-    store<T>(to, i,
-             Wide<T>::to(finish<op, T>(
-                 combine<op, T>(Wide<T>::from(load<T>(a, i)), Wide<T>::from(load<T>(b, i))), 2)));
+  for (std::size_t i = 0; i < count; ++i) {
+    typename Wide<T>::type sum = kFirst ? Wide<T>::from(load<T>(from[0], i)) : wide[i];
+    for (int s = kFirst ? 1 : 0; s < N; ++s) sum = combine<op, T>(sum, Wide<T>::from(load<T>(from[s], i)));
+    if constexpr (kLast) store<T>(to, i, Wide<T>::to(finish<op, T>(sum, n_srcs)));
+    else wide[i] = sum;
+  }
 }
 
+// One block of any number of sources, by passes over the first-level cache.
 template <class T, Op op>
-void reduce_many(byte* to, const byte* const* srcs, int n_srcs, std::size_t offset, std::size_t count) {
-  typename Wide<T>::type wide[kBlock / sizeof(T)];
-  for (std::size_t i = 0; i < count; ++i) wide[i] = Wide<T>::from(load<T>(srcs[0] + offset, i));
-  for (int s = 1; s < n_srcs; ++s)
-    for (std::size_t i = 0; i < count; ++i)
-      wide[i] = combine<op, T>(wide[i], Wide<T>::from(load<T>(srcs[s] + offset, i)));
-  for (std::size_t i = 0; i < count; ++i) store<T>(to, i, Wide<T>::to(finish<op, T>(wide[i], n_srcs)));
+void reduce_block(byte* to, const byte* const* srcs, int n_srcs, std::size_t at, std::size_t count) {
+  if (n_srcs == 2) return pass<T, op, 2, true, true>(to, nullptr, srcs, at, count, 2);
+  if (n_srcs == 4) return pass<T, op, 4, true, true>(to, nullptr, srcs, at, count, 4);
+  alignas(64) typename Wide<T>::type wide[kBlock / sizeof(T)];
+  pass<T, op, 2, true, false>(nullptr, wide, srcs, at, count, n_srcs);
+  int s = 2;
+  for (; s + 2 < n_srcs; s += 2) pass<T, op, 2, false, false>(nullptr, wide, srcs + s, at, count, n_srcs);
+  if (s + 2 == n_srcs) pass<T, op, 2, false, true>(to, wide, srcs + s, at, count, n_srcs);
+  else pass<T, op, 1, false, true>(to, wide, srcs + s, at, count, n_srcs);
 }
 
-// The first destination may be one of the sources: a block is read whole before it is written, element by
-// element in order.
+// To one destination, straight from the registers. Gives the bytes that are done, which may leave a rest.
+template <class T, Op op>
+std::size_t reduce_straight(const Dst& dst, const byte* const* srcs, int n_srcs, std::size_t bytes) {
+  if constexpr (!Lanes<T>::kAny) return 0;
+  else {
+    const std::size_t head = dst.stream ? head_of(dst.at, bytes) : 0, count = (bytes - head) / sizeof(T);
+    if (head % sizeof(T) != 0) return 0;
+    if (head > 0) reduce_block<T, op>(dst.at, srcs, n_srcs, 0, head / sizeof(T));
+    const std::size_t done = dst.stream ? reduce_lanes<T, op, true>(dst.at + head, srcs, n_srcs, head, count)
+                                        : reduce_lanes<T, op, false>(dst.at, srcs, n_srcs, 0, count);
+    return head + done * sizeof(T);
+  }
+}
+
+// The first destination may be one of the sources: what is written has been read, element by element in
+// order.
 template <class T, Op op>
 void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   alignas(64) byte result[kBlock];
-  for (std::size_t at = 0; at < bytes; at += kBlock) {
+  for (std::size_t at = n_dsts == 1 ? reduce_straight<T, op>(dsts[0], srcs, n_srcs, bytes) : 0; at < bytes;
+       at += kBlock) {
     const std::size_t some = std::min(kBlock, bytes - at), count = some / sizeof(T);
     byte* first = dsts[0].stream || n_dsts > 1 ? result : dsts[0].at + at;
-    if (n_srcs == 2) reduce_two<T, op>(first, srcs[0] + at, srcs[1] + at, count);
-    else reduce_many<T, op>(first, srcs, n_srcs, at, count);
+    std::size_t done = 0;
+    if constexpr (Lanes<T>::kAny) done = reduce_lanes<T, op, false>(first, srcs, n_srcs, at, count);
+    if (done < count)
+      reduce_block<T, op>(first + done * sizeof(T), srcs, n_srcs, at + done * sizeof(T), count - done);
     if (first != result) continue;
     for (int d = 0; d < n_dsts; ++d) {
       if (dsts[d].stream) stream(dsts[d].at + at, result, some);

@@ -19,6 +19,7 @@ and is declared in its package's pyproject.toml:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -112,6 +113,11 @@ class Backend(Protocol):
         it, see `queues`); everything bound beforehand, so that a timed call carries as little Python as the
         library allows."""
         ...
+
+    def checked(self) -> AbstractContextManager[None]:
+        """Around the first call of a cell, which is not timed: a library that can compare the ranks' calls
+        before anything moves does so within."""
+        return nullcontext()
 
     def queues(self) -> bool:
         """On GPUs: whether a call returns once it is queued on the stream. One that waits for the GPU can be

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -152,13 +153,24 @@ class UnisonoBackend(Backend):
                 comm.close()
             self._peers = None
 
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        before, self._comm.check = self._comm.check, True
+        try:
+            yield
+        finally:
+            self._comm.check = before
+
     def algorithm(self, case: Case) -> str | None:
         if self._forced or (case.collective == "barrier" and self._one is None):
             return self._forced
         if case.collective == "barrier":
             return str(self._comm.plan("all_reduce", 4, False, self._device))
         size = case.bytes // case.ranks if case.streams else case.bytes
-        return str(self._comm.plan(_verb(case), size, case.memory == "symmetric", self._device))
+        # a send or receive alone, and what another communicator does, is planned as for plain memory
+        alone = case.pattern in ("half_round_trip", "one_way") or case.streams == "per-peer"
+        symmetric = case.memory == "symmetric" and not alone
+        return str(self._comm.plan(_verb(case), size, symmetric, self._device))
 
     def sms(self, case: Case) -> int | None:
         algorithm = self.algorithm(case)
@@ -175,7 +187,5 @@ class UnisonoBackend(Backend):
 
 
 def _verb(case: Case) -> str:
-    """The library's call that a case is built of."""
-    if case.collective == pairs.NAME:
-        return "send_recv" if case.pattern == "bidirectional" else "send"
-    return "send_recv" if case.streams else case.collective
+    """The library's call that a case is built of; sends and receives share the plan of send_recv."""
+    return "send_recv" if case.collective == pairs.NAME or case.streams else case.collective
