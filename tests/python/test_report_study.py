@@ -88,7 +88,7 @@ def test_the_curves_of_a_collective_stand_together_by_size(tmp_path: Path) -> No
 
 def test_efficiency_is_against_the_fewest_ranks_measured(tmp_path: Path) -> None:
     found = [*data.scaled("strong", {2: 10.0, 8: 5.0}), *data.scaled("weak", {4: 1.0}, "mpi")]
-    data.write(tmp_path, data.run(8, nodes=2), found, data.end())
+    data.write(tmp_path, data.run(8, nodes=[0] * 4 + [1] * 4), found, data.end())
     loaded = model.load(tmp_path)
     (one,) = analysis.efficiencies(loaded)  # of one number of ranks alone nothing can be said
     assert [point.efficiency.median for point in one.points] == pytest.approx([1, 0.5])

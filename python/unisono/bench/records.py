@@ -72,11 +72,11 @@ class Run(msgspec.Struct, tag="run", kw_only=True):
     seed: int
     ranks: int
     launcher: str
-    nodes: int = 1  # machines
     machine: Machine
     libraries: dict[str, str]
     environment: dict[str, str]  # an allow-list, never all of it
     commit: str | None
+    nodes: list[int] = []  # of each rank, the number of its node; empty: all are on one
 
 
 class Ceiling(msgspec.Struct, tag="ceiling", kw_only=True):

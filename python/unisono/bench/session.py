@@ -84,7 +84,6 @@ def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding 
         stack.callback(measured.close)
         interrupt = stack.enter_context(Interrupt().watched())
         session = Session(chosen, control, align, measured, interrupt, world.launcher, device, binding)
-        session.nodes = sum(control.gather(world.local_rank == 0, bool))
         stack.callback(session.close)
         try:
             return session.run()
@@ -124,7 +123,6 @@ class Session:
     ) -> None:
         self.options, self.control, self.launcher = options, control, launcher
         self.device, self._binding = device or HostDevice(align), binding or Binding()
-        self.nodes = 1
         self._align, self._communicator, self._interrupt = align, communicator, interrupt
         self._writer: RecordsWriter | None = None
         self._backends: list[Backend] = []
@@ -280,7 +278,6 @@ class Session:
                 seed=options.seed,
                 ranks=self.control.size,
                 launcher=self.launcher,
-                nodes=self.nodes,
                 machine=provenance.machine(options.cores, self.device.gpus(), self.device.state()),
                 libraries=provenance.libraries(
                     {backend.name: backend.version() for backend in self._backends}

@@ -367,10 +367,7 @@ def provenance(model: Model) -> list[tuple[str, Table, str]]:
                 ["Records", f"{source.name}, {source.state}"],
                 ["Started", text.moment(run.started_at)],
                 ["Took", text.duration(end.elapsed_s) if end else "unknown"],
-                [
-                    "Ranks",
-                    f"{run.ranks} on {text.count(run.nodes, 'node')}, launched by {run.launcher}",
-                ],
+                ["Ranks", f"{run.ranks}, launched by {run.launcher}"],
                 ["Preset, seed", f"{run.preset or 'none'}, {run.seed}"],
                 [
                     "Processor",

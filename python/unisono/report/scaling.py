@@ -38,5 +38,5 @@ def _ranks_text(model: Model, kind: str, ranks: int) -> str:
     """`8 ranks`, or `8 ranks on 2 nodes`."""
     sources = {p.row.source for one in analysis.efficiencies(model) if one.kind == kind for p in one.points}
     runs = [run for source in sources for run in model.sources[source].runs if run.ranks == ranks]
-    nodes = max((run.nodes for run in runs), default=1)
+    nodes = max((len(set(run.nodes)) for run in runs), default=0)
     return text.count(ranks, "rank") + (f" on {nodes} nodes" if nodes > 1 else "")
