@@ -1,7 +1,14 @@
 // Calls on device memory: they are only enqueued.
+#include <limits>
+
 #include "impl.hpp"
 
 namespace unisono {
+namespace {
+
+constexpr std::size_t kAnySize = std::numeric_limits<std::size_t>::max();
+
+}  // namespace
 
 void Communicator::Impl::run_on_gpu(const Request& request, int to, int from) {
   cuda::Engine& gpu = engine();
@@ -15,9 +22,11 @@ void Communicator::Impl::run_on_gpu(const Request& request, int to, int from) {
   }
   if (request.args.bytes == 0) return;
   const Collective planned = pair ? Collective::send_recv : request.collective;
+  // with sizes by pair no rank knows the largest
+  const std::size_t bytes = planned == Collective::all_to_all_v ? kAnySize : request.bytes();
   Algorithm algorithm = request.algorithm;
   if (algorithm == Algorithm::automatic) {
-    algorithm = gpu_plan_.choose(planned, request.bytes(), symmetric);
+    algorithm = gpu_plan_.choose(planned, bytes, symmetric);
     // whose sums pass through the output
     if (algorithm == Algorithm::copy_engine && planned == Collective::all_reduce && request.in_place())
       algorithm = Algorithm::two_shot_push;
@@ -32,7 +41,7 @@ void Communicator::Impl::run_on_gpu(const Request& request, int to, int from) {
         std::string(name_of(algorithm)) +
         " needs buffers from Communicator::empty at the same offset on every rank, out of place in an "
         "all_to_all: use them, or another algorithm.");
-  const Shape shape = gpu_plan_.shape(planned, request.bytes(), symmetric, algorithm);
+  const Shape shape = gpu_plan_.shape(planned, bytes, symmetric, algorithm);
   gpu.run(request, algorithm, shape, calls_, to, from);
 }
 

@@ -4,33 +4,30 @@ itself is wrong, 130 interrupted."""
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from unisono.bench import finish, request, start
+from unisono.bench import finish, request
 from unisono.bench.cases import (
-    COLLECTIVES,
     CUDA_MODES,
     DTYPES,
+    KNOWN,
     MEMORIES,
     MODES,
     OPS,
     PLACEMENTS,
+    STREAMS,
     WIRES,
-    CaseError,
 )
-from unisono.bench.options import PRESETS, Options
-from unisono.bench.provenance import usable_cores
-from unisono.errors import UsageError
+from unisono.bench.options import PRESETS
+from unisono.bench.pairs import ALL, PATTERNS
+from unisono.cli_run import check_ranks, console, guarded, readable, run_bench
+from unisono.cli_scaling import scaling
 
-T = TypeVar("T")
 app = typer.Typer(
     help="Collective communication, measured and verified.",
     no_args_is_help=True,
@@ -42,67 +39,16 @@ _BENCH = "What to measure"
 _HOW = "How to measure"
 
 
-def _console() -> Console:
-    """Of the terminal's width; wide enough for every table where the output goes to a file."""
-    return Console(width=None if sys.stdout.isatty() else 160)
-
-
-def _refuse(error: Exception) -> NoReturn:
-    """Ends with exit code 2; of several ranks only the first says why."""
-    if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", os.environ.get("RANK", "0"))) == "0":
-        Console(stderr=True).print(
-            f"unisono: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
-    raise typer.Exit(finish.USAGE)
-
-
-def _guarded(step: Callable[[], T]) -> T:
-    try:
-        return step()
-    except (CaseError, UsageError) as error:
-        _refuse(error)
-
-
-def _readable(step: Callable[[], T]) -> T:
-    """`step` reads records; where there are none, or of another schema, that is a wrong command."""
-    try:
-        return step()
-    except (FileNotFoundError, ValueError, ImportError) as error:
-        _refuse(error)
-
-
-def _run(options: Options, ranks: int | None, done: Callable[[Path, int], int]) -> NoReturn:
-    """Joins the ranks that a launcher has started, or starts them; `done` runs once, where the records
-    are."""
-    world = _guarded(lambda: start.joined_world(os.environ, ranks))
-    directory = Path(options.directory)
-    if world is not None and options.threads:
-        _refuse(CaseError("--one-process starts its ranks as threads: start it alone, not under a launcher."))
-    if world is None:
-        count = _guarded(lambda: start.ranks_to_start(ranks, options.device, usable_cores()))
-        code = _guarded(lambda: start.start(options, count))
-        raise typer.Exit(done(directory, code))
-    from unisono.bench import rank, session
-
-    try:
-        outcome = session.run(options)
-    except UsageError as error:
-        _refuse(error)
-    except BaseException as error:
-        rank.leave(error)
-        raise typer.Exit(finish.FAILED) from None
-    if world.rank == 0:
-        raise typer.Exit(done(directory, 0))
-    raise typer.Exit(finish.INTERRUPTED if outcome.interrupted else int(outcome.failures > 0))
-
-
-def _check_ranks(ranks: int | None) -> None:
-    if ranks is not None and ranks < 1:
-        _refuse(CaseError(f"--ranks {ranks}: at least one rank is needed."))
-
-
 @app.command()
 def bench(
+    named: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[COLLECTIVE]...",
+            help=f"Of {', '.join(KNOWN)}; default: all collectives.",
+            show_default=False,
+        ),
+    ] = None,
     preset: Annotated[
         str, typer.Option("--preset", "-p", help="; ".join(f"{n}: {p.about}" for n, p in PRESETS.items()))
     ] = "quick",
@@ -125,7 +71,10 @@ def bench(
     collective: Annotated[
         str | None,
         typer.Option(
-            "--collective", "--collectives", help=f"List of {', '.join(COLLECTIVES)}.", rich_help_panel=_BENCH
+            "--collective",
+            "--collectives",
+            help="List, instead of naming them as arguments.",
+            rich_help_panel=_BENCH,
         ),
     ] = None,
     wire: Annotated[
@@ -170,6 +119,28 @@ def bench(
     ] = None,
     memory: Annotated[
         str | None, typer.Option("--memory", help=f"List of {', '.join(MEMORIES)}.", rich_help_panel=_BENCH)
+    ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--pattern", help=f"Of pingpong: list of {', '.join(PATTERNS)}.", rich_help_panel=_BENCH
+        ),
+    ] = None,
+    pairs: Annotated[
+        str,
+        typer.Option(
+            "--pairs",
+            help="Of pingpong: all (each alone), a list like 0-1,0-3, or halves (r with r + n/2, at once).",
+            rich_help_panel=_BENCH,
+        ),
+    ] = ALL,
+    streams: Annotated[
+        str | None,
+        typer.Option(
+            "--streams",
+            help=f"Of all_to_all: list of {', '.join(STREAMS)}; all but own are built of sends and receives.",
+            rich_help_panel=_BENCH,
+        ),
     ] = None,
     workload: Annotated[
         str | None,
@@ -242,7 +213,7 @@ def bench(
     ] = True,
 ) -> None:
     """Measures every collective on every backend, checks the results and writes a report."""
-    _check_ranks(ranks)
+    check_ranks(ranks)
     asked = request.Asked(
         preset=preset,
         device=device,
@@ -250,7 +221,7 @@ def bench(
         one_process=one_process,
         backends=backend,
         wires=wire,
-        collectives=collective,
+        collectives=guarded(lambda: request.collectives_of(named, collective)),
         begin=begin,
         end=end,
         factor=factor,
@@ -260,6 +231,9 @@ def bench(
         placements=placement,
         memories=memory,
         modes=mode,
+        patterns=pattern,
+        pairs=pairs,
+        streams=streams,
         workloads=workload,
         iterations=iters,
         warmup=warmup,
@@ -269,8 +243,11 @@ def bench(
         seed=seed,
         directory=output,
     )
-    options = _guarded(lambda: request.options_of(asked, sys.argv[1:]))
-    _run(options, ranks, lambda directory, code: finish.finish(directory, code, _console(), report))
+    options = guarded(lambda: request.options_of(asked, sys.argv[1:]))
+    run_bench(options, ranks, lambda directory, code: finish.finish(directory, code, console(), report))
+
+
+app.command()(scaling)
 
 
 @app.command()
@@ -298,9 +275,9 @@ def tune(
     from unisono.bench import records, tune
     from unisono.communicator import plan_path
 
-    _check_ranks(ranks)
+    check_ranks(ranks)
     path = output or plan_path()
-    console = _console()
+    screen = console()
 
     def write(directory: Path, code: int) -> int:
         found = records.read(directory)
@@ -309,16 +286,16 @@ def tune(
             run = found.runs[0]
             tune.write(path, run.ranks, run.machine, tune.choose(found.results))
             where = f"{run.ranks} {'GPUs' if device == 'cuda' else 'ranks'}"
-            console.print(f"plan for {where}: {finish.shown(path)}", soft_wrap=True)
+            screen.print(f"plan for {where}: {finish.shown(path)}", soft_wrap=True)
         else:
-            console.print("The table was not written: the run did not end in good order.", style="red")
+            screen.print("The table was not written: the run did not end in good order.", style="red")
         return result
 
     with tempfile.TemporaryDirectory(prefix="unisono-tune-") as scratch:
-        options = _guarded(
+        options = guarded(
             lambda: request.tune_options(collective, budget, Path(scratch) / "run", sys.argv[1:], device)
         )
-        _run(options, ranks, write)
+        run_bench(options, ranks, write)
 
 
 @app.command()
@@ -334,9 +311,9 @@ def links(
     """Measures what the links between the GPUs carry: copy engines, loads, stores; pairs, ring, all pairs."""
     from unisono.bench import links
 
-    devices = _guarded(links.gpus)
-    directory = _guarded(lambda: request.directory_of(output, "links"))
-    raise typer.Exit(links.run(devices, directory, sys.argv[1:], _console(), report))
+    devices = guarded(links.gpus)
+    directory = guarded(lambda: request.directory_of(output, "links"))
+    raise typer.Exit(links.run(devices, directory, sys.argv[1:], console(), report))
 
 
 @app.command()
@@ -344,7 +321,7 @@ def info() -> None:
     """Shows the machine, and which backends can run here and why not."""
     from unisono.bench import info
 
-    info.show(_console())
+    info.show(console())
 
 
 @app.command(
@@ -364,7 +341,7 @@ def run(
     """Starts a program as ranks on this machine: `unisono run -n 4 train.py`."""
     from unisono import launch
 
-    raise typer.Exit(_guarded(lambda: launch.run_command(ranks, context.args, nodes=nodes)))
+    raise typer.Exit(guarded(lambda: launch.run_command(ranks, context.args, nodes=nodes)))
 
 
 @app.command()
@@ -377,7 +354,7 @@ def report(
     """Makes report.html, report.md and the plots again from the records."""
     from unisono import report
 
-    for path in _readable(lambda: report.build(directory, output)):
+    for path in readable(lambda: report.build(directory, output)):
         print(finish.shown(path))
 
 
@@ -393,11 +370,11 @@ def compare(
     """Says for each case whether B is FASTER or SLOWER than A, the SAME, or UNCLEAR."""
     from unisono.report import compare as comparing
 
-    found = _readable(lambda: comparing.compare(before, after, backend, tolerance))
+    found = readable(lambda: comparing.compare(before, after, backend, tolerance))
     if markdown:
         print(comparing.render_markdown(found))
     else:
-        _console().print(comparing.render(found, everything))
+        console().print(comparing.render(found, everything))
 
 
 @app.command()
@@ -415,11 +392,11 @@ def gate(
     """Exits 1 and lists the cases in which the backend is confidently below the ratio."""
     from unisono.report import gate as gating
 
-    found = _readable(lambda: gating.gate(directory, backend, against, min_ratio))
+    found = readable(lambda: gating.gate(directory, backend, against, min_ratio))
     if markdown:
         print(gating.render_markdown(found))
     else:
-        _console().print(gating.render(found))
+        console().print(gating.render(found))
     raise typer.Exit(found.exit_code)
 
 

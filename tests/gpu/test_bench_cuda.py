@@ -213,3 +213,35 @@ def test_the_memory_limit_ends_clean(tmp_path: Path) -> None:
 def test_three_ranks_on_two_gpus_are_refused() -> None:
     found = run("bench", "--device", "cuda", "--ranks", str(gpus() + 1), expect=2)
     assert "needs a GPU for each rank" in found.stderr
+
+
+@needs(2)
+@pytest.mark.parametrize("memory", ["plain", "symmetric"])
+def test_pingpong_and_all_to_all_built_of_sends(tmp_path: Path, memory: str) -> None:
+    ranks = min(gpus(), 4)
+    found = bench(
+        tmp_path / "run",
+        *("pingpong", "all_to_all", "--streams", "all", "--ranks", str(ranks), "--memory", memory),
+        *("--backend", "unisono,nccl", "--sizes", "64,100K,3M", "-d", "bf16", "--mode", "all", "-n", "6"),
+    )
+    assert not found.failures
+    assert not found.skips
+    pairs = {(r.case.pattern, r.case.pair) for r in found.results if r.case.collective == "pingpong"}
+    assert len(pairs) == 3 * ranks * (ranks - 1) // 2
+    assert {r.case.streams for r in found.results} == {None, "one", "per-peer"}
+    for result in found.results:
+        assert result.verification.before and result.verification.after
+
+
+@needs(2)
+def test_scaling_from_one_gpu_on(tmp_path: Path) -> None:
+    run(
+        *("scaling", "all_reduce", "all_gather", "--weak", "--strong", "--device", "cuda", "--ranks", "1,2"),
+        *("--backend", "unisono,nccl", "--sizes", "1M", "-d", "bf16", "--budget", "8"),
+        *("-O", str(tmp_path / "run"), "--no-report"),
+    )
+    found = records.read(tmp_path / "run")
+    assert not found.failures
+    assert {(r.case.ranks, r.backend) for r in found.results} == {
+        (ranks, backend) for ranks in (1, 2) for backend in ("unisono", "nccl")
+    }

@@ -40,6 +40,23 @@ def test_without_a_core_of_its_own_a_rank_stays_where_its_launcher_put_it() -> N
     on_a_thread(body)
 
 
+def test_two_that_work_alone_have_a_core_each_where_not_all_can() -> None:
+    def body() -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        binding = Binding(None)
+        for place, core in enumerate(cores[:2]):
+            binding.bind(own_threads=False, alone=place)
+            assert os.sched_getaffinity(0) == {core}
+        for own_threads, alone in ((True, 0), (False, None), (False, len(cores))):
+            binding.bind(own_threads, alone)
+            assert os.sched_getaffinity(0) == set(cores)
+        own = Binding(cores[-1])
+        own.bind(own_threads=False, alone=0)
+        assert os.sched_getaffinity(0) == {cores[-1]}
+
+    on_a_thread(body)
+
+
 def test_cores_are_given_where_every_rank_can_have_one() -> None:
     cores = sorted(os.sched_getaffinity(0))
     n = len(cores)

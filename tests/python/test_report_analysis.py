@@ -38,19 +38,40 @@ def test_headline_is_the_geometric_mean_with_verdicts(tmp_path: Path) -> None:
     assert total.worst.own.key.case.bytes == 512
 
 
-def test_crossover_lies_where_the_curves_meet(tmp_path: Path) -> None:
-    """unisono: 1, 4, 16 us; mpi: 4, 4, 4 us at 1, 4 and 16 KiB: they meet at 4 KiB, where neither is
-    faster."""
-    sizes = (1024, 4096, 16384)
-    ours = [_exact("unisono", size, us) for size, us in zip(sizes, (1.0, 4.0, 16.0), strict=True)]
+@pytest.mark.parametrize(
+    ("sizes", "meet"), [((1024, 16384), "≈ 4.00 KiB"), ((1024, 4096, 16384), "1 KiB to 16 KiB")]
+)
+def test_crossover_lies_where_the_curves_meet(tmp_path: Path, sizes: tuple[int, ...], meet: str) -> None:
+    """unisono: 1 and 16 us at 1 and 16 KiB, mpi: 4 us at both: they meet at 4 KiB. Where 4 KiB was measured
+    and neither is faster there, only the range is known."""
+    ours = [_exact("unisono", size, size / 1024) for size in sizes]
     theirs = [_exact("mpi", size, 4.0) for size in sizes]
-    (curve,) = analysis.curves(_load(tmp_path, ours, theirs))
+    loaded = _load(tmp_path, ours, theirs)
+    (curve,) = analysis.curves(loaded)
     (crossing,) = curve.crossovers
     assert crossing.left.row.backend == "unisono"
     assert crossing.left.row.key.case.bytes == 1024
     assert crossing.right.row.key.case.bytes == 16384
-    assert crossing.estimate == pytest.approx(4096, rel=1e-3)
+    assert crossing.estimate == (pytest.approx(4096, rel=1e-3) if len(sizes) == 2 else None)
     assert curve.only is None
+    ((_, _, before, after, named),) = content.crossovers(loaded).rows
+    assert before == "unisono, 1 KiB (1.00 µs, mpi 4.00 µs)"
+    assert after == "mpi, 16 KiB (4.00 µs, unisono 16.0 µs)"
+    assert named.replace(" 4 KiB", " 4.00 KiB") == meet
+
+
+def test_two_libraries_cross_below_a_third(tmp_path: Path) -> None:
+    """Whoever is the fastest of all, each two are compared; variants of one library are not two."""
+    times = {"unisono": (1, 1, 1), "unisono:two_shot": (9, 1, 2), "mpi": (2, 4, 16), "gloo": (8, 8, 8)}
+    sizes = (64, 4096, 65536)
+    found = [_exact(n, s, us) for n, own in times.items() for s, us in zip(sizes, own, strict=True)]
+    (curve,) = analysis.curves(_load(tmp_path, found))
+    pairs = [(c.left.row.backend, c.right.row.backend, c.estimate is None) for c in curve.crossovers]
+    assert sorted(pairs) == [
+        ("gloo", "unisono:two_shot", False),
+        ("mpi", "gloo", False),
+        ("mpi", "unisono:two_shot", False),
+    ]
 
 
 def test_no_crossover_without_confidence(tmp_path: Path) -> None:

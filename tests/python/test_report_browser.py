@@ -111,6 +111,20 @@ def test_every_chart_is_drawn_and_nothing_is_logged_or_loaded(page: chromium.Bro
     _quiet(page)
 
 
+def test_curves_of_a_scaling_and_matrices_of_pairs(browser: chromium.Browser, tmp_path: Path) -> None:
+    both = [data.scaled(kind, {1: 10.0, 2: 20.0, 4: 25.0}) for kind in ("weak", "strong")]
+    data.write(tmp_path, data.run(4), data.pingpongs(4, (1, 3)), *both, data.end())
+    page = _open(browser, _write(tmp_path))
+    charts = page.evaluate("document.querySelectorAll('#scaling .efficiency svg.marks').length")
+    assert charts == 2
+    points = page.evaluate("document.querySelectorAll('#scaling .mark-symbol path').length")
+    assert points == 2 * 3
+    cells = page.evaluate("document.querySelectorAll('#pairs .pairs td').length")
+    assert cells == 6 * 16
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    _quiet(page)
+
+
 def test_pictures_in_light_dark_and_on_paper(page: chromium.Browser, tmp_path: Path) -> None:
     shots, backgrounds = [], []
     for scheme in ("light", "dark"):

@@ -87,7 +87,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_slow_pair_stands_out(built: Path) -> None:
     found = {matrix.title: matrix for matrix in shown.matrices(model.load(built))}
     copies = found["copy engine, one pair, one way, GB/s"]
-    assert copies.devices == [0, 1, 2]
+    assert copies.names == ["GPU 0", "GPU 1", "GPU 2"]
     assert copies.cells[0] == [("", ""), ("390", "v0"), ("200", "v6")]
     assert found["flag, round trip of a flag, µs"].cells[2][0] == ("1.30", "v0")
 

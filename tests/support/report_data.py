@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from unisono.bench import cases, records, stats
+from unisono.bench import cases, pairs, records, scaling, stats
 from unisono.bench.records import Case, End, Failure, Machine, Record, Result, Run, Verification
 
 GOOD = Verification(before=True, after=True, bound="bit-exact")
@@ -101,6 +101,34 @@ def sweep(
 ) -> list[Result]:
     grid = cases.grid(ranks, list(collectives), list(sizes), modes=list(modes))
     return [timed(backend, what, count=count) for backend, what in itertools.product(backends, grid)]
+
+
+def exact(backend: str, what: Case, us: float) -> Result:
+    """A result whose interval is a hair above `us`."""
+    return result(backend, what, [us * (1 + 1e-4 * i) for i in range(20)])
+
+
+def pingpongs(ranks: int, slow: pairs.Pair) -> list[Record]:
+    """1 us and 100 us for 8 B and 1 MiB; the slow pair takes twice as long."""
+    found: list[Record] = []
+    for pair in pairs.select(pairs.ALL, ranks):
+        for pattern in pairs.PATTERNS:
+            for size, us in ((8, 1.0), (1 << 20, 100.0)):
+                for mode in cases.MODES:
+                    what = case(pairs.NAME, size, ranks, pattern=pattern, pair=pair, mode=mode)
+                    time = us * (2 if pair == slow else 1)
+                    found += [exact("unisono", what, time), exact("mpi", what, 3 * time)]
+    return found
+
+
+def scaled(kind: str, times: dict[int, float], backend: str = "unisono", **other: Any) -> list[Record]:
+    """64 KiB all_gather: what a rank brings (weak), or all together (strong)."""
+    found: list[Record] = []
+    for ranks, us in times.items():
+        size = scaling.case_bytes(kind, "all_gather", 65536, ranks)
+        point = records.Scaling(kind=kind, bytes=65536)
+        found.append(exact(backend, case("all_gather", size, ranks, scaling=point, **other), us))
+    return found
 
 
 def lines(*found: Record | Iterable[Record]) -> bytes:

@@ -26,27 +26,63 @@ _LINE = 8  # 64-bit words in a cache line: one line a rank
 
 
 class Aligner:
-    """Made and called on all ranks in step; `barrier` is the communicator's. Where the ranks share no
+    """Made and called on all ranks in step; `barrier` is the communicator's, and `meet` gives a barrier of
+    this rank and one other. Where the ranks share no
     directory for the page (several machines), the barrier alone aligns them."""
 
-    def __init__(self, control: Control, barrier: Callable[[], object]) -> None:
-        self._barrier, self._epoch, self._mine = barrier, 0, control.rank * _LINE
-        self._peers = [rank * _LINE for rank in range(control.size) if rank != control.rank]
-        self._flags = shared_words(control, control.size * _LINE)
+    def __init__(
+        self,
+        control: Control,
+        barrier: Callable[[], object],
+        meet: Callable[[int], Callable[[], object]] | None = None,
+    ) -> None:
+        self._barrier, self._meet, self._rank, self._size = barrier, meet, control.rank, control.size
+        self._flags = shared_words(control, self._size * _LINE + self._size**2)
+        others = [rank * _LINE for rank in range(self._size) if rank != self._rank]
+        self._pairs: dict[int, Callable[[], object]] = {}
+        self._all = _Gathering(self._flags, self._rank * _LINE, others)
+
+    def __call__(self) -> None:
+        self._all()
+        self._barrier()
+
+    def with_peer(self, peer: int) -> Callable[[], object]:
+        """The common start of this rank and one other, which calls it too; the rest take no part, and may
+        sleep."""
+        if self._meet is None:
+            raise ValueError("this aligner was made without a way for two ranks to meet.")
+        if peer not in self._pairs:
+            row = self._size * _LINE
+            mine, other = row + self._rank * self._size + peer, row + peer * self._size + self._rank
+            gather, meet = _Gathering(self._flags, mine, [other]), self._meet(peer)
+
+            def start() -> None:
+                gather()
+                meet()
+
+            self._pairs[peer] = start
+        return self._pairs[peer]
+
+
+class _Gathering:
+    """Returns when all `others` have called theirs as often, or after a while; politely."""
+
+    def __init__(self, flags: memoryview | None, mine: int, others: list[int]) -> None:
+        self._flags, self._mine, self._others, self._epoch = flags, mine, others, 0
 
     def __call__(self) -> None:
         flags = self._flags
-        if flags is not None:
-            self._epoch += 1
-            epoch = flags[self._mine] = self._epoch
-            for peer in self._peers:
-                looks = 0
-                while flags[peer] < epoch:
-                    looks += 1
-                    if looks == LOOKS:
-                        _nap(flags, peer, epoch)
-                        break
-        self._barrier()
+        if flags is None:
+            return
+        self._epoch += 1
+        epoch = flags[self._mine] = self._epoch
+        for other in self._others:
+            looks = 0
+            while flags[other] < epoch:
+                looks += 1
+                if looks == LOOKS:
+                    _nap(flags, other, epoch)
+                    break
 
 
 def _nap(flags: memoryview, peer: int, epoch: int) -> None:

@@ -29,10 +29,13 @@ class Binding:
             return None
         return frozenset(cores[local_rank * share : (local_rank + 1) * share])
 
-    def bind(self, own_threads: bool) -> None:
+    def bind(self, own_threads: bool, alone: int | None = None) -> None:
         """For the calls of a library: to the rank's core, or to none where the library has threads of its
-        own, which the caller would only be in the way of."""
+        own, which the caller would only be in the way of. `alone`: the rank's number among the few that work
+        while all others sleep; these can have a core each where not all can."""
         wanted = self._all if own_threads else self._wanted
+        if alone is not None and not own_threads and wanted == self._all and alone < len(wanted):
+            wanted = {sorted(wanted)[alone]}
         if wanted != self._now:
             os.sched_setaffinity(0, wanted)
             self._now = wanted

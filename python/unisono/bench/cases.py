@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from unisono.bench import pairs
 from unisono.bench.records import Case
 
 DTYPES: dict[str, np.dtype[np.generic]] = {
@@ -39,6 +41,8 @@ MEMORIES = ("plain", "symmetric")
 DEVICES = ("cpu", "cuda")
 # Forms in which unisono quantises an all_reduce, and the bits that an element takes on the wire.
 WIRES = {"fp8": 8.25, "int8": 8.25}
+OWN = "own"  # the library's own all_to_all
+STREAMS = (OWN, "one", "per-peer")
 MODES = ("latency", "throughput")
 CUDA_MODES = ("graph", "events", "throughput", "latency")
 ALL_MODES = tuple(dict.fromkeys((*MODES, *CUDA_MODES)))
@@ -88,6 +92,10 @@ COLLECTIVES: dict[str, Collective] = {
 }
 
 
+# What a run can measure; the collectives are what it measures unless something is named.
+KNOWN = COLLECTIVES | {pairs.NAME: Collective(pairs.NAME, lambda n: 1.0, in_place=False)}
+
+
 def modes_of(device: str) -> tuple[str, ...]:
     """The timing modes of a device, those of GPUs in the order in which a reader wants them."""
     return CUDA_MODES if device == "cuda" else MODES
@@ -95,7 +103,7 @@ def modes_of(device: str) -> tuple[str, ...]:
 
 def bus_factor(collective: str, ranks: int) -> float:
     """Bus bandwidth over algorithm bandwidth; 0 for a barrier, which moves no data."""
-    return COLLECTIVES[collective].factor(ranks)
+    return KNOWN[collective].factor(ranks)
 
 
 def _known(kind: str, name: str, known: Iterable[str]) -> str:
@@ -155,7 +163,12 @@ def all_to_all_v_blocks(block: int, ranks: int) -> list[int]:
 def block_elements(case: Case) -> int:
     """Elements of one rank's block for a blocked collective, of the whole buffer for the others."""
     elements = case.bytes // DTYPES[case.dtype].itemsize
-    return elements // case.ranks if COLLECTIVES[case.collective].blocked else elements
+    return elements // case.ranks if KNOWN[case.collective].blocked else elements
+
+
+def has_in_place(case: Case) -> bool:
+    """Whether there is an in-place form of it; one built of sends and receives has none."""
+    return KNOWN[case.collective].in_place and case.streams is None
 
 
 @dataclass(frozen=True)
@@ -190,6 +203,11 @@ def layout(case: Case, rank: int) -> Layout:
             return Layout((sum(to),), (n * to[rank],), tuple(to), (to[rank],) * n)
         case "reduce":
             return Layout((block,), (block,) if at_root else None)
+        case pairs.NAME:
+            return Layout(
+                (block,) if pairs.sends(case, rank) else None,
+                (block,) if pairs.receives(case, rank) else None,
+            )
         case _:
             return Layout((block,), (block,))
 
@@ -207,7 +225,7 @@ def make_case(
 ) -> Case:
     """The case nearest below `nominal_bytes`: whole elements, equal blocks where the collective has them, at
     least one element a block. `op` is kept for reductions only; the root is rank 0. Raises CaseError."""
-    known = COLLECTIVES[_known("collective", collective, COLLECTIVES)]
+    known = KNOWN[_known("collective", collective, KNOWN)]
     item = DTYPES[_known("dtype", dtype, DTYPES)].itemsize
     _known("placement", placement, PLACEMENTS)
     _known("memory", memory, MEMORIES)
@@ -231,7 +249,21 @@ def make_case(
         memory=memory if collective != "barrier" else "plain",
         mode=mode,
         device=device,
+        pattern=pairs.PATTERNS[0] if collective == pairs.NAME else None,
     )
+
+
+def point_to_point(
+    case: Case, patterns: Sequence[str], chosen: Sequence[pairs.Pair | None], streams: Sequence[str]
+) -> list[Case]:
+    """A ping-pong in every pattern on every pair, an all_to_all in every way; any other case as it is."""
+    if case.collective == pairs.NAME:
+        product = itertools.product(chosen, patterns)
+        return [msgspec.structs.replace(case, pair=pair, pattern=pattern) for pair, pattern in product]
+    if case.collective != "all_to_all":
+        return [case]
+    ways = [msgspec.structs.replace(case, streams=None if way == OWN else way) for way in streams]
+    return [way for way in ways if way.placement == "out_of_place" or has_in_place(way)]
 
 
 def grid(
@@ -268,10 +300,25 @@ def calls_per_sample(case: Case) -> int:
     return min(20, max(2, (4 << 20) // max(1, case.bytes)))
 
 
+def title(case: Case) -> str:
+    """The collective, with the pattern of a ping-pong or how an all_to_all is built."""
+    ways = {"one": "sends on one stream", "per-peer": "sends on a stream per peer"}
+    how = str(case.pattern).replace("_", " ") if case.pattern else ways.get(case.streams or "")
+    return f"{case.collective}, {how}" if how else case.collective
+
+
+def pair_name(case: Case) -> str | None:
+    """The pair of a ping-pong: `0-3`, or `halves`; None for anything else."""
+    if case.collective != pairs.NAME:
+        return None
+    return pairs.HALVES if case.pair is None else "-".join(map(str, case.pair))
+
+
 def label(case: Case) -> str:
     """One line that names the case for a person."""
     parts = [
-        case.collective,
+        title(case),
+        f"ranks {pair_name(case)}" if case.collective == pairs.NAME else "",
         f"{case.bytes} B",
         case.dtype,
         case.op or "",

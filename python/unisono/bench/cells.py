@@ -9,14 +9,25 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from unisono.bench import pairs
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import Placed, Pools
-from unisono.bench.cases import COLLECTIVES, PLACEMENTS, calls_per_sample, label
+from unisono.bench.cases import PLACEMENTS, calls_per_sample, has_in_place, label
 from unisono.bench.control import Control
 from unisono.bench.device import Device, HangError, Runner
 from unisono.bench.records import Case
 from unisono.bench.schedule import Cell
+from unisono.bench.timing import Call
 from unisono.bench.verify import arrange, bound_text, expectation, inspect
+
+
+def prepared(case: Case, backend: Backend, placed: Placed, rank: int) -> Call:
+    """The backend's call; one that does nothing on a rank that takes no part."""
+    return backend.prepare(case, placed.buffers) if pairs.takes_part(case, rank) else _nothing
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(eq=False)
@@ -41,7 +52,7 @@ class Work:
         """The timed loops over the prepared call, and its buffers; made once."""
         if self._runner is None or self._placed is None:
             self._placed = pools.place(self.case, self.backend)
-            call = self.backend.prepare(self.case, self._placed.buffers)
+            call = prepared(self.case, self.backend, self._placed, pools.rank)
             self._runner = device.runner(self.case, call, self.backend)
             self.algorithm, self.sms = self.backend.algorithm(self.case), self.backend.sms(self.case)
             self.staged = self.backend.staged()
@@ -84,13 +95,13 @@ def make_groups(
     skipped: dict[tuple[str, Case], str] = {}
     for case, workload in wanted:
         for backend in backends:
-            reason = _queueless(case, backend) or backend.supports(case)
+            reason = _lacking(case, backend) or backend.supports(case)
             if reason is not None:
                 skipped[backend.name, case] = reason
                 continue
             key = msgspec.structs.replace(case, mode="latency", placement="out_of_place")
             if (backend.name, key) not in groups:
-                others = PLACEMENTS if COLLECTIVES[case.collective].in_place else PLACEMENTS[:1]
+                others = PLACEMENTS if has_in_place(case) else PLACEMENTS[:1]
                 variants = [msgspec.structs.replace(key, placement=placement) for placement in others]
                 variants = [variant for variant in variants if backend.supports(variant) is None]
                 groups[backend.name, key] = Group(len(groups), backend, variants)
@@ -101,7 +112,12 @@ def make_groups(
     return list(groups.values()), [(name, case, reason) for (name, case), reason in skipped.items()]
 
 
-def _queueless(case: Case, backend: Backend) -> str | None:
+def _lacking(case: Case, backend: Backend) -> str | None:
+    """Why a kind of case is beyond the backend, whatever its size."""
+    if (case.collective == pairs.NAME or case.streams) and not backend.point_to_point:
+        return f"{backend.name} offers no sends and receives of its own."
+    if case.streams == "per-peer" and not (case.device == "cuda" and backend.queues()):
+        return f"calls of {backend.name} here are the host's and have no streams (--streams one)."
     if case.mode not in ("graph", "events") or backend.queues():
         return None
     return f"a call of {backend.name} waits for the GPU: only the host clock can time it (--mode latency)."
@@ -128,7 +144,7 @@ def check(
         try:
             device.beat(f"the check of {label(case)} on {group.backend.name}")
             placed = pools.place(case, group.backend)
-            call = group.backend.prepare(case, placed.buffers)
+            call = prepared(case, group.backend, placed, control.rank)
             exact, wire = group.backend.bit_exact, group.backend.wire
             expected = expectation(case, control.rank, seed + number, exact, device.arithmetic, wire)
             arrange(placed, expected, device.arithmetic)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from unisono.bench import ceilings, provenance, timing
+from unisono.bench import ceilings, pairs, provenance, timing
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import Pools
 from unisono.bench.control import Control
 from unisono.bench.records import Case, Ceiling, Link
-from unisono.bench.timing import Call, Timed
+from unisono.bench.timing import NOT_TIMED, Call, Timed
 from unisono.bench.verify import NUMPY, Arithmetic
 
 MEMORY_SHARE = 0.7  # of the memory that is free, for all ranks' buffers together
@@ -102,6 +102,17 @@ class HostRunner:
         pass
 
 
+class Bystander:
+    """The runner of a rank that takes no part: it is done at once and waits for the others asleep, in the
+    exchange that follows."""
+
+    def timed(self, samples: int, calls: int, warmup: int) -> Timed:
+        return NOT_TIMED
+
+    def close(self) -> None:
+        pass
+
+
 class HostDevice:
     """Numpy arrays in this process's memory."""
 
@@ -110,8 +121,8 @@ class HostDevice:
     stream = 0
     arithmetic = NUMPY
 
-    def __init__(self, align: Callable[[], object]) -> None:
-        self._align = align
+    def __init__(self, align: Call, with_peer: Callable[[int], Call] | None = None, rank: int = 0) -> None:
+        self._align, self._with_peer, self._rank = align, with_peer, rank
 
     def pools(self, cases: Iterable[Case], rank: int) -> Pools:
         return Pools(cases, rank)
@@ -129,7 +140,10 @@ class HostDevice:
         pass
 
     def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
-        return HostRunner(call, self._align)
+        if case.pair is None or case.ranks == 2 or self._with_peer is None:
+            return HostRunner(call, self._align)
+        peer = pairs.peer_of(case, self._rank)
+        return Bystander() if peer is None else HostRunner(call, self._with_peer(peer))
 
     def finish(self, backend: Backend) -> None:
         pass

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from unisono.bench.records import FILE_NAME, Records, read
+from unisono.bench.records import FILE_NAME, Records, files, read
 from unisono.bench.stats import Verdict
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -21,7 +21,8 @@ def exit_code(records: Records, launcher_code: int = 0) -> int:
     if any(end.interrupted for end in records.ends):
         return INTERRUPTED
     measured = records.results or records.largest
-    broken = records.failures or not records.ends or not measured or launcher_code != 0
+    unfinished = len(records.ends) < max(1, len(records.runs))
+    broken = records.failures or unfinished or not measured or launcher_code != 0
     return FAILED if broken else OK
 
 
@@ -46,11 +47,11 @@ def summary(directory: Path) -> Iterator[Table]:
 def finish(directory: Path, launcher_code: int, console: Console, with_report: bool = True) -> int:
     """Builds the report of what was recorded, prints the summary and where the report is; returns the exit
     code."""
-    if not (directory / FILE_NAME).is_file():
+    if not any(directory.rglob(FILE_NAME)):
         console.print("The ranks ended before anything was recorded; their messages are above.", style="red")
         return FAILED
     records = read(directory)
-    if launcher_code != 0 or not records.ends:
+    if launcher_code != 0 or len(records.ends) < max(1, len(records.runs)):
         console.print(
             "The run did not end in good order; the report holds what was recorded until then.", style="red"
         )
@@ -61,7 +62,8 @@ def finish(directory: Path, launcher_code: int, console: Console, with_report: b
     if records.failures:
         console.print(f"{len(records.failures)} case(s) failed; the report lists them.", style="red")
     if not with_report:
-        console.print(f"records: {shown(directory / FILE_NAME)}", soft_wrap=True)
+        for path in files(directory):
+            console.print(f"records: {shown(path)}", soft_wrap=True)
         return exit_code(records, launcher_code)
     show_report(directory, console)
     return exit_code(records, launcher_code)

@@ -116,9 +116,8 @@ def tables(found: Sequence[Link]) -> list[Table]:
         first.add_row(*row)
     made = [first]
     for matrix in links.matrices(shown_model):
-        names = [f"GPU {device}" for device in matrix.devices]
-        table = Table("from \\ to", *names, title=matrix.title)
-        for name, cells in zip(names, matrix.cells, strict=True):
+        table = Table("from \\ to", *matrix.names, title=matrix.title)
+        for name, cells in zip(matrix.names, matrix.cells, strict=True):
             table.add_row(name, *(value for value, _ in cells))
         made.append(table)
     return made

@@ -24,6 +24,7 @@ from unisono.bench.cases import label
 from unisono.bench.cells import Group, Work
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device, HangError, HostDevice
+from unisono.bench.pairs import messages, place_alone
 from unisono.bench.records import Failure, Record, Result, Skip, Verification
 from unisono.bench.results import result_of
 from unisono.bench.schedule import Batch, Limits, Schedule
@@ -170,7 +171,7 @@ class Measurement:
         began = time.monotonic()
         ranks = self._batch(work, batch)
         if ranks is not None and self.control.rank == 0:
-            samples, skews = timing.combine(ranks, batch.calls)
+            samples, skews = timing.combine(ranks, batch.calls * messages(work.case))
             self.schedule.add(index, samples, skews, time.monotonic() - began)
 
     def _probe(self, work: Work) -> float | None:
@@ -198,7 +199,7 @@ class Measurement:
         """All ranks' times; None where the cell failed on any of them and is dropped."""
         self.device.beat(f"{label(work.case)} on {work.backend.name}")
         runner, placed = work.ready(self.pools, self.device)
-        self._binding.bind(work.backend.own_threads)
+        self._binding.bind(work.backend.own_threads, place_alone(work.case, self.control.rank))
         placed.prime()
         mine = runner.timed(batch.samples, batch.calls, batch.warmup)
         placed.soil()

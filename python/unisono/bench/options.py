@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from unisono.bench.cases import size_range
+from unisono.bench.cases import OWN, size_range
+from unisono.bench.pairs import ALL, PATTERNS
 from unisono.bench.schedule import Limits
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -103,6 +104,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     threads: int = 0  # ranks that are threads of one process; 0: ranks are processes
     to_memory_limit: bool = False  # instead of the grid, see `limit`
+    patterns: tuple[str, ...] = PATTERNS  # of a pingpong
+    pairs: str = ALL  # as `pairs.select` takes it
+    streams: tuple[str, ...] = (OWN,)  # of an all_to_all
+    scaling: tuple[str, ...] = ()  # weak, strong: `sizes` are of `unisono scaling`, see there
+    room_bytes: int = 0  # that the buffers have at least
     check: bool = True
     terminal_columns: int | None = None  # of the user's terminal; None: progress as plain lines
 

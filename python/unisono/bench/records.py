@@ -16,8 +16,15 @@ from typing import IO, Any
 
 import msgspec
 
-SCHEMA_VERSION = "1.2"  # 1.1: devices, links, largest; 1.2: nodes
+SCHEMA_VERSION = "1.2"  # 1.1: devices, links, largest; 1.2: nodes, ping-pong, streams, scaling
 FILE_NAME = "records.jsonl"
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same on any number of ranks."""
+
+    kind: str  # weak or strong
+    bytes: int  # that a rank (weak), or all ranks together (strong), bring
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +41,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = "latency"  # or throughput; on GPUs also graph and events
     device: str = "cpu"  # or cuda: where the buffers lie
     one_process: bool = False  # the ranks are threads of one process, not processes
+    pattern: str | None = None  # of a pingpong: half_round_trip, one_way or bidirectional
+    pair: tuple[int, int] | None = None  # that is measured alone; None: all at once, rank r with r + n/2
+    streams: str | None = None  # one or per-peer: an all_to_all built of sends and receives
+    scaling: Scaling | None = None  # a point of `unisono scaling`
 
 
 class Machine(msgspec.Struct, kw_only=True):
@@ -89,7 +100,7 @@ class Verification(msgspec.Struct, kw_only=True):
 
 class Result(msgspec.Struct, tag="result", kw_only=True):
     """One case on one backend. A sample is the maximum over ranks of one iteration (latency, events), or of
-    a queue of calls divided by its length (throughput, graph)."""
+    a queue of calls divided by its length (throughput, graph); of a half_round_trip half of that."""
 
     case: Case
     backend: str

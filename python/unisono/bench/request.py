@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from unisono.bench import cases, provenance, tune, workloads
+from unisono.bench import cases, pairs, provenance, tune, workloads
 from unisono.bench.backends import base
 from unisono.bench.cases import CaseError
 from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, PRESETS, Options, Preset
@@ -65,6 +65,9 @@ class Asked:
     directory: Path | None = None
     to_memory_limit: bool = False
     one_process: bool = False
+    patterns: str | None = None
+    pairs: str = pairs.ALL
+    streams: str | None = None
 
 
 def options_of(asked: Asked, command: Sequence[str]) -> Options:
@@ -78,6 +81,9 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         raise CaseError("--to-memory-limit fills the memory of GPUs: add --device cuda.")
     if asked.one_process and not on_gpu:
         raise CaseError("--one-process is for GPUs, one a thread: add --device cuda.")
+    collectives = _collectives(asked)
+    if asked.to_memory_limit and not set(collectives) <= set(cases.COLLECTIVES):
+        raise CaseError("--to-memory-limit is about collectives: leave pingpong out.")
     preset = (CUDA_PRESETS if on_gpu else PRESETS)[asked.preset]
     modes = list(CUDA_DEFAULT_MODES if on_gpu else cases.MODES)
     to_limit = asked.to_memory_limit and asked.begin is None and asked.sizes is None
@@ -96,7 +102,10 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         command=provenance.command(command),
         preset=asked.preset,
         backends=list(dict.fromkeys(_backends(asked.backends, asked.device) + _wires(asked.wires))),
-        collectives=_names("collective", asked.collectives, list(cases.COLLECTIVES), list(cases.COLLECTIVES)),
+        collectives=collectives,
+        patterns=tuple(_names("pattern", asked.patterns, list(pairs.PATTERNS), list(pairs.PATTERNS))),
+        pairs=asked.pairs,
+        streams=tuple(_names("streams", asked.streams, list(cases.STREAMS), [cases.OWN])),
         sizes=LIMIT_SIZES if to_limit else _sizes(asked, preset),
         dtypes=_dtypes(asked.dtypes, preset),
         ops=_names("op", asked.ops, list(cases.OPS), list(preset.ops)),
@@ -143,6 +152,36 @@ def tune_options(
         cores=provenance.usable_cores(),
         terminal_columns=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,
     )
+
+
+def collectives_of(named: Sequence[str] | None, listed: str | None) -> str | None:
+    """The list of collectives, from the arguments of the command or from its option. Raises CaseError."""
+    if named and listed is not None:
+        raise CaseError("the collectives are named twice, as arguments and by --collective: name them once.")
+    return ",".join(named) if named else listed
+
+
+def check_ranks(options: Options, ranks: int) -> None:
+    """Raises CaseError where so many ranks cannot be measured as the options say."""
+    why = pairs.problem(options.pairs, ranks) if pairs.NAME in options.collectives else None
+    if why is not None:
+        raise CaseError(why)
+
+
+def _collectives(asked: Asked) -> list[str]:
+    """What is measured. Raises CaseError for a name that is unknown, and for an option of something else."""
+    usual = list(cases.COLLECTIVES)
+    everything = asked.collectives is None or asked.collectives.strip() == "all"
+    chosen = (
+        usual if everything else cases.split_names("collective", str(asked.collectives), list(cases.KNOWN))
+    )
+    if pairs.NAME not in chosen and (asked.patterns is not None or asked.pairs != pairs.ALL):
+        raise CaseError("--pattern and --pairs are of a ping-pong: name it, `unisono bench pingpong`.")
+    if asked.pairs not in (pairs.ALL, pairs.HALVES) and pairs.parse(asked.pairs) is None:
+        raise CaseError(f"--pairs {asked.pairs}: write all, halves, or pairs of ranks like 0-1,0-3.")
+    if "all_to_all" not in chosen and asked.streams is not None:
+        raise CaseError("--streams is of all_to_all: name it, `unisono bench all_to_all`.")
+    return chosen
 
 
 def _names(kind: str, text: str | None, known: list[str], default: list[str]) -> list[str]:

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from unisono import bootstrap, launch
-from unisono.bench import cases, limit, provenance, workloads
+from unisono.bench import cases, limit, pairs, provenance, scaling, workloads
 from unisono.bench.align import Aligner
 from unisono.bench.backends.base import Backend, Ranks, load
 from unisono.bench.backends.mpi import set_thread_level
@@ -74,7 +76,7 @@ def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding 
         chosen = control.from_root(lambda: options, Options)
         aligning = unisono.init(bootstrap=bootstrap.make(world), timeout_s=ALIGN_TIMEOUT_S)
         stack.callback(aligning.close)
-        align = Aligner(control, aligning.barrier)
+        align = Aligner(control, aligning.barrier, partial(meeting, aligning))
         binding = binding or Binding()
         if chosen.device == "cuda":
             binding.bind(own_threads=False)  # before libraries start threads, which keep to these cores
@@ -91,12 +93,16 @@ def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding 
             raise
 
 
-def _device(
-    kind: str, local_rank: int, control: Control, align: Callable[[], object]
-) -> tuple[Device, dict[str, Any]]:
+def meeting(communicator: Any, peer: int) -> Callable[[], object]:
+    """Returns on this rank and `peer` once both have called it."""
+    mine, theirs = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+    return partial(communicator.send_recv, mine, peer, theirs, peer)
+
+
+def _device(kind: str, local_rank: int, control: Control, align: Aligner) -> tuple[Device, dict[str, Any]]:
     """Where this rank's buffers lie, and what unisono.init takes for it."""
     if kind != "cuda":
-        return HostDevice(align), {}
+        return HostDevice(align, align.with_peer, control.rank), {}
     from unisono.bench.cuda.device import LIBRARY_S, CudaDevice
 
     return CudaDevice(local_rank, control, align), {"device": local_rank, "timeout_s": LIBRARY_S}
@@ -206,7 +212,7 @@ class Session:
 
     def _wanted(self, models: Sequence[tuple[Workload, list[Case]]]) -> list[tuple[Case, str | None]]:
         options = self.options
-        grid = cases.grid(
+        grid = scaling.grid(options, self.control.size) or cases.grid(
             self.control.size,
             options.collectives,
             options.sizes,
@@ -217,7 +223,12 @@ class Session:
             options.modes,
             options.device,
         )
-        wanted: list[tuple[Case, str | None]] = [(case, None) for case in grid]
+        chosen = pairs.select(options.pairs, self.control.size)
+        wanted: list[tuple[Case, str | None]] = [
+            (one, None)
+            for case in grid
+            for one in cases.point_to_point(case, options.patterns, chosen, options.streams)
+        ]
         wanted += [(case, workload.name) for workload, needed in models for case in needed]
         threads = bool(options.threads)
         return [(msgspec.structs.replace(case, one_process=threads), name) for case, name in wanted]
@@ -284,11 +295,14 @@ class Session:
         control = self.control
         owners = [backend for backend in self._backends if backend.own_memory]
         limit = self.device.room(control, len(owners))
-        kept = [one for one in wanted if one[0].bytes <= limit]
+        room = self.options.room_bytes
+        kept = [one for one in wanted if max(room, one[0].bytes) <= limit]
         reason = f"its buffers do not fit: {control.size} ranks have room for {limit >> 20} MiB each."
-        for case, _ in (one for one in wanted if one[0].bytes > limit):
+        for case, _ in (one for one in wanted if max(room, one[0].bytes) > limit):
             self.emit(Skip(backend="all", reason=reason, case=case))
         listed = [case for case, _ in kept]
+        # sizes that are not run, but have room
+        listed += [msgspec.structs.replace(case, bytes=room) for case in listed if case.bytes < room]
         pools = self.device.pools(listed, control.rank)
         symmetric = needed_bytes(listed, "symmetric")
         for backend in owners:

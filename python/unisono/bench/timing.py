@@ -34,6 +34,9 @@ class Timed:
     hung: bool = False
 
 
+NOT_TIMED = Timed(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
 @contextmanager
 def collector_off() -> Iterator[None]:
     """No garbage collection inside the block."""
@@ -85,7 +88,8 @@ def timed(call: Call, align: Call, samples: int, calls: int, warmup: int) -> Tim
 
 
 def combine(ranks: list[Timed], calls: int) -> tuple[list[float], list[float]]:
-    """(samples, skews) in us from all ranks' times of one batch."""
+    """(samples, skews) in us from the times of one batch, of all ranks that have any."""
+    ranks = [rank for rank in ranks if len(rank.durations)] or ranks
     count = min(len(rank.durations) for rank in ranks)
     starts = np.stack([rank.starts[:count] for rank in ranks])
     slowest = np.stack([rank.durations[:count] for rank in ranks]).max(axis=0)

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unisono.bench import pairs
 from unisono.bench.buffers import POISON, Placed
-from unisono.bench.cases import COLLECTIVES, DTYPES, INTEGERS, Array, layout
+from unisono.bench.cases import DTYPES, INTEGERS, KNOWN, Array, layout
 from unisono.bench.records import Case
 
 PERIOD = 1_048_573
@@ -216,11 +217,12 @@ def expectation(
         return Expectation((), ())
     own_out = shapes[rank].out
     out_count = int(np.prod(own_out)) if own_out is not None else 0
-    known = COLLECTIVES[case.collective]
+    known = KNOWN[case.collective]
+    peer = pairs.peer_of(case, rank) if case.collective == pairs.NAME else None
     sources = (
         range(n)
-        if case.collective not in ("broadcast", "scatter", "send_recv")
-        else {rank, (rank - 1) % n, 0}
+        if case.collective not in ("broadcast", "scatter", "send_recv", pairs.NAME)
+        else {rank, (rank - 1) % n, 0, peer or 0}
     )
     blocks = {r: arithmetic.random_block(case, r, seed, period) for r in sources}
     x = (Piece(0, counts[rank], blocks[rank]),) if counts[rank] else ()
@@ -243,6 +245,8 @@ def expectation(
             out = [Piece(0, out_count, blocks[0], rank * out_count)]
         case "send_recv":
             out = [Piece(0, out_count, blocks[(rank - 1) % n])]
+        case pairs.NAME:
+            out = [Piece(0, out_count, blocks[peer or 0])]
         case "all_gather" | "gather":
             out = [Piece(r * (out_count // n), out_count // n, blocks[r]) for r in range(n)]
         case "all_to_all":

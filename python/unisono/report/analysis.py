@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from unisono.bench import stats
+from unisono.bench.cases import title
 from unisono.bench.records import Case, Workload, WorkloadStep
 from unisono.bench.stats import Interval, Verdict
 
-from .model import COLLECTIVES, Key, Model, Pair, Row, pairs
+from .model import COLLECTIVES, Key, Model, Pair, Row, family, pairs
 
 BEST_OF_EACH = "best of each"
 
@@ -80,7 +81,7 @@ def groups(model: Model) -> list[Group]:
         group_by(model.rows, lambda r: (r.key.machine, r.key.case.ranks)).items()
     ):
         by_collective = sorted(
-            group_by(rows, lambda r: r.key.case.collective).items(),
+            group_by(rows, lambda r: title(r.key.case)).items(),
             key=lambda item: collective_order(item[0]),
         )
         each = [headline(name, members, model.subject) for name, members in by_collective]
@@ -89,13 +90,15 @@ def groups(model: Model) -> list[Group]:
 
 
 def collective_order(name: str) -> tuple[int, str]:
-    """The order of collectives everywhere in the report."""
+    """The order of collectives everywhere in the report; `name` may be a title."""
+    name = name.partition(",")[0]
     return (COLLECTIVES.index(name) if name in COLLECTIVES else len(COLLECTIVES), name)
 
 
 @dataclass(frozen=True)
 class Winner:
-    """The fastest backend at one size; `sure` where it is FASTER than the second, or has no rival."""
+    """The fastest backend of several at one size; `sure` where it is FASTER than the second, or has no
+    rival."""
 
     row: Row
     second: Row | None
@@ -107,9 +110,9 @@ class Winner:
 
 @dataclass(frozen=True)
 class Crossover:
-    """`left` is fastest up to `left.row`'s size, another backend from `right.row`'s size on, both
-    confidently. `estimate` (bytes) is where their two curves meet, interpolated on logarithmic axes; None
-    where one was not measured."""
+    """Of two libraries one is faster up to `left.row`'s size, the other from `right.row`'s size on, both
+    confidently. `estimate` (bytes) is where their two curves meet, interpolated on logarithmic axes, between
+    two neighbouring sizes; None where neither is confidently the faster at sizes in between."""
 
     left: Winner
     right: Winner
@@ -133,11 +136,14 @@ class Curve:
 
 def _without_size(key: Key) -> tuple[object, ...]:
     c = key.case
-    return (key.machine, c.ranks, c.mode, c.memory, c.placement, c.collective, c.dtype, c.op, c.root)
+    scaling = c.scaling.kind if c.scaling else None
+    place = (key.machine, c.ranks, c.device, c.one_process, c.mode, c.memory, c.placement, scaling)
+    return (*place, c.collective, c.pattern, c.pair, c.streams, c.dtype, c.op, c.root)
 
 
 def curves(model: Model) -> list[Curve]:
-    """For every case that at least two backends ran: the fastest at each size, and where that changes."""
+    """For every case that at least two backends ran: the fastest at each size, and where one library
+    overtakes another."""
     found = []
     sweep = [row for row in model.all_rows if row.key.workload is None]
     for members in group_by(sweep, lambda row: _without_size(row.key)).values():
@@ -145,31 +151,98 @@ def curves(model: Model) -> list[Curve]:
         if not any(len(rows) > 1 for _, rows in by_size):
             continue
         table = {size: {row.backend: row for row in rows} for size, rows in by_size}
-        winners = []
-        for rows in table.values():
-            first, *rest = sorted(rows.values(), key=lambda row: row.interval.median)
-            winners.append(Winner(first, rest[0] if rest else None))
-        contested = [w for w in winners if w.second is not None and w.sure]
-        crossings = [
-            Crossover(left, right, _estimate(table, left.row, right.row))
-            for left, right in itertools.pairwise(contested)
-            if left.row.backend != right.row.backend
-        ]
-        found.append(Curve(members[0].key, winners, crossings))
+        names = [name for name in model.backends if any(name in rows for rows in table.values())]
+        crossings = []
+        for one, other in itertools.combinations(names, 2):
+            if family(one) != family(other):
+                common = [rows for rows in table.values() if one in rows and other in rows]
+                crossings += _crossings([(rows[one], rows[other]) for rows in common])
+        found.append(Curve(members[0].key, [_winner(rows.values()) for rows in table.values()], crossings))
     return sorted(found, key=lambda curve: curve.key.order())
 
 
-def _estimate(table: dict[int, dict[str, Row]], left: Row, right: Row) -> float | None:
-    """Where log(time of left / time of right), linear in log(size) between the two sizes, is zero."""
-    sizes = (left.key.case.bytes, right.key.case.bytes)
-    gaps = []
-    for size in sizes:
-        a, b = table[size].get(left.backend), table[size].get(right.backend)
-        if a is None or b is None or size <= 0:
-            return None
-        gaps.append(math.log(a.interval.median / b.interval.median))
-    share = gaps[0] / (gaps[0] - gaps[1])
+def _winner(rows: Iterable[Row]) -> Winner:
+    first, *rest = sorted(rows, key=lambda row: row.interval.median)
+    return Winner(first, rest[0] if rest else None)
+
+
+def _crossings(sizes: list[tuple[Row, Row]]) -> list[Crossover]:
+    """Of two backends at all sizes that both ran, in ascending order."""
+    winners = [(index, _winner(both)) for index, both in enumerate(sizes)]
+    return [
+        Crossover(left, right, _estimate(left, right) if before + 1 == after else None)
+        for (before, left), (after, right) in itertools.pairwise(one for one in winners if one[1].sure)
+        if left.row.backend != right.row.backend
+    ]
+
+
+def _estimate(left: Winner, right: Winner) -> float | None:
+    """Where log(time of one / time of the other), linear in log(size) between the two sizes, is zero."""
+    assert left.second is not None and right.second is not None
+    sizes = (left.row.key.case.bytes, right.row.key.case.bytes)
+    if sizes[0] <= 0:
+        return None
+    before = math.log(left.row.interval.median / left.second.interval.median)
+    after = math.log(right.second.interval.median / right.row.interval.median)
+    share = before / (before - after)
     return math.exp(math.log(sizes[0]) + share * (math.log(sizes[1]) - math.log(sizes[0])))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One number of ranks; `efficiency` is 1 for the fewest, its interval from those of both times."""
+
+    row: Row
+    efficiency: Interval
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """One backend's curve over the numbers of ranks. Curves of the same `where` differ in the backend."""
+
+    kind: str
+    bytes: int  # that a rank (weak), or all together (strong), bring
+    backend: str
+    points: list[Point]
+    where: tuple[object, ...]
+
+
+def efficiencies(model: Model) -> list[Efficiency]:
+    """Of every case that `unisono scaling` measured on at least two numbers of ranks. With the fewest ranks
+    n0: weak t(n0) / t(n), strong n0 t(n0) / (n t(n))."""
+    found = []
+    rows = [row for row in model.all_rows if row.key.case.scaling is not None]
+    for where, members in group_by(rows, _without_ranks).items():
+        scaling = members[0].key.case.scaling
+        assert scaling is not None
+        for backend, own in group_by(members, lambda row: row.backend).items():
+            own.sort(key=lambda row: row.key.case.ranks)
+            points = [Point(row, _efficiency(scaling.kind, own[0], row)) for row in own]
+            if len(points) > 1:
+                found.append(Efficiency(scaling.kind, scaling.bytes, backend, points, where))
+    return sorted(found, key=_curve_order)
+
+
+def _curve_order(one: Efficiency) -> tuple[object, ...]:
+    """Weak before strong, then by collective and its sizes."""
+    key = one.points[0].row.key
+    return (one.kind != "weak", *collective_order(title(key.case)), key.case.dtype, one.bytes, key.order())
+
+
+def _without_ranks(row: Row) -> tuple[object, ...]:
+    c = row.key.case
+    place = (row.key.machine, c.scaling, c.device, c.one_process, c.mode, c.memory, c.placement)
+    return (*place, c.collective, c.streams, c.dtype, c.op, c.root)
+
+
+def _efficiency(kind: str, fewest: Row, row: Row) -> Interval:
+    first, own = fewest.interval, row.interval
+    if row is fewest:
+        return Interval(1.0, 1.0, 1.0)
+    share = 1.0 if kind == "weak" else fewest.key.case.ranks / row.key.case.ranks
+    return Interval(
+        share * first.median / own.median, share * first.low / own.high, share * first.high / own.low
+    )
 
 
 @dataclass(frozen=True)

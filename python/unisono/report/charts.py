@@ -105,6 +105,23 @@ def curve(metric: str, backends: list[str], legend: bool = False) -> Json:
     return _spec(alt.layer(*layers))
 
 
+def efficiency(backends: list[str], legend: bool = False) -> Json:
+    """Efficiency (logarithmic) over the number of ranks, one line per backend with the band of its interval.
+    Rows: backend, ranks, value, low, high and the words of the tooltip."""
+    axis = alt.Axis(title="ranks", labelAngle=0, grid=False)
+    scale = alt.Axis(title="efficiency", format=".3~%", tickCount=5, values=_ONE_TWO_FIVE)
+    base = alt.Chart(_data()).encode(x=alt.X("ranks:O", axis=axis))
+    colour, tip = _colour(backends, legend), [alt.Tooltip("backend:N"), alt.Tooltip("ranks:O")]
+    tip += [alt.Tooltip("t_value:N", title="efficiency"), alt.Tooltip("t_median:N", title="median time")]
+    tip += [alt.Tooltip("t_busbw:N", title="bus bandwidth, GB/s")]
+    y = alt.Y("value:Q", axis=scale, scale=alt.Scale(type="log", nice=False))
+    band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", axis=scale), y2="high:Q", color=colour)
+    line = base.mark_line(strokeWidth=1.8).encode(y=y, color=colour)
+    points = base.mark_point(filled=True, size=42, opacity=1)
+    points = points.encode(y=y, color=colour, shape=_shape(backends, legend), tooltip=tip)
+    return _spec(alt.layer(band, line, points))
+
+
 def _when(test: str, value: str) -> list[Any]:
     return [{"test": test, "value": value}]
 
@@ -138,16 +155,18 @@ def _cells(
     return [rect, label]
 
 
-def pairs() -> Json:
-    """A matrix of pairs of GPUs: senders down, receivers across; in a cell the measured value."""
+def pairs(names: list[str]) -> Json:
+    """A matrix of pairs of GPUs or ranks with these names: senders down, receivers across; in a cell the
+    measured value."""
+    scale = alt.Scale(domain=names)
     steps = tuple(range(1, len(theme.VARIATION_STEPS) + 1))
     fill = alt.Scale(type="threshold", domain=list(steps), range=theme.classes("v", theme.VARIATION_STEPS))
     ink = alt.Scale(
         type="threshold", domain=list(steps), range=theme.classes("v", theme.VARIATION_STEPS, ink=True)
     )
     base = alt.Chart(_data()).encode(
-        x=alt.X("target:N", sort=None, axis=alt.Axis(title="to", orient="top", labelAngle=0)),
-        y=alt.Y("source:N", sort=None, axis=alt.Axis(title="from")),
+        x=alt.X("target:N", scale=scale, axis=alt.Axis(title="to", orient="top", labelAngle=0)),
+        y=alt.Y("source:N", scale=scale, axis=alt.Axis(title="from")),
     )
     rect = base.mark_rect(cornerRadius=2, stroke="var(--surface)", strokeWidth=1.5).encode(
         color=alt.Color("class:Q", scale=fill, legend=None)
@@ -312,4 +331,5 @@ def templates(backends: list[str]) -> dict[str, Json]:
         "box": box(backends),
         "cdf": cdf(backends),
         "bars": bars(backends),
+        "efficiency": efficiency(backends),
     }

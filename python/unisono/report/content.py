@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from unisono.bench.cases import pair_name, title
 from unisono.bench.records import Failure, Skip
 from unisono.bench.stats import Verdict
 
 from . import analysis, text
-from .analysis import Curve, Group, Headline, WorkloadCost
-from .model import Key, Model, Pair, Row, case_text
+from .analysis import Curve, Group, Headline, Winner, WorkloadCost
+from .model import Key, Model, Pair, case_text
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ def lead(model: Model) -> str:
         return "No result could be read from these records."
     cases = [row.key.case for row in model.all_rows]
     sizes = [case.bytes for case in cases if case.bytes > 0]
-    collectives = text.count(len({case.collective for case in cases}), "collective")
+    names_run = {case.collective for case in cases}
+    collectives = text.count(len(names_run - {"pingpong"}), "collective")
+    if "pingpong" in names_run:
+        collectives = "pingpong" if len(names_run) == 1 else f"pingpong and {collectives}"
     span = f" of {_range(min(sizes), max(sizes))}" if sizes else ""
     ranks = text.listing([str(n) for n in sorted({case.ranks for case in cases})])
     noun = "rank" if {case.ranks for case in cases} == {1} else "ranks"
@@ -211,6 +215,10 @@ def slice_text(key: Key, model: Model) -> str:
     parts = [text.count(case.ranks, "rank"), case.mode, case.memory]
     if case.device != "cpu":
         parts.insert(1, case.device)
+    if pair := pair_name(case):
+        parts.append(f"pair {pair}")
+    if case.scaling is not None:
+        parts.append(f"{case.scaling.kind} scaling")
     if case.one_process:
         parts.append("one process")
     if case.placement != "out_of_place":
@@ -221,24 +229,30 @@ def slice_text(key: Key, model: Model) -> str:
 
 
 def crossovers(model: Model) -> Table:
-    """Where the fastest backend changes with the size."""
+    """Where one library overtakes another: at a size, or somewhere in a range."""
     rows = []
     for curve in analysis.curves(model):
         for crossing in curve.crossovers:
-            left, right = crossing.left.row, crossing.right.row
-            meet = text.MISSING if crossing.estimate is None else f"≈ {text.size(round(crossing.estimate))}"
+            left, right = crossing.left, crossing.right
+            sizes = [text.size(winner.row.key.case.bytes) for winner in (left, right)]
+            meet = f"{sizes[0]} to {sizes[1]}"
+            if crossing.estimate is not None:
+                meet = f"≈ {text.size(round(crossing.estimate))}"
             rows.append([curve_name(curve), slice_text(curve.key, model), _end(left), _end(right), meet])
-    head = ["Collective", "Where", "Fastest up to", "Fastest from", "Curves meet at"]
+    head = ["Collective", "Where", "Faster up to", "Faster from", "Overtaken at"]
     return Table(head, rows, frozenset({4}))
 
 
 def curve_name(curve: Curve) -> str:
     case = curve.key.case
-    return " ".join(part for part in (case.collective, case.dtype, case.op) if part)
+    return " ".join(part for part in (title(case), case.dtype, case.op) if part)
 
 
-def _end(row: Row) -> str:
-    return f"{row.backend}, {text.size(row.key.case.bytes)} ({text.time(row.interval.median)})"
+def _end(winner: Winner) -> str:
+    row, other = winner.row, winner.second
+    against = f", {other.backend} {text.time(other.interval.median)}" if other else ""
+    size = text.size(row.key.case.bytes)
+    return f"{row.backend}, {size} ({text.time(row.interval.median)}{against})"
 
 
 def uncrossed(model: Model) -> str:
@@ -250,6 +264,11 @@ def uncrossed(model: Model) -> str:
     parts = text.listing([f"{name} in {single.count(name)}" for name in dict.fromkeys(single)])
     curves = text.count(len(found), "curve")
     return f"Of {curves}, one backend is never confidently overtaken in {len(single)}: {parts}."
+
+
+def more(model: Model, key: Key) -> list[str]:
+    """The machine, where there are several."""
+    return [model.machines[key.machine]] if len(model.machines) > 1 else []
 
 
 def workload_table(cost: WorkloadCost, model: Model) -> Table:

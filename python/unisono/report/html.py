@@ -15,9 +15,10 @@ import vl_convert
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from unisono.bench.cases import title
 from unisono.bench.stats import Verdict
 
-from . import analysis, content, links, method, payload, text, theme
+from . import analysis, content, links, method, pairs, payload, scaling, text, theme
 from .model import Model
 
 _VERDICT_CLASSES = tuple(
@@ -98,9 +99,9 @@ def _groups(model: Model) -> list[dict[str, Any]]:
                     (name, verdict, group.total.verdicts[verdict]) for verdict, name in _VERDICT_CLASSES
                 ],
                 "best": content.pair_text(group.total.best),
-                "best_of": group.total.best.own.key.case.collective,
+                "best_of": title(group.total.best.own.key.case),
                 "worst": content.pair_text(group.total.worst),
-                "worst_of": group.total.worst.own.key.case.collective,
+                "worst_of": title(group.total.worst.own.key.case),
                 "alone": group.total.alone,
                 "missing": group.total.missing,
                 "lines": lines,
@@ -153,7 +154,9 @@ def render(model: Model) -> str:
         skips=content.skips(model),
         ceilings=content.ceilings(model),
         link_summary=links.summary(model),
-        pairs=links.matrices(model),
+        links=links.matrices(model),
+        pairs=pairs.matrices(model),
+        scaling=[(kind, scaling.table(model, kind)) for kind in scaling.kinds(model)],
         largest=links.largest(model),
         paragraphs=method.paragraphs(model),
         factors=method.factors(model),

@@ -32,12 +32,12 @@ PATTERNS = {
 
 @dataclass(frozen=True)
 class Matrix:
-    """Pairs of GPUs: a row for each sender, a column for each receiver. A cell has its text and the class of
-    its colour (of theme's scale `v`: how much worse it is than the best pair), both empty where nothing was
-    measured."""
+    """Pairs of GPUs or ranks: a row for each sender, a column for each receiver. A cell has its text and the
+    class of its colour (of theme's scale `v`: how much worse it is than the best pair), both empty where
+    nothing was measured."""
 
     title: str
-    devices: list[int]
+    names: list[str]  # of the rows and of the columns
     cells: list[list[tuple[str, str]]]
 
 
@@ -90,13 +90,13 @@ def matrices(model: Model) -> list[Matrix]:
         devices = _devices(members)
         timed = members[0].pattern == "round_trip"
         best = (min if timed else max)(_value(link) for link in members)
-        by_pair = {(link.source, link.target): link for link in members}
-        cells = [[_cell(by_pair.get((row, column)), best, timed) for column in devices] for row in devices]
+        by_pair = {(link.source, link.target): _value(link) for link in members}
+        values = [[cell(by_pair.get((row, column)), best, timed) for column in devices] for row in devices]
         unit = "µs" if timed else "GB/s"
         title = f"{engine_name(engine)}, {PATTERNS[members[0].pattern]}, {unit}"
         if len(model.machines) > 1:
             title += f", {model.machines[machine]}"
-        found.append(Matrix(title, devices, cells))
+        found.append(Matrix(title, [f"GPU {device}" for device in devices], values))
     return found
 
 
@@ -111,27 +111,22 @@ def _devices(links: Sequence[Link]) -> list[int]:
     return sorted(device for device in ends if device is not None)
 
 
-def _cell(link: Link | None, best: float, timed: bool) -> tuple[str, str]:
-    if link is None:
+def cell(value: float | None, best: float, timed: bool) -> tuple[str, str]:
+    """The text and the class of a value, a time or a bandwidth, beside the best one."""
+    if value is None:
         return "", ""
-    value = _value(link)
     worse = value / best - 1.0 if timed else 1.0 - value / best
-    number = f"{value:.2f}" if timed else f"{value:.0f}"
-    return number, f"v{bisect.bisect_right(theme.VARIATION_STEPS, worse)}"
+    return text.digits(value), f"v{bisect.bisect_right(theme.VARIATION_STEPS, worse)}"
 
 
-def figures(model: Model) -> list[tuple[str, list[Json]]]:
-    """For the PNG: title and cells of each matrix, as rows of charts.pairs."""
-    found = []
-    for matrix in matrices(model):
-        rows = [
-            {"source": f"GPU {source}", "target": f"GPU {target}", "text": number, "class": int(name[1:])}
-            for source, cells in zip(matrix.devices, matrix.cells, strict=True)
-            for target, (number, name) in zip(matrix.devices, cells, strict=True)
-            if number
-        ]
-        found.append((matrix.title, rows))
-    return found
+def cells(matrix: Matrix) -> list[Json]:
+    """The cells of a matrix as rows of charts.pairs."""
+    return [
+        {"source": source, "target": target, "text": number, "class": int(name[1:])}
+        for source, row in zip(matrix.names, matrix.cells, strict=True)
+        for target, (number, name) in zip(matrix.names, row, strict=True)
+        if number
+    ]
 
 
 def largest(model: Model) -> Table:

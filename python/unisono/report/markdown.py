@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from . import analysis, content, links, method, payload, text
+from . import analysis, content, links, method, pairs, payload, scaling, text
 from .content import Table
 from .model import Model
 
@@ -19,6 +19,8 @@ _IMAGES = {
     "spread": "Stability",
     "sol": "Speed of light",
     "links": "Links",
+    "pairs": "Pairs",
+    "efficiency": "Scaling",
     "workloads": "Workloads",
 }
 
@@ -59,7 +61,7 @@ def render(model: Model, images: Sequence[str]) -> str:
     lines += _section("Distribution", images)
     lines += _section("Stability", images)
     lines += _section("Speed of light", images) + _table(content.ceilings(model))
-    lines += _links(model, images)
+    lines += _links(model, images) + _pairs(model, images) + _scaling(model, images)
     lines += _section("Workloads", images) + _workloads(model)
     lines += _section("Crossovers", images) + _crossovers(model)
     lines += _section("All results", images) + _results(model)
@@ -109,7 +111,7 @@ def _speedups(model: Model) -> list[str]:
     """For each slice a table of collective by size: ratio, own time and the best peer's."""
     lines = []
     cells = [cell for cell in payload.heat(model) if cell["ratio"] is not None]
-    names = ("machine", "ranks", "mode", "memory", "placement", "dtype", "workload")
+    names = ("machine", "ranks", "mode", "memory", "placement", "dtype", "scaling", "workload")
 
     def where(cell: payload.Json) -> tuple[object, ...]:
         return tuple(cell[name] for name in names)
@@ -119,17 +121,18 @@ def _speedups(model: Model) -> list[str]:
         parts = [
             text.count(first["ranks"], "rank"),
             *(first[n] for n in ("mode", "memory", "dtype", "placement", "workload")),
+            "" if first["scaling"] == "none" else f"{first['scaling']} scaling",
         ]
         if len(model.machines) > 1:
             parts.append(model.machines[first["machine"]])
         lines += [f"### {_md(', '.join(str(part).replace('_', ' ') for part in parts if part))}", ""]
         columns = sorted({(cell["column"], cell["t_column"]) for cell in members})
         rows = []
-        for (name, op, root), own in analysis.group_by(
-            members, lambda c: (c["collective"], c["op"], c["root"])
+        for (name, op, root, pair), own in analysis.group_by(
+            members, lambda c: (c["collective"], c["op"], c["root"], c["pair"])
         ).items():
             by_column = {cell["column"]: cell for cell in own}
-            label = " ".join(str(part) for part in (name, op, f"root {root}" if root else None) if part)
+            label = " ".join(str(part) for part in (name, op, f"root {root}" if root else None, pair) if part)
             rows.append([label, *(_cell(by_column.get(column)) for column, _ in columns)])
         lines += table(["Collective", *(word for _, word in columns)], rows, range(1, len(columns) + 1))
     return lines
@@ -194,14 +197,36 @@ def _links(model: Model, images: Sequence[str]) -> list[str]:
     if model.links:
         lines += _section("Links", images) + _table(links.summary(model))
         for matrix in links.matrices(model):
-            names = [f"GPU {device}" for device in matrix.devices]
-            rows = [
-                [name, *(cell[0] for cell in cells)] for name, cells in zip(names, matrix.cells, strict=True)
-            ]
-            lines += [f"### {_md(matrix.title)}", ""]
-            lines += table(["from \\ to", *names], rows, range(1, len(names) + 1))
+            lines += _matrix(matrix)
     if model.largest:
         lines += _section("Largest messages", images) + _table(links.largest(model))
+    return lines
+
+
+def _matrix(matrix: links.Matrix) -> list[str]:
+    rows = [
+        [name, *(cell[0] for cell in cells)] for name, cells in zip(matrix.names, matrix.cells, strict=True)
+    ]
+    head = ["from \\ to", *matrix.names]
+    return [f"### {_md(matrix.title)}", "", *table(head, rows, range(1, len(head)))]
+
+
+def _pairs(model: Model, images: Sequence[str]) -> list[str]:
+    """The section on the pairs of a ping-pong, where several were measured."""
+    found = pairs.matrices(model)
+    lines = _section("Pairs", images) if found else []
+    for matrix in found:
+        lines += _matrix(matrix)
+    return lines
+
+
+def _scaling(model: Model, images: Sequence[str]) -> list[str]:
+    """The section on `unisono scaling`, where it was run."""
+    kinds = scaling.kinds(model)
+    lines = _section("Scaling", images) if kinds else []
+    for kind in kinds:
+        lines += [f"### {kind.capitalize()} scaling: efficiency (median time)", ""]
+        lines += _table(scaling.table(model, kind))
     return lines
 
 
@@ -219,7 +244,7 @@ def _crossovers(model: Model) -> list[str]:
     lines = (
         _table(found)
         if found.rows
-        else ["The fastest backend changes confidently in none of the measured ranges.", ""]
+        else ["No library confidently overtakes another in the measured ranges.", ""]
     )
     rest = content.uncrossed(model)
     return [*lines, *([_md(rest), ""] if rest else [])]

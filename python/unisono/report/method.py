@@ -19,6 +19,7 @@ _FACTORS = {
     "reduce": "1",
     "send_recv": "1",
     "barrier": "0, no data",
+    "pingpong": "1, of one direction",
 }
 # A term on a line of its own, its explanation below it, an empty line between two.
 _TEXT = """
@@ -90,8 +91,30 @@ The coefficient of variation: standard deviation over mean of a result's samples
 those of all samples; none is discarded.
 
 Crossover
-Between the two sizes named the fastest backend changes, confidently on both sides. The estimate is where
-the two curves meet, interpolated on logarithmic axes.
+Of two libraries one is confidently the faster at one size, the other at the next one where that can be
+said. Where the two sizes are neighbours the estimate is where the curves meet, interpolated on logarithmic
+axes; where sizes lie between at which neither is confidently the faster, only their range is named.
+
+Ping-pong
+Half round trip: the first rank sends, the second answers with as many bytes; the time is half of that, so
+that in throughput mode the round trips follow each other. One way: the first rank sends and the second
+receives, without an answer, so that in throughput mode a library may have several messages under way.
+Bidirectional: both send and receive at once, and bandwidth is that of one direction. Each pair runs alone
+while the other ranks sleep, unless the pair says halves: then all do, rank r with r + n/2.
+
+Sends and receives
+An all_to_all of that name is built of the library's own sends and receives: MPI's Isend and Irecv of all
+blocks, gloo's likewise, Unisono's exchanges with one peer after the other, NCCL's as one group. On a stream
+per peer each has a communicator of its own, and all streams fork from and join the one that is timed.
+
+Scaling
+With t(n) the median time on n ranks and n0 the fewest ranks measured: weak efficiency is t(n0) / t(n), where
+every rank brings the same bytes on any number of ranks (J. L. Gustafson, Reevaluating Amdahl's law, CACM
+31(5), 1988); strong efficiency is n0 t(n0) / (n t(n)), where all ranks together bring the same bytes, each an
+equal part (G. M. Amdahl, Validity of the single processor approach, AFIPS 1967). On one rank a collective is
+a copy. What a rank brings is its input, in broadcast and scatter the root's. The interval takes the far ends
+of both times. Each library is compared with itself, so that one that is slow on few ranks may look efficient:
+the times stand beside.
 
 Workload
 The time of one unit is the sum of calls times the median at each size. Its interval adds the ends of the
@@ -105,7 +128,7 @@ def factors(model: Model) -> list[tuple[str, str, str]]:
     ranks = sorted({row.key.case.ranks for row in model.all_rows})
     names = {row.key.case.collective for row in model.all_rows}
     found = []
-    for name in (n for n in cases.COLLECTIVES if n in names):
+    for name in (n for n in cases.KNOWN if n in names):
         values = (f"{text.digits(cases.bus_factor(name, n))} ({text.count(n, 'rank')})" for n in ranks)
         found.append((name, _FACTORS.get(name, "as measured"), ", ".join(values)))
     return found

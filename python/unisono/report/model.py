@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from unisono.bench import records, stats
+from unisono.bench.cases import pair_name, title
 from unisono.bench.records import Case, Ceiling, End, Failure, Largest, Link, Result, Run, Skip, Workload
 from unisono.bench.stats import Interval, Verdict
 
@@ -31,6 +32,7 @@ COLLECTIVES = (
     "all_to_all_v",
     "send_recv",
     "barrier",
+    "pingpong",
 )
 
 
@@ -56,8 +58,10 @@ class Key:
             c.mode,
             c.memory,
             c.placement,
+            (c.scaling.kind, c.scaling.bytes) if c.scaling else ("", 0),
         )
-        return (*slice_, place, c.collective, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
+        how = (c.collective, c.pattern or "", c.streams or "", c.pair or ())
+        return (*slice_, place, *how, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
 
 
 @dataclass(frozen=True)
@@ -185,12 +189,21 @@ def machine_text(run: Run) -> str:
     return ", ".join(parts)
 
 
+def scaling_text(case: Case) -> str | None:
+    """`weak, 64 KiB`; None for a case that is no point of a scaling."""
+    return None if case.scaling is None else f"{case.scaling.kind}, {text.size(case.scaling.bytes)}"
+
+
 def case_text(case: Case, workload: str | None = None) -> str:
     """A case in words, with what is not the default: `all_reduce 64 KiB f32 sum, 2 ranks, latency, plain`."""
-    head = " ".join(part for part in (case.collective, text.size(case.bytes), case.dtype, case.op) if part)
+    head = " ".join(part for part in (title(case), text.size(case.bytes), case.dtype, case.op) if part)
     extra = [text.count(case.ranks, "rank"), case.mode, case.memory]
     if case.placement != "out_of_place":
         extra.append(case.placement.replace("_", " "))
+    if case.collective == "pingpong":
+        extra.append(f"pair {pair_name(case)}")
+    if case.scaling is not None:
+        extra.append(f"scaling {scaling_text(case)}")
     if case.root:
         extra.append(f"root {case.root}")
     if case.device != "cpu":

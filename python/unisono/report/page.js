@@ -37,7 +37,8 @@ const SHOWN = 400;
 // [heading, what to show, what to sort by; a number is aligned right]
 const RESULT_COLUMNS = [
   ["Collective", "collective"], ["Size", "size", "bytes"], ["Type", "dtype"], ["Op", "op"], ["Ranks", "ranks", "ranks"],
-  ["Mode", "mode"], ["Memory", "memory"], ["Placement", "placement"], ["Workload", "workload"], ["Backend", "backend"],
+  ["Mode", "mode"], ["Memory", "memory"], ["Placement", "placement"], ["Pair", "pair"], ["Scaling", "scaling"],
+  ["Workload", "workload"], ["Backend", "backend"],
   ["Algorithm", "algorithm"], ["Median", "t_median", "median"], ["95 % interval", "t_interval", "low"],
   ["algbw GB/s", "t_algbw", "algbw"], ["busbw GB/s", "t_busbw", "busbw"], ["SoL", "t_sol", "sol"],
   ["Variation", "t_cv", "cv"], ["Skew", "t_skew", "skew"], ["Samples", "n", "n"], ["Calls", "calls", "calls"],
@@ -190,6 +191,12 @@ async function start() {
     const plot = make("div", { className: "plot" });
     element.append(plot);
     jobs.push(draw(plot, "bars", data.costs[Number(element.dataset.workload)]));
+  }
+  for (const element of document.querySelectorAll(".efficiency")) {
+    for (const panel of data.efficiency.filter(({ kind }) => kind === element.dataset.kind)) {
+      const plot = figure(element, panel.title, panel.detail);
+      jobs.push(draw(plot, "efficiency", panel.rows, (spec) => Object.assign(spec, { height: 190 })));
+    }
   }
   await Promise.all(jobs);
   document.documentElement.dataset.state = "ready";

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from unisono.bench.cases import DTYPES
+from unisono.bench.cases import DTYPES, pair_name, title
 from unisono.bench.records import Case, Result
 
 from . import text, theme
-from .analysis import BEST_OF_EACH, WorkloadCost, workload_costs
+from .analysis import BEST_OF_EACH, Efficiency, WorkloadCost, efficiencies, group_by, workload_costs
 from .model import Key, Model, Pair, Row, pairs
 
 # What a reader selects on the page; a row that has no such property (the op of a broadcast) fits every
@@ -24,6 +24,8 @@ DIMENSIONS = (
     ("processes", "Processes"),
     ("memory", "Memory"),
     ("placement", "Placement"),
+    ("pair", "Pair"),
+    ("scaling", "Scaling"),
     ("dtype", "Type"),
     ("op", "Op"),
     ("root", "Root"),
@@ -40,10 +42,10 @@ def _round(value: float | None, significant: int = 5) -> float | None:
 
 def slice_of(key: Key) -> Json:
     """The values of DIMENSIONS, and what else places a case. A barrier has no size, so no type and no memory
-    either."""
+    either; a case that is no point of a scaling has a value for that, which keeps the points apart."""
     c, sized = key.case, key.case.bytes > 0
     return {
-        "collective": c.collective,
+        "collective": title(c),
         "bytes": c.bytes,
         "size": text.size(c.bytes),
         "machine": key.machine,
@@ -56,6 +58,8 @@ def slice_of(key: Key) -> Json:
         "dtype": c.dtype if sized else None,
         "op": c.op,
         "root": c.root,
+        "pair": pair_name(c),
+        "scaling": c.scaling.kind if c.scaling else "none",
         "workload": key.workload,
     }
 
@@ -198,6 +202,32 @@ def costs(found: list[WorkloadCost]) -> list[list[Json]]:
     return tables
 
 
+def efficiency_panels(found: list[Efficiency]) -> list[Json]:
+    """A panel for each case of a scaling, with the curves of all backends."""
+    panels = []
+    for members in group_by(found, lambda one: one.where).values():
+        case = members[0].points[0].row.key.case
+        rows = [
+            {
+                "backend": one.backend,
+                "ranks": point.row.key.case.ranks,
+                "value": _round(point.efficiency.median),
+                "low": _round(point.efficiency.low),
+                "high": _round(point.efficiency.high),
+                "t_value": text.percent(point.efficiency.median),
+                "t_median": text.time(point.row.interval.median),
+                "t_busbw": text.gbps(point.row.result.busbw_gbps),
+            }
+            for one in members
+            for point in one.points
+        ]
+        size = text.size(members[0].bytes)
+        detail = f"{case.mode}, {case.memory}, {case.dtype}"
+        head = {"kind": members[0].kind, "bytes": members[0].bytes}
+        panels.append({**head, "title": f"{title(case)}, {size}", "detail": detail, "rows": rows})
+    return panels
+
+
 def points_per_result(results: int) -> int:
     """How many order statistics of a result's samples the page holds."""
     low, high = _DISTRIBUTION_RANGE
@@ -263,6 +293,7 @@ def page(model: Model) -> Json:
         "sweep": sorted(sweep),
         "heat": table(heat(model)),
         "costs": costs(workload_costs(model)),
+        "efficiency": efficiency_panels(efficiencies(model)),
         "samples": [order_statistics(row, limit) for row in model.all_rows],
         "specs": charts.templates(model.backends),
         "config": theme.config(),

@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from . import analysis, charts, content, links, payload, theme
+from . import analysis, charts, content, links, pairs, payload, text, theme
 from .model import Model, Row
 from .payload import Json
 
@@ -26,7 +26,8 @@ def write(model: Model, directory: Path) -> list[Path]:
     """Writes every plot there is data for, one file for each plot, machine and number of ranks. The names are
     stable: `bandwidth.png`, or `bandwidth_4_ranks.png` where the records hold several numbers of ranks."""
     written = []
-    groups = analysis.group_by(model.rows, lambda row: (row.key.machine, row.key.case.ranks))
+    sweep = [row for row in model.rows if row.key.case.scaling is None]
+    groups = analysis.group_by(sweep, lambda row: (row.key.machine, row.key.case.ranks))
     for (machine, ranks), rows in sorted(groups.items()):
         suffix = f"_{ranks}_ranks" if len({r for _, r in groups}) > 1 else ""
         suffix += f"_machine{machine + 1}" if len(model.machines) > 1 else ""
@@ -34,7 +35,14 @@ def write(model: Model, directory: Path) -> list[Path]:
             spec = make(model, rows)
             if spec is not None:
                 written.append(_save(spec, directory / f"{name}{suffix}.png"))
-    for name, spec in (("workloads", _workloads(model)), ("links", _links(model))):
+    others = {
+        "workloads": _workloads(model),
+        "links": _matrices("Links between the GPUs", links.matrices(model)),
+        "pairs": _matrices("Ping-pong by pair", pairs.matrices(model)),
+        "efficiency_weak": _efficiency(model, "weak"),
+        "efficiency_strong": _efficiency(model, "strong"),
+    }
+    for name, spec in others.items():
         if spec is not None:
             written.append(_save(spec, directory / f"{name}.png"))
     return written
@@ -229,11 +237,24 @@ def distribution(model: Model, members: list[Json]) -> tuple[list[Json], list[Js
     return boxes, curve
 
 
-def _links(model: Model) -> Json | None:
-    panels = [_panel(charts.pairs(), rows, title) for title, rows in links.figures(model)]
-    if not panels:
+def _matrices(title: str, found: list[links.Matrix]) -> Json | None:
+    panels = [_panel(charts.pairs(one.names), links.cells(one), one.title) for one in found]
+    return _figure(title, "rows send, columns receive", panels, 2) if panels else None
+
+
+def _efficiency(model: Model, kind: str) -> Json | None:
+    """A panel for each collective and size, the sizes of a collective in a row where there are few."""
+    found = [p for p in payload.efficiency_panels(analysis.efficiencies(model)) if p["kind"] == kind]
+    if not found:
         return None
-    return _figure("Links between the GPUs", "rows send, columns receive", panels, 2)
+    template = charts.efficiency(model.backends, legend=True)
+    panels = [
+        _panel(template, one["rows"], one["title"], width=_PANEL_WIDTH, height=_PANEL_HEIGHT) for one in found
+    ]
+    details = text.listing(list(dict.fromkeys(one["detail"] for one in found)))
+    sizes = len({one["bytes"] for one in found})
+    title = f"{kind.capitalize()} scaling: efficiency against the fewest ranks"
+    return _figure(title, details, panels, sizes if 2 <= sizes <= 4 else 3)
 
 
 def _workloads(model: Model) -> Json | None:

@@ -89,6 +89,7 @@ class Backend(Protocol):
     own_memory: bool = False  # True: symmetric cases lie in memory that `allocate` makes
     variants: tuple[str, ...] = ()  # what the name alone stands for, as `name:variant` each
 
+    point_to_point: bool = False  # True: it offers ping-pongs, and all_to_all built of sends and receives
     own_threads: bool = False  # True: the library works in threads of its own, which need a core too
 
     def available(self, ranks: int) -> str | None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from unisono.bench import pairs
+from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
-from unisono.bench.cases import COLLECTIVES, INTEGERS, Array
+from unisono.bench.cases import INTEGERS, KNOWN, Array
 from unisono.bench.records import Case
 from unisono.nodes.gloo import make_group
 
@@ -24,7 +26,7 @@ class GlooBackend(Backend):
     """A gloo group over TCP: on one host by loopback, else by the interface that leads to the others."""
 
     name = "gloo"
-    own_threads = True
+    own_threads = point_to_point = True
 
     def __init__(self) -> None:
         self._group: Any = None
@@ -104,6 +106,8 @@ class GlooBackend(Backend):
                 return self._waited(
                     group.scatter, [out], [list(x.chunk(n))] if x is not None else [], scatter
                 )
+            case "all_to_all" if case.streams:
+                return self._all_to_all(x.chunk(n), out.chunk(n), buffers)
             case "all_to_all":
                 return self._waited(group.alltoall_base, out, x, [], [])
             case "all_to_all_v":
@@ -113,16 +117,45 @@ class GlooBackend(Backend):
                 send = [count * scale for count in buffers.send_counts]
                 return self._waited(group.alltoall_base, out, x, recv, send)
             case "send_recv":
-                send_to, recv_from = [x], [out]
-
-                def ring() -> None:
-                    sent = group.send(send_to, (rank + 1) % n, 0)
-                    group.recv(recv_from, (rank - 1) % n, 0).wait()
-                    sent.wait()
-
-                return ring
+                return self._exchange([x], (rank + 1) % n, [out], (rank - 1) % n)
+            case pairs.NAME:
+                peer = pairs.peer_of(case, rank)
+                verbs = {
+                    "send": self._waited(group.send, [x], peer, 0),
+                    "recv": self._waited(group.recv, [out], peer, 0),
+                    "exchange": self._exchange([x], peer, [out], peer),
+                }
+                return sends.pingpong(case, rank, verbs.__getitem__)
             case _:
                 raise ValueError(f"the gloo backend has no {case.collective}.")
+
+    def _exchange(
+        self, sent: list[Any], to: int | None, received: list[Any], source: int | None
+    ) -> Callable[[], object]:
+        group = self._group
+
+        def call() -> None:
+            sending = group.send(sent, to, 0)
+            group.recv(received, source, 0).wait()
+            sending.wait()
+
+        return call
+
+    def _all_to_all(self, x: Any, out: Any, buffers: Buffers) -> Callable[[], object]:
+        """Every send and receive started, then waited for; the own block, which gloo cannot send, is
+        copied."""
+        group, rank, n = self._group, self._group.rank(), self._group.size()
+        peers = [([x[to]], to, [out[source]], source) for to, source in sends.steps(rank, n)]
+        keep = sends.own_block(buffers.x, buffers.out, rank)
+
+        def call() -> None:
+            started = [group.recv(take, source, 0) for _, _, take, source in peers]
+            started += [group.send(give, to, 0) for give, to, _, _ in peers]
+            keep()
+            for work in started:
+                work.wait()
+
+        return call
 
     @staticmethod
     def _waited(start: Callable[..., Any], *args: object) -> Callable[[], object]:
@@ -138,7 +171,7 @@ class GlooBackend(Backend):
         out of place, the copy that keeps the input is part of the call."""
         import torch.distributed as dist
 
-        known, source = COLLECTIVES[case.collective], buffers.x
+        known, source = KNOWN[case.collective], buffers.x
         target = (
             buffers.out
             if buffers.out is not None

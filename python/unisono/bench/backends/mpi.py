@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from unisono.bench import pairs
+from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import DTYPES
 from unisono.bench.records import Case
@@ -52,6 +54,7 @@ class MpiBackend(Backend):
 
     name = "mpi"
     devices = ("cpu", "cuda")
+    point_to_point = True
 
     def __init__(self) -> None:
         self._comm: Any = None
@@ -124,11 +127,14 @@ class MpiBackend(Backend):
         return [memory, array.nbytes, MPI.BYTE]  # moves only: supports() refuses their reductions
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        bind = self._pingpong if case.collective == pairs.NAME else self._bound
+        if case.streams:
+            bind = self._all_to_all
         if not self._staged or case.collective == "barrier":
-            return self._bound(case, buffers)
+            return bind(case, buffers)
         from unisono.bench.cuda.staging import staged
 
-        return staged(case, self._comm.rank, buffers, self._bound)
+        return staged(case, self._comm.rank, buffers, bind)
 
     def _bound(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         """MPI's own call on these buffers."""
@@ -176,6 +182,35 @@ class MpiBackend(Backend):
     @staticmethod
     def _blocks(spec: list[Any] | None, n: int) -> list[Any] | None:
         return None if spec is None else [spec[0], spec[1] // n, spec[2]]
+
+    def _pingpong(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        comm, peer = self._comm, pairs.peer_of(case, self._comm.rank)
+        x = None if buffers.x is None else self._spec(buffers.x, case)
+        out = None if buffers.out is None else self._spec(buffers.out, case)
+        verbs = {
+            "send": partial(comm.Send, x, peer, 0),
+            "recv": partial(comm.Recv, out, peer, 0),
+            "exchange": partial(comm.Sendrecv, x, peer, 0, out, peer, 0),
+        }
+        return sends.pingpong(case, comm.rank, verbs.__getitem__)
+
+    def _all_to_all(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        """Irecv and Isend of every block, the own one included, then Waitall."""
+        from mpi4py import MPI
+
+        comm, n = self._comm, self._comm.size
+        order = [(comm.rank, comm.rank), *sends.steps(comm.rank, n)]
+        takes = [(self._spec(buffers.out[source], case), source) for _, source in order]
+        gives = [(self._spec(buffers.x[to], case), to) for to, _ in order]
+        irecv, isend, wait = comm.Irecv, comm.Isend, MPI.Request.Waitall
+
+        def call() -> None:
+            wait(
+                [irecv(spec, source, 0) for spec, source in takes]
+                + [isend(spec, to, 0) for spec, to in gives]
+            )
+
+        return call
 
     def _broadcast(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         assert buffers.x is not None and buffers.out is not None

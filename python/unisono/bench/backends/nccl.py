@@ -15,15 +15,18 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono import nccl
+from unisono.bench import pairs
+from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import DTYPES, block_elements
 from unisono.bench.cuda.device import missing
 from unisono.bench.cuda.memory import tensor_at
+from unisono.bench.cuda.streams import Fork
 from unisono.bench.records import Case
 
 _KINDS = ("ring", "pairs", "rooted")
 _KIND_OF = {"gather": "rooted", "scatter": "rooted"} | dict.fromkeys(
-    ("all_to_all", "all_to_all_v", "send_recv"), "pairs"
+    ("all_to_all", "all_to_all_v", "send_recv", pairs.NAME), "pairs"
 )
 _NO_IN_PLACE = frozenset({"all_to_all", "all_to_all_v", "send_recv"})
 
@@ -34,11 +37,14 @@ class NcclBackend(Backend):
     name = "nccl"
     devices = ("cuda",)
     threads = True
+    point_to_point = True
 
     def __init__(self) -> None:
         self._library: Any = None
         self._comms: dict[str, nccl.Communicator] = {}
         self._device = 0
+        self._ranks: Ranks | None = None
+        self._fork: Fork | None = None
 
     def available(self, ranks: int) -> str | None:
         why = missing()
@@ -58,13 +64,18 @@ class NcclBackend(Backend):
     def setup(self, ranks: Ranks) -> None:
         self._library = nccl.Library()
         self._device = ranks.device or 0
+        self._ranks = ranks
         for kind in _KINDS:
-            made = self._library.unique_id() if ranks.rank == 0 else b""
-            unique_id = ranks.all_gather(made)[0]
-            self._comms[kind] = nccl.Communicator(
-                self._library, ranks.rank, ranks.size, unique_id, ranks.stream
-            )
+            self._add(kind, ranks.stream)
         self._one = _one_element(self._device)
+
+    def _add(self, name: str, stream: int) -> nccl.Communicator:
+        """One more communicator of all ranks, for calls on that stream. Collective."""
+        assert self._ranks is not None
+        rank, size = self._ranks.rank, self._ranks.size
+        unique_id = self._ranks.all_gather(self._library.unique_id() if rank == 0 else b"")[0]
+        self._comms[name] = nccl.Communicator(self._library, rank, size, unique_id, stream)
+        return self._comms[name]
 
     def supports(self, case: Case) -> str | None:
         if case.placement == "in_place" and case.collective in _NO_IN_PLACE:
@@ -91,7 +102,11 @@ class NcclBackend(Backend):
                 return comm.bound("ncclAllGather", x, out, count, dtype)
             case "reduce_scatter":
                 return comm.bound("ncclReduceScatter", x, out, count, dtype, op)
-            case "all_to_all" if comm.library.has("ncclAlltoAll"):
+            case pairs.NAME:
+                return self._pingpong(comm, case, buffers)
+            case "all_to_all" if case.streams == "per-peer":
+                return self._on_streams(case, buffers)
+            case "all_to_all" if case.streams is None and comm.library.has("ncclAlltoAll"):
                 return comm.bound("ncclAlltoAll", x, out, count, dtype)
             case "gather" if comm.library.has("ncclGather"):
                 return comm.bound("ncclGather", x, out, count, dtype, root)
@@ -101,33 +116,58 @@ class NcclBackend(Backend):
                 return self._sends(comm, case, buffers)
 
     @staticmethod
+    def _pingpong(comm: nccl.Communicator, case: Case, buffers: Buffers) -> Callable[[], object]:
+        dtype, count, peer = nccl.DTYPES[case.dtype], block_elements(case), pairs.peer_of(case, comm.rank)
+        send = comm.bound("ncclSend", _address(buffers.x), count, dtype, peer)
+        recv = comm.bound("ncclRecv", _address(buffers.out), count, dtype, peer)
+        verbs = {"send": send, "recv": recv, "exchange": comm.grouped([send, recv])}
+        return sends.pingpong(case, comm.rank, verbs.__getitem__)
+
+    def _on_streams(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        """A group of one send and one receive on each peer's stream and communicator, made once on all ranks
+        alike."""
+        assert self._ranks is not None
+        rank, n = self._ranks.rank, self._ranks.size
+        if self._fork is None:
+            self._fork = Fork(n - 1)
+            for index, stream in enumerate(self._fork.handles):
+                self._add(f"peer {index}", stream)
+        dtype, count, calls = nccl.DTYPES[case.dtype], block_elements(case), []
+        for index, (to, source) in enumerate(sends.steps(rank, n)):
+            comm = self._comms[f"peer {index}"]
+            send = comm.bound("ncclSend", _address(buffers.x[to]), count, dtype, to)
+            recv = comm.bound("ncclRecv", _address(buffers.out[source]), count, dtype, source)
+            calls.append(comm.grouped([send, recv]))
+        return sends.in_turn([self._fork.bound(calls), sends.own_block(buffers.x, buffers.out, rank)])
+
+    @staticmethod
     def _sends(comm: nccl.Communicator, case: Case, buffers: Buffers) -> Callable[[], object]:
         """What NCCL has no collective for (older ones: also gather, scatter and all_to_all), as one group."""
         dtype, root = nccl.DTYPES[case.dtype], case.root or 0
         item, n, rank = DTYPES[case.dtype].itemsize, comm.size, comm.rank
         block = block_elements(case)
         x, out = _address(buffers.x), _address(buffers.out)
-        sends: list[tuple[int, int, int]] = []  # address, elements, peer
-        receives: list[tuple[int, int, int]] = []
+        gives: list[tuple[int, int, int]] = []  # address, elements, peer
+        takes: list[tuple[int, int, int]] = []
         match case.collective:
             case "send_recv":
-                sends, receives = [(x, block, (rank + 1) % n)], [(out, block, (rank - 1) % n)]
+                gives, takes = [(x, block, (rank + 1) % n)], [(out, block, (rank - 1) % n)]
             case "all_to_all":
-                sends = [(x + peer * block * item, block, peer) for peer in range(n)]
-                receives = [(out + peer * block * item, block, peer) for peer in range(n)]
+                gives = [(x + peer * block * item, block, peer) for peer in range(n)]
+                takes = [(out + peer * block * item, block, peer) for peer in range(n)]
             case "all_to_all_v":
-                sends = _in_a_row(x, buffers.send_counts, item)
-                receives = _in_a_row(out, buffers.recv_counts, item)
+                gives = _in_a_row(x, buffers.send_counts, item)
+                takes = _in_a_row(out, buffers.recv_counts, item)
             case "gather":
-                sends = [(x, block, root)]
-                receives = [(out + r * block * item, block, r) for r in range(n) if rank == root]
+                gives = [(x, block, root)]
+                takes = [(out + r * block * item, block, r) for r in range(n) if rank == root]
             case "scatter":
-                sends = [(x + r * block * item, block, r) for r in range(n) if rank == root]
-                receives = [(out, block, root)]
+                gives = [(x + r * block * item, block, r) for r in range(n) if rank == root]
+                takes = [(out, block, root)]
             case _:
                 raise ValueError(f"the nccl backend has no {case.collective}.")
-        calls = [comm.bound("ncclSend", *send[:2], dtype, send[2]) for send in sends if send[1]]
-        calls += [comm.bound("ncclRecv", *take[:2], dtype, take[2]) for take in receives if take[1]]
+        calls = [comm.bound("ncclSend", *send[:2], dtype, send[2]) for send in gives if send[1]]
+        calls += [comm.bound("ncclRecv", *take[:2], dtype, take[2]) for take in takes if take[1]]
         return comm.grouped(calls)
 
     def raise_if_failed(self) -> None:
@@ -163,6 +203,8 @@ class NcclWindowsBackend(NcclBackend):
     def supports(self, case: Case) -> str | None:
         if case.memory != "symmetric":
             return "windows are symmetric memory; backend nccl runs the plain cases."
+        if case.streams == "per-peer":
+            return "its windows belong to the communicator for all pairs, not to one per peer."
         return super().supports(case)
 
     def allocate(self, size: int) -> tuple[Any, Any]:

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from unisono.bench import pairs
+from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
-from unisono.bench.cases import COLLECTIVES, DEVICES, DTYPES, WIRES, CaseError
+from unisono.bench.cases import COLLECTIVES, DEVICES, DTYPES, KNOWN, WIRES, CaseError
+from unisono.bench.cuda.streams import Fork
 from unisono.bench.records import Case
 from unisono.nodes import HierarchicalCommunicator
 
@@ -30,6 +33,7 @@ class UnisonoBackend(Backend):
 
     devices = ("cpu", "cuda")
     threads = True
+    point_to_point = True
 
     def __init__(self, variant: str | None = None) -> None:
         if variant is not None and variant not in (known := [*all_algorithms(), *WIRES]):
@@ -42,6 +46,8 @@ class UnisonoBackend(Backend):
         self._queued: dict[str, Any] = {}  # what a call on a GPU takes more
         self._device = "cpu"
         self._one: Any = None
+        self._ranks: Ranks | None = None
+        self._peers: tuple[Fork, list[Any]] | None = None
 
     def version(self) -> str:
         import unisono
@@ -53,6 +59,7 @@ class UnisonoBackend(Backend):
         return self._device == "cuda" and not self._comm.peer_access
 
     def setup(self, ranks: Ranks) -> None:
+        self._ranks = ranks
         self._comm = ranks.communicator  # the one that owns the symmetric buffers; the bench closes it
         if ranks.device is not None:
             import torch
@@ -67,7 +74,7 @@ class UnisonoBackend(Backend):
             fits = case.dtype in ("f32", "f16", "bf16") and case.op in ("sum", "avg")
             if case.collective != "all_reduce" or not fits:
                 return f"{self.wire} is for all_reduce only, sum and avg of f32, f16 and bf16."
-        known = list(self._comm.algorithms(case.collective, self._device))
+        known = list(self._comm.algorithms(_verb(case), self._device))
         if self._forced not in known:
             choice = ", ".join(known) or "no choice"
             return f"{case.collective} has no algorithm {self._forced}: it has {choice}."
@@ -87,7 +94,7 @@ class UnisonoBackend(Backend):
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         comm, x, out, rank, n = self._comm, buffers.x, buffers.out, self._comm.rank, self._comm.size
-        if self._device == "cuda" and case.memory == "symmetric" and COLLECTIVES[case.collective].rooted:
+        if self._device == "cuda" and case.memory == "symmetric" and KNOWN[case.collective].rooted:
             x, out = (
                 buffers.x_place,
                 buffers.out_place,
@@ -100,6 +107,10 @@ class UnisonoBackend(Backend):
         options |= self._queued
         if self.wire is not None:
             options["wire"] = self.wire
+        if case.collective == pairs.NAME:
+            return self._pingpong(case, x, out, options)
+        if case.streams:
+            return self._all_to_all(case, x, out, options)
         if case.collective == "send_recv":
             return partial(comm.send_recv, x, (rank + 1) % n, out, (rank - 1) % n, **options)
         if case.collective == "all_to_all_v":
@@ -107,11 +118,57 @@ class UnisonoBackend(Backend):
                 comm.all_to_all_v, x, list(buffers.send_counts), list(buffers.recv_counts), out, **options
             )
         # positional, as a caller who counts nanoseconds would write it
-        known = COLLECTIVES[case.collective]
+        known = KNOWN[case.collective]
         arguments: list[Any] = [x]
         arguments += [case.root] if known.rooted else []
         arguments += [case.op] if known.reduces else []
         return partial(getattr(comm, case.collective), *arguments, out, **options)
+
+    def _pingpong(self, case: Case, x: Any, out: Any, options: dict[str, Any]) -> Callable[[], object]:
+        comm, peer = self._comm, pairs.peer_of(case, self._comm.rank)
+        verbs = {
+            "send": partial(comm.send, x, peer, **options),
+            "recv": partial(comm.recv, out, peer, **options),
+            "exchange": partial(comm.send_recv, x, peer, out, peer, **options),
+        }
+        return sends.pingpong(case, comm.rank, verbs.__getitem__)
+
+    def _all_to_all(self, case: Case, x: Any, out: Any, options: dict[str, Any]) -> Callable[[], object]:
+        """Exchanges with one peer after the other; on a stream per peer each has a communicator of its own,
+        since the calls of one follow each other."""
+        rank, n = self._comm.rank, self._comm.size
+        keep, order = sends.own_block(x, out, rank), sends.steps(rank, n)
+        if case.streams == "per-peer":
+            fork, comms = self._forked()
+            calls = [
+                partial(comm.send_recv, x[to], to, out[source], source, **{**options, "stream": stream})
+                for comm, stream, (to, source) in zip(comms, fork.handles, order, strict=True)
+            ]
+            return sends.in_turn([fork.bound(calls), keep])
+        exchange = self._comm.send_recv
+        calls = [partial(exchange, x[to], to, out[source], source, **options) for to, source in order]
+        return sends.in_turn([*calls, keep])
+
+    def _forked(self) -> tuple[Fork, list[Any]]:
+        """A stream and a communicator for each peer, made once on all ranks alike."""
+        if self._peers is None:
+            import unisono
+            from unisono.bench.cuda.device import LIBRARY_S
+
+            assert self._ranks is not None
+            rank, size = self._ranks.rank, self._ranks.size
+            comms = [
+                unisono.init(rank, size, self._ranks, timeout_s=LIBRARY_S, device=self._ranks.device)
+                for _ in range(size - 1)
+            ]
+            self._peers = Fork(size - 1), comms
+        return self._peers
+
+    def close(self) -> None:
+        if self._peers is not None:
+            for comm in self._peers[1]:
+                comm.close()
+            self._peers = None
 
     @contextmanager
     def checked(self) -> Iterator[None]:
@@ -126,13 +183,17 @@ class UnisonoBackend(Backend):
             return self._forced
         if case.collective == "barrier":
             return str(self._comm.plan("all_reduce", 4, False, self._device))
-        return str(self._comm.plan(case.collective, case.bytes, case.memory == "symmetric", self._device))
+        size = case.bytes // case.ranks if case.streams else case.bytes
+        # a send or receive alone, and what another communicator does, is planned as for plain memory
+        alone = case.pattern in ("half_round_trip", "one_way") or case.streams == "per-peer"
+        symmetric = case.memory == "symmetric" and not alone
+        return str(self._comm.plan(_verb(case), size, symmetric, self._device))
 
     def sms(self, case: Case) -> int | None:
         algorithm = self.algorithm(case)
         if self._device != "cuda" or algorithm is None:
             return None
-        collective = "all_reduce" if case.collective == "barrier" else case.collective
+        collective = "all_reduce" if case.collective == "barrier" else _verb(case)
         symmetric, size = case.memory == "symmetric", max(4, case.bytes)
         if self.wire is not None:
             size = int(size * WIRES[self.wire] / (8 * DTYPES[case.dtype].itemsize))
@@ -141,3 +202,10 @@ class UnisonoBackend(Backend):
     def raise_if_failed(self) -> None:
         if self._queued:
             self._comm.synchronize(**self._queued)
+            for comm in self._peers[1] if self._peers else ():
+                comm.synchronize(**self._queued)
+
+
+def _verb(case: Case) -> str:
+    """The library's call that a case is built of; sends and receives share the plan of send_recv."""
+    return "send_recv" if case.collective == pairs.NAME or case.streams else case.collective

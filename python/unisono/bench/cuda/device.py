@@ -40,6 +40,8 @@ ENVIRONMENT = {
     # Nothing is set up in the middle of a run, where it would wait for a GPU that waits for the start of a
     # sample.
     "NCCL_RUNTIME_CONNECT": "0",
+    # NCCL 2.28's graphs over buffers of ours sometimes never end when it registers them (results/README.md).
+    "NCCL_GRAPH_REGISTER": "0",
     "NCCL_DEBUG": "WARN",
 }
 

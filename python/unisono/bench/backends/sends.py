@@ -1,0 +1,47 @@
+"""What the backends build of a library's own sends and receives: ping-pong, and all_to_all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from unisono.bench import pairs
+from unisono.bench.records import Case
+from unisono.bench.timing import Call
+
+
+def pingpong(case: Case, rank: int, bind: Callable[[str], Call]) -> Call:
+    """The call of a ping-pong; `bind` gives what does `send`, `recv` or `exchange` (both at once) with the
+    peer."""
+    if case.pattern == "bidirectional":
+        return bind("exchange")
+    order = ("send", "recv") if pairs.goes_first(case, rank) else ("recv", "send")
+    if case.pattern == "one_way":
+        return bind(order[0])
+    return in_turn([bind(verb) for verb in order])
+
+
+def steps(rank: int, size: int) -> list[tuple[int, int]]:
+    """(to, from) of the exchanges by which every rank reaches every other, in an order without deadlock."""
+    return [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
+
+
+def in_turn(calls: Sequence[Call]) -> Call:
+    """One after the other."""
+    ready = tuple(calls)
+
+    def call() -> None:
+        for one in ready:
+            one()
+
+    return call
+
+
+def own_block(x: Any, out: Any, rank: int) -> Call:
+    """The copy of an all_to_all's block that stays; of torch tensors on the current stream."""
+    if isinstance(x, np.ndarray):
+        return partial(np.copyto, out[rank], x[rank])
+    return partial(out[rank].copy_, x[rank])

@@ -1,0 +1,86 @@
+"""Ping-pong: who sends to whom, and which pairs of ranks are measured.
+
+half_round_trip: the first rank of a pair sends, the second answers with as much; the time of a message is
+half of that. one_way: the first sends, the second receives; in a queue of calls the messages follow each
+other without an answer. bidirectional: both send and receive at once; bandwidth counts one direction.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from unisono.bench.records import Case
+
+NAME = "pingpong"
+PATTERNS = ("half_round_trip", "one_way", "bidirectional")
+ALL, HALVES = "all", "halves"
+
+Pair = tuple[int, int]
+_PAIR = re.compile(r"(\d{1,6})-(\d{1,6})")
+
+
+def parse(text: str) -> list[Pair] | None:
+    """`0-1,0-3` as pairs; None where the text is anything else."""
+    found = [_PAIR.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
+    pairs = [(int(match[1]), int(match[2])) for match in found if match is not None]
+    return pairs if pairs and len(pairs) == len(found) else None
+
+
+def problem(wanted: str, ranks: int) -> str | None:
+    """Why `ranks` ranks cannot be measured in these pairs, None where they can; `wanted` is all, halves or a
+    list of pairs."""
+    if ranks < 2:
+        return "a ping-pong needs two ranks: add --ranks 2 or more."
+    if wanted == HALVES and ranks % 2:
+        return f"--pairs halves needs an even number of ranks, not {ranks}: rank r is paired with r + n/2."
+    for first, second in parse(wanted) or []:
+        if first == second:
+            return f"--pairs {first}-{second}: a rank and itself are no pair."
+        if max(first, second) >= ranks:
+            return f"--pairs {first}-{second}: the ranks are 0 to {ranks - 1}."
+    return None
+
+
+def select(wanted: str, ranks: int) -> Sequence[Pair | None]:
+    """The pairs to measure, each alone; None stands for halves, all at once."""
+    if wanted == HALVES:
+        return [None]
+    return parse(wanted) or list(itertools.combinations(range(ranks), 2))
+
+
+def peer_of(case: Case, rank: int) -> int | None:
+    """The other rank of `rank`'s pair; None where `rank` takes no part."""
+    if case.pair is None:
+        return (rank + case.ranks // 2) % case.ranks
+    first, second = case.pair
+    return {first: second, second: first}.get(rank)
+
+
+def goes_first(case: Case, rank: int) -> bool:
+    """Whether `rank` sends first, or alone."""
+    return rank < case.ranks // 2 if case.pair is None else rank == case.pair[0]
+
+
+def sends(case: Case, rank: int) -> bool:
+    return peer_of(case, rank) is not None and (case.pattern != "one_way" or goes_first(case, rank))
+
+
+def receives(case: Case, rank: int) -> bool:
+    return peer_of(case, rank) is not None and (case.pattern != "one_way" or not goes_first(case, rank))
+
+
+def takes_part(case: Case, rank: int) -> bool:
+    """Every rank does in a collective."""
+    return case.collective != NAME or peer_of(case, rank) is not None
+
+
+def place_alone(case: Case, rank: int) -> int | None:
+    """0 or 1 for the two ranks of a pair that works alone; None for all others."""
+    return case.pair.index(rank) if case.pair is not None and rank in case.pair else None
+
+
+def messages(case: Case) -> int:
+    """Messages that follow each other in one call: what its time is divided by."""
+    return 2 if case.pattern == "half_round_trip" else 1

@@ -1,0 +1,105 @@
+"""`unisono scaling`: the same collectives on 1, 2, 4, 8, ... ranks.
+
+weak: every rank brings the same bytes, however many ranks there are. strong: all ranks together bring the
+same bytes, each its equal part. What a rank brings is the smaller buffer of all_gather and gather, whose
+larger one holds the parts of all, and the larger one of the others; of broadcast and scatter the root's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from unisono.bench import cases, records, start
+from unisono.bench.cases import CaseError
+from unisono.bench.options import Options
+from unisono.bench.records import Case, Scaling
+
+KINDS = ("weak", "strong")
+BUFFERS = ("used", "largest")
+SIZES = "1K,64K,1M,16M"
+_GATHERING = ("all_gather", "gather")
+
+
+def parse_counts(text: str) -> list[int]:
+    """`1,2,4,8` in ascending order. Raises CaseError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise CaseError(f"--ranks {text}: write the numbers of ranks, like 1,2,4,8.")
+    return sorted({int(part) for part in parts})
+
+
+def kinds_of(weak: bool, strong: bool) -> tuple[str, ...]:
+    """Raises CaseError where neither is asked for."""
+    chosen = tuple(kind for kind, wanted in zip(KINDS, (weak, strong), strict=True) if wanted)
+    if not chosen:
+        raise CaseError("choose --weak, --strong, or both.")
+    return chosen
+
+
+def default_counts(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`."""
+    return [1 << power for power in range(most.bit_length())]
+
+
+def case_bytes(kind: str, collective: str, size: int, ranks: int) -> int:
+    """`Case.bytes` of the point at `ranks`; `size` is what a rank (weak) or all of them (strong) bring."""
+    brought = size if kind == "weak" else size // ranks
+    return brought * ranks if collective in _GATHERING else brought
+
+
+def grid(options: Options, ranks: int) -> list[Case]:
+    """The cases of this number of ranks."""
+    found = []
+    for kind in options.scaling:
+        for name in options.collectives:
+            for size in options.sizes:
+                made = cases.grid(
+                    ranks,
+                    [name],
+                    [case_bytes(kind, name, size, ranks)],
+                    options.dtypes,
+                    options.ops,
+                    options.placements,
+                    options.memories,
+                    options.modes,
+                    options.device,
+                )
+                point = Scaling(kind=kind, bytes=size)
+                found += [msgspec.structs.replace(case, scaling=point) for case in made]
+    return found
+
+
+def room_bytes(options: Options, counts: Sequence[int]) -> int:
+    """Of the largest buffer that any number of ranks needs."""
+    points = [
+        case_bytes(kind, name, size, ranks)
+        for kind in options.scaling
+        for name in options.collectives
+        for size in options.sizes
+        for ranks in counts
+    ]
+    return max(points)
+
+
+def of_count(options: Options, counts: Sequence[int], ranks: int) -> Options:
+    """The run of one number of ranks: its share of the time, in a directory of its own."""
+    share = replace(options.limits, budget_s=options.limits.budget_s / len(counts))
+    folder = Path(options.directory) / f"{ranks}-ranks"
+    return msgspec.structs.replace(options, directory=str(folder), limits=share)
+
+
+def run(options: Options, counts: Sequence[int], say: Callable[[str], None]) -> int:
+    """Runs one number of ranks after the other, until one does not end in good order; returns 0, or what the
+    last launcher returned. Raises CaseError where the machine has no room for the largest."""
+    start.ranks_to_start(max(counts), options.device, options.cores)
+    for ranks in counts:
+        say(f"{ranks} of {max(counts)} ranks")
+        mine = of_count(options, counts, ranks)
+        code = start.start(mine, ranks)
+        if code != 0 or any(end.interrupted for end in records.read(Path(mine.directory)).ends):
+            return code
+    return 0

@@ -1,0 +1,82 @@
+"""What the commands have in common: errors in one sentence, the console, and ranks that are joined or
+started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+
+from unisono.bench import finish, request, start
+from unisono.bench.cases import CaseError
+from unisono.bench.options import Options
+from unisono.bench.provenance import usable_cores
+from unisono.errors import UsageError
+
+T = TypeVar("T")
+
+
+def console() -> Console:
+    """Of the terminal's width; wide enough for every table where the output goes to a file."""
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Ends with exit code 2; of several ranks only the first says why."""
+    if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", os.environ.get("RANK", "0"))) == "0":
+        Console(stderr=True).print(
+            f"unisono: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
+    raise typer.Exit(finish.USAGE)
+
+
+def guarded(step: Callable[[], T]) -> T:
+    try:
+        return step()
+    except (CaseError, UsageError) as error:
+        refuse(error)
+
+
+def readable(step: Callable[[], T]) -> T:
+    """`step` reads records; where there are none, or of another schema, that is a wrong command."""
+    try:
+        return step()
+    except (FileNotFoundError, ValueError, ImportError) as error:
+        refuse(error)
+
+
+def run_bench(options: Options, ranks: int | None, done: Callable[[Path, int], int]) -> NoReturn:
+    """Joins the ranks that a launcher has started, or starts them; `done` runs once, where the records
+    are."""
+    world = guarded(lambda: start.joined_world(os.environ, ranks))
+    directory = Path(options.directory)
+    if world is not None and options.threads:
+        refuse(CaseError("--one-process starts its ranks as threads: start it alone, not under a launcher."))
+    guarded(lambda: request.check_ranks(options, world.size) if world is not None else None)
+    if world is None:
+        count = guarded(lambda: start.ranks_to_start(ranks, options.device, usable_cores()))
+        guarded(lambda: request.check_ranks(options, count))
+        code = guarded(lambda: start.start(options, count))
+        raise typer.Exit(done(directory, code))
+    from unisono.bench import rank, session
+
+    try:
+        outcome = session.run(options)
+    except UsageError as error:
+        refuse(error)
+    except BaseException as error:
+        rank.leave(error)
+        raise typer.Exit(finish.FAILED) from None
+    if world.rank == 0:
+        raise typer.Exit(done(directory, 0))
+    raise typer.Exit(finish.INTERRUPTED if outcome.interrupted else int(outcome.failures > 0))
+
+
+def check_ranks(ranks: int | None) -> None:
+    if ranks is not None and ranks < 1:
+        refuse(CaseError(f"--ranks {ranks}: at least one rank is needed."))
