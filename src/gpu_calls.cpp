@@ -24,9 +24,10 @@ void Communicator::Impl::run_on_gpu(const Request& request, int to, int from) {
   const Collective planned = pair ? Collective::send_recv : request.collective;
   // with sizes by pair no rank knows the largest
   const std::size_t bytes = planned == Collective::all_to_all_v ? kAnySize : request.bytes();
+  const bool reached = symmetric && !pair;  // of two ranks, neither knows where the other's buffer lies
   Algorithm algorithm = request.algorithm;
   if (algorithm == Algorithm::automatic) {
-    algorithm = gpu_plan_.choose(planned, bytes, symmetric);
+    algorithm = gpu_plan_.choose(planned, bytes, reached);
     // whose sums pass through the output
     if (algorithm == Algorithm::copy_engine && planned == Collective::all_reduce && request.in_place())
       algorithm = Algorithm::two_shot_push;
@@ -41,7 +42,7 @@ void Communicator::Impl::run_on_gpu(const Request& request, int to, int from) {
         std::string(name_of(algorithm)) +
         " needs buffers from Communicator::empty at the same offset on every rank, out of place in an "
         "all_to_all: use them, or another algorithm.");
-  const Shape shape = gpu_plan_.shape(planned, bytes, symmetric, algorithm);
+  const Shape shape = gpu_plan_.shape(planned, bytes, reached, algorithm);
   gpu.run(request, algorithm, shape, calls_, to, from);
 }
 
