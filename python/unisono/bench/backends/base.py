@@ -53,6 +53,9 @@ class Ranks:
     device: int | None = None
     stream: int = 0
 
+    def close(self) -> None:
+        """What unisono.init asks of a bootstrap: the bench's outlives the backends."""
+
 
 @dataclass(frozen=True)
 class Buffers:
