@@ -6,8 +6,10 @@
 #include <cstring>
 #include <limits>
 
+#include "communicator_impl.hpp"
 #include "dispatch.hpp"
 #include "env.hpp"
+#include "fabric/communicator.hpp"
 #include "group.hpp"
 #include "lane/cuda/engine.hpp"
 #include "plan.hpp"
@@ -28,9 +30,9 @@ std::size_t default_stream_bytes() {
 
 }  // namespace
 
-class Communicator::Impl {
+class HostCommunicator final : public Communicator::Impl {
  public:
-  Impl(Bootstrap& bootstrap, const Options& options)
+  HostCommunicator(Bootstrap& bootstrap, const Communicator::Options& options)
       : check_(options.check.value_or(env().check)),
         stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
         group_(bootstrap, options.timeout_s.value_or(env().timeout_s), check_, options.while_waiting),
@@ -42,48 +44,15 @@ class Communicator::Impl {
                                             .timeout_s = options.timeout_s.value_or(env().timeout_s)});
   }
 
-  int rank() const { return group_.rank(); }
-  int size() const { return group_.size(); }
-  const Plan& plan(Memory memory) const { return memory == Memory::host ? plan_ : gpu_plan_; }
-  Plan& plan(Memory memory) { return memory == Memory::host ? plan_ : gpu_plan_; }
-  cuda::Engine& engine() const {
-    if (!engine_) throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
-    return *engine_;
-  }
-  bool has_engine() const { return engine_ != nullptr; }
-  bool closed() const { return group_.left(); }
-  void close() noexcept { group_.leave(); }
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  Plan& plan(Memory memory) override { return memory == Memory::host ? plan_ : gpu_plan_; }
+  cuda::Engine& engine() const override { return engine_ ? *engine_ : Impl::engine(); }
+  bool has_engine() const override { return engine_ != nullptr; }
+  bool closed() const override { return group_.left(); }
+  void close() noexcept override { group_.leave(); }
 
-  // One call at a time: its place in the order of calls, and in the text of errors.
-  class Turn {
-   public:
-    Turn(Impl& impl, Collective collective) : impl_(impl) {
-      if (impl_.closed())
-        throw UsageError("the communicator is closed: make a new one to call " +
-                         std::string(name_of(collective)) + ".");
-      if (impl_.group_.inherited())
-        throw UsageError("this process was forked from a rank and is none itself: call " +
-                         std::string(name_of(collective)) +
-                         " in the rank's own process, or start the ranks with a launcher.");
-      if (impl_.busy_.exchange(true, std::memory_order_acquire))
-        throw UsageError(
-            "another thread is inside a call of this communicator: make one communicator for each thread.");
-      impl_.group_.doing(name_of(collective), ++impl_.calls_);
-      try {
-        impl_.group_.check();
-      } catch (...) {
-        impl_.busy_.store(false, std::memory_order_release);
-        throw;
-      }
-    }
-    ~Turn() { impl_.busy_.store(false, std::memory_order_release); }
-    Turn(const Turn&) = delete;
-
-   private:
-    Impl& impl_;
-  };
-
-  void run(Request request) {
+  void run(Request request) override {
     const Turn turn(*this, request.collective);
     if (request.call->memory == Memory::device) return run_on_gpu(request, -1, -1);
     Args& args = request.args;
@@ -97,10 +66,10 @@ class Communicator::Impl {
     unisono::run(group_.lane(), request.collective, algorithm, args);
   }
 
-  void run_pair(Request request, int to, int from) {
+  void run_pair(Request request, int to, int from) override {
     const Turn turn(*this, request.collective);
     if (request.call->memory == Memory::device) return run_on_gpu(request, to, from);
-    if (check_) compare_pair(request, to, from);
+    if (check_) compare_pair(PacketChannel<HostThread>(group_.lane()), request, to, from);
     Args& args = request.args;
     if (args.bytes == 0) return;
     args.stream = request.out_bytes >= stream_bytes_;
@@ -137,7 +106,7 @@ class Communicator::Impl {
     const bool pair = to >= 0 || from >= 0;
     const bool symmetric = (!pair || (to >= 0 && from >= 0)) && gpu.symmetric(request);
     if (check_ && size() > 1) {
-      if (pair) compare_pair(request, to, from);
+      if (pair) compare_pair(PacketChannel<HostThread>(group_.lane()), request, to, from);
       else if (request.collective == Collective::all_to_all_v) exchange_parts(request);
       else compare_places(request, symmetric);
     }
@@ -153,7 +122,7 @@ class Communicator::Impl {
     gpu.run(request, algorithm, calls_, to, from);
   }
 
-  void barrier() {
+  void barrier() override {
     const Turn turn(*this, Collective::barrier);
     if (size() == 1) return;
     const Call call;
@@ -161,8 +130,23 @@ class Communicator::Impl {
     meet(group_.lane());
   }
 
+  std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) override {
+    if (memory == Memory::device) return allocate_on_gpu(bytes);
+    auto [segment, number] = allocate_on_host(bytes);
+    return {segment->data(),
+            [symmetric = symmetric_, number = number](void*) { symmetric->release(number); }};
+  }
+
+ private:
+  bool inherited() const override { return group_.inherited(); }
+  void enter(std::string_view what, std::uint64_t call) override {
+    group_.doing(what, call);
+    group_.check();
+  }
+  void disagree(const std::string& text) override { group_.fail(Group::Kind::mismatch, text); }
+
   // This rank's part of a new allocation, and the allocation's number.
-  std::pair<std::shared_ptr<Segment>, std::uint32_t> allocate(std::size_t bytes) {
+  std::pair<std::shared_ptr<Segment>, std::uint32_t> allocate_on_host(std::size_t bytes) {
     const Turn turn(*this, Collective::empty);
     struct Offer {
       Segment::Handle handle;
@@ -207,9 +191,6 @@ class Communicator::Impl {
     return engine().allocate(bytes);
   }
 
-  std::shared_ptr<Symmetric> symmetric() const { return symmetric_; }
-
- private:
   struct Verdict {
     bool failed;
   };
@@ -231,17 +212,6 @@ class Communicator::Impl {
     const Algorithm chosen = plan_.choose(request.collective, request.bytes(), false);
     return is_direct(chosen) ? Plan::staged(request.collective)
                              : chosen;  // direct is for those who ask for places
-  }
-
-  Ticket ticket(Collective collective, const Call& call, std::uint64_t count) const {
-    Ticket ticket{};
-    ticket.collective = collective;
-    ticket.dtype = call.dtype;
-    ticket.op = call.op;
-    ticket.memory = call.memory;
-    ticket.root = static_cast<std::uint16_t>(call.root);
-    ticket.count = count;
-    return ticket;
   }
 
   std::vector<Ticket> exchange(const Request& request) {
@@ -330,29 +300,6 @@ class Communicator::Impl {
     }
   }
 
-  // All the same, or one error that names two that differ, the same on every rank.
-  void compare(const std::vector<Ticket>& tickets) {
-    for (std::size_t r = 1; r < tickets.size(); ++r)
-      if (!tickets[0].matches(tickets[r])) mismatch(0, tickets[0], static_cast<int>(r), tickets[r]);
-  }
-  [[noreturn]] void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b) {
-    group_.fail(Group::Kind::mismatch, "rank " + std::to_string(a) + " called " + of_a.text() +
-                                           ", but rank " + std::to_string(b) + " called " + of_b.text() +
-                                           ": make the same call on every rank.");
-  }
-
-  // The ends of a pair compare in passing: the receiver sees what the sender sends.
-  void compare_pair(const Request& request, int to, int from) {
-    PacketChannel<HostThread> channel(group_.lane());
-    Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
-    mine.algorithm = request.algorithm;
-    if (to >= 0 && to != rank()) channel.put(to, reinterpret_cast<const byte*>(&mine), sizeof mine);
-    if (from < 0 || from == rank()) return;
-    Ticket its;
-    channel.take(from, {reinterpret_cast<byte*>(&its)}, sizeof its);
-    if (!mine.matches(its)) mismatch(rank(), mine, from, its);
-  }
-
   // In all_to_all_v each pair has a count of its own, which both of its ranks must give alike, and each peer
   // a place of its own in my output.
   std::vector<Ticket> exchange_parts(const Request& request) {
@@ -400,12 +347,12 @@ class Communicator::Impl {
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
   std::vector<const byte*> inputs_;
   std::vector<byte*> outputs_;
-  std::uint64_t calls_ = 0;
-  std::atomic<bool> busy_ = false;
 };
 
 Communicator::Communicator(const std::shared_ptr<Bootstrap>& bootstrap, const Options& options)
-    : impl_(std::make_unique<Impl>(*bootstrap, options)) {}
+    : impl_(options.fabric ? fabric::make_communicator(*bootstrap, options)
+                           : std::unique_ptr<Impl>(std::make_unique<HostCommunicator>(*bootstrap, options))) {
+}
 Communicator::~Communicator() = default;
 Communicator::Communicator(Communicator&&) noexcept = default;
 Communicator& Communicator::operator=(Communicator&&) noexcept = default;
@@ -453,12 +400,7 @@ void Communicator::send_recv(const Call& call, int to, int from) {
 void Communicator::barrier() { impl_->barrier(); }
 
 Buffer Communicator::empty(std::size_t bytes, Memory memory) {
-  if (memory == Memory::device) return {impl_->allocate_on_gpu(bytes), bytes};
-  auto [segment, number] = impl_->allocate(bytes);
-  void* data = segment->data();
-  std::shared_ptr<void> owner(
-      data, [symmetric = impl_->symmetric(), number = number](void*) { symmetric->release(number); });
-  return {std::move(owner), bytes};
+  return {impl_->allocate(bytes, memory), bytes};
 }
 
 std::optional<int> Communicator::device() const {

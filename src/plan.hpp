@@ -54,6 +54,7 @@ class Plan {
   // For host memory; `crowded`: there are fewer cores than ranks.
   static Plan of_host(int ranks, bool crowded);
   static Plan of_gpu(int ranks);
+  static Plan of_fabric();
 
   // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
   // its collective.

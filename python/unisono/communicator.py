@@ -14,7 +14,7 @@ from typing import Any
 
 from . import bootstrap as bootstraps
 from . import launch
-from ._core import Communicator, device_count, thread_bootstraps
+from ._core import Communicator, Fabric, device_count, thread_bootstraps
 from .errors import UsageError
 
 _DEFAULT_TIMEOUT_S = 30.0
@@ -36,6 +36,7 @@ def init(
     check: bool | None = None,
     device: int | None = None,
     max_sms: int = 0,
+    lane: str | Fabric = "host",
 ) -> Communicator:
     """The communicator of all ranks that were started together. Collective.
 
@@ -49,6 +50,8 @@ def init(
     check: compare the ranks' calls before anything moves; None: UNISONO_CHECK, else no.
     device: CUDA ordinal of this rank's GPU, for calls on arrays there; all ranks give one, or none does.
     max_sms: that a kernel may take of the GPU; 0: UNISONO_MAX_SMS, else as many as pay.
+    lane: host (shared memory of one machine), fabric (libfabric; also between machines), or a `Fabric` that
+        says its provider, channels and policy; the same on every rank.
 
     Raises UsageError where the environment or the arguments make no sense, TimeoutError when ranks do not
     come, ResourceError when memory cannot be shared.
@@ -61,19 +64,31 @@ def init(
         world = launch.from_env(os.environ)
     wait_s = _deadline_s(timeout_s)
     meeting = bootstraps.make(world, bootstrap, wait_s)
-    communicator = Communicator(meeting, timeout_s, check, device, max_sms)
+    fabric = _fabric_of(lane)
+    communicator = Communicator(meeting, timeout_s, check, device, max_sms, fabric)
     _open.add(communicator)
-    _load_plan(communicator)
+    if fabric is None:
+        _load_plan(communicator)
     return communicator
 
 
-def init_threads(n: int, timeout_s: float | None = None, check: bool | None = None) -> list[Communicator]:
+def _fabric_of(lane: str | Fabric) -> Fabric | None:
+    if isinstance(lane, Fabric):
+        return lane
+    if lane not in ("host", "fabric"):
+        raise UsageError(f"lane={lane!r} is unknown: use host, fabric or a unisono.Fabric.")
+    return Fabric() if lane == "fabric" else None
+
+
+def init_threads(
+    n: int, timeout_s: float | None = None, check: bool | None = None, lane: str | Fabric = "host"
+) -> list[Communicator]:
     """`n` communicators, one for each of `n` threads of this process; element r is rank r's.
 
     Calls release the GIL. Every buffer is within every rank's reach, so that all large calls are zero-copy.
-    timeout_s and check as in `init`.
+    timeout_s, check and lane as in `init`.
     """
-    return _of_threads([None] * n, timeout_s, check, 0)
+    return _of_threads([None] * n, timeout_s, check, 0, _fabric_of(lane))
 
 
 class Communicators(list[Communicator]):
@@ -110,7 +125,11 @@ def init_all(
 
 
 def _of_threads(
-    devices: Sequence[int | None], timeout_s: float | None, check: bool | None, max_sms: int
+    devices: Sequence[int | None],
+    timeout_s: float | None,
+    check: bool | None,
+    max_sms: int,
+    fabric: Fabric | None = None,
 ) -> Communicators:
     wait_s = _deadline_s(timeout_s)
     n = len(devices)
@@ -118,14 +137,17 @@ def _of_threads(
     with ThreadPoolExecutor(max(n, 1)) as pool:
         communicators = Communicators(
             pool.map(
-                lambda meeting, device: Communicator(meeting, timeout_s, check, device, max_sms),
+                lambda meeting, device: Communicator(
+                    meeting, timeout_s, check, device, max_sms, fabric
+                ),
                 meetings,
                 devices,
             )
         )
     _open.update(communicators)
-    for communicator in communicators:
-        _load_plan(communicator)
+    if fabric is None:
+        for communicator in communicators:
+            _load_plan(communicator)
     return communicators
 
 

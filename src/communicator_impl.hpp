@@ -1,0 +1,114 @@
+// What a communicator is, whichever lane carries its calls: HostCommunicator (communicator.cpp, with the
+// GPU's engine) and FabricCommunicator (fabric/communicator.cpp).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plan.hpp"
+#include "request.hpp"
+#include "unisono/communicator.hpp"
+
+namespace unisono {
+
+namespace cuda {
+class Engine;
+}
+
+class Communicator::Impl {
+ public:
+  virtual ~Impl() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual bool closed() const = 0;
+  virtual void close() noexcept = 0;
+  virtual Plan& plan(Memory memory) = 0;
+
+  virtual void run(Request request) = 0;
+  virtual void run_pair(Request request, int to, int from) = 0;
+  virtual void barrier() = 0;
+  virtual std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) = 0;
+
+  virtual bool has_engine() const { return false; }
+  virtual cuda::Engine& engine() const {
+    throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
+  }
+
+ protected:
+  // One call at a time: its place in the order of calls, and in the text of errors.
+  class Turn {
+   public:
+    Turn(Impl& impl, Collective collective) : impl_(impl) {
+      if (impl_.closed())
+        throw UsageError("the communicator is closed: make a new one to call " +
+                         std::string(name_of(collective)) + ".");
+      if (impl_.inherited())
+        throw UsageError("this process was forked from a rank and is none itself: call " +
+                         std::string(name_of(collective)) +
+                         " in the rank's own process, or start the ranks with a launcher.");
+      if (impl_.busy_.exchange(true, std::memory_order_acquire))
+        throw UsageError(
+            "another thread is inside a call of this communicator: make one communicator for each thread.");
+      try {
+        impl_.enter(name_of(collective), ++impl_.calls_);
+      } catch (...) {
+        impl_.busy_.store(false, std::memory_order_release);
+        throw;
+      }
+    }
+    ~Turn() { impl_.busy_.store(false, std::memory_order_release); }
+    Turn(const Turn&) = delete;
+
+   private:
+    Impl& impl_;
+  };
+
+  virtual bool inherited() const = 0;
+  // A call begins; throws the failure of the group, if there is one.
+  virtual void enter(std::string_view what, std::uint64_t call) = 0;
+
+  // The ranks' calls differ: fails the group on every rank, and throws.
+  virtual void disagree(const std::string& text) = 0;
+
+  static Ticket ticket(Collective collective, const Call& call, std::uint64_t count) {
+    Ticket ticket{};
+    ticket.collective = collective;
+    ticket.dtype = call.dtype;
+    ticket.op = call.op;
+    ticket.memory = call.memory;
+    ticket.root = static_cast<std::uint16_t>(call.root);
+    ticket.count = count;
+    return ticket;
+  }
+  // All the same, or one error that names two that differ, the same on every rank.
+  void compare(const std::vector<Ticket>& tickets) {
+    for (std::size_t r = 1; r < tickets.size(); ++r)
+      if (!tickets[0].matches(tickets[r])) mismatch(0, tickets[0], static_cast<int>(r), tickets[r]);
+  }
+  void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b) {
+    disagree("rank " + std::to_string(a) + " called " + of_a.text() + ", but rank " + std::to_string(b) +
+             " called " + of_b.text() + ": make the same call on every rank.");
+  }
+  // The ends of a pair compare in passing: the receiver sees what the sender sends.
+  template <class Channel>
+  void compare_pair(Channel channel, const Request& request, int to, int from) {
+    Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
+    mine.algorithm = request.algorithm;
+    if (to >= 0 && to != rank()) channel.put(to, reinterpret_cast<const byte*>(&mine), sizeof mine);
+    if (from < 0 || from == rank()) return;
+    Ticket its;
+    channel.take(from, {reinterpret_cast<byte*>(&its)}, sizeof its);
+    if (!mine.matches(its)) mismatch(rank(), mine, from, its);
+  }
+
+  bool busy() const { return busy_.load(std::memory_order_acquire); }
+
+  std::uint64_t calls_ = 0;
+
+ private:
+  std::atomic<bool> busy_ = false;
+};
+
+}  // namespace unisono

@@ -1,0 +1,70 @@
+#include "fabric/library.hpp"
+
+#include <dlfcn.h>
+
+#include "env.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono::fabric {
+namespace {
+
+// By path where it is known: the name alone, libfabric.so.1, is also that of the copy in the mpich wheel.
+// (Linked, ours would take that one's place and MPI would miss functions of its own, newer version.)
+void* open_library() {
+  const char* built = nullptr;
+#ifdef UNISONO_LIBFABRIC
+  built = UNISONO_LIBFABRIC;
+#endif
+  const std::string& named = env().libfabric;
+  if (!named.empty()) return ::dlopen(named.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (built)
+    if (void* found = ::dlopen(built, RTLD_NOW | RTLD_LOCAL)) return found;
+  return ::dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+}
+
+template <class Function>
+void find(void* from, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(from, name));
+  if (!function)
+    throw ResourceError("libfabric has no function " + std::string(name) +
+                        ": install libfabric 1.17 or newer (Debian: libfabric1).");
+}
+
+Library open() {
+  void* const from = open_library();
+  if (!from)
+    throw ResourceError("libfabric cannot be opened (" + std::string(::dlerror()) +
+                        "): install it (Debian: libfabric1), or name the file in UNISONO_LIBFABRIC.");
+  Library found{};
+  find(from, "fi_getinfo", found.getinfo);
+  find(from, "fi_freeinfo", found.freeinfo);
+  find(from, "fi_dupinfo", found.dupinfo);
+  find(from, "fi_fabric", found.fabric);
+  find(from, "fi_strerror", found.strerror);
+  find(from, "fi_version", found.version);
+  if (FI_VERSION_LT(found.version(), FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION)))
+    throw ResourceError("libfabric " + found.version_text() + " is older than the headers of this build (" +
+                        std::to_string(FI_MAJOR_VERSION) + "." + std::to_string(FI_MINOR_VERSION) +
+                        "): install a newer one, or build Unisono with its headers.");
+  return found;
+}
+
+}  // namespace
+
+const Library& library() {
+  static const Library once = open();
+  return once;
+}
+
+std::string Library::version_text() const {
+  return std::to_string(FI_MAJOR(version())) + "." + std::to_string(FI_MINOR(version()));
+}
+
+std::string error_text(long code) { return library().strerror(static_cast<int>(code < 0 ? -code : code)); }
+
+long checked(long result, const std::string& what) {
+  if (result < 0) throw ResourceError(what + " failed: " + error_text(result) + ".");
+  return result;
+}
+
+}  // namespace unisono::fabric
