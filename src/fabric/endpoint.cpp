@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "unisono/error.hpp"
@@ -73,7 +75,30 @@ FabricEndpoint::FabricEndpoint(int rank, int ranks, const Settings& settings, Wa
   regions_.push_back(std::move(scratch));
 }
 
-FabricEndpoint::~FabricEndpoint() { abandon(); }
+// Of the ranks of a group in this process.
+struct FabricEndpoint::House {
+  std::mutex mutex;
+  std::vector<Estate> left;
+
+  static std::shared_ptr<House> of(const std::string& name) {
+    static std::mutex mutex;
+    static std::map<std::string, std::weak_ptr<House>> known;
+    const std::scoped_lock lock(mutex);
+    std::erase_if(known, [](const auto& one) { return one.second.expired(); });
+    std::shared_ptr<House> house = known[name].lock();
+    if (!house) known[name] = house = std::make_shared<House>();
+    return house;
+  }
+};
+
+FabricEndpoint::~FabricEndpoint() {
+  abandon();
+  if (!house_) return;
+  const std::scoped_lock lock(house_->mutex);
+  house_->left.push_back(std::move(estate_));
+}
+
+void FabricEndpoint::keep_until_last(const std::string& name) { house_ = House::of(name); }
 
 FabricEndpoint::Contact FabricEndpoint::contact() const {
   Contact mine;
@@ -206,9 +231,11 @@ void FabricEndpoint::start(fabric::Task task) {
 void FabricEndpoint::move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
                           std::size_t bytes) {
   if (bytes == 0) return;
-  if (n_dsts == 1 && n_srcs == 1 && host::is_far(dsts[0].at)) return put_far(dsts[0], srcs[0], bytes);
-  if (n_srcs == 1) kernels_.copy(dsts, n_dsts, srcs[0], bytes);
-  else reduce_(dsts, n_dsts, srcs, n_srcs, bytes);
+  if (n_srcs > 1) return reduce_(dsts, n_dsts, srcs, n_srcs, bytes);
+  for (int d = 0; d < n_dsts; ++d)
+    if (host::is_far(dsts[d].at)) put_far(dsts[d], srcs[0], bytes);
+  for (int d = 0; d < n_dsts; ++d)  // while those are on their way
+    if (!host::is_far(dsts[d].at)) kernels_.copy(&dsts[d], 1, srcs[0], bytes);
 }
 
 void FabricEndpoint::put_far(const Dst& to, const byte* from, std::size_t bytes) {

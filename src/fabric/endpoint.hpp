@@ -51,6 +51,10 @@ class FabricEndpoint {
   Contact contact() const;
   void connect(std::vector<Contact> contacts);
 
+  // Ranks of this process write into each other's endpoints and memory without looking (provider shm): they stay until
+  // the last rank of the group `name` in this process is destroyed.
+  void keep_until_last(const std::string& name);
+
   // The reduction that a move with several sources makes, and whether sources stay as they are until the call
   // ends (its input and output do not overlap), so that they need not be copied first.
   void prepare(host::Reduce reduce, bool sources_stay) {
@@ -165,8 +169,16 @@ class FabricEndpoint {
   host::Reduce reduce_ = nullptr;
   bool sources_stay_ = false;
   std::vector<Peer> peers_;
-  std::vector<std::unique_ptr<fabric::Channel>> channels_;
-  std::vector<std::shared_ptr<fabric::Region>> regions_;  // 0: the scratch
+  // What libfabric knows of a rank. Regions go before the channels that they are registered with.
+  struct Estate {
+    std::vector<std::unique_ptr<fabric::Channel>> channels;
+    std::vector<std::shared_ptr<fabric::Region>> regions;  // 0: the scratch
+  };
+  struct House;
+  std::shared_ptr<House> house_;
+  Estate estate_;
+  std::vector<std::unique_ptr<fabric::Channel>>& channels_ = estate_.channels;
+  std::vector<std::shared_ptr<fabric::Region>>& regions_ = estate_.regions;
   std::vector<fabric::Task> tasks_;                       // those that still write
   std::vector<const byte*> sources_;
   std::vector<Dst> destinations_;

@@ -135,6 +135,11 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     processes_.emplace_back();
     if (its.machine == mine.machine && its.pid > 0) processes_.back().emplace(its.pid);
   }
+  if (std::count_if(processes_.begin(), processes_.end(), [](const auto& one) { return one && one->own(); }) > 1) {
+    std::string all;
+    for (const std::string& its : greetings) all += its;
+    lane_->keep_until_last(all);
+  }
   lane_->connect(std::move(contacts));
   for (const std::string& its :
        bootstrap.all_gather("connected"))  // nobody writes before everyone can take it
@@ -239,7 +244,7 @@ void FabricGroup::fail(Group::Kind kind, const std::string& text) {
 void FabricGroup::settle(double seconds) noexcept {
   const auto began = Clock::now();
   try {
-    auto open = [this](int rank) { return !gone_[static_cast<std::size_t>(rank)] && !lane_->quiet(rank); };
+    auto open = [this](int rank) { return !gone_[static_cast<std::size_t>(rank)] && !lane_->told(rank, Kind::departed) && !lane_->quiet(rank); };
     for (int r = 0; r < size_; ++r)
       while (open(r) && std::chrono::duration<double>(Clock::now() - began).count() < seconds)
         if (!lane_->progress()) std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -248,7 +253,7 @@ void FabricGroup::settle(double seconds) noexcept {
 
 void FabricGroup::leave(bool idle) noexcept {
   left_ = true;
-  if (inherited() || told_ || !idle || !lane_) return;
+  if (inherited() || told_ || failure_ || !idle || !lane_) return;  // of a failure all have been told
   told_ = true;
   try {
     for (int i = 1; i < size_; ++i)
