@@ -367,6 +367,10 @@ void bind_communicator(nb::module_& module) {
       .def_ro("line_gbps", &FabricProvider::line_gbps, "Gbit/s of a NIC, None where it does not say.")
       .def_ro("device_memory", &FabricProvider::device_memory);
   module.def("fabric_providers", &fabric_providers, doc::kFabricProviders);
+  module.def(
+      "fabric_provider", &fabric_provider, "name"_a = "",
+      "The one of fabric_providers() that a communicator takes for that name. Raises UsageError, which "
+      "lists those present.");
   module.def("fabric_version", &fabric_version,
              "libfabric's version. Raises ResourceError where there is none.");
 

@@ -24,7 +24,7 @@ constexpr const char* kFabric =
     R"(The fabric lane, for unisono.init(lane=...): remote writes by libfabric, between machines or within one.
 
 provider: a name of fabric_providers(); empty: UNISONO_FABRIC_PROVIDER, else libfabric's best between machines.
-channels: endpoints, by turns on the NICs; None: one a NIC. policy: single (the first channel for all peers), multi (each
+channels: endpoints, by turns on the NICs; None: UNISONO_FABRIC_CHANNELS, else one a NIC. policy: single (the first channel for all peers), multi (each
 transfer split over all), round-robin (channel (peer + rank) mod channels). pinned: `empty` gives pinned host memory.)";
 
 constexpr const char* kFabricProviders =

@@ -19,6 +19,7 @@ struct Env {
   bool share_device = false;  // UNISONO_SHARE_DEVICE=1: let ranks have the same GPU, for tests
   std::string
       fabric_provider;  // UNISONO_FABRIC_PROVIDER: libfabric's name of one; empty: its best between machines
+  int fabric_channels = 0;      // UNISONO_FABRIC_CHANNELS: endpoints of a rank; 0: one a NIC
   std::size_t fabric_completions =
       0;                        // UNISONO_FABRIC_COMPLETIONS: entries of a completion queue; 0: by the NIC
   std::string libfabric;        // UNISONO_LIBFABRIC: the library's file; empty: the one that the build found

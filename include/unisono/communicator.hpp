@@ -45,7 +45,7 @@ class Communicator {
   // The lane on libfabric: between machines, or by one machine's NICs and shared memory.
   struct Fabric {
     std::string provider{};  // as `fabric_providers` names it; empty: UNISONO_FABRIC_PROVIDER, else the best
-    std::optional<int> channels{};  // endpoints; default: one a NIC
+    std::optional<int> channels{};  // endpoints; default: UNISONO_FABRIC_CHANNELS, else one a NIC
     ChannelPolicy policy = ChannelPolicy::round_robin;
     bool pinned = false;  // `empty` gives pinned host memory
   };
@@ -137,6 +137,8 @@ struct FabricProvider {
 };
 // Throws ResourceError, with the reason, where this build or this machine has no libfabric.
 std::vector<FabricProvider> fabric_providers();
+// The one that a communicator takes for that name; UsageError, which lists those present.
+FabricProvider fabric_provider(const std::string& name);
 std::string fabric_version();
 
 // How many GPUs CUDA sees; 0 where there is no driver, or no CUDA lane in this build.

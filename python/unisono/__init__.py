@@ -5,7 +5,15 @@
 ...     total = comm.all_reduce(numpy.ones(4, numpy.float32))
 """
 
-from ._core import Communicator, Fabric, device_count, fabric_providers, fabric_version
+from ._core import (
+    Communicator,
+    Fabric,
+    FabricProvider,
+    device_count,
+    fabric_provider,
+    fabric_providers,
+    fabric_version,
+)
 from ._core import version as __version__
 from .communicator import Communicators, init, init_all, init_threads
 from .errors import (
@@ -21,6 +29,7 @@ __all__ = [
     "Communicator",
     "Communicators",
     "Fabric",
+    "FabricProvider",
     "MismatchError",
     "PeerLostError",
     "ResourceError",
@@ -29,6 +38,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "device_count",
+    "fabric_provider",
     "fabric_providers",
     "fabric_version",
     "init",

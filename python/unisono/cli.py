@@ -16,7 +16,7 @@ from rich.console import Console
 
 from unisono.bench import finish, request, start
 from unisono.bench.cases import COLLECTIVES, CUDA_MODES, DTYPES, MEMORIES, MODES, OPS, PLACEMENTS, CaseError
-from unisono.bench.options import PRESETS, Options
+from unisono.bench.options import FABRIC_RANKS, PRESETS, Options
 from unisono.bench.provenance import usable_cores
 from unisono.errors import UsageError
 
@@ -93,6 +93,9 @@ def _check_ranks(ranks: int | None) -> None:
 
 @app.command()
 def bench(
+    named: Annotated[
+        list[str] | None, typer.Argument(metavar="[COLLECTIVE]...", help="What --collective lists.")
+    ] = None,
     preset: Annotated[
         str, typer.Option("--preset", "-p", help="; ".join(f"{n}: {p.about}" for n, p in PRESETS.items()))
     ] = "quick",
@@ -117,6 +120,17 @@ def bench(
         typer.Option(
             "--collective", "--collectives", help=f"List of {', '.join(COLLECTIVES)}.", rich_help_panel=_BENCH
         ),
+    ] = None,
+    fabric: Annotated[
+        bool,
+        typer.Option("--fabric", help="All-to-all over libfabric, by channels and memory, beside MPI."),
+    ] = False,
+    provider: Annotated[
+        str | None, typer.Option("--provider", help="With --fabric: libfabric's name, like tcp or shm.")
+    ] = None,
+    channels: Annotated[
+        int | None,
+        typer.Option("--channels", help="With --fabric: endpoints a rank; default: 4, or the NICs."),
     ] = None,
     begin: Annotated[
         str | None,
@@ -233,7 +247,7 @@ def bench(
         to_memory_limit=to_memory_limit,
         one_process=one_process,
         backends=backend,
-        collectives=collective,
+        collectives=request.listed(named, collective),
         begin=begin,
         end=end,
         factor=factor,
@@ -251,8 +265,13 @@ def bench(
         width=width,
         seed=seed,
         directory=output,
+        fabric=fabric,
+        provider=provider,
+        channels=channels,
     )
     options = _guarded(lambda: request.options_of(asked, sys.argv[1:]))
+    if fabric and ranks is None:
+        ranks = FABRIC_RANKS
     _run(options, ranks, lambda directory, code: finish.finish(directory, code, _console(), report))
 
 

@@ -137,9 +137,7 @@ def _of_threads(
     with ThreadPoolExecutor(max(n, 1)) as pool:
         communicators = Communicators(
             pool.map(
-                lambda meeting, device: Communicator(
-                    meeting, timeout_s, check, device, max_sms, fabric
-                ),
+                lambda meeting, device: Communicator(meeting, timeout_s, check, device, max_sms, fabric),
                 meetings,
                 devices,
             )

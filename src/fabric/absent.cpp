@@ -18,6 +18,7 @@ std::unique_ptr<Communicator::Impl> fabric::make_communicator(Bootstrap&, const 
   absent();
 }
 std::vector<FabricProvider> fabric_providers() { absent(); }
+FabricProvider fabric_provider(const std::string&) { absent(); }
 std::string fabric_version() { absent(); }
 
 }  // namespace unisono

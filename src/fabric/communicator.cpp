@@ -36,7 +36,8 @@ FabricEndpoint::Settings settings_of(const Communicator::Fabric& asked, int rank
   FabricEndpoint::Settings made;
   made.provider =
       fabric::provider_named(asked.provider.empty() ? env().fabric_provider : asked.provider, device);
-  made.channels = asked.channels.value_or(static_cast<int>(made.provider.nics.size()));
+  made.channels = asked.channels.value_or(
+      env().fabric_channels ? env().fabric_channels : static_cast<int>(made.provider.nics.size()));
   if (made.channels < 1 || made.channels > made.provider.most_channels)
     throw UsageError("there cannot be " + std::to_string(made.channels) + " channels: provider " +
                      made.provider.name + " gives 1 to " + std::to_string(made.provider.most_channels) +
@@ -294,18 +295,29 @@ std::unique_ptr<Communicator::Impl> fabric::make_communicator(Bootstrap& bootstr
   return std::make_unique<FabricCommunicator>(bootstrap, options);
 }
 
+namespace {
+
+FabricProvider described(const fabric::Provider& one, const std::vector<fabric::Provider>& with_device) {
+  return {.name = one.name,
+          .nics = static_cast<int>(one.nics.size()),
+          .most_channels = one.most_channels,
+          .line_gbps = one.line_gbps,
+          .device_memory = std::any_of(with_device.begin(), with_device.end(),
+                                       [&](const auto& other) { return other.name == one.name; })};
+}
+
+}  // namespace
+
 std::vector<FabricProvider> fabric_providers() {
   std::vector<FabricProvider> found;
   const auto with_device = fabric::providers(true);
-  for (const fabric::Provider& one : fabric::providers())
-    found.push_back(
-        {.name = one.name,
-         .nics = static_cast<int>(one.nics.size()),
-         .most_channels = one.most_channels,
-         .line_gbps = one.line_gbps,
-         .device_memory = std::any_of(with_device.begin(), with_device.end(),
-                                      [&](const auto& other) { return other.name == one.name; })});
+  for (const fabric::Provider& one : fabric::providers()) found.push_back(described(one, with_device));
   return found;
+}
+
+FabricProvider fabric_provider(const std::string& name) {
+  return described(fabric::provider_named(name.empty() ? env().fabric_provider : name),
+                   fabric::providers(true));
 }
 
 std::string fabric_version() { return fabric::library().version_text(); }

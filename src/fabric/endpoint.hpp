@@ -51,8 +51,8 @@ class FabricEndpoint {
   Contact contact() const;
   void connect(std::vector<Contact> contacts);
 
-  // Ranks of this process write into each other's endpoints and memory without looking (provider shm): they stay until
-  // the last rank of the group `name` in this process is destroyed.
+  // Ranks of this process write into each other's endpoints and memory without looking (provider shm): they
+  // stay until the last rank of the group `name` in this process is destroyed.
   void keep_until_last(const std::string& name);
 
   // The reduction that a move with several sources makes, and whether sources stay as they are until the call
@@ -179,7 +179,7 @@ class FabricEndpoint {
   Estate estate_;
   std::vector<std::unique_ptr<fabric::Channel>>& channels_ = estate_.channels;
   std::vector<std::shared_ptr<fabric::Region>>& regions_ = estate_.regions;
-  std::vector<fabric::Task> tasks_;                       // those that still write
+  std::vector<fabric::Task> tasks_;  // those that still write
   std::vector<const byte*> sources_;
   std::vector<Dst> destinations_;
 };

@@ -135,7 +135,8 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     processes_.emplace_back();
     if (its.machine == mine.machine && its.pid > 0) processes_.back().emplace(its.pid);
   }
-  if (std::count_if(processes_.begin(), processes_.end(), [](const auto& one) { return one && one->own(); }) > 1) {
+  if (std::count_if(processes_.begin(), processes_.end(), [](const auto& one) { return one && one->own(); }) >
+      1) {
     std::string all;
     for (const std::string& its : greetings) all += its;
     lane_->keep_until_last(all);
@@ -244,7 +245,10 @@ void FabricGroup::fail(Group::Kind kind, const std::string& text) {
 void FabricGroup::settle(double seconds) noexcept {
   const auto began = Clock::now();
   try {
-    auto open = [this](int rank) { return !gone_[static_cast<std::size_t>(rank)] && !lane_->told(rank, Kind::departed) && !lane_->quiet(rank); };
+    auto open = [this](int rank) {
+      return !gone_[static_cast<std::size_t>(rank)] && !lane_->told(rank, Kind::departed) &&
+             !lane_->quiet(rank);
+    };
     for (int r = 0; r < size_; ++r)
       while (open(r) && std::chrono::duration<double>(Clock::now() - began).count() < seconds)
         if (!lane_->progress()) std::this_thread::sleep_for(std::chrono::microseconds(50));

@@ -8,18 +8,18 @@
 namespace unisono::fabric {
 namespace {
 
-// By path where it is known: the name alone, libfabric.so.1, is also that of the copy in the mpich wheel.
-// (Linked, ours would take that one's place and MPI would miss functions of its own, newer version.)
+// One copy in a process: two share symbols, names and environment. The one that is there already is MPI's
+// (the mpich wheel brings a newer one than Debian's); ours, linked or loaded before it, would keep MPI from
+// starting.
 void* open_library() {
-  const char* built = nullptr;
-#ifdef UNISONO_LIBFABRIC
-  built = UNISONO_LIBFABRIC;
-#endif
+  constexpr const char* kName = "libfabric.so.1";
   const std::string& named = env().libfabric;
   if (!named.empty()) return ::dlopen(named.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (built)
-    if (void* found = ::dlopen(built, RTLD_NOW | RTLD_LOCAL)) return found;
-  return ::dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (void* there = ::dlopen(kName, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) return there;
+#ifdef UNISONO_LIBFABRIC
+  if (void* found = ::dlopen(UNISONO_LIBFABRIC, RTLD_NOW | RTLD_LOCAL)) return found;
+#endif
+  return ::dlopen(kName, RTLD_NOW | RTLD_LOCAL);
 }
 
 template <class Function>

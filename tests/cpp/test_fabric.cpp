@@ -1,5 +1,5 @@
-// The fabric lane: what immediates mean, and every collective on every provider that this machine has, against a plain
-// loop.
+// The fabric lane: what immediates mean, and every collective on every provider that this machine has,
+// against a plain loop.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,11 +45,13 @@ TEST(Arrivals, MayComeInAnyOrderAndOnce) {
     for (std::size_t i = 0; i < some.size(); ++i) some[i] = first + i;
     std::shuffle(some.begin(), some.end(), random);
     EXPECT_FALSE(arrivals.has(first, first + 1));
-    for (const std::uint64_t number : some) ASSERT_TRUE(arrivals.accept(static_cast<std::uint32_t>(number) % Immediate::kNumbers));
+    for (const std::uint64_t number : some)
+      ASSERT_TRUE(arrivals.accept(static_cast<std::uint32_t>(number) % Immediate::kNumbers));
     first += some.size();
     ASSERT_TRUE(arrivals.has(first - some.size(), first));
     ASSERT_EQ(arrivals.count(), first);
-    ASSERT_FALSE(arrivals.accept(static_cast<std::uint32_t>(some.front()) % Immediate::kNumbers)) << "a duplicate";
+    ASSERT_FALSE(arrivals.accept(static_cast<std::uint32_t>(some.front()) % Immediate::kNumbers))
+        << "a duplicate";
   }
 }
 
@@ -92,9 +94,13 @@ TEST(Task, RethrowsWhatHasEndedIt) {
 // An address or a length from a peer decides where this rank writes.
 TEST(Announcements, AreRefusedWhereTheyCannotBe) {
   const Announcement good{0x7f0000001000, 4096, {1, 2}};
-  for (const auto& [offset, bytes, held] :
-       {std::tuple<std::uint64_t, std::uint64_t, bool>{0, 4096, true}, {4096, 0, true}, {4095, 1, true}, {4095, 2, false},
-        {4097, 0, false}, {~std::uint64_t{0}, 1, false}, {1, ~std::uint64_t{0}, false}})
+  for (const auto& [offset, bytes, held] : {std::tuple<std::uint64_t, std::uint64_t, bool>{0, 4096, true},
+                                            {4096, 0, true},
+                                            {4095, 1, true},
+                                            {4095, 2, false},
+                                            {4097, 0, false},
+                                            {~std::uint64_t{0}, 1, false},
+                                            {1, ~std::uint64_t{0}, false}})
     EXPECT_EQ(good.holds(offset, bytes), held) << offset << ' ' << bytes;
   auto read = [](const Announcement& one, std::size_t cut, std::uint64_t least) {
     std::string message;
@@ -103,15 +109,17 @@ TEST(Announcements, AreRefusedWhereTheyCannotBe) {
     return Announcement::read(rest, 2, least, "rank 3");
   };
   EXPECT_EQ(read(good, 0, 4096).keys, good.keys);
-  for (const std::string& text : {text_of<UsageError>([&] { read(good, 1, 0); }), text_of<UsageError>([&] { read(good, 0, 4097); }),
-                                  text_of<UsageError>([&] { read({~std::uint64_t{0} - 5, 4096, {1, 2}}, 0, 0); }),
-                                  text_of<UsageError>([&] { read({4096, ~std::uint64_t{0}, {1, 2}}, 0, 0); })})
+  for (const std::string& text :
+       {text_of<UsageError>([&] { read(good, 1, 0); }), text_of<UsageError>([&] { read(good, 0, 4097); }),
+        text_of<UsageError>([&] { read({~std::uint64_t{0} - 5, 4096, {1, 2}}, 0, 0); }),
+        text_of<UsageError>([&] { read({4096, ~std::uint64_t{0}, {1, 2}}, 0, 0); })})
     EXPECT_TRUE(has(text, "rank 3")) << text;
 }
 
 // ---- collectives ------------------------------------------------------------------------------------------
 
-Communicator::Options on_fabric(const std::string& provider, ChannelPolicy policy = ChannelPolicy::round_robin, int channels = 2,
+Communicator::Options on_fabric(const std::string& provider,
+                                ChannelPolicy policy = ChannelPolicy::round_robin, int channels = 2,
                                 bool check = false) {
   return {.timeout_s = 60, .check = check, .fabric = Communicator::Fabric{provider, channels, policy, false}};
 }
@@ -127,7 +135,8 @@ class Fabric : public testing::TestWithParam<const char*> {
   std::string name;
   std::size_t scale = 1;
 };
-INSTANTIATE_TEST_SUITE_P(Providers, Fabric, testing::Values("shm", "tcp", "tcp;ofi_rxm", "sockets", "udp;ofi_rxd"),
+INSTANTIATE_TEST_SUITE_P(Providers, Fabric,
+                         testing::Values("shm", "tcp", "tcp;ofi_rxm", "sockets", "udp;ofi_rxd"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), ';', '_');
@@ -137,12 +146,13 @@ INSTANTIATE_TEST_SUITE_P(Providers, Fabric, testing::Values("shm", "tcp", "tcp;o
 std::vector<std::string_view> fabric_algorithms(Collective collective) {
   std::vector<std::string_view> names{""};
   for (const std::string_view name : algorithms(collective))
-    if (!name.ends_with("packets") && !name.ends_with("direct") && name != "two_shot_push") names.push_back(name);
+    if (!name.ends_with("packets") && !name.ends_with("direct") && name != "two_shot_push")
+      names.push_back(name);
   return names;
 }
 
-constexpr Collective kRegular[] = {Collective::all_reduce, Collective::reduce,         Collective::broadcast,
-                                   Collective::all_gather, Collective::gather,         Collective::reduce_scatter,
+constexpr Collective kRegular[] = {Collective::all_reduce, Collective::reduce,    Collective::broadcast,
+                                   Collective::all_gather, Collective::gather,    Collective::reduce_scatter,
                                    Collective::scatter,    Collective::all_to_all};
 
 TEST_P(Fabric, GivesTheReferencesBits) {
@@ -154,10 +164,13 @@ TEST_P(Fabric, GivesTheReferencesBits) {
       std::uint64_t seed = 0;
       for (const Collective collective : kRegular)
         for (const std::string_view algorithm : fabric_algorithms(collective))
-          for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{17}, std::size_t{16385}, most / scale})
+          for (const std::size_t count :
+               {std::size_t{0}, std::size_t{1}, std::size_t{17}, std::size_t{16385}, most / scale})
             for (const bool in_place : {false, true}) {
               if (count > 20000 && (n == 5 || (seed % scale != 0 && seed % 3 != 0))) continue;
-              run_checked(comm, {collective, algorithm, count, DType::f32, Op::sum, static_cast<int>(seed) % n, in_place, ++seed},
+              run_checked(comm,
+                          {collective, algorithm, count, DType::f32, Op::sum, static_cast<int>(seed) % n,
+                           in_place, ++seed},
                           room.data(), room.size());
             }
     });
@@ -170,10 +183,12 @@ TEST_P(Fabric, CombinesEveryTypeByEveryOp) {
     std::uint64_t seed = 0;
     for (int dtype = 0; dtype < kDTypes; ++dtype)
       for (int op = 0; op < kOps; ++op)
-        for (const Collective collective : {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter}) {
+        for (const Collective collective :
+             {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter}) {
           ++seed;
-          run_checked(comm, {collective, "", seed % 113 * 7, static_cast<DType>(dtype), static_cast<Op>(op),
-                             static_cast<int>(seed) % 3, seed % 2 == 0, seed},
+          run_checked(comm,
+                      {collective, "", seed % 113 * 7, static_cast<DType>(dtype), static_cast<Op>(op),
+                       static_cast<int>(seed) % 3, seed % 2 == 0, seed},
                       room.data(), room.size());
         }
   });
@@ -186,15 +201,19 @@ TEST_P(Fabric, WritesToRegisteredMemoryByEveryPolicy) {
         const std::size_t most = 200003 / scale;
         const Buffer memory = comm.empty((most + 50) * 4 * 9);
         std::uint64_t seed = static_cast<std::uint64_t>(channels);
-        for (const Collective collective : {Collective::all_to_all, Collective::all_gather, Collective::gather})
+        for (const Collective collective :
+             {Collective::all_to_all, Collective::all_gather, Collective::gather})
           for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{4099}, most})
             for (const bool in_place : {false, true}) {
               if (in_place && collective == Collective::all_to_all) continue;  // refused by name
-              run_checked(comm, {collective, "direct", count, DType::f32, Op::sum, static_cast<int>(seed) % 4, in_place, ++seed},
+              run_checked(comm,
+                          {collective, "direct", count, DType::f32, Op::sum, static_cast<int>(seed) % 4,
+                           in_place, ++seed},
                           static_cast<std::byte*>(memory.data()), memory.bytes());
             }
         Bytes plain(memory.bytes());
-        run_checked(comm, {Collective::all_to_all, "", most, DType::f32, Op::sum, 0, true, ++seed}, plain.data(), plain.size());
+        run_checked(comm, {Collective::all_to_all, "", most, DType::f32, Op::sum, 0, true, ++seed},
+                    plain.data(), plain.size());
       });
     }
 }
@@ -232,7 +251,9 @@ TEST_P(Fabric, RefusesChannelsThatThereCannotBe) {
     const auto bootstraps = thread_bootstraps(1, std::chrono::seconds(5));
     const std::string text = text_of<UsageError>(
         [&] { Communicator(bootstraps[0], on_fabric(GetParam(), ChannelPolicy::multi, channels)); });
-    EXPECT_TRUE(has(text, std::to_string(channels) + " channels") && has(text, "1 to " + std::to_string(most)) && has(text, name)) << text;
+    EXPECT_TRUE(has(text, std::to_string(channels) + " channels") &&
+                has(text, "1 to " + std::to_string(most)) && has(text, name))
+        << text;
   }
 }
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from unisono.bench import cases, provenance, tune, workloads
+from unisono.bench import cases, fabric, provenance, tune, workloads
 from unisono.bench.backends import base
 from unisono.bench.cases import CaseError
-from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, PRESETS, Options, Preset
+from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, FABRIC_PRESET, PRESETS, Options, Preset
 from unisono.bench.records import FILE_NAME
 from unisono.bench.schedule import Limits
 
@@ -60,6 +60,9 @@ class Asked:
     directory: Path | None = None
     to_memory_limit: bool = False
     one_process: bool = False
+    fabric: bool = False
+    provider: str | None = None
+    channels: int | None = None
 
 
 def options_of(asked: Asked, command: Sequence[str]) -> Options:
@@ -73,8 +76,15 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         raise CaseError("--to-memory-limit fills the memory of GPUs: add --device cuda.")
     if asked.one_process and not on_gpu:
         raise CaseError("--one-process is for GPUs, one a thread: add --device cuda.")
-    preset = (CUDA_PRESETS if on_gpu else PRESETS)[asked.preset]
-    modes = list(CUDA_DEFAULT_MODES if on_gpu else cases.MODES)
+    if asked.fabric and on_gpu:
+        raise CaseError("--fabric measures the NICs' lane, --device cuda the GPUs': give one of them.")
+    if not asked.fabric and (asked.provider is not None or asked.channels is not None):
+        raise CaseError("--provider and --channels are for --fabric: add it.")
+    if asked.fabric:
+        fabric.prepare_environment(os.environ, asked.provider, asked.channels)
+    preset = FABRIC_PRESET if asked.fabric else (CUDA_PRESETS if on_gpu else PRESETS)[asked.preset]
+    modes = list(CUDA_DEFAULT_MODES if on_gpu else ("latency",) if asked.fabric else cases.MODES)
+    known = ["all_to_all"] if asked.fabric else list(cases.COLLECTIVES)
     to_limit = asked.to_memory_limit and asked.begin is None and asked.sizes is None
     memories = ["plain"] if asked.to_memory_limit else list(preset.memories)
     models = asked.workloads
@@ -89,15 +99,16 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     return Options(
         directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
-        preset=asked.preset,
-        backends=_backends(asked.backends, asked.device),
-        collectives=_names("collective", asked.collectives, list(cases.COLLECTIVES), list(cases.COLLECTIVES)),
+        preset=None if asked.fabric else asked.preset,
+        backends=_backends(asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device),
+        collectives=_names("collective", asked.collectives, list(cases.COLLECTIVES), known),
         sizes=LIMIT_SIZES if to_limit else _sizes(asked, preset),
         dtypes=_dtypes(asked.dtypes, preset),
         ops=_names("op", asked.ops, list(cases.OPS), list(preset.ops)),
         placements=_names("placement", asked.placements, list(cases.PLACEMENTS), list(preset.placements)),
         memories=_names("memory", asked.memories, list(cases.MEMORIES), memories),
         modes=modes,
+        fabric=asked.fabric,
         threads=int(asked.one_process),  # how many is known when they are started
         workloads=workloads.split_workloads(models),
         device=asked.device,
@@ -135,6 +146,11 @@ def tune_options(
         cores=provenance.usable_cores(),
         terminal_columns=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,
     )
+
+
+def listed(named: list[str] | None, option: str | None) -> str | None:
+    """The collectives of the command line as one list, however they were given."""
+    return ",".join([*(named or []), *([option] if option else [])]) or None
 
 
 def _names(kind: str, text: str | None, known: list[str], default: list[str]) -> list[str]:

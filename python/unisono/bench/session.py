@@ -23,6 +23,7 @@ from unisono.bench.buffers import Pools, needed_bytes
 from unisono.bench.cells import Work, make_groups
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device, HangError, HostDevice
+from unisono.bench.fabric import FabricDevice
 from unisono.bench.measure import Measurement
 from unisono.bench.options import Options
 from unisono.bench.progress import Display
@@ -77,7 +78,7 @@ def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding 
         binding = binding or Binding()
         if chosen.device == "cuda":
             binding.bind(own_threads=False)  # before libraries start threads, which keep to these cores
-        device, where = _device(chosen.device, world.local_rank, control, align)
+        device, where = _device(chosen, world.local_rank, control, align)
         measured = unisono.init(bootstrap=bootstrap.make(world), **where)
         stack.callback(measured.close)
         interrupt = stack.enter_context(Interrupt().watched())
@@ -91,11 +92,11 @@ def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding 
 
 
 def _device(
-    kind: str, local_rank: int, control: Control, align: Callable[[], object]
+    options: Options, local_rank: int, control: Control, align: Callable[[], object]
 ) -> tuple[Device, dict[str, Any]]:
     """Where this rank's buffers lie, and what unisono.init takes for it."""
-    if kind != "cuda":
-        return HostDevice(align), {}
+    if options.device != "cuda":
+        return (FabricDevice if options.fabric else HostDevice)(align), {}
     from unisono.bench.cuda.device import LIBRARY_S, CudaDevice
 
     return CudaDevice(local_rank, control, align), {"device": local_rank, "timeout_s": LIBRARY_S}
