@@ -36,7 +36,7 @@ def init(
     check: bool | None = None,
     device: int | None = None,
     max_sms: int = 0,
-    lane: str | Fabric = "host",
+    lane: str | Fabric | None = None,
 ) -> Communicator:
     """The communicator of all ranks that were started together. Collective.
 
@@ -51,7 +51,7 @@ def init(
     device: CUDA ordinal of this rank's GPU, for calls on arrays there; all ranks give one, or none does.
     max_sms: that a kernel may take of the GPU; 0: UNISONO_MAX_SMS, else as many as pay.
     lane: host (shared memory of one machine), fabric (libfabric; also between machines), or a `Fabric` that
-        says its provider, channels and policy; the same on every rank.
+        says its provider, channels and policy; None: UNISONO_LANE, else host. The same on every rank.
 
     Raises UsageError where the environment or the arguments make no sense, TimeoutError when ranks do not
     come, ResourceError when memory cannot be shared.
@@ -72,16 +72,20 @@ def init(
     return communicator
 
 
-def _fabric_of(lane: str | Fabric) -> Fabric | None:
+def _fabric_of(lane: str | Fabric | None) -> Fabric | None:
     if isinstance(lane, Fabric):
         return lane
+    said = f"lane={lane!r}"
+    if lane is None:
+        lane = os.environ.get("UNISONO_LANE") or "host"
+        said = f"UNISONO_LANE={lane}"
     if lane not in ("host", "fabric"):
-        raise UsageError(f"lane={lane!r} is unknown: use host, fabric or a unisono.Fabric.")
+        raise UsageError(f"{said} is unknown: use host, fabric or a unisono.Fabric.")
     return Fabric() if lane == "fabric" else None
 
 
 def init_threads(
-    n: int, timeout_s: float | None = None, check: bool | None = None, lane: str | Fabric = "host"
+    n: int, timeout_s: float | None = None, check: bool | None = None, lane: str | Fabric | None = None
 ) -> list[Communicator]:
     """`n` communicators, one for each of `n` threads of this process; element r is rank r's.
 

@@ -54,6 +54,7 @@ std::string Channel::address() const {
 
 void Channel::connect(const std::vector<std::string>& addresses) {
   peers_.assign(addresses.size(), FI_ADDR_UNSPEC);
+  blocked_.resize(addresses.size());
   for (std::size_t r = 0; r < addresses.size(); ++r)
     if (checked(fi_av_insert(addresses_.get(), addresses[r].data(), 1, &peers_[r], 0, nullptr),
                 "taking an address") != 1)
@@ -127,9 +128,10 @@ bool Channel::progress(const Arrived& arrived) {
       continue;
     }
     if (count < 0) {
-      failed_(-1, count == -FI_EOVERRUN
-                      ? "its completion queue has overrun: give it more entries (UNISONO_FABRIC_COMPLETIONS)"
-                      : error_text(count));
+      failed_(kQueue,
+              count == -FI_EOVERRUN
+                  ? "its completion queue has overrun: give it more entries (UNISONO_FABRIC_COMPLETIONS)"
+                  : error_text(count));
       break;
     }
     for (long i = 0; i < count; ++i) {
@@ -141,12 +143,13 @@ bool Channel::progress(const Arrived& arrived) {
     }
     if (static_cast<std::size_t>(count) < entries.size()) break;
   }
-  while (!blocked_.empty() && post(blocked_.front().what->write, blocked_.front().what->batch)) {
-    const auto writer = blocked_.front().writer;
-    blocked_.pop_front();
-    any = true;
-    writer.resume();
-  }
+  for (auto& queue : blocked_)
+    while (!queue.empty() && post(queue.front().what->write, queue.front().what->batch)) {
+      const auto writer = queue.front().writer;
+      queue.pop_front();
+      any = true;
+      writer.resume();
+    }
   return any;
 }
 
@@ -161,7 +164,9 @@ void Channel::read_error() {
   if (fi_cq_readerr(completions_.get(), &entry, 0) < 0) return;
   const auto* operation = static_cast<const Operation*>(entry.op_context);
   const char* detail = fi_cq_strerror(completions_.get(), entry.prov_errno, entry.err_data, nullptr, 0);
-  failed_(operation ? operation->peer : -1,
+  failed_(operation                  ? operation->peer
+          : entry.err == FI_EOVERRUN ? kQueue
+                                     : kSomePeer,
           entry.err == FI_EOVERRUN
               ? "its completion queue has overrun: give it more entries (UNISONO_FABRIC_COMPLETIONS)"
           : detail && *detail ? error_text(entry.err) + " (" + detail + ")"

@@ -62,7 +62,8 @@ struct Write {
 
 class Channel {
  public:
-  // A write or a queue that failed. `peer` is -1 where libfabric does not say whose it was.
+  // A write to a peer failed, or one to a peer that libfabric does not name, or the queue of completions.
+  static constexpr int kSomePeer = -1, kQueue = -2;
   using Failed = std::function<void(int peer, const std::string& why)>;
   using Arrived = std::function<void(std::uint32_t immediate)>;
 
@@ -90,8 +91,10 @@ class Channel {
     Channel& channel;
     Write write;
     Batch& batch;
-    bool await_ready() { return channel.blocked_.empty() && channel.post(write, batch); }
-    void await_suspend(std::coroutine_handle<> writer) { channel.blocked_.push_back({this, writer}); }
+    bool await_ready() { return channel.blocked_by(write.peer).empty() && channel.post(write, batch); }
+    void await_suspend(std::coroutine_handle<> writer) {
+      channel.blocked_by(write.peer).push_back({this, writer});
+    }
     void await_resume() const {}
   };
   Queued write(const Write& one, Batch& batch) { return {*this, one, batch}; }
@@ -105,7 +108,7 @@ class Channel {
   bool progress(const Arrived& arrived);
 
   // After a failure: nobody waits any more.
-  void abandon() { blocked_.clear(); }
+  void abandon() { blocked_.assign(blocked_.size(), {}); }
 
  private:
   // What libfabric hands back with a completion; the first member is its own space.
@@ -118,6 +121,7 @@ class Channel {
     Queued* what;
     std::coroutine_handle<> writer;
   };
+  std::deque<Blocked>& blocked_by(int peer) { return blocked_[static_cast<std::size_t>(peer)]; }
   bool post(const Write& one, Batch& batch);
   void complete(Operation* operation);
   void read_error();
@@ -128,7 +132,7 @@ class Channel {
   // destroyed in reverse: operations outlive the endpoint
   std::deque<Operation> operations_;
   std::vector<Operation*> idle_;
-  std::deque<Blocked> blocked_;
+  std::vector<std::deque<Blocked>> blocked_;  // by peer: one that does not take writes holds up no other
   Owned<fid_fabric> fabric_;
   Owned<fid_domain> domain_;
   Owned<fid_av> addresses_;

@@ -260,13 +260,10 @@ void FabricEndpoint::note(int peer, Kind kind, std::uint64_t value) {
   std::memcpy(own, &value, sizeof value);
   const int channel = usual_channel(peer);
   fabric::Channel& on = *channels_[static_cast<std::size_t>(channel)];
-  if (on.nic().tx_attr->inject_size < sizeof value)
-    return start(transfer(peer, own, sizeof value, kScratch, offset, kind));
-  ++of(peer).number(kind);
   Write write = write_to(peer, kScratch, offset, sizeof value, channel, kind, number);
   write.from = own;
-  bool sent = false;
-  await(peer, [&] { return sent = sent || on.try_inject(write); });
+  if (on.nic().tx_attr->inject_size >= sizeof value && on.try_inject(write)) ++of(peer).number(kind);
+  else start(transfer(peer, own, sizeof value, kScratch, offset, kind));
 }
 
 namespace {

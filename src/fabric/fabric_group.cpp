@@ -167,7 +167,12 @@ void FabricGroup::check() {
 // A write that failed: its peer is gone, or cannot be reached.
 void FabricGroup::broken(int peer, const std::string& why) {
   if (failure_ || left_) return;  // while it tells others, best effort
-  if (peer < 0) fail(Group::Kind::resource, "an endpoint has failed in " + where() + ": " + why + ".");
+  if (peer == fabric::Channel::kQueue)
+    fail(Group::Kind::resource, "an endpoint has failed in " + where() + ": " + why + ".");
+  if (peer == fabric::Channel::kSomePeer) {  // which one, is found out by `look`
+    if (!suspicion_) suspicion_ = {Clock::now(), why};
+    return;
+  }
   fail(Group::Kind::peer_lost, who(peer) + " does not take writes any more (" + why + "); noticed in " +
                                    where() +
                                    ": see whether it has died, and that the network between reaches it.");
@@ -214,6 +219,14 @@ void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& a
                    " still waits for it: make the same calls on every rank."
              : who(r) + " has died; noticed in " + where() +
                    ": look at that process's own output, then start the ranks again.");
+  }
+  if (suspicion_) {
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_ && lane_->quiet(r)) lane_->tell(r, Kind::probe);
+    if (std::chrono::duration<double>(Clock::now() - suspicion_->since).count() > 2 * kGraceS)
+      fail(Group::Kind::resource,
+           "an endpoint has failed in " + where() + ": " + suspicion_->why +
+               "; see whether a rank has died, and that the network between them works.");
   }
   if (peer >= 0 && waited_s > kProbeS && lane_->quiet(peer) &&
       std::chrono::duration<double>(Clock::now() - probed_).count() > kProbeS) {

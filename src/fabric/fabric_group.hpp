@@ -85,6 +85,11 @@ class FabricGroup {
   std::vector<std::optional<Process>> processes_;       // of this machine's ranks
   std::vector<std::optional<Clock::time_point>> gone_;  // when a rank was first seen to be gone
   Clock::time_point probed_{};
+  struct Suspicion {
+    Clock::time_point since;
+    std::string why;
+  };
+  std::optional<Suspicion> suspicion_;  // a write has failed, of which nobody says to whom
   std::unique_ptr<FabricEndpoint> lane_;
 };
 

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <csignal>
+
 #include "env.hpp"
 #include "unisono/error.hpp"
 
@@ -22,6 +24,24 @@ void* open_library() {
   return ::dlopen(kName, RTLD_NOW | RTLD_LOCAL);
 }
 
+// Debian's libfabric brings libraries (of PSM) that take over the program's signals when they are loaded:
+// Ctrl-C would end Python where it stands.
+class KeptSignals {
+ public:
+  KeptSignals() {
+    for (int number = 1; number < kSignals; ++number) ::sigaction(number, nullptr, &kept_[number]);
+  }
+  ~KeptSignals() {
+    for (int number = 1; number < kSignals; ++number)
+      if (number != SIGKILL && number != SIGSTOP) ::sigaction(number, &kept_[number], nullptr);
+  }
+  KeptSignals(const KeptSignals&) = delete;
+
+ private:
+  static constexpr int kSignals = 32;
+  struct sigaction kept_[kSignals] = {};
+};
+
 template <class Function>
 void find(void* from, const char* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(from, name));
@@ -31,6 +51,7 @@ void find(void* from, const char* name, Function& function) {
 }
 
 Library open() {
+  const KeptSignals kept;
   void* const from = open_library();
   if (!from)
     throw ResourceError("libfabric cannot be opened (" + std::string(::dlerror()) +

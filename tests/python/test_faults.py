@@ -7,22 +7,15 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from typing import Any
 
 import pytest
 
 import ranks
-
-NOTICED_S = 5.0  # the promise: a rank that dies is named by the others within that time
+from fault_checks import NOTICED_S, assert_nothing_left, error_of
 
 
 def programs(name: str) -> str:
     return f"fault_programs:{name}"
-
-
-def error_of(tried: dict[str, Any]) -> dict[str, Any]:
-    assert "error" in tried, f"the call came back as if nothing had happened: {tried}"
-    return dict(tried["error"])
 
 
 def assert_lost(outcome: ranks.Outcome, victim: int) -> None:
@@ -39,12 +32,6 @@ def assert_lost(outcome: ranks.Outcome, victim: int) -> None:
         for again in one.get("again", []):
             assert error_of(again)["type"] == "PeerLostError"
             assert error_of(again)["text"] == error["text"]
-
-
-def assert_nothing_left(outcome: ranks.Outcome, marker: str) -> None:
-    assert outcome.ended.code is not None, str(outcome.ended)
-    assert ranks.processes_with(marker) == set()
-    assert ranks.files_in_shared_memory() == set()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""`unisono bench --fabric`: the ways of the fabric lane beside MPI over the same provider, and beside what one
-pair of ranks writes alone.
+"""`unisono bench --fabric`: the ways of the fabric lane beside MPI over the same provider, and beside what
+one pair of ranks writes alone.
 
-`fabric_pair`: rank 1 writes to registered memory of rank 0, all other ranks asleep; one write, one completion.
-The ceiling of a case is the line rate of a rank's NIC where the provider states one. Otherwise it is
-fabric_pair divided by the ranks, all of which write at once: on one machine they share the cores and the memory.
+`fabric_pair`: rank 1 writes to registered memory of rank 0, all other ranks asleep; one write, one wait. The
+ceiling of a case is the line rate of a rank's NIC where the provider states one. Otherwise it is fabric_pair
+divided by the ranks, all of which write at once: on one machine they share the cores and the memory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SAMPLES = 7
 
 def prepare_environment(env: MutableMapping[str, str], provider: str | None, channels: int | None) -> None:
     """Names provider and channels for all ranks, and has MPICH use the same provider between them instead of
-    shared memory. What the user has set of MPI stays. Raises CaseError, which lists the providers, or says why
-    there is no fabric lane."""
+    shared memory. What the user has set of MPI stays. Raises CaseError, which lists the providers, or says
+    why there is no fabric lane."""
     if provider is not None:
         env[PROVIDER] = provider
     found = chosen(env.get(PROVIDER, ""))

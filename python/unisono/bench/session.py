@@ -72,14 +72,14 @@ def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding 
         stack.callback(joined.close)
         control = Control(joined)
         chosen = control.from_root(lambda: options, Options)
-        aligning = unisono.init(bootstrap=bootstrap.make(world), timeout_s=ALIGN_TIMEOUT_S)
+        aligning = unisono.init(bootstrap=bootstrap.make(world), timeout_s=ALIGN_TIMEOUT_S, lane="host")
         stack.callback(aligning.close)
         align = Aligner(control, aligning.barrier)
         binding = binding or Binding()
         if chosen.device == "cuda":
             binding.bind(own_threads=False)  # before libraries start threads, which keep to these cores
         device, where = _device(chosen, world.local_rank, control, align)
-        measured = unisono.init(bootstrap=bootstrap.make(world), **where)
+        measured = unisono.init(bootstrap=bootstrap.make(world), lane="host", **where)
         stack.callback(measured.close)
         interrupt = stack.enter_context(Interrupt().watched())
         session = Session(chosen, control, align, measured, interrupt, world.launcher, device, binding)

@@ -1,8 +1,8 @@
 """The fabric lane, in the ways of using a NIC's channels and memory that the all-to-all benchmark compares.
 
 `single`: all peers through the first channel; `multi`: each peer's block split over all channels;
-`round-robin`: the block for a peer through channel (peer + rank) mod channels. Alone they are measured on plain
-host memory; `-pin` is pinned host memory, `-dma` memory of a GPU that the NIC reads and writes itself.
+`round-robin`: the block for a peer through channel (peer + rank) mod channels. Alone they are measured on
+plain host memory; `-pin` is pinned host memory, `-dma` memory of a GPU that the NIC reads and writes itself.
 """
 
 from __future__ import annotations
