@@ -32,7 +32,8 @@ class Faults : public testing::TestWithParam<const char*> {
   }
   void (*ask)(const char*) = nullptr;
 };
-INSTANTIATE_TEST_SUITE_P(Providers, Faults, testing::Values("shm", "tcp"), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Providers, Faults, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
 
 TEST_P(Faults, RefusedRegistrationSaysWhatToDo) {
   on_ranks(2, options(), [&](Communicator& comm) {
