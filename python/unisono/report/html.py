@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from unisono.bench.stats import Verdict
 
-from . import analysis, content, links, method, payload, text, theme
+from . import analysis, content, fabric, links, method, payload, text, theme
 from .model import Model
 
 _VERDICT_CLASSES = tuple(
@@ -155,6 +155,8 @@ def render(model: Model) -> str:
         link_summary=links.summary(model),
         pairs=links.matrices(model),
         largest=links.largest(model),
+        fabric=fabric.table(model),
+        fabric_ceiling=fabric.ceiling_text(model),
         paragraphs=method.paragraphs(model),
         factors=method.factors(model),
         provenance=content.provenance(model),

@@ -77,7 +77,8 @@ SoL
 Speed of light: busbw over the ceiling of its row, a limit of the hardware measured in the same run. On a
 CPU that is copy_all_threads divided by the ranks; data that stays in a cache can exceed it. On GPUs it is
 ring: what leaves each GPU when every one sends to the next, by the fastest of copy engine, loads, stores and
-bulk copies.
+bulk copies. With --fabric it is the line rate of a rank's NIC where the provider states one, else fabric_pair
+divided by the ranks: one rank writes to one other, alone.
 
 Percentiles
 p50, p95 and p99 are shown only where their own exact 95 % interval exists, from 6, 72 and 368 samples on;
