@@ -3,7 +3,9 @@ leave while writes are in flight."""
 
 from __future__ import annotations
 
+import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 import ranks
 import unisono
 from fault_checks import NOTICED_S, assert_nothing_left, error_of
+from unisono.bench import records
+from unisono.bench.backends.fabric import WAYS
 
 pytestmark = pytest.mark.fabric
 PROVIDERS = ("shm", "tcp", "tcp;ofi_rxm", "sockets", "udp;ofi_rxd")
@@ -148,3 +152,49 @@ def test_what_is_refused_by_name(provider: str) -> None:
 def test_other_settings_on_another_rank(faulty: str) -> None:
     texts = [error["text"] for error in ranks.play(2, "fabric_programs:other_channels", faulty).errors()]
     assert all("set them the same on every rank" in text for text in texts)
+
+
+def test_bench_measures_every_way_or_says_why_not(tmp_path: Path) -> None:
+    if reason := missing("tcp"):
+        pytest.skip(reason)
+    folder = tmp_path / "run"
+    argv = [sys.executable, "-m", "unisono", "bench", "all_to_all", "--fabric", "--provider", "tcp"]
+    argv += ["--ranks", "4", "--sizes", "64K,1M", "-n", "3", "--backends", "fabric", "-O", str(folder)]
+    ended = ranks.run(argv, timeout_s=120)
+    assert ended.code == 0, str(ended)
+    found = records.read(folder)
+    assert {(r.backend, r.case.bytes) for r in found.results} == {
+        (f"fabric:{way}", size) for way in ("single", "multi", "round-robin") for size in (64 << 10, 1 << 20)
+    }
+    for result in found.results:
+        assert result.verification.before and result.verification.after
+        assert result.verification.bound == "bit-exact"
+        assert result.ceiling_gbps is not None
+    pair = [ceiling for ceiling in found.ceilings if ceiling.name == "fabric_pair"]
+    assert len(pair) == 2 and all(ceiling.gbps > 0 for ceiling in pair)
+    left_out = {skip.backend: skip.reason for skip in found.skips}
+    assert set(left_out) == {f"fabric:{way}" for way in WAYS if "-pin" in way or "-dma" in way}
+    assert all("GPU" in reason for reason in left_out.values())
+    text = (folder / "report.md").read_text()
+    table = text[text.index("## Fabric") :]
+    for way in ("single", "multi", "round-robin"):
+        assert table.count(f"fabric:{way}") >= 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--provider", "infinitebrand"], "'infinitebrand'"),
+        (["--channels", "0"], "gives 1 to "),
+        (["--channels", "1000"], "gives 1 to "),
+        (["--device", "cuda"], "--fabric"),
+    ],
+)
+def test_bench_refuses(options: list[str], words: str) -> None:
+    if reason := missing("tcp"):
+        pytest.skip(reason)
+    provider = [] if "--provider" in options else ["--provider", "tcp"]
+    argv = [sys.executable, "-m", "unisono", "bench", "all_to_all", "--fabric", *provider, *options]
+    ended = ranks.run(argv)
+    assert ended.code == 2, str(ended)
+    assert words in ended.output

@@ -8,10 +8,10 @@ divided by the ranks, all of which write at once: on one machine they share the 
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 import time
 from collections.abc import MutableMapping
-from typing import Any
 
 import numpy as np
 
@@ -32,39 +32,44 @@ def prepare_environment(env: MutableMapping[str, str], provider: str | None, cha
     why there is no fabric lane."""
     if provider is not None:
         env[PROVIDER] = provider
-    found = chosen(env.get(PROVIDER, ""))
-    env[PROVIDER] = found.name
-    if channels is not None and not 1 <= channels <= found.most_channels:
-        raise CaseError(
-            f"--channels {channels}: provider {found.name} gives 1 to {found.most_channels} channels here."
-        )
-    env.setdefault(CHANNELS, str(max(found.nics, DEFAULT_CHANNELS)))
+    name, nics, most = look_up(env.get(PROVIDER, ""))
+    env[PROVIDER] = name
+    if channels is not None and not 1 <= channels <= most:
+        raise CaseError(f"--channels {channels}: provider {name} gives 1 to {most} channels here.")
+    env.setdefault(CHANNELS, str(max(nics, DEFAULT_CHANNELS)))
     if channels is not None:
         env[CHANNELS] = str(channels)
     # tcp was called net before libfabric 1.18, and MPI may have another libfabric than this lane
-    name = "tcp,net" if found.name in ("tcp", "net") else found.name
-    env.setdefault("FI_PROVIDER", name)
+    env.setdefault("FI_PROVIDER", "tcp,net" if name in ("tcp", "net") else name)
     env.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
     env.setdefault("MPIR_CVAR_NOLOCAL", "1")
 
 
-def chosen(name: str) -> Any:
-    """The provider that the lane takes for that name, a unisono.FabricProvider; raises CaseError."""
-    import unisono
-
-    try:
-        return unisono.fabric_provider(name)
-    except unisono.UnisonoError as error:
-        raise CaseError(str(error)) from None
+def look_up(name: str) -> tuple[str, int, int]:
+    """Name, NICs and most channels of the provider that the lane takes for that name; raises CaseError. Asked
+    in a process of its own: a libfabric that is loaded before MPI's would keep MPI from starting."""
+    program = (
+        "import sys, unisono\n"
+        "try: p = unisono.fabric_provider(sys.argv[1]); print(p.name, p.nics, p.most_channels, sep='|')\n"
+        "except unisono.UnisonoError as error: sys.exit(str(error))\n"
+    )
+    asked = [sys.executable, "-c", program, name]
+    said = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    if said.returncode != 0:
+        raise CaseError((said.stderr.strip().splitlines() or ["libfabric cannot be asked."])[-1])
+    found, nics, most = said.stdout.strip().split("|")
+    return found, int(nics), int(most)
 
 
 class FabricDevice(HostDevice):
     """Host memory, whose ceiling is that of the fabric."""
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
+        import unisono
+
         _, found = super().ceilings(control)
         pair = measure_pair(control)
-        line = chosen(os.environ.get(PROVIDER, "")).line_gbps
+        line = unisono.fabric_provider().line_gbps
         per_rank = pair.gbps / control.size if line is None else line / 8
         if line is not None:
             found.append(Ceiling(name="fabric_line", bytes=0, gbps=line / 8, samples_gbps=[]))

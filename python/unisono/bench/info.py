@@ -93,11 +93,12 @@ def show(console: Console) -> None:
     table.add_row(
         "mpiexec", "found" if find_mpiexec() else "not found: the mpi backend needs one (pip install mpich)"
     )
+    rows = backend_rows()  # first: MPI does not start beside a libfabric that was there before
     table.add_row("fabric lane", fabric_text())
     for name, version in provenance.libraries({}).items():
         table.add_row(name, version)
     console.print(table)
     backends = Table("backend", "usable", "version, or why not")
-    for name, usable, text in backend_rows():
+    for name, usable, text in rows:
         backends.add_row(name, "yes" if usable else "no", text)
     console.print(backends)

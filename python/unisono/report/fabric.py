@@ -58,9 +58,9 @@ def ceiling_text(model: Model) -> str:
     what = (
         "the line rate of a rank's NIC, as its provider states it"
         if "fabric_line" in names
-        else "what one pair of ranks writes alone (fabric_pair), divided by the ranks, which all write at once"
+        else "what one pair of ranks writes alone (fabric_pair) over the ranks, which all write at once"
     )
     return (
-        f"Bus bandwidth counts the blocks for all other ranks. The ceiling is {what}. Ways that could not run "
-        "here are under Failures and skips, with the reason."
+        f"Bus bandwidth counts the blocks for all other ranks. The ceiling is {what}. Ways that could not "
+        "run here are under Failures and skips, with the reason."
     )
