@@ -1,6 +1,6 @@
 # make bench   installs into .venv, builds, runs the quick preset, says where the report is
 # make test    builds and runs every test that needs no GPU
-# The rest:    lint format sanitize cuda-check gpu-test gpu-bench clean distclean
+# The rest:    lint format sanitize cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
 # Variables:   PYTHON (3.11 or newer), VENV, TORCH (empty: no PyTorch), BENCH (flags of unisono bench), OUT (its folder),
 #              JOBS, CUDA_ARCHITECTURES, WHEELS (a folder of wheels for gpu-*), PYTEST and CTEST (more flags)
 SHELL := /bin/bash
@@ -8,7 +8,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .PHONY: bench test test-cpp test-python lint lint-python lint-types lint-cpp lint-shell lint-tidy format \
-        sanitize sanitize-thread sanitize-address cuda-check gpu-test gpu-bench clean distclean
+        sanitize sanitize-thread sanitize-address cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
 
 PYTHON ?= python3
 # found now, before .venv comes first in PATH
@@ -19,11 +19,13 @@ JOBS ?= $(shell nproc)
 BENCH ?= --preset quick
 CUDA_ARCHITECTURES ?= 80-real;90a-real;100-real
 WHEELS ?= .whl
+GPU_PYTHON ?= 3.12
 
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -qq
 HAVE := $(VENV)/.have-
 SOURCES := $(shell find CMakeLists.txt cmake include src bindings -type f)
+PACKAGE := $(shell find python -type f -not -name '*.so' -not -name '*.pyi' -not -path '*/__pycache__/*')
 CPP := $(shell find include src bindings tests/cpp examples -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 export PATH := $(abspath $(BIN)):$(PATH)
@@ -78,7 +80,7 @@ cuda-check: $(HAVE)cuda
 	cmake --build --preset cuda
 
 # On a machine with GPUs: uses the packages that $(PYTHON) has and those of $(WHEELS); no network, no virtual environment.
-build/gpu/.installed: $(SOURCES) pyproject.toml
+build/gpu/.installed: $(SOURCES) $(PACKAGE) $(wildcard $(WHEELS)/*.whl) pyproject.toml
 	if compgen -G '$(WHEELS)/*.whl' >/dev/null; then
 	  $(PYTHON) -m pip install -q --no-index --no-deps --upgrade --target build/gpu $(WHEELS)/*.whl
 	fi
@@ -86,10 +88,22 @@ build/gpu/.installed: $(SOURCES) pyproject.toml
 	touch $@
 
 gpu-test: build/gpu/.installed
-	PYTHONPATH=build/gpu $(PYTHON) -m pytest -m gpu $(PYTEST)
+	PYTHONPATH=build/gpu $(PYTHON) -m pytest -m gpu tests/gpu $(PYTEST)
 
 gpu-bench: build/gpu/.installed
+	@PYTHONPATH=build/gpu $(PYTHON) -c 'import ml_dtypes, msgspec' || {
+	  echo 'The bench needs this package: make gpu-wheels where there is a network, and bring $(WHEELS).' >&2
+	  exit 1
+	}
 	PYTHONPATH=build/gpu $(PYTHON) build/gpu/bin/unisono bench $(BENCH) $(if $(OUT),--out $(OUT))
+
+gpu-sanitize: build/gpu/.installed
+	PYTHONPATH=build/gpu PYTHON=$(PYTHON) tools/gpu-sanitize.sh
+
+# On a machine with a network, for one without: the wheels that its Python of version GPU_PYTHON may lack.
+gpu-wheels:
+	$(PYTHON) tools/requirements.py run test | grep -E '^(ml_dtypes|msgspec|pytest-timeout)' | xargs $(PYTHON) -m pip download -q \
+	  --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --platform manylinux2014_x86_64 -d $(WHEELS)
 
 clean:
 	rm -rf build python/unisono/_core.pyi $(HAVE)unisono

@@ -250,6 +250,9 @@ nb::object empty_like(nb::handle like, const Shape& shape) {
     return module.attr("empty")(extents, like.attr("dtype"));
   }
   if (nb::hasattr(like, "new_empty")) return like.attr("new_empty")(extents);
+  if (!nb::hasattr(like, "dtype"))
+    throw UsageError(std::string("x is a ") + nb::type_name(like.type()).c_str() +
+                     ", of which no new array can be made: give out.");
   return nb::module_::import_("numpy").attr("empty")(extents, like.attr("dtype"));
 }
 

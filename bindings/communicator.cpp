@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -30,6 +31,12 @@ Op read_op(std::string_view name) {
   throw UsageError("there is no op '" + std::string(name) + "': use sum, prod, min, max or avg.");
 }
 
+Wire read_wire(const std::optional<std::string>& name) {
+  if (!name) return Wire::exact;
+  if (const auto wire = from_name<Wire>(*name, kWires); wire && *wire != Wire::exact) return *wire;
+  throw UsageError("there is no wire '" + *name + "': use fp8 or int8, or leave it out.");
+}
+
 Collective read_collective(std::string_view name) {
   if (const auto collective = from_name<Collective>(name, kCollectives)) return *collective;
   throw UsageError("there is no collective '" + std::string(name) + "'.");
@@ -54,6 +61,8 @@ class PyCommunicator {
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
   bool closed() const { return communicator_.closed(); }
+  bool check() const { return communicator_.check(); }
+  void set_check(bool check) { communicator_.set_check(check); }
 
   // A call of another thread that waits ends with a UsageError; it has come back to Python when this returns,
   // so that the interpreter may end.
@@ -71,10 +80,11 @@ class PyCommunicator {
   }
 
   nb::object all_reduce(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm,
-                        nb::handle stream) {
+                        nb::handle stream, const std::optional<std::string>& wire) {
     const Array in(x, "x", false);
     const Output to(out, x, in, in.shape);
-    call(&Communicator::all_reduce, in, in.data, to.array.data, in.count, {algorithm, stream, read_op(op)});
+    call(&Communicator::all_reduce, in, in.data, to.array.data, in.count,
+         {algorithm, stream, read_op(op), 0, read_wire(wire)});
     return to.object;
   }
 
@@ -199,6 +209,8 @@ class PyCommunicator {
     return device ? nb::cast(*device) : nb::none();
   }
 
+  bool peer_access() const { return communicator_.peer_access(); }
+
   void synchronize(nb::handle stream) {
     void* handle = stream_handle(stream);
     const Away away(*this);
@@ -241,18 +253,32 @@ class PyCommunicator {
     return std::string(communicator_.plan(read_collective(collective), bytes, symmetric, memory_of(device)));
   }
 
-  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm) const {
-    return communicator_.sms(read_collective(collective), bytes, algorithm);
+  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm,
+          bool symmetric) const {
+    return communicator_.sms(read_collective(collective), bytes, symmetric, algorithm);
   }
 
-  // Entries are (collective, symmetric, up_to_bytes or None, algorithm).
-  void set_plan(
-      const std::vector<std::tuple<std::string, bool, std::optional<std::size_t>, std::string>>& entries,
-      const std::optional<std::string>& device) {
+  std::string card() const { return std::string(communicator_.card()); }
+
+  // Entries are (collective, symmetric, up_to_bytes or None, algorithm), and may have (blocks, threads,
+  // piece_bytes) at their end.
+  using Row = std::tuple<std::string, bool, std::optional<std::size_t>, std::string>;
+  using ShapedRow = std::tuple<std::string, bool, std::optional<std::size_t>, std::string,
+                               std::tuple<int, int, std::size_t>>;
+  void set_plan(const std::vector<std::variant<Row, ShapedRow>>& entries,
+                const std::optional<std::string>& device) {
     std::vector<Communicator::PlanEntry> read;
-    for (const auto& [collective, symmetric, up_to, algorithm] : entries)
-      read.push_back(
-          {read_collective(collective), symmetric, up_to.value_or(static_cast<std::size_t>(-1)), algorithm});
+    for (const auto& entry : entries)
+      std::visit(
+          [&](const auto& row) {
+            const auto& [collective, symmetric, up_to, algorithm] =
+                std::tie(std::get<0>(row), std::get<1>(row), std::get<2>(row), std::get<3>(row));
+            read.push_back({read_collective(collective), symmetric,
+                            up_to.value_or(static_cast<std::size_t>(-1)), algorithm});
+            if constexpr (std::tuple_size_v<std::decay_t<decltype(row)>> == 5)
+              std::tie(read.back().blocks, read.back().threads, read.back().piece_bytes) = std::get<4>(row);
+          },
+          entry);
     communicator_.set_plan(read, memory_of(device));
   }
 
@@ -288,6 +314,7 @@ class PyCommunicator {
     nb::handle stream;
     Op op = Op::sum;
     int root = 0;
+    Wire wire = Wire::exact;
   };
 
   // `of`: the array that says dtype, memory and stream.
@@ -304,7 +331,8 @@ class PyCommunicator {
             .root = how.root,
             .memory = of.memory,
             .stream = of.stream(how.stream),
-            .algorithm = how.algorithm ? *how.algorithm : std::string_view{}};
+            .algorithm = how.algorithm ? *how.algorithm : std::string_view{},
+            .wire = how.wire};
   }
 
   void call(void (Communicator::*collective)(const Call&), const Array& of, const void* in, void* out,
@@ -378,10 +406,12 @@ void bind_communicator(nb::module_& module) {
       .def(
           "__init__",
           [](C* self, nb::object bootstrap, std::optional<double> timeout_s, std::optional<bool> check,
-             std::optional<int> device, int max_sms, const std::optional<Communicator::Fabric>& fabric) {
+             std::optional<int> device, int max_sms, bool peer_access,
+             const std::optional<Communicator::Fabric>& fabric) {
             const Communicator::Options options{.timeout_s = timeout_s,
                                                 .device = device,
                                                 .max_sms = max_sms,
+                                                .peer_access = peer_access,
                                                 .check = check,
                                                 .fabric = fabric,
                                                 .while_waiting = check_signals};
@@ -394,17 +424,21 @@ void bind_communicator(nb::module_& module) {
             }
           },
           "bootstrap"_a, "timeout_s"_a = none, "check"_a = none, "device"_a = none, "max_sms"_a = 0,
-          "fabric"_a = none)
+          "peer_access"_a = true, "fabric"_a = none)
       .def_prop_ro("rank", &C::rank, "This rank's number, from 0.")
       .def_prop_ro("size", &C::size, "How many ranks there are.")
       .def_prop_ro("closed", &C::closed,
                    "Whether it has been closed, by close() or by an interrupt within a call.")
+      .def_prop_rw(
+          "check", &C::check, &C::set_check,
+          "Whether the ranks' calls are compared before anything moves. May be set, between the same "
+          "calls on every rank.")
       .def("close", &C::close, doc::kClose)
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](C& self, nb::args) { self.close(); })
       .def("barrier", &C::barrier, "Returns when every rank has called it. Raises as every call does.")
       .def("all_reduce", &C::all_reduce, "x"_a, "op"_a = "sum", "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, doc::kAllReduce)
+           "stream"_a = none, "wire"_a = none, doc::kAllReduce)
       .def("reduce", &C::reduce, "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
            "algorithm"_a = none, "stream"_a = none, doc::kReduce)
       .def("broadcast", &C::broadcast, "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
@@ -426,12 +460,17 @@ void bind_communicator(nb::module_& module) {
       .def("send_recv", &C::send_recv, "x"_a, "dst"_a, "out"_a.none(), "src"_a, "algorithm"_a = none,
            "stream"_a = none, doc::kSendRecv)
       .def_prop_ro("device", &C::device, "The CUDA ordinal of this rank's GPU, or None.")
+      .def_prop_ro("peer_access", &C::peer_access,
+                   "Whether the ranks' GPUs reach each other's memory; if not, messages go through pinned "
+                   "host memory. "
+                   "False without a GPU.")
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",
                   "The names that `algorithm` may have for a collective, on `cpu` or `cuda`.")
       .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, "device"_a = none, doc::kPlan)
-      .def("sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a,
+      .def_prop_ro("card", &C::card, doc::kCard)
+      .def("sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a, "symmetric"_a = false,
            "The SMs that such a call takes of a GPU, `bytes` being its larger buffer; 0 where copy engines "
            "do it.")
       .def("set_plan", &C::set_plan, "entries"_a, "device"_a = none, doc::kSetPlan)

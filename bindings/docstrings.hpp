@@ -41,7 +41,18 @@ constexpr const char* kAllReduce =
 x: any shape. out: the same shape; None: a new array; x itself: in place. op: sum, prod, min, max, avg.
 algorithm: one_shot_packets, one_shot (everyone combines everything), two_shot_packets, two_shot, two_shot_direct (each
 combines a shard: R. Rabenseifner, Optimization of Collective Reduction Operations, ICCS 2004), or
-reduce_scatter_all_gather; None: the plan's choice. Returns out.)";
+reduce_scatter_all_gather; None: the plan's choice. Returns out.
+
+wire: fp8 or int8 sends a byte for each element and one for each block of 32, in place of the elements, and rounds: every
+x, and the sum. Every rank still gets the same bits, those of every lane. For sum and avg of f32, f16 and bf16, by two_shot.
+Blocks are 32 elements, from the first on. With x(r) rank r's element, y its exact sum, s
+the sum of the rounded x(r), and A(r) and S the largest magnitudes of x(r) and s in the element's block:
+  int8: |out - y| <= (sum of A(r) + S) / 127
+  fp8:  |out - y| <= (sum of |x(r)| + |s|) / 16 + (sum of A(r) + S) / 2^17
+(for avg, with x(r) and A(r) divided by the number of ranks), beside the rounding of f32 sums and of the result to its dtype; a
+magnitude below 2^-127 may become zero. A block in which an infinity, a NaN or an overflow occurs is NaN throughout. One
+rank alone gets x. The layout is that of MXFP8 and MXINT8 (OCP Microscaling Formats 1.0); two shots with a rounding before each
+as in EQuARX (I. Ahmed et al., arXiv 2506.17615) and ZeRO++ (G. Wang et al., arXiv 2306.10209).)";
 
 constexpr const char* kReduce =
     R"(The root gets the combination of everyone's x.
@@ -126,6 +137,10 @@ buffers or plain ones.)";
 
 constexpr const char* kSetPlan =
     R"(Replaces the plan: a list of (collective, symmetric, up_to_bytes or None, algorithm) in rising order of bytes, the same on
-every rank. Collectives that it does not name keep their plan. `unisono tune` measures one.)";
+every rank. An entry may end with how the kernel is cut on a GPU: (blocks, threads, bytes that a block takes up at
+once), zeros for what pays. Collectives that it does not name keep their plan. `unisono tune` measures one.)";
+
+constexpr const char* kCard =
+    R"(The name of the ranks' GPUs, by which plans are chosen; empty where they differ. Raises UsageError where there is no GPU.)";
 
 }  // namespace unisono::python::doc

@@ -27,7 +27,8 @@ endif()
 function(add_cuda_lane library)
   # Separable: a kernel calls the reductions through a table, and would otherwise hold a copy of each. What is called from
   # a kernel of kMaxThreads threads has no more than 65536 / 512 registers.
-  add_library(unisono_cuda STATIC src/lane/cuda/exchange.cu src/lane/cuda/links.cu src/lane/cuda/programs.cu src/lane/cuda/reductions.cu)
+  add_library(unisono_cuda STATIC src/lane/cuda/exchange.cu src/lane/cuda/links.cu src/lane/cuda/programs.cu src/lane/cuda/quantised.cu
+    src/lane/cuda/reductions.cu)
   set_target_properties(unisono_cuda PROPERTIES
     CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_SEPARABLE_COMPILATION ON CUDA_RESOLVE_DEVICE_SYMBOLS ON
     CUDA_RUNTIME_LIBRARY Static

@@ -43,8 +43,12 @@ void run_direct(Lane& lane, Collective collective, Algorithm algorithm, const Ar
     case Collective::all_reduce:
       if (algorithm == Algorithm::two_shot_push) return all_reduce_two_shot_push(channel, args);
       return all_reduce_two_shot_direct(lane, args);
-    case Collective::reduce: return reduce_direct(lane, args);
-    case Collective::broadcast: return broadcast_direct(lane, args);
+    case Collective::reduce:
+      if (algorithm == Algorithm::two_shot_push) return reduce_two_shot_push(channel, args);
+      return reduce_direct(lane, args);
+    case Collective::broadcast:
+      if (algorithm == Algorithm::two_shot_push) return broadcast_two_shot_push(lane, args);
+      return broadcast_direct(lane, args);
     case Collective::all_gather: return all_gather_direct(lane, args);
     case Collective::gather: return gather_direct(lane, args);
     case Collective::reduce_scatter: return reduce_scatter_direct(lane, args);

@@ -32,6 +32,7 @@ Env read() {
   env.far = number("UNISONO_FAR", 1, 0) != 0;
   env.spins = static_cast<int>(number("UNISONO_SPINS", -1, -1));
   env.max_sms = static_cast<int>(number("UNISONO_MAX_SMS", 0, 0));
+  env.peer_access = number("UNISONO_PEER_ACCESS", 1, 0) != 0;
   env.share_device = number("UNISONO_SHARE_DEVICE", 0, 0) != 0;
   env.fabric_channels = static_cast<int>(number("UNISONO_FABRIC_CHANNELS", 0, 0));
   env.fabric_completions = static_cast<std::size_t>(number("UNISONO_FABRIC_COMPLETIONS", 0, 0));

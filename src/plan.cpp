@@ -1,9 +1,11 @@
 #include "plan.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <string>
 
+#include "lane/cuda/layout.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {
@@ -15,6 +17,17 @@ constexpr Collective kOthers[] = {
     Collective::gather,         Collective::scatter,   Collective::all_to_all,
     Collective::reduce_scatter, Collective::send_recv, Collective::all_to_all_v};
 
+// The built-in tables for GPUs: src/plans/*.json, by cmake/Plans.cmake.
+struct Row {
+  std::string_view card;
+  int ranks;
+  Plan::Entry entry;
+};
+constexpr Row kTables[] = {
+#include "plans.inc"
+};
+constexpr std::string_view kUsualCard = "NVIDIA H200";
+
 }  // namespace
 
 std::string_view name_of(Algorithm algorithm) {
@@ -24,32 +37,42 @@ std::string_view name_of(Algorithm algorithm) {
                                                    "two_shot_direct",    "reduce_scatter_all_gather",
                                                    "push_packets",       "push",
                                                    "scatter_all_gather", "direct",
-                                                   "copy_engine"};
+                                                   "copy_engine",        "one_shot_ll128",
+                                                   "two_shot_ll128",     "push_ll128"};
   return names[static_cast<int>(algorithm)];
 }
 
 std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
   using enum Algorithm;
+  const bool on_gpu = memory == Memory::device;
   std::vector<Algorithm> known{push_packets, push, direct};
+  bool copies = false;  // copy engines can do it
   switch (collective) {
     case Collective::all_reduce:
       known = {one_shot_packets, one_shot,        two_shot_packets,         two_shot,
                two_shot_push,    two_shot_direct, reduce_scatter_all_gather};
-      break;
+      if (on_gpu) known.insert(known.end(), {one_shot_ll128, two_shot_ll128, copy_engine});
+      return known;
     case Collective::barrier:
     case Collective::empty: return {};
-    case Collective::send_recv: return known;
     case Collective::all_to_all_v:
     case Collective::send:
     case Collective::recv:
-      if (memory == Memory::device) known.pop_back();  // where a peer's part lies, only its host knows
-      return known;
+      if (on_gpu) known.pop_back();  // where a peer's part lies, only its host knows
+      break;
+    case Collective::send_recv:
+    case Collective::reduce_scatter: break;
     case Collective::reduce:
-    case Collective::reduce_scatter: return known;
-    case Collective::broadcast: known.insert(known.end() - 1, scatter_all_gather); break;
-    default: break;
+    case Collective::broadcast:
+      if (collective == Collective::broadcast) known.push_back(scatter_all_gather);
+      known.push_back(two_shot_push);
+      if (on_gpu) known.push_back(two_shot_ll128);
+      copies = collective == Collective::broadcast;
+      break;
+    default: copies = true; break;
   }
-  if (memory == Memory::device) known.push_back(copy_engine);
+  if (on_gpu) known.push_back(push_ll128);
+  if (on_gpu && copies) known.push_back(copy_engine);
   return known;
 }
 
@@ -80,55 +103,37 @@ Plan Plan::of_host(int ranks, bool crowded) {
   return plan;
 }
 
-// Measured on 2 and 4 H200 (results/): packets while their flags, half of what travels, cost less than the
-// meetings of the others; programs that store into the peers' buffers; copy engines where a copy takes longer
-// than its start.
-Plan Plan::of_gpu(int ranks) {
+Plan Plan::of_gpu(std::string_view card, int ranks) {
+  const bool known =
+      std::any_of(std::begin(kTables), std::end(kTables), [&](const Row& row) { return row.card == card; });
+  const std::string_view of = known ? card : kUsualCard;
+  int fewest = 0, most = 0;  // of the tables with enough ranks, and of all
+  for (const Row& row : kTables) {
+    if (row.card != of) continue;
+    most = std::max(most, row.ranks);
+    if (row.ranks >= ranks) fewest = fewest ? std::min(fewest, row.ranks) : row.ranks;
+  }
+  std::vector<Entry> entries;
+  for (const Row& row : kTables)
+    if (row.card == of && row.ranks == (fewest ? fewest : most)) entries.push_back(row.entry);
+  Plan plan(Memory::device);
+  plan.set(entries);
+  return plan;
+}
+
+// Through host memory: packets, which double what crosses PCIe, while that costs less than the flags of a
+// chunk. By reckoning, not by measurement.
+Plan Plan::of_gpu_staged(int ranks) {
   using enum Algorithm;
   Plan plan(Memory::device);
-  constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB;
-  const bool pair = ranks == 2;
+  constexpr std::size_t kKiB = 1024;
   for (const bool symmetric : {false, true}) {
-    auto add = [&](Collective collective, std::size_t up_to, Algorithm algorithm) {
-      plan.add({collective, symmetric, up_to, algorithm});
-    };
-    add(Collective::all_reduce, (pair ? 1024 : 128) * kKiB, one_shot_packets);
-    if (symmetric) {
-      add(Collective::all_reduce, kMiB, two_shot_packets);
-      add(Collective::all_reduce, 32 * kMiB, two_shot_direct);
-      add(Collective::all_reduce, pair ? 64 * kMiB : kRest, two_shot_push);
-      if (pair) add(Collective::all_reduce, kRest, copy_engine);
-    } else {
-      add(Collective::all_reduce, 4 * kMiB, two_shot_packets);
-      add(Collective::all_reduce, kRest, two_shot);
-    }
+    plan.add({Collective::all_reduce, symmetric, (ranks == 2 ? 64 : 16) * kKiB, one_shot_packets});
+    plan.add({Collective::all_reduce, symmetric, 128 * kKiB, two_shot_packets});
+    plan.add({Collective::all_reduce, symmetric, kRest, two_shot});
     for (const Collective collective : kOthers) {
-      const bool to_one = collective == Collective::gather || collective == Collective::scatter;
-      const bool copies =
-          to_one || collective == Collective::all_gather || collective == Collective::all_to_all;
-      const bool whole = collective == Collective::broadcast || collective == Collective::reduce;
-      if (collective == Collective::send_recv) {
-        add(collective, kMiB / 2, push_packets);
-        add(collective, kRest, symmetric ? direct : push);
-      } else if (collective == Collective::all_to_all_v) {
-        add(collective, kMiB, push_packets);
-        add(collective, kRest, push);
-      } else if (whole) {
-        add(collective, (pair ? 512 : 256) * kKiB, push_packets);
-        if (!pair && collective == Collective::reduce) add(collective, 4 * kMiB, push);
-        if (pair || !symmetric) {
-          add(collective, pair ? kRest : 4 * kMiB, push);
-          if (!pair) add(collective, kRest, collective == Collective::broadcast ? scatter_all_gather : push);
-        } else {
-          add(collective, kRest, direct);
-        }
-      } else {
-        const bool gathers = collective == Collective::all_gather && !pair;
-        add(collective, to_one ? 2 * kMiB : gathers ? kMiB / 2 : kMiB, push_packets);
-        if (!symmetric || to_one) add(collective, symmetric ? 64 * kMiB : kRest, push);
-        else add(collective, copies ? 64 * kMiB : kRest, direct);
-        if (symmetric && copies) add(collective, kRest, copy_engine);
-      }
+      plan.add({collective, symmetric, 64 * kKiB, push_packets});
+      plan.add({collective, symmetric, kRest, push});
     }
   }
   return plan;
@@ -163,6 +168,12 @@ void Plan::set(const std::vector<Entry>& entries) {
       throw UsageError("the plan table gives " + std::string(name_of(entry.collective)) + " the algorithm " +
                        std::string(name_of(entry.algorithm)) +
                        ", which it cannot run: write the table again with `unisono tune`.");
+    const Shape& shape = entry.shape;
+    if (shape.blocks < 0 || shape.threads < 0 || shape.threads % 32 != 0 || shape.threads > cuda::kMaxThreads)
+      throw UsageError("the plan table gives " + std::string(name_of(entry.collective)) + " " +
+                       std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads) +
+                       " threads: blocks count from 0, threads are whole warps of 32, up to " +
+                       std::to_string(cuda::kMaxThreads) + ".");
   }
   for (const Entry& entry : entries) range(entry.collective, entry.symmetric).clear();
   for (const Entry& entry : entries) range(entry.collective, entry.symmetric).push_back(entry);
@@ -172,10 +183,20 @@ void Plan::set(const std::vector<Entry>& entries) {
                        [](const Entry& a, const Entry& b) { return a.up_to_bytes < b.up_to_bytes; });
 }
 
-Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric) const {
+const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool symmetric) const {
   for (const Entry& entry : entries_[static_cast<int>(collective)][symmetric])
-    if (bytes <= entry.up_to_bytes) return entry.algorithm;
-  return staged(collective);
+    if (bytes <= entry.up_to_bytes) return &entry;
+  return nullptr;
+}
+
+Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric) const {
+  const Entry* found = find(collective, bytes, symmetric);
+  return found ? found->algorithm : staged(collective);
+}
+
+Shape Plan::shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const {
+  const Entry* found = find(collective, bytes, symmetric);
+  return found && found->algorithm == algorithm ? found->shape : Shape{};
 }
 
 }  // namespace unisono

@@ -25,8 +25,11 @@ enum class Algorithm : std::uint8_t {
   scatter_all_gather,
   direct,
   copy_engine,
+  one_shot_ll128,
+  two_shot_ll128,
+  push_ll128,
 };
-inline constexpr int kAlgorithms = 13;
+inline constexpr int kAlgorithms = 16;
 
 std::string_view name_of(Algorithm algorithm);
 
@@ -42,6 +45,18 @@ constexpr bool is_packets(Algorithm algorithm) {
          algorithm == Algorithm::two_shot_packets;
 }
 
+// Whether they are lines of 128 bytes with a flag each, as NVLink carries them whole: on GPUs.
+constexpr bool is_lines(Algorithm algorithm) {
+  return algorithm == Algorithm::push_ll128 || algorithm == Algorithm::one_shot_ll128 ||
+         algorithm == Algorithm::two_shot_ll128;
+}
+
+// How a kernel is cut; zeros are the engine's choice.
+struct Shape {
+  int blocks = 0, threads = 0;
+  std::size_t piece_bytes = 0;  // what a block takes up at once
+};
+
 class Plan {
  public:
   struct Entry {
@@ -49,17 +64,23 @@ class Plan {
     bool symmetric;  // every buffer is; otherwise direct needs ranks that can copy from each other's memory
     std::size_t up_to_bytes;  // of the call's larger buffer; entries of a collective are in rising order
     Algorithm algorithm;
+    Shape shape{};  // on a GPU
   };
 
   // For host memory; `crowded`: there are fewer cores than ranks.
   static Plan of_host(int ranks, bool crowded);
-  static Plan of_gpu(int ranks);
   static Plan of_fabric();
+  // For memory of GPUs named `card` (cudaDeviceProp::name): the table of src/plans/ for it, or for the card
+  // that all tables are of by default, with the fewest ranks from `ranks` on, else the most.
+  static Plan of_gpu(std::string_view card, int ranks);
+  static Plan of_gpu_staged(int ranks);  // for GPUs that do not reach each other's memory
 
   // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
   // its collective.
   void set(const std::vector<Entry>& entries);
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric) const;
+  // The shape that the table gives such a call by that algorithm.
+  Shape shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const;
 
   // The program that takes any size and any pointer.
   static Algorithm staged(Collective collective) {
@@ -72,6 +93,7 @@ class Plan {
  private:
   explicit Plan(Memory memory) : memory_(memory) {}
   void add(const Entry& entry) { range(entry.collective, entry.symmetric).push_back(entry); }
+  const Entry* find(Collective collective, std::size_t bytes, bool symmetric) const;
   Memory memory_;
   std::vector<Entry>& range(Collective collective, bool symmetric) {
     return entries_[static_cast<int>(collective)][symmetric];

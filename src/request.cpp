@@ -116,13 +116,32 @@ Request::Request(Collective what, const Call& c, int me, int n, int to, int from
   check_buffers(0, 0);
 }
 
+// There is one algorithm that quantises.
+void Request::check_wire() {
+  if (call->wire == Wire::exact) return;
+  const std::string name(name_of(call->wire));
+  if (collective != Collective::all_reduce)
+    throw UsageError(std::string(name_of(collective)) +
+                     " cannot quantise: only all_reduce takes wire=" + name + ".");
+  if (call->dtype != DType::f32 && call->dtype != DType::f16 && call->dtype != DType::bf16)
+    throw UsageError("wire=" + name + " is for f32, f16 and bf16, not " + std::string(name_of(call->dtype)) +
+                     ": leave it out.");
+  if (call->op != Op::sum && call->op != Op::avg)
+    throw UsageError("wire=" + name + " is for sum and avg, not " + std::string(name_of(call->op)) +
+                     ": leave it out.");
+  if (algorithm != Algorithm::automatic && algorithm != Algorithm::two_shot)
+    throw UsageError("wire=" + name + " runs by two_shot only, not by " + std::string(name_of(algorithm)) +
+                     ": leave algorithm out.");
+  algorithm = Algorithm::two_shot;
+}
+
 void Request::name_algorithm() {
-  if (call->algorithm.empty()) return;
+  if (call->algorithm.empty()) return check_wire();
   std::string known;
   for (const Algorithm one : Plan::algorithms(collective, call->memory)) {
     if (name_of(one) == call->algorithm) {
       algorithm = one;
-      return;
+      return check_wire();
     }
     known += (known.empty() ? "" : ", ") + std::string(name_of(one));
   }
@@ -162,7 +181,7 @@ bool Ticket::matches(const Ticket& other) const {
   if (collective != other.collective || dtype != other.dtype || algorithm != other.algorithm ||
       memory != other.memory)
     return false;
-  if (combines(collective) && op != other.op) return false;
+  if (combines(collective) && (op != other.op || wire != other.wire)) return false;
   if (rooted(collective) && root != other.root) return false;
   return collective == Collective::all_to_all_v || collective == Collective::barrier || count == other.count;
 }
@@ -170,13 +189,15 @@ bool Ticket::matches(const Ticket& other) const {
 std::string Ticket::text() const {
   // it comes from another rank, whose packet may have been meant for another kind of call
   if (static_cast<int>(collective) >= kCollectives || static_cast<int>(dtype) >= kDTypes ||
-      static_cast<int>(op) >= kOps || static_cast<int>(algorithm) >= kAlgorithms)
+      static_cast<int>(op) >= kOps || static_cast<int>(wire) >= kWires ||
+      static_cast<int>(algorithm) >= kAlgorithms)
     return "something else";
   std::string text(name_of(collective));
   if (collective == Collective::barrier) return text;
   if (combines(collective)) text += "(" + std::string(name_of(op)) + ")";
   text += " of " + std::to_string(count) +
           (collective == Collective::empty ? " bytes" : " " + std::string(name_of(dtype)));
+  if (wire != Wire::exact) text += " as " + std::string(name_of(wire));
   if (rooted(collective)) text += " with root " + std::to_string(root);
   if (memory == Memory::device) text += " on the GPU";
   if (algorithm != Algorithm::automatic) text += " by " + std::string(name_of(algorithm));

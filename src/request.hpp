@@ -44,13 +44,15 @@ struct Request {
   // into the input.
   void check_buffers(std::size_t at_in, std::size_t at_out) const;
   void name_algorithm();
+  void check_wire();
 };
 
 // What each rank tells the others of its call: one packet.
 struct Ticket {
   Collective collective;
   DType dtype;
-  Op op;
+  Op op : 4;
+  Wire wire : 4;
   Algorithm algorithm;
   bool in_place;
   Memory memory;

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 _HERE = Path(__file__).resolve().parent
 _SHARED = [str(_HERE / "support"), str(_HERE / "contract")]
@@ -17,3 +20,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*_SHARED, *filter(None, [os.environ.
 # first.
 os.environ["UNISONO_PLAN"] = str(_HERE / "support" / "built_in_plan.json")
 os.environ["UNISONO_CHECK"] = "1"
+
+
+# A GPU machine without a network has the packages that it has: without this one tests run without a limit.
+if find_spec("pytest_timeout") is None:
+
+    def pytest_addoption(parser: pytest.Parser) -> None:
+        parser.addini("timeout", "seconds that a test may take, where pytest-timeout is installed")
+
+    def pytest_configure(config: pytest.Config) -> None:
+        config.addinivalue_line("markers", "timeout(seconds): what a test may take")

@@ -31,6 +31,12 @@ struct Call {
   Memory memory = Memory::host;  // of `in` and `out`
   void* stream = nullptr;        // device memory: the cudaStream_t that the call is enqueued on
   std::string_view algorithm{};  // empty: the plan's choice; else one of `algorithms(collective)`
+  // all_reduce only, sum and avg of f32, f16 and bf16. Other than exact, every input and the sum are rounded
+  // to the format, and every rank gets the same bits: each is off by at most 1/127 of the largest magnitude
+  // of its block (int8), or by 1/16 of its own magnitude and 2^-17 of that (fp8); by 2^-127 at least. Blocks
+  // are 32 elements, from the buffer's begin; one in which an infinity, a NaN or an overflow occurs becomes
+  // NaN.
+  Wire wire = Wire::exact;
 };
 
 // The calls of a communicator come from one thread at a time, in the same order on every rank. Each returns
@@ -53,8 +59,10 @@ class Communicator {
     std::optional<double> timeout_s{};  // deadline of every wait; default UNISONO_TIMEOUT_S, else 30
     std::optional<int> device{};        // CUDA ordinal of this rank's GPU; all ranks have one, or none has
     int max_sms = 0;                    // that a kernel may take; 0: UNISONO_MAX_SMS, else as many as pay
-    std::optional<bool> check{};        // compare the ranks' calls first; default UNISONO_CHECK, else no
-    std::optional<Fabric> fabric{};     // the fabric lane instead of the host's; the same on every rank
+    bool peer_access =
+        true;  // false on any rank: no GPU touches another's memory (also UNISONO_PEER_ACCESS=0)
+    std::optional<bool> check{};     // compare the ranks' calls first; default UNISONO_CHECK, else no
+    std::optional<Fabric> fabric{};  // the fabric lane instead of the host's; the same on every rank
     std::function<void()>
         while_waiting{};  // called every few ms of a long wait; what it throws ends the call and closes
   };
@@ -97,6 +105,11 @@ class Communicator {
   Buffer empty(std::size_t bytes, Memory memory = Memory::host);
 
   std::optional<int> device() const;
+  // Whether the ranks' GPUs reach each other's memory. Where one pair cannot, or an option says so, messages
+  // go through pinned host memory, and no algorithm reaches into peers' buffers. False without a GPU.
+  bool peer_access() const;
+  // The name of the ranks' GPUs, by which plans are chosen; empty where they differ.
+  std::string_view card() const;
   // Returns when what is enqueued on the stream is done; raises what went wrong there.
   void synchronize(void* stream);
 
@@ -104,18 +117,25 @@ class Communicator {
   std::string_view plan(Collective collective, std::size_t bytes, bool symmetric,
                         Memory memory = Memory::host) const;
   // The SMs that such a call takes of a GPU; 0: it is left to the copy engines.
-  int sms(Collective collective, std::size_t bytes, std::string_view algorithm) const;
+  int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm) const;
   struct PlanEntry {
     Collective collective;
     bool symmetric;
     std::size_t up_to_bytes;
     std::string_view algorithm;
+    int blocks = 0, threads = 0;  // of the kernel, and what a block takes up at once; zeros: as pays
+    std::size_t piece_bytes = 0;
   };
   // Replaces the plan of every (collective, symmetric) that `entries` has. The same on every rank.
   void set_plan(const std::vector<PlanEntry>& entries, Memory memory = Memory::host);
   // For measurements: how the kernels of the calls that follow are cut; zeros are the plan's choice. The same
   // on every rank.
   void set_shape(int blocks, int threads, std::size_t piece_bytes);
+
+  // Whether the ranks' calls are compared first (Options::check), from the next call on. Set it between the
+  // same calls on every rank.
+  bool check() const;
+  void set_check(bool check);
 
   // Leaves the communicator: peers that still wait for this rank get a PeerLostError. Idempotent; not
   // collective.

@@ -14,6 +14,11 @@ inline constexpr int kDTypes = 10;
 enum class Op : std::uint8_t { sum, prod, min, max, avg };
 inline constexpr int kOps = 5;
 
+// How elements travel in an all_reduce: as they are, or a byte each with a scale for each block of 32, as an
+// 8-bit float (e4m3) or an integer.
+enum class Wire : std::uint8_t { exact, fp8, int8 };
+inline constexpr int kWires = 3;
+
 // Where an array lies: in the host's memory, or in that of the communicator's GPU.
 enum class Memory : std::uint8_t { host, device };
 
@@ -63,6 +68,11 @@ constexpr std::string_view name_of(Op op) {
   return names[static_cast<int>(op)];
 }
 
+constexpr std::string_view name_of(Wire wire) {
+  constexpr std::string_view names[kWires] = {"exact", "fp8", "int8"};
+  return names[static_cast<int>(wire)];
+}
+
 constexpr std::string_view name_of(ChannelPolicy policy) {
   constexpr std::string_view names[kChannelPolicies] = {"single", "multi", "round-robin"};
   return names[static_cast<int>(policy)];
@@ -75,7 +85,7 @@ constexpr std::string_view name_of(Collective collective) {
   return names[static_cast<int>(collective)];
 }
 
-// The value of an enumeration whose name is `name`, if there is one. E is DType, Op or Collective.
+// The value of an enumeration whose name is `name`, if there is one. E is DType, Op, Wire or Collective.
 template <class E>
 constexpr std::optional<E> from_name(std::string_view name, int values) {
   for (int i = 0; i < values; ++i)

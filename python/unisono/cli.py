@@ -15,7 +15,17 @@ import typer
 from rich.console import Console
 
 from unisono.bench import finish, request, start
-from unisono.bench.cases import COLLECTIVES, CUDA_MODES, DTYPES, MEMORIES, MODES, OPS, PLACEMENTS, CaseError
+from unisono.bench.cases import (
+    COLLECTIVES,
+    CUDA_MODES,
+    DTYPES,
+    MEMORIES,
+    MODES,
+    OPS,
+    PLACEMENTS,
+    WIRES,
+    CaseError,
+)
 from unisono.bench.options import FABRIC_RANKS, PRESETS, Options
 from unisono.bench.provenance import usable_cores
 from unisono.errors import UsageError
@@ -132,6 +142,12 @@ def bench(
         int | None,
         typer.Option("--channels", help="With --fabric: endpoints a rank; default: 4, or the NICs."),
     ] = None,
+    wire: Annotated[
+        str | None,
+        typer.Option(
+            "--wire", help=f"List of {', '.join(WIRES)}: also unisono's all_reduce quantised by these."
+        ),
+    ] = None,
     begin: Annotated[
         str | None,
         typer.Option(
@@ -247,6 +263,7 @@ def bench(
         to_memory_limit=to_memory_limit,
         one_process=one_process,
         backends=backend,
+        wires=wire,
         collectives=request.listed(named, collective),
         begin=begin,
         end=end,
@@ -277,8 +294,10 @@ def bench(
 
 @app.command()
 def tune(
+    device: Annotated[str, typer.Option("--device", help="cpu, or cuda: rank r on GPU r.")] = "cpu",
     ranks: Annotated[
-        int | None, typer.Option("--ranks", help="Ranks to start; default: one a core, 2 to 8.")
+        int | None,
+        typer.Option("--ranks", help="Ranks to start; default: one a core, 2 to 8, or one a GPU."),
     ] = None,
     collective: Annotated[
         str | None,
@@ -308,14 +327,15 @@ def tune(
         if result == finish.OK:
             run = found.runs[0]
             tune.write(path, run.ranks, run.machine, tune.choose(found.results))
-            console.print(f"plan for {run.ranks} ranks: {finish.shown(path)}", soft_wrap=True)
+            where = f"{run.ranks} {'GPUs' if device == 'cuda' else 'ranks'}"
+            console.print(f"plan for {where}: {finish.shown(path)}", soft_wrap=True)
         else:
             console.print("The table was not written: the run did not end in good order.", style="red")
         return result
 
     with tempfile.TemporaryDirectory(prefix="unisono-tune-") as scratch:
         options = _guarded(
-            lambda: request.tune_options(collective, budget, Path(scratch) / "run", sys.argv[1:])
+            lambda: request.tune_options(collective, budget, Path(scratch) / "run", sys.argv[1:], device)
         )
         _run(options, ranks, write)
 

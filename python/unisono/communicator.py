@@ -36,6 +36,7 @@ def init(
     check: bool | None = None,
     device: int | None = None,
     max_sms: int = 0,
+    peer_access: bool = True,
     lane: str | Fabric | None = None,
 ) -> Communicator:
     """The communicator of all ranks that were started together. Collective.
@@ -50,6 +51,8 @@ def init(
     check: compare the ranks' calls before anything moves; None: UNISONO_CHECK, else no.
     device: CUDA ordinal of this rank's GPU, for calls on arrays there; all ranks give one, or none does.
     max_sms: that a kernel may take of the GPU; 0: UNISONO_MAX_SMS, else as many as pay.
+    peer_access: False on any rank (or UNISONO_PEER_ACCESS=0): no GPU touches another's memory; messages go
+        through pinned host memory, as they do where two of the GPUs cannot reach each other.
     lane: host (shared memory of one machine), fabric (libfabric; also between machines), or a `Fabric` that
         says its provider, channels and policy; None: UNISONO_LANE, else host. The same on every rank.
 
@@ -65,7 +68,7 @@ def init(
     wait_s = _deadline_s(timeout_s)
     meeting = bootstraps.make(world, bootstrap, wait_s)
     fabric = _fabric_of(lane)
-    communicator = Communicator(meeting, timeout_s, check, device, max_sms, fabric)
+    communicator = Communicator(meeting, timeout_s, check, device, max_sms, peer_access, fabric)
     _open.add(communicator)
     if fabric is None:
         _load_plan(communicator)
@@ -92,7 +95,7 @@ def init_threads(
     Calls release the GIL. Every buffer is within every rank's reach, so that all large calls are zero-copy.
     timeout_s, check and lane as in `init`.
     """
-    return _of_threads([None] * n, timeout_s, check, 0, _fabric_of(lane))
+    return _of_threads([None] * n, timeout_s, check, fabric=_fabric_of(lane))
 
 
 class Communicators(list[Communicator]):
@@ -113,6 +116,7 @@ def init_all(
     timeout_s: float | None = None,
     check: bool | None = None,
     max_sms: int = 0,
+    peer_access: bool = True,
 ) -> Communicators:
     """One process, all GPUs: a communicator for each of `devices`, in that order.
 
@@ -120,19 +124,20 @@ def init_all(
     calls as they are made, each needs its own. `Communicators.empty` makes symmetric memory of all ranks at
     once.
 
-    devices: CUDA ordinals; None: all that this process sees. timeout_s, check and max_sms as in `init`.
+    devices: CUDA ordinals; None: all that this process sees. The others as in `init`.
     """
     found = list(range(device_count())) if devices is None else list(devices)
     if not found:
         raise UsageError("there is no GPU: init_all() needs one that CUDA sees; init_threads() needs none.")
-    return _of_threads(found, timeout_s, check, max_sms)
+    return _of_threads(found, timeout_s, check, max_sms, peer_access)
 
 
 def _of_threads(
     devices: Sequence[int | None],
     timeout_s: float | None,
     check: bool | None,
-    max_sms: int,
+    max_sms: int = 0,
+    peer_access: bool = True,
     fabric: Fabric | None = None,
 ) -> Communicators:
     wait_s = _deadline_s(timeout_s)
@@ -141,7 +146,9 @@ def _of_threads(
     with ThreadPoolExecutor(max(n, 1)) as pool:
         communicators = Communicators(
             pool.map(
-                lambda meeting, device: Communicator(meeting, timeout_s, check, device, max_sms, fabric),
+                lambda meeting, device: Communicator(
+                    meeting, timeout_s, check, device, max_sms, peer_access, fabric
+                ),
                 meetings,
                 devices,
             )
@@ -177,6 +184,20 @@ def plan_path() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "unisono" / "plan.json"
 
 
+def _is_for(table: dict[str, Any], communicator: Communicator) -> bool:
+    if table.get("device", "cpu") == "cpu":
+        return True
+    if not communicator.peer_access:  # tables are for GPUs that reach each other
+        return False
+    return bool(table["card"] == communicator.card)
+
+
+def _entry(entry: dict[str, Any]) -> tuple[Any, ...]:
+    shape = (entry.get("blocks", 0), entry.get("threads", 0), entry.get("piece_bytes", 0))
+    symmetric = entry["memory"] == "symmetric"
+    return (entry["collective"], symmetric, entry["up_to_bytes"], entry["algorithm"], shape)
+
+
 def _load_plan(communicator: Communicator) -> None:
     path = plan_path()
     if not path.is_file():
@@ -187,13 +208,10 @@ def _load_plan(communicator: Communicator) -> None:
         return
     try:
         tables = json.loads(path.read_text())
-        entries = [
-            (entry["collective"], entry["memory"] == "symmetric", entry["up_to_bytes"], entry["algorithm"])
-            for table in (tables if isinstance(tables, list) else [tables])
-            if table["ranks"] == communicator.size
-            for entry in table["entries"]
-        ]
-        communicator.set_plan(entries)
+        for table in tables if isinstance(tables, list) else [tables]:
+            if table["ranks"] == communicator.size and _is_for(table, communicator):
+                entries = [_entry(entry) for entry in table["entries"]]
+                communicator.set_plan(entries, table.get("device", "cpu"))
     except UsageError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:

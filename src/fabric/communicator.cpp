@@ -4,11 +4,11 @@
 #include <cstring>
 #include <tuple>
 
-#include "communicator_impl.hpp"
 #include "dispatch.hpp"
 #include "env.hpp"
 #include "fabric/fabric_group.hpp"
 #include "fabric/library.hpp"
+#include "impl.hpp"
 #include "programs/send_recv.hpp"
 
 namespace unisono {
@@ -51,7 +51,7 @@ FabricEndpoint::Settings settings_of(const Communicator::Fabric& asked, int rank
 class FabricCommunicator final : public Communicator::Impl {
  public:
   FabricCommunicator(Bootstrap& bootstrap, const Communicator::Options& options)
-      : check_(options.check.value_or(env().check)),
+      : Impl(options.check.value_or(env().check)),
         kind_(options.fabric->pinned ? fabric::MemoryKind::pinned : fabric::MemoryKind::host),
         device_(options.device),
         group_(bootstrap, {.timeout_s = options.timeout_s.value_or(env().timeout_s),
@@ -170,7 +170,9 @@ class FabricCommunicator final : public Communicator::Impl {
       throw UsageError("the fabric lane has no " + std::string(name_of(request.collective)) +
                        " of GPU memory: pass host memory, or use the CUDA lane within a machine.");
     const Algorithm asked = request.algorithm;
-    if (is_packets(asked) || (is_direct(asked) && !has_direct(request.collective)))
+    if (request.call->wire != Wire::exact)
+      throw UsageError("the fabric lane sends elements as they are: leave wire out.");
+    if (is_packets(asked) || is_lines(asked) || (is_direct(asked) && !has_direct(request.collective)))
       throw UsageError("the fabric lane has no " + std::string(name_of(asked)) + " for " +
                        std::string(name_of(request.collective)) + ": leave algorithm out, or name " +
                        std::string(name_of(Plan::staged(request.collective))) + ".");
@@ -278,7 +280,6 @@ class FabricCommunicator final : public Communicator::Impl {
     }
   }
 
-  bool check_;
   fabric::MemoryKind kind_;
   std::optional<int> device_;
   FabricGroup group_;

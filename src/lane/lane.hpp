@@ -15,8 +15,10 @@
 //   needed
 //   packets_to(peer, bytes), commit_packets(peer, bytes); packets_from(peer, bytes)   the same in two steps,
 //   as operands of a move
+//   requantise(dsts, n_dsts, srcs, n_srcs, plain, count)   a move of `count` elements in their wire form
+//   (wire.hpp); the operands of `plain` hold elements, of element_bytes(), and take part as they look on it
 // and where it is: rank() of size(), worker() of workers(). piece_bytes() is the most that a worker takes up
-// at once. kPulls says whether it had rather read from peers than write, kMulticasts whether a move to
+// at once; that and a chunk are 2·kAlign or more. kPulls says whether it had rather read from peers than write, kMulticasts whether a move to
 // several peers costs less than one to each, kLinked whether what enters and leaves a rank bounds it, so that
 // a root that has it all leaves the work to the others.
 #pragma once
@@ -44,6 +46,11 @@ inline constexpr int kSlots = 5;
 struct Dst {
   byte* at;
   bool stream = false;
+};
+
+// The operands of a quantised move that hold elements, not their wire form; -1: none.
+struct Plain {
+  int src = -1, dst = -1;
 };
 
 // A call as a program sees it. Sizes are bytes and multiples of the element's size.
@@ -133,12 +140,17 @@ UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
   return at < lane.size() ? at : at - lane.size();
 }
 
+// The shard of `rank` where the root has none: what leaves or enters the root is then all that bounds it.
+UNISONO_PORTABLE constexpr Range share_without(std::size_t bytes, int ranks, int root, int rank) {
+  return rank == root ? Range{} : block_of(bytes, shard_bytes(bytes, ranks - 1), rank - (rank > root));
+}
+
 // What a rank does of a rooted collective's `bytes`.
 template <class Lane>
 UNISONO_PORTABLE Range share_of(const Lane& lane, std::size_t bytes, int root) {
   const int n = lane.size(), me = lane.rank();
   if (!Lane::kLinked || n == 1) return block_of(bytes, shard_bytes(bytes, n), me);
-  return me == root ? Range{} : block_of(bytes, shard_bytes(bytes, n - 1), me - (me > root));
+  return share_without(bytes, n, root, me);
 }
 
 // Returns when every rank has called it; what any rank wrote in earlier calls may be read, and overwritten,

@@ -18,6 +18,8 @@ namespace {
 using cuda::check;
 using cuda::driver;
 
+constexpr std::size_t kHostPage = 4096;  // pinned as a whole
+
 CUmemAllocationProp properties(int device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -57,7 +59,19 @@ void DeviceMemory::map(int device, const std::vector<int>& devices) {
   for (const int one : devices)
     if (one != device) allow(one);
   check(driver().set_access(at, mapped_, access.data(), access.size()),
-        "letting the GPUs reach each other's memory");
+        "letting the GPUs reach each other's memory (UNISONO_PEER_ACCESS=0 does without)");
+}
+
+// Threads of a process share the segment, and its owner's pinning.
+void DeviceMemory::pin() {
+  if (!other_thread_)
+    check(cudaHostRegister(segment_->data(), segment_->bytes(),
+                           cudaHostRegisterPortable | cudaHostRegisterMapped),
+          "pinning shared memory");
+  data_ = segment_->data();
+  void* at = nullptr;
+  check(cudaHostGetDevicePointer(&at, segment_->data(), 0), "mapping pinned memory");
+  data_ = static_cast<std::byte*>(at);
 }
 
 std::shared_ptr<DeviceMemory> DeviceMemory::create(std::size_t bytes, int device,
@@ -69,6 +83,11 @@ std::shared_ptr<DeviceMemory> DeviceMemory::create(std::size_t bytes, int device
   made->bytes_ = bytes;
   const std::string what =
       "an allocation of " + std::to_string(bytes) + " bytes on GPU " + std::to_string(device);
+  if (kind == Kind::host) {
+    made->segment_ = Segment::create(round_up(bytes, kHostPage));
+    made->pin();
+    return made;
+  }
   if (kind == Kind::vmm) {
     check(cudaFree(nullptr), "starting CUDA");  // makes the device's context
     const CUmemAllocationProp asked = properties(device);
@@ -90,7 +109,7 @@ std::shared_ptr<DeviceMemory> DeviceMemory::create(std::size_t bytes, int device
     check(cudaMalloc(&at, made->mapped_), what);
     made->data_ = static_cast<std::byte*>(at);
     for (const int one : devices) {
-      if (one == device) continue;
+      if (one == device || kind == Kind::local) continue;
       const cuda::OnDevice there(one);
       if (const cudaError_t result = cudaDeviceEnablePeerAccess(device, 0);
           result != cudaErrorPeerAccessAlreadyEnabled)
@@ -114,8 +133,11 @@ std::shared_ptr<DeviceMemory> DeviceMemory::open(const Handle& handle, std::size
   made->device_ = device;
   made->bytes_ = bytes;
   made->mine_ = false;
-  if (handle.pid == ::getpid()) {
-    made->other_thread_ = true;
+  made->other_thread_ = handle.pid == ::getpid();
+  if (kind == Kind::host) {
+    made->segment_ = Segment::open(handle.segment, round_up(bytes, kHostPage));
+    made->pin();
+  } else if (made->other_thread_) {
     made->data_ = reinterpret_cast<std::byte*>(handle.address);
   } else if (kind == Kind::vmm) {
     check(cudaFree(nullptr), "starting CUDA");
@@ -148,6 +170,7 @@ DeviceMemory::Handle DeviceMemory::handle() const {
   handle.fd = fd_;
   handle.address = reinterpret_cast<std::uint64_t>(data_);
   handle.bytes = bytes_;
+  if (segment_) handle.segment = segment_->handle();
   if (kind_ == Kind::ipc) {
     const cuda::OnDevice on(device_);
     cudaIpcMemHandle_t ipc;
@@ -162,7 +185,10 @@ DeviceMemory::~DeviceMemory() {
   if (!data_ || other_thread_) return;
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;  // CUDA is gone
-  if (kind_ == Kind::ipc) {
+  if (kind_ == Kind::host) {
+    cudaDeviceSynchronize();
+    cudaHostUnregister(segment_->data());
+  } else if (kind_ != Kind::vmm) {
     if (mine_) cudaFree(data_);
     else cudaIpcCloseMemHandle(data_);
   } else {

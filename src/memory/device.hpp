@@ -1,5 +1,5 @@
-// Memory of a GPU that other GPUs of this machine reach: of threads of this process at the same address, of
-// other processes mapped.
+// Memory that the GPUs of this machine reach: of threads of this process at the same address, of other
+// processes mapped.
 #pragma once
 
 #include <cstddef>
@@ -7,22 +7,26 @@
 #include <memory>
 #include <vector>
 
+#include "memory/segment.hpp"
+
 namespace unisono {
 
 class DeviceMemory {
  public:
-  // By what a peer process maps it. vmm: a file descriptor of CUDA's virtual memory management; ipc: a
-  // cudaIpc handle, where descriptors cannot be had.
-  enum class Kind : std::uint32_t { vmm, ipc };
+  // Where it lies, and by what a peer process maps it. On the GPU: vmm, by a file descriptor of CUDA's
+  // virtual memory management; ipc, by a cudaIpc handle, where descriptors cannot be had; local, not at all.
+  // host: a segment, pinned.
+  enum class Kind : std::uint32_t { vmm, ipc, local, host };
 
   // What a peer needs. It travels as bytes: `open` trusts nothing in it but what the driver checks.
   struct Handle {
     std::int32_t pid = 0, fd = -1;
     std::uint64_t address = 0, bytes = 0;  // where its own process has it
     unsigned char ipc[64] = {};
+    Segment::Handle segment;
   };
 
-  // Zeroed memory of `device`; `devices` of this process reach it. Throws ResourceError.
+  // Zeroed memory of `device` (or of the host); `devices` of this process reach it. Throws ResourceError.
   static std::shared_ptr<DeviceMemory> create(std::size_t bytes, int device, const std::vector<int>& devices,
                                               Kind kind);
   // Maps a peer's memory for `device`. Throws ResourceError when the peer is gone or the driver refuses.
@@ -39,10 +43,12 @@ class DeviceMemory {
  private:
   DeviceMemory() = default;
   void map(int device, const std::vector<int>& devices);
+  void pin();
   Kind kind_ = Kind::vmm;
   int device_ = 0, fd_ = -1;
   bool mine_ = true, other_thread_ = false;
   std::uint64_t allocation_ = 0;
+  std::shared_ptr<Segment> segment_;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0, mapped_ = 0;
 };

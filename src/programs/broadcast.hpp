@@ -57,6 +57,42 @@ UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& 
   }
 }
 
+// The same on outputs that everyone reaches, where the root has no shard: all that crosses between ranks is
+// stores.
+template <class Lane>
+UNISONO_PROGRAM void broadcast_two_shot_push(Lane& lane, const Args& a) {
+  const int n = lane.size(), me = lane.rank();
+  meet_first(lane);
+  const std::size_t longest = share_without(a.bytes, n, a.root, a.root == 0 ? 1 : 0).bytes;
+  for (Rounds r(lane, longest, lane.tile_bytes()); r.more(); r.next()) {
+    auto piece = [&](int p) {
+      const Range share = share_without(a.bytes, n, a.root, p);
+      const std::size_t begin = smaller(r.range().begin, share.bytes);
+      return Range{share.begin + begin, smaller(r.range().bytes, share.bytes - begin)};
+    };
+    auto dsts = lane.destinations();
+    if (me == a.root) {
+      for (int i = 1; i < n; ++i) {
+        const int p = peer_at(lane, i);
+        const byte* from = a.in + piece(p).begin;
+        dsts[0] = {a.outputs[p] + piece(p).begin};
+        dsts[1] = {a.out + piece(p).begin, a.stream};
+        lane.move(dsts, a.out == a.in ? 1 : 2, &from, 1, piece(p).bytes);
+        lane.signal(p, Slot::reply);
+      }
+      continue;
+    }
+    lane.wait(a.root, Slot::reply);
+    const byte* from = a.out + piece(me).begin;
+    int targets = 0;
+    for (int i = 1; i < n; ++i)
+      if (const int p = peer_at(lane, i); p != a.root)
+        dsts[targets++] = {a.outputs[p] + piece(me).begin, a.stream};
+    if (targets > 0) lane.move(dsts, targets, &from, 1, piece(me).bytes);
+  }
+  meet(lane);
+}
+
 // On buffers that everyone reaches: each rank reads its shard of the root's input once and writes it to every
 // output. Where links bound it, the root has no shard: the others' reads take up all that it can send.
 template <class Lane>

@@ -23,6 +23,36 @@ UNISONO_PROGRAM void reduce_push(Channel& channel, const Args& a) {
   }
 }
 
+// Each rank but the root owns a shard: it gets everyone's part of it, and writes the sum to the root's
+// output, which everyone reaches (Rabenseifner's reduce-scatter and gather). All that crosses between ranks
+// is stores.
+template <class Channel>
+UNISONO_PROGRAM void reduce_two_shot_push(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
+  const int n = lane.size(), me = lane.rank();
+  auto piece = [&](Range round, int p) {
+    const Range share = share_without(round.bytes, n, a.root, p);
+    return Range{round.begin + share.begin, share.bytes};
+  };
+  one_ahead(
+      lane, Rounds(lane, a.bytes, channel.capacity() * static_cast<std::size_t>(n - 1)),
+      [&](Range round) {
+        for (int i = 1; i < n; ++i)
+          if (const int p = peer_at(lane, i); p != a.root)
+            channel.put(p, a.in + piece(round, p).begin, piece(round, p).bytes);
+      },
+      [&](Range round) {
+        if (me == a.root) return;
+        const Range mine = piece(round, me);
+        auto srcs = lane.sources();
+        for (int p = 0; p < n; ++p) srcs[p] = p == me ? a.in + mine.begin : channel.arrived(p, mine.bytes);
+        const Dst to{a.outputs[a.root] + mine.begin, a.stream};
+        lane.move(&to, 1, srcs, n, mine.bytes);
+        for (int i = 1; i < n; ++i) channel.release(peer_at(lane, i));
+      });
+  meet(lane);
+}
+
 // On buffers that everyone reaches: each rank combines its shard and writes it to the root. Where links bound
 // it, the root has no shard: the sums are all that it takes in.
 template <class Lane>

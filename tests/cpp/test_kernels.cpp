@@ -1,11 +1,16 @@
 // The kernels of every instruction set of this machine: against the reference, and against each other.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lane/host/move.hpp"
 #include "reference.hpp"
+#include "wire.hpp"
 
 namespace unisono::host {
 namespace {
@@ -53,7 +58,7 @@ constexpr std::size_t kGuard = 64;
 TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
   for (const std::size_t count :
        {std::size_t{1}, std::size_t{3}, std::size_t{67}, 4096 / size + 5, 3 * 4096 / size - 1}) {
-    for (const int n : {2, 3, 5}) {
+    for (const int n : {2, 3, 4, 5, 8}) {
       const std::size_t bytes = count * size;
       std::vector<Bytes> storage;
       std::vector<const std::byte*> srcs;
@@ -64,12 +69,13 @@ TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
       const Bytes expected = test::reduced(dtype, op, srcs, count);
       for (const Kernels* kernels : all_kernels()) {
         for (const bool stream : {false, true}) {
-          for (const int n_dsts : {1, 3}) {
+          for (const auto& [n_dsts, off] :
+               {std::pair(1, 0), std::pair(1, 8), std::pair(1, 1), std::pair(3, 0)}) {
             std::vector<Bytes> outs(3, Bytes(bytes + 2 * kGuard, std::byte{0x5a}));
             Dst dsts[3];
             for (int d = 0; d < n_dsts; ++d) {
               // the second destination is like a peer's ring: not streamed
-              dsts[d] = {outs[static_cast<std::size_t>(d)].data() + kGuard - 3 * d, stream && d != 1};
+              dsts[d] = {outs[static_cast<std::size_t>(d)].data() + kGuard - 3 * d - off, stream && d != 1};
             }
             reduce (*kernels)(dsts, n_dsts, srcs.data(), n, bytes);
             const std::string what = std::string(kernels->instruction_set) + (stream ? ", streaming" : "");
@@ -138,6 +144,78 @@ TEST(Choice, IsOneOfThisMachine) {
   bool known = false;
   for (const Kernels* one : all_kernels()) known = known || one == &kernels();
   EXPECT_TRUE(known);
+}
+
+// What `values` are on the wire, from the definition: a block's step is the least power of two from 2^-126 on
+// with which none rounds past the format's largest number. One that is not finite has scale 255, and codes
+// that mean nothing.
+Bytes on_the_wire(const std::vector<double>& values, Wire as) {
+  const std::size_t blocks = (values.size() + wire::kBlock - 1) / wire::kBlock;
+  Bytes bytes(blocks * (wire::kBlock + 1));
+  for (std::size_t b = 0; b < blocks; ++b) {
+    const std::size_t begin = b * wire::kBlock, end = std::min(values.size(), begin + wire::kBlock);
+    double largest = 0;
+    bool finite = true;
+    for (std::size_t i = begin; i < end; ++i) {
+      largest = std::max(largest, std::fabs(values[i]));
+      finite = finite && std::isfinite(values[i]);
+    }
+    int step = -126;
+    while (finite && std::ldexp(largest, -step) >= (as == Wire::int8 ? 127.5 : 464)) ++step;
+    bytes[blocks * wire::kBlock + b] = static_cast<std::byte>(finite ? step + 127 : 255);
+    for (std::size_t i = begin; finite && i < end; ++i) {
+      const double scaled = std::ldexp(values[i], -step);
+      bytes[i] = as == Wire::int8 ? static_cast<std::byte>(static_cast<int>(std::nearbyint(scaled)))
+                                  : static_cast<std::byte>(test::encode(test::kE4M3, scaled));
+    }
+  }
+  return bytes;
+}
+
+// Denormals to the largest, zeros, and a few infinities and NaNs.
+std::vector<float> numbers_of_all_magnitudes(std::size_t count) {
+  std::mt19937_64 random(count);
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const int power = static_cast<int>((i / 64 * 37 + random() % 8) % 276) - 149;
+    values[i] = static_cast<float>(std::ldexp(static_cast<double>(random() % 1024) / 512 - 1, power));
+    if (random() % 16 == 0) values[i] = 0;
+    if (random() % 2048 == 0) values[i] = random() % 2 ? INFINITY : NAN;
+  }
+  return values;
+}
+
+TEST(Quantised, ElementsHaveTheDefinitionsBytesThereAndBack) {
+  for (const std::size_t count : {std::size_t{1}, std::size_t{31}, std::size_t{32}, std::size_t{10'007}}) {
+    const std::vector<float> values = numbers_of_all_magnitudes(count);
+    const std::size_t scales = (count + wire::kBlock - 1) / wire::kBlock * wire::kBlock;
+    const auto* src = reinterpret_cast<const std::byte*>(values.data());
+    for (const Wire as : {Wire::fp8, Wire::int8}) {
+      const Bytes expected = on_the_wire({values.begin(), values.end()}, as);
+      auto finite = [&](std::size_t i) { return expected[scales + i / wire::kBlock] != std::byte{255}; };
+      for (const Kernels* kernels : all_kernels()) {
+        const auto what = std::string(kernels->instruction_set) + " " + std::string(name_of(as));
+        const auto requantise = kernels->requantise[static_cast<int>(DType::f32)][static_cast<int>(as)];
+        Bytes got(expected.size());
+        const Dst to{got.data()};
+        requantise(&to, 1, &src, 1, {.src = 0}, false, count);
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          EXPECT_TRUE((i < scales && !finite(i)) || got[i] == expected[i]) << what << ", byte " << i;
+        std::vector<float> back(count);
+        const std::byte* from = got.data();
+        const Dst home{reinterpret_cast<std::byte*>(back.data())};
+        requantise(&home, 1, &from, 1, {.dst = 0}, false, count);
+        for (std::size_t i = 0; i < count; ++i) {
+          const auto code = std::to_integer<std::uint8_t>(expected[i]);
+          const double read =
+              as == Wire::int8 ? static_cast<std::int8_t>(code) : test::decode(test::kE4M3, code);
+          const int step = std::to_integer<int>(expected[scales + i / wire::kBlock]) - 127;
+          EXPECT_TRUE(finite(i) ? back[i] == static_cast<float>(std::ldexp(read, step)) : std::isnan(back[i]))
+              << what << " " << i;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ TEST(Plan, RefusesAnAlgorithmOfAnotherCollective) {
 
 TEST(Plan, OfGpusKnowsEveryCollective) {
   for (int ranks = 2; ranks <= 8; ++ranks) {
-    const Plan plan = Plan::of_gpu(ranks);
+    const Plan plan = Plan::of_gpu("", ranks);
     for (const Collective collective : collectives()) {
       const auto known = Plan::algorithms(collective, Memory::device);
       for (const bool symmetric : {false, true})
@@ -108,6 +108,52 @@ TEST(Plan, OfGpusKnowsEveryCollective) {
         }
     }
   }
+}
+
+TEST(Plan, OfGpusWithoutPeerAccessReachesNowhere) {
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    const Plan plan = Plan::of_gpu_staged(ranks);
+    for (const Collective collective : collectives()) {
+      const auto known = Plan::algorithms(collective, Memory::device);
+      for (const bool symmetric : {false, true})
+        for (std::size_t bytes = 1; bytes < std::size_t{1} << 40; bytes *= 3) {
+          const Algorithm chosen = plan.choose(collective, bytes, symmetric);
+          EXPECT_NE(std::find(known.begin(), known.end(), chosen), known.end()) << name_of(collective);
+          EXPECT_FALSE(is_direct(chosen)) << name_of(collective);
+        }
+    }
+  }
+}
+
+TEST(Plan, OfGpusGoesByCardAndRanks) {
+  auto choices = [](std::string_view card, int ranks) {
+    std::vector<Algorithm> chosen;
+    const Plan plan = Plan::of_gpu(card, ranks);
+    for (const Collective collective : collectives())
+      for (std::size_t bytes = 1; bytes < std::size_t{1} << 34; bytes *= 2)
+        chosen.push_back(plan.choose(collective, bytes, true));
+    return chosen;
+  };
+  EXPECT_NE(choices("NVIDIA H200", 2), choices("NVIDIA H200", 4));
+  EXPECT_EQ(choices("NVIDIA H200", 3), choices("NVIDIA H200", 4));  // the next larger one, else the largest
+  EXPECT_EQ(choices("a card that nobody knows", 2), choices("NVIDIA H200", 2));
+}
+
+TEST(Plan, AShapeIsThatOfItsAlgorithm) {
+  Plan plan = Plan::of_gpu("", 2);
+  plan.set({{Collective::reduce, true, 100, push_packets, {4, 64, 512}},
+            {Collective::reduce, true, kRest, direct}});
+  EXPECT_EQ(plan.shape(Collective::reduce, 100, true, push_packets).blocks, 4);
+  EXPECT_EQ(plan.shape(Collective::reduce, 100, true, push_packets).piece_bytes, 512u);
+  EXPECT_EQ(plan.shape(Collective::reduce, 100, true, push).blocks, 0);  // asked for by name
+  EXPECT_EQ(plan.shape(Collective::reduce, 101, true, direct).threads, 0);
+}
+
+TEST(Plan, RefusesAShapeThatNoKernelHas) {
+  Plan plan = Plan::of_gpu("", 2);
+  for (const Shape& shape : {Shape{-1, 0, 0}, Shape{1, 33, 0}, Shape{1, -32, 0}, Shape{1, 1024, 0}})
+    EXPECT_THROW(plan.set({{Collective::reduce, true, 100, push, shape}}), UsageError);
+  EXPECT_EQ(plan.shape(Collective::reduce, 100, true, push).threads, 0);
 }
 
 TEST(Plan, StagedProgramsTakeAnyPointer) {

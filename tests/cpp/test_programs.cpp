@@ -138,6 +138,29 @@ TEST_P(Programs, ExchangePartsOfAnySize) {
   });
 }
 
+// Numbers that the wire holds, so that the sum is known; test_quantised.py has those that are rounded.
+TEST_P(Programs, SumWhatTheWireHolds) {
+  on_ranks(n, [&](Communicator& comm) {
+    const auto value = [](int rank, std::size_t i) {
+      return static_cast<float>((i * 5 + static_cast<std::size_t>(rank) * 3) % 5) - 2;
+    };
+    for (const Wire wire : {Wire::fp8, Wire::int8})
+      for (const std::size_t count : counts(n))
+        for (const bool in_place : {false, true}) {
+          std::vector<float> in(count), out(in_place ? 0 : count), expected(count);
+          for (std::size_t i = 0; i < count; ++i) {
+            in[i] = value(comm.rank(), i);
+            for (int r = 0; r < n; ++r) expected[i] += value(r, i);
+          }
+          float* to = in_place ? in.data() : out.data();
+          comm.all_reduce({.in = in.data(), .out = to, .count = count, .wire = wire});
+          EXPECT_TRUE(std::equal(expected.begin(), expected.end(), to))
+              << name_of(wire) << " of " << count << (in_place ? " in place" : "") << ", rank "
+              << comm.rank();
+        }
+  });
+}
+
 TEST_P(Programs, PassOnAroundARing) {
   on_ranks(n, [&](Communicator& comm) {
     const int me = comm.rank(), to = (me + 1) % n, from = (me + n - 1) % n;

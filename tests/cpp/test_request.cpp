@@ -112,6 +112,35 @@ TEST_P(Requests, ReachNoFurtherThanTheBuffers) {
   EXPECT_LE(request.reached_by_peers(kMe).out, request.out_bytes);
 }
 
+TEST(QuantisedRequests, AreSumsAndAveragesOfFloatsByTwoShot) {
+  std::vector<std::byte> memory(4096);
+  auto made = [&](Collective collective, DType dtype, Op op, std::string_view algorithm) {
+    const Call call{.in = memory.data(),
+                    .out = memory.data() + 2048,
+                    .count = 4,
+                    .dtype = dtype,
+                    .op = op,
+                    .algorithm = algorithm,
+                    .wire = Wire::int8};
+    return Request(collective, call, 1, 2).algorithm;
+  };
+  for (int d = 0; d < kDTypes; ++d)
+    for (int o = 0; o < kOps; ++o) {
+      const auto dtype = static_cast<DType>(d);
+      const auto op = static_cast<Op>(o);
+      const bool good = (dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) &&
+                        (op == Op::sum || op == Op::avg);
+      if (good) {
+        EXPECT_EQ(made(Collective::all_reduce, dtype, op, ""), Algorithm::two_shot);
+      } else {
+        EXPECT_THROW(made(Collective::all_reduce, dtype, op, ""), UsageError);
+      }
+    }
+  EXPECT_THROW(made(Collective::all_reduce, DType::f32, Op::sum, "two_shot_direct"), UsageError);
+  EXPECT_THROW(made(Collective::reduce, DType::f32, Op::sum, ""), UsageError);
+  EXPECT_THROW(made(Collective::all_gather, DType::f32, Op::sum, ""), UsageError);
+}
+
 TEST(RootedRequests, NeedOnlyTheirOwnBuffersBesideTheRoot) {
   std::vector<std::byte> memory(4096);
   const Call in{.in = memory.data(), .count = kCount, .root = 0},

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("msgspec", reason="the bench needs msgspec: put its wheel into .whl")
 from unisono.bench import records
 from unisono.bench.cuda import device
 
@@ -26,8 +27,10 @@ def needs(n: int) -> pytest.MarkDecorator:
     return pytest.mark.skipif(gpus() < n, reason=reason)
 
 
-def run(*words: str, expect: int = 0, limit_s: float = 240.0) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("UNISONO_")}
+def run(
+    *words: str, expect: int = 0, limit_s: float = 240.0, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("UNISONO_")} | variables
     found = subprocess.run(
         [*BENCH, *words], env=env, capture_output=True, text=True, timeout=limit_s, check=False
     )
@@ -35,8 +38,8 @@ def run(*words: str, expect: int = 0, limit_s: float = 240.0) -> subprocess.Comp
     return found
 
 
-def bench(directory: Path, *words: str, expect: int = 0) -> records.Records:
-    run("bench", "--device", "cuda", "-O", str(directory), "--no-report", *words, expect=expect)
+def bench(directory: Path, *words: str, expect: int = 0, **variables: str) -> records.Records:
+    run("bench", "--device", "cuda", "-O", str(directory), "--no-report", *words, expect=expect, **variables)
     return records.read(directory)
 
 
@@ -162,6 +165,21 @@ def test_one_process_drives_all_gpus(tmp_path: Path) -> None:
         "torch-symm:one_shot",
         "torch-symm:two_shot",
     }
+
+
+@needs(2)
+def test_what_goes_through_host_memory_says_so(tmp_path: Path) -> None:
+    found = bench(
+        tmp_path / "run",
+        *("--ranks", "2", "--backend", "unisono,unisono:two_shot_direct,unisono:two_shot", "-d", "bf16"),
+        *("--collective", "all_reduce", "--sizes", "4K,1M", "--memory", "symmetric", "-n", "6"),
+        UNISONO_PEER_ACCESS="0",
+    )
+    assert not found.failures
+    assert {r.backend for r in found.results} == {"unisono", "unisono:two_shot"}
+    assert all(r.staged and r.verification.before and r.verification.after for r in found.results)
+    assert {r.algorithm for r in found.results} <= {"one_shot_packets", "two_shot_packets", "two_shot"}
+    assert found.runs[0].environment["UNISONO_PEER_ACCESS"] == "0"
 
 
 @needs(2)

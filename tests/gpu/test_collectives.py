@@ -8,110 +8,27 @@ import numpy as np
 import pytest
 
 import unisono
+from gpu_cases import ALL, DIRECT, MOVING, check, direct_algorithms, plain_algorithms
 from gpus import Gpus, gpus, numbers, random_bits, same_bits
 from reference import DTYPES, OPS, combine
 
 pytestmark = pytest.mark.gpu
-RANKS = (1, 2, 3, 4, 5, 8)
+RANKS = [(n, True) for n in (1, 2, 3, 4, 5, 8)] + [(n, False) for n in (2, 3, 4, 8)]
 COUNTS = (0, 1, 3, 1000, 12_289, 300_007)  # elements of the larger buffer, or near
 
 
-@pytest.fixture(scope="module", params=RANKS)
+@pytest.fixture(scope="module", params=RANKS, ids=lambda way: f"{way[0]}-{'peers' if way[1] else 'host'}")
 def ranks(request: pytest.FixtureRequest) -> Any:
-    with gpus(request.param) as made:
+    """Ranks whose GPUs reach each other's memory, and some that go through the host's."""
+    n, peer_access = request.param
+    with gpus(n, peer_access=peer_access) as made:
         yield made
-
-
-def expected(collective: str, xs: list[np.ndarray], n: int, root: int, op: str) -> list[np.ndarray | None]:
-    """What each rank gets of inputs `xs`; None: nothing."""
-    at_root = lambda value: [value if r == root else None for r in range(n)]  # noqa: E731
-    match collective:
-        case "all_reduce":
-            return [combine(xs, op)] * n
-        case "reduce":
-            return at_root(combine(xs, op))
-        case "broadcast":
-            return [xs[root]] * n
-        case "all_gather":
-            return [np.stack(xs)] * n
-        case "gather":
-            return at_root(np.stack(xs))
-        case "reduce_scatter":
-            return list(combine(xs, op))
-        case "scatter":
-            return list(xs[root])
-        case "all_to_all":
-            return [np.stack([x[r] for x in xs]) for r in range(n)]
-    raise ValueError(collective)
-
-
-def shapes(collective: str, count: int, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of a rank's input and output, the larger with about `count` elements."""
-    block = count // n
-    return {
-        "all_reduce": ((count,), (count,)),
-        "reduce": ((count,), (count,)),
-        "broadcast": ((count,), (count,)),
-        "all_gather": ((block,), (n, block)),
-        "gather": ((block,), (n, block)),
-        "reduce_scatter": ((n, block), (block,)),
-        "scatter": ((n, block), (block,)),
-        "all_to_all": ((n, block), (n, block)),
-    }[collective]
-
-
-def arguments(collective: str, op: str, root: int) -> dict[str, Any]:
-    reduces = collective in ("all_reduce", "reduce", "reduce_scatter")
-    rooted = collective in ("reduce", "broadcast", "gather", "scatter")
-    return ({"op": op} if reduces else {}) | ({"root": root} if rooted else {})
-
-
-def check(
-    ranks: Gpus, collective: str, count: int, dtype: str, op: str, algorithm: str | None, pools: Any = None
-) -> None:
-    n = ranks.n
-    rng = np.random.default_rng(count + n)
-    root = count % n
-    x_shape, out_shape = shapes(collective, count, n)
-    xs = [random_bits(rng, x_shape, dtype) for _ in range(n)]
-    wanted = expected(collective, xs, n, root, op)
-    inputs, outputs = [], []
-    for r in range(n):
-        x, out = ranks.put(xs[r], r), ranks.put(random_bits(rng, out_shape, dtype), r)
-        if pools is not None:  # the same offsets of symmetric memory on every rank
-            raw_x, raw_out = pools[0][r][: x.nbytes], pools[1][r][: out.nbytes]
-            raw_x.copy_(x.view(-1).view(raw_x.dtype) if x.numel() else raw_x)
-            x, out = ranks.view(raw_x, xs[r]), ranks.view(raw_out, np.empty(out_shape, DTYPES[dtype]))
-        inputs.append(x)
-        outputs.append(out)
-    how = arguments(collective, op, root) | {"algorithm": algorithm}
-    given = ranks.run(
-        lambda comm, r, stream: getattr(comm, collective)(inputs[r], out=outputs[r], stream=stream, **how)
-    )
-    for r in range(n):
-        if wanted[r] is not None:
-            got = numbers(given[r], dtype)
-            assert same_bits(got, wanted[r]), (
-                f"{collective} of {count} {dtype} by {algorithm}, rank {r} of {n}"
-            )
-
-
-MOVING = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
-ALL = ("all_reduce", "reduce", "reduce_scatter", *MOVING)
-
-
-def plain_algorithms(collective: str) -> list[str | None]:
-    names = unisono.Communicator.algorithms(collective, "cuda")
-    return [None, *(name for name in names if name not in DIRECT)]
-
-
-DIRECT = ("direct", "two_shot_direct", "two_shot_push", "copy_engine")
 
 
 @pytest.mark.parametrize("collective", ALL)
 def test_plain_memory(ranks: Gpus, collective: str) -> None:
     for count in COUNTS:
-        for algorithm in plain_algorithms(collective):
+        for algorithm in plain_algorithms(collective, ranks.reach):
             check(ranks, collective, count, "f32", "sum", algorithm)
 
 
@@ -125,21 +42,18 @@ def pools(ranks: Gpus) -> Any:
 
 @pytest.mark.parametrize("collective", ALL)
 def test_symmetric_memory(ranks: Gpus, pools: Any, collective: str) -> None:
-    if ranks.n == 1:
-        pytest.skip("one rank has nobody to reach")
-    names = unisono.Communicator.algorithms(collective, "cuda")
     for count in COUNTS:
-        for algorithm in [None, *(name for name in names if name in DIRECT)]:
+        for algorithm in [None, *(direct_algorithms(collective) if ranks.reach else [])]:
             check(ranks, collective, count, "f32", "sum", algorithm, pools)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_and_op(ranks: Gpus, pools: Any, dtype: str) -> None:
     for op in OPS:
-        for algorithm in plain_algorithms("all_reduce"):
+        for algorithm in plain_algorithms("all_reduce", ranks.reach):
             check(ranks, "all_reduce", 5001, dtype, op, algorithm)
         check(ranks, "reduce_scatter", 5001, dtype, op, None)
-        if ranks.n > 1:
+        if ranks.reach:
             check(ranks, "all_reduce", 5001, dtype, op, "two_shot_direct", pools)
             check(ranks, "all_reduce", 5001, dtype, op, "two_shot_push", pools)
     for collective in MOVING:
@@ -151,7 +65,7 @@ def test_unaligned(ranks: Gpus) -> None:
     rng, n = np.random.default_rng(7), ranks.n
     xs = [random_bits(rng, (4099,), "bf16") for _ in range(n)]
     inputs = [ranks.put(xs[r], r)[1:] for r in range(n)]
-    for algorithm in plain_algorithms("all_reduce"):
+    for algorithm in plain_algorithms("all_reduce", ranks.reach):
         outs = [ranks.put(np.zeros(4101, DTYPES["bf16"]), r)[3:] for r in range(n)]
         ranks.run(
             lambda comm, r, stream, outs=outs, how=algorithm: comm.all_reduce(
@@ -165,17 +79,23 @@ def test_unaligned(ranks: Gpus) -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_in_place(ranks: Gpus, pools: Any, symmetric: bool) -> None:
     rng, n = np.random.default_rng(8), ranks.n
+    if symmetric and not ranks.reach:
+        pytest.skip("nobody is reached")
     xs = [random_bits(rng, (40_001,), "f32") for _ in range(n)]
     wanted = combine(xs, "sum")
-    names = unisono.Communicator.algorithms("all_reduce", "cuda")
+    names = direct_algorithms("all_reduce") if symmetric else plain_algorithms("all_reduce", ranks.reach)
     for algorithm in names:
-        if (algorithm in DIRECT) != symmetric or (symmetric and n == 1):
-            continue
         tensors = [ranks.put(xs[r], r) for r in range(n)]
         if symmetric:
             for r in range(n):
                 raw = pools[0][r][: tensors[r].nbytes]
                 tensors[r] = ranks.view(raw.copy_(tensors[r].view(raw.dtype)), xs[r])
+        if algorithm == "copy_engine" and n > 1:  # its sums pass through the output
+            with pytest.raises(unisono.UsageError, match="apart from the input"):
+                ranks.comms[0].all_reduce(
+                    tensors[0], out=tensors[0], algorithm=algorithm, stream=ranks.streams[0]
+                )
+            continue
         ranks.run(
             lambda comm, r, stream, t=tensors, how=algorithm: comm.all_reduce(
                 t[r], out=t[r], algorithm=how, stream=stream
@@ -188,7 +108,7 @@ def test_all_to_all_in_place(ranks: Gpus) -> None:
     rng, n = np.random.default_rng(13), ranks.n
     for count in (5, 4096, 50_001):
         xs = [random_bits(rng, (n, count), "bf16") for _ in range(n)]
-        for algorithm in plain_algorithms("all_to_all"):
+        for algorithm in plain_algorithms("all_to_all", ranks.reach):
             tensors = [ranks.put(x, r) for r, x in enumerate(xs)]
             ranks.run(
                 lambda comm, r, stream, t=tensors, how=algorithm: comm.all_to_all(
@@ -203,8 +123,8 @@ def test_all_to_all_in_place(ranks: Gpus) -> None:
 def test_scatter_and_gather_in_place_at_the_root(ranks: Gpus, pools: Any, algorithm: str | None) -> None:
     """The root's own block lies elsewhere than the others': what peers reach must not follow from it."""
     rng, n, root, count = np.random.default_rng(14), ranks.n, ranks.n - 1, 20_000
-    if n == 1:
-        pytest.skip("one rank has nobody to reach")
+    if algorithm is not None and not ranks.reach:
+        pytest.skip("nobody is reached")
     whole = random_bits(rng, (n, count), "f32")
     xs = [ranks.view(pools[0][r][: whole.nbytes], whole) for r in range(n)]
     xs[root].copy_(ranks.put(whole, root))
@@ -242,7 +162,7 @@ def test_send_recv_ring_on_symmetric_memory(ranks: Gpus, pools: Any) -> None:
     for count in (1, 1000, 300_007, 4_000_001):
         xs = [random_bits(rng, (count,), "u8") for _ in range(n)]
         inputs = [ranks.put(x, r) for r, x in enumerate(xs)]
-        for algorithm in [None, "direct"]:
+        for algorithm in [None, "direct"] if ranks.reach else [None]:
             outs = [pools[1][r][:count] for r in range(n)]
             ranks.run(
                 lambda comm, r, stream, a=inputs, b=outs, how=algorithm: comm.send_recv(
@@ -300,10 +220,23 @@ def test_graph_replays_with_fresh_data(ranks: Gpus) -> None:
         assert all(same_bits(numbers(out, "bf16"), wanted) for out in outs)
 
 
-def test_late_rank_is_a_timeout() -> None:
+def test_without_peer_access_nothing_is_reached() -> None:
     import torch
 
-    with gpus(2, timeout_s=1.0) as ranks:
+    with gpus(2, peer_access=False) as ranks:
+        assert [comm.peer_access for comm in ranks.comms] == [False, False]
+        assert not {ranks.comms[0].plan(name, 1 << 30, True) for name in ALL} & set(DIRECT)
+        x = ranks.comms.empty(4096, torch.uint8)[0]
+        for algorithm in direct_algorithms("all_reduce"):
+            with pytest.raises(unisono.UsageError, match="needs GPUs with peer access"):
+                ranks.comms[0].all_reduce(x, out=x, algorithm=algorithm, stream=ranks.streams[0])
+
+
+@pytest.mark.parametrize("peer_access", [True, False])
+def test_late_rank_is_a_timeout(peer_access: bool) -> None:
+    import torch
+
+    with gpus(2, timeout_s=1.0, peer_access=peer_access) as ranks:
         x = torch.ones(1000, device=ranks.devices[0])
         ranks.comms[0].all_reduce(x, out=x, stream=ranks.streams[0])
         with pytest.raises(unisono.TimeoutError, match=r"all_reduce .*rank 0.* on the GPU for rank 1"):
@@ -323,7 +256,7 @@ def test_usage_errors(ranks: Gpus) -> None:
         comm.all_reduce(torch.ones(8, 8, device=device).t())
     with pytest.raises(unisono.UsageError, match="is not a stream"):
         comm.all_reduce(x, stream="main")
-    if ranks.n > 1:
+    if ranks.reach:
         with pytest.raises(unisono.UsageError, match="Communicator::empty"):
             comm.all_reduce(x, algorithm="two_shot_direct")
     with pytest.raises(unisono.UsageError, match="no algorithm"):

@@ -263,3 +263,29 @@ def test_beyond_2_to_31_elements(far: str) -> None:
         pytest.skip("two buffers of 2 GiB need 6 GiB of free memory")
     outcome = ranks.play(2, "basic_programs:beyond_2_to_31", "u1", env={"UNISONO_FAR": far}, timeout_s=120)
     assert outcome.results() == [[10, 11, 12, 13, 14, 20, 21, 22, 23, 24, 77, 78, 79]] * 2
+
+
+class Dlpack:
+    """An array of which only DLPack is to be had."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self._array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+def test_dlpack() -> None:
+    def body(comm: unisono.Communicator) -> None:
+        x, total = np.full((2, 3), comm.rank + 1, F32), np.zeros((2, 3), F32)
+        comm.all_reduce(Dlpack(x), out=Dlpack(total))
+        assert (total == 3).all()
+        with pytest.raises(unisono.UsageError, match="Dlpack, of which no new array can be made: give out"):
+            comm.all_reduce(Dlpack(x))
+        with pytest.raises(unisono.UsageError, match="not contiguous"):
+            comm.all_reduce(Dlpack(x.T), out=x)
+
+    on_two(body)

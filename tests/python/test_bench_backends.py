@@ -81,6 +81,19 @@ def test_a_communicator_can_be_given_a_forced_algorithm() -> None:
     assert base.load("unisono:two_shot").name == "unisono:two_shot"
 
 
+def test_a_communicator_can_be_asked_to_quantise() -> None:
+    backend = base.load("unisono:fp8")
+    assert (backend.name, backend.wire, backend.bit_exact) == ("unisono:fp8", "fp8", False)
+    assert base.load("unisono").wire is None and base.load("unisono").bit_exact
+    for case in (
+        make_case("all_reduce", 64, "i32", 2),
+        make_case("all_reduce", 64, "f32", 2, op="max"),
+        make_case("reduce_scatter", 64, "f32", 2),
+        make_case("barrier", 0, "u8", 2),
+    ):
+        assert "all_reduce only" in str(backend.supports(case))
+
+
 def test_provenance_names_no_path_and_keeps_to_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["bench", "-O", "/home/someone/x", "--output=/home/someone/y", "./here", "--sizes", "8"]
     assert provenance.command(command) == [

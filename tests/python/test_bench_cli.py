@@ -64,6 +64,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("-w -1", "cannot be negative"),
         ("--budget 0", "seconds above 0"),
         ("--width 2", "relative to the median"),
+        ("--wire fp4", "unknown wire 'fp4': choose from fp8, int8"),
     ],
 )
 def test_a_wrong_command_says_what_is_known_and_exits_with_2(arguments: str, says: str) -> None:
@@ -181,6 +182,28 @@ def test_a_records_file_cut_in_the_middle_is_read_up_to_there(tmp_path: Path) ->
     assert "the file ends in the middle" in cut.problems[0]
     assert finish.exit_code(whole) == finish.OK
     assert finish.exit_code(cut) == finish.FAILED  # no end: the run is not complete
+
+
+def test_quantised_rows_are_checked_and_say_what_travels(tmp_path: Path) -> None:
+    what = ["--backend", "unisono", "--wire", "all", "--collective", "all_reduce", "--sizes", "100K"]
+    how = ["-d", "bf16,i32", "--mode", "latency", "-n", "1"]
+    done = bench(tmp_path / "run", "--ranks", "2", *what, *how)
+    found = records.read(tmp_path / "run")
+    assert [f.message for f in found.failures] == []
+    assert done.returncode == 0, done.stderr
+    rows = {(r.backend, r.case.dtype): r for r in found.results}
+    wires = {("unisono:fp8", "bf16"), ("unisono:int8", "bf16")}
+    assert set(rows) == {("unisono", "bf16"), ("unisono", "i32"), *wires}
+    for (backend, _), row in rows.items():
+        assert row.verification.before and row.verification.after
+        assert row.wire_bits == (None if backend == "unisono" else 8.25)
+        if backend != "unisono":
+            assert row.algorithm == "two_shot"
+    quantised = rows["unisono:fp8", "bf16"]
+    assert quantised.ceiling_gbps is not None and quantised.sol is not None
+    assert quantised.sol == pytest.approx(quantised.busbw_gbps * 8.25 / 16 / quantised.ceiling_gbps)
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "run")]).exit_code == 0
+    assert ", 8.25 of 16 bits" in (tmp_path / "run" / "report.md").read_text()
 
 
 @needs_mpi

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -56,6 +57,30 @@ class WrongAtOnce(Wrapped):
                 buffers.out.reshape(-1)[3] += np.float32(1)
 
         return wrong
+
+
+class Mismatched(Wrapped):
+    """Its rank 1 asks for another operation than the others."""
+
+    name = "mismatched"
+
+    def prepare(self, case: Case, buffers: Buffers) -> Call:
+        odd = self.rank == 1 and case.collective == "all_reduce"
+        return super().prepare(msgspec.structs.replace(case, op="max") if odd else case, buffers)
+
+
+class Notes(Wrapped):
+    """Notes of each call whether the ranks compare it."""
+
+    name = "notes"
+    compared: ClassVar[list[bool]] = []
+
+    def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
+        def noting() -> None:
+            self.compared.append(self._comm.check)
+            call()
+
+        return noting
 
 
 class WrongLater(WrongAtOnce):
@@ -148,7 +173,19 @@ class Interrupts(Wrapped):
 
 KNOWN: dict[str, type[Backend]] = {
     c.name: c
-    for c in (Wrapped, WrongAtOnce, WrongLater, Raises, Hangs, Absent, NoStart, NoGather, Interrupts)
+    for c in (
+        Wrapped,
+        WrongAtOnce,
+        Mismatched,
+        Notes,
+        WrongLater,
+        Raises,
+        Hangs,
+        Absent,
+        NoStart,
+        NoGather,
+        Interrupts,
+    )
 }
 
 
@@ -168,7 +205,7 @@ def run(
         ranks = 3
         chosen = options(tmp_path / "run", backends, **changes)
         slots, door = [b""] * ranks, Barrier(ranks)
-        align, measured = unisono.init_threads(ranks), unisono.init_threads(ranks)
+        align, measured = unisono.init_threads(ranks), unisono.init_threads(ranks, check=False)
         interrupts = [Interrupt() for _ in range(ranks)]
         Interrupts.pressed = interrupts[1]
 
@@ -237,6 +274,24 @@ def test_a_wrong_result_is_a_failure_and_no_time(run: Run) -> None:
         "in_place",
     }  # the latter only checked
     assert {o.failures for o in outcomes} == {len(found.failures)}
+
+
+def test_the_first_call_of_a_cell_compares_the_ranks_calls(run: Run) -> None:
+    found, _ = run(["mismatched"], collectives=["all_reduce"], sizes=[64], memories=["plain"])
+    assert not found.results
+    for failure in found.failures:
+        assert "MismatchError: rank 0 called all_reduce(sum) of 16 f32" in failure.message
+        assert "but rank 1 called all_reduce(max) of 16 f32" in failure.message
+    assert found.failures
+
+
+def test_the_calls_after_the_first_are_not_compared(run: Run) -> None:
+    Notes.compared.clear()
+    found, _ = run(["notes"], collectives=["all_reduce"], sizes=[64], memories=["plain"], modes=["latency"])
+    assert len(found.results) == 1
+    checks = 2 * 3  # out of place and in place, on three ranks
+    assert Notes.compared.count(True) == checks
+    assert Notes.compared.count(False) > checks
 
 
 def test_a_result_that_goes_wrong_while_timed_is_shown_as_failed(run: Run) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import unisono
 from unisono.bench import request, tune
-from unisono.bench.cases import make_case
+from unisono.bench.cases import MEMORIES, CaseError, make_case
 from unisono.bench.records import Machine, Result, Verification
 
 MACHINE = Machine(cpu="a processor", cores=2, memory_bytes=1, numa_nodes=1, kernel="Linux", caches={})
@@ -81,6 +81,36 @@ def test_tables_for_other_numbers_of_ranks_and_other_collectives_stay(tmp_path: 
     assert [p.name for p in path.parent.iterdir()] == ["plan.json"]
 
 
+def test_tables_of_gpus_are_kept_by_card(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    entries = tune.choose([result(8, "one_shot", 1)])
+    for gpus in ([], ["NVIDIA H200"] * 2, ["NVIDIA H100"] * 2, ["NVIDIA H200", "NVIDIA H100"]):
+        tune.write(path, 2, msgspec.structs.replace(MACHINE, gpus=gpus), entries)
+    tables = json.loads(path.read_text())
+    assert [(t.get("device"), t.get("card")) for t in tables] == [
+        (None, None),
+        ("cuda", "NVIDIA H200"),
+        ("cuda", "NVIDIA H100"),
+        ("cuda", ""),
+    ]
+
+
+def test_the_built_in_tables_of_gpus_fit_the_library() -> None:
+    """Every line names an algorithm that its collective has, on memory that it can run on."""
+    folder = Path(__file__).parents[2] / "src" / "plans"
+    for path in folder.glob("*.json"):
+        table = json.loads(path.read_text())
+        assert (table["schema"], table["device"]) == (tune.SCHEMA, "cuda")
+        told = {(e["collective"], e["memory"]) for e in table["entries"]}
+        assert told == {(name, memory) for name in tune.tunable("cuda") for memory in MEMORIES}
+        for collective, memory in told:
+            mine = [e for e in table["entries"] if (e["collective"], e["memory"]) == (collective, memory)]
+            known = unisono.Communicator.algorithms(collective, "cuda")
+            assert {e["algorithm"] for e in mine} <= set(known)
+            sizes = [e["up_to_bytes"] for e in mine]
+            assert sizes[-1] is None and sizes[:-1] == sorted(set(sizes[:-1]))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"ranks": 2}', "null"])
 def test_a_file_that_is_no_table_is_replaced(text: str) -> None:
     table = {"schema": tune.SCHEMA, "ranks": 2, "entries": []}
@@ -96,9 +126,16 @@ def test_the_library_loads_what_tune_writes(tmp_path: Path, monkeypatch: pytest.
         assert comm.plan("all_reduce", 2 << 20) == comm.plan("all_reduce", 1 << 30)
 
 
-def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path) -> None:
-    options = request.tune_options(None, 10, tmp_path, [])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path, device: str) -> None:
+    options = request.tune_options(None, 10, tmp_path, [], device)
+    assert options.device == device
     assert "barrier" not in options.collectives
     for collective in options.collectives:
-        for algorithm in unisono.Communicator.algorithms(collective):
+        for algorithm in unisono.Communicator.algorithms(collective, device):
             assert f"unisono:{algorithm}" in options.backends
+
+
+def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match="unknown device 'tpu'"):
+        request.tune_options(None, 10, tmp_path, [], "tpu")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import quantised
 from unisono.bench import cases, verify
 from unisono.bench.buffers import Placed, Pools
 from unisono.bench.cases import DTYPES, INTEGERS, make_case
@@ -258,9 +259,27 @@ def test_buffers_longer_than_the_period_are_checked_to_the_end(monkeypatch: pyte
             assert f"element {out.size - 1} is" in str(next(checked(case, placed)))
 
 
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("wire", quantised.WIRES)
+@pytest.mark.parametrize("dtype", quantised.DTYPES)
+def test_a_quantised_sum_is_held_to_its_bound(dtype: str, wire: str, op: str) -> None:
+    """What the definition gives passes; what is off by twice the bound does not, nor do the plain inputs of
+    one rank."""
+    case = make_case("all_reduce", 40_000, dtype, 4, op)
+    expected = verify.expectation(case, 0, 7, False, wire=wire)
+    blocks = [verify.expectation(case, r, 7, False, wire=wire).x[0].block for r in range(4)]
+    (piece,) = expected.out
+    good = quantised.all_reduce(blocks, op, wire)
+    assert verify.differences(good, (piece,)) == (0, None)
+    exact, allowed = piece.allowed or (None, None)
+    assert verify.differences((exact + 2 * allowed).astype(good.dtype), (piece,))[0] == len(good)
+    assert verify.differences(blocks[0], (piece,))[0] > len(good) // 2
+
+
 def test_the_bound_is_stated() -> None:
     exact = make_case("all_reduce", 8, "f32", 4)
     assert verify.bound_text(exact, bit_exact=True) == "bit-exact"
     assert "n = 4 ranks, u = 6e-08" in verify.bound_text(exact, bit_exact=False)
     assert verify.bound_text(make_case("all_reduce", 8, "f32", 4, op="max"), bit_exact=False) == "bit-exact"
     assert verify.bound_text(make_case("all_gather", 8, "f32", 4), bit_exact=False) == "bit-exact"
+    assert "1/127 of the largest" in verify.bound_text(exact, bit_exact=False, wire="int8")

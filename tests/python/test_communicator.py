@@ -81,6 +81,7 @@ def test_deadline_of_the_environment() -> None:
         ("UNISONO_CHUNK_BYTES", "64K"),
         ("UNISONO_STREAM_BYTES", "-1"),
         ("UNISONO_SPINS", "many"),
+        ("UNISONO_PEER_ACCESS", "off"),
         ("UNISONO_ISA", "mmx"),
         ("UNISONO_PLAN", "/nowhere/plan.json"),
     ],

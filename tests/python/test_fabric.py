@@ -13,7 +13,7 @@ import pytest
 
 import ranks
 import unisono
-from fault_checks import NOTICED_S, assert_nothing_left, error_of
+from faults import NOTICED_S, assert_nothing_left, error_of
 from unisono.bench import records
 from unisono.bench.backends.fabric import WAYS
 

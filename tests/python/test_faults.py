@@ -11,27 +11,11 @@ import textwrap
 import pytest
 
 import ranks
-from fault_checks import NOTICED_S, assert_nothing_left, error_of
+from faults import NOTICED_S, assert_lost, assert_nothing_left, error_of
 
 
 def programs(name: str) -> str:
     return f"fault_programs:{name}"
-
-
-def assert_lost(outcome: ranks.Outcome, victim: int) -> None:
-    """Every other rank got a PeerLostError that names the victim, in time, and gets it again."""
-    said = [r["result"] for rank, r in enumerate(outcome.ranks) if rank != victim and r is not None]
-    assert len(said) == len(outcome.ranks) - 1, str(outcome.ended)
-    died = next(one["died"] for one in said if one["died"] is not None)
-    for one in said:
-        error = error_of(one["first"])
-        assert error["type"] == "PeerLostError", error
-        assert "ConnectionError" in error["bases"]
-        assert f"rank {victim} (process {one['victim']}) has died" in error["text"]
-        assert one["first"]["at"] - died < NOTICED_S
-        for again in one.get("again", []):
-            assert error_of(again)["type"] == "PeerLostError"
-            assert error_of(again)["text"] == error["text"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +138,7 @@ def test_exit_with_a_thread_in_a_call() -> None:
         threading.Thread(target=wait, daemon=True).start()
         entered.wait()
         time.sleep(0.2)
-        print("main ends")
+        print("main ends", flush=True)
     """
     ended = ranks.run([sys.executable, "-c", textwrap.dedent(program)], timeout_s=20)
     assert ended.code == 0, str(ended)

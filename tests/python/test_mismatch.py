@@ -97,6 +97,18 @@ PAIRS = (
         ("all_reduce(max) of 4 f32", "all_reduce(min) of 4 f32"),
     ),
     Pair(
+        "wire",
+        lambda c: c.all_reduce(ones(4), wire="fp8"),
+        lambda c: c.all_reduce(ones(4), wire="int8"),
+        ("all_reduce(sum) of 4 f32 as fp8 by two_shot", "all_reduce(sum) of 4 f32 as int8 by two_shot"),
+    ),
+    Pair(
+        "wire or none",
+        lambda c: c.all_reduce(ones(4), algorithm="two_shot"),
+        lambda c: c.all_reduce(ones(4), wire="int8"),
+        ("all_reduce(sum) of 4 f32 by two_shot", "all_reduce(sum) of 4 f32 as int8 by two_shot"),
+    ),
+    Pair(
         "root",
         lambda c: c.reduce(ones(4), root=0),
         lambda c: c.reduce(ones(4), root=1),

@@ -27,7 +27,7 @@ def test_names() -> None:
         *("one_shot_packets", "one_shot", "two_shot_packets", "two_shot", "two_shot_push", "two_shot_direct"),
         "reduce_scatter_all_gather",
     ]
-    assert names("broadcast") == ["push_packets", "push", "scatter_all_gather", "direct"]
+    assert names("broadcast") == ["push_packets", "push", "direct", "scatter_all_gather", "two_shot_push"]
     for collective in MOVING:
         assert {"push_packets", "push", "direct"} <= set(names(collective))
     assert names("barrier") == names("empty") == []
@@ -84,6 +84,7 @@ def test_set_plan() -> None:
         (("all_gather", True, 8, "two_shot"), "all_gather the algorithm two_shot"),
         (("barrier", False, 8, "push"), "barrier the algorithm push"),
         (("all_scatter", False, 8, "push"), "no collective 'all_scatter'"),
+        (("reduce", False, 8, "push", (2, 48, 0)), "2 blocks of 48 threads"),
     ],
 )
 def test_table_that_does_not_fit(entry: Any, words: str) -> None:
@@ -149,6 +150,12 @@ def test_file(tmp_path: Path) -> None:
     assert planned({"UNISONO_PLAN": str(path)}) == ["two_shot"] * 2
     path.write_text(json.dumps([table(3)]))
     assert planned({"UNISONO_PLAN": str(path)}) == ["one_shot_packets"] * 2
+
+
+def test_a_file_for_gpus_is_not_for_the_host(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps([table(2), table(2) | {"device": "cuda", "card": "one", "entries": [{}]}]))
+    assert planned({"UNISONO_PLAN": str(path)}) == ["two_shot"] * 2
 
 
 def test_file_in_the_cache(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import unisono
@@ -19,6 +21,19 @@ def who() -> list[Any]:
     with unisono.init() as comm:
         total = comm.all_reduce(np.array([comm.rank, 1], np.int64))
         return [comm.rank, comm.size, total.tolist(), comm.closed]
+
+
+def quantised() -> str:
+    """A digest of what quantised sums give."""
+    digest = hashlib.sha256()
+    with unisono.init(timeout_s=20, check=True) as comm:
+        rng = np.random.default_rng(comm.rank)
+        for dtype in (F32, np.float16, ml_dtypes.bfloat16):
+            x = (rng.standard_normal(40_001) * 100).astype(dtype)
+            for wire in ("fp8", "int8"):
+                for op in ("sum", "avg"):
+                    digest.update(comm.all_reduce(x, op, wire=wire).tobytes())
+    return digest.hexdigest()
 
 
 def several() -> list[float]:

@@ -65,7 +65,7 @@ def calls_of(comm: unisono.Communicator, memory: str) -> dict[str, Callable[[], 
     }
 
 
-def _wait_for_end(pid: int) -> float:
+def wait_for_end(pid: int) -> float:
     """When the process has ended, on the clock of all processes."""
     ended = select.poll()
     pidfd = os.pidfd_open(pid)
@@ -97,7 +97,7 @@ def killed_inside(what: str, memory: str, check: bool, victim: int) -> dict[str,
     if comm.rank == victim:
         threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
         call()
-    died = _wait_for_end(pids[victim]) if comm.rank == comm.size - 1 else None
+    died = wait_for_end(pids[victim]) if comm.rank == comm.size - 1 else None
 
     def until_it_fails() -> None:  # the victim had done its part of a call that needs no more of it
         for _ in range(3):

@@ -16,6 +16,9 @@ import numpy.typing as npt
 import pytest
 
 import unisono
+
+pytest.importorskip("torch")
+pytest.importorskip("ml_dtypes", reason="the oracle needs ml_dtypes: put its wheel into .whl")
 from reference import DTYPES
 
 Array = npt.NDArray[Any]
@@ -40,12 +43,14 @@ class Gpus:
     """`n` ranks, with a stream for each."""
 
     def __init__(self, n: int, **options: Any) -> None:
-        torch = pytest.importorskip("torch")
+        import torch
+
         self.devices, max_sms = devices_for(n)
         self.n = n
         self.comms = unisono.init_all(
             self.devices, max_sms=options.pop("max_sms", max_sms), check=False, **options
         )
+        self.reach = n > 1 and self.comms[0].peer_access  # programs that reach into peers' memory run
         self.streams = [torch.cuda.Stream(device) for device in self.devices]
 
     def put(self, host: Array, rank: int) -> Any:

@@ -37,6 +37,8 @@ OPS = ("sum", "prod", "min", "max", "avg")
 PLACEMENTS = ("out_of_place", "in_place")
 MEMORIES = ("plain", "symmetric")
 DEVICES = ("cpu", "cuda")
+# Forms in which unisono quantises an all_reduce, and the bits that an element takes on the wire.
+WIRES = {"fp8": 8.25, "int8": 8.25}
 MODES = ("latency", "throughput")
 CUDA_MODES = ("graph", "events", "throughput", "latency")
 ALL_MODES = tuple(dict.fromkeys((*MODES, *CUDA_MODES)))

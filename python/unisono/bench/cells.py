@@ -4,6 +4,7 @@ checks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,6 +30,7 @@ class Work:
     group: Group
     algorithm: str | None = None
     sms: int | None = None
+    staged: bool = False
     dropped: bool = False
     recorded: bool = False
     probed: bool = False  # a few calls were timed, so that rank 0 knows what one costs
@@ -42,6 +44,7 @@ class Work:
             call = self.backend.prepare(self.case, self._placed.buffers)
             self._runner = device.runner(self.case, call, self.backend)
             self.algorithm, self.sms = self.backend.algorithm(self.case), self.backend.sms(self.case)
+            self.staged = self.backend.staged()
         return self._runner, self._placed
 
     def abandon(self) -> None:
@@ -113,9 +116,11 @@ class Wrong:
     message: str
 
 
-def check(control: Control, pools: Pools, group: Group, seed: int, device: Device) -> list[Wrong]:
-    """Checks every variant of the group on fresh random data; the same list on every rank. Raises HangError,
-    on all ranks."""
+def check(
+    control: Control, pools: Pools, group: Group, seed: int, device: Device, compared: bool
+) -> list[Wrong]:
+    """Checks every variant of the group on fresh random data, where `compared` with the ranks' calls compared
+    first; the same list on every rank. Raises HangError, on all ranks."""
     wrong = []
     for number, case in enumerate(group.variants):
         error: str | None = None
@@ -124,10 +129,11 @@ def check(control: Control, pools: Pools, group: Group, seed: int, device: Devic
             device.beat(f"the check of {label(case)} on {group.backend.name}")
             placed = pools.place(case, group.backend)
             call = group.backend.prepare(case, placed.buffers)
-            exact = group.backend.bit_exact
-            expected = expectation(case, control.rank, seed + number, exact, device.arithmetic)
+            exact, wire = group.backend.bit_exact, group.backend.wire
+            expected = expectation(case, control.rank, seed + number, exact, device.arithmetic, wire)
             arrange(placed, expected, device.arithmetic)
-            call()
+            with group.backend.checked() if compared else nullcontext():
+                call()
             device.finish(group.backend)
             error = inspect(case, placed, expected, device.arithmetic)
         except Exception as raised:
@@ -143,4 +149,4 @@ def check(control: Control, pools: Pools, group: Group, seed: int, device: Devic
 
 def bound_of(work: Work) -> str:
     """What the check of this cell demands, in words."""
-    return bound_text(work.case, work.backend.bit_exact)
+    return bound_text(work.case, work.backend.bit_exact, work.backend.wire)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import MutableMapping
+from typing import Any
 
 import numpy as np
 
@@ -93,7 +94,8 @@ def measure_pair(control: Control) -> Ceiling:
     samples: list[float] = []
     if control.rank < 2:
         lane = unisono.Fabric(channels=1, policy="single")
-        with unisono.Communicator(_Pair(control), 60.0, False, None, 0, lane) as pair:
+        pair: Any = unisono.Communicator(_Pair(control), timeout_s=60.0, check=False, fabric=lane)
+        with pair:
             blocks = pair.empty((2, PAIR_BYTES), np.uint8)
             mine = blocks[pair.rank]
             mine[:] = pair.rank + 1

@@ -261,7 +261,7 @@ class Measurement:
     def _checked(self, group: Group, phase: int) -> list[checks.Wrong]:
         seed = (self._seed * 1_000_003 + group.index * 8 + phase * 4) % 2**63
         try:
-            return checks.check(self.control, self.pools, group, seed, self.device)
+            return checks.check(self.control, self.pools, group, seed, self.device, compared=phase == 0)
         except HangError as hung:
             self._fail(group.works[0], None, str(hung))
             raise

@@ -110,6 +110,8 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     converged: bool
     workload: str | None = None
     sms: int | None = None  # of a GPU, that the call takes; None where the library does not say
+    staged: bool = False  # on GPUs: through the host's memory
+    wire_bits: float | None = None  # of an element between ranks, where it does not travel as it is
     visits: list[int] = []  # samples_us came in so many visits, each with so many samples
 
 

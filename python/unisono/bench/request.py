@@ -30,7 +30,11 @@ DTYPE_NAMES = {  # of nccl-tests
     "int64": "i64",
 }
 LIMIT_SIZES = [1 << 30]  # where --to-memory-limit begins
-TUNE_SIZES = cases.size_range(8, 64 << 20, 4)
+TUNE_SIZES = {
+    "cpu": cases.size_range(8, 64 << 20, 4),
+    "cuda": cases.size_range(1 << 10, 256 << 20, 4),
+}
+TUNE_MODES = {"cpu": "latency", "cuda": "graph"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Asked:
     preset: str = "quick"
     device: str = "cpu"
     backends: str | None = None
+    wires: str | None = None
     collectives: str | None = None
     begin: str | None = None
     end: str | None = None
@@ -100,7 +105,12 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
         preset=None if asked.fabric else asked.preset,
-        backends=_backends(asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device),
+        backends=list(
+            dict.fromkeys(
+                _backends(asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device)
+                + _wires(asked.wires)
+            )
+        ),
         collectives=_names("collective", asked.collectives, list(cases.COLLECTIVES), known),
         sizes=LIMIT_SIZES if to_limit else _sizes(asked, preset),
         dtypes=_dtypes(asked.dtypes, preset),
@@ -122,24 +132,27 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
 
 
 def tune_options(
-    collectives: str | None, budget_s: float, directory: Path, command: Sequence[str]
+    collectives: str | None, budget_s: float, directory: Path, command: Sequence[str], device: str = "cpu"
 ) -> Options:
     """The options of `unisono tune`: every algorithm of the collectives as a backend of its own. Raises
     CaseError."""
-    known = tune.tunable()
+    if device not in cases.DEVICES:
+        raise CaseError(f"unknown device {device!r}: choose from {', '.join(cases.DEVICES)}.")
+    known = tune.tunable(device)
     chosen = _names("collective", collectives, known, known)
     return Options(
         directory=str(directory),
         command=provenance.command(command),
         preset=None,
-        backends=tune.variants(chosen),
+        backends=tune.variants(chosen, device),
+        device=device,
         collectives=chosen,
-        sizes=TUNE_SIZES,
+        sizes=TUNE_SIZES[device],
         dtypes=["f32"],
         ops=["sum"],
         placements=["out_of_place"],
         memories=list(cases.MEMORIES),
-        modes=["latency"],
+        modes=[TUNE_MODES[device]],
         workloads=[],
         limits=Limits(budget_s=budget_s),
         seed=secrets.randbits(31),
@@ -168,6 +181,10 @@ def _backends(text: str | None, device: str) -> list[str]:
         raise CaseError(f"no backend given: choose from {', '.join(known)}.")
     base.check_names(names)
     return base.expanded(names)
+
+
+def _wires(text: str | None) -> list[str]:
+    return [f"unisono:{wire}" for wire in _names("wire", text, list(cases.WIRES), [])]
 
 
 def _dtypes(text: str | None, preset: Preset) -> list[str]:

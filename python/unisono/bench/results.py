@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.bench.cases import bus_factor
+from unisono.bench.cases import DTYPES, WIRES, bus_factor
 from unisono.bench.cells import Work
 from unisono.bench.records import Result, Verification
 
@@ -15,12 +15,15 @@ def result_of(work: Work, verification: Verification, ceiling_gbps: float | None
     median_us = interval.median
     algbw = case.bytes / (median_us * 1e3) if median_us > 0 else 0.0
     busbw = algbw * bus_factor(case.collective, case.ranks)
-    share = busbw / ceiling_gbps if ceiling_gbps and busbw > 0 else None
+    wire_bits = WIRES[work.backend.wire] if work.backend.wire is not None and case.ranks > 1 else None
+    travels = busbw * wire_bits / (8 * DTYPES[case.dtype].itemsize) if wire_bits else busbw
+    share = travels / ceiling_gbps if ceiling_gbps and busbw > 0 else None
     return Result(
         case=case,
         backend=work.backend.name,
         algorithm=work.algorithm,
         sms=work.sms,
+        staged=work.staged,
         samples_us=[round(sample, 4) for sample in state.samples_us],
         median_us=median_us,
         ci_low_us=interval.low,
@@ -34,5 +37,6 @@ def result_of(work: Work, verification: Verification, ceiling_gbps: float | None
         sol=share,
         converged=state.converged,
         workload=work.workload,
+        wire_bits=wire_bits,
         visits=state.visits,
     )

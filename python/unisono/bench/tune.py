@@ -1,15 +1,17 @@
 """`unisono tune`: measures every algorithm of every collective here and writes the table by which Plan
 chooses.
 
-The file holds one table per number of ranks:
+The file holds one table per number of ranks, and of GPUs per card too:
 
-    {"schema": "1.0", "machine": {...}, "ranks": 2,
-     "entries": [{"collective": "all_reduce", "memory": "plain", "up_to_bytes": 4096, "algorithm":
-     "one_shot_packets"},
-                 ..., {"collective": "all_reduce", "memory": "plain", "up_to_bytes": null, "algorithm":
-                 "two_shot"}]}
+    {"schema": "1.0", "machine": {...}, "device": "cuda", "card": "NVIDIA H200", "ranks": 2,
+     "entries": [
+      {"collective": "all_reduce", "memory": "plain", "up_to_bytes": 4096, "algorithm": "one_shot_packets"},
+      ...,
+      {"collective": "all_reduce", "memory": "plain", "up_to_bytes": null, "algorithm": "two_shot"}]}
 
-and, once there is more than one, a list of them. `bytes` is the larger buffer of the call.
+and, once there is more than one, a list of them. `bytes` is the larger buffer of the call. A line may have
+blocks, threads and piece_bytes (what a block takes up at once), by which kernels are cut; absent: as pays.
+The tables for GPUs that are built in are such files in src/plans/.
 """
 
 from __future__ import annotations
@@ -32,18 +34,19 @@ from unisono.bench.stats import Interval, Verdict, verdict
 SCHEMA = "1.0"
 
 
-def tunable() -> list[str]:
-    """Collectives of which the library has more than one algorithm."""
+def tunable(device: str = "cpu") -> list[str]:
+    """Collectives of which the library has more than one algorithm on that device."""
     import unisono
 
-    return [name for name in COLLECTIVES if len(unisono.Communicator.algorithms(name)) > 1]
+    return [name for name in COLLECTIVES if len(unisono.Communicator.algorithms(name, device)) > 1]
 
 
-def variants(collectives: Iterable[str]) -> list[str]:
+def variants(collectives: Iterable[str], device: str = "cpu") -> list[str]:
     """The backends to measure: `unisono:ALGORITHM` for every algorithm of these collectives."""
     import unisono
 
-    names = (name for collective in collectives for name in unisono.Communicator.algorithms(collective))
+    known = unisono.Communicator.algorithms
+    names = (name for collective in collectives for name in known(collective, device))
     return [f"unisono:{name}" for name in dict.fromkeys(names)]
 
 
@@ -83,33 +86,50 @@ def _interval(result: Result) -> Interval:
     return Interval(result.median_us, result.ci_low_us, result.ci_high_us)
 
 
+def _place(table: dict[str, Any]) -> tuple[Any, ...]:
+    """What a table is for."""
+    return table.get("device", "cpu"), table.get("card"), table["ranks"]
+
+
 def merge(existing: str | None, table: dict[str, Any]) -> list[dict[str, Any]] | dict[str, Any]:
-    """`table` together with the tables for other numbers of ranks in the text of an existing file. Entries of
-    the same number of ranks stay where `table` says nothing about their collective and memory. An unreadable
-    file is replaced."""
+    """`table` together with the tables for other cards and numbers of ranks in the text of an existing file.
+    Entries of the same card and number stay where `table` says nothing about their collective and memory. An
+    unreadable file is replaced."""
     try:
         parsed = json.loads(existing or "[]")
         tables = parsed if isinstance(parsed, list) else [parsed]
-        others = [old for old in tables if old["ranks"] != table["ranks"] and old["schema"] == SCHEMA]
-        same = [e for old in tables if old["ranks"] == table["ranks"] for e in old["entries"]]
+        others = [old for old in tables if _place(old) != _place(table) and old["schema"] == SCHEMA]
+        same = [e for old in tables if _place(old) == _place(table) for e in old["entries"]]
         told = {(entry["collective"], entry["memory"]) for entry in table["entries"]}
         kept = [entry for entry in same if (entry["collective"], entry["memory"]) not in told]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         others, kept = [], []
     new = {**table, "entries": [*kept, *table["entries"]]}
     return [*others, new] if others else new
 
 
+def _text(tables: list[dict[str, Any]] | dict[str, Any]) -> str:
+    """As JSON with an entry a line, so that a table can be read and compared."""
+    if isinstance(tables, list):
+        return "[" + ",\n".join(_text(table) for table in tables) + "]"
+    fields = [f'"{name}": {json.dumps(value)}' for name, value in tables.items() if name != "entries"]
+    entries = ",\n  ".join(json.dumps(entry) for entry in tables["entries"])
+    return "{" + ",\n ".join([*fields, f'"entries": [\n  {entries}\n ]']) + "}"
+
+
 def write(path: Path, ranks: int, machine: Machine, entries: Sequence[dict[str, Any]]) -> None:
     """Adds the table to `path` in one step, so that a library that starts meanwhile reads the old or the new
-    file."""
+    file. The table is one for GPUs where the machine's record names some."""
+    cards = set(machine.gpus)
+    where = {"device": "cuda", "card": cards.pop() if len(cards) == 1 else ""} if cards else {}
     table = {
         "schema": SCHEMA,
         "machine": msgspec.to_builtins(machine),
+        **where,
         "ranks": ranks,
         "entries": list(entries),
     }
-    text = json.dumps(merge(path.read_text() if path.is_file() else None, table), indent=1)
+    text = _text(merge(path.read_text() if path.is_file() else None, table))
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(handle, "w") as file:

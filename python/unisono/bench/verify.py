@@ -98,6 +98,20 @@ def tolerance(blocks: Sequence[Array], op: str, dtype: str) -> tuple[F64, F64] |
     return np.sum(wide, axis=0) / scale, n * unit * np.sum(np.abs(wide), axis=0) / scale
 
 
+def rounding(blocks: Sequence[Any], exact: Any, op: str, wire: str) -> Any:
+    """How far a quantised all_reduce may be off beside `tolerance`: the bound that Communicator.all_reduce
+    states, with the largest magnitudes of whole blocks of data in place of those of 32 elements, which are
+    no larger. Arrays of f64, of numpy or torch."""
+    scale = len(blocks) if op == "avg" else 1
+    largest = sum(float(abs(block).max()) for block in blocks) / scale
+    if wire == "int8":
+        inputs = largest / 127
+        return inputs + (float(abs(exact).max()) + inputs) / 127
+    near = sum(abs(block) for block in blocks) / (16 * scale) + largest / 2**17
+    total = abs(exact) + near
+    return near + total / 16 + float(total.max()) / 2**17
+
+
 @dataclass(frozen=True)
 class Piece:
     """`count` elements from `start` of a flat buffer hold `block` repeated, from its element `offset` on."""
@@ -138,6 +152,7 @@ class Arithmetic:
     tolerance: Callable[[Sequence[Any], str, str], tuple[Any, Any] | None]
     write: Callable[[Any, Sequence[Piece]], None]
     differences: Callable[[Any, Sequence[Piece]], tuple[int, str | None]]
+    wide: Callable[[Any], Any]
 
 
 def _bits(array: Array) -> npt.NDArray[np.unsignedinteger[npt.NBitBase]]:
@@ -176,13 +191,24 @@ class Expectation:
     out: tuple[Piece, ...]
 
 
-NUMPY = Arithmetic(random_block, combine, tolerance, write, differences)
+def wide(block: Array) -> F64:
+    """The same values as f64."""
+    return block.astype(np.float64)
+
+
+NUMPY = Arithmetic(random_block, combine, tolerance, write, differences, wide)
 
 
 def expectation(
-    case: Case, rank: int, seed: int, bit_exact: bool, arithmetic: Arithmetic = NUMPY
+    case: Case,
+    rank: int,
+    seed: int,
+    bit_exact: bool,
+    arithmetic: Arithmetic = NUMPY,
+    wire: str | None = None,
 ) -> Expectation:
-    """The reference for one rank; every rank computes it alone from the seed."""
+    """The reference for one rank; every rank computes it alone from the seed. `wire`: how an all_reduce
+    quantises."""
     n, shapes = case.ranks, [layout(case, r) for r in range(case.ranks)]
     counts = [int(np.prod(s.x)) if s.x is not None else 0 for s in shapes]
     period = min(PERIOD, max(counts))
@@ -204,6 +230,10 @@ def expectation(
         ordered = [blocks[r] for r in range(n)]
         result = arithmetic.combine(ordered, str(case.op), case.dtype)
         allowed = None if bit_exact else arithmetic.tolerance(ordered, str(case.op), case.dtype)
+        if allowed is not None and wire is not None and n > 1:
+            exact, unit = allowed
+            wide = [arithmetic.wide(block) for block in ordered]
+            allowed = exact, unit + rounding(wide, exact, str(case.op), wire)
         offset = rank * out_count if case.collective == "reduce_scatter" else 0
         return Expectation(x, (Piece(0, out_count, result, offset, allowed),))
     match case.collective:
@@ -229,8 +259,11 @@ def expectation(
     return Expectation(x, tuple(out))
 
 
-def bound_text(case: Case, bit_exact: bool) -> str:
+def bound_text(case: Case, bit_exact: bool, wire: str | None = None) -> str:
     """The records' statement of what was demanded."""
+    if wire is not None:
+        share = "1/127 of the largest |x|" if wire == "int8" else "1/16 of |x|"
+        return f"within {share}, for each x and their sum ({wire})"
     if bit_exact or case.op not in ("sum", "prod", "avg") or case.dtype in INTEGERS:
         return "bit-exact"
     magnitude = "|product|" if case.op == "prod" else "sum of |x|"

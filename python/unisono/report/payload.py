@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.bench.cases import DTYPES
 from unisono.bench.records import Case, Result
 
 from . import text, theme
@@ -211,9 +212,14 @@ def order_statistics(row: Row, limit: int) -> list[float]:
 
 
 def _algorithm(result: Result) -> str:
-    """Its name, on GPUs with what it takes: `two_shot, 24 SMs`."""
-    name = result.algorithm or text.MISSING
-    return name if result.sms is None else f"{name}, {text.count(result.sms, 'SM')}"
+    """Its name; where it quantises, the bits of an element on the wire; on GPUs what it takes and where it
+    passes: `two_shot, 8.25 of 16 bits, 24 SMs, through host memory`."""
+    said = [result.algorithm or text.MISSING]
+    if result.wire_bits is not None:
+        said.append(f"{result.wire_bits:g} of {8 * DTYPES[result.case.dtype].itemsize} bits")
+    said += [] if result.sms is None else [text.count(result.sms, "SM")]
+    said += ["through host memory"] if result.staged else []
+    return ", ".join(said)
 
 
 def dimensions(model: Model, rows: list[Json]) -> list[Json]:

@@ -3,10 +3,12 @@
 
 #include "lane/cuda/gpu_engine.hpp"
 #include "unisono/error.hpp"
+#include "wire.hpp"
 
 namespace unisono::cuda {
 
 bool GpuEngine::symmetric(const Request& request) const {
+  if (!peer_access_) return false;
   const Args& a = request.args;
   auto lies = [&](const byte* at, std::size_t bytes) {
     return at && place(at, bytes).allocation != Place::kNone;
@@ -30,12 +32,18 @@ std::size_t GpuEngine::unit_of(Collective collective, Algorithm algorithm, std::
   using enum Algorithm;
   switch (collective) {
     case Collective::all_reduce:
-      return algorithm == one_shot || algorithm == one_shot_packets ? bytes : bytes / n;
-    case Collective::reduce: return algorithm == direct ? bytes / (n - 1) : bytes;
+      return algorithm == one_shot || algorithm == one_shot_packets || algorithm == one_shot_ll128
+                 ? bytes
+                 : bytes / n;
+    case Collective::reduce:
     case Collective::broadcast:
-      return algorithm == direct ? bytes / (n - 1) : algorithm == scatter_all_gather ? bytes / n : bytes;
+      if (algorithm == scatter_all_gather) return bytes / n;
+      return algorithm == direct || algorithm == two_shot_push || algorithm == two_shot_ll128
+                 ? bytes / (n - 1)
+                 : bytes;
     case Collective::all_to_all_v:  // no rank knows the longest of all
-      return is_packets(algorithm) ? std::size_t{256} << 10 : layout_.chunk_bytes * kMostBlocks;
+      return is_packets(algorithm) || is_lines(algorithm) ? std::size_t{256} << 10
+                                                          : layout_.chunk_bytes * kMostBlocks;
     case Collective::send:
     case Collective::recv:
     case Collective::send_recv: return bytes;
@@ -43,22 +51,36 @@ std::size_t GpuEngine::unit_of(Collective collective, Algorithm algorithm, std::
   }
 }
 
-Shape GpuEngine::cut(Algorithm algorithm, std::size_t unit) const {
-  const bool packets = is_packets(algorithm);
-  const std::size_t most = packets ? kPackets * kPacketBytes : layout_.chunk_bytes;
-  const std::size_t share = asked_.piece_bytes ? asked_.piece_bytes : packets ? 1024 : 8192;
-  const auto limit = static_cast<std::size_t>(std::min(blocks_, asked_.blocks ? asked_.blocks : blocks_));
-  const std::size_t align = packets ? kAlign : 1024;
+Shape GpuEngine::wanted(const Shape& planned) const {
+  return {asked_.blocks ? asked_.blocks : planned.blocks, asked_.threads ? asked_.threads : planned.threads,
+          asked_.piece_bytes ? asked_.piece_bytes : planned.piece_bytes};
+}
+
+Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const {
+  const bool packets = is_packets(algorithm), lines = is_lines(algorithm);
+  const std::size_t most = packets ? kPackets * kPacketBytes
+                           : lines ? kPackets / kLineUnits * kLineBytes
+                                   : layout_.chunk_bytes;
+  // Lines: about 64 blocks, while their pieces are neither too small for their start nor too large for a
+  // ring.
+  const std::size_t share = asked.piece_bytes ? asked.piece_bytes
+                            : packets         ? 1024
+                            : lines           ? std::clamp<std::size_t>(round_up(unit / 64, 960), 1920, most)
+                                              : 8192;
+  const auto limit = static_cast<std::size_t>(std::min(blocks_, asked.blocks ? asked.blocks : blocks_));
+  const std::size_t align = packets ? kAlign
+                            : lines ? 8 * kLineBytes
+                                    : 1024;  // pieces begin at multiples of kAlign
   Shape shape;
   shape.blocks = static_cast<int>(std::clamp<std::size_t>((unit + share - 1) / share, 1, limit));
   const auto blocks = static_cast<std::size_t>(shape.blocks);
   shape.piece_bytes = std::clamp(round_up((unit + blocks - 1) / blocks, align), align, most);
-  if (asked_.piece_bytes) shape.piece_bytes = std::min(round_up(asked_.piece_bytes, kAlign), most);
-  const std::size_t wanted = shape.piece_bytes / (packets ? kPacketBytes : 16);  // a packet, or a pack, each
-  shape.threads =
-      asked_.threads
-          ? asked_.threads
-          : static_cast<int>(std::clamp<std::size_t>(round_up(wanted, 32), packets ? 32 : 128, kMaxThreads));
+  if (asked.piece_bytes) shape.piece_bytes = std::min(round_up(asked.piece_bytes, align), most);
+  const std::size_t of_thread = packets ? kPacketBytes : lines ? kLineBytes / kLineUnits : 16;
+  const std::size_t wanted = (shape.piece_bytes + of_thread - 1) / of_thread;
+  shape.threads = asked.threads ? asked.threads
+                                : static_cast<int>(std::clamp<std::size_t>(
+                                      round_up(wanted, 32), packets || lines ? 32 : 128, kMaxThreads));
   return shape;
 }
 
@@ -98,40 +120,31 @@ void GpuEngine::launch(Kernel kernel, Launch& launch, const Shape& shape, cudaSt
   start(reinterpret_cast<const void*>(kernel), &launch, shape, stream);
 }
 
-// A call as one exchange of packets.
-Exchange GpuEngine::exchange_of(const Request& request, Algorithm algorithm, int to, int from) const {
+// A call as an exchange of one step: every rank gives each peer its part.
+void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) const {
   const Args& a = request.args;
   const int n = group_.size(), me = group_.rank();
-  Exchange x;
-  x.ranks = n;
-  x.rank = me;
-  x.dtype = request.call->dtype;
-  x.op = request.call->op;
+  const bool whole = request.collective == Collective::all_reduce ||
+                     request.collective == Collective::reduce || request.collective == Collective::broadcast;
+  std::size_t longest = whole ? a.bytes : a.block;
   auto give = [&](int p, const byte* data, std::size_t bytes) {
-    x.from[p] = data;
-    x.send[p] = static_cast<std::uint32_t>(bytes);
+    (p == me ? x.own : x.from[p]) = data;
+    (p == me ? x.own_bytes : x.send[p]) = static_cast<std::uint32_t>(bytes);
   };
   auto get = [&](int p, byte* data, std::size_t bytes) {
-    x.into[p] = data;
-    x.receive[p] = static_cast<std::uint32_t>(bytes);
+    (p == me ? x.result : x.into[p]) = data;
+    (p == me ? x.own_bytes : x.receive[p]) = static_cast<std::uint32_t>(bytes);
   };
   auto at = [&](int p) { return a.block * static_cast<std::size_t>(p); };
-  std::size_t longest = a.block;
   for (int p = 0; p < n; ++p) {
     const bool mine = p == me;
     switch (request.collective) {
       case Collective::all_reduce:
-        if (algorithm == Algorithm::two_shot_packets) {
-          const Range s = block_of(a.bytes, longest = shard_bytes(a.bytes, n), p);
-          give(p, a.in + s.begin, s.bytes);
-          get(p, a.out + s.begin, s.bytes);
-        } else {
-          give(p, a.in, a.bytes);
-          get(p, mine ? a.out : nullptr, a.bytes);
-        }
+        give(p, a.in, a.bytes);
+        get(p, mine ? a.out : nullptr, a.bytes);
         break;
       case Collective::reduce:
-        if (mine || p == a.root) give(p, a.in, a.bytes);
+        if (p == a.root) give(p, a.in, a.bytes);
         if (me == a.root) get(p, mine ? a.out : nullptr, a.bytes);
         break;
       case Collective::broadcast:
@@ -143,7 +156,7 @@ Exchange GpuEngine::exchange_of(const Request& request, Algorithm algorithm, int
         get(p, a.out + at(p), a.block);
         break;
       case Collective::gather:
-        if (mine || p == a.root) give(p, a.in, a.block);
+        if (p == a.root) give(p, a.in, a.block);
         if (me == a.root) get(p, a.out + at(p), a.block);
         break;
       case Collective::reduce_scatter:
@@ -172,27 +185,92 @@ Exchange GpuEngine::exchange_of(const Request& request, Algorithm algorithm, int
         if (p == from) get(p, a.out, a.bytes);
     }
   }
-  const bool whole = request.collective == Collective::reduce ||
-                     request.collective == Collective::broadcast ||
-                     request.collective == Collective::all_reduce;
-  if (whole && algorithm != Algorithm::two_shot_packets) longest = a.bytes;
+  x.one_source = request.collective == Collective::all_reduce ||
+                 request.collective == Collective::all_gather ||
+                 (request.collective == Collective::broadcast && me == a.root);
   if (longest >> 31 != 0)
-    throw UsageError("packets carry messages below 2 GiB: leave algorithm out, or name one without packets.");
+    throw UsageError("packets carry messages below 2 GiB: leave algorithm out, or name another.");
   x.bytes = static_cast<std::uint32_t>(longest);
-  x.one_source = (request.collective == Collective::all_reduce && algorithm != Algorithm::two_shot_packets) ||
-                 (request.collective == Collective::broadcast && me == a.root) ||
-                 request.collective == Collective::all_gather;
-  std::uintptr_t all = 0;
-  for (int p = 0; p < n; ++p) {
-    all |= reinterpret_cast<std::uintptr_t>(x.from[p]) | reinterpret_cast<std::uintptr_t>(x.into[p]);
-    x.rings[p] = base_.bases[p] + layout_.packets + static_cast<std::size_t>(me) * kPackets * sizeof(Packet);
-  }
-  x.aligned = all % kPacketBytes == 0;
-  x.context = base_;
-  return x;
 }
 
-void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t call, int to, int from) {
+// As one of two: each owner gets its shard from everyone who has a part of it, and passes the result on. An
+// all_reduce is everyone's; else the root has no shard.
+void GpuEngine::two_steps(Exchange& x, const Request& request) const {
+  const Args& a = request.args;
+  const int n = group_.size(), me = group_.rank();
+  const bool all = request.collective == Collective::all_reduce;
+  auto gives = [&](int p) { return request.collective != Collective::broadcast || p == a.root; };
+  auto gets = [&](int p) { return all || (request.collective == Collective::reduce) == (p == a.root); };
+  auto share = [&](int p) {
+    return all ? block_of(a.bytes, shard_bytes(a.bytes, n), p) : share_without(a.bytes, n, a.root, p);
+  };
+  auto narrow = [](std::size_t bytes) { return static_cast<std::uint32_t>(bytes); };
+  const std::size_t longest = shard_bytes(a.bytes, all ? n : n - 1);
+  if (longest >> 31 != 0)
+    throw UsageError("packets carry shards below 2 GiB: leave algorithm out, or name another.");
+  x.root = a.root;
+  x.bytes = narrow(longest);
+  const std::uint32_t mine = narrow(share(me).bytes);
+  const bool copies = request.collective == Collective::broadcast && me == a.root && a.out != a.in;
+  for (int p = 0; p < n; ++p) {
+    const Range its = share(p);
+    (p == me ? x.own : x.from[p]) = gives(me) ? a.in + its.begin : nullptr;
+    (p == me ? x.result : x.into[p]) = gets(me) || copies ? a.out + its.begin : nullptr;
+    if (p == me) continue;
+    x.send[p] = gives(me) ? narrow(its.bytes) : 0;
+    x.receive[p] = gives(p) ? mine : 0;
+    x.pass[p] = gets(p) ? mine : 0;
+    x.back[p] = gets(me) ? narrow(its.bytes) : 0;
+  }
+  x.own_bytes = mine;
+}
+
+void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
+                         int to, int from, cudaStream_t stream) const {
+  const int n = group_.size(), me = group_.rank();
+  const bool lines = is_lines(algorithm);
+  Exchange x;
+  Step step = Step::move;
+  if (algorithm == Algorithm::two_shot_packets || algorithm == Algorithm::two_shot_ll128) {
+    two_steps(x, request);
+    step = request.collective == Collective::broadcast ? Step::relay : Step::two_shot;
+  } else {
+    one_step(x, request, to, from);
+    if (request.collective == Collective::all_reduce || request.collective == Collective::reduce ||
+        request.collective == Collective::reduce_scatter)
+      step = Step::combine;
+  }
+  x.ranks = n;
+  x.rank = me;
+  x.dtype = request.call->dtype;
+  x.op = request.call->op;
+  if (step == Step::move && x.result == x.own) x.result = nullptr;
+  const std::size_t area = lines ? layout_.lines : layout_.packets;
+  auto at = [&](int p, std::size_t offset) { return base_.bases[p] + offset; };
+  std::uintptr_t all =
+      reinterpret_cast<std::uintptr_t>(x.own) | reinterpret_cast<std::uintptr_t>(x.result) | x.own_bytes;
+  for (int p = 0; p < n; ++p) {
+    all |= reinterpret_cast<std::uintptr_t>(x.from[p]) | reinterpret_cast<std::uintptr_t>(x.into[p]) |
+           x.send[p] | x.receive[p] | x.back[p];
+    if (p == me) continue;
+    x.rings[p] = reinterpret_cast<Packet*>(at(p, area)) + static_cast<std::size_t>(me) * kPackets;
+    x.tokens[p] = reinterpret_cast<Counts*>(at(p, layout_.tokens))->of + me;
+  }
+  x.arrived = reinterpret_cast<const Packet*>(at(me, area));
+  x.begun = reinterpret_cast<Counts*>(at(me, layout_.tokens));
+  x.counts = reinterpret_cast<Counts*>(at(me, layout_.counts));
+  const bool whole = all % kPacketBytes == 0;
+  x.context = base_;
+  x.context.collective = request.collective;
+  x.context.call = call;
+  const Shape shape = cut(algorithm, asked, unit_of(request.collective, algorithm, request.args.bytes));
+  x.piece_bytes = static_cast<std::uint32_t>(shape.piece_bytes);
+  start(reinterpret_cast<const void*>(exchange_kernel(step, lines, whole, n, x.dtype, x.op)), &x, shape,
+        stream);
+}
+
+void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call,
+                    int to, int from) {
   const OnDevice on(device_);
   auto* const stream = static_cast<cudaStream_t>(request.call->stream);
   const Args& args = request.args;
@@ -203,20 +281,9 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t c
     return;
   }
   take_turn(stream);
-  if (is_packets(algorithm)) {
-    Exchange x = exchange_of(request, algorithm, to, from);
-    x.context.collective = request.collective;
-    x.context.call = call;
-    const Shape shape = cut(algorithm, unit_of(request.collective, algorithm, args.bytes));
-    x.piece_bytes = static_cast<std::uint32_t>(shape.piece_bytes);
-    const bool combines = request.collective == Collective::all_reduce ||
-                          request.collective == Collective::reduce ||
-                          request.collective == Collective::reduce_scatter;
-    const Step step = algorithm == Algorithm::two_shot_packets ? Step::two_shot
-                      : combines                               ? Step::combine
-                                                               : Step::move;
-    return start(reinterpret_cast<const void*>(exchange_kernel(step, n, x.dtype, x.op)), &x, shape, stream);
-  }
+  const Shape asked = wanted(planned);
+  if (is_packets(algorithm) || is_lines(algorithm))
+    return exchange(request, algorithm, asked, call, to, from, stream);
   Launch launch;
   launch.context = base_;
   launch.context.collective = request.collective;
@@ -245,18 +312,35 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, std::uint64_t c
       launch.outputs[r] = reach(args.out, r);
     }
   }
-  if (algorithm == Algorithm::copy_engine && request.collective == Collective::all_reduce)
-    return all_reduce_by_engine(launch, stream);
+  if (algorithm == Algorithm::copy_engine && request.collective == Collective::all_reduce) {
+    if (request.in_place())
+      throw UsageError(
+          "copy engines need an output apart from the input: leave algorithm out, or give another.");
+    // whole shards, and what is left over
+    const std::size_t even = args.bytes - args.bytes % (kAlign * static_cast<std::size_t>(n));
+    if (even > 0) all_reduce_by_engine(launch, even, asked, stream);
+    if (even == args.bytes) return;
+    Request rest = request;
+    rest.args.in += even;
+    rest.args.out += even;
+    rest.args.bytes -= even;
+    return exchange(rest, Algorithm::one_shot_packets, {}, call, to, from, stream);
+  }
   if (algorithm == Algorithm::copy_engine) return copy_by_engine(launch, request.collective, stream);
+  if (const Wire as = request.call->wire; as != Wire::exact) {
+    const std::size_t shard = wire::bytes_of(request.call->count) / static_cast<std::size_t>(n);
+    return this->launch(quantised_kernel(launch.dtype, as), launch, cut(algorithm, asked, shard), stream);
+  }
   const Kernel found = kernel(request.collective, algorithm, launch.dtype, launch.op);
   if (!found)
     throw UsageError(std::string(name_of(request.collective)) + " has no kernel for " +
                      std::string(name_of(algorithm)) + ": use another algorithm.");
-  this->launch(found, launch, cut(algorithm, unit_of(request.collective, algorithm, args.bytes)), stream);
+  this->launch(found, launch, cut(algorithm, asked, unit_of(request.collective, algorithm, args.bytes)),
+               stream);
 }
 
-// The copies go in the order of the ring, one peer at a time, between two meetings of all ranks; this rank's
-// own block goes beside them.
+// The copies to all peers go side by side, so that one's start is hidden behind the others, between two
+// meetings of all ranks.
 void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream) {
   const Args& a = launch.args;
   const int n = group_.size(), me = group_.rank();
@@ -288,66 +372,50 @@ void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cuda
   meet(launch, stream);
 }
 
-// Chunk by chunk: each rank's shards go to their owners' staging in the order of the ring (one peer's at a
-// time comes in), are combined there by a kernel, and the sums go back the same way. Copies are on the
-// caller's stream, kernels on another: while one chunk is combined the copies of its neighbours go on.
-void GpuEngine::all_reduce_by_engine(const Launch& launch, cudaStream_t stream) {
+// Each rank's shards go to their owners, part by part and in the order of the ring (one peer's at a time
+// comes in); what has come is combined by a kernel beside the copies, and the sums follow all shards the same
+// way. Until its sum arrives, the place of a shard in the owner's output holds what that rank has sent.
+void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, const Shape& asked,
+                                     cudaStream_t stream) {
   const Args& a = launch.args;
   const int n = group_.size(), me = group_.rank();
-  const std::size_t staging = layout_.counters - layout_.chunks;  // the rings of chunks: nobody uses them now
-  const std::size_t most = staging / (2 * static_cast<std::size_t>(n - 1)) / kAlign * kAlign;
-  const std::size_t shard = shard_bytes(a.bytes, n);
-  const std::size_t chunks = std::max<std::size_t>(2, (shard + most - 1) / most);
-  const std::size_t step = round_up((shard + chunks - 1) / chunks, kAlign);
-  auto copy = [&](byte* to, const byte* from, std::size_t bytes) {
-    if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "a copy");
+  constexpr std::size_t kPart = std::size_t{32} << 20;  // a copy's start costs as much as 4 MiB of it
+  const std::size_t shard = bytes / static_cast<std::size_t>(n);
+  const int parts = static_cast<int>(std::clamp<std::size_t>(shard / kPart, 1, kMostParts));
+  const std::size_t part =
+      round_up((shard + static_cast<std::size_t>(parts) - 1) / static_cast<std::size_t>(parts), kAlign);
+  auto piece = [&](int owner, int index) {
+    const Range in = block_of(shard, part, index);
+    return Range{shard * static_cast<std::size_t>(owner) + in.begin, in.bytes};
   };
-  auto piece = [&](int owner, std::size_t chunk) {  // of the whole buffer
-    const Range s = block_of(a.bytes, shard, owner);
-    const Range in = block_of(s.bytes, step, static_cast<int>(chunk));
-    return Range{s.begin + in.begin, in.bytes};
+  auto copy = [&](byte* to, const byte* from, std::size_t size) {
+    if (size > 0) check(cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream), "a copy");
   };
-  auto stage = [&](int owner, int writer, std::size_t chunk) {  // an owner has one of each writer, twice
-    const auto index =
-        static_cast<std::size_t>((writer - owner + n) % n - 1) + chunk % 2 * static_cast<std::size_t>(n - 1);
-    return base_.bases[owner] + layout_.chunks + index * most;
-  };
-  auto give = [&](std::size_t chunk) {
+  meet(launch, stream);  // everyone's input is there, and every output may be written
+  for (int index = 0; index < parts; ++index) {
     for (int i = 1; i < n; ++i) {
       const int p = (me + i) % n;
-      const Range s = piece(p, chunk);
-      copy(stage(p, me, chunk), a.in + s.begin, s.bytes);
+      const Range its = piece(p, index);
+      copy(launch.outputs[p] + piece(me, index).begin, a.in + its.begin, its.bytes);
     }
-  };
-  auto combine = [&](std::size_t chunk) {
-    const Range mine = piece(me, chunk);
+    order(stream, side_, fork_);
+    meet(launch, side_);
+    const Range mine = piece(me, index);
     Launch sum = launch;
     sum.args.out = a.out + mine.begin;
     sum.args.bytes = mine.bytes;
-    for (int p = 0; p < n; ++p) sum.inputs[p] = p == me ? a.in + mine.begin : stage(me, p, chunk);
+    for (int p = 0; p < n; ++p) sum.inputs[p] = p == me ? a.in + mine.begin : a.out + piece(p, index).begin;
     this->launch(kernel(Collective::all_reduce, Algorithm::copy_engine, sum.dtype, sum.op), sum,
-                 cut(Algorithm::copy_engine, std::max<std::size_t>(mine.bytes, 1)), side_);
-  };
-  auto give_back = [&](std::size_t chunk) {
-    const Range mine = piece(me, chunk);
+                 cut(Algorithm::copy_engine, asked, std::max<std::size_t>(mine.bytes, 1)), side_);
+    meet(launch, side_);  // everyone has combined it: the sums may go where it came
+    check(cudaEventRecord(combined_[index], side_), "ordering two streams");
+  }
+  for (int index = 0; index < parts; ++index) {
+    check(cudaStreamWaitEvent(stream, combined_[index], 0), "ordering two streams");
+    const Range mine = piece(me, index);
     for (int i = 1; i < n; ++i)
       copy(launch.outputs[(me + i) % n] + mine.begin, a.out + mine.begin, mine.bytes);
-  };
-
-  meet(launch, stream);  // everyone's input is there, and nobody uses the staging
-  give(0);
-  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
-    order(stream, side_, fork_);  // this chunk's shards have gone; of all ranks, after the meeting
-    if (chunk > 0) give_back(chunk - 1);
-    meet(launch, side_);
-    // everyone has combined the last chunk, whose staging the next one takes
-    if (chunk > 0 && chunk + 1 < chunks) order(side_, stream, met_);
-    combine(chunk);
-    if (chunk + 1 < chunks) give(chunk + 1);
-    check(cudaEventRecord(join_, side_), "ordering two streams");
-    check(cudaStreamWaitEvent(stream, join_, 0), "ordering two streams");
   }
-  give_back(chunks - 1);
   meet(launch, stream);
 }
 

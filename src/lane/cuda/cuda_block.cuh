@@ -16,7 +16,8 @@
 
 namespace unisono {
 
-// `Reduction` is what a move with several sources does: cuda::Bytes, cuda::ByTable or cuda::Inline. Messages
+// `Reduction` is what a move with several sources does: cuda::Bytes, cuda::ByTable or cuda::Inline, and
+// of a requantise: cuda::Quantised. Messages
 // of packets are exchange.cu's.
 template <class Reduction>
 class CudaBlock {
@@ -64,6 +65,15 @@ class CudaBlock {
     else reduction_(dsts, n_dsts, srcs, n_srcs, bytes);
     pending_ |= kMoves;
   }
+
+  __device__ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
+                             std::size_t count) {
+    if (pending_) settle();
+    if (failed_ || count == 0) return;
+    reduction_.requantise(dsts, n_dsts, srcs, n_srcs, plain, count);
+    pending_ |= kMoves;
+  }
+  __device__ static constexpr std::size_t element_bytes() { return Reduction::kElementBytes; }
 
   __device__ void signal(int peer, Slot slot) {
     if (pending_) settle();

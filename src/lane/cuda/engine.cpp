@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <set>
 
 #include "env.hpp"
@@ -15,8 +16,9 @@ namespace {
 // What ranks tell each other before they share memory.
 struct Card {
   std::int32_t pid, device;
-  char uuid[16];
+  char uuid[16], pci[20];
   std::int32_t blocks;
+  std::uint32_t name;  // hashed
   bool usable;
 };
 
@@ -29,17 +31,29 @@ struct Verdict {
   bool good;
 };
 
+// Whether `device` of this process may touch the memory of that GPU. One that this process does not see
+// counts as one that it may: mapping its memory will tell.
+bool reaches(int device, const char* pci) {
+  int other = 0, can = 0;
+  if (cudaDeviceGetByPCIBusId(&other, pci) != cudaSuccess) {
+    cudaGetLastError();
+    return true;
+  }
+  if (other == device) return true;
+  check(cudaDeviceCanAccessPeer(&can, device, other), "cudaDeviceCanAccessPeer");
+  return can != 0;
+}
+
+DeviceMemory::Kind peer_kind() { return env().cuda_ipc ? DeviceMemory::Kind::ipc : DeviceMemory::Kind::vmm; }
+
 }  // namespace
 
 GpuEngine::GpuEngine(Group& group, const Options& options)
-    : group_(group),
-      device_(options.device),
-      kind_(env().cuda_ipc ? DeviceMemory::Kind::ipc : DeviceMemory::Kind::vmm),
-      timeout_s_(options.timeout_s) {
+    : group_(group), device_(options.device), timeout_s_(options.timeout_s) {
   meet_cards(options);
   const int n = group.size();
   layout_ = Layout(n, blocks_, std::size_t{n > 4 ? 32u : 64u} << 10);
-  scratch_ = share(layout_.bytes);
+  scratch_ = share(layout_.bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::host);
   const OnDevice on(device_);
   void* record = nullptr;
   check(cudaHostAlloc(&record, sizeof(Failure), cudaHostAllocPortable | cudaHostAllocMapped),
@@ -53,8 +67,9 @@ GpuEngine::GpuEngine(Group& group, const Options& options)
   base_.failure = static_cast<Failure*>(seen);
   base_.timeout_ns = static_cast<std::uint64_t>(options.timeout_s * 1e9);
   load_kernels();
-  check(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking), "making a stream");
-  for (cudaEvent_t* event : {&turn_, &fork_, &join_, &met_})
+  for (cudaStream_t* stream : {&side_, &tell_})
+    check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "making a stream");
+  for (cudaEvent_t* event : events())
     check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
   group_.exchange(Verdict{true});  // nobody launches before everyone has cleared and mapped
   watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
@@ -65,15 +80,16 @@ GpuEngine::~GpuEngine() {
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
   cudaDeviceSynchronize();  // waits of kernels in flight end by their deadline
-  for (cudaEvent_t event : {turn_, fork_, join_, met_})
-    if (event) cudaEventDestroy(event);
-  if (side_) cudaStreamDestroy(side_);
+  for (const cudaEvent_t* event : events())
+    if (*event) cudaEventDestroy(*event);
+  for (cudaStream_t stream : {side_, tell_})
+    if (stream) cudaStreamDestroy(stream);
   if (failure_) cudaFreeHost(failure_);
   cudaSetDevice(before);
 }
 
 void GpuEngine::meet_cards(const Options& options) {
-  Card mine{::getpid(), device_, {}, 0, false};
+  Card mine{::getpid(), device_, {}, {}, 0, 0, false};
   std::string problem;
   int count = 0;
   const cudaError_t counted = cudaGetDeviceCount(&count);
@@ -86,6 +102,9 @@ void GpuEngine::meet_cards(const Options& options) {
     cudaDeviceProp card;
     check(cudaGetDeviceProperties(&card, device_), "cudaGetDeviceProperties");
     std::memcpy(mine.uuid, card.uuid.bytes, sizeof mine.uuid);
+    check(cudaDeviceGetPCIBusId(mine.pci, sizeof mine.pci, device_), "cudaDeviceGetPCIBusId");
+    card_ = card.name;
+    mine.name = static_cast<std::uint32_t>(std::hash<std::string>{}(card_));
     mine.blocks = std::min({kMostBlocks, card.multiProcessorCount,
                             options.max_sms > 0 ? options.max_sms
                             : env().max_sms > 0 ? env().max_sms
@@ -101,6 +120,7 @@ void GpuEngine::meet_cards(const Options& options) {
   const auto cards = group_.exchange(mine);
   if (!problem.empty()) throw UsageError(problem);
   blocks_ = mine.blocks;
+  bool all_reached = options.peer_access && env().peer_access;
   for (int r = 0; r < group_.size(); ++r) {
     const Card& its = cards[static_cast<std::size_t>(r)];
     if (!its.usable) throw UsageError("rank " + std::to_string(r) + " cannot use its GPU: see its error.");
@@ -110,16 +130,22 @@ void GpuEngine::meet_cards(const Options& options) {
         throw UsageError("ranks " + std::to_string(q) + " and " + std::to_string(r) +
                          " have the same GPU: give each its own, by device= or CUDA_VISIBLE_DEVICES.");
     blocks_ = std::min(blocks_, its.blocks);
+    if (its.name != mine.name) card_.clear();
     if (its.pid == mine.pid && its.device != device_) neighbours_.push_back(its.device);
+    all_reached = all_reached && reaches(device_, its.pci);
   }
+  for (const Verdict& verdict : group_.exchange(Verdict{all_reached}))
+    all_reached = all_reached && verdict.good;
+  peer_access_ = all_reached;
+  if (!peer_access_) blocks_ = std::min(blocks_, kMostStagedBlocks);
 }
 
-std::vector<std::shared_ptr<DeviceMemory>> GpuEngine::share(std::size_t bytes) {
+std::vector<std::shared_ptr<DeviceMemory>> GpuEngine::share(std::size_t bytes, DeviceMemory::Kind kind) {
   std::shared_ptr<DeviceMemory> own;
   std::string problem;
   Offer mine{{}, bytes, false};
   try {
-    own = DeviceMemory::create(std::max<std::size_t>(bytes, 1), device_, neighbours_, kind_);
+    own = DeviceMemory::create(std::max<std::size_t>(bytes, 1), device_, neighbours_, kind);
     mine.handle = own->handle();
     mine.had = true;
   } catch (const ResourceError& error) { problem = error.what(); }
@@ -134,15 +160,16 @@ std::vector<std::shared_ptr<DeviceMemory>> GpuEngine::share(std::size_t bytes) {
                       std::to_string(bytes) + ": ask for the same on every rank.");
     if (!problem.empty()) continue;
     if (!its.had) problem = "rank " + std::to_string(r) + " could not reserve its part";
+    else if (r == group_.rank()) parts.push_back(own);
+    else if (kind == DeviceMemory::Kind::local) parts.emplace_back();
     else try {
-        parts.push_back(r == group_.rank() ? own
-                                           : DeviceMemory::open(its.handle, std::max<std::size_t>(bytes, 1),
-                                                                device_, kind_));
+        parts.push_back(DeviceMemory::open(its.handle, std::max<std::size_t>(bytes, 1), device_, kind));
       } catch (const ResourceError& error) { problem = error.what(); }
   }
   for (const Verdict& verdict : group_.exchange(Verdict{problem.empty()}))
     if (!verdict.good)
-      throw ResourceError("GPU memory of " + std::to_string(bytes) + " bytes a rank could not be had" +
+      throw ResourceError((kind == DeviceMemory::Kind::host ? "pinned host memory of " : "GPU memory of ") +
+                          std::to_string(bytes) + " bytes a rank could not be had" +
                           (problem.empty() ? " on another rank: see its error." : ": " + problem));
   return parts;
 }
@@ -153,13 +180,19 @@ void GpuEngine::load_kernels() {
     cudaFuncAttributes attributes;
     if (one && loaded.insert(one).second) check(cudaFuncGetAttributes(&attributes, one), "loading a kernel");
   };
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const Wire wire : {Wire::fp8, Wire::int8})
+      load(reinterpret_cast<const void*>(quantised_kernel(dtype, wire)));
   for (int c = 0; c < kCollectives; ++c)
     for (int a = 0; a < kAlgorithms; ++a)
       for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {
         load(reinterpret_cast<const void*>(
             kernel(static_cast<Collective>(c), static_cast<Algorithm>(a), dtype, Op::sum)));
-        for (const Step step : {Step::move, Step::combine, Step::two_shot})
-          load(reinterpret_cast<const void*>(exchange_kernel(step, group_.size(), dtype, Op::sum)));
+        for (const Step step : {Step::move, Step::combine, Step::two_shot, Step::relay})
+          for (const bool lines : {false, true})
+            for (const bool whole : {false, true})
+              load(reinterpret_cast<const void*>(
+                  exchange_kernel(step, lines, whole, group_.size(), dtype, Op::sum)));
       }
 }
 
@@ -175,7 +208,7 @@ Place GpuEngine::place(const byte* at, std::size_t bytes) const {
 }
 
 std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
-  auto parts = share(bytes);
+  auto parts = share(bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::local);
   void* data = parts[static_cast<std::size_t>(group_.rank())]->data();
   const std::scoped_lock lock(mutex_);
   const std::uint32_t number = ++made_;
@@ -216,11 +249,15 @@ void GpuEngine::synchronize(void* stream) {
 }
 
 void GpuEngine::watch(const std::stop_token& stop) {
-  while (!stop.stop_requested()) {
+  cudaSetDevice(device_);
+  for (bool told = false; !stop.stop_requested();) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2)
       group_.record(Group::Kind::timeout, story());
-    if (group_.broken()) __atomic_store_n(&failure_->stop, 1u, __ATOMIC_RELEASE);
+    if (told || !group_.broken()) continue;
+    auto* const header = reinterpret_cast<Header*>(base_.bases[group_.rank()]);
+    told = cudaMemcpyAsync(&header->failed, &failure_->yes, sizeof header->failed, cudaMemcpyDefault,
+                           tell_) == cudaSuccess;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "plan.hpp"
 #include "request.hpp"
@@ -15,12 +16,6 @@ class Group;
 
 namespace cuda {
 
-// How a kernel is cut; zeros are the engine's choice.
-struct Shape {
-  int blocks = 0, threads = 0;
-  std::size_t piece_bytes = 0;  // what a block takes up at once
-};
-
 // Calls come in the same order on every rank, as for the communicator; they only enqueue. A kernel that has
 // waited past the deadline ends, and so do all that follow; the next `check` or `synchronize` raises that.
 class Engine {
@@ -28,6 +23,7 @@ class Engine {
   struct Options {
     int device = 0;
     int max_sms = 0;  // that a kernel may take; 0: as many as pay
+    bool peer_access = true;
     double timeout_s = 30;
   };
   // Collective. UsageError when there is no such GPU, or two ranks have the same; ResourceError when memory
@@ -37,14 +33,22 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual int device() const = 0;
+  // The name of the ranks' GPUs; empty where they differ.
+  virtual std::string_view card() const = 0;
+
+  // Whether every pair of the ranks' GPUs reaches each other's memory, and every rank lets it. Otherwise
+  // scratch lies in pinned host memory and nothing is symmetric: programs in push form are all that runs.
+  virtual bool peer_access() const = 0;
 
   // Whether the buffers that a direct program reaches lie in symmetric memory of this rank.
   virtual bool symmetric(const Request& request) const = 0;
   virtual Place place(const byte* at, std::size_t bytes) const = 0;
 
-  // Enqueues a call. `to` and `from` are those of a send_recv; -1 leaves that half out.
-  virtual void run(const Request& request, Algorithm algorithm, std::uint64_t call, int to, int from) = 0;
-  virtual Shape shape(Collective collective, Algorithm algorithm, std::size_t bytes) const = 0;
+  // Enqueues a call, cut as the plan says. `to` and `from` are those of a send_recv; -1 leaves that half out.
+  virtual void run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call,
+                   int to, int from) = 0;
+  virtual Shape shape(Collective collective, Algorithm algorithm, const Shape& planned,
+                      std::size_t bytes) const = 0;
   // Overrides the shape of the calls that follow, for measurements; the same on every rank.
   virtual void set_shape(const Shape& shape) = 0;
 

@@ -5,6 +5,7 @@
 #include "lane/cuda/memory.cuh"
 #include "lane/cuda/move.cuh"
 #include "lane/cuda/wait.cuh"
+#include "lane/cuda/wire.cuh"
 
 namespace unisono::cuda {
 namespace {
@@ -53,201 +54,215 @@ struct Sum {
   }
 };
 
-// The rings of a block with a peer: two of each area, used in turn, so that a peer may still read the last
-// message while the next one comes. Area 1 takes the second step of a two_shot.
-__device__ inline Packet* ring(byte* rings, int area, std::uint32_t count, int ranks) {
-  const std::size_t at = ((static_cast<std::size_t>(blockIdx.x) * 2 + area) * 2 + count % 2) * ranks;
-  return reinterpret_cast<Packet*>(rings) + at * kPackets;
-}
-
-__device__ inline void put(Packet* at, std::uint32_t count, std::uint64_t data) {
-  const std::uint64_t flag = static_cast<std::uint64_t>(count) << 32;
-  store_packet(at, {flag | (data & 0xffffffffu), flag | data >> 32});
-}
-
-// The packets at `at(p)` of those peers that `comes(p)` names, with `count(p)`: all of them are looked for at
-// once, again and again. False when the wait has failed.
-template <int kMost, class Comes, class At>
+// The units that come to at(p) from those peers that comes(p) names, with count[p]: all of them are looked
+// for at once, again and again. False when the wait has failed.
+template <class Wire, int kMost, class Comes, class At>
 __device__ inline bool take(const Exchange& x, const Comes& comes, const At& at,
-                            const std::uint32_t (&count)[kMost], std::uint64_t (&words)[kMost]) {
-  Packet got[kMost];
-  std::uint64_t began = 0;
-#pragma unroll
-  for (int p = 0; p < kMost; ++p)  // flags that nobody waits for, also where the count has gone round
-    if (comes(p)) got[p].low = got[p].high = static_cast<std::uint64_t>(~count[p]) << 32;
-  for (std::uint32_t looks = 1;; ++looks) {
-    bool all = true;
-#pragma unroll
-    for (int p = 0; p < kMost; ++p)
-      if (comes(p) && !complete(got[p], count[p])) got[p] = load_packet(at(p));
-#pragma unroll
-    for (int p = 0; p < kMost; ++p) all = all && (!comes(p) || complete(got[p], count[p]));
-    if (all) break;
-    if (looks % kLook != 0) continue;
-    for (int p = 0; p < kMost; ++p) {
-      if (!comes(p) || complete(got[p], count[p])) continue;
-      const auto seen = static_cast<std::uint32_t>(got[p].low >> 32);
-      if (!patient({x.context, p, Slot::packet_credit}, began, count[p], seen)) return false;
-      break;
-    }
-  }
+                            const std::uint32_t (&count)[kMost], Packet (&got)[kMost]) {
+  unsigned missing = 0;
 #pragma unroll
   for (int p = 0; p < kMost; ++p)
-    if (comes(p)) words[p] = (got[p].low & 0xffffffffu) | got[p].high << 32;
+    if (Wire::any(comes(p))) missing |= 1u << p;
+  std::uint64_t began = 0;
+  for (std::uint32_t looks = 1; missing; ++looks) {
+#pragma unroll
+    for (int p = 0; p < kMost; ++p)
+      if (missing >> p & 1u && comes(p)) got[p] = load_packet(at(p));
+#pragma unroll
+    for (int p = 0; p < kMost; ++p)
+      if (missing >> p & 1u && Wire::all(!comes(p) || Wire::complete(got[p], count[p])))
+        missing &= ~(1u << p);
+    if (looks % kLook != 0 || !missing) continue;
+    const int p = __ffs(static_cast<int>(missing)) - 1;
+    std::uint32_t expected = 0;
+#pragma unroll
+    for (int q = 0; q < kMost; ++q)
+      if (q == p) expected = count[q];
+    if (!Wire::all(patient({x.context, p, Slot::packet_credit}, began, expected, expected - 1))) return false;
+  }
   return true;
 }
 
-template <int kMost>
-__device__ inline std::uint64_t own_of(const std::uint64_t (&words)[kMost], int me) {
-  std::uint64_t word = 0;
-#pragma unroll
-  for (int p = 0; p < kMost; ++p)
-    if (p == me) word = words[p];
-  return word;
+// Until peer p has begun its message `expected`: it has then read the last but one.
+__device__ __noinline__ bool await_turn(const Exchange& x, int p, std::uint32_t expected) {
+  return await(&x.begun[blockIdx.x].of[p], expected, Wait{x.context, p, Slot::packet_credit});
 }
 
-template <Step step, int kMost, class Combine>
-__global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ Exchange x) {
-  constexpr bool kCombines = step != Step::move;
-  const int n = x.ranks, me = x.rank;
-  follow_last_kernel();
-  byte* const own = x.context.bases[me];
-  auto* const counts =
-      reinterpret_cast<std::uint32_t*>(own + x.context.layout.counts) + blockIdx.x * kMaxRanks;
-  auto token = [&](int owner, int writer) {
-    return reinterpret_cast<Flag*>(x.context.bases[owner] + x.context.layout.tokens) +
-           blockIdx.x * kMaxRanks + writer;
-  };
-  std::uint32_t count[kMost];  // messages exchanged with each peer, by this block
-  std::uint32_t begun[kMost];  // up to which the peer has begun
+// The counts of a block, in one or two loads.
+template <int kMost>
+__device__ inline void load_counts(std::uint32_t (&count)[kMost], const Counts* at) {
 #pragma unroll
-  for (int p = 0; p < kMost; ++p) {
-    if (p >= n || p == me) continue;
-    count[p] = counts[p];
-    begun[p] = load_relaxed(&token(me, p)->count);
+  for (int half = 0; half < kMost; half += 4) {
+    const uint4 four = load_relaxed4(at->of + half);
+    const std::uint32_t words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int p = 0; p < 4 && half + p < kMost; ++p) count[half + p] = words[p];
   }
-  std::uint32_t mine =
-      static_cast<int>(threadIdx.x) < n ? counts[threadIdx.x] : 0;  // thread p speaks to peer p
+}
+
+template <Step step, class Wire, int kMost, class Combine>
+__global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ Exchange x) {
+  using Data = typename Wire::Data;
+  constexpr bool kTwoSteps = step == Step::two_shot || step == Step::relay;
+  const unsigned thread = threadIdx.x;
+  const unsigned stride = gridDim.x * x.piece_bytes, first = blockIdx.x * x.piece_bytes;
+  // A block has two rings with each peer for each step, used in turn, so that a peer may still read the last
+  // message while the next one comes.
+  const unsigned turn = static_cast<unsigned>(x.ranks) * kPackets, area = 2 * turn;
+  const unsigned ring = blockIdx.x * 2 * area;
+  follow_last_kernel();
+
+  std::uint32_t count[kMost], begun[kMost];  // messages with each peer, and up to which it has begun
+  load_counts(count, x.counts + blockIdx.x);
+  load_counts(begun, x.begun + blockIdx.x);
   bool lost = false;
 
-  // What this thread gives first, asked for before anything is waited for.
-  std::uint64_t first[kMost] = {};
-  const std::size_t first_at =
-      blockIdx.x * static_cast<std::size_t>(x.piece_bytes) + threadIdx.x * kPacketBytes;
-#pragma unroll
-  for (int p = 0; p < kMost; ++p)
-    if (p < n && p != (x.one_source ? -1 : me) && (!x.one_source || p == me) && first_at < x.send[p])
-      first[p] = load_some(x.from[p], first_at, x.send[p], x.aligned);
+  for (unsigned begin = first; begin < x.bytes; begin += stride) {
+    // Every thread of a warp goes through all units, a whole number of blocks of them.
+    const unsigned units = Wire::units(x.bytes - begin < x.piece_bytes ? x.bytes - begin : x.piece_bytes);
+    auto at = [&](unsigned unit) { return begin + Wire::offset(unit); };
+    auto within = [&](unsigned unit, std::uint32_t bytes) {  // whole lines
+      return unit < units && begin + Wire::head(unit) < bytes;
+    };
 
-  for (std::size_t begin = blockIdx.x * static_cast<std::size_t>(x.piece_bytes); begin < x.bytes;
-       begin += gridDim.x * static_cast<std::size_t>(x.piece_bytes)) {
-    if (begin != blockIdx.x * static_cast<std::size_t>(x.piece_bytes)) {
-      __syncthreads();  // every thread has read the last piece: the peers may send the next but one
+    // What is given, asked for before anything is waited for.
+    Data own, given[kMost];
+    auto load_own = [&](unsigned unit) {
+      if (x.own && within(unit, x.own_bytes)) own = Wire::load(x.own, at(unit), x.own_bytes);
+    };
+    auto load_given = [&](unsigned unit) {
+      if (x.one_source) return;
 #pragma unroll
       for (int p = 0; p < kMost; ++p)
-        if (p < n && p != me) begun[p] = load_relaxed(&token(me, p)->count);
+        if (within(unit, x.send[p])) given[p] = Wire::load(x.from[p], at(unit), x.send[p]);
+    };
+    load_own(thread);
+    load_given(thread);
+
+    if (begin != first) {
+      __syncthreads();  // every thread has read the last piece: the peers may send the next but one
+      load_counts(begun, x.begun + blockIdx.x);
     }
     auto active = [&](int p) {
-      return p != me && (step == Step::two_shot || begin < x.send[p] || begin < x.receive[p]);
+      return kTwoSteps ? x.tokens[p] != nullptr : begin < x.send[p] || begin < x.receive[p];
     };
-    if (static_cast<int>(threadIdx.x) < n && active(static_cast<int>(threadIdx.x)))
-      store_relaxed(&token(static_cast<int>(threadIdx.x), me)->count, ++mine);
-    const std::size_t end = smaller(begin + x.piece_bytes, x.bytes);
-
 #pragma unroll
     for (int p = 0; p < kMost; ++p) {
-      if (p >= n || !active(p)) continue;
+      if (!active(p)) continue;
       ++count[p];
-      if (begin < x.send[p] && static_cast<std::int32_t>(begun[p] - (count[p] - 1)) < 0)
-        lost = !await(&token(me, p)->count, count[p] - 1, Wait{x.context, p, Slot::packet_credit}) || lost;
+      if ((kTwoSteps || begin < x.send[p]) && static_cast<std::int32_t>(begun[p] - (count[p] - 1)) < 0)
+        lost = !await_turn(x, p, count[p] - 1) || lost;
     }
-    for (std::size_t at = begin + threadIdx.x * kPacketBytes; at < end; at += blockDim.x * kPacketBytes) {
-      const std::size_t i = (at - begin) / kPacketBytes;
-      std::uint64_t word = 0;
-      const bool at_first = at == first_at;
-      if (x.one_source)
-        word = at_first ? own_of(first, me) : load_some(x.from[me], at, x.send[me], x.aligned);
+    lost = __any_sync(0xffffffffu, lost);
+
+    for (unsigned unit = thread; unit - thread < units && !lost; unit += blockDim.x) {
+      if (unit > thread) {
+        if (x.one_source) load_own(unit);
+        load_given(unit);
+      }
 #pragma unroll
       for (int p = 0; p < kMost; ++p) {
-        if (p >= n || p == me || at >= x.send[p]) continue;
-        if (!x.one_source) word = at_first ? first[p] : load_some(x.from[p], at, x.send[p], x.aligned);
-        if (!lost) put(ring(x.rings[p], 0, count[p], n) + i, count[p], word);
+        if (x.send[p] == 0) continue;
+        Data data = given[p];
+        if (x.one_source) data = own;
+        const bool there = within(unit, x.send[p]);
+        Wire::put(there, x.rings[p] + (ring + count[p] % 2 * turn + unit), count[p], data);
+        if (step == Step::relay && there && x.into[p]) Wire::store(x.into[p], at(unit), x.send[p], data);
       }
     }
 
-    byte* const arrived = own + x.context.layout.packets;
-    auto from_peer = [&](int area, int p, std::size_t i) {
-      return ring(arrived, area, count[p], n) + static_cast<std::size_t>(p) * kPackets + i;
-    };
-    for (std::size_t at = begin + threadIdx.x * kPacketBytes; at < end && !lost;
-         at += blockDim.x * kPacketBytes) {
-      const std::size_t i = (at - begin) / kPacketBytes;
-      const std::uint32_t shard = step == Step::two_shot ? x.send[me] : 0;
-      const std::uint32_t mine_bytes = step == Step::two_shot ? shard : x.receive[me];
-      std::uint64_t words[kMost] = {};
-      const std::uint64_t own_word =
-          at < mine_bytes && x.into[me] ? load_some(x.from[me], at, mine_bytes, x.aligned) : 0;
-      const auto comes = [&](int p) {
-        return p < n && p != me && at < (step == Step::two_shot ? shard : x.receive[p]);
-      };
-      lost = !take(x, comes, [&](int p) { return from_peer(0, p, i); }, count, words);
 #pragma unroll
-      for (int p = 0; p < kMost; ++p) {
-        if (p == me) words[p] = own_word;
-        const bool moves = !kCombines && !lost && p < n && at < x.receive[p];
-        if (moves && x.into[p] && (p != me || x.into[p] != x.from[p]))
-          store_some(x.into[p], at, x.receive[p], x.aligned, words[p]);
-      }
-      if constexpr (kCombines) {
-        if (lost || at >= mine_bytes || !x.into[me]) continue;
-        words[0] = Combine::combine(x, words);
-        store_some(x.into[me], at, mine_bytes, x.aligned, words[0]);
-        if constexpr (step == Step::two_shot) {
-#pragma unroll
-          for (int p = 0; p < kMost; ++p)
-            if (p < n && p != me) put(ring(x.rings[p], 1, count[p], n) + i, count[p], words[0]);
-        }
-      }
-    }
-    if constexpr (step == Step::two_shot) {
-      for (std::size_t at = begin + threadIdx.x * kPacketBytes; at < end && !lost;
-           at += blockDim.x * kPacketBytes) {
-        const std::size_t i = (at - begin) / kPacketBytes;
-        std::uint64_t words[kMost];
-        const auto comes = [&](int p) { return p < n && p != me && at < x.send[p]; };
-        lost = !take(x, comes, [&](int p) { return from_peer(1, p, i); }, count, words);
+    for (int p = 0; p < kMost; ++p)
+      if (thread == p && active(p)) store_relaxed(x.tokens[p] + blockIdx.x * kMaxRanks, count[p]);
+
+    for (unsigned unit = thread; unit - thread < units && !lost; unit += blockDim.x) {
+      if (units > blockDim.x) load_own(unit);
+      Packet got[kMost];
+      lost = !take<Wire>(
+          x, [&](int p) { return within(unit, x.receive[p]); },
+          [&](int p) { return x.arrived + (ring + count[p] % 2 * turn + p * kPackets + unit); }, count, got);
+      if (lost) break;
+      const bool there = within(unit, x.own_bytes);
+      Data result = own;
+      if constexpr (step == Step::move) {
 #pragma unroll
         for (int p = 0; p < kMost; ++p)
-          if (comes(p) && !lost) store_some(x.into[p], at, x.send[p], x.aligned, words[p]);
+          if (within(unit, x.receive[p])) Wire::store(x.into[p], at(unit), x.receive[p], Wire::data(got[p]));
+      } else if (there) {
+#pragma unroll
+        for (int w = 0; w < Wire::kWords; ++w) {
+          std::uint64_t words[kMost] = {};
+#pragma unroll
+          for (int p = 0; p < kMost; ++p) words[p] = p == x.rank ? own.at[w] : Wire::data(got[p]).at[w];
+          if constexpr (step != Step::relay) result.at[w] = Combine::combine(x, words);
+          else
+#pragma unroll
+            for (int p = 0; p < kMost; ++p)
+              if (p == x.root) result.at[w] = words[p];
+        }
+      }
+      if constexpr (kTwoSteps) {
+#pragma unroll
+        for (int p = 0; p < kMost; ++p)
+          if (x.pass[p] > 0)
+            Wire::put(there, x.rings[p] + (ring + area + count[p] % 2 * turn + unit), count[p], result);
+      }
+      if (there && x.result) Wire::store(x.result, at(unit), x.own_bytes, result);
+    }
+    if constexpr (kTwoSteps) {
+      for (unsigned unit = thread; unit - thread < units && !lost; unit += blockDim.x) {
+        Packet got[kMost];
+        lost = !take<Wire>(
+            x, [&](int p) { return within(unit, x.back[p]); },
+            [&](int p) { return x.arrived + (ring + area + count[p] % 2 * turn + p * kPackets + unit); },
+            count, got);
+        if (lost) break;
+#pragma unroll
+        for (int p = 0; p < kMost; ++p)
+          if (within(unit, x.back[p])) Wire::store(x.into[p], at(unit), x.back[p], Wire::data(got[p]));
       }
     }
   }
   __syncthreads();  // every thread has read the counts, and what came by the last of them
-  if (static_cast<int>(threadIdx.x) < n && static_cast<int>(threadIdx.x) != me) counts[threadIdx.x] = mine;
+  if (thread > 0) return;
+#pragma unroll
+  for (int p = 0; p < kMost; ++p) x.counts[blockIdx.x].of[p] = count[p];
 }
 
-template <Step step, class Combine>
+template <Step step, class Wire, class Combine>
 ExchangeKernel of_ranks(int ranks) {
-  if (ranks <= 2) return exchange<step, 2, Combine>;
-  if (ranks <= 4) return exchange<step, 4, Combine>;
-  return exchange<step, kMaxRanks, Combine>;
+  if (ranks <= 2) return exchange<step, Wire, 2, Combine>;
+  if (ranks <= 4) return exchange<step, Wire, 4, Combine>;
+  return exchange<step, Wire, kMaxRanks, Combine>;
 }
 
-template <Step step>
-ExchangeKernel combining(int ranks, DType dtype, Op op) {
-  if (op == Op::sum && dtype == DType::f32) return of_ranks<step, Sum<float>>(ranks);
-  if (op == Op::sum && dtype == DType::bf16) return of_ranks<step, Sum<BF16>>(ranks);
-  return of_ranks<step, ByTable>(ranks);
+template <Step step, class Wire>
+ExchangeKernel combining(bool whole, int ranks, DType dtype, Op op) {
+  if (!whole) return of_ranks<step, Ragged<Wire>, ByTable>(ranks);
+  if (op == Op::sum && dtype == DType::f32) return of_ranks<step, Whole<Wire>, Sum<float>>(ranks);
+  if (op == Op::sum && dtype == DType::bf16) return of_ranks<step, Whole<Wire>, Sum<BF16>>(ranks);
+  return of_ranks<step, Whole<Wire>, ByTable>(ranks);
+}
+template <Step step, class Wire>
+ExchangeKernel moving(bool whole, int ranks) {
+  return whole ? of_ranks<step, Whole<Wire>, ByTable>(ranks) : of_ranks<step, Ragged<Wire>, ByTable>(ranks);
+}
+
+template <class Wire>
+ExchangeKernel of_wire(Step step, bool whole, int ranks, DType dtype, Op op) {
+  switch (step) {
+    case Step::combine: return combining<Step::combine, Wire>(whole, ranks, dtype, op);
+    case Step::two_shot: return combining<Step::two_shot, Wire>(whole, ranks, dtype, op);
+    case Step::relay: return moving<Step::relay, Wire>(whole, ranks);
+    default: return moving<Step::move, Wire>(whole, ranks);
+  }
 }
 
 }  // namespace
 
-ExchangeKernel exchange_kernel(Step step, int ranks, DType dtype, Op op) {
-  switch (step) {
-    case Step::combine: return combining<Step::combine>(ranks, dtype, op);
-    case Step::two_shot: return combining<Step::two_shot>(ranks, dtype, op);
-    default: return of_ranks<Step::move, ByTable>(ranks);
-  }
+ExchangeKernel exchange_kernel(Step step, bool lines, bool whole, int ranks, DType dtype, Op op) {
+  return lines ? of_wire<Lines>(step, whole, ranks, dtype, op)
+               : of_wire<Packets>(step, whole, ranks, dtype, op);
 }
 
 }  // namespace unisono::cuda

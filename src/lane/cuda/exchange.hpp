@@ -1,6 +1,6 @@
-// One step, or two, of packets: the CUDA lane's own form of the `…_packets` algorithms, for messages where
-// every instruction before the first store counts. Its oracle is the host lane, where the portable programs
-// run.
+// One step, or two, whose data and flags travel together: the CUDA lane's own form of the `…_packets` and
+// `…_ll128` algorithms, where every instruction before the first store counts. Its oracle is the host lane,
+// where the portable programs run.
 #pragma once
 
 #include "lane/cuda/layout.hpp"
@@ -8,18 +8,26 @@
 
 namespace unisono::cuda {
 
-// What a rank gives each peer and does with what it gets. Peers with 0 bytes both ways are left out. Blocks
-// take turns by pieces; both ends of a pair have the same grid and piece.
+// What a rank gives each peer and does with what it gets. Blocks take turns by pieces; both ends of a pair
+// have the same grid and piece. Between a pair, 0 bytes on both ends leave a message out (of one step). The
+// entries of this rank and of ranks that are not there are zero.
 struct Exchange {
-  int ranks = 0, rank = 0;
-  std::uint32_t bytes = 0, piece_bytes = 0;  // of the longest message, or of a shard
-  bool aligned = false;                      // every pointer, to words of kPacketBytes
-  bool one_source = false;                   // everyone gets the same: from[rank]
-  byte* rings[kMaxRanks] = {};               // in each peer's memory, those that this rank writes
-  const byte* from[kMaxRanks] = {};          // [rank]: this rank's own part
-  byte* into[kMaxRanks] = {};                // [rank]: of the own part, or of the combination
+  Packet* rings[kMaxRanks] = {};          // in each peer's memory, those that this rank writes
+  std::uint32_t* tokens[kMaxRanks] = {};  // likewise
+  const Packet* arrived = nullptr;        // in this rank's, those that it reads
+  Counts* begun = nullptr;                // likewise
+  Counts* counts = nullptr;
+  const byte* from[kMaxRanks] = {};
+  byte* into[kMaxRanks] = {};
   std::uint32_t send[kMaxRanks] = {}, receive[kMaxRanks] = {};
-  DType dtype = DType::f32;  // where it combines
+  std::uint32_t pass[kMaxRanks] = {}, back[kMaxRanks] = {};  // the second step's
+  const byte* own = nullptr;                                 // this rank's own part, or null
+  byte* result = nullptr;  // where it, or what it is combined to, goes, or null
+  std::uint32_t own_bytes = 0;
+  std::uint32_t bytes = 0, piece_bytes = 0;  // of the longest message, or of a shard
+  int ranks = 0, rank = 0, root = 0;         // root: of a relay
+  bool one_source = false;                   // everyone gets the own part
+  DType dtype = DType::f32;                  // where it combines
   Op op = Op::sum;
   Context context;
 };
@@ -27,10 +35,13 @@ struct Exchange {
 enum class Step {
   move,      // what comes from a peer goes where `into` says
   combine,   // it is combined in rank order, with this rank's own part
-  two_shot,  // `from` and `into` are by shards: mine is combined, given to all, and theirs come in
+  two_shot,  // `from` and `into` are by shards: my own is combined, passed on, and theirs come back
+  relay,     // the same with what comes from the root alone
 };
 
 using ExchangeKernel = void (*)(Exchange);
-ExchangeKernel exchange_kernel(Step step, int ranks, DType dtype, Op op);
+// `lines`: 120 bytes of data in 128, else 8 in 16. `whole`: this rank's pointers and sizes are multiples
+// of 8.
+ExchangeKernel exchange_kernel(Step step, bool lines, bool whole, int ranks, DType dtype, Op op);
 
 }  // namespace unisono::cuda

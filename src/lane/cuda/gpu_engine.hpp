@@ -22,6 +22,7 @@
 namespace unisono::cuda {
 
 inline constexpr int kMostBlocks = 128;
+inline constexpr int kMostStagedBlocks = 32;  // through host memory
 
 class GpuEngine final : public Engine {
  public:
@@ -30,6 +31,8 @@ class GpuEngine final : public Engine {
   ~GpuEngine() override;
 
   int device() const override { return device_; }
+  bool peer_access() const override { return peer_access_; }
+  std::string_view card() const override { return card_; }
 
   Place place(const byte* at, std::size_t bytes) const override;
 
@@ -38,12 +41,14 @@ class GpuEngine final : public Engine {
   // of theirs.
   bool symmetric(const Request& request) const override;
 
-  Shape shape(Collective collective, Algorithm algorithm, std::size_t bytes) const override {
-    return cut(algorithm, unit_of(collective, algorithm, bytes));
+  Shape shape(Collective collective, Algorithm algorithm, const Shape& planned,
+              std::size_t bytes) const override {
+    return cut(algorithm, wanted(planned), unit_of(collective, algorithm, bytes));
   }
   void set_shape(const Shape& shape) override { asked_ = shape; }
 
-  void run(const Request& request, Algorithm algorithm, std::uint64_t call, int to, int from) override;
+  void run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call, int to,
+           int from) override;
 
   std::shared_ptr<void> allocate(std::size_t bytes) override;
 
@@ -56,14 +61,21 @@ class GpuEngine final : public Engine {
 
   void forget(std::uint32_t number);
 
-  // Whether every rank has a GPU of its own, and which of them are this process's.
+  // Whether every rank has a GPU of its own, which of them are this process's, and whether all reach each
+  // other.
   void meet_cards(const Options& options);
 
-  // `bytes` of every rank, in rank order. Everyone gets it, or nobody.
-  std::vector<std::shared_ptr<DeviceMemory>> share(std::size_t bytes);
+  // `bytes` of every rank, in rank order; of kind local only this rank's. Everyone gets it, or nobody.
+  std::vector<std::shared_ptr<DeviceMemory>> share(std::size_t bytes, DeviceMemory::Kind kind);
 
   // A kernel that is loaded when it is first launched may wait for one that waits for this rank.
   void load_kernels();
+
+  std::vector<cudaEvent_t*> events() {
+    std::vector<cudaEvent_t*> all{&turn_, &fork_, &join_};
+    for (cudaEvent_t& one : combined_) all.push_back(&one);
+    return all;
+  }
 
   // Tells the kernels when a peer is lost, and the peers when this rank's kernels have failed.
   void watch(const std::stop_token& stop);
@@ -74,13 +86,19 @@ class GpuEngine final : public Engine {
   // The bytes that a program's rounds cut up: the same on every rank.
   std::size_t unit_of(Collective collective, Algorithm algorithm, std::size_t bytes) const;
 
-  Shape cut(Algorithm algorithm, std::size_t unit) const;
+  // What set_shape has asked for, else what the plan has.
+  Shape wanted(const Shape& planned) const;
 
-  Exchange exchange_of(const Request& request, Algorithm algorithm, int to, int from) const;
+  Shape cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const;
+
+  void one_step(Exchange& x, const Request& request, int to, int from) const;
+  void two_steps(Exchange& x, const Request& request) const;
+  void exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call, int to,
+                int from, cudaStream_t stream) const;
   void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
   void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
   void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
-  void all_reduce_by_engine(const Launch& launch, cudaStream_t stream);
+  void all_reduce_by_engine(const Launch& launch, std::size_t bytes, const Shape& asked, cudaStream_t stream);
   void meet(const Launch& given, cudaStream_t stream) const;
   // What follows on `later` waits for what is on `earlier` now.
   void order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const;
@@ -90,7 +108,8 @@ class GpuEngine final : public Engine {
 
   Group& group_;
   int device_;
-  DeviceMemory::Kind kind_;
+  bool peer_access_ = true;
+  std::string card_;
   double timeout_s_;
   int blocks_ = 0;
   std::vector<int> neighbours_;  // GPUs of other ranks of this process
@@ -99,10 +118,12 @@ class GpuEngine final : public Engine {
   Failure* failure_ = nullptr;
   Context base_;
   Shape asked_;
-  cudaStream_t side_ = nullptr, last_ = nullptr;
+  cudaStream_t side_ = nullptr, last_ = nullptr;  // beside the caller's, and of the last call
+  cudaStream_t tell_ = nullptr;                   // of the watcher
   bool any_ = false;
-  bool early_ = false;  // kernels may start before the last one has ended
-  cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, met_ = nullptr;
+  bool early_ = false;                  // kernels may start before the last one has ended
+  static constexpr int kMostParts = 3;  // of an all_reduce by copy engines
+  cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, combined_[kMostParts] = {};
   mutable std::mutex mutex_;  // buffers are given back from any thread
   std::map<std::uint32_t, std::vector<std::shared_ptr<DeviceMemory>>> allocations_;
   std::uint32_t made_ = 0;

@@ -15,6 +15,8 @@ inline constexpr int kMaxThreads = 512;          // of a block; blocks are whole
 inline constexpr std::uint32_t kChunks = 4;      // chunks in the ring of a pair of blocks
 inline constexpr std::uint32_t kPackets = 1024;  // packets of a message, of one block to one peer
 inline constexpr std::size_t kPacketBytes = 8;   // payload of a packet
+inline constexpr std::size_t kLineUnits = 8;     // of a packet's size, in a line of 128 bytes
+inline constexpr std::size_t kLineBytes = 120;   // payload of a line
 
 // Data and flag in two words of 64 bits, each of which is read and written whole: low half data, high half
 // the number of the message.
@@ -28,31 +30,39 @@ struct alignas(32) Flag {
   std::uint32_t count;
 };
 
-// How far a block is with one peer. It lives in device memory between kernels, so that a CUDA graph can be
+// Of the messages of packets or lines that a block has had with each peer: what the block counts (`counts`),
+// and what each peer has begun (`tokens`, written by the peers).
+struct alignas(32) Counts {
+  std::uint32_t of[kMaxRanks];
+};
+
+// How far a block is with one peer. It lives in the scratch between kernels, so that a CUDA graph can be
 // replayed.
 struct alignas(16) Counters {
   std::uint32_t signalled[kSlots], awaited[kSlots];
 };
 
-// The head of each rank's scratch, in its device memory.
+// The head of each rank's scratch.
 struct Header {
-  std::uint32_t failed;   // any rank sets it on all: waits end, moves are left out, also in later kernels
+  // Any rank sets it on all, and the host where it loses a peer: waits end, moves are left out, also in later
+  // kernels.
+  std::uint32_t failed;
   std::uint32_t claimed;  // which of the rank's blocks writes the record
 };
 
 // In pinned host memory that the device has mapped; one for each rank.
 struct Failure {
-  std::uint32_t stage;  // 0: none, 2: readable (written last, with release at system scope)
-  std::uint32_t cut;    // kernels of this rank have left work undone, since some rank has failed
-  std::uint32_t stop;   // the host sets it when a peer is lost: this rank's waits end
+  std::uint32_t stage;    // 0: none, 2: readable (written last, with release at system scope)
+  std::uint32_t cut;      // kernels of this rank have left work undone, since some rank has failed
+  std::uint32_t yes = 1;  // to be copied from
   std::int32_t rank, peer, slot, block;
   std::uint32_t expected, seen;
   std::uint32_t collective;
   std::uint64_t call;  // which of the communicator's
 };
 
-// A rank's scratch: device memory of `bytes` bytes, zeroed once, that every rank has mapped. The last
-// two parts are the rank's own. The same on every rank.
+// A rank's scratch: memory of `bytes` bytes, zeroed once, that every rank has mapped: on its GPU, or of the
+// host where GPUs do not reach each other. The last two parts are the rank's own. The same on every rank.
 struct Layout {
   Layout() = default;
   constexpr Layout(int n, int most_blocks, std::size_t chunk)
@@ -60,15 +70,16 @@ struct Layout {
     const auto pairs = static_cast<std::size_t>(n) * static_cast<std::size_t>(most_blocks);
     flags = round_up(sizeof(Header), 256);
     packets = round_up(flags + pairs * kSlots * sizeof(Flag), 256);
-    tokens = round_up(packets + pairs * 4 * kPackets * sizeof(Packet), 256);
-    chunks = round_up(tokens + static_cast<std::size_t>(blocks) * kMaxRanks * sizeof(Flag), 256);
+    lines = round_up(packets + pairs * 4 * kPackets * sizeof(Packet), 256);
+    tokens = round_up(lines + pairs * 4 * kPackets * sizeof(Packet), 256);
+    chunks = round_up(tokens + static_cast<std::size_t>(blocks) * sizeof(Counts), 256);
     counters = round_up(chunks + pairs * kChunks * chunk_bytes, 256);
     counts = round_up(counters + pairs * sizeof(Counters), 256);
-    bytes = round_up(counts + static_cast<std::size_t>(blocks) * kMaxRanks * sizeof(std::uint32_t), 256);
+    bytes = round_up(counts + static_cast<std::size_t>(blocks) * sizeof(Counts), 256);
   }
   int ranks = 0, blocks = 0;  // the most blocks that a kernel may have
   std::size_t chunk_bytes = 0;
-  std::size_t flags = 0, packets = 0, tokens = 0, chunks = 0, counters = 0, counts = 0,
+  std::size_t flags = 0, packets = 0, lines = 0, tokens = 0, chunks = 0, counters = 0, counts = 0,
               bytes = 0;  // offsets, and the whole
 };
 

@@ -23,7 +23,18 @@ __device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
   return value;
 }
 
-// Elements of a vector are single accesses each, in no order: hence a flag in either word.
+// Four words that peers write one by one.
+__device__ inline uint4 load_relaxed4(const std::uint32_t* at) {
+  uint4 four;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+               : "l"(at)
+               : "memory");
+  return four;
+}
+
+// Elements of a vector are single accesses each, in no order: hence a flag in either word. A word of 64 bits
+// arrives whole over PCIe too, in host memory, which more of them together need not.
 __device__ inline void store_packet(Packet* at, Packet packet) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(packet.low), "l"(packet.high));
 }

@@ -19,26 +19,6 @@ __device__ inline bool aligned(const Dst* dsts, int n_dsts, const byte* const* s
   return all % to == 0;
 }
 
-// The payload of the packet that begins `at` bytes into a buffer of `bytes`; `whole`: its words are aligned.
-__device__ inline std::uint64_t load_some(const byte* src, std::size_t at, std::size_t bytes, bool whole) {
-  if (whole && bytes - at >= kPacketBytes) return *reinterpret_cast<const std::uint64_t*>(src + at);
-  std::uint64_t data = 0;
-#pragma unroll 1
-  for (std::size_t b = 0; b < smaller(kPacketBytes, bytes - at); ++b)
-    data |= static_cast<std::uint64_t>(src[at + b]) << (8 * b);
-  return data;
-}
-__device__ inline void store_some(byte* dst, std::size_t at, std::size_t bytes, bool whole,
-                                  std::uint64_t data) {
-  if (whole && bytes - at >= kPacketBytes) {
-    *reinterpret_cast<std::uint64_t*>(dst + at) = data;
-    return;
-  }
-#pragma unroll 1
-  for (std::size_t b = 0; b < smaller(kPacketBytes, bytes - at); ++b)
-    dst[at + b] = static_cast<byte>(data >> (8 * b));
-}
-
 // Copies `count` words from word `begin` on, eight loads in flight in each thread.
 template <class Word>
 __device__ void copy_words(const Dst* dsts, int n_dsts, const byte* src, std::size_t begin,

@@ -49,9 +49,12 @@ __device__ void run_direct(Lane& lane, const Launch& launch, const Args& args) {
   using enum Collective;
   if constexpr (collective == send_recv) {
     send_recv_put(lane, launch.sent > 0 ? launch.to : -1, launch.received > 0 ? launch.from : -1, args);
+  } else if constexpr (algorithm == Algorithm::two_shot_push && collective == broadcast) {
+    broadcast_two_shot_push(lane, args);
   } else if constexpr (algorithm == Algorithm::two_shot_push) {
     ChunkChannel<Lane> channel(lane);
-    all_reduce_two_shot_push(channel, args);
+    if constexpr (collective == all_reduce) all_reduce_two_shot_push(channel, args);
+    else reduce_two_shot_push(channel, args);
   } else if constexpr (collective == all_reduce && algorithm == Algorithm::copy_engine) {
     all_reduce_combine(lane, args);
   } else if constexpr (collective == all_reduce) all_reduce_two_shot_direct(lane, args);
@@ -127,10 +130,13 @@ Kernel kernel(Collective collective, Algorithm algorithm, DType dtype, Op op) {
   using enum Algorithm;
   switch (collective) {
     case Collective::all_reduce: return all_reduce(algorithm, dtype, op);
-    case Collective::reduce: return combining<Collective::reduce>(algorithm, dtype, op);
+    case Collective::reduce:
+      if (algorithm == two_shot_push) return combining<Collective::reduce, two_shot_push>(dtype, op);
+      return combining<Collective::reduce>(algorithm, dtype, op);
     case Collective::reduce_scatter: return combining<Collective::reduce_scatter>(algorithm, dtype, op);
     case Collective::broadcast:
       if (algorithm == scatter_all_gather) return program<Collective::broadcast, scatter_all_gather, Bytes>;
+      if (algorithm == two_shot_push) return program<Collective::broadcast, two_shot_push, Bytes>;
       return moving<Collective::broadcast>(algorithm);
     case Collective::all_gather: return moving<Collective::all_gather>(algorithm);
     case Collective::gather: return moving<Collective::gather>(algorithm);

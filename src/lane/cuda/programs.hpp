@@ -16,4 +16,8 @@ using Kernel = void (*)(Launch);
 // send_recv; empty has none.
 Kernel kernel(Collective collective, Algorithm algorithm, DType dtype, Op op);
 
+// The kernel of an all_reduce that quantises, or null where the dtype has none. A piece of its rounds is in
+// the wire form.
+Kernel quantised_kernel(DType dtype, Wire wire);
+
 }  // namespace unisono::cuda

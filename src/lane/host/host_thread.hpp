@@ -46,6 +46,13 @@ class HostThread {
     reduce_ = kernels_.reduce[static_cast<int>(dtype)][static_cast<int>(op)];
   }
 
+  // What requantise makes, and what element_bytes gives, for the next program.
+  void prepare(DType dtype, Op op, Wire wire) {
+    requantise_ = kernels_.requantise[static_cast<int>(dtype)][static_cast<int>(wire)];
+    average_ = op == Op::avg;
+    element_bytes_ = size_of(dtype);
+  }
+
   int rank() const { return rank_; }
   int size() const { return layout_.ranks; }
   static constexpr int worker() { return 0; }
@@ -64,6 +71,12 @@ class HostThread {
     else if (n_srcs == 1) kernels_.copy(dsts, n_dsts, srcs[0], bytes);
     else reduce_(dsts, n_dsts, srcs, n_srcs, bytes);
   }
+
+  void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
+                  std::size_t count) {
+    requantise_(dsts, n_dsts, srcs, n_srcs, plain, average_, count);
+  }
+  std::size_t element_bytes() const { return element_bytes_; }
 
   void signal(int peer, Slot slot) {
     host::raise(*line(peer, slot, rank_), ++signals(peer).signalled[static_cast<int>(slot)],
@@ -157,6 +170,9 @@ class HostThread {
   Watch watch_;
   const host::Kernels& kernels_;
   host::Reduce reduce_ = nullptr;
+  host::Requantise requantise_ = nullptr;
+  bool average_ = false;
+  std::size_t element_bytes_ = 1;
   std::vector<byte*> bases_;
   std::vector<Counters> counters_;
   std::vector<byte> scratch_;

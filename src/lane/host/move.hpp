@@ -16,10 +16,15 @@ using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, in
 // One source, any number of destinations.
 using Copy = void (*)(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes);
 
+// A lane's requantise; `average`: sums are divided by the number of sources.
+using Requantise = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
+                            bool average, std::size_t count);
+
 struct Kernels {
   const char* instruction_set;
   Copy copy;
   Reduce reduce[kDTypes][kOps];
+  Requantise requantise[kDTypes][kWires];  // null where there is none
 };
 
 // The kernels for this machine, or for UNISONO_ISA; UsageError when the machine lacks that instruction set.

@@ -19,6 +19,7 @@ and is declared in its package's pyproject.toml:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -83,6 +84,7 @@ class Backend(Protocol):
     bit_exact: bool = (
         False  # True: float sums are combined in rank order and must match the reference bit by bit
     )
+    wire: str | None = None  # a name of cases.WIRES: it quantises, and is held to that bound
     devices: tuple[str, ...] = ("cpu",)  # where the buffers may lie
     threads: bool = False  # True: ranks may be threads of one process
     own_memory: bool = False  # True: symmetric cases lie in memory that `allocate` makes
@@ -115,6 +117,11 @@ class Backend(Protocol):
         library allows."""
         ...
 
+    def checked(self) -> AbstractContextManager[None]:
+        """Around the first call of a cell, which is not timed: a library that can compare the ranks' calls
+        before anything moves does so within."""
+        return nullcontext()
+
     def queues(self) -> bool:
         """On GPUs: whether a call returns once it is queued on the stream. One that waits for the GPU can be
         neither captured in a graph nor timed by events, and is measured in the modes of the host clock."""
@@ -135,6 +142,10 @@ class Backend(Protocol):
     def abort(self) -> None:
         """On GPUs, after a hang: ends the library's kernels as far as it can. Nothing but `close` is called
         afterwards."""
+
+    def staged(self) -> bool:
+        """On GPUs: whether the data goes through the host's memory."""
+        return False
 
     def sms(self, case: Case) -> int | None:
         """The SMs that the call takes of a GPU, where the library can say; 0 where copy engines do it."""

@@ -72,7 +72,7 @@ class FabricBackend(Backend):
             policy=self._policy,
             pinned=self._memory == "pin",
         )
-        self._comm = unisono.Communicator(ranks, 60.0, False, None, 0, lane)
+        self._comm = unisono.Communicator(ranks, timeout_s=60.0, check=False, fabric=lane)
 
     def supports(self, case: Case) -> str | None:
         if case.memory == "symmetric" and case.collective not in DIRECT:

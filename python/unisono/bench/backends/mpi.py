@@ -190,6 +190,9 @@ class MpiBackend(Backend):
 
         return call
 
+    def staged(self) -> bool:
+        return self._staged
+
     def close(self) -> None:
         if self._comm is not None:
             self._comm.Free()

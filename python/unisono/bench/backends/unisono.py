@@ -1,13 +1,15 @@
-"""Unisono itself. `unisono:two_shot` forces that algorithm in every case whose collective has it."""
+"""Unisono itself. `unisono:two_shot` forces that algorithm in every case whose collective has it, and
+`unisono:fp8` quantises the all_reduces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from unisono.bench.backends.base import Backend, Buffers, Ranks
-from unisono.bench.cases import COLLECTIVES, DEVICES, CaseError
+from unisono.bench.cases import COLLECTIVES, DEVICES, DTYPES, WIRES, CaseError
 from unisono.bench.records import Case
 
 
@@ -24,15 +26,16 @@ class UnisonoBackend(Backend):
     """The communicator's methods on numpy arrays, on GPUs on torch tensors and the bench's stream; one call
     each."""
 
-    bit_exact = True
     devices = ("cpu", "cuda")
     threads = True
 
-    def __init__(self, algorithm: str | None = None) -> None:
-        if algorithm is not None and algorithm not in (known := all_algorithms()):
-            raise CaseError(f"unknown algorithm {algorithm!r}: choose from {', '.join(known)}.")
-        self.name = f"unisono:{algorithm}" if algorithm else "unisono"
-        self._forced = algorithm
+    def __init__(self, variant: str | None = None) -> None:
+        if variant is not None and variant not in (known := [*all_algorithms(), *WIRES]):
+            raise CaseError(f"unknown algorithm or wire {variant!r}: choose from {', '.join(known)}.")
+        self.name = f"unisono:{variant}" if variant else "unisono"
+        self.wire = variant if variant in WIRES else None
+        self.bit_exact = self.wire is None
+        self._forced = "two_shot" if self.wire else variant
         self._comm: Any = None
         self._queued: dict[str, Any] = {}  # what a call on a GPU takes more
         self._device = "cpu"
@@ -41,7 +44,11 @@ class UnisonoBackend(Backend):
     def version(self) -> str:
         import unisono
 
-        return str(getattr(unisono, "__version__", ""))
+        how = ", staged through pinned host memory" if self.staged() else ""
+        return str(getattr(unisono, "__version__", "")) + how
+
+    def staged(self) -> bool:
+        return self._device == "cuda" and not self._comm.peer_access
 
     def setup(self, ranks: Ranks) -> None:
         self._comm = ranks.communicator  # the one that owns the symmetric buffers; the bench closes it
@@ -54,12 +61,24 @@ class UnisonoBackend(Backend):
     def supports(self, case: Case) -> str | None:
         if self._forced is None:
             return None
+        if self.wire is not None:
+            fits = case.dtype in ("f32", "f16", "bf16") and case.op in ("sum", "avg")
+            if case.collective != "all_reduce" or not fits:
+                return f"{self.wire} is for all_reduce only, sum and avg of f32, f16 and bf16."
         known = list(self._comm.algorithms(case.collective, self._device))
         if self._forced not in known:
             choice = ", ".join(known) or "no choice"
             return f"{case.collective} has no algorithm {self._forced}: it has {choice}."
-        if self._forced.endswith(("direct", "two_shot_push", "copy_engine")) and case.memory != "symmetric":
-            return f"{self._forced} needs symmetric memory."
+        overwrites = {"all_to_all": ("direct", "copy_engine"), "all_reduce": ("copy_engine",)}
+        if case.placement == "in_place" and self._forced in overwrites.get(case.collective, ()):
+            return f"{self._forced} needs another output than the input here."
+        if self._forced.endswith("ll128") and self.staged():
+            return f"{self._forced} needs GPUs with peer access."
+        if self._forced.endswith(("direct", "two_shot_push", "copy_engine")):
+            if case.memory != "symmetric":
+                return f"{self._forced} needs symmetric memory."
+            if self.staged():
+                return f"{self._forced} needs GPUs with peer access."
         return None
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
@@ -75,6 +94,8 @@ class UnisonoBackend(Backend):
             return partial(comm.barrier)
         options: dict[str, Any] = {"algorithm": self._forced} if self._forced else {}
         options |= self._queued
+        if self.wire is not None:
+            options["wire"] = self.wire
         if case.collective == "send_recv":
             return partial(comm.send_recv, x, (rank + 1) % n, out, (rank - 1) % n, **options)
         if case.collective == "all_to_all_v":
@@ -88,6 +109,14 @@ class UnisonoBackend(Backend):
         arguments += [case.op] if known.reduces else []
         return partial(getattr(comm, case.collective), *arguments, out, **options)
 
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        before, self._comm.check = self._comm.check, True
+        try:
+            yield
+        finally:
+            self._comm.check = before
+
     def algorithm(self, case: Case) -> str | None:
         if self._forced or (case.collective == "barrier" and self._one is None):
             return self._forced
@@ -100,7 +129,10 @@ class UnisonoBackend(Backend):
         if self._device != "cuda" or algorithm is None:
             return None
         collective = "all_reduce" if case.collective == "barrier" else case.collective
-        return int(self._comm.sms(collective, max(4, case.bytes), algorithm))
+        symmetric, size = case.memory == "symmetric", max(4, case.bytes)
+        if self.wire is not None:
+            size = int(size * WIRES[self.wire] / (8 * DTYPES[case.dtype].itemsize))
+        return int(self._comm.sms(collective, size, algorithm, symmetric))
 
     def raise_if_failed(self) -> None:
         if self._queued:

@@ -201,4 +201,4 @@ def arithmetic(device: str) -> Arithmetic:
     def block(case: Case, rank: int, seed: int, count: int) -> Any:
         return random_block(case, rank, seed, count, device)
 
-    return Arithmetic(block, combine, tolerance, write, differences)
+    return Arithmetic(block, combine, tolerance, write, differences, lambda block: block.double())

@@ -1,5 +1,5 @@
-// What a communicator is, whichever lane carries its calls: HostCommunicator (communicator.cpp, with the
-// GPU's engine) and FabricCommunicator (fabric/communicator.cpp).
+// What a communicator is, whichever lane carries its calls: LocalCommunicator (local.hpp: the host lane, and
+// the GPU's engine) or FabricCommunicator (fabric/communicator.cpp).
 #pragma once
 
 #include <atomic>
@@ -20,11 +20,15 @@ class Engine;
 class Communicator::Impl {
  public:
   virtual ~Impl() = default;
+  explicit Impl(bool check) : check_(check) {}
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual bool closed() const = 0;
   virtual void close() noexcept = 0;
   virtual Plan& plan(Memory memory) = 0;
+
+  bool check() const { return check_; }
+  void set_check(bool check) { check_ = check; }
 
   virtual void run(Request request) = 0;
   virtual void run_pair(Request request, int to, int from) = 0;
@@ -77,6 +81,7 @@ class Communicator::Impl {
     ticket.collective = collective;
     ticket.dtype = call.dtype;
     ticket.op = call.op;
+    ticket.wire = call.wire;
     ticket.memory = call.memory;
     ticket.root = static_cast<std::uint16_t>(call.root);
     ticket.count = count;
@@ -106,6 +111,7 @@ class Communicator::Impl {
   bool busy() const { return busy_.load(std::memory_order_acquire); }
 
   std::uint64_t calls_ = 0;
+  bool check_;  // whether the ranks compare their calls first
 
  private:
   std::atomic<bool> busy_ = false;

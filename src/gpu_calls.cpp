@@ -1,0 +1,67 @@
+// Calls on device memory: they are only enqueued.
+#include "local.hpp"
+
+namespace unisono {
+
+void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
+  cuda::Engine& gpu = engine();
+  gpu.check();
+  const bool pair = to >= 0 || from >= 0;
+  const bool symmetric = (!pair || (to >= 0 && from >= 0)) && gpu.symmetric(request);
+  if (check_ && size() > 1) {
+    if (pair) compare_pair(request, to, from);
+    else if (request.collective == Collective::all_to_all_v) exchange_parts(request);
+    else compare_places(request, symmetric);
+  }
+  if (request.args.bytes == 0) return;
+  const Collective planned = pair ? Collective::send_recv : request.collective;
+  Algorithm algorithm = request.algorithm;
+  if (algorithm == Algorithm::automatic) {
+    algorithm = gpu_plan_.choose(planned, request.bytes(), symmetric);
+    // whose sums pass through the output
+    if (algorithm == Algorithm::copy_engine && planned == Collective::all_reduce && request.in_place())
+      algorithm = Algorithm::two_shot_push;
+  }
+  if ((is_direct(algorithm) || is_lines(algorithm)) && !gpu.peer_access())
+    throw UsageError(
+        std::string(name_of(algorithm)) +
+        " needs GPUs with peer access, which a pair of this communicator's lacks or an option has "
+        "switched off: use another algorithm.");
+  if (is_direct(algorithm) && !symmetric)
+    throw UsageError(
+        std::string(name_of(algorithm)) +
+        " needs buffers from Communicator::empty at the same offset on every rank, out of place in an "
+        "all_to_all: use them, or another algorithm.");
+  const Shape shape = gpu_plan_.shape(planned, request.bytes(), symmetric, algorithm);
+  gpu.run(request, algorithm, shape, calls_, to, from);
+}
+
+std::shared_ptr<void> LocalCommunicator::allocate_on_gpu(std::size_t bytes) {
+  const Turn turn(*this, Collective::empty);
+  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
+  return engine().allocate(bytes);
+}
+
+// On a GPU, one rank's place stands for all.
+void LocalCommunicator::compare_places(const Request& request, bool symmetric) {
+  Ticket mine = ticket(request.collective, *request.call, request.call->count);
+  mine.algorithm = request.algorithm;
+  mine.in = engine_->place(request.args.in, 0);
+  mine.out = engine_->place(request.args.out, 0);
+  mine.in_place = symmetric;
+  const auto tickets = group_.exchange(mine);
+  compare(tickets);
+  for (int r = 1; r < size(); ++r) {
+    const Ticket& its = tickets[static_cast<std::size_t>(r)];
+    const bool same = its.in_place == tickets[0].in_place &&
+                      (!its.in_place || (its.in == tickets[0].in && its.out == tickets[0].out));
+    if (!same)
+      group_.fail(Group::Kind::mismatch,
+                  "rank 0 and rank " + std::to_string(r) + " gave " +
+                      std::string(name_of(request.collective)) +
+                      " different places of symmetric memory: give the same offset of the same allocation on "
+                      "every rank, or none.");
+  }
+}
+
+}  // namespace unisono

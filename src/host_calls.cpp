@@ -1,0 +1,197 @@
+// Calls on host memory: which program runs, and over which buffers.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "dispatch.hpp"
+#include "local.hpp"
+#include "programs/all_reduce_quantised.hpp"
+#include "programs/send_recv.hpp"
+#include "rendezvous.hpp"
+
+namespace unisono {
+namespace {
+
+void copy(const byte* from, byte* to, std::size_t bytes) {
+  if (from != to) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+void LocalCommunicator::run_on_host(Request& request) {
+  Args& args = request.args;
+  const bool asks = asks_for_places(request);
+  if (check_ && size() > 1 && !asks) compare(exchange(request));
+  if (args.bytes == 0 && !asks) return;
+  args.stream = request.out_bytes >= stream_bytes_;
+  if (size() == 1) return copy(args.in, args.out, args.bytes);
+  if (request.call->wire != Wire::exact) return run_quantised(request);
+  group_.lane().prepare(request.call->dtype, request.call->op);
+  const Algorithm algorithm = asks ? meet_places(request) : plain(request);
+  unisono::run(group_.lane(), request.collective, algorithm, args);
+}
+
+void LocalCommunicator::run_quantised(const Request& request) {
+  group_.lane().prepare(request.call->dtype, request.call->op, request.call->wire);
+  ChunkChannel<HostThread> channel(group_.lane());
+  all_reduce_quantised(channel, request.args);
+}
+
+void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
+  if (check_) compare_pair(request, to, from);
+  Args& args = request.args;
+  if (args.bytes == 0) return;
+  args.stream = request.out_bytes >= stream_bytes_;
+  if (to == rank() && from == rank()) return copy(args.in, args.out, args.bytes);
+  const std::size_t sent = to < 0 ? 0 : args.bytes, received = from < 0 ? 0 : args.bytes;
+  // one table for both ends, whichever of send, recv and send_recv each has called
+  Algorithm algorithm = request.algorithm;
+  if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, args.bytes, false);
+  if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
+  if (is_direct(algorithm)) {
+    // in place, the source's half would overwrite what has not been sent
+    std::vector<byte> kept;
+    if (request.in_place() && sent > 0 && received > 0) {
+      kept.assign(args.in, args.in + sent);
+      args.in = kept.data();
+    }
+    const Place in = place(args.in, sent), out = place(args.out, received);
+    group_.lane().reach_far(!group_.one_process());
+    send_recv_direct(
+        group_.lane(), to, in, sent, from, out, received, args,
+        [this](const Place& place, int rank, std::size_t bytes) { return reach(place, rank, bytes); });
+  } else if (is_packets(algorithm)) {
+    PacketChannel<HostThread> channel(group_.lane());
+    send_recv_push(channel, to, sent, from, received, args);
+  } else {
+    ChunkChannel<HostThread> channel(group_.lane());
+    send_recv_push(channel, to, sent, from, received, args);
+  }
+}
+
+void LocalCommunicator::barrier() {
+  const Turn turn(*this, Collective::barrier);
+  if (size() == 1) return;
+  const Call call;
+  if (check_) compare(group_.exchange(ticket(Collective::barrier, call, 0)));
+  meet(group_.lane());
+}
+
+// This rank's part of a new allocation, and the allocation's number.
+std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_on_host(std::size_t bytes) {
+  const Turn turn(*this, Collective::empty);
+  struct Offer {
+    Segment::Handle handle;
+    std::uint64_t asked;
+  };
+  struct Verdict {
+    bool failed;
+  };
+  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
+  const bool absurd = bytes > std::numeric_limits<std::size_t>::max() / 2;  // and rounding it might wrap
+  const std::size_t rounded = absurd ? bytes : round_up(std::max<std::size_t>(bytes, 1), 4096);
+  std::shared_ptr<Segment> own;
+  std::string problem;
+  try {
+    own = Segment::create(rounded);
+  } catch (const ResourceError& error) { problem = error.what(); }
+  const auto offers = group_.exchange(Offer{own ? own->handle() : Segment::Handle{}, bytes});
+  for (int r = 0; r < size(); ++r)
+    if (offers[static_cast<std::size_t>(r)].asked != offers[0].asked)
+      group_.fail(Group::Kind::mismatch, "rank 0 asked for " + std::to_string(offers[0].asked) +
+                                             " bytes of symmetric memory, but rank " + std::to_string(r) +
+                                             " for " +
+                                             std::to_string(offers[static_cast<std::size_t>(r)].asked) +
+                                             ": ask for the same on every rank.");
+  std::vector<std::shared_ptr<Segment>> segments;
+  for (int r = 0; r < size() && problem.empty(); ++r) {
+    const Offer& offer = offers[static_cast<std::size_t>(r)];
+    if (offer.handle.fd < 0) problem = "rank " + std::to_string(r) + " could not reserve its part";
+    else try {
+        segments.push_back(r == rank() ? own : Segment::open(offer.handle, rounded));
+      } catch (const ResourceError& error) { problem = error.what(); }
+  }
+  // everyone has it, or nobody: later calls count on that
+  for (const Verdict& verdict : group_.exchange(Verdict{!problem.empty()}))
+    if (verdict.failed)
+      throw ResourceError("symmetric memory of " + std::to_string(bytes) + " bytes a rank could not be had" +
+                          (problem.empty() ? " on another rank: see its error." : ": " + problem));
+  return {own, symmetric_->add(std::move(segments), rank())};
+}
+
+// Large calls first tell each other their buffers' places, wherever these may be within reach: if they are,
+// the program is a direct one. Every rank decides this alike. all_to_all_v always does: no rank knows the
+// others' sizes.
+bool LocalCommunicator::asks_for_places(const Request& request) const {
+  if (size() == 1) return false;
+  if (request.collective == Collective::all_to_all_v) return true;
+  if (request.bytes() == 0) return false;
+  if (request.algorithm != Algorithm::automatic) return is_direct(request.algorithm);
+  return (symmetric_->ever() && is_direct(plan_.choose(request.collective, request.bytes(), true))) ||
+         (group_.reaches_all() && is_direct(plan_.choose(request.collective, request.bytes(), false)));
+}
+
+Algorithm LocalCommunicator::plain(const Request& request) const {
+  if (request.algorithm != Algorithm::automatic) return request.algorithm;
+  const Algorithm chosen = plan_.choose(request.collective, request.bytes(), false);
+  return is_direct(chosen) ? Plan::staged(request.collective)
+                           : chosen;  // direct is for those who ask for places
+}
+
+Place LocalCommunicator::place(const byte* at, std::size_t bytes) const {
+  if (bytes == 0) return {};
+  if (const Place found = symmetric_->find(at, bytes); found.allocation != Place::kNone) return found;
+  if (group_.reaches_all()) return {Place::kAddress, reinterpret_cast<std::uint64_t>(at)};
+  return {};
+}
+
+byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) {
+  if (place.allocation == Place::kAddress && group_.reaches_all()) return group_.reach(rank, place.offset);
+  if (byte* at = symmetric_->resolve(place, rank, bytes)) return at;
+  group_.fail(Group::Kind::mismatch,
+              "rank " + std::to_string(rank) + " announced a buffer outside its symmetric memory.");
+}
+
+// Exchanges places; gives the plan's algorithm, and every buffer's address when that is a direct one.
+Algorithm LocalCommunicator::meet_places(Request& request) {
+  const bool by_parts = request.collective == Collective::all_to_all_v;
+  const auto tickets = by_parts ? exchange_parts(request) : exchange(request);
+  if (!by_parts) compare(tickets);
+  std::size_t bytes = request.bytes();
+  bool within_reach = true, symmetric = true;
+  for (int r = 0; r < size(); ++r) {
+    const Ticket& its = tickets[static_cast<std::size_t>(r)];
+    const Reached needed = by_parts ? Reached{its.total, 0} : request.reached_by_peers(r);
+    for (const auto& [need, place] : {std::pair(needed.in, its.in), std::pair(needed.out, its.out)}) {
+      if (need == 0 || place.allocation == Place::kAnywhere) continue;
+      within_reach = within_reach && place.allocation != Place::kNone;
+      symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
+    }
+    // in place, a peer may overwrite a block before its owner has sent it
+    if (by_parts || request.collective == Collective::all_to_all)
+      within_reach = within_reach && !its.in_place;
+    if (by_parts) bytes = std::max<std::size_t>(bytes, its.total);
+  }
+  Algorithm algorithm = request.algorithm;
+  if (algorithm == Algorithm::automatic) algorithm = plan_.choose(request.collective, bytes, symmetric);
+  if (!is_direct(algorithm)) return algorithm;
+  if (!within_reach && request.algorithm == Algorithm::automatic) return Plan::staged(request.collective);
+  if (!within_reach)
+    throw UsageError(std::string(name_of(algorithm)) +
+                     " needs buffers from Communicator::empty on every rank, out of place " +
+                     "in an all_to_all: use them, or another algorithm.");
+  inputs_.assign(tickets.size(), nullptr);
+  outputs_.assign(tickets.size(), nullptr);
+  for (int r = 0; r < size(); ++r) {
+    const Ticket& its = tickets[static_cast<std::size_t>(r)];
+    const Reached needed = request.reached_by_peers(r);
+    if (needed.in) inputs_[static_cast<std::size_t>(r)] = reach(its.in, r, needed.in);
+    if (needed.out) outputs_[static_cast<std::size_t>(r)] = reach(its.out, r, needed.out);
+  }
+  request.args.inputs = inputs_.data();
+  request.args.outputs = outputs_.data();
+  group_.lane().reach_far(!symmetric && !group_.one_process());
+  return algorithm;
+}
+
+}  // namespace unisono

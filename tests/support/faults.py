@@ -1,0 +1,36 @@
+"""What tests of lost, late and dissenting ranks expect of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ranks
+
+NOTICED_S = 5.0  # the promise: a rank that dies is named by the others within that time
+
+
+def error_of(tried: dict[str, Any]) -> dict[str, Any]:
+    assert "error" in tried, f"the call came back as if nothing had happened: {tried}"
+    return dict(tried["error"])
+
+
+def assert_lost(outcome: ranks.Outcome, victim: int) -> None:
+    """Every other rank got a PeerLostError that names the victim, in time, and gets it again."""
+    said = [r["result"] for rank, r in enumerate(outcome.ranks) if rank != victim and r is not None]
+    assert len(said) == len(outcome.ranks) - 1, str(outcome.ended)
+    died = next(one["died"] for one in said if one["died"] is not None)
+    for one in said:
+        error = error_of(one["first"])
+        assert error["type"] == "PeerLostError", error
+        assert "ConnectionError" in error["bases"]
+        assert f"rank {victim} (process {one['victim']}) has died" in error["text"]
+        assert one["first"]["at"] - died < NOTICED_S
+        for again in one.get("again", []):
+            assert error_of(again)["type"] == "PeerLostError"
+            assert error_of(again)["text"] == error["text"]
+
+
+def assert_nothing_left(outcome: ranks.Outcome, marker: str) -> None:
+    assert outcome.ended.code is not None, str(outcome.ended)
+    assert ranks.processes_with(marker) == set()
+    assert ranks.files_in_shared_memory() == set()

@@ -1,0 +1,228 @@
+"""What ranks on GPUs do in tests/gpu, a process each. Each function is one rank's program; what it returns is
+that rank's result.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import unisono
+from fault_programs import Meeting, attempt, wait_for_end
+from gpu_cases import ALL, arguments, check, direct_algorithms, expected, plain_algorithms, shapes
+from gpus import Gpus, devices_for, gpus, numbers, random_bits, same_bits
+from reference import DTYPES
+from unisono import launch
+
+COUNTS = (1, 1000, 100_003)  # elements of the larger buffer, or near
+
+
+class Rank:
+    """This process's communicator, which calls on the current stream of its GPU."""
+
+    def __init__(self, timeout_s: float = 20, **options: Any) -> None:
+        import torch
+
+        world = launch.from_env(os.environ)
+        devices, max_sms = devices_for(world.size)
+        self.device = devices[world.rank]
+        torch.cuda.set_device(self.device)
+        torch.zeros(1, device="cuda")
+        self.meeting = Meeting()
+        self.meeting.tell()  # all have started CUDA: a short deadline is not for that
+        self.comm = unisono.init(device=self.device, max_sms=max_sms, timeout_s=timeout_s, **options)
+        self.rank, self.size = world.rank, world.size
+
+    def put(self, host: Any) -> Any:
+        """A tensor with these bits on the GPU."""
+        import torch
+
+        return Gpus.view(
+            torch.from_numpy(np.ascontiguousarray(host).view(np.uint8).reshape(-1)).to(self.device), host
+        )
+
+    def wait(self) -> None:
+        import torch
+
+        self.comm.synchronize(torch.cuda.current_stream())
+
+
+def collectives(dtype: str, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
+    """Every collective by every algorithm that runs here, on plain and symmetric memory: which were wrong."""
+    import torch
+
+    here = Rank(check=False)
+    comm, me, n = here.comm, here.rank, here.size
+    pool_x, pool_out = (comm.empty(1 << 20, torch.uint8) for _ in range(2))
+    wrong, made = [], 0
+    for collective in ALL:
+        ways = [(name, False) for name in plain_algorithms(collective, comm.peer_access)] + [(None, True)]
+        ways += [(name, True) for name in direct_algorithms(collective)] if comm.peer_access else []
+        for count in counts:
+            rng, root = np.random.default_rng(count), count % n
+            x_shape, out_shape = shapes(collective, count, n)
+            xs = [random_bits(rng, x_shape, dtype) for _ in range(n)]
+            wanted = expected(collective, xs, root, "sum")[me]
+            for algorithm, symmetric in ways:
+                x, out = here.put(xs[me]), here.put(random_bits(rng, out_shape, dtype))
+                if symmetric:
+                    raw = pool_x[: x.nbytes]
+                    raw.copy_(x.view(-1).view(raw.dtype) if x.numel() else raw)
+                    x = Gpus.view(raw, xs[me])
+                    out = Gpus.view(pool_out[: out.nbytes], np.empty(out_shape, DTYPES[dtype]))
+                how = arguments(collective, "sum", root) | {"algorithm": algorithm}
+                given = getattr(comm, collective)(x, out=out, **how)
+                here.wait()
+                made += 1
+                if wanted is not None and not same_bits(numbers(given, dtype), wanted):
+                    wrong.append(f"{collective} of {count} {dtype} by {algorithm}, symmetric {symmetric}")
+    comm.close()
+    return {"wrong": wrong, "made": made, "peer_access": comm.peer_access}
+
+
+def threads(n: int) -> int:
+    """The same between `n` ranks that are threads of this one process; how many calls were made."""
+    import torch
+
+    made = 0
+    with gpus(n) as ranks:
+        pools = [ranks.comms.empty(1 << 20, torch.uint8) for _ in range(2)]
+        for collective in ALL:
+            direct = direct_algorithms(collective) if ranks.reach else []
+            for algorithm in [*plain_algorithms(collective, ranks.reach), *direct]:
+                check(
+                    ranks,
+                    collective,
+                    100_003,
+                    "f32",
+                    "sum",
+                    algorithm,
+                    pools if algorithm in direct else None,
+                )
+                made += 1
+    return made
+
+
+def one_forbids() -> dict[str, Any]:
+    """Rank 1 alone has peer access switched off."""
+    import torch
+
+    here = Rank(peer_access=launch.from_env(os.environ).rank != 1, check=False)
+    x = torch.ones(1000, device=here.device)
+    here.comm.all_reduce(x, out=x)
+    here.wait()
+    return {"peer_access": here.comm.peer_access, "sum": float(x.sum())}
+
+
+class Call:
+    """An all_reduce by `algorithm`, on symmetric memory where it needs that, and the wait for it."""
+
+    def __init__(self, here: Rank, algorithm: str | None, count: int = 100_000) -> None:
+        import torch
+
+        direct = algorithm in direct_algorithms("all_reduce")
+        self._x = here.comm.empty(count) if direct else torch.empty(count, device=here.device)
+        self._x.fill_(1)
+        self._here, self._algorithm = here, algorithm
+
+    def enqueue(self) -> None:
+        self._here.comm.all_reduce(self._x, out=self._x, algorithm=self._algorithm)
+
+    def __call__(self) -> None:
+        self.enqueue()
+        self._here.wait()
+
+
+def killed(when: str, algorithm: str | None, victim: int) -> dict[str, Any]:
+    """Rank `victim` is killed before a call, or while its kernel waits for another rank, which comes when it
+    is dead.
+    """
+    here = Rank(timeout_s=30, check=False)
+    call = Call(here, algorithm)
+    call()
+    pids = here.meeting.tell(os.getpid())
+    if here.rank == victim:
+        if when == "inside":
+            call.enqueue()
+            time.sleep(0.2)  # its kernel has begun
+        os.kill(os.getpid(), signal.SIGKILL)
+    last = here.size - 1 if victim != here.size - 1 else 0
+    died = wait_for_end(pids[victim]) if here.rank == last else None
+
+    def until_it_fails() -> None:  # the victim may have done its part of the first
+        for _ in range(3):
+            call()
+
+    first = attempt(until_it_fails)
+    again = [attempt(call), attempt(here.comm.barrier)]
+    here.comm.close()
+    return {"victim": pids[victim], "died": died, "first": first, "again": again}
+
+
+def late(algorithm: str | None, deadlines_s: list[float]) -> dict[str, Any]:
+    """The last rank stays away until the others have given up; each has a deadline of its own."""
+    here = Rank(timeout_s=deadlines_s[launch.from_env(os.environ).rank], check=False)
+    call = Call(here, algorithm)
+    call()
+    here.meeting.tell()
+    began = time.monotonic()
+    first = attempt(call) if here.rank < here.size - 1 else None
+    here.meeting.tell()
+    if first is None:
+        began, first = time.monotonic(), attempt(call)
+    again = [attempt(call), attempt(here.comm.barrier)]
+    here.comm.close()
+    return {"first": first, "waited": first["at"] - began, "again": again}
+
+
+def replayed() -> dict[str, Any]:
+    """Rank 0 replays a graph of calls that the others have left: then every replay, of any rank, raises."""
+    import torch
+
+    here = Rank(timeout_s=3, check=False)
+    x = torch.ones(1000, device=here.device)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        here.comm.all_reduce(x, out=x)
+        here.comm.synchronize(stream)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(3):
+                here.comm.all_reduce(x, out=x)
+        x.fill_(1)
+
+        def replay() -> None:
+            graph.replay()
+            here.comm.synchronize(stream)
+
+        replay()
+        sums = x.unique().tolist()
+        here.meeting.tell()
+        first = attempt(replay) if here.rank == 0 else None
+        here.meeting.tell()
+        again = [attempt(replay), attempt(replay)]
+    here.comm.close()
+    return {"sums": sums, "first": first or again[0], "again": again}
+
+
+def differs(what: str) -> None:
+    """All ranks call all_reduce, rank 1 with something else; they compare their calls first."""
+    import torch
+
+    here = Rank(check=True)
+    other = here.rank == 1
+    count = 5 if what == "count" and other else 4
+    dtype = torch.float64 if what == "dtype" and other else torch.float32
+    x = torch.ones(count, dtype=dtype, device=here.device)
+    if what == "place":
+        pool = here.comm.empty(8)
+        x = pool[4:] if other else pool[:4]
+    if what == "collective" and other:
+        here.comm.broadcast(x)
+    else:
+        here.comm.all_reduce(x, "max" if what == "op" and other else "sum", out=x)
+    here.wait()

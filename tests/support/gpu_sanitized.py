@@ -1,0 +1,11 @@
+"""One rank of tools/gpu-sanitize.sh: every collective, small; the exit code says whether all were right."""
+
+import sys
+
+from gpu_programs import collectives
+
+if __name__ == "__main__":
+    found = [collectives(dtype, [1, 1000, 20_011]) for dtype in ("f32", "i8")]
+    wrong = [line for one in found for line in one["wrong"]]
+    print(f"{sum(one['made'] for one in found)} calls, {len(wrong)} wrong", *wrong, sep="\n")
+    sys.exit(bool(wrong))

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# compute-sanitizer over every collective, by every algorithm, results checked: ranks in processes, by peer access and
+# through host memory. Where there are fewer GPUs than ranks, these share one.
+#   gpu-sanitize.sh [TOOL ...]   memcheck racecheck synccheck initcheck, or those named
+# Variables: PYTHON, which has unisono (PYTHONPATH); RANKS (2); LIMIT_S of a run (240).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[[ $# -gt 0 ]] || set -- memcheck racecheck synccheck initcheck
+python=${PYTHON:-python3} ranks=${RANKS:-2} limit_s=${LIMIT_S:-240}
+sanitizer=$(command -v compute-sanitizer || compgen -G '/usr/local/cuda*/bin/compute-sanitizer' | head -n 1) || {
+  echo 'gpu-sanitize: there is no compute-sanitizer here: it comes with the CUDA toolkit.' >&2
+  exit 2
+}
+# of its two names for the same option, the one that this version has; other libraries' kernels are left out
+[[ $("$sanitizer" --help) == *--kernel-name* ]] && filter=--kernel-name || filter=--kernel-regex
+export UNISONO_SHARE_DEVICE=1 UNISONO_TIMEOUT_S=$limit_s UNISONO_CHECK=0
+export PYTHONPATH="$PWD/tests/support:$PWD/tests/contract:${PYTHONPATH:-}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+failed=0
+for tool in "$@"; do
+  for peer_access in 1 0; do
+    began=$SECONDS
+    code=0
+    UNISONO_PEER_ACCESS=$peer_access timeout -k 10 "$limit_s" "$sanitizer" --tool "$tool" --target-processes all \
+      --error-exitcode 9 --report-api-errors no --print-limit 20 "$filter" kns=unisono \
+      "$python" -m unisono.cli run -n "$ranks" "$python" tests/support/gpu_sanitized.py >"$log" 2>&1 || code=$?
+    if [[ $code -ne 0 ]]; then
+      failed=1
+      tail -n 100 "$log"
+    fi
+    echo "$tool, peer access $peer_access: exit code $code, $((SECONDS - began)) s; calls and summaries:"
+    grep -E 'SUMMARY|calls,' "$log" || true
+  done
+done
+exit $failed
