@@ -38,7 +38,8 @@ struct Announcement {
 
 enum class MemoryKind : std::uint8_t { host, pinned, device };
 
-// Zeroed host memory, pinned host memory (cudaHostAlloc), or memory of a GPU; freed with the last owner.
+// Zeroed memory, freed with the last owner. ResourceError where it cannot be had; only plain host memory can,
+// so far.
 std::shared_ptr<byte> allocate(std::size_t bytes, MemoryKind kind, int device);
 
 // A piece of memory and its registrations, one a channel.
