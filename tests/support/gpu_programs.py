@@ -126,12 +126,13 @@ class Call:
         import torch
 
         direct = algorithm in direct_algorithms("all_reduce")
-        self._x = here.comm.empty(count) if direct else torch.empty(count, device=here.device)
+        make = here.comm.empty if direct else lambda n: torch.empty(n, device=here.device)
+        self._x, self._out = make(count), make(count)
         self._x.fill_(1)
         self._here, self._algorithm = here, algorithm
 
     def enqueue(self) -> None:
-        self._here.comm.all_reduce(self._x, out=self._x, algorithm=self._algorithm)
+        self._here.comm.all_reduce(self._x, out=self._out, algorithm=self._algorithm)
 
     def __call__(self) -> None:
         self.enqueue()

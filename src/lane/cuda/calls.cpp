@@ -67,7 +67,8 @@ Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) 
                             : packets         ? 1024
                             : lines           ? std::clamp<std::size_t>(round_up(unit / 64, 960), 1920, most)
                                               : 8192;
-  const auto limit = static_cast<std::size_t>(std::min(blocks_, asked.blocks ? asked.blocks : blocks_));
+  const int most_blocks = lines ? std::min(blocks_, kMostLineBlocks) : blocks_;
+  const auto limit = static_cast<std::size_t>(asked.blocks ? std::min(asked.blocks, blocks_) : most_blocks);
   const std::size_t align = packets ? kAlign
                             : lines ? 8 * kLineBytes
                                     : 1024;  // pieces begin at multiples of kAlign

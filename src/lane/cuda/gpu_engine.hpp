@@ -22,6 +22,7 @@
 namespace unisono::cuda {
 
 inline constexpr int kMostBlocks = 128;
+inline constexpr int kMostLineBlocks = 96;  // more would poll more than they move
 inline constexpr int kMostStagedBlocks = 32;  // through host memory
 
 class GpuEngine final : public Engine {
