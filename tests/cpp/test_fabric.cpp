@@ -10,6 +10,7 @@
 #include "fabric/memory.hpp"
 #include "fabric/provider.hpp"
 #include "fabric/task.hpp"
+#include "leaks.hpp"
 #include "programs.hpp"
 
 namespace unisono::test {

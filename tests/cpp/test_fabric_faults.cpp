@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "leaks.hpp"
 #include "ranks.hpp"
 
 namespace unisono::test {
