@@ -3,6 +3,6 @@
 #pragma once
 
 #if defined(__SANITIZE_ADDRESS__)
-extern "C" const char* __lsan_default_suppressions();
+extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() { return "leak:libfabric"; }
 #endif
