@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <cstdlib>
 
 #include "leaks.hpp"
@@ -51,7 +52,12 @@ TEST_P(Faults, RefusedRegistrationSaysWhatToDo) {
   });
 }
 
-void expect_failure(Communicator& comm, const std::vector<const char*>& parts) {
+// Asks for the fault once both ranks are out of their first call.
+void expect_failure(Communicator& comm, const std::function<void()>& ask, std::barrier<>& met,
+                    const std::vector<const char*>& parts) {
+  comm.barrier();
+  met.arrive_and_wait();
+  if (comm.rank() == 0) ask();
   std::vector<float> x(100000, 1), out(x.size());
   auto call = [&] {
     for (int i = 0; i < 50; ++i) {
@@ -68,26 +74,24 @@ void expect_failure(Communicator& comm, const std::vector<const char*>& parts) {
 }
 
 TEST_P(Faults, OverrunSaysWhatToDo) {
+  std::barrier met(2);
   on_ranks(2, options(), [&](Communicator& comm) {
-    comm.barrier();
-    if (comm.rank() == 0) ask("overrun");
-    expect_failure(comm, {"completion queue has overrun", "UNISONO_FABRIC_COMPLETIONS"});
+    expect_failure(comm, [&] { ask("overrun"); }, met,
+                   {"completion queue has overrun", "UNISONO_FABRIC_COMPLETIONS"});
   });
 }
 
 TEST_P(Faults, DuplicateImmediateIsRefused) {
+  std::barrier met(2);
   on_ranks(2, options(), [&](Communicator& comm) {
-    comm.barrier();
-    if (comm.rank() == 0) ask("duplicate");
-    expect_failure(comm, {"immediate", "which is refused", "duplicate"});
+    expect_failure(comm, [&] { ask("duplicate"); }, met, {"immediate", "which is refused", "duplicate"});
   });
 }
 
 TEST_P(Faults, StaleImmediateIsRefused) {
+  std::barrier met(2);
   on_ranks(2, options(), [&](Communicator& comm) {
-    comm.barrier();
-    if (comm.rank() == 0) ask("stale");
-    expect_failure(comm, {"immediate", "which is refused", "stale"});
+    expect_failure(comm, [&] { ask("stale"); }, met, {"immediate", "which is refused", "stale"});
   });
 }
 
