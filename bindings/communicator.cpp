@@ -393,16 +393,49 @@ void bind_communicator(nb::module_& module) {
   module.def("device_count", &device_count,
              "How many GPUs CUDA sees here: 0 where there is no driver or no CUDA lane.");
 
+  using F = Communicator::Fabric;
+  nb::class_<F>(module, "Fabric", doc::kFabric)
+      .def(
+          "__init__",
+          [](F* self, std::string provider, std::optional<int> channels, const std::string& policy,
+             bool pinned) {
+            const auto known = from_name<ChannelPolicy>(policy, kChannelPolicies);
+            if (!known)
+              throw UsageError("there is no channel policy '" + policy +
+                               "': use single, multi or round-robin.");
+            new (self) F{std::move(provider), channels, *known, pinned};
+          },
+          "provider"_a = "", "channels"_a = none, "policy"_a = "round-robin", "pinned"_a = false)
+      .def_ro("provider", &F::provider)
+      .def_ro("channels", &F::channels)
+      .def_prop_ro("policy", [](const F& fabric) { return std::string(name_of(fabric.policy)); })
+      .def_ro("pinned", &F::pinned);
+  nb::class_<FabricProvider>(module, "FabricProvider", "What libfabric offers here; see fabric_providers().")
+      .def_ro("name", &FabricProvider::name)
+      .def_ro("nics", &FabricProvider::nics)
+      .def_ro("most_channels", &FabricProvider::most_channels)
+      .def_ro("line_gbps", &FabricProvider::line_gbps, "Gbit/s of a NIC, None where it does not say.")
+      .def_ro("device_memory", &FabricProvider::device_memory);
+  module.def("fabric_providers", &fabric_providers, doc::kFabricProviders);
+  module.def(
+      "fabric_provider", &fabric_provider, "name"_a = "",
+      "The one of fabric_providers() that a communicator takes for that name. Raises UsageError, which "
+      "lists those present.");
+  module.def("fabric_version", &fabric_version,
+             "libfabric's version. Raises ResourceError where there is none.");
+
   nb::class_<C>(module, "Communicator", nb::is_weak_referenceable(), doc::kCommunicator)
       .def(
           "__init__",
           [](C* self, nb::object bootstrap, std::optional<double> timeout_s, std::optional<bool> check,
-             std::optional<int> device, int max_sms, bool peer_access) {
+             std::optional<int> device, int max_sms, bool peer_access,
+             const std::optional<Communicator::Fabric>& fabric) {
             const Communicator::Options options{.timeout_s = timeout_s,
                                                 .device = device,
                                                 .max_sms = max_sms,
                                                 .peer_access = peer_access,
                                                 .check = check,
+                                                .fabric = fabric,
                                                 .while_waiting = check_signals};
             if (nb::isinstance<Bootstrap>(bootstrap)) {
               auto native = nb::cast<std::shared_ptr<Bootstrap>>(bootstrap);
@@ -413,7 +446,7 @@ void bind_communicator(nb::module_& module) {
             }
           },
           "bootstrap"_a, "timeout_s"_a = none, "check"_a = none, "device"_a = none, "max_sms"_a = 0,
-          "peer_access"_a = true)
+          "peer_access"_a = true, "fabric"_a = none)
       .def_prop_ro("rank", &C::rank, "This rank's number, from 0.")
       .def_prop_ro("size", &C::size, "How many ranks there are.")
       .def_prop_ro("closed", &C::closed,

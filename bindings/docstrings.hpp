@@ -20,6 +20,18 @@ Errors: UsageError for a call that is wrong by itself, before anything moves; Mi
 UNISONO_CHECK=1) where the ranks' calls differ; TimeoutError past the deadline; PeerLostError for a rank that died. After
 the last three the communicator is failed on every rank, and every call raises the same error.)";
 
+constexpr const char* kFabric =
+    R"(The fabric lane, for unisono.init(lane=...): remote writes by libfabric, between machines or within one.
+
+provider: a name of fabric_providers(); empty: UNISONO_FABRIC_PROVIDER, else libfabric's best between machines.
+channels: endpoints, by turns on the NICs; None: UNISONO_FABRIC_CHANNELS, else one a NIC. policy: single (the first channel for all peers), multi (each
+transfer split over all), round-robin (channel (peer + rank) mod channels). pinned: `empty` gives pinned host memory.)";
+
+constexpr const char* kFabricProviders =
+    R"(What libfabric offers here that the fabric lane can use, best first.
+
+Raises ResourceError, with the reason, where this build or this machine has no libfabric.)";
+
 constexpr const char* kClose =
     R"(Leaves the communicator. Idempotent, and not collective: peers that still wait for this rank get a PeerLostError.)";
 

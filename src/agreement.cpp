@@ -1,22 +1,10 @@
 // What the ranks tell each other of a call before it runs.
-#include "impl.hpp"
 #include "lane/channel.hpp"
+#include "local.hpp"
 
 namespace unisono {
 
-Ticket Communicator::Impl::ticket(Collective collective, const Call& call, std::uint64_t count) const {
-  Ticket ticket{};
-  ticket.collective = collective;
-  ticket.dtype = call.dtype;
-  ticket.op = call.op;
-  ticket.wire = call.wire;
-  ticket.memory = call.memory;
-  ticket.root = static_cast<std::uint16_t>(call.root);
-  ticket.count = count;
-  return ticket;
-}
-
-std::vector<Ticket> Communicator::Impl::exchange(const Request& request) {
+std::vector<Ticket> LocalCommunicator::exchange(const Request& request) {
   Ticket mine = ticket(request.collective, *request.call, request.call->count);
   mine.algorithm = request.algorithm;
   mine.in = place(request.args.in, request.in_bytes);
@@ -25,33 +13,9 @@ std::vector<Ticket> Communicator::Impl::exchange(const Request& request) {
   return group_.exchange(mine);
 }
 
-// All the same, or one error that names two that differ, the same on every rank.
-void Communicator::Impl::compare(const std::vector<Ticket>& tickets) {
-  for (std::size_t r = 1; r < tickets.size(); ++r)
-    if (!tickets[0].matches(tickets[r])) mismatch(0, tickets[0], static_cast<int>(r), tickets[r]);
-}
-
-void Communicator::Impl::mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b) {
-  group_.fail(Group::Kind::mismatch, "rank " + std::to_string(a) + " called " + of_a.text() + ", but rank " +
-                                         std::to_string(b) + " called " + of_b.text() +
-                                         ": make the same call on every rank.");
-}
-
-// The ends of a pair compare in passing: the receiver sees what the sender sends.
-void Communicator::Impl::compare_pair(const Request& request, int to, int from) {
-  PacketChannel<HostThread> channel(group_.lane());
-  Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
-  mine.algorithm = request.algorithm;
-  if (to >= 0 && to != rank()) channel.put(to, reinterpret_cast<const byte*>(&mine), sizeof mine);
-  if (from < 0 || from == rank()) return;
-  Ticket its;
-  channel.take(from, {reinterpret_cast<byte*>(&its)}, sizeof its);
-  if (!mine.matches(its)) mismatch(rank(), mine, from, its);
-}
-
 // In all_to_all_v each pair has a count of its own, which both of its ranks must give alike, and each peer
 // a place of its own in my output.
-std::vector<Ticket> Communicator::Impl::exchange_parts(const Request& request) {
+std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
   PacketChannel<HostThread> channel(group_.lane());
   const std::size_t element = size_of(request.call->dtype);
   auto of = [&](const Args::Part& part, int p) {

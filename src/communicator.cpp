@@ -1,85 +1,25 @@
 #include "unisono/communicator.hpp"
 
-#include <unistd.h>
-
 #include <cmath>
 
 #include "env.hpp"
-#include "impl.hpp"
+#include "fabric/communicator.hpp"
+#include "lane/cuda/engine.hpp"
+#include "local.hpp"
 
 namespace unisono {
-namespace {
 
-// Outputs from this size on are written around the cache: they would not stay in it until somebody reads
-// them.
-std::size_t default_stream_bytes() {
-  const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-  return cache > 0 ? static_cast<std::size_t>(cache) / 4 : std::size_t{4} << 20;
-}
-
-double timeout_of(const Communicator::Options& options) {
+double Communicator::Impl::timeout_of(const Options& options) {
   const double seconds = options.timeout_s.value_or(env().timeout_s);
   if (!std::isfinite(seconds) || seconds <= 0)
     throw UsageError("timeout_s=" + std::to_string(seconds) + " is no deadline: give seconds above 0.");
   return seconds;
 }
 
-}  // namespace
-
-Communicator::Impl::Impl(Bootstrap& bootstrap, const Options& options)
-    : check_(options.check.value_or(env().check)),
-      stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
-      group_(bootstrap, timeout_of(options), check_, options.while_waiting),
-      plan_(Plan::of_host(group_.size(), group_.crowded())),
-      gpu_plan_(Plan::of_gpu({}, group_.size())) {
-  if (!options.device) return;
-  engine_ = cuda::Engine::make(group_, {.device = *options.device,
-                                        .max_sms = options.max_sms,
-                                        .peer_access = options.peer_access,
-                                        .timeout_s = timeout_of(options)});
-  gpu_plan_ = engine_->peer_access() ? Plan::of_gpu(engine_->card(), group_.size())
-                                     : Plan::of_gpu_staged(group_.size());
-}
-
-cuda::Engine& Communicator::Impl::engine() const {
-  if (!engine_) throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
-  return *engine_;
-}
-
-Communicator::Impl::Turn::Turn(Impl& impl, Collective collective) : impl_(impl) {
-  if (impl_.closed())
-    throw UsageError("the communicator is closed: make a new one to call " +
-                     std::string(name_of(collective)) + ".");
-  if (impl_.group_.inherited())
-    throw UsageError("this process was forked from a rank and is none itself: call " +
-                     std::string(name_of(collective)) +
-                     " in the rank's own process, or start the ranks with a launcher.");
-  if (impl_.busy_.exchange(true, std::memory_order_acquire))
-    throw UsageError(
-        "another thread is inside a call of this communicator: make one communicator for each thread.");
-  impl_.group_.doing(name_of(collective), ++impl_.calls_);
-  try {
-    impl_.group_.check();
-  } catch (...) {
-    impl_.busy_.store(false, std::memory_order_release);
-    throw;
-  }
-}
-
-void Communicator::Impl::run(Request request) {
-  const Turn turn(*this, request.collective);
-  if (request.call->memory == Memory::device) run_on_gpu(request, -1, -1);
-  else run_on_host(request);
-}
-
-void Communicator::Impl::run_pair(Request request, int to, int from) {
-  const Turn turn(*this, request.collective);
-  if (request.call->memory == Memory::device) run_on_gpu(request, to, from);
-  else run_pair_on_host(request, to, from);
-}
-
 Communicator::Communicator(const std::shared_ptr<Bootstrap>& bootstrap, const Options& options)
-    : impl_(std::make_unique<Impl>(*bootstrap, options)) {}
+    : impl_(options.fabric
+                ? fabric::make_communicator(*bootstrap, options)
+                : std::unique_ptr<Impl>(std::make_unique<LocalCommunicator>(*bootstrap, options))) {}
 Communicator::~Communicator() = default;
 Communicator::Communicator(Communicator&&) noexcept = default;
 Communicator& Communicator::operator=(Communicator&&) noexcept = default;
@@ -129,12 +69,7 @@ void Communicator::send_recv(const Call& call, int to, int from) {
 void Communicator::barrier() { impl_->barrier(); }
 
 Buffer Communicator::empty(std::size_t bytes, Memory memory) {
-  if (memory == Memory::device) return {impl_->allocate_on_gpu(bytes), bytes};
-  auto [segment, number] = impl_->allocate(bytes);
-  void* data = segment->data();
-  std::shared_ptr<void> owner(
-      data, [symmetric = impl_->symmetric(), number = number](void*) { symmetric->release(number); });
-  return {std::move(owner), bytes};
+  return {impl_->allocate(bytes, memory), bytes};
 }
 
 std::optional<int> Communicator::device() const {

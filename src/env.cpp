@@ -35,6 +35,10 @@ Env read() {
   env.max_sms = static_cast<int>(number("UNISONO_MAX_SMS", 0, 0));
   env.peer_access = number("UNISONO_PEER_ACCESS", 1, 0) != 0;
   env.share_device = number("UNISONO_SHARE_DEVICE", 0, 0) != 0;
+  env.fabric_channels = static_cast<int>(number("UNISONO_FABRIC_CHANNELS", 0, 0));
+  env.fabric_completions = static_cast<std::size_t>(number("UNISONO_FABRIC_COMPLETIONS", 0, 0));
+  if (const char* provider = value_of("UNISONO_FABRIC_PROVIDER")) env.fabric_provider = provider;
+  if (const char* file = value_of("UNISONO_LIBFABRIC")) env.libfabric = file;
   if (const char* memory = value_of("UNISONO_CUDA_MEMORY")) {
     const std::string_view kind(memory);
     if (kind != "vmm" && kind != "ipc")

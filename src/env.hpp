@@ -18,7 +18,13 @@ struct Env {
   bool cuda_ipc = false;  // UNISONO_CUDA_MEMORY=ipc: share GPU memory by cudaIpc handles; vmm: by descriptors
   bool peer_access =
       true;  // UNISONO_PEER_ACCESS=0: GPUs never touch each other's memory; stage through the host's
-  bool share_device = false;    // UNISONO_SHARE_DEVICE=1: let ranks have the same GPU, for tests
+  bool share_device = false;  // UNISONO_SHARE_DEVICE=1: let ranks have the same GPU, for tests
+  std::string
+      fabric_provider;  // UNISONO_FABRIC_PROVIDER: libfabric's name of one; empty: its best between machines
+  int fabric_channels = 0;  // UNISONO_FABRIC_CHANNELS: endpoints of a rank; 0: one a NIC
+  std::size_t fabric_completions =
+      0;                        // UNISONO_FABRIC_COMPLETIONS: entries of a completion queue; 0: by the NIC
+  std::string libfabric;        // UNISONO_LIBFABRIC: the library's file; empty: the one that the build found
   std::string instruction_set;  // UNISONO_ISA: baseline, avx2 or avx512; empty: the best that the machine has
 };
 

@@ -1,7 +1,7 @@
 // Calls on device memory: they are only enqueued.
 #include <limits>
 
-#include "impl.hpp"
+#include "local.hpp"
 
 namespace unisono {
 namespace {
@@ -10,7 +10,7 @@ constexpr std::size_t kAnySize = std::numeric_limits<std::size_t>::max();
 
 }  // namespace
 
-void Communicator::Impl::run_on_gpu(const Request& request, int to, int from) {
+void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
   cuda::Engine& gpu = engine();
   gpu.check();
   const bool pair = to >= 0 || from >= 0;
@@ -46,14 +46,14 @@ void Communicator::Impl::run_on_gpu(const Request& request, int to, int from) {
   gpu.run(request, algorithm, shape, calls_, to, from);
 }
 
-std::shared_ptr<void> Communicator::Impl::allocate_on_gpu(std::size_t bytes) {
+std::shared_ptr<void> LocalCommunicator::allocate_on_gpu(std::size_t bytes) {
   const Turn turn(*this, Collective::empty);
   if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
   return engine().allocate(bytes);
 }
 
 // On a GPU, one rank's place stands for all, of the buffers that peers reach (Engine::symmetric).
-void Communicator::Impl::compare_places(const Request& request, bool symmetric) {
+void LocalCommunicator::compare_places(const Request& request, bool symmetric) {
   Ticket mine = ticket(request.collective, *request.call, request.call->count);
   mine.algorithm = request.algorithm;
   const bool scatters =

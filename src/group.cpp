@@ -1,18 +1,13 @@
 #include "group.hpp"
 
-#include <poll.h>
 #include <sched.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <set>
 
 #include "env.hpp"
@@ -35,14 +30,6 @@ struct Hello {
   std::uint64_t nonce_at = 0;    // where in its process the segment's nonce lies
   std::uint64_t cores[16] = {};  // on which the rank may run
 };
-
-std::uint64_t this_machine() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  struct stat pid_namespace{};
-  if (::stat("/proc/self/ns/pid", &pid_namespace) == 0) boot += std::to_string(pid_namespace.st_ino);
-  return std::hash<std::string>{}(boot);
-}
 
 void read_cores(std::uint64_t (&mask)[16]) {
   cpu_set_t cores;
@@ -90,16 +77,13 @@ Hello read(const std::string& bytes, int rank, const Hello& mine) {
   return hello;
 }
 
-int open_pidfd(int pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
-
 }  // namespace
 
 Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<void()> while_waiting)
     : rank_(bootstrap.rank()),
       size_(bootstrap.size()),
       timeout_s_(timeout_s),
-      while_waiting_(std::move(while_waiting)),
-      own_pid_(::getpid()) {
+      while_waiting_(std::move(while_waiting)) {
   if (size_ < 1 || size_ > kMostRanks || rank_ < 0 || rank_ >= size_)
     throw UsageError("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
                      " is not possible: the rank is from 0 to size-1, the size from 1 to " +
@@ -121,6 +105,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
                      std::to_string(size_) + " ranks.");
 
   bool far = env().far;
+  std::vector<int> pids;
   std::uint64_t cores[16] = {};
   std::set<std::uint64_t> segments;
   for (int r = 0; r < size_; ++r) {
@@ -128,13 +113,13 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     if (!segments.insert(hello.segment.nonce).second)
       throw UsageError("two ranks announce the same memory: give each rank its own number.");
     segments_.push_back(r == rank_ ? own : Segment::open(hello.segment, layout.bytes));
-    const bool thread = hello.segment.pid == own_pid_;
+    const bool thread = hello.segment.pid == ::getpid();
     std::uint64_t nonce = 0;
     far = far && (thread || (host::Far::read(hello.segment.pid, hello.nonce_at, &nonce, sizeof nonce) &&
                              nonce == hello.segment.nonce));
     one_process_ = one_process_ && thread;
-    pids_.push_back(hello.segment.pid);
-    pidfds_.push_back(thread ? -1 : open_pidfd(hello.segment.pid));
+    processes_.emplace_back(hello.segment.pid);
+    pids.push_back(hello.segment.pid);
     for (int i = 0; i < 16; ++i) cores[i] |= hello.cores[i];
   }
   int available = 0;
@@ -145,7 +130,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 1000;
   patience.timeout = std::chrono::duration<double>(timeout_s);
   lane_ = std::make_unique<HostThread>(
-      rank_, layout, segments_, host::Far(pids_, [this](int rank, int error) { unreachable(rank, error); }),
+      rank_, layout, segments_, host::Far(pids, [this](int rank, int error) { unreachable(rank, error); }),
       patience,
       HostThread::Watch{
           [this](int peer, const std::function<bool()>& arrived) { interrupted(peer, arrived); },
@@ -158,11 +143,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   for (const std::string& its : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && its == "far";
 }
 
-Group::~Group() {
-  leave();
-  for (const int fd : pidfds_)
-    if (fd >= 0) ::close(fd);
-}
+Group::~Group() { leave(); }
 
 void Group::leave() noexcept {
   left_ = true;
@@ -172,14 +153,6 @@ void Group::leave() noexcept {
 
 std::string Group::where() const {
   return std::string(doing_) + " (call " + std::to_string(call_) + " of rank " + std::to_string(rank_) + ")";
-}
-
-bool Group::dead(int rank) const {
-  const auto r = static_cast<std::size_t>(rank);
-  if (pids_[r] == own_pid_) return false;
-  if (pidfds_[r] < 0) return ::kill(pids_[r], 0) != 0 && errno == ESRCH;  // a kernel without pidfd_open
-  pollfd ended{pidfds_[r], POLLIN, 0};
-  return ::poll(&ended, 1, 0) > 0;
 }
 
 void Group::interrupted(int peer, const std::function<bool()>& arrived) {
@@ -198,8 +171,8 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
     // A rank that has left in good order is missed only by those who still wait for it.
     if (left ? r != peer : !dead(r)) continue;
     if (arrived()) return;
-    const std::string who =
-        "rank " + std::to_string(r) + " (process " + std::to_string(pids_[static_cast<std::size_t>(r)]) + ")";
+    const std::string who = "rank " + std::to_string(r) + " (process " +
+                            std::to_string(processes_[static_cast<std::size_t>(r)].pid()) + ")";
     fail(Kind::peer_lost, left ? who + " has closed its communicator, but " + where() +
                                      " still waits for it: make the same calls on every rank."
                                : who + " has died; noticed in " + where() +
@@ -212,7 +185,7 @@ bool Group::broken() {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || !dead(r) || board(r).departed.load(std::memory_order_acquire) != 0) continue;
     record(Kind::peer_lost, "rank " + std::to_string(r) + " (process " +
-                                std::to_string(pids_[static_cast<std::size_t>(r)]) +
+                                std::to_string(processes_[static_cast<std::size_t>(r)].pid()) +
                                 ") has died; noticed by rank " + std::to_string(rank_) +
                                 ": look at that process's own output, then start the ranks again.");
     return true;
@@ -224,7 +197,7 @@ void Group::unreachable(int rank, int error) {
   check();
   if (error == ESRCH || dead(rank))
     fail(Kind::peer_lost, "rank " + std::to_string(rank) + " (process " +
-                              std::to_string(pids_[static_cast<std::size_t>(rank)]) +
+                              std::to_string(processes_[static_cast<std::size_t>(rank)].pid()) +
                               ") has died; noticed in " + where() +
                               ": look at that process's own output, then start the ranks again.");
   fail(Kind::resource, "the buffer of rank " + std::to_string(rank) + " could not be reached in " + where() +
@@ -265,8 +238,11 @@ void Group::raise_failure() const {
   for (int i = 0; i < 1000 && failure.stage.load(std::memory_order_acquire) != 2; ++i) ::usleep(1000);
   if (failure.stage.load(std::memory_order_acquire) != 2)
     throw PeerLostError("a rank died while it reported a failure: start the ranks again.");
-  const std::string text(failure.text, ::strnlen(failure.text, sizeof failure.text));
-  switch (failure.kind) {
+  raise(failure.kind, {failure.text, ::strnlen(failure.text, sizeof failure.text)});
+}
+
+void Group::raise(Kind kind, const std::string& text) {
+  switch (kind) {
     case Kind::mismatch: throw MismatchError(text);
     case Kind::timeout: throw TimeoutError(text);
     case Kind::resource: throw ResourceError(text);

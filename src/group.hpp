@@ -11,6 +11,7 @@
 #include "lane/channel.hpp"
 #include "lane/host/host_thread.hpp"
 #include "memory/segment.hpp"
+#include "process.hpp"
 #include "unisono/bootstrap.hpp"
 #include "unisono/error.hpp"
 
@@ -34,8 +35,8 @@ class Group {
   bool one_process() const { return one_process_; }
   bool reaches_all() const { return one_process_ || far_; }
   byte* reach(int rank, std::uint64_t address) const {
-    return pids_[static_cast<std::size_t>(rank)] == own_pid_ ? reinterpret_cast<byte*>(address)
-                                                             : host::far_address(rank, address);
+    return processes_[static_cast<std::size_t>(rank)].own() ? reinterpret_cast<byte*>(address)
+                                                            : host::far_address(rank, address);
   }
 
   // What is running, for the text of errors.
@@ -52,6 +53,7 @@ class Group {
   // Fails the group on every rank and throws; the first failure is everyone's.
   enum class Kind : std::uint32_t { mismatch, timeout, peer_lost, resource };
   [[noreturn]] void fail(Kind kind, const std::string& text);
+  [[noreturn]] static void raise(Kind kind, const std::string& text);
 
   // The same without throwing, for threads that make no call.
   void record(Kind kind, const std::string& text);
@@ -59,17 +61,8 @@ class Group {
   // Everyone's `mine`, in rank order, over packets: T is a trivially copyable struct.
   template <class T>
   std::vector<T> exchange(const T& mine) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    std::vector<T> all(static_cast<std::size_t>(size_));
-    all[static_cast<std::size_t>(rank_)] = mine;
     PacketChannel<HostThread> channel(*lane_);
-    for (int i = 1; i < size_; ++i)
-      channel.put(peer_at(*lane_, i), reinterpret_cast<const byte*>(&mine), sizeof(T));
-    for (int i = 1; i < size_; ++i) {
-      const int p = peer_at(*lane_, i);
-      channel.take(p, {reinterpret_cast<byte*>(&all[static_cast<std::size_t>(p)])}, sizeof(T));
-    }
-    return all;
+    return unisono::exchange(channel, mine);
   }
 
   // Whether the group has failed, or has lost a rank, which fails it. From any thread.
@@ -107,7 +100,7 @@ class Group {
   [[noreturn]] void unreachable(int rank, int error);
   void late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen);
   std::string where() const;
-  bool dead(int rank) const;
+  bool dead(int rank) const { return processes_[static_cast<std::size_t>(rank)].dead(); }
 
   int rank_, size_;
   double timeout_s_;
@@ -117,10 +110,8 @@ class Group {
   std::string_view doing_ = "init";
   std::uint64_t call_ = 0;
   bool one_process_ = true, far_ = false, crowded_ = false;
-  int own_pid_;
   std::vector<std::shared_ptr<Segment>> segments_;
-  std::vector<int> pidfds_;  // of the other processes; -1: a thread of this one
-  std::vector<int> pids_;
+  std::vector<Process> processes_;
   std::unique_ptr<HostThread> lane_;
 };
 

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "dispatch.hpp"
-#include "impl.hpp"
+#include "local.hpp"
 #include "programs/all_reduce_quantised.hpp"
 #include "programs/send_recv.hpp"
 #include "rendezvous.hpp"
@@ -18,7 +18,7 @@ void copy(const byte* from, byte* to, std::size_t bytes) {
 
 }  // namespace
 
-void Communicator::Impl::run_on_host(Request& request) {
+void LocalCommunicator::run_on_host(Request& request) {
   Args& args = request.args;
   const bool asks = asks_for_places(request);
   if (check_ && size() > 1 && !asks) compare(exchange(request));
@@ -31,13 +31,13 @@ void Communicator::Impl::run_on_host(Request& request) {
   unisono::run(group_.lane(), request.collective, algorithm, args);
 }
 
-void Communicator::Impl::run_quantised(const Request& request) {
+void LocalCommunicator::run_quantised(const Request& request) {
   group_.lane().prepare(request.call->dtype, request.call->op, request.call->wire);
   ChunkChannel<HostThread> channel(group_.lane());
   all_reduce_quantised(channel, request.args);
 }
 
-void Communicator::Impl::run_pair_on_host(Request& request, int to, int from) {
+void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   if (check_) compare_pair(request, to, from);
   Args& args = request.args;
   if (args.bytes == 0) return;
@@ -69,7 +69,7 @@ void Communicator::Impl::run_pair_on_host(Request& request, int to, int from) {
   }
 }
 
-void Communicator::Impl::barrier() {
+void LocalCommunicator::barrier() {
   const Turn turn(*this, Collective::barrier);
   if (size() == 1) return;
   const Call call;
@@ -78,7 +78,7 @@ void Communicator::Impl::barrier() {
 }
 
 // This rank's part of a new allocation, and the allocation's number.
-std::pair<std::shared_ptr<Segment>, std::uint32_t> Communicator::Impl::allocate(std::size_t bytes) {
+std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_on_host(std::size_t bytes) {
   const Turn turn(*this, Collective::empty);
   struct Offer {
     Segment::Handle handle;
@@ -122,7 +122,7 @@ std::pair<std::shared_ptr<Segment>, std::uint32_t> Communicator::Impl::allocate(
 // Large calls first tell each other their buffers' places, wherever these may be within reach: if they are,
 // the program is a direct one. Every rank decides this alike. all_to_all_v always does: no rank knows the
 // others' sizes.
-bool Communicator::Impl::asks_for_places(const Request& request) const {
+bool LocalCommunicator::asks_for_places(const Request& request) const {
   if (size() == 1) return false;
   if (request.collective == Collective::all_to_all_v) return true;
   if (request.bytes() == 0) return false;
@@ -131,21 +131,21 @@ bool Communicator::Impl::asks_for_places(const Request& request) const {
          (group_.reaches_all() && is_direct(plan_.choose(request.collective, request.bytes(), false)));
 }
 
-Algorithm Communicator::Impl::plain(const Request& request) const {
+Algorithm LocalCommunicator::plain(const Request& request) const {
   if (request.algorithm != Algorithm::automatic) return request.algorithm;
   const Algorithm chosen = plan_.choose(request.collective, request.bytes(), false);
   return is_direct(chosen) ? Plan::staged(request.collective)
                            : chosen;  // direct is for those who ask for places
 }
 
-Place Communicator::Impl::place(const byte* at, std::size_t bytes) const {
+Place LocalCommunicator::place(const byte* at, std::size_t bytes) const {
   if (bytes == 0) return {};
   if (const Place found = symmetric_->find(at, bytes); found.allocation != Place::kNone) return found;
   if (group_.reaches_all()) return {Place::kAddress, reinterpret_cast<std::uint64_t>(at)};
   return {};
 }
 
-byte* Communicator::Impl::reach(const Place& place, int rank, std::size_t bytes) {
+byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) {
   if (place.allocation == Place::kAddress && group_.reaches_all()) return group_.reach(rank, place.offset);
   if (byte* at = symmetric_->resolve(place, rank, bytes)) return at;
   group_.fail(Group::Kind::mismatch,
@@ -153,7 +153,7 @@ byte* Communicator::Impl::reach(const Place& place, int rank, std::size_t bytes)
 }
 
 // Exchanges places; gives the plan's algorithm, and every buffer's address when that is a direct one.
-Algorithm Communicator::Impl::meet_places(Request& request) {
+Algorithm LocalCommunicator::meet_places(Request& request) {
   const bool by_parts = request.collective == Collective::all_to_all_v;
   const auto tickets = by_parts ? exchange_parts(request) : exchange(request);
   if (!by_parts) compare(tickets);

@@ -1,56 +1,69 @@
-// What a communicator is made of. Its members are defined by topic: communicator.cpp (itself and the public
-// face), agreement.cpp (comparing calls with the peers), host_calls.cpp and gpu_calls.cpp.
+// What a communicator is, whichever lane carries its calls: LocalCommunicator (local.hpp: the host lane, and
+// the GPU's engine) or FabricCommunicator (fabric/communicator.cpp).
 #pragma once
 
 #include <atomic>
 #include <memory>
-#include <utility>
+#include <string>
 #include <vector>
 
-#include "group.hpp"
-#include "lane/cuda/engine.hpp"
 #include "plan.hpp"
 #include "request.hpp"
-#include "symmetric.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono {
 
+namespace cuda {
+class Engine;
+}
+
 class Communicator::Impl {
  public:
-  Impl(Bootstrap& bootstrap, const Options& options);
+  virtual ~Impl() = default;
+  explicit Impl(bool check) : check_(check) {}
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual bool closed() const = 0;
+  virtual void close() noexcept = 0;
+  virtual void fail(const std::string& text, bool late) noexcept = 0;
+  virtual void raise_if_failed() = 0;
+  virtual Plan& plan(Memory memory) = 0;
 
-  int rank() const { return group_.rank(); }
-  int size() const { return group_.size(); }
-  const Plan& plan(Memory memory) const { return memory == Memory::host ? plan_ : gpu_plan_; }
-  Plan& plan(Memory memory) { return memory == Memory::host ? plan_ : gpu_plan_; }
-  cuda::Engine& engine() const;  // UsageError when there is none
-  bool has_engine() const { return engine_ != nullptr; }
   bool check() const { return check_; }
   void set_check(bool check) { check_ = check; }
-  bool closed() const { return group_.left(); }
-  void close() noexcept { group_.leave(); }
-  void fail(const std::string& text, bool late) noexcept {
-    group_.record(late ? Group::Kind::timeout : Group::Kind::peer_lost, text);
+
+  virtual void run(Request request) = 0;
+  virtual void run_pair(Request request, int to, int from) = 0;
+  virtual void barrier() = 0;
+  virtual std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) = 0;
+
+  virtual bool has_engine() const { return false; }
+  virtual cuda::Engine& engine() const {
+    throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
   }
-  void raise_if_failed() {
-    if (group_.broken()) group_.check();
-  }
 
-  void run(Request request);
-  void run_pair(Request request, int to, int from);
-  void barrier();
-
-  // This rank's part of a new allocation, and the allocation's number.
-  std::pair<std::shared_ptr<Segment>, std::uint32_t> allocate(std::size_t bytes);
-  std::shared_ptr<void> allocate_on_gpu(std::size_t bytes);
-  std::shared_ptr<Symmetric> symmetric() const { return symmetric_; }
-
- private:
+ protected:
   // One call at a time: its place in the order of calls, and in the text of errors.
   class Turn {
    public:
-    Turn(Impl& impl, Collective collective);
+    Turn(Impl& impl, Collective collective) : impl_(impl) {
+      if (impl_.closed())
+        throw UsageError("the communicator is closed: make a new one to call " +
+                         std::string(name_of(collective)) + ".");
+      if (impl_.inherited())
+        throw UsageError("this process was forked from a rank and is none itself: call " +
+                         std::string(name_of(collective)) +
+                         " in the rank's own process, or start the ranks with a launcher.");
+      if (impl_.busy_.exchange(true, std::memory_order_acquire))
+        throw UsageError(
+            "another thread is inside a call of this communicator: make one communicator for each thread.");
+      try {
+        impl_.enter(name_of(collective), ++impl_.calls_);
+      } catch (...) {
+        impl_.busy_.store(false, std::memory_order_release);
+        throw;
+      }
+    }
     ~Turn() { impl_.busy_.store(false, std::memory_order_release); }
     Turn(const Turn&) = delete;
 
@@ -58,37 +71,53 @@ class Communicator::Impl {
     Impl& impl_;
   };
 
-  // Host memory: which program, and where the buffers lie.
-  void run_on_host(Request& request);
-  void run_quantised(const Request& request);
-  void run_pair_on_host(Request& request, int to, int from);
-  bool asks_for_places(const Request& request) const;
-  Algorithm plain(const Request& request) const;
-  Algorithm meet_places(Request& request);
-  Place place(const byte* at, std::size_t bytes) const;
-  byte* reach(const Place& place, int rank, std::size_t bytes);
+  static double timeout_of(const Options& options);  // throws UsageError for what is none
 
-  // Device memory.
-  void run_on_gpu(const Request& request, int to, int from);
-  void compare_places(const Request& request, bool symmetric);
+  virtual bool inherited() const = 0;
+  // A call begins; throws the failure of the group, if there is one.
+  virtual void enter(std::string_view what, std::uint64_t call) = 0;
 
-  // What the ranks tell each other of their calls.
-  Ticket ticket(Collective collective, const Call& call, std::uint64_t count) const;
-  std::vector<Ticket> exchange(const Request& request);
-  std::vector<Ticket> exchange_parts(const Request& request);
-  void compare(const std::vector<Ticket>& tickets);
-  void compare_pair(const Request& request, int to, int from);
-  [[noreturn]] void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b);
+  // The ranks' calls differ: fails the group on every rank, and throws.
+  virtual void disagree(const std::string& text) = 0;
 
-  bool check_;
-  std::size_t stream_bytes_;
-  Group group_;
-  Plan plan_, gpu_plan_;
-  std::unique_ptr<cuda::Engine> engine_;
-  std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
-  std::vector<const byte*> inputs_;
-  std::vector<byte*> outputs_;
+  static Ticket ticket(Collective collective, const Call& call, std::uint64_t count) {
+    Ticket ticket{};
+    ticket.collective = collective;
+    ticket.dtype = call.dtype;
+    ticket.op = call.op;
+    ticket.wire = call.wire;
+    ticket.memory = call.memory;
+    ticket.root = static_cast<std::uint16_t>(call.root);
+    ticket.count = count;
+    return ticket;
+  }
+  // All the same, or one error that names two that differ, the same on every rank.
+  void compare(const std::vector<Ticket>& tickets) {
+    for (std::size_t r = 1; r < tickets.size(); ++r)
+      if (!tickets[0].matches(tickets[r])) mismatch(0, tickets[0], static_cast<int>(r), tickets[r]);
+  }
+  void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b) {
+    disagree("rank " + std::to_string(a) + " called " + of_a.text() + ", but rank " + std::to_string(b) +
+             " called " + of_b.text() + ": make the same call on every rank.");
+  }
+  // The ends of a pair compare in passing: the receiver sees what the sender sends.
+  template <class Channel>
+  void compare_pair(Channel channel, const Request& request, int to, int from) {
+    Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
+    mine.algorithm = request.algorithm;
+    if (to >= 0 && to != rank()) channel.put(to, reinterpret_cast<const byte*>(&mine), sizeof mine);
+    if (from < 0 || from == rank()) return;
+    Ticket its;
+    channel.take(from, {reinterpret_cast<byte*>(&its)}, sizeof its);
+    if (!mine.matches(its)) mismatch(rank(), mine, from, its);
+  }
+
+  bool busy() const { return busy_.load(std::memory_order_acquire); }
+
   std::uint64_t calls_ = 0;
+  bool check_;  // whether the ranks compare their calls first
+
+ private:
   std::atomic<bool> busy_ = false;
 };
 

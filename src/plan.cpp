@@ -148,6 +148,28 @@ Plan Plan::of_gpu_staged(int ranks) {
   return plan;
 }
 
+// One step while latency counts; then as few bytes as there can be. What goes to registered memory needs no
+// ring.
+Plan Plan::of_fabric() {
+  using enum Algorithm;
+  Plan plan(Memory::host);
+  for (const bool symmetric : {false, true}) {
+    plan.add({Collective::all_reduce, symmetric, std::size_t{32} << 10, one_shot});
+    plan.add({Collective::all_reduce, symmetric, kRest, two_shot});
+    for (const Collective collective : kOthers) {
+      const bool to_all = collective == Collective::all_to_all || collective == Collective::all_gather ||
+                          collective == Collective::gather;
+      if (symmetric && to_all) {
+        plan.add({collective, symmetric, std::size_t{64} << 10, push});
+        plan.add({collective, symmetric, kRest, direct});
+      } else {
+        plan.add({collective, symmetric, kRest, push});
+      }
+    }
+  }
+  return plan;
+}
+
 void Plan::set(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
     const auto known = algorithms(entry.collective, memory_);

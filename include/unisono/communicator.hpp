@@ -48,13 +48,21 @@ struct Call {
 // allocation (as NCCL's windows and NVSHMEM ask), the root's buffer included.
 class Communicator {
  public:
+  // The lane on libfabric: between machines, or by one machine's NICs and shared memory.
+  struct Fabric {
+    std::string provider{};  // as `fabric_providers` names it; empty: UNISONO_FABRIC_PROVIDER, else the best
+    std::optional<int> channels{};  // endpoints; default: UNISONO_FABRIC_CHANNELS, else one a NIC
+    ChannelPolicy policy = ChannelPolicy::round_robin;
+    bool pinned = false;  // `empty` gives pinned host memory
+  };
   struct Options {
     std::optional<double> timeout_s{};  // deadline of every wait, above 0; default UNISONO_TIMEOUT_S, else 30
     std::optional<int> device{};        // CUDA ordinal of this rank's GPU; all ranks have one, or none has
     int max_sms = 0;                    // that a kernel may take; 0: UNISONO_MAX_SMS, else as many as pay
     bool peer_access =
         true;  // false on any rank: no GPU touches another's memory (also UNISONO_PEER_ACCESS=0)
-    std::optional<bool> check{};  // compare the ranks' calls first; default UNISONO_CHECK, else no
+    std::optional<bool> check{};     // compare the ranks' calls first; default UNISONO_CHECK, else no
+    std::optional<Fabric> fabric{};  // the fabric lane instead of the host's; the same on every rank
     std::function<void()>
         while_waiting{};  // called every few ms of a long wait; what it throws ends the call and closes
   };
@@ -140,10 +148,24 @@ class Communicator {
   void close() noexcept;
   bool closed() const;
 
- private:
   class Impl;
+
+ private:
   std::unique_ptr<Impl> impl_;
 };
+
+// What libfabric offers here that the fabric lane can use, best first.
+struct FabricProvider {
+  std::string name;
+  int nics = 0, most_channels = 0;
+  std::optional<double> line_gbps;  // Gbit/s of a NIC, where it says
+  bool device_memory = false;       // it reads and writes GPU memory
+};
+// Throws ResourceError, with the reason, where this build or this machine has no libfabric.
+std::vector<FabricProvider> fabric_providers();
+// The one that a communicator takes for that name; UsageError, which lists those present.
+FabricProvider fabric_provider(const std::string& name);
+std::string fabric_version();
 
 // How many GPUs CUDA sees; 0 where there is no driver, or no CUDA lane in this build.
 int device_count();

@@ -22,6 +22,11 @@ inline constexpr int kWires = 3;
 // Where an array lies: in the host's memory, or in that of the communicator's GPU.
 enum class Memory : std::uint8_t { host, device };
 
+// How transfers to peers use the channels of the fabric lane: all the first; each all of them, split; or each
+// one of them, by turns ((peer + rank) mod channels).
+enum class ChannelPolicy : std::uint8_t { single, multi, round_robin };
+inline constexpr int kChannelPolicies = 3;
+
 enum class Collective : std::uint8_t {
   all_reduce,
   reduce,
@@ -66,6 +71,11 @@ constexpr std::string_view name_of(Op op) {
 constexpr std::string_view name_of(Wire wire) {
   constexpr std::string_view names[kWires] = {"exact", "fp8", "int8"};
   return names[static_cast<int>(wire)];
+}
+
+constexpr std::string_view name_of(ChannelPolicy policy) {
+  constexpr std::string_view names[kChannelPolicies] = {"single", "multi", "round-robin"};
+  return names[static_cast<int>(policy)];
 }
 
 constexpr std::string_view name_of(Collective collective) {

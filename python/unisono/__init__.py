@@ -5,7 +5,15 @@
 ...     total = comm.all_reduce(numpy.ones(4, numpy.float32))
 """
 
-from ._core import Communicator, device_count
+from ._core import (
+    Communicator,
+    Fabric,
+    FabricProvider,
+    device_count,
+    fabric_provider,
+    fabric_providers,
+    fabric_version,
+)
 from ._core import version as __version__
 from .communicator import Communicators, init, init_all, init_threads
 from .errors import (
@@ -20,6 +28,8 @@ from .errors import (
 __all__ = [
     "Communicator",
     "Communicators",
+    "Fabric",
+    "FabricProvider",
     "MismatchError",
     "PeerLostError",
     "ResourceError",
@@ -28,6 +38,9 @@ __all__ = [
     "UsageError",
     "__version__",
     "device_count",
+    "fabric_provider",
+    "fabric_providers",
+    "fabric_version",
     "init",
     "init_all",
     "init_threads",

@@ -77,6 +77,17 @@ def bench(
             rich_help_panel=_BENCH,
         ),
     ] = None,
+    fabric: Annotated[
+        bool,
+        typer.Option("--fabric", help="All-to-all over libfabric, by channels and memory, beside MPI."),
+    ] = False,
+    provider: Annotated[
+        str | None, typer.Option("--provider", help="With --fabric: libfabric's name, like tcp or shm.")
+    ] = None,
+    channels: Annotated[
+        int | None,
+        typer.Option("--channels", help="With --fabric: endpoints a rank; default: 4, or the NICs."),
+    ] = None,
     wire: Annotated[
         str | None,
         typer.Option(
@@ -242,6 +253,9 @@ def bench(
         width=width,
         seed=seed,
         directory=output,
+        fabric=fabric,
+        provider=provider,
+        channels=channels,
     )
     options = guarded(lambda: request.options_of(asked, sys.argv[1:]))
     run_bench(options, ranks, lambda directory, code: finish.finish(directory, code, console(), report))

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from unisono.bench import finish, request, start
 from unisono.bench.cases import CaseError
-from unisono.bench.options import Options
+from unisono.bench.options import FABRIC_RANKS, Options
 from unisono.bench.provenance import usable_cores
 from unisono.errors import UsageError
 
@@ -59,7 +59,8 @@ def run_bench(options: Options, ranks: int | None, done: Callable[[Path, int], i
         refuse(CaseError("--one-process starts its ranks as threads: start it alone, not under a launcher."))
     guarded(lambda: request.check_ranks(options, world.size) if world is not None else None)
     if world is None:
-        count = guarded(lambda: start.ranks_to_start(ranks, options.device, usable_cores()))
+        wanted = FABRIC_RANKS if options.fabric and ranks is None else ranks
+        count = guarded(lambda: start.ranks_to_start(wanted, options.device, usable_cores()))
         guarded(lambda: request.check_ranks(options, count))
         code = guarded(lambda: start.start(options, count))
         raise typer.Exit(done(directory, code))

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import bootstrap as bootstraps
 from . import launch
-from ._core import Communicator, device_count, thread_bootstraps
+from ._core import Communicator, Fabric, device_count, thread_bootstraps
 from .errors import UsageError
 from .nodes import HierarchicalCommunicator
 from .nodes.topology import meet
@@ -39,6 +39,7 @@ def init(
     device: int | None = None,
     max_sms: int = 0,
     peer_access: bool = True,
+    lane: str | Fabric | None = None,
 ) -> Communicator | HierarchicalCommunicator:
     """The communicator of all ranks that were started together. Collective.
 
@@ -55,6 +56,8 @@ def init(
     max_sms: that a kernel may take of the GPU; 0: UNISONO_MAX_SMS, else as many as pay.
     peer_access: False on any rank (or UNISONO_PEER_ACCESS=0): no GPU touches another's memory; messages go
         through pinned host memory, as they do where two of the GPUs cannot reach each other.
+    lane: host (shared memory of one machine), fabric (libfabric; also between machines), or a `Fabric` that
+        says its provider, channels and policy; None: UNISONO_LANE, else host. The same on every rank.
 
     Raises UsageError where the environment or the arguments make no sense, TimeoutError when ranks do not
     come, ResourceError when memory cannot be shared.
@@ -65,10 +68,15 @@ def init(
         world = launch.World(rank, size, rank, size, "explicit")
     else:
         world = launch.from_env(os.environ)
+    fabric = _fabric_of(lane)
     wait_s = _deadline_s(timeout_s)
     meeting = bootstraps.make(world, bootstrap, wait_s)
-    topology = meet(meeting, os.environ)
     communicator: Communicator | HierarchicalCommunicator
+    if fabric is not None:  # it reaches every rank by itself
+        communicator = Communicator(meeting, timeout_s, check, device, max_sms, peer_access, fabric)
+        _open.add(communicator)
+        return communicator
+    topology = meet(meeting, os.environ)
     if len(topology.nodes) == 1:
         communicator = inner = Communicator(meeting, timeout_s, check, device, max_sms, peer_access)
     else:
@@ -81,13 +89,27 @@ def init(
     return communicator
 
 
-def init_threads(n: int, timeout_s: float | None = None, check: bool | None = None) -> list[Communicator]:
+def _fabric_of(lane: str | Fabric | None) -> Fabric | None:
+    if isinstance(lane, Fabric):
+        return lane
+    said = f"lane={lane!r}"
+    if lane is None:
+        lane = os.environ.get("UNISONO_LANE") or "host"
+        said = f"UNISONO_LANE={lane}"
+    if lane not in ("host", "fabric"):
+        raise UsageError(f"{said} is unknown: use host, fabric or a unisono.Fabric.")
+    return Fabric() if lane == "fabric" else None
+
+
+def init_threads(
+    n: int, timeout_s: float | None = None, check: bool | None = None, lane: str | Fabric | None = None
+) -> list[Communicator]:
     """`n` communicators, one for each of `n` threads of this process; element r is rank r's.
 
     Calls release the GIL. Every buffer is within every rank's reach, so that all large calls are zero-copy.
-    timeout_s and check as in `init`.
+    timeout_s, check and lane as in `init`.
     """
-    return _of_threads([None] * n, timeout_s, check)
+    return _of_threads([None] * n, timeout_s, check, fabric=_fabric_of(lane))
 
 
 class Communicators(list[Communicator]):
@@ -130,6 +152,7 @@ def _of_threads(
     check: bool | None,
     max_sms: int = 0,
     peer_access: bool = True,
+    fabric: Fabric | None = None,
 ) -> Communicators:
     wait_s = _deadline_s(timeout_s)
     n = len(devices)
@@ -137,14 +160,17 @@ def _of_threads(
     with ThreadPoolExecutor(max(n, 1)) as pool:
         communicators = Communicators(
             pool.map(
-                lambda meeting, device: Communicator(meeting, timeout_s, check, device, max_sms, peer_access),
+                lambda meeting, device: Communicator(
+                    meeting, timeout_s, check, device, max_sms, peer_access, fabric
+                ),
                 meetings,
                 devices,
             )
         )
     _open.update(communicators)
-    for communicator in communicators:
-        _load_plan(communicator)
+    if fabric is None:
+        for communicator in communicators:
+            _load_plan(communicator)
     return communicators
 
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <type_traits>
+#include <vector>
 
 #include "lane/lane.hpp"
 
@@ -116,6 +117,22 @@ UNISONO_PROGRAM void put_all(Channel& channel, const byte* src, std::size_t byte
   } else {
     for (int i = 1; i < n; ++i) channel.put(peer_at(lane, i), src, bytes);
   }
+}
+
+// Everyone's `mine`, in rank order: T is a trivially copyable struct.
+template <class Channel, class T>
+std::vector<T> exchange(Channel& channel, const T& mine) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  auto& lane = channel.lane;
+  std::vector<T> all(static_cast<std::size_t>(lane.size()));
+  all[static_cast<std::size_t>(lane.rank())] = mine;
+  for (int i = 1; i < lane.size(); ++i)
+    channel.put(peer_at(lane, i), reinterpret_cast<const byte*>(&mine), sizeof(T));
+  for (int i = 1; i < lane.size(); ++i) {
+    const int p = peer_at(lane, i);
+    channel.take(p, {reinterpret_cast<byte*>(&all[static_cast<std::size_t>(p)])}, sizeof(T));
+  }
+  return all;
 }
 
 }  // namespace unisono

@@ -18,9 +18,9 @@
 //   requantise(dsts, n_dsts, srcs, n_srcs, plain, count)   a move of `count` elements in their wire form
 //   (wire.hpp); the operands of `plain` hold elements, of element_bytes(), and take part as they look on it
 // and where it is: rank() of size(), worker() of workers(). piece_bytes() is the most that a worker takes up
-// at once; that and a chunk are 2·kAlign or more. kPulls says whether it had rather read from peers than write, kMulticasts whether a move to
-// several peers costs less than one to each, kLinked whether what enters and leaves a rank bounds it, so that
-// a root that has it all leaves the work to the others.
+// at once; that and a chunk are 2·kAlign or more. kPulls says whether it had rather read from peers than
+// write, kMulticasts whether a move to several peers costs less than one to each, kLinked whether what enters
+// and leaves a rank bounds it, so that a root that has it all leaves the work to the others.
 #pragma once
 
 #include <cstddef>

@@ -58,6 +58,24 @@ def backend_rows() -> list[tuple[str, bool, str]]:
     return rows
 
 
+def fabric_text() -> str:
+    """libfabric's version and providers, or why the fabric lane cannot be used."""
+    import unisono
+
+    try:
+        offered = unisono.fabric_providers()
+        version = unisono.fabric_version()
+    except unisono.UnisonoError as error:
+        return f"not usable: {error}"
+    described = [
+        one.name
+        + (f", {one.nics} NICs" if one.nics > 1 else "")
+        + (f", {one.line_gbps:g} Gbit/s" if one.line_gbps is not None else "")
+        for one in offered
+    ]
+    return f"libfabric {version}: {'; '.join(described) or 'no provider with remote writes'}"
+
+
 def show(console: Console) -> None:
     """Prints it all."""
     machine = provenance.machine()
@@ -75,10 +93,12 @@ def show(console: Console) -> None:
     table.add_row(
         "mpiexec", "found" if find_mpiexec() else "not found: the mpi backend needs one (pip install mpich)"
     )
+    rows = backend_rows()  # first: MPI does not start beside a libfabric that was there before
+    table.add_row("fabric lane", fabric_text())
     for name, version in provenance.libraries({}).items():
         table.add_row(name, version)
     console.print(table)
     backends = Table("backend", "usable", "version, or why not")
-    for name, usable, text in backend_rows():
+    for name, usable, text in rows:
         backends.add_row(name, "yes" if usable else "no", text)
     console.print(backends)

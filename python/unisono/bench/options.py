@@ -82,6 +82,14 @@ CUDA_PRESETS = {
 }
 CUDA_DEFAULT_MODES = ("graph", "events")
 
+# Of `--fabric`: what rows of Libefaxx's table have.
+FABRIC_PRESET = Preset(
+    sizes=(*size_range(4 * MIB, 128 * MIB, 2),),
+    budget_s=120.0,
+    memories=("symmetric",),
+)
+FABRIC_RANKS = 4
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `unisono bench` or `unisono tune`."""
@@ -102,6 +110,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     modes: list[str]
     cores: int  # that the run may use; a rank itself may be bound to one of them
     device: str = "cpu"
+    fabric: bool = False  # over a provider of libfabric, which is in the environment
     threads: int = 0  # ranks that are threads of one process; 0: ranks are processes
     to_memory_limit: bool = False  # instead of the grid, see `limit`
     patterns: tuple[str, ...] = PATTERNS  # of a pingpong

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
-SCHEMA_VERSION = "1.2"  # 1.1: devices, links, largest; 1.2: nodes, ping-pong, streams, scaling
+SCHEMA_VERSION = "1.2"  # 1.1: devices, links, largest; 1.2: nodes, ping-pong, streams, scaling, fabric
 FILE_NAME = "records.jsonl"
 
 
@@ -81,7 +81,8 @@ class Run(msgspec.Struct, tag="run", kw_only=True):
 
 class Ceiling(msgspec.Struct, tag="ceiling", kw_only=True):
     """A measured limit of the hardware: `copy_one_thread`, `copy_all_threads` (bytes copied over time); on
-    GPUs `ring` (bytes that leave each GPU over time, all sending to the next, by the fastest engine)."""
+    GPUs `ring` (bytes that leave each GPU over time, all sending to the next, by the fastest engine); with
+    --fabric `fabric_pair` (one rank writes to one other, alone) and `fabric_line` (what a NIC states)."""
 
     name: str
     bytes: int

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from unisono.bench import cases, pairs, provenance, tune, workloads
+from unisono.bench import cases, fabric, pairs, provenance, tune, workloads
 from unisono.bench.backends import base
 from unisono.bench.cases import CaseError
-from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, PRESETS, Options, Preset
+from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, FABRIC_PRESET, PRESETS, Options, Preset
 from unisono.bench.records import FILE_NAME
 from unisono.bench.schedule import Limits
 
@@ -68,6 +68,9 @@ class Asked:
     patterns: str | None = None
     pairs: str = pairs.ALL
     streams: str | None = None
+    fabric: bool = False
+    provider: str | None = None
+    channels: int | None = None
 
 
 def options_of(asked: Asked, command: Sequence[str]) -> Options:
@@ -84,8 +87,14 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     collectives = _collectives(asked)
     if asked.to_memory_limit and not set(collectives) <= set(cases.COLLECTIVES):
         raise CaseError("--to-memory-limit is about collectives: leave pingpong out.")
-    preset = (CUDA_PRESETS if on_gpu else PRESETS)[asked.preset]
-    modes = list(CUDA_DEFAULT_MODES if on_gpu else cases.MODES)
+    if asked.fabric and on_gpu:
+        raise CaseError("--fabric measures the NICs' lane, --device cuda the GPUs': give one of them.")
+    if not asked.fabric and (asked.provider is not None or asked.channels is not None):
+        raise CaseError("--provider and --channels are for --fabric: add it.")
+    if asked.fabric:
+        fabric.prepare_environment(os.environ, asked.provider, asked.channels)
+    preset = FABRIC_PRESET if asked.fabric else (CUDA_PRESETS if on_gpu else PRESETS)[asked.preset]
+    modes = list(CUDA_DEFAULT_MODES if on_gpu else ("latency",) if asked.fabric else cases.MODES)
     to_limit = asked.to_memory_limit and asked.begin is None and asked.sizes is None
     memories = ["plain"] if asked.to_memory_limit else list(preset.memories)
     models = asked.workloads
@@ -100,8 +109,13 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     return Options(
         directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
-        preset=asked.preset,
-        backends=list(dict.fromkeys(_backends(asked.backends, asked.device) + _wires(asked.wires))),
+        preset=None if asked.fabric else asked.preset,
+        backends=list(
+            dict.fromkeys(
+                _backends(asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device)
+                + _wires(asked.wires)
+            )
+        ),
         collectives=collectives,
         patterns=tuple(_names("pattern", asked.patterns, list(pairs.PATTERNS), list(pairs.PATTERNS))),
         pairs=asked.pairs,
@@ -112,6 +126,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         placements=_names("placement", asked.placements, list(cases.PLACEMENTS), list(preset.placements)),
         memories=_names("memory", asked.memories, list(cases.MEMORIES), memories),
         modes=modes,
+        fabric=asked.fabric,
         threads=int(asked.one_process),  # how many is known when they are started
         workloads=workloads.split_workloads(models),
         device=asked.device,
@@ -170,11 +185,12 @@ def check_ranks(options: Options, ranks: int) -> None:
 
 def _collectives(asked: Asked) -> list[str]:
     """What is measured. Raises CaseError for a name that is unknown, and for an option of something else."""
-    usual = list(cases.COLLECTIVES)
-    everything = asked.collectives is None or asked.collectives.strip() == "all"
-    chosen = (
-        usual if everything else cases.split_names("collective", str(asked.collectives), list(cases.KNOWN))
-    )
+    if asked.collectives is None and asked.fabric:
+        chosen = ["all_to_all"]
+    elif asked.collectives is None or asked.collectives.strip() == "all":
+        chosen = list(cases.COLLECTIVES)
+    else:
+        chosen = cases.split_names("collective", asked.collectives, list(cases.KNOWN))
     if pairs.NAME not in chosen and (asked.patterns is not None or asked.pairs != pairs.ALL):
         raise CaseError("--pattern and --pairs are of a ping-pong: name it, `unisono bench pingpong`.")
     if asked.pairs not in (pairs.ALL, pairs.HALVES) and pairs.parse(asked.pairs) is None:

@@ -25,6 +25,7 @@ from unisono.bench.buffers import Pools, needed_bytes
 from unisono.bench.cells import Work, make_groups
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device, HangError, HostDevice
+from unisono.bench.fabric import FabricDevice
 from unisono.bench.measure import Measurement
 from unisono.bench.options import Options
 from unisono.bench.progress import Display
@@ -74,14 +75,14 @@ def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding 
         stack.callback(joined.close)
         control = Control(joined)
         chosen = control.from_root(lambda: options, Options)
-        aligning = unisono.init(bootstrap=bootstrap.make(world), timeout_s=ALIGN_TIMEOUT_S)
+        aligning = unisono.init(bootstrap=bootstrap.make(world), timeout_s=ALIGN_TIMEOUT_S, lane="host")
         stack.callback(aligning.close)
         align = Aligner(control, aligning.barrier, partial(meeting, aligning))
         binding = binding or Binding()
         if chosen.device == "cuda":
             binding.bind(own_threads=False)  # before libraries start threads, which keep to these cores
-        device, where = _device(chosen.device, world.local_rank, control, align)
-        measured = unisono.init(bootstrap=bootstrap.make(world), **where)
+        device, where = _device(chosen, world.local_rank, control, align)
+        measured = unisono.init(bootstrap=bootstrap.make(world), lane="host", **where)
         stack.callback(measured.close)
         interrupt = stack.enter_context(Interrupt().watched())
         session = Session(chosen, control, align, measured, interrupt, world.launcher, device, binding)
@@ -99,10 +100,13 @@ def meeting(communicator: Any, peer: int) -> Callable[[], object]:
     return partial(communicator.send_recv, mine, peer, theirs, peer)
 
 
-def _device(kind: str, local_rank: int, control: Control, align: Aligner) -> tuple[Device, dict[str, Any]]:
+def _device(
+    options: Options, local_rank: int, control: Control, align: Aligner
+) -> tuple[Device, dict[str, Any]]:
     """Where this rank's buffers lie, and what unisono.init takes for it."""
-    if kind != "cuda":
-        return HostDevice(align, align.with_peer, control.rank), {}
+    if options.device != "cuda":
+        kind = FabricDevice if options.fabric else HostDevice
+        return kind(align, align.with_peer, control.rank), {}
     from unisono.bench.cuda.device import LIBRARY_S, CudaDevice
 
     return CudaDevice(local_rank, control, align), {"device": local_rank, "timeout_s": LIBRARY_S}

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from unisono.bench.cases import title
 from unisono.bench.stats import Verdict
 
-from . import analysis, content, links, method, pairs, payload, scaling, text, theme
+from . import analysis, content, fabric, links, method, pairs, payload, scaling, text, theme
 from .model import Model
 
 _VERDICT_CLASSES = tuple(
@@ -158,6 +158,8 @@ def render(model: Model) -> str:
         pairs=pairs.matrices(model),
         scaling=[(kind, scaling.table(model, kind)) for kind in scaling.kinds(model)],
         largest=links.largest(model),
+        fabric=fabric.table(model),
+        fabric_ceiling=fabric.ceiling_text(model),
         paragraphs=method.paragraphs(model),
         factors=method.factors(model),
         provenance=content.provenance(model),

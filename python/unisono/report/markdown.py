@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from . import analysis, content, links, method, pairs, payload, scaling, text
+from . import analysis, content, fabric, links, method, pairs, payload, scaling, text
 from .content import Table
 from .model import Model
 
@@ -61,7 +61,7 @@ def render(model: Model, images: Sequence[str]) -> str:
     lines += _section("Distribution", images)
     lines += _section("Stability", images)
     lines += _section("Speed of light", images) + _table(content.ceilings(model))
-    lines += _links(model, images) + _pairs(model, images) + _scaling(model, images)
+    lines += _links(model, images) + _pairs(model, images) + _scaling(model, images) + _fabric(model, images)
     lines += _section("Workloads", images) + _workloads(model)
     lines += _section("Crossovers", images) + _crossovers(model)
     lines += _section("All results", images) + _results(model)
@@ -189,6 +189,13 @@ def _folded(title: str, head: Sequence[str], rows: list[list[str]], numeric: Ite
         return ["None.", ""]
     summary = f"<details><summary>{title}: {text.count(len(rows), 'row')}</summary>"
     return [summary, "", *table(head, rows, numeric), "</details>", ""]
+
+
+def _fabric(model: Model, images: Sequence[str]) -> list[str]:
+    found = fabric.table(model)
+    if not found.rows:
+        return []
+    return [*_section("Fabric", images), _md(fabric.ceiling_text(model)), "", *_table(found)]
 
 
 def _links(model: Model, images: Sequence[str]) -> list[str]:

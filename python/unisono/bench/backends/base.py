@@ -33,6 +33,7 @@ BUILT_IN = {  # those for GPUs last
     "unisono": "unisono.bench.backends.unisono:UnisonoBackend",
     "mpi": "unisono.bench.backends.mpi:MpiBackend",
     "gloo": "unisono.bench.backends.gloo:GlooBackend",
+    "fabric": "unisono.bench.backends.fabric:FabricBackend",
     "nccl": "unisono.bench.backends.nccl:NcclBackend",
     "nccl-windows": "unisono.bench.backends.nccl:NcclWindowsBackend",
     "torch-symm": "unisono.bench.backends.torch_symm:TorchSymmBackend",
@@ -93,6 +94,8 @@ class Backend(Protocol):
     variants: tuple[str, ...] = ()  # what the name alone stands for, as `name:variant` each
 
     point_to_point: bool = False  # True: it offers ping-pongs, and all_to_all built of sends and receives
+    asked_for: bool = False  # True: measured only where it is named
+
     own_threads: bool = False  # True: the library works in threads of its own, which need a core too
 
     def available(self, ranks: int) -> str | None:
@@ -195,8 +198,9 @@ def expanded(wanted: Sequence[str]) -> list[str]:
 
 
 def names_for(device: str) -> list[str]:
-    """All known backends that work on buffers of that device."""
-    return [name for name in names() if device in load(name).devices]
+    """All known backends that work on buffers of that device and need not be named."""
+    known = ((name, load(name)) for name in names())
+    return [name for name, backend in known if device in backend.devices and not backend.asked_for]
 
 
 def check_names(wanted: Sequence[str]) -> None:

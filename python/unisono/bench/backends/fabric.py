@@ -1,0 +1,112 @@
+"""The fabric lane, in the ways of using a NIC's channels and memory that the all-to-all benchmark compares.
+
+`single`: all peers through the first channel; `multi`: each peer's block split over all channels;
+`round-robin`: the block for a peer through channel (peer + rank) mod channels. Alone they are measured on
+plain host memory; `-pin` is pinned host memory, `-dma` memory of a GPU that the NIC reads and writes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from unisono.bench.backends.base import Backend, Buffers, Ranks
+from unisono.bench.cases import COLLECTIVES, CaseError
+from unisono.bench.records import Case
+
+POLICIES = ("single", "multi", "round-robin")
+WAYS = (*POLICIES, "single-pin", "multi-pin", *(f"{policy}-dma" for policy in POLICIES))
+DIRECT = ("all_to_all", "all_gather", "gather")  # written straight to where they belong
+
+
+class FabricBackend(Backend):
+    """A communicator of its own on the fabric lane, and registered memory of its own."""
+
+    bit_exact = True
+    own_memory = True
+    asked_for = True
+    variants = WAYS
+
+    def __init__(self, way: str = "round-robin") -> None:
+        if way not in WAYS:
+            raise CaseError(f"the fabric has no way {way!r}: choose from {', '.join(WAYS)}.")
+        self.name = f"fabric:{way}"
+        self._policy = next(policy for policy in POLICIES if way.startswith(policy))
+        self._memory = way.removeprefix(self._policy).lstrip("-")
+        self._comm: Any = None
+        self._held: list[Any] = []
+
+    def available(self, ranks: int) -> str | None:
+        import unisono
+
+        try:
+            offered = unisono.fabric_providers()
+        except unisono.ResourceError as error:
+            return str(error)
+        if not self._memory:
+            return None
+        if unisono.device_count() == 0:
+            kind = "pinned host memory is CUDA's" if self._memory == "pin" else "it moves GPU memory"
+            return f"{kind}, and there is no GPU here (or no CUDA lane in this build)."
+        if self._memory == "dma" and not any(one.device_memory for one in offered):
+            return "no provider of libfabric reads and writes GPU memory here."
+        return None
+
+    def version(self) -> str:
+        import unisono
+
+        return f"libfabric {unisono.fabric_version()}, provider {unisono.fabric_provider().name}"
+
+    def setup(self, ranks: Ranks) -> None:
+        import unisono
+
+        if self._memory == "dma":
+            raise RuntimeError(
+                "the bench's buffers of a --fabric run lie in host memory; GPU memory is not measured yet."
+            )
+        lane = unisono.Fabric(
+            channels=1 if self._policy == "single" else None,
+            policy=self._policy,
+            pinned=self._memory == "pin",
+        )
+        self._comm = unisono.Communicator(ranks, timeout_s=60.0, check=False, fabric=lane)
+
+    def supports(self, case: Case) -> str | None:
+        if case.memory == "symmetric" and case.collective not in DIRECT:
+            return f"{case.collective} has no program that writes to registered memory: measure plain memory."
+        if case.memory == "symmetric" and case.placement == "in_place" and case.collective == "all_to_all":
+            return "in place, a block could be overwritten before it has been sent."
+        return None
+
+    def allocate(self, size: int) -> tuple[Any, Any]:
+        self._held = [self._comm.empty((size,), np.uint8) for _ in range(2)]
+        return self._held[0], self._held[1]
+
+    def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        comm, x, out = self._comm, buffers.x, buffers.out
+        rank, n = comm.rank, comm.size
+        if case.collective == "barrier":
+            return partial(comm.barrier)
+        if case.collective == "send_recv":
+            return partial(comm.send_recv, x, (rank + 1) % n, out, (rank - 1) % n)
+        if case.collective == "all_to_all_v":
+            return partial(comm.all_to_all_v, x, list(buffers.send_counts), list(buffers.recv_counts), out)
+        known = COLLECTIVES[case.collective]
+        arguments: list[Any] = [x]
+        arguments += [case.root] if known.rooted else []
+        arguments += [case.op] if known.reduces else []
+        return partial(getattr(comm, case.collective), *arguments, out)
+
+    def algorithm(self, case: Case) -> str | None:
+        if case.collective == "barrier":
+            return None
+        return str(self._comm.plan(case.collective, case.bytes, case.memory == "symmetric"))
+
+    def close(self) -> None:
+        self._held = []
+        if self._comm is not None:
+            self._comm.close()
+            self._comm = None

@@ -1,0 +1,66 @@
+"""The table of `unisono bench --fabric`: every way of the fabric lane and its peers on the same cases."""
+
+from __future__ import annotations
+
+from unisono.bench.cases import DTYPES
+
+from . import text
+from .content import Table
+from .model import Model, Row
+
+HEAD = [
+    "Size",
+    "Count",
+    "Way",
+    "Gbit/s per rank",
+    "Bus bandwidth GB/s",
+    "Of the ceiling",
+    "Latency",
+    "95 % interval",
+]
+
+
+def is_way(backend: str) -> bool:
+    return backend.startswith("fabric:")
+
+
+def rows(model: Model) -> list[Row]:
+    """The results on all cases of which a way of the fabric lane has one, by case, the fastest first."""
+    cases = {row.key for row in model.all_rows if is_way(row.backend)}
+    chosen = [row for row in model.all_rows if row.key in cases]
+    return sorted(chosen, key=lambda row: (row.key.case.collective, row.key.case.bytes, row.interval.median))
+
+
+def table(model: Model) -> Table:
+    """Empty where no such run was recorded. Count: elements of one block. Gbit/s: what a rank sends to all
+    others (bus bandwidth in bits)."""
+    found = []
+    for row in rows(model):
+        case, result = row.key.case, row.result
+        found.append(
+            [
+                f"{case.collective} {text.size(case.bytes)}",
+                f"{case.bytes // DTYPES[case.dtype].itemsize // case.ranks:,}",
+                row.backend,
+                text.digits(8 * result.busbw_gbps),
+                text.gbps(result.busbw_gbps),
+                text.percent(result.sol),
+                text.time(row.interval.median),
+                text.span(row.interval.low, row.interval.high),
+            ]
+        )
+    return Table(HEAD, found, frozenset(range(1, len(HEAD))) - {2})
+
+
+def ceiling_text(model: Model) -> str:
+    """What the share in the table is of, in a sentence."""
+    names = {ceiling.name for _, ceiling in model.ceilings}
+    what = (
+        "the line rate of a rank's NIC, as its provider states it"
+        if "fabric_line" in names
+        else "what one pair of ranks writes alone (fabric_pair) over the ranks, which all write at once"
+    )
+    return (
+        f"Bus bandwidth counts the blocks for all other ranks. The ceiling is {what}. Ways that could not "
+        "run here are under Failures and skips, with the reason."
+    )

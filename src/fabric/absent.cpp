@@ -1,0 +1,24 @@
+// Stands in for the fabric lane in a build without libfabric.
+#include "fabric/communicator.hpp"
+#include "impl.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono {
+namespace {
+
+[[noreturn]] void absent() {
+  throw ResourceError(
+      "this build of Unisono has no fabric lane: install libfabric's headers (Debian: libfabric-dev) and "
+      "build it again.");
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator::Impl> fabric::make_communicator(Bootstrap&, const Communicator::Options&) {
+  absent();
+}
+std::vector<FabricProvider> fabric_providers() { absent(); }
+FabricProvider fabric_provider(const std::string&) { absent(); }
+std::string fabric_version() { absent(); }
+
+}  // namespace unisono

@@ -1,0 +1,145 @@
+// One endpoint of a NIC: writes to the same channel of every other rank, and what arrives.
+#pragma once
+
+#include <rdma/fi_rma.h>
+
+#include <coroutine>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fabric/provider.hpp"
+#include "fabric/task.hpp"
+#include "lane/lane.hpp"
+
+namespace unisono::fabric {
+
+// Closes a libfabric object.
+struct Closer {
+  void operator()(fid* object) const {
+    if (object) object->ops->close(object);
+  }
+};
+template <class Object>
+class Owned {
+ public:
+  Owned() = default;
+  explicit Owned(Object* object) : object_(object) {}
+  Owned(Owned&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Owned() {
+    if (object_) Closer{}(&object_->fid);
+  }
+  Object* get() const { return object_; }
+  Object* operator->() const { return object_; }
+
+ private:
+  Object* object_ = nullptr;
+};
+
+// What a rank lets others write to, or writes from: its address and keys are what they need.
+enum class Where : std::uint8_t { host, device };
+struct Registration {
+  Owned<fid_mr> mr;
+  std::uint64_t key = 0;
+  void* descriptor() const { return mr.get() ? mr->mem_desc : nullptr; }
+};
+
+struct Write {
+  int peer = 0;
+  const byte* from = nullptr;
+  void* descriptor = nullptr;  // of the region that `from` lies in, where the provider wants one
+  std::size_t bytes = 0;
+  std::uint64_t to = 0, key = 0;  // as the peer has announced them
+  std::uint32_t immediate = 0;
+};
+
+class Channel {
+ public:
+  // A write to a peer failed, or one to a peer that libfabric does not name, or the queue of completions.
+  static constexpr int kSomePeer = -1, kQueue = -2;
+  using Failed = std::function<void(int peer, const std::string& why)>;
+  using Arrived = std::function<void(std::uint32_t immediate)>;
+
+  // `completions`: entries of the completion queue; 0: as many as the NIC has writes in flight.
+  Channel(Info nic, Failed failed, std::size_t completions = 0);
+  ~Channel();
+  Channel(const Channel&) = delete;
+
+  // For the bootstrap: `connect` takes what every rank's channel of this number said, in rank order.
+  std::string address() const;
+  void connect(const std::vector<std::string>& addresses);
+
+  const fi_info& nic() const { return *nic_; }
+  bool needs_local_registration() const { return (nic_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
+  // Whether peers name places of a region by its addresses, otherwise by offsets into it.
+  bool by_address() const { return (nic_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0; }
+  std::size_t most_bytes() const { return nic_->ep_attr->max_msg_size; }
+
+  // Throws ResourceError, which says what to do, where the system refuses.
+  Registration enroll(byte* at, std::size_t bytes, Where where, int device);
+
+  // `co_await write(one, batch)`: returns when the write has been queued, at once unless the NIC's queue is
+  // full. The batch is complete when its writes are.
+  struct Queued {
+    Channel& channel;
+    Write write;
+    Batch& batch;
+    bool await_ready() { return channel.blocked_by(write.peer).empty() && channel.post(write, batch); }
+    void await_suspend(std::coroutine_handle<> writer) {
+      channel.blocked_by(write.peer).push_back({this, writer});
+    }
+    void await_resume() const {}
+  };
+  Queued write(const Write& one, Batch& batch) { return {*this, one, batch}; }
+
+  // A write of up to 8 bytes whose source may be overwritten at once; false: the queue is full, make
+  // progress.
+  bool try_inject(const Write& one);
+
+  // Takes in what has happened: completes batches, resumes writers, tells what has arrived. Whether anything
+  // has.
+  bool progress(const Arrived& arrived);
+
+  // After a failure: nobody waits any more.
+  void abandon() { blocked_.assign(blocked_.size(), {}); }
+
+ private:
+  // What libfabric hands back with a completion; the first member is its own space.
+  struct Operation {
+    fi_context2 own;
+    Batch* batch;
+    int peer;
+  };
+  struct Blocked {
+    Queued* what;
+    std::coroutine_handle<> writer;
+  };
+  std::deque<Blocked>& blocked_by(int peer) { return blocked_[static_cast<std::size_t>(peer)]; }
+  bool post(const Write& one, Batch& batch);
+  void complete(Operation* operation);
+  void read_error();
+  Operation* take_operation();
+
+  Info nic_;
+  Failed failed_;
+  // destroyed in reverse: operations outlive the endpoint
+  std::deque<Operation> operations_;
+  std::vector<Operation*> idle_;
+  std::vector<std::deque<Blocked>> blocked_;  // by peer: one that does not take writes holds up no other
+  Owned<fid_fabric> fabric_;
+  Owned<fid_domain> domain_;
+  Owned<fid_av> addresses_;
+  Owned<fid_cq> completions_;
+  Owned<fid_ep> endpoint_;
+  std::vector<fi_addr_t> peers_;
+  std::uint64_t next_key_ = 1;
+};
+
+}  // namespace unisono::fabric

@@ -1,0 +1,332 @@
+#include "fabric/communicator.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+
+#include "dispatch.hpp"
+#include "env.hpp"
+#include "fabric/fabric_group.hpp"
+#include "fabric/library.hpp"
+#include "impl.hpp"
+#include "programs/send_recv.hpp"
+
+namespace unisono {
+namespace {
+
+constexpr int kMostKeys = 64;
+constexpr std::size_t kMostScratch = std::size_t{64} << 20;  // for the rings of a rank
+constexpr std::size_t kMostChunk = std::size_t{256} << 10;
+
+// What a rank offers in an allocation.
+struct Offer {
+  std::uint64_t asked = 0, address = 0, bytes = 0;
+  std::uint64_t keys[kMostKeys] = {};
+  bool had = false;
+};
+
+std::size_t chunk_bytes_for(int ranks) {
+  if (env().chunk_bytes) return round_up(env().chunk_bytes, kAlign);
+  const std::size_t share =
+      kMostScratch / FabricEndpoint::kChunks / static_cast<std::size_t>(std::max(ranks, 1));
+  return std::clamp(share / 4096 * 4096, std::size_t{4096}, kMostChunk);
+}
+
+FabricEndpoint::Settings settings_of(const Communicator::Fabric& asked, int ranks, bool device) {
+  FabricEndpoint::Settings made;
+  made.provider =
+      fabric::provider_named(asked.provider.empty() ? env().fabric_provider : asked.provider, device);
+  made.channels = asked.channels.value_or(
+      env().fabric_channels ? env().fabric_channels : static_cast<int>(made.provider.nics.size()));
+  if (made.channels < 1 || made.channels > made.provider.most_channels)
+    throw UsageError("there cannot be " + std::to_string(made.channels) + " channels: provider " +
+                     made.provider.name + " gives 1 to " + std::to_string(made.provider.most_channels) +
+                     " here.");
+  made.policy = asked.policy;
+  made.chunk_bytes = chunk_bytes_for(ranks);
+  made.completions = env().fabric_completions;
+  return made;
+}
+
+class FabricCommunicator final : public Communicator::Impl {
+ public:
+  FabricCommunicator(Bootstrap& bootstrap, const Communicator::Options& options)
+      : Impl(options.check.value_or(env().check)),
+        kind_(options.fabric->pinned ? fabric::MemoryKind::pinned : fabric::MemoryKind::host),
+        device_(options.device),
+        group_(bootstrap, {.timeout_s = timeout_of(options),
+                           .check = check_,
+                           .lane = settings_of(*options.fabric, bootstrap.size(), options.device.has_value()),
+                           .while_waiting = options.while_waiting}),
+        plan_(Plan::of_fabric()) {}
+
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  bool closed() const override { return group_.left(); }
+  // Another thread's call that waits ends by itself, and that thread leaves then.
+  void close() noexcept override { group_.leave(!busy()); }
+  void fail(const std::string& text, bool late) noexcept override {
+    group_.record(late ? Group::Kind::timeout : Group::Kind::peer_lost, text);
+  }
+  void raise_if_failed() override {
+    if (!busy() && !closed()) group_.look_for_failure();  // a call under way looks itself
+  }
+  Plan& plan(Memory) override { return plan_; }
+
+  void run(Request request) override {
+    const Turn turn(*this, request.collective);
+    Args& args = request.args;
+    const Algorithm algorithm = chosen(request);
+    if (is_direct(algorithm) && request.bytes() > 0) meet_places(request);
+    else if (check_ && size() > 1) compare_calls(request);
+    if (args.bytes == 0) return;
+    if (size() == 1) return copy(args.in, args.out, args.bytes);
+    group_.lane().prepare(
+        host::kernels().reduce[static_cast<int>(request.call->dtype)][static_cast<int>(request.call->op)],
+        sources_stay(request));
+    if (args.outputs) run_direct(request.collective, args);
+    else run_push(RingChannel(group_.lane()), request.collective, algorithm, args);
+    group_.lane().finish();
+  }
+
+  void run_pair(Request request, int to, int from) override {
+    const Turn turn(*this, request.collective);
+    chosen(request);
+    if (check_) compare_pair(RingChannel(group_.lane()), request, to, from);
+    Args& args = request.args;
+    if (args.bytes == 0) return;
+    if (to == rank() && from == rank()) return copy(args.in, args.out, args.bytes);
+    group_.lane().prepare(nullptr, sources_stay(request));
+    RingChannel channel(group_.lane());
+    send_recv_push(channel, to, to < 0 ? 0 : args.bytes, from, from < 0 ? 0 : args.bytes, args);
+    group_.lane().finish();
+  }
+
+  void barrier() override {
+    const Turn turn(*this, Collective::barrier);
+    if (size() == 1) return;
+    if (check_) compare(group_.exchange(ticket(Collective::barrier, Call{}, 0)));
+    meet(group_.lane());
+  }
+
+  std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) override {
+    const Turn turn(*this, Collective::empty);
+    if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
+    if (memory == Memory::device && !device_)
+      throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
+    FabricEndpoint& lane = group_.lane();
+    lane.forget_released();
+    auto region = std::make_shared<fabric::Region>();
+    Offer mine;
+    mine.asked = bytes;
+    std::string problem;
+    try {
+      region->bytes = std::max<std::size_t>(bytes, 1);
+      region->where = memory == Memory::device ? fabric::Where::device : fabric::Where::host;
+      region->device = device_.value_or(-1);
+      region->memory = fabric::allocate(
+          region->bytes, memory == Memory::device ? fabric::MemoryKind::device : kind_, region->device);
+      lane.enroll(*region);
+      const fabric::Announcement own = region->announcement();
+      mine.address = own.address;
+      mine.bytes = own.bytes;
+      std::copy(own.keys.begin(), own.keys.end(), mine.keys);
+      mine.had = true;
+    } catch (const ResourceError& error) { problem = error.what(); }
+    const auto offers = group_.exchange(mine);
+    std::vector<fabric::Announcement> announced;
+    for (int r = 0; r < size(); ++r) {
+      const Offer& its = offers[static_cast<std::size_t>(r)];
+      if (its.asked != offers[0].asked)
+        disagree("rank 0 asked for " + std::to_string(offers[0].asked) +
+                 " bytes of symmetric memory, but rank " + std::to_string(r) + " for " +
+                 std::to_string(its.asked) + ": ask for the same on every rank.");
+      if (!its.had && problem.empty())
+        problem = "rank " + std::to_string(r) + " could not reserve its part: see its error.";
+      announced.push_back({its.address, its.bytes, {its.keys, its.keys + lane.channels()}});
+      if (its.had && !announced.back().possible(bytes))
+        disagree("rank " + std::to_string(r) +
+                 " announced symmetric memory at a place, or of a length, that cannot be.");
+    }
+    if (std::any_of(offers.begin(), offers.end(), [](const Offer& its) { return !its.had; }))
+      throw ResourceError("symmetric memory of " + std::to_string(bytes) +
+                          " bytes a rank could not be had: " + problem);
+    lane.meet_region(region, std::move(announced));
+    any_symmetric_ = true;
+    // the lane holds the memory too, until the next allocation
+    return {region->memory.get(),
+            [memory = region->memory, released = region->released](void*) { released->store(true); }};
+  }
+
+ private:
+  bool inherited() const override { return group_.inherited(); }
+  void enter(std::string_view what, std::uint64_t call) override {
+    group_.doing(what, call);
+    group_.check();
+  }
+  void disagree(const std::string& text) override { group_.fail(Group::Kind::mismatch, text); }
+
+  static void copy(const byte* from, byte* to, std::size_t bytes) {
+    if (from != to) std::memcpy(to, from, bytes);
+  }
+
+  // The algorithm, the same on every rank. Direct: to be agreed on, by the buffers' places.
+  Algorithm chosen(const Request& request) const {
+    if (request.call->memory == Memory::device && request.collective != Collective::all_to_all)
+      throw UsageError("the fabric lane has no " + std::string(name_of(request.collective)) +
+                       " of GPU memory: pass host memory, or use the CUDA lane within a machine.");
+    const Algorithm asked = request.algorithm;
+    if (request.call->wire != Wire::exact)
+      throw UsageError("the fabric lane sends elements as they are: leave wire out.");
+    if (is_packets(asked) || is_lines(asked) || (is_direct(asked) && !has_direct(request.collective)))
+      throw UsageError("the fabric lane has no " + std::string(name_of(asked)) + " for " +
+                       std::string(name_of(request.collective)) + ": leave algorithm out, or name " +
+                       std::string(name_of(Plan::staged(request.collective))) + ".");
+    if (asked != Algorithm::automatic) return asked;
+    if (size() == 1) return Plan::staged(request.collective);
+    return plan_.choose(request.collective, request.bytes(),
+                        any_symmetric_ && has_direct(request.collective));
+  }
+  static bool has_direct(Collective collective) {
+    return collective == Collective::all_to_all || collective == Collective::all_gather ||
+           collective == Collective::gather;
+  }
+
+  // Whether what is sent stays as it is until the call ends: nothing that arrives takes its place.
+  static bool sources_stay(const Request& request) {
+    const Collective c = request.collective;
+    const bool overwrites = c == Collective::all_reduce || c == Collective::reduce ||
+                            c == Collective::reduce_scatter || c == Collective::all_to_all ||
+                            c == Collective::all_to_all_v || c == Collective::send_recv;
+    const Args& a = request.args;
+    return !overwrites || a.in + request.in_bytes <= a.out || a.out + request.out_bytes <= a.in;
+  }
+
+  Ticket ticket_of(const Request& request) const {
+    Ticket mine = ticket(request.collective, *request.call, request.call->count);
+    mine.algorithm = request.algorithm;
+    mine.in_place = request.in_place();
+    return mine;
+  }
+  void compare_calls(const Request& request) {
+    if (request.collective == Collective::all_to_all_v) compare_parts(request);
+    else compare(group_.exchange(ticket_of(request)));
+  }
+
+  // Each pair has a count of its own, which both of its ranks must give alike.
+  void compare_parts(const Request& request) {
+    RingChannel channel(group_.lane());
+    const std::size_t element = size_of(request.call->dtype);
+    auto of = [&](const std::vector<Args::Part>& parts, int p) {
+      Ticket one = ticket_of(request);
+      one.count = parts[static_cast<std::size_t>(p)].bytes / element;
+      return one;
+    };
+    for (int i = 1; i < size(); ++i) {
+      const int p = peer_at(group_.lane(), i);
+      const Ticket mine = of(request.sends, p);
+      group_.lane().prepare(nullptr, false);
+      channel.put(p, reinterpret_cast<const byte*>(&mine), sizeof mine);
+    }
+    for (int i = 1; i < size(); ++i) {
+      const int p = peer_at(group_.lane(), i);
+      const Ticket expected = of(request.receives, p);
+      Ticket its;
+      channel.take(p, {reinterpret_cast<byte*>(&its)}, sizeof its);
+      if (!expected.matches(its) || expected.count != its.count) mismatch(rank(), expected, p, its);
+    }
+    meet(group_.lane());  // whoever has not failed waits here for those who have
+  }
+
+  // Tells the others where the buffers lie; where all that is written to is symmetric memory, gives its
+  // addresses.
+  void meet_places(Request& request) {
+    Ticket mine = ticket_of(request);
+    FabricEndpoint& lane = group_.lane();
+    const bool writes_out = request.out_bytes > 0;
+    if (writes_out)
+      std::tie(mine.out.allocation, mine.out.offset) = lane.find(request.args.out, request.out_bytes);
+    std::tie(mine.in.allocation, mine.in.offset) = lane.find(request.args.in, request.in_bytes);
+    const auto tickets = group_.exchange(mine);
+    compare(tickets);
+    const bool to_root = request.collective == Collective::gather;
+    bool direct = true;
+    for (int r = 0; r < size(); ++r) {
+      const Ticket& its = tickets[static_cast<std::size_t>(r)];
+      const bool receives = !to_root || r == request.args.root;
+      direct = direct && (!receives || its.out.allocation != unisono::Place::kNone) &&
+               (!lane.needs_local_registration() || its.in.allocation != unisono::Place::kNone) &&
+               !(request.collective == Collective::all_to_all && its.in_place);
+    }
+    if (!direct) {
+      if (is_direct(request.algorithm))
+        throw UsageError(
+            "direct needs buffers from Communicator::empty on every rank, out of place in an all_to_all: "
+            "use them, or another algorithm.");
+      return;
+    }
+    outputs_.assign(tickets.size(), nullptr);
+    inputs_.assign(tickets.size(), nullptr);
+    for (int r = 0; r < size(); ++r) {
+      const unisono::Place& its = tickets[static_cast<std::size_t>(r)].out;
+      if (to_root && r != request.args.root) continue;
+      byte* const at = lane.reach(r, its.allocation, its.offset, request.args.bytes);
+      if (!at) disagree("rank " + std::to_string(r) + " announced a buffer outside its symmetric memory.");
+      outputs_[static_cast<std::size_t>(r)] = r == rank() ? request.args.out : at;
+    }
+    request.args.outputs = outputs_.data();
+    request.args.inputs = inputs_.data();
+  }
+
+  void run_direct(Collective collective, const Args& args) {
+    switch (collective) {
+      case Collective::all_gather: return all_gather_direct(group_.lane(), args);
+      case Collective::gather: return gather_direct(group_.lane(), args);
+      default: return all_to_all_direct(group_.lane(), args);
+    }
+  }
+
+  fabric::MemoryKind kind_;
+  std::optional<int> device_;
+  FabricGroup group_;
+  Plan plan_;
+  bool any_symmetric_ = false;
+  std::vector<const byte*> inputs_;
+  std::vector<byte*> outputs_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator::Impl> fabric::make_communicator(Bootstrap& bootstrap,
+                                                              const Communicator::Options& options) {
+  return std::make_unique<FabricCommunicator>(bootstrap, options);
+}
+
+namespace {
+
+FabricProvider described(const fabric::Provider& one, const std::vector<fabric::Provider>& with_device) {
+  return {.name = one.name,
+          .nics = static_cast<int>(one.nics.size()),
+          .most_channels = one.most_channels,
+          .line_gbps = one.line_gbps,
+          .device_memory = std::any_of(with_device.begin(), with_device.end(),
+                                       [&](const auto& other) { return other.name == one.name; })};
+}
+
+}  // namespace
+
+std::vector<FabricProvider> fabric_providers() {
+  std::vector<FabricProvider> found;
+  const auto with_device = fabric::providers(true);
+  for (const fabric::Provider& one : fabric::providers()) found.push_back(described(one, with_device));
+  return found;
+}
+
+FabricProvider fabric_provider(const std::string& name) {
+  return described(fabric::provider_named(name.empty() ? env().fabric_provider : name),
+                   fabric::providers(true));
+}
+
+std::string fabric_version() { return fabric::library().version_text(); }
+
+}  // namespace unisono

@@ -1,0 +1,395 @@
+#include "fabric/endpoint.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "unisono/error.hpp"
+
+namespace unisono {
+
+using fabric::Announcement;
+using fabric::Arrivals;
+using fabric::Immediate;
+using fabric::Kind;
+using fabric::Write;
+
+namespace {
+
+constexpr std::size_t kNotes = 4;             // of a kind: a peer is never more than two signals ahead
+constexpr std::size_t kSplitFrom = 64 << 10;  // a transfer is split over the channels from here on
+constexpr std::size_t kMostWrite = 1 << 30;   // of one write, whatever the provider allows
+constexpr auto kLook = std::chrono::milliseconds(5);      // between two looks at the peers
+constexpr auto kYielding = std::chrono::milliseconds(2);  // how long an idle wait yields before it sleeps
+constexpr auto kNap = std::chrono::microseconds(50);
+constexpr std::size_t kScratch = 0;  // number of the scratch among the regions
+
+}  // namespace
+
+// Of the scratch: what peers write to, by writer, then what only its own rank uses, by peer.
+struct FabricEndpoint::Layout {
+  std::size_t ranks, chunk;
+  std::size_t notes() const { return fabric::kKinds * kNotes * sizeof(std::uint64_t); }  // of a writer
+  std::size_t ring() const { return kChunks * chunk; }
+  std::size_t failures_at() const { return round_up(ranks * notes(), 4096); }
+  std::size_t rings_at() const { return failures_at() + round_up(ranks * kFailureBytes, 4096); }
+  std::size_t own_at() const { return rings_at() + ranks * ring(); }
+  std::size_t bytes() const { return own_at() + rings_at() + ranks * ring(); }
+
+  std::size_t note(int rank, Kind kind, std::uint64_t number) const {
+    return static_cast<std::size_t>(rank) * notes() +
+           (static_cast<std::size_t>(kind) * kNotes + number % kNotes) * sizeof(std::uint64_t);
+  }
+  std::size_t failure(int rank) const {
+    return failures_at() + static_cast<std::size_t>(rank) * kFailureBytes;
+  }
+  std::size_t chunk_of(int rank, std::uint64_t piece) const {
+    return rings_at() + static_cast<std::size_t>(rank) * ring() + piece % kChunks * chunk;
+  }
+};
+
+FabricEndpoint::FabricEndpoint(int rank, int ranks, const Settings& settings, Watch watch)
+    : rank_(rank),
+      settings_(settings),
+      watch_(std::move(watch)),
+      most_bytes_(kMostWrite),
+      kernels_(host::kernels()),
+      peers_(static_cast<std::size_t>(ranks)),
+      sources_(peers_.size()),
+      destinations_(peers_.size()) {
+  for (int c = 0; c < settings_.channels; ++c) {
+    channels_.push_back(std::make_unique<fabric::Channel>(
+        settings_.provider.nic(c), [this](int peer, const std::string& why) { watch_.broken(peer, why); },
+        settings_.completions));
+    most_bytes_ = std::min(most_bytes_, channels_.back()->most_bytes());
+  }
+  auto scratch = std::make_shared<fabric::Region>();
+  scratch->bytes = Layout{peers_.size(), settings_.chunk_bytes}.bytes();
+  scratch->memory = fabric::allocate(scratch->bytes, fabric::MemoryKind::host, -1);
+  enroll(*scratch);
+  regions_.push_back(std::move(scratch));
+}
+
+// Of the ranks of a group in this process.
+struct FabricEndpoint::House {
+  std::mutex mutex;
+  std::vector<Estate> left;
+
+  static std::shared_ptr<House> of(const std::string& name) {
+    static std::mutex mutex;
+    static std::map<std::string, std::weak_ptr<House>> known;
+    const std::scoped_lock lock(mutex);
+    std::erase_if(known, [](const auto& one) { return one.second.expired(); });
+    std::shared_ptr<House> house = known[name].lock();
+    if (!house) known[name] = house = std::make_shared<House>();
+    return house;
+  }
+};
+
+FabricEndpoint::~FabricEndpoint() {
+  abandon();
+  if (!house_) return;
+  const std::scoped_lock lock(house_->mutex);
+  house_->left.push_back(std::move(estate_));
+}
+
+void FabricEndpoint::keep_until_last(const std::string& name) { house_ = House::of(name); }
+
+FabricEndpoint::Contact FabricEndpoint::contact() const {
+  Contact mine;
+  for (const auto& channel : channels_) mine.addresses.push_back(channel->address());
+  mine.scratch = regions_[kScratch]->announcement();
+  return mine;
+}
+
+void FabricEndpoint::connect(std::vector<Contact> contacts) {
+  for (std::size_t c = 0; c < channels_.size(); ++c) {
+    std::vector<std::string> addresses;
+    for (const Contact& one : contacts) addresses.push_back(one.addresses[c]);
+    channels_[c]->connect(addresses);
+  }
+  for (std::size_t r = 0; r < contacts.size(); ++r) peers_[r].regions = {std::move(contacts[r].scratch)};
+}
+
+void FabricEndpoint::enroll(fabric::Region& region) const {
+  for (const auto& channel : channels_)
+    region.registrations.push_back(
+        channel->enroll(region.memory.get(), region.bytes, region.where, region.device));
+}
+
+void FabricEndpoint::meet_region(std::shared_ptr<fabric::Region> region,
+                                 std::vector<Announcement> announced) {
+  regions_.push_back(std::move(region));
+  for (std::size_t r = 0; r < peers_.size(); ++r) peers_[r].regions.push_back(std::move(announced[r]));
+}
+
+// Their numbers stay taken: the peers count on.
+void FabricEndpoint::forget_released() {
+  for (auto& region : regions_)
+    if (region && region->released->load()) region.reset();
+}
+
+std::pair<std::uint32_t, std::uint64_t> FabricEndpoint::find(const byte* at, std::size_t bytes) const {
+  for (std::size_t number = 1; number < regions_.size(); ++number)
+    if (regions_[number] && regions_[number]->holds(at, bytes))
+      return {static_cast<std::uint32_t>(number),
+              static_cast<std::uint64_t>(at - regions_[number]->memory.get())};
+  return {0, 0};
+}
+
+byte* FabricEndpoint::reach(int peer, std::uint32_t number, std::uint64_t offset, std::size_t bytes) const {
+  const auto& regions = of(peer).regions;
+  if (number == kScratch || number >= regions.size() || !regions[number].holds(offset, bytes)) return nullptr;
+  if (peer == rank_) return regions_[number] ? regions_[number]->memory.get() + offset : nullptr;
+  return host::far_address(peer, regions[number].address + offset);
+}
+
+// ---- transfers --------------------------------------------------------------------------------------------
+
+std::size_t FabricEndpoint::shares(std::size_t bytes) const {
+  return settings_.policy == ChannelPolicy::multi && bytes >= kSplitFrom ? channels_.size() : 1;
+}
+
+std::size_t FabricEndpoint::parts(std::size_t bytes) const {
+  const std::size_t split = shares(bytes), share = round_up((bytes + split - 1) / split, kAlign);
+  std::size_t count = 0;
+  for (std::size_t s = 0; s < split; ++s)
+    count += (block_of(bytes, share, static_cast<int>(s)).bytes + most_bytes_ - 1) / most_bytes_;
+  return std::max<std::size_t>(count, 1);
+}
+
+FabricEndpoint::Part FabricEndpoint::part(int peer, std::size_t bytes, std::size_t index) const {
+  const std::size_t split = shares(bytes), share = round_up((bytes + split - 1) / split, kAlign);
+  for (std::size_t s = 0;; ++s) {
+    const Range range = block_of(bytes, share, static_cast<int>(s));
+    const std::size_t writes = (range.bytes + most_bytes_ - 1) / most_bytes_;
+    if (index >= writes && s + 1 < split) {
+      index -= writes;
+      continue;
+    }
+    const std::size_t begin = index * most_bytes_;
+    const int channel = split > 1
+                            ? static_cast<int>((s + static_cast<std::size_t>(usual_channel(peer))) % split)
+                            : usual_channel(peer);
+    return {channel, range.begin + begin, std::min(most_bytes_, range.bytes - begin)};
+  }
+}
+
+int FabricEndpoint::usual_channel(int peer) const {
+  return settings_.policy == ChannelPolicy::single ? 0 : (peer + rank_) % channels();
+}
+
+Write FabricEndpoint::write_to(int peer, std::size_t region, std::uint64_t offset, std::size_t bytes,
+                               int channel, Kind kind, std::uint64_t number) const {
+  const Announcement& its = of(peer).regions[region];
+  if (!its.holds(offset, bytes))
+    watch_.broken(peer, "its region of " + std::to_string(its.bytes) + " bytes has no " +
+                            std::to_string(bytes) + " at " + std::to_string(offset));
+  Write made;
+  made.peer = peer;
+  made.bytes = bytes;
+  made.to = channels_[static_cast<std::size_t>(channel)]->by_address() ? its.address + offset : offset;
+  made.key = its.keys[static_cast<std::size_t>(channel)];
+  made.immediate = Immediate{rank_, kind, static_cast<std::uint32_t>(number % Immediate::kNumbers)}.word();
+  return made;
+}
+
+void* FabricEndpoint::descriptor(const byte* from, std::size_t bytes, int channel) const {
+  for (const auto& region : regions_)
+    if (region && region->holds(from, bytes))
+      return region->registrations[static_cast<std::size_t>(channel)].descriptor();
+  return nullptr;
+}
+
+// The numbers are taken before it first waits: transfers of one kind to one peer are numbered in the order of
+// the calls.
+fabric::Task FabricEndpoint::transfer(int peer, const byte* from, std::size_t bytes, std::size_t region,
+                                      std::uint64_t offset, Kind kind) {
+  const std::size_t writes = parts(bytes);
+  const std::uint64_t first = of(peer).number(kind);
+  of(peer).number(kind) += writes;
+  of(peer).in_flight.add();  // until all is queued
+  for (std::size_t i = 0; i < writes; ++i) {
+    const Part one = part(peer, bytes, i);
+    Write write = write_to(peer, region, offset + one.begin, one.bytes, one.channel, kind, first + i);
+    write.from = from + one.begin;
+    write.descriptor = descriptor(write.from, one.bytes, one.channel);
+    co_await channels_[static_cast<std::size_t>(one.channel)]->write(write, of(peer).in_flight);
+  }
+  of(peer).in_flight.complete();
+}
+
+void FabricEndpoint::start(fabric::Task task) {
+  if (!task.done()) tasks_.push_back(std::move(task));
+}
+
+void FabricEndpoint::move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                          std::size_t bytes) {
+  if (bytes == 0) return;
+  if (n_srcs > 1) return reduce_(dsts, n_dsts, srcs, n_srcs, bytes);
+  for (int d = 0; d < n_dsts; ++d)
+    if (host::is_far(dsts[d].at)) put_far(dsts[d], srcs[0], bytes);
+  for (int d = 0; d < n_dsts; ++d)  // while those are on their way
+    if (!host::is_far(dsts[d].at)) kernels_.copy(&dsts[d], 1, srcs[0], bytes);
+}
+
+void FabricEndpoint::put_far(const Dst& to, const byte* from, std::size_t bytes) {
+  const auto word = reinterpret_cast<std::uint64_t>(to.at);
+  const int peer = static_cast<int>(word >> 48) - 1;
+  const std::uint64_t address = word & ((std::uint64_t{1} << 48) - 1);
+  const auto& regions = of(peer).regions;
+  for (std::size_t number = 1; number < regions.size(); ++number)
+    if (address >= regions[number].address && regions[number].holds(address - regions[number].address, bytes))
+      return start(transfer(peer, from, bytes, number, address - regions[number].address, Kind::bulk));
+  watch_.broken(peer,
+                "none of its regions has " + std::to_string(bytes) + " bytes at the place that it announced");
+}
+
+// ---- signals and pieces -----------------------------------------------------------------------------------
+
+void FabricEndpoint::note(int peer, Kind kind, std::uint64_t value) {
+  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const std::uint64_t number = of(peer).number(kind);
+  const std::size_t offset = layout.note(rank_, kind, number);
+  byte* const own = regions_[kScratch]->memory.get() + layout.own_at() + layout.note(peer, kind, number);
+  std::memcpy(own, &value, sizeof value);
+  const int channel = usual_channel(peer);
+  fabric::Channel& on = *channels_[static_cast<std::size_t>(channel)];
+  Write write = write_to(peer, kScratch, offset, sizeof value, channel, kind, number);
+  write.from = own;
+  if (on.nic().tx_attr->inject_size >= sizeof value && on.try_inject(write)) ++of(peer).number(kind);
+  else start(transfer(peer, own, sizeof value, kScratch, offset, kind));
+}
+
+namespace {
+
+Kind kind_of(Slot slot) { return slot == Slot::chunk_credit ? Kind::credit : Kind::meet; }
+
+}  // namespace
+
+void FabricEndpoint::signal(int peer, Slot slot) { note(peer, kind_of(slot), of(peer).number(Kind::bulk)); }
+
+// A meeting's note says how many writes the peer has made to regions of mine before it: all of them must have
+// come.
+void FabricEndpoint::wait(int peer, Slot) {
+  Peer& its = of(peer);
+  const std::uint64_t number = its.met++;
+  await(peer, [&] { return its.has(Kind::meet).has(number, number + 1); });
+  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  std::uint64_t written;
+  std::memcpy(&written, regions_[kScratch]->memory.get() + layout.note(peer, Kind::meet, number),
+              sizeof written);
+  await(peer, [&] { return its.has(Kind::bulk).count() >= written; });
+}
+
+void FabricEndpoint::wait_for_credit(int peer, std::uint64_t count) {
+  await(peer, [&] { return credits(peer) >= count; });
+}
+
+bool FabricEndpoint::must_stage(const byte* from, std::size_t bytes) const {
+  if (!sources_stay_) return true;
+  if (!needs_local_registration()) return false;
+  return std::none_of(regions_.begin(), regions_.end(),
+                      [&](const auto& region) { return region && region->holds(from, bytes); });
+}
+
+byte* FabricEndpoint::outbox(int peer, std::uint64_t piece) {
+  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  return regions_[kScratch]->memory.get() + layout.own_at() + layout.chunk_of(peer, piece);
+}
+
+void FabricEndpoint::give_piece(int peer, const byte* from, std::size_t bytes) {
+  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const std::uint64_t piece = of(peer).pieces_given++;
+  if (bytes == 0) return note(peer, Kind::piece, 0);
+  start(transfer(peer, from, bytes, kScratch, layout.chunk_of(rank_, piece), Kind::piece));
+}
+
+const byte* FabricEndpoint::take_piece(int peer, std::size_t bytes) {
+  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  Peer& its = of(peer);
+  const std::uint64_t first = its.parts_taken, end = first + parts(bytes);
+  await(peer, [&] { return its.has(Kind::piece).has(first, end); });
+  its.parts_taken = end;
+  return regions_[kScratch]->memory.get() + layout.chunk_of(peer, its.pieces_taken++);
+}
+
+// ---- waiting ----------------------------------------------------------------------------------------------
+
+void FabricEndpoint::accept(std::uint32_t word) {
+  const Immediate one = Immediate::of(word);
+  if (one.rank >= size() || one.rank == rank_ || static_cast<int>(one.kind) >= fabric::kKinds)
+    return watch_.refused(one, "no rank sends such a one");
+  if (!of(one.rank).arrived[static_cast<int>(one.kind)].accept(one.number))
+    watch_.refused(one, "it is a duplicate, or a stale one");
+}
+
+bool FabricEndpoint::progress() {
+  bool any = false;
+  for (const auto& channel : channels_)
+    any |= channel->progress([this](std::uint32_t word) { accept(word); });
+  if (any) std::erase_if(tasks_, [](const fabric::Task& task) { return task.done(); });
+  return any;
+}
+
+void FabricEndpoint::await(int peer, const std::function<bool()>& ready) {
+  using Clock = std::chrono::steady_clock;
+  if (ready()) return;
+  const auto began = Clock::now();
+  auto looked = began, busy = began;
+  for (;;) {
+    const bool any = progress();
+    if (ready()) return;
+    const auto now = Clock::now();
+    if (any) busy = now;
+    else if (now - busy < kYielding) ::sched_yield();
+    else std::this_thread::sleep_for(kNap);
+    if (now - looked < kLook) continue;
+    looked = now;
+    watch_.look(peer, std::chrono::duration<double>(now - began).count(), ready);
+  }
+}
+
+void FabricEndpoint::finish() {
+  for (int i = 1; i < size(); ++i) {
+    const int peer = peer_at(*this, i);
+    await(peer, [&] { return of(peer).in_flight.done(); });
+  }
+}
+
+// ---- words that need no answer ----------------------------------------------------------------------------
+
+void FabricEndpoint::tell(int peer, Kind kind) {
+  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const std::uint64_t number = of(peer).number(kind);
+  start(transfer(peer, regions_[kScratch]->memory.get() + layout.own_at() + layout.note(peer, kind, number),
+                 sizeof(std::uint64_t), kScratch, layout.note(rank_, kind, number), kind));
+}
+
+void FabricEndpoint::tell_failure(const std::string& text) {
+  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  byte* const own = regions_[kScratch]->memory.get() + layout.own_at() + layout.failure(rank_);
+  const std::size_t length = std::min(text.size(), kFailureBytes - 1);
+  std::memcpy(own, text.data(), length);
+  own[length] = byte{0};
+  for (int i = 1; i < size(); ++i)
+    start(transfer(peer_at(*this, i), own, length + 1, kScratch, layout.failure(rank_), Kind::failure));
+}
+
+std::string FabricEndpoint::failure_of(int peer) const {
+  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const auto* text = reinterpret_cast<const char*>(regions_[kScratch]->memory.get() + layout.failure(peer));
+  return {text, ::strnlen(text, kFailureBytes)};
+}
+
+void FabricEndpoint::abandon() noexcept {
+  for (const auto& channel : channels_) channel->abandon();
+  tasks_.clear();
+}
+
+}  // namespace unisono

@@ -1,0 +1,187 @@
+// The fabric lane: one rank, whose peers it reaches by remote writes only.
+//
+// What a rank keeps for its peers (its scratch, registered once): notes, which go with signals, and a ring of
+// chunks from each. Larger buffers of `Communicator::empty` are regions of their own, which direct programs
+// write to. Every write carries an immediate; nothing here relies on the order in which writes arrive.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "fabric/channel.hpp"
+#include "fabric/immediate.hpp"
+#include "fabric/memory.hpp"
+#include "lane/host/far.hpp"
+#include "lane/host/move.hpp"
+#include "lane/lane.hpp"
+#include "unisono/communicator.hpp"
+
+namespace unisono {
+
+class FabricEndpoint {
+ public:
+  static constexpr std::uint32_t kChunks = 8;  // chunks in the ring of a pair
+  static constexpr bool kPulls = false;
+  static constexpr bool kMulticasts = false;
+  static constexpr bool kLinked = false;
+
+  struct Settings {
+    fabric::Provider provider;
+    int channels = 1;
+    ChannelPolicy policy = ChannelPolicy::round_robin;
+    std::size_t chunk_bytes = 0;
+    std::size_t completions = 0;  // of a channel's queue; 0: by the NIC
+  };
+  // Called while a wait lasts, or by what it meets; each throws what the wait must end with.
+  struct Watch {
+    std::function<void(int peer, double waited_s, const std::function<bool()>& arrived)> look;
+    std::function<void(int peer, const std::string& why)> broken;  // a write, or a queue (peer -1), failed
+    std::function<void(const fabric::Immediate& word, const char* why)> refused;
+  };
+
+  FabricEndpoint(int rank, int ranks, const Settings& settings, Watch watch);
+  ~FabricEndpoint();
+
+  // For the bootstrap: what others need of this rank, and theirs in rank order.
+  struct Contact {
+    std::vector<std::string> addresses;  // of the channels
+    fabric::Announcement scratch;
+  };
+  Contact contact() const;
+  void connect(std::vector<Contact> contacts);
+
+  // Ranks of this process write into each other's endpoints and memory without looking (provider shm): they
+  // stay until the last rank of the group `name` in this process is destroyed.
+  void keep_until_last(const std::string& name);
+
+  // The reduction that a move with several sources makes, and whether sources stay as they are until the call
+  // ends (its input and output do not overlap), so that they need not be copied first.
+  void prepare(host::Reduce reduce, bool sources_stay) {
+    reduce_ = reduce;
+    sources_stay_ = sources_stay;
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(peers_.size()); }
+  static constexpr int worker() { return 0; }
+  static constexpr int workers() { return 1; }
+  std::size_t chunk_bytes() const { return settings_.chunk_bytes; }
+  static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }
+  static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
+
+  // A destination may be far (host/far.hpp): a place of a peer's region, which is written to from a single
+  // source; that is complete for the peer after the next signal's wait, and here after `finish`.
+  void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
+
+  void signal(int peer, Slot slot);
+  void announce(int peer, Slot slot) { signal(peer, slot); }
+  void wait(int peer, Slot slot);
+
+  // Pieces, for RingChannel: chunk `index` of the ring to the peer, and whether one from it has come.
+  std::uint64_t pieces_given(int peer) const { return of(peer).pieces_given; }
+  std::uint64_t pieces_taken(int peer) const { return of(peer).pieces_taken; }
+  std::uint64_t credits(int peer) const { return of(peer).has(fabric::Kind::credit).count(); }
+  void wait_for_credit(int peer, std::uint64_t count);
+  bool must_stage(const byte* from, std::size_t bytes) const;
+  byte* outbox(int peer, std::uint64_t piece);
+  void give_piece(int peer, const byte* from, std::size_t bytes);
+  const byte* take_piece(int peer, std::size_t bytes);
+
+  // Returns when all writes are complete here, so that their sources may be overwritten.
+  void finish();
+
+  // Regions that peers may write to, and theirs, in rank order. Numbered alike on every rank.
+  void enroll(fabric::Region& region) const;  // registers it
+  void meet_region(std::shared_ptr<fabric::Region> region, std::vector<fabric::Announcement> announced);
+  void forget_released();
+  // Where a buffer of this rank lies: the number of its region, from 1, and the offset; 0: in none.
+  std::pair<std::uint32_t, std::uint64_t> find(const byte* at, std::size_t bytes) const;
+  // A far address of `offset` in a peer's region; null when it has none of that number, or it ends before
+  // `bytes`.
+  byte* reach(int peer, std::uint32_t number, std::uint64_t offset, std::size_t bytes) const;
+
+  bool needs_local_registration() const { return channels_.front()->needs_local_registration(); }
+  std::size_t most_bytes() const { return most_bytes_; }  // of one write
+  int channels() const { return static_cast<int>(channels_.size()); }
+
+  // Words to peers that ask for no answer: best effort.
+  void tell(int peer, fabric::Kind kind);
+  void tell_failure(const std::string& text);
+  std::string failure_of(int peer) const;
+  bool told(int peer, fabric::Kind kind) const { return of(peer).has(kind).count() > 0; }
+  // Whether all that this rank writes to that peer is complete.
+  bool quiet(int peer) const { return of(peer).in_flight.done(); }
+
+  // Takes in what has happened; whether anything has.
+  bool progress();
+  // Nothing that is still to be written will be.
+  void abandon() noexcept;
+
+  // Arrays of size() pointers, for the next move.
+  const byte** sources() { return sources_.data(); }
+  Dst* destinations() { return destinations_.data(); }
+
+  static constexpr std::size_t kFailureBytes = 1024;
+
+ private:
+  struct Peer {
+    std::vector<fabric::Announcement> regions;  // 0: its scratch
+    fabric::Arrivals arrived[fabric::kKinds];
+    std::uint64_t sent[fabric::kKinds] = {};  // writes to it
+    std::uint64_t met = 0;                    // meetings waited for
+    std::uint64_t pieces_given = 0, pieces_taken = 0, parts_taken = 0;
+    fabric::Batch in_flight;
+    const fabric::Arrivals& has(fabric::Kind kind) const { return arrived[static_cast<int>(kind)]; }
+    std::uint64_t& number(fabric::Kind kind) { return sent[static_cast<int>(kind)]; }
+  };
+  struct Layout;
+
+  Peer& of(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+  const Peer& of(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
+
+  // How many writes a transfer to a peer takes, and the k-th.
+  struct Part {
+    int channel;
+    std::size_t begin, bytes;
+  };
+  std::size_t shares(std::size_t bytes) const;
+  std::size_t parts(std::size_t bytes) const;
+  Part part(int peer, std::size_t bytes, std::size_t index) const;
+  int usual_channel(int peer) const;
+
+  fabric::Write write_to(int peer, std::size_t region, std::uint64_t offset, std::size_t bytes, int channel,
+                         fabric::Kind kind, std::uint64_t number) const;
+  fabric::Task transfer(int peer, const byte* from, std::size_t bytes, std::size_t region,
+                        std::uint64_t offset, fabric::Kind kind);
+  void start(fabric::Task task);
+  void put_far(const Dst& to, const byte* from, std::size_t bytes);
+  void* descriptor(const byte* from, std::size_t bytes, int channel) const;
+  void accept(std::uint32_t word);
+  void await(int peer, const std::function<bool()>& ready);
+  void note(int peer, fabric::Kind kind, std::uint64_t value);
+
+  int rank_;
+  Settings settings_;
+  Watch watch_;
+  std::size_t most_bytes_;
+  const host::Kernels& kernels_;
+  host::Reduce reduce_ = nullptr;
+  bool sources_stay_ = false;
+  std::vector<Peer> peers_;
+  // What libfabric knows of a rank. Regions go before the channels that they are registered with.
+  struct Estate {
+    std::vector<std::unique_ptr<fabric::Channel>> channels;
+    std::vector<std::shared_ptr<fabric::Region>> regions;  // 0: the scratch
+  };
+  struct House;
+  std::shared_ptr<House> house_;
+  Estate estate_;
+  std::vector<std::unique_ptr<fabric::Channel>>& channels_ = estate_.channels;
+  std::vector<std::shared_ptr<fabric::Region>>& regions_ = estate_.regions;
+  std::vector<fabric::Task> tasks_;  // those that still write
+  std::vector<const byte*> sources_;
+  std::vector<Dst> destinations_;
+};
+
+}  // namespace unisono

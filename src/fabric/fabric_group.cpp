@@ -1,0 +1,295 @@
+#include "fabric/fabric_group.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "unisono/error.hpp"
+
+namespace unisono {
+
+using fabric::Announcement;
+using fabric::append;
+using fabric::Immediate;
+using fabric::Kind;
+using fabric::take;
+
+namespace {
+
+constexpr std::string_view kMagic = "unisono-fabric-1";
+constexpr double kProbeS = 0.2;  // between two looks whether a silent peer still takes writes
+constexpr double kGraceS = 0.5;  // in which what a rank wrote before it went may still arrive
+constexpr double kFarewellS = 1;
+
+constexpr std::string_view name_of(Kind kind) {
+  constexpr std::string_view names[fabric::kKinds] = {"meet",  "piece",   "credit",  "bulk",
+                                                      "probe", "failure", "departed"};
+  return names[static_cast<int>(kind)];
+}
+
+// What a rank tells the others at the bootstrap. It comes from outside: every field is checked.
+struct Greeting {
+  std::int32_t rank = 0, size = 0, pid = 0, channels = 0;
+  std::uint32_t check = 0, policy = 0;
+  std::uint64_t machine = 0, chunk_bytes = 0, most_bytes = 0;
+};
+
+}  // namespace
+
+FabricGroup::FabricGroup(Bootstrap& bootstrap, const Options& options)
+    : rank_(bootstrap.rank()),
+      size_(bootstrap.size()),
+      timeout_s_(options.timeout_s),
+      while_waiting_(options.while_waiting),
+      gone_(static_cast<std::size_t>(std::max(size_, 0))) {
+  if (size_ < 1 || size_ > fabric::kMostRanks || rank_ < 0 || rank_ >= size_)
+    throw UsageError("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
+                     " is not possible: the rank is from 0 to size-1, the size from 1 to " +
+                     std::to_string(fabric::kMostRanks) + ".");
+  lane_ = std::make_unique<FabricEndpoint>(
+      rank_, size_, options.lane,
+      FabricEndpoint::Watch{
+          [this](int peer, double waited_s, const std::function<bool()>& arrived) {
+            look(peer, waited_s, arrived);
+          },
+          [this](int peer, const std::string& why) { broken(peer, why); },
+          [this](const Immediate& word, const char* why) {
+            fail(Group::Kind::resource,
+                 where() + " has got the immediate " +
+                     std::string(static_cast<int>(word.kind) < fabric::kKinds ? name_of(word.kind) : "?") +
+                     " " + std::to_string(word.number) + " of rank " + std::to_string(word.rank) +
+                     ", which is refused: " + why +
+                     ". The provider has delivered a write twice, or another program writes to this "
+                     "endpoint; start the ranks again.");
+          }});
+  join(bootstrap, options);
+}
+
+void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
+  const FabricEndpoint::Contact own = lane_->contact();
+  Greeting mine;
+  mine.rank = rank_;
+  mine.size = size_;
+  mine.pid = ::getpid();
+  mine.channels = lane_->channels();
+  mine.check = options.check;
+  mine.policy = static_cast<std::uint32_t>(options.lane.policy);
+  mine.machine = this_machine();
+  mine.chunk_bytes = lane_->chunk_bytes();
+  mine.most_bytes = lane_->most_bytes();
+  std::string message(kMagic);
+  append(message, mine);
+  auto text = [&](const std::string& bytes) {
+    append(message, static_cast<std::uint32_t>(bytes.size()));
+    message += bytes;
+  };
+  text(options.lane.provider.name);
+  for (const std::string& address : own.addresses) text(address);
+  own.scratch.write(message);
+
+  const auto greetings = bootstrap.all_gather(message);
+  if (greetings.size() != static_cast<std::size_t>(size_))
+    throw UsageError("the bootstrap gave " + std::to_string(greetings.size()) + " greetings for " +
+                     std::to_string(size_) + " ranks.");
+  std::vector<FabricEndpoint::Contact> contacts;
+  for (int r = 0; r < size_; ++r) {
+    const std::string who = "rank " + std::to_string(r);
+    std::string_view rest = greetings[static_cast<std::size_t>(r)];
+    auto other = [&](bool differs, const std::string& what) {
+      if (differs) throw UsageError(who + " " + what);
+    };
+    other(take(rest, std::min(rest.size(), kMagic.size()), who) != kMagic,
+          "is no rank of this version's fabric lane: start every rank with the same version of Unisono and "
+          "the same lane.");
+    const auto its = take<Greeting>(rest, who);
+    auto read = [&] { return std::string(take(rest, take<std::uint32_t>(rest, who), who)); };
+    const std::string provider = read();
+    other(its.rank != r,
+          "says that it is rank " + std::to_string(its.rank) + ": give each its own number below the size.");
+    other(its.size != size_, "counts " + std::to_string(its.size) + " ranks, this one " +
+                                 std::to_string(size_) + ": start them with the same size.");
+    other(provider != options.lane.provider.name, "has provider " + provider + ", this one " +
+                                                      options.lane.provider.name +
+                                                      ": name the same on every rank.");
+    other(its.channels != mine.channels || its.policy != mine.policy || its.chunk_bytes != mine.chunk_bytes ||
+              its.most_bytes != mine.most_bytes,
+          "has other channels, another policy or another UNISONO_CHUNK_BYTES than this one: set them the "
+          "same on every rank.");
+    other(
+        its.check != mine.check,
+        "and this one do not both check their calls: give check=, or UNISONO_CHECK, the same on every rank.");
+    other(its.machine != mine.machine && options.lane.provider.one_machine,
+          "runs on another machine or in another container, which provider " + provider +
+              " does not reach: use tcp, or the NIC's.");
+    FabricEndpoint::Contact contact;
+    for (int c = 0; c < mine.channels; ++c) contact.addresses.push_back(read());
+    other(std::any_of(contact.addresses.begin(), contact.addresses.end(),
+                      [](const auto& a) { return a.empty(); }),
+          "has an endpoint without an address: name the same provider on every rank.");
+    contact.scratch =
+        Announcement::read(rest, static_cast<std::size_t>(mine.channels), own.scratch.bytes, who);
+    contacts.push_back(std::move(contact));
+    processes_.emplace_back();
+    if (its.machine == mine.machine && its.pid > 0) processes_.back().emplace(its.pid);
+  }
+  if (std::count_if(processes_.begin(), processes_.end(), [](const auto& one) { return one && one->own(); }) >
+      1) {
+    std::string all;
+    for (const std::string& its : greetings) all += its;
+    lane_->keep_until_last(all);
+  }
+  lane_->connect(std::move(contacts));
+  for (const std::string& its :
+       bootstrap.all_gather("connected"))  // nobody writes before everyone can take it
+    if (its != "connected") throw UsageError("the bootstrap has lost its order: start the ranks again.");
+}
+
+FabricGroup::~FabricGroup() { leave(true); }
+
+std::string FabricGroup::where() const {
+  return std::string(doing_) + " (call " + std::to_string(call_) + " of rank " + std::to_string(rank_) + ")";
+}
+
+std::string FabricGroup::who(int rank) const {
+  const auto r = static_cast<std::size_t>(rank);
+  const bool known = r < processes_.size() && processes_[r];
+  return "rank " + std::to_string(rank) +
+         (known ? " (process " + std::to_string(processes_[r]->pid()) + ")" : "");
+}
+
+void FabricGroup::check() {
+  if (!failure_ && is_recorded_.load(std::memory_order_acquire)) fail(recorded_->kind, recorded_->text);
+  if (failure_) Group::raise(failure_->kind, failure_->text);
+}
+
+void FabricGroup::look_for_failure() {
+  lane_->progress();
+  look(-1, 0, [] { return false; });
+}
+
+void FabricGroup::record(Group::Kind kind, const std::string& text) {
+  if (recording_.exchange(true)) return;
+  recorded_ = Failure{kind, text};
+  is_recorded_.store(true, std::memory_order_release);
+}
+
+// A write that failed: its peer is gone, or cannot be reached.
+void FabricGroup::broken(int peer, const std::string& why) {
+  if (failure_ || left_) return;  // while it tells others, best effort
+  if (peer == fabric::Channel::kQueue)
+    fail(Group::Kind::resource, "an endpoint has failed in " + where() + ": " + why + ".");
+  if (peer == fabric::Channel::kSomePeer) {  // which one, is found out by `look`
+    if (!suspicion_) suspicion_ = {Clock::now(), why};
+    return;
+  }
+  fail(Group::Kind::peer_lost, who(peer) + " does not take writes any more (" + why + "); noticed in " +
+                                   where() +
+                                   ": see whether it has died, and that the network between reaches it.");
+}
+
+void FabricGroup::heed(int rank) {
+  if (!lane_->told(rank, Kind::failure)) return;
+  const std::string told = lane_->failure_of(rank);
+  const auto kind = static_cast<Group::Kind>(std::clamp(told.empty() ? 0 : told[0] - '0', 0, 3));
+  failure_ = Failure{kind, told.substr(std::min<std::size_t>(told.size(), 1))};
+  lane_->abandon();
+  check();
+}
+
+bool FabricGroup::gone_for_good(int rank, int awaited) {
+  const bool departed = lane_->told(rank, Kind::departed);
+  const auto& process = processes_[static_cast<std::size_t>(rank)];
+  // a rank that has left in good order is missed only by those who still wait for it
+  if (departed ? rank != awaited : !(process && process->dead())) return false;
+  auto& since = gone_[static_cast<std::size_t>(rank)];
+  const auto now = Clock::now();
+  if (!since) since = now;
+  return std::chrono::duration<double>(now - *since).count() > kGraceS;
+}
+
+void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& arrived) {
+  if (left())
+    throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
+  check();
+  if (while_waiting_) try {
+      while_waiting_();
+    } catch (...) {
+      leave(true);  // in the middle of a call: the peers cannot go on with this rank
+      throw;
+    }
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    if (arrived()) return;
+    heed(r);
+    if (!gone_for_good(r, peer)) continue;
+    fail(Group::Kind::peer_lost,
+         lane_->told(r, Kind::departed)
+             ? who(r) + " has closed its communicator, but " + where() +
+                   " still waits for it: make the same calls on every rank."
+             : who(r) + " has died; noticed in " + where() +
+                   ": look at that process's own output, then start the ranks again.");
+  }
+  if (suspicion_) {
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_ && lane_->quiet(r)) lane_->tell(r, Kind::probe);
+    if (std::chrono::duration<double>(Clock::now() - suspicion_->since).count() > 2 * kGraceS)
+      fail(Group::Kind::resource,
+           "an endpoint has failed in " + where() + ": " + suspicion_->why +
+               "; see whether a rank has died, and that the network between them works.");
+  }
+  if (peer >= 0 && waited_s > kProbeS && lane_->quiet(peer) &&
+      std::chrono::duration<double>(Clock::now() - probed_).count() > kProbeS) {
+    probed_ = Clock::now();
+    lane_->tell(peer, Kind::probe);  // it fails where the peer is gone
+  }
+  if (waited_s > timeout_s_) {
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%g", timeout_s_);
+    fail(Group::Kind::timeout, where() + " has waited " + seconds + " s for rank " + std::to_string(peer) +
+                                   ": see what that rank is doing, and that the network between reaches it, "
+                                   "or raise UNISONO_TIMEOUT_S.");
+  }
+}
+
+void FabricGroup::fail(Group::Kind kind, const std::string& text) {
+  if (!failure_) {
+    failure_ = Failure{kind, text};
+    lane_->abandon();
+    try {
+      lane_->tell_failure(std::to_string(static_cast<int>(kind)) + text);
+    } catch (const Error&) {}  // whoever cannot be told finds out
+    settle(kFarewellS);
+  }
+  Group::raise(failure_->kind, failure_->text);
+}
+
+// Until what this rank writes is complete, for a while.
+void FabricGroup::settle(double seconds) noexcept {
+  const auto began = Clock::now();
+  try {
+    auto open = [this](int rank) {
+      return !gone_[static_cast<std::size_t>(rank)] && !lane_->told(rank, Kind::departed) &&
+             !lane_->quiet(rank);
+    };
+    for (int r = 0; r < size_; ++r)
+      while (open(r) && std::chrono::duration<double>(Clock::now() - began).count() < seconds)
+        if (!lane_->progress()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  } catch (const std::exception&) {}
+}
+
+void FabricGroup::leave(bool idle) noexcept {
+  left_ = true;
+  if (inherited() || told_ || failure_ || !idle || !lane_) return;  // of a failure all have been told
+  told_ = true;
+  try {
+    for (int i = 1; i < size_; ++i)
+      if (const int peer = peer_at(*lane_, i); !gone_[static_cast<std::size_t>(peer)])
+        lane_->tell(peer, Kind::departed);
+  } catch (const std::exception&) {}
+  settle(kFarewellS);
+}
+
+}  // namespace unisono

@@ -1,0 +1,103 @@
+// The ranks that meet over the fabric: how they join, and what happens when one is lost. They may be on
+// several machines, so that nothing is shared but what they write to each other.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fabric/endpoint.hpp"
+#include "fabric/ring.hpp"
+#include "group.hpp"
+#include "process.hpp"
+#include "unisono/bootstrap.hpp"
+
+namespace unisono {
+
+class FabricGroup {
+ public:
+  struct Options {
+    double timeout_s;
+    bool check;
+    FabricEndpoint::Settings lane;
+    std::function<void()> while_waiting;
+  };
+  FabricGroup(Bootstrap& bootstrap, const Options& options);
+  ~FabricGroup();
+  FabricGroup(const FabricGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  FabricEndpoint& lane() { return *lane_; }
+
+  // What is running, for the text of errors.
+  void doing(std::string_view what, std::uint64_t call) {
+    doing_ = what;
+    call_ = call;
+  }
+  // Throws the failure of the group, if this rank knows of one.
+  void check();
+  // The same after a look at the peers, between calls.
+  void look_for_failure();
+  // From any thread: the group fails at this rank's next check or look, with the first text that was
+  // recorded.
+  void record(Group::Kind kind, const std::string& text);
+  // Fails the group and throws; peers that can be reached are told, and fail with the same text.
+  [[noreturn]] void fail(Group::Kind kind, const std::string& text);
+
+  template <class T>
+  std::vector<T> exchange(const T& mine) {
+    RingChannel channel(*lane_);
+    auto all = unisono::exchange(channel, mine);
+    lane_->finish();
+    return all;
+  }
+
+  // This rank will not communicate any more. `idle`: no call is inside, so that the peers can be told now.
+  void leave(bool idle) noexcept;
+  bool left() const { return left_; }
+  bool inherited() const { return forks_ != forks(); }
+
+ private:
+  struct Failure {
+    Group::Kind kind;
+    std::string text;
+  };
+  using Clock = std::chrono::steady_clock;
+
+  void join(Bootstrap& bootstrap, const Options& options);
+  void look(int peer, double waited_s, const std::function<bool()>& arrived);
+  void broken(int peer, const std::string& why);
+  void heed(int rank);  // what a peer has told of a failure
+  void settle(double seconds) noexcept;
+  bool gone_for_good(int rank, int awaited);
+  std::string where() const;
+  std::string who(int rank) const;
+
+  int rank_, size_;
+  double timeout_s_;
+  std::function<void()> while_waiting_;
+  std::atomic<bool> left_ = false;
+  bool told_ = false;
+  unsigned forks_ = forks();
+  std::string_view doing_ = "init";
+  std::uint64_t call_ = 0;
+  std::optional<Failure> failure_;
+  std::optional<Failure> recorded_;  // of another thread
+  std::atomic<bool> recording_ = false, is_recorded_ = false;
+  std::vector<std::optional<Process>> processes_;       // of this machine's ranks
+  std::vector<std::optional<Clock::time_point>> gone_;  // when a rank was first seen to be gone
+  Clock::time_point probed_{};
+  struct Suspicion {
+    Clock::time_point since;
+    std::string why;
+  };
+  std::optional<Suspicion> suspicion_;  // a write has failed, of which nobody says to whom
+  std::unique_ptr<FabricEndpoint> lane_;
+};
+
+}  // namespace unisono

@@ -1,0 +1,91 @@
+#include "fabric/library.hpp"
+
+#include <dlfcn.h>
+
+#include <csignal>
+
+#include "env.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono::fabric {
+namespace {
+
+// One copy in a process: two share symbols, names and environment. The one that is there already is MPI's
+// (the mpich wheel brings a newer one than Debian's); ours, linked or loaded before it, would keep MPI from
+// starting.
+void* open_library() {
+  constexpr const char* kName = "libfabric.so.1";
+  const std::string& named = env().libfabric;
+  if (!named.empty()) return ::dlopen(named.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (void* there = ::dlopen(kName, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) return there;
+#ifdef UNISONO_LIBFABRIC
+  if (void* found = ::dlopen(UNISONO_LIBFABRIC, RTLD_NOW | RTLD_LOCAL)) return found;
+#endif
+  return ::dlopen(kName, RTLD_NOW | RTLD_LOCAL);
+}
+
+// Debian's libfabric brings libraries (of PSM) that take over the program's signals when they are loaded:
+// Ctrl-C would end Python where it stands.
+class KeptSignals {
+ public:
+  KeptSignals() {
+    for (int number = 1; number < kSignals; ++number) ::sigaction(number, nullptr, &kept_[number]);
+  }
+  ~KeptSignals() {
+    for (int number = 1; number < kSignals; ++number)
+      if (number != SIGKILL && number != SIGSTOP) ::sigaction(number, &kept_[number], nullptr);
+  }
+  KeptSignals(const KeptSignals&) = delete;
+
+ private:
+  static constexpr int kSignals = 32;
+  struct sigaction kept_[kSignals] = {};
+};
+
+template <class Function>
+void find(void* from, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(from, name));
+  if (!function)
+    throw ResourceError("libfabric has no function " + std::string(name) +
+                        ": install libfabric 1.17 or newer (Debian: libfabric1).");
+}
+
+Library open() {
+  const KeptSignals kept;
+  void* const from = open_library();
+  if (!from)
+    throw ResourceError("libfabric cannot be opened (" + std::string(::dlerror()) +
+                        "): install it (Debian: libfabric1), or name the file in UNISONO_LIBFABRIC.");
+  Library found{};
+  find(from, "fi_getinfo", found.getinfo);
+  find(from, "fi_freeinfo", found.freeinfo);
+  find(from, "fi_dupinfo", found.dupinfo);
+  find(from, "fi_fabric", found.fabric);
+  find(from, "fi_strerror", found.strerror);
+  find(from, "fi_version", found.version);
+  if (FI_VERSION_LT(found.version(), FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION)))
+    throw ResourceError("libfabric " + found.version_text() + " is older than the headers of this build (" +
+                        std::to_string(FI_MAJOR_VERSION) + "." + std::to_string(FI_MINOR_VERSION) +
+                        "): install a newer one, or build Unisono with its headers.");
+  return found;
+}
+
+}  // namespace
+
+const Library& library() {
+  static const Library once = open();
+  return once;
+}
+
+std::string Library::version_text() const {
+  return std::to_string(FI_MAJOR(version())) + "." + std::to_string(FI_MINOR(version()));
+}
+
+std::string error_text(long code) { return library().strerror(static_cast<int>(code < 0 ? -code : code)); }
+
+long checked(long result, const std::string& what) {
+  if (result < 0) throw ResourceError(what + " failed: " + error_text(result) + ".");
+  return result;
+}
+
+}  // namespace unisono::fabric

@@ -1,0 +1,56 @@
+#include "fabric/memory.hpp"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "unisono/error.hpp"
+
+namespace unisono::fabric {
+
+std::string_view take(std::string_view& message, std::size_t bytes, const std::string& who) {
+  if (message.size() < bytes)
+    throw UsageError(
+        "what " + who +
+        " sent at the bootstrap is cut short: start every rank with the same version of Unisono.");
+  const std::string_view front = message.substr(0, bytes);
+  message.remove_prefix(bytes);
+  return front;
+}
+
+void Announcement::write(std::string& message) const {
+  append(message, address);
+  append(message, bytes);
+  for (const std::uint64_t key : keys) append(message, key);
+}
+
+Announcement Announcement::read(std::string_view& message, std::size_t channels, std::uint64_t least,
+                                const std::string& who) {
+  Announcement its;
+  its.address = take<std::uint64_t>(message, who);
+  its.bytes = take<std::uint64_t>(message, who);
+  for (std::size_t c = 0; c < channels; ++c) its.keys.push_back(take<std::uint64_t>(message, who));
+  if (!its.possible(least))
+    throw UsageError(who + " announces a region of " + std::to_string(its.bytes) +
+                     " bytes at an address that cannot be, "
+                     "or less than the " +
+                     std::to_string(least) +
+                     " agreed on: start every rank with the same version of Unisono.");
+  return its;
+}
+
+Announcement Region::announcement() const {
+  Announcement mine{reinterpret_cast<std::uint64_t>(memory.get()), bytes, {}};
+  for (const Registration& one : registrations) mine.keys.push_back(one.key);
+  return mine;
+}
+
+std::shared_ptr<byte> allocate(std::size_t bytes, MemoryKind kind, int) {
+  if (kind != MemoryKind::host)
+    throw ResourceError("the fabric lane has no pinned and no GPU memory yet: use plain host memory.");
+  void* const memory = std::aligned_alloc(4096, round_up(bytes ? bytes : 1, 4096));
+  if (!memory) throw ResourceError(std::to_string(bytes) + " bytes of memory could not be had: use less.");
+  std::memset(memory, 0, bytes);  // backed now, as some NICs ask
+  return {static_cast<byte*>(memory), std::free};
+}
+
+}  // namespace unisono::fabric

@@ -1,0 +1,76 @@
+// Memory that a NIC writes to or reads from, and what peers must know of it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fabric/channel.hpp"
+
+namespace unisono::fabric {
+
+// What a rank tells others of a region: it is checked, since it decides where they write.
+struct Announcement {
+  std::uint64_t address = 0;  // in its process; peers name places by it, or by the offset
+  std::uint64_t bytes = 0;
+  std::vector<std::uint64_t> keys;  // by channel
+
+  // Appends it to a message; reads one of `channels` keys from the front, which is taken off. UsageError when
+  // the message is too short, or the region not `possible`.
+  void write(std::string& message) const;
+  static Announcement read(std::string_view& message, std::size_t channels, std::uint64_t least,
+                           const std::string& who);
+
+  // Whether there can be such a region of `least` bytes or more.
+  bool possible(std::uint64_t least) const {
+    return bytes >= least && address >> 48 == 0 && bytes >> 47 == 0;
+  }
+
+  // Whether `bytes_there` at `offset` lie within it.
+  bool holds(std::uint64_t offset, std::uint64_t bytes_there) const {
+    return offset <= bytes && bytes_there <= bytes - offset;
+  }
+};
+
+enum class MemoryKind : std::uint8_t { host, pinned, device };
+
+// Zeroed memory, freed with the last owner. ResourceError where it cannot be had; only plain host memory can,
+// so far.
+std::shared_ptr<byte> allocate(std::size_t bytes, MemoryKind kind, int device);
+
+// A piece of memory and its registrations, one a channel.
+struct Region {
+  std::shared_ptr<byte> memory;
+  std::size_t bytes = 0;
+  Where where = Where::host;
+  int device = -1;
+  std::vector<Registration> registrations;
+  // Set, by any thread, when the caller needs it no more.
+  std::shared_ptr<std::atomic<bool>> released = std::make_shared<std::atomic<bool>>(false);
+
+  bool holds(const byte* at, std::size_t bytes_there) const {
+    return at >= memory.get() && at <= memory.get() + bytes &&
+           bytes_there <= bytes - static_cast<std::size_t>(at - memory.get());
+  }
+  Announcement announcement() const;
+};
+
+// Fixed-size values of messages.
+template <class T>
+void append(std::string& message, const T& value) {
+  message.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+// The front of the message, which is shortened by it; UsageError, naming who sent it, when there is less.
+std::string_view take(std::string_view& message, std::size_t bytes, const std::string& who);
+template <class T>
+T take(std::string_view& message, const std::string& who) {
+  T value;
+  std::memcpy(&value, take(message, sizeof value, who).data(), sizeof value);
+  return value;
+}
+
+}  // namespace unisono::fabric

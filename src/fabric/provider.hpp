@@ -1,0 +1,34 @@
+// What libfabric offers on this machine that the lane can use: reliable unconnected endpoints with remote
+// writes whose immediate data of 32 bits arrives at the receiver.
+#pragma once
+
+#include <rdma/fabric.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace unisono::fabric {
+
+using Info = std::shared_ptr<const fi_info>;
+
+struct Provider {
+  std::string name;                 // libfabric's
+  std::vector<Info> nics;           // an entry of each NIC
+  int most_channels = 0;            // endpoints, of all NICs together
+  std::optional<double> line_gbps;  // Gbit/s of one NIC, where it says
+  bool one_machine = false;         // it reaches no other
+
+  // The NIC of a channel: they take turns.
+  const Info& nic(int channel) const { return nics[static_cast<std::size_t>(channel) % nics.size()]; }
+};
+
+// Of host memory or, `device`, of GPU memory too. In libfabric's order, best first.
+std::vector<Provider> providers(bool device = false);
+
+// The provider of that name; tcp and net are one (it was renamed in libfabric 1.18). Empty: the first that
+// reaches other machines. Throws UsageError, which lists those present.
+Provider provider_named(const std::string& name, bool device = false);
+
+}  // namespace unisono::fabric

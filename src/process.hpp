@@ -1,0 +1,29 @@
+// The processes of other ranks on this machine: which they are, and whether they still run.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+namespace unisono {
+
+// Boot and PID namespace: ranks that differ in it cannot see each other's processes, nor share memory.
+std::uint64_t this_machine();
+
+class Process {
+ public:
+  explicit Process(int pid);
+  Process(Process&& other) noexcept
+      : pid_(other.pid_), own_(other.own_), descriptor_(std::exchange(other.descriptor_, -1)) {}
+  ~Process();
+
+  int pid() const { return pid_; }
+  bool own() const { return own_; }  // this one
+  bool dead() const;                 // it has ended, or is a zombie
+
+ private:
+  int pid_;
+  bool own_;
+  int descriptor_ = -1;  // a pidfd, of others
+};
+
+}  // namespace unisono

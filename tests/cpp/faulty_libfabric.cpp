@@ -1,0 +1,113 @@
+// A libfabric with faults: passes all calls on to the real one, and where the test has asked for it, refuses
+// a registration, says that a completion queue has overrun, or hands a remote completion over twice or too
+// late.
+#include <dlfcn.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace {
+
+std::atomic<const char*> wanted{""};
+std::mutex mutex;
+template <class Ops>
+std::map<fid*, std::pair<const Ops*, Ops>>
+    known;  // of each object: the real functions, and those with the faults
+
+template <class Function>
+Function real(const char* name) {
+  static void* const from = ::dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<Function>(::dlsym(from, name));
+}
+
+// Whether that fault is due; each is made once.
+bool due(const char* fault) {
+  const char* now = wanted;
+  return std::strcmp(now, fault) == 0 && wanted.compare_exchange_strong(now, "");
+}
+
+// Replaces the functions of an object by a copy that `change` alters.
+template <class Ops, class Change>
+void patch(fid* object, Ops*& ops, const Change& change) {
+  const std::scoped_lock lock(mutex);
+  auto& [before, after] = known<Ops>[object];
+  before = ops;
+  after = *ops;
+  change(after);
+  ops = &after;
+}
+template <class Ops>
+const Ops& real_of(fid* object) {
+  const std::scoped_lock lock(mutex);
+  return *known<Ops>.at(object).first;
+}
+
+int regattr(fid* domain, const fi_mr_attr* attributes, std::uint64_t flags, fid_mr** mr) {
+  if (due("registration")) return -FI_ENOMEM;
+  return real_of<fi_ops_mr>(domain).regattr(domain, attributes, flags, mr);
+}
+
+// The last remote completion that was seen, to be seen again.
+thread_local fi_cq_data_entry last;
+thread_local bool any = false;
+
+ssize_t read(fid_cq* queue, void* buffer, std::size_t count) {
+  auto* const entries = static_cast<fi_cq_data_entry*>(buffer);
+  if (due("overrun")) return -FI_EOVERRUN;
+  if (any && due("duplicate")) {
+    entries[0] = last;
+    return 1;
+  }
+  if (any && due("stale")) {
+    entries[0] = last;
+    entries[0].data = (last.data & ~std::uint64_t{0x7ffff}) | 0x60000;
+    return 1;
+  }
+  const ssize_t got = real_of<fi_ops_cq>(&queue->fid).read(queue, buffer, count);
+  for (ssize_t i = 0; i < got; ++i)
+    if ((entries[i].flags & FI_REMOTE_CQ_DATA) != 0 && (entries[i].flags & FI_WRITE) == 0)
+      last = entries[i], any = true;
+  return got;
+}
+
+int cq_open(fid_domain* domain, fi_cq_attr* attributes, fid_cq** queue, void* context) {
+  const int code = real_of<fi_ops_domain>(&domain->fid).cq_open(domain, attributes, queue, context);
+  if (code == 0) patch(&(*queue)->fid, (*queue)->ops, [](fi_ops_cq& ops) { ops.read = read; });
+  return code;
+}
+
+int domain(fid_fabric* fabric, fi_info* info, fid_domain** made, void* context) {
+  const int code = real_of<fi_ops_fabric>(&fabric->fid).domain(fabric, info, made, context);
+  if (code != 0) return code;
+  patch(&(*made)->fid, (*made)->ops, [](fi_ops_domain& ops) { ops.cq_open = cq_open; });
+  patch(&(*made)->fid, (*made)->mr, [](fi_ops_mr& ops) { ops.regattr = regattr; });
+  return 0;
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+void unisono_test_fault(const char* fault) { wanted = fault; }
+int fi_getinfo(std::uint32_t version, const char* node, const char* service, std::uint64_t flags,
+               const fi_info* hints, fi_info** info) {
+  return real<decltype(&fi_getinfo)>("fi_getinfo")(version, node, service, flags, hints, info);
+}
+void fi_freeinfo(fi_info* info) { real<decltype(&fi_freeinfo)>("fi_freeinfo")(info); }
+fi_info* fi_dupinfo(const fi_info* info) { return real<decltype(&fi_dupinfo)>("fi_dupinfo")(info); }
+const char* fi_strerror(int code) { return real<decltype(&fi_strerror)>("fi_strerror")(code); }
+std::uint32_t fi_version(void) { return real<decltype(&fi_version)>("fi_version")(); }
+int fi_fabric(fi_fabric_attr* attributes, fid_fabric** fabric, void* context) {
+  const int code = real<decltype(&fi_fabric)>("fi_fabric")(attributes, fabric, context);
+  if (code == 0) patch(&(*fabric)->fid, (*fabric)->ops, [](fi_ops_fabric& ops) { ops.domain = domain; });
+  return code;
+}
+}
+#pragma GCC visibility pop

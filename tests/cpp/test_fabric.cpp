@@ -1,0 +1,306 @@
+// The fabric lane: what immediates mean, and every collective on every provider that this machine has,
+// against a plain loop.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "fabric/immediate.hpp"
+#include "fabric/memory.hpp"
+#include "fabric/provider.hpp"
+#include "fabric/task.hpp"
+#include "leaks.hpp"
+#include "programs.hpp"
+
+namespace unisono::test {
+namespace {
+
+using fabric::Announcement;
+using fabric::Arrivals;
+using fabric::Batch;
+using fabric::Immediate;
+using fabric::Kind;
+using fabric::Task;
+
+TEST(Immediates, KeepRankKindAndNumber) {
+  std::set<std::uint32_t> words;
+  for (const int rank : {0, 1, 1023})
+    for (int kind = 0; kind < fabric::kKinds; ++kind)
+      for (const std::uint32_t number : {0u, 1u, Immediate::kNumbers - 1}) {
+        const std::uint32_t word = Immediate{rank, static_cast<Kind>(kind), number}.word();
+        const Immediate back = Immediate::of(word);
+        EXPECT_EQ(back.rank, rank);
+        EXPECT_EQ(static_cast<int>(back.kind), kind);
+        EXPECT_EQ(back.number, number);
+        EXPECT_TRUE(words.insert(word).second);
+      }
+}
+
+TEST(Arrivals, MayComeInAnyOrderAndOnce) {
+  std::mt19937 random(5);
+  Arrivals arrivals;
+  std::uint64_t first = 0;
+  for (int lap = 0; lap < 600; ++lap) {  // more than the numbers' 19 bits
+    std::vector<std::uint64_t> some(1000);
+    for (std::size_t i = 0; i < some.size(); ++i) some[i] = first + i;
+    std::shuffle(some.begin(), some.end(), random);
+    EXPECT_FALSE(arrivals.has(first, first + 1));
+    for (const std::uint64_t number : some)
+      ASSERT_TRUE(arrivals.accept(static_cast<std::uint32_t>(number) % Immediate::kNumbers));
+    first += some.size();
+    ASSERT_TRUE(arrivals.has(first - some.size(), first));
+    ASSERT_EQ(arrivals.count(), first);
+    ASSERT_FALSE(arrivals.accept(static_cast<std::uint32_t>(some.front()) % Immediate::kNumbers))
+        << "a duplicate";
+  }
+}
+
+TEST(Arrivals, RefuseDuplicatesAheadAndWhatIsFarOff) {
+  Arrivals arrivals;
+  EXPECT_TRUE(arrivals.accept(7));
+  EXPECT_FALSE(arrivals.accept(7));
+  EXPECT_FALSE(arrivals.accept(Arrivals::kWindow));
+  EXPECT_FALSE(arrivals.accept(Immediate::kNumbers - 1)) << "stale";
+  EXPECT_EQ(arrivals.count(), 1u);
+  EXPECT_TRUE(arrivals.has(7, 8));
+  EXPECT_FALSE(arrivals.has(6, 8));
+}
+
+TEST(Batch, ResumesItsWaiterWhenTheLastWriteIsComplete) {
+  Batch batch;
+  batch.add();
+  batch.add();
+  bool resumed = false;
+  auto wait = [](Batch& batch, bool& resumed) -> Task {
+    co_await batch;
+    resumed = true;
+  };
+  const Task task = wait(batch, resumed);
+  batch.complete();
+  EXPECT_FALSE(task.done());
+  batch.complete();
+  EXPECT_TRUE(task.done() && resumed);
+}
+
+TEST(Task, RethrowsWhatHasEndedIt) {
+  auto fail = []() -> Task {
+    throw UsageError("said so");
+    co_return;
+  };
+  const Task task = fail();
+  EXPECT_EQ(text_of<UsageError>([&] { task.done(); }), "said so");
+}
+
+// An address or a length from a peer decides where this rank writes.
+TEST(Announcements, AreRefusedWhereTheyCannotBe) {
+  const Announcement good{0x7f0000001000, 4096, {1, 2}};
+  for (const auto& [offset, bytes, held] : {std::tuple<std::uint64_t, std::uint64_t, bool>{0, 4096, true},
+                                            {4096, 0, true},
+                                            {4095, 1, true},
+                                            {4095, 2, false},
+                                            {4097, 0, false},
+                                            {~std::uint64_t{0}, 1, false},
+                                            {1, ~std::uint64_t{0}, false}})
+    EXPECT_EQ(good.holds(offset, bytes), held) << offset << ' ' << bytes;
+  auto read = [](const Announcement& one, std::size_t cut, std::uint64_t least) {
+    std::string message;
+    one.write(message);
+    std::string_view rest = std::string_view(message).substr(0, message.size() - cut);
+    return Announcement::read(rest, 2, least, "rank 3");
+  };
+  EXPECT_EQ(read(good, 0, 4096).keys, good.keys);
+  for (const std::string& text :
+       {text_of<UsageError>([&] { read(good, 1, 0); }), text_of<UsageError>([&] { read(good, 0, 4097); }),
+        text_of<UsageError>([&] { read({~std::uint64_t{0} - 5, 4096, {1, 2}}, 0, 0); }),
+        text_of<UsageError>([&] { read({4096, ~std::uint64_t{0}, {1, 2}}, 0, 0); })})
+    EXPECT_TRUE(has(text, "rank 3")) << text;
+}
+
+// ---- collectives ------------------------------------------------------------------------------------------
+
+Communicator::Options on_fabric(const std::string& provider,
+                                ChannelPolicy policy = ChannelPolicy::round_robin, int channels = 2,
+                                bool check = false) {
+  return {.timeout_s = 60, .check = check, .fabric = Communicator::Fabric{provider, channels, policy, false}};
+}
+
+class Fabric : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    try {
+      name = fabric::provider_named(GetParam()).name;
+    } catch (const Error& error) { GTEST_SKIP() << error.what(); }
+    if (name == "sockets" || name.starts_with("udp")) scale = 4;  // slow ones: fewer cases
+  }
+  std::string name;
+  std::size_t scale = 1;
+};
+INSTANTIATE_TEST_SUITE_P(Providers, Fabric,
+                         testing::Values("shm", "tcp", "tcp;ofi_rxm", "sockets", "udp;ofi_rxd"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), ';', '_');
+                           return name;
+                         });
+
+std::vector<std::string_view> fabric_algorithms(Collective collective) {
+  std::vector<std::string_view> names{""};
+  for (const std::string_view name : algorithms(collective))
+    if (!name.ends_with("packets") && !name.ends_with("direct") && name != "two_shot_push")
+      names.push_back(name);
+  return names;
+}
+
+constexpr Collective kRegular[] = {Collective::all_reduce, Collective::reduce,    Collective::broadcast,
+                                   Collective::all_gather, Collective::gather,    Collective::reduce_scatter,
+                                   Collective::scatter,    Collective::all_to_all};
+
+TEST_P(Fabric, GivesTheReferencesBits) {
+  for (const int n : {1, 2, 3, 5}) {
+    if (scale > 1 && n == 5) continue;
+    on_ranks(n, on_fabric(GetParam()), [&](Communicator& comm) {
+      const std::size_t most = 300001;
+      Bytes room((most + 50) * 4 * static_cast<std::size_t>(2 * n));
+      std::uint64_t seed = 0;
+      for (const Collective collective : kRegular)
+        for (const std::string_view algorithm : fabric_algorithms(collective))
+          for (const std::size_t count :
+               {std::size_t{0}, std::size_t{1}, std::size_t{17}, std::size_t{16385}, most / scale})
+            for (const bool in_place : {false, true}) {
+              if (count > 20000 && (n == 5 || (seed % scale != 0 && seed % 3 != 0))) continue;
+              run_checked(comm,
+                          {collective, algorithm, count, DType::f32, Op::sum, static_cast<int>(seed) % n,
+                           in_place, ++seed},
+                          room.data(), room.size());
+            }
+    });
+  }
+}
+
+TEST_P(Fabric, CombinesEveryTypeByEveryOp) {
+  on_ranks(3, on_fabric(GetParam()), [&](Communicator& comm) {
+    Bytes room(1 << 20);
+    std::uint64_t seed = 0;
+    for (int dtype = 0; dtype < kDTypes; ++dtype)
+      for (int op = 0; op < kOps; ++op)
+        for (const Collective collective :
+             {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter}) {
+          ++seed;
+          run_checked(comm,
+                      {collective, "", seed % 113 * 7, static_cast<DType>(dtype), static_cast<Op>(op),
+                       static_cast<int>(seed) % 3, seed % 2 == 0, seed},
+                      room.data(), room.size());
+        }
+  });
+}
+
+TEST_P(Fabric, WritesToRegisteredMemoryByEveryPolicy) {
+  for (const ChannelPolicy policy : {ChannelPolicy::single, ChannelPolicy::multi, ChannelPolicy::round_robin})
+    for (const int channels : {1, 3}) {
+      on_ranks(4, on_fabric(GetParam(), policy, channels, channels == 3), [&](Communicator& comm) {
+        const std::size_t most = 200003 / scale;
+        const Buffer memory = comm.empty((most + 50) * 4 * 9);
+        std::uint64_t seed = static_cast<std::uint64_t>(channels);
+        for (const Collective collective :
+             {Collective::all_to_all, Collective::all_gather, Collective::gather})
+          for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{4099}, most})
+            for (const bool in_place : {false, true}) {
+              if (in_place && collective == Collective::all_to_all) continue;  // refused by name
+              run_checked(comm,
+                          {collective, "direct", count, DType::f32, Op::sum, static_cast<int>(seed) % 4,
+                           in_place, ++seed},
+                          static_cast<std::byte*>(memory.data()), memory.bytes());
+            }
+        Bytes plain(memory.bytes());
+        run_checked(comm, {Collective::all_to_all, "", most, DType::f32, Op::sum, 0, true, ++seed},
+                    plain.data(), plain.size());
+      });
+    }
+}
+
+TEST_P(Fabric, SendsInRingsAndParts) {
+  on_ranks(3, on_fabric(GetParam(), ChannelPolicy::multi, 2, true), [&](Communicator& comm) {
+    const int me = comm.rank(), n = comm.size();
+    for (const std::size_t count : {std::size_t{1}, std::size_t{70001 / scale}}) {
+      const Case c{Collective::send_recv, "", count, DType::f32, Op::sum, 0, false, count};
+      const Bytes in = input_of(c, me, count), expected = input_of(c, (me + n - 1) % n, count);
+      Bytes out(in.size());
+      comm.send_recv({.in = in.data(), .out = out.data(), .count = count}, (me + 1) % n, (me + n - 1) % n);
+      EXPECT_EQ(out, expected);
+      std::vector<std::size_t> sends, receives;
+      Bytes given, wanted;
+      for (int p = 0; p < n; ++p) {
+        sends.push_back((me + p) % 2 == 0 ? 0 : count + static_cast<std::size_t>(p));
+        receives.push_back((me + p) % 2 == 0 ? 0 : count + static_cast<std::size_t>(me));
+        given.resize(given.size() + sends.back(), static_cast<std::byte>(me * 16 + p));
+        wanted.resize(wanted.size() + receives.back(), static_cast<std::byte>(p * 16 + me));
+      }
+      Bytes got(wanted.size());
+      comm.all_to_all_v({.in = given.data(), .out = got.data(), .dtype = DType::u8}, sends, receives);
+      EXPECT_EQ(got, wanted);
+    }
+    comm.barrier();
+  });
+}
+
+// ---- what is refused, and what fails ----------------------------------------------------------------------
+
+TEST_P(Fabric, RefusesChannelsThatThereCannotBe) {
+  const int most = fabric::provider_named(GetParam()).most_channels;
+  for (const int channels : {0, -1, most + 1}) {
+    const auto bootstraps = thread_bootstraps(1, std::chrono::seconds(5));
+    const std::string text = text_of<UsageError>(
+        [&] { Communicator(bootstraps[0], on_fabric(GetParam(), ChannelPolicy::multi, channels)); });
+    EXPECT_TRUE(has(text, std::to_string(channels) + " channels") &&
+                has(text, "1 to " + std::to_string(most)) && has(text, name))
+        << text;
+  }
+}
+
+TEST_P(Fabric, TimesOutNamingTheRank) {
+  std::atomic<bool> over = false;
+  Communicator::Options options = on_fabric(GetParam());
+  options.timeout_s = 0.5;
+  on_ranks(2, options, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      while (!over) std::this_thread::yield();
+      return;
+    }
+    const std::string text = text_of<TimeoutError>([&] { comm.barrier(); });
+    EXPECT_TRUE(has(text, "barrier") && has(text, "0.5 s for rank 1")) << text;
+    EXPECT_EQ(text_of<TimeoutError>([&] { comm.barrier(); }), text);
+    over = true;
+  });
+}
+
+TEST_P(Fabric, ToldOfAFailureOfAnother) {
+  on_ranks(3, on_fabric(GetParam(), ChannelPolicy::single, 1, true), [&](Communicator& comm) {
+    float x[4] = {};
+    const std::string text = text_of<MismatchError>(
+        [&] { comm.all_reduce({.in = x, .out = x, .count = comm.rank() == 2 ? 3u : 4u}); });
+    EXPECT_TRUE(has(text, "of 4 f32") && has(text, "of 3 f32")) << text;
+  });
+}
+
+TEST_P(Fabric, ARankThatLeavesIsMissedByThoseWhoWait) {
+  on_ranks(2, on_fabric(GetParam()), [&](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 1) return comm.close();
+    const std::string text = text_of<PeerLostError>([&] { comm.barrier(); });
+    EXPECT_TRUE(has(text, "rank 1") && has(text, "has closed its communicator")) << text;
+  });
+}
+
+TEST(FabricProviders, AreListedToWhoeverNamesAnother) {
+  std::vector<FabricProvider> present;
+  try {
+    present = fabric_providers();
+  } catch (const ResourceError& error) { GTEST_SKIP() << error.what(); }
+  const std::string text = text_of<UsageError>([] { fabric::provider_named("infinitebrand"); });
+  EXPECT_TRUE(has(text, "infinitebrand")) << text;
+  for (const FabricProvider& one : present) EXPECT_TRUE(has(text, one.name)) << one.name << " in: " << text;
+}
+
+}  // namespace
+}  // namespace unisono::test

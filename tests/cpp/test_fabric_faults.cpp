@@ -1,0 +1,99 @@
+// What a NIC and its library may do to us: each fault ends in an error that says what to do, and in no wrong
+// result.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <cstdlib>
+
+#include "leaks.hpp"
+#include "ranks.hpp"
+
+namespace unisono::test {
+namespace {
+
+// Before anything asks for libfabric.
+const int chosen = ::setenv("UNISONO_LIBFABRIC", FAULTY_LIBFABRIC, 1);
+
+class Faults : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(chosen, 0);
+    try {
+      fabric_provider(GetParam());
+    } catch (const Error& error) { GTEST_SKIP() << error.what(); }
+    void* const library = ::dlopen(FAULTY_LIBFABRIC, RTLD_NOW | RTLD_LOCAL);
+    ask = reinterpret_cast<void (*)(const char*)>(::dlsym(library, "unisono_test_fault"));
+    ASSERT_NE(ask, nullptr);
+  }
+  void TearDown() override {
+    if (ask) ask("");
+  }
+  Communicator::Options options() const {
+    return {.timeout_s = 20, .fabric = Communicator::Fabric{GetParam(), 1, ChannelPolicy::single, false}};
+  }
+  void (*ask)(const char*) = nullptr;
+};
+INSTANTIATE_TEST_SUITE_P(Providers, Faults, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(Faults, RefusedRegistrationSaysWhatToDo) {
+  on_ranks(2, options(), [&](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 0) ask("registration");
+    comm.barrier();
+    const std::string text = text_of<ResourceError>([&] { comm.empty(1 << 20); });
+    EXPECT_TRUE(has(text, "1048576 bytes")) << text;
+    EXPECT_TRUE(has(text, "ulimit -l") || has(text, "see its error")) << text;
+    float x = static_cast<float>(comm.rank() + 1);
+    comm.all_reduce({.in = &x, .out = &x, .count = 1});  // it goes on without that memory
+    EXPECT_EQ(x, 3);
+    EXPECT_NE(comm.empty(1 << 20).data(), nullptr);
+  });
+}
+
+// Asks for the fault once both ranks are out of their first call.
+void expect_failure(Communicator& comm, const std::function<void()>& ask, std::barrier<>& met,
+                    const std::vector<const char*>& parts) {
+  comm.barrier();
+  met.arrive_and_wait();
+  if (comm.rank() == 0) ask();
+  std::vector<float> x(100000, 1), out(x.size());
+  auto call = [&] {
+    for (int i = 0; i < 50; ++i) {
+      comm.all_reduce({.in = x.data(), .out = out.data(), .count = x.size()});
+      for (const float sum : out) ASSERT_EQ(sum, 2);
+    }
+  };
+  try {
+    call();
+    ADD_FAILURE() << "no error on rank " << comm.rank();
+  } catch (const ResourceError& error) {
+    for (const char* part : parts) EXPECT_TRUE(has(error.what(), part)) << part << " in: " << error.what();
+  } catch (const PeerLostError& error) {}  // the other rank has gone before it could say why
+}
+
+TEST_P(Faults, OverrunSaysWhatToDo) {
+  std::barrier met(2);
+  on_ranks(2, options(), [&](Communicator& comm) {
+    expect_failure(comm, [&] { ask("overrun"); }, met,
+                   {"completion queue has overrun", "UNISONO_FABRIC_COMPLETIONS"});
+  });
+}
+
+TEST_P(Faults, DuplicateImmediateIsRefused) {
+  std::barrier met(2);
+  on_ranks(2, options(), [&](Communicator& comm) {
+    expect_failure(comm, [&] { ask("duplicate"); }, met, {"immediate", "which is refused", "duplicate"});
+  });
+}
+
+TEST_P(Faults, StaleImmediateIsRefused) {
+  std::barrier met(2);
+  on_ranks(2, options(), [&](Communicator& comm) {
+    expect_failure(comm, [&] { ask("stale"); }, met, {"immediate", "which is refused", "stale"});
+  });
+}
+
+}  // namespace
+}  // namespace unisono::test

@@ -1,0 +1,225 @@
+"""The fabric lane between processes: the same sums as the host lane's, and ranks that die, stay away, stop or
+leave while writes are in flight."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ranks
+import unisono
+from faults import NOTICED_S, assert_nothing_left, error_of
+from unisono.bench import records
+from unisono.bench.backends.fabric import WAYS
+
+pytestmark = pytest.mark.fabric
+PROVIDERS = ("shm", "tcp", "tcp;ofi_rxm", "sockets", "udp;ofi_rxd")
+# whose ranks are noticed to be gone by their process, as on any provider, in the middle of large writes
+FAULTY = ("shm", "tcp")
+
+
+@cache
+def missing(provider: str) -> str | None:
+    try:
+        unisono.fabric_provider(provider)
+    except unisono.UnisonoError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(params=PROVIDERS)
+def provider(request: pytest.FixtureRequest) -> str:
+    return _present(request)
+
+
+@pytest.fixture(params=FAULTY)
+def faulty(request: pytest.FixtureRequest) -> str:
+    return _present(request)
+
+
+def _present(request: pytest.FixtureRequest) -> str:
+    if reason := missing(request.param):
+        pytest.skip(reason)
+    return str(request.param)
+
+
+def over(provider: str, **more: str) -> dict[str, str]:
+    """The environment of ranks whose communicators are on the fabric lane."""
+    return {"UNISONO_LANE": "fabric", "UNISONO_FABRIC_PROVIDER": provider, **more}
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_same_bits_as_the_host_lane(provider: str, n: int) -> None:
+    for result in ranks.play(n, "fabric_programs:same_bits", provider, timeout_s=120).results():
+        assert result["different"] == []
+        assert result["calls"] > 100
+
+
+@pytest.mark.parametrize(
+    ("what", "memory", "check", "victim"),
+    [
+        ("barrier", "plain", False, 1),
+        ("all_reduce staged", "plain", False, 0),
+        ("all_to_all", "symmetric", False, 1),
+        ("all_to_all_v", "plain", True, 1),
+        ("empty", "plain", False, 0),
+    ],
+)
+def test_kill_inside_a_call(faulty: str, what: str, memory: str, check: bool, victim: int) -> None:
+    marker = ranks.new_marker()
+    outcome = ranks.play(
+        3, "fault_programs:killed_inside", what, memory, check, victim, env=over(faulty, **marker)
+    )
+    assert outcome.ranks[victim] is None
+    _assert_noticed(outcome, victim)
+    assert_nothing_left(outcome, marker["UNISONO_TEST"])
+
+
+def test_kill_with_writes_in_flight(faulty: str) -> None:
+    marker = ranks.new_marker()
+    env = over(faulty, UNISONO_CHECK="0", **marker)
+    outcome = ranks.play(4, "fabric_programs:killed_in_writes", 0.4, env=env)
+    _assert_noticed(outcome, victim=3)
+    assert ranks.processes_with(marker["UNISONO_TEST"]) == set()
+
+
+def _assert_noticed(outcome: ranks.Outcome, victim: int) -> None:
+    """Every other rank got a PeerLostError that names the victim, in time, and gets it again; those that see
+    it at the same time say it in their own words."""
+    said = [r["result"] for rank, r in enumerate(outcome.ranks) if rank != victim and r is not None]
+    assert len(said) == len(outcome.ranks) - 1, str(outcome.ended)
+    died = next(one["died"] for one in said if one["died"] is not None)
+    for one in said:
+        error = error_of(one["first"])
+        assert error["type"] == "PeerLostError", error
+        assert f"rank {victim} (process {one['victim']})" in error["text"]
+        assert one["first"]["at"] - died < NOTICED_S
+        for again in one.get("again", []):
+            assert error_of(again) == error
+
+
+@pytest.mark.parametrize("what", ["barrier", "all_reduce staged", "all_to_all", "empty"])
+def test_rank_that_never_comes(faulty: str, what: str) -> None:
+    outcome = ranks.play(3, "fault_programs:never_comes", what, env=over(faulty))
+    *waited, late = outcome.results()
+    # nobody may be left to tell whoever comes when all have given up
+    assert error_of(late["first"])["type"] in ("TimeoutError", "PeerLostError")
+    for rank, one in enumerate(waited):
+        error = error_of(one["first"])
+        assert error["type"] == "TimeoutError", (rank, error)
+        assert "has waited 0.5 s for rank 2" in error["text"]
+        assert one["waited"] < NOTICED_S
+
+
+@pytest.mark.parametrize("how", ["close", "exit", "raise", "_exit"])
+def test_rank_that_leaves_early(faulty: str, how: str) -> None:
+    outcome = ranks.play(2, "fault_programs:leaves_early", how, env=over(faulty))
+    assert outcome.ranks[0] is not None, str(outcome.ended)
+    error = error_of(outcome.ranks[0]["result"]["first"])
+    assert error["type"] == "PeerLostError" and "rank 1 (process " in error["text"]
+
+
+def test_keyboard_interrupt_ends_a_wait(faulty: str) -> None:
+    zero, one = ranks.play(2, "fabric_programs:interrupted", env=over(faulty)).results()
+    assert error_of(zero["first"])["type"] == "KeyboardInterrupt"
+    assert zero["closed"]
+    assert error_of(one["first"])["type"] == "PeerLostError"
+
+
+def _error(body: Any) -> str:
+    with pytest.raises(unisono.UsageError) as caught:
+        body()
+    return str(caught.value)
+
+
+def test_what_is_refused_by_name(provider: str) -> None:
+    text = _error(lambda: unisono.init(0, 1, lane=unisono.Fabric("infinitebrand")))
+    assert "'infinitebrand'" in text and unisono.fabric_provider(provider).name in text
+    for channels in (0, 1000):
+        text = _error(lambda: unisono.init(0, 1, lane=unisono.Fabric(provider, channels=channels)))  # noqa: B023
+        assert f"{channels} channels" in text and "gives 1 to " in text
+    assert "round-robin" in _error(lambda: unisono.Fabric(provider, policy="both"))
+    assert "host, fabric" in _error(lambda: unisono.init(0, 1, lane="smoke"))
+    with unisono.init(0, 1, lane=unisono.Fabric(provider)) as comm:
+        assert "push" in _error(lambda: comm.all_gather(np.zeros(4, np.uint8), algorithm="push_packets"))
+        assert "wire" in _error(lambda: comm.all_reduce(np.zeros(4, np.float32), wire="fp8"))
+    for seconds in (float("nan"), float("inf"), -1.0):
+        lane = unisono.Fabric(provider)
+        text = _error(lambda: unisono.init_threads(2, timeout_s=seconds, lane=lane))  # noqa: B023
+        assert "no deadline" in text
+
+
+@pytest.mark.parametrize(("late", "expected"), [(True, TimeoutError), (False, unisono.PeerLostError)])
+def test_failed_by_another_thread(faulty: str, late: bool, expected: type[Exception]) -> None:
+    comms = unisono.init_threads(2, timeout_s=30.0, lane=unisono.Fabric(faulty))
+    for comm in comms:
+        comm.raise_if_failed()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(comms[1].recv, np.zeros(4, np.uint8), 0)
+        comms[0].fail("the other side is gone", late)
+        comms[0].fail("a later failure", not late)
+        with pytest.raises(expected, match="the other side is gone"):
+            comms[0].raise_if_failed()
+        with pytest.raises(expected, match="the other side is gone"):
+            waiting.result()
+    for comm in comms:
+        with pytest.raises(expected, match="the other side is gone"):
+            comm.barrier()
+        comm.close()
+
+
+def test_other_settings_on_another_rank(faulty: str) -> None:
+    texts = [error["text"] for error in ranks.play(2, "fabric_programs:other_channels", faulty).errors()]
+    assert all("set them the same on every rank" in text for text in texts)
+
+
+def test_bench_measures_every_way_or_says_why_not(tmp_path: Path) -> None:
+    if reason := missing("tcp"):
+        pytest.skip(reason)
+    folder = tmp_path / "run"
+    argv = [sys.executable, "-m", "unisono", "bench", "all_to_all", "--fabric", "--provider", "tcp"]
+    argv += ["--ranks", "4", "--sizes", "64K,1M", "-n", "3", "--backends", "fabric", "-O", str(folder)]
+    ended = ranks.run(argv, timeout_s=120)
+    assert ended.code == 0, str(ended)
+    found = records.read(folder)
+    assert {(r.backend, r.case.bytes) for r in found.results} == {
+        (f"fabric:{way}", size) for way in ("single", "multi", "round-robin") for size in (64 << 10, 1 << 20)
+    }
+    for result in found.results:
+        assert result.verification.before and result.verification.after
+        assert result.verification.bound == "bit-exact"
+        assert result.ceiling_gbps is not None
+    pair = [ceiling for ceiling in found.ceilings if ceiling.name == "fabric_pair"]
+    assert len(pair) == 2 and all(ceiling.gbps > 0 for ceiling in pair)
+    left_out = {skip.backend: skip.reason for skip in found.skips}
+    assert set(left_out) == {f"fabric:{way}" for way in WAYS if "-pin" in way or "-dma" in way}
+    assert all("GPU" in reason for reason in left_out.values())
+    text = (folder / "report.md").read_text()
+    table = text[text.index("## Fabric") :]
+    for way in ("single", "multi", "round-robin"):
+        assert table.count(f"fabric:{way}") >= 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--provider", "infinitebrand"], "'infinitebrand'"),
+        (["--channels", "0"], "gives 1 to "),
+        (["--channels", "1000"], "gives 1 to "),
+        (["--device", "cuda"], "--fabric"),
+    ],
+)
+def test_bench_refuses(options: list[str], words: str) -> None:
+    if reason := missing("tcp"):
+        pytest.skip(reason)
+    provider = [] if "--provider" in options else ["--provider", "tcp"]
+    argv = [sys.executable, "-m", "unisono", "bench", "all_to_all", "--fabric", *provider, *options]
+    ended = ranks.run(argv)
+    assert ended.code == 2, str(ended)
+    assert words in ended.output

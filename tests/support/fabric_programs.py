@@ -1,0 +1,109 @@
+"""What the ranks of test_fabric.py do; as fault_programs.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import unisono
+from fault_programs import FLOATS, Meeting, attempt
+from unisono import bootstrap, launch
+
+
+def _calls(comm: unisono.Communicator, count: int, seed: int) -> dict[str, Callable[[], Any]]:
+    """Every collective on random data of about `count` elements, each with what it gives on this rank."""
+    n, me = comm.size, comm.rank
+    data = np.random.default_rng([seed, me])
+    x = data.standard_normal(count).astype(FLOATS)
+    blocks = data.standard_normal((n, count)).astype(FLOATS)
+    root = seed % n
+    sends = [(me * 3 + p * 5 + seed) % 4 * count // 3 for p in range(n)]
+    receives = [(p * 3 + me * 5 + seed) % 4 * count // 3 for p in range(n)]
+    parts = data.standard_normal(sum(sends)).astype(FLOATS)
+
+    def in_place(name: str, array: Any) -> Any:
+        copy = array.copy()
+        getattr(comm, name)(copy, out=copy)
+        return copy
+
+    return {
+        "all_reduce": lambda: comm.all_reduce(x, "avg"),
+        "all_reduce in place": lambda: in_place("all_reduce", x),
+        "reduce": lambda: comm.reduce(x, root, "max"),
+        "broadcast": lambda: comm.broadcast(x.copy(), root),
+        "all_gather": lambda: comm.all_gather(x),
+        "gather": lambda: comm.gather(x, root),
+        "reduce_scatter": lambda: comm.reduce_scatter(blocks, "prod"),
+        "scatter": lambda: comm.scatter(blocks, root),
+        "all_to_all": lambda: comm.all_to_all(blocks),
+        "all_to_all in place": lambda: in_place("all_to_all", blocks),
+        "all_to_all_v": lambda: comm.all_to_all_v(parts, sends, receives),
+        "send_recv": lambda: comm.send_recv(x, (me + 1) % n, None, (me - 1) % n),
+    }
+
+
+def same_bits(provider: str) -> dict[str, Any]:
+    """Every collective on both lanes, by every policy; the names of calls whose bytes differ."""
+    meet = lambda: bootstrap.make(launch.from_env(os.environ), timeout_s=60)  # noqa: E731
+    host = unisono.init(bootstrap=meet(), timeout_s=60, lane="host")
+    different, calls = [], 0
+    slow = provider not in ("shm", "tcp")
+    for policy, channels in (("single", 1), ("multi", 3), ("round-robin", 2)):
+        lane = unisono.Fabric(provider, channels=channels, policy=policy)
+        comm = unisono.init(bootstrap=meet(), timeout_s=60, lane=lane)
+        for seed, count in enumerate((1, 3, 1000, 16385, *(() if slow else (300_001,)))):
+            theirs = _calls(host, count, seed)
+            for name, call in _calls(comm, count, seed).items():
+                calls += 1
+                mine, expected = call(), theirs[name]()
+                if (mine is None) != (expected is None) or (
+                    mine is not None and mine.tobytes() != expected.tobytes()
+                ):
+                    different.append(f"{name} of {count}, {policy}")
+        comm.close()
+    return {"different": different, "calls": calls}
+
+
+def killed_in_writes(seconds: float) -> dict[str, Any]:
+    """The last rank is killed while all write to registered memory of all."""
+    comm = unisono.init(timeout_s=30)
+    meeting = Meeting()
+    x = comm.empty((comm.size, 1 << 20), FLOATS)
+    out = comm.empty((comm.size, 1 << 20), FLOATS)
+    x[:] = 1
+    pids = meeting.tell(os.getpid())
+    dies_at = max(meeting.tell(time.monotonic())) + seconds
+    if comm.rank == comm.size - 1:
+        left = max(dies_at - time.monotonic(), 0)
+        threading.Timer(left, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+
+    def stream() -> None:
+        while True:
+            comm.all_to_all(x, out, algorithm="direct")
+
+    return {"victim": pids[-1], "died": dies_at, "first": attempt(stream), "again": [attempt(comm.barrier)]}
+
+
+def interrupted() -> dict[str, Any]:
+    """Ctrl-C reaches rank 0 while it waits for rank 1, who then needs it."""
+    comm = unisono.init(timeout_s=30)
+    meeting = Meeting()
+    pids = meeting.tell(os.getpid())
+    if comm.rank == 0:
+        first = attempt(lambda: comm.recv(np.zeros(4, FLOATS), 1))
+        return {"first": first, "closed": comm.closed}
+    time.sleep(0.5)  # by then it waits; before, the interrupt would end it as well
+    os.kill(pids[0], signal.SIGINT)
+    return {"first": attempt(lambda: comm.recv(np.zeros(4, FLOATS), 0))}
+
+
+def other_channels(provider: str) -> None:
+    """Rank 1 has another number of channels."""
+    rank = launch.from_env(os.environ).rank
+    unisono.init(timeout_s=20, lane=unisono.Fabric(provider, channels=1 + rank))
