@@ -105,7 +105,14 @@ Plan Plan::of_host(int ranks, bool crowded) {
       const bool pair = collective == Collective::send_recv;  // two meet, not all
       const bool whole = pair || collective == Collective::reduce || collective == Collective::broadcast;
       plan.add({collective, symmetric, whole ? 128 : 64 * n, push_packets});
-      plan.add({collective, symmetric, crowded ? 16 * steps : pair ? steps / 2 : steps, push});
+      // the root's chunks are on their way while the first are read
+      const bool streams = !symmetric && collective == Collective::broadcast;
+      plan.add({collective, symmetric,
+                crowded   ? 16 * steps
+                : pair    ? steps / 2
+                : streams ? 4 * steps
+                          : steps,
+                push});
       plan.add({collective, symmetric, kRest, direct});
     }
   }
