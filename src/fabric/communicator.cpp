@@ -50,13 +50,14 @@ FabricEndpoint::Settings settings_of(const Communicator::Fabric& asked, int rank
 
 class FabricCommunicator final : public Communicator::Impl {
  public:
-  FabricCommunicator(Bootstrap& bootstrap, const Communicator::Options& options)
+  FabricCommunicator(Bootstrap& bootstrap, const Communicator::Options& options,
+                     const Communicator::Fabric& settings)
       : Impl(options.check.value_or(env().check)),
-        kind_(options.fabric->pinned ? fabric::MemoryKind::pinned : fabric::MemoryKind::host),
+        kind_(settings.pinned ? fabric::MemoryKind::pinned : fabric::MemoryKind::host),
         device_(options.device),
         group_(bootstrap, {.timeout_s = timeout_of(options),
                            .check = check_,
-                           .lane = settings_of(*options.fabric, bootstrap.size(), options.device.has_value()),
+                           .lane = settings_of(settings, bootstrap.size(), options.device.has_value()),
                            .while_waiting = options.while_waiting}),
         plan_(Plan::of_fabric()) {}
 
@@ -299,7 +300,8 @@ class FabricCommunicator final : public Communicator::Impl {
 
 std::unique_ptr<Communicator::Impl> fabric::make_communicator(Bootstrap& bootstrap,
                                                               const Communicator::Options& options) {
-  return std::make_unique<FabricCommunicator>(bootstrap, options);
+  return std::make_unique<FabricCommunicator>(bootstrap, options,
+                                              options.fabric.value_or(Communicator::Fabric{}));
 }
 
 namespace {

@@ -14,7 +14,6 @@
 namespace unisono {
 
 using fabric::Announcement;
-using fabric::Arrivals;
 using fabric::Immediate;
 using fabric::Kind;
 using fabric::Write;

@@ -99,7 +99,7 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     const std::string who = "rank " + std::to_string(r);
     std::string_view rest = greetings[static_cast<std::size_t>(r)];
     auto other = [&](bool differs, const std::string& what) {
-      if (differs) throw UsageError(who + " " + what);
+      if (differs) throw UsageError(std::string(who).append(" ").append(what));
     };
     other(take(rest, std::min(rest.size(), kMagic.size()), who) != kMagic,
           "is no rank of this version's fabric lane: start every rank with the same version of Unisono and "
@@ -155,13 +155,15 @@ std::string FabricGroup::where() const {
 
 std::string FabricGroup::who(int rank) const {
   const auto r = static_cast<std::size_t>(rank);
-  const bool known = r < processes_.size() && processes_[r];
-  return "rank " + std::to_string(rank) +
-         (known ? " (process " + std::to_string(processes_[r]->pid()) + ")" : "");
+  std::string text = "rank " + std::to_string(rank);
+  if (r >= processes_.size()) return text;
+  if (const auto& process = processes_[r]) text += " (process " + std::to_string(process->pid()) + ")";
+  return text;
 }
 
 void FabricGroup::check() {
-  if (!failure_ && is_recorded_.load(std::memory_order_acquire)) fail(recorded_->kind, recorded_->text);
+  if (!failure_ && is_recorded_.load(std::memory_order_acquire) && recorded_)
+    fail(recorded_->kind, recorded_->text);
   if (failure_) Group::raise(failure_->kind, failure_->text);
 }
 
@@ -260,10 +262,12 @@ void FabricGroup::fail(Group::Kind kind, const std::string& text) {
     lane_->abandon();
     try {
       lane_->tell_failure(std::to_string(static_cast<int>(kind)) + text);
-    } catch (const Error&) {}  // whoever cannot be told finds out
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): whoever cannot be told finds out
+    }
     settle(kFarewellS);
   }
-  Group::raise(failure_->kind, failure_->text);
+  const Failure first = failure_.value_or(Failure{kind, text});
+  Group::raise(first.kind, first.text);
 }
 
 // Until what this rank writes is complete, for a while.
@@ -277,7 +281,8 @@ void FabricGroup::settle(double seconds) noexcept {
     for (int r = 0; r < size_; ++r)
       while (open(r) && std::chrono::duration<double>(Clock::now() - began).count() < seconds)
         if (!lane_->progress()) std::this_thread::sleep_for(std::chrono::microseconds(50));
-  } catch (const std::exception&) {}
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it is left as it is
+  }
 }
 
 void FabricGroup::leave(bool idle) noexcept {
@@ -288,7 +293,8 @@ void FabricGroup::leave(bool idle) noexcept {
     for (int i = 1; i < size_; ++i)
       if (const int peer = peer_at(*lane_, i); !gone_[static_cast<std::size_t>(peer)])
         lane_->tell(peer, Kind::departed);
-  } catch (const std::exception&) {}
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever cannot be told finds out
+  }
   settle(kFarewellS);
 }
 

@@ -1,6 +1,7 @@
 // Memory that a NIC writes to or reads from, and what peers must know of it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -69,7 +70,8 @@ std::string_view take(std::string_view& message, std::size_t bytes, const std::s
 template <class T>
 T take(std::string_view& message, const std::string& who) {
   T value;
-  std::memcpy(&value, take(message, sizeof value, who).data(), sizeof value);
+  const std::string_view front = take(message, sizeof value, who);
+  std::copy(front.begin(), front.end(), reinterpret_cast<char*>(&value));
   return value;
 }
 

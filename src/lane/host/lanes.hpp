@@ -124,8 +124,8 @@ struct Lanes<BF16> {
 template <Op op>
 Floats combine_lanes(Floats a, Floats b) {
   if constexpr (op == Op::prod) return a * b;
-  if constexpr (op == Op::min) return (b < a) | (b != b) ? b : a;
-  if constexpr (op == Op::max) return (b > a) | (b != b) ? b : a;
+  if constexpr (op == Op::min) return ((b < a) | (b != b)) ? b : a;
+  if constexpr (op == Op::max) return ((b > a) | (b != b)) ? b : a;
   return a + b;
 }
 
