@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from unisono import nccl
 from unisono.bench import cases, options, provenance, records, request, start, workloads
 from unisono.bench.backends import base
 from unisono.bench.backends.torch_symm import TorchSymmBackend
 from unisono.bench.buffers import Pools, plain_region
-from unisono.bench.cuda import device, links, nccl, staging, timing
+from unisono.bench.cuda import device, links, staging, timing
 from unisono.bench.cuda.memory import TensorRegion
 from unisono.bench.device import HangError
 from unisono.bench.request import Asked, options_of

@@ -12,11 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from unisono import nccl as api  # noqa: E402
 from unisono.bench import cases, pairs  # noqa: E402
 from unisono.bench.backends import nccl  # noqa: E402
 from unisono.bench.backends.base import Buffers, Ranks  # noqa: E402
 from unisono.bench.backends.unisono import UnisonoBackend  # noqa: E402
-from unisono.bench.cuda import nccl as api  # noqa: E402
 from unisono.bench.cuda import streams  # noqa: E402
 from unisono.bench.records import Case  # noqa: E402
 
