@@ -133,10 +133,17 @@ class Topology:
 
 
 def meet(bootstrap: Any, env: Mapping[str, str]) -> Topology:
-    """The topology of the ranks of a bootstrap. Collective."""
+    """The topology of the ranks of a bootstrap. Collective. Raises UsageError where the bootstrap
+    gives anything but bytes of every rank."""
     if bootstrap.size == 1:
         return Topology(0, ((0,),))
     names = bootstrap.all_gather(identity(env).encode())
+    if (
+        not isinstance(names, list)
+        or len(names) != bootstrap.size
+        or not all(type(n) is bytes for n in names)
+    ):
+        raise UsageError(f"the bootstrap's all_gather gave no list of the bytes of {bootstrap.size} ranks.")
     return Topology.of(bootstrap.rank, [name.decode("utf-8", "replace") for name in names])
 
 
