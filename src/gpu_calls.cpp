@@ -52,17 +52,13 @@ std::shared_ptr<void> LocalCommunicator::allocate_on_gpu(std::size_t bytes) {
   return engine().allocate(bytes);
 }
 
-// On a GPU, one rank's place stands for all, of the buffers that peers reach (Engine::symmetric).
+// On a GPU, one rank's place stands for all, of the buffers that peers reach.
 void LocalCommunicator::compare_places(const Request& request, bool symmetric) {
   Ticket mine = ticket(request.collective, *request.call, request.call->count);
   mine.algorithm = request.algorithm;
-  const bool scatters =
-      request.collective == Collective::reduce_scatter || request.collective == Collective::scatter;
-  const bool gathers = request.collective == Collective::all_gather ||
-                       request.collective == Collective::gather ||
-                       request.collective == Collective::all_to_all;
-  if (!gathers) mine.in = engine_->place(request.args.in, 0);
-  if (!scatters) mine.out = engine_->place(request.args.out, 0);
+  const auto [in, out] = cuda::reached(request.collective);
+  if (in) mine.in = engine_->place(request.args.in, 0);
+  if (out) mine.out = engine_->place(request.args.out, 0);
   mine.in_place = symmetric;
   const auto tickets = group_.exchange(mine);
   compare(tickets);

@@ -169,10 +169,18 @@ class FabricEndpoint {
   host::Reduce reduce_ = nullptr;
   bool sources_stay_ = false;
   std::vector<Peer> peers_;
-  // What libfabric knows of a rank. Regions go before the channels that they are registered with.
+  // What libfabric knows of a rank. Registrations end before the channels that they are made with, and memory
+  // after them: a provider's thread may read and write it as long as there is an endpoint.
   struct Estate {
-    std::vector<std::unique_ptr<fabric::Channel>> channels;
     std::vector<std::shared_ptr<fabric::Region>> regions;  // 0: the scratch
+    std::vector<std::unique_ptr<fabric::Channel>> channels;
+    Estate() = default;
+    Estate(Estate&&) = default;
+    Estate& operator=(Estate&&) = default;
+    ~Estate() {
+      for (const auto& region : regions)
+        if (region) region->registrations.clear();
+    }
   };
   struct House;
   std::shared_ptr<House> house_;

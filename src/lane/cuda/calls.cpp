@@ -10,21 +10,12 @@ namespace unisono::cuda {
 bool GpuEngine::symmetric(const Request& request) const {
   if (!peer_access_) return false;
   const Args& a = request.args;
-  auto lies = [&](const byte* at, std::size_t bytes) {
-    return at && place(at, bytes).allocation != Place::kNone;
-  };
-  switch (request.collective) {
-    case Collective::all_reduce:
-    case Collective::reduce:
-    case Collective::broadcast: return lies(a.in, a.bytes) && lies(a.out, a.bytes);
-    case Collective::all_gather:
-    case Collective::gather: return lies(a.out, a.bytes);
-    case Collective::reduce_scatter:
-    case Collective::scatter: return lies(a.in, a.bytes);
-    case Collective::all_to_all:
-    case Collective::send_recv: return !request.in_place() && lies(a.out, a.bytes);
-    default: return false;  // all_to_all_v: no rank knows the others' parts
-  }
+  const auto [in, out] = reached(request.collective);
+  const bool swaps =
+      request.collective == Collective::all_to_all || request.collective == Collective::send_recv;
+  if ((!in && !out) || (swaps && request.in_place())) return false;
+  auto lies = [&](const byte* at) { return at && place(at, a.bytes).allocation != Place::kNone; };
+  return (!in || lies(a.in)) && (!out || lies(a.out));
 }
 
 std::size_t GpuEngine::unit_of(Collective collective, Algorithm algorithm, std::size_t bytes) const {

@@ -16,6 +16,26 @@ class Group;
 
 namespace cuda {
 
+// Which buffers of a call the direct programs reach on peers: these must be symmetric. None in an
+// all_to_all_v, where no rank knows the others' parts.
+struct Sides {
+  bool in = false, out = false;
+};
+constexpr Sides reached(Collective collective) {
+  switch (collective) {
+    case Collective::all_reduce:
+    case Collective::reduce:
+    case Collective::broadcast: return {true, true};
+    case Collective::reduce_scatter:
+    case Collective::scatter: return {.in = true};
+    case Collective::all_gather:
+    case Collective::gather:
+    case Collective::all_to_all:
+    case Collective::send_recv: return {.out = true};
+    default: return {};
+  }
+}
+
 // Calls come in the same order on every rank, as for the communicator; they only enqueue. A kernel that has
 // waited past the deadline ends, and so do all that follow; the next `check` or `synchronize` raises that.
 class Engine {

@@ -2,10 +2,10 @@
 
 #include <bit>
 
+#include "lane/cuda/framing.cuh"
 #include "lane/cuda/memory.cuh"
 #include "lane/cuda/move.cuh"
 #include "lane/cuda/wait.cuh"
-#include "lane/cuda/wire.cuh"
 
 namespace unisono::cuda {
 namespace {
@@ -56,13 +56,13 @@ struct Sum {
 
 // The units that come to at(p) from those peers that comes(p) names, with count[p]: all of them are looked
 // for at once, again and again. False when the wait has failed.
-template <class Wire, int kMost, class Comes, class At>
+template <class Framing, int kMost, class Comes, class At>
 __device__ inline bool take(const Exchange& x, const Comes& comes, const At& at,
                             const std::uint32_t (&count)[kMost], Packet (&got)[kMost]) {
   unsigned missing = 0;
 #pragma unroll
   for (int p = 0; p < kMost; ++p)
-    if (Wire::any(comes(p))) missing |= 1u << p;
+    if (Framing::any(comes(p))) missing |= 1u << p;
   std::uint64_t began = 0;
   for (std::uint32_t looks = 1; missing; ++looks) {
 #pragma unroll
@@ -70,7 +70,7 @@ __device__ inline bool take(const Exchange& x, const Comes& comes, const At& at,
       if (missing >> p & 1u && comes(p)) got[p] = load_packet(at(p));
 #pragma unroll
     for (int p = 0; p < kMost; ++p)
-      if (missing >> p & 1u && Wire::all(!comes(p) || Wire::complete(got[p], count[p])))
+      if (missing >> p & 1u && Framing::all(!comes(p) || Framing::complete(got[p], count[p])))
         missing &= ~(1u << p);
     if (looks % kLook != 0 || !missing) continue;
     const int p = __ffs(static_cast<int>(missing)) - 1;
@@ -78,7 +78,8 @@ __device__ inline bool take(const Exchange& x, const Comes& comes, const At& at,
 #pragma unroll
     for (int q = 0; q < kMost; ++q)
       if (q == p) expected = count[q];
-    if (!Wire::all(patient({x.context, p, Slot::packet_credit}, began, expected, expected - 1))) return false;
+    if (!Framing::all(patient({x.context, p, Slot::packet_credit}, began, expected, expected - 1)))
+      return false;
   }
   return true;
 }
@@ -100,9 +101,9 @@ __device__ inline void load_counts(std::uint32_t (&count)[kMost], const Counts* 
   }
 }
 
-template <Step step, class Wire, int kMost, class Combine>
+template <Step step, class Framing, int kMost, class Combine>
 __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ Exchange x) {
-  using Data = typename Wire::Data;
+  using Data = typename Framing::Data;
   constexpr bool kTwoSteps = step == Step::two_shot || step == Step::relay;
   const unsigned thread = threadIdx.x;
   const unsigned stride = gridDim.x * x.piece_bytes, first = blockIdx.x * x.piece_bytes;
@@ -119,22 +120,22 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
 
   for (unsigned begin = first; begin < x.bytes; begin += stride) {
     // Every thread of a warp goes through all units, a whole number of blocks of them.
-    const unsigned units = Wire::units(x.bytes - begin < x.piece_bytes ? x.bytes - begin : x.piece_bytes);
-    auto at = [&](unsigned unit) { return begin + Wire::offset(unit); };
+    const unsigned units = Framing::units(x.bytes - begin < x.piece_bytes ? x.bytes - begin : x.piece_bytes);
+    auto at = [&](unsigned unit) { return begin + Framing::offset(unit); };
     auto within = [&](unsigned unit, std::uint32_t bytes) {  // whole lines
-      return unit < units && begin + Wire::head(unit) < bytes;
+      return unit < units && begin + Framing::head(unit) < bytes;
     };
 
     // What is given, asked for before anything is waited for.
     Data own, given[kMost];
     auto load_own = [&](unsigned unit) {
-      if (x.own && within(unit, x.own_bytes)) own = Wire::load(x.own, at(unit), x.own_bytes);
+      if (x.own && within(unit, x.own_bytes)) own = Framing::load(x.own, at(unit), x.own_bytes);
     };
     auto load_given = [&](unsigned unit) {
       if (x.one_source) return;
 #pragma unroll
       for (int p = 0; p < kMost; ++p)
-        if (within(unit, x.send[p])) given[p] = Wire::load(x.from[p], at(unit), x.send[p]);
+        if (within(unit, x.send[p])) given[p] = Framing::load(x.from[p], at(unit), x.send[p]);
     };
     load_own(thread);
     load_given(thread);
@@ -166,8 +167,8 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
         Data data = given[p];
         if (x.one_source) data = own;
         const bool there = within(unit, x.send[p]);
-        Wire::put(there, x.rings[p] + (ring + count[p] % 2 * turn + unit), count[p], data);
-        if (step == Step::relay && there && x.into[p]) Wire::store(x.into[p], at(unit), x.send[p], data);
+        Framing::put(there, x.rings[p] + (ring + count[p] % 2 * turn + unit), count[p], data);
+        if (step == Step::relay && there && x.into[p]) Framing::store(x.into[p], at(unit), x.send[p], data);
       }
     }
 
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
     for (unsigned unit = thread; unit - thread < units && !lost; unit += blockDim.x) {
       if (units > blockDim.x) load_own(unit);
       Packet got[kMost];
-      lost = !take<Wire>(
+      lost = !take<Framing>(
           x, [&](int p) { return within(unit, x.receive[p]); },
           [&](int p) { return x.arrived + (ring + count[p] % 2 * turn + p * kPackets + unit); }, count, got);
       if (lost) break;
@@ -187,13 +188,14 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
       if constexpr (step == Step::move) {
 #pragma unroll
         for (int p = 0; p < kMost; ++p)
-          if (within(unit, x.receive[p])) Wire::store(x.into[p], at(unit), x.receive[p], Wire::data(got[p]));
+          if (within(unit, x.receive[p]))
+            Framing::store(x.into[p], at(unit), x.receive[p], Framing::data(got[p]));
       } else if (there) {
 #pragma unroll
-        for (int w = 0; w < Wire::kWords; ++w) {
+        for (int w = 0; w < Framing::kWords; ++w) {
           std::uint64_t words[kMost] = {};
 #pragma unroll
-          for (int p = 0; p < kMost; ++p) words[p] = p == x.rank ? own.at[w] : Wire::data(got[p]).at[w];
+          for (int p = 0; p < kMost; ++p) words[p] = p == x.rank ? own.at[w] : Framing::data(got[p]).at[w];
           if constexpr (step != Step::relay) result.at[w] = Combine::combine(x, words);
           else
 #pragma unroll
@@ -205,21 +207,21 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
 #pragma unroll
         for (int p = 0; p < kMost; ++p)
           if (x.pass[p] > 0)
-            Wire::put(there, x.rings[p] + (ring + area + count[p] % 2 * turn + unit), count[p], result);
+            Framing::put(there, x.rings[p] + (ring + area + count[p] % 2 * turn + unit), count[p], result);
       }
-      if (there && x.result) Wire::store(x.result, at(unit), x.own_bytes, result);
+      if (there && x.result) Framing::store(x.result, at(unit), x.own_bytes, result);
     }
     if constexpr (kTwoSteps) {
       for (unsigned unit = thread; unit - thread < units && !lost; unit += blockDim.x) {
         Packet got[kMost];
-        lost = !take<Wire>(
+        lost = !take<Framing>(
             x, [&](int p) { return within(unit, x.back[p]); },
             [&](int p) { return x.arrived + (ring + area + count[p] % 2 * turn + p * kPackets + unit); },
             count, got);
         if (lost) break;
 #pragma unroll
         for (int p = 0; p < kMost; ++p)
-          if (within(unit, x.back[p])) Wire::store(x.into[p], at(unit), x.back[p], Wire::data(got[p]));
+          if (within(unit, x.back[p])) Framing::store(x.into[p], at(unit), x.back[p], Framing::data(got[p]));
       }
     }
   }
@@ -229,40 +231,41 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
   for (int p = 0; p < kMost; ++p) x.counts[blockIdx.x].of[p] = count[p];
 }
 
-template <Step step, class Wire, class Combine>
+template <Step step, class Framing, class Combine>
 ExchangeKernel of_ranks(int ranks) {
-  if (ranks <= 2) return exchange<step, Wire, 2, Combine>;
-  if (ranks <= 4) return exchange<step, Wire, 4, Combine>;
-  return exchange<step, Wire, kMaxRanks, Combine>;
+  if (ranks <= 2) return exchange<step, Framing, 2, Combine>;
+  if (ranks <= 4) return exchange<step, Framing, 4, Combine>;
+  return exchange<step, Framing, kMaxRanks, Combine>;
 }
 
-template <Step step, class Wire>
+template <Step step, class Framing>
 ExchangeKernel combining(bool whole, int ranks, DType dtype, Op op) {
-  if (!whole) return of_ranks<step, Ragged<Wire>, ByTable>(ranks);
-  if (op == Op::sum && dtype == DType::f32) return of_ranks<step, Whole<Wire>, Sum<float>>(ranks);
-  if (op == Op::sum && dtype == DType::bf16) return of_ranks<step, Whole<Wire>, Sum<BF16>>(ranks);
-  return of_ranks<step, Whole<Wire>, ByTable>(ranks);
+  if (!whole) return of_ranks<step, Ragged<Framing>, ByTable>(ranks);
+  if (op == Op::sum && dtype == DType::f32) return of_ranks<step, Whole<Framing>, Sum<float>>(ranks);
+  if (op == Op::sum && dtype == DType::bf16) return of_ranks<step, Whole<Framing>, Sum<BF16>>(ranks);
+  return of_ranks<step, Whole<Framing>, ByTable>(ranks);
 }
-template <Step step, class Wire>
+template <Step step, class Framing>
 ExchangeKernel moving(bool whole, int ranks) {
-  return whole ? of_ranks<step, Whole<Wire>, ByTable>(ranks) : of_ranks<step, Ragged<Wire>, ByTable>(ranks);
+  return whole ? of_ranks<step, Whole<Framing>, ByTable>(ranks)
+               : of_ranks<step, Ragged<Framing>, ByTable>(ranks);
 }
 
-template <class Wire>
-ExchangeKernel of_wire(Step step, bool whole, int ranks, DType dtype, Op op) {
+template <class Framing>
+ExchangeKernel of_framing(Step step, bool whole, int ranks, DType dtype, Op op) {
   switch (step) {
-    case Step::combine: return combining<Step::combine, Wire>(whole, ranks, dtype, op);
-    case Step::two_shot: return combining<Step::two_shot, Wire>(whole, ranks, dtype, op);
-    case Step::relay: return moving<Step::relay, Wire>(whole, ranks);
-    default: return moving<Step::move, Wire>(whole, ranks);
+    case Step::combine: return combining<Step::combine, Framing>(whole, ranks, dtype, op);
+    case Step::two_shot: return combining<Step::two_shot, Framing>(whole, ranks, dtype, op);
+    case Step::relay: return moving<Step::relay, Framing>(whole, ranks);
+    default: return moving<Step::move, Framing>(whole, ranks);
   }
 }
 
 }  // namespace
 
 ExchangeKernel exchange_kernel(Step step, bool lines, bool whole, int ranks, DType dtype, Op op) {
-  return lines ? of_wire<Lines>(step, whole, ranks, dtype, op)
-               : of_wire<Packets>(step, whole, ranks, dtype, op);
+  return lines ? of_framing<Lines>(step, whole, ranks, dtype, op)
+               : of_framing<Packets>(step, whole, ranks, dtype, op);
 }
 
 }  // namespace unisono::cuda

@@ -94,37 +94,37 @@ struct Lines {
 };
 
 // The payload of a thread's unit, `at` bytes into a buffer of `bytes`. All buffers and sizes are whole words.
-template <class Wire>
-struct Whole : Wire {
-  using typename Wire::Data;
+template <class Framing>
+struct Whole : Framing {
+  using typename Framing::Data;
   __device__ static Data load(const byte* src, unsigned at, unsigned bytes) {
     Data data;
 #pragma unroll
-    for (int w = 0; w < Wire::kWords; ++w)
-      if (Wire::has(w) && at + 8 * w < bytes)
+    for (int w = 0; w < Framing::kWords; ++w)
+      if (Framing::has(w) && at + 8 * w < bytes)
         data.at[w] = reinterpret_cast<const std::uint64_t*>(src + at)[w];
     return data;
   }
   __device__ static void store(byte* dst, unsigned at, unsigned bytes, const Data& data) {
 #pragma unroll
-    for (int w = 0; w < Wire::kWords; ++w)
-      if (Wire::has(w) && at + 8 * w < bytes) reinterpret_cast<std::uint64_t*>(dst + at)[w] = data.at[w];
+    for (int w = 0; w < Framing::kWords; ++w)
+      if (Framing::has(w) && at + 8 * w < bytes) reinterpret_cast<std::uint64_t*>(dst + at)[w] = data.at[w];
   }
 };
 
 // Buffers and sizes are what they are.
-template <class Wire>
-struct Ragged : Wire {
-  using typename Wire::Data;
+template <class Framing>
+struct Ragged : Framing {
+  using typename Framing::Data;
   __device__ static int left(unsigned at, unsigned bytes) {
-    const int all = static_cast<int>(bytes - at), most = Wire::has(1) ? 8 * Wire::kWords : 8;
+    const int all = static_cast<int>(bytes - at), most = Framing::has(1) ? 8 * Framing::kWords : 8;
     return all < most ? all : most;
   }
   __device__ static Data load(const byte* src, unsigned at, unsigned bytes) {
-    return load_bytes<Wire::kWords>(src + at, left(at, bytes));
+    return load_bytes<Framing::kWords>(src + at, left(at, bytes));
   }
   __device__ static void store(byte* dst, unsigned at, unsigned bytes, const Data& data) {
-    store_bytes<Wire::kWords>(dst + at, left(at, bytes), data);
+    store_bytes<Framing::kWords>(dst + at, left(at, bytes), data);
   }
 };
 
