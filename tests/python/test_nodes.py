@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ranks
+import unisono.__main__
 from reference import DTYPES, OPS, combine, difference, wild
+from unisono.bench.cases import COLLECTIVES
 from unisono.bench.start import find_mpiexec, mpiexec_command
 from unisono.errors import UsageError
+from unisono.nodes import HierarchicalCommunicator
 from unisono.nodes.space import HostSpace
 from unisono.nodes.topology import Topology, identity
 
@@ -72,6 +78,36 @@ def test_a_sum_that_goes_on_elsewhere(dtype: str, op: str, space: object) -> Non
     space.combine(out, partial, sources[2:], dtype, op, 5)
     got = (out if host else out.numpy()).view(DTYPES[dtype])
     assert difference(got, combine(blocks, op)) is None
+
+
+@needs_mpi
+@pytest.mark.mpi
+@pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "abb"])
+def test_sums_of_several_blocks(nodes: str) -> None:
+    def start(argv: Sequence[str]) -> ranks.Ended:
+        return ranks.run([*mpiexec_command(str(find_mpiexec()), len(nodes)), *argv], None, 120)
+
+    assert ranks.play_by(start, len(nodes), "node_programs:long_sums", nodes).results() == [[]] * len(nodes)
+
+
+def test_it_has_what_a_communicator_has() -> None:
+    inner = {"rank", "size", "fail", "raise_if_failed"}  # attributes; and what only the own node is asked for
+    public = {name for name in dir(unisono.Communicator) if not name.startswith("_")}
+    assert {name for name in public if not hasattr(HierarchicalCommunicator, name)} == inner
+
+
+@needs_torch
+@pytest.mark.torch
+def test_a_bench(tmp_path: Path) -> None:
+    """Every collective on nodes, without a failure."""
+    words = "--sizes 64,64K --backend unisono --mode latency -n 2 --no-report --workload none --out"
+    bench = [sys.executable, unisono.__main__.__file__, "bench", *words.split(), str(tmp_path)]
+    ended = ranks.launch(4, bench, None, 120, nodes=2)
+    assert ended.code == 0, str(ended)
+    told = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert told[0]["nodes"] == [0, 0, 1, 1]
+    assert {one["type"] for one in told} == {"run", "result", "end"}, str(ended)
+    assert {one["case"]["collective"] for one in told if one["type"] == "result"} == set(COLLECTIVES)
 
 
 @needs_torch

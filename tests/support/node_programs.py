@@ -13,6 +13,7 @@ import numpy as np
 import unisono
 from body import Report, UnisonoSubject, run
 from fault_programs import attempt
+from unisono.nodes import sums
 from worker import _works
 
 F32 = np.float32
@@ -36,6 +37,33 @@ def sample(step: int, first: int = 0) -> dict[str, Any]:
         "calls": sum(report.done.values()),
         "words": report.words,
     }
+
+
+def long_sums(nodes: str) -> list[str]:
+    """Sums of several blocks that no shard divides: those that differ from a plain sum in rank order."""
+    layout(nodes)
+    comm = unisono.init(timeout_s=60, check=False)
+    wrong = []
+    for count in (2 * sums.BLOCK_BYTES // 4 + 1, 3 * sums.BLOCK_BYTES // 4 - 5):
+        everyone = [
+            np.random.default_rng((count, rank)).standard_normal(count, F32) for rank in range(comm.size)
+        ]
+        expected = everyone[0]
+        for its in everyone[1:]:
+            expected = expected + its
+        for algorithm in ("one_shot", "two_shot", *(["chain"] if comm.topology.uniform else [])):
+            for in_place in (False, True):
+                x = everyone[comm.rank].copy()
+                out = comm.all_reduce(x, algorithm=algorithm, out=x if in_place else None)
+                wrong += [] if np.array_equal(out, expected) else [f"{algorithm} of {count}, {in_place=}"]
+        for root in (0, comm.size - 1):
+            x = everyone[comm.rank].copy()
+            got = comm.reduce(x, root, out=x if root else None)
+            wrong += (
+                [] if comm.rank != root or np.array_equal(got, expected) else [f"reduce of {count} to {root}"]
+            )
+    comm.close()
+    return wrong
 
 
 def refusals() -> dict[str, str]:

@@ -101,6 +101,15 @@ class Calls:
         """The CUDA ordinal of this rank's GPU, or None."""
         return self._device
 
+    @property
+    def check(self) -> bool:
+        """See `unisono.Communicator.check`."""
+        return self._check
+
+    @check.setter
+    def check(self, checked: bool) -> None:
+        self._check = self.local.check = checked
+
     def close(self) -> None:
         """Leaves the communicator. Idempotent, and not collective."""
         self.local.close()
@@ -177,7 +186,8 @@ class Calls:
     def _tell(self, data: bytes) -> list[bytes]:
         """Everyone's `data`, of one length, in rank order."""
         told = np.empty(self.size * len(data), np.uint8)
-        self._moves.all_gather(np.frombuffer(data, np.uint8), told)
+        mine = np.frombuffer(bytearray(data), np.uint8)  # torch warns of memory that cannot be written
+        self._moves.all_gather(mine, told).wait()
         whole = told.tobytes()
         return [whole[at : at + len(data)] for at in range(0, len(whole), len(data))]
 

@@ -64,7 +64,7 @@ class HierarchicalCommunicator(Calls):
         self._check_overlap("all_gather", given, taken, self.rank * len(given.bytes), 0)
         with self._call("all_gather", given, algorithm=algorithm, stream=stream):
             if len(given.bytes):
-                self._way(given).all_gather(given.bytes, taken.bytes)
+                self._way(given).all_gather(given.bytes, taken.bytes).wait()
         return out
 
     def gather(
@@ -112,7 +112,7 @@ class HierarchicalCommunicator(Calls):
         self._check_overlap("all_to_all", given, taken)
         with self._call("all_to_all", given, algorithm=algorithm, stream=stream):
             if len(given.bytes):
-                self._way(given).all_to_all(same(given, taken), taken.bytes)
+                self._way(given).all_to_all(same(given, taken), taken.bytes).wait()
         return out
 
     def all_to_all_v(
@@ -264,3 +264,18 @@ class HierarchicalCommunicator(Calls):
     def set_plan(self, entries: Any, device: str | None = None) -> None:
         """See `unisono.Communicator.set_plan`: of the calls within the node."""
         self.local.set_plan(entries, device)
+
+    @property
+    def card(self) -> str:
+        """See `unisono.Communicator.card`."""
+        return str(self.local.card)
+
+    @property
+    def peer_access(self) -> bool:
+        """See `unisono.Communicator.peer_access`: within the node."""
+        return bool(self.local.peer_access)
+
+    def sms(self, collective: str, bytes: int, algorithm: str, symmetric: bool = False) -> int:
+        """See `unisono.Communicator.sms`: of that collective within the node, by its own plan."""
+        inside = self.local.plan(collective, bytes, symmetric, "cuda")
+        return int(self.local.sms(collective, bytes, inside, symmetric))

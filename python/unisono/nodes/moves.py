@@ -7,7 +7,7 @@ the others ("rails", as NCCL calls them).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,9 +18,17 @@ from .topology import Topology
 __all__ = ["Moves"]
 
 
-class _Nothing:
+class _Begun:
+    """A collective under way: exchanges, and what is left to do when they have ended."""
+
+    def __init__(self, *exchanges: Pending, then: Callable[[], object] = lambda: None) -> None:
+        self._exchanges, self._then = exchanges, then
+
     def wait(self) -> None:
-        """Nothing is under way."""
+        """See `Pending.wait`."""
+        for exchange in self._exchanges:
+            exchange.wait()
+        self._then()
 
 
 class Moves:
@@ -34,7 +42,7 @@ class Moves:
         """`Engine.exchange` without the parts that are empty."""
         sends = [part for part in sends if len(part.data)]
         receives = [part for part in receives if len(part.data)]
-        return self.engine.exchange(sends, receives) if sends or receives else _Nothing()
+        return self.engine.exchange(sends, receives) if sends or receives else _Begun()
 
     def inside(self, name: str, *arguments: Any, **more: Any) -> None:
         """A collective within the node."""
@@ -55,8 +63,9 @@ class Moves:
         """Of the node."""
         self.local.barrier()
 
-    def all_gather(self, x: Any, out: Any) -> None:
-        """`out` gets everyone's `x` in rank order; in place, `x` is its own part of `out`."""
+    def all_gather(self, x: Any, out: Any) -> Pending:
+        """`out` gets everyone's `x` in rank order; in place, `x` is its own part of `out`. What it begins
+        belongs to it until `wait` has returned, which every rank of a node calls in the same order."""
         place, n = self.topology, len(x)
         receives = [
             Part(rank, out[rank * n : (rank + 1) * n])
@@ -64,12 +73,15 @@ class Moves:
             for index, rank in enumerate(place.nodes[node])
             if index % len(place.local) == place.local_rank
         ]
-        pending = self.exchange([Part(place.counterpart(node), x) for node in place.others], receives)
+        exchange = self.exchange([Part(place.counterpart(node), x) for node in place.others], receives)
         self.space.copy(out[place.rank * n : (place.rank + 1) * n], x)
         self._share(place.local, out, n)
-        pending.wait()
-        for node in place.others:
-            self._share(place.nodes[node], out, n)
+
+        def share_others() -> None:
+            for node in place.others:
+                self._share(place.nodes[node], out, n)
+
+        return _Begun(exchange, then=share_others)
 
     def _share(self, ranks: Sequence[int], out: Any, n: int) -> None:
         """The blocks of a node's ranks, each of which has come to one local rank, to all local ranks."""
@@ -82,29 +94,32 @@ class Moves:
         for index, rank in enumerate(ranks):
             self.inside("broadcast", out[rank * n : (rank + 1) * n], index % here)
 
-    def all_to_all(self, x: Any, out: Any) -> None:
-        """Block p of `x` goes to rank p; in place where `x` is `out`."""
+    def all_to_all(self, x: Any, out: Any, slot: int = 0) -> Pending:
+        """Block p of `x` goes to rank p; in place where `x` is `out`. Begun and waited for like all_gather;
+        those that are under way together have different slots."""
         place = self.topology
         n = len(x) // place.size
         if not place.uniform:
             parts = [(rank * n, n) for rank in range(place.size)]
             self.all_to_all_v(x, parts, out, parts)
-            return
+            return _Begun()
         if x is out:
-            x = self.space.scratch("in place", len(x))
+            x = self.space.scratch(f"in place {slot}", len(x))
             self.space.copy(x, out)
         here = len(place.local)
-        packed = self.space.scratch("packed", (len(place.nodes) - 1) * here * n)
-        under_way = []
-        for index, node in enumerate(place.others):
-            given = packed[index * here * n : (index + 1) * here * n]
-            self._swap(x, place.nodes[node][0] * n, given, 0, n)
-            peer, first = place.counterpart(node), place.nodes[node][0]
+        exchanges = []
+        for node in place.others:
+            first = place.nodes[node][0]
+            given = x[first * n : (first + here) * n]
+            if here > 1:
+                given = self.space.scratch(f"packed {slot} {node}", here * n)
+                self._swap(x, first * n, given, 0, n)
             taken = out[first * n : (first + here) * n]
-            under_way.append(self.exchange([Part(peer, given)], [Part(peer, taken)]))
+            exchanges.append(
+                self.exchange([Part(place.counterpart(node), given)], [Part(place.counterpart(node), taken)])
+            )
         self._swap(x, place.local[0] * n, out, place.local[0] * n, n)
-        for pending in under_way:
-            pending.wait()
+        return _Begun(*exchanges)
 
     def _swap(self, x: Any, at: int, out: Any, to: int, n: int) -> None:
         """The all_to_all within the node of blocks of `n` bytes that begin at `at`."""
@@ -153,7 +168,7 @@ class Moves:
             pending = self.exchange([], [Part(root, data)])
             pending.wait()
         else:
-            pending = _Nothing()
+            pending = _Begun()
         self.inside("broadcast", data, place.local.index(heads[place.node]))
         if place.rank == root:
             pending.wait()
@@ -164,7 +179,7 @@ class Moves:
         if place.node != place.node_of[root]:
             self.exchange([Part(root, x)], []).wait()
             return
-        pending: Pending = _Nothing()
+        pending: Pending = _Begun()
         landed = None
         if place.rank == root:
             remote = [rank for node in place.others for rank in place.nodes[node]]
@@ -182,7 +197,7 @@ class Moves:
         if place.node != place.node_of[root]:
             self.exchange([], [Part(root, out)]).wait()
             return
-        pending: Pending = _Nothing()
+        pending: Pending = _Begun()
         packed = None
         if place.rank == root:
             remote = [rank for node in place.others for rank in place.nodes[node]]

@@ -30,46 +30,53 @@ class MpiEngine:
         self.setting = setting
         self.mpi: Any = sys.modules["mpi4py.MPI"]
         self._comm = setting.bootstrap.communicator
+        self._open: list[_Exchange] = []
 
     def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> _Exchange:
         """See `Engine.exchange`."""
-        comm, byte, requests = self._comm, self.mpi.BYTE, []
+        comm, byte = self._comm, self.mpi.BYTE
+        begun = _Exchange(self, sends, receives)
+        self._open.append(begun)
         try:
-            requests += [comm.Irecv([part.data, byte], part.rank, _TAG) for part in receives]
-            requests += [comm.Isend([part.data, byte], part.rank, _TAG) for part in sends]
+            for part in receives:
+                begun.requests.append(comm.Irecv([part.data, byte], part.rank, _TAG))
+            for part in sends:
+                begun.requests.append(comm.Isend([part.data, byte], part.rank, _TAG))
         except self.mpi.Exception as error:
-            abandon(requests, sends, receives)
             raise PeerLostError(f"MPI could not begin an exchange between nodes: {error}") from error
-        return _Exchange(self, requests, sends, receives)
+        return begun
+
+    def ended(self, exchange: _Exchange) -> None:
+        """MPI touches its buffers no more."""
+        self._open.remove(exchange)
 
     def close(self) -> None:
-        """The communicator is the bootstrap's."""
+        """The communicator is the bootstrap's. What is still under way keeps its buffers."""
+        if self._open:
+            abandon(*self._open)
+        self._open = []
 
 
 class _Exchange:
     """Requests of the receives, then of the sends."""
 
-    def __init__(
-        self, engine: MpiEngine, requests: list[Any], sends: Sequence[Part], receives: Sequence[Part]
-    ) -> None:
-        self._engine, self._requests, self._sends, self._receives = engine, requests, sends, receives
+    def __init__(self, engine: MpiEngine, sends: Sequence[Part], receives: Sequence[Part]) -> None:
+        self._engine, self._sends, self._receives = engine, sends, receives
+        self.requests: list[Any] = []
 
     def wait(self) -> None:
         """See `Pending.wait`."""
         mpi = self._engine.mpi
-        test, requests = mpi.Request.Testall, self._requests
+        test, requests = mpi.Request.Testall, self.requests
         statuses = [mpi.Status() for _ in requests]
         try:
             if not test(requests, statuses):
                 self._poll(lambda: bool(test(requests, statuses)))
         except mpi.Exception as error:
-            abandon(requests, self._sends, self._receives)
             raise PeerLostError(
                 f"MPI lost the way between {self._engine.setting.topology} and {self._peers()}: {error}"
             ) from error
-        except BaseException:
-            abandon(requests, self._sends, self._receives)  # MPI may still touch the buffers
-            raise
+        self._engine.ended(self)
         for part, status in zip(self._receives, statuses, strict=False):
             got = status.Get_count(mpi.BYTE)
             if got != part.data.nbytes:
@@ -105,7 +112,7 @@ class _Exchange:
         mpi, parts = self._engine.mpi, [*self._receives, *self._sends]
         open_ = [
             part.rank
-            for part, request in zip(parts, self._requests, strict=True)
+            for part, request in zip(parts, self.requests, strict=True)
             if request != mpi.REQUEST_NULL
         ]
         return ", ".join(self._engine.setting.who(rank) for rank in sorted(set(open_))) or "its peers"

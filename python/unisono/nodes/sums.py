@@ -11,10 +11,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
-from .engine import Part
+from .engine import Part, Pending
 from .moves import Moves
 
 __all__ = ["ALGORITHMS", "Sum", "all_reduce", "choose", "reduce", "reduce_scatter"]
@@ -25,6 +26,8 @@ CHAIN_BYTES = 8 << 20  # from here on in a chain, where it saves traffic
 CHAIN_BLOCK_BYTES = 2 << 20  # of the input, that go through a step together: they stay in the cache
 BLOCK_BYTES = 4 << 20  # of the input, that two_shot takes at once
 _INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
+_Steps = Iterator[None]  # what becomes of a block; it yields where it would wait for other nodes
+_ENDED = object()
 
 
 class Sum(NamedTuple):
@@ -45,9 +48,10 @@ class Sum(NamedTuple):
 
 def choose(moves: Moves, size: int) -> str:
     """The algorithm for an all_reduce of `size` bytes."""
-    if size <= ONE_SHOT_BYTES:
+    place = moves.topology
+    if size <= ONE_SHOT_BYTES or place.size == 2:
         return "one_shot"
-    place = moves.topology  # with a rank a node, both send an input's size; the chain one way after the other
+    # with a rank a node, both send an input's size; the chain one way after the other
     return "chain" if size >= CHAIN_BYTES and place.uniform and len(place.local) > 1 else "two_shot"
 
 
@@ -55,44 +59,116 @@ def all_reduce(moves: Moves, x: Any, out: Any, what: Sum, algorithm: str | None)
     """The combination of everyone's `x` to everyone's `out`, which may be `x`."""
     match algorithm or choose(moves, len(x)):
         case "one_shot":
-            staged = moves.space.scratch("everyone's", len(x) * what.ranks)
-            moves.all_gather(x, staged)
-            moves.space.combine(out, None, _rows(staged, what.ranks), what.dtype, what.op, what.ranks)
+            _staggered(_one_shot(moves, *block, what) for block in _blocks(x, out, what))
         case "two_shot":
-            for given, taken in _blocks(x, out):
-                shard = _two_shot(moves, given, what)
-                _land(moves, shard, taken, what)
+            _staggered(_two_shot(moves, *block, what) for block in _blocks(x, out, what))
         case _:
             _Chain(moves, what, len(x)).run(x, out)
 
 
 def reduce_scatter(moves: Moves, x: Any, out: Any, what: Sum) -> None:
     """Rank r gets the combination of everyone's r-th block."""
-    staged = moves.space.scratch("everyone's", len(x))
-    moves.all_to_all(x, staged)
-    moves.space.combine(out, None, _rows(staged, what.ranks), what.dtype, what.op, what.ranks)
+    rows, pending = _shards(moves, x, what, 0)
+    pending.wait()
+    moves.space.combine(out, None, rows, what.dtype, what.op, what.ranks)
 
 
 def reduce(moves: Moves, x: Any, out: Any, what: Sum, root: int) -> None:
     """The root's `out` gets the combination of everyone's `x`; elsewhere it is None."""
+    taken = x if out is None else out  # read by the root alone
+    _staggered(_to_root(moves, *block, what, root) for block in _blocks(x, taken, what))
+
+
+def _staggered(blocks: Iterable[_Steps]) -> None:
+    """Each block goes one step when the next has begun: one travels while another is combined."""
+    under_way: list[_Steps] = []
+    waiting = iter(blocks)
+    while True:
+        under_way = [*islice(waiting, 1), *under_way]
+        if not under_way:
+            return
+        under_way = [block for block in under_way if next(block, _ENDED) is None]
+
+
+def _one_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum) -> _Steps:
+    rows, pending = _everyones(moves, x, what, slot)
+    yield
+    pending.wait()
+    moves.space.combine(out, None, rows, what.dtype, what.op, what.ranks)
+
+
+def _two_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum) -> _Steps:
+    rows, pending = _shards(moves, _padded(moves, x, what.item, what.ranks), what, slot)
+    yield
+    pending.wait()
+    n = len(rows[0])
+    whole = out if n * what.ranks == len(out) else moves.space.scratch("whole", n * what.ranks)
+    shard = whole[moves.topology.rank * n :][:n]
+    moves.space.combine(shard, None, rows, what.dtype, what.op, what.ranks)
+    pending = moves.all_gather(shard, whole)
+    yield
+    pending.wait()
+    if whole is not out:
+        moves.space.copy(out, whole[: len(out)])
+
+
+def _to_root(moves: Moves, slot: int, x: Any, out: Any, what: Sum, root: int) -> _Steps:
+    rows, pending = _shards(moves, _padded(moves, x, what.item, what.ranks), what, slot)
+    yield
+    pending.wait()
+    n = len(rows[0])
+    shard = moves.space.scratch("shard", n)
+    moves.space.combine(shard, None, rows, what.dtype, what.op, what.ranks)
     here = moves.topology.rank == root
-    for begin in range(0, len(x), BLOCK_BYTES):
-        given = x[begin : begin + BLOCK_BYTES]
-        shard = _two_shot(moves, given, what)
-        whole = moves.space.scratch("whole", len(shard) * what.ranks) if here else None
-        moves.gather(shard, whole, root)
-        if whole is not None:
-            moves.space.copy(out[begin : begin + BLOCK_BYTES], whole[: len(given)])
+    whole = moves.space.scratch("whole", n * what.ranks) if here else None
+    moves.gather(shard, whole, root)
+    if whole is not None:
+        moves.space.copy(out, whole[: len(out)])
 
 
-def _blocks(x: Any, out: Any) -> list[tuple[Any, Any]]:
-    return [
-        (x[begin : begin + BLOCK_BYTES], out[begin : begin + BLOCK_BYTES])
-        for begin in range(0, len(x), BLOCK_BYTES)
-    ]
+def _blocks(x: Any, out: Any, what: Sum) -> Iterator[tuple[int, Any, Any]]:
+    """Blocks of both, and a slot for the scratch of each: two neighbours have different ones. All but the
+    last can be cut into equal shards."""
+    unit = what.item * what.ranks
+    block = max(BLOCK_BYTES // unit, 1) * unit
+    for index, begin in enumerate(range(0, len(x), block)):
+        yield index % 2, x[begin : begin + block], out[begin : begin + block]
 
 
-def _rows(staged: Any, count: int) -> Sequence[Any]:
+def _everyones(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequence[Any], Pending]:
+    """Everyone's `x`, in rank order."""
+    staged = moves.space.scratch(f"everyone's {slot}", len(x) * what.ranks)
+    rows = _rows(staged, what.ranks)
+    if not _alone(moves):
+        return rows, moves.all_gather(x, staged)
+    return _exchanged(moves, rows, [x] * what.ranks)
+
+
+def _shards(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequence[Any], Pending]:
+    """This rank's shard of everyone's `x`, in rank order."""
+    staged = moves.space.scratch(f"everyone's {slot}", len(x))
+    rows = _rows(staged, what.ranks)
+    if not _alone(moves):
+        return rows, moves.all_to_all(x, staged, slot)
+    return _exchanged(moves, rows, _rows(x, what.ranks))
+
+
+def _alone(moves: Moves) -> bool:
+    """Whether every node has a rank only: what is this rank's own need not be copied."""
+    return all(len(ranks) == 1 for ranks in moves.topology.nodes)
+
+
+def _exchanged(moves: Moves, rows: list[Any], given: Sequence[Any]) -> tuple[Sequence[Any], Pending]:
+    me = moves.topology.rank
+    others = [rank for rank in range(len(rows)) if rank != me]
+    pending = moves.exchange(
+        [Part(rank, given[rank]) for rank in others], [Part(rank, rows[rank]) for rank in others]
+    )
+    rows[me] = given[me]
+    return rows, pending
+
+
+def _rows(staged: Any, count: int) -> list[Any]:
     n = len(staged) // count
     return [staged[row * n : (row + 1) * n] for row in range(count)]
 
@@ -105,25 +181,6 @@ def _padded(moves: Moves, x: Any, item: int, parts: int) -> Any:
     longer = moves.space.scratch("padded", length)
     moves.space.copy(longer[: len(x)], x)
     return longer
-
-
-def _two_shot(moves: Moves, x: Any, what: Sum) -> Any:
-    """This rank's shard of the combination."""
-    given = _padded(moves, x, what.item, what.ranks)
-    staged = moves.space.scratch("everyone's", len(given))
-    moves.all_to_all(given, staged)
-    shard = moves.space.scratch("shard", len(given) // what.ranks)
-    moves.space.combine(shard, None, _rows(staged, what.ranks), what.dtype, what.op, what.ranks)
-    return shard
-
-
-def _land(moves: Moves, shard: Any, out: Any, what: Sum) -> None:
-    """Everyone's shard to everyone."""
-    length = len(shard) * what.ranks
-    whole = out if length == len(out) else moves.space.scratch("whole", length)
-    moves.all_gather(shard, whole)
-    if whole is not out:
-        moves.space.copy(out, whole[: len(out)])
 
 
 class _Chain:
