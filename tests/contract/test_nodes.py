@@ -14,6 +14,7 @@ from functools import cache
 
 import pytest
 
+import fabric
 import ranks
 from cases import COLLECTIVES
 from test_contract import TIMEOUT_S, WORKER, Report, _complaints, _read
@@ -21,11 +22,13 @@ from unisono.bench.start import find_mpiexec, mpiexec_command
 
 MPI_LAYOUTS = ("ab", "aabb", "abab", "abb", "aabbcc", "aaabb")
 GLOO_LAYOUTS = ("aabb", "aba")
+FABRIC_LAYOUTS = ("ab", "aabb", "abacb")
 GROUPS = [
     *(pytest.param("mpi", layout, marks=pytest.mark.mpi) for layout in MPI_LAYOUTS),
     *(pytest.param("gloo", layout, marks=pytest.mark.torch) for layout in GLOO_LAYOUTS),
+    *(pytest.param("fabric", layout, marks=pytest.mark.fabric) for layout in FABRIC_LAYOUTS),
 ]
-NEEDED = {"mpi": "mpi4py", "gloo": "torch"}
+NEEDED = {"mpi": "mpi4py", "gloo": "torch", "fabric": "unisono"}
 
 
 @cache
@@ -37,7 +40,7 @@ def reports(engine: str, layout: str) -> tuple[list[Report | None], ranks.Ended]
         if engine == "mpi":
             ended = ranks.run([*mpiexec_command(str(find_mpiexec()), n), *argv], None, TIMEOUT_S)
         else:
-            ended = ranks.launch(n, argv, None, TIMEOUT_S)
+            ended = ranks.launch(n, argv, {"UNISONO_ENGINE": engine}, TIMEOUT_S)
         return _read(folder, n), ended
 
 
@@ -46,6 +49,8 @@ def reports(engine: str, layout: str) -> tuple[list[Report | None], ranks.Ended]
 def test_contract_across_nodes(engine: str, layout: str, collective: str) -> None:
     if importlib.util.find_spec(NEEDED[engine]) is None or (engine == "mpi" and find_mpiexec() is None):
         pytest.skip(f"{NEEDED[engine]} is not installed")
+    if engine == "fabric" and (reason := fabric.missing("tcp")):
+        pytest.skip(reason)
     told, ended = reports(engine, layout)
     if complaints := _complaints(told, collective):
         pytest.fail("\n".join([*complaints, str(ended)]), pytrace=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import fabric
 import ranks
 import unisono
 from faults import NOTICED_S, assert_nothing_left, error_of
@@ -22,15 +22,6 @@ pytestmark = pytest.mark.fabric
 PROVIDERS = ("shm", "tcp", "tcp;ofi_rxm", "sockets", "udp;ofi_rxd")
 # whose ranks are noticed to be gone by their process, as on any provider, in the middle of large writes
 FAULTY = ("shm", "tcp")
-
-
-@cache
-def missing(provider: str) -> str | None:
-    try:
-        unisono.fabric_provider(provider)
-    except unisono.UnisonoError as error:
-        return str(error)
-    return None
 
 
 @pytest.fixture(params=PROVIDERS)
@@ -44,7 +35,7 @@ def faulty(request: pytest.FixtureRequest) -> str:
 
 
 def _present(request: pytest.FixtureRequest) -> str:
-    if reason := missing(request.param):
+    if reason := fabric.missing(request.param):
         pytest.skip(reason)
     return str(request.param)
 
@@ -180,7 +171,7 @@ def test_other_settings_on_another_rank(faulty: str) -> None:
 
 
 def test_bench_measures_every_way_or_says_why_not(tmp_path: Path) -> None:
-    if reason := missing("tcp"):
+    if reason := fabric.missing("tcp"):
         pytest.skip(reason)
     folder = tmp_path / "run"
     argv = [sys.executable, "-m", "unisono", "bench", "all_to_all", "--fabric", "--provider", "tcp"]
@@ -216,7 +207,7 @@ def test_bench_measures_every_way_or_says_why_not(tmp_path: Path) -> None:
     ],
 )
 def test_bench_refuses(options: list[str], words: str) -> None:
-    if reason := missing("tcp"):
+    if reason := fabric.missing("tcp"):
         pytest.skip(reason)
     provider = [] if "--provider" in options else ["--provider", "tcp"]
     argv = [sys.executable, "-m", "unisono", "bench", "all_to_all", "--fabric", *provider, *options]

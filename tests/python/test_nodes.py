@@ -149,5 +149,5 @@ def test_an_engine_that_is_not_there() -> None:
     ended = ranks.run(argv, {"UNISONO_ENGINE": "pigeon"})
     assert (
         ended.code != 0
-        and "UNISONO_ENGINE=pigeon is no engine between nodes: use mpi or gloo" in ended.output
+        and "UNISONO_ENGINE=pigeon is no engine between nodes: use mpi, gloo or fabric" in ended.output
     )

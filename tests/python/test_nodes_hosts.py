@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import fabric
 import hosts
 import ranks
 from unisono.bench.start import find_mpiexec
@@ -24,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or ""),
 ]
 EACH = 2
+needs_fabric = pytest.mark.skipif(fabric.missing("tcp") is not None, reason=str(fabric.missing("tcp")))
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
@@ -53,6 +55,14 @@ def test_hosts_of_an_mpi_run(count: int, step: int) -> None:
     right(outcome.results(), count, "mpi", 30)
 
 
+@needs_fabric
+@pytest.mark.fabric
+def test_hosts_that_speak_by_the_fabric_lane() -> None:
+    with hosts.hosts(3) as made:
+        outcome = play(made, "mpiexec", "node_programs:sample", 24, UNISONO_ENGINE="fabric")
+    right(outcome.results(), 3, "fabric", 30)
+
+
 @needs_torch
 @pytest.mark.torch
 def test_hosts_of_torchrun() -> None:
@@ -75,14 +85,21 @@ def test_packets_late_and_lost(how: str) -> None:
 
 
 def cut_when(flag: Path, made: hosts.Hosts, number: int) -> threading.Thread:
-    """Cuts a host off shortly after the ranks have said that they are at work."""
+    """Cuts a host off shortly after the ranks have said that they are at work, until they have said that they
+    have failed: their launcher would wait for that host."""
+
+    def appears(path: Path) -> None:
+        deadline = time.monotonic() + 20
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def cut() -> None:
-        deadline = time.monotonic() + 20
-        while not flag.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        appears(flag)
         time.sleep(0.05)
         made.cut(number)
+        for rank in range(EACH * len(made.numbers)):
+            appears(flag.with_name(f"{flag.name} {rank}"))
+        made.mend(number)
 
     thread = threading.Thread(target=cut)
     thread.start()
@@ -90,7 +107,14 @@ def cut_when(flag: Path, made: hosts.Hosts, number: int) -> threading.Thread:
 
 
 @pytest.mark.parametrize("count", [500, 4_000_000])
-@pytest.mark.parametrize("engine", ["mpi", pytest.param("gloo", marks=[needs_torch, pytest.mark.torch])])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "mpi",
+        pytest.param("gloo", marks=[needs_torch, pytest.mark.torch]),
+        pytest.param("fabric", marks=[needs_fabric, pytest.mark.fabric]),
+    ],
+)
 def test_a_link_cut_within_a_collective(engine: str, count: int, tmp_path: Path) -> None:
     """Every rank hears within the deadline whom it waited for, and hears it again in the next call."""
     timeout_s, program = 3.0, "node_programs:until_it_fails"

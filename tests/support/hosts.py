@@ -83,6 +83,10 @@ class Hosts:
         """Nothing reaches or leaves the host any more."""
         _ip("-n", self.switch, "link", "set", f"p{number}", "down")
 
+    def mend(self, number: int) -> None:
+        """Undoes `cut`."""
+        _ip("-n", self.switch, "link", "set", f"p{number}", "up")
+
     def disturb(self, number: int, how: str) -> None:
         """What goes to the host waits in a queue of tc's at the switch: "netem delay 5ms loss 1%", or "tbf
         rate 100mbit burst 32k limit 20k", which delays and, where it overflows, drops. Raises OSError where

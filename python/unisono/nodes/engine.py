@@ -38,7 +38,8 @@ class Engine(Protocol):
     name: str
 
     def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> Pending:
-        """Starts all of them; the memory belongs to the engine until `wait` has returned."""
+        """Starts all of them, each to or from another rank; the memory belongs to the engine until `wait` has
+        returned. A collective is one exchange on every rank, so that an engine may do one after the other."""
 
     def close(self) -> None:
         """Frees what was made. Idempotent, not collective."""
@@ -62,7 +63,8 @@ class Setting:
 def make(setting: Setting, env: Mapping[str, str] = os.environ) -> Engine:
     """The engine for the host's memory: MPI where it has started the ranks, else gloo. Collective.
 
-    UNISONO_ENGINE names another. Raises UsageError where the engine cannot be used, which says what to do.
+    UNISONO_ENGINE names another, or the fabric lane. Raises UsageError, or ResourceError, where the engine
+    cannot be used, which says what to do.
     """
     from ..bootstrap_mpi import MpiBootstrap
 
@@ -80,4 +82,10 @@ def make(setting: Setting, env: Mapping[str, str] = os.environ) -> Engine:
         from .gloo import GlooEngine
 
         return GlooEngine(setting)
-    raise UsageError(f"{ENGINE_VARIABLE}={name} is no engine between nodes: use mpi or gloo, or unset it.")
+    if name == "fabric":
+        from .fabric import FabricEngine
+
+        return FabricEngine(setting)
+    raise UsageError(
+        f"{ENGINE_VARIABLE}={name} is no engine between nodes: use mpi, gloo or fabric, or unset it."
+    )

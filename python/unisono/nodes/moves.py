@@ -19,15 +19,15 @@ __all__ = ["Moves"]
 
 
 class _Begun:
-    """A collective under way: exchanges, and what is left to do when they have ended."""
+    """A collective under way: its exchange, and what is left to do when that has ended."""
 
-    def __init__(self, *exchanges: Pending, then: Callable[[], object] = lambda: None) -> None:
-        self._exchanges, self._then = exchanges, then
+    def __init__(self, exchange: Pending | None = None, then: Callable[[], object] = lambda: None) -> None:
+        self._exchange, self._then = exchange, then
 
     def wait(self) -> None:
         """See `Pending.wait`."""
-        for exchange in self._exchanges:
-            exchange.wait()
+        if self._exchange is not None:
+            self._exchange.wait()
         self._then()
 
 
@@ -107,19 +107,18 @@ class Moves:
             x = self.space.scratch(f"in place {slot}", len(x))
             self.space.copy(x, out)
         here = len(place.local)
-        exchanges = []
+        sends, receives = [], []
         for node in place.others:
-            first = place.nodes[node][0]
+            first, peer = place.nodes[node][0], place.counterpart(node)
             given = x[first * n : (first + here) * n]
             if here > 1:
                 given = self.space.scratch(f"packed {slot} {node}", here * n)
                 self._swap(x, first * n, given, 0, n)
-            taken = out[first * n : (first + here) * n]
-            exchanges.append(
-                self.exchange([Part(place.counterpart(node), given)], [Part(place.counterpart(node), taken)])
-            )
+            sends.append(Part(peer, given))
+            receives.append(Part(peer, out[first * n : (first + here) * n]))
+        exchange = self.exchange(sends, receives)
         self._swap(x, place.local[0] * n, out, place.local[0] * n, n)
-        return _Begun(*exchanges)
+        return _Begun(exchange)
 
     def _swap(self, x: Any, at: int, out: Any, to: int, n: int) -> None:
         """The all_to_all within the node of blocks of `n` bytes that begin at `at`."""

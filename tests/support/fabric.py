@@ -1,0 +1,19 @@
+"""Whether libfabric has a provider here."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from unisono.bench.cases import CaseError
+from unisono.bench.fabric import look_up
+
+
+@cache
+def missing(provider: str) -> str | None:
+    """Why there is no such provider. Another process asks: libfabric in this one would keep a later MPI from
+    starting."""
+    try:
+        look_up(provider)
+    except CaseError as error:
+        return str(error)
+    return None
