@@ -226,7 +226,6 @@ class FabricCommunicator final : public Communicator::Impl {
     for (int i = 1; i < size(); ++i) {
       const int p = peer_at(group_.lane(), i);
       const Ticket mine = of(request.sends, p);
-      group_.lane().prepare(nullptr, false);
       channel.put(p, reinterpret_cast<const byte*>(&mine), sizeof mine);
     }
     for (int i = 1; i < size(); ++i) {

@@ -359,6 +359,7 @@ void FabricEndpoint::finish() {
     const int peer = peer_at(*this, i);
     await(peer, [&] { return of(peer).in_flight.done(); });
   }
+  sources_stay_ = false;
 }
 
 // ---- words that need no answer ----------------------------------------------------------------------------

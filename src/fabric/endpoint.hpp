@@ -55,8 +55,8 @@ class FabricEndpoint {
   // stay until the last rank of the group `name` in this process is destroyed.
   void keep_until_last(const std::string& name);
 
-  // The reduction that a move with several sources makes, and whether sources stay as they are until the call
-  // ends (its input and output do not overlap), so that they need not be copied first.
+  // The reduction that a move with several sources makes, and whether sources stay as they are until `finish`
+  // returns (input and output do not overlap), so that they need not be copied first.
   void prepare(host::Reduce reduce, bool sources_stay) {
     reduce_ = reduce;
     sources_stay_ = sources_stay;

@@ -244,6 +244,22 @@ TEST_P(Fabric, SendsInRingsAndParts) {
   });
 }
 
+// What is told of a call lies on the stack, also where the call before left the caller's buffers as they
+// were.
+TEST_P(Fabric, ComparesPairsAfterOtherCalls) {
+  on_ranks(3, on_fabric(GetParam(), ChannelPolicy::round_robin, 1, true), [&](Communicator& comm) {
+    const int me = comm.rank(), n = comm.size();
+    for (int call = 0; call < 100; ++call) {
+      const int mine = 1000 * call + me;
+      int all[3] = {}, got = 0;
+      comm.all_gather({.in = &mine, .out = all, .count = 1, .dtype = DType::i32});
+      comm.send_recv({.in = &mine, .out = &got, .count = 1, .dtype = DType::i32}, (me + 1) % n,
+                     (me + n - 1) % n);
+      ASSERT_EQ(got, all[(me + n - 1) % n]);
+    }
+  });
+}
+
 // ---- what is refused, and what fails ----------------------------------------------------------------------
 
 TEST_P(Fabric, RefusesChannelsThatThereCannotBe) {
