@@ -29,6 +29,7 @@ NB_MODULE(_core, module) {
   module.doc() = "The compiled core of Unisono. Use it through the package unisono.";
   module.attr("version") = UNISONO_VERSION;
   unisono::python::bind_errors();
+  unisono::python::bind_fabric(module);
   unisono::python::bind_communicator(module);
   unisono::python::bind_nodes(module);
 #ifdef UNISONO_CUDA

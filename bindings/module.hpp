@@ -1,4 +1,4 @@
-// One function for each public header.
+// What the module consists of.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,10 +9,13 @@ namespace unisono::python {
 
 void bind_communicator(nanobind::module_& module);
 
+// What a communicator of the fabric lane is made with.
+void bind_fabric(nanobind::module_& module);
+
 // What the collectives across nodes (python/unisono/nodes/) take from the core.
 void bind_nodes(nanobind::module_& module);
 
-// Where the extension is built with CUDA (no public header).
+// Where the extension is built with CUDA.
 void bind_links(nanobind::module_& module);
 
 // C++ errors become the classes of unisono.errors.

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "arguments.hpp"
 #include "array.hpp"
 #include "lane/host/move.hpp"
 #include "module.hpp"
@@ -22,10 +23,6 @@ DType dtype_named(const std::string& name) {
   if (const auto dtype = from_name<DType>(name, kDTypes)) return *dtype;
   throw UsageError("there is no dtype '" + name + "'.");
 }
-Op op_named(const std::string& name) {
-  if (const auto op = from_name<Op>(name, kOps)) return *op;
-  throw UsageError("there is no op '" + name + "': use sum, prod, min, max or avg.");
-}
 
 nb::tuple describe(nb::handle x, const char* what, bool written) {
   const Array array(x, what, written);
@@ -40,7 +37,7 @@ nb::tuple describe(nb::handle x, const char* what, bool written) {
 void combine(const Bytes& out, const std::optional<ConstBytes>& prior, const std::vector<ConstBytes>& sources,
              const std::string& dtype_name, const std::string& op_name, int ranks) {
   const DType dtype = dtype_named(dtype_name);
-  const Op op = op_named(op_name);
+  const Op op = read_op(op_name);
   const host::Kernels& kernels = host::kernels();
   const std::size_t narrow = size_of(dtype), wide = kernels.wide_bytes[static_cast<int>(dtype)];
   const std::size_t count = out.size() / (ranks == 0 ? wide : narrow);

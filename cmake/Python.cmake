@@ -4,10 +4,13 @@ find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
 find_package(nanobind CONFIG REQUIRED)
 
 nanobind_add_module(_core NB_STATIC NOMINSIZE
+  bindings/arguments.cpp
   bindings/array.cpp
   bindings/communicator.cpp
+  bindings/fabric.cpp
   bindings/module.cpp
   bindings/nodes.cpp
+  bindings/py_communicator.cpp
 )
 target_include_directories(_core PRIVATE src)
 target_compile_definitions(_core PRIVATE UNISONO_VERSION="${PROJECT_VERSION}")

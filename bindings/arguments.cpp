@@ -1,0 +1,66 @@
+#include "arguments.hpp"
+
+#include <nanobind/stl/vector.h>
+
+#include "unisono/error.hpp"
+
+namespace unisono::python {
+
+Op read_op(std::string_view name) {
+  if (const auto op = from_name<Op>(name, kOps)) return *op;
+  throw UsageError("there is no op '" + std::string(name) + "': use sum, prod, min, max or avg.");
+}
+
+Wire read_wire(const std::optional<std::string>& name) {
+  if (!name) return Wire::exact;
+  if (const auto wire = from_name<Wire>(*name, kWires); wire && *wire != Wire::exact) return *wire;
+  throw UsageError("there is no wire '" + *name + "': use fp8 or int8, or leave it out.");
+}
+
+Collective read_collective(std::string_view name) {
+  if (const auto collective = from_name<Collective>(name, kCollectives)) return *collective;
+  throw UsageError("there is no collective '" + std::string(name) + "'.");
+}
+
+ChannelPolicy read_policy(std::string_view name) {
+  if (const auto policy = from_name<ChannelPolicy>(name, kChannelPolicies)) return *policy;
+  throw UsageError("there is no channel policy '" + std::string(name) +
+                   "': use single, multi or round-robin.");
+}
+
+Shape read_shape(nb::handle shape) {
+  try {
+    if (PyIndex_Check(shape.ptr())) return {nb::cast<std::size_t>(nb::steal(PyNumber_Index(shape.ptr())))};
+    return nb::cast<Shape>(nb::list(nb::borrow(shape)));
+  } catch (const std::bad_cast&) {
+  } catch (const nb::python_error&) {}
+  throw UsageError(std::string(nb::repr(shape).c_str()) +
+                   " is not a shape: pass a number of elements from 0, or a tuple of them.");
+}
+
+int read_rank(const char* what, const RankNumber& rank, int size) {
+  int overflow = 0;
+  const long long number = PyLong_AsLongLongAndOverflow(rank.given.ptr(), &overflow);
+  if (overflow != 0 || number != static_cast<int>(number))
+    throw UsageError(std::string(what) + " " + nb::str(rank.given).c_str() +
+                     " is not a rank: there are ranks 0 to " + std::to_string(size - 1) + ".");
+  return static_cast<int>(number);
+}
+
+std::vector<Communicator::PlanEntry> read_plan(const PlanRows& rows) {
+  std::vector<Communicator::PlanEntry> read;
+  for (const auto& one : rows)
+    std::visit(
+        [&](const auto& row) {
+          const auto& [collective, symmetric, up_to, algorithm] =
+              std::tie(std::get<0>(row), std::get<1>(row), std::get<2>(row), std::get<3>(row));
+          read.push_back({read_collective(collective), symmetric,
+                          up_to.value_or(static_cast<std::size_t>(-1)), algorithm});
+          if constexpr (std::tuple_size_v<std::decay_t<decltype(row)>> == 5)
+            std::tie(read.back().blocks, read.back().threads, read.back().piece_bytes) = std::get<4>(row);
+        },
+        one);
+  return read;
+}
+
+}  // namespace unisono::python

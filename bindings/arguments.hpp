@@ -1,0 +1,37 @@
+// What Python passes besides arrays, as the core has it. Each raises a UsageError that says what there is.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <variant>
+#include <vector>
+
+#include "array.hpp"
+#include "rank_number.hpp"
+#include "unisono/communicator.hpp"
+
+namespace unisono::python {
+
+Op read_op(std::string_view name);
+Wire read_wire(const std::optional<std::string>& name);  // None: exact
+Collective read_collective(std::string_view name);
+ChannelPolicy read_policy(std::string_view name);
+
+// A number, or any iterable of numbers.
+Shape read_shape(nb::handle shape);
+
+// `what` is the argument's name in the message.
+int read_rank(const char* what, const RankNumber& rank, int size);
+
+// Rows are (collective, symmetric, up_to_bytes or None, algorithm), and may have (blocks, threads,
+// piece_bytes) at their end. The entries refer to the names in the rows.
+using PlanRow = std::tuple<std::string, bool, std::optional<std::size_t>, std::string>;
+using ShapedPlanRow =
+    std::tuple<std::string, bool, std::optional<std::size_t>, std::string, std::tuple<int, int, std::size_t>>;
+using PlanRows = std::vector<std::variant<PlanRow, ShapedPlanRow>>;
+std::vector<Communicator::PlanEntry> read_plan(const PlanRows& rows);
+
+}  // namespace unisono::python

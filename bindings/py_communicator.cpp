@@ -1,0 +1,277 @@
+#include "py_communicator.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "output.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono::python {
+namespace {
+
+thread_local int away_here = 0;  // not 0: a signal handler runs within a call of this thread
+
+}  // namespace
+
+// The time that a call spends without the GIL, under which `away_` is counted.
+class PyCommunicator::Away {
+ public:
+  explicit Away(PyCommunicator& communicator) : communicator_(communicator) {
+    ++communicator_.away_;
+    ++away_here;
+    released_.emplace();
+  }
+  ~Away() {
+    released_.reset();
+    --away_here;
+    --communicator_.away_;
+  }
+  Away(const Away&) = delete;
+
+ private:
+  PyCommunicator& communicator_;
+  std::optional<nb::gil_scoped_release> released_;
+};
+
+// What a call says besides its buffers.
+struct PyCommunicator::How {
+  const Algorithm& algorithm;
+  nb::handle stream;
+  Op op = Op::sum;
+  int root = 0;
+  Wire wire = Wire::exact;
+};
+
+Call PyCommunicator::made(const Array& of, const void* in, void* out, std::size_t count,
+                          const How& how) const {
+  if (of.memory == Memory::device && of.device >= 0)
+    if (const auto mine = communicator_.device(); mine && *mine != of.device)
+      throw UsageError("the array is on GPU " + std::to_string(of.device) + ", this rank's is " +
+                       std::to_string(*mine) + ": pass an array on that one.");
+  return {.in = in,
+          .out = out,
+          .count = count,
+          .dtype = of.dtype,
+          .op = how.op,
+          .root = how.root,
+          .memory = of.memory,
+          .stream = of.stream(how.stream),
+          .algorithm = how.algorithm ? *how.algorithm : std::string_view{},
+          .wire = how.wire};
+}
+
+void PyCommunicator::call(void (Communicator::*collective)(const Call&), const Array& of, const void* in,
+                          void* out, std::size_t count, const How& how) {
+  const Call c = made(of, in, out, count, how);
+  const Away away(*this);
+  (communicator_.*collective)(c);
+}
+
+void PyCommunicator::close() {
+  communicator_.close();
+  while (away_ > 0 && away_here == 0) {
+    const nb::gil_scoped_release released;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void PyCommunicator::barrier() {
+  const Away away(*this);
+  communicator_.barrier();
+}
+
+nb::object PyCommunicator::all_reduce(nb::handle x, const char* op, nb::handle out,
+                                      const Algorithm& algorithm, nb::handle stream,
+                                      const std::optional<std::string>& wire) {
+  const Array in(x, "x", false);
+  const Output to(out, x, in, in.shape);
+  call(&Communicator::all_reduce, in, in.data, to.array.data, in.count,
+       {algorithm, stream, read_op(op), 0, read_wire(wire)});
+  return to.object;
+}
+
+nb::object PyCommunicator::reduce(nb::handle x, const RankNumber& given, const char* op, nb::handle out,
+                                  const Algorithm& algorithm, nb::handle stream) {
+  const int root = read_rank("root", given, size());
+  const Array in(x, "x", false);
+  const OutputAtRoot to(out, x, in, in.shape, rank() == root);
+  call(&Communicator::reduce, in, in.data, to.data(), in.count, {algorithm, stream, read_op(op), root});
+  return to.object();
+}
+
+nb::object PyCommunicator::broadcast(nb::handle x, const RankNumber& given, nb::handle out,
+                                     const Algorithm& algorithm, nb::handle stream) {
+  const int root = read_rank("root", given, size());
+  const Array in(x, "x", out.is_none() && rank() != root);
+  const How how{algorithm, stream, Op::sum, root};
+  if (out.is_none()) {
+    call(&Communicator::broadcast, in, in.data, in.data, in.count, how);
+    return nb::borrow(x);
+  }
+  const Output to(out, x, in, in.shape);
+  call(&Communicator::broadcast, in, in.data, to.array.data, in.count, how);
+  return to.object;
+}
+
+nb::object PyCommunicator::all_gather(nb::handle x, nb::handle out, const Algorithm& algorithm,
+                                      nb::handle stream) {
+  const Array in(x, "x", false);
+  const Output to(out, x, in, with_ranks(in.shape, size()));
+  call(&Communicator::all_gather, in, in.data, to.array.data, in.count, {algorithm, stream});
+  return to.object;
+}
+
+nb::object PyCommunicator::gather(nb::handle x, const RankNumber& given, nb::handle out,
+                                  const Algorithm& algorithm, nb::handle stream) {
+  const int root = read_rank("root", given, size());
+  const Array in(x, "x", false);
+  const OutputAtRoot to(out, x, in, with_ranks(in.shape, size()), rank() == root);
+  call(&Communicator::gather, in, in.data, to.data(), in.count, {algorithm, stream, Op::sum, root});
+  return to.object();
+}
+
+nb::object PyCommunicator::reduce_scatter(nb::handle x, const char* op, nb::handle out,
+                                          const Algorithm& algorithm, nb::handle stream) {
+  const Array in(x, "x", false);
+  const Output to(out, x, in, without_ranks(in, size(), "x"));
+  call(&Communicator::reduce_scatter, in, in.data, to.array.data, to.array.count,
+       {algorithm, stream, read_op(op)});
+  return to.object;
+}
+
+nb::object PyCommunicator::scatter(nb::handle x, const RankNumber& given, nb::handle out,
+                                   const Algorithm& algorithm, nb::handle stream) {
+  const int root = read_rank("root", given, size());
+  const How how{algorithm, stream, Op::sum, root};
+  if (x.is_none()) {
+    if (rank() == root) throw UsageError("scatter needs x at the root, rank " + std::to_string(root) + ".");
+    if (out.is_none()) throw UsageError("scatter without x needs out, which says the shape and dtype.");
+    const Array to(out, "out", true);
+    call(&Communicator::scatter, to, nullptr, to.data, to.count, how);
+    return nb::borrow(out);
+  }
+  const Array in(x, "x", false);
+  const Output to(out, x, in, without_ranks(in, size(), "x"));
+  call(&Communicator::scatter, in, in.data, to.array.data, to.array.count, how);
+  return to.object;
+}
+
+nb::object PyCommunicator::all_to_all(nb::handle x, nb::handle out, const Algorithm& algorithm,
+                                      nb::handle stream) {
+  const Array in(x, "x", false);
+  without_ranks(in, size(), "x");
+  const Output to(out, x, in, in.shape);
+  call(&Communicator::all_to_all, in, in.data, to.array.data, in.count / static_cast<std::size_t>(size()),
+       {algorithm, stream});
+  return to.object;
+}
+
+nb::object PyCommunicator::all_to_all_v(nb::handle x, const std::vector<std::size_t>& sends,
+                                        const std::vector<std::size_t>& receives, nb::handle out,
+                                        const Algorithm& algorithm, nb::handle stream) {
+  const Array in(x, "x", false);
+  std::size_t sent = 0, received = 0;
+  for (const std::size_t count : sends) sent += count;
+  for (const std::size_t count : receives) received += count;
+  if (in.shape != Shape{sent})
+    throw UsageError("x has shape " + text(in.shape) + ", but the send counts add up to " +
+                     std::to_string(sent) + ": pass a 1-D x of that many.");
+  const Output to(out, x, in, {received});
+  const Call c = made(in, in.data, to.array.data, 0, {algorithm, stream});
+  {
+    const Away away(*this);
+    communicator_.all_to_all_v(c, sends, receives);
+  }
+  return to.object;
+}
+
+void PyCommunicator::send(nb::handle x, const RankNumber& peer, const Algorithm& algorithm,
+                          nb::handle stream) {
+  const int to = read_rank("destination", peer, size());
+  const Array in(x, "x", false);
+  const Call c = made(in, in.data, nullptr, in.count, {algorithm, stream});
+  const Away away(*this);
+  communicator_.send(c, to);
+}
+
+nb::object PyCommunicator::recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm,
+                                nb::handle stream) {
+  const int from = read_rank("source", peer, size());
+  const Array to(out, "out", true);
+  const Call c = made(to, nullptr, to.data, to.count, {algorithm, stream});
+  {
+    const Away away(*this);
+    communicator_.recv(c, from);
+  }
+  return nb::borrow(out);
+}
+
+nb::object PyCommunicator::send_recv(nb::handle x, const RankNumber& dst, nb::handle out,
+                                     const RankNumber& src, const Algorithm& algorithm, nb::handle stream) {
+  const int to = read_rank("destination", dst, size()), from = read_rank("source", src, size());
+  const Array in(x, "x", false);
+  const Output received(out, x, in, in.shape);
+  const Call c = made(in, in.data, received.array.data, in.count, {algorithm, stream});
+  {
+    const Away away(*this);
+    communicator_.send_recv(c, to, from);
+  }
+  return received.object;
+}
+
+void PyCommunicator::synchronize(nb::handle stream) {
+  void* handle = stream_handle(stream);
+  const Away away(*this);
+  communicator_.synchronize(handle);
+}
+
+nb::object PyCommunicator::empty(nb::handle shape, nb::handle dtype,
+                                 const std::optional<std::string>& device) {
+  const Shape extents = read_shape(shape);
+  const DType type = read_dtype(dtype);
+  std::size_t bytes = size_of(type);
+  for (const std::size_t extent : extents)
+    if (__builtin_mul_overflow(bytes, extent, &bytes) || bytes > static_cast<std::size_t>(PTRDIFF_MAX) / 2)
+      throw ResourceError("an array of shape " + text(extents) +
+                          " is more than memory can hold: check the shape.");
+  const Memory memory = memory_of(device);
+  auto buffer = [&] {
+    const Away away(*this);
+    return std::make_unique<Buffer>(communicator_.empty(bytes, memory));
+  }();
+  void* data = buffer->data();
+  const nb::capsule owner(buffer.release(), [](void* held) noexcept { delete static_cast<Buffer*>(held); });
+  if (memory == Memory::device)
+    return device_array(data, bytes, *communicator_.device(), type, extents, owner);
+  const nb::ndarray<nb::numpy, std::uint8_t> flat(data, {bytes}, owner);
+  return nb::cast(flat).attr("view")(numpy_dtype(type)).attr("reshape")(nb::tuple(nb::cast(extents)));
+}
+
+Memory PyCommunicator::memory_of(const std::optional<std::string>& device) const {
+  if (!device) return communicator_.device() ? Memory::device : Memory::host;
+  if (*device == "cpu") return Memory::host;
+  if (*device != "cuda") throw UsageError("device='" + *device + "' is unknown: use cpu or cuda.");
+  if (!communicator_.device())
+    throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
+  return Memory::device;
+}
+
+std::string PyCommunicator::plan(const std::string& collective, std::size_t bytes, bool symmetric,
+                                 const std::optional<std::string>& device) const {
+  return std::string(communicator_.plan(read_collective(collective), bytes, symmetric, memory_of(device)));
+}
+
+int PyCommunicator::sms(const std::string& collective, std::size_t bytes, const std::string& algorithm,
+                        bool symmetric) const {
+  return communicator_.sms(read_collective(collective), bytes, symmetric, algorithm);
+}
+
+void PyCommunicator::set_plan(const PlanRows& rows, const std::optional<std::string>& device) {
+  communicator_.set_plan(read_plan(rows), memory_of(device));
+}
+
+}  // namespace unisono::python

@@ -1,0 +1,89 @@
+// unisono.Communicator: a Communicator whose calls take Python's arrays. Docstrings are in docstrings.hpp.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "arguments.hpp"
+#include "array.hpp"
+#include "unisono/communicator.hpp"
+
+namespace unisono::python {
+
+class PyCommunicator {
+ public:
+  using Algorithm = std::optional<std::string>;
+
+  PyCommunicator(std::shared_ptr<Bootstrap> bootstrap, const Communicator::Options& options)
+      : communicator_(std::move(bootstrap), options) {}
+
+  int rank() const { return communicator_.rank(); }
+  int size() const { return communicator_.size(); }
+  bool closed() const { return communicator_.closed(); }
+  bool check() const { return communicator_.check(); }
+  void set_check(bool check) { communicator_.set_check(check); }
+  std::optional<int> device() const { return communicator_.device(); }
+  bool peer_access() const { return communicator_.peer_access(); }
+  std::string card() const { return std::string(communicator_.card()); }
+
+  // A call of another thread that waits ends with a UsageError; it has come back to Python when this returns,
+  // so that the interpreter may end.
+  void close();
+
+  void barrier();
+  nb::object all_reduce(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm,
+                        nb::handle stream, const std::optional<std::string>& wire);
+  nb::object reduce(nb::handle x, const RankNumber& given, const char* op, nb::handle out,
+                    const Algorithm& algorithm, nb::handle stream);
+  nb::object broadcast(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
+                       nb::handle stream);
+  nb::object all_gather(nb::handle x, nb::handle out, const Algorithm& algorithm, nb::handle stream);
+  nb::object gather(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
+                    nb::handle stream);
+  nb::object reduce_scatter(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm,
+                            nb::handle stream);
+  nb::object scatter(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
+                     nb::handle stream);
+  nb::object all_to_all(nb::handle x, nb::handle out, const Algorithm& algorithm, nb::handle stream);
+  nb::object all_to_all_v(nb::handle x, const std::vector<std::size_t>& sends,
+                          const std::vector<std::size_t>& receives, nb::handle out,
+                          const Algorithm& algorithm, nb::handle stream);
+  void send(nb::handle x, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream);
+  nb::object recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream);
+  nb::object send_recv(nb::handle x, const RankNumber& dst, nb::handle out, const RankNumber& src,
+                       const Algorithm& algorithm, nb::handle stream);
+
+  void synchronize(nb::handle stream);
+  nb::object empty(nb::handle shape, nb::handle dtype, const std::optional<std::string>& device);
+
+  std::string plan(const std::string& collective, std::size_t bytes, bool symmetric,
+                   const std::optional<std::string>& device) const;
+  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm,
+          bool symmetric) const;
+  void set_plan(const PlanRows& rows, const std::optional<std::string>& device);
+  void set_shape(int blocks, int threads, std::size_t piece_bytes) {
+    communicator_.set_shape(blocks, threads, piece_bytes);
+  }
+
+  void fail(const std::string& text, bool late) { communicator_.fail(text, late); }
+  void raise_if_failed() { communicator_.raise_if_failed(); }
+
+ private:
+  class Away;
+  struct How;
+
+  // "cpu", "cuda", or None for where the communicator's arrays are.
+  Memory memory_of(const std::optional<std::string>& device) const;
+
+  // `of`: the array that says dtype, memory and stream.
+  Call made(const Array& of, const void* in, void* out, std::size_t count, const How& how) const;
+  void call(void (Communicator::*collective)(const Call&), const Array& of, const void* in, void* out,
+            std::size_t count, const How& how);
+
+  int away_ = 0;  // calls that are without the GIL; counted under it
+  Communicator communicator_;
+};
+
+}  // namespace unisono::python
