@@ -1,4 +1,5 @@
-// The engine of this build: class GpuEngine, its memory and failures in engine.cpp, its calls in calls.cpp.
+// The engine of this build: class GpuEngine, its memory and failures in engine.cpp, its calls in calls.cpp;
+// those that are exchanges in exchange_calls.cpp, those by copy engines in copy_calls.cpp.
 #pragma once
 
 #include <cuda_runtime_api.h>

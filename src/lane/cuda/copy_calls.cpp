@@ -1,0 +1,88 @@
+// Calls by copy engines.
+#include <algorithm>
+
+#include "lane/cuda/gpu_engine.hpp"
+
+namespace unisono::cuda {
+
+// The copies to all peers go side by side, so that one's start is hidden behind the others, between two
+// meetings of all ranks.
+void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream) {
+  const Args& a = launch.args;
+  const int n = group_.size(), me = group_.rank();
+  struct Copy {
+    byte* to;
+    const byte* from;
+    std::size_t bytes;
+  };
+  auto block = [&](int p) { return a.block * static_cast<std::size_t>(p); };
+  auto copy_to = [&](int p) -> Copy {
+    switch (collective) {
+      case Collective::all_gather: return {launch.outputs[p] + block(me), a.in, a.block};
+      case Collective::all_to_all: return {launch.outputs[p] + block(me), a.in + block(p), a.block};
+      case Collective::gather: return {p == a.root ? launch.outputs[p] + block(me) : nullptr, a.in, a.block};
+      case Collective::scatter:  // each takes its own
+        return {p == a.root ? a.out : nullptr, (me == a.root ? a.in : launch.inputs[p]) + block(me), a.block};
+      default: return {me == a.root ? launch.outputs[p] : nullptr, a.in, a.bytes};  // broadcast
+    }
+  };
+  auto copy = [&](const Copy& one, cudaStream_t on) {
+    if (one.to && one.to != one.from && one.bytes > 0)
+      check(cudaMemcpyAsync(one.to, one.from, one.bytes, cudaMemcpyDeviceToDevice, on), "a copy");
+  };
+  meet(launch, stream);
+  order(stream, side_, fork_);
+  copy(copy_to(me), side_);
+  for (int i = 1; i < n; ++i) copy(copy_to((me + i) % n), stream);
+  order(side_, stream, join_);
+  meet(launch, stream);
+}
+
+// Each rank's shards go to their owners, part by part and in the order of the ring (one peer's at a time
+// comes in); what has come is combined by a kernel beside the copies, and the sums follow all shards the same
+// way. Until its sum arrives, the place of a shard in the owner's output holds what that rank has sent.
+void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, const Shape& asked,
+                                     cudaStream_t stream) {
+  const Args& a = launch.args;
+  const int n = group_.size(), me = group_.rank();
+  constexpr std::size_t kPart = std::size_t{32} << 20;  // a copy's start costs as much as 4 MiB of it
+  const std::size_t shard = bytes / static_cast<std::size_t>(n);
+  const int parts = static_cast<int>(std::clamp<std::size_t>(shard / kPart, 1, kMostParts));
+  const std::size_t part =
+      round_up((shard + static_cast<std::size_t>(parts) - 1) / static_cast<std::size_t>(parts), kAlign);
+  auto piece = [&](int owner, int index) {
+    const Range in = block_of(shard, part, index);
+    return Range{shard * static_cast<std::size_t>(owner) + in.begin, in.bytes};
+  };
+  auto copy = [&](byte* to, const byte* from, std::size_t size) {
+    if (size > 0) check(cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream), "a copy");
+  };
+  meet(launch, stream);  // everyone's input is there, and every output may be written
+  for (int index = 0; index < parts; ++index) {
+    for (int i = 1; i < n; ++i) {
+      const int p = (me + i) % n;
+      const Range its = piece(p, index);
+      copy(launch.outputs[p] + piece(me, index).begin, a.in + its.begin, its.bytes);
+    }
+    order(stream, side_, fork_);
+    meet(launch, side_);
+    const Range mine = piece(me, index);
+    Launch sum = launch;
+    sum.args.out = a.out + mine.begin;
+    sum.args.bytes = mine.bytes;
+    for (int p = 0; p < n; ++p) sum.inputs[p] = p == me ? a.in + mine.begin : a.out + piece(p, index).begin;
+    this->launch(kernel(Collective::all_reduce, Algorithm::copy_engine, sum.dtype, sum.op), sum,
+                 cut(Algorithm::copy_engine, asked, std::max<std::size_t>(mine.bytes, 1)), side_);
+    meet(launch, side_);  // everyone has combined it: the sums may go where it came
+    check(cudaEventRecord(combined_[index], side_), "ordering two streams");
+  }
+  for (int index = 0; index < parts; ++index) {
+    check(cudaStreamWaitEvent(stream, combined_[index], 0), "ordering two streams");
+    const Range mine = piece(me, index);
+    for (int i = 1; i < n; ++i)
+      copy(launch.outputs[(me + i) % n] + mine.begin, a.out + mine.begin, mine.bytes);
+  }
+  meet(launch, stream);
+}
+
+}  // namespace unisono::cuda

@@ -1,0 +1,158 @@
+// Calls as exchanges: what each rank gives and gets, and the kernel that moves it.
+#include <algorithm>
+
+#include "lane/cuda/gpu_engine.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono::cuda {
+
+// A call as an exchange of one step: every rank gives each peer its part.
+void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) const {
+  const Args& a = request.args;
+  const int n = group_.size(), me = group_.rank();
+  const bool whole = request.collective == Collective::all_reduce ||
+                     request.collective == Collective::reduce || request.collective == Collective::broadcast;
+  std::size_t longest = whole ? a.bytes : a.block;
+  auto give = [&](int p, const byte* data, std::size_t bytes) {
+    (p == me ? x.own : x.from[p]) = data;
+    (p == me ? x.own_bytes : x.send[p]) = static_cast<std::uint32_t>(bytes);
+  };
+  auto get = [&](int p, byte* data, std::size_t bytes) {
+    (p == me ? x.result : x.into[p]) = data;
+    (p == me ? x.own_bytes : x.receive[p]) = static_cast<std::uint32_t>(bytes);
+  };
+  auto at = [&](int p) { return a.block * static_cast<std::size_t>(p); };
+  for (int p = 0; p < n; ++p) {
+    const bool mine = p == me;
+    switch (request.collective) {
+      case Collective::all_reduce:
+        give(p, a.in, a.bytes);
+        get(p, mine ? a.out : nullptr, a.bytes);
+        break;
+      case Collective::reduce:
+        if (p == a.root) give(p, a.in, a.bytes);
+        if (me == a.root) get(p, mine ? a.out : nullptr, a.bytes);
+        break;
+      case Collective::broadcast:
+        if (me == a.root) give(p, a.in, a.bytes);
+        if (p == a.root) get(p, a.out, a.bytes);
+        break;
+      case Collective::all_gather:
+        give(p, a.in, a.block);
+        get(p, a.out + at(p), a.block);
+        break;
+      case Collective::gather:
+        if (p == a.root) give(p, a.in, a.block);
+        if (me == a.root) get(p, a.out + at(p), a.block);
+        break;
+      case Collective::reduce_scatter:
+        give(p, a.in + at(p), a.block);
+        get(p, mine ? a.out : nullptr, a.block);
+        break;
+      case Collective::scatter:
+        if (me == a.root) give(p, a.in + at(p), a.block);
+        if (p == a.root) get(p, a.out, a.block);
+        break;
+      case Collective::all_to_all:
+        give(p, a.in + at(p), a.block);
+        get(p, a.out + at(p), a.block);
+        break;
+      case Collective::all_to_all_v: {
+        const Args::Part& sent = a.sends[p];
+        const Args::Part& received = a.receives[p];
+        give(p, a.in + sent.offset, sent.bytes);
+        get(p, a.out + received.offset, received.bytes);
+        longest = std::max({longest, sent.bytes, received.bytes});
+        break;
+      }
+      default:  // send, recv, send_recv
+        longest = a.bytes;
+        if (p == to) give(p, a.in, a.bytes);
+        if (p == from) get(p, a.out, a.bytes);
+    }
+  }
+  x.one_source = request.collective == Collective::all_reduce ||
+                 request.collective == Collective::all_gather ||
+                 (request.collective == Collective::broadcast && me == a.root);
+  if (longest >> 31 != 0)
+    throw UsageError("packets carry messages below 2 GiB: leave algorithm out, or name another.");
+  x.bytes = static_cast<std::uint32_t>(longest);
+}
+
+// As one of two: each owner gets its shard from everyone who has a part of it, and passes the result on. An
+// all_reduce is everyone's; else the root has no shard.
+void GpuEngine::two_steps(Exchange& x, const Request& request) const {
+  const Args& a = request.args;
+  const int n = group_.size(), me = group_.rank();
+  const bool all = request.collective == Collective::all_reduce;
+  auto gives = [&](int p) { return request.collective != Collective::broadcast || p == a.root; };
+  auto gets = [&](int p) { return all || (request.collective == Collective::reduce) == (p == a.root); };
+  auto share = [&](int p) {
+    return all ? block_of(a.bytes, shard_bytes(a.bytes, n), p) : share_without(a.bytes, n, a.root, p);
+  };
+  auto narrow = [](std::size_t bytes) { return static_cast<std::uint32_t>(bytes); };
+  const std::size_t longest = shard_bytes(a.bytes, all ? n : n - 1);
+  if (longest >> 31 != 0)
+    throw UsageError("packets carry shards below 2 GiB: leave algorithm out, or name another.");
+  x.root = a.root;
+  x.bytes = narrow(longest);
+  const std::uint32_t mine = narrow(share(me).bytes);
+  const bool copies = request.collective == Collective::broadcast && me == a.root && a.out != a.in;
+  for (int p = 0; p < n; ++p) {
+    const Range its = share(p);
+    (p == me ? x.own : x.from[p]) = gives(me) ? a.in + its.begin : nullptr;
+    (p == me ? x.result : x.into[p]) = gets(me) || copies ? a.out + its.begin : nullptr;
+    if (p == me) continue;
+    x.send[p] = gives(me) ? narrow(its.bytes) : 0;
+    x.receive[p] = gives(p) ? mine : 0;
+    x.pass[p] = gets(p) ? mine : 0;
+    x.back[p] = gets(me) ? narrow(its.bytes) : 0;
+  }
+  x.own_bytes = mine;
+}
+
+void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
+                         int to, int from, cudaStream_t stream) const {
+  const int n = group_.size(), me = group_.rank();
+  const bool lines = is_lines(algorithm);
+  Exchange x;
+  Step step = Step::move;
+  if (algorithm == Algorithm::two_shot_packets || algorithm == Algorithm::two_shot_ll128) {
+    two_steps(x, request);
+    step = request.collective == Collective::broadcast ? Step::relay : Step::two_shot;
+  } else {
+    one_step(x, request, to, from);
+    if (request.collective == Collective::all_reduce || request.collective == Collective::reduce ||
+        request.collective == Collective::reduce_scatter)
+      step = Step::combine;
+  }
+  x.ranks = n;
+  x.rank = me;
+  x.dtype = request.call->dtype;
+  x.op = request.call->op;
+  if (step == Step::move && x.result == x.own) x.result = nullptr;
+  const std::size_t area = lines ? layout_.lines : layout_.packets;
+  auto at = [&](int p, std::size_t offset) { return base_.bases[p] + offset; };
+  std::uintptr_t all =
+      reinterpret_cast<std::uintptr_t>(x.own) | reinterpret_cast<std::uintptr_t>(x.result) | x.own_bytes;
+  for (int p = 0; p < n; ++p) {
+    all |= reinterpret_cast<std::uintptr_t>(x.from[p]) | reinterpret_cast<std::uintptr_t>(x.into[p]) |
+           x.send[p] | x.receive[p] | x.back[p];
+    if (p == me) continue;
+    x.rings[p] = reinterpret_cast<Packet*>(at(p, area)) + static_cast<std::size_t>(me) * kPackets;
+    x.tokens[p] = reinterpret_cast<Counts*>(at(p, layout_.tokens))->of + me;
+  }
+  x.arrived = reinterpret_cast<const Packet*>(at(me, area));
+  x.begun = reinterpret_cast<Counts*>(at(me, layout_.tokens));
+  x.counts = reinterpret_cast<Counts*>(at(me, layout_.counts));
+  const bool whole = all % kPacketBytes == 0;
+  x.context = base_;
+  x.context.collective = request.collective;
+  x.context.call = call;
+  const Shape shape = cut(algorithm, asked, unit_of(request.collective, algorithm, request.args.bytes));
+  x.piece_bytes = static_cast<std::uint32_t>(shape.piece_bytes);
+  start(reinterpret_cast<const void*>(exchange_kernel(step, lines, whole, n, x.dtype, x.op)), &x, shape,
+        stream);
+}
+
+}  // namespace unisono::cuda
