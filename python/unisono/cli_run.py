@@ -1,5 +1,5 @@
-"""What the commands have in common: errors in one sentence, the console, and ranks that are joined or
-started."""
+"""What the commands have in common: options, errors in one sentence, the console, and ranks that are joined
+or started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -19,6 +19,18 @@ from unisono.bench.provenance import usable_cores
 from unisono.errors import UsageError
 
 T = TypeVar("T")
+
+Output = Annotated[
+    Path | None,
+    typer.Option("-O", "--output", "--out", help="Directory of records and report; default: a new one here."),
+]
+WithReport = Annotated[
+    bool,
+    typer.Option(
+        "--report/--no-report",
+        help="Write the report too, not only the records (`unisono report` makes it later).",
+    ),
+]
 
 
 def console() -> Console:

@@ -14,7 +14,7 @@ from unisono.bench import cases, finish, request, start
 from unisono.bench import scaling as points
 from unisono.bench.cases import COLLECTIVES, DTYPES, MEMORIES, CaseError
 from unisono.bench.options import Options
-from unisono.cli_run import console, guarded, run_bench
+from unisono.cli_run import Output, WithReport, console, guarded, run_bench
 
 
 def scaling(
@@ -47,13 +47,8 @@ def scaling(
     mode: Annotated[str | None, typer.Option("--mode", help="Default: latency, on GPUs graph.")] = None,
     budget: Annotated[float, typer.Option("--budget", help="Seconds for all numbers of ranks.")] = 120.0,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the order of cases and of the data.")] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-O", "--output", "--out", help="Directory of records and report; default: a new one here."
-        ),
-    ] = None,
-    report: Annotated[bool, typer.Option(help="Write the report too, not only the records.")] = True,
+    output: Output = None,
+    report: WithReport = True,
 ) -> None:
     """Measures collectives on 1, 2, 4, 8, ... ranks and reports the efficiency against the fewest."""
     asked = request.Asked(

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from unisono.bench import cases
 from unisono.bench.cases import OWN, size_range
 from unisono.bench.pairs import ALL, PATTERNS
+from unisono.bench.records import Case
 from unisono.bench.schedule import Limits
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -120,6 +122,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     room_bytes: int = 0  # that the buffers have at least
     check: bool = True
     terminal_columns: int | None = None  # of the user's terminal; None: progress as plain lines
+
+    def grid(self, ranks: int) -> list[Case]:
+        """Every distinct case of what was asked for, on so many ranks."""
+        return cases.grid(
+            ranks,
+            self.collectives,
+            self.sizes,
+            self.dtypes,
+            self.ops,
+            self.placements,
+            self.memories,
+            self.modes,
+            self.device,
+        )
 
     def pack(self) -> str:
         """As one word of a command line."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from unisono.bench import cases, records, start
+from unisono.bench import records, start
 from unisono.bench.cases import CaseError
 from unisono.bench.options import Options
 from unisono.bench.records import Case, Scaling
@@ -57,19 +57,10 @@ def grid(options: Options, ranks: int) -> list[Case]:
     for kind in options.scaling:
         for name in options.collectives:
             for size in options.sizes:
-                made = cases.grid(
-                    ranks,
-                    [name],
-                    [case_bytes(kind, name, size, ranks)],
-                    options.dtypes,
-                    options.ops,
-                    options.placements,
-                    options.memories,
-                    options.modes,
-                    options.device,
-                )
+                sizes = [case_bytes(kind, name, size, ranks)]
+                of_point = msgspec.structs.replace(options, collectives=[name], sizes=sizes)
                 point = Scaling(kind=kind, bytes=size)
-                found += [msgspec.structs.replace(case, scaling=point) for case in made]
+                found += [msgspec.structs.replace(case, scaling=point) for case in of_point.grid(ranks)]
     return found
 
 

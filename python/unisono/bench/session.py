@@ -216,17 +216,7 @@ class Session:
 
     def _wanted(self, models: Sequence[tuple[Workload, list[Case]]]) -> list[tuple[Case, str | None]]:
         options = self.options
-        grid = scaling.grid(options, self.control.size) or cases.grid(
-            self.control.size,
-            options.collectives,
-            options.sizes,
-            options.dtypes,
-            options.ops,
-            options.placements,
-            options.memories,
-            options.modes,
-            options.device,
-        )
+        grid = scaling.grid(options, self.control.size) or options.grid(self.control.size)
         chosen = pairs.select(options.pairs, self.control.size)
         wanted: list[tuple[Case, str | None]] = [
             (one, None)
