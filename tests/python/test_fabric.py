@@ -14,7 +14,7 @@ import pytest
 import fabric
 import ranks
 import unisono
-from faults import NOTICED_S, assert_nothing_left, error_of
+from faults import NOTICED_S, assert_lost, assert_nothing_left, error_of
 from unisono.bench import records
 from unisono.bench.backends.fabric import WAYS
 
@@ -81,18 +81,8 @@ def test_kill_with_writes_in_flight(faulty: str) -> None:
 
 
 def _assert_noticed(outcome: ranks.Outcome, victim: int) -> None:
-    """Every other rank got a PeerLostError that names the victim, in time, and gets it again; those that see
-    it at the same time say it in their own words."""
-    said = [r["result"] for rank, r in enumerate(outcome.ranks) if rank != victim and r is not None]
-    assert len(said) == len(outcome.ranks) - 1, str(outcome.ended)
-    died = next(one["died"] for one in said if one["died"] is not None)
-    for one in said:
-        error = error_of(one["first"])
-        assert error["type"] == "PeerLostError", error
-        assert f"rank {victim} (process {one['victim']})" in error["text"]
-        assert one["first"]["at"] - died < NOTICED_S
-        for again in one.get("again", []):
-            assert error_of(again) == error
+    """Those that see it at the same time say it in their own words."""
+    assert_lost(outcome, victim, words="")
 
 
 @pytest.mark.parametrize("what", ["barrier", "all_reduce staged", "all_to_all", "empty"])
@@ -117,7 +107,7 @@ def test_rank_that_leaves_early(faulty: str, how: str) -> None:
 
 
 def test_keyboard_interrupt_ends_a_wait(faulty: str) -> None:
-    zero, one = ranks.play(2, "fabric_programs:interrupted", env=over(faulty)).results()
+    zero, one = ranks.play(2, "fault_programs:interrupted", env=over(faulty)).results()
     assert error_of(zero["first"])["type"] == "KeyboardInterrupt"
     assert zero["closed"]
     assert error_of(one["first"])["type"] == "PeerLostError"

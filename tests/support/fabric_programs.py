@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import unisono
-from fault_programs import FLOATS, Meeting, attempt
+from fault_programs import FLOATS, Meeting, attempt, last_is_killed
 from unisono import bootstrap, launch
 
 
@@ -77,30 +74,13 @@ def killed_in_writes(seconds: float) -> dict[str, Any]:
     x = comm.empty((comm.size, 1 << 20), FLOATS)
     out = comm.empty((comm.size, 1 << 20), FLOATS)
     x[:] = 1
-    pids = meeting.tell(os.getpid())
-    dies_at = max(meeting.tell(time.monotonic())) + seconds
-    if comm.rank == comm.size - 1:
-        left = max(dies_at - time.monotonic(), 0)
-        threading.Timer(left, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    death = last_is_killed(comm, meeting, seconds)
 
     def stream() -> None:
         while True:
             comm.all_to_all(x, out, algorithm="direct")
 
-    return {"victim": pids[-1], "died": dies_at, "first": attempt(stream), "again": [attempt(comm.barrier)]}
-
-
-def interrupted() -> dict[str, Any]:
-    """Ctrl-C reaches rank 0 while it waits for rank 1, who then needs it."""
-    comm = unisono.init(timeout_s=30)
-    meeting = Meeting()
-    pids = meeting.tell(os.getpid())
-    if comm.rank == 0:
-        first = attempt(lambda: comm.recv(np.zeros(4, FLOATS), 1))
-        return {"first": first, "closed": comm.closed}
-    time.sleep(0.5)  # by then it waits; before, the interrupt would end it as well
-    os.kill(pids[0], signal.SIGINT)
-    return {"first": attempt(lambda: comm.recv(np.zeros(4, FLOATS), 0))}
+    return {**death, "first": attempt(stream), "again": [attempt(comm.barrier)]}
 
 
 def other_channels(provider: str) -> None:

@@ -14,8 +14,10 @@ def error_of(tried: dict[str, Any]) -> dict[str, Any]:
     return dict(tried["error"])
 
 
-def assert_lost(outcome: ranks.Outcome, victim: int) -> None:
-    """Every other rank got a PeerLostError that names the victim, in time, and gets it again."""
+def assert_lost(outcome: ranks.Outcome, victim: int, words: str = " has died") -> None:
+    """Every other rank got a PeerLostError that names the victim, in time, and gets it again; `words` follow
+    the name.
+    """
     said = [r["result"] for rank, r in enumerate(outcome.ranks) if rank != victim and r is not None]
     assert len(said) == len(outcome.ranks) - 1, str(outcome.ended)
     died = next(one["died"] for one in said if one["died"] is not None)
@@ -23,11 +25,10 @@ def assert_lost(outcome: ranks.Outcome, victim: int) -> None:
         error = error_of(one["first"])
         assert error["type"] == "PeerLostError", error
         assert "ConnectionError" in error["bases"]
-        assert f"rank {victim} (process {one['victim']}) has died" in error["text"]
+        assert f"rank {victim} (process {one['victim']}){words}" in error["text"]
         assert one["first"]["at"] - died < NOTICED_S
         for again in one.get("again", []):
-            assert error_of(again)["type"] == "PeerLostError"
-            assert error_of(again)["text"] == error["text"]
+            assert error_of(again) == error
 
 
 def assert_nothing_left(outcome: ranks.Outcome, marker: str) -> None:
