@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from unisono import launch
+
 _HERE = Path(__file__).resolve().parent
 _SHARED = [str(_HERE / "support"), str(_HERE / "contract")]
 
@@ -20,6 +22,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*_SHARED, *filter(None, [os.environ.
 # first.
 os.environ["UNISONO_PLAN"] = str(_HERE / "support" / "built_in_plan.json")
 os.environ["UNISONO_CHECK"] = "1"
+
+
+@pytest.fixture
+def ranks_find_unisono(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that a test starts import the same package as the test."""
+    package = str(Path(launch.__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]))
 
 
 # A GPU machine without a network has the packages that it has: without this one tests run without a limit.

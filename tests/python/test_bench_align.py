@@ -9,31 +9,18 @@ from threading import Barrier
 
 import pytest
 
+from bench_threads import meetings
 from unisono.bench import align
 from unisono.bench.align import Aligner
 from unisono.bench.control import Control
 
 
-class Meeting:
-    """A bootstrap between threads."""
-
-    def __init__(self, rank: int, slots: list[bytes], door: Barrier) -> None:
-        self.rank, self.size, self._slots, self._door = rank, len(slots), slots, door
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        self._slots[self.rank] = data
-        self._door.wait(30)
-        found = list(self._slots)
-        self._door.wait(30)
-        return found
-
-
 def on_threads(ranks: int, late_s: float, rounds: int = 3) -> list[list[tuple[float, float, float]]]:
     """(arrived, left, CPU seconds spent in between) for every rank and round; the last rank is late."""
-    slots, doors = [b""] * ranks, [Barrier(ranks), Barrier(ranks)]
+    met, door = meetings(ranks), Barrier(ranks)
 
     def rank(number: int) -> list[tuple[float, float, float]]:
-        aligner = Aligner(Control(Meeting(number, slots, doors[0])), lambda: doors[1].wait(30))
+        aligner = Aligner(Control(met[number]), lambda: door.wait(30))
         seen = []
         for _ in range(rounds):
             if number == ranks - 1:

@@ -254,6 +254,14 @@ def test_ranks_of_a_foreign_launcher_are_refused(tmp_path: Path) -> None:
     assert "separate copies" in done.stderr
 
 
+def wait_for_measurements(directory: Path) -> None:
+    """Until a run has begun to measure: what it does last before that is the ceiling."""
+    deadline = time.monotonic() + 60
+    file = directory / records.FILE_NAME
+    while time.monotonic() < deadline and (not file.exists() or b"ceiling" not in file.read_bytes()):
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize(
     "backend", ["unisono", pytest.param("unisono,mpi", marks=[pytest.mark.mpi, needs_mpi])]
 )
@@ -265,11 +273,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, backend: str) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
-        file = directory / records.FILE_NAME
-        while time.monotonic() < deadline and (not file.exists() or b"ceiling" not in file.read_bytes()):
-            time.sleep(0.1)
-        time.sleep(2)
+        wait_for_measurements(directory)
+        time.sleep(2)  # nothing tells that there are samples: they are on record at the end
         os.killpg(child.pid, signal.SIGINT)  # as the terminal does it
         _, errors = child.communicate(timeout=120)
     finally:
@@ -290,10 +295,7 @@ def test_a_killed_rank_ends_the_run_and_the_records_stay(tmp_path: Path) -> None
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
-        file = directory / records.FILE_NAME
-        while time.monotonic() < deadline and (not file.exists() or b"ceiling" not in file.read_bytes()):
-            time.sleep(0.1)
+        wait_for_measurements(directory)
         ranks = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
         os.kill(int(ranks[1]), signal.SIGKILL)
         output, errors = child.communicate(timeout=60)

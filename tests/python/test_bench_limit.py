@@ -4,17 +4,14 @@ GPUs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import unisono  # noqa: E402
-from bench_threads import Meeting, options  # noqa: E402
+from bench_threads import options, run_session  # noqa: E402
 from unisono.bench import limit, records, session  # noqa: E402
 from unisono.bench.backends.unisono import UnisonoBackend  # noqa: E402
 from unisono.bench.buffers import Pools  # noqa: E402
@@ -68,25 +65,13 @@ def run(directory: Path, collectives: list[str]) -> records.Records:
         memories=["plain"],
         to_memory_limit=True,
     )
-    slots, door = [b""] * RANKS, Barrier(RANKS)
-    align, measured = unisono.init_threads(RANKS), unisono.init_threads(RANKS)
 
-    def rank(number: int) -> session.Outcome:
-        control = Control(Meeting(number, RANKS, slots, door))
-        device = SmallDevice(align[number].barrier)
-        mine = session.Session(
-            chosen, control, align[number].barrier, measured[number], Interrupt(), "threads", device
-        )
-        try:
-            return mine.run()
-        finally:
-            mine.close()
+    def session_of(control: Control, align: Any, measured: Any) -> session.Session:
+        device = SmallDevice(align.barrier)
+        return session.Session(chosen, control, align.barrier, measured, Interrupt(), "threads", device)
 
-    with ThreadPoolExecutor(RANKS) as pool:
-        list(pool.map(rank, range(RANKS)))
-    for communicator in (*align, *measured):
-        communicator.close()
-    return records.read(directory)
+    found, _ = run_session(chosen, RANKS, session_of)
+    return found
 
 
 def test_each_collective_grows_until_the_memory_is_full(tmp_path: Path) -> None:

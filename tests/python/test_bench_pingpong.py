@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import unisono
-from bench_threads import Meeting, options
+from bench_threads import meetings, options, run_session
 from unisono.bench import cases, finish, pairs, records, timing, verify
 from unisono.bench.align import Aligner
 from unisono.bench.backends.base import Backend, Buffers
@@ -166,12 +165,11 @@ def test_what_is_built_of_sends_has_no_in_place_form() -> None:
 
 def test_a_pair_starts_together_and_the_others_sleep() -> None:
     """Rank 2 takes no part and is not waited for; rank 1 comes late, and rank 0 leaves after it has come."""
-    slots, door = [b""] * 3, Barrier(3)
-    communicators = unisono.init_threads(3)
+    doors, communicators = meetings(3), unisono.init_threads(3)
 
     def rank(number: int) -> tuple[float, float]:
         mine = communicators[number]
-        aligner = Aligner(Control(Meeting(number, 3, slots, door)), mine.barrier, partial(meeting, mine))
+        aligner = Aligner(Control(doors[number]), mine.barrier, partial(meeting, mine))
         aligner()
         arrived = left = 0.0
         if number < 2:
@@ -195,25 +193,13 @@ def test_unisono_in_every_pattern_pair_and_way(tmp_path: Path, ranks: int) -> No
     """Ranks as threads, with the rest of the pairs asleep."""
     changes: dict[str, Any] = {"collectives": ["pingpong", "all_to_all"], "streams": cases.STREAMS}
     chosen = options(tmp_path / "run", ["unisono"], sizes=[4, 70000], **changes)
-    slots, door = [b""] * ranks, Barrier(ranks)
-    align, measured = unisono.init_threads(ranks), unisono.init_threads(ranks)
 
-    def rank(number: int) -> None:
-        control = Control(Meeting(number, ranks, slots, door))
+    def session_of(control: Control, align: Any, measured: Any) -> Session:
+        aligner = Aligner(control, align.barrier, partial(meeting, align))
+        device = HostDevice(aligner, aligner.with_peer, control.rank)
+        return Session(chosen, control, aligner, measured, Interrupt(), "threads", device)
 
-        aligner = Aligner(control, align[number].barrier, partial(meeting, align[number]))
-        device = HostDevice(aligner, aligner.with_peer, number)
-        session = Session(chosen, control, aligner, measured[number], Interrupt(), "threads", device)
-        try:
-            session.run()
-        finally:
-            session.close()
-
-    with ThreadPoolExecutor(ranks) as pool:
-        list(pool.map(rank, range(ranks)))
-    for communicator in (*align, *measured):
-        communicator.close()
-    found = records.read(tmp_path / "run")
+    found, _ = run_session(chosen, ranks, session_of)
     assert [failure.message for failure in found.failures] == []
     both = [result for result in found.results if result.case.collective == pairs.NAME]
     # sizes x memories x modes

@@ -4,9 +4,7 @@ or absent."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 from typing import Any, ClassVar
 
 import msgspec
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 
 import unisono
-from bench_threads import Meeting, options
+from bench_threads import options, run_session
 from unisono.bench import records, session
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import UnisonoBackend
@@ -204,25 +202,14 @@ def run(
     def start(backends: list[str], **changes: Any) -> tuple[Records, list[session.Outcome]]:
         ranks = 3
         chosen = options(tmp_path / "run", backends, **changes)
-        slots, door = [b""] * ranks, Barrier(ranks)
-        align, measured = unisono.init_threads(ranks), unisono.init_threads(ranks, check=False)
         interrupts = [Interrupt() for _ in range(ranks)]
         Interrupts.pressed = interrupts[1]
 
-        def rank(number: int) -> session.Outcome:
-            control = Control(Meeting(number, ranks, slots, door))
-            given = (chosen, control, align[number].barrier, measured[number], interrupts[number], "threads")
-            mine = session.Session(*given)
-            try:
-                return mine.run()
-            finally:
-                mine.close()
+        def session_of(control: Control, align: Any, measured: Any) -> session.Session:
+            interrupt = interrupts[control.rank]
+            return session.Session(chosen, control, align.barrier, measured, interrupt, "threads")
 
-        with ThreadPoolExecutor(ranks) as pool:
-            outcomes = list(pool.map(rank, range(ranks)))
-        for communicator in (*align, *measured):
-            communicator.close()
-        return records.read(tmp_path / "run"), outcomes
+        return run_session(chosen, ranks, session_of, check=False)
 
     return start
 

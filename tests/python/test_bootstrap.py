@@ -11,29 +11,15 @@ from typing import Any
 
 import pytest
 
+from bootstrap_programs import GATHER, MAKE, MEET
 from unisono import bootstrap, launch
 from unisono.bootstrap import HubBootstrap, SingleBootstrap
 from unisono.errors import MismatchError, PeerLostError, TimeoutError, UnisonoError, UsageError
 from unisono.hub import MAX_PAYLOAD, Kind, encode
 from unisono.launch import World
 
-pytestmark = pytest.mark.timeout(120)
-PACKAGE = str(Path(launch.__file__).parents[1])
-GATHER = Path(__file__).with_name("rank_gathers.py")
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_find_unisono")]
 GOOD = encode(Kind.DATA, 1, (0, 0), b"payload", 1000)
-MAKE = """
-import os, sys
-from unisono import bootstrap, errors, launch
-def say(*words):
-    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
-world = launch.from_env(os.environ)
-"""
-MEET = MAKE + "b = bootstrap.make(world, timeout_s=20); rank = b.rank\n"
-
-
-@pytest.fixture(autouse=True)
-def ranks_find_unisono(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([PACKAGE, os.environ.get("PYTHONPATH", "")]))
 
 
 # HubBootstrap against a hostile launcher, in this process

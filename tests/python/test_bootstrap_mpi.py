@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from unisono import launch
+from bootstrap_programs import GATHER, MAKE, MEET, shell
 
-pytestmark = pytest.mark.timeout(120)
-PACKAGE = str(Path(launch.__file__).parents[1])
-GATHER = Path(__file__).with_name("rank_gathers.py")
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_find_unisono")]
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 needs_mpi = pytest.mark.skipif(
     not MPIEXEC.exists() or importlib.util.find_spec("mpi4py") is None,
     reason="mpi4py and the mpich wheel's mpiexec are not installed beside this python",
 )
-MAKE = """
-import os, sys
-from unisono import bootstrap, errors, launch
-def say(*words):
-    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
-world = launch.from_env(os.environ)
-"""
-MEET = MAKE + "b = bootstrap.make(world, timeout_s=20); rank = b.rank\n"
-
-
-@pytest.fixture(autouse=True)
-def ranks_find_unisono(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([PACKAGE, os.environ.get("PYTHONPATH", "")]))
-
-
-def _shell(argv: list[str], **env: str) -> tuple[int, list[str], str]:
-    """Exit status, the lines of standard output, sorted, and standard error."""
-    done = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, check=False)
-    return done.returncode, sorted(done.stdout.splitlines()), done.stderr
 
 
 def _mpiexec(n: int, code: str) -> tuple[int, list[str], str]:
-    return _shell([str(MPIEXEC), "-n", str(n), sys.executable, "-c", code])
+    return shell([str(MPIEXEC), "-n", str(n), sys.executable, "-c", code])
 
 
 @needs_mpi
 @pytest.mark.mpi
 def test_mpi() -> None:
-    status, lines, errors = _shell([str(MPIEXEC), "-n", "3", sys.executable, str(GATHER)])
+    status, lines, errors = shell([str(MPIEXEC), "-n", "3", sys.executable, str(GATHER)])
     assert (status, lines) == (0, [f"{rank} 3 MpiBootstrap" for rank in range(3)]), errors
 
 
@@ -111,7 +88,7 @@ def test_mpi_an_exception_in_one_rank_does_not_hang_the_run() -> None:
 def test_mpi_of_another_launcher_is_refused() -> None:
     """As under Open MPI's mpirun with an mpi4py on MPICH: the run would be four copies of one rank."""
     env = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
-    status, _, errors = _shell([sys.executable, "-c", MEET], **env)
+    status, _, errors = shell([sys.executable, "-c", MEET], **env)
     assert status == 1
     assert "rank 1 of 4, but mpi4py sees rank 0 of 1" in errors and "4 separate copies" in errors
 
@@ -119,7 +96,7 @@ def test_mpi_of_another_launcher_is_refused() -> None:
 def test_mpi_that_is_missing_is_said() -> None:
     env = {"PMI_RANK": "0", "PMI_SIZE": "2"}
     code = MAKE + "sys.modules['mpi4py'] = None\nbootstrap.make(world)"
-    status, _, errors = _shell([sys.executable, "-c", code], **env)
+    status, _, errors = shell([sys.executable, "-c", code], **env)
     assert status == 1 and "mpi4py is not installed: pip install mpi4py, or" in errors, errors
 
 
@@ -127,5 +104,5 @@ def test_mpi_that_is_missing_is_said() -> None:
 @pytest.mark.mpi
 def test_mpi_without_a_library_is_said() -> None:
     env = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI4PY_LIBMPI": "/no/libmpi.so"}
-    status, _, errors = _shell([sys.executable, "-c", MEET], **env)
+    status, _, errors = shell([sys.executable, "-c", MEET], **env)
     assert status == 1 and "mpi4py cannot load MPI (" in errors and "pip install mpich, or" in errors, errors

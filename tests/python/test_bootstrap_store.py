@@ -14,28 +14,16 @@ from typing import Any
 
 import pytest
 
-from unisono import bootstrap, launch
+from bootstrap_programs import GATHER, shell
+from unisono import bootstrap
 from unisono.bootstrap_store import StoreBootstrap
 from unisono.errors import PeerLostError, TimeoutError, UnisonoError, UsageError
 from unisono.hub import HEADER_BYTES, Kind, encode
 from unisono.launch import World
 
-pytestmark = pytest.mark.timeout(120)
-PACKAGE = str(Path(launch.__file__).parents[1])
-GATHER = Path(__file__).with_name("rank_gathers.py")
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_find_unisono")]
 GOOD = encode(Kind.DATA, 1, (0, 0), b"payload", 1000)
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-
-
-@pytest.fixture(autouse=True)
-def ranks_find_unisono(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([PACKAGE, os.environ.get("PYTHONPATH", "")]))
-
-
-def _shell(argv: list[str], **env: str) -> tuple[int, list[str], str]:
-    """Exit status, the lines of standard output, sorted, and standard error."""
-    done = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, check=False)
-    return done.returncode, sorted(done.stdout.splitlines()), done.stderr
 
 
 class Dict:
@@ -140,7 +128,7 @@ def test_torch_store_names_the_rank_that_never_arrives() -> None:
 @pytest.mark.torch
 def test_torchrun() -> None:
     argv = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(GATHER)]
-    status, lines, errors = _shell([sys.executable, *argv])
+    status, lines, errors = shell([sys.executable, *argv])
     assert (status, lines) == (0, [f"{rank} 2 StoreBootstrap" for rank in range(2)]), errors
 
 

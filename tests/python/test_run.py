@@ -23,7 +23,6 @@ from unisono import run as run_module
 from unisono.errors import UsageError
 
 pytestmark = pytest.mark.timeout(60)
-PACKAGE = str(Path(launch.__file__).parents[1])
 MEET = """
 import os, signal, subprocess, sys, time
 from unisono import bootstrap, errors, launch
@@ -35,11 +34,6 @@ def say(*words):
 FOREIGN = dict.fromkeys(
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK"], "3"
 )
-
-
-@pytest.fixture
-def ranks_find_unisono(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([PACKAGE, os.environ.get("PYTHONPATH", "")]))
 
 
 @pytest.fixture
