@@ -9,7 +9,7 @@ bytes per second), sizes in bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -267,11 +267,6 @@ def files(path: Path) -> list[Path]:
     return found
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with open(path, "rb") as file:
-        yield from enumerate(file, start=1)
-
-
 def _major(version: str) -> str:
     return version.partition(".")[0]
 
@@ -280,22 +275,27 @@ def read(path: Path) -> Records:
     """Reads every line that holds a record of this schema's major version; `problems` names the others."""
     records = Records()
     for file in files(path):
-        for number, line in _lines(file):
-            if not line.strip():
-                continue
-            try:
-                record = _decoder.decode(line)
-            except msgspec.MsgspecError as error:
-                cut = "" if line.endswith(b"\n") else " (the file ends in the middle of it)"
-                records.problems.append(f"{file.name} line {number} was left out{cut}: {error}")
-                continue
-            if isinstance(record, Run) and _major(record.schema) != _major(SCHEMA_VERSION):
-                raise ValueError(
-                    f"{file} has schema {record.schema}, this is {SCHEMA_VERSION}: read it with the version "
-                    "that wrote it."
-                )
-            records.add(record)
+        with open(file, "rb") as lines:
+            _read_lines(file, lines, records)
     return records
+
+
+def _read_lines(file: Path, lines: Iterable[bytes], records: Records) -> None:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = _decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            cut = "" if line.endswith(b"\n") else " (the file ends in the middle of it)"
+            records.problems.append(f"{file.name} line {number} was left out{cut}: {error}")
+            continue
+        if isinstance(record, Run) and _major(record.schema) != _major(SCHEMA_VERSION):
+            raise ValueError(
+                f"{file} has schema {record.schema}, this is {SCHEMA_VERSION}: read it with the version "
+                "that wrote it."
+            )
+        records.add(record)
 
 
 def schema() -> dict[str, Any]:
