@@ -53,7 +53,7 @@ void combine(const Bytes& out, const std::optional<ConstBytes>& prior, const std
   if (!prior && ranks == static_cast<int>(from.size())) {  // the whole sum at once
     const Dst to{reinterpret_cast<byte*>(out.data())};
     return kernels.reduce[static_cast<int>(dtype)][static_cast<int>(op)](&to, 1, from.data(), ranks,
-                                                                        out.size());
+                                                                         out.size());
   }
   kernels.resume[static_cast<int>(dtype)][static_cast<int>(op)](
       reinterpret_cast<byte*>(out.data()), prior ? reinterpret_cast<const byte*>(prior->data()) : nullptr,
