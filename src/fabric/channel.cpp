@@ -13,8 +13,8 @@
 
 namespace unisono::fabric {
 
-Channel::Channel(Info nic, Failed failed, std::size_t completions)
-    : nic_(std::move(nic)), failed_(std::move(failed)) {
+Channel::Channel(Info nic, Failed failed, Calls& calls, std::size_t completions)
+    : nic_(std::move(nic)), failed_(std::move(failed)), calls_(calls) {
   auto* const info = const_cast<fi_info*>(nic_.get());
   fid_fabric* fabric = nullptr;
   checked(library().fabric(info->fabric_attr, &fabric, nullptr), "opening the fabric");
@@ -96,6 +96,7 @@ Channel::Operation* Channel::take_operation() {
 }
 
 bool Channel::post(const Write& one, Batch& batch) {
+  const Calls::Inside inside(calls_);
   Operation* const operation = take_operation();
   operation->batch = &batch;
   operation->peer = one.peer;
@@ -109,6 +110,7 @@ bool Channel::post(const Write& one, Batch& batch) {
 }
 
 bool Channel::try_inject(const Write& one) {
+  const Calls::Inside inside(calls_);
   const auto code = fi_inject_writedata(endpoint_.get(), one.from, one.bytes, one.immediate,
                                         peers_[static_cast<std::size_t>(one.peer)], one.to, one.key);
   if (code == -FI_EAGAIN) return false;
@@ -117,6 +119,7 @@ bool Channel::try_inject(const Write& one) {
 }
 
 bool Channel::progress(const Arrived& arrived) {
+  const Calls::Inside inside(calls_);
   std::array<fi_cq_data_entry, 32> entries;
   bool any = false;
   for (;;) {

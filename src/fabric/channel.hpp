@@ -13,6 +13,7 @@
 
 #include "fabric/provider.hpp"
 #include "fabric/task.hpp"
+#include "fabric/watchdog.hpp"
 #include "lane/lane.hpp"
 
 namespace unisono::fabric {
@@ -68,7 +69,7 @@ class Channel {
   using Arrived = std::function<void(std::uint32_t immediate)>;
 
   // `completions`: entries of the completion queue; 0: as many as the NIC has writes in flight.
-  Channel(Info nic, Failed failed, std::size_t completions = 0);
+  Channel(Info nic, Failed failed, Calls& calls, std::size_t completions = 0);
   ~Channel();
   Channel(const Channel&) = delete;
 
@@ -129,6 +130,7 @@ class Channel {
 
   Info nic_;
   Failed failed_;
+  Calls& calls_;
   // destroyed in reverse: operations outlive the endpoint
   std::deque<Operation> operations_;
   std::vector<Operation*> idle_;

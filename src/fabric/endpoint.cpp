@@ -64,7 +64,7 @@ FabricEndpoint::FabricEndpoint(int rank, int ranks, const Settings& settings, Wa
   for (int c = 0; c < settings_.channels; ++c) {
     channels_.push_back(std::make_unique<fabric::Channel>(
         settings_.provider.nic(c), [this](int peer, const std::string& why) { watch_.broken(peer, why); },
-        settings_.completions));
+        calls_, settings_.completions));
     most_bytes_ = std::min(most_bytes_, channels_.back()->most_bytes());
   }
   auto scratch = std::make_shared<fabric::Region>();
@@ -371,14 +371,15 @@ void FabricEndpoint::tell(int peer, Kind kind) {
                  sizeof(std::uint64_t), kScratch, layout.note(rank_, kind, number), kind));
 }
 
-void FabricEndpoint::tell_failure(const std::string& text) {
+void FabricEndpoint::tell_failure(const std::string& text, const std::function<bool(int peer)>& lives) {
   const Layout layout{peers_.size(), settings_.chunk_bytes};
   byte* const own = regions_[kScratch]->memory.get() + layout.own_at() + layout.failure(rank_);
   const std::size_t length = std::min(text.size(), kFailureBytes - 1);
   std::memcpy(own, text.data(), length);
   own[length] = byte{0};
   for (int i = 1; i < size(); ++i)
-    start(transfer(peer_at(*this, i), own, length + 1, kScratch, layout.failure(rank_), Kind::failure));
+    if (const int peer = peer_at(*this, i); lives(peer))
+      start(transfer(peer, own, length + 1, kScratch, layout.failure(rank_), Kind::failure));
 }
 
 std::string FabricEndpoint::failure_of(int peer) const {

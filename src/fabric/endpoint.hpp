@@ -104,10 +104,11 @@ class FabricEndpoint {
   bool needs_local_registration() const { return channels_.front()->needs_local_registration(); }
   std::size_t most_bytes() const { return most_bytes_; }  // of one write
   int channels() const { return static_cast<int>(channels_.size()); }
+  const fabric::Calls& calls() const { return calls_; }
 
   // Words to peers that ask for no answer: best effort.
   void tell(int peer, fabric::Kind kind);
-  void tell_failure(const std::string& text);
+  void tell_failure(const std::string& text, const std::function<bool(int peer)>& lives);
   std::string failure_of(int peer) const;
   bool told(int peer, fabric::Kind kind) const { return of(peer).has(kind).count() > 0; }
   // Whether all that this rank writes to that peer is complete.
@@ -169,6 +170,7 @@ class FabricEndpoint {
   host::Reduce reduce_ = nullptr;
   bool sources_stay_ = false;
   std::vector<Peer> peers_;
+  fabric::Calls calls_;
   // What libfabric knows of a rank. Registrations end before the channels that they are made with, and memory
   // after them: a provider's thread may read and write it as long as there is an endpoint.
   struct Estate {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <thread>
@@ -23,6 +24,7 @@ constexpr std::string_view kMagic = "unisono-fabric-1";
 constexpr double kProbeS = 0.2;  // between two looks whether a silent peer still takes writes
 constexpr double kGraceS = 0.5;  // in which what a rank wrote before it went may still arrive
 constexpr double kFarewellS = 1;
+constexpr double kStuckS = 1.5;  // in one call of libfabric's, after a peer's death
 
 constexpr std::string_view name_of(Kind kind) {
   constexpr std::string_view names[fabric::kKinds] = {"meet",  "piece",   "credit",  "bulk",
@@ -145,6 +147,22 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
   for (const std::string& its :
        bootstrap.all_gather("connected"))  // nobody writes before everyone can take it
     if (its != "connected") throw UsageError("the bootstrap has lost its order: start the ranks again.");
+  if (options.lane.provider.one_machine && size_ > 1)
+    watchdog_ =
+        std::make_unique<fabric::Watchdog>(lane_->calls(), [this](double seconds) { return stuck(seconds); });
+}
+
+std::string FabricGroup::stuck(double seconds) {
+  for (int r = 0; r < size_ && !first_dead_; ++r)
+    if (const auto& process = processes_[static_cast<std::size_t>(r)]; process && process->dead())
+      first_dead_ = r;
+  if (first_dead_ && seconds > kStuckS)
+    return who(*first_dead_) + " has died within libfabric, whose locks " + where() +
+           " now waits for without end; this process ends: use another provider (tcp), or libfabric 1.20 or "
+           "newer.";
+  if (seconds < timeout_s_) return {};
+  return where() + " has not come back from libfabric for " + std::to_string(std::lround(seconds)) +
+         " s; this process ends: see whether the other ranks are stuck too, or use another provider (tcp).";
 }
 
 FabricGroup::~FabricGroup() { leave(true); }
@@ -261,7 +279,10 @@ void FabricGroup::fail(Group::Kind kind, const std::string& text) {
     failure_ = Failure{kind, text};
     lane_->abandon();
     try {
-      lane_->tell_failure(std::to_string(static_cast<int>(kind)) + text);
+      lane_->tell_failure(std::to_string(static_cast<int>(kind)) + text, [this](int r) {
+        const auto& process = processes_[static_cast<std::size_t>(r)];
+        return !process || !process->dead();
+      });
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): whoever cannot be told finds out
     }
     settle(kFarewellS);

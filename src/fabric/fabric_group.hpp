@@ -74,6 +74,7 @@ class FabricGroup {
   void broken(int peer, const std::string& why);
   void heed(int rank);  // what a peer has told of a failure
   void settle(double seconds) noexcept;
+  std::string stuck(double seconds);  // in a call of libfabric's: what to end the process with
   bool gone_for_good(int rank, int awaited);
   std::string where() const;
   std::string who(int rank) const;
@@ -98,6 +99,8 @@ class FabricGroup {
   };
   std::optional<Suspicion> suspicion_;  // a write has failed, of which nobody says to whom
   std::unique_ptr<FabricEndpoint> lane_;
+  std::optional<int> first_dead_;  // that the watchdog has seen
+  std::unique_ptr<fabric::Watchdog> watchdog_;
 };
 
 }  // namespace unisono

@@ -14,14 +14,14 @@ def error_of(tried: dict[str, Any]) -> dict[str, Any]:
     return dict(tried["error"])
 
 
-def assert_lost(outcome: ranks.Outcome, victim: int, words: str = " has died") -> None:
-    """Every other rank got a PeerLostError that names the victim, in time, and gets it again; `words` follow
-    the name.
+def assert_lost(outcome: ranks.Outcome, victim: int, words: str = " has died", stuck: int = 0) -> None:
+    """Every other rank but `stuck` got a PeerLostError that names the victim, in time, and gets it again;
+    `words` follow the name.
     """
     said = [r["result"] for rank, r in enumerate(outcome.ranks) if rank != victim and r is not None]
-    assert len(said) == len(outcome.ranks) - 1, str(outcome.ended)
-    died = next(one["died"] for one in said if one["died"] is not None)
+    assert len(said) == len(outcome.ranks) - 1 - stuck, str(outcome.ended)
     for one in said:
+        died = next(one["died"] for one in said if one["died"] is not None)
         error = error_of(one["first"])
         assert error["type"] == "PeerLostError", error
         assert "ConnectionError" in error["bases"]
