@@ -25,7 +25,12 @@ constexpr const char* kFabric =
 
 provider: a name of fabric_providers(); empty: UNISONO_FABRIC_PROVIDER, else libfabric's best between machines.
 channels: endpoints, by turns on the NICs; None: UNISONO_FABRIC_CHANNELS, else one a NIC. policy: single (the first channel for all peers), multi (each
-transfer split over all), round-robin (channel (peer + rank) mod channels). pinned: `empty` gives pinned host memory.)";
+transfer split over all), round-robin (channel (peer + rank) mod channels). pinned: CUDA pins the host memory
+of `empty`.
+
+A communicator that also has device= takes GPU memory of `empty` in all_to_all, out of place: such a call waits for its
+stream before and after, is complete when it returns, and is not for CUDA graphs. Where there is no GPU, or a provider
+that takes its memory, ResourceError or UsageError says so.)";
 
 constexpr const char* kFabricProviders =
     R"(What libfabric offers here that the fabric lane can use, best first.

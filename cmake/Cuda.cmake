@@ -38,6 +38,6 @@ function(add_cuda_lane library)
     --expt-relaxed-constexpr --fmad=false --maxrregcount=128 --threads=2 -Xcompiler=-Wall,-Wextra
   )
   target_sources(${library} PRIVATE src/lane/cuda/api.cpp src/lane/cuda/calls.cpp src/lane/cuda/copy_calls.cpp src/lane/cuda/engine.cpp
-    src/lane/cuda/exchange_calls.cpp src/memory/device.cpp)
+    src/lane/cuda/exchange_calls.cpp src/lane/cuda/nic.cpp src/memory/device.cpp)
   target_link_libraries(${library} PRIVATE unisono_cuda CUDA::cudart_static)
 endfunction()

@@ -72,13 +72,15 @@ Buffer Communicator::empty(std::size_t bytes, Memory memory) {
   return {impl_->allocate(bytes, memory), bytes};
 }
 
-std::optional<int> Communicator::device() const {
-  return impl_->has_engine() ? std::optional(impl_->engine().device()) : std::nullopt;
+std::optional<int> Communicator::device() const { return impl_->device(); }
+std::optional<int> Communicator::Impl::device() const {
+  return has_engine() ? std::optional(engine().device()) : std::nullopt;
 }
 
 bool Communicator::peer_access() const { return impl_->has_engine() && impl_->engine().peer_access(); }
 
-void Communicator::synchronize(void* stream) { impl_->engine().synchronize(stream); }
+void Communicator::synchronize(void* stream) { impl_->synchronize(stream); }
+void Communicator::Impl::synchronize(void* stream) { engine().synchronize(stream); }
 
 std::string_view Communicator::card() const { return impl_->engine().card(); }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ class Communicator::Impl {
   virtual void barrier() = 0;
   virtual std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) = 0;
 
+  virtual std::optional<int> device() const;
+  virtual void synchronize(void* stream);
   virtual bool has_engine() const { return false; }
   virtual cuda::Engine& engine() const {
     throw UsageError("the communicator has no GPU: make it with device=, on every rank.");

@@ -41,8 +41,9 @@ struct Call {
 
 // The calls of a communicator come from one thread at a time, in the same order on every rank. Each returns
 // when this rank's output is complete and its input may be overwritten; a call on device memory only enqueues
-// that on its stream, and may be captured in a CUDA graph. Errors are those of error.hpp; what goes wrong on
-// the GPU later is raised by the next call, or by `synchronize`.
+// that on its stream, and may be captured in a CUDA graph (on the fabric lane it waits for the stream
+// before and after, and is complete when it returns). Errors are those of error.hpp; what goes wrong on the
+// GPU later is raised by the next call, or by `synchronize`.
 //
 // Device memory of `empty` is used without a copy where every rank gives the same offset of the same
 // allocation (as NCCL's windows and NVSHMEM ask), the root's buffer included.
@@ -53,7 +54,7 @@ class Communicator {
     std::string provider{};  // as `fabric_providers` names it; empty: UNISONO_FABRIC_PROVIDER, else the best
     std::optional<int> channels{};  // endpoints; default: UNISONO_FABRIC_CHANNELS, else one a NIC
     ChannelPolicy policy = ChannelPolicy::round_robin;
-    bool pinned = false;  // `empty` gives pinned host memory
+    bool pinned = false;  // host memory of `empty` is pinned by CUDA
   };
   struct Options {
     std::optional<double> timeout_s{};  // deadline of every wait, above 0; default UNISONO_TIMEOUT_S, else 30

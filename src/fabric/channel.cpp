@@ -62,7 +62,21 @@ void Channel::connect(const std::vector<std::string>& addresses) {
                           ": see that all ranks name the same provider and reach each other's network.");
 }
 
-Registration Channel::enroll(byte* at, std::size_t bytes, Where where, int device) {
+namespace {
+
+std::string refusal(std::size_t bytes, bool on_gpu, const std::string& provider, const std::string& why) {
+  return "registering " + std::to_string(bytes) + " bytes of " + (on_gpu ? "GPU" : "host") +
+         " memory with provider " + provider + " was refused (" + why + "): " +
+         (on_gpu ? "use a libfabric that was built with CUDA and a driver of the NIC that takes DMABUFs, or "
+                   "load nvidia-peermem; or use host memory."
+                 : "raise the limit of locked memory (ulimit -l, in containers --ulimit memlock=-1), or use "
+                   "less.");
+}
+
+}  // namespace
+
+Registration Channel::enroll(byte* at, std::size_t bytes, std::optional<int> device,
+                             [[maybe_unused]] const cuda::Dmabuf& dmabuf) {
   Registration made;
   iovec extent{at, bytes};
   fi_mr_attr attributes{};
@@ -70,15 +84,21 @@ Registration Channel::enroll(byte* at, std::size_t bytes, Where where, int devic
   attributes.iov_count = 1;
   attributes.access = FI_WRITE | FI_REMOTE_WRITE;
   attributes.requested_key = next_key_++;
-  attributes.iface = where == Where::device ? FI_HMEM_CUDA : FI_HMEM_SYSTEM;
-  attributes.device.cuda = device;
+  attributes.iface = device ? FI_HMEM_CUDA : FI_HMEM_SYSTEM;
+  attributes.device.cuda = device.value_or(0);
   fid_mr* mr = nullptr;
-  const int code = fi_mr_regattr(domain_.get(), &attributes, 0, &mr);
-  if (code < 0)
-    throw ResourceError(
-        "registering " + std::to_string(bytes) + " bytes with provider " + nic_->fabric_attr->prov_name +
-        " was refused (" + error_text(code) +
-        "): raise the limit of locked memory (ulimit -l, in containers --ulimit memlock=-1), or use less.");
+#ifdef FI_MR_DMABUF  // libfabric 1.20; one older than the headers is not opened
+  if (dmabuf.descriptor >= 0) {
+    const fi_mr_dmabuf range{dmabuf.descriptor, static_cast<std::uint64_t>(at - dmabuf.begin), bytes,
+                             dmabuf.begin};
+    fi_mr_attr by_descriptor = attributes;
+    by_descriptor.dmabuf = &range;
+    if (fi_mr_regattr(domain_.get(), &by_descriptor, FI_MR_DMABUF, &mr) < 0) mr = nullptr;
+  }
+#endif
+  if (!mr)
+    if (const int code = fi_mr_regattr(domain_.get(), &attributes, 0, &mr); code < 0)
+      throw ResourceError(refusal(bytes, device.has_value(), nic_->fabric_attr->prov_name, error_text(code)));
   made.mr = Owned(mr);
   if ((nic_->domain_attr->mr_mode & FI_MR_ENDPOINT) != 0) {
     checked(fi_mr_bind(mr, &endpoint_->fid, 0), "binding a region");

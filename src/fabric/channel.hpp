@@ -8,12 +8,14 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "fabric/provider.hpp"
 #include "fabric/task.hpp"
 #include "fabric/watchdog.hpp"
+#include "lane/cuda/nic.hpp"
 #include "lane/lane.hpp"
 
 namespace unisono::fabric {
@@ -45,7 +47,6 @@ class Owned {
 };
 
 // What a rank lets others write to, or writes from: its address and keys are what they need.
-enum class Where : std::uint8_t { host, device };
 struct Registration {
   Owned<fid_mr> mr;
   std::uint64_t key = 0;
@@ -83,8 +84,9 @@ class Channel {
   bool by_address() const { return (nic_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0; }
   std::size_t most_bytes() const { return nic_->ep_attr->max_msg_size; }
 
-  // Throws ResourceError, which says what to do, where the system refuses.
-  Registration enroll(byte* at, std::size_t bytes, Where where, int device);
+  // `device`: the GPU whose memory it is, and `dmabuf`, where the driver gives one, by which the NIC finds
+  // it; neither is needed afterwards. Throws ResourceError, which says what to do, where the system refuses.
+  Registration enroll(byte* at, std::size_t bytes, std::optional<int> device, const cuda::Dmabuf& dmabuf);
 
   // `co_await write(one, batch)`: returns when the write has been queued, at once unless the NIC's queue is
   // full. The batch is complete when its writes are.

@@ -1,7 +1,9 @@
 #include "fabric/communicator.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <tuple>
 
 #include "dispatch.hpp"
@@ -9,6 +11,7 @@
 #include "fabric/fabric_group.hpp"
 #include "fabric/library.hpp"
 #include "impl.hpp"
+#include "lane/cuda/nic.hpp"
 #include "programs/send_recv.hpp"
 
 namespace unisono {
@@ -53,8 +56,9 @@ class FabricCommunicator final : public Communicator::Impl {
   FabricCommunicator(Bootstrap& bootstrap, const Communicator::Options& options,
                      const Communicator::Fabric& settings)
       : Impl(options.check.value_or(env().check)),
-        kind_(settings.pinned ? fabric::MemoryKind::pinned : fabric::MemoryKind::host),
+        pinned_(settings.pinned),
         device_(options.device),
+        gpu_(pinned_ || device_ ? cuda::NicGpu::make(device_) : nullptr),
         group_(bootstrap, {.timeout_s = timeout_of(options),
                            .check = check_,
                            .lane = settings_of(settings, bootstrap.size(), options.device.has_value()),
@@ -73,14 +77,27 @@ class FabricCommunicator final : public Communicator::Impl {
     if (!busy() && !closed()) group_.look_for_failure();  // a call under way looks itself
   }
   Plan& plan(Memory) override { return plan_; }
+  std::optional<int> device() const override { return device_; }
+  // A call on GPU memory is complete when it returns: what is waited for is the caller's own.
+  void synchronize(void* stream) override {
+    if (!device_) return Impl::synchronize(stream);
+    while (!gpu_->idle(stream)) {
+      group_.let_caller_in();
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
 
   void run(Request request) override {
     const Turn turn(*this, request.collective);
     Args& args = request.args;
     const Algorithm algorithm = chosen(request);
+    const bool on_gpu = request.call->memory == Memory::device;
+    const auto current = on_gpu ? gpu_->current() : nullptr;
+    if (on_gpu) finish_stream(request);  // neither this rank's NIC nor a peer's waits for it
     if (is_direct(algorithm) && request.bytes() > 0) meet_places(request);
     else if (check_ && size() > 1) compare_calls(request);
     if (args.bytes == 0) return;
+    if (on_gpu) return run_on_gpu(request);
     if (size() == 1) return copy(args.in, args.out, args.bytes);
     group_.lane().prepare(
         host::kernels().reduce[static_cast<int>(request.call->dtype)][static_cast<int>(request.call->op)],
@@ -123,11 +140,14 @@ class FabricCommunicator final : public Communicator::Impl {
     std::string problem;
     try {
       region->bytes = std::max<std::size_t>(bytes, 1);
-      region->where = memory == Memory::device ? fabric::Where::device : fabric::Where::host;
-      region->device = device_.value_or(-1);
-      region->memory = fabric::allocate(
-          region->bytes, memory == Memory::device ? fabric::MemoryKind::device : kind_, region->device);
-      lane.enroll(*region);
+      if (memory == Memory::device) {
+        region->device = device_;
+        region->memory = gpu_->memory(region->bytes);
+        lane.enroll(*region, gpu_->dmabuf(region->memory.get(), region->bytes));
+      } else {
+        region->memory = pinned_ ? gpu_->pinned(region->bytes) : fabric::host_memory(region->bytes);
+        lane.enroll(*region);
+      }
       const fabric::Announcement own = region->announcement();
       mine.address = own.address;
       mine.bytes = own.bytes;
@@ -173,16 +193,23 @@ class FabricCommunicator final : public Communicator::Impl {
 
   // The algorithm, the same on every rank. Direct: to be agreed on, by the buffers' places.
   Algorithm chosen(const Request& request) const {
-    if (request.call->memory == Memory::device && request.collective != Collective::all_to_all)
+    const bool on_gpu = request.call->memory == Memory::device;
+    if (on_gpu && !device_)
+      throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
+    if (on_gpu && request.collective != Collective::all_to_all)
       throw UsageError("the fabric lane has no " + std::string(name_of(request.collective)) +
                        " of GPU memory: pass host memory, or use the CUDA lane within a machine.");
     const Algorithm asked = request.algorithm;
+    if (on_gpu && asked != Algorithm::automatic && !is_direct(asked))
+      throw UsageError("the fabric lane has no " + std::string(name_of(asked)) +
+                       " of GPU memory, only direct: leave algorithm out.");
     if (request.call->wire != Wire::exact)
       throw UsageError("the fabric lane sends elements as they are: leave wire out.");
     if (is_packets(asked) || is_lines(asked) || (is_direct(asked) && !has_direct(request.collective)))
       throw UsageError("the fabric lane has no " + std::string(name_of(asked)) + " for " +
                        std::string(name_of(request.collective)) + ": leave algorithm out, or name " +
                        std::string(name_of(Plan::staged(request.collective))) + ".");
+    if (on_gpu) return Algorithm::direct;
     if (asked != Algorithm::automatic) return asked;
     if (size() == 1) return Plan::staged(request.collective);
     return plan_.choose(request.collective, request.bytes(),
@@ -250,15 +277,21 @@ class FabricCommunicator final : public Communicator::Impl {
     const auto tickets = group_.exchange(mine);
     compare(tickets);
     const bool to_root = request.collective == Collective::gather;
+    const bool on_gpu = request.call->memory == Memory::device;
+    const bool all_registered = lane.needs_local_registration() || on_gpu;
     bool direct = true;
     for (int r = 0; r < size(); ++r) {
       const Ticket& its = tickets[static_cast<std::size_t>(r)];
       const bool receives = !to_root || r == request.args.root;
       direct = direct && (!receives || its.out.allocation != unisono::Place::kNone) &&
-               (!lane.needs_local_registration() || its.in.allocation != unisono::Place::kNone) &&
+               (!all_registered || its.in.allocation != unisono::Place::kNone) &&
                !(request.collective == Collective::all_to_all && its.in_place);
     }
     if (!direct) {
+      if (on_gpu)
+        throw UsageError(
+            "an all_to_all of GPU memory over the fabric needs buffers from Communicator::empty on every "
+            "rank, out of place: use them, or host memory.");
       if (is_direct(request.algorithm))
         throw UsageError(
             "direct needs buffers from Communicator::empty on every rank, out of place in an all_to_all: "
@@ -278,6 +311,28 @@ class FabricCommunicator final : public Communicator::Impl {
     request.args.inputs = inputs_.data();
   }
 
+  void finish_stream(const Request& request) {
+    group_.lane().await(rank(), [&] { return gpu_->idle(request.call->stream); });
+  }
+
+  // Complete when it returns. The rank's own block is copied while the others are on their way.
+  void run_on_gpu(const Request& request) {
+    Args args = request.args;
+    const std::size_t own = args.block * static_cast<std::size_t>(rank());
+    gpu_->copy(args.in + own, args.out + own, args.block, request.call->stream);
+    parts_.clear();
+    for (int p = 0; p < size(); ++p) {
+      parts_.push_back({args.block * static_cast<std::size_t>(p), p == rank() ? 0 : args.block});
+      outputs_[static_cast<std::size_t>(p)] += own;
+    }
+    args.sends = parts_.data();
+    group_.lane().prepare(nullptr, true);
+    all_to_all_direct(group_.lane(), args);
+    group_.lane().finish();
+    finish_stream(request);
+    gpu_->take_in();
+  }
+
   void run_direct(Collective collective, const Args& args) {
     switch (collective) {
       case Collective::all_gather: return all_gather_direct(group_.lane(), args);
@@ -286,13 +341,15 @@ class FabricCommunicator final : public Communicator::Impl {
     }
   }
 
-  fabric::MemoryKind kind_;
+  bool pinned_;  // the host memory of `allocate`
   std::optional<int> device_;
+  std::unique_ptr<cuda::NicGpu> gpu_;  // null: neither GPU memory nor pinned memory is asked for
   FabricGroup group_;
   Plan plan_;
   bool any_symmetric_ = false;
   std::vector<const byte*> inputs_;
   std::vector<byte*> outputs_;
+  std::vector<Args::Part> parts_;
 };
 
 }  // namespace

@@ -69,7 +69,7 @@ FabricEndpoint::FabricEndpoint(int rank, int ranks, const Settings& settings, Wa
   }
   auto scratch = std::make_shared<fabric::Region>();
   scratch->bytes = Layout{peers_.size(), settings_.chunk_bytes}.bytes();
-  scratch->memory = fabric::allocate(scratch->bytes, fabric::MemoryKind::host, -1);
+  scratch->memory = fabric::host_memory(scratch->bytes);
   enroll(*scratch);
   regions_.push_back(std::move(scratch));
 }
@@ -115,10 +115,9 @@ void FabricEndpoint::connect(std::vector<Contact> contacts) {
   for (std::size_t r = 0; r < contacts.size(); ++r) peers_[r].regions = {std::move(contacts[r].scratch)};
 }
 
-void FabricEndpoint::enroll(fabric::Region& region) const {
+void FabricEndpoint::enroll(fabric::Region& region, const cuda::Dmabuf& dmabuf) const {
   for (const auto& channel : channels_)
-    region.registrations.push_back(
-        channel->enroll(region.memory.get(), region.bytes, region.where, region.device));
+    region.registrations.push_back(channel->enroll(region.memory.get(), region.bytes, region.device, dmabuf));
 }
 
 void FabricEndpoint::meet_region(std::shared_ptr<fabric::Region> region,

@@ -91,8 +91,11 @@ class FabricEndpoint {
   // Returns when all writes are complete here, so that their sources may be overwritten.
   void finish();
 
+  // Makes progress until `ready`, which is up to that peer, or up to this rank itself.
+  void await(int peer, const std::function<bool()>& ready);
+
   // Regions that peers may write to, and theirs, in rank order. Numbered alike on every rank.
-  void enroll(fabric::Region& region) const;  // registers it
+  void enroll(fabric::Region& region, const cuda::Dmabuf& dmabuf = {}) const;  // registers it
   void meet_region(std::shared_ptr<fabric::Region> region, std::vector<fabric::Announcement> announced);
   void forget_released();
   // Where a buffer of this rank lies: the number of its region, from 1, and the offset; 0: in none.
@@ -159,7 +162,6 @@ class FabricEndpoint {
   void put_far(const Dst& to, const byte* from, std::size_t bytes);
   void* descriptor(const byte* from, std::size_t bytes, int channel) const;
   void accept(std::uint32_t word);
-  void await(int peer, const std::function<bool()>& ready);
   void note(int peer, fabric::Kind kind, std::uint64_t value);
 
   int rank_;

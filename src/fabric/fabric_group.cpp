@@ -230,16 +230,20 @@ bool FabricGroup::gone_for_good(int rank, int awaited) {
   return std::chrono::duration<double>(now - *since).count() > kGraceS;
 }
 
-void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& arrived) {
-  if (left())
-    throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
-  check();
+void FabricGroup::let_caller_in() {
   if (while_waiting_) try {
       while_waiting_();
     } catch (...) {
       leave(true);  // in the middle of a call: the peers cannot go on with this rank
       throw;
     }
+}
+
+void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& arrived) {
+  if (left())
+    throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
+  check();
+  let_caller_in();
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     if (arrived()) return;
@@ -260,7 +264,7 @@ void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& a
            "an endpoint has failed in " + where() + ": " + suspicion_->why +
                "; see whether a rank has died, and that the network between them works.");
   }
-  if (peer >= 0 && waited_s > kProbeS && lane_->quiet(peer) &&
+  if (peer >= 0 && peer != rank_ && waited_s > kProbeS && lane_->quiet(peer) &&
       std::chrono::duration<double>(Clock::now() - probed_).count() > kProbeS) {
     probed_ = Clock::now();
     lane_->tell(peer, Kind::probe);  // it fails where the peer is gone
@@ -268,9 +272,13 @@ void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& a
   if (waited_s > timeout_s_) {
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%g", timeout_s_);
-    fail(Group::Kind::timeout, where() + " has waited " + seconds + " s for rank " + std::to_string(peer) +
-                                   ": see what that rank is doing, and that the network between reaches it, "
-                                   "or raise UNISONO_TIMEOUT_S.");
+    const std::string waited = where() + " has waited " + seconds + " s for ";
+    fail(Group::Kind::timeout,
+         peer == rank_
+             ? waited + "what its stream was given before: see what runs there, or raise UNISONO_TIMEOUT_S."
+             : waited + "rank " + std::to_string(peer) +
+                   ": see what that rank is doing, and that the network between reaches it, or raise "
+                   "UNISONO_TIMEOUT_S.");
   }
 }
 

@@ -57,6 +57,9 @@ class FabricGroup {
     return all;
   }
 
+  // In a long wait; what the caller throws ends it, and closes.
+  void let_caller_in();
+
   // This rank will not communicate any more. `idle`: no call is inside, so that the peers can be told now.
   void leave(bool idle) noexcept;
   bool left() const { return left_; }

@@ -44,9 +44,7 @@ Announcement Region::announcement() const {
   return mine;
 }
 
-std::shared_ptr<byte> allocate(std::size_t bytes, MemoryKind kind, int) {
-  if (kind != MemoryKind::host)
-    throw ResourceError("the fabric lane has no pinned and no GPU memory yet: use plain host memory.");
+std::shared_ptr<byte> host_memory(std::size_t bytes) {
   void* const memory = std::aligned_alloc(4096, round_up(bytes ? bytes : 1, 4096));
   if (!memory) throw ResourceError(std::to_string(bytes) + " bytes of memory could not be had: use less.");
   std::memset(memory, 0, bytes);  // backed now, as some NICs ask

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,18 +38,14 @@ struct Announcement {
   }
 };
 
-enum class MemoryKind : std::uint8_t { host, pinned, device };
-
-// Zeroed memory, freed with the last owner. ResourceError where it cannot be had; only plain host memory can,
-// so far.
-std::shared_ptr<byte> allocate(std::size_t bytes, MemoryKind kind, int device);
+// Zeroed pages of the host, freed with their last owner. ResourceError where they cannot be had.
+std::shared_ptr<byte> host_memory(std::size_t bytes);
 
 // A piece of memory and its registrations, one a channel.
 struct Region {
   std::shared_ptr<byte> memory;
   std::size_t bytes = 0;
-  Where where = Where::host;
-  int device = -1;
+  std::optional<int> device{};  // of GPU memory
   std::vector<Registration> registrations;
   // Set, by any thread, when the caller needs it no more.
   std::shared_ptr<std::atomic<bool>> released = std::make_shared<std::atomic<bool>>(false);

@@ -38,6 +38,7 @@ class Region:
     memory: Bytes
     ones_of: str = ""
     ones_bytes: int = 0
+    arithmetic: Any = None  # a verify.Arithmetic; None: the device's of the run
 
     def view(self, shape: tuple[int, ...], dtype: str) -> Any:
         kind = DTYPES[dtype]
@@ -130,7 +131,8 @@ class Pools:
             x, out = backend.allocate(_pages(size))
             known = self._owned.get((id(x), id(out)))  # variants of a backend may share it
             if known is None:
-                self._add(backend.name, self._wrap(x), self._wrap(out))
+                regions = [one if isinstance(one, Region) else self._wrap(one) for one in (x, out)]
+                self._add(backend.name, *regions)
                 self._owned[id(x), id(out)] = backend.name
             else:
                 self._regions[backend.name] = self._regions[known]

@@ -146,12 +146,13 @@ def check(
             placed = pools.place(case, group.backend)
             call = prepared(case, group.backend, placed, control.rank)
             exact, wire = group.backend.bit_exact, group.backend.wire
-            expected = expectation(case, control.rank, seed + number, exact, device.arithmetic, wire)
-            arrange(placed, expected, device.arithmetic)
+            arithmetic = placed.read[0].arithmetic or device.arithmetic
+            expected = expectation(case, control.rank, seed + number, exact, arithmetic, wire)
+            arrange(placed, expected, arithmetic)
             with group.backend.checked() if compared else nullcontext():
                 call()
             device.finish(group.backend)
-            error = inspect(case, placed, expected, device.arithmetic)
+            error = inspect(case, placed, expected, arithmetic)
         except Exception as raised:
             hung = isinstance(raised, HangError)
             error = f"{type(raised).__name__}: {raised}"

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
-SCHEMA_VERSION = "1.2"  # 1.1: devices, links, largest; 1.2: nodes, ping-pong, streams, scaling, fabric
+SCHEMA_VERSION = "1.3"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory
 FILE_NAME = "records.jsonl"
 
 
@@ -123,6 +123,7 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     workload: str | None = None
     sms: int | None = None  # of a GPU, that the call takes; None where the library does not say
     staged: bool = False  # on GPUs: through the host's memory
+    memory: str | None = None  # host, pinned (the host's) or device, where ways of a run differ in it
     wire_bits: float | None = None  # of an element between ranks, where it does not travel as it is
     visits: list[int] = []  # samples_us came in so many visits, each with so many samples
 

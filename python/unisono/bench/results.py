@@ -24,6 +24,7 @@ def result_of(work: Work, verification: Verification, ceiling_gbps: float | None
         algorithm=work.algorithm,
         sms=work.sms,
         staged=work.staged,
+        memory=work.backend.memory,
         samples_us=[round(sample, 4) for sample in state.samples_us],
         median_us=median_us,
         ci_low_us=interval.low,

@@ -12,6 +12,7 @@ HEAD = [
     "Size",
     "Count",
     "Way",
+    "Memory",
     "Gbit/s per rank",
     "Bus bandwidth GB/s",
     "Of the ceiling",
@@ -42,6 +43,7 @@ def table(model: Model) -> Table:
                 f"{case.collective} {text.size(case.bytes)}",
                 f"{case.bytes // DTYPES[case.dtype].itemsize // case.ranks:,}",
                 row.backend,
+                result.memory or "host",
                 text.digits(8 * result.busbw_gbps),
                 text.gbps(result.busbw_gbps),
                 text.percent(result.sol),
@@ -49,7 +51,7 @@ def table(model: Model) -> Table:
                 text.span(row.interval.low, row.interval.high),
             ]
         )
-    return Table(HEAD, found, frozenset(range(1, len(HEAD))) - {2})
+    return Table(HEAD, found, frozenset(range(1, len(HEAD))) - {2, 3})
 
 
 def ceiling_text(model: Model) -> str:

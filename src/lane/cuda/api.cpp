@@ -50,6 +50,7 @@ const Driver& driver() {
     look_up(d.set_access, "cuMemSetAccess");
     look_up(d.export_handle, "cuMemExportToShareableHandle");
     look_up(d.import_handle, "cuMemImportFromShareableHandle");
+    look_up(d.range_handle, "cuMemGetHandleForAddressRange");
     look_up(d.error_string, "cuGetErrorString");
     return d;
   }();

@@ -27,6 +27,7 @@ struct Driver {
   decltype(&cuMemSetAccess) set_access;
   decltype(&cuMemExportToShareableHandle) export_handle;
   decltype(&cuMemImportFromShareableHandle) import_handle;
+  decltype(&cuMemGetHandleForAddressRange) range_handle;
   decltype(&cuGetErrorString) error_string;
 };
 const Driver& driver();

@@ -91,6 +91,7 @@ class Backend(Protocol):
     devices: tuple[str, ...] = ("cpu",)  # where the buffers may lie
     threads: bool = False  # True: ranks may be threads of one process
     own_memory: bool = False  # True: symmetric cases lie in memory that `allocate` makes
+    memory: str | None = None  # where that lies: host, pinned or device; None: as all buffers of the run
     variants: tuple[str, ...] = ()  # what the name alone stands for, as `name:variant` each
 
     point_to_point: bool = False  # True: it offers ping-pongs, and all_to_all built of sends and receives
@@ -132,8 +133,9 @@ class Backend(Protocol):
         return True
 
     def allocate(self, size: int) -> tuple[Any, Any]:
-        """Where `own_memory` is set: input and output memory of `size` bytes each, as arrays of bytes. Called
-        once, on all ranks alike; raises where it cannot, and the symmetric cases are then skipped."""
+        """Where `own_memory` is set: input and output memory of `size` bytes each, as arrays of bytes, or as
+        `buffers.Region` where it does not lie where the run's does. Called once, on all ranks alike; raises
+        where it cannot, and the symmetric cases are then skipped."""
         raise NotImplementedError
 
     def raise_if_failed(self) -> None:

@@ -2,17 +2,20 @@
 
 `single`: all peers through the first channel; `multi`: each peer's block split over all channels;
 `round-robin`: the block for a peer through channel (peer + rank) mod channels. Alone they are measured on
-plain host memory; `-pin` is pinned host memory, `-dma` memory of a GPU that the NIC reads and writes itself.
+plain host memory; `-pin` is pinned host memory, `-dma` memory of a GPU, one a rank, that the NIC reads and
+writes itself.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from unisono import launch
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import COLLECTIVES, CaseError
 from unisono.bench.records import Case
@@ -20,6 +23,10 @@ from unisono.bench.records import Case
 POLICIES = ("single", "multi", "round-robin")
 WAYS = (*POLICIES, "single-pin", "multi-pin", *(f"{policy}-dma" for policy in POLICIES))
 DIRECT = ("all_to_all", "all_gather", "gather")  # written straight to where they belong
+
+
+def _own_gpu() -> int:
+    return launch.from_env(os.environ).local_rank
 
 
 class FabricBackend(Backend):
@@ -35,7 +42,7 @@ class FabricBackend(Backend):
             raise CaseError(f"the fabric has no way {way!r}: choose from {', '.join(WAYS)}.")
         self.name = f"fabric:{way}"
         self._policy = next(policy for policy in POLICIES if way.startswith(policy))
-        self._memory = way.removeprefix(self._policy).lstrip("-")
+        self.memory = {"": "host", "-pin": "pinned", "-dma": "device"}[way.removeprefix(self._policy)]
         self._comm: Any = None
         self._held: list[Any] = []
 
@@ -43,17 +50,27 @@ class FabricBackend(Backend):
         import unisono
 
         try:
-            offered = unisono.fabric_providers()
+            unisono.fabric_version()
         except unisono.ResourceError as error:
             return str(error)
-        if not self._memory:
+        if self.memory == "host":
             return None
-        if unisono.device_count() == 0:
-            kind = "pinned host memory is CUDA's" if self._memory == "pin" else "it moves GPU memory"
+        gpus = unisono.device_count()
+        if gpus == 0:
+            kind = "pinned host memory is CUDA's" if self.memory == "pinned" else "it moves GPU memory"
             return f"{kind}, and there is no GPU here (or no CUDA lane in this build)."
-        if self._memory == "dma" and not any(one.device_memory for one in offered):
-            return "no provider of libfabric reads and writes GPU memory here."
-        return None
+        return self._without_gpu_memory(gpus) if self.memory == "device" else None
+
+    def _without_gpu_memory(self, gpus: int) -> str | None:
+        import unisono
+        from unisono.bench.cuda import device
+
+        if why := device.missing():
+            return why
+        if _own_gpu() >= gpus:
+            return f"each rank needs a GPU of its own, and there are {gpus}: start fewer ranks."
+        provider = unisono.fabric_provider()
+        return None if provider.device_memory else f"provider {provider.name} takes no GPU memory here."
 
     def version(self) -> str:
         import unisono
@@ -63,18 +80,19 @@ class FabricBackend(Backend):
     def setup(self, ranks: Ranks) -> None:
         import unisono
 
-        if self._memory == "dma":
-            raise RuntimeError(
-                "the bench's buffers of a --fabric run lie in host memory; GPU memory is not measured yet."
-            )
         lane = unisono.Fabric(
             channels=1 if self._policy == "single" else None,
             policy=self._policy,
-            pinned=self._memory == "pin",
+            pinned=self.memory == "pinned",
         )
-        self._comm = unisono.Communicator(ranks, timeout_s=60.0, check=False, fabric=lane)
+        gpu = _own_gpu() if self.memory == "device" else None
+        self._comm = unisono.Communicator(ranks, timeout_s=60.0, check=False, device=gpu, fabric=lane)
 
     def supports(self, case: Case) -> str | None:
+        if self.memory != "host" and case.memory != "symmetric":
+            return f"it is about {self.memory} memory of its own: measure symmetric memory."
+        if self.memory == "device" and case.collective != "all_to_all":
+            return f"the fabric lane has no {case.collective} of GPU memory."
         if case.memory == "symmetric" and case.collective not in DIRECT:
             return f"{case.collective} has no program that writes to registered memory: measure plain memory."
         if case.memory == "symmetric" and case.placement == "in_place" and case.collective == "all_to_all":
@@ -82,8 +100,17 @@ class FabricBackend(Backend):
         return None
 
     def allocate(self, size: int) -> tuple[Any, Any]:
-        self._held = [self._comm.empty((size,), np.uint8) for _ in range(2)]
-        return self._held[0], self._held[1]
+        where = "cuda" if self.memory == "device" else "cpu"
+        made = [self._comm.empty((size,), np.uint8, device=where) for _ in range(2)]
+        if self.memory == "device":
+            from unisono.bench.cuda.memory import TensorRegion, flat_bytes
+            from unisono.bench.cuda.verify import arithmetic
+
+            gpu = self._comm.device
+            on_gpu = arithmetic(f"cuda:{gpu}")
+            made = [TensorRegion(flat_bytes(one, gpu), arithmetic=on_gpu) for one in made]
+        self._held = made
+        return made[0], made[1]
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         comm, x, out = self._comm, buffers.x, buffers.out
