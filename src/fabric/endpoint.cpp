@@ -241,7 +241,8 @@ void FabricEndpoint::put_far(const Dst& to, const byte* from, std::size_t bytes)
   const int peer = static_cast<int>(word >> 48) - 1;
   const std::uint64_t address = word & ((std::uint64_t{1} << 48) - 1);
   const auto& regions = of(peer).regions;
-  for (std::size_t number = 1; number < regions.size(); ++number)
+  // the latest: what a peer has dropped may have lain there before
+  for (std::size_t number = regions.size() - 1; number > kScratch; --number)
     if (address >= regions[number].address && regions[number].holds(address - regions[number].address, bytes))
       return start(transfer(peer, from, bytes, number, address - regions[number].address, Kind::bulk));
   watch_.broken(peer,

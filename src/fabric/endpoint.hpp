@@ -130,7 +130,7 @@ class FabricEndpoint {
 
  private:
   struct Peer {
-    std::vector<fabric::Announcement> regions;  // 0: its scratch
+    std::vector<fabric::Announcement> regions;  // 0: its scratch; dropped ones stay
     fabric::Arrivals arrived[fabric::kKinds];
     std::uint64_t sent[fabric::kKinds] = {};  // writes to it
     std::uint64_t met = 0;                    // meetings waited for

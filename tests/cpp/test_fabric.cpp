@@ -1,11 +1,13 @@
 // The fabric lane: what immediates mean, and every collective on every provider that this machine has,
 // against a plain loop.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <random>
 #include <set>
 
+#include "fabric/channel.hpp"
 #include "fabric/immediate.hpp"
 #include "fabric/memory.hpp"
 #include "fabric/provider.hpp"
@@ -219,6 +221,17 @@ TEST_P(Fabric, WritesToRegisteredMemoryByEveryPolicy) {
     }
 }
 
+// It often lies at the same address, but it is registered anew.
+TEST_P(Fabric, WritesToMemoryInThePlaceOfDroppedOnes) {
+  on_ranks(2, on_fabric(GetParam()), [&](Communicator& comm) {
+    for (std::uint64_t seed = 0; seed < 5; ++seed) {
+      const Buffer memory = comm.empty(std::size_t{1} << 20);
+      run_checked(comm, {Collective::all_to_all, "direct", 4099, DType::f32, Op::sum, 0, false, seed},
+                  static_cast<std::byte*>(memory.data()), memory.bytes());
+    }
+  });
+}
+
 TEST_P(Fabric, SendsInRingsAndParts) {
   on_ranks(3, on_fabric(GetParam(), ChannelPolicy::multi, 2, true), [&](Communicator& comm) {
     const int me = comm.rank(), n = comm.size();
@@ -306,6 +319,35 @@ TEST_P(Fabric, ARankThatLeavesIsMissedByThoseWhoWait) {
     const std::string text = text_of<PeerLostError>([&] { comm.barrier(); });
     EXPECT_TRUE(has(text, "rank 1") && has(text, "has closed its communicator")) << text;
   });
+}
+
+// No libfabric of this machine was built with CUDA, or it finds no GPU.
+TEST(FabricMemory, OfAGpuIsRefusedWithWhatToDo) {
+  if (device_count() > 0) GTEST_SKIP() << "there is a GPU: tests/gpu/test_fabric.py";
+  fabric::Info nic;
+  try {
+    nic = fabric::provider_named("shm", true).nic(0);
+  } catch (const Error& error) { GTEST_SKIP() << error.what(); }
+  fabric::Channel channel(nic, [](int, const std::string& why) { FAIL() << why; });
+  const auto memory = fabric::host_memory(8192);
+  const cuda::Dmabuf dmabuf(::memfd_create("no dmabuf", 0), memory.get());
+  const std::string text = text_of<ResourceError>([&] { channel.enroll(memory.get(), 8192, 0, dmabuf); });
+  EXPECT_TRUE(has(text, "8192 bytes of GPU memory with provider shm") && has(text, "built with CUDA"))
+      << text;
+}
+
+TEST(FabricMemory, AsksForAGpuThatIsNotThere) {
+  if (device_count() > 0) GTEST_SKIP() << "there is a GPU: tests/gpu/test_fabric.py";
+  auto make = [](Communicator::Options options) {
+    Communicator(thread_bootstraps(1, std::chrono::seconds(5)).front(), options);
+  };
+  Communicator::Options pinned{.fabric = Communicator::Fabric{}}, device = pinned;
+  pinned.fabric->pinned = true;
+  device.device = 0;
+  for (const auto& options : {pinned, device}) {
+    const std::string text = text_of<ResourceError>([&] { make(options); });
+    EXPECT_TRUE(has(text, "pinned and GPU memory") && has(text, "leave device= and pinned= out")) << text;
+  }
 }
 
 TEST(FabricProviders, AreListedToWhoeverNamesAnother) {

@@ -135,6 +135,13 @@ def test_what_is_refused_by_name(provider: str) -> None:
     with unisono.init(0, 1, lane=unisono.Fabric(provider)) as comm:
         assert "push" in _error(lambda: comm.all_gather(np.zeros(4, np.uint8), algorithm="push_packets"))
         assert "wire" in _error(lambda: comm.all_reduce(np.zeros(4, np.float32), wire="fp8"))
+    if unisono.device_count() == 0:
+        for options in (
+            {"lane": unisono.Fabric(provider, pinned=True)},
+            {"device": 0, "lane": unisono.Fabric(provider)},
+        ):
+            with pytest.raises(unisono.ResourceError, match="which pinned and GPU memory need"):
+                unisono.init(0, 1, **options)  # type: ignore[arg-type]
     for seconds in (float("nan"), float("inf"), -1.0):
         lane = unisono.Fabric(provider)
         text = _error(lambda: unisono.init_threads(2, timeout_s=seconds, lane=lane))  # noqa: B023
@@ -181,6 +188,7 @@ def test_bench_measures_every_way_or_says_why_not(tmp_path: Path) -> None:
         assert result.verification.before and result.verification.after
         assert result.verification.bound == "bit-exact"
         assert result.ceiling_gbps is not None
+        assert result.memory == "host"
     pair = [ceiling for ceiling in found.ceilings if ceiling.name == "fabric_pair"]
     assert len(pair) == 2 and all(ceiling.gbps > 0 for ceiling in pair)
     left_out = {skip.backend: skip.reason for skip in found.skips}
