@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "fabric/library.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {
@@ -139,6 +140,11 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
   }
   if (std::count_if(processes_.begin(), processes_.end(), [](const auto& one) { return one && one->own(); }) >
       1) {
+    // its endpoints of one process do not tell each other where they have mapped each other
+    if (options.lane.provider.name == "shm" && FI_VERSION_GE(fabric::library().version(), FI_VERSION(2, 5)))
+      throw ResourceError("provider shm of libfabric " + fabric::library().version_text() +
+                          " crashes between ranks that are threads of one process: use tcp, or a process for "
+                          "each rank.");
     std::string all;
     for (const std::string& its : greetings) all += its;
     lane_->keep_until_last(all);
