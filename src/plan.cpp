@@ -177,6 +177,13 @@ Plan Plan::of_fabric() {
   return plan;
 }
 
+Plan Plan::of_fabric_gpu() {
+  Plan plan(Memory::device);
+  for (const bool symmetric : {false, true})
+    plan.add({Collective::all_to_all, symmetric, kRest, Algorithm::direct});
+  return plan;
+}
+
 void Plan::set(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
     const auto known = algorithms(entry.collective, memory_);

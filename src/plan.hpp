@@ -72,6 +72,7 @@ class Plan {
   // For host memory; `crowded`: there are fewer cores than ranks.
   static Plan of_host(int ranks, bool crowded);
   static Plan of_fabric();
+  static Plan of_fabric_gpu();  // for GPU memory, which one algorithm of one collective takes
   // For memory of GPUs named `card` (cudaDeviceProp::name): the table of src/plans/ for it, or for the card
   // that all tables are of by default, with the fewest ranks from `ranks` on, else the most.
   static Plan of_gpu(std::string_view card, int ranks);

@@ -63,7 +63,8 @@ class FabricCommunicator final : public Communicator::Impl {
                            .check = check_,
                            .lane = settings_of(settings, bootstrap.size(), options.device.has_value()),
                            .while_waiting = options.while_waiting}),
-        plan_(Plan::of_fabric()) {}
+        plan_(Plan::of_fabric()),
+        gpu_plan_(Plan::of_fabric_gpu()) {}
 
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
@@ -76,7 +77,7 @@ class FabricCommunicator final : public Communicator::Impl {
   void raise_if_failed() override {
     if (!busy() && !closed()) group_.look_for_failure();  // a call under way looks itself
   }
-  Plan& plan(Memory) override { return plan_; }
+  Plan& plan(Memory memory) override { return memory == Memory::host ? plan_ : gpu_plan_; }
   std::optional<int> device() const override { return device_; }
   // A call on GPU memory is complete when it returns: what is waited for is the caller's own.
   void synchronize(void* stream) override {
@@ -345,7 +346,7 @@ class FabricCommunicator final : public Communicator::Impl {
   std::optional<int> device_;
   std::unique_ptr<cuda::NicGpu> gpu_;  // null: neither GPU memory nor pinned memory is asked for
   FabricGroup group_;
-  Plan plan_;
+  Plan plan_, gpu_plan_;
   bool any_symmetric_ = false;
   std::vector<const byte*> inputs_;
   std::vector<byte*> outputs_;
