@@ -120,3 +120,17 @@ def test_provenance_names_no_path_and_keeps_to_the_list(monkeypatch: pytest.Monk
     assert provenance.machine(64).cores == 64
     assert machine.memory_bytes > 0
     assert provenance.libraries({"mpi": "MPICH 5"})["backend mpi"] == "MPICH 5"
+
+
+def test_ways_over_the_fabric_measure_the_memory_that_they_name() -> None:
+    symmetric, plain = (
+        make_case("all_to_all", 1 << 20, "f32", 4, memory=where) for where in ("symmetric", "plain")
+    )
+    for way, memory in (("multi", "host"), ("multi-pin", "pinned"), ("single-dma", "device")):
+        backend = base.load(f"fabric:{way}")
+        assert backend.memory == memory
+        assert backend.supports(symmetric) is None
+        assert (backend.supports(plain) is None) == (memory == "host")
+    other = make_case("all_gather", 1 << 20, "f32", 4, memory="symmetric")
+    assert base.load("fabric:multi-pin").supports(other) is None
+    assert "no all_gather of GPU memory" in str(base.load("fabric:multi-dma").supports(other))

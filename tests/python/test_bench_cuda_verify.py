@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from unisono.bench import cells  # noqa: E402
 from unisono.bench import verify as host  # noqa: E402
-from unisono.bench.buffers import Pools  # noqa: E402
+from unisono.bench.backends.base import Backend, Buffers  # noqa: E402
+from unisono.bench.buffers import Pools, needed_bytes  # noqa: E402
 from unisono.bench.cases import COLLECTIVES, DTYPES, OPS, make_case  # noqa: E402
+from unisono.bench.control import Control  # noqa: E402
 from unisono.bench.cuda import memory, verify  # noqa: E402
+from unisono.bench.device import HostDevice  # noqa: E402
 from unisono.bench.records import Case  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -188,3 +195,47 @@ def test_ones_are_ones(dtype: str) -> None:
     assert bool((ones.to(torch.float64) == 1).all())
     assert str(ones.dtype).removeprefix("torch.") == memory.TORCH_NAMES[dtype]
     assert np.dtype(ml_dtypes.bfloat16) == DTYPES["bf16"]
+
+
+class Alone:
+    """The bootstrap of one rank."""
+
+    rank, size = 0, 1
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        return [data]
+
+
+class Elsewhere(Backend):
+    """One rank's all_to_all in tensors of its own, while the run's buffers are numpy arrays."""
+
+    name, bit_exact, own_memory, memory = "elsewhere", True, True, "device"
+
+    def __init__(self, wrong: bool) -> None:
+        self._wrong = wrong
+
+    def allocate(self, size: int) -> tuple[Any, Any]:
+        made = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
+        return memory.TensorRegion(made[0], arithmetic=HERE), memory.TensorRegion(made[1], arithmetic=HERE)
+
+    def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        assert isinstance(buffers.x, torch.Tensor) and isinstance(buffers.out, torch.Tensor)
+
+        def call() -> None:
+            buffers.out.copy_(buffers.x)
+            if self._wrong:
+                buffers.out.view(-1)[-1] += 1
+
+        return call
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_memory_that_lies_elsewhere_is_checked_there(wrong: bool) -> None:
+    case = make_case("all_to_all", 4 * 1009, "f32", 1, memory="symmetric")
+    backend = Elsewhere(wrong)
+    pools = Pools([case], 0)
+    pools.add_own(needed_bytes([case], "symmetric"), backend)
+    (group,), _ = cells.make_groups([(case, None)], [backend])
+    found = cells.check(Control(Alone()), pools, group, 5, HostDevice(lambda: None), compared=False)
+    assert len(found) == (len(group.variants) if wrong else 0)
+    assert all("1 wrong element(s) of the output: element 1008" in one.message for one in found)
