@@ -1,10 +1,8 @@
 #include "group.hpp"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -27,17 +25,9 @@ struct Hello {
   std::uint64_t machine = 0;  // boot and PID namespace: ranks that differ cannot share memory
   std::uint64_t chunk_bytes = 0;
   Segment::Handle segment;
-  std::uint64_t nonce_at = 0;    // where in its process the segment's nonce lies
-  std::uint64_t cores[16] = {};  // on which the rank may run
+  std::uint64_t nonce_at = 0;  // where in its process the segment's nonce lies
+  Cores cores;
 };
-
-void read_cores(std::uint64_t (&mask)[16]) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return;
-  for (int i = 0; i < 1024 && i < CPU_SETSIZE; ++i)
-    if (CPU_ISSET(i, &cores)) mask[i / 64] |= std::uint64_t{1} << (i % 64);
-}
 
 // The chunks of all pairs of a rank take about 32 MiB at the most.
 std::size_t chunk_bytes_for(int ranks) {
@@ -98,7 +88,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   mine.chunk_bytes = layout.chunk_bytes;
   mine.segment = own->handle();
   mine.nonce_at = reinterpret_cast<std::uint64_t>(&own->nonce());
-  read_cores(mine.cores);
+  mine.cores = Cores::of_this_process();
   const auto greetings = bootstrap.all_gather(std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
   if (greetings.size() != static_cast<std::size_t>(size_))
     throw UsageError("the bootstrap gave " + std::to_string(greetings.size()) + " greetings for " +
@@ -106,7 +96,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
 
   bool far = env().far;
   std::vector<int> pids;
-  std::uint64_t cores[16] = {};
+  Cores cores;
   std::set<std::uint64_t> segments;
   for (int r = 0; r < size_; ++r) {
     const Hello hello = read(greetings[static_cast<std::size_t>(r)], r, mine);
@@ -120,13 +110,11 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     one_process_ = one_process_ && thread;
     processes_.emplace_back(hello.segment.pid);
     pids.push_back(hello.segment.pid);
-    for (int i = 0; i < 16; ++i) cores[i] |= hello.cores[i];
+    cores.add(hello.cores);
   }
-  int available = 0;
-  for (const std::uint64_t word : cores) available += std::popcount(word);
 
   host::Patience patience;
-  patience.crowded = crowded_ = size_ > available;
+  patience.crowded = crowded_ = size_ > cores.count();
   patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 1000;
   patience.timeout = std::chrono::duration<double>(timeout_s);
   lane_ = std::make_unique<HostThread>(

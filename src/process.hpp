@@ -8,6 +8,17 @@ namespace unisono {
 
 // Boot and PID namespace: ranks that differ in it cannot see each other's processes, nor share memory.
 std::uint64_t this_machine();
+// The boot alone, which containers of a machine share.
+std::uint64_t this_boot();
+
+// Cores of a machine on which ranks may run, as they tell each other.
+struct Cores {
+  std::uint64_t words[16] = {};
+
+  static Cores of_this_process();
+  void add(const Cores& others);
+  int count() const;
+};
 
 class Process {
  public:

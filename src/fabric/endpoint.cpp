@@ -20,11 +20,14 @@ using fabric::Write;
 
 namespace {
 
-constexpr std::size_t kNotes = 4;             // of a kind: a peer is never more than two signals ahead
-constexpr std::size_t kSplitFrom = 64 << 10;  // a transfer is split over the channels from here on
-constexpr std::size_t kMostWrite = 1 << 30;   // of one write, whatever the provider allows
-constexpr auto kLook = std::chrono::milliseconds(5);      // between two looks at the peers
-constexpr auto kYielding = std::chrono::milliseconds(2);  // how long an idle wait yields before it sleeps
+constexpr std::size_t kNotes = 4;  // of a kind: a peer is never more than two signals ahead
+// Of a transfer that is split over channels: what a NIC of its own pays for, or another channel of the same
+// NIC.
+constexpr std::size_t kLeastShare = 64 << 10, kLeastShareOfNic = 1 << 20;
+constexpr std::size_t kMostWrite = 1 << 30;           // of one write, whatever the provider allows
+constexpr auto kLook = std::chrono::milliseconds(5);  // between two looks at the peers
+// Of an idle wait, before it sleeps. A rank that yields takes its turns from those that copy.
+constexpr std::chrono::microseconds kYielding{2000}, kYieldingCrowded{50};
 constexpr auto kNap = std::chrono::microseconds(50);
 constexpr std::size_t kScratch = 0;  // number of the scratch among the regions
 
@@ -57,6 +60,7 @@ FabricEndpoint::FabricEndpoint(int rank, int ranks, const Settings& settings, Wa
       settings_(settings),
       watch_(std::move(watch)),
       most_bytes_(kMostWrite),
+      least_share_(settings.provider.nics.size() > 1 ? kLeastShare : kLeastShareOfNic),
       kernels_(host::kernels()),
       peers_(static_cast<std::size_t>(ranks)),
       sources_(peers_.size()),
@@ -106,7 +110,8 @@ FabricEndpoint::Contact FabricEndpoint::contact() const {
   return mine;
 }
 
-void FabricEndpoint::connect(std::vector<Contact> contacts) {
+void FabricEndpoint::connect(std::vector<Contact> contacts, bool crowded) {
+  yielding_ = crowded ? kYieldingCrowded : kYielding;
   for (std::size_t c = 0; c < channels_.size(); ++c) {
     std::vector<std::string> addresses;
     for (const Contact& one : contacts) addresses.push_back(one.addresses[c]);
@@ -150,7 +155,8 @@ byte* FabricEndpoint::reach(int peer, std::uint32_t number, std::uint64_t offset
 // ---- transfers --------------------------------------------------------------------------------------------
 
 std::size_t FabricEndpoint::shares(std::size_t bytes) const {
-  return settings_.policy == ChannelPolicy::multi && bytes >= kSplitFrom ? channels_.size() : 1;
+  if (settings_.policy != ChannelPolicy::multi) return 1;
+  return std::clamp<std::size_t>(bytes / least_share_, 1, channels_.size());
 }
 
 std::size_t FabricEndpoint::parts(std::size_t bytes) const {
@@ -346,7 +352,7 @@ void FabricEndpoint::await(int peer, const std::function<bool()>& ready) {
     if (ready()) return;
     const auto now = Clock::now();
     if (any) busy = now;
-    else if (now - busy < kYielding) ::sched_yield();
+    else if (now - busy < yielding_) ::sched_yield();
     else std::this_thread::sleep_for(kNap);
     if (now - looked < kLook) continue;
     looked = now;

@@ -5,6 +5,7 @@
 // write to. Every write carries an immediate; nothing here relies on the order in which writes arrive.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -43,13 +44,14 @@ class FabricEndpoint {
   FabricEndpoint(int rank, int ranks, const Settings& settings, Watch watch);
   ~FabricEndpoint();
 
-  // For the bootstrap: what others need of this rank, and theirs in rank order.
+  // For the bootstrap: what others need of this rank, and theirs in rank order; `crowded`: this machine has
+  // fewer cores than ranks.
   struct Contact {
     std::vector<std::string> addresses;  // of the channels
     fabric::Announcement scratch;
   };
   Contact contact() const;
-  void connect(std::vector<Contact> contacts);
+  void connect(std::vector<Contact> contacts, bool crowded);
 
   // Ranks of this process write into each other's endpoints and memory without looking (provider shm): they
   // stay until the last rank of the group `name` in this process is destroyed.
@@ -105,7 +107,8 @@ class FabricEndpoint {
   byte* reach(int peer, std::uint32_t number, std::uint64_t offset, std::size_t bytes) const;
 
   bool needs_local_registration() const { return channels_.front()->needs_local_registration(); }
-  std::size_t most_bytes() const { return most_bytes_; }  // of one write
+  std::size_t most_bytes() const { return most_bytes_; }    // of one write
+  std::size_t least_share() const { return least_share_; }  // of a transfer, for one channel
   int channels() const { return static_cast<int>(channels_.size()); }
   const fabric::Calls& calls() const { return calls_; }
 
@@ -167,10 +170,11 @@ class FabricEndpoint {
   int rank_;
   Settings settings_;
   Watch watch_;
-  std::size_t most_bytes_;
+  std::size_t most_bytes_, least_share_;
   const host::Kernels& kernels_;
   host::Reduce reduce_ = nullptr;
   bool sources_stay_ = false;
+  std::chrono::microseconds yielding_{};  // how long an idle wait yields before it sleeps
   std::vector<Peer> peers_;
   fabric::Calls calls_;
   // What libfabric knows of a rank. Registrations end before the channels that they are made with, and memory

@@ -37,7 +37,8 @@ constexpr std::string_view name_of(Kind kind) {
 struct Greeting {
   std::int32_t rank = 0, size = 0, pid = 0, channels = 0;
   std::uint32_t check = 0, policy = 0;
-  std::uint64_t machine = 0, chunk_bytes = 0, most_bytes = 0;
+  std::uint64_t machine = 0, boot = 0, chunk_bytes = 0, most_bytes = 0, least_share = 0;
+  Cores cores;
 };
 
 }  // namespace
@@ -81,8 +82,11 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
   mine.check = options.check;
   mine.policy = static_cast<std::uint32_t>(options.lane.policy);
   mine.machine = this_machine();
+  mine.boot = this_boot();
+  mine.cores = Cores::of_this_process();
   mine.chunk_bytes = lane_->chunk_bytes();
   mine.most_bytes = lane_->most_bytes();
+  mine.least_share = lane_->least_share();
   std::string message(kMagic);
   append(message, mine);
   auto text = [&](const std::string& bytes) {
@@ -98,6 +102,8 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     throw UsageError("the bootstrap gave " + std::to_string(greetings.size()) + " greetings for " +
                      std::to_string(size_) + " ranks.");
   std::vector<FabricEndpoint::Contact> contacts;
+  Cores cores;  // of this machine, and its ranks
+  int here = 0;
   for (int r = 0; r < size_; ++r) {
     const std::string who = "rank " + std::to_string(r);
     std::string_view rest = greetings[static_cast<std::size_t>(r)];
@@ -117,10 +123,11 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     other(provider != options.lane.provider.name, "has provider " + provider + ", this one " +
                                                       options.lane.provider.name +
                                                       ": name the same on every rank.");
-    other(its.channels != mine.channels || its.policy != mine.policy || its.chunk_bytes != mine.chunk_bytes ||
-              its.most_bytes != mine.most_bytes,
-          "has other channels, another policy or another UNISONO_CHUNK_BYTES than this one: set them the "
-          "same on every rank.");
+    other(
+        its.channels != mine.channels || its.policy != mine.policy || its.chunk_bytes != mine.chunk_bytes ||
+            its.most_bytes != mine.most_bytes || its.least_share != mine.least_share,
+        "has other channels, another policy or another UNISONO_CHUNK_BYTES than this one, or NICs where this "
+        "one has a single NIC: set them the same on every rank.");
     other(
         its.check != mine.check,
         "and this one do not both check their calls: give check=, or UNISONO_CHECK, the same on every rank.");
@@ -135,6 +142,10 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     contact.scratch =
         Announcement::read(rest, static_cast<std::size_t>(mine.channels), own.scratch.bytes, who);
     contacts.push_back(std::move(contact));
+    if (its.boot == mine.boot) {
+      cores.add(its.cores);
+      ++here;
+    }
     processes_.emplace_back();
     if (its.machine == mine.machine && its.pid > 0) processes_.back().emplace(its.pid);
   }
@@ -149,7 +160,7 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     for (const std::string& its : greetings) all += its;
     lane_->keep_until_last(all);
   }
-  lane_->connect(std::move(contacts));
+  lane_->connect(std::move(contacts), here > cores.count());
   for (const std::string& its :
        bootstrap.all_gather("connected"))  // nobody writes before everyone can take it
     if (its != "connected") throw UsageError("the bootstrap has lost its order: start the ranks again.");
