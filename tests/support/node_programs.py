@@ -44,7 +44,8 @@ def long_sums(nodes: str) -> list[str]:
     layout(nodes)
     comm = unisono.init(timeout_s=60, check=False)
     wrong = []
-    for count in (2 * sums.BLOCK_BYTES // 4 + 1, 3 * sums.BLOCK_BYTES // 4 - 5):
+    block = sums.BLOCK_BYTES // F32().itemsize * comm.size
+    for count in (2 * block + 1, 3 * block - 5):
         everyone = [
             np.random.default_rng((count, rank)).standard_normal(count, F32) for rank in range(comm.size)
         ]

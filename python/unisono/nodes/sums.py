@@ -24,7 +24,7 @@ ALGORITHMS = ("one_shot", "two_shot", "chain")
 ONE_SHOT_BYTES = 32 << 10  # up to here everyone gets everything
 CHAIN_BYTES = 8 << 20  # from here on in a chain, where it saves traffic
 CHAIN_BLOCK_BYTES = 2 << 20  # of the input, that go through a step together: they stay in the cache
-BLOCK_BYTES = 4 << 20  # of the input, that two_shot takes at once
+BLOCK_BYTES = 512 << 10  # of the input, for each rank, that one_shot and two_shot take at once
 _INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
 _Steps = Iterator[None]  # what becomes of a block; it yields where it would wait for other nodes
 _ENDED = object()
@@ -130,7 +130,7 @@ def _blocks(x: Any, out: Any, what: Sum) -> Iterator[tuple[int, Any, Any]]:
     """Blocks of both, and a slot for the scratch of each: two neighbours have different ones. All but the
     last can be cut into equal shards."""
     unit = what.item * what.ranks
-    block = max(BLOCK_BYTES // unit, 1) * unit
+    block = BLOCK_BYTES // what.item * unit
     for index, begin in enumerate(range(0, len(x), block)):
         yield index % 2, x[begin : begin + block], out[begin : begin + block]
 
