@@ -30,6 +30,8 @@ Env read() {
   env.check = number("UNISONO_CHECK", 0, 0) != 0;
   env.chunk_bytes = static_cast<std::size_t>(number("UNISONO_CHUNK_BYTES", 0, 0));
   env.stream_bytes = static_cast<std::size_t>(number("UNISONO_STREAM_BYTES", 0, 0));
+  if (const double given = number("UNISONO_STREAM_CHUNKS", -1, -1); given >= 0)
+    env.stream_chunks = given != 0;
   env.far = number("UNISONO_FAR", 1, 0) != 0;
   env.spins = static_cast<int>(number("UNISONO_SPINS", -1, -1));
   env.max_sms = static_cast<int>(number("UNISONO_MAX_SMS", 0, 0));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 namespace unisono {
@@ -11,10 +12,12 @@ struct Env {
   bool check = false;           // UNISONO_CHECK=1: compare the ranks' calls before anything moves
   std::size_t chunk_bytes = 0;  // UNISONO_CHUNK_BYTES: size of a staging chunk; 0: by the number of ranks
   std::size_t stream_bytes =
-      0;            // UNISONO_STREAM_BYTES: outputs from here on bypass the cache; 0: by the machine's cache
-  bool far = true;  // UNISONO_FAR=0: never let the kernel copy between processes; stage instead
-  int spins = -1;   // UNISONO_SPINS: polls before a wait yields its core; -1: by ranks and cores
-  int max_sms = 0;  // UNISONO_MAX_SMS: that a kernel may take of a GPU; 0: as many as pay
+      0;  // UNISONO_STREAM_BYTES: outputs from here on bypass the cache; 0: by the machine's cache
+  std::optional<bool>
+      stream_chunks;      // UNISONO_STREAM_CHUNKS: chunks bypass the cache, or not; unset: measured
+  bool far = true;        // UNISONO_FAR=0: never let the kernel copy between processes; stage instead
+  int spins = -1;         // UNISONO_SPINS: polls before a wait yields its core; -1: by ranks and cores
+  int max_sms = 0;        // UNISONO_MAX_SMS: that a kernel may take of a GPU; 0: as many as pay
   bool cuda_ipc = false;  // UNISONO_CUDA_MEMORY=ipc: share GPU memory by cudaIpc handles; vmm: by descriptors
   bool peer_access =
       true;  // UNISONO_PEER_ACCESS=0: GPUs never touch each other's memory; stage through the host's

@@ -4,16 +4,20 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <set>
 
 #include "env.hpp"
+#include "lane/channel.hpp"
 
 namespace unisono {
 namespace {
 
 constexpr int kMostRanks = 1024;
+constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece, when chunks are measured
+constexpr int kMeasuredRounds = 20;
 constexpr std::uint32_t kVersion = 1;  // of the memory layout and of Hello
 
 // What a rank tells the others at the bootstrap. Every field is checked: it comes from outside.
@@ -129,6 +133,39 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   // dispensable.
   far_ = true;
   for (const std::string& its : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && its == "far";
+  if (env().stream_chunks) lane_->stream_chunks(*env().stream_chunks);
+  else if (size_ > 1) measure_chunks();
+}
+
+// Whether a peer's chunks are better written around the cache. Stores into the cache first fetch the lines
+// from the other core's: how that compares with the trip through memory is the machine's, and no size or name
+// of it tells. What counts is a rank's own work, not its waits: they may begin on one core.
+void Group::measure_chunks() {
+  using Clock = std::chrono::steady_clock;
+  ChunkChannel channel(*lane_);
+  const int next = peer_at(*lane_, 1), last = peer_at(*lane_, size_ - 1);
+  const std::vector<byte> given(std::min(lane_->chunk_bytes(), kMeasuredBytes));
+  std::vector<byte> taken(given.size());
+  const Dst to{taken.data()};
+  const int rounds = crowded_ ? kMeasuredRounds / 3 : kMeasuredRounds;
+  std::vector<Clock::duration> took[2];
+  for (int round = 0; round < rounds; ++round)
+    for (const bool around : {false, true}) {
+      lane_->stream_chunks(around);
+      const auto began = Clock::now();
+      channel.put(next, given.data(), given.size());
+      const auto put = Clock::now();
+      const byte* from = channel.arrived(last, taken.size());
+      const auto arrived = Clock::now();
+      lane_->move(&to, 1, &from, 1, taken.size());
+      took[around].push_back(put - began + (Clock::now() - arrived));
+      channel.release(last);
+    }
+  auto median = [&](std::vector<Clock::duration>& times) {
+    std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
+    return times[static_cast<std::size_t>(rounds / 2)];
+  };
+  lane_->stream_chunks(median(took[true]) < median(took[false]));
 }
 
 Group::~Group() { leave(); }

@@ -25,12 +25,11 @@ class ChunkChannel {
 
   UNISONO_PROGRAM std::size_t capacity() const { return smaller(lane.chunk_bytes(), lane.piece_bytes()); }
 
-  // A peer's chunk is written around the cache: stores that first fetch lines from the other core's cache
-  // cost it more than the trip through memory.
   UNISONO_PROGRAM Dst reserve(int peer, std::size_t bytes) {
     while (lane.signalled(peer, Slot::chunk) - lane.awaited(peer, Slot::chunk_credit) * kHalf >= 2 * kHalf)
       lane.wait(peer, Slot::chunk_credit);
-    return {lane.chunk_at(peer, lane.signalled(peer, Slot::chunk) % (2 * kHalf)), bytes >= kStreamFrom};
+    return {lane.chunk_at(peer, lane.signalled(peer, Slot::chunk) % (2 * kHalf)),
+            bytes >= lane.stream_from()};
   }
   UNISONO_PROGRAM void commit(int peer, std::size_t) { lane.signal(peer, Slot::chunk); }
 
@@ -55,7 +54,6 @@ class ChunkChannel {
 
  private:
   static constexpr std::uint32_t kHalf = Lane::kChunks / 2;
-  static constexpr std::size_t kStreamFrom = 2048;
 };
 
 // Pieces in packets, whose flag travels in the same store as the data. A piece waits for nothing but its own

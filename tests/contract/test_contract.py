@@ -35,9 +35,10 @@ TIMEOUT_S = 280.0
 
 # Settings that must not change a bit, each tried somewhere.
 SETTINGS = {
-    ("unisono", 3): {"UNISONO_FAR": "0"},
+    ("unisono", 2): {"UNISONO_STREAM_CHUNKS": "1"},
+    ("unisono", 3): {"UNISONO_FAR": "0", "UNISONO_STREAM_CHUNKS": "0"},
     ("unisono", 4): {"UNISONO_ISA": "baseline", "UNISONO_STREAM_BYTES": "100000"},
-    ("unisono", 5): {"UNISONO_FAR": "0", "UNISONO_CHUNK_BYTES": "4096"},
+    ("unisono", 5): {"UNISONO_FAR": "0", "UNISONO_CHUNK_BYTES": "4096", "UNISONO_STREAM_CHUNKS": "1"},
     ("unisono-threads", 3): {"UNISONO_STREAM_BYTES": "5000", "UNISONO_SPINS": "0"},
     ("unisono-threads", 4): {"UNISONO_ISA": "baseline"},
     ("unisono-threads", 5): {"UNISONO_CHUNK_BYTES": "8192"},

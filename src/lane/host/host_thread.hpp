@@ -58,6 +58,9 @@ class HostThread {
   static constexpr int worker() { return 0; }
   static constexpr int workers() { return 1; }
   std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
+  // Pieces of this size and more are written into peers' chunks around the cache (Group::measure_chunks).
+  std::size_t stream_from() const { return stream_from_; }
+  void stream_chunks(bool around) { stream_from_ = around ? kStreamFrom : ~std::size_t{0}; }
   static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }
   static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
 
@@ -131,6 +134,7 @@ class HostThread {
     std::uint32_t signalled[kSlots] = {}, awaited[kSlots] = {};
     std::uint64_t packets_sent = 0, packets_taken = 0;
   };
+  static constexpr std::size_t kStreamFrom = 2048;
   static constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;
 
   Counters& signals(int peer) { return counters_[static_cast<std::size_t>(peer)]; }
@@ -166,6 +170,7 @@ class HostThread {
   std::vector<std::shared_ptr<Segment>> segments_;
   host::Far far_;
   bool far_operands_ = false;
+  std::size_t stream_from_ = kStreamFrom;
   host::Patience patience_;
   Watch watch_;
   const host::Kernels& kernels_;
