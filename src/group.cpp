@@ -133,14 +133,18 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   // dispensable.
   far_ = true;
   for (const std::string& its : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && its == "far";
-  if (env().stream_chunks) lane_->stream_chunks(*env().stream_chunks);
-  else if (size_ > 1) measure_chunks();
+  if (size_ == 1) return;
+  const bool measured = measure_chunks();
+  int votes = 0;  // plans depend on it
+  for (const int its : exchange(int{env().stream_chunks.value_or(measured)})) votes += its;
+  cached_ = 2 * votes <= size_;
+  lane_->stream_chunks(!cached_);
 }
 
 // Whether a peer's chunks are better written around the cache. Stores into the cache first fetch the lines
 // from the other core's: how that compares with the trip through memory is the machine's, and no size or name
 // of it tells. What counts is a rank's own work, not its waits: they may begin on one core.
-void Group::measure_chunks() {
+bool Group::measure_chunks() {
   using Clock = std::chrono::steady_clock;
   ChunkChannel channel(*lane_);
   const int next = peer_at(*lane_, 1), last = peer_at(*lane_, size_ - 1);
@@ -165,7 +169,7 @@ void Group::measure_chunks() {
     std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
     return times[static_cast<std::size_t>(rounds / 2)];
   };
-  lane_->stream_chunks(median(took[true]) < median(took[false]));
+  return median(took[true]) < median(took[false]);
 }
 
 Group::~Group() { leave(); }

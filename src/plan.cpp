@@ -85,11 +85,19 @@ std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
   return known;
 }
 
+namespace {
+
+// Up to which plain memory is best copied through chunks that stay in the cache, also where its pages are
+// huge and the kernel's copy is fast.
+constexpr std::size_t kThrough = std::size_t{512} << 10;
+
+}  // namespace
+
 // The built-in table (`unisono tune` at 2 and 8 ranks on 2 cores): packets while a piece is a line or two;
 // then one step over chunks, as long as two meetings of all ranks cost more than its copies; then direct.
 // Meetings are dearest where ranks take turns on a core, and symmetric memory needs no help of the kernel,
-// which is cheaper.
-Plan Plan::of_host(int ranks, bool crowded) {
+// which is cheaper. Where chunks stay in the cache, two copies through them cost less than the kernel's one.
+Plan Plan::of_host(int ranks, bool crowded, bool cached) {
   using enum Algorithm;
   Plan plan(Memory::host);
   const auto n = static_cast<std::size_t>(ranks);
@@ -99,7 +107,14 @@ Plan Plan::of_host(int ranks, bool crowded) {
                                                       : 32u}
                               << 10;  // up to which one step is best
     plan.add({Collective::all_reduce, symmetric, 128, one_shot_packets});
-    plan.add({Collective::all_reduce, symmetric, crowded ? steps : 2 * steps / n, one_shot});
+    const bool through = cached && !crowded && !symmetric;
+    const bool two = through && ranks == 2;  // a step for two carries what two steps would
+    plan.add({Collective::all_reduce, symmetric,
+              two       ? 128 * kThrough
+              : crowded ? steps
+                        : 2 * steps / n,
+              one_shot});
+    if (through && !two) plan.add({Collective::all_reduce, symmetric, kThrough, two_shot});
     plan.add({Collective::all_reduce, symmetric, kRest, two_shot_direct});
     for (const Collective collective : kOthers) {
       const bool pair = collective == Collective::send_recv;  // two meet, not all
@@ -109,6 +124,7 @@ Plan Plan::of_host(int ranks, bool crowded) {
       const bool streams = !symmetric && collective == Collective::broadcast;
       plan.add({collective, symmetric,
                 crowded   ? 16 * steps
+                : through ? (pair ? kThrough / 4 : kThrough)
                 : pair    ? steps / 2
                 : streams ? 4 * steps
                           : steps,
