@@ -111,7 +111,9 @@ FabricEndpoint::Contact FabricEndpoint::contact() const {
 }
 
 void FabricEndpoint::connect(std::vector<Contact> contacts, bool crowded) {
-  yielding_ = crowded ? kYieldingCrowded : kYielding;
+  // what may be lost is sent again only while this rank looks
+  const bool datagrams = settings_.provider.name.ends_with("ofi_rxd");
+  yielding_ = crowded && !datagrams ? kYieldingCrowded : kYielding;
   for (std::size_t c = 0; c < channels_.size(); ++c) {
     std::vector<std::string> addresses;
     for (const Contact& one : contacts) addresses.push_back(one.addresses[c]);
