@@ -27,6 +27,7 @@ function(add_fabric_lane library)
     src/fabric/library.cpp
     src/fabric/memory.cpp
     src/fabric/provider.cpp
+    src/fabric/shm_file.cpp
     src/fabric/watchdog.cpp
   )
   target_include_directories(${library} SYSTEM PRIVATE ${LIBFABRIC_INCLUDE_DIR})

@@ -9,12 +9,13 @@
 #include <array>
 
 #include "fabric/library.hpp"
+#include "fabric/shm_file.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::fabric {
 
-Channel::Channel(Info nic, Failed failed, Calls& calls, std::size_t completions)
-    : nic_(std::move(nic)), failed_(std::move(failed)), calls_(calls) {
+Channel::Channel(const Info& nic, Failed failed, Calls& calls, std::size_t completions)
+    : nic_(with_own_file(nic)), failed_(std::move(failed)), calls_(calls) {
   auto* const info = const_cast<fi_info*>(nic_.get());
   fid_fabric* fabric = nullptr;
   checked(library().fabric(info->fabric_attr, &fabric, nullptr), "opening the fabric");
@@ -53,6 +54,7 @@ std::string Channel::address() const {
 }
 
 void Channel::connect(const std::vector<std::string>& addresses) {
+  known_ = addresses;
   peers_.assign(addresses.size(), FI_ADDR_UNSPEC);
   blocked_.resize(addresses.size());
   for (std::size_t r = 0; r < addresses.size(); ++r)
@@ -60,6 +62,10 @@ void Channel::connect(const std::vector<std::string>& addresses) {
                 "taking an address") != 1)
       throw ResourceError("the provider refuses the address of rank " + std::to_string(r) +
                           ": see that all ranks name the same provider and reach each other's network.");
+}
+
+void Channel::bury(int peer) const noexcept {
+  if (const auto at = static_cast<std::size_t>(peer); at < known_.size()) remove_file(known_[at]);
 }
 
 namespace {

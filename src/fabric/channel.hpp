@@ -70,13 +70,15 @@ class Channel {
   using Arrived = std::function<void(std::uint32_t immediate)>;
 
   // `completions`: entries of the completion queue; 0: as many as the NIC has writes in flight.
-  Channel(Info nic, Failed failed, Calls& calls, std::size_t completions = 0);
+  Channel(const Info& nic, Failed failed, Calls& calls, std::size_t completions = 0);
   ~Channel();
   Channel(const Channel&) = delete;
 
   // For the bootstrap: `connect` takes what every rank's channel of this number said, in rank order.
   std::string address() const;
   void connect(const std::vector<std::string>& addresses);
+  // Removes what the provider has left on this machine of a rank that has died. For any thread.
+  void bury(int peer) const noexcept;
 
   const fi_info& nic() const { return *nic_; }
   bool needs_local_registration() const { return (nic_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
@@ -142,6 +144,7 @@ class Channel {
   Owned<fid_av> addresses_;
   Owned<fid_cq> completions_;
   Owned<fid_ep> endpoint_;
+  std::vector<std::string> known_;  // addresses, by peer
   std::vector<fi_addr_t> peers_;
   std::uint64_t next_key_ = 1;
 };

@@ -117,6 +117,9 @@ class FabricEndpoint {
   void tell_failure(const std::string& text, const std::function<bool(int peer)>& lives);
   std::string failure_of(int peer) const;
   bool told(int peer, fabric::Kind kind) const { return of(peer).has(kind).count() > 0; }
+  void bury(int peer) const noexcept {  // Channel::bury
+    for (const auto& channel : channels_) channel->bury(peer);
+  }
   // Whether all that this rank writes to that peer is complete.
   bool quiet(int peer) const { return of(peer).in_flight.done(); }
 

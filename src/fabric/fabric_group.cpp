@@ -173,11 +173,13 @@ std::string FabricGroup::stuck(double seconds) {
   for (int r = 0; r < size_ && !first_dead_; ++r)
     if (const auto& process = processes_[static_cast<std::size_t>(r)]; process && process->dead())
       first_dead_ = r;
-  if (first_dead_ && seconds > kStuckS)
+  const bool without_end = first_dead_ && seconds > kStuckS;
+  if (!without_end && seconds < timeout_s_) return {};
+  bury(true);
+  if (without_end)
     return who(*first_dead_) + " has died within libfabric, whose locks " + where() +
            " now waits for without end; this process ends: use another provider (tcp), or libfabric 1.20 or "
            "newer.";
-  if (seconds < timeout_s_) return {};
   return where() + " has not come back from libfabric for " + std::to_string(std::lround(seconds)) +
          " s; this process ends: see whether the other ranks are stuck too, or use another provider (tcp).";
 }
@@ -194,6 +196,13 @@ std::string FabricGroup::who(int rank) const {
   if (r >= processes_.size()) return text;
   if (const auto& process = processes_[r]) text += " (process " + std::to_string(process->pid()) + ")";
   return text;
+}
+
+void FabricGroup::bury(bool this_process_too) const noexcept {
+  for (int r = 0; r < size_; ++r)
+    if (const auto& its = processes_[static_cast<std::size_t>(r)];
+        its && (its->dead() || (this_process_too && its->own())))
+      lane_->bury(r);
 }
 
 void FabricGroup::check() {
@@ -311,6 +320,7 @@ void FabricGroup::fail(Group::Kind kind, const std::string& text) {
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): whoever cannot be told finds out
     }
     settle(kFarewellS);
+    bury(false);
   }
   const Failure first = failure_.value_or(Failure{kind, text});
   Group::raise(first.kind, first.text);

@@ -80,6 +80,7 @@ class FabricGroup {
   std::string stuck(double seconds);  // in a call of libfabric's: what to end the process with
   bool gone_for_good(int rank, int awaited);
   std::string where() const;
+  void bury(bool this_process_too) const noexcept;  // what processes that have died leave, and one that ends
   std::string who(int rank) const;
 
   int rank_, size_;

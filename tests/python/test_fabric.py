@@ -3,6 +3,7 @@ leave while writes are in flight."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -84,7 +85,7 @@ def test_kill_with_writes_in_flight(faulty: str) -> None:
     assert len(said) == stuck, str(outcome.ended)
     assert stuck == 0 or faulty == "shm"
     _assert_noticed(outcome, victim=3, stuck=stuck)
-    assert ranks.processes_with(marker["UNISONO_TEST"]) == set()
+    assert_nothing_left(outcome, marker["UNISONO_TEST"])
 
 
 def _assert_noticed(outcome: ranks.Outcome, victim: int, stuck: int = 0) -> None:
@@ -167,6 +168,18 @@ def test_failed_by_another_thread(faulty: str, late: bool, expected: type[Except
         with pytest.raises(expected, match="the other side is gone"):
             comm.barrier()
         comm.close()
+
+
+def test_shm_names_no_file_after_a_process() -> None:
+    """One that was killed leaves it, and another may get its number."""
+    if reason := fabric.missing("shm"):
+        pytest.skip(reason)
+    before = set(os.listdir("/dev/shm"))
+    with unisono.init(0, 1, lane=unisono.Fabric("shm", channels=2)):
+        names = set(os.listdir("/dev/shm")) - before
+        assert sum(name.startswith("unisono-") for name in names) == 2
+        assert not any(name.startswith(str(os.getpid())) for name in names)
+    assert set(os.listdir("/dev/shm")).isdisjoint(names)
 
 
 def test_other_settings_on_another_rank(faulty: str) -> None:
