@@ -134,8 +134,8 @@ void Array::from_torch(nb::handle array, const char* what) {
     this->device = nb::cast<int>(array.attr("device").attr("index"));
   }
   const nb::object its = array.attr("dtype");
-  const std::string name =
-      nb::cast<std::string>(nb::str(its));  // of an object, not of an accessor: that would be a cast
+  // str of an object, not of an accessor: that would be a cast
+  const std::string name = nb::cast<std::string>(nb::str(its));
   const auto known = dtype_named(std::string_view(name).substr(name.find('.') + 1));
   if (!known) unknown(name, what);
   if (!nb::cast<bool>(array.attr("is_contiguous")()))

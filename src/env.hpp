@@ -8,27 +8,40 @@
 namespace unisono {
 
 struct Env {
-  double timeout_s = 30;        // UNISONO_TIMEOUT_S: deadline of every wait, in seconds
-  bool check = false;           // UNISONO_CHECK=1: compare the ranks' calls before anything moves
-  std::size_t chunk_bytes = 0;  // UNISONO_CHUNK_BYTES: size of a staging chunk; 0: by the number of ranks
-  std::size_t stream_bytes =
-      0;  // UNISONO_STREAM_BYTES: outputs from here on bypass the cache; 0: by the machine's cache
-  std::optional<bool>
-      stream_chunks;      // UNISONO_STREAM_CHUNKS: chunks bypass the cache, or not; unset: measured
-  bool far = true;        // UNISONO_FAR=0: never let the kernel copy between processes; stage instead
-  int spins = -1;         // UNISONO_SPINS: polls before a wait yields its core; -1: by ranks and cores
-  int max_sms = 0;        // UNISONO_MAX_SMS: that a kernel may take of a GPU; 0: as many as pay
-  bool cuda_ipc = false;  // UNISONO_CUDA_MEMORY=ipc: share GPU memory by cudaIpc handles; vmm: by descriptors
-  bool peer_access =
-      true;  // UNISONO_PEER_ACCESS=0: GPUs never touch each other's memory; stage through the host's
-  bool share_device = false;  // UNISONO_SHARE_DEVICE=1: let ranks have the same GPU, for tests
-  std::string
-      fabric_provider;  // UNISONO_FABRIC_PROVIDER: libfabric's name of one; empty: its best between machines
-  int fabric_channels = 0;  // UNISONO_FABRIC_CHANNELS: endpoints of a rank; 0: one a NIC
-  std::size_t fabric_completions =
-      0;                        // UNISONO_FABRIC_COMPLETIONS: entries of a completion queue; 0: by the NIC
-  std::string libfabric;        // UNISONO_LIBFABRIC: the library's file; empty: the one that the build found
-  std::string instruction_set;  // UNISONO_ISA: baseline, avx2 or avx512; empty: the best that the machine has
+  // UNISONO_TIMEOUT_S: deadline of every wait, in seconds.
+  double timeout_s = 30;
+  // UNISONO_CHECK=1: compare the ranks' calls before anything moves.
+  bool check = false;
+  // UNISONO_CHUNK_BYTES: size of a staging chunk; 0: by the number of ranks.
+  std::size_t chunk_bytes = 0;
+  // UNISONO_STREAM_BYTES: outputs from here on bypass the cache; 0: by the machine's cache.
+  std::size_t stream_bytes = 0;
+  // UNISONO_STREAM_CHUNKS: chunks bypass the cache, or not; unset: measured.
+  std::optional<bool> stream_chunks;
+  // UNISONO_FAR=0: never let the kernel copy between processes; stage instead.
+  bool far = true;
+  // UNISONO_SPINS: polls before a wait yields its core; -1: by ranks and cores.
+  int spins = -1;
+  // UNISONO_ISA: baseline, avx2 or avx512; empty: the best that the machine has.
+  std::string instruction_set;
+
+  // UNISONO_MAX_SMS: that a kernel may take of a GPU; 0: as many as pay.
+  int max_sms = 0;
+  // UNISONO_CUDA_MEMORY=ipc: share GPU memory by cudaIpc handles; vmm: by descriptors.
+  bool cuda_ipc = false;
+  // UNISONO_PEER_ACCESS=0: GPUs never touch each other's memory; stage through the host's.
+  bool peer_access = true;
+  // UNISONO_SHARE_DEVICE=1: let ranks have the same GPU, for tests.
+  bool share_device = false;
+
+  // UNISONO_FABRIC_PROVIDER: libfabric's name of one; empty: its best between machines.
+  std::string fabric_provider;
+  // UNISONO_FABRIC_CHANNELS: endpoints of a rank; 0: one a NIC.
+  int fabric_channels = 0;
+  // UNISONO_FABRIC_COMPLETIONS: entries of a completion queue; 0: by the NIC.
+  std::size_t fabric_completions = 0;
+  // UNISONO_LIBFABRIC: the library's file; empty: the one that the build found.
+  std::string libfabric;
 };
 
 // Throws UsageError naming the variable when a value cannot be read.

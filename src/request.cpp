@@ -14,8 +14,8 @@ bool rooted(Collective c) {
          c == Collective::scatter;
 }
 
-constexpr std::size_t kMostBytes =
-    std::numeric_limits<std::size_t>::max() / 4;  // so that two sizes can be added
+// So that two sizes can be added.
+constexpr std::size_t kMostBytes = std::numeric_limits<std::size_t>::max() / 4;
 
 [[noreturn]] void too_many(std::size_t count) {
   throw UsageError("a count of " + std::to_string(count) +

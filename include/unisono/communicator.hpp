@@ -23,8 +23,8 @@ namespace unisono {
 struct Call {
   const void* in = nullptr;
   void* out = nullptr;
-  std::size_t count =
-      0;  // elements: all_reduce, reduce, broadcast, send: of the buffer; else of one rank's block
+  // Elements: all_reduce, reduce, broadcast, send: of the buffer; else of one rank's block.
+  std::size_t count = 0;
   DType dtype = DType::f32;
   Op op = Op::sum;
   int root = 0;
@@ -60,8 +60,8 @@ class Communicator {
     std::optional<double> timeout_s{};  // deadline of every wait, above 0; default UNISONO_TIMEOUT_S, else 30
     std::optional<int> device{};        // CUDA ordinal of this rank's GPU; all ranks have one, or none has
     int max_sms = 0;                    // that a kernel may take; 0: UNISONO_MAX_SMS, else as many as pay
-    bool peer_access =
-        true;  // false on any rank: no GPU touches another's memory (also UNISONO_PEER_ACCESS=0)
+    // False on any rank: no GPU touches another's memory (also UNISONO_PEER_ACCESS=0).
+    bool peer_access = true;
     std::optional<bool> check{};     // compare the ranks' calls first; default UNISONO_CHECK, else no
     std::optional<Fabric> fabric{};  // the fabric lane instead of the host's; the same on every rank
     std::function<void()>

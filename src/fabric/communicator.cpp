@@ -17,14 +17,13 @@
 namespace unisono {
 namespace {
 
-constexpr int kMostKeys = 64;
 constexpr std::size_t kMostScratch = std::size_t{64} << 20;  // for the rings of a rank
 constexpr std::size_t kMostChunk = std::size_t{256} << 10;
 
 // What a rank offers in an allocation.
 struct Offer {
   std::uint64_t asked = 0, address = 0, bytes = 0;
-  std::uint64_t keys[kMostKeys] = {};
+  std::uint64_t keys[fabric::kMostChannels] = {};
   bool had = false;
 };
 

@@ -12,8 +12,6 @@
 namespace unisono::fabric {
 namespace {
 
-constexpr int kMostChannels = 64;
-
 Info owned(fi_info* info) { return {info, library().freeinfo}; }
 
 // What the lane asks for; `name` empty: of every provider.

@@ -11,6 +11,8 @@
 
 namespace unisono::fabric {
 
+inline constexpr int kMostChannels = 64;
+
 using Info = std::shared_ptr<const fi_info>;
 
 struct Provider {

@@ -2,25 +2,26 @@
 // endpoint.
 //
 // The verbs of a lane (HostThread in host/, CudaBlock in cuda/; a program is a template over them):
-//   move(dsts, n_dsts, srcs, n_srcs, bytes)   reads every source once, combines them in the order given with
-//   the wide
-//                                             accumulator, writes every destination: copy, multicast, reduce
-//                                             or both
-//   signal(peer, slot), wait(peer, slot)      counting: the k-th wait returns after the k-th signal; what the
-//   peer wrote
-//                                             before its signal is readable after the wait. A wait has a
-//                                             deadline
-//   announce(peer, slot)                      a signal that stands for what earlier calls have written only
-//   put_packets(peer, src, bytes), take_packets(peer, dst, bytes)   data and flag in one store; no signal
-//   needed
-//   packets_to(peer, bytes), commit_packets(peer, bytes); packets_from(peer, bytes)   the same in two steps,
-//   as operands of a move
-//   requantise(dsts, n_dsts, srcs, n_srcs, plain, count)   a move of `count` elements in their wire form
-//   (wire.hpp); the operands of `plain` hold elements, of element_bytes(), and take part as they look on it
-// and where it is: rank() of size(), worker() of workers(). piece_bytes() is the most that a worker takes up
-// at once; that and a chunk are 2·kAlign or more. kPulls says whether it had rather read from peers than
-// write, kMulticasts whether a move to several peers costs less than one to each, kLinked whether what enters
-// and leaves a rank bounds it, so that a root that has it all leaves the work to the others.
+//
+// move(dsts, n_dsts, srcs, n_srcs, bytes)
+//   Reads every source once, combines them in the order given with the wide accumulator, writes every
+//   destination: copy, multicast, reduce or both.
+// signal(peer, slot), wait(peer, slot)
+//   Counting: the k-th wait returns after the k-th signal; what the peer wrote before its signal is readable
+//   after the wait. A wait has a deadline.
+// announce(peer, slot)
+//   A signal that stands for what earlier calls have written only.
+// put_packets(peer, src, bytes), take_packets(peer, dst, bytes)
+//   Data and flag in one store; no signal needed. In two steps, as operands of a move: packets_to(peer,
+//   bytes), commit_packets(peer, bytes); packets_from(peer, bytes).
+// requantise(dsts, n_dsts, srcs, n_srcs, plain, count)
+//   A move of `count` elements in their wire form (wire.hpp); the operands of `plain` hold elements, of
+//   element_bytes(), and take part as they look on it.
+//
+// Where it is: rank() of size(), worker() of workers(). piece_bytes() is the most that a worker takes up at
+// once; that and a chunk are 2·kAlign or more. kPulls says whether it had rather read from peers than write,
+// kMulticasts whether a move to several peers costs less than one to each, kLinked whether what enters and
+// leaves a rank bounds it, so that a root that has it all leaves the work to the others.
 #pragma once
 
 #include <cstddef>

@@ -100,8 +100,8 @@ void soak(Communicator& comm, int calls) {
       case Collective::send:
       case Collective::recv:
         if (shift == 0) break;
-        call.algorithm =
-            call.algorithm == "direct" ? "" : call.algorithm;  // sends of a ring, all before the receives
+        // sends of a ring, all before the receives
+        if (call.algorithm == "direct") call.algorithm = "";
         if (me < to) comm.send(call, to), comm.recv(call, from);
         else comm.recv(call, from), comm.send(call, to);
         expect(count, [&](std::size_t i) { return value(call_number, from, i); });

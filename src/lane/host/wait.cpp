@@ -14,8 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kYielding = std::chrono::microseconds(50);  // how long a wait yields before it sleeps
-constexpr auto kNap =
-    std::chrono::microseconds(500);  // the longest sleep: a wake that was missed costs no more
+// The longest sleep: a wake that was missed costs no more.
+constexpr auto kNap = std::chrono::microseconds(500);
 constexpr auto kLook = std::chrono::milliseconds(5);  // between two looks at the peers
 // What the time between two looks counts at the most: a machine or a process that was stopped has not waited.
 constexpr Clock::duration kMostCounted = std::chrono::milliseconds(200);
