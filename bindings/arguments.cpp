@@ -2,9 +2,23 @@
 
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
+
 #include "unisono/error.hpp"
 
 namespace unisono::python {
+namespace {
+
+constexpr std::size_t kMostElements = static_cast<std::size_t>(PTRDIFF_MAX) / 16;
+
+// Of a Python number; throws nb::python_error or std::bad_cast for what is none from 0.
+std::size_t whole(nb::handle number) {
+  const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
+  if (!index.is_valid()) throw nb::python_error();
+  return nb::cast<std::size_t>(index);
+}
+
+}  // namespace
 
 Op read_op(std::string_view name) {
   if (const auto op = from_name<Op>(name, kOps)) return *op;
@@ -30,12 +44,29 @@ ChannelPolicy read_policy(std::string_view name) {
 
 Shape read_shape(nb::handle shape) {
   try {
-    if (PyIndex_Check(shape.ptr())) return {nb::cast<std::size_t>(nb::steal(PyNumber_Index(shape.ptr())))};
+    if (PyIndex_Check(shape.ptr())) return {whole(shape)};
     return nb::cast<Shape>(nb::list(nb::borrow(shape)));
   } catch (const std::bad_cast&) {
   } catch (const nb::python_error&) {}
   throw UsageError(std::string(nb::repr(shape).c_str()) +
                    " is not a shape: pass a number of elements from 0, or a tuple of them.");
+}
+
+std::vector<std::size_t> read_counts(const char* what, nb::handle counts) {
+  std::vector<std::size_t> read;
+  std::size_t total = 0;
+  try {
+    for (const nb::handle one : nb::list(nb::borrow(counts))) {
+      read.push_back(whole(one));
+      if (__builtin_add_overflow(total, read.back(), &total) || total > kMostElements)
+        throw UsageError(std::string("the ") + what +
+                         " counts add up to more than memory can hold: check them.");
+    }
+    return read;
+  } catch (const std::bad_cast&) {
+  } catch (const nb::python_error&) {}
+  throw UsageError(std::string("the ") + what + " counts " + nb::repr(counts).c_str() +
+                   " are no numbers of elements: give a whole one from 0 for each rank.");
 }
 
 int read_rank(const char* what, const RankNumber& rank, int size) {

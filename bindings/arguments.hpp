@@ -23,6 +23,9 @@ ChannelPolicy read_policy(std::string_view name);
 // A number, or any iterable of numbers.
 Shape read_shape(nb::handle shape);
 
+// Of elements, one for each rank; `what` is the kind in the message. Their sum does not overflow.
+std::vector<std::size_t> read_counts(const char* what, nb::handle counts);
+
 // `what` is the argument's name in the message.
 int read_rank(const char* what, const RankNumber& rank, int size);
 

@@ -13,7 +13,7 @@ namespace unisono::python {
 
 namespace nb = nanobind;
 
-// A Python object with rank, size and all_gather(bytes) -> list[bytes].
+// A Python object with rank, size and all_gather(bytes) -> list[bytes]. Made under the GIL, used without it.
 class PythonBootstrap final : public Bootstrap {
  public:
   explicit PythonBootstrap(nb::object object)
@@ -22,7 +22,12 @@ class PythonBootstrap final : public Bootstrap {
         size_(nb::cast<int>(object_.attr("size"))) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  ~PythonBootstrap() override {
+    const nb::gil_scoped_acquire gil;
+    object_.reset();
+  }
   std::vector<std::string> all_gather(const std::string& data) override {
+    const nb::gil_scoped_acquire gil;
     std::vector<std::string> all;
     const nb::object gathered = object_.attr("all_gather")(nb::bytes(data.data(), data.size()));
     if (!PySequence_Check(gathered.ptr()))

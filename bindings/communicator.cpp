@@ -59,13 +59,11 @@ void bind_communicator(nb::module_& module) {
                                                 .check = check,
                                                 .fabric = fabric,
                                                 .while_waiting = check_signals};
-            if (nb::isinstance<Bootstrap>(bootstrap)) {
-              auto native = nb::cast<std::shared_ptr<Bootstrap>>(bootstrap);
-              const nb::gil_scoped_release released;  // the other ranks are threads that wait for it
-              new (self) C(std::move(native), options);
-            } else {
-              new (self) C(std::make_shared<PythonBootstrap>(std::move(bootstrap)), options);
-            }
+            std::shared_ptr<Bootstrap> meeting;
+            if (nb::isinstance<Bootstrap>(bootstrap)) meeting = nb::cast<std::shared_ptr<Bootstrap>>(bootstrap);
+            else meeting = std::make_shared<PythonBootstrap>(std::move(bootstrap));
+            const nb::gil_scoped_release released;  // the other ranks may be threads that wait for it
+            new (self) C(std::move(meeting), options);
           },
           "bootstrap"_a, "timeout_s"_a = none, "check"_a = none, "device"_a = none, "max_sms"_a = 0,
           "peer_access"_a = true, "fabric"_a = none)

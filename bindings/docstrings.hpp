@@ -44,9 +44,10 @@ constexpr const char* kAllReduce =
     R"(Everyone gets the combination of everyone's x.
 
 x: any shape. out: the same shape; None: a new array; x itself: in place. op: sum, prod, min, max, avg.
-algorithm: one_shot_packets, one_shot (everyone combines everything), two_shot_packets, two_shot, two_shot_direct (each
-combines a shard: R. Rabenseifner, Optimization of Collective Reduction Operations, ICCS 2004), or
-reduce_scatter_all_gather; None: the plan's choice. Returns out.
+algorithm: one_shot_packets, one_shot (everyone combines everything), two_shot_packets, two_shot, two_shot_push,
+two_shot_direct (each combines a shard: R. Rabenseifner, Optimization of Collective Reduction Operations, ICCS 2004), or
+reduce_scatter_all_gather; on a GPU also one_shot_ll128, two_shot_ll128 (in lines of 128 bytes) and copy_engine; None: the
+plan's choice. Communicator.algorithms() lists them. Returns out.
 
 wire: fp8 or int8 sends a byte for each element and one for each block of 32, in place of the elements, and rounds: every
 x, and the sum. Every rank still gets the same bits, those of every lane. For sum and avg of f32, f16 and bf16, by two_shot.
@@ -70,7 +71,8 @@ constexpr const char* kBroadcast =
 
 x: any shape, the same on every rank. out None: x is overwritten on all but the root, and returned. Otherwise out, of the
 same shape, is written on every rank, and x is read at the root only.
-algorithm: push_packets, push, scatter_all_gather (R. van de Geijn, On Global Combine Operations, 1994), direct.)";
+algorithm: push_packets, push, scatter_all_gather (R. van de Geijn, On Global Combine Operations, 1994), direct, chain
+(each passes every piece on to the next); on a GPU also push_ll128, two_shot_ll128 and copy_engine.)";
 
 constexpr const char* kAllGather =
     R"(Everyone gets everyone's x, in rank order.

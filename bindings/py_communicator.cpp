@@ -170,9 +170,9 @@ nb::object PyCommunicator::all_to_all(nb::handle x, nb::handle out, const Algori
   return to.object;
 }
 
-nb::object PyCommunicator::all_to_all_v(nb::handle x, const std::vector<std::size_t>& sends,
-                                        const std::vector<std::size_t>& receives, nb::handle out,
-                                        const Algorithm& algorithm, nb::handle stream) {
+nb::object PyCommunicator::all_to_all_v(nb::handle x, nb::handle send_counts, nb::handle recv_counts,
+                                        nb::handle out, const Algorithm& algorithm, nb::handle stream) {
+  const auto sends = read_counts("send", send_counts), receives = read_counts("receive", recv_counts);
   const Array in(x, "x", false);
   std::size_t sent = 0, received = 0;
   for (const std::size_t count : sends) sent += count;

@@ -47,8 +47,7 @@ class PyCommunicator {
   nb::object scatter(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
                      nb::handle stream);
   nb::object all_to_all(nb::handle x, nb::handle out, const Algorithm& algorithm, nb::handle stream);
-  nb::object all_to_all_v(nb::handle x, const std::vector<std::size_t>& sends,
-                          const std::vector<std::size_t>& receives, nb::handle out,
+  nb::object all_to_all_v(nb::handle x, nb::handle send_counts, nb::handle recv_counts, nb::handle out,
                           const Algorithm& algorithm, nb::handle stream);
   void send(nb::handle x, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream);
   nb::object recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream);

@@ -33,6 +33,7 @@ from .launch import FD_VARIABLE, World
 
 __all__ = ["MAX_PAYLOAD", "Bootstrap", "HubBootstrap", "SingleBootstrap", "make"]
 
+MOST_TIMEOUT_S = 1e9  # clocks and sockets count them in narrow numbers
 _ANSWER_GRACE_S = 5.0  # how long past the deadline a rank waits for the launcher to say who is missing
 _PR_SET_PDEATHSIG = 1
 # Registered on import, so as to run after what communicators do at exit, which may still need a bootstrap.
@@ -281,11 +282,17 @@ def check_payload(data: bytes) -> bytes:
     return bytes(data)
 
 
-def check_timeout(timeout_s: float) -> float:
-    """`timeout_s`, or UsageError when it is not a finite number above 0."""
-    if not (math.isfinite(timeout_s) and timeout_s > 0):
-        raise UsageError(f"timeout_s is {timeout_s}: give seconds above 0")
-    return float(timeout_s)
+def check_timeout(given: object, name: str = "timeout_s") -> float:
+    """It as a number of seconds, or UsageError when it is none from above 0 to MOST_TIMEOUT_S."""
+    try:
+        seconds = float(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not 0 < seconds <= MOST_TIMEOUT_S:
+        raise UsageError(
+            f"{name}={given} is no deadline: give seconds above 0, at most {MOST_TIMEOUT_S:.0e}."
+        )
+    return seconds
 
 
 def _left(deadline: float) -> float:

@@ -6,12 +6,13 @@ import builtins
 import contextlib
 import importlib
 import itertools
+import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from .bootstrap import check_payload, check_timeout
+from .bootstrap import at_exit, check_payload, check_timeout
 from .errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
 from .hub import Decoder, FrameError, Kind, encode
 from .launch import World
@@ -19,9 +20,11 @@ from .launch import World
 __all__ = ["StoreBootstrap", "from_torchrun"]
 
 _PREFIX = "unisono"
-_FAREWELL_S = 5.0  # how long the rank that serves the Store waits at close() for the others to have read
+_FAREWELL_S = 5.0  # how long the rank that serves the Store waits at its exit for the others to have read
 _EARLY_S = 0.05  # a Store may round its timeout down
 _counter = itertools.count()
+_opened: dict[str, Any] = {}  # the launcher's Store, by address
+_opening = threading.Lock()
 
 
 class StoreBootstrap:
@@ -37,17 +40,13 @@ class StoreBootstrap:
             them; without `wait` the Store's own timeout decides how long a get lasts.
         rank, size: this process and how many there are.
         timeout_s: how long one all_gather waits for the last rank.
-        serve: True if the Store is lost when rank 0 ends; close() then lets the others read first.
     """
 
-    def __init__(
-        self, store: Any, rank: int, size: int, timeout_s: float = 30.0, *, serve: bool = False
-    ) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float = 30.0) -> None:
         self.rank = rank
         self.size = size
         self._store = store
         self._timeout_s = check_timeout(timeout_s)
-        self._serve = serve
         self._sequence = 0
         self._closed = False
         self._channel = next(_counter)
@@ -81,13 +80,7 @@ class StoreBootstrap:
         return gathered
 
     def close(self) -> None:
-        """Let go of the Store. Where rank 0 serves it, it waits up to 5 s for the others. Idempotent."""
-        if self._serve and not self._closed:
-            names = [f"{_PREFIX}/{self._channel}/closed/{rank}" for rank in range(self.size)]
-            with contextlib.suppress(Exception):  # a lost Store is no reason to fail at the end
-                self._store.set(names[self.rank], b"1")
-                if self.rank == 0:
-                    self._store.wait(names, timedelta(seconds=min(self._timeout_s, _FAREWELL_S)))
+        """Let go of the Store. Idempotent."""
         self._closed = True
         self._store = None
 
@@ -144,6 +137,9 @@ class StoreBootstrap:
 def from_torchrun(world: World, timeout_s: float, env: Mapping[str, str]) -> StoreBootstrap:
     """The bootstrap over the Store at MASTER_ADDR:MASTER_PORT, as torch's own env:// rendezvous opens it.
 
+    The Store is opened once, and kept: where no agent serves it, rank 0 does, and at its exit it waits up to
+    5 s for the others to be done with it.
+
     Raises UsageError if torch or an address is missing, TimeoutError if nobody serves the Store in time.
     """
     for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -159,6 +155,15 @@ def from_torchrun(world: World, timeout_s: float, env: Mapping[str, str]) -> Sto
             "install torch, or start the program with `unisono run` or mpirun"
         ) from error
     at = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+    with _opening:
+        if at not in _opened:
+            _opened[at] = _open(distributed, world, timeout_s, at)
+            if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                at_exit.callback(_farewell, _opened[at], world)
+    return StoreBootstrap(_opened[at], world.rank, world.size, timeout_s)
+
+
+def _open(distributed: Any, world: World, timeout_s: float, at: str) -> Any:
     try:
         attempt = distributed.rendezvous(
             f"env://?rank={world.rank}&world_size={world.size}", timeout=timedelta(seconds=timeout_s)
@@ -170,5 +175,12 @@ def from_torchrun(world: World, timeout_s: float, env: Mapping[str, str]) -> Sto
         raise TimeoutError(
             f"no Store at MASTER_ADDR:MASTER_PORT ({at}) within {timeout_s:g} s: {error}"
         ) from error
-    agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return StoreBootstrap(store, world.rank, world.size, timeout_s, serve=not agent)
+    return store
+
+
+def _farewell(store: Any, world: World) -> None:
+    names = [f"{_PREFIX}/done/{rank}" for rank in range(world.size)]
+    with contextlib.suppress(Exception):  # a lost Store is no reason to fail at the end
+        store.set(names[world.rank], b"1")
+        if world.rank == 0:
+            store.wait(names, timedelta(seconds=_FAREWELL_S))

@@ -12,8 +12,18 @@ from typing import Annotated
 import typer
 
 from unisono.bench import finish, request
+from unisono.bench.cases import CaseError
 from unisono.cli_bench import bench
-from unisono.cli_run import Output, WithReport, check_ranks, console, guarded, readable, run_bench
+from unisono.cli_run import (
+    Output,
+    WithReport,
+    check_ranks,
+    console,
+    guarded,
+    readable,
+    refuse,
+    run_bench,
+)
 from unisono.cli_scaling import scaling
 
 app = typer.Typer(
@@ -55,9 +65,14 @@ def tune(
 
     check_ranks(ranks)
     path = output or plan_path()
+    if path is None:
+        refuse(CaseError("this user has no home for the table: name a file with --output, or UNISONO_PLAN."))
     screen = console()
 
     def write(directory: Path, code: int) -> int:
+        if not any(directory.rglob(records.FILE_NAME)):
+            screen.print("The ranks ended before anything was measured; they say above why.", style="red")
+            return finish.FAILED
         found = records.read(directory)
         result = finish.exit_code(found, code)
         if result == finish.OK:

@@ -12,11 +12,12 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
+from unisono import launch
 from unisono.bench import finish, request, start
 from unisono.bench.cases import CaseError
 from unisono.bench.options import FABRIC_RANKS, Options
 from unisono.bench.provenance import usable_cores
-from unisono.errors import UsageError
+from unisono.errors import UnisonoError, UsageError
 
 T = TypeVar("T")
 
@@ -38,13 +39,20 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 160)
 
 
-def refuse(error: Exception) -> NoReturn:
-    """Ends with exit code 2; of several ranks only the first says why."""
-    if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", os.environ.get("RANK", "0"))) == "0":
+def refuse(error: Exception, code: int = finish.USAGE) -> NoReturn:
+    """Ends with that exit code; of several ranks only the first says why."""
+    if _is_first():
         Console(stderr=True).print(
             f"unisono: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )
-    raise typer.Exit(finish.USAGE)
+    raise typer.Exit(code)
+
+
+def _is_first() -> bool:
+    try:
+        return launch.from_env(os.environ).rank == 0
+    except UsageError:
+        return True
 
 
 def guarded(step: Callable[[], T]) -> T:
@@ -52,13 +60,15 @@ def guarded(step: Callable[[], T]) -> T:
         return step()
     except (CaseError, UsageError) as error:
         refuse(error)
+    except UnisonoError as error:  # what the machine refused
+        refuse(error, finish.FAILED)
 
 
 def readable(step: Callable[[], T]) -> T:
     """`step` reads records; where there are none, or of another schema, that is a wrong command."""
     try:
         return step()
-    except (FileNotFoundError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError) as error:
         refuse(error)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
+import operator
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import bootstrap as bootstraps
 from . import launch
@@ -20,6 +21,7 @@ from .nodes import HierarchicalCommunicator
 from .nodes.topology import meet
 
 _DEFAULT_TIMEOUT_S = 30.0
+_Any = TypeVar("_Any", Communicator, HierarchicalCommunicator)
 _open: weakref.WeakSet[Communicator | HierarchicalCommunicator] = weakref.WeakSet()
 
 
@@ -65,28 +67,41 @@ def init(
     if (rank is None) != (size is None):
         raise UsageError("rank and size go together: give both, or neither.")
     if rank is not None and size is not None:
+        rank, size = _number("rank", rank), _number("size", size)
         world = launch.World(rank, size, rank, size, "explicit")
     else:
         world = launch.from_env(os.environ)
     fabric = _fabric_of(lane)
-    wait_s = _deadline_s(timeout_s)
-    meeting = bootstraps.make(world, bootstrap, wait_s)
-    communicator: Communicator | HierarchicalCommunicator
-    if fabric is not None:  # it reaches every rank by itself
-        communicator = Communicator(meeting, timeout_s, check, device, max_sms, peer_access, fabric)
-        _open.add(communicator)
-        return communicator
-    topology = meet(meeting, os.environ)
-    if len(topology.nodes) == 1:
-        communicator = inner = Communicator(meeting, timeout_s, check, device, max_sms, peer_access)
-    else:
-        communicator = HierarchicalCommunicator(
-            meeting, topology, wait_s, check, device, max_sms, peer_access
+    timeout_s = _deadline_s(timeout_s)
+    meeting = bootstraps.make(world, bootstrap, timeout_s)
+    with ExitStack() as made:
+        if meeting is not bootstrap:
+            made.callback(meeting.close)
+        if fabric is not None:  # it reaches every rank by itself
+            return _opened(Communicator(meeting, timeout_s, check, device, max_sms, peer_access, fabric))
+        topology = meet(meeting, os.environ)
+        if len(topology.nodes) == 1:
+            inner = _opened(Communicator(meeting, timeout_s, check, device, max_sms, peer_access))
+            _load_plan(inner)
+            return inner
+        across = _opened(
+            HierarchicalCommunicator(meeting, topology, timeout_s, check, device, max_sms, peer_access)
         )
-        inner = communicator.local
+        across.at_close = made.pop_all().close  # its engine speaks over the bootstrap
+        _load_plan(across.local)
+        return across
+
+
+def _opened(communicator: _Any) -> _Any:
     _open.add(communicator)
-    _load_plan(inner)
     return communicator
+
+
+def _number(name: str, given: Any) -> int:
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise UsageError(f"{name}={given!r} is no whole number: give one.") from None
 
 
 def _fabric_of(lane: str | Fabric | None) -> Fabric | None:
@@ -154,9 +169,9 @@ def _of_threads(
     peer_access: bool = True,
     fabric: Fabric | None = None,
 ) -> Communicators:
-    wait_s = _deadline_s(timeout_s)
+    timeout_s = _deadline_s(timeout_s)
     n = len(devices)
-    meetings = thread_bootstraps(n, wait_s)
+    meetings = thread_bootstraps(n, timeout_s)
     with ThreadPoolExecutor(max(n, 1)) as pool:
         communicators = Communicators(
             pool.map(
@@ -175,27 +190,22 @@ def _of_threads(
 
 
 def _deadline_s(timeout_s: float | None) -> float:
-    name = "timeout_s"
-    if timeout_s is None:
-        name = "UNISONO_TIMEOUT_S"
-        text = os.environ.get(name) or str(_DEFAULT_TIMEOUT_S)
-        try:
-            timeout_s = float(text)
-        except ValueError:
-            raise UsageError(
-                f"{name}={text} is not a number: set it to seconds above 0, or unset it."
-            ) from None
-    if not (math.isfinite(timeout_s) and timeout_s > 0):
-        raise UsageError(f"{name}={timeout_s:g} is no deadline: give seconds above 0.")
-    return timeout_s
+    if timeout_s is not None:
+        return bootstraps.check_timeout(timeout_s)
+    text = os.environ.get("UNISONO_TIMEOUT_S") or str(_DEFAULT_TIMEOUT_S)
+    return bootstraps.check_timeout(text, "UNISONO_TIMEOUT_S")
 
 
-def plan_path() -> Path:
-    """Where the plan table lies: UNISONO_PLAN, else the user's cache (`unisono tune` writes it)."""
+def plan_path() -> Path | None:
+    """Where the plan table lies: UNISONO_PLAN, else the user's cache (`unisono tune` writes it). None where
+    the user has no home."""
     if named := os.environ.get("UNISONO_PLAN"):
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "unisono" / "plan.json"
+    try:
+        return (Path(cache) if cache else Path.home() / ".cache") / "unisono" / "plan.json"
+    except RuntimeError:  # a user without a name, as in containers
+        return None
 
 
 def _is_for(table: dict[str, Any], communicator: Communicator) -> bool:
@@ -214,7 +224,7 @@ def _entry(entry: dict[str, Any]) -> tuple[Any, ...]:
 
 def _load_plan(communicator: Communicator) -> None:
     path = plan_path()
-    if not path.is_file():
+    if path is None or not path.is_file():
         if named := os.environ.get("UNISONO_PLAN"):
             raise UsageError(
                 f"UNISONO_PLAN={named} is not a file: write it with `unisono tune`, or unset it."
@@ -228,8 +238,8 @@ def _load_plan(communicator: Communicator) -> None:
                 communicator.set_plan(entries, table.get("device", "cpu"))
     except UsageError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}".split("\n")[0]
         raise UsageError(
-            f"{path} is not a plan table ({why}): write it again with `unisono tune`."
+            f"{path} is not a plan table that can be read ({why}): write it again with `unisono tune`."
         ) from error

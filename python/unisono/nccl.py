@@ -183,9 +183,11 @@ class Communicator:
 
         def group() -> None:
             begin()
-            for call in calls:
-                call()
-            end()
+            try:
+                for call in calls:
+                    call()
+            finally:  # an open group would hold back all later calls of this thread
+                end()
 
         return group
 

@@ -33,9 +33,7 @@ class ThreadBootstrap final : public Bootstrap {
       ++meeting_->round;
       meeting_->complete.notify_all();
     } else {
-      const auto deadline = std::chrono::system_clock::now() +
-                            std::chrono::duration_cast<std::chrono::system_clock::duration>(timeout_);
-      if (!meeting_->complete.wait_until(lock, deadline, [&] { return meeting_->round != round; }))
+      if (!meeting_->complete.wait_for(lock, timeout_, [&] { return meeting_->round != round; }))
         throw TimeoutError(
             "rank " + std::to_string(rank_) + " waited " + std::to_string(timeout_.count()) +
             " s for the other threads to create their communicators: call it on every rank's thread.");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import EntryPoint
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unisono.bench import provenance
+import unisono
+from unisono.bench import provenance, tune
 from unisono.bench.backends import base
 from unisono.bench.backends.base import Backend, Buffers, Ranks
-from unisono.bench.cases import CaseError, make_case
+from unisono.bench.cases import COLLECTIVES, CaseError, make_case
 from unisono.bench.records import Case
 
 
@@ -72,9 +74,30 @@ def test_unknown_backends_list_the_known() -> None:
             look("tccl")
 
 
-def test_the_declared_entry_points_are_the_built_in_backends() -> None:
-    for name, target in base.BUILT_IN.items():
-        assert EntryPoint(name, target, base.GROUP).load() is type(base.load(name))
+def test_every_built_in_backend_can_be_loaded() -> None:
+    for name in base.BUILT_IN:
+        assert base.load(name).name.partition(":")[0] == name
+
+
+def test_another_packages_backend_that_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("broken", "no.such.module:Backend", base.GROUP)
+    monkeypatch.setattr(base, "entry_points", lambda group: [broken])
+    assert base.names_for("cpu") == [name for name in base.BUILT_IN if name in base.names_for("cpu")]
+    with pytest.raises(CaseError, match="'broken' cannot be loaded"):
+        base.load("broken")
+
+
+def test_every_algorithm_can_say_what_it_supports() -> None:
+    with unisono.init() as comm:
+        for name in tune.variants(tune.tunable()):
+            backend = base.load(name)
+            backend.setup(Ranks(0, 1, lambda data: [data], comm))
+            algorithm = name.partition(":")[2]
+            for collective, memory in itertools.product(COLLECTIVES, ("plain", "symmetric")):
+                why = backend.supports(make_case(collective, 64, "f32", 1, memory=memory))
+                direct = algorithm.endswith(("direct", "two_shot_push", "chain"))
+                known = algorithm in comm.algorithms(collective)
+                assert (why is None) == (known and (memory == "symmetric" or not direct))
 
 
 def test_a_communicator_can_be_given_a_forced_algorithm() -> None:

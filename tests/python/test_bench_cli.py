@@ -65,6 +65,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("-n 0", "at least one iteration"),
         ("-w -1", "cannot be negative"),
         ("--budget 0", "seconds above 0"),
+        ("--budget inf", "seconds above 0"),
         ("--width 2", "relative to the median"),
         ("--wire fp4", "unknown wire 'fp4': choose from fp8, int8"),
     ],

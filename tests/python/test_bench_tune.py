@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -126,6 +128,17 @@ def test_the_library_loads_what_tune_writes(tmp_path: Path, monkeypatch: pytest.
         assert comm.plan("all_reduce", 2 << 20) == comm.plan("all_reduce", 1 << 30)
 
 
+def test_the_command_writes_a_table(tmp_path: Path) -> None:
+    words = ["tune", "--ranks", "2", "--collective", "broadcast", "--budget", "4", "-O", "plan.json"]
+    command = [sys.executable, "-m", "unisono.cli", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = json.loads((tmp_path / "plan.json").read_text())
+    assert (table["schema"], table["ranks"]) == (tune.SCHEMA, 2)
+    assert {(e["collective"], e["memory"]) for e in table["entries"]} == {("broadcast", m) for m in MEMORIES}
+    assert {e["algorithm"] for e in table["entries"]} <= set(unisono.Communicator.algorithms("broadcast"))
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path, device: str) -> None:
     options = request.tune_options(None, 10, tmp_path, [], device)
@@ -139,3 +152,9 @@ def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path, devi
 def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaseError, match="unknown device 'tpu'"):
         request.tune_options(None, 10, tmp_path, [], "tpu")
+
+
+@pytest.mark.parametrize("budget_s", [0, -5, float("nan"), float("inf")])
+def test_a_budget_that_is_no_time(tmp_path: Path, budget_s: float) -> None:
+    with pytest.raises(CaseError, match="give seconds above 0"):
+        request.tune_options(None, budget_s, tmp_path, [])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap_programs import GATHER, shell
+from bootstrap_programs import AGAIN, GATHER, shell
 from unisono import bootstrap
 from unisono.bootstrap_store import StoreBootstrap
 from unisono.errors import PeerLostError, TimeoutError, UnisonoError, UsageError
@@ -134,20 +134,22 @@ def test_torchrun() -> None:
 
 @needs_torch
 @pytest.mark.torch
-def test_torch_variables_set_by_hand() -> None:
-    """Without torchrun's agent rank 0 serves the Store, and must not leave before the others have read."""
+@pytest.mark.parametrize(("program", "said"), [(GATHER, "StoreBootstrap"), (AGAIN, "6.0")])
+def test_torch_variables_set_by_hand(program: Path, said: str) -> None:
+    """Without torchrun's agent rank 0 serves the Store, and must not leave before the others have read;
+    communicators that follow each other find it again."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(GATHER)], env={**env, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(program)], env={**env, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
         )
         for rank in range(2)
     ]
     out = [rank.communicate()[0] for rank in ranks]
-    assert out == ["0 2 StoreBootstrap\n", "1 2 StoreBootstrap\n"]
+    assert out == [f"0 2 {said}\n", f"1 2 {said}\n"]
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,40 @@ def test_init_of_a_wrong_number_of_threads(n: int) -> None:
         unisono.init_threads(n)
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
-def test_deadline_that_is_none(timeout_s: float) -> None:
+@pytest.mark.parametrize(("rank", "size"), [(0.5, 1), ("0", 1), (0, 1.0), (0, None)])
+def test_a_rank_that_is_no_number(rank: Any, size: Any) -> None:
+    with pytest.raises(unisono.UsageError):
+        unisono.init(rank, size)
+
+
+def test_ranks_that_are_threads_and_meet_in_python() -> None:
+    """Each waits for the others, who need the interpreter for it."""
+    meeting, told = threading.Barrier(2), {}
+
+    class Bootstrap:
+        def __init__(self, rank: int) -> None:
+            self.rank, self.size = rank, 2
+
+        def all_gather(self, data: bytes) -> list[bytes]:
+            told[self.rank] = data
+            meeting.wait(20)
+            both = [told[0], told[1]]
+            meeting.wait(20)
+            return both
+
+        def close(self) -> None:
+            raise AssertionError("it is the caller's own")
+
+    def body(rank: int) -> float:
+        with unisono.init(bootstrap=Bootstrap(rank), timeout_s=20) as comm:
+            return float(comm.all_reduce(np.ones(1, F32))[0])
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(body, range(2))) == [2, 2]
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, 8e9, "soon", float("nan"), float("inf")])
+def test_deadline_that_is_none(timeout_s: Any) -> None:
     with pytest.raises(unisono.UsageError, match="timeout_s"):
         unisono.init(timeout_s=timeout_s)
     with pytest.raises(unisono.UsageError, match="timeout_s"):

@@ -17,7 +17,7 @@ from reference import DTYPES, OPS, combine, difference, wild
 from unisono.bench.cases import COLLECTIVES
 from unisono.bench.start import find_mpiexec, mpiexec_command
 from unisono.errors import UsageError
-from unisono.nodes import HierarchicalCommunicator
+from unisono.nodes import HierarchicalCommunicator, topology
 from unisono.nodes.space import HostSpace
 from unisono.nodes.topology import Topology, identity
 
@@ -31,12 +31,28 @@ def test_a_topology() -> None:
     names = ["boot/1/a", "boot/1/a", "boot/2/a", "boot/2/a"]
     place = Topology.of(2, names)
     assert (place.nodes, place.node, place.local, place.local_rank) == (((0, 1), (2, 3)), 1, (2, 3), 0)
-    assert (place.size, place.others, place.counterpart(0), place.neighbours) == (4, (0,), 0, 4)
+    assert (place.size, place.others, place.counterpart(0), place.crowded) == (4, (0,), 0, False)
     assert place.in_order and place.uniform and str(place) == "rank 2 (node 1)"
     round_robin = Topology.of(0, ["a", "b", "a", "b"])
     assert round_robin.nodes == ((0, 2), (1, 3)) and not round_robin.in_order and not round_robin.uniform
     uneven = Topology.of(2, ["a", "a", "a", "b"])
     assert uneven.in_order and not uneven.uniform and uneven.counterpart(1) == 3
+
+
+def test_a_crowded_machine() -> None:
+    """Ranks of one boot against the cores of all of them, however each is bound."""
+    names = ["boot/1/a", "boot/2/a", "boot/1/a", "other/1/a"]
+    assert not Topology.of(0, names, [0b001, 0b010, 0b100, 0b1]).crowded
+    assert Topology.of(0, names, [0b001, 0b010, 0b011, 0b1]).crowded
+    assert not Topology.of(3, names, [0b1, 0b1, 0b1, 0b1]).crowded
+
+
+def test_networks_of_two_machines_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each numbers its namespaces for itself, often alike."""
+    here = topology.network()
+    assert here == topology.network()
+    monkeypatch.setattr(topology, "_boot", lambda: "another")
+    assert here != topology.network()
 
 
 def test_the_identity_of_a_node() -> None:
@@ -91,7 +107,7 @@ def test_sums_of_several_blocks(nodes: str) -> None:
 
 
 def test_it_has_what_a_communicator_has() -> None:
-    inner = {"rank", "size", "fail", "raise_if_failed"}  # attributes; and what only the own node is asked for
+    inner = {"rank", "size", "fail"}  # attributes; and what only the own node is asked for
     public = {name for name in dir(unisono.Communicator) if not name.startswith("_")}
     assert {name for name in public if not hasattr(HierarchicalCommunicator, name)} == inner
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import ranks
 import threads
 import unisono
+from unisono.bench import finish
+from unisono.cli import app
 
 F32 = np.float32
 MOVING = (
@@ -183,3 +186,25 @@ def test_file_that_is_no_table(text: str, tmp_path: Path, monkeypatch: pytest.Mo
         unisono.init()
     with pytest.raises(unisono.UsageError):
         unisono.init_threads(1)
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "UNISONO_PLAN"):
+        monkeypatch.delenv(name, raising=False)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with unisono.init() as comm:
+        assert comm.plan("all_reduce", 8) in comm.algorithms("all_reduce")
+    done = CliRunner().invoke(app, ["tune"])
+    assert done.exit_code == finish.USAGE and "--output" in done.stderr
+
+
+def test_a_table_of_many_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("[" * 100_000)
+    monkeypatch.setenv("UNISONO_PLAN", str(path))
+    with pytest.raises(unisono.UsageError, match="is not a plan table"):
+        unisono.init()

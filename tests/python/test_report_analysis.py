@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import report_data as data
@@ -224,3 +225,14 @@ def test_everything_is_readable(dark: bool) -> None:
     for name, value in colours.items():
         if f"{name}t" in colours:
             assert _contrast(value, colours[f"{name}t"]) >= 4.4, name
+
+
+def test_runs_of_one_process_and_of_many_are_costed_apart(tmp_path: Path) -> None:
+    """The same workload, merged into one report."""
+    results = []
+    for us, one_process in ((10.0, False), (99.0, True)):
+        made = _exact("unisono", 64, us, workload="w")
+        made.case = msgspec.structs.replace(made.case, one_process=one_process)
+        results.append(made)
+    costs = analysis.workload_costs(_load(tmp_path, _workload(_step(64, 2)), results))
+    assert sorted(round(cost.costs[0].unit.median) for cost in costs) == [20, 198]

@@ -17,6 +17,7 @@ from markdown_it import MarkdownIt
 
 import report_data as data
 from unisono import report
+from unisono.bench import cases
 from unisono.bench.records import Skip, Workload, WorkloadStep
 from unisono.report import html, markdown, model
 
@@ -225,6 +226,16 @@ def test_any_set_of_backends(tmp_path: Path, backends: list[str]) -> None:
     assert ("There is nothing to compare" in page.text) is not compared
     assert ("geometric mean speed-up of gloo" in page.text) is compared
     assert ("There is nothing to compare" in text) is not compared
+
+
+def test_plots_of_runs_that_share_no_selection(tmp_path: Path) -> None:
+    """Plain memory in one mode, symmetric memory in the other: no row has the usual value of both."""
+    plain = [
+        data.timed("unisono", what) for what in cases.grid(2, ["all_reduce"], [64, 512], modes=["latency"])
+    ]
+    other = cases.grid(2, ["all_reduce"], [64], modes=["throughput"], memories=["symmetric"])
+    data.write(tmp_path, data.run(), plain, [data.timed("unisono", what) for what in other], data.end())
+    assert any(path.suffix == ".png" for path in report.build(tmp_path))
 
 
 def test_plots_of_one_backend(tmp_path: Path) -> None:

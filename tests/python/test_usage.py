@@ -165,8 +165,6 @@ NO_ARGUMENTS: dict[str, Call] = {
     "x None": lambda c: c.all_reduce(None),
     "op None": lambda c: c.all_reduce(ones(4), op=None),
     "shape None": lambda c: c.empty(None),
-    "count below 0": lambda c: c.all_to_all_v(ones(0), [-1, 1], [-1, 1]),
-    "count in words": lambda c: c.all_to_all_v(ones(2), ["1", "1"], [1, 1]),
     "peer None": lambda c: c.send(ones(4), None),
 }
 
@@ -238,6 +236,11 @@ COUNTS: dict[str, tuple[Call, str]] = {
         lambda c: c.all_to_all_v(ones(9), _self(c.rank, 7), _self(c.rank, 2)),
         "sends itself 7 elements, but receives 2",
     ),
+    "below 0": (lambda c: c.all_to_all_v(ones(2), [-1, 3], [1, 1]), "send counts [-1, 3] are no numbers"),
+    "a half": (lambda c: c.all_to_all_v(ones(2), [1, 1], [0.5, 1]), "receive counts [0.5, 1] are no numbers"),
+    "words": (lambda c: c.all_to_all_v(ones(2), ["1", "1"], [1, 1]), "are no numbers"),
+    "no list": (lambda c: c.all_to_all_v(ones(2), 2, [1, 1]), "send counts 2 are no numbers"),
+    "a receive past memory": (lambda c: c.all_to_all_v(ones(2), [1, 1], [1, 2**62]), "than memory can hold"),
     "past 2^64": (
         lambda c: c.all_to_all_v(ones(0, dtype="i1"), [2**63] * 2, [2**63] * 2),
         "than memory can hold",

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 GATHER = Path(__file__).with_name("rank_gathers.py")
+AGAIN = Path(__file__).with_name("rank_again.py")
 MAKE = """
 import os, sys
 from unisono import bootstrap, errors, launch

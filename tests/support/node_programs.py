@@ -75,6 +75,8 @@ def refusals() -> dict[str, str]:
     wrong: dict[str, tuple[Any, str]] = {
         "op": (lambda: comm.all_reduce(x, "median"), "no op 'median'"),
         "root": (lambda: comm.broadcast(x, n), f"root {n} is not a rank"),
+        "half a count": (lambda: comm.all_to_all_v(x[0], [1.5] * n, [1] * n), "no number of elements"),
+        "collective": (lambda: comm.plan("all_broadcast", 8), "no collective 'all_broadcast'"),
         "shape": (lambda: comm.all_to_all(x[0]), "first axis is the ranks"),
         "out": (lambda: comm.all_gather(x, out=x), "out has shape"),
         "dtype": (lambda: comm.all_reduce(x, out=x.astype(np.float64)), "give both the same"),
@@ -92,6 +94,19 @@ def refusals() -> dict[str, str]:
         error = attempt(call).get("error", {"type": "none", "text": ""})
         if error["type"] != "UsageError" or word not in error["text"]:
             other[name] = str(error)
+    harmless = {  # refused by the machine, or of a wrong type: nothing is lost
+        "ResourceError": [lambda: comm.empty(1 << 62, "u8")],
+        "TypeError": [
+            lambda: comm.empty(4, None),
+            lambda: comm.broadcast(x, 0.5),
+            lambda: comm.send_recv(x, 0.5, None, 0.5),
+        ],
+    }
+    for kind, calls in harmless.items():
+        for number, call in enumerate(calls):
+            if (error := attempt(call).get("error", {})).get("type") != kind:
+                other[f"{kind} {number}"] = str(error)
+    comm.raise_if_failed()
     comm.barrier()  # nothing has been moved, and nobody has failed
     comm.close()
     if "closed" not in attempt(comm.barrier)["error"]["text"]:

@@ -45,7 +45,6 @@ OWN = "own"  # the library's own all_to_all
 STREAMS = (OWN, "one", "per-peer")
 MODES = ("latency", "throughput")
 CUDA_MODES = ("graph", "events", "throughput", "latency")
-ALL_MODES = tuple(dict.fromkeys((*MODES, *CUDA_MODES)))
 # The length of a queue on GPUs: as many calls as last GRAPH_US, were each CALL_US + bytes / GPU_BYTES_PER_US.
 GRAPH_US, CALL_US, GPU_BYTES_PER_US = 1000.0, 5.0, 300e3
 FEWEST_CALLS, MOST_CALLS = 4, 200

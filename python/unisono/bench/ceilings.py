@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from unisono.bench import provenance
 from unisono.bench.buffers import Bytes
 from unisono.bench.control import Control
 from unisono.bench.records import Ceiling
@@ -25,6 +25,7 @@ from unisono.bench.timing import Call, collector_off
 
 SAMPLES = 7
 LEAST_BYTES, MOST_BYTES = 32 << 20, 256 << 20
+USUAL_CACHE = 32 << 20  # where the system does not say
 CACHES = 4  # the buffer is so many times the last-level cache, all ranks together
 
 
@@ -37,19 +38,9 @@ class Ceilings:
     per_rank_gbps: float
 
 
-def last_level_cache_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Of the first core; 32 MiB where the system does not say."""
-    sizes = []
-    for entry in root.glob("index*/size"):
-        text = entry.read_text().strip()
-        scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
-        sizes.append(int(text.rstrip("KM")) * scale)
-    return max(sizes, default=32 << 20)
-
-
 def measure(control: Control, align: Call) -> Ceilings:
     """Takes about a second; called on all ranks in step. Raises MemoryError where two buffers do not fit."""
-    cache = last_level_cache_bytes()
+    cache = max(provenance.caches().values(), default=USUAL_CACHE)
     size = min(max(LEAST_BYTES, CACHES * cache // control.size), MOST_BYTES)
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     np.copyto(target, source)

@@ -8,6 +8,7 @@ next. What does not come back is said.
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import msgspec
 from unisono.bench import cells
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import needed_bytes
-from unisono.bench.cases import PLACEMENTS, label, make_case
+from unisono.bench.cases import KNOWN, PLACEMENTS, label, make_case
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device
 from unisono.bench.options import Options
@@ -71,26 +72,20 @@ class Sweep:
     def run(self, options: Options, backends: Sequence[Backend]) -> None:
         """Every backend on every collective, dtype, op and kind of memory of the options, from the smallest
         of their sizes on."""
-        for backend in backends:
-            for name in options.collectives:
-                for dtype in options.dtypes:
-                    for memory in options.memories:
-                        if name == "barrier" or self._stopped():
-                            continue
-                        on_gpu = self._device.kind == "cuda"
-                        mode = "events" if on_gpu and backend.queues() else "latency"
-                        case = make_case(
-                            name,
-                            min(options.sizes),
-                            dtype,
-                            self._control.size,
-                            options.ops[0],
-                            memory=memory,
-                            mode=mode,
-                            device=self._device.kind,
-                        )
-                        case = msgspec.structs.replace(case, one_process=bool(options.threads))
-                        self._grow(backend, case, options.seed)
+        sized = [name for name in options.collectives if name != "barrier"]
+        for backend, name, dtype, op, memory in itertools.product(
+            backends, sized, options.dtypes, options.ops, options.memories
+        ):
+            if self._stopped() or (op != options.ops[0] and not KNOWN[name].reduces):
+                continue
+            on_gpu = self._device.kind == "cuda"
+            mode = "events" if on_gpu and backend.queues() else "latency"
+            kind = self._device.kind
+            case = make_case(
+                name, min(options.sizes), dtype, self._control.size, op, memory=memory, mode=mode, device=kind
+            )
+            case = msgspec.structs.replace(case, one_process=bool(options.threads))
+            self._grow(backend, case, options.seed)
 
     def _stopped(self) -> bool:
         self.interrupted |= any(self._control.gather(self._interrupt.asked, bool))

@@ -25,12 +25,11 @@ from unisono.bench.cells import Group, Work
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device, HangError, HostDevice
 from unisono.bench.pairs import messages, place_alone
-from unisono.bench.records import Failure, Record, Result, Skip, Verification
+from unisono.bench.records import NOT_CHECKED, Failure, Record, Result, Skip, Verification
 from unisono.bench.results import result_of
 from unisono.bench.schedule import Batch, Limits, Schedule
 
 T = TypeVar("T")
-NOT_CHECKED = "not checked"
 PROBE_S = 0.02  # a call that takes longer is timed only once to know its cost
 
 

@@ -90,6 +90,9 @@ class Ceiling(msgspec.Struct, tag="ceiling", kw_only=True):
     samples_gbps: list[float]
 
 
+NOT_CHECKED = "not checked"  # the bound of a result that the user left unchecked (`unisono bench -c 0`)
+
+
 class Verification(msgspec.Struct, kw_only=True):
     """Checked on fresh random data with poisoned outputs, before and after the timed part."""
 
@@ -263,7 +266,7 @@ def files(path: Path) -> list[Path]:
     found = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
     if not found:
         raise FileNotFoundError(
-            f"no {FILE_NAME} in {path}: run `unisono bench -o DIR` first, or name its directory."
+            f"no {FILE_NAME} in {path}: run `unisono bench -O DIR` first, or name its directory."
         )
     return found
 

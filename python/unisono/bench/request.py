@@ -29,6 +29,7 @@ DTYPE_NAMES = {  # of nccl-tests
     "int32": "i32",
     "int64": "i64",
 }
+MOST_BUDGET_S = 1e9
 LIMIT_SIZES = [1 << 30]  # where --to-memory-limit begins
 TUNE_SIZES = {
     "cpu": cases.size_range(8, 64 << 20, 4),
@@ -148,6 +149,7 @@ def tune_options(
         raise CaseError(f"unknown device {device!r}: choose from {', '.join(cases.DEVICES)}.")
     known = tune.tunable(device)
     chosen = _names("collective", collectives, known, known)
+    check_budget(budget_s)
     return Options(
         directory=str(directory),
         command=provenance.command(command),
@@ -248,8 +250,7 @@ def _limits(asked: Asked, preset: Preset) -> Limits:
         raise CaseError(f"-n {asked.iterations}: at least one iteration is needed.")
     if asked.warmup is not None and asked.warmup < 0:
         raise CaseError(f"-w {asked.warmup}: the number of warm-up calls cannot be negative.")
-    if asked.budget_s is not None and asked.budget_s <= 0:
-        raise CaseError(f"--budget {asked.budget_s}: give seconds above 0.")
+    check_budget(asked.budget_s)
     if asked.width is not None and not 0 < asked.width < 1:
         raise CaseError(
             f"--width {asked.width}: give the width of the interval relative to the median, like 0.05."
@@ -261,6 +262,12 @@ def _limits(asked: Asked, preset: Preset) -> Limits:
         warmup=usual.warmup if asked.warmup is None else asked.warmup,
         samples=asked.iterations,
     )
+
+
+def check_budget(budget_s: float | None) -> None:
+    """Raises CaseError where there is one that is no time."""
+    if budget_s is not None and not 0 < budget_s < MOST_BUDGET_S:
+        raise CaseError(f"--budget {budget_s}: give seconds above 0, below {MOST_BUDGET_S:.0e}.")
 
 
 def directory_of(named: Path | None, kind: str = "bench") -> Path:

@@ -75,15 +75,21 @@ def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding 
         stack.callback(joined.close)
         control = Control(joined)
         chosen = control.from_root(lambda: options, Options)
-        aligning = unisono.init(bootstrap=bootstrap.make(world), timeout_s=ALIGN_TIMEOUT_S, lane="host")
-        stack.callback(aligning.close)
+
+        def joining(**how: Any) -> Any:
+            meeting = bootstrap.make(world)
+            stack.callback(meeting.close)
+            communicator = unisono.init(bootstrap=meeting, lane="host", **how)
+            stack.callback(communicator.close)
+            return communicator
+
+        aligning = joining(timeout_s=ALIGN_TIMEOUT_S)
         align = Aligner(control, aligning.barrier, partial(meeting, aligning))
         binding = binding or Binding()
         if chosen.device == "cuda":
             binding.bind(own_threads=False)  # before libraries start threads, which keep to these cores
         device, where = _device(chosen, world.local_rank, control, align)
-        measured = unisono.init(bootstrap=bootstrap.make(world), lane="host", **where)
-        stack.callback(measured.close)
+        measured = joining(**where)
         interrupt = stack.enter_context(Interrupt().watched())
         session = Session(chosen, control, align, measured, interrupt, world.launcher, device, binding)
         stack.callback(session.close)

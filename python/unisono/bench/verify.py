@@ -170,11 +170,11 @@ def differences(flat: Array, pieces: Sequence[Piece]) -> tuple[int, str | None]:
                 continue
             bad = _bits(got) != _bits(want)
             if got.dtype.kind not in "iu":
-                wide = got.astype(np.float64)
-                bad &= ~(np.isnan(wide) & np.isnan(want.astype(np.float64)))
-                if piece.allowed is not None:
-                    exact, bound = (part[at : at + length] for part in piece.allowed)
-                    with np.errstate(invalid="ignore"):
+                with np.errstate(invalid="ignore"):  # of a signalling NaN, and of infinities
+                    wide = got.astype(np.float64)
+                    bad &= ~(np.isnan(wide) & np.isnan(want.astype(np.float64)))
+                    if piece.allowed is not None:
+                        exact, bound = (part[at : at + length] for part in piece.allowed)
                         bad &= ~(np.abs(wide - exact) <= bound)
             count = int(np.count_nonzero(bad))
             if count and first is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -80,7 +81,13 @@ class Calls:
         self._moves = Moves(topology, self.local, self._engine, HostSpace())
         self._gpu: Any = None  # the space, the engine and the moves on arrays of the GPU
         if device is not None:
-            import torch
+            try:
+                import torch
+            except ImportError as error:
+                raise UsageError(
+                    f"GPUs of several nodes need PyTorch, which cannot be imported ({error}): install it on "
+                    "every node."
+                ) from error
 
             from .cuda import CudaSpace, NcclEngine
 
@@ -90,6 +97,7 @@ class Calls:
         self._device = device
         self._failure: UnisonoError | None = None
         self._calls = 0
+        self.at_close: Callable[[], object] = lambda: None  # what else ends with it, unless it has failed
 
     @property
     def closed(self) -> bool:
@@ -116,18 +124,27 @@ class Calls:
         self._engine.close()
         if self._gpu is not None:
             self._gpu.engine.close()
+        if self._failure is None:
+            self.at_close()
+
+    def raise_if_failed(self) -> None:
+        """See `unisono.Communicator.raise_if_failed`: also a death on this node."""
+        self._raise_failure()
+        self.local.raise_if_failed()
 
     def synchronize(self, stream: Any = None) -> None:
-        """See `unisono.Communicator.synchronize`."""
+        """See `unisono.Communicator.synchronize`. stream None: torch's current one."""
         if self._gpu is None:
             raise UsageError("the communicator has no GPU: make it with device=, on every rank.")
-        with self._call("synchronize", together=False), self._gpu.space.on(stream):
+        handle = self._gpu.space.handle(stream)
+        with self._call("synchronize", together=False), self._gpu.space.on(handle):
             self._gpu.engine.synchronize()
-            self.local.synchronize(self._gpu.space.options["stream"])
+            self.local.synchronize(handle)
 
     @staticmethod
     def algorithms(collective: str, device: str = "cpu") -> list[str]:
         """The names that `algorithm` may have for a collective: of how nodes work together."""
+        _core.Communicator.algorithms(collective, device)  # which refuses what is none
         return list(sums.ALGORITHMS) if collective == "all_reduce" else []
 
     @contextmanager
@@ -146,12 +163,12 @@ class Calls:
         """A call from its checks to its end; what goes wrong in it fails the communicator."""
         if self.closed:
             raise UsageError(f"the communicator is closed: make a new one to call {name}.")
-        if self._failure is not None:
-            raise type(self._failure)(*self._failure.args)
-        known = self.algorithms(name)
+        self._raise_failure()
+        known = self.algorithms(name) if algorithm is not None else []
         on_gpu = array is not None and array.gpu
         if stream is not None and array is not None and not on_gpu:
             raise UsageError("stream= is for arrays on a GPU: leave it out.")
+        handle = self._gpu.space.handle(stream) if on_gpu else None
         if algorithm is not None and algorithm not in known:
             choice = f"use one of {', '.join(known)}" if known else "leave it out"
             raise UsageError(f"{name} across nodes has no algorithm '{algorithm}': {choice}.")
@@ -159,7 +176,7 @@ class Calls:
         try:
             if self._check and together:
                 self._compare(_words(name, array if counted else None, op, root, algorithm))
-            with self._gpu.space.on(stream) if on_gpu else nullcontext():
+            with self._gpu.space.on(handle) if on_gpu else nullcontext():
                 yield
         except UsageError:
             raise
@@ -172,6 +189,10 @@ class Calls:
         except BaseException:
             self.close()  # in the middle of a call: the peers cannot go on with this rank
             raise
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args)
 
     def _compare(self, words: str) -> None:
         """Raises MismatchError, the same on every rank, where their calls differ."""
@@ -253,20 +274,18 @@ class Calls:
             raise UsageError(
                 f"all_to_all_v needs {self.size} {kind} counts, one for each rank, not {len(counts)}."
             )
-        if any(count < 0 for count in counts):
-            raise UsageError(f"all_to_all_v has a {kind} count below 0: give the number of elements.")
+        if not all(hasattr(count, "__index__") and count >= 0 for count in counts):
+            raise UsageError(
+                f"all_to_all_v has a {kind} count that is no number of elements: give whole ones from 0."
+            )
         lengths = [int(count) * array.item for count in counts]
         return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
 
-    def _check_root(self, root: int) -> None:
-        if not 0 <= root < self.size:
-            raise UsageError(f"root {root} is not a rank: there are ranks 0 to {self.size - 1}.")
-
-    def _check_peer(self, what: str, peer: int, alone: bool = False) -> None:
-        if not 0 <= peer < self.size:
-            raise UsageError(f"{what} {peer} is not a rank: there are ranks 0 to {self.size - 1}.")
-        if alone and peer == self.rank:
-            raise UsageError(f"rank {peer} cannot send to itself alone: use send_recv, which copies.")
+    def _check_rank(self, what: str, rank: int, alone: bool = False) -> None:
+        if not 0 <= operator.index(rank) < self.size:
+            raise UsageError(f"{what} {rank} is not a rank: there are ranks 0 to {self.size - 1}.")
+        if alone and rank == self.rank:
+            raise UsageError(f"rank {rank} cannot send to itself alone: use send_recv, which copies.")
 
 
 def same(given: Array, taken: Array) -> Any:
@@ -287,6 +306,9 @@ def _words(name: str, array: Array | None, op: str | None, root: int | None, alg
 def _asked_for() -> bool:
     text = os.environ.get("UNISONO_CHECK") or "0"
     try:
-        return float(text) != 0
+        number = float(text)
     except ValueError:
-        raise UsageError(f"UNISONO_CHECK={text} is not a number: set it to 1, or unset it.") from None
+        number = -1
+    if not 0 <= number < float("inf"):
+        raise UsageError(f"UNISONO_CHECK={text} is not a number from 0: set it to 1, or unset it.")
+    return number != 0

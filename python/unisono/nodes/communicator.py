@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import ResourceError, UsageError
 from . import sums
 from .calls import Calls, same
 
@@ -47,7 +47,7 @@ class HierarchicalCommunicator(Calls):
         self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.broadcast`."""
-        self._check_root(root)
+        self._check_rank("root", root)
         given = self._array(x, "x", written=out is None and self.rank != root)
         taken = given if out is None else self._output(out, x, given, given.shape)
         with self._call("broadcast", given, root=root, algorithm=algorithm, stream=stream):
@@ -71,7 +71,7 @@ class HierarchicalCommunicator(Calls):
         self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.gather`."""
-        self._check_root(root)
+        self._check_rank("root", root)
         given, taken = self._array(x, "x"), None
         if self.rank == root:
             out, taken = self._new_output(out, x, given, (self.size, *given.shape))
@@ -85,7 +85,7 @@ class HierarchicalCommunicator(Calls):
         self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.scatter`."""
-        self._check_root(root)
+        self._check_rank("root", root)
         if x is None:
             if self.rank == root:
                 raise UsageError(f"scatter needs x at the root, rank {root}.")
@@ -152,7 +152,7 @@ class HierarchicalCommunicator(Calls):
 
     def send(self, x: Any, peer: int, algorithm: str | None = None, stream: Any = None) -> None:
         """See `unisono.Communicator.send`. To another node it returns when x may be overwritten."""
-        self._check_peer("destination", peer, alone=True)
+        self._check_rank("destination", peer, alone=True)
         given = self._array(x, "x")
         with self._call("send", given, algorithm=algorithm, stream=stream, together=False):
             if len(given.bytes):
@@ -160,7 +160,7 @@ class HierarchicalCommunicator(Calls):
 
     def recv(self, out: Any, peer: int, algorithm: str | None = None, stream: Any = None) -> Any:
         """See `unisono.Communicator.recv`."""
-        self._check_peer("source", peer, alone=True)
+        self._check_rank("source", peer, alone=True)
         taken = self._array(out, "out", written=True)
         with self._call("recv", taken, algorithm=algorithm, stream=stream, together=False):
             if len(taken.bytes):
@@ -171,8 +171,8 @@ class HierarchicalCommunicator(Calls):
         self, x: Any, dst: int, out: Any, src: int, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.send_recv`."""
-        self._check_peer("destination", dst)
-        self._check_peer("source", src)
+        self._check_rank("destination", dst)
+        self._check_rank("source", src)
         if (dst == self.rank) != (src == self.rank):
             raise UsageError("send_recv with itself needs this rank as both destination and source.")
         given = self._array(x, "x")
@@ -226,7 +226,7 @@ class HierarchicalCommunicator(Calls):
         stream: Any = None,
     ) -> Any:
         """See `unisono.Communicator.reduce`."""
-        self._check_root(root)
+        self._check_rank("root", root)
         given, taken = self._array(x, "x"), None
         what = self._sum(given, op)
         if self.rank == root:
@@ -255,10 +255,15 @@ class HierarchicalCommunicator(Calls):
     def empty(self, shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
         """See `unisono.Communicator.empty`: symmetric among the ranks of a node."""
         with self._call("empty"):
-            return self.local.empty(shape, dtype, device)
+            try:
+                return self.local.empty(shape, dtype, device)
+            except (ResourceError, TypeError) as error:  # no rank of this node has it: nothing is lost
+                refused = error
+        raise refused
 
     def plan(self, collective: str, bytes: int, symmetric: bool = False, device: str | None = None) -> str:
         """The algorithm that is taken between nodes."""
+        self.algorithms(collective)
         return sums.choose(self._moves, bytes) if collective == "all_reduce" else "rails"
 
     def set_plan(self, entries: Any, device: str | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,13 +46,21 @@ class CudaSpace:
         self.options: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
 
-    @contextmanager
-    def on(self, stream: Any) -> Iterator[None]:
-        """Everything inside is queued on `stream` (torch's or cupy's, or a handle; None: the current one)."""
+    def handle(self, stream: Any) -> int:
+        """Of a stream: torch's or cupy's, or a handle; None: the current one."""
         if stream is None:
             stream = torch.cuda.current_stream(self._device)
         named = (getattr(stream, name) for name in ("cuda_stream", "ptr", "handle") if hasattr(stream, name))
-        handle = int(next(named, stream))
+        try:
+            return operator.index(next(named, stream))
+        except TypeError:
+            raise UsageError(
+                f"{stream!r} is not a stream: pass a torch or cupy stream, or the handle as a number."
+            ) from None
+
+    @contextmanager
+    def on(self, handle: int) -> Iterator[None]:
+        """Everything inside is queued on the stream of that handle."""
         with torch.cuda.stream(torch.cuda.ExternalStream(handle, self._device)):
             self.options["stream"] = handle
             yield

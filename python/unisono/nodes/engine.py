@@ -47,8 +47,8 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """What an engine is made of. `bootstrap` is that of all ranks; `look` is called every few milliseconds of
-    a wait, and raises what has gone wrong within the node."""
+    """What an engine is made of. `bootstrap` is that of all ranks; `look` raises what has gone wrong within
+    the node, and is called every few milliseconds of a wait, but for those of libraries that block."""
 
     bootstrap: Any
     topology: Topology

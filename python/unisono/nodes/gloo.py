@@ -6,13 +6,14 @@ import contextlib
 import importlib
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
-from ..errors import PeerLostError, TimeoutError, UsageError
+from ..errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
 from .engine import Part, Setting
 from .topology import network
 
@@ -31,7 +32,8 @@ def make_group(
 ) -> Any:
     """A gloo process group of all ranks, which meet at a store of rank 0. Collective.
 
-    Raises UsageError where PyTorch is missing or the ranks know no address of each other."""
+    Raises UsageError where PyTorch is missing or the ranks know no address of each other, TimeoutError or
+    ResourceError where they do not reach each other."""
     try:
         dist: Any = importlib.import_module("torch.distributed")
     except ImportError as error:
@@ -43,16 +45,31 @@ def make_group(
     address = "127.0.0.1" if one_network else _address(env)
     limit = timedelta(seconds=timeout_s)
     store, port = None, b""
-    if rank == 0:
-        store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
-        port = str(store.port).encode()
-    where = all_gather(address.encode() + b" " + port)[0].decode().split()
-    if store is None:
-        store = dist.TCPStore(where[0], int(where[1]), is_master=False, wait_for_workers=False, timeout=limit)
-    options = dist.ProcessGroupGloo._Options()
-    options._timeout = limit
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    try:
+        if rank == 0:
+            store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
+            port = str(store.port).encode()
+        where = all_gather(address.encode() + b" " + port)[0].decode().split()
+        if store is None:
+            at = (where[0], int(where[1]))
+            store = dist.TCPStore(*at, is_master=False, wait_for_workers=False, timeout=limit)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = limit
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        return dist.ProcessGroupGloo(store, rank, size, options)
+    except RuntimeError as error:
+        if isinstance(error, UnisonoError):
+            raise
+        text = " ".join(str(error).split())
+        kind = TimeoutError if _timed_out(text) else ResourceError
+        raise kind(
+            f"rank {rank} cannot join the others over gloo from {address} ({text[:200]}): see that every "
+            f"node reaches rank 0's, and set {_INTERFACE_VARIABLE} to the interface between them."
+        ) from error
+
+
+def _timed_out(text: str) -> bool:
+    return "timed out" in text.lower() or "timeout" in text.lower()
 
 
 def _address(env: Mapping[str, str]) -> str:
@@ -106,7 +123,7 @@ class GlooEngine:
 
     def _failed(self, rank: int, error: RuntimeError) -> Exception:
         setting, text = self.setting, " ".join(str(error).split())
-        if "timed out" in text.lower():
+        if _timed_out(text):
             return TimeoutError(
                 f"{setting.topology} has waited {setting.timeout_s:g} s for {setting.who(rank)} over gloo: "
                 "see what that rank and the link between the nodes are doing, or raise UNISONO_TIMEOUT_S."
@@ -130,9 +147,9 @@ class _Exchange:
 
     def wait(self) -> None:
         """See `Pending.wait`."""
-        limit = timedelta(seconds=self._engine.setting.timeout_s)
+        deadline = time.monotonic() + self._engine.setting.timeout_s
         for work, rank in self._works:
             try:
-                work.wait(limit)
+                work.wait(timedelta(seconds=max(deadline - time.monotonic(), 1e-3)))
             except RuntimeError as error:
                 raise self._engine._failed(rank, error) from error

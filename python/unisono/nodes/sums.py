@@ -203,8 +203,6 @@ class _Chain:
         self._block = max(unit, min(CHAIN_BLOCK_BYTES, size) // unit * unit)
         self._count = -(-size // self._block)
         self._shard = self._block // unit  # elements
-        if self._count * self._block < size + unit:  # the last block is the longest that is padded
-            self._shard += 1
         self._incoming = [space.scratch(f"incoming {i}", self._shard * self._wide) for i in range(2)]
         self._partial = [space.scratch(f"partial {i}", self._shard * self._wide) for i in range(2)]
         self._final = [space.scratch(f"final {i}", self._shard * what.item) for i in range(3)]

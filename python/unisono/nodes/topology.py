@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,19 @@ def identity(env: Mapping[str, str]) -> str:
         raise UsageError(
             f"{NODE_VARIABLE}={named[:20]}... is too long: name the node in {_MOST_LETTERS} letters"
         )
-    return "/".join((_machine(), named or network()))
+    return "/".join((_boot(), _namespace("pid"), named or _namespace("net")))
 
 
 def network() -> str:
     """This process's network namespace: its interfaces and addresses are those of all processes in it."""
-    return _namespace("net")
+    return f"{_boot()}/{_namespace('net')}"  # every machine numbers its namespaces alike
 
 
-def _machine() -> str:
+def _boot() -> str:
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        boot = ""
-    return f"{boot}/{_namespace('pid')}"
+        return ""
 
 
 def _namespace(kind: str) -> str:
@@ -57,26 +57,24 @@ class Topology:
     Attributes:
         rank: this rank's number.
         nodes: the ranks of each node, in order of their first; each in rank order.
-        neighbours: how many ranks run on this machine, also on other nodes that it only plays.
+        crowded: whether this machine, with all nodes that it plays, has fewer cores than ranks: whoever waits
+            must give its core away.
     """
 
     rank: int
     nodes: tuple[tuple[int, ...], ...]
-    neighbours: int = 1
+    crowded: bool = False
 
     @classmethod
-    def of(cls, rank: int, identities: Sequence[str]) -> Topology:
-        """From what `identity` gave on every rank."""
+    def of(cls, rank: int, identities: Sequence[str], cores: Sequence[int] = ()) -> Topology:
+        """From what `identity` gave on every rank, and the cores of each as bits."""
         nodes: dict[str, list[int]] = {}
         for index, name in enumerate(identities):
             nodes.setdefault(name, []).append(index)
         boots = [name.partition("/")[0] for name in identities]
-        return cls(rank, tuple(map(tuple, nodes.values())), boots.count(boots[rank]))
-
-    @cached_property
-    def crowded(self) -> bool:
-        """Whether there are fewer cores than ranks here: whoever waits must give its core away."""
-        return self.neighbours > len(os.sched_getaffinity(0))
+        here = [theirs for boot, theirs in zip(boots, cores, strict=False) if boot == boots[rank]]
+        usable = reduce(operator.or_, here, 0).bit_count()
+        return cls(rank, tuple(map(tuple, nodes.values())), len(here) > usable)
 
     @cached_property
     def size(self) -> int:
@@ -137,14 +135,22 @@ def meet(bootstrap: Any, env: Mapping[str, str]) -> Topology:
     gives anything but bytes of every rank."""
     if bootstrap.size == 1:
         return Topology(0, ((0,),))
-    names = bootstrap.all_gather(identity(env).encode())
+    mine = sum(1 << core for core in os.sched_getaffinity(0))
+    told = bootstrap.all_gather(f"{mine:x} {identity(env)}".encode())
     if (
-        not isinstance(names, list)
-        or len(names) != bootstrap.size
-        or not all(type(n) is bytes for n in names)
+        not isinstance(told, list)
+        or len(told) != bootstrap.size
+        or not all(type(one) is bytes for one in told)
     ):
         raise UsageError(f"the bootstrap's all_gather gave no list of the bytes of {bootstrap.size} ranks.")
-    return Topology.of(bootstrap.rank, [name.decode("utf-8", "replace") for name in names])
+    parts = [one.decode("utf-8", "replace").partition(" ") for one in told]
+    try:
+        cores = [int(bits, 16) for bits, _, _ in parts]
+    except ValueError:
+        raise UsageError(
+            "a rank is of another version of Unisono: start every rank with the same one."
+        ) from None
+    return Topology.of(bootstrap.rank, [name for _, _, name in parts], cores)
 
 
 class NodeBootstrap:

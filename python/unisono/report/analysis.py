@@ -301,14 +301,14 @@ def workload_costs(model: Model) -> list[WorkloadCost]:
                     costs.append(Cost(backend, parts, _total(workload, parts)))
             best = [_fastest([cost.parts[i] for cost in costs]) for i in range(len(workload.steps))]
             found.append(
-                WorkloadCost(workload, rows[0].key, costs, Cost("best of each", best, _total(workload, best)))
+                WorkloadCost(workload, rows[0].key, costs, Cost(BEST_OF_EACH, best, _total(workload, best)))
             )
     return found
 
 
-def _workload_slice(row: Row) -> tuple[int, int, str, str, str]:
+def _workload_slice(row: Row) -> tuple[int | str | bool, ...]:
     c = row.key.case
-    return (row.key.machine, c.ranks, c.mode, c.memory, c.placement)
+    return (row.key.machine, c.ranks, c.mode, c.memory, c.placement, c.device, c.one_process)
 
 
 def _fastest(parts: list[Row | None]) -> Row | None:

@@ -111,7 +111,7 @@ def _speedups(model: Model) -> list[str]:
     """For each slice a table of collective by size: ratio, own time and the best peer's."""
     lines = []
     cells = [cell for cell in payload.heat(model) if cell["ratio"] is not None]
-    names = ("machine", "ranks", "mode", "memory", "placement", "dtype", "scaling", "workload")
+    names = "machine ranks device processes mode memory placement dtype scaling workload".split()
 
     def where(cell: payload.Json) -> tuple[object, ...]:
         return tuple(cell[name] for name in names)
@@ -120,6 +120,8 @@ def _speedups(model: Model) -> list[str]:
         first = members[0]
         parts = [
             text.count(first["ranks"], "rank"),
+            "" if first["device"] == "cpu" else first["device"],
+            "" if first["processes"] == "one per rank" else "one process",
             *(first[n] for n in ("mode", "memory", "dtype", "placement", "workload")),
             "" if first["scaling"] == "none" else f"{first['scaling']} scaling",
         ]

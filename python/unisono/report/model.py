@@ -18,7 +18,6 @@ from unisono.bench.stats import Interval, Verdict
 
 from . import text
 
-NOT_CHECKED = "not checked"  # the bound of a result that the user left unchecked (`unisono bench -c 0`)
 SUBJECT = "unisono"  # the backend whose speed-up the report is about, where it was measured
 COLLECTIVES = (
     "all_reduce",
@@ -174,7 +173,7 @@ class Model:
     @property
     def unchecked(self) -> int:
         """Results that the user left unchecked."""
-        return sum(row.result.verification.bound == NOT_CHECKED for row in self.all_rows)
+        return sum(row.result.verification.bound == records.NOT_CHECKED for row in self.all_rows)
 
     @property
     def runs(self) -> list[Run]:
@@ -303,7 +302,7 @@ def _add(model: Model, latest: dict[tuple[Key, str], Row], key: Key, result: Res
     """Takes a result in; a wrong one becomes a failure, one without usable numbers a problem."""
     name = f"{result.backend} on {case_text(result.case, result.workload)}"
     check = result.verification
-    if check.bound != NOT_CHECKED and not (check.before and check.after):
+    if check.bound != records.NOT_CHECKED and not (check.before and check.after):
         if not any((f.backend, f.case) == (result.backend, result.case) for f in model.failures):
             when = "after" if check.before else "before"
             detail = f": {check.detail}" if check.detail else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,14 +96,15 @@ def _panel(template: Json, rows: list[Json], title: str, **size: Any) -> Json:
 
 
 def _chosen(model: Model, rows: list[Row], mode: str) -> tuple[list[Json], str]:
-    """The rows of the page's first selection, in `mode` where it was measured, and that selection in
-    words."""
+    """The rows of the page's first selection, in `mode` where it was measured, and that selection in words.
+    Of runs that were merged no row may have all of its values: the usual one of those left stands in."""
     columns = payload.shared_columns(model.all_rows)
-    found = [payload.result(row, columns) for row in rows]
-    choice = {dimension["name"]: dimension["first"] for dimension in payload.dimensions(model, found)}
-    if any(row["mode"] == mode for row in found):
-        choice["mode"] = mode
-    kept = [row for row in found if all(row[name] in (None, value) for name, value in choice.items())]
+    kept = [payload.result(row, columns) for row in rows]
+    choice = {dimension["name"]: dimension["first"] for dimension in payload.dimensions(model, kept)}
+    for name, value in {"mode": mode, **{n: v for n, v in choice.items() if n != "mode"}}.items():
+        there = Counter(row[name] for row in kept if row[name] is not None)
+        chosen = value if value in there else next(iter(there.most_common(1)), (value,))[0]
+        kept = [row for row in kept if row[name] in (None, chosen)]
     first = max(
         kept, key=lambda row: bool(row["bytes"])
     )  # one with a size, as a barrier has no kind of memory

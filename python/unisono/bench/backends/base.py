@@ -177,7 +177,13 @@ def load(name: str) -> Backend:
         module, _, attribute = BUILT_IN[base].partition(":")
         made = getattr(import_module(module), attribute)
     elif points:
-        made = points[0].load()
+        try:
+            made = points[0].load()
+        except Exception as error:  # another package's code
+            raise CaseError(
+                f"backend {base!r} cannot be loaded ({type(error).__name__}: {error}): mend or remove the "
+                "package that brings it."
+            ) from error
     else:
         raise CaseError(f"unknown backend {base!r}: choose from {', '.join(names())}.")
     if not variant:
@@ -200,9 +206,17 @@ def expanded(wanted: Sequence[str]) -> list[str]:
 
 
 def names_for(device: str) -> list[str]:
-    """All known backends that work on buffers of that device and need not be named."""
-    known = ((name, load(name)) for name in names())
-    return [name for name, backend in known if device in backend.devices and not backend.asked_for]
+    """All known backends that work on buffers of that device and need not be named; none of other packages
+    that cannot be loaded, of which `unisono info` tells."""
+    found = []
+    for name in names():
+        try:
+            backend = load(name)
+        except CaseError:
+            continue
+        if device in backend.devices and not backend.asked_for:
+            found.append(name)
+    return found
 
 
 def check_names(wanted: Sequence[str]) -> None:

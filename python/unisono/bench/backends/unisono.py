@@ -78,8 +78,10 @@ class UnisonoBackend(Backend):
         if self._forced not in known:
             choice = ", ".join(known) or "no choice"
             return f"{case.collective} has no algorithm {self._forced}: it has {choice}."
-        if self._forced == "chain" and not self._comm.topology.uniform:
-            return "chain needs as many ranks on every node, with consecutive numbers."
+        if (topology := getattr(self._comm, "topology", None)) is not None:  # across nodes any memory will do
+            if self._forced == "chain" and not topology.uniform:
+                return "chain needs as many ranks on every node, with consecutive numbers."
+            return None
         overwrites = {"all_to_all": ("direct", "copy_engine"), "all_reduce": ("copy_engine",)}
         if case.placement == "in_place" and self._forced in overwrites.get(case.collective, ()):
             return f"{self._forced} needs another output than the input here."
@@ -158,7 +160,9 @@ class UnisonoBackend(Backend):
             assert self._ranks is not None
             rank, size = self._ranks.rank, self._ranks.size
             comms = [
-                unisono.init(rank, size, self._ranks, timeout_s=LIBRARY_S, device=self._ranks.device)
+                unisono.init(
+                    rank, size, self._ranks, timeout_s=LIBRARY_S, device=self._ranks.device, lane="host"
+                )
                 for _ in range(size - 1)
             ]
             self._peers = Fork(size - 1), comms
