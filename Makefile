@@ -95,7 +95,7 @@ gpu-bench: build/gpu/.installed
 	  echo 'The bench needs this package: make gpu-wheels where there is a network, and bring $(WHEELS).' >&2
 	  exit 1
 	}
-	PYTHONPATH=build/gpu $(PYTHON) build/gpu/bin/unisono bench $(BENCH) $(if $(OUT),--out $(OUT))
+	PYTHONPATH=build/gpu $(PYTHON) build/gpu/bin/unisono bench --device cuda $(BENCH) $(if $(OUT),--out $(OUT))
 
 gpu-sanitize: build/gpu/.installed
 	PYTHONPATH=build/gpu PYTHON=$(PYTHON) tools/gpu-sanitize.sh

@@ -15,12 +15,19 @@ namespace {
 struct Name {
   const char* numpy;  // torch's are the same
   DType dtype;
+  std::uint8_t dlpack;  // DLDataTypeCode
 };
 constexpr Name kNames[] = {
-    {"float32", DType::f32},       {"float64", DType::f64}, {"float16", DType::f16},
-    {"bfloat16", DType::bf16},     {"int8", DType::i8},     {"uint8", DType::u8},
-    {"int32", DType::i32},         {"int64", DType::i64},   {"float8_e4m3fn", DType::f8e4m3},
-    {"float8_e5m2", DType::f8e5m2}};
+    {"float32", DType::f32, 2},        {"float64", DType::f64, 2}, {"float16", DType::f16, 2},
+    {"bfloat16", DType::bf16, 4},      {"int8", DType::i8, 0},     {"uint8", DType::u8, 1},
+    {"int32", DType::i32, 0},          {"int64", DType::i64, 0},   {"float8_e4m3fn", DType::f8e4m3, 10},
+    {"float8_e5m2", DType::f8e5m2, 12}};
+
+nb::dlpack::dtype dlpack_of(DType dtype) {
+  for (const Name& one : kNames)
+    if (one.dtype == dtype) return {one.dlpack, static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
+  return {};
+}
 
 std::optional<DType> dtype_named(std::string_view name) {
   for (const Name& one : kNames)
@@ -189,21 +196,10 @@ void Array::from_dlpack(nb::handle array, const char* what, bool written) {
     throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
   const nb::dlpack::dtype type = view.dtype();
   std::optional<DType> known;
-  switch (static_cast<int>(type.code) * 1000 + type.bits * (type.lanes == 1)) {
-    case 8: known = DType::i8; break;
-    case 32: known = DType::i32; break;
-    case 64: known = DType::i64; break;
-    case 1008: known = DType::u8; break;
-    case 2016: known = DType::f16; break;
-    case 2032: known = DType::f32; break;
-    case 2064: known = DType::f64; break;
-    case 4016: known = DType::bf16; break;
-    case 10008: known = DType::f8e4m3; break;
-    case 12008: known = DType::f8e5m2; break;
-    default:
-      unknown("DLPack code " + std::to_string(type.code) + " of " + std::to_string(type.bits) + " bits",
-              what);
-  }
+  for (const Name& one : kNames)
+    if (type == dlpack_of(one.dtype)) known = one.dtype;
+  if (!known)
+    unknown("DLPack code " + std::to_string(type.code) + " of " + std::to_string(type.bits) + " bits", what);
   shape.clear();
   std::int64_t expected = 1;
   for (std::size_t i = view.ndim(); i-- > 0; expected *= static_cast<std::int64_t>(view.shape(i))) {
@@ -219,18 +215,17 @@ void Array::from_dlpack(nb::handle array, const char* what, bool written) {
   dlpack_ = nb::cast(view);
 }
 
-void* Array::stream(nb::handle asked) const {
+nb::object Array::stream(nb::handle asked) const {
   if (memory == Memory::host) {
     if (!asked.is_none()) throw UsageError("stream= is for arrays on a GPU: leave it out.");
-    return nullptr;
+    return nb::none();
   }
-  if (!asked.is_none()) return stream_handle(asked);
+  if (!asked.is_none()) return nb::borrow(asked);
   if (library_ == Library::torch)
-    return stream_handle(
-        nb::object(nb::module_::import_("torch").attr("_C").attr("_cuda_getCurrentRawStream")(device)));
+    return nb::module_::import_("torch").attr("_C").attr("_cuda_getCurrentRawStream")(device);
   if (library_ == Library::cupy)
-    return stream_handle(nb::object(nb::module_::import_("cupy").attr("cuda").attr("get_current_stream")()));
-  return nullptr;
+    return nb::module_::import_("cupy").attr("cuda").attr("get_current_stream")();
+  return nb::none();
 }
 
 void* stream_handle(nb::handle stream) {
@@ -241,6 +236,26 @@ void* stream_handle(nb::handle stream) {
   if (PyLong_Check(stream.ptr())) return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(stream));
   throw UsageError(std::string(nb::repr(stream).c_str()) +
                    " is not a stream: pass a torch or cupy stream, or the handle as a number.");
+}
+
+nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::handle stream) {
+  const bool torch = nb::hasattr(like, "new_empty");
+  if (stream.is_none() || (!torch && !nb::hasattr(like, "__cuda_array_interface__")))
+    return empty_like(like, shape);
+  const nb::object cuda = nb::module_::import_(torch ? "torch" : "cupy").attr("cuda");
+  const auto handle = reinterpret_cast<std::uintptr_t>(stream_handle(stream));
+  const nb::object of_library = cuda.attr("ExternalStream")(handle, device);
+  const nb::object within = torch ? nb::object(cuda.attr("stream")(of_library)) : of_library;
+  within.attr("__enter__")();
+  nb::object made;
+  try {
+    made = empty_like(like, shape);
+  } catch (...) {
+    within.attr("__exit__")(nb::none(), nb::none(), nb::none());
+    throw;
+  }
+  within.attr("__exit__")(nb::none(), nb::none(), nb::none());
+  return made;
 }
 
 nb::object empty_like(nb::handle like, const Shape& shape) {
@@ -284,21 +299,18 @@ DType read_dtype(nb::handle dtype) {
 
 nb::object device_array(void* data, std::size_t bytes, int device, DType type, const Shape& extents,
                         const nb::capsule& owner) {
+  const nb::object modules = nb::module_::import_("sys").attr("modules");
+  const bool torch = nb::cast<bool>(modules.attr("__contains__")("torch"));
+  if (!torch && !nb::cast<bool>(modules.attr("__contains__")("cupy")))
+    return nb::cast(nb::ndarray<nb::device::cuda>(data, extents.size(), extents.data(), owner, nullptr,
+                                                  dlpack_of(type), nb::device::cuda::value, device));
+  // bytes: not every version of either takes each dtype
   const nb::ndarray<std::uint8_t, nb::device::cuda> flat(data, {bytes}, owner, {}, nb::dtype<std::uint8_t>(),
                                                          nb::device::cuda::value, device);
-  nb::object array = nb::cast(flat);
-  const nb::object modules = nb::module_::import_("sys").attr("modules");
-  const nb::tuple shape = nb::tuple(nb::cast(extents));
-  if (nb::cast<bool>(modules.attr("__contains__")("torch"))) {
-    const nb::module_ torch = nb::module_::import_("torch");
-    return torch.attr("from_dlpack")(array).attr("view")(torch.attr(numpy_name(type))).attr("view")(shape);
-  }
-  if (nb::cast<bool>(modules.attr("__contains__")("cupy")))
-    return nb::module_::import_("cupy")
-        .attr("from_dlpack")(array)
-        .attr("view")(numpy_dtype(type))
-        .attr("reshape")(shape);
-  return array;
+  const nb::module_ library = nb::module_::import_(torch ? "torch" : "cupy");
+  const nb::object array = library.attr("from_dlpack")(nb::cast(flat));
+  const nb::object dtype = torch ? nb::object(library.attr(numpy_name(type))) : numpy_dtype(type);
+  return array.attr("view")(dtype).attr("reshape")(nb::tuple(nb::cast(extents)));
 }
 
 std::string text(const Shape& shape) {

@@ -26,8 +26,8 @@ class Array {
   ~Array();
 
   // The stream that a call on this array is enqueued on: `asked` (a handle, or an object with one), else the
-  // current one of the array's library.
-  void* stream(nb::handle asked) const;
+  // current one of the array's library. For `stream_handle`.
+  nb::object stream(nb::handle asked) const;
 
   void* data = nullptr;
   Memory memory = Memory::host;
@@ -53,6 +53,9 @@ class Array {
 
 // A new array of the kind (numpy, torch, cupy) and type of `like`.
 nb::object empty_like(nb::handle like, const Shape& shape);
+// The same on a GPU, where a library may give memory out again that only its own stream is done with: made as
+// its next work on `stream`. None: its current one.
+nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::handle stream);
 
 // The numpy dtype of a DType, and the DType of a numpy dtype, a name of either, or a torch dtype.
 nb::object numpy_dtype(DType dtype);

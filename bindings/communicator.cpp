@@ -60,7 +60,8 @@ void bind_communicator(nb::module_& module) {
                                                 .fabric = fabric,
                                                 .while_waiting = check_signals};
             std::shared_ptr<Bootstrap> meeting;
-            if (nb::isinstance<Bootstrap>(bootstrap)) meeting = nb::cast<std::shared_ptr<Bootstrap>>(bootstrap);
+            if (nb::isinstance<Bootstrap>(bootstrap))
+              meeting = nb::cast<std::shared_ptr<Bootstrap>>(bootstrap);
             else meeting = std::make_shared<PythonBootstrap>(std::move(bootstrap));
             const nb::gil_scoped_release released;  // the other ranks may be threads that wait for it
             new (self) C(std::move(meeting), options);

@@ -26,8 +26,11 @@ inline Shape without_ranks(const Array& array, int size, const char* what) {
 // dtype and memory of the input.
 class Output {
  public:
-  Output(nb::handle out, nb::handle like, const Array& in, const Shape& shape)
-      : object(out.is_none() ? empty_like(like, shape) : nb::borrow(out)), array(object, "out", true) {
+  Output(nb::handle out, nb::handle like, const Array& in, const Shape& shape, nb::handle stream)
+      : object(!out.is_none()                ? nb::borrow(out)
+               : in.memory == Memory::device ? empty_like_on(like, shape, in.device, stream)
+                                             : empty_like(like, shape)),
+        array(object, "out", true) {
     if (array.dtype != in.dtype)
       throw UsageError("out has dtype " + std::string(name_of(array.dtype)) + ", but x has " +
                        std::string(name_of(in.dtype)) + ": give both the same.");
@@ -35,6 +38,9 @@ class Output {
       throw UsageError("out has shape " + text(array.shape) + ": this call gives " + text(shape) + ".");
     if (array.memory != in.memory)
       throw UsageError("x and out are not both on the CPU or both on the GPU: move one of them.");
+    if (array.memory == Memory::device && array.device >= 0 && in.device >= 0 && array.device != in.device)
+      throw UsageError("x is on GPU " + std::to_string(in.device) + ", but out on GPU " +
+                       std::to_string(array.device) + ": move one of them.");
   }
   nb::object object;
   Array array;
@@ -44,9 +50,11 @@ class Output {
 // the root's lies in symmetric memory.
 class OutputAtRoot {
  public:
-  OutputAtRoot(nb::handle out, nb::handle like, const Array& in, const Shape& shape, bool root)
+  OutputAtRoot(nb::handle out, nb::handle like, const Array& in, const Shape& shape, bool root,
+               nb::handle stream)
       : root_(root) {
-    if (root || (in.memory == Memory::device && !out.is_none())) output_.emplace(out, like, in, shape);
+    if (root || (in.memory == Memory::device && !out.is_none()))
+      output_.emplace(out, like, in, shape, stream);
   }
   void* data() const { return output_ ? output_->array.data : nullptr; }
   nb::object object() const { return root_ ? output_->object : nb::object(nb::none()); }

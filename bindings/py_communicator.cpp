@@ -46,29 +46,38 @@ struct PyCommunicator::How {
   Wire wire = Wire::exact;
 };
 
-Call PyCommunicator::made(const Array& of, const void* in, void* out, std::size_t count,
-                          const How& how) const {
+PyCommunicator::Made PyCommunicator::made(const Array& of, const void* in, void* out, std::size_t count,
+                                          const How& how) const {
   if (of.memory == Memory::device && of.device >= 0)
     if (const auto mine = communicator_.device(); mine && *mine != of.device)
       throw UsageError("the array is on GPU " + std::to_string(of.device) + ", this rank's is " +
                        std::to_string(*mine) + ": pass an array on that one.");
-  return {.in = in,
-          .out = out,
-          .count = count,
-          .dtype = of.dtype,
-          .op = how.op,
-          .root = how.root,
-          .memory = of.memory,
-          .stream = of.stream(how.stream),
-          .algorithm = how.algorithm ? *how.algorithm : std::string_view{},
-          .wire = how.wire};
+  const nb::object stream = of.stream(how.stream);
+  return {{.in = in,
+           .out = out,
+           .count = count,
+           .dtype = of.dtype,
+           .op = how.op,
+           .root = how.root,
+           .memory = of.memory,
+           .stream = stream_handle(stream),
+           .algorithm = how.algorithm ? *how.algorithm : std::string_view{},
+           .wire = how.wire},
+          stream};
+}
+
+template <class Run>
+void PyCommunicator::call(const Made& made, const Run& run) {
+  {
+    const Away away(*this);
+    run(made.call);
+  }
+  if (made.call.memory == Memory::device) last_stream_ = made.stream;
 }
 
 void PyCommunicator::call(void (Communicator::*collective)(const Call&), const Array& of, const void* in,
                           void* out, std::size_t count, const How& how) {
-  const Call c = made(of, in, out, count, how);
-  const Away away(*this);
-  (communicator_.*collective)(c);
+  call(made(of, in, out, count, how), [&](const Call& c) { (communicator_.*collective)(c); });
 }
 
 void PyCommunicator::close() {
@@ -88,7 +97,7 @@ nb::object PyCommunicator::all_reduce(nb::handle x, const char* op, nb::handle o
                                       const Algorithm& algorithm, nb::handle stream,
                                       const std::optional<std::string>& wire) {
   const Array in(x, "x", false);
-  const Output to(out, x, in, in.shape);
+  const Output to(out, x, in, in.shape, stream);
   call(&Communicator::all_reduce, in, in.data, to.array.data, in.count,
        {algorithm, stream, read_op(op), 0, read_wire(wire)});
   return to.object;
@@ -98,7 +107,7 @@ nb::object PyCommunicator::reduce(nb::handle x, const RankNumber& given, const c
                                   const Algorithm& algorithm, nb::handle stream) {
   const int root = read_rank("root", given, size());
   const Array in(x, "x", false);
-  const OutputAtRoot to(out, x, in, in.shape, rank() == root);
+  const OutputAtRoot to(out, x, in, in.shape, rank() == root, stream);
   call(&Communicator::reduce, in, in.data, to.data(), in.count, {algorithm, stream, read_op(op), root});
   return to.object();
 }
@@ -112,7 +121,7 @@ nb::object PyCommunicator::broadcast(nb::handle x, const RankNumber& given, nb::
     call(&Communicator::broadcast, in, in.data, in.data, in.count, how);
     return nb::borrow(x);
   }
-  const Output to(out, x, in, in.shape);
+  const Output to(out, x, in, in.shape, stream);
   call(&Communicator::broadcast, in, in.data, to.array.data, in.count, how);
   return to.object;
 }
@@ -120,7 +129,7 @@ nb::object PyCommunicator::broadcast(nb::handle x, const RankNumber& given, nb::
 nb::object PyCommunicator::all_gather(nb::handle x, nb::handle out, const Algorithm& algorithm,
                                       nb::handle stream) {
   const Array in(x, "x", false);
-  const Output to(out, x, in, with_ranks(in.shape, size()));
+  const Output to(out, x, in, with_ranks(in.shape, size()), stream);
   call(&Communicator::all_gather, in, in.data, to.array.data, in.count, {algorithm, stream});
   return to.object;
 }
@@ -129,7 +138,7 @@ nb::object PyCommunicator::gather(nb::handle x, const RankNumber& given, nb::han
                                   const Algorithm& algorithm, nb::handle stream) {
   const int root = read_rank("root", given, size());
   const Array in(x, "x", false);
-  const OutputAtRoot to(out, x, in, with_ranks(in.shape, size()), rank() == root);
+  const OutputAtRoot to(out, x, in, with_ranks(in.shape, size()), rank() == root, stream);
   call(&Communicator::gather, in, in.data, to.data(), in.count, {algorithm, stream, Op::sum, root});
   return to.object();
 }
@@ -137,7 +146,7 @@ nb::object PyCommunicator::gather(nb::handle x, const RankNumber& given, nb::han
 nb::object PyCommunicator::reduce_scatter(nb::handle x, const char* op, nb::handle out,
                                           const Algorithm& algorithm, nb::handle stream) {
   const Array in(x, "x", false);
-  const Output to(out, x, in, without_ranks(in, size(), "x"));
+  const Output to(out, x, in, without_ranks(in, size(), "x"), stream);
   call(&Communicator::reduce_scatter, in, in.data, to.array.data, to.array.count,
        {algorithm, stream, read_op(op)});
   return to.object;
@@ -155,7 +164,7 @@ nb::object PyCommunicator::scatter(nb::handle x, const RankNumber& given, nb::ha
     return nb::borrow(out);
   }
   const Array in(x, "x", false);
-  const Output to(out, x, in, without_ranks(in, size(), "x"));
+  const Output to(out, x, in, without_ranks(in, size(), "x"), stream);
   call(&Communicator::scatter, in, in.data, to.array.data, to.array.count, how);
   return to.object;
 }
@@ -164,7 +173,7 @@ nb::object PyCommunicator::all_to_all(nb::handle x, nb::handle out, const Algori
                                       nb::handle stream) {
   const Array in(x, "x", false);
   without_ranks(in, size(), "x");
-  const Output to(out, x, in, in.shape);
+  const Output to(out, x, in, in.shape, stream);
   call(&Communicator::all_to_all, in, in.data, to.array.data, in.count / static_cast<std::size_t>(size()),
        {algorithm, stream});
   return to.object;
@@ -180,12 +189,9 @@ nb::object PyCommunicator::all_to_all_v(nb::handle x, nb::handle send_counts, nb
   if (in.shape != Shape{sent})
     throw UsageError("x has shape " + text(in.shape) + ", but the send counts add up to " +
                      std::to_string(sent) + ": pass a 1-D x of that many.");
-  const Output to(out, x, in, {received});
-  const Call c = made(in, in.data, to.array.data, 0, {algorithm, stream});
-  {
-    const Away away(*this);
-    communicator_.all_to_all_v(c, sends, receives);
-  }
+  const Output to(out, x, in, {received}, stream);
+  call(made(in, in.data, to.array.data, 0, {algorithm, stream}),
+       [&](const Call& c) { communicator_.all_to_all_v(c, sends, receives); });
   return to.object;
 }
 
@@ -193,20 +199,16 @@ void PyCommunicator::send(nb::handle x, const RankNumber& peer, const Algorithm&
                           nb::handle stream) {
   const int to = read_rank("destination", peer, size());
   const Array in(x, "x", false);
-  const Call c = made(in, in.data, nullptr, in.count, {algorithm, stream});
-  const Away away(*this);
-  communicator_.send(c, to);
+  call(made(in, in.data, nullptr, in.count, {algorithm, stream}),
+       [&](const Call& c) { communicator_.send(c, to); });
 }
 
 nb::object PyCommunicator::recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm,
                                 nb::handle stream) {
   const int from = read_rank("source", peer, size());
   const Array to(out, "out", true);
-  const Call c = made(to, nullptr, to.data, to.count, {algorithm, stream});
-  {
-    const Away away(*this);
-    communicator_.recv(c, from);
-  }
+  call(made(to, nullptr, to.data, to.count, {algorithm, stream}),
+       [&](const Call& c) { communicator_.recv(c, from); });
   return nb::borrow(out);
 }
 
@@ -214,12 +216,9 @@ nb::object PyCommunicator::send_recv(nb::handle x, const RankNumber& dst, nb::ha
                                      const RankNumber& src, const Algorithm& algorithm, nb::handle stream) {
   const int to = read_rank("destination", dst, size()), from = read_rank("source", src, size());
   const Array in(x, "x", false);
-  const Output received(out, x, in, in.shape);
-  const Call c = made(in, in.data, received.array.data, in.count, {algorithm, stream});
-  {
-    const Away away(*this);
-    communicator_.send_recv(c, to, from);
-  }
+  const Output received(out, x, in, in.shape, stream);
+  call(made(in, in.data, received.array.data, in.count, {algorithm, stream}),
+       [&](const Call& c) { communicator_.send_recv(c, to, from); });
   return received.object;
 }
 

@@ -77,11 +77,18 @@ class PyCommunicator {
   Memory memory_of(const std::optional<std::string>& device) const;
 
   // `of`: the array that says dtype, memory and stream.
-  Call made(const Array& of, const void* in, void* out, std::size_t count, const How& how) const;
+  struct Made {
+    Call call;
+    nb::object stream;
+  };
+  Made made(const Array& of, const void* in, void* out, std::size_t count, const How& how) const;
+  template <class Run>
+  void call(const Made& made, const Run& run);
   void call(void (Communicator::*collective)(const Call&), const Array& of, const void* in, void* out,
             std::size_t count, const How& how);
 
-  int away_ = 0;  // calls that are without the GIL; counted under it
+  int away_ = 0;            // calls that are without the GIL; counted under it
+  nb::object last_stream_;  // which the next call's may have to wait for, so that it must not be destroyed
   Communicator communicator_;
 };
 

@@ -1,15 +1,7 @@
 // Calls on device memory: they are only enqueued.
-#include <limits>
-
 #include "local.hpp"
 
 namespace unisono {
-namespace {
-
-constexpr std::size_t kAnySize = std::numeric_limits<std::size_t>::max();
-
-}  // namespace
-
 void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
   cuda::Engine& gpu = engine();
   gpu.check();
@@ -22,12 +14,12 @@ void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
   }
   if (request.args.bytes == 0) return;
   const Collective planned = pair ? Collective::send_recv : request.collective;
-  // with sizes by pair no rank knows the largest
-  const std::size_t bytes = planned == Collective::all_to_all_v ? kAnySize : request.bytes();
+  const std::size_t bytes = request.bytes();
   const bool reached = symmetric && !pair;  // of two ranks, neither knows where the other's buffer lies
   Algorithm algorithm = request.algorithm;
   if (algorithm == Algorithm::automatic) {
     algorithm = gpu_plan_.choose(planned, bytes, reached);
+    if (!gpu.carries(request, algorithm)) algorithm = Plan::staged(planned);
     // whose sums pass through the output
     if (algorithm == Algorithm::copy_engine && planned == Collective::all_reduce && request.in_place())
       algorithm = Algorithm::two_shot_push;

@@ -235,12 +235,11 @@ void Group::unreachable(int rank, int error) {
 }
 
 void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
-  constexpr const char* slots[kSlots] = {"meet", "chunk", "chunk_credit", "packet", "reply"};
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", timeout_s_);
   fail(Kind::timeout, where() + " has waited " + seconds + " s for rank " + std::to_string(peer) + " (slot " +
-                          slots[static_cast<int>(slot)] + ", epoch expected " + std::to_string(expected) +
-                          ", seen " + std::to_string(seen) +
+                          kSlotNames[static_cast<int>(slot)] + ", epoch expected " +
+                          std::to_string(expected) + ", seen " + std::to_string(seen) +
                           "): see what that rank is doing, or raise UNISONO_TIMEOUT_S.");
 }
 

@@ -223,6 +223,8 @@ void Plan::set(const std::vector<Entry>& entries) {
 }
 
 const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool symmetric) const {
+  // on GPUs no rank knows the others' parts
+  if (memory_ == Memory::device && collective == Collective::all_to_all_v) bytes = kRest;
   for (const Entry& entry : entries_[static_cast<int>(collective)][symmetric])
     if (bytes <= entry.up_to_bytes) return &entry;
   return nullptr;

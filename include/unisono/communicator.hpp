@@ -29,7 +29,9 @@ struct Call {
   Op op = Op::sum;
   int root = 0;
   Memory memory = Memory::host;  // of `in` and `out`
-  void* stream = nullptr;        // device memory: the cudaStream_t that the call is enqueued on
+  // Device memory: the cudaStream_t that the call is enqueued on. It must live until the next call is made,
+  // which waits for it where it is on another stream.
+  void* stream = nullptr;
   std::string_view algorithm{};  // empty: the plan's choice; else one of `algorithms(collective)`
   // all_reduce only, sum and avg of f32, f16 and bf16. Other than exact, every input and the sum are rounded
   // to the format, and every rank gets the same bits: each is off by at most 1/127 of the largest magnitude

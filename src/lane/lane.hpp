@@ -42,6 +42,8 @@ using byte = std::byte;
 // What a signal means. Counters of different slots are independent of each other.
 enum class Slot : int { meet, chunk, chunk_credit, packet_credit, reply };
 inline constexpr int kSlots = 5;
+// In errors; packets have no signal, so that a wait for one is named after its credit's slot.
+inline constexpr const char* kSlotNames[kSlots] = {"meet", "chunk", "chunk_credit", "packet", "reply"};
 
 // `stream`: nobody reads it soon, so it need not stay in the cache.
 struct Dst {

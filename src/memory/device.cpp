@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "lane/cuda/api.hpp"
@@ -42,6 +44,32 @@ int descriptor_of(int pid, int fd) {
 }
 
 }  // namespace
+
+// What this process has made: ranks that are its threads take it as it is, and keep it while they use it.
+class DeviceMemory::Own {
+ public:
+  void add(const std::shared_ptr<DeviceMemory>& one) {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(by_address_, [](const auto& entry) { return entry.second.expired(); });
+    by_address_[reinterpret_cast<std::uint64_t>(one->data_)] = one;
+  }
+  std::shared_ptr<DeviceMemory> find(std::uint64_t address) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = by_address_.find(address);
+    auto one = found == by_address_.end() ? nullptr : found->second.lock();
+    if (!one) throw ResourceError("a rank of this process has given back the GPU memory that it shares.");
+    return one;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::weak_ptr<DeviceMemory>> by_address_;
+};
+
+DeviceMemory::Own& DeviceMemory::own() {
+  static Own memory;
+  return memory;
+}
 
 void DeviceMemory::map(int device, const std::vector<int>& devices) {
   CUdeviceptr at = 0;
@@ -119,6 +147,7 @@ std::shared_ptr<DeviceMemory> DeviceMemory::create(std::size_t bytes, int device
   }
   check(cudaMemset(made->data_, 0, made->mapped_), "clearing GPU memory");
   check(cudaDeviceSynchronize(), "clearing GPU memory");
+  own().add(made);
   return made;
 }
 
@@ -138,7 +167,8 @@ std::shared_ptr<DeviceMemory> DeviceMemory::open(const Handle& handle, std::size
     made->segment_ = Segment::open(handle.segment, round_up(bytes, kHostPage));
     made->pin();
   } else if (made->other_thread_) {
-    made->data_ = reinterpret_cast<std::byte*>(handle.address);
+    made->owner_ = own().find(handle.address);
+    made->data_ = made->owner_->data_;
   } else if (kind == Kind::vmm) {
     check(cudaFree(nullptr), "starting CUDA");
     const int fd = descriptor_of(handle.pid, handle.fd);
@@ -182,7 +212,11 @@ DeviceMemory::Handle DeviceMemory::handle() const {
 
 DeviceMemory::~DeviceMemory() {
   if (fd_ >= 0) ::close(fd_);
-  if (!data_ || other_thread_) return;
+  if (other_thread_) return;
+  if (!data_) {
+    if (allocation_) driver().release(allocation_);  // it could not be mapped
+    return;
+  }
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;  // CUDA is gone
   if (kind_ == Kind::host) {

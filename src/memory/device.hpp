@@ -44,11 +44,14 @@ class DeviceMemory {
   DeviceMemory() = default;
   void map(int device, const std::vector<int>& devices);
   void pin();
+  class Own;
+  static Own& own();
   Kind kind_ = Kind::vmm;
   int device_ = 0, fd_ = -1;
   bool mine_ = true, other_thread_ = false;
   std::uint64_t allocation_ = 0;
   std::shared_ptr<Segment> segment_;
+  std::shared_ptr<DeviceMemory> owner_;  // of another thread's
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0, mapped_ = 0;
 };

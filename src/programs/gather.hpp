@@ -23,23 +23,15 @@ UNISONO_PROGRAM void gather_push(Channel& channel, const Args& a) {
   }
 }
 
-// On buffers that everyone reaches: each rank writes its own block, so that all have as much to do; between
-// GPUs all but its last n-th, which the root reads.
+// To an output that everyone reaches: each rank writes its own block.
 template <class Lane>
 UNISONO_PROGRAM void gather_direct(Lane& lane, const Args& a) {
-  const int n = lane.size(), me = lane.rank();
-  const std::size_t written = a.block - (Lane::kLinked ? smaller(shard_bytes(a.block, n), a.block) : 0);
   meet_first(lane);
-  for (int i = 0; i < n; ++i) {
-    const int p = peer_at(lane, i);
-    if (me != a.root && p != me) continue;
-    const std::size_t first = me == a.root && p != me ? written : 0, last = me == a.root ? a.block : written;
-    for (Rounds r(lane, last - first, lane.tile_bytes()); r.more(); r.next()) {
-      const std::size_t begin = first + r.range().begin;
-      const byte* from = (p == me ? a.in : a.inputs[p]) + begin;
-      const Dst to{a.outputs[a.root] + a.block * static_cast<std::size_t>(p) + begin, a.stream};
-      if (to.at != from) lane.move(&to, 1, &from, 1, r.range().bytes);
-    }
+  byte* mine = a.outputs[a.root] + a.block * static_cast<std::size_t>(lane.rank());
+  for (Rounds r(lane, mine == a.in ? 0 : a.block, lane.tile_bytes()); r.more(); r.next()) {
+    const byte* from = a.in + r.range().begin;
+    const Dst to{mine + r.range().begin, a.stream};
+    lane.move(&to, 1, &from, 1, r.range().bytes);
   }
   meet(lane);
 }

@@ -149,7 +149,7 @@ def test_symmetric_memory_is_an_array_of_the_library_in_use(imported: str, modul
 import {imported}, unisono
 comm = unisono.init(device=0)
 x = comm.empty((3, 4), "f32")
-print(type(x).__module__.partition(".")[0], hasattr(x, "__dlpack__"), hasattr(x, "shape"))
+print(type(x).__module__.partition(".")[0], hasattr(x, "__dlpack__"), hasattr(x, "__dlpack_device__"))
 comm.all_reduce(x, out=x, stream=0)
 comm.synchronize()
 """

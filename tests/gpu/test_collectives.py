@@ -137,6 +137,9 @@ def test_scatter_and_gather_in_place_at_the_root(ranks: Gpus, pools: Any, algori
         )
     )
     assert all(same_bits(numbers(outs[r], "f32"), whole[r]) for r in range(n))
+    for r in range(n):
+        if r != root:
+            xs[root][r].zero_()
     ranks.run(
         lambda comm, r, stream: comm.gather(outs[r], root=root, out=xs[r], algorithm=algorithm, stream=stream)
     )
@@ -188,36 +191,67 @@ def test_all_to_all_v(ranks: Gpus) -> None:
         assert same_bits(numbers(outs[r], "f32"), np.concatenate(parts))
 
 
-def test_graph_replays_with_fresh_data(ranks: Gpus) -> None:
+@pytest.mark.parametrize("own", [True, False])
+def test_graph_replays_with_fresh_data(ranks: Gpus, own: bool) -> None:
+    """Captured on the stream of the calls before, or on another, as torch does by default."""
     import torch
 
     n = ranks.n
     xs = [torch.zeros(10_000, dtype=torch.bfloat16, device=device) for device in ranks.devices]
     outs = [torch.empty_like(x) for x in xs]
-    graphs = []
     ranks.run(lambda comm, r, stream: comm.all_reduce(xs[r], out=outs[r], stream=stream))
-    for r, comm in enumerate(ranks.comms):
-        graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(ranks.devices[r]),
-            torch.cuda.graph(graph, stream=ranks.streams[r], capture_error_mode="thread_local"),
-        ):
-            for _ in range(3):
-                comm.all_reduce(xs[r], out=outs[r])
-        graphs.append(graph)
+
+    def three(comm: unisono.Communicator, r: int) -> None:
+        for _ in range(3):
+            comm.all_reduce(xs[r], out=outs[r])
+
+    others = None if own else [torch.cuda.Stream(device) for device in ranks.devices]
+    graphs = ranks.capture(three, others)
     rng = np.random.default_rng(11)
-    for _ in range(1000 if n <= 4 else 100):
+    for _ in range(1000 if own and n <= 4 else 100):
         fresh = [rng.standard_normal(10_000).astype(np.float32).astype(DTYPES["bf16"]) for _ in range(n)]
-        for r in range(n):
-            xs[r].copy_(ranks.put(fresh[r], r))
-            torch.cuda.synchronize(ranks.devices[r])
-        for r in range(n):
-            with torch.cuda.device(ranks.devices[r]), torch.cuda.stream(ranks.streams[r]):
-                graphs[r].replay()
-        for comm, stream in zip(ranks.comms, ranks.streams, strict=True):
-            comm.synchronize(stream)
+        ranks.replay(graphs, xs, fresh)
         wanted = combine(fresh, "sum")
         assert all(same_bits(numbers(out, "bf16"), wanted) for out in outs)
+    ranks.run(lambda comm, r, stream: comm.all_reduce(xs[r], out=outs[r], stream=stream))  # eager again
+    assert all(same_bits(numbers(out, "bf16"), wanted) for out in outs)
+
+
+def test_a_stream_that_is_gone(ranks: Gpus) -> None:
+    """Cupy destroys a stream with its object, which the next call on another must survive."""
+    cupy = pytest.importorskip("cupy")
+    xs = [ranks.put(np.full(1000, r, np.float32), r) for r in range(ranks.n)]
+    for _ in range(3):
+        for r, comm in enumerate(ranks.comms):
+            with cupy.cuda.Device(ranks.devices[r]):
+                comm.all_reduce(xs[r], "max", out=xs[r], stream=cupy.cuda.Stream(non_blocking=True))
+        ranks.run(lambda comm, r, stream: comm.all_reduce(xs[r], "max", out=xs[r], stream=stream))
+    assert all(bool((x == ranks.n - 1).all()) for x in xs)
+
+
+def test_parts_beyond_one_message(ranks: Gpus) -> None:
+    """All_to_all_v whose longest part is above 2 GiB, the others short: ranks differ in what they send."""
+    import torch
+
+    n = ranks.n
+    if n != 2:
+        pytest.skip("two ranks show it")
+    long, short = (1 << 31) + 4097, 1000
+    counts = [[short, long], [short, short]]
+    xs = [
+        torch.randint(0, 256, (sum(counts[r]),), dtype=torch.uint8, device=ranks.devices[r]) for r in range(n)
+    ]
+    outs = [
+        torch.zeros(sum(c[r] for c in counts), dtype=torch.uint8, device=ranks.devices[r]) for r in range(n)
+    ]
+    ranks.run(
+        lambda comm, r, stream: comm.all_to_all_v(
+            xs[r], counts[r], [c[r] for c in counts], out=outs[r], stream=stream
+        )
+    )
+    for r in range(n):
+        parts = [xs[s].split(counts[s])[r].to(ranks.devices[r]) for s in range(n)]
+        assert torch.equal(outs[r], torch.cat(parts))
 
 
 def test_without_peer_access_nothing_is_reached() -> None:

@@ -39,13 +39,14 @@ def made(n: int, provider: str, policy: str = "round-robin", channels: int = 1) 
     if here == 0:
         pytest.skip("CUDA sees no GPU")
     lane = unisono.Fabric(provider, channels=channels, policy=policy)
-    comms = _of_threads([rank % here for rank in range(n)], 30.0, True, fabric=lane)
+    comms = Communicators()
     try:
+        comms = _of_threads([rank % here for rank in range(n)], 30.0, True, fabric=lane)
         comms.empty(1, np.uint8)
     except unisono.ResourceError as error:
         for comm in comms:
             comm.close()
-        if NO_CUDA not in str(error):
+        if NO_CUDA not in str(error) and "threads of one process" not in str(error):
             raise
         pytest.skip(str(error))
     return comms
@@ -81,9 +82,10 @@ def test_all_to_all_of_gpu_memory(provider: str, n: int, policy: str, channels: 
         with torch.cuda.stream(stream):
             for lap, count in enumerate((0, 1, 13, 4099, most)):
                 mine = blocks(n, me, count, lap)
-                torch.cuda._sleep(20_000_000)  # what was enqueued before is done before the NIC reads
+                there = torch.from_numpy(mine.reshape(-1)).to(x.device)
+                torch.cuda._sleep(20_000_000)  # what is enqueued now is done before the NIC reads
                 out.fill_(0xA5)
-                x[: n * count].copy_(torch.from_numpy(mine.reshape(-1)))
+                x[: n * count].copy_(there)
                 comm.all_to_all(x[: n * count].view(n, count), out[: n * count].view(n, count))
                 got = out[: n * count].clone().cpu().numpy().reshape(n, count)
                 assert all((got[p] == blocks(n, p, count, lap)[me]).all() for p in range(n))
@@ -121,6 +123,7 @@ def test_a_call_on_gpu_memory_is_not_captured(provider: str) -> None:
     (comm,) = made(1, provider)
     x, out = (comm.empty((1, 64), torch.uint8, device="cuda") for _ in range(2))
     with pytest.raises(unisono.UsageError, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        out.zero_()  # torch warns of a graph without anything
         comm.all_to_all(x, out)
     comm.close()
 

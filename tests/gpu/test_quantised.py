@@ -9,6 +9,7 @@ import pytest
 
 import quantised
 import threads
+import unisono
 from gpus import Gpus, gpus, numbers, random_bits, same_bits
 from reference import DTYPES
 
@@ -109,27 +110,16 @@ def test_graph_replays_with_fresh_data(ranks: Gpus) -> None:
     n, count = ranks.n, 20_003
     xs = [torch.zeros(count, dtype=torch.bfloat16, device=device) for device in ranks.devices]
     outs = [torch.empty_like(x) for x in xs]
-    graphs = []
     reduced(ranks, xs, "fp8", outs=outs)
-    for r, comm in enumerate(ranks.comms):
-        graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(ranks.devices[r]),
-            torch.cuda.graph(graph, stream=ranks.streams[r], capture_error_mode="thread_local"),
-        ):
-            for _ in range(3):
-                comm.all_reduce(xs[r], out=outs[r], wire="fp8")
-        graphs.append(graph)
+
+    def three(comm: unisono.Communicator, r: int) -> None:
+        for _ in range(3):
+            comm.all_reduce(xs[r], out=outs[r], wire="fp8")
+
+    graphs = ranks.capture(three)
     rng = np.random.default_rng(5)
     for _ in range(50):
         fresh = [reals(rng, count, "bf16") for _ in range(n)]
-        for r in range(n):
-            xs[r].copy_(ranks.put(fresh[r], r))
-            torch.cuda.synchronize(ranks.devices[r])
-        for r in range(n):
-            with torch.cuda.device(ranks.devices[r]), torch.cuda.stream(ranks.streams[r]):
-                graphs[r].replay()
-        for comm, stream in zip(ranks.comms, ranks.streams, strict=True):
-            comm.synchronize(stream)
+        ranks.replay(graphs, xs, fresh)
         wanted = quantised.all_reduce(fresh, "sum", "fp8")
         assert all(same_bits(numbers(out, "bf16"), wanted) for out in outs)

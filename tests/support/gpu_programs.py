@@ -25,8 +25,11 @@ COUNTS = (1, 1000, 100_003)  # elements of the larger buffer, or near
 class Rank:
     """This process's communicator, which calls on the current stream of its GPU."""
 
-    def __init__(self, timeout_s: float = 20, **options: Any) -> None:
+    def __init__(self, timeout_s: float | None = None, **options: Any) -> None:
         import torch
+
+        if timeout_s is None:
+            timeout_s = float(os.environ.get("UNISONO_TIMEOUT_S", "20"))
 
         world = launch.from_env(os.environ)
         devices, max_sms = devices_for(world.size)

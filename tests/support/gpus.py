@@ -81,6 +81,33 @@ class Gpus:
             comm.synchronize(stream)
         return given
 
+    def capture(self, call: Callable[[Any, int], object], streams: list[Any] | None = None) -> list[Any]:
+        """A graph of each rank's calls, captured on its own stream or on that of `streams`."""
+        import torch
+
+        graphs = []
+        for r, (comm, stream) in enumerate(zip(self.comms, streams or self.streams, strict=True)):
+            graphs.append(torch.cuda.CUDAGraph())
+            with (
+                torch.cuda.device(self.devices[r]),
+                torch.cuda.graph(graphs[r], stream=stream, capture_error_mode="thread_local"),
+            ):
+                call(comm, r)
+        return graphs
+
+    def replay(self, graphs: list[Any], xs: list[Any], fresh: list[Array]) -> None:
+        """Fills the inputs, replays every rank's graph on its stream, and waits."""
+        import torch
+
+        for r, x in enumerate(xs):
+            x.copy_(self.put(fresh[r], r))
+            torch.cuda.synchronize(self.devices[r])
+        for r, graph in enumerate(graphs):
+            with torch.cuda.device(self.devices[r]), torch.cuda.stream(self.streams[r]):
+                graph.replay()
+        for comm, stream in zip(self.comms, self.streams, strict=True):
+            comm.synchronize(stream)
+
     def close(self) -> None:
         for comm in self.comms:
             comm.close()

@@ -30,7 +30,7 @@ std::size_t GpuEngine::unit_of(Collective collective, Algorithm algorithm, std::
     case Collective::broadcast:
       if (algorithm == scatter_all_gather) return bytes / n;
       return algorithm == direct || algorithm == two_shot_push || algorithm == two_shot_ll128
-                 ? bytes / (n - 1)
+                 ? bytes / std::max<std::size_t>(n - 1, 1)
                  : bytes;
     case Collective::all_to_all_v:  // no rank knows the longest of all
       return is_packets(algorithm) || is_lines(algorithm) ? std::size_t{256} << 10
@@ -87,8 +87,21 @@ void GpuEngine::order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t even
   check(cudaStreamWaitEvent(later, event, 0), "ordering two streams");
 }
 
+namespace {
+
+// An eager call and one in a graph's capture cannot wait for each other: the one runs now, the other when the
+// graph is launched.
+bool captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
+  cudaGetLastError();  // the legacy stream, while another captures
+  return false;
+}
+
+}  // namespace
+
 void GpuEngine::take_turn(cudaStream_t stream) {
-  if (any_ && stream != last_) { order(last_, stream, turn_); }
+  if (any_ && stream != last_ && captured(stream) == captured(last_)) order(last_, stream, turn_);
   last_ = stream;
   any_ = true;
 }
@@ -147,8 +160,8 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
     auto reach = [&](const void* at, int rank) -> byte* {
       const Place mine = place(static_cast<const byte*>(at), 0);
       if (mine.allocation == Place::kNone) return nullptr;
-      const std::scoped_lock lock(mutex_);
-      return allocations_.at(mine.allocation)[static_cast<std::size_t>(rank)]->data() + mine.offset;
+      const std::scoped_lock lock(symmetric_->mutex);
+      return symmetric_->parts.at(mine.allocation)[static_cast<std::size_t>(rank)]->data() + mine.offset;
     };
     for (int r = 0; r < n; ++r) {
       launch.inputs[r] = reach(args.in, r);

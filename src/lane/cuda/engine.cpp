@@ -50,8 +50,17 @@ DeviceMemory::Kind peer_kind() { return env().cuda_ipc ? DeviceMemory::Kind::ipc
 
 GpuEngine::GpuEngine(Group& group, const Options& options)
     : group_(group), device_(options.device), timeout_s_(options.timeout_s) {
+  try {
+    open(options);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+void GpuEngine::open(const Options& options) {
   meet_cards(options);
-  const int n = group.size();
+  const int n = group_.size();
   layout_ = Layout(n, blocks_, std::size_t{n > 4 ? 32u : 64u} << 10);
   scratch_ = share(layout_.bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::host);
   const OnDevice on(device_);
@@ -61,7 +70,7 @@ GpuEngine::GpuEngine(Group& group, const Options& options)
   failure_ = new (record) Failure{};
   void* seen = nullptr;
   check(cudaHostGetDevicePointer(&seen, record, 0), "mapping pinned memory");
-  base_.rank = group.rank();
+  base_.rank = group_.rank();
   base_.layout = layout_;
   for (int r = 0; r < n; ++r) base_.bases[r] = scratch_[static_cast<std::size_t>(r)]->data();
   base_.failure = static_cast<Failure*>(seen);
@@ -75,8 +84,11 @@ GpuEngine::GpuEngine(Group& group, const Options& options)
   watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
 }
 
-GpuEngine::~GpuEngine() {
+GpuEngine::~GpuEngine() { release(); }
+
+void GpuEngine::release() noexcept {
   watcher_ = {};
+  if (!failure_) return;
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
   cudaDeviceSynchronize();  // waits of kernels in flight end by their deadline
@@ -84,7 +96,7 @@ GpuEngine::~GpuEngine() {
     if (*event) cudaEventDestroy(*event);
   for (cudaStream_t stream : {side_, tell_})
     if (stream) cudaStreamDestroy(stream);
-  if (failure_) cudaFreeHost(failure_);
+  cudaFreeHost(failure_);
   cudaSetDevice(before);
 }
 
@@ -183,24 +195,25 @@ void GpuEngine::load_kernels() {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (const Wire wire : {Wire::fp8, Wire::int8})
       load(reinterpret_cast<const void*>(quantised_kernel(dtype, wire)));
-  for (int c = 0; c < kCollectives; ++c)
-    for (int a = 0; a < kAlgorithms; ++a)
-      for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {
+    for (int c = 0; c < kCollectives; ++c)
+      for (int a = 0; a < kAlgorithms; ++a)
         load(reinterpret_cast<const void*>(
             kernel(static_cast<Collective>(c), static_cast<Algorithm>(a), dtype, Op::sum)));
-        for (const Step step : {Step::move, Step::combine, Step::two_shot, Step::relay})
-          for (const bool lines : {false, true})
-            for (const bool whole : {false, true})
-              load(reinterpret_cast<const void*>(
-                  exchange_kernel(step, lines, whole, group_.size(), dtype, Op::sum)));
-      }
+    for (const Step step : {Step::move, Step::combine, Step::two_shot, Step::relay})
+      for (const bool lines : {false, true})
+        for (const bool whole : {false, true})
+          load(reinterpret_cast<const void*>(
+              exchange_kernel(step, lines, whole, group_.size(), dtype, Op::sum)));
+  }
 }
 
 Place GpuEngine::place(const byte* at, std::size_t bytes) const {
-  const std::scoped_lock lock(mutex_);
-  for (const auto& [number, parts] : allocations_) {
+  const std::scoped_lock lock(symmetric_->mutex);
+  for (const auto& [number, parts] : symmetric_->parts) {
     const DeviceMemory& mine = *parts[static_cast<std::size_t>(group_.rank())];
-    if (at >= mine.data() && at <= mine.data() + mine.bytes() &&
+    // not its end, where another one may begin
+    if (at >= mine.data() && at < mine.data() + mine.bytes() &&
         bytes <= mine.bytes() - static_cast<std::size_t>(at - mine.data()))
       return {number, static_cast<std::uint64_t>(at - mine.data())};
   }
@@ -210,20 +223,15 @@ Place GpuEngine::place(const byte* at, std::size_t bytes) const {
 std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
   auto parts = share(bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::local);
   void* data = parts[static_cast<std::size_t>(group_.rank())]->data();
-  const std::scoped_lock lock(mutex_);
-  const std::uint32_t number = ++made_;
-  allocations_[number] = std::move(parts);
-  // a buffer may outlive the engine: it holds its memory, and the engine forgets it only while it lives
-  auto own = allocations_[number];
-  return {data, [held = std::move(own), number, alive = std::weak_ptr(alive_)](void*) mutable {
-            if (const auto engine = alive.lock()) (*engine)->forget(number);
-            held.clear();
+  const std::scoped_lock lock(symmetric_->mutex);
+  const std::uint32_t number = ++symmetric_->made;
+  symmetric_->parts[number] = std::move(parts);
+  // a buffer may outlive the engine, and its memory is given back without the lock
+  return {data, [symmetric = symmetric_, number](void*) {
+            std::unique_lock lock(symmetric->mutex);
+            const auto dropped = symmetric->parts.extract(number);
+            lock.unlock();
           }};
-}
-
-void GpuEngine::forget(std::uint32_t number) {
-  const std::scoped_lock lock(mutex_);
-  allocations_.erase(number);
 }
 
 void GpuEngine::check() {
@@ -242,6 +250,7 @@ void GpuEngine::synchronize(void* stream) {
     const cudaError_t state = cudaStreamQuery(at);
     if (state == cudaSuccess) break;
     if (state != cudaErrorNotReady) check(state, "a call on the GPU");
+    cudaGetLastError();  // not ready counts as one
     if (looks % 1024 == 1023) group_.let_caller_in();
     if (looks > 10000) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
@@ -263,12 +272,11 @@ void GpuEngine::watch(const std::stop_token& stop) {
 
 std::string GpuEngine::story() const {
   const Failure& f = *failure_;
-  constexpr const char* slots[kSlots] = {"meet", "chunk", "chunk_credit", "packet", "reply"};
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", timeout_s_);
   return std::string(name_of(static_cast<Collective>(f.collective % kCollectives))) + " (call " +
          std::to_string(f.call) + " of rank " + std::to_string(f.rank) + ") has waited " + seconds +
-         " s on the GPU for rank " + std::to_string(f.peer) + " (slot " + slots[f.slot % kSlots] +
+         " s on the GPU for rank " + std::to_string(f.peer) + " (slot " + kSlotNames[f.slot % kSlots] +
          ", block " + std::to_string(f.block) + ", epoch expected " + std::to_string(f.expected) + ", seen " +
          std::to_string(f.seen) + "): see what that rank is doing, or raise UNISONO_TIMEOUT_S.";
 }

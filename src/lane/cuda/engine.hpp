@@ -64,6 +64,9 @@ class Engine {
   virtual bool symmetric(const Request& request) const = 0;
   virtual Place place(const byte* at, std::size_t bytes) const = 0;
 
+  // Whether an algorithm takes messages as long as the call's.
+  virtual bool carries(const Request& request, Algorithm algorithm) const = 0;
+
   // Enqueues a call, cut as the plan says. `to` and `from` are those of a send_recv; -1 leaves that half out.
   virtual void run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call,
                    int to, int from) = 0;

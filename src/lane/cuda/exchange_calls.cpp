@@ -6,13 +6,34 @@
 
 namespace unisono::cuda {
 
+std::size_t GpuEngine::longest(const Request& request, Algorithm algorithm) const {
+  const Args& a = request.args;
+  const int n = group_.size();
+  switch (request.collective) {
+    case Collective::all_reduce:
+      return algorithm == Algorithm::two_shot_packets || algorithm == Algorithm::two_shot_ll128
+                 ? shard_bytes(a.bytes, n)
+                 : a.bytes;
+    case Collective::reduce:
+    case Collective::broadcast:
+      return algorithm == Algorithm::two_shot_ll128 ? shard_bytes(a.bytes, std::max(n - 1, 1)) : a.bytes;
+    case Collective::all_to_all_v: {
+      std::size_t most = 0;
+      for (const auto* parts : {&request.sends, &request.receives})
+        for (const Args::Part& part : *parts) most = std::max(most, part.bytes);
+      return most;
+    }
+    case Collective::send:
+    case Collective::recv:
+    case Collective::send_recv: return a.bytes;
+    default: return a.block;
+  }
+}
+
 // A call as an exchange of one step: every rank gives each peer its part.
 void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) const {
   const Args& a = request.args;
   const int n = group_.size(), me = group_.rank();
-  const bool whole = request.collective == Collective::all_reduce ||
-                     request.collective == Collective::reduce || request.collective == Collective::broadcast;
-  std::size_t longest = whole ? a.bytes : a.block;
   auto give = [&](int p, const byte* data, std::size_t bytes) {
     (p == me ? x.own : x.from[p]) = data;
     (p == me ? x.own_bytes : x.send[p]) = static_cast<std::uint32_t>(bytes);
@@ -62,11 +83,9 @@ void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) 
         const Args::Part& received = a.receives[p];
         give(p, a.in + sent.offset, sent.bytes);
         get(p, a.out + received.offset, received.bytes);
-        longest = std::max({longest, sent.bytes, received.bytes});
         break;
       }
       default:  // send, recv, send_recv
-        longest = a.bytes;
         if (p == to) give(p, a.in, a.bytes);
         if (p == from) get(p, a.out, a.bytes);
     }
@@ -74,9 +93,6 @@ void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) 
   x.one_source = request.collective == Collective::all_reduce ||
                  request.collective == Collective::all_gather ||
                  (request.collective == Collective::broadcast && me == a.root);
-  if (longest >> 31 != 0)
-    throw UsageError("packets carry messages below 2 GiB: leave algorithm out, or name another.");
-  x.bytes = static_cast<std::uint32_t>(longest);
 }
 
 // As one of two: each owner gets its shard from everyone who has a part of it, and passes the result on. An
@@ -91,11 +107,7 @@ void GpuEngine::two_steps(Exchange& x, const Request& request) const {
     return all ? block_of(a.bytes, shard_bytes(a.bytes, n), p) : share_without(a.bytes, n, a.root, p);
   };
   auto narrow = [](std::size_t bytes) { return static_cast<std::uint32_t>(bytes); };
-  const std::size_t longest = shard_bytes(a.bytes, all ? n : n - 1);
-  if (longest >> 31 != 0)
-    throw UsageError("packets carry shards below 2 GiB: leave algorithm out, or name another.");
   x.root = a.root;
-  x.bytes = narrow(longest);
   const std::uint32_t mine = narrow(share(me).bytes);
   const bool copies = request.collective == Collective::broadcast && me == a.root && a.out != a.in;
   for (int p = 0; p < n; ++p) {
@@ -111,8 +123,38 @@ void GpuEngine::two_steps(Exchange& x, const Request& request) const {
   x.own_bytes = mine;
 }
 
+// Parts that are too long for one message: no rank knows how many slices the others' take, and none needs to,
+// since a pair whose parts are empty does not speak.
+void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, const Shape& asked,
+                                std::uint64_t call, cudaStream_t stream) const {
+  constexpr std::size_t kSlice = kMostMessage / 2;
+  const std::size_t most = longest(request, algorithm);
+  auto slice = [](std::vector<Args::Part> parts, std::size_t at) {
+    for (Args::Part& part : parts) {
+      const std::size_t begin = smaller(at, part.bytes);
+      part = {part.offset + begin, smaller(kSlice, part.bytes - begin)};
+    }
+    return parts;
+  };
+  for (std::size_t at = 0; at < most; at += kSlice) {
+    Request some = request;
+    some.sends = slice(request.sends, at);
+    some.receives = slice(request.receives, at);
+    some.args.sends = some.sends.data();
+    some.args.receives = some.receives.data();
+    exchange(some, algorithm, asked, call, -1, -1, stream);
+  }
+}
+
 void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
                          int to, int from, cudaStream_t stream) const {
+  const std::size_t most = longest(request, algorithm);
+  if (most >= kMostMessage) {
+    if (request.collective == Collective::all_to_all_v)
+      return exchange_slices(request, algorithm, asked, call, stream);
+    throw UsageError(std::string(name_of(algorithm)) +
+                     " carries messages below 2 GiB: leave algorithm out, or name another.");
+  }
   const int n = group_.size(), me = group_.rank();
   const bool lines = is_lines(algorithm);
   Exchange x;
@@ -126,6 +168,7 @@ void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shap
         request.collective == Collective::reduce_scatter)
       step = Step::combine;
   }
+  x.bytes = static_cast<std::uint32_t>(most);
   x.ranks = n;
   x.rank = me;
   x.dtype = request.call->dtype;

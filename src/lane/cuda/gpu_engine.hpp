@@ -25,6 +25,8 @@ namespace unisono::cuda {
 inline constexpr int kMostBlocks = 128;
 inline constexpr int kMostLineBlocks = 96;    // more would poll more than they move
 inline constexpr int kMostStagedBlocks = 32;  // through host memory
+inline constexpr std::size_t kMostMessage = std::size_t{1}
+                                            << 31;  // of packets and lines, which count narrowly
 
 class GpuEngine final : public Engine {
  public:
@@ -49,6 +51,11 @@ class GpuEngine final : public Engine {
   }
   void set_shape(const Shape& shape) override { asked_ = shape; }
 
+  bool carries(const Request& request, Algorithm algorithm) const override {
+    return !(is_packets(algorithm) || is_lines(algorithm)) ||
+           request.collective == Collective::all_to_all_v || longest(request, algorithm) < kMostMessage;
+  }
+
   void run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call, int to,
            int from) override;
 
@@ -61,7 +68,9 @@ class GpuEngine final : public Engine {
  private:
   static void check(cudaError_t state, std::string_view what) { cuda::check(state, what); }
 
-  void forget(std::uint32_t number);
+  // Makes what the engine holds; should that fail, `release` takes back what there is.
+  void open(const Options& options);
+  void release() noexcept;
 
   // Whether every rank has a GPU of its own, which of them are this process's, and whether all reach each
   // other.
@@ -93,10 +102,14 @@ class GpuEngine final : public Engine {
 
   Shape cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const;
 
+  // Of packets and lines: the bytes of the longest message between two ranks, as this one knows them.
+  std::size_t longest(const Request& request, Algorithm algorithm) const;
   void one_step(Exchange& x, const Request& request, int to, int from) const;
   void two_steps(Exchange& x, const Request& request) const;
   void exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call, int to,
                 int from, cudaStream_t stream) const;
+  void exchange_slices(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
+                       cudaStream_t stream) const;
   void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
   void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
   void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
@@ -126,10 +139,12 @@ class GpuEngine final : public Engine {
   bool early_ = false;                  // kernels may start before the last one has ended
   static constexpr int kMostParts = 3;  // of an all_reduce by copy engines
   cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, combined_[kMostParts] = {};
-  mutable std::mutex mutex_;  // buffers are given back from any thread
-  std::map<std::uint32_t, std::vector<std::shared_ptr<DeviceMemory>>> allocations_;
-  std::uint32_t made_ = 0;
-  std::shared_ptr<GpuEngine*> alive_ = std::make_shared<GpuEngine*>(this);
+  struct Symmetric {
+    std::mutex mutex;  // buffers are given back from any thread
+    std::map<std::uint32_t, std::vector<std::shared_ptr<DeviceMemory>>> parts;  // of every rank
+    std::uint32_t made = 0;
+  };
+  std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
   std::jthread watcher_;
 };
 

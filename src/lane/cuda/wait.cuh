@@ -71,8 +71,4 @@ __device__ inline bool await(const std::uint32_t* word, std::uint32_t expected, 
   return true;
 }
 
-__device__ inline bool complete(const Packet& packet, std::uint32_t flag) {
-  return packet.low >> 32 == flag && packet.high >> 32 == flag;
-}
-
 }  // namespace unisono::cuda

@@ -16,6 +16,8 @@ from unisono.bench.cuda.streams import Fork
 from unisono.bench.records import Case
 from unisono.nodes import HierarchicalCommunicator
 
+MOST_BLOCKS = 128  # of a kernel: so many are resident at once, whatever else they need
+
 
 def all_algorithms() -> list[str]:
     """Every algorithm of any collective, by name."""
@@ -159,12 +161,14 @@ class UnisonoBackend(Backend):
 
             assert self._ranks is not None
             rank, size = self._ranks.rank, self._ranks.size
-            comms = [
-                unisono.init(
-                    rank, size, self._ranks, timeout_s=LIBRARY_S, device=self._ranks.device, lane="host"
-                )
-                for _ in range(size - 1)
-            ]
+            most = MOST_BLOCKS // (size - 1)  # their kernels run at once, and wait for their like
+            how: dict[str, Any] = {
+                "timeout_s": LIBRARY_S,
+                "device": self._ranks.device,
+                "max_sms": most,
+                "lane": "host",
+            }
+            comms = [unisono.init(rank, size, self._ranks, LIBRARY_S, **how) for _ in range(size - 1)]
             self._peers = Fork(size - 1), comms
         return self._peers
 
