@@ -26,6 +26,7 @@ function(add_fabric_lane library)
     src/fabric/fabric_group.cpp
     src/fabric/library.cpp
     src/fabric/memory.cpp
+    src/fabric/port.cpp
     src/fabric/provider.cpp
     src/fabric/shm_file.cpp
     src/fabric/watchdog.cpp

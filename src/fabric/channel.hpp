@@ -6,45 +6,17 @@
 #include <coroutine>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "fabric/provider.hpp"
+#include "fabric/port.hpp"
 #include "fabric/task.hpp"
-#include "fabric/watchdog.hpp"
 #include "lane/cuda/nic.hpp"
 #include "lane/lane.hpp"
 
 namespace unisono::fabric {
-
-// Closes a libfabric object.
-struct Closer {
-  void operator()(fid* object) const {
-    if (object) object->ops->close(object);
-  }
-};
-template <class Object>
-class Owned {
- public:
-  Owned() = default;
-  explicit Owned(Object* object) : object_(object) {}
-  Owned(Owned&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-  Owned& operator=(Owned&& other) noexcept {
-    std::swap(object_, other.object_);
-    return *this;
-  }
-  ~Owned() {
-    if (object_) Closer{}(&object_->fid);
-  }
-  Object* get() const { return object_; }
-  Object* operator->() const { return object_; }
-
- private:
-  Object* object_ = nullptr;
-};
 
 // What a rank lets others write to, or writes from: its address and keys are what they need.
 struct Registration {
@@ -64,14 +36,7 @@ struct Write {
 
 class Channel {
  public:
-  // A write to a peer failed, or one to a peer that libfabric does not name, or the queue of completions.
-  static constexpr int kSomePeer = -1, kQueue = -2;
-  using Failed = std::function<void(int peer, const std::string& why)>;
-  using Arrived = std::function<void(std::uint32_t immediate)>;
-
-  // `completions`: entries of the completion queue; 0: as many as the NIC has writes in flight.
-  Channel(const Info& nic, Failed failed, Calls& calls, std::size_t completions = 0);
-  ~Channel();
+  explicit Channel(Port& port);  // which outlives it
   Channel(const Channel&) = delete;
 
   // For the bootstrap: `connect` takes what every rank's channel of this number said, in rank order.
@@ -84,6 +49,8 @@ class Channel {
   bool needs_local_registration() const { return (nic_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
   // Whether peers name places of a region by its addresses, otherwise by offsets into it.
   bool by_address() const { return (nic_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0; }
+  // Whether a registration is for this channel only, not for all of the NIC.
+  bool enrolls_alone() const { return (nic_->domain_attr->mr_mode & FI_MR_ENDPOINT) != 0; }
   std::size_t most_bytes() const { return nic_->ep_attr->max_msg_size; }
 
   // `device`: the GPU whose memory it is, and `dmabuf`, where the driver gives one, by which the NIC finds
@@ -108,45 +75,32 @@ class Channel {
   // progress.
   bool try_inject(const Write& one);
 
-  // Takes in what has happened: completes batches, resumes writers, tells what has arrived. Whether anything
-  // has.
-  bool progress(const Arrived& arrived);
+  // Queues what has waited for room in the NIC's queue, and resumes its writers. Whether anything has.
+  bool progress();
+  void complete(Operation* operation);
 
   // After a failure: nobody waits any more.
   void abandon() { blocked_.assign(blocked_.size(), {}); }
 
  private:
-  // What libfabric hands back with a completion; the first member is its own space.
-  struct Operation {
-    fi_context2 own;
-    Batch* batch;
-    int peer;
-  };
   struct Blocked {
     Queued* what;
     std::coroutine_handle<> writer;
   };
   std::deque<Blocked>& blocked_by(int peer) { return blocked_[static_cast<std::size_t>(peer)]; }
   bool post(const Write& one, Batch& batch);
-  void complete(Operation* operation);
-  void read_error();
   Operation* take_operation();
 
+  Port& port_;
   Info nic_;
-  Failed failed_;
-  Calls& calls_;
   // destroyed in reverse: operations outlive the endpoint
   std::deque<Operation> operations_;
   std::vector<Operation*> idle_;
   std::vector<std::deque<Blocked>> blocked_;  // by peer: one that does not take writes holds up no other
-  Owned<fid_fabric> fabric_;
-  Owned<fid_domain> domain_;
   Owned<fid_av> addresses_;
-  Owned<fid_cq> completions_;
   Owned<fid_ep> endpoint_;
   std::vector<std::string> known_;  // addresses, by peer
   std::vector<fi_addr_t> peers_;
-  std::uint64_t next_key_ = 1;
 };
 
 }  // namespace unisono::fabric

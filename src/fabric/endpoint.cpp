@@ -65,10 +65,15 @@ FabricEndpoint::FabricEndpoint(int rank, int ranks, const Settings& settings, Wa
       peers_(static_cast<std::size_t>(ranks)),
       sources_(peers_.size()),
       destinations_(peers_.size()) {
-  for (int c = 0; c < settings_.channels; ++c) {
-    channels_.push_back(std::make_unique<fabric::Channel>(
-        settings_.provider.nic(c), [this](int peer, const std::string& why) { watch_.broken(peer, why); },
-        calls_, settings_.completions));
+  const int nics = static_cast<int>(settings_.provider.nics.size()), all = settings_.channels;
+  for (int p = 0; p < std::min(nics, all); ++p)
+    estate_.ports.push_back(std::make_unique<fabric::Port>(
+        settings_.provider.nics[static_cast<std::size_t>(p)], (all - p + nics - 1) / nics,
+        [this](int peer, const std::string& why) { watch_.broken(peer, why); }, calls_,
+        settings_.completions));
+  for (int c = 0; c < all; ++c) {  // they take turns on the NICs
+    channels_.push_back(
+        std::make_unique<fabric::Channel>(*estate_.ports[static_cast<std::size_t>(c % nics)]));
     most_bytes_ = std::min(most_bytes_, channels_.back()->most_bytes());
   }
   auto scratch = std::make_shared<fabric::Region>();
@@ -123,8 +128,12 @@ void FabricEndpoint::connect(std::vector<Contact> contacts, bool crowded) {
 }
 
 void FabricEndpoint::enroll(fabric::Region& region, const cuda::Dmabuf& dmabuf) const {
-  for (const auto& channel : channels_)
-    region.registrations.push_back(channel->enroll(region.memory.get(), region.bytes, region.device, dmabuf));
+  const std::size_t ports = estate_.ports.size();
+  for (std::size_t c = 0; c < channels_.size(); ++c)
+    region.registrations.push_back(c >= ports && !channels_[c]->enrolls_alone()
+                                       ? region.registrations[c - ports]
+                                       : std::make_shared<const fabric::Registration>(channels_[c]->enroll(
+                                             region.memory.get(), region.bytes, region.device, dmabuf)));
 }
 
 void FabricEndpoint::meet_region(std::shared_ptr<fabric::Region> region,
@@ -208,7 +217,7 @@ Write FabricEndpoint::write_to(int peer, std::size_t region, std::uint64_t offse
 void* FabricEndpoint::descriptor(const byte* from, std::size_t bytes, int channel) const {
   for (const auto& region : regions_)
     if (region && region->holds(from, bytes))
-      return region->registrations[static_cast<std::size_t>(channel)].descriptor();
+      return region->registrations[static_cast<std::size_t>(channel)]->descriptor();
   return nullptr;
 }
 
@@ -338,8 +347,8 @@ void FabricEndpoint::accept(std::uint32_t word) {
 
 bool FabricEndpoint::progress() {
   bool any = false;
-  for (const auto& channel : channels_)
-    any |= channel->progress([this](std::uint32_t word) { accept(word); });
+  for (const auto& port : estate_.ports) any |= port->progress([this](std::uint32_t word) { accept(word); });
+  for (const auto& channel : channels_) any |= channel->progress();
   if (any) std::erase_if(tasks_, [](const fabric::Task& task) { return task.done(); });
   return any;
 }

@@ -184,6 +184,7 @@ class FabricEndpoint {
   // after them: a provider's thread may read and write it as long as there is an endpoint.
   struct Estate {
     std::vector<std::shared_ptr<fabric::Region>> regions;  // 0: the scratch
+    std::vector<std::unique_ptr<fabric::Port>> ports;
     std::vector<std::unique_ptr<fabric::Channel>> channels;
     Estate() = default;
     Estate(Estate&&) = default;

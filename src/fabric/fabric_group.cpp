@@ -225,9 +225,9 @@ void FabricGroup::record(Group::Kind kind, const std::string& text) {
 // A write that failed: its peer is gone, or cannot be reached.
 void FabricGroup::broken(int peer, const std::string& why) {
   if (failure_ || left_) return;  // while it tells others, best effort
-  if (peer == fabric::Channel::kQueue)
+  if (peer == fabric::Port::kQueue)
     fail(Group::Kind::resource, "an endpoint has failed in " + where() + ": " + why + ".");
-  if (peer == fabric::Channel::kSomePeer) {  // which one, is found out by `look`
+  if (peer == fabric::Port::kSomePeer) {  // which one, is found out by `look`
     if (!suspicion_) suspicion_ = {Clock::now(), why};
     return;
   }

@@ -40,7 +40,7 @@ Announcement Announcement::read(std::string_view& message, std::size_t channels,
 
 Announcement Region::announcement() const {
   Announcement mine{reinterpret_cast<std::uint64_t>(memory.get()), bytes, {}};
-  for (const Registration& one : registrations) mine.keys.push_back(one.key);
+  for (const auto& one : registrations) mine.keys.push_back(one->key);
   return mine;
 }
 

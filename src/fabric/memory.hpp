@@ -41,12 +41,12 @@ struct Announcement {
 // Zeroed pages of the host, freed with their last owner. ResourceError where they cannot be had.
 std::shared_ptr<byte> host_memory(std::size_t bytes);
 
-// A piece of memory and its registrations, one a channel.
+// A piece of memory and its registrations by channel; those of one NIC share theirs, where it allows that.
 struct Region {
   std::shared_ptr<byte> memory;
   std::size_t bytes = 0;
   std::optional<int> device{};  // of GPU memory
-  std::vector<Registration> registrations;
+  std::vector<std::shared_ptr<const Registration>> registrations;
   // Set, by any thread, when the caller needs it no more.
   std::shared_ptr<std::atomic<bool>> released = std::make_shared<std::atomic<bool>>(false);
 

@@ -21,9 +21,6 @@ struct Provider {
   int most_channels = 0;            // endpoints, of all NICs together
   std::optional<double> line_gbps;  // Gbit/s of one NIC, where it says
   bool one_machine = false;         // it reaches no other
-
-  // The NIC of a channel: they take turns.
-  const Info& nic(int channel) const { return nics[static_cast<std::size_t>(channel) % nics.size()]; }
 };
 
 // Of host memory or, `device`, of GPU memory too. In libfabric's order, best first.

@@ -327,10 +327,11 @@ TEST(FabricMemory, OfAGpuIsRefusedWithWhatToDo) {
   if (device_count() > 0) GTEST_SKIP() << "there is a GPU: tests/gpu/test_fabric.py";
   fabric::Info nic;
   try {
-    nic = fabric::provider_named("shm", true).nic(0);
+    nic = fabric::provider_named("shm", true).nics[0];
   } catch (const Error& error) { GTEST_SKIP() << error.what(); }
   fabric::Calls calls;
-  fabric::Channel channel(nic, [](int, const std::string& why) { FAIL() << why; }, calls);
+  fabric::Port port(nic, 1, [](int, const std::string& why) { FAIL() << why; }, calls, 0);
+  fabric::Channel channel(port);
   const auto memory = fabric::host_memory(8192);
   const cuda::Dmabuf dmabuf(::memfd_create("no dmabuf", 0), memory.get());
   const std::string text = text_of<ResourceError>([&] { channel.enroll(memory.get(), 8192, 0, dmabuf); });

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 import report_data as data
-from unisono.bench import measure
-from unisono.bench.records import Verification
+from unisono.bench.records import NOT_CHECKED, Verification
 from unisono.report import model
 
 
@@ -85,8 +84,7 @@ def test_a_wrong_result_is_a_failure_said_once(tmp_path: Path) -> None:
 
 
 def test_an_unchecked_result_counts_and_is_said(tmp_path: Path) -> None:
-    assert model.NOT_CHECKED == measure.NOT_CHECKED
-    open_ = Verification(before=False, after=False, bound=measure.NOT_CHECKED)
+    open_ = Verification(before=False, after=False, bound=NOT_CHECKED)
     data.write(tmp_path, data.run(), data.timed("unisono", data.case(), verification=open_), data.end())
     found = model.load(tmp_path)
     assert len(found.all_rows) == 1

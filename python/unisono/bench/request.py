@@ -76,22 +76,8 @@ class Asked:
 
 def options_of(asked: Asked, command: Sequence[str]) -> Options:
     """Raises CaseError, in words for the user, where something is unknown or contradicts itself."""
-    if asked.preset not in PRESETS:
-        raise CaseError(f"unknown preset {asked.preset!r}: choose from {', '.join(PRESETS)}.")
-    if asked.device not in cases.DEVICES:
-        raise CaseError(f"unknown device {asked.device!r}: choose from {', '.join(cases.DEVICES)}.")
+    _refuse_contradictions(asked)
     on_gpu = asked.device == "cuda"
-    if asked.to_memory_limit and not on_gpu:
-        raise CaseError("--to-memory-limit fills the memory of GPUs: add --device cuda.")
-    if asked.one_process and not on_gpu:
-        raise CaseError("--one-process is for GPUs, one a thread: add --device cuda.")
-    collectives = _collectives(asked)
-    if asked.to_memory_limit and not set(collectives) <= set(cases.COLLECTIVES):
-        raise CaseError("--to-memory-limit is about collectives: leave pingpong out.")
-    if asked.fabric and on_gpu:
-        raise CaseError("--fabric measures the NICs' lane, --device cuda the GPUs': give one of them.")
-    if not asked.fabric and (asked.provider is not None or asked.channels is not None):
-        raise CaseError("--provider and --channels are for --fabric: add it.")
     if asked.fabric:
         fabric.prepare_environment(os.environ, asked.provider, asked.channels)
     preset = FABRIC_PRESET if asked.fabric else (CUDA_PRESETS if on_gpu else PRESETS)[asked.preset]
@@ -104,9 +90,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         models = ",".join(preset.workloads) if all(value is None for value in narrowed) else "none"
     modes = _names("mode", asked.modes, list(cases.modes_of(asked.device)), modes)
     if asked.one_process and not set(modes) <= set(CUDA_DEFAULT_MODES):
-        raise CaseError(
-            "--one-process is timed by the GPU's clock only: choose --mode graph, events or both."
-        )
+        raise CaseError("--one-process has the GPU's clock only: choose --mode graph, events or both.")
     return Options(
         directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
@@ -117,7 +101,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
                 + _wires(asked.wires)
             )
         ),
-        collectives=collectives,
+        collectives=_collectives(asked),
         patterns=tuple(_names("pattern", asked.patterns, list(pairs.PATTERNS), list(pairs.PATTERNS))),
         pairs=asked.pairs,
         streams=tuple(_names("streams", asked.streams, list(cases.STREAMS), [cases.OWN])),
@@ -138,6 +122,24 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         check=asked.check > 0,
         terminal_columns=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,
     )
+
+
+def _refuse_contradictions(asked: Asked) -> None:
+    if asked.preset not in PRESETS:
+        raise CaseError(f"unknown preset {asked.preset!r}: choose from {', '.join(PRESETS)}.")
+    if asked.device not in cases.DEVICES:
+        raise CaseError(f"unknown device {asked.device!r}: choose from {', '.join(cases.DEVICES)}.")
+    on_gpu = asked.device == "cuda"
+    if asked.to_memory_limit and not on_gpu:
+        raise CaseError("--to-memory-limit fills the memory of GPUs: add --device cuda.")
+    if asked.one_process and not on_gpu:
+        raise CaseError("--one-process is for GPUs, one a thread: add --device cuda.")
+    if asked.to_memory_limit and pairs.NAME in _collectives(asked):
+        raise CaseError("--to-memory-limit is about collectives: leave pingpong out.")
+    if asked.fabric and on_gpu:
+        raise CaseError("--fabric measures the NICs' lane, --device cuda the GPUs': give one of them.")
+    if not asked.fabric and (asked.provider is not None or asked.channels is not None):
+        raise CaseError("--provider and --channels are for --fabric: add it.")
 
 
 def tune_options(

@@ -238,29 +238,33 @@ def expectation(
             allowed = exact, unit + rounding(wide, exact, str(case.op), wire)
         offset = rank * out_count if case.collective == "reduce_scatter" else 0
         return Expectation(x, (Piece(0, out_count, result, offset, allowed),))
-    match case.collective:
-        case "broadcast":
-            out = [Piece(0, out_count, blocks[0])]
-        case "scatter":
-            out = [Piece(0, out_count, blocks[0], rank * out_count)]
-        case "send_recv":
-            out = [Piece(0, out_count, blocks[(rank - 1) % n])]
-        case pairs.NAME:
-            out = [Piece(0, out_count, blocks[peer or 0])]
-        case "all_gather" | "gather":
-            out = [Piece(r * (out_count // n), out_count // n, blocks[r]) for r in range(n)]
-        case "all_to_all":
-            out = [
-                Piece(r * (out_count // n), out_count // n, blocks[r], rank * (out_count // n))
-                for r in range(n)
-            ]
-        case (
-            _
-        ):  # all_to_all_v: everyone sends this rank as much, from behind what it sends to the lower ranks
-            own = shapes[rank]
-            behind = sum(own.send_counts[:rank])
-            out = [Piece(r * own.recv_counts[r], own.recv_counts[r], blocks[r], behind) for r in range(n)]
+    if case.collective == "all_to_all_v":  # everyone sends this rank as much, behind what the lower ranks get
+        own = shapes[rank]
+        behind = sum(own.send_counts[:rank])
+        out = [Piece(r * own.recv_counts[r], own.recv_counts[r], blocks[r], behind) for r in range(n)]
+    else:
+        out = _moved(case.collective, rank, n, out_count, blocks, peer or 0)
     return Expectation(x, tuple(out))
+
+
+def _moved(
+    collective: str, rank: int, n: int, count: int, blocks: dict[int, Array], peer: int
+) -> list[Piece]:
+    """What of everyone's blocks makes up a rank's output of `count` elements."""
+    share = count // n
+    match collective:
+        case "broadcast":
+            return [Piece(0, count, blocks[0])]
+        case "scatter":
+            return [Piece(0, count, blocks[0], rank * count)]
+        case "send_recv":
+            return [Piece(0, count, blocks[(rank - 1) % n])]
+        case pairs.NAME:
+            return [Piece(0, count, blocks[peer])]
+        case "all_to_all":
+            return [Piece(r * share, share, blocks[r], rank * share) for r in range(n)]
+        case _:  # all_gather, gather
+            return [Piece(r * share, share, blocks[r]) for r in range(n)]
 
 
 def bound_text(case: Case, bit_exact: bool, wire: str | None = None) -> str:

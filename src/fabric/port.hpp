@@ -1,0 +1,92 @@
+// A NIC as a rank has opened it: what its channels share.
+#pragma once
+
+#include <rdma/fabric.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_eq.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "fabric/provider.hpp"
+#include "fabric/task.hpp"
+#include "fabric/watchdog.hpp"
+
+namespace unisono::fabric {
+
+// Closes a libfabric object.
+struct Closer {
+  void operator()(fid* object) const {
+    if (object) object->ops->close(object);
+  }
+};
+template <class Object>
+class Owned {
+ public:
+  Owned() = default;
+  explicit Owned(Object* object) : object_(object) {}
+  Owned(Owned&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Owned() {
+    if (object_) Closer{}(&object_->fid);
+  }
+  Object* get() const { return object_; }
+  Object* operator->() const { return object_; }
+
+ private:
+  Object* object_ = nullptr;
+};
+
+class Channel;
+
+// What libfabric hands back with a completion; the first member is its own space.
+struct Operation {
+  fi_context2 own;
+  Channel* channel;
+  Batch* batch;
+  int peer;
+};
+
+// One completion queue for all channels: the NIC is asked once, however many there are.
+class Port {
+ public:
+  // A write to a peer failed, or one to a peer that libfabric does not name, or the queue of completions.
+  static constexpr int kSomePeer = -1, kQueue = -2;
+  using Failed = std::function<void(int peer, const std::string& why)>;
+  using Arrived = std::function<void(std::uint32_t immediate)>;
+
+  // `completions`: entries of the queue; 0: as many as its `channels` have writes in flight.
+  Port(Info nic, int channels, Failed failed, Calls& calls, std::size_t completions);
+  Port(const Port&) = delete;
+
+  const Info& nic() const { return nic_; }
+  fid_domain* domain() const { return domain_.get(); }
+  fid_cq* completions() const { return completions_.get(); }
+  Calls& calls() const { return calls_; }
+  void failed(int peer, const std::string& why) const { failed_(peer, why); }
+
+  // For a registration, where the provider leaves it to the caller.
+  std::uint64_t fresh_key() { return next_key_++; }
+
+  // Takes in what has happened: completes batches, tells what has arrived. Whether anything has.
+  bool progress(const Arrived& arrived);
+
+ private:
+  void read_error();
+
+  Info nic_;
+  Failed failed_;
+  Calls& calls_;
+  std::uint64_t next_key_ = 1;
+  // destroyed in reverse
+  Owned<fid_fabric> fabric_;
+  Owned<fid_domain> domain_;
+  Owned<fid_cq> completions_;
+};
+
+}  // namespace unisono::fabric
