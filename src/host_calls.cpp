@@ -191,6 +191,7 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
   request.args.inputs = inputs_.data();
   request.args.outputs = outputs_.data();
   group_.lane().reach_far(!symmetric && !group_.one_process());
+  group_.lane().have_met(true);
   return algorithm;
 }
 

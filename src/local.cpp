@@ -20,7 +20,10 @@ LocalCommunicator::LocalCommunicator(Bootstrap& bootstrap, const Communicator::O
     : Impl(options.check.value_or(env().check)),
       stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
       group_(bootstrap, timeout_of(options), check_, options.while_waiting),
-      plan_(Plan::of_host(group_.size(), group_.crowded(), group_.cached() && !group_.one_process())),
+      plan_(Plan::of_host({.ranks = group_.size(),
+                           .crowded = group_.crowded(),
+                           .cached = group_.cached(),
+                           .one_process = group_.one_process()})),
       gpu_plan_(Plan::of_gpu({}, group_.size())) {
   if (!options.device) return;
   engine_ = cuda::Engine::make(group_, {.device = *options.device,

@@ -87,47 +87,66 @@ std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
 
 namespace {
 
-// Up to which plain memory is best copied through chunks that stay in the cache, also where its pages are
-// huge and the kernel's copy is fast.
-constexpr std::size_t kThrough = std::size_t{512} << 10;
+constexpr std::size_t kKiB = 1024;
+
+// Up to which size of a call each kind of program is the best; 0: of none.
+struct Borders {
+  std::size_t one_shot, two_shot;  // of all_reduce
+  std::size_t push;                // of most
+  std::size_t push_of_pair;        // of send_recv
+  std::size_t push_of_broadcast;
+  std::size_t push_of_parts;  // of gather and scatter
+};
+
+// `reached`: a direct move between two ranks needs no help of the kernel.
+Borders borders_of(const Plan::Host& host, bool reached) {
+  const auto n = static_cast<std::size_t>(host.ranks);
+  if (host.crowded && reached) {
+    const std::size_t turns = 16 * kKiB * n;
+    return {16 * kKiB, 0, turns, turns, turns, 4 * turns};
+  }
+  if (host.crowded) {  // the kernel's copies are fast or slow by the caller's pages, which nobody here knows
+    const std::size_t most = 1024 * kKiB;
+    return {16 * kKiB, most / 4, most, most, most, most};
+  }
+  if (reached) {
+    const std::size_t step = (host.cached ? 16 : 4) * kKiB;
+    return {2 * step / n, 0, step, step / 2, step, step};
+  }
+  if (!host.cached) return {64 * kKiB / n, 0, 32 * kKiB, 16 * kKiB, 128 * kKiB, 32 * kKiB};
+  const std::size_t through = 512 * kKiB;
+  // one step for two carries what two steps would
+  if (n == 2) return {128 * through, 0, through, through / 4, through, through};
+  return {64 * kKiB / n, through, through, through / 4, through, through};
+}
 
 }  // namespace
 
-// The built-in table (`unisono tune` at 2 and 8 ranks on 2 cores): packets while a piece is a line or two;
-// then one step over chunks, as long as two meetings of all ranks cost more than its copies; then direct.
-// Meetings are dearest where ranks take turns on a core, and symmetric memory needs no help of the kernel,
-// which is cheaper. Where chunks stay in the cache, two copies through them cost less than the kernel's one.
-Plan Plan::of_host(int ranks, bool crowded, bool cached) {
+// The built-in table, measured on 2 cores with 2, 3, 4 and 8 ranks (DESIGN.md, "Plans"): packets while a
+// piece is a few lines; then one step over chunks, as long as what a direct program needs to begin (places
+// told, a meeting at the end) costs more than its copies. Where ranks take turns on a core that is dear, and
+// so is the kernel's help; where chunks stay in the cache, two copies through them cost less than the
+// kernel's one.
+Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
   Plan plan(Memory::host);
-  const auto n = static_cast<std::size_t>(ranks);
+  const auto n = static_cast<std::size_t>(host.ranks);
   for (const bool symmetric : {false, true}) {
-    const std::size_t steps = std::size_t{crowded     ? 64u
-                                          : symmetric ? 4u
-                                                      : 32u}
-                              << 10;  // up to which one step is best
-    plan.add({Collective::all_reduce, symmetric, 128, one_shot_packets});
-    const bool through = cached && !crowded && !symmetric;
-    const bool two = through && ranks == 2;  // a step for two carries what two steps would
-    plan.add({Collective::all_reduce, symmetric,
-              two       ? 128 * kThrough
-              : crowded ? steps
-                        : 2 * steps / n,
-              one_shot});
-    if (through && !two) plan.add({Collective::all_reduce, symmetric, kThrough, two_shot});
+    const Borders up_to = borders_of(host, symmetric || host.one_process);
+    plan.add({Collective::all_reduce, symmetric, kKiB, one_shot_packets});
+    plan.add({Collective::all_reduce, symmetric, up_to.one_shot, one_shot});
+    plan.add({Collective::all_reduce, symmetric, up_to.two_shot, two_shot});
     plan.add({Collective::all_reduce, symmetric, kRest, two_shot_direct});
     for (const Collective collective : kOthers) {
-      const bool pair = collective == Collective::send_recv;  // two meet, not all
-      const bool whole = pair || collective == Collective::reduce || collective == Collective::broadcast;
-      plan.add({collective, symmetric, whole ? 128 : 64 * n, push_packets});
-      // the root's chunks are on their way while the first are read
-      const bool streams = !symmetric && collective == Collective::broadcast;
+      const bool pair = collective == Collective::send_recv, broadcast = collective == Collective::broadcast;
+      const bool whole = pair || broadcast || collective == Collective::reduce;
+      const bool parts = collective == Collective::gather || collective == Collective::scatter;
+      plan.add({collective, symmetric, whole ? kKiB : kKiB / 2 * n, push_packets});
       plan.add({collective, symmetric,
-                crowded   ? 16 * steps
-                : through ? (pair ? kThrough / 4 : kThrough)
-                : pair    ? steps / 2
-                : streams ? 4 * steps
-                          : steps,
+                pair        ? up_to.push_of_pair
+                : broadcast ? up_to.push_of_broadcast
+                : parts     ? up_to.push_of_parts
+                            : up_to.push,
                 push});
       plan.add({collective, symmetric, kRest, direct});
     }
@@ -158,7 +177,6 @@ Plan Plan::of_gpu(std::string_view card, int ranks) {
 Plan Plan::of_gpu_staged(int ranks) {
   using enum Algorithm;
   Plan plan(Memory::device);
-  constexpr std::size_t kKiB = 1024;
   for (const bool symmetric : {false, true}) {
     plan.add({Collective::all_reduce, symmetric, (ranks == 2 ? 64 : 16) * kKiB, one_shot_packets});
     plan.add({Collective::all_reduce, symmetric, 128 * kKiB, two_shot_packets});

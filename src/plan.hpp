@@ -69,9 +69,14 @@ class Plan {
     Shape shape{};  // on a GPU
   };
 
-  // For host memory; `crowded`: there are fewer cores than ranks; `cached`: chunks go through the cache,
-  // while a direct move between two ranks' plain memory takes the kernel's help.
-  static Plan of_host(int ranks, bool crowded, bool cached);
+  // For host memory.
+  struct Host {
+    int ranks;
+    bool crowded = false;      // there are fewer cores than ranks
+    bool cached = false;       // chunks go through the cache
+    bool one_process = false;  // plain memory is reached like symmetric memory
+  };
+  static Plan of_host(const Host& host);
   static Plan of_fabric();
   static Plan of_fabric_gpu();  // for GPU memory, which one algorithm of one collective takes
   // For memory of GPUs named `card` (cudaDeviceProp::name): the table of src/plans/ for it, or for the card

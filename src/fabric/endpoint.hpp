@@ -64,6 +64,10 @@ class FabricEndpoint {
     sources_stay_ = sources_stay;
   }
 
+  // Whether every rank has told every other of the call that the next program makes.
+  bool have_met() const { return met_; }
+  void have_met(bool met) { met_ = met; }
+
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
   static constexpr int worker() { return 0; }
@@ -176,7 +180,7 @@ class FabricEndpoint {
   std::size_t most_bytes_, least_share_;
   const host::Kernels& kernels_;
   host::Reduce reduce_ = nullptr;
-  bool sources_stay_ = false;
+  bool sources_stay_ = false, met_ = false;
   std::chrono::microseconds yielding_{};  // how long an idle wait yields before it sleeps
   std::vector<Peer> peers_;
   fabric::Calls calls_;

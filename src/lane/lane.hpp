@@ -157,9 +157,11 @@ UNISONO_PORTABLE Range share_of(const Lane& lane, std::size_t bytes, int root) {
 }
 
 // Returns when every rank has called it; what any rank wrote in earlier calls may be read, and overwritten,
-// after.
+// after. A lane on which the ranks have told each other of the call already knows that they have met.
 template <class Lane>
 UNISONO_PROGRAM void meet_first(Lane& lane) {
+  if constexpr (requires { lane.have_met(); })
+    if (lane.have_met()) return;
   for (int i = 1; i < lane.size(); ++i) lane.announce(peer_at(lane, i), Slot::meet);
   for (int i = 1; i < lane.size(); ++i) lane.wait(peer_at(lane, i), Slot::meet);
 }

@@ -25,12 +25,11 @@ std::vector<Collective> collectives() {
 
 TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {
   for (const int ranks : {1, 2, 3, 8, 64, 1024})
-    for (const auto& [crowded, cached] :
-         {std::pair{false, false}, {false, true}, {true, false}, {true, true}})
+    for (int kind = 0; kind < 8; ++kind)
       for (const bool symmetric : {false, true})
         for (const Collective collective : collectives()) {
           const auto known = Plan::algorithms(collective, Memory::host);
-          const Plan plan = Plan::of_host(ranks, crowded, cached);
+          const Plan plan = Plan::of_host({ranks, (kind & 1) != 0, (kind & 2) != 0, (kind & 4) != 0});
           for (std::size_t bytes = 0; bytes < std::size_t{1} << 40; bytes = bytes * 3 + 1)
             EXPECT_NE(std::find(known.begin(), known.end(), plan.choose(collective, bytes, symmetric)),
                       known.end());
@@ -38,7 +37,7 @@ TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {
 }
 
 TEST(Plan, TakesPacketsForTheSmallAndReachesForTheLarge) {
-  const Plan plan = Plan::of_host(4, false, false);
+  const Plan plan = Plan::of_host({.ranks = 4});
   for (const Collective collective : collectives()) {
     if (collective == Collective::send || collective == Collective::recv)
       continue;  // they go by send_recv's table
@@ -51,7 +50,8 @@ TEST(Plan, PlainMemoryGoesThroughChunksThatStayInTheCache) {
   for (const int ranks : {2, 5})
     for (const Collective collective : collectives()) {
       if (collective == Collective::send || collective == Collective::recv) continue;
-      const Plan cached = Plan::of_host(ranks, false, true), around = Plan::of_host(ranks, false, false);
+      const Plan cached = Plan::of_host({.ranks = ranks, .cached = true});
+      const Plan around = Plan::of_host({.ranks = ranks});
       EXPECT_FALSE(is_direct(cached.choose(collective, 1 << 17, false))) << name_of(collective);
       EXPECT_TRUE(is_direct(around.choose(collective, 1 << 18, false))) << name_of(collective);
       EXPECT_EQ(cached.choose(collective, 1 << 17, true), around.choose(collective, 1 << 17, true));
@@ -59,8 +59,17 @@ TEST(Plan, PlainMemoryGoesThroughChunksThatStayInTheCache) {
     }
 }
 
+TEST(Plan, PlainMemoryOfOneProcessIsReachedLikeSymmetricMemory) {
+  for (const bool crowded : {false, true}) {
+    const Plan plan = Plan::of_host({.ranks = 3, .crowded = crowded, .cached = true, .one_process = true});
+    for (const Collective collective : collectives())
+      for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 2)
+        EXPECT_EQ(plan.choose(collective, bytes, false), plan.choose(collective, bytes, true));
+  }
+}
+
 TEST(Plan, AnEntryHoldsUpToItsBytes) {
-  Plan plan = Plan::of_host(2, false, false);
+  Plan plan = Plan::of_host({.ranks = 2});
   plan.set({{Collective::reduce, false, 100, push_packets}, {Collective::reduce, false, 200, push}});
   EXPECT_EQ(plan.choose(Collective::reduce, 0, false), push_packets);
   EXPECT_EQ(plan.choose(Collective::reduce, 100, false), push_packets);
@@ -69,14 +78,14 @@ TEST(Plan, AnEntryHoldsUpToItsBytes) {
 }
 
 TEST(Plan, BeyondTheLastEntryIsTheStagedProgram) {
-  Plan plan = Plan::of_host(2, false, false);
+  Plan plan = Plan::of_host({.ranks = 2});
   plan.set({{Collective::reduce, false, 100, push_packets}, {Collective::all_reduce, false, 100, one_shot}});
   EXPECT_EQ(plan.choose(Collective::reduce, 101, false), push);
   EXPECT_EQ(plan.choose(Collective::all_reduce, kRest, false), two_shot);
 }
 
 TEST(Plan, EntriesMayComeInAnyOrder) {
-  Plan plan = Plan::of_host(2, false, false);
+  Plan plan = Plan::of_host({.ranks = 2});
   plan.set({{Collective::gather, false, kRest, direct},
             {Collective::gather, false, 10, push_packets},
             {Collective::gather, false, 50, push}});
@@ -86,8 +95,8 @@ TEST(Plan, EntriesMayComeInAnyOrder) {
 }
 
 TEST(Plan, ReplacesOnlyWhatTheTableHas) {
-  const Plan before = Plan::of_host(2, false, false);
-  Plan plan = Plan::of_host(2, false, false);
+  const Plan before = Plan::of_host({.ranks = 2});
+  Plan plan = Plan::of_host({.ranks = 2});
   plan.set({{Collective::scatter, true, kRest, push}});
   EXPECT_EQ(plan.choose(Collective::scatter, 1, true), push);
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{1} << 20}) {
@@ -100,7 +109,7 @@ TEST(Plan, ReplacesOnlyWhatTheTableHas) {
 }
 
 TEST(Plan, RefusesAnAlgorithmOfAnotherCollective) {
-  Plan plan = Plan::of_host(2, false, false);
+  Plan plan = Plan::of_host({.ranks = 2});
   EXPECT_THROW(plan.set({{Collective::reduce, false, 100, two_shot}}), UsageError);
   EXPECT_THROW(plan.set({{Collective::all_reduce, false, 100, push}}), UsageError);
   EXPECT_THROW(plan.set({{Collective::barrier, false, 100, push}}), UsageError);

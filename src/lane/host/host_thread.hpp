@@ -64,6 +64,10 @@ class HostThread {
   static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }
   static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
 
+  // Whether every rank has told every other of the call that the next program makes.
+  bool have_met() const { return met_; }
+  void have_met(bool met) { met_ = met; }
+
   // Whether the programs that follow move between far addresses.
   void reach_far(bool far) { far_operands_ = far; }
 
@@ -169,7 +173,7 @@ class HostThread {
   Layout layout_;
   std::vector<std::shared_ptr<Segment>> segments_;
   host::Far far_;
-  bool far_operands_ = false;
+  bool far_operands_ = false, met_ = false;
   std::size_t stream_from_ = kStreamFrom;
   host::Patience patience_;
   Watch watch_;
