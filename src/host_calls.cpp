@@ -180,17 +180,20 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
     throw UsageError(std::string(name_of(algorithm)) +
                      " needs buffers from Communicator::empty on every rank, out of place " +
                      "in an all_to_all: use them, or another algorithm.");
+  const bool far = !symmetric && !group_.one_process();
   inputs_.assign(tickets.size(), nullptr);
   outputs_.assign(tickets.size(), nullptr);
   for (int r = 0; r < size(); ++r) {
     const Ticket& its = tickets[static_cast<std::size_t>(r)];
-    const Reached needed = request.reached_by_peers(r);
+    Reached needed = request.reached_by_peers(r);
+    if (far && request.collective == Collective::gather)
+      needed.in = request.in_bytes;  // HostThread::root_reads
     if (needed.in) inputs_[static_cast<std::size_t>(r)] = reach(its.in, r, needed.in);
     if (needed.out) outputs_[static_cast<std::size_t>(r)] = reach(its.out, r, needed.out);
   }
   request.args.inputs = inputs_.data();
   request.args.outputs = outputs_.data();
-  group_.lane().reach_far(!symmetric && !group_.one_process());
+  group_.lane().reach_far(far);
   group_.lane().have_met(true);
   return algorithm;
 }

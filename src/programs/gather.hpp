@@ -23,16 +23,28 @@ UNISONO_PROGRAM void gather_push(Channel& channel, const Args& a) {
   }
 }
 
-// To an output that everyone reaches: each rank writes its own block.
+// To an output that everyone reaches: each rank writes its own block, but for the end that the root had
+// better read (from inputs that it then reaches).
 template <class Lane>
 UNISONO_PROGRAM void gather_direct(Lane& lane, const Args& a) {
+  const int me = lane.rank();
+  std::size_t read = 0;
+  if constexpr (requires { lane.root_reads(a.block); }) read = lane.root_reads(a.block);
+  auto move = [&](int p, std::size_t first, std::size_t last) {
+    byte* target = a.outputs[a.root] + a.block * static_cast<std::size_t>(p);
+    const byte* source = p == me ? a.in : a.inputs[p];
+    if (source == target) return;
+    for (Rounds r(lane, last - first, lane.tile_bytes()); r.more(); r.next()) {
+      const std::size_t begin = first + r.range().begin;
+      const byte* from = source + begin;
+      const Dst to{target + begin, a.stream};
+      lane.move(&to, 1, &from, 1, r.range().bytes);
+    }
+  };
   meet_first(lane);
-  byte* mine = a.outputs[a.root] + a.block * static_cast<std::size_t>(lane.rank());
-  for (Rounds r(lane, mine == a.in ? 0 : a.block, lane.tile_bytes()); r.more(); r.next()) {
-    const byte* from = a.in + r.range().begin;
-    const Dst to{mine + r.range().begin, a.stream};
-    lane.move(&to, 1, &from, 1, r.range().bytes);
-  }
+  if (me == a.root && read > 0)
+    for (int i = 1; i < lane.size(); ++i) move(peer_at(lane, i), a.block - read, a.block);
+  move(me, 0, me == a.root ? a.block : a.block - read);
   meet(lane);
 }
 

@@ -299,6 +299,11 @@ def test_dropped_communicator_leaves() -> None:
 # ---- what a reader sees -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_large_gathers(n: int) -> None:
+    assert play(n, "large_gathers") == [[]] * n
+
+
 def test_every_call_has_a_docstring() -> None:
     members = {name for name, _ in inspect.getmembers(unisono.Communicator) if not name.startswith("_")}
     assert set(CALLS) < members

@@ -138,6 +138,24 @@ def beyond_2_to_31(dtype: str) -> list[int]:
     return [*seen, int(flat[-1]), int(flat[(1 << 31) - 1]), int(flat[1 << 31])]
 
 
+def large_gathers() -> list[str]:
+    """Gathers of blocks of which the root reads a part itself, to each root, also in place: those that are
+    wrong."""
+    wrong = []
+    with unisono.init(timeout_s=60) as comm:
+        n, me, count = comm.size, comm.rank, (5 << 20) + 13
+        whole = [np.random.default_rng(rank).integers(0, 256, count, np.uint8) for rank in range(n)]
+        for root in range(n):
+            for in_place in (False, True):
+                out = np.zeros((n, count), np.uint8)
+                x = out[me] if in_place and me == root else np.empty(count, np.uint8)
+                x[:] = whole[me]
+                got = comm.gather(x, root, out if me == root else None, algorithm="direct")
+                if me == root and not all(np.array_equal(got[r], whole[r]) for r in range(n)):
+                    wrong.append(f"to {root}, {in_place=}")
+    return wrong
+
+
 def soak(calls: int, seed: int) -> dict[str, Any]:
     """`calls` mixed calls, each checked."""
     with unisono.init(timeout_s=60, check=False) as comm:

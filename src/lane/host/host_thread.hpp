@@ -71,6 +71,13 @@ class HostThread {
   // Whether the programs that follow move between far addresses.
   void reach_far(bool far) { far_operands_ = far; }
 
+  // The bytes of a peer's block that the root of a gather reads, where the rest is written to it: the kernel
+  // writes large far blocks so slowly that the root is done with its own before.
+  std::size_t root_reads(std::size_t block) const {
+    if (!far_operands_ || block < kReadFrom) return 0;
+    return block / (static_cast<std::size_t>(size()) + 1) / 4096 * 4096;
+  }
+
   void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
     if (bytes == 0) return;
     if (far_operands_ && any_far(dsts, n_dsts, srcs, n_srcs))
@@ -139,6 +146,7 @@ class HostThread {
     std::uint64_t packets_sent = 0, packets_taken = 0;
   };
   static constexpr std::size_t kStreamFrom = 2048;
+  static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
   static constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;
 
   Counters& signals(int peer) { return counters_[static_cast<std::size_t>(peer)]; }
