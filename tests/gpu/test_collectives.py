@@ -230,14 +230,14 @@ def test_a_stream_that_is_gone(ranks: Gpus) -> None:
 
 
 def test_parts_beyond_one_message(ranks: Gpus) -> None:
-    """All_to_all_v whose longest part is above 2 GiB, the others short: ranks differ in what they send."""
+    """All_to_all_v with a part above 2 GiB, one of half that, and short ones: ranks differ in the longest."""
     import torch
 
     n = ranks.n
-    if n != 2:
-        pytest.skip("two ranks show it")
-    long, short = (1 << 31) + 4097, 1000
-    counts = [[short, long], [short, short]]
+    if n not in (2, 3):
+        pytest.skip("two and three ranks show it")
+    counts = [[1000] * n for _ in range(n)]
+    counts[0][1], counts[0][n - 1] = (1 << 31) + 4097, (1 << 31) + 4097 if n == 2 else (3 << 29) + 5
     xs = [
         torch.randint(0, 256, (sum(counts[r]),), dtype=torch.uint8, device=ranks.devices[r]) for r in range(n)
     ]

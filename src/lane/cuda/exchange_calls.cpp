@@ -123,11 +123,11 @@ void GpuEngine::two_steps(Exchange& x, const Request& request) const {
   x.own_bytes = mine;
 }
 
-// Parts that are too long for one message: no rank knows how many slices the others' take, and none needs to,
-// since a pair whose parts are empty does not speak.
+// Parts that may be too long for one message. Every rank cuts every part at the same places, so that both
+// ends of a pair do alike; how many slices the others' parts take none needs to know, since a pair whose
+// parts are empty does not speak.
 void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, const Shape& asked,
                                 std::uint64_t call, cudaStream_t stream) const {
-  constexpr std::size_t kSlice = kMostMessage / 2;
   const std::size_t most = longest(request, algorithm);
   auto slice = [](std::vector<Args::Part> parts, std::size_t at) {
     for (Args::Part& part : parts) {
@@ -149,12 +149,11 @@ void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, con
 void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
                          int to, int from, cudaStream_t stream) const {
   const std::size_t most = longest(request, algorithm);
-  if (most >= kMostMessage) {
-    if (request.collective == Collective::all_to_all_v)
-      return exchange_slices(request, algorithm, asked, call, stream);
+  if (request.collective == Collective::all_to_all_v && most > kSlice)
+    return exchange_slices(request, algorithm, asked, call, stream);
+  if (most >= kMostMessage)
     throw UsageError(std::string(name_of(algorithm)) +
                      " carries messages below 2 GiB: leave algorithm out, or name another.");
-  }
   const int n = group_.size(), me = group_.rank();
   const bool lines = is_lines(algorithm);
   Exchange x;

@@ -25,8 +25,8 @@ namespace unisono::cuda {
 inline constexpr int kMostBlocks = 128;
 inline constexpr int kMostLineBlocks = 96;    // more would poll more than they move
 inline constexpr int kMostStagedBlocks = 32;  // through host memory
-inline constexpr std::size_t kMostMessage = std::size_t{1}
-                                            << 31;  // of packets and lines, which count narrowly
+// Of packets and lines, which count narrowly; and where all_to_all_v cuts its parts.
+inline constexpr std::size_t kMostMessage = std::size_t{1} << 31, kSlice = kMostMessage / 2;
 
 class GpuEngine final : public Engine {
  public:

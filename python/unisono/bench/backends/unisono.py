@@ -161,13 +161,8 @@ class UnisonoBackend(Backend):
 
             assert self._ranks is not None
             rank, size = self._ranks.rank, self._ranks.size
-            most = MOST_BLOCKS // (size - 1)  # their kernels run at once, and wait for their like
-            how: dict[str, Any] = {
-                "timeout_s": LIBRARY_S,
-                "device": self._ranks.device,
-                "max_sms": most,
-                "lane": "host",
-            }
+            most = MOST_BLOCKS // max(size - 1, 1)  # their kernels run at once, and wait for their like
+            how: dict[str, Any] = {"device": self._ranks.device, "max_sms": most, "lane": "host"}
             comms = [unisono.init(rank, size, self._ranks, LIBRARY_S, **how) for _ in range(size - 1)]
             self._peers = Fork(size - 1), comms
         return self._peers
