@@ -302,8 +302,9 @@ nb::object device_array(void* data, std::size_t bytes, int device, DType type, c
   const nb::object modules = nb::module_::import_("sys").attr("modules");
   const bool torch = nb::cast<bool>(modules.attr("__contains__")("torch"));
   if (!torch && !nb::cast<bool>(modules.attr("__contains__")("cupy")))
-    return nb::cast(nb::ndarray<nb::device::cuda>(data, extents.size(), extents.data(), owner, nullptr,
-                                                  dlpack_of(type), nb::device::cuda::value, device));
+    return nb::cast(nb::ndarray<nb::array_api, nb::device::cuda>(data, extents.size(), extents.data(), owner,
+                                                                 nullptr, dlpack_of(type),
+                                                                 nb::device::cuda::value, device));
   // bytes: not every version of either takes each dtype
   const nb::ndarray<std::uint8_t, nb::device::cuda> flat(data, {bytes}, owner, {}, nb::dtype<std::uint8_t>(),
                                                          nb::device::cuda::value, device);

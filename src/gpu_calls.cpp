@@ -6,7 +6,7 @@ void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
   cuda::Engine& gpu = engine();
   gpu.check();
   const bool pair = to >= 0 || from >= 0;
-  const bool symmetric = (!pair || (to >= 0 && from >= 0)) && gpu.symmetric(request);
+  const bool symmetric = !pair && gpu.symmetric(request);
   if (check_ && size() > 1) {
     if (pair) compare_pair(request, to, from);
     else if (request.collective == Collective::all_to_all_v) exchange_parts(request);
@@ -15,10 +15,9 @@ void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
   if (request.args.bytes == 0) return;
   const Collective planned = pair ? Collective::send_recv : request.collective;
   const std::size_t bytes = request.bytes();
-  const bool reached = symmetric && !pair;  // of two ranks, neither knows where the other's buffer lies
   Algorithm algorithm = request.algorithm;
   if (algorithm == Algorithm::automatic) {
-    algorithm = gpu_plan_.choose(planned, bytes, reached);
+    algorithm = gpu_plan_.choose(planned, bytes, symmetric);
     if (!gpu.carries(request, algorithm)) algorithm = Plan::staged(planned);
     // whose sums pass through the output
     if (algorithm == Algorithm::copy_engine && planned == Collective::all_reduce && request.in_place())
@@ -29,12 +28,12 @@ void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
         std::string(name_of(algorithm)) +
         " needs GPUs with peer access, which a pair of this communicator's lacks or an option has "
         "switched off: use another algorithm.");
-  if (is_direct(algorithm) && !symmetric)
+  if (is_direct(algorithm) && !symmetric && !pair)
     throw UsageError(
         std::string(name_of(algorithm)) +
         " needs buffers from Communicator::empty at the same offset on every rank, out of place in an "
         "all_to_all: use them, or another algorithm.");
-  const Shape shape = gpu_plan_.shape(planned, bytes, reached, algorithm);
+  const Shape shape = gpu_plan_.shape(planned, bytes, symmetric, algorithm);
   gpu.run(request, algorithm, shape, calls_, to, from);
 }
 

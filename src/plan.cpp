@@ -65,10 +65,10 @@ std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
     case Collective::barrier:
     case Collective::empty: return {};
     case Collective::all_to_all_v:
-    case Collective::send:
-    case Collective::recv:
       if (on_gpu) known.pop_back();  // where a peer's part lies, only its host knows
       break;
+    case Collective::send:
+    case Collective::recv:
     case Collective::send_recv:
     case Collective::reduce_scatter: break;
     case Collective::reduce:
@@ -241,8 +241,9 @@ void Plan::set(const std::vector<Entry>& entries) {
 }
 
 const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool symmetric) const {
-  // on GPUs no rank knows the others' parts
+  // on GPUs no rank knows the others' parts, or whether the other of two has symmetric memory
   if (memory_ == Memory::device && collective == Collective::all_to_all_v) bytes = kRest;
+  if (memory_ == Memory::device && collective == Collective::send_recv) symmetric = true;
   for (const Entry& entry : entries_[static_cast<int>(collective)][symmetric])
     if (bytes <= entry.up_to_bytes) return &entry;
   return nullptr;

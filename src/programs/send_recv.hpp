@@ -22,20 +22,32 @@ UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent,
       });
 }
 
-// On outputs that the senders reach: outputs[dst] is where `dst` wants it. -1 leaves a half out.
-template <class Lane>
-UNISONO_PROGRAM void send_recv_put(Lane& lane, int dst, int src, const Args& a) {
-  if (src >= 0) lane.announce(src, Slot::meet);  // my output may be written
-  if (dst >= 0) {
-    lane.wait(dst, Slot::meet);
-    for (Rounds r(lane, a.bytes, lane.tile_bytes()); r.more(); r.next()) {
-      const byte* from = a.in + r.range().begin;
-      const Dst to{a.outputs[dst] + r.range().begin, a.stream};
-      lane.move(&to, 1, &from, 1, r.range().bytes);
-    }
-    lane.signal(dst, Slot::meet);
-  }
-  if (src >= 0) lane.wait(src, Slot::meet);
+// The same, where a receiver tells its sender of an address: `mine` is this rank's output as `src` reaches it,
+// to which the data then goes at once; null: through chunks.
+template <class Channel>
+UNISONO_PROGRAM void send_recv_told(Channel& channel, int dst, std::size_t sent, int src,
+                                    std::size_t received, byte* mine, const Args& a) {
+  auto& lane = channel.lane;
+  const Rounds rounds(lane, sent < received ? received : sent, channel.capacity());
+  if (!rounds.more()) return;  // nor does this worker of the peers, so that no word waits to be heard
+  if (received > 0) lane.tell(src, Slot::reply, mine);
+  byte* const theirs = sent > 0 ? lane.told(dst, Slot::reply) : nullptr;
+  one_ahead(
+      lane, rounds,
+      [&](Range round) {
+        if (round.begin >= sent) return;
+        const byte* from = a.in + round.begin;
+        const std::size_t bytes = smaller(round.bytes, sent - round.begin);
+        if (!theirs) return channel.put(dst, from, bytes);
+        const Dst to{theirs + round.begin, a.stream};
+        lane.move(&to, 1, &from, 1, bytes);
+      },
+      [&](Range round) {
+        if (!mine && round.begin < received)
+          channel.take(src, {a.out + round.begin, a.stream}, smaller(round.bytes, received - round.begin));
+      });
+  if (theirs) lane.signal(dst, Slot::meet);
+  if (mine && received > 0) lane.wait(src, Slot::meet);
 }
 
 }  // namespace unisono

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -160,19 +161,50 @@ def test_send_recv_ring(ranks: Gpus) -> None:
         assert all(same_bits(numbers(outs[r], "u8"), xs[(r - 1) % n]) for r in range(n))
 
 
-def test_send_recv_ring_on_symmetric_memory(ranks: Gpus, pools: Any) -> None:
+@pytest.mark.parametrize("symmetric", ["all", "some", "in place"])
+def test_send_recv_ring_on_symmetric_memory(ranks: Gpus, pools: Any, symmetric: str) -> None:
+    """Outputs lie at other offsets on every rank, and on some ranks in plain memory."""
     rng, n = np.random.default_rng(12), ranks.n
     for count in (1, 1000, 300_007, 4_000_001):
         xs = [random_bits(rng, (count,), "u8") for _ in range(n)]
-        inputs = [ranks.put(x, r) for r, x in enumerate(xs)]
-        for algorithm in [None, "direct"] if ranks.reach else [None]:
-            outs = [pools[1][r][:count] for r in range(n)]
+        for algorithm in [None, "direct", "push"] if ranks.reach else [None]:
+            inputs = [ranks.put(x, r) for r, x in enumerate(xs)]
+            outs = [pools[1][r][13 * r : 13 * r + count] for r in range(n)]
+            if symmetric == "some":
+                outs[::2] = [ranks.put(np.zeros_like(xs[0]), r) for r in range(0, n, 2)]
+            if symmetric == "in place":
+                for x, out in zip(inputs, outs, strict=True):
+                    out.copy_(x)
+                inputs = outs
             ranks.run(
                 lambda comm, r, stream, a=inputs, b=outs, how=algorithm: comm.send_recv(
                     a[r], (r + 1) % n, b[r], (r - 1) % n, algorithm=how, stream=stream
                 )
             )
             assert all(same_bits(numbers(outs[r], "u8"), xs[(r - 1) % n]) for r in range(n))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_send_and_recv_apart(ranks: Gpus, pools: Any, symmetric: bool) -> None:
+    """From every even rank to the next; the others of a call are its own business."""
+    rng, n = np.random.default_rng(13), ranks.n
+    for count, algorithm in itertools.product((1, 300_007, 4_000_001), (None, "direct", "push")):
+        if algorithm == "direct" and not ranks.reach:
+            continue
+        xs = [random_bits(rng, (count,), "u8") for _ in range(n)]
+        inputs = [ranks.put(x, r) for r, x in enumerate(xs)]
+        outs = [ranks.put(np.zeros_like(xs[0]), r) for r in range(n)]
+        if symmetric:
+            outs = [pools[1][r][5 * r : 5 * r + count] for r in range(n)]
+
+        def call(comm: Any, r: int, stream: Any, a: Any = inputs, b: Any = outs, how: Any = algorithm) -> None:
+            if r % 2 == 1:
+                comm.recv(b[r], r - 1, algorithm=how, stream=stream)
+            elif r + 1 < n:
+                comm.send(a[r], r + 1, algorithm=how, stream=stream)
+
+        ranks.run(call)
+        assert all(same_bits(numbers(outs[r], "u8"), xs[r - 1]) for r in range(1, n, 2))
 
 
 def test_all_to_all_v(ranks: Gpus) -> None:

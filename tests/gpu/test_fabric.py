@@ -147,6 +147,7 @@ def test_gpu_memory_comes_back(pair: Communicators) -> None:
 def test_pinned_host_memory(provider: str) -> None:
     if unisono.device_count() == 0:
         pytest.skip("CUDA sees no GPU")
+    torch.cuda.init()  # before it, torch calls no memory pinned
     comms = unisono.init_threads(2, timeout_s=30.0, lane=unisono.Fabric(provider, pinned=True))
 
     def body(comm: Any) -> None:

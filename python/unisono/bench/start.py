@@ -89,7 +89,8 @@ def mpiexec_command(mpiexec: str, ranks: int) -> list[str]:
         said = ""
     if "Open MPI" in said or "OpenRTE" in said or "PRRTE" in said:
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        return [mpiexec, "--oversubscribe", *root, "-n", str(ranks)]
+        here = ["--mca", "plm", "isolated"] if "OpenRTE" in said else []  # before 5 it asks for ssh even so
+        return [mpiexec, "--oversubscribe", *here, *root, "-n", str(ranks)]
     if "HYDRA" in said:
         return [mpiexec, "-launcher", "fork", "-n", str(ranks)]
     return [mpiexec, "-n", str(ranks)]

@@ -11,9 +11,7 @@ bool GpuEngine::symmetric(const Request& request) const {
   if (!peer_access_) return false;
   const Args& a = request.args;
   const auto [in, out] = reached(request.collective);
-  const bool swaps =
-      request.collective == Collective::all_to_all || request.collective == Collective::send_recv;
-  if ((!in && !out) || (swaps && request.in_place())) return false;
+  if ((!in && !out) || (request.collective == Collective::all_to_all && request.in_place())) return false;
   auto lies = [&](const byte* at) { return at && place(at, a.bytes).allocation != Place::kNone; };
   return (!in || lies(a.in)) && (!out || lies(a.out));
 }
@@ -151,6 +149,8 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
   launch.from = std::max(from, 0);
   launch.sent = to < 0 ? 0 : args.bytes;
   launch.received = from < 0 ? 0 : args.bytes;
+  // in place, what comes would overwrite what has not gone
+  if (from >= 0 && (to < 0 || !request.in_place())) launch.mine = seen_by(from, args.out, args.bytes);
   if (request.collective == Collective::all_to_all_v) {
     launch.by_parts = true;
     std::copy_n(request.sends.begin(), n, launch.sends);
@@ -161,7 +161,7 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
       const Place mine = place(static_cast<const byte*>(at), 0);
       if (mine.allocation == Place::kNone) return nullptr;
       const std::scoped_lock lock(symmetric_->mutex);
-      return symmetric_->parts.at(mine.allocation)[static_cast<std::size_t>(rank)]->data() + mine.offset;
+      return symmetric_->all.at(mine.allocation).parts[static_cast<std::size_t>(rank)]->data() + mine.offset;
     };
     for (int r = 0; r < n; ++r) {
       launch.inputs[r] = reach(args.in, r);

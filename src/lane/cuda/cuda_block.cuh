@@ -97,6 +97,16 @@ class CudaBlock {
     __syncwarp();
     pending_ |= kWaits;
   }
+  // A signal that brings an address, and the wait for it.
+  __device__ void tell(int peer, Slot slot, byte* address) {
+    if (speaks_to(peer)) cuda::store_relaxed(&flag(peer, slot, rank())->address, address);
+    signal(peer, slot);
+  }
+  __device__ byte* told(int peer, Slot slot) {
+    wait(peer, slot);
+    settle();
+    return cuda::load_relaxed(&flag(rank(), slot, peer)->address);
+  }
   __device__ std::uint32_t signalled(int peer, Slot slot) const {
     return of(peer, mine_.signalled[static_cast<int>(slot)]);
   }

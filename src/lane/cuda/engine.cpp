@@ -30,6 +30,9 @@ struct Offer {
 struct Verdict {
   bool good;
 };
+struct Mapped {
+  byte* at[kMaxRanks];
+};
 
 // Whether `device` of this process may touch the memory of that GPU. One that this process does not see
 // counts as one that it may: mapping its memory will tell.
@@ -210,8 +213,8 @@ void GpuEngine::load_kernels() {
 
 Place GpuEngine::place(const byte* at, std::size_t bytes) const {
   const std::scoped_lock lock(symmetric_->mutex);
-  for (const auto& [number, parts] : symmetric_->parts) {
-    const DeviceMemory& mine = *parts[static_cast<std::size_t>(group_.rank())];
+  for (const auto& [number, allocation] : symmetric_->all) {
+    const DeviceMemory& mine = *allocation.parts[static_cast<std::size_t>(group_.rank())];
     // not its end, where another one may begin
     if (at >= mine.data() && at < mine.data() + mine.bytes() &&
         bytes <= mine.bytes() - static_cast<std::size_t>(at - mine.data()))
@@ -220,16 +223,30 @@ Place GpuEngine::place(const byte* at, std::size_t bytes) const {
   return {};
 }
 
+byte* GpuEngine::seen_by(int peer, const byte* at, std::size_t bytes) const {
+  const Place mine = place(at, bytes);
+  if (mine.allocation == Place::kNone) return nullptr;
+  const std::scoped_lock lock(symmetric_->mutex);
+  byte* const there = symmetric_->all.at(mine.allocation).seen[static_cast<std::size_t>(peer)];
+  return there ? there + mine.offset : nullptr;
+}
+
 std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
   auto parts = share(bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::local);
-  void* data = parts[static_cast<std::size_t>(group_.rank())]->data();
+  const auto me = static_cast<std::size_t>(group_.rank());
+  Mapped mine{};
+  for (std::size_t r = 0; r < parts.size(); ++r) mine.at[r] = parts[r] ? parts[r]->data() : nullptr;
+  std::vector<byte*> seen;
+  for (const Mapped& its : group_.exchange(mine)) seen.push_back(its.at[me]);
+  if (!peer_access_) std::fill(seen.begin(), seen.end(), nullptr);
+  void* data = parts[me]->data();
   const std::scoped_lock lock(symmetric_->mutex);
   const std::uint32_t number = ++symmetric_->made;
-  symmetric_->parts[number] = std::move(parts);
+  symmetric_->all[number] = {std::move(parts), std::move(seen)};
   // a buffer may outlive the engine, and its memory is given back without the lock
   return {data, [symmetric = symmetric_, number](void*) {
             std::unique_lock lock(symmetric->mutex);
-            const auto dropped = symmetric->parts.extract(number);
+            const auto dropped = symmetric->all.extract(number);
             lock.unlock();
           }};
 }

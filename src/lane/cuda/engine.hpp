@@ -17,7 +17,7 @@ class Group;
 namespace cuda {
 
 // Which buffers of a call the direct programs reach on peers: these must be symmetric. None in an
-// all_to_all_v, where no rank knows the others' parts.
+// all_to_all_v, where no rank knows the others' parts, and between two ranks, who tell each other.
 struct Sides {
   bool in = false, out = false;
 };
@@ -30,8 +30,7 @@ constexpr Sides reached(Collective collective) {
     case Collective::scatter: return {.in = true};
     case Collective::all_gather:
     case Collective::gather:
-    case Collective::all_to_all:
-    case Collective::send_recv: return {.out = true};
+    case Collective::all_to_all: return {.out = true};
     default: return {};
   }
 }

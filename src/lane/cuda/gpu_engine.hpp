@@ -39,6 +39,8 @@ class GpuEngine final : public Engine {
   std::string_view card() const override { return card_; }
 
   Place place(const byte* at, std::size_t bytes) const override;
+  // Where a peer has this buffer of mine, or null.
+  byte* seen_by(int peer, const byte* at, std::size_t bytes) const;
 
   // The buffers that peers read or store into; where the root's lies, the others know by their own at the
   // same offset. A buffer that only its own rank touches may be anywhere: in place, the root's does not tell
@@ -139,9 +141,13 @@ class GpuEngine final : public Engine {
   bool early_ = false;                  // kernels may start before the last one has ended
   static constexpr int kMostParts = 3;  // of an all_reduce by copy engines
   cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, combined_[kMostParts] = {};
+  struct Allocation {
+    std::vector<std::shared_ptr<DeviceMemory>> parts;  // of every rank
+    std::vector<byte*> seen;                           // where every rank has mapped mine
+  };
   struct Symmetric {
     std::mutex mutex;  // buffers are given back from any thread
-    std::map<std::uint32_t, std::vector<std::shared_ptr<DeviceMemory>>> parts;  // of every rank
+    std::map<std::uint32_t, Allocation> all;
     std::uint32_t made = 0;
   };
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();

@@ -25,9 +25,11 @@ struct alignas(16) Packet {
 };
 static_assert(sizeof(Packet) == 2 * kPacketBytes);
 
-// A word that one block of a peer writes and one block of mine polls, in a sector of its own.
+// A word that one block of a peer writes and one block of mine polls, in a sector of its own; and what comes
+// with it, if anything.
 struct alignas(32) Flag {
   std::uint32_t count;
+  byte* address;
 };
 
 // Of the messages of packets or lines that a block has had with each peer: what the block counts (`counts`),
@@ -108,6 +110,7 @@ struct Launch {
   Args::Part sends[kMaxRanks], receives[kMaxRanks];
   int to = 0, from = 0;  // send_recv; 0 bytes leave that half out
   std::size_t sent = 0, received = 0;
+  byte* mine = nullptr;  // the output as `from` reaches it, or null
 };
 static_assert(sizeof(Launch) <= 4096);
 

@@ -23,6 +23,15 @@ __device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
   return value;
 }
 
+__device__ inline void store_relaxed(byte** at, byte* value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+__device__ inline byte* load_relaxed(byte* const* at) {
+  byte* value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+
 // Four words that peers write one by one.
 __device__ inline uint4 load_relaxed4(const std::uint32_t* at) {
   uint4 four;

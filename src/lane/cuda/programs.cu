@@ -48,7 +48,8 @@ template <Collective collective, Algorithm algorithm, class Lane>
 __device__ void run_direct(Lane& lane, const Launch& launch, const Args& args) {
   using enum Collective;
   if constexpr (collective == send_recv) {
-    send_recv_put(lane, launch.sent > 0 ? launch.to : -1, launch.received > 0 ? launch.from : -1, args);
+    ChunkChannel<Lane> channel(lane);
+    send_recv_told(channel, launch.to, launch.sent, launch.from, launch.received, launch.mine, args);
   } else if constexpr (algorithm == Algorithm::chain) {
     broadcast_chain(lane, args);
   } else if constexpr (algorithm == Algorithm::two_shot_push) {

@@ -80,6 +80,8 @@ class NcclBackend(Backend):
     def supports(self, case: Case) -> str | None:
         if case.placement == "in_place" and case.collective in _NO_IN_PLACE:
             return f"NCCL has no in-place {case.collective}."
+        if case.op == "avg" and case.dtype in ("i8", "u8"):
+            return f"NCCL adds the {case.dtype} of an average in 8 bits, where they overflow."
         return None
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:

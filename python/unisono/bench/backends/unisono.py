@@ -90,7 +90,7 @@ class UnisonoBackend(Backend):
         if self._forced.endswith("ll128") and self.staged():
             return f"{self._forced} needs GPUs with peer access."
         if self._forced.endswith(("direct", "two_shot_push", "copy_engine", "chain")):
-            if case.memory != "symmetric":
+            if case.memory != "symmetric" and not (self._device == "cuda" and _verb(case) == "send_recv"):
                 return f"{self._forced} needs symmetric memory."
             if self.staged():
                 return f"{self._forced} needs GPUs with peer access."
