@@ -100,7 +100,10 @@ void Communicator::set_shape(int blocks, int threads, std::size_t piece_bytes) {
 std::string_view Communicator::plan(Collective collective, std::size_t bytes, bool symmetric,
                                     Memory memory) const {
   if (collective == Collective::send || collective == Collective::recv) collective = Collective::send_recv;
-  return name_of(impl_->plan(memory).choose(collective, bytes, symmetric));
+  if (collective == Collective::send_recv && memory == Memory::host) symmetric = false;  // as the call does
+  const Algorithm chosen = impl_->plan(memory).choose(collective, bytes, symmetric);
+  const bool reached = symmetric || memory == Memory::device || impl_->reaches_any_memory();
+  return name_of(is_direct(chosen) && !reached ? Plan::staged(collective) : chosen);
 }
 
 void Communicator::set_plan(const std::vector<PlanEntry>& entries, Memory memory) {

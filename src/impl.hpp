@@ -29,6 +29,8 @@ class Communicator::Impl {
   virtual void fail(const std::string& text, bool late) noexcept = 0;
   virtual void raise_if_failed() = 0;
   virtual Plan& plan(Memory memory) = 0;
+  // Whether direct programs reach memory that is not symmetric; where not, automatic calls are staged.
+  virtual bool reaches_any_memory() const { return false; }
 
   bool check() const { return check_; }
   void set_check(bool check) { check_ = check; }

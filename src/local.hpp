@@ -23,6 +23,7 @@ class LocalCommunicator final : public Communicator::Impl {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   Plan& plan(Memory memory) override { return memory == Memory::host ? plan_ : gpu_plan_; }
+  bool reaches_any_memory() const override { return group_.reaches_all(); }
   cuda::Engine& engine() const override { return engine_ ? *engine_ : Impl::engine(); }
   bool has_engine() const override { return engine_ != nullptr; }
   bool closed() const override { return group_.left(); }

@@ -197,7 +197,9 @@ def test_send_and_recv_apart(ranks: Gpus, pools: Any, symmetric: bool) -> None:
         if symmetric:
             outs = [pools[1][r][5 * r : 5 * r + count] for r in range(n)]
 
-        def call(comm: Any, r: int, stream: Any, a: Any = inputs, b: Any = outs, how: Any = algorithm) -> None:
+        def call(
+            comm: Any, r: int, stream: Any, a: Any = inputs, b: Any = outs, how: Any = algorithm
+        ) -> None:
             if r % 2 == 1:
                 comm.recv(b[r], r - 1, algorithm=how, stream=stream)
             elif r + 1 < n:

@@ -65,6 +65,18 @@ def test_machines_are_told_apart(tmp_path: Path) -> None:
     assert model.pairs(found.rows, "unisono")[0] == []
 
 
+def test_some_of_a_machines_gpus_are_that_machine(tmp_path: Path) -> None:
+    """The first point of a scaling uses one GPU, the last one all."""
+    for gpus in (1, 4, 2):
+        head = data.run()
+        head.machine = msgspec.structs.replace(head.machine, gpus=["H200"] * gpus)
+        timed = data.timed("unisono", data.case(ranks=gpus), 10.0)
+        data.write(tmp_path / str(gpus), head, timed, data.end())
+    found = model.load(tmp_path)
+    assert found.machines == ["Test CPU, 2 cores, 4 × H200"]  # noqa: RUF001
+    assert {row.key.machine for row in found.all_rows} == {0}
+
+
 def test_a_wrong_result_is_a_failure_said_once(tmp_path: Path) -> None:
     wrong = Verification(before=True, after=False, bound="bit-exact", detail="element 7")
     told = data.case(size=8)

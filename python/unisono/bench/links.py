@@ -109,7 +109,7 @@ def tables(found: Sequence[Link]) -> list[Table]:
     """A summary by engine and pattern, and a matrix of pairs for each engine."""
     from unisono.report import links, model
 
-    shown_model = model.Model(machines=[""], links=[(0, link) for link in found])
+    shown_model = model.Model(hardware=[None], links=[(0, link) for link in found])
     summary = links.summary(shown_model)
     first = Table(*summary.head, title="Links between the GPUs")
     for row in summary.rows:

@@ -13,7 +13,19 @@ import numpy as np
 
 from unisono.bench import records, stats
 from unisono.bench.cases import pair_name, title
-from unisono.bench.records import Case, Ceiling, End, Failure, Largest, Link, Result, Run, Skip, Workload
+from unisono.bench.records import (
+    Case,
+    Ceiling,
+    End,
+    Failure,
+    Largest,
+    Link,
+    Machine,
+    Result,
+    Run,
+    Skip,
+    Workload,
+)
 from unisono.bench.stats import Interval, Verdict
 
 from . import text
@@ -148,7 +160,7 @@ class Model:
     """Everything the report shows. `rows` holds the size sweep, `workload_rows` the cases of workloads."""
 
     sources: list[Source] = field(default_factory=list)
-    machines: list[str] = field(default_factory=list)
+    hardware: list[Machine | None] = field(default_factory=list)  # of each machine, the most of its GPUs
     backends: list[str] = field(default_factory=list)
     subject: str | None = None
     all_rows: list[Row] = field(default_factory=list)
@@ -176,13 +188,18 @@ class Model:
         return sum(row.result.verification.bound == records.NOT_CHECKED for row in self.all_rows)
 
     @property
+    def machines(self) -> list[str]:
+        return [machine_text(machine) for machine in self.hardware]
+
+    @property
     def runs(self) -> list[Run]:
         return [run for source in self.sources for run in source.runs]
 
 
-def machine_text(run: Run) -> str:
+def machine_text(m: Machine | None) -> str:
     """One line that names the hardware: `AMD EPYC 9004, 2 cores, 8 × NVIDIA H200`."""  # noqa: RUF002
-    m = run.machine
+    if m is None:
+        return "unknown machine"
     kinds = {name: m.gpus.count(name) for name in m.gpus}
     parts = [m.cpu, text.count(m.cores, "core"), *(f"{n} × {name}" for name, n in kinds.items())]  # noqa: RUF001
     return ", ".join(parts)
@@ -292,10 +309,19 @@ def _located(problem: str, name: str) -> str:
 
 
 def _machine(model: Model, runs: list[Run]) -> int:
-    label = machine_text(runs[0]) if runs else "unknown machine"
-    if label not in model.machines:
-        model.machines.append(label)
-    return model.machines.index(label)
+    """The index of the machine that a file is of. A run on some of a machine's GPUs is of that machine."""
+    mine = runs[0].machine if runs else None
+    for index, known in enumerate(model.hardware):
+        if _kind(known) == _kind(mine):
+            if mine and known and len(mine.gpus) > len(known.gpus):
+                model.hardware[index] = mine
+            return index
+    model.hardware.append(mine)
+    return len(model.hardware) - 1
+
+
+def _kind(machine: Machine | None) -> tuple[object, ...] | None:
+    return None if machine is None else (machine.cpu, machine.cores, set(machine.gpus))
 
 
 def _add(model: Model, latest: dict[tuple[Key, str], Row], key: Key, result: Result, source: int) -> None:

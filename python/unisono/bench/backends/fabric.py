@@ -26,7 +26,10 @@ DIRECT = ("all_to_all", "all_gather", "gather")  # written straight to where the
 
 
 def _own_gpu() -> int:
-    return launch.from_env(os.environ).local_rank
+    """Ranks may share one: none of the lane's kernels waits for another."""
+    import unisono
+
+    return launch.from_env(os.environ).local_rank % unisono.device_count()
 
 
 class FabricBackend(Backend):
@@ -55,27 +58,26 @@ class FabricBackend(Backend):
             return str(error)
         if self.memory == "host":
             return None
-        gpus = unisono.device_count()
-        if gpus == 0:
+        if unisono.device_count() == 0:
             kind = "pinned host memory is CUDA's" if self.memory == "pinned" else "it moves GPU memory"
             return f"{kind}, and there is no GPU here (or no CUDA lane in this build)."
-        return self._without_gpu_memory(gpus) if self.memory == "device" else None
+        return self._without_gpu_memory() if self.memory == "device" else None
 
-    def _without_gpu_memory(self, gpus: int) -> str | None:
+    def _without_gpu_memory(self) -> str | None:
         import unisono
         from unisono.bench.cuda import device
 
         if why := device.missing():
             return why
-        if _own_gpu() >= gpus:
-            return f"each rank needs a GPU of its own, and there are {gpus}: start fewer ranks."
         provider = unisono.fabric_provider()
         return None if provider.device_memory else f"provider {provider.name} takes no GPU memory here."
 
     def version(self) -> str:
         import unisono
 
-        return f"libfabric {unisono.fabric_version()}, provider {unisono.fabric_provider().name}"
+        here, gpus = launch.from_env(os.environ).local_size, unisono.device_count()
+        shared = f", {here} ranks on {gpus} GPUs" if self.memory == "device" and here > gpus else ""
+        return f"libfabric {unisono.fabric_version()}, provider {unisono.fabric_provider().name}{shared}"
 
     def setup(self, ranks: Ranks) -> None:
         import unisono

@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from unisono.bench import pairs
 from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import COLLECTIVES, DEVICES, DTYPES, KNOWN, WIRES, CaseError
 from unisono.bench.cuda.streams import Fork
 from unisono.bench.records import Case
+from unisono.errors import UsageError
 from unisono.nodes import HierarchicalCommunicator
 
 MOST_BLOCKS = 128  # of a kernel: so many are resident at once, whatever else they need
@@ -47,6 +50,7 @@ class UnisonoBackend(Backend):
         self._comm: Any = None
         self._queued: dict[str, Any] = {}  # what a call on a GPU takes more
         self._device = "cpu"
+        self._any_memory = False  # peers' memory is within reach wherever it lies
         self._one: Any = None
         self._ranks: Ranks | None = None
         self._peers: tuple[Fork, list[Any]] | None = None
@@ -68,6 +72,11 @@ class UnisonoBackend(Backend):
 
             self._device, self._queued = "cuda", {"stream": ranks.stream}
             self._one = torch.zeros(1, dtype=torch.int32, device=f"cuda:{ranks.device}")
+        elif self._reaches_peers():
+            self._any_memory = _reach_any_memory(self._comm)
+
+    def _reaches_peers(self) -> bool:
+        return str(self._forced).endswith(("direct", "two_shot_push", "copy_engine", "chain"))
 
     def supports(self, case: Case) -> str | None:
         if self._forced is None:
@@ -89,9 +98,10 @@ class UnisonoBackend(Backend):
             return f"{self._forced} needs another output than the input here."
         if self._forced.endswith("ll128") and self.staged():
             return f"{self._forced} needs GPUs with peer access."
-        if self._forced.endswith(("direct", "two_shot_push", "copy_engine", "chain")):
-            if case.memory != "symmetric" and not (self._device == "cuda" and _verb(case) == "send_recv"):
-                return f"{self._forced} needs symmetric memory."
+        if self._reaches_peers():
+            told = self._device == "cuda" and _verb(case) == "send_recv"  # by the receiver, if it has any
+            if case.memory != "symmetric" and not self._any_memory and not told:
+                return f"{self._forced} needs symmetric memory here."
             if self.staged():
                 return f"{self._forced} needs GPUs with peer access."
         return None
@@ -212,3 +222,13 @@ class UnisonoBackend(Backend):
 def _verb(case: Case) -> str:
     """The library's call that a case is built of; sends and receives share the plan of send_recv."""
     return "send_recv" if case.collective == pairs.NAME or case.streams else case.collective
+
+
+def _reach_any_memory(comm: Any) -> bool:
+    """Whether a direct program runs on plain memory: the kernel may forbid it, and the fabric lane cannot.
+    Collective."""
+    try:
+        comm.all_reduce(np.zeros(1, np.float32), algorithm="two_shot_direct")
+    except UsageError:
+        return False
+    return True
