@@ -27,6 +27,7 @@ from unisono.bench.cases import DTYPES
 from unisono.bench.records import Case
 
 THREAD_LEVEL = "funneled"
+NO_LOCAL = "MPIR_CVAR_NOLOCAL"
 MOST_STAGED = 256 << 20
 _NO_REDUCTION = frozenset({"f16", "bf16", "f8e4m3", "f8e5m2"})
 
@@ -71,6 +72,9 @@ class MpiBackend(Backend):
         size = MPI.COMM_WORLD.size if MPI.Is_initialized() else 1
         if size != ranks:
             return f"MPI sees {size} rank(s) of {ranks}: start the bench with mpiexec, or let --ranks do it."
+        vendor = MPI.get_vendor()[0]
+        if vendor == "Open MPI" and NO_LOCAL in os.environ:  # as --fabric sets it
+            return f"{NO_LOCAL} keeps MPICH off shared memory, not {vendor}: install mpich, or unset it."
         return None
 
     def version(self) -> str:
