@@ -11,6 +11,8 @@
 //   after the wait. A wait has a deadline.
 // announce(peer, slot)
 //   A signal that stands for what earlier calls have written only.
+// signal_note(peer, slot, note), wait_note(peer, slot)
+//   A signal that brings a few bytes, on GPUs an address, and the wait that has them.
 // put_packets(peer, src, bytes), take_packets(peer, dst, bytes)
 //   Data and flag in one store; no signal needed. In two steps, as operands of a move: packets_to(peer,
 //   bytes), commit_packets(peer, bytes); packets_from(peer, bytes).

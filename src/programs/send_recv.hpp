@@ -22,16 +22,16 @@ UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent,
       });
 }
 
-// The same, where a receiver tells its sender of an address: `mine` is this rank's output as `src` reaches it,
-// to which the data then goes at once; null: through chunks.
+// The same, where a receiver tells its sender of an address: `mine` is this rank's output as `src` reaches
+// it, to which the data then goes at once; null: through chunks.
 template <class Channel>
 UNISONO_PROGRAM void send_recv_told(Channel& channel, int dst, std::size_t sent, int src,
                                     std::size_t received, byte* mine, const Args& a) {
   auto& lane = channel.lane;
   const Rounds rounds(lane, sent < received ? received : sent, channel.capacity());
   if (!rounds.more()) return;  // nor does this worker of the peers, so that no word waits to be heard
-  if (received > 0) lane.tell(src, Slot::reply, mine);
-  byte* const theirs = sent > 0 ? lane.told(dst, Slot::reply) : nullptr;
+  if (received > 0) lane.signal_note(src, Slot::reply, mine);
+  byte* const theirs = sent > 0 ? lane.wait_note(dst, Slot::reply) : nullptr;
   one_ahead(
       lane, rounds,
       [&](Range round) {

@@ -26,7 +26,7 @@ REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 BLOCKED = ("all_gather", "gather", "reduce_scatter", "scatter", "all_to_all", "all_to_all_v")
 MEMORIES = ("plain", "symmetric")
-LARGEST = 2 << 20  # bytes of the largest buffers, about
+LARGEST = 2 << 20  # bytes of the largest buffers, about; half of it from 4 ranks on
 LONG = (
     "f32",
     "bf16",
@@ -78,7 +78,7 @@ def small_counts(item: int, ranks: int) -> list[int]:
 
 
 def large_counts(item: int, ranks: int, blocks: int) -> list[int]:
-    """Around the borders of chunks and their rings, and a few MB in all; `blocks` such counts make a
+    """Around the borders of chunks and their rings, and a MB or two in all; `blocks` such counts make a
     buffer.
     """
     edges = (
@@ -90,7 +90,7 @@ def large_counts(item: int, ranks: int, blocks: int) -> list[int]:
         (CHUNK * CHUNKS, 1),
     )
     near = [edge // item + step for edge, step in edges]
-    most = LARGEST // item // blocks
+    most = (LARGEST if ranks < 4 else LARGEST // 2) // item // blocks
     return sorted({*(count for count in near if count < most), most - 1})
 
 
@@ -124,7 +124,9 @@ def works_of_unisono(
     ranks: int, algorithms: Mapping[str, Sequence[str]], direct_reaches_all: bool
 ) -> list[Work]:
     """Every collective x algorithm x dtype x op x placement x memory with small sizes in turn, and every
-    collective x algorithm x placement x memory with every large size, dtypes and ops in turn; shuffled.
+    collective x algorithm x placement x memory with every large size, dtypes and ops in turn; shuffled. An
+    algorithm that the plan need not have chosen meets half of the dtypes and ops in either memory, the other
+    half where the number of ranks is odd, or even.
     """
     numbers, turn, works = itertools.count(), itertools.count(), []
     for collective, placement, memory in itertools.product(
@@ -136,7 +138,9 @@ def works_of_unisono(
             direct = algorithm is not None and algorithm.endswith(("direct", "two_shot_push", "chain"))
             if direct and ((memory == "plain" and not direct_reaches_all) or _swaps(collective, placement)):
                 continue
-            for dtype, op, count in _choices(collective, ranks, 1 if collective in REDUCING else 2, turn):
+            half = None if algorithm is None else (ranks + (memory == "symmetric")) % 2
+            each = 1 if collective in REDUCING else 2
+            for dtype, op, count in _choices(collective, ranks, each, turn, half):
                 number = next(numbers)
                 more = {"algorithm": algorithm, "check": number % 3 != 0}
                 works.append(make(number, collective, count, dtype, ranks, op, placement, memory, **more))
@@ -168,8 +172,11 @@ def _swaps(collective: str, placement: str) -> bool:
     return placement == "in_place" and collective.startswith("all_to_all")
 
 
-def _choices(collective: str, ranks: int, each: int, turn: Iterator[int]) -> Iterator[tuple[str, str, int]]:
-    """dtype, op and count: all pairs of the first two with `each` small counts, then all large counts."""
+def _choices(
+    collective: str, ranks: int, each: int, turn: Iterator[int], half: int | None = None
+) -> Iterator[tuple[str, str, int]]:
+    """dtype, op and count: all pairs of the first two, or every other from `half` on, with `each` small
+    counts, then all large counts."""
     if collective == "barrier":
         yield from [("u8", "sum", 0)] * 10
         return
@@ -177,6 +184,8 @@ def _choices(collective: str, ranks: int, each: int, turn: Iterator[int]) -> Ite
     kinds = list(itertools.product(DTYPES, ops))
     blocks = ranks if collective in BLOCKED else 1
     for index, (dtype, op) in enumerate(kinds):
+        if half is not None and index % 2 != half:
+            continue
         counts = small_counts(DTYPES[dtype].itemsize, ranks)
         for step in range(each):
             yield dtype, op, counts[(next(turn) + index * 5 + step * 11) % len(counts)]

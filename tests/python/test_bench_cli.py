@@ -320,6 +320,7 @@ def test_two_benches_at_once_both_finish(tmp_path: Path) -> None:
         "8",
         "-n",
         "5",
+        "--no-report",
     ]
     children = [
         subprocess.Popen(

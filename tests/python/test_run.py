@@ -7,6 +7,7 @@ rank, and whatever it started, holds the pipe open for as long as it lives.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -42,6 +43,7 @@ def nothing_left(ranks_find_unisono: None) -> Iterator[None]:
     handlers = [
         signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
     ]
+    gc.collect()  # what earlier tests have left
     files, children = _files(), _children()
     yield
     assert (_files(), _children()) == (files, children)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from typing import Any
 
@@ -12,6 +13,9 @@ import numpy as np
 import unisono
 from fault_programs import Meeting, attempt
 from soak import Soak
+from unisono.bench import tune
+from unisono.bench.backends import base
+from unisono.bench.cases import COLLECTIVES, make_case
 
 F32 = np.float32
 
@@ -21,6 +25,29 @@ def who() -> list[Any]:
     with unisono.init() as comm:
         total = comm.all_reduce(np.array([comm.rank, 1], np.int64))
         return [comm.rank, comm.size, total.tolist(), comm.closed]
+
+
+def supported(reach: bool) -> list[str]:
+    """What the bench's backend or the plan says of an algorithm against what `reach`, of plain memory,
+    implies.
+    """
+    wrong = []
+    with unisono.init() as comm:
+        for name in tune.variants(tune.tunable()):
+            backend = base.load(name)
+            backend.setup(base.Ranks(comm.rank, comm.size, lambda data: [data], comm))
+            algorithm = name.partition(":")[2]
+            direct = algorithm.endswith(("direct", "two_shot_push", "chain"))
+            for collective, memory in itertools.product(COLLECTIVES, ("plain", "symmetric")):
+                why = backend.supports(make_case(collective, 64, "f32", 2, memory=memory))
+                runs = algorithm in comm.algorithms(collective) and (
+                    reach or memory == "symmetric" or not direct
+                )
+                wrong += [f"{name}, {collective}, {memory}: {why}"] if (why is None) != runs else []
+        for collective in ("all_reduce", "all_gather", "send_recv"):
+            planned = comm.plan(collective, 1 << 30)
+            wrong += [f"{collective} is planned by {planned}"] if planned.endswith("direct") != reach else []
+    return wrong
 
 
 def quantised() -> str:

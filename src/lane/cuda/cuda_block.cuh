@@ -98,11 +98,11 @@ class CudaBlock {
     pending_ |= kWaits;
   }
   // A signal that brings an address, and the wait for it.
-  __device__ void tell(int peer, Slot slot, byte* address) {
+  __device__ void signal_note(int peer, Slot slot, byte* address) {
     if (speaks_to(peer)) cuda::store_relaxed(&flag(peer, slot, rank())->address, address);
     signal(peer, slot);
   }
-  __device__ byte* told(int peer, Slot slot) {
+  __device__ byte* wait_note(int peer, Slot slot) {
     wait(peer, slot);
     settle();
     return cuda::load_relaxed(&flag(rank(), slot, peer)->address);
