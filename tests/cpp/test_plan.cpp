@@ -118,7 +118,7 @@ TEST(Plan, RefusesAnAlgorithmOfAnotherCollective) {
 }
 
 // A plan of GPUs knows an algorithm of every collective, and takes a direct one only where buffers are
-// reached.
+// reached, or two ranks tell each other whether they are.
 void expect_an_algorithm_that_reaches(const Plan& plan, bool peer_access) {
   for (const Collective collective : collectives()) {
     const auto known = Plan::algorithms(collective, Memory::device);
@@ -126,7 +126,8 @@ void expect_an_algorithm_that_reaches(const Plan& plan, bool peer_access) {
       for (std::size_t bytes = 1; bytes < std::size_t{1} << 40; bytes *= 3) {
         const Algorithm chosen = plan.choose(collective, bytes, symmetric);
         EXPECT_NE(std::find(known.begin(), known.end(), chosen), known.end()) << name_of(collective);
-        EXPECT_TRUE((symmetric && peer_access) || !is_direct(chosen)) << name_of(collective);
+        const bool reached = symmetric || collective == Collective::send_recv;
+        EXPECT_TRUE((reached && peer_access) || !is_direct(chosen)) << name_of(collective);
       }
   }
 }

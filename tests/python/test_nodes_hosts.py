@@ -71,7 +71,7 @@ def test_hosts_of_torchrun() -> None:
     right(outcome.results(), 2, "gloo", 60)
 
 
-@pytest.mark.parametrize("how", ["netem delay 3ms 2ms loss 1%", "tbf rate 400mbit burst 64k limit 40k"])
+@pytest.mark.parametrize("how", ["netem delay 3ms 2ms loss 1%", "tbf rate 200mbit burst 32k limit 20k"])
 def test_packets_late_and_lost(how: str) -> None:
     with hosts.hosts(2) as made:
         try:
