@@ -15,13 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 import unisono
 from body import OtherSubject, Report, UnisonoSubject, run
 from cases import COLLECTIVES, Work, works_of_others, works_of_unisono
 from unisono import bootstrap, launch
 from unisono.bench.backends.base import Backend, Ranks, load
+from unisono.bench.backends.unisono import reach_any_memory
 from unisono.nodes import HierarchicalCommunicator
 
 _TIMEOUT_S = 60.0
@@ -38,22 +37,11 @@ def _reported(path: Path, body: Callable[[Report], None]) -> bool:
     return report.error is None
 
 
-def _reaches_plain_memory(communicator: unisono.Communicator | HierarchicalCommunicator) -> bool:
-    """Whether direct algorithms take any memory here. The same on every rank, as UsageErrors of the ranks'
-    places are.
-    """
-    try:
-        communicator.all_gather(np.zeros(1, np.uint8), algorithm="direct")
-    except unisono.UsageError:
-        return False
-    return True
-
-
 def _works(communicator: unisono.Communicator | HierarchicalCommunicator) -> list[Work]:
     algorithms = {name: list(communicator.algorithms(name)) for name in COLLECTIVES}
     if isinstance(communicator, HierarchicalCommunicator) and not communicator.topology.uniform:
         algorithms["all_reduce"].remove("chain")
-    return works_of_unisono(communicator.size, algorithms, _reaches_plain_memory(communicator))
+    return works_of_unisono(communicator.size, algorithms, reach_any_memory(communicator))
 
 
 def unisono_processes(folder: Path) -> bool:

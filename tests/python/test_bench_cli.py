@@ -133,6 +133,22 @@ def test_the_world_that_is_joined() -> None:
         start.joined_world({"PALS_SIZE": "4"}, None)
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("mpiexec (OpenRTE) 4.1.4", {"--oversubscribe", "plm", "isolated"}),
+        ("prterun (PRRTE) 3.0", {"--oversubscribe"}),
+        ("HYDRA build details", {"-launcher", "fork"}),
+    ],
+)
+def test_each_mpiexec_is_asked_in_its_own_words(said: str, words: set[str], tmp_path: Path) -> None:
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text(f"#!/bin/sh\necho '{said}'\n")
+    mpiexec.chmod(0o755)
+    known = {"--oversubscribe", "plm", "isolated", "-launcher", "fork"}
+    assert known & set(start.mpiexec_command(str(mpiexec), 2)) == words
+
+
 def test_info_names_every_backend() -> None:
     done = subprocess.run([*COMMAND, "info"], capture_output=True, text=True, timeout=120, check=True)
     for word in ("processor", "cores", "memory", "unisono", "mpi", "gloo"):

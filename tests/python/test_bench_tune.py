@@ -129,14 +129,14 @@ def test_the_library_loads_what_tune_writes(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_command_writes_a_table(tmp_path: Path) -> None:
-    words = ["tune", "--ranks", "2", "--collective", "gather", "--budget", "3", "-O", "plan.json"]
+    words = ["tune", "--ranks", "2", "--collective", "broadcast", "--budget", "4", "-O", "plan.json"]
     command = [sys.executable, "-m", "unisono.cli", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     table = json.loads((tmp_path / "plan.json").read_text())
     assert (table["schema"], table["ranks"]) == (tune.SCHEMA, 2)
-    assert {(e["collective"], e["memory"]) for e in table["entries"]} == {("gather", m) for m in MEMORIES}
-    assert {e["algorithm"] for e in table["entries"]} <= set(unisono.Communicator.algorithms("gather"))
+    assert {(e["collective"], e["memory"]) for e in table["entries"]} == {("broadcast", m) for m in MEMORIES}
+    assert {e["algorithm"] for e in table["entries"]} <= set(unisono.Communicator.algorithms("broadcast"))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

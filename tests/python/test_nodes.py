@@ -116,7 +116,7 @@ def test_it_has_what_a_communicator_has() -> None:
 @pytest.mark.torch
 def test_a_bench(tmp_path: Path) -> None:
     """Every collective on nodes, without a failure."""
-    words = "--sizes 64K --backend unisono --mode latency -n 2 --no-report --workload none --out"
+    words = "--sizes 64,64K --backend unisono --mode latency -n 2 --no-report --workload none --out"
     bench = [sys.executable, unisono.__main__.__file__, "bench", *words.split(), str(tmp_path)]
     ended = ranks.launch(4, bench, None, 120, nodes=2)
     assert ended.code == 0, str(ended)

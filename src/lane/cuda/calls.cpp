@@ -149,14 +149,15 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
   launch.from = std::max(from, 0);
   launch.sent = to < 0 ? 0 : args.bytes;
   launch.received = from < 0 ? 0 : args.bytes;
-  // in place, what comes would overwrite what has not gone
-  if (from >= 0 && (to < 0 || !request.in_place())) launch.mine = seen_by(from, args.out, args.bytes);
   if (request.collective == Collective::all_to_all_v) {
     launch.by_parts = true;
     std::copy_n(request.sends.begin(), n, launch.sends);
     std::copy_n(request.receives.begin(), n, launch.receives);
   }
-  if (is_direct(algorithm)) {
+  if (is_direct(algorithm) && (to >= 0 || from >= 0)) {
+    // in place, what comes would overwrite what has not gone
+    if (from >= 0 && (to < 0 || !request.in_place())) launch.mine = seen_by(from, args.out, args.bytes);
+  } else if (is_direct(algorithm)) {
     auto reach = [&](const void* at, int rank) -> byte* {
       const Place mine = place(static_cast<const byte*>(at), 0);
       if (mine.allocation == Place::kNone) return nullptr;

@@ -238,7 +238,6 @@ std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
   for (std::size_t r = 0; r < parts.size(); ++r) mine.at[r] = parts[r] ? parts[r]->data() : nullptr;
   std::vector<byte*> seen;
   for (const Mapped& its : group_.exchange(mine)) seen.push_back(its.at[me]);
-  if (!peer_access_) std::fill(seen.begin(), seen.end(), nullptr);
   void* data = parts[me]->data();
   const std::scoped_lock lock(symmetric_->mutex);
   const std::uint32_t number = ++symmetric_->made;

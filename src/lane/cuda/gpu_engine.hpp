@@ -39,8 +39,6 @@ class GpuEngine final : public Engine {
   std::string_view card() const override { return card_; }
 
   Place place(const byte* at, std::size_t bytes) const override;
-  // Where a peer has this buffer of mine, or null.
-  byte* seen_by(int peer, const byte* at, std::size_t bytes) const;
 
   // The buffers that peers read or store into; where the root's lies, the others know by their own at the
   // same offset. A buffer that only its own rank touches may be anywhere: in place, the root's does not tell
@@ -119,6 +117,9 @@ class GpuEngine final : public Engine {
   void meet(const Launch& given, cudaStream_t stream) const;
   // What follows on `later` waits for what is on `earlier` now.
   void order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const;
+
+  // Where a peer has this buffer of mine mapped, or null.
+  byte* seen_by(int peer, const byte* at, std::size_t bytes) const;
 
   // A communicator's calls follow each other, on whichever streams they are.
   void take_turn(cudaStream_t stream);

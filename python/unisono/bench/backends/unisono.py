@@ -73,7 +73,7 @@ class UnisonoBackend(Backend):
             self._device, self._queued = "cuda", {"stream": ranks.stream}
             self._one = torch.zeros(1, dtype=torch.int32, device=f"cuda:{ranks.device}")
         elif self._reaches_peers():
-            self._any_memory = _reach_any_memory(self._comm)
+            self._any_memory = reach_any_memory(self._comm)
 
     def _reaches_peers(self) -> bool:
         return str(self._forced).endswith(("direct", "two_shot_push", "copy_engine", "chain"))
@@ -224,11 +224,11 @@ def _verb(case: Case) -> str:
     return "send_recv" if case.collective == pairs.NAME or case.streams else case.collective
 
 
-def _reach_any_memory(comm: Any) -> bool:
+def reach_any_memory(comm: Any) -> bool:
     """Whether a direct program runs on plain memory: the kernel may forbid it, and the fabric lane cannot.
     Collective."""
     try:
-        comm.all_reduce(np.zeros(1, np.float32), algorithm="two_shot_direct")
+        comm.all_gather(np.zeros(1, np.uint8), algorithm="direct")
     except UsageError:
         return False
     return True
