@@ -196,9 +196,10 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
     }
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
+    const bool died = dead(r);  // before the next line: who leaves in good order says so before it ends
     const bool left = board(r).departed.load(std::memory_order_acquire) != 0;
     // A rank that has left in good order is missed only by those who still wait for it.
-    if (left ? r != peer : !dead(r)) continue;
+    if (left ? r != peer : !died) continue;
     if (arrived()) return;
     const std::string who = "rank " + std::to_string(r) + " (process " +
                             std::to_string(processes_[static_cast<std::size_t>(r)].pid()) + ")";

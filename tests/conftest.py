@@ -31,6 +31,16 @@ def ranks_find_unisono(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]))
 
 
+# A shared machine may stop for a second: hypothesis shall not call that a failure. Under CI it picks the same
+# examples every time, by itself.
+if find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "unisono", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("unisono")
+
 # A GPU machine without a network has the packages that it has: without this one tests run without a limit.
 if find_spec("pytest_timeout") is None:
 

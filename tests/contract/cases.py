@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,7 +51,7 @@ class Work:
     @property
     def offset(self) -> int:
         """Where in the random data the input begins."""
-        return self.count * 7919 % 60_013
+        return self.count * 7919 % 20_011
 
     @property
     def shift(self) -> int:
@@ -176,7 +177,7 @@ def _choices(
     collective: str, ranks: int, each: int, turn: Iterator[int], half: int | None = None
 ) -> Iterator[tuple[str, str, int]]:
     """dtype, op and count: all pairs of the first two, or every other from `half` on, with `each` small
-    counts, then all large counts."""
+    counts, then all large counts, each with one of four pairs: what to expect of them is most of the work."""
     if collective == "barrier":
         yield from [("u8", "sum", 0)] * 10
         return
@@ -189,9 +190,10 @@ def _choices(
         counts = small_counts(DTYPES[dtype].itemsize, ranks)
         for step in range(each):
             yield dtype, op, counts[(next(turn) + index * 5 + step * 11) % len(counts)]
-    wide = [kind for kind in kinds if kind[0] in LONG]
+    wide = [(dtype, op) for op in ops for dtype in LONG]
+    first = next(turn) % 4
     for index in range(len(large_counts(4, ranks, blocks))):
-        dtype, op = wide[(next(turn) * 7 + index) % len(wide)]
+        dtype, op = wide[(2 * (index + ranks) + first) % len(wide)]
         counts = large_counts(DTYPES[dtype].itemsize, ranks, blocks)
         yield dtype, op, counts[index % len(counts)]
 
@@ -289,8 +291,11 @@ def out_of(work: Work, rank: int) -> Expected:
 def _combined(work: Work) -> Expected:
     case = work.case
     elements = work.count * (case.ranks if case.collective in BLOCKED else 1)
-    make = _combination if elements < 1 << 14 else _combination.__wrapped__
-    return make(case.dtype, str(case.op), case.ranks, work.offset, elements, work.tame)
+    with _combining:
+        return _combination(case.dtype, str(case.op), case.ranks, work.offset, elements, work.tame)
+
+
+_combining = threading.Lock()  # of ranks that are threads the first makes it, the others find it
 
 
 @lru_cache(4096)

@@ -34,8 +34,7 @@ DTYPES = {
 INTEGERS = ("i8", "u8", "i32", "i64")
 OPS = ("sum", "prod", "min", "max", "avg")
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_POOL = 100_003  # elements of random data of a rank and dtype; a prime, so that no size repeats it in step
-_TILES = 12  # by which long inputs repeat it
+_POOL = 30_011  # elements of random data of a rank and dtype; a prime, so that no size repeats it in step
 
 
 def combine(blocks: Sequence[Array], op: str) -> Array:
@@ -173,8 +172,8 @@ def _pool(dtype: str, rank: int, ranks: int, op: str | None) -> Array:
 
 
 @cache
-def _tiled(dtype: str, rank: int, ranks: int, op: str | None) -> Array:
-    return np.tile(_pool(dtype, rank, ranks, op), _TILES)
+def _tiled(dtype: str, rank: int, ranks: int, op: str | None, times: int) -> Array:
+    return np.tile(_pool(dtype, rank, ranks, op), times)
 
 
 def data(dtype: str, rank: int, ranks: int, offset: int, count: int, tame_for: str | None = None) -> Array:
@@ -184,6 +183,7 @@ def data(dtype: str, rank: int, ranks: int, offset: int, count: int, tame_for: s
     tame_for: the op, or "move", that a library without Unisono's guarantees is asked for; None: `wild` data.
     """
     op = None if tame_for is None else "prod" if tame_for == "prod" else "sum"
-    pool = _pool(dtype, rank, ranks, op) if offset + count <= _POOL else _tiled(dtype, rank, ranks, op)
-    assert offset + count <= len(pool), (offset, count)
-    return pool[offset : offset + count]
+    if offset + count <= _POOL:
+        return _pool(dtype, rank, ranks, op)[offset : offset + count]
+    times = 1 << ((offset + count - 1) // _POOL).bit_length()
+    return _tiled(dtype, rank, ranks, op, times)[offset : offset + count]

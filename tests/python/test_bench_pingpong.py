@@ -211,13 +211,14 @@ def test_unisono_in_every_pattern_pair_and_way(tmp_path: Path, ranks: int) -> No
 
 @pytest.mark.mpi
 @pytest.mark.torch
+@pytest.mark.timeout(600)
 def test_all_backends_send_what_they_should(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     pytest.importorskip("torch")
     words = "pingpong all_to_all --streams own,one,per-peer --ranks 3 --sizes 8,100K -d bf16 -n 2"
     command = [sys.executable, "-m", "unisono.cli", "bench", *words.split(), "--no-report"]
     done = subprocess.run(
-        [*command, "-O", str(tmp_path / "run")], capture_output=True, text=True, timeout=200, check=False
+        [*command, "-O", str(tmp_path / "run")], capture_output=True, text=True, timeout=500, check=False
     )
     found = records.read(tmp_path / "run")
     assert [failure.message for failure in found.failures] == []

@@ -72,7 +72,7 @@ def test_quick_cells_leave_their_time_to_slow_ones() -> None:
     assert len(plan.cells[-1].samples_us) > 30 / 51 / 0.1 * 2
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.floats(1e-6, 0.2), min_size=1, max_size=12), st.integers(1, 60), st.floats(0, 10))
 def test_a_fixed_number_of_samples_is_kept_exactly(costs: list[float], samples: int, spread: float) -> None:
     plan, _, _ = simulate(costs, Limits(budget_s=1, samples=samples), spread)

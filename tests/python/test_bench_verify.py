@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import quantised
@@ -103,7 +103,6 @@ def any_case(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(deadline=None)
 @given(any_case(), st.integers(0, 2**40))
 def test_a_right_result_passes(case: Case, seed: int) -> None:
     placed = place(case)
@@ -112,7 +111,6 @@ def test_a_right_result_passes(case: Case, seed: int) -> None:
     assert list(checked(case, placed, seed)) == [None] * case.ranks
 
 
-@settings(deadline=None)
 @given(any_case(), st.data())
 def test_one_wrong_bit_in_an_output_is_seen_and_named(case: Case, data: st.DataObject) -> None:
     placed = place(case)

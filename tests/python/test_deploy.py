@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +63,14 @@ def test_the_job_of_torchrun() -> None:
     assert f"--nnodes={job['spec']['completions']}" in command
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
-    changes = {f"--master-addr={name}-0.{subdomain}": "--master-addr=127.0.0.1"}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    changes = {
+        f"--master-addr={name}-0.{subdomain}": "--master-addr=127.0.0.1",
+        "--master-port=29500": f"--master-port={port}",
+    }
+    assert set(changes) < set(command)
     here = [sys.executable, "-m", "torch.distributed.run"]
     here += [changes.get(word, word) for word in command[1:-1]] + [str(ROOT / command[-1])]
     pods = [

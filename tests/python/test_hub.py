@@ -14,7 +14,7 @@ from unisono.hub import HEADER_BYTES, MAX_PAYLOAD, Decoder, Frame, FrameError, H
 U32 = st.integers(0, 0xFFFFFFFF)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(U32, U32, U32, U32, st.binary(max_size=200)), max_size=5), st.data())
 def test_messages_come_out_as_they_went_in(
     fields: list[tuple[int, int, int, int, bytes]], data: st.DataObject
@@ -86,7 +86,7 @@ def _mutated() -> st.SearchStrategy[bytes]:
     return st.builds(apply, message, change) | st.binary(max_size=60) | st.just(GOOD)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(_mutated(), max_size=6))
 def test_the_decoder_raises_nothing_but_frame_errors_and_holds_little(pieces: list[bytes]) -> None:
     decoder = Decoder()
@@ -101,7 +101,7 @@ def test_the_decoder_raises_nothing_but_frame_errors_and_holds_little(pieces: li
 # The hub
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(_mutated(), max_size=6), st.booleans())
 def test_whatever_a_hostile_rank_sends_the_others_get_an_answer(pieces: list[bytes], first: bool) -> None:
     """Ranks 0 and 2 are honest, rank 1 sends anything and ends: both hear the same, an answer or why not."""

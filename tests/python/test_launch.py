@@ -91,7 +91,7 @@ def test_from_env_names_the_bad_variable(env: dict[str, str], words: list[str]) 
     assert len(str(caught.value)) < 400
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.dictionaries(
         st.sampled_from(

@@ -71,7 +71,7 @@ def test_hosts_of_torchrun() -> None:
     right(outcome.results(), 2, "gloo", 60)
 
 
-@pytest.mark.parametrize("how", ["netem delay 3ms 2ms loss 1%", "tbf rate 200mbit burst 32k limit 20k"])
+@pytest.mark.parametrize("how", ["netem delay 3ms 2ms loss 5%", "tbf rate 50mbit burst 8k limit 8k"])
 def test_packets_late_and_lost(how: str) -> None:
     with hosts.hosts(2) as made:
         try:
@@ -88,13 +88,15 @@ def cut_when(flag: Path, made: hosts.Hosts, number: int) -> threading.Thread:
     """Cuts a host off shortly after the ranks have said that they are at work, until they have said that they
     have failed: their launcher would wait for that host."""
 
-    def appears(path: Path) -> None:
-        deadline = time.monotonic() + 20
+    def appears(path: Path) -> bool:
+        deadline = time.monotonic() + 100
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
+        return path.exists()
 
     def cut() -> None:
-        appears(flag)
+        if not appears(flag):
+            return
         time.sleep(0.05)
         made.cut(number)
         for rank in range(EACH * len(made.numbers)):
@@ -117,13 +119,15 @@ def cut_when(flag: Path, made: hosts.Hosts, number: int) -> threading.Thread:
 )
 def test_a_link_cut_within_a_collective(engine: str, count: int, tmp_path: Path) -> None:
     """Every rank hears within the deadline whom it waited for, and hears it again in the next call."""
-    timeout_s, program = 3.0, "node_programs:until_it_fails"
+    timeout_s, program = 4.0, "node_programs:until_it_fails"
     with hosts.hosts(2) as made:
         cutting = cut_when(tmp_path / "flag", made, 2)
         env = {"UNISONO_ENGINE": engine, "GLOO_SOCKET_IFNAME": "e0"}
         args = (str(tmp_path / "flag"), timeout_s, count)
-        outcome = play(made, "mpiexec", program, *args, timeout_s=40, **env)
-        cutting.join()
+        try:
+            outcome = play(made, "mpiexec", program, *args, timeout_s=120, **env)
+        finally:
+            cutting.join()
     for rank, said in enumerate(outcome.results()):
         assert "wrong" not in said, said
         text = said["error"]["text"]

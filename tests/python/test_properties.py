@@ -34,9 +34,7 @@ dtypes = st.sampled_from(list(DTYPES))
 ops = st.sampled_from(OPS)
 counts = st.one_of(st.integers(0, 70), st.sampled_from(EDGES), st.integers(0, 40_000))
 seeds = st.integers(0, 1 << 20)
-quick = settings(
-    max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+quick = settings(max_examples=60, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@ loaded."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,9 +195,13 @@ def test_names_from_records_are_text(browser: chromium.Browser, tmp_path: Path) 
     legend = page.evaluate("[...document.querySelectorAll('#legend span')].map(s => s.textContent)")
     assert sorted(legend) == sorted(backends)
     assert page.evaluate("document.querySelectorAll('img').length") == 0
-    box = page.evaluate(POINT)
-    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
-    page.wait("document.querySelector('#vg-tooltip-element.visible') !== null")
+    shown = "document.querySelector('#vg-tooltip-element.visible') !== null"
+    deadline = time.monotonic() + 60
+    while not page.evaluate(shown):  # the layout may move under the pointer
+        assert time.monotonic() < deadline
+        box = page.evaluate(POINT)
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+        time.sleep(0.1)
     assert "95 % interval" in page.evaluate("document.querySelector('#vg-tooltip-element').textContent")
     _quiet(page)
 

@@ -19,11 +19,19 @@ from typing import Any
 
 import numpy as np
 
+import ranks
 import unisono
 from rank_main import describe
 from unisono import bootstrap, launch
 
 FLOATS = np.float32
+LATE_S = 1.5  # the deadline of a call that a rank does not come to
+
+
+def init_in_peace(timeout_s: float, **options: Any) -> unisono.Communicator:
+    """A communicator whose calls have that deadline, but not the ranks' start and their meeting."""
+    meeting = bootstrap.make(launch.from_env(os.environ), timeout_s=30)
+    return unisono.init(timeout_s=timeout_s, bootstrap=meeting, **options)
 
 
 class Meeting:
@@ -80,11 +88,13 @@ def _wait_for_sleep(pid: int) -> None:
     """Until a process sleeps as in a call that waits, on a futex or (fabric lane) in naps; where the kernel
     does not tell, until it must.
     """
-    deadline = time.monotonic() + 2
-    while time.monotonic() < deadline:
+    began, tells = time.monotonic(), False
+    while time.monotonic() < began + (20 if tells else 2):
         with contextlib.suppress(OSError):
-            if re.search("futex|nanosleep", Path(f"/proc/{pid}/wchan").read_text()):
+            where = Path(f"/proc/{pid}/wchan").read_text()
+            if re.search("futex|nanosleep", where):
                 return
+            tells |= where not in ("", "0")
         time.sleep(0.01)
 
 
@@ -144,8 +154,7 @@ def killed_in_traffic(seconds: float) -> dict[str, Any]:
 def never_comes(what: str) -> dict[str, Any]:
     """The last rank stays away until the others have given up."""
     meeting = Meeting()
-    meeting.tell()  # all are here: the short deadline below is not for their start
-    comm = unisono.init(timeout_s=0.5, check=True)
+    comm = init_in_peace(LATE_S, check=True)
     call = calls_of(comm, "plain")[what]
     meeting.tell()
     began = time.monotonic()
@@ -162,9 +171,11 @@ def stopped() -> dict[str, Any]:
     """Rank 1 is stopped for longer than the deadline, and goes on afterwards."""
     meeting = Meeting()
     pids = meeting.tell(os.getpid())
-    comm = unisono.init(timeout_s=0.5)
+    comm = init_in_peace(LATE_S)
     x = np.ones(1 << 20, FLOATS)
     meeting.tell()
+    if comm.rank == 0:
+        ranks.wait_for_state(pids[1], "T")
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
         return {"first": attempt(lambda: comm.all_reduce(x)), "again": [attempt(comm.barrier)]}
@@ -211,7 +222,7 @@ def leaves_after_its_part() -> dict[str, Any]:
 
 def forked() -> dict[str, Any]:
     """Rank 0 forks a child that calls, and ends as a Python program does; then the ranks go on."""
-    comm = unisono.init(timeout_s=10)
+    comm = unisono.init(timeout_s=30)
     x = comm.empty(1 << 18, FLOATS)
     x[:] = 1
     comm.all_reduce(x, out=x)
@@ -239,6 +250,7 @@ def forked() -> dict[str, Any]:
 
 def interrupted() -> dict[str, Any]:
     """Ctrl-C reaches rank 0 while it waits for rank 1, who then needs it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it
     comm = unisono.init(timeout_s=30)
     pids = Meeting().tell(os.getpid())
     if comm.rank == 0:
@@ -285,14 +297,14 @@ def handler_returns() -> float:
 
 def stopped_past_the_deadline() -> float:
     """Rank 0 is stopped for longer than its deadline while it waits, as with a machine that is paused."""
-    comm = unisono.init(timeout_s=3)
+    comm = init_in_peace(4)
     pids = Meeting().tell(os.getpid())
     if comm.rank == 1:
         _wait_for_sleep(pids[0])
         os.kill(pids[0], signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(5)
         os.kill(pids[0], signal.SIGCONT)
-        time.sleep(0.5)  # it waits on, and looks at the clock
+        time.sleep(0.1)  # it waits on, and looks at the clock
     return float(comm.all_reduce(np.ones(1, FLOATS))[0])
 
 
@@ -313,4 +325,4 @@ def direct_without_reach() -> dict[str, Any]:
 def checks_on_rank_0() -> None:
     """Only rank 0 is to compare calls."""
     rank = launch.from_env(os.environ).rank
-    unisono.init(timeout_s=5, check=rank == 0)
+    unisono.init(timeout_s=30, check=rank == 0)

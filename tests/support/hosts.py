@@ -44,7 +44,7 @@ def missing() -> str | None:
     try:
         with hosts(1):
             return None
-    except OSError as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         return f"network namespaces are not allowed here ({error})"
 
 
@@ -150,7 +150,7 @@ class Hosts:
     def close(self) -> None:
         """Ends what still runs on the hosts, and removes them."""
         for number in (0, *self.numbers):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 for process in _ip("netns", "pids", self.name(number)).split():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(int(process), signal.SIGKILL)

@@ -132,8 +132,13 @@ def _said(path: Path) -> Any:
 
 
 def new_marker() -> dict[str, str]:
-    """An environment variable by which the processes of one test are found again."""
-    return {"UNISONO_TEST": uuid.uuid4().hex}
+    """An environment variable by which what one test leaves is found again."""
+    marker = uuid.uuid4().hex
+    _files_before[marker] = _files_in_shared_memory()
+    return {"UNISONO_TEST": marker}
+
+
+_files_before: dict[str, set[str]] = {}
 
 
 def processes_with(marker: str) -> set[int]:
@@ -157,6 +162,23 @@ def gone(marker: str, within_s: float) -> bool:
     return True
 
 
-def files_in_shared_memory() -> set[str]:
-    """Files that Unisono might have left where shared memory has names."""
+def wait_for_state(pid: int, state: str) -> None:
+    """Until a process is in a state of /proc/PID/stat, "T" for one that is stopped."""
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != state:
+        time.sleep(0.001)  # bounded by the timeout of the test
+
+
+def left_in_shared_memory(marker: str, within_s: float = 10) -> set[str]:
+    """Files of Unisono in shared memory that came since `new_marker` and stay; those of other programs go by
+    themselves.
+    """
+    deadline = time.monotonic() + within_s
+    left = _files_in_shared_memory() - _files_before[marker]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left &= _files_in_shared_memory()
+    return left
+
+
+def _files_in_shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if "unisono" in path.name}

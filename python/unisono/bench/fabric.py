@@ -55,7 +55,10 @@ def look_up(name: str) -> tuple[str, int, int]:
         "except unisono.UnisonoError as error: sys.exit(str(error))\n"
     )
     asked = [sys.executable, "-c", program, name]
-    said = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        raise CaseError(f"libfabric has not said within 60 s whether it has {name!r}: try fi_info.") from None
     if said.returncode != 0:
         raise CaseError((said.stderr.strip().splitlines() or ["libfabric cannot be asked."])[-1])
     found, nics, most = said.stdout.strip().split("|")

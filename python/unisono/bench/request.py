@@ -277,7 +277,7 @@ def directory_of(named: Path | None, kind: str = "bench") -> Path:
     used."""
     if named is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        return Path.cwd() / f"unisono-{kind}-{stamp}-{secrets.token_hex(2)}"
+        return Path.cwd() / f"unisono-{kind}-{stamp}-{secrets.token_hex(4)}"
     if named.exists() and not named.is_dir():
         raise CaseError(f"{named} is not a directory: name another with --output.")
     if (named / FILE_NAME).exists():
