@@ -263,8 +263,13 @@ void Group::record(Kind kind, const std::string& text) {
 
 void Group::raise_failure() const {
   const Failure& failure = board(0).failure;
-  // Whoever writes it is at it now; should it die there, the kind is still unknown after a while.
-  for (int i = 0; i < 1000 && failure.stage.load(std::memory_order_acquire) != 2; ++i) ::usleep(1000);
+  // Whoever writes it is at it now; should it die there, the kind stays unknown.
+  const auto given_up = [this](int ms) {
+    for (int r = 0; ms > 1000 && r < size_; ++r)
+      if (r != rank_ && dead(r)) return true;
+    return ms > 30000;
+  };
+  for (int ms = 0; failure.stage.load(std::memory_order_acquire) != 2 && !given_up(ms); ++ms) ::usleep(1000);
   if (failure.stage.load(std::memory_order_acquire) != 2)
     throw PeerLostError("a rank died while it reported a failure: start the ranks again.");
   raise(failure.kind, {failure.text, ::strnlen(failure.text, sizeof failure.text)});

@@ -24,8 +24,9 @@ constexpr std::size_t kNotes = 4;  // of a kind: a peer is never more than two s
 // Of a transfer that is split over channels: what a NIC of its own pays for, or another channel of the same
 // NIC.
 constexpr std::size_t kLeastShare = 64 << 10, kLeastShareOfNic = 1 << 20;
-constexpr std::size_t kMostWrite = 1 << 30;           // of one write, whatever the provider allows
-constexpr auto kLook = std::chrono::milliseconds(5);  // between two looks at the peers
+constexpr std::size_t kMostWrite = 1 << 30;                    // of one write, whatever the provider allows
+constexpr auto kLook = std::chrono::milliseconds(5);           // between two looks at the peers
+constexpr auto kMostCounted = std::chrono::milliseconds(200);  // of the time between; more: it was stopped
 // Of an idle wait, before it sleeps. A rank that yields takes its turns from those that copy.
 constexpr std::chrono::microseconds kYielding{2000}, kYieldingCrowded{50};
 constexpr auto kNap = std::chrono::microseconds(50);
@@ -356,8 +357,8 @@ bool FabricEndpoint::progress() {
 void FabricEndpoint::await(int peer, const std::function<bool()>& ready) {
   using Clock = std::chrono::steady_clock;
   if (ready()) return;
-  const auto began = Clock::now();
-  auto looked = began, busy = began;
+  auto looked = Clock::now(), busy = looked;
+  Clock::duration waited{};
   for (;;) {
     const bool any = progress();
     if (ready()) return;
@@ -366,8 +367,9 @@ void FabricEndpoint::await(int peer, const std::function<bool()>& ready) {
     else if (now - busy < yielding_) ::sched_yield();
     else std::this_thread::sleep_for(kNap);
     if (now - looked < kLook) continue;
+    waited += std::min<Clock::duration>(now - looked, kMostCounted);
     looked = now;
-    watch_.look(peer, std::chrono::duration<double>(now - began).count(), ready);
+    watch_.look(peer, std::chrono::duration<double>(waited).count(), ready);
   }
 }
 
@@ -407,6 +409,7 @@ std::string FabricEndpoint::failure_of(int peer) const {
 
 void FabricEndpoint::abandon() noexcept {
   for (const auto& channel : channels_) channel->abandon();
+  for (fabric::Task& task : tasks_) abandoned_.push_back(std::move(task));
   tasks_.clear();
 }
 

@@ -203,7 +203,8 @@ class FabricEndpoint {
   Estate estate_;
   std::vector<std::unique_ptr<fabric::Channel>>& channels_ = estate_.channels;
   std::vector<std::shared_ptr<fabric::Region>>& regions_ = estate_.regions;
-  std::vector<fabric::Task> tasks_;  // those that still write
+  std::vector<fabric::Task> tasks_;      // those that still write
+  std::vector<fabric::Task> abandoned_;  // kept to the end: what fails within one abandons it while it runs
   std::vector<const byte*> sources_;
   std::vector<Dst> destinations_;
 };

@@ -25,7 +25,8 @@ constexpr std::string_view kMagic = "unisono-fabric-1";
 constexpr double kProbeS = 0.2;  // between two looks whether a silent peer still takes writes
 constexpr double kGraceS = 0.5;  // in which what a rank wrote before it went may still arrive
 constexpr double kFarewellS = 1;
-constexpr double kStuckS = 1.5;  // in one call of libfabric's, after a peer's death
+constexpr double kStuckS = 1.5;      // in one call of libfabric's, after a peer's death
+constexpr double kStuckAliveS = 10;  // the same while all live: within less, it may only have lost its core
 
 constexpr std::string_view name_of(Kind kind) {
   constexpr std::string_view names[fabric::kKinds] = {"meet",  "piece",   "credit",  "bulk",
@@ -174,7 +175,7 @@ std::string FabricGroup::stuck(double seconds) {
     if (const auto& process = processes_[static_cast<std::size_t>(r)]; process && process->dead())
       first_dead_ = r;
   const bool without_end = first_dead_ && seconds > kStuckS;
-  if (!without_end && seconds < timeout_s_) return {};
+  if (!without_end && seconds < std::max(timeout_s_, kStuckAliveS)) return {};
   bury(true);
   if (without_end)
     return who(*first_dead_) + " has died within libfabric, whose locks " + where() +

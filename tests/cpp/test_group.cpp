@@ -17,7 +17,7 @@
 namespace unisono::test {
 namespace {
 
-constexpr double kShort = 0.2, kLong = 120;
+constexpr double kShort = 1.5, kLong = 120;
 
 // What each rank has thrown.
 class Texts {
@@ -52,7 +52,7 @@ TEST(Timeout, NamesRankPeerAndSlot) {
     }
   });
   texts.expect_one();
-  for (const char* part : {"barrier", "of rank 0", "for rank 1", "slot meet", "0.2 s", "UNISONO_TIMEOUT_S"})
+  for (const char* part : {"barrier", "of rank 0", "for rank 1", "slot meet", "1.5 s", "UNISONO_TIMEOUT_S"})
     EXPECT_TRUE(has(texts[0], part)) << part << " in: " << texts[0];
 }
 
@@ -238,10 +238,11 @@ TEST(Usage, OneThreadAtATime) {
     released.wait();
     comm.barrier();
   });
-  bool told = false;
+  bool made = false, told = false;  // making it may wait too
   Communicator comm(bootstraps[0], {.timeout_s = kLong, .check = false, .while_waiting = [&] {
-                                      if (!std::exchange(told, true)) inside.set_value();
+                                      if (made && !std::exchange(told, true)) inside.set_value();
                                     }});
+  made = true;
   std::thread first([&] { comm.barrier(); });
   inside.get_future().wait();
   const std::string text = text_of<UsageError>([&] { comm.barrier(); });
@@ -260,8 +261,11 @@ TEST(WhileWaiting, WhatItThrowsEndsTheCallAndLosesTheRank) {
     left.wait();
     EXPECT_THROW(comm.barrier(), PeerLostError);
   });
-  Communicator comm(bootstraps[0],
-                    {.timeout_s = kLong, .check = false, .while_waiting = [] { throw Interrupt{}; }});
+  bool made = false;  // making it may wait too
+  Communicator comm(bootstraps[0], {.timeout_s = kLong, .check = false, .while_waiting = [&] {
+                                      if (made) throw Interrupt{};
+                                    }});
+  made = true;
   Words words;
   EXPECT_THROW(comm.recv(words.call(), 1), Interrupt);
   EXPECT_TRUE(comm.closed());
