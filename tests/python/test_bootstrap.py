@@ -125,7 +125,7 @@ except errors.MismatchError as error:
 def test_hub_names_the_rank_that_never_arrives(capfd: pytest.CaptureFixture[str]) -> None:
     code = """
 bootstrap.make(world, timeout_s=60).all_gather(b"")  # all are here: the short deadline is not for their start
-b = bootstrap.make(world, timeout_s=3 if world.rank else 60)
+b = bootstrap.make(world, timeout_s=2 if world.rank else 60)
 if b.rank == 1:
     sys.stdin.read()
     os.read(os.pipe()[0], 1)
@@ -135,8 +135,8 @@ except TimeoutError as error:
     say(isinstance(error, errors.TimeoutError), error)
     sys.exit(2)
 """
-    status = launch.run_local(3, [sys.executable, "-c", MAKE + code], grace_s=5)
-    text = "True rank 1 did not reach the all_gather that ranks 0 and 2 waited in for 3 s"
+    status = launch.run_local(3, [sys.executable, "-c", MAKE + code], grace_s=2)
+    text = "True rank 1 did not reach the all_gather that ranks 0 and 2 waited in for 2 s"
     assert (status, capfd.readouterr().out.splitlines()) == (2, [text] * 2)
 
 

@@ -98,10 +98,10 @@ def test_deadline_that_is_none(timeout_s: Any) -> None:
 
 
 def test_deadline_of_the_environment() -> None:
-    zero, _ = play(2, "deadline_of_the_environment", env={"UNISONO_TIMEOUT_S": "3"})
+    zero, _ = play(2, "deadline_of_the_environment", env={"UNISONO_TIMEOUT_S": "2"})
     assert zero["tried"]["error"]["type"] == "TimeoutError"
-    assert "has waited 3 s" in zero["tried"]["error"]["text"]
-    assert 3 <= zero["waited"] < 20
+    assert "has waited 2 s" in zero["tried"]["error"]["text"]
+    assert 2 <= zero["waited"] < 20
 
 
 @pytest.mark.parametrize(

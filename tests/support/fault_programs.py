@@ -25,7 +25,7 @@ from rank_main import describe
 from unisono import bootstrap, launch
 
 FLOATS = np.float32
-LATE_S = 1.5  # the deadline of a call that a rank does not come to
+LATE_S = 1.0  # the deadline of a call that a rank does not come to
 
 
 def init_in_peace(timeout_s: float, **options: Any) -> unisono.Communicator:
