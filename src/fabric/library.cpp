@@ -52,8 +52,8 @@ void find(void* from, const char* name, Function& function) {
 
 Library open() {
   const KeptSignals kept;
-  // rxd sends 128 datagrams of up to 64 KiB before the first answer, of which a socket's buffer takes a few:
-  // it lost a quarter of all on one machine, and none with 8.
+  // rxd sends 128 datagrams of up to 64 KiB before the first answer; a socket's buffer overflows, and not all
+  // of what was dropped came in the end.
   ::setenv("FI_OFI_RXD_MAX_UNACKED", "8", 0);
   void* const from = open_library();
   if (!from)
