@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from bootstrap_programs import AGAIN, GATHER, shell
+from ranks import free_port
 from unisono import bootstrap
 from unisono.bootstrap_store import StoreBootstrap
 from unisono.errors import PeerLostError, TimeoutError, UnisonoError, UsageError
@@ -138,10 +138,7 @@ def test_torchrun() -> None:
 def test_torch_variables_set_by_hand(program: Path, said: str) -> None:
     """Without torchrun's agent rank 0 serves the Store, and must not leave before the others have read;
     communicators that follow each other find it again."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(program)], env={**env, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True

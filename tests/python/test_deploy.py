@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -63,12 +62,9 @@ def test_the_job_of_torchrun() -> None:
     assert f"--nnodes={job['spec']['completions']}" in command
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     changes = {
         f"--master-addr={name}-0.{subdomain}": "--master-addr=127.0.0.1",
-        "--master-port=29500": f"--master-port={port}",
+        "--master-port=29500": f"--master-port={ranks.free_port()}",
     }
     assert set(changes) < set(command)
     here = [sys.executable, "-m", "torch.distributed.run"]

@@ -11,7 +11,6 @@ import textwrap
 import pytest
 
 import ranks
-from fault_programs import LATE_S
 from faults import NOTICED_S, assert_lost, assert_nothing_left, error_of
 
 
@@ -61,7 +60,7 @@ def test_rank_that_never_comes(what: str) -> None:
         assert error["type"] == "TimeoutError"
         assert "UnisonoError" in error["bases"] and "OSError" in error["bases"]
         assert error_of(one["again"][0]) == error
-        assert one["waited"] < LATE_S + NOTICED_S
+        assert one["waited"] < NOTICED_S
         texts.add(error["text"])
     text = texts.pop()
     assert not texts, "the ranks tell different stories"

@@ -30,15 +30,18 @@ LATE_S = 1.0  # the deadline of a call that a rank does not come to
 
 def init_in_peace(timeout_s: float, **options: Any) -> unisono.Communicator:
     """A communicator whose calls have that deadline, but not the ranks' start and their meeting."""
-    meeting = bootstrap.make(launch.from_env(os.environ), timeout_s=30)
-    return unisono.init(timeout_s=timeout_s, bootstrap=meeting, **options)
+    return unisono.init(timeout_s=timeout_s, bootstrap=_patient_bootstrap(), **options)
+
+
+def _patient_bootstrap() -> bootstrap.Bootstrap:
+    return bootstrap.make(launch.from_env(os.environ), timeout_s=30)
 
 
 class Meeting:
     """The ranks' way to talk that has nothing to do with the communicator under test."""
 
     def __init__(self) -> None:
-        self._bootstrap = bootstrap.make(launch.from_env(os.environ), timeout_s=30)
+        self._bootstrap = _patient_bootstrap()
 
     def tell(self, value: Any = None) -> list[Any]:
         """Everyone's value, in rank order; returns when all have come."""

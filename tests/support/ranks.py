@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -166,6 +167,13 @@ def wait_for_state(pid: int, state: str) -> None:
     """Until a process is in a state of /proc/PID/stat, "T" for one that is stopped."""
     while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != state:
         time.sleep(0.001)  # bounded by the timeout of the test
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody has at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def left_in_shared_memory(marker: str, within_s: float = 10) -> set[str]:
