@@ -2,7 +2,8 @@
 # make test    builds and runs every test that needs no GPU
 # The rest:    lint format sanitize cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
 # Variables:   PYTHON (3.11 or newer), VENV, TORCH (empty: no PyTorch), BENCH (flags of unisono bench), OUT (its folder),
-#              JOBS, CUDA_ARCHITECTURES, WHEELS (a folder of wheels for gpu-*), PYTEST and CTEST (more flags)
+#              JOBS, CUDA_ARCHITECTURES, WHEELS (a folder of wheels for gpu-*), WORKERS (of pytest, each a file at a time),
+#              PYTEST and CTEST (more flags)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -16,6 +17,7 @@ override PYTHON := $(or $(shell command -v $(PYTHON)),$(PYTHON))
 VENV ?= .venv
 TORCH ?= 1
 JOBS ?= $(shell nproc)
+WORKERS ?= 2
 BENCH ?= --preset quick
 CUDA_ARCHITECTURES ?= 80-real;90a-real;100-real
 WHEELS ?= .whl
@@ -41,7 +43,7 @@ test-cpp: build/tests.configured
 	ctest --preset tests $(CTEST)
 
 test-python: $(HAVE)unisono $(HAVE)test $(if $(TORCH),$(HAVE)torch)
-	python -m pytest -m 'not gpu' $(PYTEST)
+	python -m pytest -m 'not gpu' -n $(WORKERS) --dist loadfile $(PYTEST)
 
 lint: lint-python lint-types lint-cpp lint-shell lint-tidy # `make -k lint` shows the findings of all
 
@@ -60,7 +62,8 @@ lint-shell: $(HAVE)dev
 
 # What this machine builds: the rest is left to cuda-check.
 lint-tidy: build/tests.configured $(HAVE)dev
-	grep -o '"file": *"$(CURDIR)/src/[^"]*' build/tests/compile_commands.json | sed 's/.*"//' | sort -u | xargs -P $(JOBS) -n 1 clang-tidy -quiet -p build/tests
+	grep -o '"$(CURDIR)/src/[^"]*[.]cpp"' build/tests/compile_commands.json | tr -d '"' | sort -u |
+	  xargs -P $(JOBS) -n 1 clang-tidy -quiet -p build/tests
 
 format: $(HAVE)dev
 	ruff check --fix .
@@ -139,11 +142,13 @@ $(HAVE)torch: $(HAVE)pip
 	if $(PIP) install -r $@.txt; then touch $@
 	else echo 'PyTorch could not be installed: the gloo backend is left out.' >&2; fi
 
-# The package, editable: Python changes need nothing, others a new `make`.
+# The package, editable: Python changes need nothing, others a new `make`. It is built where the C++ tests are, so that
+# nothing is compiled twice.
 $(HAVE)unisono: $(SOURCES) pyproject.toml $(HAVE)build $(HAVE)run
 	@echo 'Building and installing into $(VENV): unisono'
 	include=$$(tools/bootstrap.sh headers $(BIN)/python)
-	SKBUILD_CMAKE_DEFINE="Python_INCLUDE_DIR=$$include" $(PIP) install --no-build-isolation --no-deps -e .
+	SKBUILD_BUILD_DIR=build/tests SKBUILD_CMAKE_DEFINE="Python_INCLUDE_DIR=$$include" \
+	  $(PIP) install --no-build-isolation --no-deps -e .
 	touch $@
 
 # ---- CMake's build folders, one for each preset ---------------------------------------------------------------------
