@@ -7,12 +7,14 @@
 
 #include "arguments.hpp"
 #include "docstrings.hpp"
+#include "fabric/communicator.hpp"
 #include "module.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono::python {
 
 void bind_fabric(nb::module_& module) {
+  fabric::set_library_defaults();
   using namespace nb::literals;
   using F = Communicator::Fabric;
   nb::class_<F>(module, "Fabric", doc::kFabric)

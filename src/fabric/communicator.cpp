@@ -96,7 +96,7 @@ class FabricCommunicator final : public Communicator::Impl {
     if (on_gpu) finish_stream(request);  // neither this rank's NIC nor a peer's waits for it
     if (is_direct(algorithm) && request.bytes() > 0) meet_places(request);
     else if (check_ && size() > 1) compare_calls(request);
-    if (args.bytes == 0) return;
+    if (args.bytes == 0) return group_.lane().finish();
     if (on_gpu) return run_on_gpu(request);
     if (size() == 1) return copy(args.in, args.out, args.bytes);
     group_.lane().prepare(
@@ -112,7 +112,7 @@ class FabricCommunicator final : public Communicator::Impl {
     chosen(request);
     if (check_) compare_pair(RingChannel(group_.lane()), request, to, from);
     Args& args = request.args;
-    if (args.bytes == 0) return;
+    if (args.bytes == 0) return group_.lane().finish();
     if (to == rank() && from == rank()) return copy(args.in, args.out, args.bytes);
     group_.lane().prepare(nullptr, sources_stay(request));
     RingChannel channel(group_.lane());
@@ -125,6 +125,7 @@ class FabricCommunicator final : public Communicator::Impl {
     if (size() == 1) return;
     if (check_) compare(group_.exchange(ticket(Collective::barrier, Call{}, 0)));
     meet(group_.lane());
+    group_.lane().finish();
   }
 
   std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) override {

@@ -11,4 +11,8 @@ namespace unisono::fabric {
 std::unique_ptr<Communicator::Impl> make_communicator(Bootstrap& bootstrap,
                                                       const Communicator::Options& options);
 
+// Of libfabric's settings, those that the lane rests on, where the environment has no others. libfabric reads
+// them once, also one that MPI brings: to be called before either is opened.
+void set_library_defaults();
+
 }  // namespace unisono::fabric

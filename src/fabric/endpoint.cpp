@@ -118,8 +118,8 @@ FabricEndpoint::Contact FabricEndpoint::contact() const {
 
 void FabricEndpoint::connect(std::vector<Contact> contacts, bool crowded) {
   // what may be lost is sent again only while this rank looks
-  const bool datagrams = settings_.provider.name.ends_with("ofi_rxd");
-  yielding_ = crowded && !datagrams ? kYieldingCrowded : kYielding;
+  datagrams_ = settings_.provider.name.ends_with("ofi_rxd");
+  yielding_ = crowded && !datagrams_ ? kYieldingCrowded : kYielding;
   for (std::size_t c = 0; c < channels_.size(); ++c) {
     std::vector<std::string> addresses;
     for (const Contact& one : contacts) addresses.push_back(one.addresses[c]);
@@ -269,12 +269,16 @@ void FabricEndpoint::put_far(const Dst& to, const byte* from, std::size_t bytes)
 
 // ---- signals and pieces -----------------------------------------------------------------------------------
 
+// It is one of the writes that `finish` waits for: behind others, it may still lie in a queue that libfabric
+// looks at only when asked, and this rank may not ask again before the peer has heard it. But a datagram is
+// complete when the peer has looked once more, who may have gone: such a note is not waited for.
 void FabricEndpoint::note(int peer, Kind kind, std::uint64_t value) {
   const Layout layout{peers_.size(), settings_.chunk_bytes};
   const std::uint64_t number = of(peer).number(kind);
   const std::size_t offset = layout.note(rank_, kind, number);
   byte* const own = regions_[kScratch]->memory.get() + layout.own_at() + layout.note(peer, kind, number);
   std::memcpy(own, &value, sizeof value);
+  if (!datagrams_) return start(transfer(peer, own, sizeof value, kScratch, offset, kind));
   const int channel = usual_channel(peer);
   fabric::Channel& on = *channels_[static_cast<std::size_t>(channel)];
   Write write = write_to(peer, kScratch, offset, sizeof value, channel, kind, number);

@@ -5,6 +5,7 @@
 #include <csignal>
 
 #include "env.hpp"
+#include "fabric/communicator.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::fabric {
@@ -52,9 +53,7 @@ void find(void* from, const char* name, Function& function) {
 
 Library open() {
   const KeptSignals kept;
-  // rxd sends 128 datagrams of up to 64 KiB before the first answer; a socket's buffer overflows, and not all
-  // of what was dropped came in the end.
-  ::setenv("FI_OFI_RXD_MAX_UNACKED", "8", 0);
+  set_library_defaults();
   void* const from = open_library();
   if (!from)
     throw ResourceError("libfabric cannot be opened (" + std::string(::dlerror()) +
@@ -74,6 +73,16 @@ Library open() {
 }
 
 }  // namespace
+
+void set_library_defaults() {
+  // rxd sends 128 datagrams of up to 64 KiB before the first answer; a socket's buffer overflows, and not all
+  // of what was dropped came in the end.
+  ::setenv("FI_OFI_RXD_MAX_UNACKED", "8", 0);
+  // tcp (net is its name in 1.17) calls a write complete that it has only put aside because the socket is
+  // full. The rest leaves when libfabric is called again, which after a call's last word may be never.
+  ::setenv("FI_TCP_STAGING_SBUF_SIZE", "0", 0);
+  ::setenv("FI_NET_STAGING_SBUF_SIZE", "0", 0);
+}
 
 const Library& library() {
   static const Library once = open();

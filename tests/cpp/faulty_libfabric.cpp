@@ -1,14 +1,19 @@
 // A libfabric with faults: passes all calls on to the real one, and where the test has asked for it, refuses
-// a registration, says that a completion queue has overrun, or hands a remote completion over twice or too
-// late.
+// a registration, says that a completion queue has overrun, hands a remote completion over twice or too late,
+// or lets writes wait for a while in a queue of this side.
 #include <dlfcn.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -27,6 +32,7 @@ Function real(const char* name) {
   return reinterpret_cast<Function>(::dlsym(from, name));
 }
 
+bool asked_for(const char* fault) { return std::strcmp(wanted, fault) == 0; }
 // Whether that fault is due; each is made once.
 bool due(const char* fault) {
   const char* now = wanted;
@@ -58,7 +64,41 @@ int regattr(fid* domain, const fi_mr_attr* attributes, std::uint64_t flags, fid_
 thread_local fi_cq_data_entry last;
 thread_local bool any = false;
 
+// Writes of this thread's rank that wait for looks at its completion queue, as behind a full socket.
+thread_local std::deque<std::function<ssize_t()>> waiting;
+thread_local int looks = 0;
+constexpr int kLooks = 50;
+
+ssize_t queued(std::function<ssize_t()> write) {
+  if (waiting.empty()) looks = 0;
+  waiting.push_back(std::move(write));
+  return 0;
+}
+void look() {
+  if (++looks < kLooks) return;
+  while (!waiting.empty() && waiting.front()() != -FI_EAGAIN) waiting.pop_front();
+}
+
+ssize_t writedata(fid_ep* endpoint, const void* from, std::size_t bytes, void* descriptor, std::uint64_t data,
+                  fi_addr_t peer, std::uint64_t to, std::uint64_t key, void* context) {
+  auto write = [=] {
+    return real_of<fi_ops_rma>(&endpoint->fid)
+        .writedata(endpoint, from, bytes, descriptor, data, peer, to, key, context);
+  };
+  return waiting.empty() && !asked_for("full") ? write() : queued(write);
+}
+ssize_t injectdata(fid_ep* endpoint, const void* from, std::size_t bytes, std::uint64_t data, fi_addr_t peer,
+                   std::uint64_t to, std::uint64_t key) {
+  std::array<char, 64> copy{};
+  std::memcpy(copy.data(), from, bytes);
+  auto write = [=] {
+    return real_of<fi_ops_rma>(&endpoint->fid).injectdata(endpoint, copy.data(), bytes, data, peer, to, key);
+  };
+  return waiting.empty() && !asked_for("full") ? write() : queued(write);
+}
+
 ssize_t read(fid_cq* queue, void* buffer, std::size_t count) {
+  look();
   auto* const entries = static_cast<fi_cq_data_entry*>(buffer);
   if (due("overrun")) return -FI_EOVERRUN;
   if (any && due("duplicate")) {
@@ -77,6 +117,16 @@ ssize_t read(fid_cq* queue, void* buffer, std::size_t count) {
   return got;
 }
 
+int endpoint(fid_domain* domain, fi_info* info, fid_ep** made, void* context) {
+  const int code = real_of<fi_ops_domain>(&domain->fid).endpoint(domain, info, made, context);
+  if (code == 0)
+    patch(&(*made)->fid, (*made)->rma, [](fi_ops_rma& ops) {
+      ops.writedata = writedata;
+      ops.injectdata = injectdata;
+    });
+  return code;
+}
+
 int cq_open(fid_domain* domain, fi_cq_attr* attributes, fid_cq** queue, void* context) {
   const int code = real_of<fi_ops_domain>(&domain->fid).cq_open(domain, attributes, queue, context);
   if (code == 0) patch(&(*queue)->fid, (*queue)->ops, [](fi_ops_cq& ops) { ops.read = read; });
@@ -86,7 +136,10 @@ int cq_open(fid_domain* domain, fi_cq_attr* attributes, fid_cq** queue, void* co
 int domain(fid_fabric* fabric, fi_info* info, fid_domain** made, void* context) {
   const int code = real_of<fi_ops_fabric>(&fabric->fid).domain(fabric, info, made, context);
   if (code != 0) return code;
-  patch(&(*made)->fid, (*made)->ops, [](fi_ops_domain& ops) { ops.cq_open = cq_open; });
+  patch(&(*made)->fid, (*made)->ops, [](fi_ops_domain& ops) {
+    ops.cq_open = cq_open;
+    ops.endpoint = endpoint;
+  });
   patch(&(*made)->fid, (*made)->mr, [](fi_ops_mr& ops) { ops.regattr = regattr; });
   return 0;
 }

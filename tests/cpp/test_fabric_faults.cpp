@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <chrono>
 #include <cstdlib>
+#include <exception>
+#include <thread>
 
 #include "leaks.hpp"
 #include "ranks.hpp"
@@ -92,6 +95,27 @@ TEST_P(Faults, StaleImmediateIsRefused) {
   std::barrier met(2);
   on_ranks(2, options(), [&](Communicator& comm) {
     expect_failure(comm, [&] { ask("stale"); }, met, {"immediate", "which is refused", "stale"});
+  });
+}
+
+// A rank may leave libfabric alone for long after a call, whose end the others must hear of all the same.
+TEST_P(Faults, NoCallEndsBeforeItsWordsHaveLeft) {
+  std::barrier met(2);
+  on_ranks(2, options(), [&](Communicator& comm) {
+    comm.barrier();
+    met.arrive_and_wait();
+    if (comm.rank() == 0) {
+      ask("full");
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(100));  // rank 1's word is there before this one's
+    }
+    std::exception_ptr error;
+    try {
+      comm.barrier();
+    } catch (...) { error = std::current_exception(); }
+    met.arrive_and_wait();  // until then rank 0 leaves libfabric alone
+    ask("");
+    if (error) std::rethrow_exception(error);
   });
 }
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import fabric
+import hosts
 import ranks
 import threads
 import unisono
@@ -53,6 +54,19 @@ def test_same_bits_as_the_host_lane(provider: str, n: int) -> None:
     for result in ranks.play(n, "fabric_programs:same_bits", provider, timeout_s=120).results():
         assert result["different"] == []
         assert result["calls"] > 100
+
+
+@pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or "")
+@pytest.mark.parametrize("provider", ["tcp", "tcp;ofi_rxm"], indirect=True)
+def test_ranks_that_rest_between_calls_over_full_sockets(provider: str) -> None:
+    """A rank's last words of a call reach its peers although it leaves libfabric alone then."""
+    narrow = 'for most in /proc/sys/net/ipv4/tcp_[rw]mem; do echo 4096 4608 4608 >$most; done; exec "$@"'
+    with hosts.hosts(1) as made:
+        within = ["ip", "netns", "exec", made.name(1), "sh", "-c", narrow, "sh"]
+        outcome = ranks.play_by(
+            lambda argv: ranks.launch(4, argv, within=within), 4, "fabric_programs:rest", provider, 200
+        )
+    assert outcome.results() == [[]] * 4
 
 
 @pytest.mark.parametrize(

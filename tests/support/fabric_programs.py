@@ -45,6 +45,28 @@ def _calls(comm: unisono.Communicator, count: int, seed: int) -> dict[str, Calla
     }
 
 
+def rest(provider: str, calls: int) -> list[int]:
+    """The calls whose result is wrong, of such as leave each other alone in between."""
+    meet = lambda: bootstrap.make(launch.from_env(os.environ), timeout_s=60)  # noqa: E731
+    host = unisono.init(bootstrap=meet(), timeout_s=60, lane="host")
+    lane = unisono.Fabric(provider, channels=3)
+    wrong = []
+    with unisono.init(bootstrap=meet(), timeout_s=10, lane=lane) as comm:
+        blocks, out = (comm.empty((comm.size, 1 << 18), "u8") for _ in range(2))
+        for call in range(calls):
+            bytes_ = 1 << (10 + call * 7 % 9)
+            x, y = (
+                buffer.reshape(-1)[: comm.size * bytes_].reshape(comm.size, -1) for buffer in (blocks, out)
+            )
+            x[:] = np.arange(comm.size)[:, None] + comm.size * comm.rank + call
+            comm.all_to_all(x, out=y)
+            expected = (comm.rank + comm.size * np.arange(comm.size)[:, None] + call).astype(np.uint8)
+            if not np.array_equal(y, np.broadcast_to(expected, y.shape)):
+                wrong.append(call)
+            host.barrier()
+    return wrong
+
+
 def same_bits(provider: str) -> dict[str, Any]:
     """Every collective on both lanes, by every policy; the names of calls whose bytes differ."""
     meet = lambda: bootstrap.make(launch.from_env(os.environ), timeout_s=60)  # noqa: E731

@@ -71,9 +71,11 @@ def launch(
     env: Mapping[str, str] | None = None,
     timeout_s: float = 60,
     nodes: int = 1,
+    within: Sequence[str] = (),
 ) -> Ended:
-    """`argv` as `n` ranks, as `unisono run` starts them."""
-    return run([sys.executable, "-c", _LAUNCH, str(n), str(nodes), *argv], env, timeout_s)
+    """`argv` as `n` ranks, as `unisono run` starts them; `within`: a command that runs the rest of its
+    words."""
+    return run([*within, sys.executable, "-c", _LAUNCH, str(n), str(nodes), *argv], env, timeout_s)
 
 
 @dataclass(frozen=True)
