@@ -64,7 +64,8 @@ constexpr const char* kReduce =
     R"(The root gets the combination of everyone's x.
 
 x: any shape. out: the same shape, at the root (elsewhere ignored); None: a new array; x itself: in place.
-Returns out at the root, None elsewhere.)";
+algorithm: push_packets, push, direct, two_shot_push (each but the root combines a shard); on a GPU also push_ll128,
+two_shot_ll128 and, of two ranks, copy_engine. Returns out at the root, None elsewhere.)";
 
 constexpr const char* kBroadcast =
     R"(Everyone gets the root's x.

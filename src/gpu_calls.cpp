@@ -20,8 +20,10 @@ void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
     algorithm = gpu_plan_.choose(planned, bytes, symmetric);
     if (!gpu.carries(request, algorithm)) algorithm = Plan::staged(planned);
     // whose sums pass through the output
-    if (algorithm == Algorithm::copy_engine && planned == Collective::all_reduce && request.in_place())
-      algorithm = Algorithm::two_shot_push;
+    if (algorithm == Algorithm::copy_engine && request.in_place()) {
+      if (planned == Collective::all_reduce) algorithm = Algorithm::two_shot_push;
+      if (planned == Collective::reduce) algorithm = Algorithm::direct;
+    }
   }
   if ((is_direct(algorithm) || is_lines(algorithm)) && !gpu.peer_access())
     throw UsageError(

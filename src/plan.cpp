@@ -55,7 +55,7 @@ std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
   using enum Algorithm;
   const bool on_gpu = memory == Memory::device;
   std::vector<Algorithm> known{push_packets, push, direct};
-  bool copies = false;  // copy engines can do it
+  bool copies = true;  // copy engines can do it
   switch (collective) {
     case Collective::all_reduce:
       known = {one_shot_packets, one_shot,        two_shot_packets,         two_shot,
@@ -66,19 +66,19 @@ std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
     case Collective::empty: return {};
     case Collective::all_to_all_v:
       if (on_gpu) known.pop_back();  // where a peer's part lies, only its host knows
+      copies = false;
       break;
     case Collective::send:
     case Collective::recv:
     case Collective::send_recv:
-    case Collective::reduce_scatter: break;
+    case Collective::reduce_scatter: copies = false; break;
     case Collective::reduce:
     case Collective::broadcast:
       if (collective == Collective::broadcast) known.push_back(scatter_all_gather);
       known.push_back(collective == Collective::broadcast ? chain : two_shot_push);
       if (on_gpu) known.push_back(two_shot_ll128);
-      copies = collective == Collective::broadcast;
       break;
-    default: copies = true; break;
+    default: break;
   }
   if (on_gpu) known.push_back(push_ll128);
   if (on_gpu && copies) known.push_back(copy_engine);

@@ -51,15 +51,15 @@ UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
 
 // On buffers that everyone reaches, out of place. Where loads are as good as stores I read my block from each
 // rank; elsewhere, and with sizes by pair (outputs[p] is where rank p wants my part), I write to each rank
-// its block.
+// its block. Workers come to their part of my own block at different times, so that the links never idle.
 template <class Lane>
 UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
   const bool pulls = Lane::kPulls && !a.sends;
-  const int me = lane.rank();
+  const int n = lane.size(), me = lane.rank(), own = lane.worker() % n;
   auto block = [&](int p) { return a.block * static_cast<std::size_t>(p); };
   meet_first(lane);
-  for (int i = 0; i < lane.size(); ++i) {
-    const int p = peer_at(lane, i);
+  for (int i = 0; i < n; ++i) {
+    const int p = i == own ? me : peer_at(lane, i < own ? i + 1 : i);
     const auto part = a.sends ? a.sends[p] : Args::Part{block(p), a.block};
     const byte* source = p == me || !pulls ? a.in + part.offset : a.inputs[p] + block(me);
     byte* target = pulls ? a.out + block(p) : a.outputs[p] + (a.sends ? 0 : block(me));

@@ -54,12 +54,14 @@ UNISONO_PROGRAM void reduce_two_shot_push(Channel& channel, const Args& a) {
 }
 
 // On buffers that everyone reaches: each rank combines its shard and writes it to the root. Where links bound
-// it, the root has no shard: the sums are all that it takes in.
+// it, the root has no shard: the sums are all that it takes in; but of two ranks it has all, and takes in the
+// other's input.
 template <class Lane>
 UNISONO_PROGRAM void reduce_direct(Lane& lane, const Args& a) {
   const int n = lane.size();
   meet_first(lane);
-  const Range mine = share_of(lane, a.bytes, a.root);
+  const Range mine = Lane::kLinked && n == 2 ? Range{0, lane.rank() == a.root ? a.bytes : 0}
+                                             : share_of(lane, a.bytes, a.root);
   for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();
     auto srcs = lane.sources();

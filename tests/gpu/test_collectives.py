@@ -44,7 +44,7 @@ def pools(ranks: Gpus) -> Any:
 @pytest.mark.parametrize("collective", ALL)
 def test_symmetric_memory(ranks: Gpus, pools: Any, collective: str) -> None:
     for count in COUNTS:
-        for algorithm in [None, *(direct_algorithms(collective) if ranks.reach else [])]:
+        for algorithm in [None, *(direct_algorithms(collective, ranks.n) if ranks.reach else [])]:
             check(ranks, collective, count, "f32", "sum", algorithm, pools)
 
 
@@ -84,7 +84,7 @@ def test_in_place(ranks: Gpus, pools: Any, symmetric: bool) -> None:
         pytest.skip("nobody is reached")
     xs = [random_bits(rng, (40_001,), "f32") for _ in range(n)]
     wanted = combine(xs, "sum")
-    names = direct_algorithms("all_reduce") if symmetric else plain_algorithms("all_reduce", ranks.reach)
+    names = direct_algorithms("all_reduce", n) if symmetric else plain_algorithms("all_reduce", ranks.reach)
     for algorithm in names:
         tensors = [ranks.put(xs[r], r) for r in range(n)]
         if symmetric:
@@ -103,6 +103,30 @@ def test_in_place(ranks: Gpus, pools: Any, symmetric: bool) -> None:
             )
         )
         assert all(same_bits(numbers(t, "f32"), wanted) for t in tensors), algorithm
+
+
+@pytest.mark.parametrize(("n", "collective"), [(2, "reduce"), (2, "all_reduce"), (3, "all_reduce")])
+def test_copy_engines_in_parts(n: int, collective: str) -> None:
+    """Copies and sums of several parts go side by side."""
+    import torch
+
+    count = n * (18 << 20) + 5
+    with gpus(n) as ranks:
+        if not ranks.reach:
+            pytest.skip("nobody is reached")
+        pools = [ranks.comms.empty(4 * count, torch.uint8) for _ in range(2)]
+        check(ranks, collective, count, "f32", "sum", "copy_engine", pools)
+
+
+def test_reduce_by_copy_engines_is_for_two(ranks: Gpus, pools: Any) -> None:
+    x, out = ([ranks.view(pool[r][:4096], np.zeros(1024, "f4")) for r in range(ranks.n)] for pool in pools)
+    for given, message in ((x, "apart from the input"), (out, "for two ranks")):
+        if not ranks.reach or ranks.n == 1 or (given is out and ranks.n == 2):
+            continue
+        with pytest.raises(unisono.UsageError, match=message):
+            ranks.comms[0].reduce(
+                x[0], root=0, out=given[0], algorithm="copy_engine", stream=ranks.streams[0]
+            )
 
 
 def test_all_to_all_in_place(ranks: Gpus) -> None:
@@ -295,7 +319,7 @@ def test_without_peer_access_nothing_is_reached() -> None:
         assert [comm.peer_access for comm in ranks.comms] == [False, False]
         assert not {ranks.comms[0].plan(name, 1 << 30, True) for name in ALL} & set(DIRECT)
         x = ranks.comms.empty(4096, torch.uint8)[0]
-        for algorithm in direct_algorithms("all_reduce"):
+        for algorithm in direct_algorithms("all_reduce", 2):
             with pytest.raises(unisono.UsageError, match="needs GPUs with peer access"):
                 ranks.comms[0].all_reduce(x, out=x, algorithm=algorithm, stream=ranks.streams[0])
 

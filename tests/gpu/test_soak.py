@@ -54,7 +54,7 @@ class Soak:
         count = int(MOST ** rng.random()) * n
         root = int(rng.integers(n))
         algorithms = plain_algorithms(collective, self.ranks.reach) + (
-            direct_algorithms(collective) if self.ranks.reach else []
+            direct_algorithms(collective, self.ranks.n) if self.ranks.reach else []
         )
         algorithms = [name for name in algorithms if name != "copy_engine"]  # for large messages
         how = {"algorithm": algorithms[rng.integers(len(algorithms))]}

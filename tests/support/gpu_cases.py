@@ -21,8 +21,11 @@ def plain_algorithms(collective: str, reach: bool) -> list[str | None]:
     return [None, *(name for name in names if name not in DIRECT and (reach or not name.endswith("ll128")))]
 
 
-def direct_algorithms(collective: str) -> list[str]:
-    return [name for name in unisono.Communicator.algorithms(collective, "cuda") if name in DIRECT]
+def direct_algorithms(collective: str, n: int) -> list[str]:
+    names = [name for name in unisono.Communicator.algorithms(collective, "cuda") if name in DIRECT]
+    if collective == "reduce" and n > 2:
+        names.remove("copy_engine")
+    return names
 
 
 def expected(collective: str, xs: list[Array], root: int, op: str) -> list[Array | None]:

@@ -65,7 +65,7 @@ def collectives(dtype: str, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
     wrong, made = [], 0
     for collective in ALL:
         ways = [(name, False) for name in plain_algorithms(collective, comm.peer_access)] + [(None, True)]
-        ways += [(name, True) for name in direct_algorithms(collective)] if comm.peer_access else []
+        ways += [(name, True) for name in direct_algorithms(collective, n)] if comm.peer_access else []
         for count in counts:
             rng, root = np.random.default_rng(count), count % n
             x_shape, out_shape = shapes(collective, count, n)
@@ -96,7 +96,7 @@ def threads(n: int) -> int:
     with gpus(n) as ranks:
         pools = [ranks.comms.empty(1 << 20, torch.uint8) for _ in range(2)]
         for collective in ALL:
-            direct = direct_algorithms(collective) if ranks.reach else []
+            direct = direct_algorithms(collective, n) if ranks.reach else []
             for algorithm in [*plain_algorithms(collective, ranks.reach), *direct]:
                 check(
                     ranks,
@@ -128,7 +128,7 @@ class Call:
     def __init__(self, here: Rank, algorithm: str | None, count: int = 100_000) -> None:
         import torch
 
-        direct = algorithm in direct_algorithms("all_reduce")
+        direct = algorithm in direct_algorithms("all_reduce", here.size)
         make = here.comm.empty if direct else lambda n: torch.empty(n, device=here.device)
         self._x, self._out = make(count), make(count)
         self._x.fill_(1)

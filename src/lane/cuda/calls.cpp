@@ -169,10 +169,14 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
       launch.outputs[r] = reach(args.out, r);
     }
   }
-  if (algorithm == Algorithm::copy_engine && request.collective == Collective::all_reduce) {
+  const bool reduces = request.collective == Collective::reduce;
+  if (algorithm == Algorithm::copy_engine && (reduces || request.collective == Collective::all_reduce)) {
     if (request.in_place())
       throw UsageError(
           "copy engines need an output apart from the input: leave algorithm out, or give another.");
+    if (reduces && n > 2)
+      throw UsageError("a reduce by copy engines is for two ranks: leave algorithm out, or give another.");
+    if (reduces) return reduce_by_engine(launch, asked, stream);
     // whole shards, and what is left over
     const std::size_t even = args.bytes - args.bytes % (kAlign * static_cast<std::size_t>(n));
     if (even > 0) all_reduce_by_engine(launch, even, asked, stream);

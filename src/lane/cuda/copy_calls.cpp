@@ -38,6 +38,37 @@ void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cuda
   meet(launch, stream);
 }
 
+void GpuEngine::combine(Launch& launch, Range part, const Shape& asked, cudaStream_t stream) const {
+  launch.args.out += part.begin;
+  launch.args.bytes = part.bytes;
+  this->launch(kernel(Collective::all_reduce, Algorithm::copy_engine, launch.dtype, launch.op), launch,
+               cut(Algorithm::copy_engine, asked, std::max<std::size_t>(part.bytes, 1)), stream);
+}
+
+// Of two ranks: the other's input goes to where the sums will be, and a kernel beside the copies combines
+// what has come. Each part is half of what is left: when the last has come, little is left to combine.
+void GpuEngine::reduce_by_engine(const Launch& launch, const Shape& asked, cudaStream_t stream) {
+  const Args& a = launch.args;
+  const int me = group_.rank();
+  constexpr std::size_t kLeast = std::size_t{16} << 20;
+  meet(launch, stream);
+  for (Range part; part.begin < a.bytes; part.begin += part.bytes) {
+    const std::size_t left = a.bytes - part.begin;
+    part.bytes = left < 2 * kLeast ? left : round_up(left / 2, kAlign);
+    if (me != a.root)
+      check(cudaMemcpyAsync(launch.outputs[a.root] + part.begin, a.in + part.begin, part.bytes,
+                            cudaMemcpyDeviceToDevice, stream),
+            "a copy");
+    order(stream, side_, fork_);
+    meet(launch, side_);
+    if (me != a.root) continue;
+    Launch sum = launch;
+    for (int p = 0; p < 2; ++p) sum.inputs[p] = (p == me ? a.in : a.out) + part.begin;
+    combine(sum, part, asked, side_);
+  }
+  order(side_, stream, join_);
+}
+
 // Each rank's shards go to their owners, part by part and in the order of the ring (one peer's at a time
 // comes in); what has come is combined by a kernel beside the copies, and the sums follow all shards the same
 // way. Until its sum arrives, the place of a shard in the owner's output holds what that rank has sent.
@@ -68,11 +99,8 @@ void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, co
     meet(launch, side_);
     const Range mine = piece(me, index);
     Launch sum = launch;
-    sum.args.out = a.out + mine.begin;
-    sum.args.bytes = mine.bytes;
     for (int p = 0; p < n; ++p) sum.inputs[p] = p == me ? a.in + mine.begin : a.out + piece(p, index).begin;
-    this->launch(kernel(Collective::all_reduce, Algorithm::copy_engine, sum.dtype, sum.op), sum,
-                 cut(Algorithm::copy_engine, asked, std::max<std::size_t>(mine.bytes, 1)), side_);
+    combine(sum, mine, asked, side_);
     meet(launch, side_);  // everyone has combined it: the sums may go where it came
     check(cudaEventRecord(combined_[index], side_), "ordering two streams");
   }

@@ -52,6 +52,8 @@ class GpuEngine final : public Engine {
   void set_shape(const Shape& shape) override { asked_ = shape; }
 
   bool carries(const Request& request, Algorithm algorithm) const override {
+    if (algorithm == Algorithm::copy_engine && request.collective == Collective::reduce && group_.size() > 2)
+      return false;
     return !(is_packets(algorithm) || is_lines(algorithm)) ||
            request.collective == Collective::all_to_all_v || longest(request, algorithm) < kMostMessage;
   }
@@ -114,6 +116,9 @@ class GpuEngine final : public Engine {
   void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
   void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
   void all_reduce_by_engine(const Launch& launch, std::size_t bytes, const Shape& asked, cudaStream_t stream);
+  void reduce_by_engine(const Launch& launch, const Shape& asked, cudaStream_t stream);
+  // Combines launch.inputs into a part of the output.
+  void combine(Launch& launch, Range part, const Shape& asked, cudaStream_t stream) const;
   void meet(const Launch& given, cudaStream_t stream) const;
   // What follows on `later` waits for what is on `earlier` now.
   void order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const;

@@ -93,9 +93,15 @@ class UnisonoBackend(Backend):
             if self._forced == "chain" and not topology.uniform:
                 return "chain needs as many ranks on every node, with consecutive numbers."
             return None
-        overwrites = {"all_to_all": ("direct", "copy_engine"), "all_reduce": ("copy_engine",)}
+        overwrites = {
+            "all_to_all": ("direct", "copy_engine"),
+            "all_reduce": ("copy_engine",),
+            "reduce": ("copy_engine",),
+        }
         if case.placement == "in_place" and self._forced in overwrites.get(case.collective, ()):
             return f"{self._forced} needs another output than the input here."
+        if (case.collective, self._forced) == ("reduce", "copy_engine") and case.ranks > 2:
+            return "a reduce by copy engines is for two ranks."
         if self._forced.endswith("ll128") and self.staged():
             return f"{self._forced} needs GPUs with peer access."
         if self._reaches_peers():
