@@ -38,6 +38,7 @@ Env read() {
   env.peer_access = number("UNISONO_PEER_ACCESS", 1, 0) != 0;
   env.share_device = number("UNISONO_SHARE_DEVICE", 0, 0) != 0;
   env.fabric_channels = static_cast<int>(number("UNISONO_FABRIC_CHANNELS", 0, 0));
+  env.fabric_share = static_cast<std::size_t>(number("UNISONO_FABRIC_SHARE", 0, 0));
   env.fabric_completions = static_cast<std::size_t>(number("UNISONO_FABRIC_COMPLETIONS", 0, 0));
   if (const char* provider = value_of("UNISONO_FABRIC_PROVIDER")) env.fabric_provider = provider;
   if (const char* file = value_of("UNISONO_LIBFABRIC")) env.libfabric = file;

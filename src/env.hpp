@@ -38,6 +38,8 @@ struct Env {
   std::string fabric_provider;
   // UNISONO_FABRIC_CHANNELS: endpoints of a rank; 0: one a NIC.
   int fabric_channels = 0;
+  // UNISONO_FABRIC_SHARE: the least bytes of a transfer for one of several channels; 0: by the NICs.
+  std::size_t fabric_share = 0;
   // UNISONO_FABRIC_COMPLETIONS: entries of a completion queue; 0: by the NIC.
   std::size_t fabric_completions = 0;
   // UNISONO_LIBFABRIC: the library's file; empty: the one that the build found.

@@ -19,6 +19,9 @@ namespace {
 
 constexpr std::size_t kMostScratch = std::size_t{64} << 20;  // for the rings of a rank
 constexpr std::size_t kMostChunk = std::size_t{256} << 10;
+// Of a transfer that is split over channels: what a NIC of its own pays for, or another channel of the same
+// NIC.
+constexpr std::size_t kLeastShare = 64 << 10, kLeastShareOfNic = 4 << 20;
 
 // What a rank offers in an allocation.
 struct Offer {
@@ -46,6 +49,9 @@ FabricEndpoint::Settings settings_of(const Communicator::Fabric& asked, int rank
                      " here.");
   made.policy = asked.policy;
   made.chunk_bytes = chunk_bytes_for(ranks);
+  made.least_share = env().fabric_share              ? env().fabric_share
+                     : made.provider.nics.size() > 1 ? kLeastShare
+                                                     : kLeastShareOfNic;
   made.completions = env().fabric_completions;
   return made;
 }

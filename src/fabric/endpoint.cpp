@@ -20,11 +20,8 @@ using fabric::Write;
 
 namespace {
 
-constexpr std::size_t kNotes = 4;  // of a kind: a peer is never more than two signals ahead
-// Of a transfer that is split over channels: what a NIC of its own pays for, or another channel of the same
-// NIC.
-constexpr std::size_t kLeastShare = 64 << 10, kLeastShareOfNic = 1 << 20;
-constexpr std::size_t kMostWrite = 1 << 30;                    // of one write, whatever the provider allows
+constexpr std::size_t kNotes = 4;            // of a kind: a peer is never more than two signals ahead
+constexpr std::size_t kMostWrite = 1 << 30;  // of one write, whatever the provider allows
 constexpr auto kLook = std::chrono::milliseconds(5);           // between two looks at the peers
 constexpr auto kMostCounted = std::chrono::milliseconds(200);  // of the time between; more: it was stopped
 // Of an idle wait, before it sleeps. A rank that yields takes its turns from those that copy.
@@ -61,7 +58,6 @@ FabricEndpoint::FabricEndpoint(int rank, int ranks, const Settings& settings, Wa
       settings_(settings),
       watch_(std::move(watch)),
       most_bytes_(kMostWrite),
-      least_share_(settings.provider.nics.size() > 1 ? kLeastShare : kLeastShareOfNic),
       kernels_(host::kernels()),
       peers_(static_cast<std::size_t>(ranks)),
       sources_(peers_.size()),
@@ -168,7 +164,7 @@ byte* FabricEndpoint::reach(int peer, std::uint32_t number, std::uint64_t offset
 
 std::size_t FabricEndpoint::shares(std::size_t bytes) const {
   if (settings_.policy != ChannelPolicy::multi) return 1;
-  return std::clamp<std::size_t>(bytes / least_share_, 1, channels_.size());
+  return std::clamp<std::size_t>(bytes / settings_.least_share, 1, channels_.size());
 }
 
 std::size_t FabricEndpoint::parts(std::size_t bytes) const {

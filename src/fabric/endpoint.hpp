@@ -32,6 +32,7 @@ class FabricEndpoint {
     int channels = 1;
     ChannelPolicy policy = ChannelPolicy::round_robin;
     std::size_t chunk_bytes = 0;
+    std::size_t least_share = 1;  // of a transfer that `multi` splits, for one channel
     std::size_t completions = 0;  // of a channel's queue; 0: by the NIC
   };
   // Called while a wait lasts, or by what it meets; each throws what the wait must end with.
@@ -111,8 +112,8 @@ class FabricEndpoint {
   byte* reach(int peer, std::uint32_t number, std::uint64_t offset, std::size_t bytes) const;
 
   bool needs_local_registration() const { return channels_.front()->needs_local_registration(); }
-  std::size_t most_bytes() const { return most_bytes_; }    // of one write
-  std::size_t least_share() const { return least_share_; }  // of a transfer, for one channel
+  std::size_t most_bytes() const { return most_bytes_; }             // of one write
+  std::size_t least_share() const { return settings_.least_share; }  // of a transfer, for one channel
   int channels() const { return static_cast<int>(channels_.size()); }
   const fabric::Calls& calls() const { return calls_; }
 
@@ -177,7 +178,7 @@ class FabricEndpoint {
   int rank_;
   Settings settings_;
   Watch watch_;
-  std::size_t most_bytes_, least_share_;
+  std::size_t most_bytes_;
   const host::Kernels& kernels_;
   host::Reduce reduce_ = nullptr;
   bool sources_stay_ = false, met_ = false;

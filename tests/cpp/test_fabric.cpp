@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <random>
 #include <set>
 
@@ -24,6 +25,11 @@ using fabric::Batch;
 using fabric::Immediate;
 using fabric::Kind;
 using fabric::Task;
+
+// Before anything reads it: less than what the tests send, so that policy multi splits it.
+const int chosen = ::setenv("UNISONO_FABRIC_SHARE", "1000000", 1);
+
+TEST(Settings, AreWhatTheTestsHaveChosen) { EXPECT_EQ(chosen, 0); }
 
 TEST(Immediates, KeepRankKindAndNumber) {
   std::set<std::uint32_t> words;

@@ -51,7 +51,8 @@ def over(provider: str, **more: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_same_bits_as_the_host_lane(provider: str, n: int) -> None:
-    for result in ranks.play(n, "fabric_programs:same_bits", provider, timeout_s=120).results():
+    env = {"UNISONO_FABRIC_SHARE": "100000"}  # so that policy multi splits
+    for result in ranks.play(n, "fabric_programs:same_bits", provider, env=env, timeout_s=120).results():
         assert result["different"] == []
         assert result["calls"] > 100
 
