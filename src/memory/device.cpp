@@ -25,7 +25,7 @@ constexpr std::size_t kHostPage = 4096;  // pinned as a whole
 CUmemAllocationProp properties(int device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   return properties;
 }
@@ -79,7 +79,7 @@ void DeviceMemory::map(int device, const std::vector<int>& devices) {
   std::vector<CUmemAccessDesc> access;
   auto allow = [&](int one) {
     CUmemAccessDesc description{};
-    description.location = {CU_MEM_LOCATION_TYPE_DEVICE, {one}};
+    description.location = {CU_MEM_LOCATION_TYPE_DEVICE, one};
     description.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     access.push_back(description);
   };
