@@ -14,9 +14,9 @@
 namespace unisono::python {
 
 void bind_fabric(nb::module_& module) {
-  fabric::set_library_defaults();
   using namespace nb::literals;
   using F = Communicator::Fabric;
+  fabric::set_library_defaults();
   nb::class_<F>(module, "Fabric", doc::kFabric)
       .def(
           "__init__",

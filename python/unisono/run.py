@@ -12,8 +12,10 @@ had started. Ranks are reaped last, so that their group's number cannot be given
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -229,9 +231,8 @@ class _Run:
                 rank = _Rank(number, argv, kept)
             except OSError as error:
                 if error.filename is not None:  # the new process could not become the program
-                    raise UsageError(
-                        f"cannot start {argv[0]!r}: {error.strerror}; check the program's name"
-                    ) from error
+                    why = _reason(error, argv[0], kept)
+                    raise UsageError(f"cannot start {argv[0]!r}: {why}; check the program's name") from error
                 text = f"cannot start rank {number} of {self._size}: {error.strerror}; start fewer ranks"
                 raise ResourceError(error.errno, text) from error
             except ValueError as error:
@@ -379,6 +380,14 @@ def _signals(run: _Run) -> Iterator[None]:
     finally:
         for handled, handler in before.items():
             signal.signal(handled, signal.SIG_DFL if handler is None else handler)
+
+
+def _reason(error: OSError, program: str, env: Mapping[str, str]) -> str | None:
+    """What the system says, but of a program that is nowhere in PATH: a folder there that may not be read
+    hides that.
+    """
+    found = os.sep in program or shutil.which(program, os.F_OK, env.get("PATH", os.defpath))
+    return error.strerror if found else os.strerror(errno.ENOENT)
 
 
 def _soon(seconds: float) -> float:

@@ -113,9 +113,7 @@ FabricEndpoint::Contact FabricEndpoint::contact() const {
 }
 
 void FabricEndpoint::connect(std::vector<Contact> contacts, bool crowded) {
-  // what may be lost is sent again only while this rank looks
-  datagrams_ = settings_.provider.name.ends_with("ofi_rxd");
-  yielding_ = crowded && !datagrams_ ? kYieldingCrowded : kYielding;
+  yielding_ = crowded && !settings_.provider.datagrams ? kYieldingCrowded : kYielding;
   for (std::size_t c = 0; c < channels_.size(); ++c) {
     std::vector<std::string> addresses;
     for (const Contact& one : contacts) addresses.push_back(one.addresses[c]);
@@ -274,7 +272,7 @@ void FabricEndpoint::note(int peer, Kind kind, std::uint64_t value) {
   const std::size_t offset = layout.note(rank_, kind, number);
   byte* const own = regions_[kScratch]->memory.get() + layout.own_at() + layout.note(peer, kind, number);
   std::memcpy(own, &value, sizeof value);
-  if (!datagrams_) return start(transfer(peer, own, sizeof value, kScratch, offset, kind));
+  if (!settings_.provider.datagrams) return start(transfer(peer, own, sizeof value, kScratch, offset, kind));
   const int channel = usual_channel(peer);
   fabric::Channel& on = *channels_[static_cast<std::size_t>(channel)];
   Write write = write_to(peer, kScratch, offset, sizeof value, channel, kind, number);

@@ -182,7 +182,6 @@ class FabricEndpoint {
   const host::Kernels& kernels_;
   host::Reduce reduce_ = nullptr;
   bool sources_stay_ = false, met_ = false;
-  bool datagrams_ = false;                // what is sent may be lost, and is then sent again
   std::chrono::microseconds yielding_{};  // how long an idle wait yields before it sleeps
   std::vector<Peer> peers_;
   fabric::Calls calls_;

@@ -127,8 +127,7 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     other(its.channels != mine.channels || its.policy != mine.policy || its.chunk_bytes != mine.chunk_bytes ||
               its.most_bytes != mine.most_bytes || its.least_share != mine.least_share,
           "has other channels, another policy, UNISONO_CHUNK_BYTES or UNISONO_FABRIC_SHARE than this one, or "
-          "NICs where this "
-          "one has a single NIC: set them the same on every rank.");
+          "NICs where this one has a single NIC: set them the same on every rank.");
     other(
         its.check != mine.check,
         "and this one do not both check their calls: give check=, or UNISONO_CHECK, the same on every rank.");

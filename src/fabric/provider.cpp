@@ -50,6 +50,7 @@ void add(std::vector<Provider>& known, const fi_info& one) {
     if (nic == other->domain_attr->name || one.addr_format != other->addr_format) return;
   found->nics.push_back(owned(library().dupinfo(&one)));
   found->one_machine = name.starts_with("shm") || name.starts_with("sm2");
+  found->datagrams = name.ends_with("ofi_rxd");
 }
 
 void finish(Provider& provider) {

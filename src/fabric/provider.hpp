@@ -21,6 +21,7 @@ struct Provider {
   int most_channels = 0;            // endpoints, of all NICs together
   std::optional<double> line_gbps;  // Gbit/s of one NIC, where it says
   bool one_machine = false;         // it reaches no other
+  bool datagrams = false;           // what it sends may be lost; it is sent again while its rank looks
 };
 
 // Of host memory or, `device`, of GPU memory too. In libfabric's order, best first.

@@ -106,8 +106,8 @@ TEST_P(Faults, NoCallEndsBeforeItsWordsHaveLeft) {
     met.arrive_and_wait();
     if (comm.rank() == 0) {
       ask("full");
-      std::this_thread::sleep_for(
-          std::chrono::milliseconds(100));  // rank 1's word is there before this one's
+      // rank 1's word is there before this one's
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
     std::exception_ptr error;
     try {

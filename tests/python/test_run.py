@@ -228,8 +228,11 @@ def test_bad_calls(nothing_left: None, tmp_path: Path) -> None:
         launch.run_command(1, [])
     with pytest.raises(UsageError, match="name of a module"):
         launch.run_command(1, ["-m"])
-    with pytest.raises(UsageError, match=r"cannot start 'no-such-program': .*check the program's name"):
+    with pytest.raises(UsageError, match=r"cannot start 'no-such-program'.*No such file"):
         launch.run_local(3, ["no-such-program"])
+    (tmp_path / "no-such-program").mkdir()  # which PATH's search answers with "Permission denied"
+    with pytest.raises(UsageError, match=r"cannot start 'no-such-program'.*No such file"):
+        launch.run_local(3, ["no-such-program"], env={**os.environ, "PATH": f"{tmp_path}:/usr/bin"})
     with pytest.raises(UsageError, match=r"cannot start.*Permission denied"):
         launch.run_local(3, [str(tmp_path)])
     with pytest.raises(UsageError, match="null byte"):

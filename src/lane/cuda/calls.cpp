@@ -174,7 +174,7 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
     if (request.in_place())
       throw UsageError(
           "copy engines need an output apart from the input: leave algorithm out, or give another.");
-    if (reduces && n > 2)
+    if (!carries(request, algorithm))
       throw UsageError("a reduce by copy engines is for two ranks: leave algorithm out, or give another.");
     if (reduces) return reduce_by_engine(launch, asked, stream);
     // whole shards, and what is left over
