@@ -121,6 +121,20 @@ def test_arrays_of_no_known_library(ranks: Gpus, wrapped: Any) -> None:
         assert np.array_equal(tensors[r].cpu().numpy(), np.stack([x[r] for x in xs]))
 
 
+def test_default_stream_by_its_handle() -> None:
+    """Of an ExternalStream(0) torch makes a new stream, on which nothing waits for what is on the default one."""
+    import torch
+
+    from unisono.nodes.cuda import CudaSpace
+
+    with CudaSpace(torch.device("cuda", 0)).on(0):
+        assert torch.cuda.current_stream(0).cuda_stream == 0
+    with gpus(1) as one:
+        made = one.comms[0].all_gather(torch.ones(1 << 22, device="cuda:0"), stream=0)
+    pieces = [s for s in torch.cuda.memory_snapshot() if 0 <= made.data_ptr() - s["address"] < s["total_size"]]
+    assert [piece["stream"] for piece in pieces] == [0]
+
+
 def test_what_is_refused(ranks: Gpus) -> None:
     import torch
 

@@ -61,7 +61,10 @@ class CudaSpace:
     @contextmanager
     def on(self, handle: int) -> Iterator[None]:
         """Everything inside is queued on the stream of that handle."""
-        with torch.cuda.stream(torch.cuda.ExternalStream(handle, self._device)):
+        stream = torch.cuda.default_stream(self._device)
+        if handle:  # of an ExternalStream(0) torch makes a new stream
+            stream = torch.cuda.ExternalStream(handle, self._device)
+        with torch.cuda.stream(stream):
             self.options["stream"] = handle
             yield
 
