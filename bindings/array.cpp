@@ -245,8 +245,9 @@ nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::ha
   const nb::object cuda = nb::module_::import_(torch ? "torch" : "cupy").attr("cuda");
   const auto handle = reinterpret_cast<std::uintptr_t>(stream_handle(stream));
   // of an ExternalStream(0) torch makes a new stream
-  const nb::object of_library = torch && handle == 0 ? nb::object(cuda.attr("default_stream")(device))
-                                                     : nb::object(cuda.attr("ExternalStream")(handle, device));
+  const nb::object of_library = torch && handle == 0
+                                    ? nb::object(cuda.attr("default_stream")(device))
+                                    : nb::object(cuda.attr("ExternalStream")(handle, device));
   const nb::object within = torch ? nb::object(cuda.attr("stream")(of_library)) : of_library;
   within.attr("__enter__")();
   nb::object made;

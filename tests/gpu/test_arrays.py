@@ -122,7 +122,7 @@ def test_arrays_of_no_known_library(ranks: Gpus, wrapped: Any) -> None:
 
 
 def test_default_stream_by_its_handle() -> None:
-    """Of an ExternalStream(0) torch makes a new stream, on which nothing waits for what is on the default one."""
+    """Of an ExternalStream(0) torch makes a new stream, which waits for nothing on the default one."""
     import torch
 
     from unisono.nodes.cuda import CudaSpace
@@ -131,8 +131,9 @@ def test_default_stream_by_its_handle() -> None:
         assert torch.cuda.current_stream(0).cuda_stream == 0
     with gpus(1) as one:
         made = one.comms[0].all_gather(torch.ones(1 << 22, device="cuda:0"), stream=0)
-    pieces = [s for s in torch.cuda.memory_snapshot() if 0 <= made.data_ptr() - s["address"] < s["total_size"]]
-    assert [piece["stream"] for piece in pieces] == [0]
+    at = made.data_ptr()
+    streams = [s["stream"] for s in torch.cuda.memory_snapshot() if 0 <= at - s["address"] < s["total_size"]]
+    assert streams == [0]
 
 
 def test_what_is_refused(ranks: Gpus) -> None:
