@@ -71,8 +71,12 @@ void bind_nodes(nb::module_& module) {
       "(an array in the host's memory as bytes without a copy, else None; dtype; shape; "
       "address). Raises UsageError for what a call would not take; `what` is the array's name there.");
   module.def(
-      "empty_like", [](nb::handle like, const Shape& shape) { return empty_like(like, shape); }, "like"_a,
-      "shape"_a, "A new array of the kind and type of `like`.");
+      "empty_like",
+      [](nb::handle like, const Shape& shape, int device, nb::handle stream) {
+        return empty_like_on(like, shape, device, stream);
+      },
+      "like"_a, "shape"_a, "device"_a = 0, "stream"_a = nb::none(),
+      "A new array of the kind and type of `like`; where a stream of that GPU is given, by its allocator.");
   module.def(
       "wide_bytes",
       [](const std::string& dtype) {

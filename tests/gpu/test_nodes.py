@@ -7,14 +7,13 @@ import pytest
 import ranks
 import unisono
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        unisono.device_count() < 4, reason=f"needs 4 GPUs: this machine has {unisono.device_count()}"
-    ),
-]
+pytestmark = pytest.mark.gpu
+of_four = pytest.mark.skipif(
+    unisono.device_count() < 4, reason=f"needs 4 GPUs: this machine has {unisono.device_count()}"
+)
 
 
+@of_four
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_collectives_of_two_nodes(dtype: str) -> None:
     """Every collective on GPU arrays gives the bits of the same call on host arrays, which have the
@@ -22,3 +21,30 @@ def test_collectives_of_two_nodes(dtype: str) -> None:
     outcome = ranks.play(4, "node_programs:gpu_and_host", dtype, nodes=2, timeout_s=200)
     for said in outcome.results():
         assert said == {"nodes": [[0, 1], [2, 3]], "wrong": []}
+
+
+@of_four
+def test_sums_on_several_streams() -> None:
+    assert ranks.play(4, "node_programs:gpu_streams", 60, nodes=2, timeout_s=200).results() == [0, 0, 0, 0]
+
+
+@pytest.mark.skipif(unisono.device_count() < 1, reason="needs a GPU: this machine has none")
+def test_calls_on_two_streams_share_their_scratch() -> None:
+    """The later one waits for the earlier one, whose stream is still busy."""
+    import torch
+
+    from unisono.nodes.cuda import CudaSpace
+
+    space = CudaSpace(torch.device("cuda", 0))
+    one, other = torch.cuda.Stream(0), torch.cuda.Stream(0)
+    with space.on(one.cuda_stream):
+        torch.cuda._sleep(100_000_000)
+        space.scratch("kept", 4096).fill_(1)
+    with space.on(other.cuda_stream):
+        seen = space.scratch("kept", 4096).clone()
+        larger = space.scratch("kept", 1 << 20).fill_(2)
+    with space.on(0):
+        assert torch.cuda.current_stream(0).cuda_stream == 0
+        seen += larger[:4096]
+    torch.cuda.synchronize(0)
+    assert seen.tolist() == [3] * 4096

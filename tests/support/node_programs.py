@@ -168,6 +168,27 @@ def _meet_neighbours(flag: str, comm: Any) -> None:
         time.sleep(0.01)
 
 
+def gpu_streams(rounds: int) -> int:
+    """Sums on three streams by turns, queued without a wait: how many differ from those of host arrays."""
+    import torch
+
+    rank = unisono.launch.from_env(os.environ).rank
+    torch.cuda.set_device(rank)
+    comm = unisono.init(timeout_s=60, device=rank)
+    streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    made, pairs = torch.Generator().manual_seed(rank), []
+    for turn in range(rounds):
+        host = torch.randn(1 + 40_000 * (turn % 5), generator=made)
+        how = ("one_shot", "two_shot", "chain")[turn % 7 % 3]
+        expected = comm.all_reduce(host, algorithm=how)
+        x = host.cuda()
+        torch.cuda.current_stream().synchronize()
+        pairs.append((x, comm.all_reduce(x, algorithm=how, stream=streams[turn % 3]), expected))
+    for stream in streams:
+        comm.synchronize(stream)
+    return sum(not torch.equal(got.cpu(), expected) for _, got, expected in pairs)
+
+
 def gpu_and_host(dtype: str) -> dict[str, Any]:
     """The same calls on GPU and host arrays: those whose bits differ."""
     import torch

@@ -137,8 +137,8 @@ class Calls:
         if self._gpu is None:
             raise UsageError("the communicator has no GPU: make it with device=, on every rank.")
         handle = self._gpu.space.handle(stream)
-        with self._call("synchronize", together=False), self._gpu.space.on(handle):
-            self._gpu.engine.synchronize()
+        with self._call("synchronize", together=False):
+            self._gpu.engine.synchronize(self._gpu.space.stream(handle))
             self.local.synchronize(handle)
 
     @staticmethod
@@ -235,8 +235,11 @@ class Calls:
         """How data moves from where the array lies."""
         return self._gpu.moves if array.gpu else self._moves
 
-    def _new_output(self, out: Any, like: Any, given: Array, shape: tuple[int, ...]) -> tuple[Any, Array]:
-        out = _core.empty_like(like, shape) if out is None else out
+    def _new_output(
+        self, out: Any, like: Any, given: Array, shape: tuple[int, ...], stream: Any
+    ) -> tuple[Any, Array]:
+        if out is None:
+            out = _core.empty_like(like, shape, self._device or 0, stream if given.gpu else None)
         return out, self._output(out, like, given, shape)
 
     def _output(self, out: Any, like: Any, given: Array, shape: tuple[int, ...]) -> Array:

@@ -60,7 +60,7 @@ class HierarchicalCommunicator(Calls):
     def all_gather(self, x: Any, out: Any = None, algorithm: str | None = None, stream: Any = None) -> Any:
         """See `unisono.Communicator.all_gather`."""
         given = self._array(x, "x")
-        out, taken = self._new_output(out, x, given, (self.size, *given.shape))
+        out, taken = self._new_output(out, x, given, (self.size, *given.shape), stream)
         self._check_overlap("all_gather", given, taken, self.rank * len(given.bytes), 0)
         with self._call("all_gather", given, algorithm=algorithm, stream=stream):
             if len(given.bytes):
@@ -74,7 +74,7 @@ class HierarchicalCommunicator(Calls):
         self._check_rank("root", root)
         given, taken = self._array(x, "x"), None
         if self.rank == root:
-            out, taken = self._new_output(out, x, given, (self.size, *given.shape))
+            out, taken = self._new_output(out, x, given, (self.size, *given.shape), stream)
             self._check_overlap("gather", given, taken, self.rank * len(given.bytes), 0)
         with self._call("gather", given, root=root, algorithm=algorithm, stream=stream):
             if len(given.bytes):
@@ -94,7 +94,7 @@ class HierarchicalCommunicator(Calls):
             given, taken = None, self._array(out, "out", written=True)
         else:
             given = self._array(x, "x")
-            out, taken = self._new_output(out, x, given, self._without_ranks(given))
+            out, taken = self._new_output(out, x, given, self._without_ranks(given), stream)
             if self.rank == root:
                 self._check_overlap("scatter", given, taken, 0, self.rank * len(taken.bytes))
         with self._call("scatter", taken, root=root, algorithm=algorithm, stream=stream):
@@ -108,7 +108,7 @@ class HierarchicalCommunicator(Calls):
         """See `unisono.Communicator.all_to_all`."""
         given = self._array(x, "x")
         self._without_ranks(given)
-        out, taken = self._new_output(out, x, given, given.shape)
+        out, taken = self._new_output(out, x, given, given.shape, stream)
         self._check_overlap("all_to_all", given, taken)
         with self._call("all_to_all", given, algorithm=algorithm, stream=stream):
             if len(given.bytes):
@@ -133,7 +133,7 @@ class HierarchicalCommunicator(Calls):
                 f"x has shape {given.shape}, but the send counts add up to {sum(send_counts)}: pass a 1-D x "
                 "of that many."
             )
-        out, taken = self._new_output(out, x, given, (sum(recv_counts),))
+        out, taken = self._new_output(out, x, given, (sum(recv_counts),), stream)
         if send_counts[self.rank] != recv_counts[self.rank]:
             raise UsageError(
                 f"all_to_all_v: rank {self.rank} sends itself {send_counts[self.rank]} elements, but "
@@ -176,7 +176,7 @@ class HierarchicalCommunicator(Calls):
         if (dst == self.rank) != (src == self.rank):
             raise UsageError("send_recv with itself needs this rank as both destination and source.")
         given = self._array(x, "x")
-        out, taken = self._new_output(out, x, given, given.shape)
+        out, taken = self._new_output(out, x, given, given.shape, stream)
         self._check_overlap("send_recv", given, taken)
         with self._call("send_recv", given, algorithm=algorithm, stream=stream, together=False):
             if dst == self.rank:
@@ -204,7 +204,7 @@ class HierarchicalCommunicator(Calls):
             raise UsageError(f"all_reduce across nodes has no wire={wire!r}: leave it out.")
         given = self._array(x, "x")
         what = self._sum(given, op)
-        out, taken = self._new_output(out, x, given, given.shape)
+        out, taken = self._new_output(out, x, given, given.shape, stream)
         self._check_overlap("all_reduce", given, taken)
         if algorithm == "chain" and not self.topology.uniform:
             raise UsageError(
@@ -230,7 +230,7 @@ class HierarchicalCommunicator(Calls):
         given, taken = self._array(x, "x"), None
         what = self._sum(given, op)
         if self.rank == root:
-            out, taken = self._new_output(out, x, given, given.shape)
+            out, taken = self._new_output(out, x, given, given.shape, stream)
             self._check_overlap("reduce", given, taken)
         with self._call("reduce", given, op=op, root=root, algorithm=algorithm, stream=stream):
             if len(given.bytes):
@@ -243,7 +243,7 @@ class HierarchicalCommunicator(Calls):
         """See `unisono.Communicator.reduce_scatter`."""
         given = self._array(x, "x")
         what = self._sum(given, op)
-        out, taken = self._new_output(out, x, given, self._without_ranks(given))
+        out, taken = self._new_output(out, x, given, self._without_ranks(given), stream)
         self._check_overlap("reduce_scatter", given, taken, 0, self.rank * len(taken.bytes))
         with self._call("reduce_scatter", given, op=op, algorithm=algorithm, stream=stream):
             if len(given.bytes):

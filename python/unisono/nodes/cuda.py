@@ -45,6 +45,7 @@ class CudaSpace:
         self._device = device
         self.options: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
+        self._last: tuple[int, torch.cuda.Event] | None = None  # the last call's stream, and its end
 
     def handle(self, stream: Any) -> int:
         """Of a stream: torch's or cupy's, or a handle; None: the current one."""
@@ -58,15 +59,26 @@ class CudaSpace:
                 f"{stream!r} is not a stream: pass a torch or cupy stream, or the handle as a number."
             ) from None
 
+    def stream(self, handle: int) -> torch.cuda.Stream:
+        """Torch's, of that handle."""
+        if handle == 0:  # of an ExternalStream(0) torch makes a new stream
+            return torch.cuda.default_stream(self._device)
+        return torch.cuda.ExternalStream(handle, self._device)
+
     @contextmanager
     def on(self, handle: int) -> Iterator[None]:
-        """Everything inside is queued on the stream of that handle."""
-        stream = torch.cuda.default_stream(self._device)
-        if handle:  # of an ExternalStream(0) torch makes a new stream
-            stream = torch.cuda.ExternalStream(handle, self._device)
-        with torch.cuda.stream(stream):
+        """A call: everything inside is queued on the stream of that handle, behind the call before, whose
+        scratch it takes. What a graph captures is ordered by whoever launches it."""
+        with torch.cuda.stream(stream := self.stream(handle)):
+            captured = torch.cuda.is_current_stream_capturing()
+            if self._last is not None and self._last[0] != handle and not captured:
+                stream.wait_event(self._last[1])
             self.options["stream"] = handle
-            yield
+            try:
+                yield
+            finally:
+                if not captured:
+                    self._last = handle, stream.record_event()
 
     def empty(self, size: int) -> Any:
         """See `Space`."""
@@ -76,6 +88,8 @@ class CudaSpace:
         """See `Space`."""
         kept = self._kept.get(name)
         if kept is None or len(kept) < size:
+            if kept is not None:  # another stream's, perhaps, and still in use on this one
+                kept.record_stream(torch.cuda.current_stream(self._device))
             kept = self._kept[name] = torch.empty(size, dtype=torch.uint8, device=self._device)
         return kept[:size]
 
@@ -164,9 +178,9 @@ class NcclEngine:
         self._peers |= peers
         return _Queued()
 
-    def synchronize(self) -> None:
-        """Waits for the current stream. Raises TimeoutError past the deadline, and NCCL is aborted then."""
-        stream, setting = torch.cuda.current_stream(), self.setting
+    def synchronize(self, stream: torch.cuda.Stream) -> None:
+        """Waits for the stream. Raises TimeoutError past the deadline, and NCCL is aborted then."""
+        setting = self.setting
         deadline = time.monotonic() + setting.timeout_s
         while not stream.query():
             setting.look()
