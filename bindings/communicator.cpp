@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
@@ -102,6 +103,8 @@ void bind_communicator(nb::module_& module) {
       .def("recv", &C::recv, "out"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, doc::kRecv)
       .def("send_recv", &C::send_recv, "x"_a, "dst"_a, "out"_a.none(), "src"_a, "algorithm"_a = none,
            "stream"_a = none, doc::kSendRecv)
+      .def("batch_send_recv", &C::batch_send_recv, "sends"_a, "recvs"_a, "stream"_a = none,
+           doc::kBatchSendRecv)
       .def_prop_ro("device", &C::device, "The CUDA ordinal of this rank's GPU, or None.")
       .def_prop_ro("peer_access", &C::peer_access,
                    "Whether the ranks' GPUs reach each other's memory; if not, messages go through pinned "

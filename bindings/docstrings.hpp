@@ -121,6 +121,13 @@ constexpr const char* kSendRecv =
 
 out None: a new array. Returns out.)";
 
+constexpr const char* kBatchSendRecv =
+    R"(Several sends and receives at once, as one call: NCCL's group, torch.distributed's batch_isend_irecv.
+
+sends: (x, rank) for each message that goes. recvs: (out, rank) for each that comes. Arrays of any shape and dtype, all on the CPU
+or all on the GPU, apart from each other; at most one to each rank and one from each, this one included. Both ends of a message
+call it, with as many bytes; ranks that have none need not.)";
+
 constexpr const char* kEmpty =
     R"(An array in symmetric memory: calls on it need no copy (algorithm direct).
 

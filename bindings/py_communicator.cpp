@@ -222,6 +222,35 @@ nb::object PyCommunicator::send_recv(nb::handle x, const RankNumber& dst, nb::ha
   return received.object;
 }
 
+void PyCommunicator::batch_send_recv(const Messages& sends, const Messages& receives, nb::handle stream) {
+  std::vector<Array> arrays;
+  auto read = [&](const Messages& messages, const char* what, bool written, const auto& add) {
+    for (const auto& [array, peer] : messages) {
+      const Array& one = arrays.emplace_back(array, written ? "out" : "x", written);
+      if (one.memory != arrays[0].memory)
+        throw UsageError(
+            "the arrays of batch_send_recv are not all on the CPU or all on the GPU: move some.");
+      // an empty array may lie nowhere, but is a message
+      static char nothing = 0;
+      void* data = one.data ? one.data : static_cast<void*>(&nothing);
+      add(data, one.count * size_of(one.dtype), read_rank(what, peer, size()));
+    }
+  };
+  std::vector<Communicator::Outgoing> outgoing;
+  std::vector<Communicator::Incoming> incoming;
+  read(sends, "destination", false,
+       [&](const void* data, std::size_t bytes, int to) { outgoing.push_back({data, bytes, to}); });
+  read(receives, "source", true,
+       [&](void* data, std::size_t bytes, int from) { incoming.push_back({data, bytes, from}); });
+  if (arrays.empty()) return;
+  std::optional<Made> first;
+  for (const Array& one : arrays) {  // each of them on this rank's GPU, if on one
+    Made its = made(one, nullptr, nullptr, 0, {std::nullopt, stream});
+    if (!first) first.emplace(std::move(its));
+  }
+  call(*first, [&](const Call& c) { communicator_.batch_send_recv(c, outgoing, incoming); });
+}
+
 void PyCommunicator::synchronize(nb::handle stream) {
   void* handle = stream_handle(stream);
   const Away away(*this);

@@ -15,6 +15,7 @@ namespace unisono::python {
 class PyCommunicator {
  public:
   using Algorithm = std::optional<std::string>;
+  using Messages = std::vector<std::pair<nb::object, RankNumber>>;
 
   PyCommunicator(std::shared_ptr<Bootstrap> bootstrap, const Communicator::Options& options)
       : communicator_(std::move(bootstrap), options) {}
@@ -53,6 +54,7 @@ class PyCommunicator {
   nb::object recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream);
   nb::object send_recv(nb::handle x, const RankNumber& dst, nb::handle out, const RankNumber& src,
                        const Algorithm& algorithm, nb::handle stream);
+  void batch_send_recv(const Messages& sends, const Messages& receives, nb::handle stream);
 
   void synchronize(nb::handle stream);
   nb::object empty(nb::handle shape, nb::handle dtype, const std::optional<std::string>& device);

@@ -25,7 +25,7 @@ std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
     // of the whole output, so that every rank decides alike; empty, it is no obstacle
     ticket.in =
         request.out_bytes > 0 ? place(request.args.out, request.out_bytes) : Place{Place::kAnywhere, 0};
-    ticket.out = place(request.args.out + theirs.offset, theirs.bytes);
+    ticket.out = place(theirs.at, theirs.bytes);
     ticket.total = request.bytes();
     ticket.in_place = request.in_place() && request.out_bytes > 0;
     return ticket;

@@ -66,6 +66,13 @@ void Communicator::send_recv(const Call& call, int to, int from) {
   impl_->run_pair({Collective::send_recv, call, rank(), size(), to, from}, to, from);
 }
 
+void Communicator::batch_send_recv(const Call& call, std::span<const Outgoing> sends,
+                                   std::span<const Incoming> receives) {
+  Call bytes = call;
+  bytes.dtype = DType::u8;
+  impl_->run({bytes, rank(), size(), sends, receives});
+}
+
 void Communicator::barrier() { impl_->barrier(); }
 
 Buffer Communicator::empty(std::size_t bytes, Memory memory) {

@@ -10,6 +10,7 @@ void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
   if (check_ && size() > 1) {
     if (pair) compare_pair(request, to, from);
     else if (request.collective == Collective::all_to_all_v) exchange_parts(request);
+    else if (request.collective == Collective::batch_send_recv) compare_messages(request);
     else compare_places(request, symmetric);
   }
   if (request.args.bytes == 0) return;

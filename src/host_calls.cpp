@@ -19,6 +19,7 @@ void copy(const byte* from, byte* to, std::size_t bytes) {
 }  // namespace
 
 void LocalCommunicator::run_on_host(Request& request) {
+  if (request.collective == Collective::batch_send_recv) return run_batch_on_host(request);
   Args& args = request.args;
   const bool asks = asks_for_places(request);
   if (check_ && size() > 1 && !asks) compare(exchange(request));
@@ -66,6 +67,29 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   } else {
     ChunkChannel<HostThread> channel(group_.lane());
     send_recv_push(channel, to, sent, from, received, args);
+  }
+}
+
+// The short messages first, on every rank.
+void LocalCommunicator::run_batch_on_host(Request& request) {
+  if (check_) compare_messages(request);
+  Args& args = request.args;
+  if (size() == 1) return copy(args.in, args.out, args.bytes);
+  group_.lane().prepare(request.call->dtype, request.call->op);
+  args.stream = args.bytes >= stream_bytes_;
+  for (const bool by_packets : {true, false}) {
+    std::vector<Args::Part> sends = request.sends, receives = request.receives;
+    bool any = false;
+    for (auto* parts : {&sends, &receives})
+      for (Args::Part& part : *parts) {
+        if (is_packets(plan_.choose(request.collective, part.bytes, false)) != by_packets) part = {};
+        any = any || part.bytes > 0;
+      }
+    if (!any) continue;
+    args.sends = sends.data();
+    args.receives = receives.data();
+    unisono::run(group_.lane(), request.collective, by_packets ? Algorithm::push_packets : Algorithm::push,
+                 args);
   }
 }
 

@@ -117,6 +117,29 @@ class Communicator::Impl {
     if (!mine.matches(its)) mismatch(rank(), mine, from, its);
   }
 
+  // So do those of every message of a batch.
+  template <class Channel>
+  void compare_messages(Channel channel, const Request& request) {
+    auto listed = [&](const std::vector<Args::Part>& parts, int p) {
+      return p != rank() && parts[static_cast<std::size_t>(p)].at;
+    };
+    auto of = [&](const std::vector<Args::Part>& parts, int p) {
+      return ticket(request.collective, *request.call, parts[static_cast<std::size_t>(p)].bytes);
+    };
+    for (int p = 0; p < size(); ++p) {
+      if (!listed(request.sends, p)) continue;
+      const Ticket mine = of(request.sends, p);
+      channel.put(p, reinterpret_cast<const byte*>(&mine), sizeof mine);
+    }
+    for (int p = 0; p < size(); ++p) {
+      if (!listed(request.receives, p)) continue;
+      const Ticket expected = of(request.receives, p);
+      Ticket its;
+      channel.take(p, {reinterpret_cast<byte*>(&its)}, sizeof its);
+      if (!expected.matches(its) || expected.count != its.count) mismatch(rank(), expected, p, its);
+    }
+  }
+
   bool busy() const { return busy_.load(std::memory_order_acquire); }
 
   std::uint64_t calls_ = 0;

@@ -57,6 +57,7 @@ class LocalCommunicator final : public Communicator::Impl {
   void run_on_host(Request& request);
   void run_quantised(const Request& request);
   void run_pair_on_host(Request& request, int to, int from);
+  void run_batch_on_host(Request& request);
   bool asks_for_places(const Request& request) const;
   Algorithm plain(const Request& request) const;
   Algorithm meet_places(Request& request);
@@ -72,6 +73,9 @@ class LocalCommunicator final : public Communicator::Impl {
   std::vector<Ticket> exchange_parts(const Request& request);
   void compare_pair(const Request& request, int to, int from) {
     Impl::compare_pair(PacketChannel<HostThread>(group_.lane()), request, to, from);
+  }
+  void compare_messages(const Request& request) {
+    Impl::compare_messages(PacketChannel<HostThread>(group_.lane()), request);
   }
 
   std::size_t stream_bytes_;

@@ -62,6 +62,7 @@ std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
                two_shot_push,    two_shot_direct, reduce_scatter_all_gather};
       if (on_gpu) known.insert(known.end(), {one_shot_ll128, two_shot_ll128, copy_engine});
       return known;
+    case Collective::batch_send_recv:
     case Collective::barrier:
     case Collective::empty: return {};
     case Collective::all_to_all_v:
@@ -241,6 +242,7 @@ void Plan::set(const std::vector<Entry>& entries) {
 }
 
 const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool symmetric) const {
+  if (collective == Collective::batch_send_recv) collective = Collective::all_to_all_v;  // on GPUs
   // on GPUs no rank knows the others' parts, or whether the other of two has symmetric memory
   if (memory_ == Memory::device && collective == Collective::all_to_all_v) bytes = kRest;
   if (memory_ == Memory::device && collective == Collective::send_recv) symmetric = true;
@@ -250,6 +252,10 @@ const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool sym
 }
 
 Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric) const {
+  // each message of a batch by its own size, so that both of its ends do alike
+  if (collective == Collective::batch_send_recv && memory_ == Memory::host)
+    return is_packets(choose(Collective::send_recv, bytes, false)) ? Algorithm::push_packets
+                                                                   : Algorithm::push;
   const Entry* found = find(collective, bytes, symmetric);
   return found ? found->algorithm : staged(collective);
 }

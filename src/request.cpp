@@ -71,12 +71,12 @@ Request::Request(const Call& c, int me, std::span<const std::size_t> sent,
     : collective(Collective::all_to_all_v), call(&c), rank(me), ranks(static_cast<int>(sent.size())) {
   if (sent.size() != received.size())
     throw UsageError("all_to_all_v takes as many send counts as receive counts, one for each rank.");
-  auto parts = [&](std::span<const std::size_t> counts, std::vector<Args::Part>& to) {
+  auto parts = [&](byte* at, std::span<const std::size_t> counts, std::vector<Args::Part>& to) {
     std::size_t total = 0;
     for (const std::size_t count : counts) {
       Call part = c;
       part.count = count;
-      to.push_back({total, bytes_of(part, 1)});
+      to.push_back({at ? at + total : nullptr, bytes_of(part, 1)});
       total += to.back().bytes;
       if (total > kMostBytes) too_many(count);
     }
@@ -87,10 +87,10 @@ Request::Request(const Call& c, int me, std::span<const std::size_t> sent,
     throw UsageError("all_to_all_v: rank " + std::to_string(me) + " sends itself " +
                      std::to_string(sent[own]) + " elements, but receives " + std::to_string(received[own]) +
                      " from itself: give both the same count.");
-  in_bytes = parts(sent, sends);
-  out_bytes = parts(received, receives);
   args.in = static_cast<const byte*>(c.in);
   args.out = static_cast<byte*>(c.out);
+  in_bytes = parts(const_cast<byte*>(args.in), sent, sends);
+  out_bytes = parts(args.out, received, receives);
   args.bytes = std::max(in_bytes, out_bytes);
   args.sends = sends.data();
   args.receives = receives.data();
@@ -114,6 +114,50 @@ Request::Request(Collective what, const Call& c, int me, int n, int to, int from
   out_bytes = what == Collective::send ? 0 : args.bytes;
   name_algorithm();
   check_buffers(0, 0);
+}
+
+Request::Request(const Call& c, int me, int n, std::span<const Communicator::Outgoing> outgoing,
+                 std::span<const Communicator::Incoming> incoming)
+    : collective(Collective::batch_send_recv), call(&c), rank(me), ranks(n) {
+  sends.resize(static_cast<std::size_t>(n));
+  receives.resize(static_cast<std::size_t>(n));
+  auto add = [&](std::vector<Args::Part>& parts, const char* what, int peer, const void* data,
+                 std::size_t bytes) {
+    check_peer(what, peer, me, n, true);
+    Args::Part& part = parts[static_cast<std::size_t>(peer)];
+    if (part.at)
+      throw UsageError(std::string("batch_send_recv has two messages with ") + what + " " +
+                       std::to_string(peer) + ": give each peer one, or call it again.");
+    if (!data) throw UsageError("batch_send_recv needs a buffer for each message.");
+    if (bytes > kMostBytes) too_many(bytes);
+    part = {static_cast<byte*>(const_cast<void*>(data)), bytes};
+    args.bytes = std::max(args.bytes, bytes);
+  };
+  for (const auto& message : outgoing) add(sends, "destination", message.to, message.data, message.bytes);
+  for (const auto& message : incoming) add(receives, "source", message.from, message.data, message.bytes);
+  const auto own = static_cast<std::size_t>(me);
+  if (!sends[own].at != !receives[own].at || sends[own].bytes != receives[own].bytes)
+    throw UsageError("batch_send_recv: rank " + std::to_string(me) + " sends itself " +
+                     std::to_string(sends[own].bytes) + " bytes, but receives " +
+                     std::to_string(receives[own].bytes) + " from itself: give both ends the same.");
+  check_apart();
+  args.in = sends[own].at;  // of a rank alone, which copies
+  args.out = receives[own].at;
+  args.sends = sends.data();
+  args.receives = receives.data();
+}
+
+// What comes overwrites nothing that goes or comes.
+void Request::check_apart() const {
+  auto overlap = [](const Args::Part& a, const Args::Part& b) {
+    return a.bytes > 0 && b.bytes > 0 && a.at < b.at + b.bytes && b.at < a.at + a.bytes;
+  };
+  for (std::size_t p = 0; p < receives.size(); ++p)
+    for (std::size_t q = 0; q < receives.size(); ++q)
+      if (overlap(receives[p], sends[q]) || (p < q && overlap(receives[p], receives[q])))
+        throw UsageError(
+            "a buffer that batch_send_recv receives into overlaps another of its buffers: pass buffers that "
+            "are apart.");
 }
 
 // There is one algorithm that quantises.
@@ -183,7 +227,8 @@ bool Ticket::matches(const Ticket& other) const {
     return false;
   if (combines(collective) && (op != other.op || wire != other.wire)) return false;
   if (rooted(collective) && root != other.root) return false;
-  return collective == Collective::all_to_all_v || collective == Collective::barrier || count == other.count;
+  return collective == Collective::all_to_all_v || collective == Collective::batch_send_recv ||
+         collective == Collective::barrier || count == other.count;
 }
 
 std::string Ticket::text() const {

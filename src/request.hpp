@@ -16,6 +16,11 @@ struct Reached {
   std::size_t in = 0, out = 0;
 };
 
+// Whether each pair of ranks has a size of its own.
+constexpr bool by_parts(Collective collective) {
+  return collective == Collective::all_to_all_v || collective == Collective::batch_send_recv;
+}
+
 struct Request {
   Collective collective;
   const Call* call;
@@ -29,6 +34,8 @@ struct Request {
   Request(const Call& call, int rank, std::span<const std::size_t> sends,
           std::span<const std::size_t> receives);
   Request(Collective collective, const Call& call, int rank, int ranks, int to, int from);
+  Request(const Call& call, int rank, int ranks, std::span<const Communicator::Outgoing> sends,
+          std::span<const Communicator::Incoming> receives);
 
   // Of the larger buffer of any rank: what the plan goes by.
   std::size_t bytes() const { return args.bytes; }
@@ -36,13 +43,14 @@ struct Request {
 
   Reached reached_by_peers(int owner) const;
 
-  // The parts of all_to_all_v, which args points to.
+  // The parts of all_to_all_v and batch_send_recv, which args points to.
   std::vector<Args::Part> sends, receives;
 
  private:
   // Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out` bytes
   // into the input.
   void check_buffers(std::size_t at_in, std::size_t at_out) const;
+  void check_apart() const;
   void name_algorithm();
   void check_wire();
 };

@@ -100,6 +100,19 @@ class Communicator {
   void recv(const Call& call, int from);
   // Both at once, so that rings and exchanges cannot lock up: `count` elements each way.
   void send_recv(const Call& call, int to, int from);
+  // Several of both at once: at most one to each peer and one from each, this rank included. Both ends of a
+  // message give it so; ranks without one need not call. Of `call`, memory and stream are used.
+  struct Outgoing {
+    const void* data;
+    std::size_t bytes;
+    int to;
+  };
+  struct Incoming {
+    void* data;
+    std::size_t bytes;
+    int from;
+  };
+  void batch_send_recv(const Call& call, std::span<const Outgoing> sends, std::span<const Incoming> receives);
 
   void barrier();
 

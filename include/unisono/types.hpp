@@ -40,10 +40,11 @@ enum class Collective : std::uint8_t {
   send,
   recv,
   send_recv,
+  batch_send_recv,
   barrier,
   empty,  // the collective allocation of symmetric memory
 };
-inline constexpr int kCollectives = 14;
+inline constexpr int kCollectives = 15;
 
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
@@ -80,8 +81,9 @@ constexpr std::string_view name_of(ChannelPolicy policy) {
 
 constexpr std::string_view name_of(Collective collective) {
   constexpr std::string_view names[kCollectives] = {
-      "all_reduce", "reduce",       "broadcast", "all_gather", "gather",    "reduce_scatter", "scatter",
-      "all_to_all", "all_to_all_v", "send",      "recv",       "send_recv", "barrier",        "empty"};
+      "all_reduce",     "reduce",    "broadcast",       "all_gather",   "gather",
+      "reduce_scatter", "scatter",   "all_to_all",      "all_to_all_v", "send",
+      "recv",           "send_recv", "batch_send_recv", "barrier",      "empty"};
   return names[static_cast<int>(collective)];
 }
 

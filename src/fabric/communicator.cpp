@@ -245,6 +245,8 @@ class FabricCommunicator final : public Communicator::Impl {
   }
   void compare_calls(const Request& request) {
     if (request.collective == Collective::all_to_all_v) compare_parts(request);
+    else if (request.collective == Collective::batch_send_recv)
+      compare_messages(RingChannel(group_.lane()), request);
     else compare(group_.exchange(ticket_of(request)));
   }
 
@@ -330,7 +332,8 @@ class FabricCommunicator final : public Communicator::Impl {
     gpu_->copy(args.in + own, args.out + own, args.block, request.call->stream);
     parts_.clear();
     for (int p = 0; p < size(); ++p) {
-      parts_.push_back({args.block * static_cast<std::size_t>(p), p == rank() ? 0 : args.block});
+      parts_.push_back({const_cast<byte*>(args.in) + args.block * static_cast<std::size_t>(p),
+                        p == rank() ? 0 : args.block});
       outputs_[static_cast<std::size_t>(p)] += own;
     }
     args.sends = parts_.data();

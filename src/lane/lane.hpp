@@ -68,10 +68,12 @@ struct Args {
   bool stream = false;                  // the outputs are large: write around the cache
   const byte* const* inputs = nullptr;  // of every rank, for programs that reach into peers' buffers
   byte* const* outputs = nullptr;
+  // What goes to a peer, which is only read, or comes from it; null: nothing does.
   struct Part {
-    std::size_t offset = 0, bytes = 0;
+    byte* at = nullptr;
+    std::size_t bytes = 0;
   };
-  const Part* sends = nullptr;  // of every peer, for all_to_all_v
+  const Part* sends = nullptr;  // of every peer, for all_to_all_v and batch_send_recv
   const Part* receives = nullptr;
 };
 

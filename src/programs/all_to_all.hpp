@@ -1,4 +1,5 @@
-// all_to_all: rank r gets, in rank order, everyone's block r; all_to_all_v, with a size for every pair.
+// all_to_all: rank r gets, in rank order, everyone's block r; all_to_all_v and batch_send_recv, with a size
+// for every pair.
 #pragma once
 
 #include "lane/channel.hpp"
@@ -11,12 +12,11 @@ template <class Channel>
 UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
   const int n = lane.size(), me = lane.rank();
-  auto sent = [&](int p) {
-    return a.sends ? a.sends[p] : Args::Part{a.block * static_cast<std::size_t>(p), a.block};
+  auto block = [&](byte* of, int p) {
+    return Args::Part{of + a.block * static_cast<std::size_t>(p), a.block};
   };
-  auto received = [&](int p) {
-    return a.receives ? a.receives[p] : Args::Part{a.block * static_cast<std::size_t>(p), a.block};
-  };
+  auto sent = [&](int p) { return a.sends ? a.sends[p] : block(const_cast<byte*>(a.in), p); };
+  auto received = [&](int p) { return a.receives ? a.receives[p] : block(a.out, p); };
   std::size_t longest = a.block;
   if (a.sends)
     for (int p = 0; p < n; ++p) {
@@ -30,12 +30,12 @@ UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
           const int p = peer_at(lane, i);
           const auto s = sent(p);
           if (round.begin < s.bytes)
-            channel.put(p, a.in + s.offset + round.begin, smaller(round.bytes, s.bytes - round.begin));
+            channel.put(p, s.at + round.begin, smaller(round.bytes, s.bytes - round.begin));
         }
         const auto own = sent(me);
         if (round.begin >= own.bytes) return;
-        const byte* from = a.in + own.offset + round.begin;
-        const Dst to{a.out + received(me).offset + round.begin, a.stream};
+        const byte* from = own.at + round.begin;
+        const Dst to{received(me).at + round.begin, a.stream};
         if (to.at != from) lane.move(&to, 1, &from, 1, smaller(round.bytes, own.bytes - round.begin));
       },
       [&](Range round) {
@@ -43,8 +43,7 @@ UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
           const int p = peer_at(lane, n - i);
           const auto s = received(p);
           if (round.begin < s.bytes)
-            channel.take(p, {a.out + s.offset + round.begin, a.stream},
-                         smaller(round.bytes, s.bytes - round.begin));
+            channel.take(p, {s.at + round.begin, a.stream}, smaller(round.bytes, s.bytes - round.begin));
         }
       });
 }
@@ -60,10 +59,11 @@ UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
   meet_first(lane);
   for (int i = 0; i < n; ++i) {
     const int p = i == own ? me : peer_at(lane, i < own ? i + 1 : i);
-    const auto part = a.sends ? a.sends[p] : Args::Part{block(p), a.block};
-    const byte* source = p == me || !pulls ? a.in + part.offset : a.inputs[p] + block(me);
+    const byte* source = a.sends             ? a.sends[p].at
+                         : p == me || !pulls ? a.in + block(p)
+                                             : a.inputs[p] + block(me);
     byte* target = pulls ? a.out + block(p) : a.outputs[p] + (a.sends ? 0 : block(me));
-    for (Rounds r(lane, part.bytes, lane.tile_bytes()); r.more(); r.next()) {
+    for (Rounds r(lane, a.sends ? a.sends[p].bytes : a.block, lane.tile_bytes()); r.more(); r.next()) {
       const byte* from = source + r.range().begin;
       const Dst to{target + r.range().begin, a.stream};
       lane.move(&to, 1, &from, 1, r.range().bytes);

@@ -138,4 +138,35 @@ inline void run_checked(Communicator& comm, const Case& c, std::byte* room, std:
       << c.text() << ": bytes beside the output of rank " << me << " of " << n;
 }
 
+// Messages of `size_of(from, to)` bytes between those for whom `goes(from, to)`, as one batch.
+template <class Goes, class SizeOf>
+void run_checked_batch(Communicator& comm, const Goes& goes, const SizeOf& size_of) {
+  const int me = comm.rank(), n = comm.size();
+  auto message = [&](int from, int to) {
+    Bytes bytes(size_of(from, to) + 1);  // of which one is not sent
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      bytes[i] = static_cast<std::byte>(from * 37 + to * 11 + static_cast<int>(i % 251));
+    return bytes;
+  };
+  const auto count = static_cast<std::size_t>(n);
+  std::vector<Bytes> given(count), got(count);
+  std::vector<Communicator::Outgoing> sends;
+  std::vector<Communicator::Incoming> receives;
+  for (int p = 0; p < n; ++p) {
+    const auto at = static_cast<std::size_t>(p);
+    given[at] = message(me, p);
+    got[at].resize(size_of(p, me) + 1);
+    if (goes(me, p)) sends.push_back({given[at].data(), given[at].size() - 1, p});
+    if (goes(p, me)) receives.push_back({got[at].data(), got[at].size() - 1, p});
+  }
+  comm.batch_send_recv({}, sends, receives);
+  for (int p = 0; p < n; ++p) {
+    const auto at = static_cast<std::size_t>(p);
+    Bytes expected(got[at].size());
+    if (goes(p, me)) expected = message(p, me);
+    expected.back() = {};
+    EXPECT_EQ(got[at], expected) << p << " to " << me;
+  }
+}
+
 }  // namespace unisono::test

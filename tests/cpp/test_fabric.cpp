@@ -259,6 +259,9 @@ TEST_P(Fabric, SendsInRingsAndParts) {
       Bytes got(wanted.size());
       comm.all_to_all_v({.in = given.data(), .out = got.data(), .dtype = DType::u8}, sends, receives);
       EXPECT_EQ(got, wanted);
+      auto size_of = [&](int from, int to) { return from == to ? 7 : (from + 1) * count; };
+      run_checked_batch(comm, [](int, int) { return true; }, size_of);
+      run_checked_batch(comm, [](int from, int to) { return from == 0 || to == 2; }, size_of);
     }
     comm.barrier();
   });

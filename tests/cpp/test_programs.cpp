@@ -138,6 +138,21 @@ TEST_P(Programs, ExchangePartsOfAnySize) {
   });
 }
 
+TEST_P(Programs, SendBatchesOfMessages) {
+  for (const bool check : {false, true})
+    on_ranks(n, {.timeout_s = 120, .check = check}, [&](Communicator& comm) {
+      for (int turn = 0; turn < 7; ++turn) {
+        auto size_of = [&](int from, int to) {
+          constexpr std::size_t sizes[] = {0, 1, 56, 7168, 7169, 65536, 300001};
+          return sizes[(from * 3 + to * 5 + turn) % 7];
+        };
+        run_checked_batch(comm, [](int, int) { return true; }, size_of);
+        run_checked_batch(comm, [&](int from, int to) { return (from + 2 * to + turn) % 3 == 0; }, size_of);
+        run_checked_batch(comm, [&](int from, int to) { return from + to == n - 1; }, size_of);
+      }
+    });
+}
+
 // Numbers that the wire holds, so that the sum is known; test_quantised.py has those that are rounded.
 TEST_P(Programs, SumWhatTheWireHolds) {
   on_ranks(n, [&](Communicator& comm) {

@@ -174,9 +174,43 @@ TEST_F(PartRequests, PackTheirPartsInRankOrder) {
   EXPECT_EQ(request.in_bytes, 24u);
   EXPECT_EQ(request.out_bytes, 32u);
   EXPECT_EQ(request.bytes(), 32u);
-  EXPECT_EQ(request.sends[2].offset, 12u);
-  EXPECT_EQ(request.receives[3].offset, 28u);
+  EXPECT_EQ(request.sends[2].at, memory.data() + 12);
+  EXPECT_EQ(request.receives[3].at, memory.data() + 2048 + 28);
   EXPECT_EQ(request.reached_by_peers(1).out, 8u);
+}
+
+TEST_F(PartRequests, OfABatchLieWhereTheyAre) {
+  const std::vector<Communicator::Outgoing> sends{{memory.data(), 8, 1}, {memory.data() + 8, 0, 3}};
+  const std::vector<Communicator::Incoming> receives{{memory.data() + 512, 100, 0}};
+  const Request request(call, kMe, kRanks, sends, receives);
+  EXPECT_EQ(request.collective, Collective::batch_send_recv);
+  EXPECT_EQ(request.bytes(), 100u);
+  EXPECT_EQ(request.sends[1].at, memory.data());
+  EXPECT_EQ(request.sends[1].bytes, 8u);
+  EXPECT_EQ(request.sends[3].at, memory.data() + 8);  // empty, but a message
+  EXPECT_EQ(request.sends[0].at, nullptr);
+  EXPECT_EQ(request.receives[0].bytes, 100u);
+}
+
+TEST_F(PartRequests, OfABatchAreRefused) {
+  using Sends = std::vector<Communicator::Outgoing>;
+  using Receives = std::vector<Communicator::Incoming>;
+  std::byte* const at = memory.data();
+  auto refused = [&](const Sends& sends, const Receives& receives) {
+    EXPECT_THROW(Request(call, kMe, kRanks, sends, receives), UsageError);
+  };
+  refused({{at, 8, kRanks}}, {});
+  refused({}, {{at, 8, -1}});
+  refused({{at, 8, 1}, {at, 8, 1}}, {});
+  refused({{nullptr, 8, 1}}, {});
+  refused({{at, 8, kMe}}, {});
+  refused({{at, 0, kMe}}, {});
+  refused({{at, 8, kMe}}, {{at + 64, 9, kMe}});
+  refused({{at, 8, 1}}, {{at + 7, 8, 1}});    // overlap
+  refused({}, {{at, 8, 0}, {at + 4, 8, 1}});  // likewise
+  refused({{at, std::size_t{1} << 63, 1}}, {});
+  const Sends twice{{at, 8, 0}, {at, 8, 1}};  // what is only read
+  EXPECT_NO_THROW(Request(call, kMe, kRanks, twice, Receives{}));
 }
 
 TEST_F(PartRequests, RefuseWhatDoesNotFit) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,31 @@ def test_send_recv_ring(ranks: Gpus) -> None:
             )
         )
         assert all(same_bits(numbers(outs[r], "u8"), xs[(r - 1) % n]) for r in range(n))
+
+
+@pytest.mark.parametrize("goes", ["all", "some", "pairs"])
+def test_batches(ranks: Gpus, goes: str) -> None:
+    """Messages of a size for each pair, from everywhere in a buffer; also ranks that have none."""
+    rng, n = np.random.default_rng(10), ranks.n
+    chosen: dict[str, Callable[[int, int], bool]] = {
+        "all": lambda a, b: True,
+        "some": lambda a, b: (a + 2 * b) % 3 == 0,
+        "pairs": lambda a, b: a ^ b == 1,
+    }
+    every = [(a, b) for a in range(n) for b in range(n) if chosen[goes](a, b)]
+    for most in (1, 100, 10_000, 1_000_003, 20_000_000 // n):
+        counts = {pair: int(rng.integers(0, most + 1)) for pair in every}
+        data = {pair: random_bits(rng, (count,), "u8") for pair, count in counts.items()}
+        inputs = {pair: ranks.put(x, pair[0]) for pair, x in data.items()}
+        outs = {pair: ranks.put(np.zeros_like(x), pair[1]) for pair, x in data.items()}
+        ranks.run(
+            lambda comm, r, stream, a=inputs, b=outs: comm.batch_send_recv(
+                [(x, to) for (source, to), x in a.items() if source == r],
+                [(out, source) for (source, to), out in b.items() if to == r],
+                stream=stream,
+            )
+        )
+        assert all(same_bits(numbers(outs[pair], "u8"), x) for pair, x in data.items())
 
 
 @pytest.mark.parametrize("symmetric", ["all", "some", "in place"])

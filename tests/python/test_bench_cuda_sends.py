@@ -188,6 +188,25 @@ class Sends:
     def send_recv(self, x: Any, to: int, out: Any, source: int, **options: Any) -> None:
         self.said.append((id(self), x.data_ptr(), to, out.data_ptr(), source, options["stream"]))
 
+    def batch_send_recv(self, sends: Any, recvs: Any, **options: Any) -> None:
+        places = ([(x.data_ptr(), peer) for x, peer in messages] for messages in (sends, recvs))
+        self.said.append((*places, options["stream"]))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_unisono_on_one_stream_has_one_batch(ranks: int) -> None:
+    case = a_case("all_to_all", ranks, streams="one")
+    for rank in range(ranks):
+        said: list[Any] = []
+        backend = UnisonoBackend()
+        backend._comm, backend._device, backend._queued = Sends(rank, ranks, said), "cuda", {"stream": 5}
+        mine = buffers(case, rank)
+        backend.prepare(case, mine)()
+        sends, recvs = (
+            [(array[peer].data_ptr(), peer) for peer in range(ranks)] for array in (mine.x, mine.out)
+        )
+        assert said == [(sends, recvs, 5)]
+
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_unisono_on_a_stream_per_peer_has_a_communicator_each(ranks: int, log: list[tuple[str, int]]) -> None:

@@ -17,7 +17,7 @@ import unisono
 
 F32 = np.float32
 CALLS = (
-    "all_gather all_reduce all_to_all all_to_all_v barrier broadcast empty gather recv reduce"
+    "all_gather all_reduce all_to_all all_to_all_v barrier batch_send_recv broadcast empty gather recv reduce"
     " reduce_scatter scatter send send_recv"
 ).split()
 
@@ -153,6 +153,15 @@ def test_rings(n: int, algorithm: str | None) -> None:
     assert all(play(n, "rings", algorithm))
 
 
+@pytest.mark.parametrize(("n", "nodes"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2), (5, 3)])
+def test_batches(n: int, nodes: int) -> None:
+    assert play(n, "batches", nodes=nodes) == [[]] * n
+
+
+def test_batches_that_are_checked() -> None:
+    assert play(3, "batches", env={"UNISONO_CHECK": "1"}) == [[]] * 3
+
+
 def test_ends_of_a_pair_need_not_call_alike() -> None:
     """A send may meet a send_recv, and a send_recv a recv."""
 
@@ -268,6 +277,7 @@ def arguments(call: str) -> tuple[Any, ...]:
         "send": (one, 0),
         "recv": (one, 0),
         "send_recv": (one, 0, None, 0),
+        "batch_send_recv": ([(one, 0)], [(one.copy(), 0)]),
         "all_to_all_v": (one, [2], [2]),
         **dict.fromkeys(("reduce_scatter", "scatter", "all_to_all"), (row,)),
     }.get(call, (one,))

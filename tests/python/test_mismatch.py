@@ -213,6 +213,22 @@ SENT = (
 )
 
 
+SENT += (
+    (
+        "batch",
+        lambda c: c.batch_send_recv([(ones(4), 1)], [(ones(2), 1)]),
+        lambda c: c.batch_send_recv([(ones(2), 0)], [(ones(5), 0)]),
+        ("of 16 u8", "of 20 u8"),
+    ),
+    (
+        "batch and send",
+        lambda c: c.batch_send_recv([(ones(4), 1)], []),
+        lambda c: c.recv(ones(4), 0),
+        ("batch_send_recv of 16 u8", "send_recv of 4 f32"),
+    ),
+)
+
+
 @pytest.mark.parametrize(("name", "of_zero", "of_one", "words"), SENT, ids=[case[0] for case in SENT])
 def test_mismatch_of_a_pair(name: str, of_zero: Call, of_one: Call, words: tuple[str, str]) -> None:
     """The receiver sees it; a sender that has left its call already hears of it in the next."""

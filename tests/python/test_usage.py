@@ -312,6 +312,11 @@ def test_name_that_is_not_known(case: str, comms: list[unisono.Communicator]) ->
     assert_refused(comms, call, words)
 
 
+def overlapping_batch(comm: unisono.Communicator) -> None:
+    x, peer = ones(8), 1 - comm.rank
+    comm.batch_send_recv([(x[:5], peer)], [(x[4:], peer)])
+
+
 PEERS: dict[str, tuple[Call, str]] = {
     "send to itself": (lambda c: c.send(ones(4), c.rank), "cannot send to itself alone: use send_recv"),
     "recv from itself": (lambda c: c.recv(ones(4), c.rank), "cannot send to itself alone: use send_recv"),
@@ -323,6 +328,22 @@ PEERS: dict[str, tuple[Call, str]] = {
     "exchange from -1": (lambda c: c.send_recv(ones(4), 0, None, -1), "source -1 is not a rank"),
     "half with itself": (lambda c: c.send_recv(ones(4), c.rank, None, 1 - c.rank), "send_recv with itself"),
     "shape of an exchange": (lambda c: c.send_recv(ones(4), 0, ones(5), 0), "this call gives (4,)"),
+    "batch to nobody": (lambda c: c.batch_send_recv([(ones(4), 2)], []), "destination 2 is not a rank"),
+    "batch from -1": (lambda c: c.batch_send_recv([], [(ones(4), -1)]), "source -1 is not a rank"),
+    "batch with two to one": (
+        lambda c: c.batch_send_recv([(ones(4), 0), (ones(4), 0)], []),
+        "two messages with destination 0",
+    ),
+    "batch to itself alone": (
+        lambda c: c.batch_send_recv([(ones(4), c.rank)], []),
+        "sends itself 16 bytes, but receives 0 from itself",
+    ),
+    "batch to itself of another size": (
+        lambda c: c.batch_send_recv([(ones(4), c.rank)], [(ones(5), c.rank)]),
+        "sends itself 16 bytes, but receives 20 from itself",
+    ),
+    "batch into what it sends": (overlapping_batch, "overlaps another of its buffers"),
+    "batch of a list": (lambda c: c.batch_send_recv([([1.0], 1 - c.rank)], []), "x is a"),
 }
 
 

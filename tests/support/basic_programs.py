@@ -145,6 +145,28 @@ def rings(algorithm: str | None) -> bool:
     return fine
 
 
+def batches() -> list[str]:
+    """Messages of many sizes to everyone, to some, and between two ranks alone: those that came out wrong."""
+    wrong = []
+    sizes = (0, 1, 13, 1792, 1793, 16384, 16385, 70_000, 300_001)
+    with unisono.init(timeout_s=30) as comm:
+        n, me = comm.size, comm.rank
+        choices = (lambda a, b: True, lambda a, b: (a + 2 * b) % 3 == 0, lambda a, b: a + b == n - 1)
+        for turn, goes in ((turn, goes) for turn in range(len(sizes)) for goes in choices):
+
+            def message(source: int, to: int, turn: int = turn) -> Any:
+                size = sizes[(3 * source + 5 * to + turn) % len(sizes)]
+                return np.arange(size).astype(("u1", "f4", "f8")[(source + to) % 3]) + source
+
+            sends = [(message(me, p), p) for p in range(n) if goes(me, p)]
+            recvs = [(np.zeros_like(message(p, me)), p) for p in range(n) if goes(p, me)]
+            comm.batch_send_recv(sends, recvs)
+            wrong += [
+                f"{p} to {me}, turn {turn}" for out, p in recvs if not np.array_equal(out, message(p, me))
+            ]
+    return wrong
+
+
 def beyond_2_to_31(dtype: str) -> list[int]:
     """An all_gather and a broadcast of 2^31 + 5 elements of one byte: the ends, and where 32 bits would
     wrap.

@@ -29,7 +29,14 @@ def _calls(comm: unisono.Communicator, count: int, seed: int) -> dict[str, Calla
         getattr(comm, name)(copy, out=copy)
         return copy
 
+    def batch() -> Any:
+        outs = [np.zeros(1 + 1000 * (p + 2 * me), np.uint8) for p in range(n)]
+        given = [(np.full(1 + 1000 * (me + 2 * p), 7 * me + p, np.uint8), p) for p in range(n)]
+        comm.batch_send_recv(given, [(out, p) for p, out in enumerate(outs)])
+        return np.concatenate(outs)
+
     return {
+        "batch_send_recv": batch,
         "all_reduce": lambda: comm.all_reduce(x, "avg"),
         "all_reduce in place": lambda: in_place("all_reduce", x),
         "reduce": lambda: comm.reduce(x, root, "max"),

@@ -101,6 +101,7 @@ def refusals() -> dict[str, str]:
             lambda: comm.empty(4, None),
             lambda: comm.broadcast(x, 0.5),
             lambda: comm.send_recv(x, 0.5, None, 0.5),
+            lambda: comm.batch_send_recv([(x, 0.5)], []),
         ],
     }
     for kind, calls in harmless.items():

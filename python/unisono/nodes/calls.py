@@ -284,11 +284,44 @@ class Calls:
         lengths = [int(count) * array.item for count in counts]
         return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
 
+    def _check_batch(self, given: Sequence[tuple[Array, int]], taken: Sequence[tuple[Array, int]]) -> None:
+        for what, messages in (("destination", given), ("source", taken)):
+            peers = [peer for _, peer in messages]
+            for peer in peers:
+                self._check_rank(what, peer)
+                if peers.count(peer) > 1:
+                    raise UsageError(
+                        f"batch_send_recv has two messages with {what} {peer}: give each peer one, or call "
+                        "it again."
+                    )
+        arrays = [array for array, _ in (*given, *taken)]
+        if any(array.gpu != arrays[0].gpu for array in arrays):
+            raise UsageError(
+                "the arrays of batch_send_recv are not all on the CPU or all on the GPU: move some."
+            )
+        for i, (out, _) in enumerate(taken, len(given)):
+            if any(_overlap(out, other) for j, other in enumerate(arrays) if i != j):
+                raise UsageError(
+                    "a buffer that batch_send_recv receives into overlaps another of its buffers: pass "
+                    "buffers that are apart."
+                )
+        own = [[len(array.bytes) for array, peer in some if peer == self.rank] for some in (given, taken)]
+        if own[0] != own[1]:
+            raise UsageError(
+                f"batch_send_recv: rank {self.rank} sends itself {sum(own[0])} bytes, but receives "
+                f"{sum(own[1])} from itself: give both ends the same."
+            )
+
     def _check_rank(self, what: str, rank: int, alone: bool = False) -> None:
         if not 0 <= operator.index(rank) < self.size:
             raise UsageError(f"{what} {rank} is not a rank: there are ranks 0 to {self.size - 1}.")
         if alone and rank == self.rank:
             raise UsageError(f"rank {rank} cannot send to itself alone: use send_recv, which copies.")
+
+
+def _overlap(a: Array, b: Array) -> bool:
+    apart = a.address + len(a.bytes) <= b.address or b.address + len(b.bytes) <= a.address
+    return not apart and len(a.bytes) > 0 and len(b.bytes) > 0
 
 
 def same(given: Array, taken: Array) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import ResourceError, UsageError
 from . import sums
 from .calls import Calls, same
+from .engine import Part
 
 __all__ = ["HierarchicalCommunicator"]
 
@@ -184,6 +185,20 @@ class HierarchicalCommunicator(Calls):
             elif len(given.bytes):
                 self._way(given).send_recv(same(given, taken), dst, taken.bytes, src)
         return out
+
+    def batch_send_recv(
+        self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]], stream: Any = None
+    ) -> None:
+        """See `unisono.Communicator.batch_send_recv`."""
+        given = [(self._array(x, "x"), peer) for x, peer in sends]
+        taken = [(self._array(out, "out", written=True), peer) for out, peer in recvs]
+        self._check_batch(given, taken)
+        if not given and not taken:
+            return
+        parts = [[Part(peer, array.bytes) for array, peer in some] for some in (given, taken)]
+        first = (given or taken)[0][0]
+        with self._call("batch_send_recv", first, stream=stream, together=False):
+            self._way(first).batch_send_recv(*parts)
 
     # ---- what combines -------------------------------------------------------------------------------------
 

@@ -207,6 +207,21 @@ class Moves:
         self.inside("scatter", packed, place.local.index(root), out)
         pending.wait()
 
+    def batch_send_recv(self, sends: Sequence[Part], receives: Sequence[Part]) -> None:
+        """All of them at once, this rank's to itself too."""
+        number = {rank: index for index, rank in enumerate(self.topology.local)}
+        pending = self.exchange(
+            [part for part in sends if part.rank not in number],
+            [part for part in receives if part.rank not in number],
+        )
+        inside = [
+            [(part.data, number[part.rank]) for part in parts if part.rank in number]
+            for parts in (sends, receives)
+        ]
+        if any(inside):
+            self.inside("batch_send_recv", *inside)
+        pending.wait()
+
     def send_recv(self, x: Any, to: int | None, out: Any, source: int | None) -> None:
         """`x` to rank `to` and `out` from rank `source`, which may be None; not to this rank itself."""
         place = self.topology

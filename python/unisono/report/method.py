@@ -106,8 +106,8 @@ while the other ranks sleep, unless the pair says halves: then all do, rank r wi
 
 Sends and receives
 An all_to_all of that name is built of the library's own sends and receives: MPI's Isend and Irecv of all
-blocks, gloo's likewise, Unisono's exchanges with one peer after the other, NCCL's as one group. On a stream
-per peer each has a communicator of its own, and all streams fork from and join the one that is timed.
+blocks, gloo's likewise, Unisono's batch of them, NCCL's as one group. On a stream per peer each has a
+communicator of its own, and all streams fork from and join the one that is timed.
 
 Scaling
 With t(n) the median time on n ranks and n0 the fewest ranks measured: weak efficiency is t(n0) / t(n), where

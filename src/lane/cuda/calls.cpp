@@ -31,6 +31,7 @@ std::size_t GpuEngine::unit_of(Collective collective, Algorithm algorithm, std::
                  ? bytes / std::max<std::size_t>(n - 1, 1)
                  : bytes;
     case Collective::all_to_all_v:  // no rank knows the longest of all
+    case Collective::batch_send_recv:
       return is_packets(algorithm) || is_lines(algorithm) ? std::size_t{256} << 10
                                                           : layout_.chunk_bytes * kMostBlocks;
     case Collective::send:
@@ -149,7 +150,7 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
   launch.from = std::max(from, 0);
   launch.sent = to < 0 ? 0 : args.bytes;
   launch.received = from < 0 ? 0 : args.bytes;
-  if (request.collective == Collective::all_to_all_v) {
+  if (by_parts(request.collective)) {
     launch.by_parts = true;
     std::copy_n(request.sends.begin(), n, launch.sends);
     std::copy_n(request.receives.begin(), n, launch.receives);

@@ -17,7 +17,8 @@ std::size_t GpuEngine::longest(const Request& request, Algorithm algorithm) cons
     case Collective::reduce:
     case Collective::broadcast:
       return algorithm == Algorithm::two_shot_ll128 ? shard_bytes(a.bytes, std::max(n - 1, 1)) : a.bytes;
-    case Collective::all_to_all_v: {
+    case Collective::all_to_all_v:
+    case Collective::batch_send_recv: {
       std::size_t most = 0;
       for (const auto* parts : {&request.sends, &request.receives})
         for (const Args::Part& part : *parts) most = std::max(most, part.bytes);
@@ -78,13 +79,11 @@ void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) 
         give(p, a.in + at(p), a.block);
         get(p, a.out + at(p), a.block);
         break;
-      case Collective::all_to_all_v: {
-        const Args::Part& sent = a.sends[p];
-        const Args::Part& received = a.receives[p];
-        give(p, a.in + sent.offset, sent.bytes);
-        get(p, a.out + received.offset, received.bytes);
+      case Collective::all_to_all_v:
+      case Collective::batch_send_recv:
+        give(p, a.sends[p].at, a.sends[p].bytes);
+        get(p, a.receives[p].at, a.receives[p].bytes);
         break;
-      }
       default:  // send, recv, send_recv
         if (p == to) give(p, a.in, a.bytes);
         if (p == from) get(p, a.out, a.bytes);
@@ -132,7 +131,7 @@ void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, con
   auto slice = [](std::vector<Args::Part> parts, std::size_t at) {
     for (Args::Part& part : parts) {
       const std::size_t begin = smaller(at, part.bytes);
-      part = {part.offset + begin, smaller(kSlice, part.bytes - begin)};
+      part = {part.at + begin, smaller(kSlice, part.bytes - begin)};
     }
     return parts;
   };
@@ -149,7 +148,7 @@ void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, con
 void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
                          int to, int from, cudaStream_t stream) const {
   const std::size_t most = longest(request, algorithm);
-  if (request.collective == Collective::all_to_all_v && most > kSlice)
+  if (by_parts(request.collective) && most > kSlice)
     return exchange_slices(request, algorithm, asked, call, stream);
   if (most >= kMostMessage)
     throw UsageError(std::string(name_of(algorithm)) +

@@ -54,8 +54,8 @@ class GpuEngine final : public Engine {
   bool carries(const Request& request, Algorithm algorithm) const override {
     if (algorithm == Algorithm::copy_engine && request.collective == Collective::reduce && group_.size() > 2)
       return false;
-    return !(is_packets(algorithm) || is_lines(algorithm)) ||
-           request.collective == Collective::all_to_all_v || longest(request, algorithm) < kMostMessage;
+    return !(is_packets(algorithm) || is_lines(algorithm)) || by_parts(request.collective) ||
+           longest(request, algorithm) < kMostMessage;
   }
 
   void run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call, int to,

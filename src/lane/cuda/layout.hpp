@@ -106,7 +106,7 @@ struct Launch {
   Args args;  // its arrays are taken from here:
   const byte* inputs[kMaxRanks] = {};
   byte* outputs[kMaxRanks] = {};
-  bool by_parts = false;  // all_to_all_v
+  bool by_parts = false;  // all_to_all_v, batch_send_recv
   Args::Part sends[kMaxRanks], receives[kMaxRanks];
   int to = 0, from = 0;  // send_recv; 0 bytes leave that half out
   std::size_t sent = 0, received = 0;

@@ -143,7 +143,8 @@ Kernel kernel(Collective collective, Algorithm algorithm, DType dtype, Op op) {
     case Collective::gather: return moving<Collective::gather>(algorithm);
     case Collective::scatter: return moving<Collective::scatter>(algorithm);
     case Collective::all_to_all:
-    case Collective::all_to_all_v: return moving<Collective::all_to_all>(algorithm);
+    case Collective::all_to_all_v:
+    case Collective::batch_send_recv: return moving<Collective::all_to_all>(algorithm);
     case Collective::send:
     case Collective::recv:
     case Collective::send_recv:

@@ -154,20 +154,19 @@ class UnisonoBackend(Backend):
         return sends.pingpong(case, comm.rank, verbs.__getitem__)
 
     def _all_to_all(self, case: Case, x: Any, out: Any, options: dict[str, Any]) -> Callable[[], object]:
-        """Exchanges with one peer after the other; on a stream per peer each has a communicator of its own,
-        since the calls of one follow each other."""
+        """One batch of all messages. A communicator's calls follow each other: on a stream per peer each has
+        one of its own."""
         rank, n = self._comm.rank, self._comm.size
-        keep, order = sends.own_block(x, out, rank), sends.steps(rank, n)
+        order = sends.steps(rank, n)
         if case.streams == "per-peer":
             fork, comms = self._forked()
             calls = [
                 partial(comm.send_recv, x[to], to, out[source], source, **{**options, "stream": stream})
                 for comm, stream, (to, source) in zip(comms, fork.handles, order, strict=True)
             ]
-            return sends.in_turn([fork.bound(calls), keep])
-        exchange = self._comm.send_recv
-        calls = [partial(exchange, x[to], to, out[source], source, **options) for to, source in order]
-        return sends.in_turn([*calls, keep])
+            return sends.in_turn([fork.bound(calls), sends.own_block(x, out, rank)])
+        given = [(x[to], to) for to in range(n)]
+        return partial(self._comm.batch_send_recv, given, [(out[r], r) for r in range(n)], **options)
 
     def _forked(self) -> tuple[Fork, list[Any]]:
         """A stream and a communicator for each peer, made once on all ranks alike."""
@@ -204,7 +203,7 @@ class UnisonoBackend(Backend):
             return str(self._comm.plan("all_reduce", 4, False, self._device))
         size = case.bytes // case.ranks if case.streams else case.bytes
         # a send or receive alone, and what another communicator does, is planned as for plain memory
-        alone = case.pattern in ("half_round_trip", "one_way") or case.streams == "per-peer"
+        alone = case.pattern in ("half_round_trip", "one_way") or case.streams is not None
         symmetric = case.memory == "symmetric" and not alone
         return str(self._comm.plan(_verb(case), size, symmetric, self._device))
 
@@ -227,6 +226,8 @@ class UnisonoBackend(Backend):
 
 def _verb(case: Case) -> str:
     """The library's call that a case is built of; sends and receives share the plan of send_recv."""
+    if case.streams == "one":
+        return "batch_send_recv"
     return "send_recv" if case.collective == pairs.NAME or case.streams else case.collective
 
 
