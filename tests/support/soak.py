@@ -46,7 +46,7 @@ class Soak:
 
     def run(self, calls: int) -> dict[str, Any]:
         """Makes the calls; says how many of each collective, and which results were wrong."""
-        kinds = [*self._algorithms, "all_reduce", "barrier"]
+        kinds = [*self._algorithms, "batch_send_recv", "all_reduce", "barrier"]
         for number in range(calls):
             name = self._random.choice(kinds)
             self._made[name] = self._made.get(name, 0) + 1
@@ -181,3 +181,14 @@ class Soak:
         source = (me - step) % n
         got = self.comm.send_recv(self._x(number, me, count, kind), (me + step) % n, None, source, **how)
         self._check(number, "send_recv", got, self._x(number, source, count, kind))
+
+    def _batch_send_recv(self, number: int) -> None:
+        kind, n, me = self._kind(), self.comm.size, self.comm.rank
+        counts = [[self._size() if self._random.random() < 0.7 else None for _ in range(n)] for _ in range(n)]
+        sends = [
+            (self._x(number, me, count, kind), p) for p, count in enumerate(counts[me]) if count is not None
+        ]
+        recvs = [(np.zeros(row[me], kind), p) for p, row in enumerate(counts) if row[me] is not None]
+        self.comm.batch_send_recv(sends, recvs)
+        for got, source in recvs:
+            self._check(number, "batch_send_recv", got, self._x(number, source, len(got), kind))
