@@ -30,8 +30,11 @@ nb::tuple describe(nb::handle x, const char* what, bool written) {
   if (array.memory == Memory::host)
     view = nb::cast(Bytes(array.data, {array.count * size_of(array.dtype)}, x));
   const std::string_view dtype = name_of(array.dtype);
+  nb::object stream = nb::none();
+  if (array.memory == Memory::device)
+    stream = nb::int_(reinterpret_cast<std::uintptr_t>(stream_handle(array.stream(nb::none()))));
   return nb::make_tuple(view, nb::str(dtype.data(), dtype.size()), nb::tuple(nb::cast(array.shape)),
-                        reinterpret_cast<std::uintptr_t>(array.data));
+                        reinterpret_cast<std::uintptr_t>(array.data), stream);
 }
 
 void combine(const Bytes& out, const std::optional<ConstBytes>& prior, const std::vector<ConstBytes>& sources,
@@ -64,12 +67,14 @@ void combine(const Bytes& out, const std::optional<ConstBytes>& prior, const std
 
 void bind_nodes(nb::module_& module) {
   using namespace nb::literals;
-  module.def(
-      "describe", &describe, "x"_a, "what"_a, "written"_a,
-      nb::sig(
-          "def describe(x: object, what: str, written: bool) -> tuple[object, str, tuple[int, ...], int]"),
-      "(an array in the host's memory as bytes without a copy, else None; dtype; shape; "
-      "address). Raises UsageError for what a call would not take; `what` is the array's name there.");
+  module.def("describe", &describe, "x"_a, "what"_a, "written"_a,
+             nb::sig("def describe(x: object, what: str, written: bool) -> tuple[object, str, tuple[int, "
+                     "...], int, int | "
+                     "None]"),
+             "(an array in the host's memory as bytes without a copy, else None; dtype; shape; address; on a "
+             "GPU its "
+             "library's current stream). Raises UsageError for what a call would not take; `what` is the "
+             "array's name there.");
   module.def(
       "empty_like",
       [](nb::handle like, const Shape& shape, int device, nb::handle stream) {

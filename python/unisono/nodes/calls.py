@@ -44,6 +44,7 @@ class Array(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     address: int
+    stream: int | None  # on a GPU: its library's current one
     gpu: bool = False
 
     @property
@@ -168,7 +169,8 @@ class Calls:
         on_gpu = array is not None and array.gpu
         if stream is not None and array is not None and not on_gpu:
             raise UsageError("stream= is for arrays on a GPU: leave it out.")
-        handle = self._gpu.space.handle(stream) if on_gpu else None
+        asked = array.stream if stream is None and array is not None else stream
+        handle = self._gpu.space.handle(asked) if on_gpu else None
         if algorithm is not None and algorithm not in known:
             choice = f"use one of {', '.join(known)}" if known else "leave it out"
             raise UsageError(f"{name} across nodes has no algorithm '{algorithm}': {choice}.")
