@@ -68,13 +68,11 @@ void combine(const Bytes& out, const std::optional<ConstBytes>& prior, const std
 void bind_nodes(nb::module_& module) {
   using namespace nb::literals;
   module.def("describe", &describe, "x"_a, "what"_a, "written"_a,
-             nb::sig("def describe(x: object, what: str, written: bool) -> tuple[object, str, tuple[int, "
-                     "...], int, int | "
-                     "None]"),
-             "(an array in the host's memory as bytes without a copy, else None; dtype; shape; address; on a "
-             "GPU its "
-             "library's current stream). Raises UsageError for what a call would not take; `what` is the "
-             "array's name there.");
+             nb::sig("def describe(x: object, what: str, written: bool)"
+                     " -> tuple[object, str, tuple[int, ...], int, int | None]"),
+             "(an array in the host's memory as bytes without a copy, else None; dtype; shape; address; "
+             "on a GPU its library's current stream). Raises UsageError for what a call would not take; "
+             "`what` is the array's name there.");
   module.def(
       "empty_like",
       [](nb::handle like, const Shape& shape, int device, nb::handle stream) {

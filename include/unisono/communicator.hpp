@@ -101,7 +101,8 @@ class Communicator {
   // Both at once, so that rings and exchanges cannot lock up: `count` elements each way.
   void send_recv(const Call& call, int to, int from);
   // Several of both at once: at most one to each peer and one from each, this rank included. Both ends of a
-  // message give it so; ranks without one need not call. Of `call`, memory and stream are used.
+  // message give it so; ranks without one need not call. `data` is not null, of an empty message neither. Of
+  // `call`, memory and stream are used.
   struct Outgoing {
     const void* data;
     std::size_t bytes;

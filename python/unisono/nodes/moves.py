@@ -214,12 +214,12 @@ class Moves:
             [part for part in sends if part.rank not in number],
             [part for part in receives if part.rank not in number],
         )
-        inside = [
+        here = [
             [(part.data, number[part.rank]) for part in parts if part.rank in number]
             for parts in (sends, receives)
         ]
-        if any(inside):
-            self.inside("batch_send_recv", *inside)
+        if any(here):
+            self.inside("batch_send_recv", *here)
         pending.wait()
 
     def send_recv(self, x: Any, to: int | None, out: Any, source: int | None) -> None:

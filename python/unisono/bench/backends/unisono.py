@@ -157,8 +157,8 @@ class UnisonoBackend(Backend):
         """One batch of all messages. A communicator's calls follow each other: on a stream per peer each has
         one of its own."""
         rank, n = self._comm.rank, self._comm.size
-        order = sends.steps(rank, n)
         if case.streams == "per-peer":
+            order = sends.steps(rank, n)
             fork, comms = self._forked()
             calls = [
                 partial(comm.send_recv, x[to], to, out[source], source, **{**options, "stream": stream})
