@@ -6,6 +6,8 @@
 // move(dsts, n_dsts, srcs, n_srcs, bytes)
 //   Reads every source once, combines them in the order given with the wide accumulator, writes every
 //   destination: copy, multicast, reduce or both.
+// settle()
+//   What the worker has moved may be read by its next moves. Only lanes of several threads have it.
 // signal(peer, slot), wait(peer, slot)
 //   Counting: the k-th wait returns after the k-th signal; what the peer wrote before its signal is readable
 //   after the wait. A wait has a deadline.
@@ -123,6 +125,11 @@ struct Rounds {
  private:
   std::size_t bytes_, step_, begin_, stride_;
 };
+
+template <class Lane>
+UNISONO_PROGRAM void settle(Lane& lane) {
+  if constexpr (requires { lane.settle(); }) lane.settle();
+}
 
 // Gives each round's pieces before it takes the last one's, so that they travel while it works. Every other
 // worker gives after it has taken: while those of one kind fill the links, those of the other combine.

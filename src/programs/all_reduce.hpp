@@ -131,6 +131,7 @@ UNISONO_PROGRAM void all_reduce_reduce_scatter_all_gather(Channel& channel, cons
   byte* mine = a.out + block_of(a.bytes, shards.block, lane.rank()).begin;
   shards.out = mine;
   reduce_scatter_push(channel, shards);
+  settle(lane);
   shards.in = mine;
   shards.out = a.out;
   all_gather_push(channel, shards);

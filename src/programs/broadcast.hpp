@@ -46,6 +46,7 @@ UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& 
       continue;
     }
     channel.take(a.root, {to + mine.begin}, mine.bytes);
+    settle(lane);
     for (int i = 1; i < n; ++i)
       if (const int p = peer_at(lane, i); p != a.root) channel.put(p, to + mine.begin, mine.bytes);
     channel.take(a.root, {to + roots.begin, a.stream}, roots.bytes);

@@ -1,9 +1,8 @@
 // The CUDA lane: one thread block is one worker of its rank. Block b of a rank speaks with block b of every
 // other.
 //
-// Every thread of the block calls every verb, in the same order. What a verb leaves undone for the other
-// threads' eyes is settled by the verb that needs it: a barrier is paid where one is needed, not by each
-// verb.
+// Every thread of the block calls every verb, in the same order. Warps go their own way, each waiting for
+// itself, and meet where what all of them have moved is told of: at a signal, or at settle().
 #pragma once
 
 #include <type_traits>
@@ -16,9 +15,8 @@
 
 namespace unisono {
 
-// `Reduction` is what a move with several sources does: cuda::Bytes, cuda::ByTable or cuda::Inline, and
-// of a requantise: cuda::Quantised. Messages
-// of packets are exchange.cu's.
+// `Reduction` is what a move with several sources does: cuda::Bytes, cuda::ByTable or cuda::Inline, and of a
+// requantise: cuda::Quantised. Messages of packets are exchange.cu's.
 template <class Reduction>
 class CudaBlock {
  public:
@@ -42,10 +40,11 @@ class CudaBlock {
         warp_(static_cast<int>(threadIdx.x) / 32),
         thread_(static_cast<int>(threadIdx.x) % 32) {
     if (thread_ < size()) mine_ = *counters(thread_);
-    lost_ = cuda::load_relaxed(&cuda::header(context_, rank())->failed) != 0 && cuda::failed(context_);
-    pending_ = kWaits;
+    failed_ = cuda::load_relaxed(&cuda::header(context_, rank())->failed) != 0 && cuda::failed(context_);
   }
   __device__ void finish() {
+    await();
+    __syncthreads();  // every warp has taken up the counters
     if (warp_ == 0 && thread_ < size()) *counters(thread_) = mine_;
   }
 
@@ -59,27 +58,33 @@ class CudaBlock {
   __device__ std::size_t tile_bytes() const { return context_.piece_bytes; }
 
   __device__ void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
-    if (pending_) settle();
-    if (failed_ || bytes == 0) return;
+    await();
+    if (bytes == 0) return;
+    moved_ = true;
+    if (failed_) return;
     if constexpr (std::is_same_v<Reduction, cuda::Bytes>) cuda::copy(dsts, n_dsts, srcs[0], bytes);
     else if (n_srcs == 1) cuda::copy(dsts, n_dsts, srcs[0], bytes);
     else reduction_(dsts, n_dsts, srcs, n_srcs, bytes);
-    pending_ |= kMoves;
   }
 
   __device__ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
                              std::size_t count) {
-    if (pending_) settle();
-    if (failed_ || count == 0) return;
-    reduction_.requantise(dsts, n_dsts, srcs, n_srcs, plain, count);
-    pending_ |= kMoves;
+    await();
+    if (count == 0) return;
+    moved_ = true;
+    if (!failed_) reduction_.requantise(dsts, n_dsts, srcs, n_srcs, plain, count);
   }
   __device__ static constexpr std::size_t element_bytes() { return Reduction::kElementBytes; }
 
+  // A release waits for all that the SM has under way. Credit needs none, nor has NCCL's: it says that what
+  // was read may be overwritten, and a value that has been used has been read.
   __device__ void signal(int peer, Slot slot) {
-    if (pending_) settle();
+    settle();
     const std::uint32_t count = next_signal(peer, slot);
-    if (!failed_ && speaks_to(peer)) cuda::store_release(&flag(peer, slot, rank())->count, count);
+    if (failed_ || !speaks_to(peer)) return;
+    std::uint32_t* const at = &flag(peer, slot, rank())->count;
+    if (slot == Slot::chunk_credit) cuda::store_relaxed(at, count);
+    else cuda::store_release(at, count);
   }
   // The end of a kernel has published what it wrote.
   __device__ void announce(int peer, Slot slot) {
@@ -87,15 +92,14 @@ class CudaBlock {
     if (speaks_to(peer)) cuda::store_relaxed(&flag(peer, slot, rank())->count, count);
   }
 
-  // Only the thread that speaks to the peer polls, so that waits for several peers go on side by side;
-  // whoever reads what the peer has written settles first.
+  // Noted only: whatever depends on it first awaits all that is noted. Each warp does so for itself, and
+  // thread p of it looks for peer p, so that waits for several peers go on side by side.
   __device__ void wait(int peer, Slot slot) {
-    const std::uint32_t expected = of(peer, mine_.awaited[static_cast<int>(slot)]) + 1;
-    if (thread_ == peer) ++mine_.awaited[static_cast<int>(slot)];
-    if (!failed_ && speaks_to(peer) && !lost_)
-      lost_ = !cuda::await(&flag(rank(), slot, peer)->count, expected, cuda::Wait{context_, peer, slot});
-    __syncwarp();
-    pending_ |= kWaits;
+    if (waiting_ >> peer & 1u) await();
+    waiting_ |= 1u << peer;
+    if (thread_ != peer) return;
+    expected_ = ++mine_.awaited[static_cast<int>(slot)];
+    waits_on_ = slot;
   }
   // A signal that brings an address, and the wait for it.
   __device__ void signal_note(int peer, Slot slot, byte* address) {
@@ -104,7 +108,7 @@ class CudaBlock {
   }
   __device__ byte* wait_note(int peer, Slot slot) {
     wait(peer, slot);
-    settle();
+    await();
     return cuda::load_relaxed(&flag(rank(), slot, peer)->address);
   }
   __device__ std::uint32_t signalled(int peer, Slot slot) const {
@@ -124,14 +128,22 @@ class CudaBlock {
   __device__ const byte** sources() { return arrays_.sources; }
   __device__ Dst* destinations() { return arrays_.destinations; }
 
- private:
-  // What has been done since the last barrier that other threads of the block may depend on.
-  enum Pending : unsigned { kMoves = 1, kWaits = 2 };
-
-  // Everything that any thread has done is visible to all, and a failure that one has seen is known to all.
   __device__ void settle() {
-    failed_ = __syncthreads_or(lost_) != 0;
-    pending_ = 0;
+    await();
+    if (!moved_) return;
+    failed_ = __syncthreads_or(failed_) != 0;
+    moved_ = false;
+  }
+
+ private:
+  __device__ void await() {
+    if (!waiting_) return;
+    bool lost = false;
+    if (waiting_ >> thread_ & 1u && !failed_)
+      lost = !cuda::await(&flag(rank(), waits_on_, thread_)->count, expected_,
+                          cuda::Wait{context_, thread_, waits_on_});
+    failed_ = __any_sync(0xffffffffu, lost || failed_) != 0;
+    waiting_ = 0;
   }
 
   __device__ std::uint32_t next_signal(int peer, Slot slot) {
@@ -169,9 +181,11 @@ class CudaBlock {
   Reduction reduction_;
   int warps_, warp_, thread_;
   cuda::Counters mine_{};
-  bool lost_;            // this thread has met a failure
-  bool failed_ = false;  // some thread had, at the last barrier
-  unsigned pending_;
+  bool failed_;                 // this warp has met a failure; at the block's last barrier all know of it
+  bool moved_ = false;          // since then
+  unsigned waiting_ = 0;        // the peers for whom a wait is noted: bit p
+  Slot waits_on_ = Slot::meet;  // what this thread is to look for, and the count
+  std::uint32_t expected_ = 0;
 };
 
 }  // namespace unisono
