@@ -154,6 +154,25 @@ UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
   return at < lane.size() ? at : at - lane.size();
 }
 
+// The parts of a rank, of bytes(p) for peer p, one after the other in that order; its own goes between, a
+// piece here and there, so that the links never idle for it.
+template <class Lane, class Bytes, class Move>
+UNISONO_PROGRAM void in_turn(Lane& lane, const Bytes& bytes, const Move& move) {
+  const int n = lane.size(), me = lane.rank();
+  Rounds own(lane, bytes(me), lane.tile_bytes());
+  int moved = lane.worker();
+  for (int i = 1; i < n; ++i) {
+    const int p = peer_at(lane, i);
+    for (Rounds r(lane, bytes(p), lane.tile_bytes()); r.more(); r.next()) {
+      move(p, r.range());
+      if (++moved % (n - 1) != 0 || !own.more()) continue;
+      move(me, own.range());
+      own.next();
+    }
+  }
+  for (; own.more(); own.next()) move(me, own.range());
+}
+
 // The shard of `rank` where the root has none: what leaves or enters the root is then all that bounds it.
 UNISONO_PORTABLE constexpr Range share_without(std::size_t bytes, int ranks, int root, int rank) {
   return rank == root ? Range{} : block_of(bytes, shard_bytes(bytes, ranks - 1), rank - (rank > root));

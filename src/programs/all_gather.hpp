@@ -30,26 +30,20 @@ UNISONO_PROGRAM void all_gather_push(Channel& channel, const Args& a) {
 }
 
 // On buffers that everyone reaches. Where loads are as good as stores I read everyone's block; elsewhere I
-// read mine once and write it to every output.
+// write mine to every output.
 template <class Lane>
 UNISONO_PROGRAM void all_gather_direct(Lane& lane, const Args& a) {
-  const int n = lane.size(), me = lane.rank();
+  const int me = lane.rank();
+  auto block = [&](int p) { return block_of(a.bytes, a.block, Lane::kPulls ? p : me); };
   meet_first(lane);
-  for (int i = 0; i < (Lane::kPulls ? n : 1); ++i) {
-    const int p = peer_at(lane, i);
-    const Range block = block_of(a.bytes, a.block, p);
-    for (Rounds r(lane, block.bytes, lane.tile_bytes()); r.more(); r.next()) {
-      const std::size_t begin = r.range().begin;
-      const byte* from = (p == me ? a.in : a.inputs[p]) + begin;
-      auto dsts = lane.destinations();
-      int targets = 0;
-      for (int j = 0; j < (Lane::kPulls ? 1 : n); ++j) {
-        byte* to = (Lane::kPulls ? a.out : a.outputs[peer_at(lane, j)]) + block.begin + begin;
-        if (to != from) dsts[targets++] = {to, a.stream};
-      }
-      lane.move(dsts, targets, &from, 1, r.range().bytes);
-    }
-  }
+  in_turn(
+      lane, [&](int p) { return block(p).bytes; },
+      [&](int p, Range piece) {
+        const byte* from = (Lane::kPulls && p != me ? a.inputs[p] : a.in) + piece.begin;
+        byte* target = Lane::kPulls ? a.out : a.outputs[p];
+        const Dst to{target + block(p).begin + piece.begin, a.stream};
+        if (to.at != from) lane.move(&to, 1, &from, 1, piece.bytes);
+      });
   meet(lane);
 }
 

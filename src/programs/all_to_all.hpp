@@ -50,25 +50,24 @@ UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
 
 // On buffers that everyone reaches, out of place. Where loads are as good as stores I read my block from each
 // rank; elsewhere, and with sizes by pair (outputs[p] is where rank p wants my part), I write to each rank
-// its block. Workers come to their part of my own block at different times, so that the links never idle.
+// its block.
 template <class Lane>
 UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
   const bool pulls = Lane::kPulls && !a.sends;
-  const int n = lane.size(), me = lane.rank(), own = lane.worker() % n;
+  const int me = lane.rank();
   auto block = [&](int p) { return a.block * static_cast<std::size_t>(p); };
   meet_first(lane);
-  for (int i = 0; i < n; ++i) {
-    const int p = i == own ? me : peer_at(lane, i < own ? i + 1 : i);
-    const byte* source = a.sends             ? a.sends[p].at
-                         : p == me || !pulls ? a.in + block(p)
-                                             : a.inputs[p] + block(me);
-    byte* target = pulls ? a.out + block(p) : a.outputs[p] + (a.sends ? 0 : block(me));
-    for (Rounds r(lane, a.sends ? a.sends[p].bytes : a.block, lane.tile_bytes()); r.more(); r.next()) {
-      const byte* from = source + r.range().begin;
-      const Dst to{target + r.range().begin, a.stream};
-      lane.move(&to, 1, &from, 1, r.range().bytes);
-    }
-  }
+  in_turn(
+      lane, [&](int p) { return a.sends ? a.sends[p].bytes : a.block; },
+      [&](int p, Range piece) {
+        const byte* source = a.sends             ? a.sends[p].at
+                             : p == me || !pulls ? a.in + block(p)
+                                                 : a.inputs[p] + block(me);
+        byte* target = pulls ? a.out + block(p) : a.outputs[p] + (a.sends ? 0 : block(me));
+        const byte* from = source + piece.begin;
+        const Dst to{target + piece.begin, a.stream};
+        lane.move(&to, 1, &from, 1, piece.bytes);
+      });
   meet(lane);
 }
 
