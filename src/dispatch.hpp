@@ -26,6 +26,7 @@ void run_push(Channel channel, Collective collective, Algorithm algorithm, const
     case Collective::reduce: return reduce_push(channel, args);
     case Collective::broadcast:
       if (algorithm == scatter_all_gather) return broadcast_scatter_all_gather(channel, args);
+      if (algorithm == chain) return broadcast_chain(channel, args);
       return broadcast_push(channel, args);
     case Collective::all_gather: return all_gather_push(channel, args);
     case Collective::gather: return gather_push(channel, args);
@@ -46,9 +47,7 @@ void run_direct(Lane& lane, Collective collective, Algorithm algorithm, const Ar
     case Collective::reduce:
       if (algorithm == Algorithm::two_shot_push) return reduce_two_shot_push(channel, args);
       return reduce_direct(lane, args);
-    case Collective::broadcast:
-      if (algorithm == Algorithm::chain) return broadcast_chain(lane, args);
-      return broadcast_direct(lane, args);
+    case Collective::broadcast: return broadcast_direct(lane, args);
     case Collective::all_gather: return all_gather_direct(lane, args);
     case Collective::gather: return gather_direct(lane, args);
     case Collective::reduce_scatter: return reduce_scatter_direct(lane, args);

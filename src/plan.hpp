@@ -37,8 +37,7 @@ std::string_view name_of(Algorithm algorithm);
 // Whether it reaches into the peers' buffers, so that these must be symmetric.
 constexpr bool is_direct(Algorithm algorithm) {
   return algorithm == Algorithm::direct || algorithm == Algorithm::two_shot_direct ||
-         algorithm == Algorithm::two_shot_push || algorithm == Algorithm::copy_engine ||
-         algorithm == Algorithm::chain;
+         algorithm == Algorithm::two_shot_push || algorithm == Algorithm::copy_engine;
 }
 
 // Whether its pieces are packets.

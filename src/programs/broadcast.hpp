@@ -58,26 +58,25 @@ UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& 
   }
 }
 
-// The pipelined chain, on outputs that everyone reaches: each rank passes every piece on to the next, so that
-// each sends to one other and receives from one other, by stores.
-template <class Lane>
-UNISONO_PROGRAM void broadcast_chain(Lane& lane, const Args& a) {
+// The pipelined chain: each rank passes every piece on to the next, so that each sends to one other and
+// receives from one other.
+template <class Channel>
+UNISONO_PROGRAM void broadcast_chain(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
   const int n = lane.size(), me = lane.rank();
   const int next = peer_at(lane, 1), last = peer_at(lane, n - 1);
-  meet_first(lane);
-  for (Rounds r(lane, a.bytes, lane.tile_bytes()); r.more(); r.next()) {
+  const bool begins = me == a.root, ends = next == a.root;
+  for (Rounds r(lane, a.bytes, channel.capacity()); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();
-    const bool first = me == a.root;
-    if (!first) lane.wait(last, Slot::reply);
-    const byte* from = (first ? a.in : a.out) + begin;
+    const byte* from = begins ? a.in + begin : channel.arrived(last, bytes);
     auto dsts = lane.destinations();
     int targets = 0;
-    if (next != a.root) dsts[targets++] = {a.outputs[next] + begin};
+    if (!ends) dsts[targets++] = channel.reserve(next, bytes);
     if (a.out + begin != from) dsts[targets++] = {a.out + begin, a.stream};
-    if (targets > 0) lane.move(dsts, targets, &from, 1, bytes);
-    if (next != a.root) lane.signal(next, Slot::reply);
+    lane.move(dsts, targets, &from, 1, bytes);
+    if (!ends) channel.commit(next, bytes);
+    if (!begins) channel.release(last);
   }
-  meet(lane);
 }
 
 // On buffers that everyone reaches: each rank reads its shard of the root's input once and writes it to every

@@ -136,7 +136,7 @@ def works_of_unisono(
         if not _exists(collective, placement, memory):
             continue
         for algorithm in (None, *algorithms[collective]):
-            direct = algorithm is not None and algorithm.endswith(("direct", "two_shot_push", "chain"))
+            direct = algorithm is not None and algorithm.endswith(("direct", "two_shot_push"))
             if direct and ((memory == "plain" and not direct_reaches_all) or _swaps(collective, placement)):
                 continue
             half = None if algorithm is None else (ranks + (memory == "symmetric")) % 2

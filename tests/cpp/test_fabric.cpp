@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(Providers, Fabric,
 std::vector<std::string_view> fabric_algorithms(Collective collective) {
   std::vector<std::string_view> names{""};
   for (const std::string_view name : algorithms(collective))
-    if (!name.ends_with("packets") && !name.ends_with("direct") && name != "two_shot_push" && name != "chain")
+    if (!name.ends_with("packets") && !name.ends_with("direct") && name != "two_shot_push")
       names.push_back(name);
   return names;
 }

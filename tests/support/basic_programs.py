@@ -37,7 +37,7 @@ def supported(reach: bool) -> list[str]:
             backend = base.load(name)
             backend.setup(base.Ranks(comm.rank, comm.size, lambda data: [data], comm))
             algorithm = name.partition(":")[2]
-            direct = algorithm.endswith(("direct", "two_shot_push", "chain"))
+            direct = algorithm.endswith(("direct", "two_shot_push"))
             for collective, memory in itertools.product(COLLECTIVES, ("plain", "symmetric")):
                 why = backend.supports(make_case(collective, 64, "f32", 2, memory=memory))
                 runs = algorithm in comm.algorithms(collective) and (

@@ -12,7 +12,7 @@ from reference import DTYPES, combine
 
 MOVING = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
 ALL = ("all_reduce", "reduce", "reduce_scatter", *MOVING)
-DIRECT = ("direct", "two_shot_direct", "two_shot_push", "chain", "copy_engine")
+DIRECT = ("direct", "two_shot_direct", "two_shot_push", "copy_engine")
 
 
 def plain_algorithms(collective: str, reach: bool) -> list[str | None]:

@@ -32,6 +32,7 @@ __device__ void run_push(Channel channel, const Launch& launch, const Args& args
   else if constexpr (algorithm == reduce_scatter_all_gather)
     all_reduce_reduce_scatter_all_gather(channel, args);
   else if constexpr (algorithm == scatter_all_gather) broadcast_scatter_all_gather(channel, args);
+  else if constexpr (algorithm == chain) broadcast_chain(channel, args);
   else if constexpr (collective == all_reduce) all_reduce_two_shot(channel, args);
   else if constexpr (collective == Collective::reduce) reduce_push(channel, args);
   else if constexpr (collective == broadcast) broadcast_push(channel, args);
@@ -50,8 +51,6 @@ __device__ void run_direct(Lane& lane, const Launch& launch, const Args& args) {
   if constexpr (collective == send_recv) {
     ChunkChannel<Lane> channel(lane);
     send_recv_told(channel, launch.to, launch.sent, launch.from, launch.received, launch.mine, args);
-  } else if constexpr (algorithm == Algorithm::chain) {
-    broadcast_chain(lane, args);
   } else if constexpr (algorithm == Algorithm::two_shot_push) {
     ChunkChannel<Lane> channel(lane);
     if constexpr (collective == all_reduce) all_reduce_two_shot_push(channel, args);

@@ -76,7 +76,7 @@ class UnisonoBackend(Backend):
             self._any_memory = reach_any_memory(self._comm)
 
     def _reaches_peers(self) -> bool:
-        return str(self._forced).endswith(("direct", "two_shot_push", "copy_engine", "chain"))
+        return str(self._forced).endswith(("direct", "two_shot_push", "copy_engine"))
 
     def supports(self, case: Case) -> str | None:
         if self._forced is None:
