@@ -57,6 +57,14 @@ std::optional<DType> dtype_of(const char* format, Py_ssize_t size) {
   }
 }
 
+// Why an array does not come by DLPack, in its library's own words.
+std::string refusal(nb::handle array) {
+  try {
+    array.attr("__dlpack__")();
+  } catch (const nb::python_error& error) { return std::string(" (") + nb::str(error.value()).c_str() + ")"; }
+  return {};
+}
+
 }  // namespace
 
 Array::Array(nb::handle array, const char* what, bool written) {
@@ -189,8 +197,8 @@ void Array::from_cuda(nb::handle array, const char* what, bool written) {
 void Array::from_dlpack(nb::handle array, const char* what, bool written) {
   nb::ndarray<nb::ro> view;
   if (!nb::try_cast(array, view))
-    throw UsageError(std::string(what) +
-                     " cannot be taken by DLPack: pass a C-contiguous numpy, torch or cupy array.");
+    throw UsageError(std::string(what) + " cannot be taken by DLPack" + refusal(array) +
+                     ": pass a C-contiguous numpy, torch or cupy array.");
   if (written && nb::hasattr(array, "flags") && nb::hasattr(array.attr("flags"), "writeable") &&
       !nb::cast<bool>(array.attr("flags").attr("writeable")))
     throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");

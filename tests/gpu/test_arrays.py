@@ -114,8 +114,13 @@ def test_arrays_of_no_known_library(ranks: Gpus, wrapped: Any) -> None:
     xs = blocks("float32")
     tensors = [ranks.put(x, r) for r, x in enumerate(xs)]
     outs = [torch.empty_like(x) for x in tensors]
-    ranks.run(lambda comm, r, s: comm.all_reduce(wrapped(tensors[r]), out=wrapped(outs[r]), stream=s))
-    ranks.run(lambda comm, r, s: comm.all_to_all(wrapped(tensors[r]), out=wrapped(tensors[r]), stream=s))
+
+    def both(comm: Any, r: int, stream: Any) -> None:
+        with torch.cuda.device(ranks.devices[r]):  # torch gives no other GPU's tensors away
+            comm.all_reduce(wrapped(tensors[r]), out=wrapped(outs[r]), stream=stream)
+            comm.all_to_all(wrapped(tensors[r]), out=wrapped(tensors[r]), stream=stream)
+
+    ranks.run(both)
     for r in range(2):
         assert np.array_equal(outs[r].cpu().numpy(), xs[0] + xs[1])
         assert np.array_equal(tensors[r].cpu().numpy(), np.stack([x[r] for x in xs]))
