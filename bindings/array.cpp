@@ -57,6 +57,46 @@ std::optional<DType> dtype_of(const char* format, Py_ssize_t size) {
   }
 }
 
+// What is asked of every tensor, by names made once: attr("...") makes a string each time.
+struct TensorNames {
+  static PyObject* made(const char* name) { return PyUnicode_InternFromString(name); }
+  PyObject* const data_ptr = made("data_ptr");
+  PyObject* const is_contiguous = made("is_contiguous");
+  PyObject* const is_cuda = made("is_cuda");
+  PyObject* const is_cpu = made("is_cpu");
+  PyObject* const get_device = made("get_device");
+  PyObject* const dtype = made("dtype");
+  PyObject* const shape = made("shape");
+};
+const TensorNames& tensor() {
+  static const TensorNames names;
+  return names;
+}
+bool has(nb::handle object, PyObject* name) { return PyObject_HasAttr(object.ptr(), name) != 0; }
+nb::object get(nb::handle object, PyObject* name) {
+  PyObject* const value = PyObject_GetAttr(object.ptr(), name);
+  if (!value) throw nb::python_error();
+  return nb::steal(value);
+}
+nb::object ask(nb::handle object, PyObject* method) {
+  PyObject* const value = PyObject_CallMethodObjArgs(object.ptr(), method, nullptr);
+  if (!value) throw nb::python_error();
+  return nb::steal(value);
+}
+
+// torch has one object for each dtype; those met are kept, so that none takes another's place.
+DType dtype_of_torch(const nb::object& its, const char* what) {
+  static std::vector<std::pair<PyObject*, DType>> met;
+  for (const auto& [object, dtype] : met)
+    if (object == its.ptr()) return dtype;
+  // str of an object, not of an accessor: that would be a cast
+  const std::string name = nb::cast<std::string>(nb::str(its));
+  const auto known = dtype_named(std::string_view(name).substr(name.find('.') + 1));
+  if (!known) unknown(name, what);
+  if (met.size() < std::size(kNames)) met.emplace_back(its.inc_ref().ptr(), *known);
+  return *known;
+}
+
 // Why an array does not come by DLPack, in its library's own words.
 std::string refusal(nb::handle array) {
   try {
@@ -69,7 +109,7 @@ std::string refusal(nb::handle array) {
 
 Array::Array(nb::handle array, const char* what, bool written) {
   if (from_buffer(array, what, written)) return;
-  if (nb::hasattr(array, "data_ptr") && nb::hasattr(array, "is_contiguous")) from_torch(array, what);
+  if (has(array, tensor().data_ptr) && has(array, tensor().is_contiguous)) from_torch(array, what);
   else if (nb::hasattr(array, "__cuda_array_interface__")) from_cuda(array, what, written);
   else if (nb::hasattr(array, "__array_interface__")) from_extension_type(array, what, written);
   else if (nb::hasattr(array, "__dlpack__")) from_dlpack(array, what, written);
@@ -139,26 +179,23 @@ void Array::from_extension_type(nb::handle array, const char* what, bool written
 }
 
 void Array::from_torch(nb::handle array, const char* what) {
-  const std::string device = nb::cast<std::string>(array.attr("device").attr("type"));
-  if (device != "cpu" && device != "cuda")
-    throw UsageError(std::string(what) + " is on device " + device +
-                     ": pass a tensor on the CPU or a CUDA device.");
   library_ = Library::torch;
-  if (device == "cuda") {
+  if (get(array, tensor().is_cuda).is(nb::bool_(true))) {
     memory = Memory::device;
-    this->device = nb::cast<int>(array.attr("device").attr("index"));
+    device = nb::cast<int>(ask(array, tensor().get_device));
+  } else if (!get(array, tensor().is_cpu).is(nb::bool_(true))) {
+    throw UsageError(std::string(what) + " is on device " +
+                     nb::cast<std::string>(array.attr("device").attr("type")) +
+                     ": pass a tensor on the CPU or a CUDA device.");
   }
-  const nb::object its = array.attr("dtype");
-  // str of an object, not of an accessor: that would be a cast
-  const std::string name = nb::cast<std::string>(nb::str(its));
-  const auto known = dtype_named(std::string_view(name).substr(name.find('.') + 1));
-  if (!known) unknown(name, what);
-  if (!nb::cast<bool>(array.attr("is_contiguous")()))
+  dtype = dtype_of_torch(get(array, tensor().dtype), what);
+  if (!nb::cast<bool>(ask(array, tensor().is_contiguous)))
     throw UsageError(std::string(what) +
                      " is not contiguous: pass a contiguous tensor (tensor.contiguous() copies).");
-  dtype = *known;
-  data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array.attr("data_ptr")()));
-  shape = nb::cast<Shape>(nb::list(array.attr("shape")));
+  data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(ask(array, tensor().data_ptr)));
+  const nb::object extents = get(array, tensor().shape);
+  shape.reserve(nb::len(extents));
+  for (nb::handle extent : extents) shape.push_back(nb::cast<std::size_t>(extent));
   measure();
 }
 
@@ -229,8 +266,11 @@ nb::object Array::stream(nb::handle asked) const {
     return nb::none();
   }
   if (!asked.is_none()) return nb::borrow(asked);
-  if (library_ == Library::torch)
-    return nb::module_::import_("torch").attr("_C").attr("_cuda_getCurrentRawStream")(device);
+  if (library_ == Library::torch) {
+    static const nb::handle current =
+        nb::object(nb::module_::import_("torch").attr("_C").attr("_cuda_getCurrentRawStream")).release();
+    return current(device);
+  }
   if (library_ == Library::cupy)
     return nb::module_::import_("cupy").attr("cuda").attr("get_current_stream")();
   return nb::none();

@@ -46,12 +46,16 @@ struct PyCommunicator::How {
   Wire wire = Wire::exact;
 };
 
-PyCommunicator::Made PyCommunicator::made(const Array& of, const void* in, void* out, std::size_t count,
-                                          const How& how) const {
+void PyCommunicator::check_device(const Array& of) const {
   if (of.memory == Memory::device && of.device >= 0)
     if (const auto mine = communicator_.device(); mine && *mine != of.device)
       throw UsageError("the array is on GPU " + std::to_string(of.device) + ", this rank's is " +
                        std::to_string(*mine) + ": pass an array on that one.");
+}
+
+PyCommunicator::Made PyCommunicator::made(const Array& of, const void* in, void* out, std::size_t count,
+                                          const How& how) const {
+  check_device(of);
   const nb::object stream = of.stream(how.stream);
   return {{.in = in,
            .out = out,
@@ -230,6 +234,7 @@ void PyCommunicator::batch_send_recv(const Messages& sends, const Messages& rece
       if (one.memory != arrays[0].memory)
         throw UsageError(
             "the arrays of batch_send_recv are not all on the CPU or all on the GPU: move some.");
+      check_device(one);
       // an empty array may lie nowhere, but is a message; aligned, so that the others keep the fast kernel
       alignas(16) static char nothing = 0;
       void* data = one.data ? one.data : static_cast<void*>(&nothing);
@@ -243,12 +248,8 @@ void PyCommunicator::batch_send_recv(const Messages& sends, const Messages& rece
   read(receives, "source", true,
        [&](void* data, std::size_t bytes, int from) { incoming.push_back({data, bytes, from}); });
   if (arrays.empty()) return;
-  std::optional<Made> first;
-  for (const Array& one : arrays) {  // each of them on this rank's GPU, if on one
-    Made its = made(one, nullptr, nullptr, 0, {std::nullopt, stream});
-    if (!first) first.emplace(std::move(its));
-  }
-  call(*first, [&](const Call& c) { communicator_.batch_send_recv(c, outgoing, incoming); });
+  call(made(arrays[0], nullptr, nullptr, 0, {std::nullopt, stream}),
+       [&](const Call& c) { communicator_.batch_send_recv(c, outgoing, incoming); });
 }
 
 void PyCommunicator::synchronize(nb::handle stream) {

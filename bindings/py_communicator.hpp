@@ -83,6 +83,7 @@ class PyCommunicator {
     Call call;
     nb::object stream;
   };
+  void check_device(const Array& of) const;
   Made made(const Array& of, const void* in, void* out, std::size_t count, const How& how) const;
   template <class Run>
   void call(const Made& made, const Run& run);
