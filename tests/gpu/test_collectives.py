@@ -337,6 +337,21 @@ def test_parts_beyond_one_message(ranks: Gpus) -> None:
         assert torch.equal(outs[r], torch.cat(parts))
 
 
+def test_calls_that_give_no_signal(ranks: Gpus) -> None:
+    """Those of a scatter's receivers, whose warps only the end of the kernel brings together."""
+    rng, n = np.random.default_rng(21), ranks.n
+    xs = random_bits(rng, (n, 8192), "f32")
+    x = ranks.put(xs, 0)
+    outs = [ranks.put(np.zeros_like(xs[0]), r) for r in range(n)]
+
+    def scatters(comm: Any, r: int, stream: Any) -> None:
+        for _ in range(300):
+            comm.scatter(x if r == 0 else None, out=outs[r], algorithm="push", stream=stream)
+
+    ranks.run(scatters)
+    assert all(same_bits(numbers(outs[r], "f32"), xs[r]) for r in range(n))
+
+
 def test_without_peer_access_nothing_is_reached() -> None:
     import torch
 

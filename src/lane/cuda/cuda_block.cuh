@@ -143,6 +143,7 @@ class CudaBlock {
       lost = !cuda::await(&flag(rank(), waits_on_, thread_)->count, expected_,
                           cuda::Wait{context_, thread_, waits_on_});
     failed_ = __any_sync(0xffffffffu, lost || failed_) != 0;
+    __syncwarp();  // what a thread has acquired, all of the warp may read
     waiting_ = 0;
   }
 
