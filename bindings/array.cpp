@@ -72,16 +72,14 @@ const TensorNames& tensor() {
   static const TensorNames names;
   return names;
 }
-bool has(nb::handle object, PyObject* name) { return PyObject_HasAttr(object.ptr(), name) != 0; }
-nb::object get(nb::handle object, PyObject* name) {
-  PyObject* const value = PyObject_GetAttr(object.ptr(), name);
+nb::object own(PyObject* value) {
   if (!value) throw nb::python_error();
   return nb::steal(value);
 }
+bool has(nb::handle object, PyObject* name) { return PyObject_HasAttr(object.ptr(), name) != 0; }
+nb::object get(nb::handle object, PyObject* name) { return own(PyObject_GetAttr(object.ptr(), name)); }
 nb::object ask(nb::handle object, PyObject* method) {
-  PyObject* const value = PyObject_CallMethodObjArgs(object.ptr(), method, nullptr);
-  if (!value) throw nb::python_error();
-  return nb::steal(value);
+  return own(PyObject_CallMethodObjArgs(object.ptr(), method, nullptr));
 }
 
 // torch has one object for each dtype; those met are kept, so that none takes another's place.
@@ -180,10 +178,10 @@ void Array::from_extension_type(nb::handle array, const char* what, bool written
 
 void Array::from_torch(nb::handle array, const char* what) {
   library_ = Library::torch;
-  if (get(array, tensor().is_cuda).is(nb::bool_(true))) {
+  if (nb::cast<bool>(get(array, tensor().is_cuda))) {
     memory = Memory::device;
     device = nb::cast<int>(ask(array, tensor().get_device));
-  } else if (!get(array, tensor().is_cpu).is(nb::bool_(true))) {
+  } else if (!nb::cast<bool>(get(array, tensor().is_cpu))) {
     throw UsageError(std::string(what) + " is on device " +
                      nb::cast<std::string>(array.attr("device").attr("type")) +
                      ": pass a tensor on the CPU or a CUDA device.");

@@ -154,8 +154,8 @@ UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
   return at < lane.size() ? at : at - lane.size();
 }
 
-// The parts of a rank, of bytes(p) for peer p, one after the other in that order; its own goes between, a
-// piece here and there, so that the links never idle for it.
+// Moves what is between this rank and each other, bytes(p) of rank p, one peer after the other in peer_at's
+// order; its own part goes between, a piece here and there, so that the links never idle for it.
 template <class Lane, class Bytes, class Move>
 UNISONO_PROGRAM void in_turn(Lane& lane, const Bytes& bytes, const Move& move) {
   const int n = lane.size(), me = lane.rank();

@@ -210,10 +210,6 @@ SENT = (
         lambda c: c.send_recv(ones(6), 0, None, 0),
         ("of 4 f32", "of 6 f32"),
     ),
-)
-
-
-SENT += (
     (
         "batch",
         lambda c: c.batch_send_recv([(ones(4), 1)], [(ones(2), 1)]),
