@@ -32,7 +32,7 @@ std::size_t GpuEngine::unit_of(Collective collective, Algorithm algorithm, std::
                  : bytes;
     case Collective::all_to_all_v:  // no rank knows the longest of all
     case Collective::batch_send_recv:
-      return is_packets(algorithm) || is_lines(algorithm) ? std::size_t{256} << 10
+      return is_packets(algorithm) || is_lines(algorithm) ? std::size_t{1} << 20
                                                           : layout_.chunk_bytes * kMostBlocks;
     case Collective::send:
     case Collective::recv:
@@ -47,31 +47,41 @@ Shape GpuEngine::wanted(const Shape& planned) const {
 }
 
 Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const {
-  const bool packets = is_packets(algorithm), lines = is_lines(algorithm);
-  const std::size_t most = packets ? kPackets * kPacketBytes
-                           : lines ? kPackets / kLineUnits * kLineBytes
-                                   : layout_.chunk_bytes;
-  // Lines: about 64 blocks, while their pieces are neither too small for their start nor too large for a
-  // ring.
-  const std::size_t share = asked.piece_bytes ? asked.piece_bytes
-                            : packets         ? 1024
-                            : lines           ? std::clamp<std::size_t>(round_up(unit / 64, 960), 1920, most)
-                                              : 8192;
-  const int most_blocks = lines ? std::min(blocks_, kMostLineBlocks) : blocks_;
-  const auto limit = static_cast<std::size_t>(asked.blocks ? std::min(asked.blocks, blocks_) : most_blocks);
-  const std::size_t align = packets ? kAlign
-                            : lines ? 8 * kLineBytes
-                                    : 1024;  // pieces begin at multiples of kAlign
+  struct Kind {
+    std::size_t of_thread;  // bytes that a thread moves at once
+    std::size_t align;      // of pieces, which begin at multiples of kAlign
+    std::size_t most;       // of a piece
+    std::size_t share;      // of a block
+    int least_threads, most_blocks;
+  };
+  const bool packets = is_packets(algorithm), lines = is_lines(algorithm), exchange = packets || lines;
+  constexpr std::size_t line = kLineBytes / kLineUnits, eight = 8 * kLineBytes;
+  Kind kind{16, 1024, layout_.chunk_bytes, 8192, 128, blocks_};
+  if (packets) kind = {kPacketBytes, kAlign, kPackets * kPacketBytes, 1024, 32, blocks_};
+  // About 64 blocks, while their pieces are neither too small for their start nor too large for a ring.
+  if (lines)
+    kind = {line,
+            eight,
+            kPackets * line,
+            std::max(round_up(unit / 64, eight), 2 * eight),
+            32,
+            std::min(blocks_, kMostLineBlocks)};
+  if (exchange && asked.threads) {  // each thread has one unit of a piece
+    const std::size_t fits = kind.of_thread * static_cast<std::size_t>(asked.threads);
+    kind.most = std::clamp(fits / kind.align * kind.align, kind.align, kind.most);
+  }
+  const std::size_t share = std::min(asked.piece_bytes ? asked.piece_bytes : kind.share, kind.most);
+  const auto limit =
+      static_cast<std::size_t>(asked.blocks ? std::min(asked.blocks, blocks_) : kind.most_blocks);
+  const std::size_t blocks = std::clamp<std::size_t>((unit + share - 1) / share, 1, limit);
+  const std::size_t piece = asked.piece_bytes ? asked.piece_bytes : (unit + blocks - 1) / blocks;
   Shape shape;
-  shape.blocks = static_cast<int>(std::clamp<std::size_t>((unit + share - 1) / share, 1, limit));
-  const auto blocks = static_cast<std::size_t>(shape.blocks);
-  shape.piece_bytes = std::clamp(round_up((unit + blocks - 1) / blocks, align), align, most);
-  if (asked.piece_bytes) shape.piece_bytes = std::min(round_up(asked.piece_bytes, align), most);
-  const std::size_t of_thread = packets ? kPacketBytes : lines ? kLineBytes / kLineUnits : 16;
-  const std::size_t wanted = (shape.piece_bytes + of_thread - 1) / of_thread;
-  shape.threads = asked.threads ? asked.threads
-                                : static_cast<int>(std::clamp<std::size_t>(
-                                      round_up(wanted, 32), packets || lines ? 32 : 128, kMaxThreads));
+  shape.blocks = static_cast<int>(blocks);
+  shape.piece_bytes = std::clamp(round_up(piece, kind.align), kind.align, kind.most);
+  const std::size_t wanted = round_up((shape.piece_bytes + kind.of_thread - 1) / kind.of_thread, 32);
+  shape.threads = asked.threads && !exchange
+                      ? asked.threads
+                      : std::clamp(static_cast<int>(wanted), kind.least_threads, kMaxThreads);
   return shape;
 }
 

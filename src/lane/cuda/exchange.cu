@@ -4,8 +4,8 @@
 
 #include "lane/cuda/framing.cuh"
 #include "lane/cuda/memory.cuh"
+#include "lane/cuda/messages.cuh"
 #include "lane/cuda/move.cuh"
-#include "lane/cuda/wait.cuh"
 
 namespace unisono::cuda {
 namespace {
@@ -54,175 +54,142 @@ struct Sum {
   }
 };
 
-// The units that come to at(p) from those peers that comes(p) names, with count[p]: all of them are looked
-// for at once, again and again. False when the wait has failed.
-template <class Framing, int kMost, class Comes, class At>
-__device__ inline bool take(const Exchange& x, const Comes& comes, const At& at,
-                            const std::uint32_t (&count)[kMost], Packet (&got)[kMost]) {
-  unsigned missing = 0;
-#pragma unroll
-  for (int p = 0; p < kMost; ++p)
-    if (Framing::any(comes(p))) missing |= 1u << p;
-  std::uint64_t began = 0;
-  for (std::uint32_t looks = 1; missing; ++looks) {
-#pragma unroll
-    for (int p = 0; p < kMost; ++p)
-      if (missing >> p & 1u && comes(p)) got[p] = load_packet(at(p));
-#pragma unroll
-    for (int p = 0; p < kMost; ++p)
-      if (missing >> p & 1u && Framing::all(!comes(p) || Framing::complete(got[p], count[p])))
-        missing &= ~(1u << p);
-    if (looks % kLook != 0 || !missing) continue;
-    const int p = __ffs(static_cast<int>(missing)) - 1;
-    std::uint32_t expected = 0;
-#pragma unroll
-    for (int q = 0; q < kMost; ++q)
-      if (q == p) expected = count[q];
-    if (!Framing::all(patient({x.context, p, Slot::packet_credit}, began, expected, expected - 1)))
-      return false;
-  }
-  return true;
-}
-
-// Until peer p has begun its message `expected`: it has then read the last but one.
-__device__ __noinline__ bool await_turn(const Exchange& x, int p, std::uint32_t expected) {
-  return await(&x.begun[blockIdx.x].of[p], expected, Wait{x.context, p, Slot::packet_credit});
-}
-
-// The counts of a block, in one or two loads.
-template <int kMost>
-__device__ inline void load_counts(std::uint32_t (&count)[kMost], const Counts* at) {
-#pragma unroll
-  for (int half = 0; half < kMost; half += 4) {
-    const uint4 four = load_relaxed4(at->of + half);
-    const std::uint32_t words[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (int p = 0; p < 4 && half + p < kMost; ++p) count[half + p] = words[p];
-  }
-}
-
+// Small messages take as long as the instructions before their first store, and after their last load.
 template <Step step, class Framing, int kMost, class Combine>
 __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ Exchange x) {
   using Data = typename Framing::Data;
   constexpr bool kTwoSteps = step == Step::two_shot || step == Step::relay;
-  const unsigned thread = threadIdx.x;
-  const unsigned stride = gridDim.x * x.piece_bytes, first = blockIdx.x * x.piece_bytes;
-  // A block has two rings with each peer for each step, used in turn, so that a peer may still read the last
-  // message while the next one comes.
-  const unsigned turn = static_cast<unsigned>(x.ranks) * kPackets, area = 2 * turn;
-  const unsigned ring = blockIdx.x * 2 * area;
+  const unsigned thread = threadIdx.x, stride = gridDim.x * x.piece_bytes;
+  // A block has kTurns rings with each peer for each step, used in turn.
+  const unsigned turn = static_cast<unsigned>(x.ranks) * kPackets, area = kTurns * turn;
+  const unsigned ring = blockIdx.x * 2 * area + thread;
+  const unsigned offset = Framing::offset(thread), head = Framing::head(thread);
+  const unsigned first = blockIdx.x * x.piece_bytes;
   follow_last_kernel();
+  if (first >= x.bytes) return;
+
+  // The unit of this thread in the piece at `begin`: it travels where its line begins within the message.
+  struct Unit {
+    unsigned at, line;
+    __device__ bool within(std::uint32_t bytes) const { return line < bytes; }
+  };
+  auto unit_at = [&](unsigned begin) -> Unit {
+    return {begin + offset, head < x.piece_bytes ? begin + head : ~0u};
+  };
+  auto active = [&](int p, unsigned begin) {
+    return kTwoSteps ? x.tokens[p] != nullptr : begin < x.send[p] || begin < x.receive[p];
+  };
+  Data own, given[kMost];
+  auto load_own = [&](const Unit& unit) {
+    if (x.own && unit.within(x.own_bytes)) own = Framing::load(x.own, unit.at, x.own_bytes);
+  };
+  auto load = [&](const Unit& unit) {
+    load_own(unit);
+#pragma unroll
+    for (int p = 0; p < kMost; ++p)
+      if (unit.within(x.send[p])) given[p] = Framing::load(x.from[p], unit.at, x.send[p]);
+  };
+  load(unit_at(first));  // before anything is waited for
 
   std::uint32_t count[kMost], begun[kMost];  // messages with each peer, and up to which it has begun
   load_counts(count, x.counts + blockIdx.x);
   load_counts(begun, x.begun + blockIdx.x);
   bool lost = false;
-
-  for (unsigned begin = first; begin < x.bytes; begin += stride) {
-    // Every thread of a warp goes through all units, a whole number of blocks of them.
-    const unsigned units = Framing::units(x.bytes - begin < x.piece_bytes ? x.bytes - begin : x.piece_bytes);
-    auto at = [&](unsigned unit) { return begin + Framing::offset(unit); };
-    auto within = [&](unsigned unit, std::uint32_t bytes) {  // whole lines
-      return unit < units && begin + Framing::head(unit) < bytes;
+  // As the `ahead`th message after those that are counted.
+  auto give = [&](const Unit& unit, std::uint32_t ahead) {
+    if (behind(x, count, begun, ahead)) lost = !await_turns(x, Counted<kMost>(count), ahead) || lost;
+    if (lost) return;
+    auto put = [&](int p) {
+      const std::uint32_t number = count[p] + ahead;
+      const bool there = unit.within(x.send[p]);
+      Framing::put(there, x.rings[p] + (ring + number % kTurns * turn), number, given[p]);
+      if (step == Step::relay && there && x.into[p]) Framing::store(x.into[p], unit.at, x.send[p], given[p]);
     };
-
-    // What is given, asked for before anything is waited for.
-    Data own, given[kMost];
-    auto load_own = [&](unsigned unit) {
-      if (x.own && within(unit, x.own_bytes)) own = Framing::load(x.own, at(unit), x.own_bytes);
-    };
-    auto load_given = [&](unsigned unit) {
-      if (x.one_source) return;
+    if constexpr (Framing::kBulk) {
+      in_turn<kMost>(x.gives, put);
+    } else {
 #pragma unroll
-      for (int p = 0; p < kMost; ++p)
-        if (within(unit, x.send[p])) given[p] = Framing::load(x.from[p], at(unit), x.send[p]);
-    };
-    load_own(thread);
-    load_given(thread);
-
-    if (begin != first) {
-      __syncthreads();  // every thread has read the last piece: the peers may send the next but one
-      load_counts(begun, x.begun + blockIdx.x);
+      for (int p = 0; p < kMost; ++p) put(p);
     }
-    auto active = [&](int p) {
-      return kTwoSteps ? x.tokens[p] != nullptr : begin < x.send[p] || begin < x.receive[p];
-    };
-#pragma unroll
-    for (int p = 0; p < kMost; ++p) {
-      if (!active(p)) continue;
-      ++count[p];
-      if ((kTwoSteps || begin < x.send[p]) && static_cast<std::int32_t>(begun[p] - (count[p] - 1)) < 0)
-        lost = !await_turn(x, p, count[p] - 1) || lost;
-    }
-    lost = __any_sync(0xffffffffu, lost);
-
-    for (unsigned unit = thread; unit - thread < units && !lost; unit += blockDim.x) {
-      if (unit > thread) {
-        if (x.one_source) load_own(unit);
-        load_given(unit);
-      }
-#pragma unroll
-      for (int p = 0; p < kMost; ++p) {
-        if (x.send[p] == 0) continue;
-        Data data = given[p];
-        if (x.one_source) data = own;
-        const bool there = within(unit, x.send[p]);
-        Framing::put(there, x.rings[p] + (ring + count[p] % 2 * turn + unit), count[p], data);
-        if (step == Step::relay && there && x.into[p]) Framing::store(x.into[p], at(unit), x.send[p], data);
-      }
-    }
-
+  };
+  // That all that is counted has been read, and the next message begun.
+  auto tell = [&](unsigned begin) {
 #pragma unroll
     for (int p = 0; p < kMost; ++p)
-      if (thread == p && active(p)) store_relaxed(x.tokens[p] + blockIdx.x * kMaxRanks, count[p]);
-
-    for (unsigned unit = thread; unit - thread < units && !lost; unit += blockDim.x) {
-      if (units > blockDim.x) load_own(unit);
-      Packet got[kMost];
+      if (thread == p && active(p, begin)) store_relaxed(x.tokens[p] + blockIdx.x * kMaxRanks, count[p] + 1);
+  };
+  auto receive = [&](const Unit& unit) {
+    if (lost) return;
+    auto take_from = [&](unsigned rings, const std::uint32_t (&bytes)[kMaxRanks], Packet(&got)[kMost]) {
       lost = !take<Framing>(
-          x, [&](int p) { return within(unit, x.receive[p]); },
-          [&](int p) { return x.arrived + (ring + count[p] % 2 * turn + p * kPackets + unit); }, count, got);
-      if (lost) break;
-      const bool there = within(unit, x.own_bytes);
-      Data result = own;
-      if constexpr (step == Step::move) {
+          x, [&](int p) { return unit.within(bytes[p]); },
+          [&](int p) { return x.arrived + (ring + rings + count[p] % kTurns * turn + p * kPackets); }, count,
+          got);
+    };
+    Packet got[kMost];
+    take_from(0, x.receive, got);
+    if (lost) return;
+    const bool there = unit.within(x.own_bytes);
+    Data result = own;
+    if constexpr (step == Step::move) {
 #pragma unroll
-        for (int p = 0; p < kMost; ++p)
-          if (within(unit, x.receive[p]))
-            Framing::store(x.into[p], at(unit), x.receive[p], Framing::data(got[p]));
-      } else if (there) {
+      for (int p = 0; p < kMost; ++p)
+        if (unit.within(x.receive[p]))
+          Framing::store(x.into[p], unit.at, x.receive[p], Framing::data(got[p]));
+    } else if (there) {
 #pragma unroll
-        for (int w = 0; w < Framing::kWords; ++w) {
-          std::uint64_t words[kMost] = {};
+      for (int w = 0; w < Framing::kWords; ++w) {
+        std::uint64_t words[kMost] = {};
 #pragma unroll
-          for (int p = 0; p < kMost; ++p) words[p] = p == x.rank ? own.at[w] : Framing::data(got[p]).at[w];
-          if constexpr (step != Step::relay) result.at[w] = Combine::combine(x, words);
-          else
+        for (int p = 0; p < kMost; ++p) words[p] = p == x.rank ? own.at[w] : Framing::data(got[p]).at[w];
+        if constexpr (step != Step::relay) result.at[w] = Combine::combine(x, words);
+        else
 #pragma unroll
-            for (int p = 0; p < kMost; ++p)
-              if (p == x.root) result.at[w] = words[p];
-        }
+          for (int p = 0; p < kMost; ++p)
+            if (p == x.root) result.at[w] = words[p];
       }
-      if constexpr (kTwoSteps) {
-#pragma unroll
-        for (int p = 0; p < kMost; ++p)
-          if (x.pass[p] > 0)
-            Framing::put(there, x.rings[p] + (ring + area + count[p] % 2 * turn + unit), count[p], result);
-      }
-      if (there && x.result) Framing::store(x.result, at(unit), x.own_bytes, result);
     }
+    if constexpr (kTwoSteps)
+      in_turn<kMost>(x.passes, [&](int p) {
+        Framing::put(there, x.rings[p] + (ring + area + count[p] % kTurns * turn), count[p], result);
+      });
+    if (there && x.result) Framing::store(x.result, unit.at, x.own_bytes, result);
     if constexpr (kTwoSteps) {
-      for (unsigned unit = thread; unit - thread < units && !lost; unit += blockDim.x) {
-        Packet got[kMost];
-        lost = !take<Framing>(
-            x, [&](int p) { return within(unit, x.back[p]); },
-            [&](int p) { return x.arrived + (ring + area + count[p] % 2 * turn + p * kPackets + unit); },
-            count, got);
-        if (lost) break;
+      take_from(area, x.back, got);
+      if (lost) return;
 #pragma unroll
-        for (int p = 0; p < kMost; ++p)
-          if (within(unit, x.back[p])) Framing::store(x.into[p], at(unit), x.back[p], Framing::data(got[p]));
+      for (int p = 0; p < kMost; ++p)
+        if (unit.within(x.back[p])) Framing::store(x.into[p], unit.at, x.back[p], Framing::data(got[p]));
+    }
+  };
+  auto counted = [&](unsigned begin) {
+#pragma unroll
+    for (int p = 0; p < kMost; ++p)
+      if (active(p, begin)) ++count[p];
+  };
+
+  give(unit_at(first), 1);
+  tell(first);
+  if (first + stride >= x.bytes) {
+    counted(first);
+    receive(unit_at(first));
+  } else {
+    // Each piece is given before the last one is taken, so that the links have work in the meantime.
+    bool more = true;
+    for (unsigned last = first, next = first + stride; more; last = next, next += stride) {
+      more = next < x.bytes;
+      if (more) load(unit_at(next));
+      if (last != first) {
+        __syncthreads();  // every thread has read the pieces before the last
+        tell(last - stride);
       }
+      if (more) {
+        load_counts(begun, x.begun + blockIdx.x);
+        give(unit_at(next), 2);
+      }
+      counted(last);
+      load_own(unit_at(last));
+      receive(unit_at(last));
     }
   }
   __syncthreads();  // every thread has read the counts, and what came by the last of them

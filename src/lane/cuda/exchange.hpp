@@ -8,6 +8,13 @@
 
 namespace unisono::cuda {
 
+// Bit p: peer p, among the ranks after this one or before it.
+struct Peers {
+  unsigned after = 0, before = 0;
+  void add(int peer, int rank) { (peer > rank ? after : before) |= 1u << peer; }
+  UNISONO_PORTABLE bool has(int peer) const { return (after | before) >> peer & 1u; }
+};
+
 // What a rank gives each peer and does with what it gets. Blocks take turns by pieces; both ends of a pair
 // have the same grid and piece. Between a pair, 0 bytes on both ends leave a message out (of one step). The
 // entries of this rank and of ranks that are not there are zero.
@@ -20,13 +27,13 @@ struct Exchange {
   const byte* from[kMaxRanks] = {};
   byte* into[kMaxRanks] = {};
   std::uint32_t send[kMaxRanks] = {}, receive[kMaxRanks] = {};
-  std::uint32_t pass[kMaxRanks] = {}, back[kMaxRanks] = {};  // the second step's
-  const byte* own = nullptr;                                 // this rank's own part, or null
-  byte* result = nullptr;  // where it, or what it is combined to, goes, or null
+  std::uint32_t back[kMaxRanks] = {};  // of the second step
+  Peers gives, passes;                 // to whom anything goes in the first step, in the second
+  const byte* own = nullptr;           // this rank's own part, or null
+  byte* result = nullptr;              // where it, or what it is combined to, goes, or null
   std::uint32_t own_bytes = 0;
   std::uint32_t bytes = 0, piece_bytes = 0;  // of the longest message, or of a shard
   int ranks = 0, rank = 0, root = 0;         // root: of a relay
-  bool one_source = false;                   // everyone gets the own part
   DType dtype = DType::f32;                  // where it combines
   Op op = Op::sum;
   Context context;

@@ -89,9 +89,6 @@ void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) 
         if (p == from) get(p, a.out, a.bytes);
     }
   }
-  x.one_source = request.collective == Collective::all_reduce ||
-                 request.collective == Collective::all_gather ||
-                 (request.collective == Collective::broadcast && me == a.root);
 }
 
 // As one of two: each owner gets its shard from everyone who has a part of it, and passes the result on. An
@@ -116,7 +113,7 @@ void GpuEngine::two_steps(Exchange& x, const Request& request) const {
     if (p == me) continue;
     x.send[p] = gives(me) ? narrow(its.bytes) : 0;
     x.receive[p] = gives(p) ? mine : 0;
-    x.pass[p] = gets(p) ? mine : 0;
+    if (gets(p) && mine > 0) x.passes.add(p, me);
     x.back[p] = gets(me) ? narrow(its.bytes) : 0;
   }
   x.own_bytes = mine;
@@ -180,6 +177,7 @@ void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shap
     all |= reinterpret_cast<std::uintptr_t>(x.from[p]) | reinterpret_cast<std::uintptr_t>(x.into[p]) |
            x.send[p] | x.receive[p] | x.back[p];
     if (p == me) continue;
+    if (x.send[p] > 0) x.gives.add(p, me);
     x.rings[p] = reinterpret_cast<Packet*>(at(p, area)) + static_cast<std::size_t>(me) * kPackets;
     x.tokens[p] = reinterpret_cast<Counts*>(at(p, layout_.tokens))->of + me;
   }

@@ -36,6 +36,7 @@ __device__ __noinline__ void store_bytes(byte* dst, int bytes, Words<kCount> wor
 // of 16 bytes).
 struct Packets {
   static constexpr int kWords = 1;
+  static constexpr bool kBulk = false;  // whether messages can be so long that the order of peers matters
   using Data = Words<kWords>;
 
   __device__ static unsigned units(unsigned bytes) { return (bytes + kPacketBytes - 1) / kPacketBytes; }
@@ -66,6 +67,7 @@ struct Packets {
 // eight.
 struct Lines {
   static constexpr int kWords = 2;
+  static constexpr bool kBulk = true;
   using Data = Words<kWords>;
 
   __device__ static unsigned units(unsigned bytes) {

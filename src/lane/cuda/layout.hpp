@@ -10,13 +10,14 @@
 
 namespace unisono::cuda {
 
-inline constexpr int kMaxRanks = 8;              // of one NVLink domain of one machine
-inline constexpr int kMaxThreads = 512;          // of a block; blocks are whole warps, in one dimension
-inline constexpr std::uint32_t kChunks = 4;      // chunks in the ring of a pair of blocks
-inline constexpr std::uint32_t kPackets = 1024;  // packets of a message, of one block to one peer
-inline constexpr std::size_t kPacketBytes = 8;   // payload of a packet
-inline constexpr std::size_t kLineUnits = 8;     // of a packet's size, in a line of 128 bytes
-inline constexpr std::size_t kLineBytes = 120;   // payload of a line
+inline constexpr int kMaxRanks = 8;          // of one NVLink domain of one machine
+inline constexpr int kMaxThreads = 512;      // of a block; blocks are whole warps, in one dimension
+inline constexpr std::uint32_t kChunks = 4;  // chunks in the ring of a pair of blocks
+inline constexpr std::uint32_t kPackets = kMaxThreads;  // of a message of a block: one for each thread
+inline constexpr std::uint32_t kTurns = 4;      // messages between a pair of blocks that may be on their way
+inline constexpr std::size_t kPacketBytes = 8;  // payload of a packet
+inline constexpr std::size_t kLineUnits = 8;    // of a packet's size, in a line of 128 bytes
+inline constexpr std::size_t kLineBytes = 120;  // payload of a line
 
 // Data and flag in two words of 64 bits, each of which is read and written whole: low half data, high half
 // the number of the message.
@@ -72,8 +73,9 @@ struct Layout {
     const auto pairs = static_cast<std::size_t>(n) * static_cast<std::size_t>(most_blocks);
     flags = round_up(sizeof(Header), 256);
     packets = round_up(flags + pairs * kSlots * sizeof(Flag), 256);
-    lines = round_up(packets + pairs * 4 * kPackets * sizeof(Packet), 256);
-    tokens = round_up(lines + pairs * 4 * kPackets * sizeof(Packet), 256);
+    const std::size_t rings = pairs * 2 * kTurns * kPackets * sizeof(Packet);  // of two steps
+    lines = round_up(packets + rings, 256);
+    tokens = round_up(lines + rings, 256);
     chunks = round_up(tokens + static_cast<std::size_t>(blocks) * sizeof(Counts), 256);
     counters = round_up(chunks + pairs * kChunks * chunk_bytes, 256);
     counts = round_up(counters + pairs * sizeof(Counters), 256);
