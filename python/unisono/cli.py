@@ -52,6 +52,13 @@ def tune(
     budget: Annotated[
         float, typer.Option("--budget", help="Seconds for checks and measurements together.")
     ] = 180.0,
+    shapes: Annotated[
+        bool,
+        typer.Option(
+            "--shapes",
+            help="On GPUs: kernels of several blocks, threads and pieces too; some five times the cells.",
+        ),
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -86,7 +93,9 @@ def tune(
 
     with tempfile.TemporaryDirectory(prefix="unisono-tune-") as scratch:
         options = guarded(
-            lambda: request.tune_options(collective, budget, Path(scratch) / "run", sys.argv[1:], device)
+            lambda: request.tune_options(
+                collective, budget, Path(scratch) / "run", sys.argv[1:], device, shapes
+            )
         )
         run_bench(options, ranks, write)
 

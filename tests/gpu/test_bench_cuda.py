@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -244,3 +245,27 @@ def test_scaling_from_one_gpu_on(tmp_path: Path) -> None:
     assert {(r.case.ranks, r.backend) for r in found.results} == {
         (ranks, backend) for ranks in (1, 2) for backend in ("unisono", "nccl")
     }
+
+
+@needs(2)
+def test_kernels_in_the_shape_that_is_asked_for(tmp_path: Path) -> None:
+    shaped = "unisono:push_ll128@8x64x960"
+    found = bench(
+        tmp_path / "run",
+        *("--ranks", "2", "--backend", f"unisono,{shaped}", "--collective", "all_gather"),
+        *("--memory", "symmetric", "--sizes", "1M", "--mode", "graph", "-n", "6"),
+    )
+    assert not found.failures
+    sms = {r.backend: r.sms for r in found.results}
+    assert sms[shaped] == 8
+    assert (sms["unisono"] or 0) > 8
+
+
+@needs(2)
+def test_a_table_of_algorithms_and_shapes(tmp_path: Path) -> None:
+    table = tmp_path / "plan.json"
+    words = ("--device", "cuda", "--ranks", "2", "--collective", "gather", "--shapes", "--budget", "15")
+    run("tune", *words, "-O", str(table))
+    entries = json.loads(table.read_text())["entries"]
+    assert {(e["collective"], e["memory"]) for e in entries} == {("gather", "plain"), ("gather", "symmetric")}
+    assert [e for e in entries if e["up_to_bytes"] is None and e["memory"] == "symmetric"]

@@ -12,6 +12,7 @@ import pytest
 
 import unisono
 from unisono.bench import request, tune
+from unisono.bench.backends import base
 from unisono.bench.cases import MEMORIES, CaseError, make_case
 from unisono.bench.records import Machine, Result, Verification
 
@@ -58,6 +59,40 @@ def test_an_algorithm_stays_until_another_is_confidently_faster() -> None:
         r for s in sizes for r in (result(s, "a", 2.0, 0.5), result(s, "b", 1.9 if s == 64 else 2.1, 0.5))
     ]
     assert [entry["algorithm"] for entry in tune.choose(noisy)] == ["a"]
+
+
+def test_shapes_of_kernels_are_columns_of_a_line() -> None:
+    shaped = "push_ll128@128x384x5760"
+    found = tune.choose(
+        [
+            *(result(1024, "push_ll128", 1), result(1024, shaped, 2)),
+            *(result(1 << 20, "push_ll128", 2), result(1 << 20, shaped, 1)),
+        ]
+    )
+    assert [e["algorithm"] for e in found] == ["push_ll128", "push_ll128"]
+    assert "blocks" not in found[0]
+    assert (found[1]["blocks"], found[1]["threads"], found[1]["piece_bytes"]) == (128, 384, 5760)
+
+
+def test_every_shape_is_a_backend_where_asked_for() -> None:
+    plain = tune.variants(["all_gather"], "cuda")
+    shaped = tune.variants(["all_gather"], "cuda", shaped=True)
+    assert set(plain) < set(shaped)
+    assert "unisono:push_ll128@128x512x7680" in shaped
+    assert not [name for name in shaped if name.startswith(("unisono:push_packets@", "unisono:copy_engine@"))]
+    for name in shaped:
+        assert base.load(name).name == name
+
+
+@pytest.mark.parametrize("text", ["", "128", "128x256", "128x256x8192x1", "ax2x3", "-1x2x3", "1x2x 3"])
+def test_a_shape_is_three_numbers(text: str) -> None:
+    with pytest.raises(CaseError, match="is no shape"):
+        base.load(f"unisono:push@{text}")
+
+
+def test_shapes_are_for_gpus() -> None:
+    with pytest.raises(CaseError, match="--device cuda"):
+        request.tune_options(None, 10.0, Path("run"), [], "cpu", shaped=True)
 
 
 def test_each_memory_has_its_own_entries() -> None:

@@ -143,12 +143,19 @@ def _refuse_contradictions(asked: Asked) -> None:
 
 
 def tune_options(
-    collectives: str | None, budget_s: float, directory: Path, command: Sequence[str], device: str = "cpu"
+    collectives: str | None,
+    budget_s: float,
+    directory: Path,
+    command: Sequence[str],
+    device: str = "cpu",
+    shaped: bool = False,
 ) -> Options:
-    """The options of `unisono tune`: every algorithm of the collectives as a backend of its own. Raises
-    CaseError."""
+    """The options of `unisono tune`: every algorithm of the collectives as a backend of its own, and each of
+    its kernels' shapes where these are asked for. Raises CaseError."""
     if device not in cases.DEVICES:
         raise CaseError(f"unknown device {device!r}: choose from {', '.join(cases.DEVICES)}.")
+    if shaped and device != "cuda":
+        raise CaseError("only kernels on GPUs have shapes: --shapes goes with --device cuda.")
     known = tune.tunable(device)
     chosen = _names("collective", collectives, known, known)
     check_budget(budget_s)
@@ -156,7 +163,7 @@ def tune_options(
         directory=str(directory),
         command=provenance.command(command),
         preset=None,
-        backends=tune.variants(chosen, device),
+        backends=tune.variants(chosen, device, shaped),
         device=device,
         collectives=chosen,
         sizes=TUNE_SIZES[device],

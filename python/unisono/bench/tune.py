@@ -41,18 +41,29 @@ def tunable(device: str = "cpu") -> list[str]:
     return [name for name in COLLECTIVES if len(unisono.Communicator.algorithms(name, device)) > 1]
 
 
-def variants(collectives: Iterable[str], device: str = "cpu") -> list[str]:
-    """The backends to measure: `unisono:ALGORITHM` for every algorithm of these collectives."""
+def shapes(algorithm: str) -> list[str]:
+    """Of its kernels, that paid somewhere: blocks, threads, bytes of a piece."""
+    if algorithm.endswith("ll128"):
+        return ["64x256x3840", "128x256x3840", "128x384x5760", "128x512x7680"]
+    if algorithm.endswith("packets") or algorithm == "copy_engine":
+        return []
+    return ["128x128x32768", "128x256x8192", "128x256x32768", "128x256x65536"]
+
+
+def variants(collectives: Iterable[str], device: str = "cpu", shaped: bool = False) -> list[str]:
+    """The backends to measure: `unisono:ALGORITHM` for every algorithm of these collectives, and
+    `unisono:ALGORITHM@SHAPE` where their kernels are to be tried in several shapes."""
     import unisono
 
     known = unisono.Communicator.algorithms
-    names = (name for collective in collectives for name in known(collective, device))
-    return [f"unisono:{name}" for name in dict.fromkeys(names)]
+    names = dict.fromkeys(name for collective in collectives for name in known(collective, device))
+    asked = {name: ["", *(f"@{shape}" for shape in shapes(name))] if shaped else [""] for name in names}
+    return [f"unisono:{name}{shape}" for name in names for shape in asked[name]]
 
 
 def choose(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The entries of a table. Along the sizes an algorithm stays chosen until another is confidently faster;
-    the border lies halfway (geometrically) between the two sizes measured."""
+    """The entries of a table. Along the sizes an algorithm, in its shape, stays chosen until another is
+    confidently faster; the border lies halfway (geometrically) between the two sizes measured."""
     entries: list[dict[str, Any]] = []
     for collective in COLLECTIVES:
         for memory in MEMORIES:
@@ -65,21 +76,33 @@ def choose(results: Sequence[Result]) -> list[dict[str, Any]]:
             chosen: list[tuple[int, str]] = []
             for size, group in groupby(mine, key=lambda r: r.case.bytes):
                 chosen.append((size, _winner(list(group), chosen[-1][1] if chosen else None)))
-            for index, (size, algorithm) in enumerate(chosen):
+            for index, (size, variant) in enumerate(chosen):
                 last = index + 1 == len(chosen)
-                if last or chosen[index + 1][1] != algorithm:
+                if last or chosen[index + 1][1] != variant:
                     border = None if last else math.isqrt(size * chosen[index + 1][0])
                     entry = {"collective": collective, "memory": memory, "up_to_bytes": border}
-                    entries.append({**entry, "algorithm": algorithm})
+                    entries.append({**entry, **_columns(variant)})
     return entries
 
 
 def _winner(results: Sequence[Result], before: str | None) -> str:
     best = min(results, key=lambda r: r.median_us)
     for result in results:
-        if result.algorithm == before and verdict(_interval(best), _interval(result)) is not Verdict.FASTER:
-            return str(before)
-    return str(best.algorithm)
+        if _variant(result) == before and verdict(_interval(best), _interval(result)) is not Verdict.FASTER:
+            return before
+    return _variant(best)
+
+
+def _variant(result: Result) -> str:
+    """Its algorithm and shape."""
+    return result.backend.partition(":")[2]
+
+
+def _columns(variant: str) -> dict[str, Any]:
+    """Of a table's line."""
+    algorithm, _, shape = variant.partition("@")
+    numbers = zip(("blocks", "threads", "piece_bytes"), shape.split("x"), strict=True) if shape else ()
+    return {"algorithm": algorithm, **{name: int(number) for name, number in numbers}}
 
 
 def _interval(result: Result) -> Interval:

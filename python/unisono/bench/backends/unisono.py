@@ -1,8 +1,10 @@
-"""Unisono itself. `unisono:two_shot` forces that algorithm in every case whose collective has it, and
-`unisono:fp8` quantises the all_reduces."""
+"""Unisono itself. `unisono:two_shot` forces that algorithm in every case whose collective has it,
+`unisono:two_shot@128x256x8192` its kernel's blocks, threads and piece in bytes too, and `unisono:fp8`
+quantises the all_reduces."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -41,9 +43,12 @@ class UnisonoBackend(Backend):
     point_to_point = True
 
     def __init__(self, variant: str | None = None) -> None:
+        self.name = f"unisono:{variant}" if variant else "unisono"
+        variant, at, shape = (variant or "").partition("@")
+        variant = variant or None
         if variant is not None and variant not in (known := [*all_algorithms(), *WIRES]):
             raise CaseError(f"unknown algorithm or wire {variant!r}: choose from {', '.join(known)}.")
-        self.name = f"unisono:{variant}" if variant else "unisono"
+        self._shape = shape_of(shape) if at else None
         self.wire = variant if variant in WIRES else None
         self.bit_exact = self.wire is None
         self._forced = "two_shot" if self.wire else variant
@@ -79,18 +84,21 @@ class UnisonoBackend(Backend):
         return str(self._forced).endswith(("direct", "two_shot_push", "copy_engine"))
 
     def supports(self, case: Case) -> str | None:
-        if self._forced is None:
-            return None
+        if self._shape is not None and (self._device != "cuda" or not hasattr(self._comm, "_set_shape")):
+            return "kernels have a shape, and only those on GPUs of one node."
+        return None if self._forced is None else self._forbids(case, self._forced)
+
+    def _forbids(self, case: Case, forced: str) -> str | None:
         if self.wire is not None:
             fits = case.dtype in ("f32", "f16", "bf16") and case.op in ("sum", "avg")
             if case.collective != "all_reduce" or not fits:
                 return f"{self.wire} is for all_reduce only, sum and avg of f32, f16 and bf16."
         known = list(self._comm.algorithms(_verb(case), self._device))
-        if self._forced not in known:
+        if forced not in known:
             choice = ", ".join(known) or "no choice"
-            return f"{case.collective} has no algorithm {self._forced}: it has {choice}."
+            return f"{case.collective} has no algorithm {forced}: it has {choice}."
         if (topology := getattr(self._comm, "topology", None)) is not None:  # across nodes any memory will do
-            if self._forced == "chain" and not topology.uniform:
+            if forced == "chain" and not topology.uniform:
                 return "chain needs as many ranks on every node, with consecutive numbers."
             return None
         overwrites = {
@@ -98,21 +106,44 @@ class UnisonoBackend(Backend):
             "all_reduce": ("copy_engine",),
             "reduce": ("copy_engine",),
         }
-        if case.placement == "in_place" and self._forced in overwrites.get(case.collective, ()):
-            return f"{self._forced} needs another output than the input here."
-        if (case.collective, self._forced) == ("reduce", "copy_engine") and case.ranks > 2:
+        if case.placement == "in_place" and forced in overwrites.get(case.collective, ()):
+            return f"{forced} needs another output than the input here."
+        if (case.collective, forced) == ("reduce", "copy_engine") and case.ranks > 2:
             return "a reduce by copy engines is for two ranks."
-        if self._forced.endswith("ll128") and self.staged():
-            return f"{self._forced} needs GPUs with peer access."
+        if forced.endswith("ll128") and self.staged():
+            return f"{forced} needs GPUs with peer access."
         if self._reaches_peers():
             told = self._device == "cuda" and _verb(case) == "send_recv"  # by the receiver, if it has any
             if case.memory != "symmetric" and not self._any_memory and not told:
-                return f"{self._forced} needs symmetric memory here."
+                return f"{forced} needs symmetric memory here."
             if self.staged():
-                return f"{self._forced} needs GPUs with peer access."
+                return f"{forced} needs GPUs with peer access."
         return None
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        call = self._prepared(case, buffers)
+        if self._shape is None:
+            return call
+
+        def in_shape() -> object:
+            with self._shaped():
+                return call()
+
+        return in_shape
+
+    @contextmanager
+    def _shaped(self) -> Iterator[None]:
+        """Kernels have the shape that is asked for, if one is."""
+        if self._shape is None:
+            yield
+            return
+        self._comm._set_shape(*self._shape)
+        try:
+            yield
+        finally:
+            self._comm._set_shape(0, 0, 0)
+
+    def _prepared(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         comm, x, out, rank, n = self._comm, buffers.x, buffers.out, self._comm.rank, self._comm.size
         if self._device == "cuda" and case.memory == "symmetric" and KNOWN[case.collective].rooted:
             x, out = (
@@ -215,13 +246,23 @@ class UnisonoBackend(Backend):
         symmetric, size = case.memory == "symmetric", max(4, case.bytes)
         if self.wire is not None:
             size = int(size * WIRES[self.wire] / (8 * DTYPES[case.dtype].itemsize))
-        return int(self._comm.sms(collective, size, algorithm, symmetric))
+        with self._shaped():
+            return int(self._comm.sms(collective, size, algorithm, symmetric))
 
     def raise_if_failed(self) -> None:
         if self._queued:
             self._comm.synchronize(**self._queued)
             for comm in self._peers[1] if self._peers else ():
                 comm.synchronize(**self._queued)
+
+
+def shape_of(text: str) -> tuple[int, int, int]:
+    """Blocks, threads and the bytes of a piece. Raises CaseError."""
+    numbers = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", text)
+    if numbers is None:
+        raise CaseError(f"{text!r} is no shape: BLOCKSxTHREADSxBYTES, 128x256x8192 for instance.")
+    blocks, threads, piece = map(int, numbers.groups())
+    return blocks, threads, piece
 
 
 def _verb(case: Case) -> str:
