@@ -68,7 +68,6 @@ UNISONO_PROGRAM void reduce_direct(Lane& lane, const Args& a) {
     for (int p = 0; p < n; ++p) srcs[p] = a.inputs[p] + mine.begin + begin;
     const Dst to{a.outputs[a.root] + mine.begin + begin, a.stream};
     lane.move(&to, 1, srcs, n, bytes);
-    settle(lane);  // loads from peers carry more where a worker's threads keep together
   }
   meet(lane);
 }

@@ -42,7 +42,7 @@ UNISONO_PROGRAM void reduce_scatter_direct(Lane& lane, const Args& a) {
     for (int p = 0; p < n; ++p) srcs[p] = a.inputs[p] + mine.begin + begin;
     const Dst to{a.out + begin, a.stream};
     lane.move(&to, 1, srcs, n, bytes);
-    settle(lane);  // loads from peers carry more where a worker's threads keep together
+    settle(lane);  // loads carry more where the threads of a worker keep together, in large pieces
   }
   meet(lane);
 }
