@@ -4,6 +4,7 @@
 #include "fabric/communicator.hpp"
 #include "lane/cuda/engine.hpp"
 #include "local.hpp"
+#include "plan.hpp"
 
 namespace unisono {
 
@@ -101,7 +102,9 @@ int Communicator::sms(Collective collective, std::size_t bytes, bool symmetric,
 }
 
 void Communicator::set_shape(int blocks, int threads, std::size_t piece_bytes) {
-  impl_->engine().set_shape({blocks, threads, piece_bytes});
+  const Shape shape{blocks, threads, piece_bytes};
+  check_shape(shape, "kernels are asked for");
+  impl_->engine().set_shape(shape);
 }
 
 std::string_view Communicator::plan(Collective collective, std::size_t bytes, bool symmetric,

@@ -219,6 +219,15 @@ Plan Plan::of_fabric_gpu() {
   return plan;
 }
 
+void check_shape(const Shape& shape, const std::string& who) {
+  if (shape.blocks >= 0 && shape.threads >= 0 && shape.threads % 32 == 0 &&
+      shape.threads <= cuda::kMaxThreads)
+    return;
+  throw UsageError(who + " " + std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads) +
+                   " threads: blocks count from 0, threads are whole warps of 32, up to " +
+                   std::to_string(cuda::kMaxThreads) + ".");
+}
+
 void Plan::set(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
     const auto known = algorithms(entry.collective, memory_);
@@ -226,12 +235,7 @@ void Plan::set(const std::vector<Entry>& entries) {
       throw UsageError("the plan table gives " + std::string(name_of(entry.collective)) + " the algorithm " +
                        std::string(name_of(entry.algorithm)) +
                        ", which it cannot run: write the table again with `unisono tune`.");
-    const Shape& shape = entry.shape;
-    if (shape.blocks < 0 || shape.threads < 0 || shape.threads % 32 != 0 || shape.threads > cuda::kMaxThreads)
-      throw UsageError("the plan table gives " + std::string(name_of(entry.collective)) + " " +
-                       std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads) +
-                       " threads: blocks count from 0, threads are whole warps of 32, up to " +
-                       std::to_string(cuda::kMaxThreads) + ".");
+    check_shape(entry.shape, "the plan table gives " + std::string(name_of(entry.collective)));
   }
   for (const Entry& entry : entries) range(entry.collective, entry.symmetric).clear();
   for (const Entry& entry : entries) range(entry.collective, entry.symmetric).push_back(entry);

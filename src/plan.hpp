@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -57,6 +58,8 @@ struct Shape {
   int blocks = 0, threads = 0;
   std::size_t piece_bytes = 0;  // what a block takes up at once
 };
+// UsageError, of what `who` says, where no kernel can be so.
+void check_shape(const Shape& shape, const std::string& who);
 
 class Plan {
  public:

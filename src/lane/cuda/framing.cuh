@@ -39,7 +39,6 @@ struct Packets {
   static constexpr bool kBulk = false;  // whether messages can be so long that the order of peers matters
   using Data = Words<kWords>;
 
-  __device__ static unsigned units(unsigned bytes) { return (bytes + kPacketBytes - 1) / kPacketBytes; }
   __device__ static unsigned offset(unsigned unit) { return unit * static_cast<unsigned>(kPacketBytes); }
   // Bytes before the unit whose presence decides whether it travels.
   __device__ static unsigned head(unsigned unit) { return offset(unit); }
@@ -70,9 +69,6 @@ struct Lines {
   static constexpr bool kBulk = true;
   using Data = Words<kWords>;
 
-  __device__ static unsigned units(unsigned bytes) {
-    return (bytes + kLineBytes - 1) / kLineBytes * static_cast<unsigned>(kLineUnits);
-  }
   __device__ static unsigned offset(unsigned unit) {
     return head(unit) + unit % kLineUnits * static_cast<unsigned>(sizeof(Packet));
   }
