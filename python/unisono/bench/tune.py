@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from unisono.bench.backends.unisono import shape_of
 from unisono.bench.cases import COLLECTIVES, MEMORIES
 from unisono.bench.records import Machine, Result
 from unisono.bench.stats import Interval, Verdict, verdict
@@ -101,8 +102,8 @@ def _variant(result: Result) -> str:
 def _columns(variant: str) -> dict[str, Any]:
     """Of a table's line."""
     algorithm, _, shape = variant.partition("@")
-    numbers = zip(("blocks", "threads", "piece_bytes"), shape.split("x"), strict=True) if shape else ()
-    return {"algorithm": algorithm, **{name: int(number) for name, number in numbers}}
+    numbers = zip(("blocks", "threads", "piece_bytes"), shape_of(shape), strict=True) if shape else ()
+    return {"algorithm": algorithm, **dict(numbers)}
 
 
 def _interval(result: Result) -> Interval:

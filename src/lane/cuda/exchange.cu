@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
       if (step == Step::relay && there && x.into[p]) Framing::store(x.into[p], unit.at, x.send[p], given[p]);
     };
     if constexpr (Framing::kBulk) {
-      in_turn<kMost>(x.gives, put);
+      each_peer<kMost>(x.gives, put);
     } else {
 #pragma unroll
       for (int p = 0; p < kMost; ++p) put(p);
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
       }
     }
     if constexpr (kTwoSteps)
-      in_turn<kMost>(x.passes, [&](int p) {
+      each_peer<kMost>(x.passes, [&](int p) {
         Framing::put(there, x.rings[p] + (ring + area + count[p] % kTurns * turn), count[p], result);
       });
     if (there && x.result) Framing::store(x.result, unit.at, x.own_bytes, result);

@@ -23,7 +23,7 @@
 namespace unisono::cuda {
 
 inline constexpr int kMostBlocks = 128;
-inline constexpr int kMostLineBlocks = 96;    // more would poll more than they move
+inline constexpr int kMostLineBlocks = 96;    // where no table has asked for more
 inline constexpr int kMostStagedBlocks = 32;  // through host memory
 // Of packets and lines, which count narrowly; and where all_to_all_v cuts its parts.
 inline constexpr std::size_t kMostMessage = std::size_t{1} << 31, kSlice = kMostMessage / 2;

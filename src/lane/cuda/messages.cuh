@@ -103,7 +103,7 @@ __device__ __noinline__ bool await_turns(const Exchange& x, const Counted<kMost>
 
 // The peers of `who`, those after this rank first: at any moment each rank is turned to by one other.
 template <int kMost, class Body>
-__device__ inline void in_turn(const Peers& who, const Body& body) {
+__device__ inline void each_peer(const Peers& who, const Body& body) {
 #pragma unroll
   for (int p = 0; p < kMost; ++p)
     if (who.after >> p & 1u) body(p);

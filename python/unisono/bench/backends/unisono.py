@@ -122,24 +122,15 @@ class UnisonoBackend(Backend):
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         call = self._prepared(case, buffers)
+        return call if self._shape is None else partial(self._in_shape, call)
+
+    def _in_shape(self, call: Callable[[], Any]) -> Any:
+        """What `call` returns, whose kernels have the shape that is asked for, if one is."""
         if self._shape is None:
-            return call
-
-        def in_shape() -> object:
-            with self._shaped():
-                return call()
-
-        return in_shape
-
-    @contextmanager
-    def _shaped(self) -> Iterator[None]:
-        """Kernels have the shape that is asked for, if one is."""
-        if self._shape is None:
-            yield
-            return
+            return call()
         self._comm._set_shape(*self._shape)
         try:
-            yield
+            return call()
         finally:
             self._comm._set_shape(0, 0, 0)
 
@@ -246,8 +237,7 @@ class UnisonoBackend(Backend):
         symmetric, size = case.memory == "symmetric", max(4, case.bytes)
         if self.wire is not None:
             size = int(size * WIRES[self.wire] / (8 * DTYPES[case.dtype].itemsize))
-        with self._shaped():
-            return int(self._comm.sms(collective, size, algorithm, symmetric))
+        return int(self._in_shape(partial(self._comm.sms, collective, size, algorithm, symmetric)))
 
     def raise_if_failed(self) -> None:
         if self._queued:
