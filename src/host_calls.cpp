@@ -218,7 +218,6 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
   request.args.inputs = inputs_.data();
   request.args.outputs = outputs_.data();
   group_.lane().reach_far(far);
-  group_.lane().have_met(true);
   return algorithm;
 }
 

@@ -65,10 +65,6 @@ class FabricEndpoint {
     sources_stay_ = sources_stay;
   }
 
-  // Whether every rank has told every other of the call that the next program makes.
-  bool have_met() const { return met_; }
-  void have_met(bool met) { met_ = met; }
-
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
   static constexpr int worker() { return 0; }
@@ -82,7 +78,6 @@ class FabricEndpoint {
   void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
 
   void signal(int peer, Slot slot);
-  void announce(int peer, Slot slot) { signal(peer, slot); }
   void wait(int peer, Slot slot);
 
   // Pieces, for RingChannel: chunk `index` of the ring to the peer, and whether one from it has come.
@@ -181,7 +176,7 @@ class FabricEndpoint {
   std::size_t most_bytes_;
   const host::Kernels& kernels_;
   host::Reduce reduce_ = nullptr;
-  bool sources_stay_ = false, met_ = false;
+  bool sources_stay_ = false;
   std::chrono::microseconds yielding_{};  // how long an idle wait yields before it sleeps
   std::vector<Peer> peers_;
   fabric::Calls calls_;

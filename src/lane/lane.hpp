@@ -11,8 +11,8 @@
 // signal(peer, slot), wait(peer, slot)
 //   Counting: the k-th wait returns after the k-th signal; what the peer wrote before its signal is readable
 //   after the wait. A wait has a deadline.
-// announce(peer, slot)
-//   A signal that stands for what earlier calls have written only.
+// announce(slot)
+//   A signal to every peer that stands for what earlier calls have written only.
 // signal_note(peer, slot, note), wait_note(peer, slot)
 //   A signal that brings a few bytes, on GPUs an address, and the wait that has them.
 // put_packets(peer, src, bytes), take_packets(peer, dst, bytes)
@@ -160,17 +160,17 @@ template <class Lane, class Bytes, class Move>
 UNISONO_PROGRAM void in_turn(Lane& lane, const Bytes& bytes, const Move& move) {
   const int n = lane.size(), me = lane.rank();
   Rounds own(lane, bytes(me), lane.tile_bytes());
-  int moved = lane.worker();
-  for (int i = 1; i < n; ++i) {
+  int before_own = n > 2 ? 1 + lane.worker() % (n - 1) : 1;
+  for (int i = 1; i <= n; ++i) {  // what is left of its own at last
     const int p = peer_at(lane, i);
-    for (Rounds r(lane, bytes(p), lane.tile_bytes()); r.more(); r.next()) {
+    for (Rounds r = p == me ? own : Rounds(lane, bytes(p), lane.tile_bytes()); r.more(); r.next()) {
       move(p, r.range());
-      if (++moved % (n - 1) != 0 || !own.more()) continue;
+      if (p == me || --before_own > 0 || !own.more()) continue;
       move(me, own.range());
       own.next();
+      before_own = n - 1;
     }
   }
-  for (; own.more(); own.next()) move(me, own.range());
 }
 
 // The shard of `rank` where the root has none: what leaves or enters the root is then all that bounds it.
@@ -187,13 +187,13 @@ UNISONO_PORTABLE Range share_of(const Lane& lane, std::size_t bytes, int root) {
 }
 
 // Returns when every rank has called it; what any rank wrote in earlier calls may be read, and overwritten,
-// after. A lane on which the ranks have told each other of the call already knows that they have met.
+// after. Where ranks tell each other of a direct call before it, they have met.
 template <class Lane>
 UNISONO_PROGRAM void meet_first(Lane& lane) {
-  if constexpr (requires { lane.have_met(); })
-    if (lane.have_met()) return;
-  for (int i = 1; i < lane.size(); ++i) lane.announce(peer_at(lane, i), Slot::meet);
-  for (int i = 1; i < lane.size(); ++i) lane.wait(peer_at(lane, i), Slot::meet);
+  if constexpr (requires { lane.announce(Slot::meet); }) {
+    lane.announce(Slot::meet);
+    for (int i = 1; i < lane.size(); ++i) lane.wait(peer_at(lane, i), Slot::meet);
+  }
 }
 
 // Returns when every rank has called it; what any rank wrote before is readable after.

@@ -39,12 +39,14 @@ class CudaBlock {
         warps_(static_cast<int>(blockDim.x) / 32),
         warp_(static_cast<int>(threadIdx.x) / 32),
         thread_(static_cast<int>(threadIdx.x) % 32) {
+    for (int peer = warp_; peer < size(); peer += warps_) spoken_to_ |= 1u << peer;
     if (thread_ < size()) mine_ = *counters(thread_);
-    failed_ = cuda::load_relaxed(&cuda::header(context_, rank())->failed) != 0 && cuda::failed(context_);
+    failed_ = cuda::load_relaxed(&cuda::header(context_, rank())->failed) != 0;
   }
   __device__ void finish() {
     await();
-    __syncthreads();  // every warp has taken up the counters
+    failed_ = __syncthreads_or(failed_) != 0;  // every warp has taken up the counters
+    if (failed_) withdraw();
     if (warp_ == 0 && thread_ < size()) *counters(thread_) = mine_;
   }
 
@@ -86,10 +88,13 @@ class CudaBlock {
     if (slot == Slot::chunk_credit) cuda::store_relaxed(at, count);
     else cuda::store_release(at, count);
   }
-  // The end of a kernel has published what it wrote.
-  __device__ void announce(int peer, Slot slot) {
-    const std::uint32_t count = next_signal(peer, slot);
-    if (speaks_to(peer)) cuda::store_relaxed(&flag(peer, slot, rank())->count, count);
+  // The end of a kernel has published what it wrote. The flag is counted up where it is, so that this waits
+  // for no counter to be loaded.
+  __device__ void announce(Slot slot) {
+    for (int i = 1; i < size(); ++i)
+      if (const int peer = peer_at(*this, i); speaks_to(peer))
+        cuda::increment_relaxed(&flag(peer, slot, rank())->count);
+    if (thread_ != rank()) ++mine_.signalled[static_cast<int>(slot)];
   }
 
   // Noted only: whatever depends on it first awaits all that is noted. Each warp does so for itself, and
@@ -147,6 +152,17 @@ class CudaBlock {
     waiting_ = 0;
   }
 
+  // The rank's results are not to be used; and what this block has not signalled, no later kernel's
+  // announce() may make up for.
+  __device__ void withdraw() {
+    cuda::store_relaxed(&context_.failure->cut, 1);
+    for (int i = 1; i < size(); ++i) {
+      const int peer = peer_at(*this, i);
+      const std::uint32_t behind = signalled(peer, Slot::meet) - (1u << 30);
+      if (speaks_to(peer)) cuda::store_relaxed(&flag(peer, Slot::meet, rank())->count, behind);
+    }
+  }
+
   __device__ std::uint32_t next_signal(int peer, Slot slot) {
     const std::uint32_t count = of(peer, mine_.signalled[static_cast<int>(slot)]) + 1;
     if (thread_ == peer) ++mine_.signalled[static_cast<int>(slot)];
@@ -160,7 +176,7 @@ class CudaBlock {
   }
 
   // Peers are spread over the warps: threads of one warp would wait for each other.
-  __device__ bool speaks_to(int peer) const { return thread_ == 0 && warp_ == peer % warps_; }
+  __device__ bool speaks_to(int peer) const { return thread_ == 0 && (spoken_to_ >> peer & 1u) != 0; }
 
   __device__ byte* at(int owner, std::size_t offset) const { return context_.bases[owner] + offset; }
   __device__ std::size_t pair(int writer) const {
@@ -182,6 +198,7 @@ class CudaBlock {
   Reduction reduction_;
   int warps_, warp_, thread_;
   cuda::Counters mine_{};
+  unsigned spoken_to_ = 0;      // the peers to whom this warp gives the block's signals: bit p
   bool failed_;                 // this warp has met a failure; at the block's last barrier all know of it
   bool moved_ = false;          // since then
   unsigned waiting_ = 0;        // the peers for whom a wait is noted: bit p

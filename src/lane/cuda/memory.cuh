@@ -16,6 +16,10 @@ __device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
 __device__ inline void store_relaxed(std::uint32_t* at, std::uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
+// Adds 1 to a word that nobody else writes.
+__device__ inline void increment_relaxed(std::uint32_t* at) {
+  asm volatile("red.relaxed.sys.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
+}
 // For polling; load_acquire() for the last look.
 __device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
   std::uint32_t value;

@@ -19,37 +19,45 @@ __device__ inline bool aligned(const Dst* dsts, int n_dsts, const byte* const* s
   return all % to == 0;
 }
 
-// Copies `count` words from word `begin` on, eight loads in flight in each thread.
+// A warp takes strips of `rows` rows of 32 words, so that a thread's loads go out back to back at constant
+// distances: what it does before its first load, and between two, is most of what a short move takes. Where
+// its thread begins, and the way to its next strip:
+__device__ inline unsigned strip_begin(unsigned rows) {
+  return threadIdx.x / 32 * 32 * rows + threadIdx.x % 32;
+}
+__device__ inline unsigned strip_step(unsigned rows) { return blockDim.x * rows; }
+
+// Copies `count` words from word `begin` on.
 template <class Word>
-__device__ void copy_words(const Dst* dsts, int n_dsts, const byte* src, std::size_t begin,
-                           std::size_t count) {
-  constexpr int kFlight = 8;
+__device__ void copy_words(const Dst* dsts, int n_dsts, const byte* src, std::size_t begin, unsigned count) {
+  constexpr unsigned kRows = 8;
   const auto* from = reinterpret_cast<const Word*>(src) + begin;
-  for (std::size_t i = threadIdx.x; i < count; i += kFlight * blockDim.x) {
-    Word words[kFlight];
+  for (unsigned i = strip_begin(kRows); i < count; i += strip_step(kRows)) {
+    Word words[kRows];
 #pragma unroll
-    for (int u = 0; u < kFlight; ++u)
-      if (const std::size_t at = i + u * blockDim.x; at < count) words[u] = from[at];
+    for (unsigned u = 0; u < kRows; ++u)
+      if (i + 32 * u < count) words[u] = from[i + 32 * u];
     for (int d = 0; d < n_dsts; ++d) {
       auto* to = reinterpret_cast<Word*>(dsts[d].at) + begin;
 #pragma unroll
-      for (int u = 0; u < kFlight; ++u)
-        if (const std::size_t at = i + u * blockDim.x; at < count) to[at] = words[u];
+      for (unsigned u = 0; u < kRows; ++u)
+        if (i + 32 * u < count) to[i + 32 * u] = words[u];
     }
   }
 }
 
-// One source, any number of destinations, by the widest word that every address allows.
+// One source, any number of destinations, by the widest word that every address allows. Bytes: below 4 GiB.
 __device__ __noinline__ inline void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
-  std::size_t whole = 0;  // bytes that have gone in words
+  const auto all = static_cast<unsigned>(bytes);
+  unsigned whole = 0;  // bytes that have gone in words
   if (aligned(dsts, n_dsts, &src, 1, sizeof(uint4))) {
-    copy_words<uint4>(dsts, n_dsts, src, 0, bytes / sizeof(uint4));
-    whole = bytes / sizeof(uint4) * sizeof(uint4);
+    copy_words<uint4>(dsts, n_dsts, src, 0, all / sizeof(uint4));
+    whole = all / sizeof(uint4) * sizeof(uint4);
   } else if (aligned(dsts, n_dsts, &src, 1, sizeof(std::uint32_t))) {
-    copy_words<std::uint32_t>(dsts, n_dsts, src, 0, bytes / sizeof(std::uint32_t));
-    whole = bytes / sizeof(std::uint32_t) * sizeof(std::uint32_t);
+    copy_words<std::uint32_t>(dsts, n_dsts, src, 0, all / sizeof(std::uint32_t));
+    whole = all / sizeof(std::uint32_t) * sizeof(std::uint32_t);
   }
-  copy_words<std::uint8_t>(dsts, n_dsts, src, whole, bytes - whole);
+  if (whole < all) copy_words<std::uint8_t>(dsts, n_dsts, src, whole, all - whole);
 }
 
 // A pack of elements, which travels in one load or store.
@@ -60,24 +68,24 @@ struct alignas(sizeof(T) * kCount) Pack {
 
 // Combines `count` packs from pack `begin` on. At most kSources sources; kFlight packs of each are in flight
 // in each thread. A position is read from every source before it is written, so that a destination may be a
-// source.
-template <class T, Op op, std::size_t kCount, int kSources, int kFlight>
+// source. All warps share few packs, since to combine one takes long.
+template <class T, Op op, std::size_t kCount, int kSources, unsigned kFlight>
 __device__ void combine_packs(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
-                              std::size_t begin, std::size_t count) {
+                              std::size_t begin, unsigned count) {
   using P = Pack<T, kCount>;
-  for (std::size_t i = threadIdx.x; i < count; i += kFlight * blockDim.x) {
+  for (unsigned i = threadIdx.x; i < count; i += kFlight * blockDim.x) {
     P packs[kFlight][kSources];
 #pragma unroll
     for (int s = 0; s < kSources; ++s) {
       if (s >= n_srcs) break;
       const auto* from = reinterpret_cast<const P*>(srcs[s]) + begin;
 #pragma unroll
-      for (int u = 0; u < kFlight; ++u)
-        if (const std::size_t at = i + u * blockDim.x; at < count) packs[u][s] = from[at];
+      for (unsigned u = 0; u < kFlight; ++u)
+        if (const unsigned at = i + u * blockDim.x; at < count) packs[u][s] = from[at];
     }
 #pragma unroll
-    for (int u = 0; u < kFlight; ++u) {
-      const std::size_t at = i + u * blockDim.x;
+    for (unsigned u = 0; u < kFlight; ++u) {
+      const unsigned at = i + u * blockDim.x;
       if (at >= count) break;
       P result;
 #pragma unroll
@@ -93,22 +101,21 @@ __device__ void combine_packs(const Dst* dsts, int n_dsts, const byte* const* sr
   }
 }
 
-// Several sources, any number of destinations.
+// Several sources, any number of destinations. Bytes: below 4 GiB.
 template <class T, Op op>
 __device__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
-  constexpr std::size_t kWide = sizeof(uint4) / sizeof(T);
-  const std::size_t count = bytes / sizeof(T);
-  std::size_t whole = 0;  // elements that have gone in packs
+  constexpr unsigned kWide = sizeof(uint4) / sizeof(T);
+  const unsigned count = static_cast<unsigned>(bytes) / sizeof(T);
+  unsigned whole = 0;  // elements that have gone in packs
   if (aligned(dsts, n_dsts, srcs, n_srcs, sizeof(uint4))) {
-    constexpr int kFlight = sizeof(T) == 1 ? 1 : 2;
-    if (n_srcs <= 2)
-      combine_packs<T, op, kWide, 2, 2 * kFlight>(dsts, n_dsts, srcs, n_srcs, 0, count / kWide);
-    else if (n_srcs <= 4)
-      combine_packs<T, op, kWide, 4, kFlight>(dsts, n_dsts, srcs, n_srcs, 0, count / kWide);
-    else combine_packs<T, op, kWide, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, 0, count / kWide);
-    whole = count / kWide * kWide;
+    constexpr unsigned kFlight = sizeof(T) == 1 ? 1 : 2;
+    const unsigned packs = count / kWide;
+    if (n_srcs <= 2) combine_packs<T, op, kWide, 2, 2 * kFlight>(dsts, n_dsts, srcs, n_srcs, 0, packs);
+    else if (n_srcs <= 4) combine_packs<T, op, kWide, 4, kFlight>(dsts, n_dsts, srcs, n_srcs, 0, packs);
+    else combine_packs<T, op, kWide, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, 0, packs);
+    whole = packs * kWide;
   }
-  combine_packs<T, op, 1, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, whole, count - whole);
+  if (whole < count) combine_packs<T, op, 1, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, whole, count - whole);
 }
 
 }  // namespace unisono::cuda

@@ -64,10 +64,6 @@ class HostThread {
   static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }
   static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
 
-  // Whether every rank has told every other of the call that the next program makes.
-  bool have_met() const { return met_; }
-  void have_met(bool met) { met_ = met; }
-
   // Whether the programs that follow move between far addresses.
   void reach_far(bool far) { far_operands_ = far; }
 
@@ -96,7 +92,6 @@ class HostThread {
     host::raise(*line(peer, slot, rank_), ++signals(peer).signalled[static_cast<int>(slot)],
                 patience_.crowded);
   }
-  void announce(int peer, Slot slot) { signal(peer, slot); }
   void wait(int peer, Slot slot) {
     const std::uint32_t expected = ++signals(peer).awaited[static_cast<int>(slot)];
     host::Line& mine = *line(rank_, slot, peer);
@@ -181,7 +176,7 @@ class HostThread {
   Layout layout_;
   std::vector<std::shared_ptr<Segment>> segments_;
   host::Far far_;
-  bool far_operands_ = false, met_ = false;
+  bool far_operands_ = false;
   std::size_t stream_from_ = kStreamFrom;
   host::Patience patience_;
   Watch watch_;
