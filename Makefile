@@ -147,7 +147,7 @@ $(HAVE)torch: $(HAVE)pip
 $(HAVE)unisono: $(SOURCES) pyproject.toml $(HAVE)build $(HAVE)run
 	@echo 'Building and installing into $(VENV): unisono'
 	include=$$(tools/bootstrap.sh headers $(BIN)/python)
-	SKBUILD_BUILD_DIR=build/tests SKBUILD_CMAKE_DEFINE="Python_INCLUDE_DIR=$$include" \
+	SKBUILD_BUILD_DIR=build/tests SKBUILD_CMAKE_DEFINE="Python_INCLUDE_DIR=$$include;CMAKE_COMPILE_WARNING_AS_ERROR=ON" \
 	  $(PIP) install --no-build-isolation --no-deps -e .
 	touch $@
 
