@@ -29,7 +29,7 @@ HAVE := $(VENV)/.have-
 SOURCES := $(shell find CMakeLists.txt cmake include src bindings -type f)
 PACKAGE := $(shell find python -type f -not -name '*.so' -not -name '*.pyi' -not -path '*/__pycache__/*')
 CPP := $(shell find include src bindings tests/cpp examples -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
-SCRIPTS := .ci/run $(wildcard tools/*.sh deploy/slurm/*.sbatch tests/support/*.sh)
+SCRIPTS := $(wildcard .ci/run tools/*.sh deploy/slurm/*.sbatch tests/support/*.sh)
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
@@ -122,7 +122,7 @@ $(HAVE)pip:
 
 $(HAVE)build $(HAVE)run $(HAVE)test $(HAVE)dev: $(HAVE)%: $(HAVE)pip pyproject.toml
 	@echo 'Installing into $(VENV): $*'
-	python tools/requirements.py $* $(if $(filter run,$*),mpi) >$@.txt
+	python tools/requirements.py $* $(if $(filter run,$*),bench mpi) >$@.txt
 	$(PIP) install -r $@.txt
 	touch $@
 
@@ -138,7 +138,7 @@ $(HAVE)cuda: $(HAVE)build
 
 $(HAVE)torch: $(HAVE)pip
 	@echo 'Installing into $(VENV): PyTorch, the gloo peer'
-	python tools/requirements.py torch >$@.txt
+	python tools/requirements.py gloo >$@.txt
 	if $(PIP) install -r $@.txt; then touch $@
 	else echo 'PyTorch could not be installed: the gloo backend is left out.' >&2; fi
 
@@ -147,7 +147,7 @@ $(HAVE)torch: $(HAVE)pip
 $(HAVE)unisono: $(SOURCES) pyproject.toml $(HAVE)build $(HAVE)run
 	@echo 'Building and installing into $(VENV): unisono'
 	include=$$(tools/bootstrap.sh headers $(BIN)/python)
-	SKBUILD_BUILD_DIR=build/tests SKBUILD_CMAKE_DEFINE="Python_INCLUDE_DIR=$$include" \
+	SKBUILD_BUILD_DIR=build/tests SKBUILD_CMAKE_DEFINE="Python_INCLUDE_DIR=$$include;CMAKE_COMPILE_WARNING_AS_ERROR=ON" \
 	  $(PIP) install --no-build-isolation --no-deps -e .
 	touch $@
 

@@ -111,8 +111,8 @@ new array; x itself: in place, with equal send and receive counts. Returns out.)
 constexpr const char* kSend =
     R"(Sends x, of any shape, to rank `peer`, which calls recv or send_recv with as many elements.
 
-A small send (up to 16 KiB by the built-in plan) may return before that; a larger one waits for it. Two ranks that send to each other
-use send_recv.)";
+It may return before that or wait for it: the size, the plan, the machine and the run decide. Ranks that send to each other must
+use send_recv or batch_send_recv.)";
 
 constexpr const char* kRecv = R"(Receives into out, of any shape, from rank `peer`. Returns out.)";
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +23,25 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*_SHARED, *filter(None, [os.environ.
 # first.
 os.environ["UNISONO_PLAN"] = str(_HERE / "support" / "built_in_plan.json")
 os.environ["UNISONO_CHECK"] = "1"
+
+
+@cache
+def _missing(mark: str) -> str | None:
+    """Why this machine cannot run the tests of a mark."""
+    if mark == "mpi":
+        from unisono.bench.start import find_mpiexec  # needs packages that a GPU machine may lack
+
+        if find_spec("mpi4py") is None or find_mpiexec() is None:
+            return "mpi4py or an mpiexec is missing: pip install mpi4py mpich"
+    if mark == "torch" and find_spec("torch") is None:
+        return "torch is not installed: pip install torch"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers():
+        if reason := _missing(mark.name):
+            pytest.skip(reason)
 
 
 @pytest.fixture

@@ -94,8 +94,8 @@ class Communicator {
   void all_to_all_v(const Call& call, std::span<const std::size_t> sends,
                     std::span<const std::size_t> receives);
 
-  // To and from one peer. A small send (up to 16 KiB by the built-in plan) may return before the receive; a
-  // larger one waits for it.
+  // To and from one peer. A send may return before the receive or wait for it: the size, the plan, the
+  // machine and the run decide. Ranks that send to each other must use send_recv or batch_send_recv.
   void send(const Call& call, int to);
   void recv(const Call& call, int from);
   // Both at once, so that rings and exchanges cannot lock up: `count` elements each way.

@@ -7,7 +7,6 @@ where the order of nodes is not that of ranks.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import tempfile
 from functools import cache
@@ -28,7 +27,6 @@ GROUPS = [
     *(pytest.param("gloo", layout, marks=pytest.mark.torch) for layout in GLOO_LAYOUTS),
     *(pytest.param("fabric", layout, marks=pytest.mark.fabric) for layout in FABRIC_LAYOUTS),
 ]
-NEEDED = {"mpi": "mpi4py", "gloo": "torch", "fabric": "unisono"}
 
 
 @cache
@@ -47,8 +45,6 @@ def reports(engine: str, layout: str) -> tuple[list[Report | None], ranks.Ended]
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(("engine", "layout"), GROUPS)
 def test_contract_across_nodes(engine: str, layout: str, collective: str) -> None:
-    if importlib.util.find_spec(NEEDED[engine]) is None or (engine == "mpi" and find_mpiexec() is None):
-        pytest.skip(f"{NEEDED[engine]} is not installed")
     if engine == "fabric" and (reason := fabric.missing("tcp")):
         pytest.skip(reason)
     told, ended = reports(engine, layout)

@@ -207,7 +207,8 @@ def test_views_of_a_larger_array() -> None:
 
 @pytest.mark.torch
 def test_torch_tensors() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     names = "float32 float64 float16 bfloat16 int8 uint8 int32 int64 float8_e4m3fn float8_e5m2".split()
 
     def body(comm: unisono.Communicator) -> None:
@@ -231,7 +232,8 @@ def test_torch_tensors() -> None:
 
 @pytest.mark.torch
 def test_torch_tensors_that_do_not_fit() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     refused = {
         "not contiguous": torch.ones(4, 4).t(),
         "elements of type torch.bool": torch.ones(4, dtype=torch.bool),

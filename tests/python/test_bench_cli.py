@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import jsonschema
@@ -22,10 +21,6 @@ from unisono.bench.request import Asked, options_of
 from unisono.cli import app
 
 COMMAND = [sys.executable, "-m", "unisono.cli"]
-needs_mpi = pytest.mark.skipif(
-    not find_spec("mpi4py") or start.find_mpiexec() is None, reason="mpi4py or mpiexec is missing"
-)
-needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -223,8 +218,6 @@ def test_quantised_rows_are_checked_and_say_what_travels(tmp_path: Path) -> None
     assert ", 8.25 of 16 bits" in (tmp_path / "run" / "report.md").read_text()
 
 
-@needs_mpi
-@needs_torch
 @pytest.mark.mpi
 @pytest.mark.torch
 @pytest.mark.parametrize(
@@ -244,7 +237,6 @@ def test_all_backends_in_one_run_are_right(tmp_path: Path, ranks: int, dtypes: s
     assert found.runs[0].launcher == "mpich"
 
 
-@needs_mpi
 @pytest.mark.mpi
 def test_it_joins_the_ranks_of_mpiexec(tmp_path: Path) -> None:
     mpiexec = start.mpiexec_command(str(start.find_mpiexec()), 2)
@@ -265,7 +257,6 @@ def test_it_joins_the_ranks_of_mpiexec(tmp_path: Path) -> None:
     assert {r.backend for r in records.read(tmp_path / "run").results} == {"unisono", "mpi"}
 
 
-@needs_mpi
 @pytest.mark.mpi
 def test_ranks_of_a_foreign_launcher_are_refused(tmp_path: Path) -> None:
     environment = {**os.environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
@@ -283,9 +274,7 @@ def wait_for_measurements(directory: Path) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(
-    "backend", ["unisono", pytest.param("unisono,mpi", marks=[pytest.mark.mpi, needs_mpi])]
-)
+@pytest.mark.parametrize("backend", ["unisono", pytest.param("unisono,mpi", marks=pytest.mark.mpi)])
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, backend: str) -> None:
     directory = tmp_path / "run"
     what = ["--backend", backend, "--collective", "barrier,all_reduce", "--sizes", "8,1K", "-n", "1000000"]

@@ -211,10 +211,12 @@ def test_a_name_can_stand_for_its_variants() -> None:
     assert "gloo" not in base.names_for("cuda")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("placement", cases.PLACEMENTS)
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "scatter"])
 def test_staged_calls_copy_in_and_out(collective: str, placement: str) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import torch
+
     case = cases.make_case(
         collective, 960, "bf16", 3, placement=placement, memory="symmetric", mode="latency", device="cuda"
     )

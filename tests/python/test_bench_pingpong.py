@@ -213,8 +213,6 @@ def test_unisono_in_every_pattern_pair_and_way(tmp_path: Path, ranks: int) -> No
 @pytest.mark.torch
 @pytest.mark.timeout(600)
 def test_all_backends_send_what_they_should(tmp_path: Path) -> None:
-    pytest.importorskip("mpi4py")
-    pytest.importorskip("torch")
     words = "pingpong all_to_all --streams own,one,per-peer --ranks 3 --sizes 8,100K -d bf16 -n 2"
     command = [sys.executable, "-m", "unisono.cli", "bench", *words.split(), "--no-report"]
     done = subprocess.run(

@@ -1,35 +1,27 @@
-"""The bootstrap over MPI, under the mpiexec of the mpich wheel."""
+"""The bootstrap over MPI, under mpiexec."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
 from bootstrap_programs import GATHER, MAKE, MEET, shell
+from unisono.bench.start import find_mpiexec, mpiexec_command
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_find_unisono")]
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
-needs_mpi = pytest.mark.skipif(
-    not MPIEXEC.exists() or importlib.util.find_spec("mpi4py") is None,
-    reason="mpi4py and the mpich wheel's mpiexec are not installed beside this python",
-)
 
 
 def _mpiexec(n: int, code: str) -> tuple[int, list[str], str]:
-    return shell([str(MPIEXEC), "-n", str(n), sys.executable, "-c", code])
+    return shell([*mpiexec_command(str(find_mpiexec()), n), sys.executable, "-c", code])
 
 
-@needs_mpi
 @pytest.mark.mpi
 def test_mpi() -> None:
-    status, lines, errors = shell([str(MPIEXEC), "-n", "3", sys.executable, str(GATHER)])
+    status, lines, errors = shell([*mpiexec_command(str(find_mpiexec()), 3), sys.executable, str(GATHER)])
     assert (status, lines) == (0, [f"{rank} 3 MpiBootstrap" for rank in range(3)]), errors
 
 
-@needs_mpi
 @pytest.mark.mpi
 def test_mpi_communicators_of_the_user() -> None:
     code = """
@@ -59,7 +51,6 @@ MPI.Finalize()
     assert (status, lines) == (0, ["0 0 2 [b'0', b'2']", "1 0 1 [b'1']", "2 1 2 [b'0', b'2']"]), errors
 
 
-@needs_mpi
 @pytest.mark.mpi
 def test_mpi_a_rank_that_never_arrives_is_an_error_and_no_hang() -> None:
     code = """
@@ -77,14 +68,12 @@ finally:
     assert "not all of the 2 ranks called it" in errors
 
 
-@needs_mpi
 @pytest.mark.mpi
 def test_mpi_an_exception_in_one_rank_does_not_hang_the_run() -> None:
     status, _, errors = _mpiexec(2, MEET + "if rank: raise ValueError('mine')\nb.all_gather(b'')")
     assert status != 0 and "ValueError: mine" in errors
 
 
-@needs_mpi
 @pytest.mark.mpi
 def test_mpi_of_another_launcher_is_refused() -> None:
     """As under Open MPI's mpirun with an mpi4py on MPICH: the run would be four copies of one rank."""
@@ -101,7 +90,6 @@ def test_mpi_that_is_missing_is_said() -> None:
     assert status == 1 and "mpi4py is not installed: pip install mpi4py, or" in errors, errors
 
 
-@needs_mpi
 @pytest.mark.mpi
 def test_mpi_without_a_library_is_said() -> None:
     env = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI4PY_LIBMPI": "/no/libmpi.so"}

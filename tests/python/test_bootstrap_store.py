@@ -23,7 +23,6 @@ from unisono.launch import World
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_find_unisono")]
 GOOD = encode(Kind.DATA, 1, (0, 0), b"payload", 1000)
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
 class Dict:
@@ -92,7 +91,6 @@ def test_store_that_breaks() -> None:
         StoreBootstrap(Broken(), 0, 2).all_gather(b"")
 
 
-@needs_torch
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ["HashStore", "FileStore"])
 def test_torch_stores_between_threads(kind: str, tmp_path: Path) -> None:
@@ -115,7 +113,6 @@ def test_torch_stores_between_threads(kind: str, tmp_path: Path) -> None:
     assert results == {(rank, turn): turns[turn] for rank in range(3) for turn in range(2)}
 
 
-@needs_torch
 @pytest.mark.torch
 def test_torch_store_names_the_rank_that_never_arrives() -> None:
     distributed: Any = importlib.import_module("torch.distributed")
@@ -124,7 +121,6 @@ def test_torch_store_names_the_rank_that_never_arrives() -> None:
         late.all_gather(b"")
 
 
-@needs_torch
 @pytest.mark.torch
 def test_torchrun() -> None:
     words = "-m torch.distributed.run --nproc-per-node 2 --standalone --local-addr 127.0.0.1"
@@ -132,7 +128,6 @@ def test_torchrun() -> None:
     assert (status, lines) == (0, [f"{rank} 2 StoreBootstrap" for rank in range(2)]), errors
 
 
-@needs_torch
 @pytest.mark.torch
 @pytest.mark.parametrize(("program", "said"), [(GATHER, "StoreBootstrap"), (AGAIN, "6.0")])
 def test_torch_variables_set_by_hand(program: Path, said: str) -> None:

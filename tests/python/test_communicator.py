@@ -110,11 +110,11 @@ def test_deadline_of_the_environment() -> None:
         ("UNISONO_TIMEOUT_S", "soon"),
         ("UNISONO_TIMEOUT_S", "-3"),
         ("UNISONO_TIMEOUT_S", "inf"),
-        ("UNISONO_CHECK", "yes"),
         ("UNISONO_CHUNK_BYTES", "64K"),
         ("UNISONO_STREAM_BYTES", "-1"),
         ("UNISONO_SPINS", "many"),
-        ("UNISONO_PEER_ACCESS", "off"),
+        ("UNISONO_SPINS", "1.7"),
+        ("UNISONO_SPINS", "3000000000"),
         ("UNISONO_ISA", "mmx"),
         ("UNISONO_PLAN", "/nowhere/plan.json"),
     ],
@@ -123,6 +123,14 @@ def test_variable_without_sense(name: str, value: str) -> None:
     errors = ranks.play(1, "basic_programs:who", env={name: value}).errors()
     assert errors[0]["type"] == "UsageError"
     assert name in errors[0]["text"] and value in errors[0]["text"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("name", "value"), [("UNISONO_FAR", "no"), ("UNISONO_CHECK", "2")])
+def test_flag_that_is_neither(name: str, value: str, nodes: int) -> None:
+    for error in ranks.play(nodes, "basic_programs:who", env={name: value}, nodes=nodes).errors():
+        assert error["type"] == "UsageError"
+        assert error["text"] == f"{name}={value} is neither 0 nor 1: set 0 to turn it off, 1 to turn it on."
 
 
 def test_several_communicators() -> None:
@@ -158,8 +166,8 @@ def test_batches(n: int, nodes: int) -> None:
     assert play(n, "batches", nodes=nodes) == [[]] * n
 
 
-def test_batches_that_are_checked() -> None:
-    assert play(3, "batches", env={"UNISONO_CHECK": "1"}) == [[]] * 3
+def test_batches_unchecked() -> None:
+    assert play(3, "batches", env={"UNISONO_CHECK": "0"}) == [[]] * 3
 
 
 def test_ends_of_a_pair_need_not_call_alike() -> None:

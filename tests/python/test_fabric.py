@@ -228,6 +228,7 @@ def test_bench_measures_every_way_or_says_why_not(tmp_path: Path) -> None:
     assert all("GPU" in reason for reason in left_out.values())
     text = (folder / "report.md").read_text()
     table = text[text.index("## Fabric") :]
+    assert "Of a pair's share" in table
     for way in ("single", "multi", "round-robin"):
         assert table.count(f"fabric:{way}") >= 2
 

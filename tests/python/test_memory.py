@@ -140,8 +140,10 @@ def test_dtypes(dtype: Any, expected: Any) -> None:
         assert comm.empty(3, dtype).dtype == np.dtype(expected)
 
 
+@pytest.mark.torch
 def test_torch_dtype() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     with unisono.init() as comm:
         assert comm.empty(3, torch.bfloat16).dtype == np.dtype(ml_dtypes.bfloat16)
         assert comm.empty(3, torch.float8_e4m3fn).dtype == np.dtype(ml_dtypes.float8_e4m3fn)

@@ -21,11 +21,6 @@ from unisono.nodes import HierarchicalCommunicator, topology
 from unisono.nodes.space import HostSpace
 from unisono.nodes.topology import Topology, identity
 
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-needs_mpi = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or find_mpiexec() is None, reason="mpi4py is not installed"
-)
-
 
 def test_a_topology() -> None:
     names = ["boot/1/a", "boot/1/a", "boot/2/a", "boot/2/a"]
@@ -70,11 +65,10 @@ def _spaces() -> list[object]:
 
         from unisono.nodes.cuda import CudaSpace
 
-        spaces.append(CudaSpace(torch.device("cpu")))
+        spaces.append(pytest.param(CudaSpace(torch.device("cpu")), marks=pytest.mark.torch))
     return spaces
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize("space", _spaces(), ids=lambda space: type(space).__name__)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -96,7 +90,6 @@ def test_a_sum_that_goes_on_elsewhere(dtype: str, op: str, space: object) -> Non
     assert difference(got, combine(blocks, op)) is None
 
 
-@needs_mpi
 @pytest.mark.mpi
 @pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "abb"])
 def test_sums_of_several_blocks(nodes: str) -> None:
@@ -112,7 +105,6 @@ def test_it_has_what_a_communicator_has() -> None:
     assert {name for name in public if not hasattr(HierarchicalCommunicator, name)} == inner
 
 
-@needs_torch
 @pytest.mark.torch
 def test_a_bench(tmp_path: Path) -> None:
     """Every collective on nodes, without a failure."""
@@ -126,14 +118,12 @@ def test_a_bench(tmp_path: Path) -> None:
     assert {one["case"]["collective"] for one in told if one["type"] == "result"} == set(COLLECTIVES)
 
 
-@needs_torch
 @pytest.mark.torch
 def test_what_is_refused() -> None:
     for said in ranks.play(3, "node_programs:refusals", nodes=2).results():
         assert said == {}
 
 
-@needs_torch
 @pytest.mark.torch
 def test_calls_that_differ() -> None:
     """The same error on every rank, also of the other node; the communicator stays failed."""
@@ -145,7 +135,6 @@ def test_calls_that_differ() -> None:
     }
 
 
-@needs_torch
 @pytest.mark.torch
 @pytest.mark.parametrize("count", [8, 3_000_000])
 def test_a_rank_that_dies(count: int) -> None:
@@ -157,7 +146,6 @@ def test_a_rank_that_dies(count: int) -> None:
         assert "rank" in said["error"]["text"]
 
 
-@needs_mpi
 @pytest.mark.mpi
 def test_an_engine_that_is_not_there() -> None:
     code = "import os; os.environ['UNISONO_NODE'] = os.environ['PMI_RANK']; import unisono; unisono.init()"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import time
 from collections.abc import Sequence
@@ -14,19 +13,13 @@ import pytest
 import fabric
 import hosts
 import ranks
-from unisono.bench.start import find_mpiexec
 
 pytestmark = [
     pytest.mark.mpi,
-    pytest.mark.skipif(
-        importlib.util.find_spec("mpi4py") is None or find_mpiexec() is None,
-        reason="mpi4py and mpich are not installed",
-    ),
     pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or ""),
 ]
 EACH = 2
 needs_fabric = pytest.mark.skipif(fabric.missing("tcp") is not None, reason=str(fabric.missing("tcp")))
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
 def play(
@@ -63,7 +56,6 @@ def test_hosts_that_speak_by_the_fabric_lane() -> None:
     right(outcome.results(), 3, "fabric", 30)
 
 
-@needs_torch
 @pytest.mark.torch
 def test_hosts_of_torchrun() -> None:
     with hosts.hosts(2) as made:
@@ -113,7 +105,7 @@ def cut_when(flag: Path, made: hosts.Hosts, number: int) -> threading.Thread:
     "engine",
     [
         "mpi",
-        pytest.param("gloo", marks=[needs_torch, pytest.mark.torch]),
+        pytest.param("gloo", marks=pytest.mark.torch),
         pytest.param("fabric", marks=[needs_fabric, pytest.mark.fabric]),
     ],
 )

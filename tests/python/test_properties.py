@@ -237,7 +237,7 @@ def test_shapes_are_kept(teams: Teams, n: int, shape: list[int], dtype: str, see
 @quick
 @given(ranks_of, dtypes, st.sampled_from(("min", "max")), counts, seeds)
 def test_min_and_max_of_equals(teams: Teams, n: int, dtype: str, op: str, count: int, seed: int) -> None:
-    """min(x, x) is x, bit by bit; so is the sum of one rank."""
+    """min(x, x) is x, bit by bit."""
     x = wild(dtype, count, (seed,))
 
     def body(comm: unisono.Communicator) -> None:

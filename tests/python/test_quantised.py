@@ -12,18 +12,11 @@ import quantised
 import ranks
 import threads
 import unisono
-from reference import DTYPES
+from reference import DTYPES, difference
 
 RANKS = (1, 2, 3, 4, 5, 8)
 COUNTS = (0, 1, 31, 32, 33, 1000, 65_537)  # of these the last is more than a round of chunks
 F32 = np.float32
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal bits, a NaN being any NaN."""
-    kind = np.uint32 if a.dtype.itemsize == 4 else np.uint16
-    nan = np.isnan(a.astype(F32)) & np.isnan(b.astype(F32))
-    return a.shape == b.shape and bool((nan | (a.view(kind) == b.view(kind))).all())
 
 
 def numbers(rng: np.random.Generator, count: int, dtype: str) -> Any:
@@ -51,8 +44,8 @@ def test_the_bits_and_the_bound(n: int, wire: str) -> None:
                         comms, lambda c, xs=xs, op=op: c.all_reduce(xs[c.rank], op, wire=wire)
                     )
                     wanted = quantised.all_reduce(xs, op, wire)
-                    assert all(same(out, wanted) for out in outs), (dtype, op, count)
-                    assert all(same(x, was) for x, was in zip(xs, kept, strict=True))
+                    assert all(difference(out, wanted) is None for out in outs), (dtype, op, count)
+                    assert all(difference(x, was) is None for x, was in zip(xs, kept, strict=True))
                     exact, allowed = quantised.bound(xs, op, wire)
                     assert (np.abs(outs[0].astype(np.float64) - exact) <= allowed).all(), (dtype, op, count)
 
@@ -71,7 +64,7 @@ def test_any_bits_in_place_and_unaligned(n: int, wire: str) -> None:
             if dtype != "f16":  # of whose bits one in 32 is no number: hardly a block is left
                 assert not np.isnan(wanted.astype(F32)).all()
             threads.together(comms, lambda c, xs=xs: c.all_reduce(xs[c.rank], out=xs[c.rank], wire=wire))
-            assert all(same(x, wanted) for x in xs), dtype
+            assert all(difference(x, wanted) is None for x in xs), dtype
 
 
 @pytest.mark.parametrize("wire", quantised.WIRES)

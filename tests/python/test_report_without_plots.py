@@ -11,14 +11,15 @@ import report_data as data
 WITHOUT = """
 import sys
 from importlib.abc import MetaPathFinder
+ABSENT = "altair", "jinja2", "vl_convert"
 class Absent(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in ("altair", "vl_convert"):
+        if name.partition(".")[0] in ABSENT:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
 import importlib.util
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *a: None if name in ("altair", "vl_convert") else found(name, *a)
+importlib.util.find_spec = lambda name, *a: None if name in ABSENT else found(name, *a)
 from unisono import cli
 cli.main()
 """
@@ -44,7 +45,7 @@ def test_the_summary_and_the_gate_need_no_altair(tmp_path: Path) -> None:
     assert "against the fastest other backend" in found.stdout
     found = run(summary, str(tmp_path), "report")
     assert found.returncode == 0, found.stderr
-    assert "the report needs altair and vl_convert" in found.stdout
+    assert "the report needs altair, jinja2, vl_convert" in found.stdout
     assert run(WITHOUT, "gate", str(tmp_path)).returncode in (0, 1)
 
 
@@ -52,5 +53,5 @@ def test_the_report_says_what_it_lacks(tmp_path: Path) -> None:
     data.write(tmp_path, data.run(), data.sweep(), data.end())
     found = run(WITHOUT, "report", str(tmp_path))
     assert found.returncode == 2
-    assert "pip install altair vl-convert-python" in found.stderr
+    assert "pip install 'unisono[bench]'" in found.stderr
     assert "Traceback" not in found.stderr

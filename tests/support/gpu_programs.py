@@ -15,8 +15,8 @@ import numpy as np
 import unisono
 from fault_programs import Meeting, attempt, wait_for_end
 from gpu_cases import ALL, arguments, check, direct_algorithms, expected, plain_algorithms, shapes
-from gpus import Gpus, devices_for, gpus, numbers, random_bits, same_bits
-from reference import DTYPES
+from gpus import Gpus, devices_for, gpus, numbers, random_bits
+from reference import DTYPES, difference
 from unisono import launch
 
 COUNTS = (1, 1000, 100_003)  # elements of the larger buffer, or near
@@ -82,7 +82,7 @@ def collectives(dtype: str, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
                 given = getattr(comm, collective)(x, out=out, **how)
                 here.wait()
                 made += 1
-                if wanted is not None and not same_bits(numbers(given, dtype), wanted):
+                if wanted is not None and difference(numbers(given, dtype), wanted) is not None:
                     wrong.append(f"{collective} of {count} {dtype} by {algorithm}, symmetric {symmetric}")
     comm.close()
     return {"wrong": wrong, "made": made, "peer_access": comm.peer_access}

@@ -26,7 +26,6 @@ if (
     os.environ.get("UNISONO_SHARE_DEVICE") == "1"
 ):  # else streams of different ranks wait for each other in one queue
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def devices_for(n: int) -> tuple[list[int], int]:
@@ -135,17 +134,3 @@ def random_bits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) ->
     kind = DTYPES[dtype]
     size = int(np.prod(shape)) * kind.itemsize
     return rng.integers(0, 256, size, np.uint8).view(kind).reshape(shape)
-
-
-def same_bits(a: Array, b: Array) -> bool:
-    """Equal bit for bit, a NaN being equal to a NaN."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    bits = _BITS[a.dtype.itemsize]
-    equal = np.ascontiguousarray(a).view(bits) == np.ascontiguousarray(b).view(bits)
-    if a.dtype.kind not in "iu":
-        with np.errstate(invalid="ignore"):
-            equal |= np.isnan(a.astype(np.float32 if a.dtype.itemsize < 8 else np.float64)) & np.isnan(
-                b.astype(np.float32 if b.dtype.itemsize < 8 else np.float64)
-            )
-    return bool(equal.all())

@@ -3,7 +3,7 @@ one pair of ranks writes alone.
 
 `fabric_pair`: rank 1 writes to registered memory of rank 0, all other ranks asleep; one write, one wait. The
 ceiling of a case is the line rate of a rank's NIC where the provider states one. Otherwise it is fabric_pair
-divided by the ranks, all of which write at once: on one machine they share the cores and the memory.
+divided by the ranks, all of which write at once: a yardstick, not a limit, as pairs need not share that rate.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 
 from unisono.bench.records import Machine
 
-PACKAGES = ("numpy", "ml_dtypes", "scipy", "mpi4py", "mpich", "torch")
+PACKAGES = ("numpy", "ml_dtypes", "mpi4py", "mpich", "torch")
 # Settings that change how a library communicates or computes. Their values are kept unless they hold a path.
 VARIABLES = frozenset(
     {

@@ -18,7 +18,6 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import bdtr  # the binomial distribution: scipy.stats takes half a second to load
 
 CONFIDENCE = 0.95
 MIN_SAMPLES = 6  # below it no pair of order statistics covers the median with 95 %
@@ -58,7 +57,10 @@ def ranks_of(count: int, quantile: float = 0.5, confidence: float = CONFIDENCE) 
     tails, each at most (1 - confidence) / 2; None where so few samples carry no such interval (5 for a
     median, 367 for a p99)."""
     tail = (1.0 - confidence) / 2.0
-    below = np.asarray(bdtr(np.arange(count), count, quantile))  # below[i] = P(at most i samples under it)
+    under = np.arange(count)
+    choices = np.cumsum(np.log(np.append(1.0, (count - under[:-1]) / (under[:-1] + 1))))  # log of binomials
+    logs = choices + under * math.log(quantile) + (count - under) * math.log1p(-quantile)
+    below = np.cumsum(np.exp(logs))  # below[i] = P(at most i samples under it)
     low = int(np.searchsorted(below, tail, side="right"))  # the most ranks that can be given up from below
     high = int(np.searchsorted(below, 1.0 - tail, side="left")) + 1
     return (low, high) if low >= 1 and high <= count else None

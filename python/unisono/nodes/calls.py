@@ -343,10 +343,6 @@ def _words(name: str, array: Array | None, op: str | None, root: int | None, alg
 
 def _asked_for() -> bool:
     text = os.environ.get("UNISONO_CHECK") or "0"
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1
-    if not 0 <= number < float("inf"):
-        raise UsageError(f"UNISONO_CHECK={text} is not a number from 0: set it to 1, or unset it.")
-    return number != 0
+    if text not in ("0", "1"):
+        raise UsageError(f"UNISONO_CHECK={text} is neither 0 nor 1: set 0 to turn it off, 1 to turn it on.")
+    return text == "1"

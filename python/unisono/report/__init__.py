@@ -16,11 +16,11 @@ def build(path: Path, out: Path | None = None) -> list[Path]:
     The same records give the same report.md, byte by byte. Raises FileNotFoundError where there are no
     records, ValueError where their schema is of another major version, and ImportError where a package for
     the plots is missing."""
-    missing = [name for name in ("altair", "vl_convert") if find_spec(name) is None]
+    missing = [name for name in ("altair", "jinja2", "vl_convert") if find_spec(name) is None]
     if missing:
         raise ImportError(
-            f"the report needs {' and '.join(missing)}: pip install altair vl-convert-python, or copy the "
-            "records to a machine that has them and run `unisono report DIR` there."
+            f"the report needs {', '.join(missing)}: pip install 'unisono[bench]', or copy the records to a "
+            "machine that has them and run `unisono report DIR` there."
         )
     from . import html, markdown, plots
     from .model import load

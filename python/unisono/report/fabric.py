@@ -8,18 +8,6 @@ from . import text
 from .content import Table
 from .model import Model, Row
 
-HEAD = [
-    "Size",
-    "Count",
-    "Way",
-    "Memory",
-    "Gbit/s per rank",
-    "Bus bandwidth GB/s",
-    "Of the ceiling",
-    "Latency",
-    "95 % interval",
-]
-
 
 def is_way(backend: str) -> bool:
     return backend.startswith("fabric:")
@@ -51,18 +39,33 @@ def table(model: Model) -> Table:
                 text.span(row.interval.low, row.interval.high),
             ]
         )
-    return Table(HEAD, found, frozenset(range(1, len(HEAD))) - {2, 3})
+    head = [
+        "Size",
+        "Count",
+        "Way",
+        "Memory",
+        "Gbit/s per rank",
+        "Bus bandwidth GB/s",
+        "Of the line rate" if _has_line_rate(model) else "Of a pair's share",
+        "Latency",
+        "95 % interval",
+    ]
+    return Table(head, found, frozenset(range(1, len(head))) - {2, 3})
 
 
 def ceiling_text(model: Model) -> str:
     """What the share in the table is of, in a sentence."""
-    names = {ceiling.name for _, ceiling in model.ceilings}
     what = (
-        "the line rate of a rank's NIC, as its provider states it"
-        if "fabric_line" in names
-        else "what one pair of ranks writes alone (fabric_pair) over the ranks, which all write at once"
+        "The line rate is that of a rank's NIC, as its provider states it"
+        if _has_line_rate(model)
+        else "A pair's share is what one pair of ranks writes alone (fabric_pair), divided by the ranks: "
+        "pairs do not have to share that rate, so that more than 100 % is possible"
     )
     return (
-        f"Bus bandwidth counts the blocks for all other ranks. The ceiling is {what}. Ways that could not "
+        f"Bus bandwidth counts the blocks for all other ranks. {what}. Ways that could not "
         "run here are under Failures and skips, with the reason."
     )
+
+
+def _has_line_rate(model: Model) -> bool:
+    return any(ceiling.name == "fabric_line" for _, ceiling in model.ceilings)
