@@ -179,6 +179,20 @@ def test_what_torch_symm_has() -> None:
         assert words in str(one.supports(other))
 
 
+@pytest.mark.parametrize("named", [None, "lo"])
+def test_torch_symm_leaves_the_environment_as_the_user_set_it(
+    named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if named is not None:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    backend = TorchSymmBackend()
+    backend.setup(base.Ranks(0, 1, lambda data: [data], None))
+    backend.close()
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == named
+
+
 def test_what_nccl_has() -> None:
     plain, windows = base.load("nccl"), base.load("nccl-windows")
     case = cases.make_case("all_to_all", 1 << 20, "f8e4m3", 8, mode="graph", device="cuda")
