@@ -149,6 +149,16 @@ def test_each_mpiexec_is_asked_in_its_own_words(said: str, words: set[str], tmp_
     assert known & set(start.mpiexec_command(str(mpiexec), 2)) == words
 
 
+def test_mpiexec_gets_the_users_settings_and_nothing_of_a_launcher_around_it() -> None:
+    settings = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1", "HYDRA_BINDING": "core", "PATH": "/bin"}
+    launchers = (
+        "OMPI_COMM_WORLD_SIZE OMPI_UNIVERSE_SIZE OMPI_FILE_LOCATION OMPI_MCA_ess OMPI_MCA_ess_base_vpid "
+        "OMPI_MCA_orte_hnp_uri OMPI_MCA_pmix PMI_RANK PMIX_RANK PRTE_LAUNCHED HYDI_CONTROL_FD "
+        "HYDRA_HOST_FILE HYDRA_RMK MPI_LOCALNRANKS SLURM_JOB_ID"
+    )
+    assert start.outside_launchers(settings | dict.fromkeys(launchers.split(), "1")) == settings
+
+
 def test_info_names_every_backend() -> None:
     done = subprocess.run([*COMMAND, "info"], capture_output=True, text=True, timeout=120, check=True)
     for word in ("processor", "cores", "memory", "unisono", "mpi", "gloo"):
