@@ -13,8 +13,9 @@ from unisono.bench.control import Control
 from unisono.bench.records import Case, Ceiling, Link
 from unisono.bench.timing import NOT_TIMED, Call, Timed
 from unisono.bench.verify import NUMPY, Arithmetic
+from unisono.nodes.topology import boot
 
-MEMORY_SHARE = 0.7  # of the memory that is free, for all ranks' buffers together
+MEMORY_SHARE = 0.7  # of the memory that is free on a machine, for all its ranks' buffers together
 
 
 class HangError(RuntimeError):
@@ -128,9 +129,10 @@ class HostDevice:
         return Pools(cases, rank)
 
     def room(self, control: Control, own: int) -> int:
-        free = control.from_root(lambda: int(provenance.memory_bytes("MemAvailable") * MEMORY_SHARE), int)
+        free, machines = int(provenance.free_bytes() * MEMORY_SHARE), control.gather(boot(), str)
+        least = min(control.gather(free // machines.count(boot()), int))
         # two regions a rank of either memory, and as much again for what the libraries stage
-        return free // ((4 + 2 * own) * control.size)
+        return least // (4 + 2 * own)
 
     def used_bytes(self) -> tuple[int, int]:
         total = provenance.memory_bytes()
