@@ -60,6 +60,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("-b 64 -e 8", "no larger than the last"),
         ("-b 8 -e 64 -f 1", "at least 2"),
         ("-b 8 --sizes 8", "give one of them"),
+        ("-i 8 --sizes 8", "give one of them"),
+        ("-b 8 -e 64 -f 2 -i 8", "give one of them"),
+        ("-b 8 -e 64 -i 0", "at least 1"),
         ("--sizes ,", "no sizes given"),
         ("--ranks 0", "at least one rank"),
         ("-n 0", "at least one iteration"),
@@ -108,6 +111,7 @@ def test_the_letters_of_nccl_tests() -> None:
     )
     found = options_of(asked, ["bench", "-b", "8", "-O", "/somewhere/else"])
     assert found.sizes == [8, 64, 512]
+    assert options_of(Asked(begin="8", end="1K", step="512"), []).sizes == [8, 520]
     assert (found.limits.samples, found.limits.warmup, found.check) == (5, 2, False)
     assert (found.ops, found.dtypes) == (["max"], ["f32", "f16"])
     assert found.workloads == []  # narrowed down by the user
