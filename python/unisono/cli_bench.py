@@ -92,8 +92,17 @@ def bench(
         typer.Option("-e", "--end", "--maxbytes", help="Last size, like 256M.", rich_help_panel=_BENCH),
     ] = None,
     factor: Annotated[
-        int, typer.Option("-f", "--factor", "--stepfactor", help="From size to size.", rich_help_panel=_BENCH)
-    ] = 2,
+        int | None,
+        typer.Option(
+            "-f", "--factor", "--stepfactor", help="From size to size; default: 2.", rich_help_panel=_BENCH
+        ),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            "-i", "--step", "--stepbytes", help="From size to size, instead of -f.", rich_help_panel=_BENCH
+        ),
+    ] = None,
     sizes: Annotated[
         str | None, typer.Option("--sizes", help="Explicit list, like 8,4K,25M.", rich_help_panel=_BENCH)
     ] = None,
@@ -215,6 +224,7 @@ def bench(
         begin=begin,
         end=end,
         factor=factor,
+        step=step,
         sizes=sizes,
         dtypes=dtype,
         ops=op,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +17,10 @@ from unisono.bench import provenance
 from unisono.bench.backends import base
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import CaseError, make_case
+from unisono.bench.control import Control
+from unisono.bench.device import HostDevice
 from unisono.bench.records import Case
+from unisono.nodes.topology import boot
 
 
 class Mine(Backend):
@@ -137,6 +142,55 @@ def test_provenance_names_no_path_and_keeps_to_the_list(monkeypatch: pytest.Monk
     assert provenance.machine(64).cores == 64
     assert machine.memory_bytes > 0
     assert provenance.libraries({"mpi": "MPICH 5"})["backend mpi"] == "MPICH 5"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        ("0::/", {}, 1000),
+        ("0::/", {"memory.max": "max", "memory.current": "10"}, 1000),
+        ("0::/", {"memory.max": "900", "memory.current": "500"}, 400),
+        ("0::/", {"memory.max": "900", "memory.current": "500", "memory.stat": "inactive_file 50"}, 450),
+        ("0::/a/b", {"a/memory.max": "700", "a/memory.current": "100", "a/b/memory.max": "max"}, 600),
+        ("0::/not/to/be/seen", {"memory.max": "300", "memory.current": "400"}, 0),
+        (
+            "3:cpu:/\n2:memory:/a\n0::/",
+            {
+                "memory/a/memory.limit_in_bytes": "800",
+                "memory/a/memory.usage_in_bytes": "500",
+                "memory/a/memory.stat": "inactive_file 10\ntotal_inactive_file 20",
+            },
+            320,
+        ),
+    ],
+)
+def test_free_memory_is_that_of_the_container(
+    groups: str, files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "memory_bytes", lambda field: {"MemAvailable": 1000}[field])
+    written = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in (written | {"proc/self/cgroup": groups}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert provenance.free_bytes(tmp_path) == free
+
+
+def test_room_is_what_the_fullest_machine_has_for_each_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Three:
+        """Rank 0 of three, the last of which is alone on a machine with less memory."""
+
+        rank, size = 0, 3
+
+        def __init__(self, others: int) -> None:
+            self._said = iter(([boot(), "another"], [350_000, others]))
+
+        def all_gather(self, data: bytes) -> list[bytes]:
+            return [data, *map(msgspec.msgpack.encode, next(self._said))]
+
+    monkeypatch.setattr(provenance, "free_bytes", lambda: 1_000_000)
+    host = HostDevice(lambda: None)
+    assert host.room(Control(Three(100_000)), own=0) == 25_000
+    assert host.room(Control(Three(900_000)), own=1) == 350_000 // 6
 
 
 def test_ways_over_the_fabric_measure_the_memory_that_they_name() -> None:

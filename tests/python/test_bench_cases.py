@@ -42,6 +42,9 @@ def test_ranges() -> None:
     assert cases.size_range(8, 64, 2) == [8, 16, 32, 64]
     assert cases.size_range(8, 100, 8) == [8, 64]
     assert cases.size_range(8, 8, 1) == [8]
+    assert cases.size_range(8, 100, step=40) == [8, 48, 88]
+    with pytest.raises(CaseError, match="at least 1"):
+        cases.size_range(8, 100, step=0)
     for begin, end, factor in ((0, 8, 2), (16, 8, 2), (8, 16, 1)):
         with pytest.raises(CaseError):
             cases.size_range(begin, end, factor)

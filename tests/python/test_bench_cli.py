@@ -55,6 +55,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("-b 64 -e 8", "no larger than the last"),
         ("-b 8 -e 64 -f 1", "at least 2"),
         ("-b 8 --sizes 8", "give one of them"),
+        ("-i 8 --sizes 8", "give one of them"),
+        ("-b 8 -e 64 -f 2 -i 8", "give one of them"),
+        ("-b 8 -e 64 -i 0", "at least 1"),
         ("--sizes ,", "no sizes given"),
         ("--ranks 0", "at least one rank"),
         ("-n 0", "at least one iteration"),
@@ -103,6 +106,7 @@ def test_the_letters_of_nccl_tests() -> None:
     )
     found = options_of(asked, ["bench", "-b", "8", "-O", "/somewhere/else"])
     assert found.sizes == [8, 64, 512]
+    assert options_of(Asked(begin="8", end="1K", step="512"), []).sizes == [8, 520]
     assert (found.limits.samples, found.limits.warmup, found.check) == (5, 2, False)
     assert (found.ops, found.dtypes) == (["max"], ["f32", "f16"])
     assert found.workloads == []  # narrowed down by the user
@@ -142,6 +146,16 @@ def test_each_mpiexec_is_asked_in_its_own_words(said: str, words: set[str], tmp_
     mpiexec.chmod(0o755)
     known = {"--oversubscribe", "plm", "isolated", "-launcher", "fork"}
     assert known & set(start.mpiexec_command(str(mpiexec), 2)) == words
+
+
+def test_mpiexec_gets_the_users_settings_and_nothing_of_a_launcher_around_it() -> None:
+    settings = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1", "HYDRA_BINDING": "core", "PATH": "/bin"}
+    launchers = (
+        "OMPI_COMM_WORLD_SIZE OMPI_UNIVERSE_SIZE OMPI_FILE_LOCATION OMPI_MCA_ess OMPI_MCA_ess_base_vpid "
+        "OMPI_MCA_orte_hnp_uri OMPI_MCA_pmix PMI_RANK PMIX_RANK PRTE_LAUNCHED HYDI_CONTROL_FD "
+        "HYDRA_HOST_FILE HYDRA_RMK MPI_LOCALNRANKS SLURM_JOB_ID"
+    )
+    assert start.outside_launchers(settings | dict.fromkeys(launchers.split(), "1")) == settings
 
 
 def test_info_names_every_backend() -> None:

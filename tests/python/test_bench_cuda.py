@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -177,6 +178,20 @@ def test_what_torch_symm_has() -> None:
         (case(bytes=1 << 30), "is measured to"),
     ):
         assert words in str(one.supports(other))
+
+
+@pytest.mark.parametrize("named", [None, "lo"])
+def test_torch_symm_leaves_the_environment_as_the_user_set_it(
+    named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if named is not None:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    backend = TorchSymmBackend()
+    backend.setup(base.Ranks(0, 1, lambda data: [data], None))
+    backend.close()
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == named
 
 
 def test_what_nccl_has() -> None:
@@ -415,6 +430,28 @@ def test_the_ceiling_is_the_fastest_ring() -> None:
     assert best is not None
     assert (best.name, best.gbps, best.samples_gbps) == ("ring", 390.0, [389.0, 390.0, 391.0])
     assert links.ceiling_of([]) is None
+
+
+@pytest.mark.parametrize(("oldest", "bulk"), [((9, 0), True), ((8, 0), False)])
+def test_bulk_copies_are_measured_where_every_gpu_has_them(oldest: tuple[int, int], bulk: bool) -> None:
+    bench = links.Links.__new__(links.Links)
+    capability = [(10, 0), oldest].__getitem__
+    bench._torch = SimpleNamespace(cuda=SimpleNamespace(get_device_capability=capability))
+    bench.devices, bench._kernels = [0, 1], object()
+    assert (links.BULK_STORE in bench.engines) is bulk
+    assert bench.engines[:3] == (links.COPY_ENGINE, links.SM_LOAD, links.SM_STORE)
+
+
+def test_rings_count_also_where_a_later_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = records.Link(engine="sm_store", pattern="ring", devices=2, bytes=8, gbps=360.0, samples=[360.0])
+    line = msgspec.json.encode(ring).decode()
+    child = tmp_path / "python"
+    child.write_text(f"#!/bin/sh\necho '{line}'\nprintf '{{\"engine\"'\nexit 1\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(links.sys, "executable", str(child))
+    measured, ceiling = links.elsewhere(2)
+    assert measured == ring
+    assert isinstance(ceiling, records.Ceiling) and ceiling.gbps == 360.0
 
 
 def test_a_directory_for_links_has_its_own_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 
+import msgspec
 import numpy as np
 import pytest
 
 from unisono.bench import timing
+from unisono.bench.control import Control
+from unisono.bench.device import HostRunner, one_clock
 from unisono.bench.timing import Timed
 
 
@@ -69,3 +72,26 @@ def test_a_sample_is_the_slowest_rank_and_the_skew_the_spread_of_starts() -> Non
     samples, skews = timing.combine(ranks, calls=2)
     assert samples == [0.2, 0.45]
     assert skews == [0.3, 0.0]
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_there_is_no_skew_between_clocks_that_differ(one: bool) -> None:
+    found = HostRunner(Counter(), Counter(), one).timed(4, 1, 1)
+    samples, skews = timing.combine([found, found], calls=1)
+    assert len(samples) == 4
+    assert skews == ([0.0] * 4 if one else [])
+
+
+def test_the_clock_is_one_on_one_machine_only() -> None:
+    class Pair:
+        """Rank 0 of two; the other says the same, or is on another machine."""
+
+        rank, size = 0, 2
+
+        def all_gather(self, data: bytes) -> list[bytes]:
+            return [data, other or data]
+
+    other = b""
+    assert one_clock(Control(Pair()))
+    other = msgspec.msgpack.encode("another machine")
+    assert not one_clock(Control(Pair()))

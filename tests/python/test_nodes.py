@@ -46,7 +46,7 @@ def test_networks_of_two_machines_differ(monkeypatch: pytest.MonkeyPatch) -> Non
     """Each numbers its namespaces for itself, often alike."""
     here = topology.network()
     assert here == topology.network()
-    monkeypatch.setattr(topology, "_boot", lambda: "another")
+    monkeypatch.setattr(topology, "boot", lambda: "another")
     assert here != topology.network()
 
 

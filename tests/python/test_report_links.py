@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from rich.console import Console
 import report_data as data
 from unisono import report
 from unisono.bench import cases, links
-from unisono.bench.finish import exit_code
+from unisono.bench.cuda.runtime import CudaError
+from unisono.bench.finish import FAILED, exit_code
 from unisono.bench.records import Ceiling, Largest, Link, Record, read
+from unisono.errors import UnisonoError
 from unisono.report import links as shown
 from unisono.report import model, payload
 
@@ -139,3 +142,23 @@ def test_the_tables_of_the_command() -> None:
     assert "200 to 390" in said
     assert "GPU 2" in said
     assert "round trip" in said
+
+
+@pytest.mark.parametrize("error", [CudaError("no peer access."), UnisonoError("load failed.")])
+@pytest.mark.parametrize("before", [0, 7])
+def test_links_that_fail_are_said_and_the_others_kept(
+    error: Exception, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(devices: int, show: object) -> Iterator[Link]:
+        yield from measured()[:before]
+        raise error
+
+    monkeypatch.setattr(links, "_head", lambda *given: gpu_run())
+    monkeypatch.setattr(links, "_measured", failing)
+    console = Console(file=io.StringIO(), width=160)
+    assert links.run(3, tmp_path, ["links"], console, with_report=True) == FAILED
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"unisono links: {error}" in said
+    assert "report: " in said
+    found = read(tmp_path)
+    assert (len(found.links), len(found.ceilings), len(found.ends)) == (before, before > 0, 0)

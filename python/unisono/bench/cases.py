@@ -137,12 +137,17 @@ def parse_size(text: str) -> int:
     return int(match[1]) * scales[match[2].upper()]
 
 
-def size_range(begin: int, end: int, factor: int) -> list[int]:
-    """begin, begin x factor, ... up to and including end. Raises CaseError."""
+def size_range(begin: int, end: int, factor: int = 2, step: int | None = None) -> list[int]:
+    """begin, begin x factor, ... up to and including end; with `step` begin, begin + step, ... Raises
+    CaseError."""
     if begin < 1 or end < begin:
         raise CaseError(
             f"sizes from {begin} to {end} bytes: the first must be at least 1 and no larger than the last."
         )
+    if step is not None:
+        if step < 1:
+            raise CaseError(f"step of {step} bytes: it must be at least 1.")
+        return list(range(begin, end + 1, step))
     if factor < 2 and begin != end:
         raise CaseError(f"step factor {factor}: it must be at least 2.")
     sizes = [begin]

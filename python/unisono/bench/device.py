@@ -4,6 +4,8 @@ calls on them are timed. `HostDevice` is the CPU; `cuda.device.CudaDevice` is on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from unisono.bench import ceilings, pairs, provenance, timing
@@ -13,8 +15,9 @@ from unisono.bench.control import Control
 from unisono.bench.records import Case, Ceiling, Link
 from unisono.bench.timing import NOT_TIMED, Call, Timed
 from unisono.bench.verify import NUMPY, Arithmetic
+from unisono.nodes.topology import boot
 
-MEMORY_SHARE = 0.7  # of the memory that is free, for all ranks' buffers together
+MEMORY_SHARE = 0.7  # of the memory that is free on a machine, for all its ranks' buffers together
 
 
 class HangError(RuntimeError):
@@ -89,14 +92,24 @@ class Device(Protocol):
         """Frees what the device holds."""
 
 
-class HostRunner:
-    """The loops of `timing`, on the host clock."""
+def one_clock(control: Control) -> bool:
+    """Whether CLOCK_MONOTONIC is the same on all ranks: one machine, no time namespaces that shift it."""
+    try:
+        offsets = Path("/proc/self/timens_offsets").read_text()
+    except OSError:  # before Linux 5.6
+        offsets = ""
+    return len(set(control.gather(f"{boot()} {offsets}", str))) == 1
 
-    def __init__(self, call: Call, align: Call) -> None:
-        self._call, self._align = call, align
+
+class HostRunner:
+    """The loops of `timing`, on the host clock; with start times where it is one for all ranks."""
+
+    def __init__(self, call: Call, align: Call, one_clock: bool = True) -> None:
+        self._call, self._align, self._one_clock = call, align, one_clock
 
     def timed(self, samples: int, calls: int, warmup: int) -> Timed:
-        return timing.timed(self._call, self._align, samples, calls, warmup)
+        found = timing.timed(self._call, self._align, samples, calls, warmup)
+        return found if self._one_clock else replace(found, starts=NOT_TIMED.starts)
 
     def close(self) -> None:
         pass
@@ -121,16 +134,23 @@ class HostDevice:
     stream = 0
     arithmetic = NUMPY
 
-    def __init__(self, align: Call, with_peer: Callable[[int], Call] | None = None, rank: int = 0) -> None:
-        self._align, self._with_peer, self._rank = align, with_peer, rank
+    def __init__(
+        self,
+        align: Call,
+        with_peer: Callable[[int], Call] | None = None,
+        rank: int = 0,
+        one_clock: bool = True,
+    ) -> None:
+        self._align, self._with_peer, self._rank, self._one_clock = align, with_peer, rank, one_clock
 
     def pools(self, cases: Iterable[Case], rank: int) -> Pools:
         return Pools(cases, rank)
 
     def room(self, control: Control, own: int) -> int:
-        free = control.from_root(lambda: int(provenance.memory_bytes("MemAvailable") * MEMORY_SHARE), int)
+        free, machines = int(provenance.free_bytes() * MEMORY_SHARE), control.gather(boot(), str)
+        least = min(control.gather(free // machines.count(boot()), int))
         # two regions a rank of either memory, and as much again for what the libraries stage
-        return free // ((4 + 2 * own) * control.size)
+        return least // (4 + 2 * own)
 
     def used_bytes(self) -> tuple[int, int]:
         total = provenance.memory_bytes()
@@ -141,9 +161,9 @@ class HostDevice:
 
     def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
         if case.pair is None or case.ranks == 2 or self._with_peer is None:
-            return HostRunner(call, self._align)
+            return HostRunner(call, self._align, self._one_clock)
         peer = pairs.peer_of(case, self._rank)
-        return Bystander() if peer is None else HostRunner(call, self._with_peer(peer))
+        return Bystander() if peer is None else HostRunner(call, self._with_peer(peer), self._one_clock)
 
     def finish(self, backend: Backend) -> None:
         pass

@@ -3,14 +3,11 @@ alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from unisono.bench.records import FILE_NAME, Records, files, read
-from unisono.bench.stats import Verdict
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -26,26 +23,8 @@ def exit_code(records: Records, launcher_code: int = 0) -> int:
     return FAILED if broken else OK
 
 
-def summary(directory: Path) -> Iterator[Table]:
-    """The report's headlines for a terminal: the subject against the fastest other backend of each case, a
-    row per collective; one table for each number of ranks, none where there is nothing to compare."""
-    from unisono.report import analysis, model
-
-    loaded = model.load(directory)
-    for group in analysis.groups(loaded):
-        if not group.total.pairs:
-            continue
-        table = Table("collective", "cases", "speed-up", "lowest", *(v.value for v in Verdict))
-        table.title = f"{loaded.subject} against the fastest other backend of each case, {group.ranks} ranks"
-        for line in (*group.collectives, group.total):
-            if line.pairs:
-                numbers = [str(len(line.pairs)), f"{line.mean:.2f}", f"{line.worst.ratio:.2f}"]
-                table.add_row(line.title, *numbers, *(str(line.verdicts[v]) for v in Verdict))
-        yield table
-
-
 def finish(directory: Path, launcher_code: int, console: Console, with_report: bool = True) -> int:
-    """Builds the report of what was recorded, prints the summary and where the report is; returns the exit
+    """Builds the report of what was recorded, prints results, summary and where it is; returns the exit
     code."""
     if not any(directory.rglob(FILE_NAME)):
         console.print("The ranks ended before anything was recorded; their messages are above.", style="red")
@@ -57,8 +36,12 @@ def finish(directory: Path, launcher_code: int, console: Console, with_report: b
         )
     if any(end.interrupted for end in records.ends):
         console.print("Interrupted: the report holds what was measured until then.")
-    for table in summary(directory):
-        console.print(table)
+    from unisono.bench import terminal
+    from unisono.report import model
+
+    loaded = model.load(directory)
+    for part in (*terminal.results(loaded), *terminal.summary(loaded)):
+        console.print(part)
     if records.failures:
         console.print(f"{len(records.failures)} case(s) failed; the report lists them.", style="red")
     if not with_report:

@@ -84,8 +84,8 @@ def show(console: Console) -> None:
     table.add_row("cores", cores_text())
     table.add_row("caches", ", ".join(f"{name} {size_text(size)}" for name, size in machine.caches.items()))
     table.add_row("NUMA nodes", str(machine.numa_nodes))
-    free = provenance.memory_bytes("MemAvailable")
-    table.add_row("memory", f"{size_text(machine.memory_bytes)}, {size_text(free)} available")
+    free = size_text(provenance.free_bytes())
+    table.add_row("memory", f"{size_text(machine.memory_bytes)}, {free} available")
     if Path("/dev/shm").is_dir():
         shared = shutil.disk_usage("/dev/shm")
         table.add_row("shared memory", f"{size_text(shared.total)}, {size_text(shared.free)} free")

@@ -14,9 +14,12 @@ from rich.table import Table
 from unisono.bench import provenance
 from unisono.bench.cases import CaseError
 from unisono.bench.cuda.device import count, gpu_state, missing, prepare_environment
+from unisono.bench.cuda.links import Links, ceiling_of, everything
+from unisono.bench.cuda.runtime import CudaError
 from unisono.bench.device import HangError
 from unisono.bench.finish import FAILED, OK, show_report
-from unisono.bench.records import SCHEMA_VERSION, Ceiling, End, Link, RecordsWriter, Run
+from unisono.bench.records import SCHEMA_VERSION, End, Link, RecordsWriter, Run
+from unisono.errors import UnisonoError
 
 
 def gpus() -> int:
@@ -32,9 +35,9 @@ def gpus() -> int:
 
 def run(devices: int, directory: Path, command: Sequence[str], console: Console, with_report: bool) -> int:
     """Measures all of it, writes the records as they come, prints the tables; returns the exit code. A link
-    that hangs ends it in words: what was measured before is kept."""
+    that hangs or fails ends it in words: what was measured before is kept."""
     prepare_environment(os.environ)
-    began, hang = time.monotonic(), None
+    began, failed = time.monotonic(), None
     found: list[Link] = []
     writer = RecordsWriter(directory)
     writer.write(_head(devices, command))
@@ -42,47 +45,36 @@ def run(devices: int, directory: Path, command: Sequence[str], console: Console,
         with console.status("links") as status:
             for link in _measured(devices, lambda doing: status.update(f"links: {doing}")):
                 writer.write(link)
-                if isinstance(link, Link):
-                    found.append(link)
-        writer.write(
-            End(
-                finished_at=_now(),
-                elapsed_s=time.monotonic() - began,
-                interrupted=False,
-                gpu_state=gpu_state(),
-            )
-        )
-    except HangError as error:
-        hang = error
+                found.append(link)
+    except (HangError, CudaError, UnisonoError) as error:
+        failed = error
+    ceiling = ceiling_of(found)
+    if ceiling is not None:
+        writer.write(ceiling)
+    if failed is None:
+        elapsed = time.monotonic() - began
+        writer.write(End(finished_at=_now(), elapsed_s=elapsed, interrupted=False, gpu_state=gpu_state()))
     writer.close()
     for table in tables(found):
         console.print(table)
-    if hang is not None:
-        console.print(f"unisono links: {hang}", style="red")
+    if failed is not None:
+        console.print(f"unisono links: {failed}", style="red")
     if with_report:
         show_report(directory, console)
-    if hang is not None:
+    if isinstance(failed, HangError):
         console.file.flush()
         os._exit(FAILED)  # the driver would wait for the hung GPU
-    return OK
+    return OK if failed is None else FAILED
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _measured(devices: int, show: Callable[[str], None]) -> Iterator[Link | Ceiling]:
-    from unisono.bench.cuda import links
-
-    bench = links.Links(range(devices))
-    found = []
-    for link in links.everything(bench, show):
-        found.append(link)
-        yield link
+def _measured(devices: int, show: Callable[[str], None]) -> Iterator[Link]:
+    bench = Links(range(devices))
+    yield from everything(bench, show)
     bench.close()
-    ceiling = links.ceiling_of(found)
-    if ceiling is not None:
-        yield ceiling
 
 
 def _head(devices: int, command: Sequence[str]) -> Run:

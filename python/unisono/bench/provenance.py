@@ -66,6 +66,35 @@ def memory_bytes(field: str = "MemTotal") -> int:
     return int(match[1]) * 1024 if match else 0
 
 
+def free_bytes(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process can still have: what the machine has available, or less where a
+    cgroup (v2 or v1) that it is in leaves less of its limit. 0 where the system does not say."""
+    free = [memory_bytes("MemAvailable")]
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = top / path.lstrip("/")  # not there where a container sees its own cgroup only, as `top`
+        for folder in (group, *group.parents):
+            limit, used = (_text(folder / name) for name in names)
+            if limit.isdecimal() and used.isdecimal():  # not "max"
+                free.append(max(0, int(limit) - int(used) + _reclaimable(folder)))
+            if folder == top:
+                break
+    return min(free)
+
+
+def _reclaimable(cgroup: Path) -> int:
+    """Bytes of files in its memory that the kernel lets go of first, as those in MemAvailable."""
+    found = re.findall(r"^(?:total_)?inactive_file (\d+)$", _text(cgroup / "memory.stat"), re.MULTILINE)
+    return max(map(int, found), default=0)  # v1 has its own alone, and the total
+
+
 def driver() -> str | None:
     """Version of the NVIDIA kernel driver; None where there is none."""
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", _text(Path("/proc/driver/nvidia/version")))

@@ -34,10 +34,14 @@ def explain(error: BaseException) -> str:
 
 
 def cores_of(world: launch.World, device: str) -> int | frozenset[int] | None:
-    """A core of its own for each rank, on GPUs an equal share of them: libraries have threads there that must
-    not hold up the one that queues calls. None: as the launcher has bound it."""
+    """A core of its own for each rank, on GPUs an equal share of those near its GPU: libraries have threads
+    there that must not hold up the one that queues calls. None: as the launcher has bound it."""
     local = (world.local_rank, world.local_size, world.size)
-    return Binding.share_of(*local) if device == "cuda" else Binding.core_of(*local)
+    if device != "cuda":
+        return Binding.core_of(*local)
+    from unisono.bench.cuda.device import near_gpus
+
+    return Binding.share_of(*local, near_gpus(world.local_size))
 
 
 def leave(error: BaseException) -> None:

@@ -115,7 +115,8 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     # visits' medians where it reaches further
     ci_low_us: float
     ci_high_us: float
-    skew_us: float | None  # median over iterations of the spread of the ranks' start times; None on GPUs
+    # median over iterations of the spread of the ranks' start times; None on GPUs and across machines
+    skew_us: float | None
     calls_per_sample: int
     verification: Verification
     algbw_gbps: float

@@ -49,7 +49,8 @@ class Asked:
     collectives: str | None = None
     begin: str | None = None
     end: str | None = None
-    factor: int = 2
+    factor: int | None = None
+    step: str | None = None
     sizes: str | None = None
     dtypes: str | None = None
     ops: str | None = None
@@ -240,18 +241,22 @@ def _dtypes(text: str | None, preset: Preset) -> list[str]:
 
 
 def _sizes(asked: Asked, preset: Preset) -> list[int]:
+    by_range = any(value is not None for value in (asked.begin, asked.end, asked.factor, asked.step))
     if asked.sizes is not None:
-        if asked.begin is not None or asked.end is not None:
-            raise CaseError("--sizes and -b/-e name the sizes twice: give one of them.")
+        if by_range:
+            raise CaseError("--sizes and -b, -e, -f, -i name the sizes twice: give one of them.")
         parts = [part for part in asked.sizes.split(",") if part.strip()]
         if not parts:
             raise CaseError("no sizes given: write a list like 8,64K,1M.")
         return sorted({cases.parse_size(part) for part in parts})
-    if asked.begin is None and asked.end is None:
+    if not by_range:
         return list(preset.sizes)
+    if asked.factor is not None and asked.step is not None:
+        raise CaseError("-f and -i say twice how the sizes grow: give one of them.")
     begin = cases.parse_size(asked.begin) if asked.begin is not None else min(preset.sizes)
     end = cases.parse_size(asked.end) if asked.end is not None else max(begin, *preset.sizes)
-    return cases.size_range(begin, end, asked.factor)
+    step = cases.parse_size(asked.step) if asked.step is not None else None
+    return cases.size_range(begin, end, 2 if asked.factor is None else asked.factor, step)
 
 
 def _limits(asked: Asked, preset: Preset) -> Limits:

@@ -24,7 +24,7 @@ from unisono.bench.binding import Binding
 from unisono.bench.buffers import Pools, needed_bytes
 from unisono.bench.cells import Work, make_groups
 from unisono.bench.control import Control, Interrupt
-from unisono.bench.device import Device, HangError, HostDevice
+from unisono.bench.device import Device, HangError, HostDevice, one_clock
 from unisono.bench.fabric import FabricDevice
 from unisono.bench.measure import Measurement
 from unisono.bench.options import Options
@@ -112,7 +112,7 @@ def _device(
     """Where this rank's buffers lie, and what unisono.init takes for it."""
     if options.device != "cuda":
         kind = FabricDevice if options.fabric else HostDevice
-        return kind(align, align.with_peer, control.rank), {}
+        return kind(align, align.with_peer, control.rank, one_clock(control)), {}
     from unisono.bench.cuda.device import LIBRARY_S, CudaDevice
 
     return CudaDevice(local_rank, control, align), {"device": local_rank, "timeout_s": LIBRARY_S}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,7 +31,12 @@ _COUNTS = (
     "MV2_COMM_WORLD_SIZE",
     "PALS_SIZE",
 )
-_FOREIGN = ("PMI", "OMPI_", "PRTE_", "SLURM_", "HYDRA_", "HYDI_", "MPI_LOCAL")
+# What a launcher or batch system around the bench says of its own processes and hosts: an mpiexec in it fails
+# by that, or takes this machine for several. OMPI_MCA_* and HYDRA_* are the user's settings else.
+_FOREIGN = re.compile(
+    r"PMI|PRTE_|SLURM_|HYDI_|MPI_LOCAL|HYDRA_(HOST_FILE|RMK)$"
+    r"|OMPI_(?!MCA_)|OMPI_MCA_(orte|ess|pmix)(_|$)"
+)
 
 
 def joined_world(env: Mapping[str, str], ranks: int | None) -> launch.World | None:
@@ -96,6 +102,11 @@ def mpiexec_command(mpiexec: str, ranks: int) -> list[str]:
     return [mpiexec, "-n", str(ranks)]
 
 
+def outside_launchers(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what a launcher around this process has put there; the user's settings stay."""
+    return {name: value for name, value in env.items() if not _FOREIGN.match(name)}
+
+
 def start(options: Options, ranks: int) -> int:
     """Runs `ranks` ranks of the bench to their end and returns 0, or what the launcher returned.
 
@@ -108,9 +119,11 @@ def start(options: Options, ranks: int) -> int:
     mpiexec = find_mpiexec() if "mpi" in options.backends and find_spec("mpi4py") else None
     if mpiexec is None:
         return launch.run_local(ranks, word)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     child = subprocess.Popen(
-        [*mpiexec_command(mpiexec, ranks), *word], env=env, stdin=subprocess.DEVNULL, process_group=0
+        [*mpiexec_command(mpiexec, ranks), *word],
+        env=outside_launchers(os.environ),
+        stdin=subprocess.DEVNULL,
+        process_group=0,
     )
     with _forwarded(child):
         return child.wait()

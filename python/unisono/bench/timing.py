@@ -3,7 +3,7 @@
 Latency: every iteration starts behind the same alignment for all backends (see `align`), and is timed by each
 rank on the host clock until its own call is complete. Throughput: one alignment, then a queue of calls back
 to back, timed as a whole. The sample is the maximum over ranks, divided by the calls. The skew of a sample is
-the spread of the ranks' start times; the clock (CLOCK_MONOTONIC) is one for all processes of a host.
+the spread of the ranks' start times by CLOCK_MONOTONIC, where that is one for all (see `device.one_clock`).
 """
 
 from __future__ import annotations

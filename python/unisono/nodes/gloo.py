@@ -17,10 +17,27 @@ from ..errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, U
 from .engine import Part, Setting
 from .topology import network
 
-__all__ = ["GlooEngine", "make_group"]
+__all__ = ["INTERFACE_VARIABLE", "LOOPBACK", "GlooEngine", "make_group", "make_store"]
 
-_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+LOOPBACK = "127.0.0.1"
 _TAG = 1
+
+
+def make_store(
+    rank: int, all_gather: Callable[[bytes], list[bytes]], limit: timedelta, address: str = LOOPBACK
+) -> Any:
+    """torch's TCPStore, which rank 0 serves at its `address`, on a port that the system chooses. Collective.
+    Raises RuntimeError where it cannot be served, or is not reached within `limit`."""
+    store_of: Any = importlib.import_module("torch.distributed").TCPStore
+    store, port = None, b""
+    if rank == 0:
+        store = store_of(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
+        port = str(store.port).encode()
+    host, at = all_gather(address.encode() + b" " + port)[0].decode().split()
+    if store is None:
+        store = store_of(host, int(at), is_master=False, wait_for_workers=False, timeout=limit)
+    return store
 
 
 def make_group(
@@ -42,17 +59,10 @@ def make_group(
             "or start the ranks with mpiexec and mpi4py."
         ) from error
     one_network = len(set(all_gather(network().encode()))) == 1
-    address = "127.0.0.1" if one_network else _address(env)
+    address = LOOPBACK if one_network else _address(env)
     limit = timedelta(seconds=timeout_s)
-    store, port = None, b""
     try:
-        if rank == 0:
-            store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
-            port = str(store.port).encode()
-        where = all_gather(address.encode() + b" " + port)[0].decode().split()
-        if store is None:
-            at = (where[0], int(where[1]))
-            store = dist.TCPStore(*at, is_master=False, wait_for_workers=False, timeout=limit)
+        store = make_store(rank, all_gather, limit, address)
         options = dist.ProcessGroupGloo._Options()
         options._timeout = limit
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
@@ -64,7 +74,7 @@ def make_group(
         kind = TimeoutError if _timed_out(text) else ResourceError
         raise kind(
             f"rank {rank} cannot join the others over gloo from {address} ({text[:200]}): see that every "
-            f"node reaches rank 0's, and set {_INTERFACE_VARIABLE} to the interface between them."
+            f"node reaches rank 0's, and set {INTERFACE_VARIABLE} to the interface between them."
         ) from error
 
 
@@ -74,7 +84,7 @@ def _timed_out(text: str) -> bool:
 
 def _address(env: Mapping[str, str]) -> str:
     """This host's address on the way to the others."""
-    interface = env.get(_INTERFACE_VARIABLE, "").split(",")[0]
+    interface = env.get(INTERFACE_VARIABLE, "").split(",")[0]
     target = (
         env.get("MASTER_ADDR") or "192.0.2.1"
     )  # of no host (RFC 5737): what the default route is asked for
@@ -86,7 +96,7 @@ def _address(env: Mapping[str, str]) -> str:
             address: str = probe.getsockname()[0]
         except OSError as error:
             raise UsageError(
-                f"this host knows no way to the other nodes ({error}): set {_INTERFACE_VARIABLE} to its "
+                f"this host knows no way to the other nodes ({error}): set {INTERFACE_VARIABLE} to its "
                 "network interface, or MASTER_ADDR to rank 0's address, on every rank."
             ) from error
     return address

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UsageError
 from ..run import NODE_VARIABLE
 
-__all__ = ["NodeBootstrap", "Topology", "identity", "meet"]
+__all__ = ["NodeBootstrap", "Topology", "boot", "identity", "meet"]
 
 _MOST_LETTERS = 64
 
@@ -28,15 +28,16 @@ def identity(env: Mapping[str, str]) -> str:
         raise UsageError(
             f"{NODE_VARIABLE}={named[:20]}... is too long: name the node in {_MOST_LETTERS} letters"
         )
-    return "/".join((_boot(), _namespace("pid"), named or _namespace("net")))
+    return "/".join((boot(), _namespace("pid"), named or _namespace("net")))
 
 
 def network() -> str:
     """This process's network namespace: its interfaces and addresses are those of all processes in it."""
-    return f"{_boot()}/{_namespace('net')}"  # every machine numbers its namespaces alike
+    return f"{boot()}/{_namespace('net')}"  # every machine numbers its namespaces alike
 
 
-def _boot() -> str:
+def boot() -> str:
+    """What all processes of this machine, until it starts again, have in common; "" where it does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

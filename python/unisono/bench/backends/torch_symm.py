@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -21,6 +20,7 @@ from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import CaseError
 from unisono.bench.cuda.device import missing
 from unisono.bench.records import Case
+from unisono.nodes.gloo import INTERFACE_VARIABLE, make_store
 
 TIMEOUT = timedelta(seconds=120)
 VARIANTS = ("one_shot", "two_shot")
@@ -67,15 +67,16 @@ class TorchSymmBackend(Backend):
 
         self._device = ranks.device or 0
         if not dist.is_initialized():
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            port = _free_port() if ranks.rank == 0 else 0
-            port = int(ranks.all_gather(str(port).encode())[0])
-            store = dist.TCPStore(
-                "127.0.0.1", port, ranks.size, ranks.rank == 0, timeout=TIMEOUT, wait_for_workers=False
-            )
-            dist.init_process_group(
-                "gloo", store=store, rank=ranks.rank, world_size=ranks.size, timeout=TIMEOUT
-            )
+            store = make_store(ranks.rank, ranks.all_gather, TIMEOUT)
+            named = INTERFACE_VARIABLE in os.environ
+            os.environ.setdefault(INTERFACE_VARIABLE, "lo")
+            try:
+                dist.init_process_group(
+                    "gloo", store=store, rank=ranks.rank, world_size=ranks.size, timeout=TIMEOUT
+                )
+            finally:
+                if not named:  # the records tell what the user has set
+                    del os.environ[INTERFACE_VARIABLE]
         self._joined = True
         TorchSymmBackend._users += 1
 
@@ -144,9 +145,3 @@ class TorchSymmBackend(Backend):
 
 def _group_name(dist: Any) -> str:
     return str(dist.group.WORLD.group_name)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,16 +9,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, MutableMapping
 from importlib.util import find_spec
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from unisono.bench.backends.base import Backend
+from unisono.bench.binding import parse_cpulist
 from unisono.bench.buffers import Pools
 from unisono.bench.cases import CaseError, calls_per_sample
 from unisono.bench.control import Control
 from unisono.bench.cuda import verify
 from unisono.bench.cuda.memory import TensorRegion, flat_bytes
-from unisono.bench.cuda.runtime import Runtime
+from unisono.bench.cuda.runtime import CudaError, Driver, Runtime
 from unisono.bench.cuda.start import StartLine
 from unisono.bench.cuda.timing import CudaRunner
 from unisono.bench.device import HangError, Runner
@@ -68,6 +70,17 @@ def count() -> int:
     import torch
 
     return int(torch.cuda.device_count())
+
+
+def near_gpus(devices: int, root: Path = Path("/sys/bus/pci/devices")) -> list[frozenset[int]]:
+    """The CPUs that are close to each of the first GPUs, as their buses tell; empty where one does not.
+    Starts no context on them."""
+    try:
+        driver = Driver()
+        lists = [(root / driver.pci_address(index) / "local_cpulist").read_text() for index in range(devices)]
+    except (OSError, CudaError):
+        return []
+    return [parse_cpulist(text) for text in lists]
 
 
 class CudaDevice:

@@ -1,15 +1,16 @@
 """What the links between the GPUs of this machine carry, measured by one process that drives them all.
 
-Engines: the copy engines (cudaMemcpyAsync between peers), loads and stores of SMs, bulk copies of SMs; and
-the trip of a flag to another GPU and back. Patterns: one pair, one way; a ring, every GPU to the next; all
-pairs at once, every GPU to every other, in the order me+1, me+2, ... All GPUs of a sample start at one word
-of host memory; a sample is the time of the slowest GPU by its own events, and `gbps` is what leaves each
-sending GPU, the median over samples.
+Engines: the copy engines (cudaMemcpyAsync between peers), loads and stores of SMs, bulk copies of SMs (from
+Hopper on); and the trip of a flag to another GPU and back. Patterns: one pair, one way; a ring, every GPU to
+the next; all pairs at once, every GPU to every other, in the order me+1, me+2, ... All GPUs of a sample start
+at one word of host memory; a sample is the time of the slowest GPU by its own events, and `gbps` is what
+leaves each sending GPU, the median over samples.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import statistics
 import subprocess
 import sys
@@ -20,16 +21,17 @@ from typing import Any
 
 import msgspec
 
-from unisono.bench.cuda.runtime import MEMCPY_DEFAULT, Runtime
+from unisono.bench.cuda.runtime import MEMCPY_DEFAULT, CudaError, Runtime
 from unisono.bench.cuda.start import PAGE_WORDS, Gate, kernels
 from unisono.bench.device import HangError
 from unisono.bench.records import Ceiling, Link
+from unisono.errors import UnisonoError
 
 COPY_ENGINE, SM_LOAD, SM_STORE, BULK_STORE = "copy_engine", "sm_load", "sm_store", "bulk_store"
-KERNEL_ENGINES = (SM_LOAD, SM_STORE, BULK_STORE)
 BYTES = 256 << 20  # of one transfer; beyond every cache
 UNIT = 16384  # transfers are a multiple of it
 SAMPLES, WAIT_S = 7, 30.0
+BULK_CAPABILITY = (9, 0)  # of the first GPUs with bulk copies
 BLOCKS = (8, 16, 32, 64, 128)  # of a GPU, in all_pairs shared among its peers; the fastest is taken
 ROUNDS = 1000
 ELSEWHERE_S = 90.0
@@ -64,8 +66,11 @@ class Links:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """Those of this build: without CUDA in the extension only the copy engines."""
-        return (COPY_ENGINE, *(KERNEL_ENGINES if self._kernels is not None else ()))
+        """Those of this build and of all these GPUs: without CUDA in the extension only the copy engines."""
+        if self._kernels is None:
+            return (COPY_ENGINE,)
+        oldest = min(self._torch.cuda.get_device_capability(device) for device in self.devices)
+        return (COPY_ENGINE, SM_LOAD, SM_STORE, *((BULK_STORE,) if oldest >= BULK_CAPABILITY else ()))
 
     def close(self) -> None:
         self._gate.close()
@@ -221,31 +226,33 @@ def ceiling_of(found: Iterable[Link]) -> Ceiling | None:
 
 
 def elsewhere(devices: int) -> list[Ceiling | Link]:
-    """`ceilings` of the first `devices` GPUs in a process of its own: a rank that opened the other GPUs
-    itself would hold memory there, and share them in turns with their own ranks. Empty where that process
-    fails, which says why."""
+    """The rings of the first `devices` GPUs by all engines, and the ceiling, from a process of its own: a
+    rank that opened the other GPUs itself would hold memory there, and share them in turns with their own
+    ranks. Where that process fails, which says why, what it had measured until then."""
     command = [sys.executable, "-m", "unisono.bench.cuda.links", str(devices)]
     try:
-        said = subprocess.run(command, stdout=subprocess.PIPE, timeout=ELSEWHERE_S, check=False)
-    except subprocess.TimeoutExpired:
-        return []
-    if said.returncode != 0:
-        return []
-    decoder = msgspec.json.Decoder(Link | Ceiling)
-    return [decoder.decode(line) for line in said.stdout.splitlines() if line.strip()]
-
-
-def ceilings(devices: Iterable[int]) -> list[Ceiling | Link]:
-    """The rings of all engines and the ceiling; takes about a second."""
-    links = Links(list(devices))
-    try:
-        found = [links.measure(engine, "ring") for engine in links.engines]
-    finally:
-        links.close()
+        said = subprocess.run(command, stdout=subprocess.PIPE, timeout=ELSEWHERE_S, check=False).stdout
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or b""
+    decoder = msgspec.json.Decoder(Link)
+    found = [decoder.decode(line) for line in said.splitlines(keepends=True) if line.endswith(b"\n")]
     best = ceiling_of(found)
     return [*found, *([best] if best else [])]
 
 
+def main(devices: int) -> None:
+    """Writes the ring of each engine to stdout, a line each, once it is measured; takes about a second."""
+    links = Links(range(devices))
+    for engine in links.engines:
+        sys.stdout.write(msgspec.json.encode(links.measure(engine, "ring")).decode() + "\n")
+        sys.stdout.flush()
+    links.close()
+
+
 if __name__ == "__main__":
-    for record in ceilings(range(int(sys.argv[1]))):
-        sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
+    try:
+        main(int(sys.argv[1]))
+    except (HangError, CudaError, UnisonoError) as error:
+        sys.stderr.write(f"unisono bench: the links between the GPUs: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)  # the driver would wait for a GPU that hangs

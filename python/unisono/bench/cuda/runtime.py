@@ -14,6 +14,7 @@ CAPTURE_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 HOST_REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable | cudaHostRegisterMapped
 WAIT_VALUE_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: cyclic, (int32_t)(*address - value) >= 0
 
+_PCI_ADDRESS_BYTES = 32
 _POINTER = ctypes.c_void_p
 _OUT = ctypes.POINTER(_POINTER)
 _RUNTIME: dict[str, list[Any]] = {
@@ -71,10 +72,10 @@ class Runtime:
 
 
 class Driver:
-    """libcuda: the stream memory operations."""
+    """libcuda: the stream memory operations, and where a GPU is. Raises OSError where there is none."""
 
     def __init__(self) -> None:
-        library = ctypes.CDLL("libcuda.so.1")
+        self._library = library = ctypes.CDLL("libcuda.so.1")
         self._wait = library.cuStreamWaitValue32_v2
         self._wait.argtypes = [_POINTER, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
         self._wait.restype = ctypes.c_int
@@ -84,6 +85,18 @@ class Driver:
         code = self._wait(stream, address, value & 0xFFFFFFFF, WAIT_VALUE_GEQ)
         if code != SUCCESS:
             raise CudaError(f"cuStreamWaitValue32 failed with code {code}.")
+
+    def pci_address(self, index: int) -> str:
+        """Of the GPU that this process knows as `index`, as in /sys/bus/pci/devices. Raises CudaError."""
+        device, address = ctypes.c_int(), ctypes.create_string_buffer(_PCI_ADDRESS_BYTES)
+        code = (
+            self._library.cuInit(0)
+            or self._library.cuDeviceGet(ctypes.byref(device), index)
+            or self._library.cuDeviceGetPCIBusId(address, len(address), device)
+        )
+        if code != SUCCESS:
+            raise CudaError(f"the PCI address of GPU {index} cannot be had: code {code} of the driver.")
+        return address.value.decode().lower()
 
 
 class Graph:

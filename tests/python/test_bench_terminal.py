@@ -1,0 +1,54 @@
+"""What a run prints at its end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+import report_data as data
+from unisono.bench import terminal
+from unisono.bench.finish import FAILED, OK, finish
+from unisono.bench.records import NOT_CHECKED, Record, Verification
+
+UNCHECKED = Verification(before=False, after=False, bound=NOT_CHECKED)
+
+
+def printed(directory: Path, *found: Record | list[Record], code: int = OK) -> list[str]:
+    """The lines that are not empty, each with single blanks."""
+    data.write(directory, data.run(), *found, data.end())
+    console = Console(file=io.StringIO(), width=160)
+    assert finish(directory, 0, console, with_report=False) == code
+    lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return [" ".join(line.split()) for line in lines if line.strip()]
+
+
+def test_the_numbers_of_one_backend_are_printed(tmp_path: Path) -> None:
+    sizes = [data.result("unisono", data.case(size=size), [us] * 6) for size, us in ((8, 1.0), (4096, 2.0))]
+    said = printed(tmp_path, [*sizes])
+    assert said[0] == "2 ranks, all_reduce, f32, sum, out of place, plain, latency, unisono"
+    assert said[1] == "size time µs 95 % algbw GB/s busbw GB/s check"
+    assert said[3:5] == ["8 B 1.00 1.00 to 1.00 0.00800 0.00800 ok", "4 KiB 2.00 2.00 to 2.00 2.05 2.05 ok"]
+
+
+def test_what_differs_has_a_column_and_what_failed_or_is_unchecked_says_so(tmp_path: Path) -> None:
+    case = data.case(size=8)
+    unchecked = data.result("mpi", case, [3.0] * 6, verification=UNCHECKED)
+    failed = data.failure("gloo", data.case("broadcast", 4096))
+    said = printed(tmp_path, [data.result("unisono", case, [1.0] * 6), unchecked, failed], code=FAILED)
+    assert said[0] == "2 ranks, f32, out of place, plain, latency"
+    assert said[1] == "collective size op root backend time µs 95 % algbw GB/s busbw GB/s check"
+    rows = said[3:6]
+    assert rows[0].startswith("all_reduce 8 B sum unisono 1.00") and rows[0].endswith("ok")
+    assert rows[1].startswith("all_reduce 8 B sum mpi 3.00") and rows[1].endswith("not checked")
+    assert rows[2].startswith("broadcast 4 KiB") and rows[2].endswith("FAILED")
+
+
+def test_of_many_results_the_first_are_printed(tmp_path: Path) -> None:
+    many = [
+        data.result("unisono", data.case(size=8 * n), [1.0] * 6) for n in range(1, terminal.MOST_ROWS + 6)
+    ]
+    said = printed(tmp_path, [*many])
+    assert sum(line.endswith("ok") for line in said) == terminal.MOST_ROWS
+    assert "5 more rows: `unisono report` shows all of them." in said
