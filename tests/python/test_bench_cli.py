@@ -248,7 +248,7 @@ def test_all_backends_in_one_run_are_right(tmp_path: Path, ranks: int, dtypes: s
 @pytest.mark.mpi
 def test_it_joins_the_ranks_of_mpiexec(tmp_path: Path) -> None:
     mpiexec = start.mpiexec_command(str(start.find_mpiexec()), 2)
-    what = ["barrier", "all_reduce", "--sizes", "8", "-n", "2", "--backend", "unisono,mpi"]
+    what = ["barrier", "all_reduce", "--sizes", "8", "-n", "6", "--backend", "unisono,mpi"]
     arguments = ["bench", *what, "-O", str(tmp_path / "run")]
     done = subprocess.run(
         [*mpiexec, *COMMAND, *arguments], capture_output=True, text=True, timeout=200, check=False

@@ -55,14 +55,15 @@ quantises is held to the bound that the library states for it.
 
 Median and interval
 The median with its exact nonparametric {confidence:.0f} % interval: two order statistics, whatever the
-distribution. Below {least} samples the interval is minimum to maximum. Samples that were taken right after
-each other are not independent, so the interval is extended to that of the medians of the visits in which they
-were taken, where that reaches further. Converged says that the interval became as narrow as was asked before
-the time ran out.
+distribution. Samples that were taken right after each other are not independent, so the interval is extended
+to that of the medians of the visits in which they were taken, where that reaches further. Below {least}
+samples or visits it is minimum to maximum, which covers less. Converged says that the interval became as
+narrow as was asked before the time ran out.
 
 Verdict
 FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: all of both
-intervals lies within 2 % of each other. Otherwise UNCLEAR; no verdict is forced.
+intervals lies within 2 % of each other. Otherwise UNCLEAR, as where either result is of fewer than {least}
+visits; no verdict is forced.
 
 Speed-up
 Median time of the best peer over the median time of {subject} in the same case: above 1, {subject} is
