@@ -311,13 +311,15 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, backend: str) -> None:
 
 def test_a_killed_rank_ends_the_run_and_the_records_stay(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    long = ["--sizes", "8", "-n", "1000000", "-O", str(directory), "--no-report"]
+    what = ["--collective", "barrier,all_reduce", "--sizes", "8,1K", "-n", "1000000"]
+    long = [*what, "-O", str(directory), "--no-report"]
     child = subprocess.Popen(
         [*COMMAND, "bench", "--ranks", "3", "--backend", "unisono", *long],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         wait_for_measurements(directory)
+        time.sleep(2)
         ranks = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
         os.kill(int(ranks[1]), signal.SIGKILL)
         output, errors = child.communicate(timeout=60)
@@ -326,7 +328,11 @@ def test_a_killed_rank_ends_the_run_and_the_records_stay(tmp_path: Path) -> None
     assert child.returncode == finish.FAILED
     assert "rank 1" in errors
     assert "did not end in good order" in " ".join(output.split())
-    assert records.read(directory).runs
+    found = records.read(directory)
+    assert found.results
+    for result in found.results:
+        assert result.verification.before and not result.verification.after
+        assert "rank 1" in str(result.verification.detail)
 
 
 def test_two_benches_at_once_both_finish(tmp_path: Path) -> None:

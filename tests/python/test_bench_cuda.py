@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,36 @@ def test_after_an_error_every_alignment_is_still_made(mode: str, fail_at: int) -
     assert found.error == "OSError: no route"
     assert not found.hung
     assert sum(gpu.log.count(word) for word in ("release", "pass", "align")) == 4
+
+
+def test_what_the_alignment_raises_is_told_with_what_the_call_raised_before() -> None:
+    gpu = StandIn()
+    gpu.align = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+    runner = timing.CudaRunner(gpu, "latency", calling(gpu.log, 1), 1, lambda: None)
+    with pytest.raises(RuntimeError, match="OSError: no route; then division by zero"):
+        runner.timed(4, 1, 1)
+
+
+def test_a_watch_saves_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    ended = threading.Event()
+
+    def leave(code: int) -> None:
+        done.append(f"exit {code}")
+        watch.stop()
+        ended.set()
+
+    def save() -> None:
+        done.append("save")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(device, "SILENCE_S", 0.0)
+    monkeypatch.setattr(device.os, "_exit", leave)
+    monkeypatch.setattr(threading, "excepthook", lambda told: None)
+    watch = device.Watch(0)
+    watch.save = save
+    assert ended.wait(30)
+    assert done == ["save", "exit 1"]
 
 
 def test_a_hang_is_told_from_an_error() -> None:

@@ -16,6 +16,7 @@ from bench_threads import options, run_session
 from unisono.bench import records, session
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import UnisonoBackend
+from unisono.bench.cells import Work
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import HangError, HostDevice
 from unisono.bench.records import Case, Records
@@ -100,6 +101,7 @@ class WrongLater(WrongAtOnce):
 
 class Raises(Wrapped):
     name = "raises"
+    good = 3
 
     def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
         count = 0
@@ -108,10 +110,15 @@ class Raises(Wrapped):
             nonlocal count
             call()
             count += 1
-            if case.collective == "all_gather" and count > 3:
+            if case.collective == "all_gather" and count > self.good:
                 raise OSError("the network is gone")
 
         return broken
+
+
+class RaisesLater(Raises):
+    name = "raises_later"
+    good = 25  # calls: of the first round
 
 
 class Hangs(Wrapped):
@@ -178,6 +185,7 @@ KNOWN: dict[str, type[Backend]] = {
         Notes,
         WrongLater,
         Raises,
+        RaisesLater,
         Hangs,
         Absent,
         NoStart,
@@ -329,6 +337,32 @@ def test_a_hang_for_good_ends_the_run_and_keeps_what_was_measured(run: Run, tmp_
     assert not found.ends
     assert [f.case.collective for f in found.failures] == ["all_gather"]
     assert all(not r.verification.after and r.verification.bound == "not checked" for r in found.results)
+
+
+def test_whatever_ends_a_run_what_was_measured_is_kept(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU whose context is broken: nothing of it can be freed either."""
+    told: set[Work] = set()
+
+    def broken(self: Work) -> None:
+        if self.dropped and self not in told:
+            told.add(self)
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(Work, "close", broken)
+    with pytest.raises(RuntimeError, match="launch failure"):
+        run(["raises_later", "wrapped"], sizes=[64], memories=["plain"], modes=["latency"])
+    found = records.read(tmp_path / "run")
+    assert not found.ends
+    assert [f.message for f in found.failures] == ["OSError: the network is gone"]
+    assert ("raises_later", "all_gather") not in {(r.backend, r.case.collective) for r in found.results}
+    assert len(found.results) == 5
+    for result in found.results:
+        assert result.verification.before and not result.verification.after
+        assert result.verification.detail == (
+            "the run ended before the second check: CUDA error: unspecified launch failure"
+        )
 
 
 def test_what_cannot_run_is_skipped_with_its_reason(run: Run) -> None:

@@ -91,11 +91,13 @@ class Measurement:
 
     def run(self) -> list[Result]:
         """Returns rank 0's results (those of the other ranks stay empty); `interrupted` and `failures` tell
-        how it went. Raises HangError, on all ranks, once what was measured until then is recorded."""
+        how it went. Whatever ends it is raised once what was measured until then is recorded; HangError on
+        all ranks."""
+        self.device.on_silence(partial(self._record_unfinished, "nothing moved any more"))
         try:
             return self._run()
-        except HangError as hung:
-            self._record_unchecked(self.works, f"the run ended before the second check: {hung}")
+        except BaseException as error:
+            self._record_unfinished(str(error))
             raise
 
     def _run(self) -> list[Result]:
@@ -228,6 +230,9 @@ class Measurement:
             self._fail(work, rank, message)
             if not hung:
                 work.close()
+
+    def _record_unfinished(self, why: str) -> None:
+        self._record_unchecked(self.works, f"the run ended before the second check: {why}")
 
     def _record_unchecked(self, works: Sequence[Work], why: str) -> None:
         """The results of the cells that have samples but no second check."""

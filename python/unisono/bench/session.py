@@ -144,14 +144,14 @@ class Session:
             self._writer = RecordsWriter(Path(options.directory))
 
     def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()  # first: what a broken GPU holds cannot be freed
         for work in self._works:
             work.close()
         for backend in self._backends:
             self.device.beat(f"the end of {backend.name}")
             backend.close()
         self.device.close()
-        if self._writer is not None:
-            self._writer.close()
 
     def emit(self, record: Record) -> None:
         """Writes a record on rank 0; failures are said at once."""
