@@ -13,7 +13,7 @@ import pytest
 
 import unisono
 from bench_threads import options, run_session
-from unisono.bench import records, session
+from unisono.bench import cells, records, session
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import UnisonoBackend
 from unisono.bench.cells import Work
@@ -97,6 +97,22 @@ class WrongLater(WrongAtOnce):
             (wrong if self.calls > 8 else right)()
 
         return later
+
+
+class Lazy(Wrapped):
+    """Communicates the first time that a call is made."""
+
+    name = "lazy"
+
+    def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
+        made: list[bool] = []
+
+        def once() -> None:
+            if case.collective != "all_reduce" or not made:
+                call()
+            made.append(True)
+
+        return once
 
 
 class Raises(Wrapped):
@@ -184,6 +200,7 @@ KNOWN: dict[str, type[Backend]] = {
         Mismatched,
         Notes,
         WrongLater,
+        Lazy,
         Raises,
         RaisesLater,
         Hangs,
@@ -298,6 +315,33 @@ def test_a_result_that_goes_wrong_while_timed_is_shown_as_failed(run: Run) -> No
     assert not result.verification.after
     assert result.verification.detail is not None
     assert any(f.message.startswith("after the timed part") for f in found.failures)
+
+
+@pytest.mark.parametrize("mode", ["latency", "throughput"])
+def test_the_calls_that_are_checked_afterwards_are_the_timed_ones(run: Run, mode: str) -> None:
+    found, _ = run(["lazy"], sizes=[4096], memories=["plain"], modes=[mode])
+    assert {r.case.collective for r in found.results if not r.verification.after} == {"all_reduce"}
+    (failure,) = found.failures
+    assert (failure.case.mode, failure.case.placement) == (mode, "out_of_place")
+    assert failure.message.startswith("after the timed part")
+
+
+def test_a_cell_that_is_wrong_afterwards_is_told_from_the_others_of_its_group(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong in queues of calls only."""
+    looped = cells._looped
+
+    def wrong(work: Work, *others: Any) -> Any:
+        placed, go = looped(work, *others)
+        return placed, (lambda: "it is wrong") if work.case.mode == "throughput" else go
+
+    monkeypatch.setattr(cells, "_looped", wrong)
+    found, _ = run(["unisono"], collectives=["all_reduce"], sizes=[64], memories=["plain"])
+    assert {r.case.mode: r.verification.after for r in found.results} == {
+        "latency": True,
+        "throughput": False,
+    }
 
 
 def test_an_exception_drops_the_cell_and_the_others_go_on(run: Run) -> None:

@@ -168,7 +168,7 @@ class Sweep:
         if failed is not None:
             return Step(error=failed, full=is_full(failed[1]))
         group = cells.Group(0, backend, [msgspec.structs.replace(case, placement=PLACEMENTS[0])])
-        wrong = cells.check(control, pools, group, seed, device, compared=True)
+        wrong = cells.check(control, pools, group, seed, device, first=True)
         if wrong:
             return Step(error=(wrong[0].rank, wrong[0].message), full=is_full(wrong[0].message))
         call = backend.prepare(case, pools.place(case, backend).buffers)

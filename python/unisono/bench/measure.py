@@ -257,16 +257,15 @@ class Measurement:
         group.check_s = time.monotonic() - began
         self.schedule.reserve_s += group.check_s
         for one in wrong:
-            hit = [work for work in group.works if work.case.placement == one.case.placement]
-            for work in hit:
+            for work in one.works:
                 self._drop(work, one.rank, one.message)
-            if not hit:
+            if not one.works:
                 self._fail_untimed(group, one)
 
     def _checked(self, group: Group, phase: int) -> list[checks.Wrong]:
         seed = (self._seed * 1_000_003 + group.index * 8 + phase * 4) % 2**63
         try:
-            return checks.check(self.control, self.pools, group, seed, self.device, compared=phase == 0)
+            return checks.check(self.control, self.pools, group, seed, self.device, first=phase == 0)
         except HangError as hung:
             self._fail(group.works[0], None, str(hung))
             raise
@@ -281,15 +280,14 @@ class Measurement:
     def _finish(self, group: Group) -> list[Result]:
         """The second check of a group whose cells are all measured, and their results."""
         group.finished = True
-        wrong: dict[str, checks.Wrong] = {}
+        wrong: list[checks.Wrong] = []
         if self._verified and self.control.from_root(
             lambda: any(w.state.samples_us for w in group.works), bool
         ):
-            found = self._checked(group, 1)
-            wrong = {one.case.placement: one for one in found}
+            wrong = self._checked(group, 1)
             self.schedule.reserve_s -= group.check_s
-        for placement, one in wrong.items():
-            if all(work.case.placement != placement for work in group.works):
+        for one in wrong:
+            if not one.works:
                 self._fail_untimed(group, one)
         results = []
         for work in group.works:
@@ -297,7 +295,7 @@ class Measurement:
             work.close()
             if self.control.rank != 0 or work.dropped or not work.state.samples_us:
                 continue
-            after = wrong.get(work.case.placement)
+            after = next((one for one in wrong if work in one.works), None)
             if after is not None:
                 self._fail(work, after.rank, f"after the timed part: {after.message}")
             verification = Verification(

@@ -50,8 +50,9 @@ memory are part of its time.
 
 Verified
 Fresh random data with poisoned outputs, checked before and after the timed part: bit by bit where the
-semantics are exact, within the stated bound otherwise. A wrong result is a failure, not a time. What
-quantises is held to the bound that the library states for it.
+semantics are exact, within the stated bound otherwise. What is checked afterwards is, out of place, what was
+timed: the graph, or the queue of calls. A wrong result is a failure, not a time. What quantises is held to
+the bound that the library states for it.
 
 Median and interval
 The median with its exact nonparametric {confidence:.0f} % interval: two order statistics, whatever the
