@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from unisono import nccl
 from unisono.bench import cases, options, provenance, records, request, start, workloads
 from unisono.bench.backends import base
+from unisono.bench.backends import nccl as nccl_backend
 from unisono.bench.backends.torch_symm import TorchSymmBackend
 from unisono.bench.buffers import Pools, plain_region
 from unisono.bench.cuda import device, links, staging, timing
@@ -407,6 +408,30 @@ def test_a_failure_that_the_library_tells_later_is_the_cells() -> None:
     gpu = StandIn()
     found = timing.CudaRunner(gpu, "events", calling(gpu.log), 1, failed).timed(2, 1, 1)
     assert found.error == "RuntimeError: rank 1 is late"
+
+
+def test_nccl_registers_no_window_before_all_ranks_have_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+
+    class Library:
+        def allocate(self, size: int) -> int:
+            log.append("allocate")
+            return 4096 * len(log)
+
+    class Comm:
+        def register(self, address: int, size: int) -> None:
+            log.append(address)
+
+    def all_gather(data: bytes) -> list[bytes]:
+        log.append("all_gather")
+        return [data]
+
+    monkeypatch.setattr(nccl_backend, "tensor_at", lambda address, *_: address)
+    backend = nccl_backend.NcclWindowsBackend()
+    backend._library, backend._comms = Library(), {"ring": Comm(), "pairs": Comm()}  # type: ignore[dict-item]
+    backend._ranks = base.Ranks(0, 1, all_gather, None)
+    assert backend.allocate(64) == (4096, 8192)
+    assert log == ["allocate", "allocate", "all_gather", 4096, 4096, 8192, 8192]
 
 
 # ---- links

@@ -166,6 +166,39 @@ class NoStart(Wrapped):
             raise RuntimeError("no licence")
 
 
+class NoStartAtRoot(Wrapped):
+    """Has no unique id for the others, who wait for it."""
+
+    name = "no_start_at_root"
+    closed: ClassVar[list[int]] = []
+
+    def setup(self, ranks: Ranks) -> None:
+        self.rank = ranks.rank
+        if ranks.rank == 0:
+            raise RuntimeError("no unique id")
+        ranks.all_gather(b"")
+
+    def close(self) -> None:
+        self.closed.append(self.rank)
+
+
+class NoMemory(Wrapped):
+    """Its rank 1 has no memory, for which the others wait."""
+
+    name = "no_memory"
+    own_memory = True
+
+    def setup(self, ranks: Ranks) -> None:
+        super().setup(ranks)
+        self.ranks = ranks
+
+    def allocate(self, size: int) -> tuple[Any, Any]:
+        if self.rank == 1:
+            raise MemoryError("out of memory")
+        self.ranks.all_gather(b"")
+        return np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+
+
 class NoGather(Wrapped):
     name = "no_gather"
 
@@ -206,6 +239,8 @@ KNOWN: dict[str, type[Backend]] = {
         Hangs,
         Absent,
         NoStart,
+        NoStartAtRoot,
+        NoMemory,
         NoGather,
         Interrupts,
     )
@@ -416,6 +451,18 @@ def test_what_cannot_run_is_skipped_with_its_reason(run: Run) -> None:
     assert "no licence" in whole["no_start"]
     assert {s.case.collective for s in found.skips if s.case is not None} == {"all_gather"}
     assert {r.backend for r in found.results} == {"no_gather"}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("no_start_at_root", "no unique id"), ("no_memory", "out of memory")]
+)
+def test_a_backend_that_fails_on_one_rank_is_left_out_on_all(run: Run, name: str, why: str) -> None:
+    NoStartAtRoot.closed.clear()
+    found, _ = run([name, "wrapped"], modes=["latency"])
+    assert [skip.backend for skip in found.skips if why in skip.reason] == [name]
+    assert {r.backend for r in found.results} == {"wrapped"}
+    assert not found.failures and found.ends
+    assert sorted(NoStartAtRoot.closed) == ([0, 1, 2] if name == "no_start_at_root" else [])
 
 
 def test_an_interrupt_on_any_rank_keeps_what_was_measured(run: Run) -> None:
