@@ -254,7 +254,7 @@ def test_all_backends_in_one_run_are_right(tmp_path: Path, ranks: int, dtypes: s
 @pytest.mark.mpi
 def test_it_joins_the_ranks_of_mpiexec(tmp_path: Path) -> None:
     mpiexec = start.mpiexec_command(str(start.find_mpiexec()), 2)
-    what = ["barrier", "all_reduce", "--sizes", "8", "-n", "2", "--backend", "unisono,mpi"]
+    what = ["barrier", "all_reduce", "--sizes", "8", "-n", "6", "--backend", "unisono,mpi"]
     arguments = ["bench", *what, "-O", str(tmp_path / "run")]
     done = subprocess.run(
         [*mpiexec, *COMMAND, *arguments], capture_output=True, text=True, timeout=200, check=False
@@ -314,13 +314,15 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, backend: str) -> None:
 
 def test_a_killed_rank_ends_the_run_and_the_records_stay(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    long = ["--sizes", "8", "-n", "1000000", "-O", str(directory), "--no-report"]
+    what = ["--collective", "barrier,all_reduce", "--sizes", "8,1K", "-n", "1000000"]
+    long = [*what, "-O", str(directory), "--no-report"]
     child = subprocess.Popen(
         [*COMMAND, "bench", "--ranks", "3", "--backend", "unisono", *long],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         wait_for_measurements(directory)
+        time.sleep(2)
         ranks = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
         os.kill(int(ranks[1]), signal.SIGKILL)
         output, errors = child.communicate(timeout=60)
@@ -329,7 +331,11 @@ def test_a_killed_rank_ends_the_run_and_the_records_stay(tmp_path: Path) -> None
     assert child.returncode == finish.FAILED
     assert "rank 1" in errors
     assert "did not end in good order" in " ".join(output.split())
-    assert records.read(directory).runs
+    found = records.read(directory)
+    assert found.results
+    for result in found.results:
+        assert result.verification.before and not result.verification.after
+        assert "rank 1" in str(result.verification.detail)
 
 
 def test_two_benches_at_once_both_finish(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from unisono import nccl
 from unisono.bench import cases, options, provenance, records, request, start, workloads
 from unisono.bench.backends import base
+from unisono.bench.backends import nccl as nccl_backend
 from unisono.bench.backends.torch_symm import TorchSymmBackend
 from unisono.bench.buffers import Pools, plain_region
 from unisono.bench.cuda import device, links, staging, timing
@@ -377,6 +379,36 @@ def test_after_an_error_every_alignment_is_still_made(mode: str, fail_at: int) -
     assert sum(gpu.log.count(word) for word in ("release", "pass", "align")) == 4
 
 
+def test_what_the_alignment_raises_is_told_with_what_the_call_raised_before() -> None:
+    gpu = StandIn()
+    gpu.align = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+    runner = timing.CudaRunner(gpu, "latency", calling(gpu.log, 1), 1, lambda: None)
+    with pytest.raises(RuntimeError, match="OSError: no route; then division by zero"):
+        runner.timed(4, 1, 1)
+
+
+def test_a_watch_saves_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    ended = threading.Event()
+
+    def leave(code: int) -> None:
+        done.append(f"exit {code}")
+        watch.stop()
+        ended.set()
+
+    def save() -> None:
+        done.append("save")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(device, "SILENCE_S", 0.0)
+    monkeypatch.setattr(device.os, "_exit", leave)
+    monkeypatch.setattr(threading, "excepthook", lambda told: None)
+    watch = device.Watch(0)
+    watch.save = save
+    assert ended.wait(30)
+    assert done == ["save", "exit 1"]
+
+
 def test_a_hang_is_told_from_an_error() -> None:
     gpu = StandIn(wait_fails_at=3)
     found = timing.CudaRunner(gpu, "events", calling(gpu.log), 1, lambda: None).timed(5, 1, 1)
@@ -393,6 +425,30 @@ def test_a_failure_that_the_library_tells_later_is_the_cells() -> None:
     gpu = StandIn()
     found = timing.CudaRunner(gpu, "events", calling(gpu.log), 1, failed).timed(2, 1, 1)
     assert found.error == "RuntimeError: rank 1 is late"
+
+
+def test_nccl_registers_no_window_before_all_ranks_have_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+
+    class Library:
+        def allocate(self, size: int) -> int:
+            log.append("allocate")
+            return 4096 * len(log)
+
+    class Comm:
+        def register(self, address: int, size: int) -> None:
+            log.append(address)
+
+    def all_gather(data: bytes) -> list[bytes]:
+        log.append("all_gather")
+        return [data]
+
+    monkeypatch.setattr(nccl_backend, "tensor_at", lambda address, *_: address)
+    backend = nccl_backend.NcclWindowsBackend()
+    backend._library, backend._comms = Library(), {"ring": Comm(), "pairs": Comm()}  # type: ignore[dict-item]
+    backend._ranks = base.Ranks(0, 1, all_gather, None)
+    assert backend.allocate(64) == (4096, 8192)
+    assert log == ["allocate", "allocate", "all_gather", 4096, 4096, 8192, 8192]
 
 
 # ---- links

@@ -236,6 +236,6 @@ def test_memory_that_lies_elsewhere_is_checked_there(wrong: bool) -> None:
     pools = Pools([case], 0)
     pools.add_own(needed_bytes([case], "symmetric"), backend)
     (group,), _ = cells.make_groups([(case, None)], [backend])
-    found = cells.check(Control(Alone()), pools, group, 5, HostDevice(lambda: None), compared=False)
+    found = cells.check(Control(Alone()), pools, group, 5, HostDevice(lambda: None), first=False)
     assert len(found) == (len(group.variants) if wrong else 0)
     assert all("1 wrong element(s) of the output: element 1008" in one.message for one in found)

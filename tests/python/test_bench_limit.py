@@ -4,6 +4,7 @@ GPUs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from unisono.bench.buffers import Pools  # noqa: E402
 from unisono.bench.control import Control, Interrupt  # noqa: E402
 from unisono.bench.cuda import verify  # noqa: E402
 from unisono.bench.cuda.memory import TensorRegion  # noqa: E402
-from unisono.bench.device import HostDevice  # noqa: E402
+from unisono.bench.device import HangError, HostDevice  # noqa: E402
 from unisono.bench.records import Case  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -95,6 +96,27 @@ def test_a_wrong_result_is_a_failure_and_no_limit(tmp_path: Path, monkeypatch: p
     assert "element 0 is 77" in failure.message
     assert failure.case.bytes == 256 << 10
     assert found.largest[0].case.bytes == 128 << 10
+
+
+@pytest.mark.parametrize("error", [None, HangError("gone")], ids=["ctrl-c", "hang"])
+def test_what_had_run_is_recorded_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: HangError | None
+) -> None:
+    step = limit.Sweep._step
+
+    def ending(self: limit.Sweep, backend: Any, case: Case, seed: int) -> limit.Step:
+        if case.bytes == 256 << 10:
+            self._interrupt.asked = True
+            if error is not None:
+                raise error
+        return step(self, backend, case, seed)
+
+    monkeypatch.setattr(limit.Sweep, "_step", ending)
+    with pytest.raises(HangError) if error else nullcontext():
+        run(tmp_path / "run", ["broadcast"])
+    (largest,) = records.read(tmp_path / "run").largest
+    assert largest.case.bytes == (128 if error else 256) << 10
+    assert largest.stopped == "the run ended before 0 MiB had run."
 
 
 def test_what_says_that_memory_is_full() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +66,23 @@ def test_the_budget_holds_and_every_cell_still_gets_an_interval() -> None:
 def test_far_too_little_time_still_gives_every_cell_six_samples() -> None:
     plan, _, _ = simulate([0.5] * 10, Limits(budget_s=1))
     assert all(len(cell.samples_us) == stats.MIN_SAMPLES for cell in plan.cells)
+
+
+def test_calls_that_take_long_are_spread_over_visits() -> None:
+    plan, clock, _ = simulate([0.5] * 4, Limits(budget_s=30))
+    assert all(cell.rounds >= schedule.MIN_ROUNDS for cell in plan.cells)
+    assert clock.now - 100.0 <= 30 * 1.25
+
+
+def test_few_visits_do_not_converge_however_narrow() -> None:
+    plan, _, _ = simulate([0.5] * 10, Limits(budget_s=1))
+    assert all(cell.rounds < schedule.MIN_ROUNDS and not cell.converged for cell in plan.cells)
+
+
+@pytest.mark.parametrize("samples", [6, 9, 10, 11, 100])
+def test_a_fixed_number_of_samples_is_spread_over_visits(samples: int) -> None:
+    plan, _, _ = simulate([1e-4], Limits(budget_s=1, samples=samples))
+    assert plan.cells[0].rounds >= schedule.MIN_ROUNDS
 
 
 def test_quick_cells_leave_their_time_to_slow_ones() -> None:

@@ -13,9 +13,10 @@ import pytest
 
 import unisono
 from bench_threads import options, run_session
-from unisono.bench import records, session
+from unisono.bench import cells, records, session
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import UnisonoBackend
+from unisono.bench.cells import Work
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import HangError, HostDevice
 from unisono.bench.records import Case, Records
@@ -98,8 +99,25 @@ class WrongLater(WrongAtOnce):
         return later
 
 
+class Lazy(Wrapped):
+    """Communicates the first time that a call is made."""
+
+    name = "lazy"
+
+    def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
+        made: list[bool] = []
+
+        def once() -> None:
+            if case.collective != "all_reduce" or not made:
+                call()
+            made.append(True)
+
+        return once
+
+
 class Raises(Wrapped):
     name = "raises"
+    good = 3
 
     def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
         count = 0
@@ -108,10 +126,15 @@ class Raises(Wrapped):
             nonlocal count
             call()
             count += 1
-            if case.collective == "all_gather" and count > 3:
+            if case.collective == "all_gather" and count > self.good:
                 raise OSError("the network is gone")
 
         return broken
+
+
+class RaisesLater(Raises):
+    name = "raises_later"
+    good = 25  # calls: of the first round
 
 
 class Hangs(Wrapped):
@@ -141,6 +164,39 @@ class NoStart(Wrapped):
     def setup(self, ranks: Ranks) -> None:
         if ranks.rank == ranks.size - 1:
             raise RuntimeError("no licence")
+
+
+class NoStartAtRoot(Wrapped):
+    """Has no unique id for the others, who wait for it."""
+
+    name = "no_start_at_root"
+    closed: ClassVar[list[int]] = []
+
+    def setup(self, ranks: Ranks) -> None:
+        self.rank = ranks.rank
+        if ranks.rank == 0:
+            raise RuntimeError("no unique id")
+        ranks.all_gather(b"")
+
+    def close(self) -> None:
+        self.closed.append(self.rank)
+
+
+class NoMemory(Wrapped):
+    """Its rank 1 has no memory, for which the others wait."""
+
+    name = "no_memory"
+    own_memory = True
+
+    def setup(self, ranks: Ranks) -> None:
+        super().setup(ranks)
+        self.ranks = ranks
+
+    def allocate(self, size: int) -> tuple[Any, Any]:
+        if self.rank == 1:
+            raise MemoryError("out of memory")
+        self.ranks.all_gather(b"")
+        return np.zeros(size, np.uint8), np.zeros(size, np.uint8)
 
 
 class NoGather(Wrapped):
@@ -177,10 +233,14 @@ KNOWN: dict[str, type[Backend]] = {
         Mismatched,
         Notes,
         WrongLater,
+        Lazy,
         Raises,
+        RaisesLater,
         Hangs,
         Absent,
         NoStart,
+        NoStartAtRoot,
+        NoMemory,
         NoGather,
         Interrupts,
     )
@@ -292,6 +352,33 @@ def test_a_result_that_goes_wrong_while_timed_is_shown_as_failed(run: Run) -> No
     assert any(f.message.startswith("after the timed part") for f in found.failures)
 
 
+@pytest.mark.parametrize("mode", ["latency", "throughput"])
+def test_the_calls_that_are_checked_afterwards_are_the_timed_ones(run: Run, mode: str) -> None:
+    found, _ = run(["lazy"], sizes=[4096], memories=["plain"], modes=[mode])
+    assert {r.case.collective for r in found.results if not r.verification.after} == {"all_reduce"}
+    (failure,) = found.failures
+    assert (failure.case.mode, failure.case.placement) == (mode, "out_of_place")
+    assert failure.message.startswith("after the timed part")
+
+
+def test_a_cell_that_is_wrong_afterwards_is_told_from_the_others_of_its_group(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong in queues of calls only."""
+    looped = cells._looped
+
+    def wrong(work: Work, *others: Any) -> Any:
+        placed, go = looped(work, *others)
+        return placed, (lambda: "it is wrong") if work.case.mode == "throughput" else go
+
+    monkeypatch.setattr(cells, "_looped", wrong)
+    found, _ = run(["unisono"], collectives=["all_reduce"], sizes=[64], memories=["plain"])
+    assert {r.case.mode: r.verification.after for r in found.results} == {
+        "latency": True,
+        "throughput": False,
+    }
+
+
 def test_an_exception_drops_the_cell_and_the_others_go_on(run: Run) -> None:
     found, _ = run(["raises", "wrapped"], memories=["plain"])
     failed = {(f.backend, f.case.collective) for f in found.failures}
@@ -331,6 +418,32 @@ def test_a_hang_for_good_ends_the_run_and_keeps_what_was_measured(run: Run, tmp_
     assert all(not r.verification.after and r.verification.bound == "not checked" for r in found.results)
 
 
+def test_whatever_ends_a_run_what_was_measured_is_kept(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU whose context is broken: nothing of it can be freed either."""
+    told: set[Work] = set()
+
+    def broken(self: Work) -> None:
+        if self.dropped and self not in told:
+            told.add(self)
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(Work, "close", broken)
+    with pytest.raises(RuntimeError, match="launch failure"):
+        run(["raises_later", "wrapped"], sizes=[64], memories=["plain"], modes=["latency"])
+    found = records.read(tmp_path / "run")
+    assert not found.ends
+    assert [f.message for f in found.failures] == ["OSError: the network is gone"]
+    assert ("raises_later", "all_gather") not in {(r.backend, r.case.collective) for r in found.results}
+    assert len(found.results) == 5
+    for result in found.results:
+        assert result.verification.before and not result.verification.after
+        assert result.verification.detail == (
+            "the run ended before the second check: CUDA error: unspecified launch failure"
+        )
+
+
 def test_what_cannot_run_is_skipped_with_its_reason(run: Run) -> None:
     found, _ = run(["absent", "no_start", "no_gather"], memories=["plain"], modes=["latency"])
     whole = {skip.backend: skip.reason for skip in found.skips if skip.case is None}
@@ -338,6 +451,18 @@ def test_what_cannot_run_is_skipped_with_its_reason(run: Run) -> None:
     assert "no licence" in whole["no_start"]
     assert {s.case.collective for s in found.skips if s.case is not None} == {"all_gather"}
     assert {r.backend for r in found.results} == {"no_gather"}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("no_start_at_root", "no unique id"), ("no_memory", "out of memory")]
+)
+def test_a_backend_that_fails_on_one_rank_is_left_out_on_all(run: Run, name: str, why: str) -> None:
+    NoStartAtRoot.closed.clear()
+    found, _ = run([name, "wrapped"], modes=["latency"])
+    assert [skip.backend for skip in found.skips if why in skip.reason] == [name]
+    assert {r.backend for r in found.results} == {"wrapped"}
+    assert not found.failures and found.ends
+    assert sorted(NoStartAtRoot.closed) == ([0, 1, 2] if name == "no_start_at_root" else [])
 
 
 def test_an_interrupt_on_any_rank_keeps_what_was_measured(run: Run) -> None:

@@ -80,9 +80,29 @@ def test_an_interval_over_visits_covers_their_medians() -> None:
     found = stats.visited_interval(steady * 3 + slow, [60] * 4)
     assert found.low <= found.median <= 10.1 < found.high == 20.0
     assert stats.median_interval(steady * 3 + slow).high < 11.0
-    assert stats.visited_interval(steady, [60]) == stats.median_interval(steady)
     many = stats.visited_interval(steady * 19 + slow, [60] * 20)  # one visit of twenty says nothing
     assert many.high < 11.0
+
+
+@pytest.mark.parametrize("visits", range(1, 8))
+def test_an_interval_is_sure_from_six_visits_on(visits: int) -> None:
+    steady = [10.0, 10.1, 9.9] * 20
+    assert stats.visited_interval(steady * visits, [60] * visits).sure is (visits >= 6)
+    assert stats.median_interval(steady[:visits]).sure is (visits >= 6)
+
+
+def test_few_visits_to_one_and_the_same_never_tell_it_from_itself() -> None:
+    """Machine phases, longer than a visit, shift all samples of it."""
+    rng = np.random.default_rng(1)
+
+    def measured(visits: int) -> Interval:
+        phases = rng.normal(0, 0.05, visits)
+        samples = [np.exp(rng.normal(phase, 0.05, 75)) for phase in phases]
+        return stats.visited_interval(np.concatenate(samples), [75] * visits)
+
+    for visits, most in ((2, 0), (3, 0), (6, 4)):
+        found = [verdict(measured(visits), measured(visits)) for _ in range(400)]
+        assert sum(one in (Verdict.FASTER, Verdict.SLOWER) for one in found) <= most
 
 
 def test_quantiles_are_stated_only_where_the_count_carries_them() -> None:
@@ -118,6 +138,8 @@ def test_a_verdict_is_never_forced(a: Interval, b: Interval) -> None:
         ),  # apart, by too little to matter
         (Interval(10, 8, 12), Interval(11, 9, 13), Verdict.UNCLEAR),
         (Interval(10, 5, 10.01), Interval(10.1, 10.09, 20), Verdict.UNCLEAR),
+        (Interval(10, 9, 11, sure=False), Interval(20, 19, 21), Verdict.UNCLEAR),
+        (Interval(10, 10, 10), Interval(10, 10, 10, sure=False), Verdict.UNCLEAR),
     ],
 )
 def test_verdicts(a: Interval, b: Interval, expected: Verdict) -> None:

@@ -47,9 +47,12 @@ def test_after_an_error_the_alignments_are_still_made(fail_at: int, calls: int) 
     assert len(found.durations) == max(0, (fail_at - 3) // calls)
 
 
-def test_what_the_alignment_raises_is_not_the_libraries_fault() -> None:
-    with pytest.raises(RuntimeError, match="broken"):
-        timing.timed(Counter(fail_at=1), Counter(fail_at=3), 6, 1, 1)
+def test_what_the_alignment_raises_is_told_with_what_the_call_raised_before() -> None:
+    def call() -> None:
+        raise OSError("the network is gone")
+
+    with pytest.raises(RuntimeError, match="OSError: the network is gone; then broken"):
+        timing.timed(call, Counter(fail_at=3), 6, 1, 1)
 
 
 def test_an_error_of_the_alignment_alone_ends_the_batch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -49,6 +50,13 @@ def test_verdicts_are_of_b(tmp_path: Path, a: Result, b: Result, verdict: Verdic
 def test_the_tolerance_is_the_caller_s(tmp_path: Path) -> None:
     found = _compare(tmp_path, [_near(10)], [_near(9)], tolerance=0.2)
     assert found.counts == {Verdict.SAME: 1}
+
+
+def test_few_visits_give_no_verdict_and_that_is_said(tmp_path: Path) -> None:
+    brief = msgspec.structs.replace(_near(5), visits=[7, 7, 7])
+    found = _compare(tmp_path, [_near(10)], [brief])
+    assert found.counts == {Verdict.UNCLEAR: 1}
+    assert "1 case had fewer than 6 visits in a run" in _text(found)
 
 
 def test_what_only_one_side_has(tmp_path: Path) -> None:

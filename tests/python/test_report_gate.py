@@ -79,6 +79,19 @@ def test_a_wrong_result_does_not_pass_however_fast(tmp_path: Path) -> None:
     assert not found.passed
 
 
+def test_cases_of_few_visits_are_counted_and_not_judged(tmp_path: Path) -> None:
+    brief = _between("unisono", 9, 9, visits=[2, 2, 2])
+    found = _gate(tmp_path, brief, _between("mpi", 1, 1, visits=[1] * 6))
+    assert (len(found.unsure), found.checked, found.passed) == (1, [], False)
+    assert "no case of unisono was measured often enough" in found.summary()
+    assert "1 case had fewer than 6 visits and were not judged: give the bench a longer --budget" in _text(
+        found
+    )
+    rows = [_between("unisono", 1, 2, size=8, visits=[1] * 6), _between("mpi", 3, 4, size=8)]
+    found = _gate(tmp_path, brief, _between("mpi", 1, 1), *rows)
+    assert (len(found.unsure), len(found.checked), found.passed) == (1, 1, True)
+
+
 def test_failures_of_a_peer_do_not_decide(tmp_path: Path) -> None:
     found = _gate(tmp_path, _between("unisono", 1, 2), _between("mpi", 3, 4), data.failure("gloo"))
     assert found.passed

@@ -9,7 +9,7 @@ import pytest
 
 import report_data as data
 from unisono.bench.records import NOT_CHECKED, Verification
-from unisono.report import model
+from unisono.report import content, model
 
 
 def test_rows_are_ordered_and_the_subject_is_unisono(tmp_path: Path) -> None:
@@ -101,6 +101,17 @@ def test_an_unchecked_result_counts_and_is_said(tmp_path: Path) -> None:
     found = model.load(tmp_path)
     assert len(found.all_rows) == 1
     assert found.unchecked == 1
+
+
+def test_a_result_of_few_visits_is_unsure_and_said(tmp_path: Path) -> None:
+    """Records of old have no visits: they count by their samples."""
+    visits = {8: [10] * 5, 64: [10] * 6, 512: []}
+    rows = [data.timed("unisono", data.case(size=size), visits=of) for size, of in visits.items()]
+    found = model.load(data.write(tmp_path, data.run(), rows, data.end()))
+    assert {row.key.case.bytes for row in found.all_rows if not row.interval.sure} == {8}
+    assert found.unsure == 1
+    (notice,) = content.notices(found)
+    assert "1 result of fewer than 6 visits" in notice.items[0]
 
 
 @pytest.mark.parametrize(

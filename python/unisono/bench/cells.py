@@ -3,7 +3,7 @@ checks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ from unisono.bench.device import Device, HangError, Runner
 from unisono.bench.records import Case
 from unisono.bench.schedule import Cell
 from unisono.bench.timing import Call
-from unisono.bench.verify import arrange, bound_text, expectation, inspect
+from unisono.bench.verify import Expectation, arrange, bound_text, expectation, inspect
 
 
 def prepared(case: Case, backend: Backend, placed: Placed, rank: int) -> Call:
@@ -125,43 +125,85 @@ def _lacking(case: Case, backend: Backend) -> str | None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A variant that failed its check, the lowest rank that saw it, and what it saw."""
+    """What failed its check, the cells that are wrong with it (none: a placement that is not timed), the
+    lowest rank that saw it, and what it saw."""
 
     case: Case
+    works: list[Work]
     rank: int
     message: str
 
 
 def check(
-    control: Control, pools: Pools, group: Group, seed: int, device: Device, compared: bool
+    control: Control, pools: Pools, group: Group, seed: int, device: Device, first: bool
 ) -> list[Wrong]:
-    """Checks every variant of the group on fresh random data, where `compared` with the ranks' calls compared
-    first; the same list on every rank. Raises HangError, on all ranks."""
+    """Checks every variant of the group on fresh random data; the same list on every rank.
+
+    The `first` time by one call of its own, before which the ranks' calls are compared. After the timed part
+    the loops of every cell run once more, so that what was timed is what is checked: the graph, the queue of
+    calls. Not so in place, where a second call would work on the result of the first: one call of its own
+    again. Raises HangError, on all ranks."""
     wrong = []
-    for number, case in enumerate(group.variants):
-        error: str | None = None
-        hung = False
-        try:
-            device.beat(f"the check of {label(case)} on {group.backend.name}")
-            placed = pools.place(case, group.backend)
-            call = prepared(case, group.backend, placed, control.rank)
-            exact, wire = group.backend.bit_exact, group.backend.wire
-            arithmetic = placed.read[0].arithmetic or device.arithmetic
-            expected = expectation(case, control.rank, seed + number, exact, arithmetic, wire)
-            arrange(placed, expected, arithmetic)
-            with group.backend.checked() if compared else nullcontext():
-                call()
-            device.finish(group.backend)
-            error = inspect(case, placed, expected, arithmetic)
-        except Exception as raised:
-            hung = isinstance(raised, HangError)
-            error = f"{type(raised).__name__}: {raised}"
-        first = control.first_error(error)
-        if first is not None:
-            if any(control.gather(hung, bool)):
-                raise HangError(f"{first[1]} ({label(case)})")
-            wrong.append(Wrong(case, first[0], f"{first[1]} ({label(case)})"))
+    for number, variant in enumerate(group.variants):
+        works = [work for work in group.works if work.case.placement == variant.placement]
+        loops = [work for work in works if work.probed and not work.dropped]
+        if first or variant.placement != PLACEMENTS[0]:
+            loops = []
+        expected: Expectation | None = None
+        for hit in [[work] for work in loops] or [works]:
+            case = hit[0].case if loops else variant
+            error: str | None = None
+            hung = False
+            try:
+                device.beat(f"the check of {label(case)} on {group.backend.name}")
+                if loops:
+                    placed, go = _looped(hit[0], pools, device)
+                else:
+                    placed, go = _called(case, group.backend, pools, device, compared=first)
+                arithmetic = placed.read[0].arithmetic or device.arithmetic
+                if expected is None:
+                    exact, wire = group.backend.bit_exact, group.backend.wire
+                    expected = expectation(case, control.rank, seed + number, exact, arithmetic, wire)
+                arrange(placed, expected, arithmetic)
+                error = go() or inspect(case, placed, expected, arithmetic)
+            except Exception as raised:
+                hung = isinstance(raised, HangError)
+                error = f"{type(raised).__name__}: {raised}"
+            told = control.first_error(error)
+            if told is not None:
+                if any(control.gather(hung, bool)):
+                    raise HangError(f"{told[1]} ({label(case)})")
+                wrong.append(Wrong(case, hit, told[0], f"{told[1]} ({label(case)})"))
     return wrong
+
+
+def _called(
+    case: Case, backend: Backend, pools: Pools, device: Device, compared: bool
+) -> tuple[Placed, Callable[[], str | None]]:
+    """The buffers of a call that is made for the check, and what makes it; it returns what went wrong."""
+    placed = pools.place(case, backend)
+    call = prepared(case, backend, placed, pools.rank)
+
+    def go() -> str | None:
+        with backend.checked() if compared else nullcontext():
+            call()
+        device.finish(backend)
+        return None
+
+    return placed, go
+
+
+def _looped(work: Work, pools: Pools, device: Device) -> tuple[Placed, Callable[[], str | None]]:
+    """As `_called`, of what is timed: one sample."""
+    runner, placed = work.ready(pools, device)
+
+    def go() -> str | None:
+        timed = runner.timed(1, work.state.calls, 0)
+        if timed.hung:
+            raise HangError(timed.error)
+        return timed.error
+
+    return placed, go
 
 
 def bound_of(work: Work) -> str:

@@ -76,6 +76,9 @@ class Device(Protocol):
     def beat(self, doing: str) -> None:
         """The run goes on with `doing`, a phrase for the message of a hang."""
 
+    def on_silence(self, save: Callable[[], None]) -> None:
+        """`save` is called before this process is ended because nothing has moved for too long."""
+
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
         """What a rank's bus bandwidth is compared with (GB/s, None where it is unknown), and the records."""
         ...
@@ -172,6 +175,9 @@ class HostDevice:
         return False
 
     def beat(self, doing: str) -> None:
+        pass
+
+    def on_silence(self, save: Callable[[], None]) -> None:
         pass
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:

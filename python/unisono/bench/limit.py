@@ -100,26 +100,34 @@ class Sweep:
         if reason is not None:
             self._emit(Skip(backend=backend.name, reason=reason, case=case))
             return
-        while not self._stopped():
-            step = self._step(backend, case, seed)
-            self._give_back()
-            if step.error is not None:
-                self._end(backend, case, step, largest)
-                break
-            largest = case, step
-            case = msgspec.structs.replace(case, bytes=2 * case.bytes)
+        stopped: str | None = None
+        try:
+            while not self._stopped():
+                step = self._step(backend, case, seed)
+                self._give_back()
+                if step.error is not None:
+                    stopped = self._why(backend, case, step)
+                    break
+                largest = case, step
+                case = msgspec.structs.replace(case, bytes=2 * case.bytes)
+        finally:
+            size = f"{case.bytes >> 20} MiB"
+            self._record(backend, case, largest, stopped or f"the run ended before {size} had run.")
         leaked = self._fullest().used - before.used
         if leaked > LEAK_BYTES:
             self._say(f"{backend.name} {case.collective}: {leaked >> 20} MiB were not given back.")
 
-    def _end(self, backend: Backend, case: Case, step: Step, largest: tuple[Case, Step] | None) -> None:
-        """Records the last size that ran; the one that did not is a failure unless the memory was full."""
+    def _why(self, backend: Backend, case: Case, step: Step) -> str:
+        """Why a size did not run; it is a failure unless the memory was full."""
         rank, message = step.error or (0, "")
         first_line = message.split("\n")[0]
         if not step.full:
             self.failures += 1
             self._emit(Failure(backend=backend.name, case=case, rank=rank, message=message))
-        stopped = f"{case.bytes >> 20} MiB did not run on rank {rank}: {first_line}"
+        return f"{case.bytes >> 20} MiB did not run on rank {rank}: {first_line}"
+
+    def _record(self, backend: Backend, case: Case, largest: tuple[Case, Step] | None, stopped: str) -> None:
+        """Records the last size that ran, and why `case`, the next, did not."""
         if largest is None:
             self._emit(Skip(backend=backend.name, reason=stopped, case=case))
             return
@@ -137,8 +145,7 @@ class Sweep:
         )
         self._say(
             f"{backend.name} {label(ran)}: {good.time_us:.0f} us, "
-            f"{memory.used >> 20} of {memory.total >> 20} MiB used; "
-            + ("the next size does not fit." if step.full else "the next size FAILED.")
+            f"{memory.used >> 20} of {memory.total >> 20} MiB used; {stopped}"
         )
 
     def _step(self, backend: Backend, case: Case, seed: int) -> Step:
@@ -161,7 +168,7 @@ class Sweep:
         if failed is not None:
             return Step(error=failed, full=is_full(failed[1]))
         group = cells.Group(0, backend, [msgspec.structs.replace(case, placement=PLACEMENTS[0])])
-        wrong = cells.check(control, pools, group, seed, device, compared=True)
+        wrong = cells.check(control, pools, group, seed, device, first=True)
         if wrong:
             return Step(error=(wrong[0].rank, wrong[0].message), full=is_full(wrong[0].message))
         call = backend.prepare(case, pools.place(case, backend).buffers)

@@ -91,11 +91,13 @@ class Measurement:
 
     def run(self) -> list[Result]:
         """Returns rank 0's results (those of the other ranks stay empty); `interrupted` and `failures` tell
-        how it went. Raises HangError, on all ranks, once what was measured until then is recorded."""
+        how it went. Whatever ends it is raised once what was measured until then is recorded; HangError on
+        all ranks."""
+        self.device.on_silence(partial(self._record_unfinished, "nothing moved any more"))
         try:
             return self._run()
-        except HangError as hung:
-            self._record_unchecked(self.works, f"the run ended before the second check: {hung}")
+        except BaseException as error:
+            self._record_unfinished(str(error))
             raise
 
     def _run(self) -> list[Result]:
@@ -229,6 +231,9 @@ class Measurement:
             if not hung:
                 work.close()
 
+    def _record_unfinished(self, why: str) -> None:
+        self._record_unchecked(self.works, f"the run ended before the second check: {why}")
+
     def _record_unchecked(self, works: Sequence[Work], why: str) -> None:
         """The results of the cells that have samples but no second check."""
         if self.control.rank != 0:
@@ -252,16 +257,15 @@ class Measurement:
         group.check_s = time.monotonic() - began
         self.schedule.reserve_s += group.check_s
         for one in wrong:
-            hit = [work for work in group.works if work.case.placement == one.case.placement]
-            for work in hit:
+            for work in one.works:
                 self._drop(work, one.rank, one.message)
-            if not hit:
+            if not one.works:
                 self._fail_untimed(group, one)
 
     def _checked(self, group: Group, phase: int) -> list[checks.Wrong]:
         seed = (self._seed * 1_000_003 + group.index * 8 + phase * 4) % 2**63
         try:
-            return checks.check(self.control, self.pools, group, seed, self.device, compared=phase == 0)
+            return checks.check(self.control, self.pools, group, seed, self.device, first=phase == 0)
         except HangError as hung:
             self._fail(group.works[0], None, str(hung))
             raise
@@ -276,15 +280,14 @@ class Measurement:
     def _finish(self, group: Group) -> list[Result]:
         """The second check of a group whose cells are all measured, and their results."""
         group.finished = True
-        wrong: dict[str, checks.Wrong] = {}
+        wrong: list[checks.Wrong] = []
         if self._verified and self.control.from_root(
             lambda: any(w.state.samples_us for w in group.works), bool
         ):
-            found = self._checked(group, 1)
-            wrong = {one.case.placement: one for one in found}
+            wrong = self._checked(group, 1)
             self.schedule.reserve_s -= group.check_s
-        for placement, one in wrong.items():
-            if all(work.case.placement != placement for work in group.works):
+        for one in wrong:
+            if not one.works:
                 self._fail_untimed(group, one)
         results = []
         for work in group.works:
@@ -292,7 +295,7 @@ class Measurement:
             work.close()
             if self.control.rank != 0 or work.dropped or not work.state.samples_us:
                 continue
-            after = wrong.get(work.case.placement)
+            after = next((one for one in wrong if work in one.works), None)
             if after is not None:
                 self._fail(work, after.rank, f"after the timed part: {after.message}")
             verification = Verification(

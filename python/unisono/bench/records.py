@@ -111,8 +111,8 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     algorithm: str | None
     samples_us: list[float]
     median_us: float
-    # the exact nonparametric 95 % interval of the median (below 6 samples minimum to maximum), or that of the
-    # visits' medians where it reaches further
+    # the exact nonparametric 95 % interval of the median, or that of the visits' medians where it reaches
+    # further; below 6 samples or visits minimum to maximum, which covers less
     ci_low_us: float
     ci_high_us: float
     # median over iterations of the spread of the ranks' start times; None on GPUs and across machines

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from unisono.bench import stats
 
-MIN_ROUNDS = 6  # as many visits carry an interval of their medians
+MIN_ROUNDS = stats.MIN_SAMPLES  # as many visits carry an interval of their medians
 BATCH = 75  # samples in one visit at most: six visits carry a p99 (368)
 BATCH_MOST, BATCH_S = (
     5000,
@@ -126,8 +126,9 @@ class Schedule:
         warmup = max(1, min(limits.warmup, int(WARMUP_S / cell.call_s)))
         if limits.samples is not None:
             most = max(1, min(BATCH_MOST, int(BATCH_S / cell.sample_s)))
-            wanted = min(math.ceil(limits.samples / limits.rounds), most)
-            return Batch(warmup, min(wanted, limits.samples - len(cell.samples_us)), cell.calls)
+            missing = limits.samples - len(cell.samples_us)
+            each = math.ceil(missing / max(1, limits.rounds - cell.rounds))
+            return Batch(warmup, min(each, most), cell.calls)
         missing = stats.MIN_SAMPLES - len(cell.samples_us)
         cheap = min(BATCH, int(CHEAP_S / cell.sample_s))
         left = self.left_s()
@@ -136,7 +137,7 @@ class Schedule:
         active = sum(not c.done for c in self.cells)
         rounds_to_come = max(1, limits.rounds - self._round)  # later rounds take half of what is left each
         slot = left / max(1, len(self._waiting) + active * rounds_to_come)
-        least = max(2, cheap, math.ceil(missing / max(1, limits.rounds - self._round + 1)))
+        least = max(1, cheap, math.ceil(missing / max(1, MIN_ROUNDS - cell.rounds)))  # spread over visits
         wanted = max(least, min(BATCH, int(slot / cell.sample_s)))
         return Batch(warmup, min(wanted, max(1, limits.max_samples - len(cell.samples_us))), cell.calls)
 
@@ -149,11 +150,12 @@ class Schedule:
         cell.visits.append(len(samples_us))
         cell.sample_s = max(spent_s / max(1, len(samples_us)), 1e-7)
         count = len(cell.samples_us)
-        cell.converged = count >= stats.MIN_SAMPLES and cell.interval.width <= limits.width
+        interval = cell.interval
+        cell.converged = interval.sure and interval.width <= limits.width
         if limits.samples is not None:
             cell.enough = cell.done = count >= limits.samples
         else:
-            narrow = cell.rounds >= MIN_ROUNDS and count >= limits.min_samples and cell.converged
+            narrow = count >= limits.min_samples and cell.converged
             out_of_time = count >= stats.MIN_SAMPLES and self.left_s() <= 0.0
             cell.done = count >= limits.max_samples or out_of_time
             cell.enough = narrow or cell.done

@@ -144,14 +144,14 @@ class Session:
             self._writer = RecordsWriter(Path(options.directory))
 
     def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()  # first: what a broken GPU holds cannot be freed
         for work in self._works:
             work.close()
         for backend in self._backends:
             self.device.beat(f"the end of {backend.name}")
             backend.close()
         self.device.close()
-        if self._writer is not None:
-            self._writer.close()
 
     def emit(self, record: Record) -> None:
         """Writes a record on rank 0; failures are said at once."""
@@ -249,9 +249,11 @@ class Session:
                 wrong_place = f"it works on {' and '.join(backend.devices)} only."
             elif self.options.threads and not backend.threads:
                 wrong_place = "its ranks cannot be threads of one process."
-            failed = control.first_error(wrong_place or _reason(backend.available, ranks.size))
+            failed = control.step(partial(_available, backend, ranks.size, wrong_place))
             if failed is None:
-                failed = control.first_error(_reason(backend.setup, ranks))
+                failed = control.step(partial(backend.setup, ranks))
+                if failed is not None:
+                    _undo_setup(backend)
             if failed is None:
                 usable.append(backend)
             else:
@@ -306,13 +308,13 @@ class Session:
         pools = self.device.pools(listed, control.rank)
         symmetric = needed_bytes(listed, "symmetric")
         for backend in owners:
-            failed = control.first_error(_reason(pools.add_own, symmetric, backend))
+            failed = control.step(partial(pools.add_own, symmetric, backend))
             if failed is not None:
                 self._say(f"{backend.name} is left out: {failed[1]}")
                 self.emit(Skip(backend=backend.name, reason=failed[1]))
                 self._backends.remove(backend)
                 backend.close()
-        failed = control.first_error(_reason(pools.add_symmetric, symmetric, self._communicator))
+        failed = control.step(partial(pools.add_symmetric, symmetric, self._communicator))
         if failed is None:
             return pools, kept
         self._say(f"symmetric memory is left out: {failed[1]}")
@@ -338,9 +340,12 @@ def nodes_of(communicator: Any) -> list[int]:
     return []
 
 
-def _reason(step: Callable[..., str | None], *arguments: object) -> str | None:
-    """What `step` returns, or what it raises in words."""
-    try:
-        return step(*arguments)
-    except Exception as error:  # a library that cannot start is a reason to leave it out
-        return f"{type(error).__name__}: {error}"
+def _available(backend: Backend, ranks: int, wrong_place: str | None) -> str | None:
+    return wrong_place or backend.available(ranks)
+
+
+def _undo_setup(backend: Backend) -> None:
+    """Where it has failed on this rank or another: nothing may wait for a rank that has not come so far."""
+    with contextlib.suppress(Exception):  # why it is left out is known already
+        backend.abort()
+        backend.close()

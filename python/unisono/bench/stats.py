@@ -28,11 +28,13 @@ Samples = Sequence[float] | npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A median (or other quantile) and the interval that covers the true one; same unit as the samples."""
+    """A median (or other quantile) and the interval that covers the true one; same unit as the samples.
+    Not `sure`: of so few samples or visits that it covers it with less than the wanted confidence."""
 
     median: float
     low: float
     high: float
+    sure: bool = True
 
     @property
     def width(self) -> float:
@@ -78,8 +80,7 @@ def quantile_interval(samples: Samples, quantile: float, confidence: float = CON
 
 
 def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interval:
-    """The median and its exact interval. Below 6 samples the interval is minimum to maximum and covers less
-    than 95 %.
+    """The median and its exact interval. Below 6 samples the interval is minimum to maximum, and not sure.
 
     Raises ValueError without samples."""
     if len(samples) == 0:
@@ -88,18 +89,19 @@ def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interva
     if exact is not None:
         return exact
     values = np.asarray(samples, dtype=np.float64)
-    return Interval(float(np.median(values)), float(values.min()), float(values.max()))
+    return Interval(float(np.median(values)), float(values.min()), float(values.max()), sure=False)
 
 
 def visited_interval(samples: Samples, visits: Sequence[int]) -> Interval:
     """The median of samples that were taken in visits, so many in each: its interval is the wider of that of
-    the samples and that of the visits' medians. Raises ValueError without samples."""
+    the samples and that of the visits' medians, and not sure below 6 visits. Raises ValueError without
+    samples."""
     whole = median_interval(samples)
-    if len(visits) < 2:
-        return whole
     parts = np.split(np.asarray(samples, dtype=np.float64), np.cumsum(visits)[:-1])
     between = median_interval([float(np.median(part)) for part in parts if len(part)])
-    return Interval(whole.median, min(whole.low, between.low), max(whole.high, between.high))
+    return Interval(
+        whole.median, min(whole.low, between.low), max(whole.high, between.high), whole.sure and between.sure
+    )
 
 
 def quantiles(samples: Samples) -> dict[float, float | None]:
@@ -122,9 +124,11 @@ def verdict(a: Interval, b: Interval, tolerance: float = 0.02) -> Verdict:
     """Is `a` faster than `b`? Both are intervals of a time.
 
     FASTER or SLOWER: the intervals do not overlap and the medians differ by more than `tolerance`. SAME:
-    everything in either interval lies within `tolerance` of everything in the other. Else UNCLEAR. verdict(b,
-    a) is the mirror image.
+    everything in either interval lies within `tolerance` of everything in the other. Else UNCLEAR, as where
+    either is not sure. verdict(b, a) is the mirror image.
     """
+    if not (a.sure and b.sure):
+        return Verdict.UNCLEAR
     if a.high < b.low and a.median * (1.0 + tolerance) < b.median:
         return Verdict.FASTER
     if b.high < a.low and b.median * (1.0 + tolerance) < a.median:

@@ -53,7 +53,7 @@ def timed(call: Call, align: Call, samples: int, calls: int, warmup: int) -> Tim
     """`warmup` untimed calls, then `samples` samples of `calls` calls each.
 
     Where the call raises, the remaining alignments are still made, so that no other rank waits for this one
-    there; what `align` raises goes to the caller."""
+    there; what `align` raises goes to the caller, behind what the call raised."""
     starts, ends = [0] * samples, [0] * samples
     clock, done, warm, error = perf_counter_ns, 0, False, None
     with collector_off():
@@ -81,8 +81,11 @@ def timed(call: Call, align: Call, samples: int, calls: int, warmup: int) -> Tim
             error = f"{type(raised).__name__}: {raised}"
     if error is not None:
         started = done + 1 if samples and starts[done] else done
-        for _ in range(samples - started):
-            align()
+        try:
+            for _ in range(samples - started):
+                align()
+        except Exception as late:
+            raise RuntimeError(f"{error}; then {late}") from late
     first = np.asarray(starts[:done], dtype=np.int64)
     return Timed(first, np.asarray(ends[:done], dtype=np.int64) - first, error)
 

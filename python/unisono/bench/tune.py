@@ -107,6 +107,7 @@ def _columns(variant: str) -> dict[str, Any]:
 
 
 def _interval(result: Result) -> Interval:
+    """Sure however few the visits: between equals either choice is right, but not to stay with the slower."""
     return Interval(result.median_us, result.ci_low_us, result.ci_high_us)
 
 

@@ -103,8 +103,8 @@ def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = TOL
     `backend`.
 
     FASTER: B's interval lies wholly below A's and the medians differ by more than `tolerance` (0.02 is 2 %).
-    SLOWER is the mirror image; SAME: both intervals lie within `tolerance` of each other; else UNCLEAR.
-    Raises what `load` raises."""
+    SLOWER is the mirror image; SAME: both intervals lie within `tolerance` of each other; else UNCLEAR, as
+    where either run has too few visits for an interval. Raises what `load` raises."""
     first, second = load(a), load(b)
     found = Comparison(Path(a), Path(b))
     by_machine = len(first.machines) > 1 or len(second.machines) > 1
@@ -112,6 +112,12 @@ def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = TOL
     found.changes = [Change(ours[key], row, tolerance) for key, row in theirs.items() if key in ours]
     found.only_a = [row for key, row in ours.items() if key not in theirs]
     found.only_b = [row for key, row in theirs.items() if key not in ours]
+    unsure = sum(not (change.a.interval.sure and change.b.interval.sure) for change in found.changes)
+    if unsure:
+        found.notes.append(
+            f"{text.count(unsure, 'case')} had fewer than {stats.MIN_SAMPLES} visits in a run, so that the "
+            "verdict is UNCLEAR: give the bench a longer --budget."
+        )
     if set(first.machines) != set(second.machines):
         machines = [text.listing(model.machines) for model in (first, second)]
         found.notes.append(f"The machines differ: A ran on {machines[0]}; B on {machines[1]}.")

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from unisono.bench import stats
 from unisono.bench.cases import pair_name, title
 from unisono.bench.records import Failure, Skip
 from unisono.bench.stats import Verdict
@@ -78,7 +79,7 @@ def started(model: Model) -> str:
 
 
 def notices(model: Model) -> list[Notice]:
-    """Failures, runs that did not finish and lines that could not be read."""
+    """What the reader must know before the figures."""
     found = []
     if model.failures:
         shown = [failure_text(failure) for failure in model.failures[:8]]
@@ -95,6 +96,10 @@ def notices(model: Model) -> list[Notice]:
     if model.unchecked:
         item = f"{text.count(model.unchecked, 'result')} may be wrong: the run left out the checks."
         found.append(Notice("warn", "Not checked", [item]))
+    if model.unsure:
+        few = f"{text.count(model.unsure, 'result')} of fewer than {stats.MIN_SAMPLES} visits"
+        item = f"{few}: verdicts on them are UNCLEAR. Give the bench a longer --budget."
+        found.append(Notice("warn", "Measured too briefly", [item]))
     if model.problems:
         found.append(
             Notice("warn", f"{text.count(len(model.problems), 'problem')} with the records", model.problems)

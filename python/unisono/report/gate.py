@@ -28,6 +28,7 @@ class GateResult:
     min_ratio: float
     checked: list[Pair] = field(default_factory=list)
     below: list[Pair] = field(default_factory=list)  # confidently below min_ratio, the worst first
+    unsure: list[Pair] = field(default_factory=list)  # of too few visits: not judged
     alone: list[Row] = field(default_factory=list)  # cases of the backend without a peer: not judged
     missing: list[Row] = field(
         default_factory=list
@@ -37,7 +38,7 @@ class GateResult:
 
     @property
     def passed(self) -> bool:
-        """At least one case was compared, none is confidently below, and the backend failed in none."""
+        """At least one case was judged, none is confidently below, and the backend failed in none."""
         return bool(self.checked) and not self.below and not self.failures
 
     @property
@@ -54,7 +55,8 @@ class GateResult:
         peer = "the best peer" if self.against == "best" else self.against
         head = "Passed" if self.passed else "Not passed"
         if not self.checked:
-            parts = [f"{head}: no case of {self.backend} has a result of {peer} to compare with."]
+            why = "was measured often enough" if self.unsure else f"has a result of {peer} to compare with"
+            parts = [f"{head}: no case of {self.backend} {why}."]
         else:
             cases = f"{len(self.below)} of {text.count(len(self.checked), 'case')}"
             limit = f"confidently below {self.min_ratio:g}× of {peer}"  # noqa: RUF001
@@ -62,6 +64,9 @@ class GateResult:
             parts = [f"{head}: {cases} of {self.backend} are {limit}; geometric mean {mean}."]
         if self.failures:
             parts.append(f"{text.count(len(self.failures), 'failure')} of {self.backend}.")
+        if self.unsure:
+            few = f"{text.count(len(self.unsure), 'case')} had fewer than {stats.MIN_SAMPLES} visits"
+            parts.append(f"{few} and were not judged: give the bench a longer --budget.")
         if self.alone:
             parts.append(f"{text.count(len(self.alone), 'case')} had no peer and were not judged.")
         if self.missing:
@@ -84,13 +89,16 @@ def gate(path: Path, backend: str = "unisono", against: str = "best", min_ratio:
     Its peer is `against`, or with `best` the other library with the smallest median in that very case
     (variants such as `unisono:two_shot` are not peers of `unisono`). A case is confidently below as `below`
     says; an interval that reaches `min_ratio` is not. Not passing: any case confidently below, any failure or
-    wrong result of `backend`, or nothing to compare. Cases without a peer, and cases that only peers ran, are
-    counted and do not decide. Raises what `load` raises, and ValueError for a ratio that is not positive."""
+    wrong result of `backend`, or nothing to judge. Cases of too few visits for an interval, without a peer,
+    or that only peers ran are counted and do not decide. Raises what `load` raises, and ValueError for a
+    ratio that is not positive."""
     if not min_ratio > 0:
         raise ValueError(f"the minimum ratio is {min_ratio}: it must be greater than 0.")
     model = load(path)
     found = GateResult(backend, against, min_ratio)
-    found.checked, found.alone = pairs(model.all_rows, backend, against)
+    compared, found.alone = pairs(model.all_rows, backend, against)
+    found.checked = [pair for pair in compared if pair.sure]
+    found.unsure = [pair for pair in compared if not pair.sure]
     found.below = sorted((p for p in found.checked if below(p, min_ratio)), key=lambda p: (p.ratio, p.own.id))
     own = {row.key for row in model.all_rows if row.backend == backend}
     others = [row for row in model.all_rows if row.key not in own and _is_peer(row, backend, against)]

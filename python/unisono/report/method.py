@@ -50,19 +50,21 @@ memory are part of its time.
 
 Verified
 Fresh random data with poisoned outputs, checked before and after the timed part: bit by bit where the
-semantics are exact, within the stated bound otherwise. A wrong result is a failure, not a time. What
-quantises is held to the bound that the library states for it.
+semantics are exact, within the stated bound otherwise. What is checked afterwards is, out of place, what was
+timed: the graph, or the queue of calls. A wrong result is a failure, not a time. What quantises is held to
+the bound that the library states for it.
 
 Median and interval
 The median with its exact nonparametric {confidence:.0f} % interval: two order statistics, whatever the
-distribution. Below {least} samples the interval is minimum to maximum. Samples that were taken right after
-each other are not independent, so the interval is extended to that of the medians of the visits in which they
-were taken, where that reaches further. Converged says that the interval became as narrow as was asked before
-the time ran out.
+distribution. Samples that were taken right after each other are not independent, so the interval is extended
+to that of the medians of the visits in which they were taken, where that reaches further. Below {least}
+samples or visits it is minimum to maximum, which covers less. Converged says that the interval became as
+narrow as was asked before the time ran out.
 
 Verdict
 FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: all of both
-intervals lies within 2 % of each other. Otherwise UNCLEAR; no verdict is forced.
+intervals lies within 2 % of each other. Otherwise UNCLEAR, as where either result is of fewer than {least}
+visits; no verdict is forced.
 
 Speed-up
 Median time of the best peer over the median time of {subject} in the same case: above 1, {subject} is

@@ -88,7 +88,8 @@ class Row:
     @property
     def interval(self) -> Interval:
         r = self.result
-        return Interval(r.median_us, r.ci_low_us, r.ci_high_us)
+        sure = len(r.visits or r.samples_us) >= stats.MIN_SAMPLES
+        return Interval(r.median_us, r.ci_low_us, r.ci_high_us, sure)
 
     @cached_property
     def samples(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -120,6 +121,11 @@ class Pair:
 
     own: Row
     peer: Row
+
+    @property
+    def sure(self) -> bool:
+        """Whether both were measured often enough for a verdict."""
+        return self.own.interval.sure and self.peer.interval.sure
 
     @property
     def ratio(self) -> float:
@@ -186,6 +192,11 @@ class Model:
     def unchecked(self) -> int:
         """Results that the user left unchecked."""
         return sum(row.result.verification.bound == records.NOT_CHECKED for row in self.all_rows)
+
+    @property
+    def unsure(self) -> int:
+        """Results of so few visits that no verdict can be given on them."""
+        return sum(not row.interval.sure for row in self.all_rows)
 
     @property
     def machines(self) -> list[str]:

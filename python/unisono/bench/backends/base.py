@@ -42,7 +42,8 @@ BUILT_IN = {  # those for GPUs last
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who takes part. `all_gather` exchanges bytes between all ranks, for a backend's own bootstrap;
+    """Who takes part. `all_gather` exchanges bytes between all ranks, for a backend's own bootstrap; in
+    `setup` and `allocate` it raises where another rank has failed there.
     `communicator` is the bench's unisono communicator, which also owns the symmetric buffers. On GPUs,
     `device` is this rank's, and every call of a backend is to be queued on `stream`, a CUDA stream as an
     integer; both are current in torch."""
@@ -110,7 +111,7 @@ class Backend(Protocol):
 
     def setup(self, ranks: Ranks) -> None:
         """Creates the communicator. May communicate; raises where it cannot, and the backend is then
-        skipped."""
+        skipped, by `abort` and `close` on the ranks where it could and on those where it could not."""
 
     def supports(self, case: Case) -> str | None:
         """None where this library offers the case, else the reason; the same answer on every rank."""
@@ -146,8 +147,8 @@ class Backend(Protocol):
         return None
 
     def abort(self) -> None:
-        """On GPUs, after a hang: ends the library's kernels as far as it can. Nothing but `close` is called
-        afterwards."""
+        """On GPUs, after a hang, and anywhere after a setup that failed on some rank: ends what is under way
+        as far as it can, without the other ranks. Nothing but `close` is called afterwards."""
 
     def staged(self) -> bool:
         """On GPUs: whether the data goes through the host's memory."""

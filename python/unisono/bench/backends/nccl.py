@@ -210,15 +210,15 @@ class NcclWindowsBackend(NcclBackend):
         return super().supports(case)
 
     def allocate(self, size: int) -> tuple[Any, Any]:
-        x, out = (tensor_at(self._window(size), size, self._device, None) for _ in range(2))
+        assert self._ranks is not None
+        for _ in range(2):
+            self._memory.append(self._library.allocate(size))
+        self._ranks.all_gather(b"")  # all have their memory: a registration waits for every rank
+        for address in self._memory:
+            for comm in self._comms.values():
+                comm.register(address, size)
+        x, out = (tensor_at(address, size, self._device, None) for address in self._memory)
         return x, out
-
-    def _window(self, size: int) -> int:
-        address: int = self._library.allocate(size)
-        self._memory.append(address)
-        for comm in self._comms.values():
-            comm.register(address, size)
-        return address
 
     def close(self) -> None:
         aborted = not self._comms

@@ -33,6 +33,7 @@ RECOVER_S = 20.0
 HOLD_S = 60.0  # a start line that nobody crosses ends by itself
 SILENCE_S = 240.0  # without any progress, wherever the rank is: in a library's start, a call, a close
 MEMORY_SHARE = 0.8  # of what is free on the fullest GPU; the rest is for what the libraries stage
+LATER_S = 6.0  # that the other ranks leave rank 0, which has the records and may be in their process
 STATE = "name,clocks.sm,clocks.mem,temperature.gpu,power.draw"
 # Multicast through the switch (NVLS) is left out, for all libraries alike, unless the user sets these.
 ENVIRONMENT = {
@@ -166,6 +167,9 @@ class CudaDevice:
     def beat(self, doing: str) -> None:
         self._watch.beat(doing)
 
+    def on_silence(self, save: Callable[[], None]) -> None:
+        self._watch.save = save
+
     # ---- memory
 
     def pools(self, cases: Iterable[Case], rank: int) -> Pools:
@@ -245,11 +249,13 @@ def gpu_state() -> list[str]:
 
 
 class Watch:
-    """Ends the process when nothing has moved for SILENCE_S, also where the rank waits inside a library. The
-    records so far are on disk; the other ranks notice that this one is gone."""
+    """Ends the process when nothing has moved for SILENCE_S, also where the rank waits inside a library, once
+    `save` has recorded what was measured; the other ranks notice that this one is gone."""
 
     def __init__(self, rank: int) -> None:
         self.doing = "the start"
+        self.save: Callable[[], None] = lambda: None
+        self._limit_s = SILENCE_S + (LATER_S if rank else 0.0)
         self._rank, self._last, self._stopped = rank, monotonic(), threading.Event()
         threading.Thread(target=self._run, daemon=True, name="bench-watch").start()
 
@@ -264,10 +270,13 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(2.0):
-            if monotonic() - self._last > SILENCE_S:
+            if monotonic() - self._last > self._limit_s:
                 sys.stderr.write(
-                    f"unisono bench: rank {self._rank}: nothing has moved for {SILENCE_S:.0f} s in "
+                    f"unisono bench: rank {self._rank}: nothing has moved for {self._limit_s:.0f} s in "
                     f"{self.doing}; the run ends here; what was recorded until then is kept.\n"
                 )
                 sys.stderr.flush()
-                os._exit(1)
+                try:
+                    self.save()
+                finally:
+                    os._exit(1)

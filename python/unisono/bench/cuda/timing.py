@@ -84,9 +84,12 @@ class CudaRunner:
         """Makes the alignments of the samples that are left, so that no other rank waits for this one
         there."""
         meet = self._device.line.pass_by if self._by_events else self._device.align
-        for _ in range(samples_left):
-            meet()
         text = str(raised) if isinstance(raised, HangError) else f"{type(raised).__name__}: {raised}"
+        try:
+            for _ in range(samples_left):
+                meet()
+        except Exception as late:
+            raise RuntimeError(f"{text}; then {late}") from late
         return Timed(NO_STARTS, np.zeros(0, np.int64), text, isinstance(raised, HangError))
 
     @property
