@@ -110,6 +110,9 @@ void bind_communicator(nb::module_& module) {
                    "Whether the ranks' GPUs reach each other's memory; if not, messages go through pinned "
                    "host memory. "
                    "False without a GPU.")
+      .def_prop_ro("nvlink", &C::nvlink,
+                   "Whether they do so over NVLink, as far as the processes see each other's GPUs "
+                   "(CUDA_VISIBLE_DEVICES): what the algorithms ..._ll128 need.")
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",

@@ -27,6 +27,7 @@ class PyCommunicator {
   void set_check(bool check) { communicator_.set_check(check); }
   std::optional<int> device() const { return communicator_.device(); }
   bool peer_access() const { return communicator_.peer_access(); }
+  bool nvlink() const { return communicator_.nvlink(); }
   std::string card() const { return std::string(communicator_.card()); }
 
   // A call of another thread that waits ends with a UsageError; it has come back to Python when this returns,

@@ -86,6 +86,7 @@ std::optional<int> Communicator::Impl::device() const {
 }
 
 bool Communicator::peer_access() const { return impl_->has_engine() && impl_->engine().peer_access(); }
+bool Communicator::nvlink() const { return impl_->has_engine() && impl_->engine().nvlink(); }
 
 void Communicator::synchronize(void* stream) { impl_->synchronize(stream); }
 void Communicator::Impl::synchronize(void* stream) { engine().synchronize(stream); }

@@ -26,11 +26,15 @@ void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
       if (planned == Collective::reduce) algorithm = Algorithm::direct;
     }
   }
-  if ((is_direct(algorithm) || is_lines(algorithm)) && !gpu.peer_access())
+  if (is_direct(algorithm) && !gpu.peer_access())
     throw UsageError(
         std::string(name_of(algorithm)) +
         " needs GPUs with peer access, which a pair of this communicator's lacks or an option has "
         "switched off: use another algorithm.");
+  if (is_lines(algorithm) && !gpu.nvlink())
+    throw UsageError(std::string(name_of(algorithm)) +
+                     " needs peer access over NVLink, which this process does not find between all of this "
+                     "communicator's GPUs or an option has switched off: use another algorithm.");
   if (is_direct(algorithm) && !symmetric && !pair)
     throw UsageError(
         std::string(name_of(algorithm)) +

@@ -84,7 +84,8 @@ class Plan {
   // For memory of GPUs named `card` (cudaDeviceProp::name): the table of src/plans/ for it, or for the card
   // that all tables are of by default, with the fewest ranks from `ranks` on, else the most.
   static Plan of_gpu(std::string_view card, int ranks);
-  static Plan of_gpu_staged(int ranks);  // for GPUs that do not reach each other's memory
+  static bool has_table(std::string_view card);  // one of its own: all such cards are joined by NVLink
+  static Plan of_gpu_over_pcie(int ranks);       // to each other's memory, or through the host's
 
   // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
   // its collective.

@@ -125,6 +125,9 @@ class Communicator {
   // Whether the ranks' GPUs reach each other's memory. Where one pair cannot, or an option says so, messages
   // go through pinned host memory, and no algorithm reaches into peers' buffers. False without a GPU.
   bool peer_access() const;
+  // Whether they do so over NVLink, as far as the processes see each other's GPUs (CUDA_VISIBLE_DEVICES):
+  // what the algorithms …_ll128 need.
+  bool nvlink() const;
   // The name of the ranks' GPUs, by which plans are chosen; empty where they differ.
   std::string_view card() const;
   // Returns when what is enqueued on the stream is done; raises what went wrong there.

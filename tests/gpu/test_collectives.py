@@ -30,7 +30,7 @@ def ranks(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("collective", ALL)
 def test_plain_memory(ranks: Gpus, collective: str) -> None:
     for count in COUNTS:
-        for algorithm in plain_algorithms(collective, ranks.reach):
+        for algorithm in plain_algorithms(collective, ranks.nvlink):
             check(ranks, collective, count, "f32", "sum", algorithm)
 
 
@@ -52,7 +52,7 @@ def test_symmetric_memory(ranks: Gpus, pools: Any, collective: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_and_op(ranks: Gpus, pools: Any, dtype: str) -> None:
     for op in OPS:
-        for algorithm in plain_algorithms("all_reduce", ranks.reach):
+        for algorithm in plain_algorithms("all_reduce", ranks.nvlink):
             check(ranks, "all_reduce", 5001, dtype, op, algorithm)
         check(ranks, "reduce_scatter", 5001, dtype, op, None)
         if ranks.reach:
@@ -67,7 +67,7 @@ def test_unaligned(ranks: Gpus) -> None:
     rng, n = np.random.default_rng(7), ranks.n
     xs = [random_bits(rng, (4099,), "bf16") for _ in range(n)]
     inputs = [ranks.put(xs[r], r)[1:] for r in range(n)]
-    for algorithm in plain_algorithms("all_reduce", ranks.reach):
+    for algorithm in plain_algorithms("all_reduce", ranks.nvlink):
         outs = [ranks.put(np.zeros(4101, DTYPES["bf16"]), r)[3:] for r in range(n)]
         ranks.run(
             lambda comm, r, stream, outs=outs, how=algorithm: comm.all_reduce(
@@ -85,7 +85,7 @@ def test_in_place(ranks: Gpus, pools: Any, symmetric: bool) -> None:
         pytest.skip("nobody is reached")
     xs = [random_bits(rng, (40_001,), "f32") for _ in range(n)]
     wanted = combine(xs, "sum")
-    names = direct_algorithms("all_reduce", n) if symmetric else plain_algorithms("all_reduce", ranks.reach)
+    names = direct_algorithms("all_reduce", n) if symmetric else plain_algorithms("all_reduce", ranks.nvlink)
     for algorithm in names:
         tensors = [ranks.put(xs[r], r) for r in range(n)]
         if symmetric:
@@ -133,7 +133,7 @@ def test_all_to_all_in_place(ranks: Gpus) -> None:
     rng, n = np.random.default_rng(13), ranks.n
     for count in (5, 4096, 50_001):
         xs = [random_bits(rng, (n, count), "bf16") for _ in range(n)]
-        for algorithm in plain_algorithms("all_to_all", ranks.reach):
+        for algorithm in plain_algorithms("all_to_all", ranks.nvlink):
             tensors = [ranks.put(x, r) for r, x in enumerate(xs)]
             ranks.run(
                 lambda comm, r, stream, t=tensors, how=algorithm: comm.all_to_all(
@@ -362,6 +362,23 @@ def test_without_peer_access_nothing_is_reached() -> None:
         for algorithm in direct_algorithms("all_reduce", 2):
             with pytest.raises(unisono.UsageError, match="needs GPUs with peer access"):
                 ranks.comms[0].all_reduce(x, out=x, algorithm=algorithm, stream=ranks.streams[0])
+        assert [comm.nvlink for comm in ranks.comms] == [False, False]
+        for algorithm in ("one_shot_ll128", "two_shot_ll128"):
+            with pytest.raises(unisono.UsageError, match="needs peer access over NVLink"):
+                ranks.comms[0].all_reduce(x, out=x, algorithm=algorithm, stream=ranks.streams[0])
+
+
+def test_lines_are_chosen_over_nvlink_only() -> None:
+    """By the built-in table, and by one of one's own that another machine may have written."""
+    with gpus(2) as ranks:
+        if not ranks.reach:
+            pytest.skip("nobody is reached")
+        nvlink = ranks.comms[0].nvlink
+        assert [comm.nvlink for comm in ranks.comms] == [nvlink] * 2
+        assert (ranks.comms[0].plan("all_gather", 1 << 20) == "push_ll128") == nvlink
+        for comm in ranks.comms:
+            comm.set_plan([("all_reduce", False, None, "two_shot_ll128")])
+        check(ranks, "all_reduce", 300_007, "f32", "sum", None)
 
 
 @pytest.mark.parametrize("peer_access", [True, False])

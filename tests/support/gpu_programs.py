@@ -64,7 +64,7 @@ def collectives(dtype: str, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
     pool_x, pool_out = (comm.empty(1 << 20, torch.uint8) for _ in range(2))
     wrong, made = [], 0
     for collective in ALL:
-        ways = [(name, False) for name in plain_algorithms(collective, comm.peer_access)] + [(None, True)]
+        ways = [(name, False) for name in plain_algorithms(collective, comm.nvlink)] + [(None, True)]
         ways += [(name, True) for name in direct_algorithms(collective, n)] if comm.peer_access else []
         for count in counts:
             rng, root = np.random.default_rng(count), count % n
@@ -97,7 +97,7 @@ def threads(n: int) -> int:
         pools = [ranks.comms.empty(1 << 20, torch.uint8) for _ in range(2)]
         for collective in ALL:
             direct = direct_algorithms(collective, n) if ranks.reach else []
-            for algorithm in [*plain_algorithms(collective, ranks.reach), *direct]:
+            for algorithm in [*plain_algorithms(collective, ranks.nvlink), *direct]:
                 check(
                     ranks,
                     collective,

@@ -295,6 +295,11 @@ class HierarchicalCommunicator(Calls):
         """See `unisono.Communicator.peer_access`: within the node."""
         return bool(self.local.peer_access)
 
+    @property
+    def nvlink(self) -> bool:
+        """See `unisono.Communicator.nvlink`: within the node."""
+        return bool(self.local.nvlink)
+
     def sms(self, collective: str, bytes: int, algorithm: str, symmetric: bool = False) -> int:
         """See `unisono.Communicator.sms`: of that collective within the node, by its own plan."""
         inside = self.local.plan(collective, bytes, symmetric, "cuda")

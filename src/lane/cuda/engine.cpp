@@ -34,17 +34,25 @@ struct Mapped {
   byte* at[kMaxRanks];
 };
 
-// Whether `device` of this process may touch the memory of that GPU. One that this process does not see
-// counts as one that it may: mapping its memory will tell.
-bool reaches(int device, const char* pci) {
-  int other = 0, can = 0;
+// Whether a GPU may touch another's memory, and whether NVLink lies between them.
+struct Path {
+  bool reached, nvlink;
+};
+
+// From `device` of this process to that GPU. One that this process does not see counts as reached, since
+// mapping its memory will tell; nothing would tell of NVLink, so that only a `known` card counts as joined.
+Path path(int device, const char* pci, bool known) {
+  int other = 0, reached = 0, atomics = 0;
   if (cudaDeviceGetByPCIBusId(&other, pci) != cudaSuccess) {
     cudaGetLastError();
-    return true;
+    return {true, known};
   }
-  if (other == device) return true;
-  check(cudaDeviceCanAccessPeer(&can, device, other), "cudaDeviceCanAccessPeer");
-  return can != 0;
+  if (other == device) return {true, true};
+  check(cudaDeviceCanAccessPeer(&reached, device, other), "cudaDeviceCanAccessPeer");
+  // what NVLink has and PCIe lacks
+  check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device, other),
+        "cudaDeviceGetP2PAttribute");
+  return {reached != 0, atomics != 0};
 }
 
 DeviceMemory::Kind peer_kind() { return env().cuda_ipc ? DeviceMemory::Kind::ipc : DeviceMemory::Kind::vmm; }
@@ -135,7 +143,8 @@ void GpuEngine::meet_cards(const Options& options) {
   const auto cards = group_.exchange(mine);
   if (!problem.empty()) throw UsageError(problem);
   blocks_ = mine.blocks;
-  bool all_reached = options.peer_access && env().peer_access;
+  Path all{options.peer_access && env().peer_access, true};
+  auto join = [&](const Path& one) { all = {all.reached && one.reached, all.nvlink && one.nvlink}; };
   for (int r = 0; r < group_.size(); ++r) {
     const Card& its = cards[static_cast<std::size_t>(r)];
     if (!its.usable) throw UsageError("rank " + std::to_string(r) + " cannot use its GPU: see its error.");
@@ -147,11 +156,11 @@ void GpuEngine::meet_cards(const Options& options) {
     blocks_ = std::min(blocks_, its.blocks);
     if (its.name != mine.name) card_.clear();
     if (its.pid == mine.pid && its.device != device_) neighbours_.push_back(its.device);
-    all_reached = all_reached && reaches(device_, its.pci);
+    join(path(device_, its.pci, Plan::has_table(card_)));
   }
-  for (const Verdict& verdict : group_.exchange(Verdict{all_reached}))
-    all_reached = all_reached && verdict.good;
-  peer_access_ = all_reached;
+  for (const Path& of_rank : group_.exchange(all)) join(of_rank);
+  peer_access_ = all.reached;
+  nvlink_ = all.reached && all.nvlink;
   if (!peer_access_) blocks_ = std::min(blocks_, kMostStagedBlocks);
 }
 

@@ -59,11 +59,15 @@ class Engine {
   // scratch lies in pinned host memory and nothing is symmetric: programs in push form are all that runs.
   virtual bool peer_access() const = 0;
 
+  // Whether they do so over NVLink, as far as this can be known: lines of 128 bytes arrive whole over nothing
+  // else.
+  virtual bool nvlink() const = 0;
+
   // Whether the buffers that a direct program reaches lie in symmetric memory of this rank.
   virtual bool symmetric(const Request& request) const = 0;
   virtual Place place(const byte* at, std::size_t bytes) const = 0;
 
-  // Whether an algorithm takes messages as long as the call's.
+  // Whether an algorithm runs on these GPUs, and takes messages as long as the call's.
   virtual bool carries(const Request& request, Algorithm algorithm) const = 0;
 
   // Enqueues a call, cut as the plan says. `to` and `from` are those of a send_recv; -1 leaves that half out.

@@ -36,6 +36,7 @@ class GpuEngine final : public Engine {
 
   int device() const override { return device_; }
   bool peer_access() const override { return peer_access_; }
+  bool nvlink() const override { return nvlink_; }
   std::string_view card() const override { return card_; }
 
   Place place(const byte* at, std::size_t bytes) const override;
@@ -54,6 +55,7 @@ class GpuEngine final : public Engine {
   bool carries(const Request& request, Algorithm algorithm) const override {
     if (algorithm == Algorithm::copy_engine && request.collective == Collective::reduce && group_.size() > 2)
       return false;
+    if (is_lines(algorithm) && !nvlink_) return false;
     return !(is_packets(algorithm) || is_lines(algorithm)) || by_parts(request.collective) ||
            longest(request, algorithm) < kMostMessage;
   }
@@ -131,7 +133,7 @@ class GpuEngine final : public Engine {
 
   Group& group_;
   int device_;
-  bool peer_access_ = true;
+  bool peer_access_ = true, nvlink_ = true;
   std::string card_;
   double timeout_s_;
   int blocks_ = 0;

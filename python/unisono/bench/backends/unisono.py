@@ -110,8 +110,8 @@ class UnisonoBackend(Backend):
             return f"{forced} needs another output than the input here."
         if (case.collective, forced) == ("reduce", "copy_engine") and case.ranks > 2:
             return "a reduce by copy engines is for two ranks."
-        if forced.endswith("ll128") and self.staged():
-            return f"{forced} needs GPUs with peer access."
+        if forced.endswith("ll128") and self._device == "cuda" and not self._comm.nvlink:
+            return f"{forced} needs GPUs with peer access over NVLink."
         if self._reaches_peers():
             told = self._device == "cuda" and _verb(case) == "send_recv"  # by the receiver, if it has any
             if case.memory != "symmetric" and not self._any_memory and not told:
