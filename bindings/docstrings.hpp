@@ -132,8 +132,8 @@ constexpr const char* kEmpty =
     R"(An array in symmetric memory: calls on it need no copy (algorithm direct).
 
 Collective: every rank calls it with the same shape and dtype (a numpy or torch dtype, or a name such as "bf16"). Not
-initialised by contract. It may be used, and dropped, like any array. Raises ResourceError on every rank when one of
-them has no memory for it.
+initialised by contract. It may be used, and dropped, like any array; GPU memory that was dropped is freed by the next
+`empty`, or with the communicator. Raises ResourceError on every rank when one of them has no memory for it.
 
 device: cpu: a numpy array; cuda: memory of this rank's GPU, as a torch tensor where torch has been imported, else a
 cupy array where cupy has, else an object with __dlpack__; None: cuda where the communicator has a GPU. A call on a GPU

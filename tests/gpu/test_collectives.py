@@ -368,6 +368,30 @@ def test_without_peer_access_nothing_is_reached() -> None:
                 ranks.comms[0].all_reduce(x, out=x, algorithm=algorithm, stream=ranks.streams[0])
 
 
+def test_dropping_symmetric_memory_waits_for_nothing() -> None:
+    """One thread drives both ranks: when rank 0 drops an array, its GPU waits for rank 1's part of a call."""
+    import torch
+
+    with gpus(2, timeout_s=10) as ranks:
+        old, x = (ranks.comms.empty(1000) for _ in range(2))
+        for tensor in x:
+            tensor.fill_(1)
+
+        def call(comm: Any, r: int, stream: Any) -> None:
+            comm.all_reduce(x[r], out=x[r], stream=stream)
+            old[r] = None
+
+        ranks.run(call)
+        assert [tensor.unique().tolist() for tensor in x] == [[2.0]] * 2
+
+        size = 256 << 20
+        free = [torch.cuda.mem_get_info(device)[0] for device in ranks.devices]
+        for _ in range(6):  # the next call of empty frees what was dropped
+            ranks.comms.empty(size, torch.uint8)
+        kept = max(b - torch.cuda.mem_get_info(d)[0] for b, d in zip(free, ranks.devices, strict=True))
+        assert kept < 4 * size  # two ranks may share the GPU
+
+
 def test_lines_are_chosen_over_nvlink_only() -> None:
     """By the built-in table, and by one of one's own that another machine may have written."""
     with gpus(2) as ranks:

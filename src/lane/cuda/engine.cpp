@@ -103,6 +103,7 @@ void GpuEngine::release() noexcept {
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
   cudaDeviceSynchronize();  // waits of kernels in flight end by their deadline
+  free_dropped();
   for (const cudaEvent_t* event : events())
     if (*event) cudaEventDestroy(*event);
   for (cudaStream_t stream : {side_, tell_})
@@ -241,6 +242,8 @@ byte* GpuEngine::seen_by(int peer, const byte* at, std::size_t bytes) const {
 }
 
 std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
+  free_dropped();
+  group_.exchange(Verdict{true});  // a part is free once every rank has unmapped it
   auto parts = share(bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::local);
   const auto me = static_cast<std::size_t>(group_.rank());
   Mapped mine{};
@@ -251,12 +254,17 @@ std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
   const std::scoped_lock lock(symmetric_->mutex);
   const std::uint32_t number = ++symmetric_->made;
   symmetric_->all[number] = {std::move(parts), std::move(seen)};
-  // a buffer may outlive the engine, and its memory is given back without the lock
+  // a buffer may outlive the engine
   return {data, [symmetric = symmetric_, number](void*) {
-            std::unique_lock lock(symmetric->mutex);
-            const auto dropped = symmetric->all.extract(number);
-            lock.unlock();
+            const std::scoped_lock lock(symmetric->mutex);
+            symmetric->dropped.insert(symmetric->all.extract(number));
           }};
+}
+
+void GpuEngine::free_dropped() noexcept {
+  decltype(symmetric_->dropped) dropped;  // freed without the lock
+  const std::scoped_lock lock(symmetric_->mutex);
+  dropped.swap(symmetric_->dropped);
 }
 
 void GpuEngine::check() {

@@ -78,7 +78,8 @@ class Engine {
   // Overrides the shape of the calls that follow, for measurements; the same on every rank.
   virtual void set_shape(const Shape& shape) = 0;
 
-  // Collective over the group's host lane.
+  // Collective over the group's host lane; waits for the GPU. What it gives may be dropped at any time and
+  // from any thread, and is freed by the next `allocate` or with the engine and its last buffer.
   virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
 
   virtual void check() = 0;

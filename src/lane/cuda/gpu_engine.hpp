@@ -83,6 +83,8 @@ class GpuEngine final : public Engine {
   // `bytes` of every rank, in rank order; of kind local only this rank's. Everyone gets it, or nobody.
   std::vector<std::shared_ptr<DeviceMemory>> share(std::size_t bytes, DeviceMemory::Kind kind);
 
+  void free_dropped() noexcept;
+
   // A kernel that is loaded when it is first launched may wait for one that waits for this rank.
   void load_kernels();
 
@@ -155,7 +157,9 @@ class GpuEngine final : public Engine {
   };
   struct Symmetric {
     std::mutex mutex;  // buffers are given back from any thread
-    std::map<std::uint32_t, Allocation> all;
+    // Freeing waits for the whole GPU, where a kernel may wait for what this thread has yet to enqueue, and
+    // breaks captures of graphs: what is dropped is left to the next `allocate`, which waits anyway.
+    std::map<std::uint32_t, Allocation> all, dropped;
     std::uint32_t made = 0;
   };
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
