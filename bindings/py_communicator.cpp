@@ -76,7 +76,8 @@ void PyCommunicator::call(const Made& made, const Run& run) {
     const Away away(*this);
     run(made.call);
   }
-  if (made.call.memory == Memory::device) last_stream_ = made.stream;
+  if (made.call.memory == Memory::device && communicator_.last_stream() == made.call.stream)
+    last_stream_ = made.stream;
 }
 
 void PyCommunicator::call(void (Communicator::*collective)(const Call&), const Array& of, const void* in,

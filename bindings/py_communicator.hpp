@@ -92,7 +92,7 @@ class PyCommunicator {
             std::size_t count, const How& how);
 
   int away_ = 0;            // calls that are without the GIL; counted under it
-  nb::object last_stream_;  // which the next call's may have to wait for, so that it must not be destroyed
+  nb::object last_stream_;  // communicator_.last_stream(), which must not be destroyed before the next call
   Communicator communicator_;
 };
 

@@ -91,6 +91,10 @@ bool Communicator::nvlink() const { return impl_->has_engine() && impl_->engine(
 void Communicator::synchronize(void* stream) { impl_->synchronize(stream); }
 void Communicator::Impl::synchronize(void* stream) { engine().synchronize(stream); }
 
+void* Communicator::last_stream() const {
+  return impl_->has_engine() ? impl_->engine().last_stream() : nullptr;
+}
+
 std::string_view Communicator::card() const { return impl_->engine().card(); }
 
 int Communicator::sms(Collective collective, std::size_t bytes, bool symmetric,

@@ -29,8 +29,8 @@ struct Call {
   Op op = Op::sum;
   int root = 0;
   Memory memory = Memory::host;  // of `in` and `out`
-  // Device memory: the cudaStream_t that the call is enqueued on. It must live until the next call is made,
-  // which waits for it where it is on another stream.
+  // Device memory: the cudaStream_t that the call is enqueued on. It must live until the next call is made
+  // that no graph captures, which waits for it where it is on another stream.
   void* stream = nullptr;
   std::string_view algorithm{};  // empty: the plan's choice; else one of `algorithms(collective)`
   // all_reduce only, sum and avg of f32, f16 and bf16. Other than exact, every input and the sum are rounded
@@ -132,6 +132,8 @@ class Communicator {
   std::string_view card() const;
   // Returns when what is enqueued on the stream is done; raises what went wrong there.
   void synchronize(void* stream);
+  // That of the last call on device memory that no graph has captured: see Call::stream.
+  void* last_stream() const;
 
   // The algorithm that the plan takes for a call whose larger buffer has `bytes`.
   std::string_view plan(Collective collective, std::size_t bytes, bool symmetric,

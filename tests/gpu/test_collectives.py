@@ -300,6 +300,42 @@ def test_graph_replays_with_fresh_data(ranks: Gpus, own: bool) -> None:
     assert all(same_bits(numbers(out, "bf16"), wanted) for out in outs)
 
 
+def test_calls_stay_in_order_around_a_capture() -> None:
+    """A call that is still on its way, one captured on another stream, and one on a third."""
+    import ctypes
+
+    import torch
+
+    from unisono.bench.cuda.runtime import CAPTURE_THREAD_LOCAL, Runtime
+
+    runtime = Runtime(int(str(torch.version.cuda).partition(".")[0]))
+    with gpus(2, timeout_s=20) as ranks:
+        first, captured, last = (
+            [ranks.put(np.full(1000, r + 1, "f4"), r) for r in range(2)] for _ in range(3)
+        )
+        streams = [[torch.cuda.Stream(device) for _ in range(3)] for device in ranks.devices]
+        torch.cuda._sleep(1)  # it is loaded before a GPU waits for another
+        for device in ranks.devices:
+            torch.cuda.synchronize(device)
+        for r, comm in enumerate(ranks.comms):
+            a, b, c = streams[r]
+            graph = ctypes.c_void_p()
+            with torch.cuda.device(ranks.devices[r]):
+                if r == 0:
+                    with torch.cuda.stream(a):
+                        torch.cuda._sleep(1 << 29)  # cycles: rank 1 waits for this rank's first call
+                comm.all_reduce(first[r], out=first[r], stream=a)
+                runtime("cudaStreamBeginCapture", b.cuda_stream, CAPTURE_THREAD_LOCAL)
+                comm.all_reduce(captured[r], out=captured[r], stream=b)
+                runtime("cudaStreamEndCapture", b.cuda_stream, ctypes.byref(graph))
+                runtime("cudaGraphDestroy", graph)
+                comm.all_reduce(last[r], "max", out=last[r], stream=c)
+        for comm, of_rank in zip(ranks.comms, streams, strict=True):
+            for stream in of_rank:
+                comm.synchronize(stream)
+        assert [x.unique().tolist() for x in (*first, *captured, *last)] == [[3], [3], [1], [2], [2], [2]]
+
+
 def test_a_stream_that_is_gone(ranks: Gpus) -> None:
     """Cupy destroys a stream with its object, which the next call on another must survive."""
     cupy = pytest.importorskip("cupy")

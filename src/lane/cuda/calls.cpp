@@ -98,21 +98,25 @@ void GpuEngine::order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t even
 
 namespace {
 
-// An eager call and one in a graph's capture cannot wait for each other: the one runs now, the other when the
-// graph is launched.
-bool captured(cudaStream_t stream) {
+// The number of the capture that a stream takes part in; 0: calls on it are eager.
+unsigned long long capture_of(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
-  cudaGetLastError();  // the legacy stream, while another captures
-  return false;
+  unsigned long long number = 0;
+  if (cudaStreamGetCaptureInfo(stream, &status, &number) != cudaSuccess)
+    cudaGetLastError();  // the legacy stream, while another captures
+  return status == cudaStreamCaptureStatusNone ? 0 : number;
 }
 
 }  // namespace
 
+// An eager call and a captured one cannot wait for each other, nor can those of two captures: the one runs
+// now, the other when its graph is launched.
 void GpuEngine::take_turn(cudaStream_t stream) {
-  if (any_ && stream != last_ && captured(stream) == captured(last_)) order(last_, stream, turn_);
-  last_ = stream;
-  any_ = true;
+  const unsigned long long capture = capture_of(stream);
+  Last& last = capture ? captured_ : eager_;
+  if (stream != last.stream && capture == last.capture && capture == capture_of(last.stream))
+    order(last.stream, stream, turn_);
+  last = {stream, capture};
 }
 
 void GpuEngine::start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const {

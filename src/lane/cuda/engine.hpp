@@ -85,6 +85,9 @@ class Engine {
   virtual void check() = 0;
   virtual void synchronize(void* stream) = 0;
 
+  // Of the last call that no graph has captured, for which the next such may have to wait.
+  virtual void* last_stream() const = 0;
+
  protected:
   Engine() = default;
 };

@@ -69,6 +69,8 @@ class GpuEngine final : public Engine {
 
   void synchronize(void* stream) override;
 
+  void* last_stream() const override { return eager_.stream; }
+
  private:
   static void check(cudaError_t state, std::string_view what) { cuda::check(state, what); }
 
@@ -130,7 +132,8 @@ class GpuEngine final : public Engine {
   // Where a peer has this buffer of mine mapped, or null.
   byte* seen_by(int peer, const byte* at, std::size_t bytes) const;
 
-  // A communicator's calls follow each other, on whichever streams they are.
+  // A communicator's calls follow each other, on whichever streams they are: eager ones, and those of a
+  // capture.
   void take_turn(cudaStream_t stream);
 
   Group& group_;
@@ -145,9 +148,12 @@ class GpuEngine final : public Engine {
   Failure* failure_ = nullptr;
   Context base_;
   Shape asked_;
-  cudaStream_t side_ = nullptr, last_ = nullptr;  // beside the caller's, and of the last call
-  cudaStream_t tell_ = nullptr;                   // of the watcher
-  bool any_ = false;
+  cudaStream_t side_ = nullptr, tell_ = nullptr;  // beside the caller's, and of the watcher
+  struct Last {
+    cudaStream_t stream = nullptr;
+    unsigned long long capture = ~0ull;  // 0: none; at first no call's
+  };
+  Last eager_, captured_;               // of the last eager call and of the last captured one
   bool early_ = false;                  // kernels may start before the last one has ended
   static constexpr int kMostParts = 3;  // of an all_reduce by copy engines
   cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, combined_[kMostParts] = {};
