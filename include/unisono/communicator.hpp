@@ -47,8 +47,8 @@ struct Call {
 // before and after, and is complete when it returns). Errors are those of error.hpp; what goes wrong on the
 // GPU later is raised by the next call, or by `synchronize`.
 //
-// Device memory of `empty` is used without a copy where every rank gives the same offset of the same
-// allocation (as NCCL's windows and NVSHMEM ask), the root's buffer included.
+// Device memory of `empty` is used without a copy: every rank gives the same offset of the same allocation
+// (as NCCL's windows and NVSHMEM ask), the root's buffer included, or every rank another buffer.
 class Communicator {
  public:
   // The lane on libfabric: between machines, or by one machine's NICs and shared memory.

@@ -222,10 +222,12 @@ def differs(what: str) -> None:
     count = 5 if what == "count" and other else 4
     dtype = torch.float64 if what == "dtype" and other else torch.float32
     x = torch.ones(count, dtype=dtype, device=here.device)
-    if what == "place":
-        pool = here.comm.empty(8)
-        x = pool[4:] if other else pool[:4]
-    if what == "collective" and other:
+    if what in ("place", "out"):
+        pool = here.comm.empty(12)
+        x = pool[4:8] if what == "place" and other else pool[:4]
+    if what == "out":  # the root's, which the others do not know
+        here.comm.reduce(x, out=pool[8:] if here.rank == 0 else None)
+    elif what == "collective" and other:
         here.comm.broadcast(x)
     else:
         here.comm.all_reduce(x, "max" if what == "op" and other else "sum", out=x)

@@ -311,7 +311,9 @@ std::string GpuEngine::story() const {
          std::to_string(f.call) + " of rank " + std::to_string(f.rank) + ") has waited " + seconds +
          " s on the GPU for rank " + std::to_string(f.peer) + " (slot " + kSlotNames[f.slot % kSlots] +
          ", block " + std::to_string(f.block) + ", epoch expected " + std::to_string(f.expected) + ", seen " +
-         std::to_string(f.seen) + "): see what that rank is doing, or raise UNISONO_TIMEOUT_S.";
+         std::to_string(f.seen) +
+         "): see what that rank is doing, compare the calls with UNISONO_CHECK=1, or raise "
+         "UNISONO_TIMEOUT_S.";
 }
 
 std::unique_ptr<Engine> Engine::make(Group& group, const Options& options) {
