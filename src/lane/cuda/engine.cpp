@@ -202,8 +202,10 @@ std::vector<std::shared_ptr<DeviceMemory>> GpuEngine::share(std::size_t bytes, D
 void GpuEngine::load_kernels() {
   std::set<const void*> loaded;
   auto load = [&](const void* one) {
+    if (!one || !loaded.insert(one).second) return;
     cudaFuncAttributes attributes;
-    if (one && loaded.insert(one).second) check(cudaFuncGetAttributes(&attributes, one), "loading a kernel");
+    check(cudaFuncGetAttributes(&attributes, one), "loading a kernel");
+    early_ = early_ && attributes.ptxVersion >= 90;  // follow_last_kernel: code for older GPUs does not wait
   };
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (const Wire wire : {Wire::fp8, Wire::int8})

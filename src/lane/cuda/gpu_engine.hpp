@@ -87,7 +87,8 @@ class GpuEngine final : public Engine {
 
   void free_dropped() noexcept;
 
-  // A kernel that is loaded when it is first launched may wait for one that waits for this rank.
+  // A kernel that is loaded when it is first launched may wait for one that waits for this rank. Finds out
+  // whether kernels may start early.
   void load_kernels();
 
   std::vector<cudaEvent_t*> events() {
