@@ -153,7 +153,7 @@ what an earlier one has met, and this one all of it.)";
 
 constexpr const char* kPlan =
     R"(The algorithm that is taken for a call of `collective` whose larger buffer on any rank has `bytes`, with symmetric
-buffers or plain ones.)";
+buffers or plain ones, in place or not.)";
 
 constexpr const char* kSetPlan =
     R"(Replaces the plan: a list of (collective, symmetric, up_to_bytes or None, algorithm) in rising order of bytes, the same on

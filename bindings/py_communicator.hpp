@@ -61,9 +61,9 @@ class PyCommunicator {
   nb::object empty(nb::handle shape, nb::handle dtype, const std::optional<std::string>& device);
 
   std::string plan(const std::string& collective, std::size_t bytes, bool symmetric,
-                   const std::optional<std::string>& device) const;
-  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm,
-          bool symmetric) const;
+                   const std::optional<std::string>& device, bool in_place) const;
+  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm, bool symmetric,
+          bool in_place) const;
   void set_plan(const PlanRows& rows, const std::optional<std::string>& device);
   void set_shape(int blocks, int threads, std::size_t piece_bytes) {
     communicator_.set_shape(blocks, threads, piece_bytes);

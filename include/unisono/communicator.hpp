@@ -135,11 +135,12 @@ class Communicator {
   // That of the last call on device memory that no graph has captured: see Call::stream.
   void* last_stream() const;
 
-  // The algorithm that the plan takes for a call whose larger buffer has `bytes`.
+  // The algorithm that a call takes whose larger buffer has `bytes`.
   std::string_view plan(Collective collective, std::size_t bytes, bool symmetric,
-                        Memory memory = Memory::host) const;
+                        Memory memory = Memory::host, bool in_place = false) const;
   // The SMs that such a call takes of a GPU; 0: it is left to the copy engines.
-  int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm) const;
+  int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm,
+          bool in_place = false) const;
   struct PlanEntry {
     Collective collective;
     bool symmetric;

@@ -441,6 +441,27 @@ def test_lines_are_chosen_over_nvlink_only() -> None:
         check(ranks, "all_reduce", 300_007, "f32", "sum", None)
 
 
+def test_the_plan_knows_what_stands_in() -> None:
+    """In place, where sums pass through the output or peers overwrite it; and of more than two ranks."""
+    with gpus(3) as ranks:
+        if not ranks.reach:
+            pytest.skip("nobody is reached")
+        comm = ranks.comms[0]
+        comm.set_plan([(name, True, None, "copy_engine") for name in ("all_reduce", "reduce", "all_to_all")])
+        comm.set_plan([("all_to_all", False, None, "push")])
+        planned = {
+            name: [comm.plan(name, 1 << 30, True, in_place=way) for way in (False, True)]
+            for name in ("all_reduce", "reduce", "all_to_all")
+        }
+        assert planned == {
+            "all_reduce": ["copy_engine", "two_shot_push"],
+            "reduce": ["push", "push"],
+            "all_to_all": ["copy_engine", "push"],
+        }
+        comm.set_plan([("gather", False, None, "push_ll128")])
+        assert comm.plan("gather", 16 << 30) == "push"  # a line's message is below 2 GiB
+
+
 @pytest.mark.parametrize("peer_access", [True, False])
 def test_late_rank_is_a_timeout(peer_access: bool) -> None:
     import torch

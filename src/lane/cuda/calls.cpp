@@ -8,10 +8,9 @@
 namespace unisono::cuda {
 
 bool GpuEngine::symmetric(const Request& request) const {
-  if (!peer_access_) return false;
+  if (!reaches(request.collective, request.in_place())) return false;
   const Args& a = request.args;
   const auto [in, out] = reached(request.collective);
-  if ((!in && !out) || (request.collective == Collective::all_to_all && request.in_place())) return false;
   auto lies = [&](const byte* at) { return at && place(at, a.bytes).allocation != Place::kNone; };
   return (!in || lies(a.in)) && (!out || lies(a.out));
 }
@@ -189,7 +188,7 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
     if (request.in_place())
       throw UsageError(
           "copy engines need an output apart from the input: leave algorithm out, or give another.");
-    if (!carries(request, algorithm))
+    if (!carries(request.collective, algorithm, request.bytes()))
       throw UsageError("a reduce by copy engines is for two ranks: leave algorithm out, or give another.");
     if (reduces) return reduce_by_engine(launch, asked, stream);
     // whole shards, and what is left over

@@ -63,12 +63,22 @@ class Engine {
   // else.
   virtual bool nvlink() const = 0;
 
+  // Whether direct programs reach the peers' buffers in such a call, where these are symmetric. In place, an
+  // all_to_all would overwrite what its owner has not sent.
+  bool reaches(Collective collective, bool in_place) const {
+    const Sides sides = reached(collective);
+    return peer_access() && (sides.in || sides.out) && !(collective == Collective::all_to_all && in_place);
+  }
   // Whether the buffers that a direct program reaches lie in symmetric memory of this rank.
   virtual bool symmetric(const Request& request) const = 0;
   virtual Place place(const byte* at, std::size_t bytes) const = 0;
 
-  // Whether an algorithm runs on these GPUs, and takes messages as long as the call's.
-  virtual bool carries(const Request& request, Algorithm algorithm) const = 0;
+  // Whether an algorithm runs on these GPUs, and takes messages as long as those of a call of `bytes`.
+  virtual bool carries(Collective collective, Algorithm algorithm, std::size_t bytes) const = 0;
+
+  // What an automatic call takes: the plan's choice, or what stands in where that cannot run.
+  Algorithm choose(const Plan& plan, Collective collective, std::size_t bytes, bool symmetric,
+                   bool in_place) const;
 
   // Enqueues a call, cut as the plan says. `to` and `from` are those of a send_recv; -1 leaves that half out.
   virtual void run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call,

@@ -52,12 +52,12 @@ class GpuEngine final : public Engine {
   }
   void set_shape(const Shape& shape) override { asked_ = shape; }
 
-  bool carries(const Request& request, Algorithm algorithm) const override {
-    if (algorithm == Algorithm::copy_engine && request.collective == Collective::reduce && group_.size() > 2)
+  bool carries(Collective collective, Algorithm algorithm, std::size_t bytes) const override {
+    if (algorithm == Algorithm::copy_engine && collective == Collective::reduce && group_.size() > 2)
       return false;
     if (is_lines(algorithm) && !nvlink_) return false;
-    return !(is_packets(algorithm) || is_lines(algorithm)) || by_parts(request.collective) ||
-           longest(request, algorithm) < kMostMessage;
+    return !(is_packets(algorithm) || is_lines(algorithm)) || by_parts(collective) ||
+           longest(collective, algorithm, bytes) < kMostMessage;
   }
 
   void run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call, int to,
@@ -111,8 +111,10 @@ class GpuEngine final : public Engine {
 
   Shape cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const;
 
-  // Of packets and lines: the bytes of the longest message between two ranks, as this one knows them.
-  std::size_t longest(const Request& request, Algorithm algorithm) const;
+  // Of packets and lines: the bytes of the longest message between two ranks. Of a call by parts, of those
+  // that this rank has.
+  std::size_t longest(Collective collective, Algorithm algorithm, std::size_t bytes) const;
+  static std::size_t longest_part(const Request& request);
   void one_step(Exchange& x, const Request& request, int to, int from) const;
   void two_steps(Exchange& x, const Request& request) const;
   void exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call, int to,
