@@ -251,8 +251,8 @@ void Plan::set(const std::vector<Entry>& entries) {
 const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool symmetric) const {
   if (collective == Collective::batch_send_recv) collective = Collective::all_to_all_v;  // on GPUs
   // on GPUs no rank knows the others' parts, or whether the other of two has symmetric memory
-  if (memory_ == Memory::device && collective == Collective::all_to_all_v) bytes = kRest;
-  if (memory_ == Memory::device && collective == Collective::send_recv) symmetric = true;
+  if (memory_ == Memory::device && collective == Collective::all_to_all_v) symmetric = false, bytes = kRest;
+  if (memory_ == Memory::device && collective == Collective::send_recv) symmetric = false;
   for (const Entry& entry : entries_[static_cast<int>(collective)][symmetric])
     if (bytes <= entry.up_to_bytes) return &entry;
   return nullptr;

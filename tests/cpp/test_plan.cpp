@@ -137,6 +137,15 @@ TEST(Plan, OfGpusKnowsEveryCollective) {
   for (int ranks = 2; ranks <= 8; ++ranks) expect_an_algorithm_that_reaches(Plan::of_gpu("", ranks), true);
 }
 
+// Nobody of a send_recv or an all_to_all_v on GPUs knows whether the others' buffers are symmetric.
+TEST(Plan, OfGpusHasOneEntryForAllMemoryOfPairsAndParts) {
+  Plan plan = Plan::of_gpu("", 2);
+  for (const Collective collective : {Collective::send_recv, Collective::all_to_all_v}) {
+    plan.set({{collective, false, kRest, push}, {collective, true, kRest, push_packets}});
+    for (const bool symmetric : {false, true}) EXPECT_EQ(plan.choose(collective, 1000, symmetric), push);
+  }
+}
+
 TEST(Plan, OfGpusOverPcieReachesNowhereAndHasNoLines) {
   for (int ranks = 1; ranks <= 8; ++ranks)
     expect_an_algorithm_that_reaches(Plan::of_gpu_over_pcie(ranks), false);
