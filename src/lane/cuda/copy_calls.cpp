@@ -5,8 +5,8 @@
 
 namespace unisono::cuda {
 
-// The copies to all peers go side by side, so that one's start is hidden behind the others, between two
-// meetings of all ranks.
+// Between two meetings of all ranks: the copies to the peers one after the other, in the order of the ring,
+// so that each rank gets one at a time; this rank's own block goes beside them.
 void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream) {
   const Args& a = launch.args;
   const int n = group_.size(), me = group_.rank();
