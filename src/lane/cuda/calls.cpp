@@ -143,11 +143,7 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
   auto* const stream = static_cast<cudaStream_t>(request.call->stream);
   const Args& args = request.args;
   const int n = group_.size(), me = group_.rank();
-  if (n == 1 || (to == me && from == me)) {
-    if (args.in != args.out && args.bytes > 0)
-      check(cudaMemcpyAsync(args.out, args.in, args.bytes, cudaMemcpyDeviceToDevice, stream), "a copy");
-    return;
-  }
+  if (n == 1 || (to == me && from == me)) return copy(args.out, args.in, args.bytes, stream);
   take_turn(stream);
   const Shape asked = wanted(planned);
   if (is_packets(algorithm) || is_lines(algorithm))
@@ -172,16 +168,14 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
     // in place, what comes would overwrite what has not gone
     if (from >= 0 && (to < 0 || !request.in_place())) launch.mine = seen_by(from, args.out, args.bytes);
   } else if (is_direct(algorithm)) {
-    auto reach = [&](const void* at, int rank) -> byte* {
-      const Place mine = place(static_cast<const byte*>(at), 0);
-      if (mine.allocation == Place::kNone) return nullptr;
-      const std::scoped_lock lock(symmetric_->mutex);
-      return symmetric_->all.at(mine.allocation).parts[static_cast<std::size_t>(rank)]->data() + mine.offset;
+    const std::scoped_lock lock(symmetric_->mutex);
+    auto reach = [&](const byte* at, auto& of_ranks) {
+      const Found mine = find(at, 0);
+      for (int r = 0; mine.allocation && r < n; ++r)
+        of_ranks[r] = mine.allocation->parts[static_cast<std::size_t>(r)]->data() + mine.place.offset;
     };
-    for (int r = 0; r < n; ++r) {
-      launch.inputs[r] = reach(args.in, r);
-      launch.outputs[r] = reach(args.out, r);
-    }
+    reach(args.in, launch.inputs);
+    reach(args.out, launch.outputs);
   }
   const bool reduces = request.collective == Collective::reduce;
   if (algorithm == Algorithm::copy_engine && (reduces || request.collective == Collective::all_reduce)) {

@@ -223,24 +223,27 @@ void GpuEngine::load_kernels() {
   }
 }
 
-Place GpuEngine::place(const byte* at, std::size_t bytes) const {
-  const std::scoped_lock lock(symmetric_->mutex);
+GpuEngine::Found GpuEngine::find(const byte* at, std::size_t bytes) const {
   for (const auto& [number, allocation] : symmetric_->all) {
     const DeviceMemory& mine = *allocation.parts[static_cast<std::size_t>(group_.rank())];
     // not its end, where another one may begin
     if (at >= mine.data() && at < mine.data() + mine.bytes() &&
         bytes <= mine.bytes() - static_cast<std::size_t>(at - mine.data()))
-      return {number, static_cast<std::uint64_t>(at - mine.data())};
+      return {&allocation, {number, static_cast<std::uint64_t>(at - mine.data())}};
   }
   return {};
 }
 
-byte* GpuEngine::seen_by(int peer, const byte* at, std::size_t bytes) const {
-  const Place mine = place(at, bytes);
-  if (mine.allocation == Place::kNone) return nullptr;
+Place GpuEngine::place(const byte* at, std::size_t bytes) const {
   const std::scoped_lock lock(symmetric_->mutex);
-  byte* const there = symmetric_->all.at(mine.allocation).seen[static_cast<std::size_t>(peer)];
-  return there ? there + mine.offset : nullptr;
+  return find(at, bytes).place;
+}
+
+byte* GpuEngine::seen_by(int peer, const byte* at, std::size_t bytes) const {
+  const std::scoped_lock lock(symmetric_->mutex);
+  const Found mine = find(at, bytes);
+  byte* const there = mine.allocation ? mine.allocation->seen[static_cast<std::size_t>(peer)] : nullptr;
+  return there ? there + mine.place.offset : nullptr;
 }
 
 std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {

@@ -123,6 +123,8 @@ class GpuEngine final : public Engine {
                        cudaStream_t stream) const;
   void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
   void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
+  // Not of 0 bytes, nor to where they are.
+  static void copy(byte* to, const byte* from, std::size_t bytes, cudaStream_t stream);
   void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
   void all_reduce_by_engine(const Launch& launch, std::size_t bytes, const Shape& asked, cudaStream_t stream);
   void reduce_by_engine(const Launch& launch, const Shape& asked, cudaStream_t stream);
@@ -131,6 +133,17 @@ class GpuEngine final : public Engine {
   void meet(const Launch& given, cudaStream_t stream) const;
   // What follows on `later` waits for what is on `earlier` now.
   void order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const;
+
+  // The symmetric allocation that has these bytes of mine, or null, and where; under the lock of symmetric_.
+  struct Allocation {
+    std::vector<std::shared_ptr<DeviceMemory>> parts;  // of every rank
+    std::vector<byte*> seen;                           // where every rank has mapped mine
+  };
+  struct Found {
+    const Allocation* allocation = nullptr;
+    Place place;
+  };
+  Found find(const byte* at, std::size_t bytes) const;
 
   // Where a peer has this buffer of mine mapped, or null.
   byte* seen_by(int peer, const byte* at, std::size_t bytes) const;
@@ -160,10 +173,6 @@ class GpuEngine final : public Engine {
   bool early_ = false;                  // kernels may start before the last one has ended
   static constexpr int kMostParts = 3;  // of an all_reduce by copy engines
   cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, combined_[kMostParts] = {};
-  struct Allocation {
-    std::vector<std::shared_ptr<DeviceMemory>> parts;  // of every rank
-    std::vector<byte*> seen;                           // where every rank has mapped mine
-  };
   struct Symmetric {
     std::mutex mutex;  // buffers are given back from any thread
     // Freeing waits for the whole GPU, where a kernel may wait for what this thread has yet to enqueue, and
