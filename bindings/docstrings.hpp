@@ -46,8 +46,8 @@ constexpr const char* kAllReduce =
 x: any shape. out: the same shape; None: a new array; x itself: in place. op: sum, prod, min, max, avg.
 algorithm: one_shot_packets, one_shot (everyone combines everything), two_shot_packets, two_shot, two_shot_push,
 two_shot_direct (each combines a shard: R. Rabenseifner, Optimization of Collective Reduction Operations, ICCS 2004), or
-reduce_scatter_all_gather; on a GPU also one_shot_ll128, two_shot_ll128 (in lines of 128 bytes) and copy_engine; None: the
-plan's choice. Communicator.algorithms() lists them. Returns out.
+reduce_scatter_all_gather; on a GPU also one_shot_ll128, two_shot_ll128 (in lines of 128 bytes, over NVLink) and
+copy_engine; None: the plan's choice. Communicator.algorithms() lists them. Returns out.
 
 wire: fp8 or int8 sends a byte for each element and one for each block of 32, in place of the elements, and rounds: every
 x, and the sum. Every rank still gets the same bits, those of every lane. For sum and avg of f32, f16 and bf16, by two_shot.
