@@ -19,7 +19,7 @@ TORCH ?= 1
 JOBS ?= $(shell nproc)
 WORKERS ?= 2
 BENCH ?= --preset quick
-CUDA_ARCHITECTURES ?= 80-real;90a-real;100-real
+CUDA_ARCHITECTURES ?= 80-real;90a-real;100
 WHEELS ?= .whl
 GPU_PYTHON ?= 3.12
 

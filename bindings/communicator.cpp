@@ -110,13 +110,18 @@ void bind_communicator(nb::module_& module) {
                    "Whether the ranks' GPUs reach each other's memory; if not, messages go through pinned "
                    "host memory. "
                    "False without a GPU.")
+      .def_prop_ro("nvlink", &C::nvlink,
+                   "Whether they do so over NVLink, as far as the processes see each other's GPUs "
+                   "(CUDA_VISIBLE_DEVICES): what the algorithms ..._ll128 need.")
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",
                   "The names that `algorithm` may have for a collective, on `cpu` or `cuda`.")
-      .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, "device"_a = none, doc::kPlan)
+      .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, "device"_a = none,
+           "in_place"_a = false, doc::kPlan)
       .def_prop_ro("card", &C::card, doc::kCard)
       .def("sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a, "symmetric"_a = false,
+           "in_place"_a = false,
            "The SMs that such a call takes of a GPU, `bytes` being its larger buffer; 0 where copy engines "
            "do it.")
       .def("set_plan", &C::set_plan, "entries"_a, "device"_a = none, doc::kSetPlan)

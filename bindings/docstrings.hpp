@@ -46,8 +46,8 @@ constexpr const char* kAllReduce =
 x: any shape. out: the same shape; None: a new array; x itself: in place. op: sum, prod, min, max, avg.
 algorithm: one_shot_packets, one_shot (everyone combines everything), two_shot_packets, two_shot, two_shot_push,
 two_shot_direct (each combines a shard: R. Rabenseifner, Optimization of Collective Reduction Operations, ICCS 2004), or
-reduce_scatter_all_gather; on a GPU also one_shot_ll128, two_shot_ll128 (in lines of 128 bytes) and copy_engine; None: the
-plan's choice. Communicator.algorithms() lists them. Returns out.
+reduce_scatter_all_gather; on a GPU also one_shot_ll128, two_shot_ll128 (in lines of 128 bytes, over NVLink) and
+copy_engine; None: the plan's choice. Communicator.algorithms() lists them. Returns out.
 
 wire: fp8 or int8 sends a byte for each element and one for each block of 32, in place of the elements, and rounds: every
 x, and the sum. Every rank still gets the same bits, those of every lane. For sum and avg of f32, f16 and bf16, by two_shot.
@@ -63,7 +63,8 @@ as in EQuARX (I. Ahmed et al., arXiv 2506.17615) and ZeRO++ (G. Wang et al., arX
 constexpr const char* kReduce =
     R"(The root gets the combination of everyone's x.
 
-x: any shape. out: the same shape, at the root (elsewhere ignored); None: a new array; x itself: in place.
+x: any shape. out: the same shape, at the root (elsewhere ignored; but on a GPU, where the root's is of `empty`, every
+rank gives its own, at the same place: see `empty`); None: a new array; x itself: in place.
 algorithm: push_packets, push, direct, two_shot_push (each but the root combines a shard); on a GPU also push_ll128,
 two_shot_ll128 and, of two ranks, copy_engine. Returns out at the root, None elsewhere.)";
 
@@ -71,7 +72,8 @@ constexpr const char* kBroadcast =
     R"(Everyone gets the root's x.
 
 x: any shape, the same on every rank. out None: x is overwritten on all but the root, and returned. Otherwise out, of the
-same shape, is written on every rank, and x is read at the root only.
+same shape, is written on every rank, and x is read at the root only (but on a GPU, where the root's is of `empty`, every
+rank gives its own, at the same place: see `empty`).
 algorithm: push_packets, push, scatter_all_gather (R. van de Geijn, On Global Combine Operations, 1994), direct, chain
 (each passes every piece on to the next); on a GPU also push_ll128, two_shot_ll128 and copy_engine.)";
 
@@ -83,8 +85,9 @@ x: any shape s. out: shape (size, *s); None: a new array. In place: x is out[ran
 constexpr const char* kGather =
     R"(The root gets everyone's x, in rank order.
 
-x: any shape s. out: shape (size, *s) at the root (elsewhere ignored); None: a new array. In place: x is out[rank] at the
-root. Returns out at the root, None elsewhere.)";
+x: any shape s. out: shape (size, *s) at the root (elsewhere ignored; but on a GPU, where the root's is of `empty`, every
+rank gives its own, at the same place: see `empty`); None: a new array. In place: x is out[rank] at the root. Returns out
+at the root, None elsewhere.)";
 
 constexpr const char* kReduceScatter =
     R"(Rank r gets the combination of everyone's x[r].
@@ -94,7 +97,8 @@ x: shape (size, *s). out: shape s; None: a new array. In place: out is x[rank]. 
 constexpr const char* kScatter =
     R"(Rank r gets the root's x[r].
 
-x: shape (size, *s) at the root; elsewhere None (then out must be given) or an array of that shape, which is not read.
+x: shape (size, *s) at the root; elsewhere None (then out must be given) or an array of that shape, which is not read
+(but on a GPU, where the root's is of `empty`, every rank gives its own, at the same place: see `empty`).
 out: shape s; None: a new array. In place: out is x[rank] at the root. Returns out.)";
 
 constexpr const char* kAllToAll =
@@ -132,13 +136,14 @@ constexpr const char* kEmpty =
     R"(An array in symmetric memory: calls on it need no copy (algorithm direct).
 
 Collective: every rank calls it with the same shape and dtype (a numpy or torch dtype, or a name such as "bf16"). Not
-initialised by contract. It may be used, and dropped, like any array. Raises ResourceError on every rank when one of
-them has no memory for it.
+initialised by contract. It may be used, and dropped, like any array; GPU memory that was dropped is freed by the next
+`empty`, or with the communicator. Raises ResourceError on every rank when one of them has no memory for it.
 
 device: cpu: a numpy array; cuda: memory of this rank's GPU, as a torch tensor where torch has been imported, else a
 cupy array where cupy has, else an object with __dlpack__; None: cuda where the communicator has a GPU. A call on a GPU
-takes such arrays without a copy where every rank gives the same offset of the same allocation; so that the others know
-the root's, gather and reduce take out, and scatter x, on every rank.)";
+takes such arrays without a copy: every rank gives the same offset of the same allocation, or every rank another array;
+ranks that differ wait for each other until the deadline (check=True tells). So that the others know the root's, reduce
+and gather take out, and broadcast and scatter x, on every rank. An out of recv or send_recv may lie anywhere.)";
 
 constexpr const char* kSynchronize =
     R"(Waits until what is enqueued on the stream is done, and raises what went wrong there (see the errors above).
@@ -148,7 +153,7 @@ what an earlier one has met, and this one all of it.)";
 
 constexpr const char* kPlan =
     R"(The algorithm that is taken for a call of `collective` whose larger buffer on any rank has `bytes`, with symmetric
-buffers or plain ones.)";
+buffers or plain ones, in place or not.)";
 
 constexpr const char* kSetPlan =
     R"(Replaces the plan: a list of (collective, symmetric, up_to_bytes or None, algorithm) in rising order of bytes, the same on

@@ -76,7 +76,8 @@ void PyCommunicator::call(const Made& made, const Run& run) {
     const Away away(*this);
     run(made.call);
   }
-  if (made.call.memory == Memory::device) last_stream_ = made.stream;
+  if (made.call.memory == Memory::device && communicator_.last_stream() == made.call.stream)
+    last_stream_ = made.stream;
 }
 
 void PyCommunicator::call(void (Communicator::*collective)(const Call&), const Array& of, const void* in,
@@ -290,13 +291,14 @@ Memory PyCommunicator::memory_of(const std::optional<std::string>& device) const
 }
 
 std::string PyCommunicator::plan(const std::string& collective, std::size_t bytes, bool symmetric,
-                                 const std::optional<std::string>& device) const {
-  return std::string(communicator_.plan(read_collective(collective), bytes, symmetric, memory_of(device)));
+                                 const std::optional<std::string>& device, bool in_place) const {
+  return std::string(
+      communicator_.plan(read_collective(collective), bytes, symmetric, memory_of(device), in_place));
 }
 
 int PyCommunicator::sms(const std::string& collective, std::size_t bytes, const std::string& algorithm,
-                        bool symmetric) const {
-  return communicator_.sms(read_collective(collective), bytes, symmetric, algorithm);
+                        bool symmetric, bool in_place) const {
+  return communicator_.sms(read_collective(collective), bytes, symmetric, algorithm, in_place);
 }
 
 void PyCommunicator::set_plan(const PlanRows& rows, const std::optional<std::string>& device) {

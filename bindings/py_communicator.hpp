@@ -27,6 +27,7 @@ class PyCommunicator {
   void set_check(bool check) { communicator_.set_check(check); }
   std::optional<int> device() const { return communicator_.device(); }
   bool peer_access() const { return communicator_.peer_access(); }
+  bool nvlink() const { return communicator_.nvlink(); }
   std::string card() const { return std::string(communicator_.card()); }
 
   // A call of another thread that waits ends with a UsageError; it has come back to Python when this returns,
@@ -60,9 +61,9 @@ class PyCommunicator {
   nb::object empty(nb::handle shape, nb::handle dtype, const std::optional<std::string>& device);
 
   std::string plan(const std::string& collective, std::size_t bytes, bool symmetric,
-                   const std::optional<std::string>& device) const;
-  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm,
-          bool symmetric) const;
+                   const std::optional<std::string>& device, bool in_place) const;
+  int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm, bool symmetric,
+          bool in_place) const;
   void set_plan(const PlanRows& rows, const std::optional<std::string>& device);
   void set_shape(int blocks, int threads, std::size_t piece_bytes) {
     communicator_.set_shape(blocks, threads, piece_bytes);
@@ -91,7 +92,7 @@ class PyCommunicator {
             std::size_t count, const How& how);
 
   int away_ = 0;            // calls that are without the GIL; counted under it
-  nb::object last_stream_;  // which the next call's may have to wait for, so that it must not be destroyed
+  nb::object last_stream_;  // communicator_.last_stream(), which must not be destroyed before the next call
   Communicator communicator_;
 };
 

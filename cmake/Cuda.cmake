@@ -18,7 +18,7 @@ endif()
 if(with_cuda)
   cmake_minimum_required(VERSION 3.26) # knows sm_90a, and C++20 in CUDA 13
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100-real)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100) # the last as PTX too, for newer GPUs
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)

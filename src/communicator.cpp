@@ -86,19 +86,26 @@ std::optional<int> Communicator::Impl::device() const {
 }
 
 bool Communicator::peer_access() const { return impl_->has_engine() && impl_->engine().peer_access(); }
+bool Communicator::nvlink() const { return impl_->has_engine() && impl_->engine().nvlink(); }
 
 void Communicator::synchronize(void* stream) { impl_->synchronize(stream); }
 void Communicator::Impl::synchronize(void* stream) { engine().synchronize(stream); }
 
+void* Communicator::last_stream() const {
+  return impl_->has_engine() ? impl_->engine().last_stream() : nullptr;
+}
+
 std::string_view Communicator::card() const { return impl_->engine().card(); }
 
-int Communicator::sms(Collective collective, std::size_t bytes, bool symmetric,
-                      std::string_view algorithm) const {
+int Communicator::sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm,
+                      bool in_place) const {
   const auto known = from_name<Algorithm>(algorithm, kAlgorithms);
   if (!known) throw UsageError("there is no algorithm '" + std::string(algorithm) + "'.");
   if (*known == Algorithm::copy_engine) return 0;
-  const Shape planned = impl_->plan(Memory::device).shape(collective, bytes, symmetric, *known);
-  return impl_->engine().shape(collective, *known, planned, bytes).blocks;
+  const cuda::Engine& gpu = impl_->engine();
+  const bool reached = symmetric && gpu.reaches(collective, in_place);
+  const Shape planned = impl_->plan(Memory::device).shape(collective, bytes, reached, *known);
+  return gpu.shape(collective, *known, planned, bytes).blocks;
 }
 
 void Communicator::set_shape(int blocks, int threads, std::size_t piece_bytes) {
@@ -107,13 +114,19 @@ void Communicator::set_shape(int blocks, int threads, std::size_t piece_bytes) {
   impl_->engine().set_shape(shape);
 }
 
-std::string_view Communicator::plan(Collective collective, std::size_t bytes, bool symmetric,
-                                    Memory memory) const {
+std::string_view Communicator::plan(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
+                                    bool in_place) const {
   if (collective == Collective::send || collective == Collective::recv) collective = Collective::send_recv;
-  if (collective == Collective::send_recv && memory == Memory::host) symmetric = false;  // as the call does
-  const Algorithm chosen = impl_->plan(memory).choose(collective, bytes, symmetric);
+  const Plan& plan = impl_->plan(memory);
+  if (memory == Memory::device && impl_->has_engine())
+    return name_of(impl_->engine().choose(plan, collective, bytes, symmetric, in_place));
+  if (collective == Collective::send_recv) symmetric = false;  // as the call does
+  const Algorithm chosen = plan.choose(collective, bytes, symmetric);
+  // in place, a peer may overwrite a block before its owner has sent it
+  const bool kept =
+      !in_place || (collective != Collective::all_to_all && collective != Collective::all_to_all_v);
   const bool reached = symmetric || memory == Memory::device || impl_->reaches_any_memory();
-  return name_of(is_direct(chosen) && !reached ? Plan::staged(collective) : chosen);
+  return name_of(is_direct(chosen) && !(reached && kept) ? Plan::staged(collective) : chosen);
 }
 
 void Communicator::set_plan(const std::vector<PlanEntry>& entries, Memory memory) {

@@ -2,6 +2,18 @@
 #include "local.hpp"
 
 namespace unisono {
+
+Algorithm cuda::Engine::choose(const Plan& plan, Collective collective, std::size_t bytes, bool symmetric,
+                               bool in_place) const {
+  const Algorithm chosen = plan.choose(collective, bytes, symmetric && reaches(collective, in_place));
+  if (!carries(collective, chosen, bytes)) return Plan::staged(collective);
+  if (chosen != Algorithm::copy_engine || !in_place) return chosen;
+  // whose sums pass through the output
+  if (collective == Collective::all_reduce) return Algorithm::two_shot_push;
+  if (collective == Collective::reduce) return Algorithm::direct;
+  return chosen;
+}
+
 void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
   cuda::Engine& gpu = engine();
   gpu.check();
@@ -17,20 +29,17 @@ void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
   const Collective planned = pair ? Collective::send_recv : request.collective;
   const std::size_t bytes = request.bytes();
   Algorithm algorithm = request.algorithm;
-  if (algorithm == Algorithm::automatic) {
-    algorithm = gpu_plan_.choose(planned, bytes, symmetric);
-    if (!gpu.carries(request, algorithm)) algorithm = Plan::staged(planned);
-    // whose sums pass through the output
-    if (algorithm == Algorithm::copy_engine && request.in_place()) {
-      if (planned == Collective::all_reduce) algorithm = Algorithm::two_shot_push;
-      if (planned == Collective::reduce) algorithm = Algorithm::direct;
-    }
-  }
-  if ((is_direct(algorithm) || is_lines(algorithm)) && !gpu.peer_access())
+  if (algorithm == Algorithm::automatic)
+    algorithm = gpu.choose(gpu_plan_, planned, bytes, symmetric, request.in_place());
+  if (is_direct(algorithm) && !gpu.peer_access())
     throw UsageError(
         std::string(name_of(algorithm)) +
         " needs GPUs with peer access, which a pair of this communicator's lacks or an option has "
         "switched off: use another algorithm.");
+  if (is_lines(algorithm) && !gpu.nvlink())
+    throw UsageError(std::string(name_of(algorithm)) +
+                     " needs peer access over NVLink, which this process does not find between all of this "
+                     "communicator's GPUs or an option has switched off: use another algorithm.");
   if (is_direct(algorithm) && !symmetric && !pair)
     throw UsageError(
         std::string(name_of(algorithm)) +

@@ -30,8 +30,8 @@ LocalCommunicator::LocalCommunicator(Bootstrap& bootstrap, const Communicator::O
                                         .max_sms = options.max_sms,
                                         .peer_access = options.peer_access,
                                         .timeout_s = timeout_of(options)});
-  gpu_plan_ = engine_->peer_access() ? Plan::of_gpu(engine_->card(), group_.size())
-                                     : Plan::of_gpu_staged(group_.size());
+  gpu_plan_ = engine_->nvlink() ? Plan::of_gpu(engine_->card(), group_.size())
+                                : Plan::of_gpu_over_pcie(group_.size());
 }
 
 void LocalCommunicator::run(Request request) {

@@ -155,10 +155,13 @@ Plan Plan::of_host(const Host& host) {
   return plan;
 }
 
+bool Plan::has_table(std::string_view card) {
+  return std::any_of(std::begin(kTables), std::end(kTables),
+                     [&](const Row& row) { return row.card == card; });
+}
+
 Plan Plan::of_gpu(std::string_view card, int ranks) {
-  const bool known =
-      std::any_of(std::begin(kTables), std::end(kTables), [&](const Row& row) { return row.card == card; });
-  const std::string_view of = known ? card : kUsualCard;
+  const std::string_view of = has_table(card) ? card : kUsualCard;
   int fewest = 0, most = 0;  // of the tables with enough ranks, and of all
   for (const Row& row : kTables) {
     if (row.card != of) continue;
@@ -173,9 +176,9 @@ Plan Plan::of_gpu(std::string_view card, int ranks) {
   return plan;
 }
 
-// Through host memory: packets, which double what crosses PCIe, while that costs less than the flags of a
-// chunk. By reckoning, not by measurement.
-Plan Plan::of_gpu_staged(int ranks) {
+// Packets, which double what crosses PCIe, while that costs less than the flags of a chunk; the copy out of a
+// ring costs little beside PCIe. By reckoning, not by measurement.
+Plan Plan::of_gpu_over_pcie(int ranks) {
   using enum Algorithm;
   Plan plan(Memory::device);
   for (const bool symmetric : {false, true}) {
@@ -248,8 +251,8 @@ void Plan::set(const std::vector<Entry>& entries) {
 const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool symmetric) const {
   if (collective == Collective::batch_send_recv) collective = Collective::all_to_all_v;  // on GPUs
   // on GPUs no rank knows the others' parts, or whether the other of two has symmetric memory
-  if (memory_ == Memory::device && collective == Collective::all_to_all_v) bytes = kRest;
-  if (memory_ == Memory::device && collective == Collective::send_recv) symmetric = true;
+  if (memory_ == Memory::device && collective == Collective::all_to_all_v) symmetric = false, bytes = kRest;
+  if (memory_ == Memory::device && collective == Collective::send_recv) symmetric = false;
   for (const Entry& entry : entries_[static_cast<int>(collective)][symmetric])
     if (bytes <= entry.up_to_bytes) return &entry;
   return nullptr;

@@ -65,7 +65,9 @@ class Plan {
  public:
   struct Entry {
     Collective collective;
-    bool symmetric;  // every buffer is; otherwise direct needs ranks that can copy from each other's memory
+    // Every buffer is; otherwise direct needs ranks that can copy from each other's memory. Not told apart on
+    // GPUs in send_recv and all_to_all_v, whose entries are those of plain memory.
+    bool symmetric;
     std::size_t up_to_bytes;  // of the call's larger buffer; entries of a collective are in rising order
     Algorithm algorithm;
     Shape shape{};  // on a GPU
@@ -84,7 +86,8 @@ class Plan {
   // For memory of GPUs named `card` (cudaDeviceProp::name): the table of src/plans/ for it, or for the card
   // that all tables are of by default, with the fewest ranks from `ranks` on, else the most.
   static Plan of_gpu(std::string_view card, int ranks);
-  static Plan of_gpu_staged(int ranks);  // for GPUs that do not reach each other's memory
+  static bool has_table(std::string_view card);  // one of its own: all such cards are joined by NVLink
+  static Plan of_gpu_over_pcie(int ranks);       // to each other's memory, or through the host's
 
   // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
   // its collective.

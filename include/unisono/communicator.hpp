@@ -29,8 +29,8 @@ struct Call {
   Op op = Op::sum;
   int root = 0;
   Memory memory = Memory::host;  // of `in` and `out`
-  // Device memory: the cudaStream_t that the call is enqueued on. It must live until the next call is made,
-  // which waits for it where it is on another stream.
+  // Device memory: the cudaStream_t that the call is enqueued on. It must live until the next call is made
+  // that no graph captures, which waits for it where it is on another stream.
   void* stream = nullptr;
   std::string_view algorithm{};  // empty: the plan's choice; else one of `algorithms(collective)`
   // all_reduce only, sum and avg of f32, f16 and bf16. Other than exact, every input and the sum are rounded
@@ -47,8 +47,8 @@ struct Call {
 // before and after, and is complete when it returns). Errors are those of error.hpp; what goes wrong on the
 // GPU later is raised by the next call, or by `synchronize`.
 //
-// Device memory of `empty` is used without a copy where every rank gives the same offset of the same
-// allocation (as NCCL's windows and NVSHMEM ask), the root's buffer included.
+// Device memory of `empty` is used without a copy: every rank gives the same offset of the same allocation
+// (as NCCL's windows and NVSHMEM ask), the root's buffer included, or every rank another buffer.
 class Communicator {
  public:
   // The lane on libfabric: between machines, or by one machine's NICs and shared memory.
@@ -125,16 +125,22 @@ class Communicator {
   // Whether the ranks' GPUs reach each other's memory. Where one pair cannot, or an option says so, messages
   // go through pinned host memory, and no algorithm reaches into peers' buffers. False without a GPU.
   bool peer_access() const;
+  // Whether they do so over NVLink, as far as the processes see each other's GPUs (CUDA_VISIBLE_DEVICES):
+  // what the algorithms …_ll128 need.
+  bool nvlink() const;
   // The name of the ranks' GPUs, by which plans are chosen; empty where they differ.
   std::string_view card() const;
   // Returns when what is enqueued on the stream is done; raises what went wrong there.
   void synchronize(void* stream);
+  // That of the last call on device memory that no graph has captured: see Call::stream.
+  void* last_stream() const;
 
-  // The algorithm that the plan takes for a call whose larger buffer has `bytes`.
+  // The algorithm that a call takes whose larger buffer has `bytes`.
   std::string_view plan(Collective collective, std::size_t bytes, bool symmetric,
-                        Memory memory = Memory::host) const;
+                        Memory memory = Memory::host, bool in_place = false) const;
   // The SMs that such a call takes of a GPU; 0: it is left to the copy engines.
-  int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm) const;
+  int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm,
+          bool in_place = false) const;
   struct PlanEntry {
     Collective collective;
     bool symmetric;

@@ -55,7 +55,9 @@ def init(
     timeout_s: deadline of every wait in seconds; None: UNISONO_TIMEOUT_S, else 30.
     check: compare the ranks' calls before anything moves; None: UNISONO_CHECK, else no.
     device: CUDA ordinal of this rank's GPU, for calls on arrays there; all ranks give one, or none does.
-    max_sms: that a kernel may take of the GPU; 0: UNISONO_MAX_SMS, else as many as pay.
+    max_sms: that a kernel may take of the GPU; 0: UNISONO_MAX_SMS, else as many as pay, at most 128. The
+        GPU memory that the communicator keeps for itself goes with it: with 128 it is 96 MiB a GPU for 2
+        ranks, 192 MiB for 4, 256 MiB for 8.
     peer_access: False on any rank (or UNISONO_PEER_ACCESS=0): no GPU touches another's memory; messages go
         through pinned host memory, as they do where two of the GPUs cannot reach each other.
     lane: host (shared memory of one machine), fabric (libfabric; also between machines), or a `Fabric` that

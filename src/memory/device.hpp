@@ -32,7 +32,7 @@ class DeviceMemory {
   // Maps a peer's memory for `device`. Throws ResourceError when the peer is gone or the driver refuses.
   static std::shared_ptr<DeviceMemory> open(const Handle& handle, std::size_t bytes, int device, Kind kind);
 
-  // Waits for the work of the device when the memory is unmapped.
+  // Waits for all work of the device, and breaks a graph's capture there, where this maps the memory.
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
 

@@ -117,9 +117,9 @@ TEST(Plan, RefusesAnAlgorithmOfAnotherCollective) {
   EXPECT_EQ(plan.choose(Collective::reduce, 8, false), push_packets);  // as before
 }
 
-// A plan of GPUs knows an algorithm of every collective, and takes a direct one only where buffers are
-// reached, or two ranks tell each other whether they are.
-void expect_an_algorithm_that_reaches(const Plan& plan, bool peer_access) {
+// A plan of GPUs knows an algorithm of every collective. It takes a direct one only over NVLink, where
+// buffers are reached or two ranks tell each other whether they are; lines only over NVLink too.
+void expect_an_algorithm_that_reaches(const Plan& plan, bool nvlink) {
   for (const Collective collective : collectives()) {
     const auto known = Plan::algorithms(collective, Memory::device);
     for (const bool symmetric : {false, true})
@@ -127,7 +127,8 @@ void expect_an_algorithm_that_reaches(const Plan& plan, bool peer_access) {
         const Algorithm chosen = plan.choose(collective, bytes, symmetric);
         EXPECT_NE(std::find(known.begin(), known.end(), chosen), known.end()) << name_of(collective);
         const bool reached = symmetric || collective == Collective::send_recv;
-        EXPECT_TRUE((reached && peer_access) || !is_direct(chosen)) << name_of(collective);
+        EXPECT_TRUE((reached && nvlink) || !is_direct(chosen)) << name_of(collective);
+        EXPECT_TRUE(nvlink || !is_lines(chosen)) << name_of(collective);
       }
   }
 }
@@ -136,9 +137,23 @@ TEST(Plan, OfGpusKnowsEveryCollective) {
   for (int ranks = 2; ranks <= 8; ++ranks) expect_an_algorithm_that_reaches(Plan::of_gpu("", ranks), true);
 }
 
-TEST(Plan, OfGpusWithoutPeerAccessReachesNowhere) {
+// Nobody of a send_recv or an all_to_all_v on GPUs knows whether the others' buffers are symmetric.
+TEST(Plan, OfGpusHasOneEntryForAllMemoryOfPairsAndParts) {
+  Plan plan = Plan::of_gpu("", 2);
+  for (const Collective collective : {Collective::send_recv, Collective::all_to_all_v}) {
+    plan.set({{collective, false, kRest, push}, {collective, true, kRest, push_packets}});
+    for (const bool symmetric : {false, true}) EXPECT_EQ(plan.choose(collective, 1000, symmetric), push);
+  }
+}
+
+TEST(Plan, OfGpusOverPcieReachesNowhereAndHasNoLines) {
   for (int ranks = 1; ranks <= 8; ++ranks)
-    expect_an_algorithm_that_reaches(Plan::of_gpu_staged(ranks), false);
+    expect_an_algorithm_that_reaches(Plan::of_gpu_over_pcie(ranks), false);
+}
+
+TEST(Plan, OnlyItsOwnTableSaysThatACardHasNvlink) {
+  EXPECT_TRUE(Plan::has_table("NVIDIA H200"));
+  for (const char* card : {"", "NVIDIA H200 NVL", "NVIDIA L40S"}) EXPECT_FALSE(Plan::has_table(card));
 }
 
 TEST(Plan, OfGpusGoesByCardAndRanks) {

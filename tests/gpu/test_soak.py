@@ -53,7 +53,7 @@ class Soak:
         collective = str(rng.choice([*ALL, "send_recv"]))
         count = int(MOST ** rng.random()) * n
         root = int(rng.integers(n))
-        algorithms = plain_algorithms(collective, self.ranks.reach) + (
+        algorithms = plain_algorithms(collective, self.ranks.nvlink) + (
             direct_algorithms(collective, self.ranks.n) if self.ranks.reach else []
         )
         algorithms = [name for name in algorithms if name != "copy_engine"]  # for large messages

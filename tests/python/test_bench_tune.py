@@ -139,7 +139,12 @@ def test_the_built_in_tables_of_gpus_fit_the_library() -> None:
         table = json.loads(path.read_text())
         assert (table["schema"], table["device"]) == (tune.SCHEMA, "cuda")
         told = {(e["collective"], e["memory"]) for e in table["entries"]}
-        assert told == {(name, memory) for name in tune.tunable("cuda") for memory in MEMORIES}
+        assert told == {
+            (name, memory)
+            for name in tune.tunable("cuda")
+            for memory in MEMORIES
+            if memory == "plain" or name not in tune.PLAIN_ONLY
+        }
         for collective, memory in told:
             mine = [e for e in table["entries"] if (e["collective"], e["memory"]) == (collective, memory)]
             known = unisono.Communicator.algorithms(collective, "cuda")
@@ -182,6 +187,16 @@ def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path, devi
     for collective in options.collectives:
         for algorithm in unisono.Communicator.algorithms(collective, device):
             assert f"unisono:{algorithm}" in options.backends
+
+
+@pytest.mark.parametrize(("device", "memories"), [("cpu", set(MEMORIES)), ("cuda", {"plain"})])
+def test_what_has_one_plan_for_all_memory_is_measured_on_plain(
+    tmp_path: Path, device: str, memories: set[str]
+) -> None:
+    grid = request.tune_options(None, 10, tmp_path, [], device).grid(2)
+    assert {c.memory for c in grid if c.collective == "all_gather"} == set(MEMORIES)
+    for name in tune.PLAIN_ONLY:
+        assert {c.memory for c in grid if c.collective == name} == memories
 
 
 def test_an_unknown_device_is_refused(tmp_path: Path) -> None:

@@ -79,6 +79,14 @@ def test_set_plan() -> None:
             assert sums == [2 * count] * 2
 
 
+def test_what_is_planned_in_place() -> None:
+    """A peer would overwrite what its owner has not sent yet."""
+    with threads.team(2) as comms:
+        for collective, in_place in (("all_to_all", "push"), ("all_to_all_v", "push"), ("gather", "direct")):
+            assert comms[0].plan(collective, 1 << 30, True) == "direct"
+            assert comms[0].plan(collective, 1 << 30, True, in_place=True) == in_place
+
+
 @pytest.mark.parametrize(
     ("entry", "words"),
     [

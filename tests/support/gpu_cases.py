@@ -15,10 +15,10 @@ ALL = ("all_reduce", "reduce", "reduce_scatter", *MOVING)
 DIRECT = ("direct", "two_shot_direct", "two_shot_push", "copy_engine")
 
 
-def plain_algorithms(collective: str, reach: bool) -> list[str | None]:
-    """Those that take any pointer, the plan's choice first; `reach`: the GPUs have peer access."""
+def plain_algorithms(collective: str, nvlink: bool) -> list[str | None]:
+    """Those that take any pointer, the plan's choice first; `nvlink`: it joins the GPUs."""
     names = unisono.Communicator.algorithms(collective, "cuda")
-    return [None, *(name for name in names if name not in DIRECT and (reach or not name.endswith("ll128")))]
+    return [None, *(name for name in names if name not in DIRECT and (nvlink or not name.endswith("ll128")))]
 
 
 def direct_algorithms(collective: str, n: int) -> list[str]:

@@ -64,7 +64,7 @@ def collectives(dtype: str, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
     pool_x, pool_out = (comm.empty(1 << 20, torch.uint8) for _ in range(2))
     wrong, made = [], 0
     for collective in ALL:
-        ways = [(name, False) for name in plain_algorithms(collective, comm.peer_access)] + [(None, True)]
+        ways = [(name, False) for name in plain_algorithms(collective, comm.nvlink)] + [(None, True)]
         ways += [(name, True) for name in direct_algorithms(collective, n)] if comm.peer_access else []
         for count in counts:
             rng, root = np.random.default_rng(count), count % n
@@ -97,7 +97,7 @@ def threads(n: int) -> int:
         pools = [ranks.comms.empty(1 << 20, torch.uint8) for _ in range(2)]
         for collective in ALL:
             direct = direct_algorithms(collective, n) if ranks.reach else []
-            for algorithm in [*plain_algorithms(collective, ranks.reach), *direct]:
+            for algorithm in [*plain_algorithms(collective, ranks.nvlink), *direct]:
                 check(
                     ranks,
                     collective,
@@ -222,10 +222,12 @@ def differs(what: str) -> None:
     count = 5 if what == "count" and other else 4
     dtype = torch.float64 if what == "dtype" and other else torch.float32
     x = torch.ones(count, dtype=dtype, device=here.device)
-    if what == "place":
-        pool = here.comm.empty(8)
-        x = pool[4:] if other else pool[:4]
-    if what == "collective" and other:
+    if what in ("place", "out"):
+        pool = here.comm.empty(12)
+        x = pool[4:8] if what == "place" and other else pool[:4]
+    if what == "out":  # the root's, which the others do not know
+        here.comm.reduce(x, out=pool[8:] if here.rank == 0 else None)
+    elif what == "collective" and other:
         here.comm.broadcast(x)
     else:
         here.comm.all_reduce(x, "max" if what == "op" and other else "sum", out=x)

@@ -50,6 +50,7 @@ class Gpus:
             self.devices, max_sms=options.pop("max_sms", max_sms), check=False, **options
         )
         self.reach = n > 1 and self.comms[0].peer_access  # programs that reach into peers' memory run
+        self.nvlink = n > 1 and self.comms[0].nvlink  # and so do lines of 128 bytes
         self.streams = [torch.cuda.Stream(device) for device in self.devices]
 
     def put(self, host: Array, rank: int) -> Any:

@@ -11,6 +11,7 @@ import gc
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device
 from unisono.bench.options import Options
 from unisono.bench.records import Case, Failure, Largest, Record, Skip
+from unisono.errors import UnisonoError
 
 FULL = ("out of memory", "outofmemory", "cannot allocate", "no space left", "memory allocation")
 SAMPLES = 5
@@ -191,4 +193,6 @@ class Sweep:
     def _give_back(self) -> None:
         gc.collect()
         self._device.give_back()
+        with suppress(UnisonoError):  # of a communicator that has failed, the next step says so
+            self._communicator.empty(1)  # which frees the symmetric GPU memory that was dropped
         self._control.gather(True, bool)  # no rank allocates before all have given back

@@ -172,6 +172,7 @@ def tune_options(
         ops=["sum"],
         placements=["out_of_place"],
         memories=list(cases.MEMORIES),
+        plain_only=tune.PLAIN_ONLY if device == "cuda" else (),
         modes=[TUNE_MODES[device]],
         workloads=[],
         limits=Limits(budget_s=budget_s),

@@ -276,7 +276,14 @@ class HierarchicalCommunicator(Calls):
                 refused = error
         raise refused
 
-    def plan(self, collective: str, bytes: int, symmetric: bool = False, device: str | None = None) -> str:
+    def plan(
+        self,
+        collective: str,
+        bytes: int,
+        symmetric: bool = False,
+        device: str | None = None,
+        in_place: bool = False,
+    ) -> str:
         """The algorithm that is taken between nodes."""
         self.algorithms(collective)
         return sums.choose(self._moves, bytes) if collective == "all_reduce" else "rails"
@@ -295,7 +302,14 @@ class HierarchicalCommunicator(Calls):
         """See `unisono.Communicator.peer_access`: within the node."""
         return bool(self.local.peer_access)
 
-    def sms(self, collective: str, bytes: int, algorithm: str, symmetric: bool = False) -> int:
+    @property
+    def nvlink(self) -> bool:
+        """See `unisono.Communicator.nvlink`: within the node."""
+        return bool(self.local.nvlink)
+
+    def sms(
+        self, collective: str, bytes: int, algorithm: str, symmetric: bool = False, in_place: bool = False
+    ) -> int:
         """See `unisono.Communicator.sms`: of that collective within the node, by its own plan."""
-        inside = self.local.plan(collective, bytes, symmetric, "cuda")
-        return int(self.local.sms(collective, bytes, inside, symmetric))
+        inside = self.local.plan(collective, bytes, symmetric, "cuda", in_place)
+        return int(self.local.sms(collective, bytes, inside, symmetric, in_place))

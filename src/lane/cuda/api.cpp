@@ -7,9 +7,15 @@
 namespace unisono::cuda {
 namespace {
 
-[[noreturn]] void refuse(std::string_view what, const std::string& why, const std::source_location& where) {
-  throw ResourceError(std::string(what) + " failed: " + why + " (" + where.function_name() +
-                      "). See nvidia-smi for the state and the free memory of the GPU.");
+// `result`: the runtime's or the driver's code, which are the same number for what is told apart here.
+[[noreturn]] void refuse(std::string_view what, int result, const std::string& why,
+                         const std::source_location& where) {
+  std::string cure;
+  if (result == cudaErrorMemoryAllocation) cure = ": see nvidia-smi for the free memory of the GPU.";
+  else if (result == cudaErrorNoKernelImageForDevice)
+    cure = ": build Unisono for this GPU, with CMAKE_CUDA_ARCHITECTURES=native.";
+  else cure = ".";
+  throw ResourceError(std::string(what) + " failed: " + why + " (" + where.function_name() + ")" + cure);
 }
 
 template <class F>
@@ -27,14 +33,14 @@ void look_up(F& function, const char* name) {
 void check(cudaError_t result, std::string_view what, std::source_location where) {
   if (result == cudaSuccess) return;
   cudaGetLastError();  // it is told here: the next call must not find it again
-  refuse(what, cudaGetErrorString(result), where);
+  refuse(what, result, cudaGetErrorString(result), where);
 }
 
 void check(CUresult result, std::string_view what, std::source_location where) {
   if (result == CUDA_SUCCESS) return;
   const char* text = nullptr;
   driver().error_string(result, &text);
-  refuse(what, text ? text : "error " + std::to_string(result), where);
+  refuse(what, static_cast<int>(result), text ? text : "error " + std::to_string(result), where);
 }
 
 const Driver& driver() {

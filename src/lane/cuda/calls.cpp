@@ -8,10 +8,9 @@
 namespace unisono::cuda {
 
 bool GpuEngine::symmetric(const Request& request) const {
-  if (!peer_access_) return false;
+  if (!reaches(request.collective, request.in_place())) return false;
   const Args& a = request.args;
   const auto [in, out] = reached(request.collective);
-  if ((!in && !out) || (request.collective == Collective::all_to_all && request.in_place())) return false;
   auto lies = [&](const byte* at) { return at && place(at, a.bytes).allocation != Place::kNone; };
   return (!in || lies(a.in)) && (!out || lies(a.out));
 }
@@ -98,21 +97,25 @@ void GpuEngine::order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t even
 
 namespace {
 
-// An eager call and one in a graph's capture cannot wait for each other: the one runs now, the other when the
-// graph is launched.
-bool captured(cudaStream_t stream) {
+// The number of the capture that a stream takes part in; 0: calls on it are eager.
+unsigned long long capture_of(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
-  cudaGetLastError();  // the legacy stream, while another captures
-  return false;
+  unsigned long long number = 0;
+  if (cudaStreamGetCaptureInfo(stream, &status, &number) != cudaSuccess)
+    cudaGetLastError();  // the legacy stream, while another captures
+  return status == cudaStreamCaptureStatusNone ? 0 : number;
 }
 
 }  // namespace
 
+// An eager call and a captured one cannot wait for each other, nor can those of two captures: the one runs
+// now, the other when its graph is launched.
 void GpuEngine::take_turn(cudaStream_t stream) {
-  if (any_ && stream != last_ && captured(stream) == captured(last_)) order(last_, stream, turn_);
-  last_ = stream;
-  any_ = true;
+  const unsigned long long capture = capture_of(stream);
+  Last& last = capture ? captured_ : eager_;
+  if (stream != last.stream && capture == last.capture && capture == capture_of(last.stream))
+    order(last.stream, stream, turn_);
+  last = {stream, capture};
 }
 
 void GpuEngine::start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const {
@@ -140,11 +143,7 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
   auto* const stream = static_cast<cudaStream_t>(request.call->stream);
   const Args& args = request.args;
   const int n = group_.size(), me = group_.rank();
-  if (n == 1 || (to == me && from == me)) {
-    if (args.in != args.out && args.bytes > 0)
-      check(cudaMemcpyAsync(args.out, args.in, args.bytes, cudaMemcpyDeviceToDevice, stream), "a copy");
-    return;
-  }
+  if (n == 1 || (to == me && from == me)) return copy(args.out, args.in, args.bytes, stream);
   take_turn(stream);
   const Shape asked = wanted(planned);
   if (is_packets(algorithm) || is_lines(algorithm))
@@ -169,23 +168,21 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
     // in place, what comes would overwrite what has not gone
     if (from >= 0 && (to < 0 || !request.in_place())) launch.mine = seen_by(from, args.out, args.bytes);
   } else if (is_direct(algorithm)) {
-    auto reach = [&](const void* at, int rank) -> byte* {
-      const Place mine = place(static_cast<const byte*>(at), 0);
-      if (mine.allocation == Place::kNone) return nullptr;
-      const std::scoped_lock lock(symmetric_->mutex);
-      return symmetric_->all.at(mine.allocation).parts[static_cast<std::size_t>(rank)]->data() + mine.offset;
+    const std::scoped_lock lock(symmetric_->mutex);
+    auto reach = [&](const byte* at, auto& of_ranks) {
+      const Found mine = find(at, 0);
+      for (int r = 0; mine.allocation && r < n; ++r)
+        of_ranks[r] = mine.allocation->parts[static_cast<std::size_t>(r)]->data() + mine.place.offset;
     };
-    for (int r = 0; r < n; ++r) {
-      launch.inputs[r] = reach(args.in, r);
-      launch.outputs[r] = reach(args.out, r);
-    }
+    reach(args.in, launch.inputs);
+    reach(args.out, launch.outputs);
   }
   const bool reduces = request.collective == Collective::reduce;
   if (algorithm == Algorithm::copy_engine && (reduces || request.collective == Collective::all_reduce)) {
     if (request.in_place())
       throw UsageError(
           "copy engines need an output apart from the input: leave algorithm out, or give another.");
-    if (!carries(request, algorithm))
+    if (!carries(request.collective, algorithm, request.bytes()))
       throw UsageError("a reduce by copy engines is for two ranks: leave algorithm out, or give another.");
     if (reduces) return reduce_by_engine(launch, asked, stream);
     // whole shards, and what is left over

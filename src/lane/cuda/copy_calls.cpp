@@ -5,8 +5,13 @@
 
 namespace unisono::cuda {
 
-// The copies to all peers go side by side, so that one's start is hidden behind the others, between two
-// meetings of all ranks.
+void GpuEngine::copy(byte* to, const byte* from, std::size_t bytes, cudaStream_t stream) {
+  if (to != from && bytes > 0)
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "a copy");
+}
+
+// Between two meetings of all ranks: the copies to the peers one after the other, in the order of the ring,
+// so that each rank gets one at a time; this rank's own block goes beside them.
 void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream) {
   const Args& a = launch.args;
   const int n = group_.size(), me = group_.rank();
@@ -26,14 +31,13 @@ void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cuda
       default: return {me == a.root ? launch.outputs[p] : nullptr, a.in, a.bytes};  // broadcast
     }
   };
-  auto copy = [&](const Copy& one, cudaStream_t on) {
-    if (one.to && one.to != one.from && one.bytes > 0)
-      check(cudaMemcpyAsync(one.to, one.from, one.bytes, cudaMemcpyDeviceToDevice, on), "a copy");
+  auto give = [&](int p, cudaStream_t on) {
+    if (const Copy one = copy_to(p); one.to) copy(one.to, one.from, one.bytes, on);
   };
   meet(launch, stream);
   order(stream, side_, fork_);
-  copy(copy_to(me), side_);
-  for (int i = 1; i < n; ++i) copy(copy_to((me + i) % n), stream);
+  give(me, side_);
+  for (int i = 1; i < n; ++i) give((me + i) % n, stream);
   order(side_, stream, join_);
   meet(launch, stream);
 }
@@ -55,10 +59,7 @@ void GpuEngine::reduce_by_engine(const Launch& launch, const Shape& asked, cudaS
   for (Range part; part.begin < a.bytes; part.begin += part.bytes) {
     const std::size_t left = a.bytes - part.begin;
     part.bytes = left < 2 * kLeast ? left : round_up(left / 2, kAlign);
-    if (me != a.root)
-      check(cudaMemcpyAsync(launch.outputs[a.root] + part.begin, a.in + part.begin, part.bytes,
-                            cudaMemcpyDeviceToDevice, stream),
-            "a copy");
+    if (me != a.root) copy(launch.outputs[a.root] + part.begin, a.in + part.begin, part.bytes, stream);
     order(stream, side_, fork_);
     meet(launch, side_);
     if (me != a.root) continue;
@@ -85,15 +86,12 @@ void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, co
     const Range in = block_of(shard, part, index);
     return Range{shard * static_cast<std::size_t>(owner) + in.begin, in.bytes};
   };
-  auto copy = [&](byte* to, const byte* from, std::size_t size) {
-    if (size > 0) check(cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream), "a copy");
-  };
   meet(launch, stream);  // everyone's input is there, and every output may be written
   for (int index = 0; index < parts; ++index) {
     for (int i = 1; i < n; ++i) {
       const int p = (me + i) % n;
       const Range its = piece(p, index);
-      copy(launch.outputs[p] + piece(me, index).begin, a.in + its.begin, its.bytes);
+      copy(launch.outputs[p] + piece(me, index).begin, a.in + its.begin, its.bytes, stream);
     }
     order(stream, side_, fork_);
     meet(launch, side_);
@@ -108,7 +106,7 @@ void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, co
     check(cudaStreamWaitEvent(stream, combined_[index], 0), "ordering two streams");
     const Range mine = piece(me, index);
     for (int i = 1; i < n; ++i)
-      copy(launch.outputs[(me + i) % n] + mine.begin, a.out + mine.begin, mine.bytes);
+      copy(launch.outputs[(me + i) % n] + mine.begin, a.out + mine.begin, mine.bytes, stream);
   }
   meet(launch, stream);
 }

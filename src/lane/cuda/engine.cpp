@@ -34,17 +34,25 @@ struct Mapped {
   byte* at[kMaxRanks];
 };
 
-// Whether `device` of this process may touch the memory of that GPU. One that this process does not see
-// counts as one that it may: mapping its memory will tell.
-bool reaches(int device, const char* pci) {
-  int other = 0, can = 0;
+// Whether a GPU may touch another's memory, and whether NVLink lies between them.
+struct Path {
+  bool reached, nvlink;
+};
+
+// From `device` of this process to that GPU. One that this process does not see counts as reached, since
+// mapping its memory will tell; nothing would tell of NVLink, so that only a `known` card counts as joined.
+Path path(int device, const char* pci, bool known) {
+  int other = 0, reached = 0, atomics = 0;
   if (cudaDeviceGetByPCIBusId(&other, pci) != cudaSuccess) {
     cudaGetLastError();
-    return true;
+    return {true, known};
   }
-  if (other == device) return true;
-  check(cudaDeviceCanAccessPeer(&can, device, other), "cudaDeviceCanAccessPeer");
-  return can != 0;
+  if (other == device) return {true, true};
+  check(cudaDeviceCanAccessPeer(&reached, device, other), "cudaDeviceCanAccessPeer");
+  // what NVLink has and PCIe lacks
+  check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device, other),
+        "cudaDeviceGetP2PAttribute");
+  return {reached != 0, atomics != 0};
 }
 
 DeviceMemory::Kind peer_kind() { return env().cuda_ipc ? DeviceMemory::Kind::ipc : DeviceMemory::Kind::vmm; }
@@ -95,6 +103,7 @@ void GpuEngine::release() noexcept {
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
   cudaDeviceSynchronize();  // waits of kernels in flight end by their deadline
+  free_dropped();
   for (const cudaEvent_t* event : events())
     if (*event) cudaEventDestroy(*event);
   for (cudaStream_t stream : {side_, tell_})
@@ -135,7 +144,8 @@ void GpuEngine::meet_cards(const Options& options) {
   const auto cards = group_.exchange(mine);
   if (!problem.empty()) throw UsageError(problem);
   blocks_ = mine.blocks;
-  bool all_reached = options.peer_access && env().peer_access;
+  Path all{options.peer_access && env().peer_access, true};
+  auto join = [&](const Path& one) { all = {all.reached && one.reached, all.nvlink && one.nvlink}; };
   for (int r = 0; r < group_.size(); ++r) {
     const Card& its = cards[static_cast<std::size_t>(r)];
     if (!its.usable) throw UsageError("rank " + std::to_string(r) + " cannot use its GPU: see its error.");
@@ -147,11 +157,11 @@ void GpuEngine::meet_cards(const Options& options) {
     blocks_ = std::min(blocks_, its.blocks);
     if (its.name != mine.name) card_.clear();
     if (its.pid == mine.pid && its.device != device_) neighbours_.push_back(its.device);
-    all_reached = all_reached && reaches(device_, its.pci);
+    join(path(device_, its.pci, Plan::has_table(card_)));
   }
-  for (const Verdict& verdict : group_.exchange(Verdict{all_reached}))
-    all_reached = all_reached && verdict.good;
-  peer_access_ = all_reached;
+  for (const Path& of_rank : group_.exchange(all)) join(of_rank);
+  peer_access_ = all.reached;
+  nvlink_ = all.reached && all.nvlink;
   if (!peer_access_) blocks_ = std::min(blocks_, kMostStagedBlocks);
 }
 
@@ -192,8 +202,10 @@ std::vector<std::shared_ptr<DeviceMemory>> GpuEngine::share(std::size_t bytes, D
 void GpuEngine::load_kernels() {
   std::set<const void*> loaded;
   auto load = [&](const void* one) {
+    if (!one || !loaded.insert(one).second) return;
     cudaFuncAttributes attributes;
-    if (one && loaded.insert(one).second) check(cudaFuncGetAttributes(&attributes, one), "loading a kernel");
+    check(cudaFuncGetAttributes(&attributes, one), "loading a kernel");
+    early_ = early_ && attributes.ptxVersion >= 90;  // follow_last_kernel: code for older GPUs does not wait
   };
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (const Wire wire : {Wire::fp8, Wire::int8})
@@ -211,27 +223,32 @@ void GpuEngine::load_kernels() {
   }
 }
 
-Place GpuEngine::place(const byte* at, std::size_t bytes) const {
-  const std::scoped_lock lock(symmetric_->mutex);
+GpuEngine::Found GpuEngine::find(const byte* at, std::size_t bytes) const {
   for (const auto& [number, allocation] : symmetric_->all) {
     const DeviceMemory& mine = *allocation.parts[static_cast<std::size_t>(group_.rank())];
     // not its end, where another one may begin
     if (at >= mine.data() && at < mine.data() + mine.bytes() &&
         bytes <= mine.bytes() - static_cast<std::size_t>(at - mine.data()))
-      return {number, static_cast<std::uint64_t>(at - mine.data())};
+      return {&allocation, {number, static_cast<std::uint64_t>(at - mine.data())}};
   }
   return {};
 }
 
-byte* GpuEngine::seen_by(int peer, const byte* at, std::size_t bytes) const {
-  const Place mine = place(at, bytes);
-  if (mine.allocation == Place::kNone) return nullptr;
+Place GpuEngine::place(const byte* at, std::size_t bytes) const {
   const std::scoped_lock lock(symmetric_->mutex);
-  byte* const there = symmetric_->all.at(mine.allocation).seen[static_cast<std::size_t>(peer)];
-  return there ? there + mine.offset : nullptr;
+  return find(at, bytes).place;
+}
+
+byte* GpuEngine::seen_by(int peer, const byte* at, std::size_t bytes) const {
+  const std::scoped_lock lock(symmetric_->mutex);
+  const Found mine = find(at, bytes);
+  byte* const there = mine.allocation ? mine.allocation->seen[static_cast<std::size_t>(peer)] : nullptr;
+  return there ? there + mine.place.offset : nullptr;
 }
 
 std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
+  free_dropped();
+  group_.exchange(Verdict{true});  // a part is free once every rank has unmapped it
   auto parts = share(bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::local);
   const auto me = static_cast<std::size_t>(group_.rank());
   Mapped mine{};
@@ -242,12 +259,17 @@ std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
   const std::scoped_lock lock(symmetric_->mutex);
   const std::uint32_t number = ++symmetric_->made;
   symmetric_->all[number] = {std::move(parts), std::move(seen)};
-  // a buffer may outlive the engine, and its memory is given back without the lock
+  // a buffer may outlive the engine
   return {data, [symmetric = symmetric_, number](void*) {
-            std::unique_lock lock(symmetric->mutex);
-            const auto dropped = symmetric->all.extract(number);
-            lock.unlock();
+            const std::scoped_lock lock(symmetric->mutex);
+            symmetric->dropped.insert(symmetric->all.extract(number));
           }};
+}
+
+void GpuEngine::free_dropped() noexcept {
+  decltype(symmetric_->dropped) dropped;  // freed without the lock
+  const std::scoped_lock lock(symmetric_->mutex);
+  dropped.swap(symmetric_->dropped);
 }
 
 void GpuEngine::check() {
@@ -294,7 +316,9 @@ std::string GpuEngine::story() const {
          std::to_string(f.call) + " of rank " + std::to_string(f.rank) + ") has waited " + seconds +
          " s on the GPU for rank " + std::to_string(f.peer) + " (slot " + kSlotNames[f.slot % kSlots] +
          ", block " + std::to_string(f.block) + ", epoch expected " + std::to_string(f.expected) + ", seen " +
-         std::to_string(f.seen) + "): see what that rank is doing, or raise UNISONO_TIMEOUT_S.";
+         std::to_string(f.seen) +
+         "): see what that rank is doing, compare the calls with UNISONO_CHECK=1, or raise "
+         "UNISONO_TIMEOUT_S.";
 }
 
 std::unique_ptr<Engine> Engine::make(Group& group, const Options& options) {

@@ -59,12 +59,26 @@ class Engine {
   // scratch lies in pinned host memory and nothing is symmetric: programs in push form are all that runs.
   virtual bool peer_access() const = 0;
 
+  // Whether they do so over NVLink, as far as this can be known: lines of 128 bytes arrive whole over nothing
+  // else.
+  virtual bool nvlink() const = 0;
+
+  // Whether direct programs reach the peers' buffers in such a call, where these are symmetric. In place, an
+  // all_to_all would overwrite what its owner has not sent.
+  bool reaches(Collective collective, bool in_place) const {
+    const Sides sides = reached(collective);
+    return peer_access() && (sides.in || sides.out) && !(collective == Collective::all_to_all && in_place);
+  }
   // Whether the buffers that a direct program reaches lie in symmetric memory of this rank.
   virtual bool symmetric(const Request& request) const = 0;
   virtual Place place(const byte* at, std::size_t bytes) const = 0;
 
-  // Whether an algorithm takes messages as long as the call's.
-  virtual bool carries(const Request& request, Algorithm algorithm) const = 0;
+  // Whether an algorithm runs on these GPUs, and takes messages as long as those of a call of `bytes`.
+  virtual bool carries(Collective collective, Algorithm algorithm, std::size_t bytes) const = 0;
+
+  // What an automatic call takes: the plan's choice, or what stands in where that cannot run.
+  Algorithm choose(const Plan& plan, Collective collective, std::size_t bytes, bool symmetric,
+                   bool in_place) const;
 
   // Enqueues a call, cut as the plan says. `to` and `from` are those of a send_recv; -1 leaves that half out.
   virtual void run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call,
@@ -74,11 +88,15 @@ class Engine {
   // Overrides the shape of the calls that follow, for measurements; the same on every rank.
   virtual void set_shape(const Shape& shape) = 0;
 
-  // Collective over the group's host lane.
+  // Collective over the group's host lane; waits for the GPU. What it gives may be dropped at any time and
+  // from any thread, and is freed by the next `allocate` or with the engine and its last buffer.
   virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
 
   virtual void check() = 0;
   virtual void synchronize(void* stream) = 0;
+
+  // Of the last call that no graph has captured, for which the next such may have to wait.
+  virtual void* last_stream() const = 0;
 
  protected:
   Engine() = default;

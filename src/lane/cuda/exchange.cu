@@ -6,6 +6,7 @@
 #include "lane/cuda/memory.cuh"
 #include "lane/cuda/messages.cuh"
 #include "lane/cuda/move.cuh"
+#include "lane/cuda/reduction.cuh"
 
 namespace unisono::cuda {
 namespace {
@@ -27,17 +28,11 @@ __device__ std::uint64_t combine_words(const std::uint64_t (&words)[kMost], int 
 }
 
 using CombineWords = std::uint64_t (*)(const std::uint64_t (&words)[kMaxRanks], int n);
-#define UNISONO_OPS(T)                                                          \
-  {combine_words<T, Op::sum, kMaxRanks>, combine_words<T, Op::prod, kMaxRanks>, \
-   combine_words<T, Op::min, kMaxRanks>, combine_words<T, Op::max, kMaxRanks>,  \
-   combine_words<T, Op::avg, kMaxRanks>}
-__device__ const CombineWords combiners[kDTypes][kOps] = {
-    UNISONO_OPS(float),       UNISONO_OPS(double),       UNISONO_OPS(F16),          UNISONO_OPS(BF16),
-    UNISONO_OPS(std::int8_t), UNISONO_OPS(std::uint8_t), UNISONO_OPS(std::int32_t), UNISONO_OPS(std::int64_t),
-    UNISONO_OPS(E4M3),        UNISONO_OPS(E5M2)};
+#define UNISONO_COMBINE_WORDS(T, op) combine_words<T, op, kMaxRanks>
+__device__ const CombineWords combiners[kDTypes][kOps] = UNISONO_TABLE(UNISONO_COMBINE_WORDS);
 
 // Which combination a kernel has compiled in; the others look theirs up.
-struct ByTable {
+struct CombineByTable {
   template <int kMost>
   __device__ static std::uint64_t combine(const Exchange& x, const std::uint64_t (&words)[kMost]) {
     std::uint64_t all[kMaxRanks] = {};
@@ -207,15 +202,15 @@ ExchangeKernel of_ranks(int ranks) {
 
 template <Step step, class Framing>
 ExchangeKernel combining(bool whole, int ranks, DType dtype, Op op) {
-  if (!whole) return of_ranks<step, Ragged<Framing>, ByTable>(ranks);
+  if (!whole) return of_ranks<step, Ragged<Framing>, CombineByTable>(ranks);
   if (op == Op::sum && dtype == DType::f32) return of_ranks<step, Whole<Framing>, Sum<float>>(ranks);
   if (op == Op::sum && dtype == DType::bf16) return of_ranks<step, Whole<Framing>, Sum<BF16>>(ranks);
-  return of_ranks<step, Whole<Framing>, ByTable>(ranks);
+  return of_ranks<step, Whole<Framing>, CombineByTable>(ranks);
 }
 template <Step step, class Framing>
 ExchangeKernel moving(bool whole, int ranks) {
-  return whole ? of_ranks<step, Whole<Framing>, ByTable>(ranks)
-               : of_ranks<step, Ragged<Framing>, ByTable>(ranks);
+  return whole ? of_ranks<step, Whole<Framing>, CombineByTable>(ranks)
+               : of_ranks<step, Ragged<Framing>, CombineByTable>(ranks);
 }
 
 template <class Framing>

@@ -6,29 +6,28 @@
 
 namespace unisono::cuda {
 
-std::size_t GpuEngine::longest(const Request& request, Algorithm algorithm) const {
-  const Args& a = request.args;
+std::size_t GpuEngine::longest(Collective collective, Algorithm algorithm, std::size_t bytes) const {
   const int n = group_.size();
-  switch (request.collective) {
+  switch (collective) {
     case Collective::all_reduce:
       return algorithm == Algorithm::two_shot_packets || algorithm == Algorithm::two_shot_ll128
-                 ? shard_bytes(a.bytes, n)
-                 : a.bytes;
+                 ? shard_bytes(bytes, n)
+                 : bytes;
     case Collective::reduce:
     case Collective::broadcast:
-      return algorithm == Algorithm::two_shot_ll128 ? shard_bytes(a.bytes, std::max(n - 1, 1)) : a.bytes;
-    case Collective::all_to_all_v:
-    case Collective::batch_send_recv: {
-      std::size_t most = 0;
-      for (const auto* parts : {&request.sends, &request.receives})
-        for (const Args::Part& part : *parts) most = std::max(most, part.bytes);
-      return most;
-    }
+      return algorithm == Algorithm::two_shot_ll128 ? shard_bytes(bytes, std::max(n - 1, 1)) : bytes;
     case Collective::send:
     case Collective::recv:
-    case Collective::send_recv: return a.bytes;
-    default: return a.block;
+    case Collective::send_recv: return bytes;
+    default: return bytes / static_cast<std::size_t>(n);
   }
+}
+
+std::size_t GpuEngine::longest_part(const Request& request) {
+  std::size_t most = 0;
+  for (const auto* parts : {&request.sends, &request.receives})
+    for (const Args::Part& part : *parts) most = std::max(most, part.bytes);
+  return most;
 }
 
 // A call as an exchange of one step: every rank gives each peer its part.
@@ -124,7 +123,7 @@ void GpuEngine::two_steps(Exchange& x, const Request& request) const {
 // parts are empty does not speak.
 void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, const Shape& asked,
                                 std::uint64_t call, cudaStream_t stream) const {
-  const std::size_t most = longest(request, algorithm);
+  const std::size_t most = longest_part(request);
   auto slice = [](std::vector<Args::Part> parts, std::size_t at) {
     for (Args::Part& part : parts) {
       const std::size_t begin = smaller(at, part.bytes);
@@ -144,9 +143,10 @@ void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, con
 
 void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
                          int to, int from, cudaStream_t stream) const {
-  const std::size_t most = longest(request, algorithm);
-  if (by_parts(request.collective) && most > kSlice)
-    return exchange_slices(request, algorithm, asked, call, stream);
+  const bool parts = by_parts(request.collective);
+  const std::size_t most =
+      parts ? longest_part(request) : longest(request.collective, algorithm, request.bytes());
+  if (parts && most > kSlice) return exchange_slices(request, algorithm, asked, call, stream);
   if (most >= kMostMessage)
     throw UsageError(std::string(name_of(algorithm)) +
                      " carries messages below 2 GiB: leave algorithm out, or name another.");

@@ -36,6 +36,7 @@ class GpuEngine final : public Engine {
 
   int device() const override { return device_; }
   bool peer_access() const override { return peer_access_; }
+  bool nvlink() const override { return nvlink_; }
   std::string_view card() const override { return card_; }
 
   Place place(const byte* at, std::size_t bytes) const override;
@@ -51,11 +52,12 @@ class GpuEngine final : public Engine {
   }
   void set_shape(const Shape& shape) override { asked_ = shape; }
 
-  bool carries(const Request& request, Algorithm algorithm) const override {
-    if (algorithm == Algorithm::copy_engine && request.collective == Collective::reduce && group_.size() > 2)
+  bool carries(Collective collective, Algorithm algorithm, std::size_t bytes) const override {
+    if (algorithm == Algorithm::copy_engine && collective == Collective::reduce && group_.size() > 2)
       return false;
-    return !(is_packets(algorithm) || is_lines(algorithm)) || by_parts(request.collective) ||
-           longest(request, algorithm) < kMostMessage;
+    if (is_lines(algorithm) && !nvlink_) return false;
+    return !(is_packets(algorithm) || is_lines(algorithm)) || by_parts(collective) ||
+           longest(collective, algorithm, bytes) < kMostMessage;
   }
 
   void run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call, int to,
@@ -66,6 +68,8 @@ class GpuEngine final : public Engine {
   void check() override;
 
   void synchronize(void* stream) override;
+
+  void* last_stream() const override { return eager_.stream; }
 
  private:
   static void check(cudaError_t state, std::string_view what) { cuda::check(state, what); }
@@ -81,7 +85,10 @@ class GpuEngine final : public Engine {
   // `bytes` of every rank, in rank order; of kind local only this rank's. Everyone gets it, or nobody.
   std::vector<std::shared_ptr<DeviceMemory>> share(std::size_t bytes, DeviceMemory::Kind kind);
 
-  // A kernel that is loaded when it is first launched may wait for one that waits for this rank.
+  void free_dropped() noexcept;
+
+  // A kernel that is loaded when it is first launched may wait for one that waits for this rank. Finds out
+  // whether kernels may start early.
   void load_kernels();
 
   std::vector<cudaEvent_t*> events() {
@@ -104,8 +111,10 @@ class GpuEngine final : public Engine {
 
   Shape cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const;
 
-  // Of packets and lines: the bytes of the longest message between two ranks, as this one knows them.
-  std::size_t longest(const Request& request, Algorithm algorithm) const;
+  // Of packets and lines: the bytes of the longest message between two ranks. Of a call by parts, of those
+  // that this rank has.
+  std::size_t longest(Collective collective, Algorithm algorithm, std::size_t bytes) const;
+  static std::size_t longest_part(const Request& request);
   void one_step(Exchange& x, const Request& request, int to, int from) const;
   void two_steps(Exchange& x, const Request& request) const;
   void exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call, int to,
@@ -114,6 +123,8 @@ class GpuEngine final : public Engine {
                        cudaStream_t stream) const;
   void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
   void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
+  // Not of 0 bytes, nor to where they are.
+  static void copy(byte* to, const byte* from, std::size_t bytes, cudaStream_t stream);
   void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
   void all_reduce_by_engine(const Launch& launch, std::size_t bytes, const Shape& asked, cudaStream_t stream);
   void reduce_by_engine(const Launch& launch, const Shape& asked, cudaStream_t stream);
@@ -123,15 +134,27 @@ class GpuEngine final : public Engine {
   // What follows on `later` waits for what is on `earlier` now.
   void order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const;
 
+  // The symmetric allocation that has these bytes of mine, or null, and where; under the lock of symmetric_.
+  struct Allocation {
+    std::vector<std::shared_ptr<DeviceMemory>> parts;  // of every rank
+    std::vector<byte*> seen;                           // where every rank has mapped mine
+  };
+  struct Found {
+    const Allocation* allocation = nullptr;
+    Place place;
+  };
+  Found find(const byte* at, std::size_t bytes) const;
+
   // Where a peer has this buffer of mine mapped, or null.
   byte* seen_by(int peer, const byte* at, std::size_t bytes) const;
 
-  // A communicator's calls follow each other, on whichever streams they are.
+  // A communicator's calls follow each other, on whichever streams they are: eager ones, and those of a
+  // capture.
   void take_turn(cudaStream_t stream);
 
   Group& group_;
   int device_;
-  bool peer_access_ = true;
+  bool peer_access_ = true, nvlink_ = true;
   std::string card_;
   double timeout_s_;
   int blocks_ = 0;
@@ -141,19 +164,20 @@ class GpuEngine final : public Engine {
   Failure* failure_ = nullptr;
   Context base_;
   Shape asked_;
-  cudaStream_t side_ = nullptr, last_ = nullptr;  // beside the caller's, and of the last call
-  cudaStream_t tell_ = nullptr;                   // of the watcher
-  bool any_ = false;
+  cudaStream_t side_ = nullptr, tell_ = nullptr;  // beside the caller's, and of the watcher
+  struct Last {
+    cudaStream_t stream = nullptr;
+    unsigned long long capture = ~0ull;  // 0: none; at first no call's
+  };
+  Last eager_, captured_;               // of the last eager call and of the last captured one
   bool early_ = false;                  // kernels may start before the last one has ended
   static constexpr int kMostParts = 3;  // of an all_reduce by copy engines
   cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, combined_[kMostParts] = {};
-  struct Allocation {
-    std::vector<std::shared_ptr<DeviceMemory>> parts;  // of every rank
-    std::vector<byte*> seen;                           // where every rank has mapped mine
-  };
   struct Symmetric {
     std::mutex mutex;  // buffers are given back from any thread
-    std::map<std::uint32_t, Allocation> all;
+    // Freeing waits for the whole GPU, where a kernel may wait for what this thread has yet to enqueue, and
+    // breaks captures of graphs: what is dropped is left to the next `allocate`, which waits anyway.
+    std::map<std::uint32_t, Allocation> all, dropped;
     std::uint32_t made = 0;
   };
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();

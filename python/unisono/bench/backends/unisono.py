@@ -110,8 +110,8 @@ class UnisonoBackend(Backend):
             return f"{forced} needs another output than the input here."
         if (case.collective, forced) == ("reduce", "copy_engine") and case.ranks > 2:
             return "a reduce by copy engines is for two ranks."
-        if forced.endswith("ll128") and self.staged():
-            return f"{forced} needs GPUs with peer access."
+        if forced.endswith("ll128") and self._device == "cuda" and not self._comm.nvlink:
+            return f"{forced} needs GPUs with peer access over NVLink."
         if self._reaches_peers():
             told = self._device == "cuda" and _verb(case) == "send_recv"  # by the receiver, if it has any
             if case.memory != "symmetric" and not self._any_memory and not told:
@@ -227,7 +227,8 @@ class UnisonoBackend(Backend):
         # a send or receive alone, and what another communicator does, is planned as for plain memory
         alone = case.pattern in ("half_round_trip", "one_way") or case.streams is not None
         symmetric = case.memory == "symmetric" and not alone
-        return str(self._comm.plan(_verb(case), size, symmetric, self._device))
+        in_place = case.placement == "in_place"
+        return str(self._comm.plan(_verb(case), size, symmetric, self._device, in_place))
 
     def sms(self, case: Case) -> int | None:
         algorithm = self.algorithm(case)
@@ -237,7 +238,8 @@ class UnisonoBackend(Backend):
         symmetric, size = case.memory == "symmetric", max(4, case.bytes)
         if self.wire is not None:
             size = int(size * WIRES[self.wire] / (8 * DTYPES[case.dtype].itemsize))
-        return int(self._in_shape(partial(self._comm.sms, collective, size, algorithm, symmetric)))
+        in_place = case.placement == "in_place"
+        return int(self._in_shape(partial(self._comm.sms, collective, size, algorithm, symmetric, in_place)))
 
     def raise_if_failed(self) -> None:
         if self._queued:
