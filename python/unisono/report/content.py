@@ -53,7 +53,9 @@ def lead(model: Model) -> str:
     seconds = sum(end.elapsed_s for source in model.sources for end in source.ends)
     took = f" in {text.duration(seconds)}" if seconds else ""
     total = text.count(len(model.all_rows), "result")
-    checked = f"{model.unchecked:,} of them not checked" if model.unchecked else "all verified"
+    checks = [f"{model.unchecked:,} of them not checked"] if model.unchecked else []
+    checks += [f"{text.count(len(model.failures), 'failure')} besides"] if model.failures else []
+    checked = text.listing(checks or ["all verified"])
     where = f"{ranks} {noun} of {text.listing(model.machines)}"
     return f"{names} ran {collectives}{span} on {where}: {total}{took}, {checked}."
 
@@ -81,7 +83,7 @@ def notices(model: Model) -> list[Notice]:
     """Failures, runs that did not finish and lines that could not be read."""
     found = []
     if model.failures:
-        shown = [failure_text(failure) for failure in model.failures[:8]]
+        shown = [failure_text(failure) for _, failure in model.failures[:8]]
         if len(model.failures) > 8:
             shown.append(f"and {len(model.failures) - 8} more, see Failures and skips.")
         found.append(Notice("bad", f"{text.count(len(model.failures), 'case')} failed", shown))
@@ -100,8 +102,8 @@ def notices(model: Model) -> list[Notice]:
             Notice("warn", f"{text.count(len(model.problems), 'problem')} with the records", model.problems)
         )
     if model.replaced:
-        again = text.count(model.replaced, "result")
-        item = f"{again} of earlier runs were measured again; the latest of each counts."
+        earlier = text.count(model.replaced, "outcome")
+        item = f"{earlier} of earlier runs gave way to later ones: a case's latest result or failure counts."
         found.append(Notice("warn", "Repeated cases", [item]))
     crossed = crossed_runs(model)
     if crossed:
@@ -318,10 +320,11 @@ def _parts(cost: WorkloadCost, item: analysis.Cost, with_backend: bool) -> str:
 
 def failures(model: Model) -> Table:
     head = ["Backend", "Case", "Rank", "Message"]
-    rows = [
-        [f.backend, case_text(f.case), text.MISSING if f.rank is None else str(f.rank), f.message]
-        for f in model.failures
-    ]
+    rows = []
+    for machine, f in model.failures:
+        where = f", {model.machines[machine]}" if len(model.machines) > 1 else ""
+        rank = text.MISSING if f.rank is None else str(f.rank)
+        rows.append([f.backend, case_text(f.case) + where, rank, f.message])
     return Table(head, rows)
 
 

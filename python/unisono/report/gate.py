@@ -95,7 +95,7 @@ def gate(path: Path, backend: str = "unisono", against: str = "best", min_ratio:
     own = {row.key for row in model.all_rows if row.backend == backend}
     others = [row for row in model.all_rows if row.key not in own and _is_peer(row, backend, against)]
     found.missing = list({row.key: row for row in others}.values())
-    found.failures = [failure for failure in model.failures if failure.backend == backend]
+    found.failures = [failure for _, failure in model.failures if failure.backend == backend]
     for name in dict.fromkeys([backend, *([against] if against != "best" else [])]):
         if name not in model.backends:
             found.notes.append(

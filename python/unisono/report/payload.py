@@ -173,8 +173,8 @@ def heat(model: Model) -> list[Json]:
     for row in alone:
         cells.append((row.key, _heat_cell(row.key, "no peer", text.time(row.interval.median), None)))
     known = {key for key, _ in cells}
-    for failure in model.failures:
-        key = Key(0, None, failure.case)
+    for machine, failure in model.failures:
+        key = Key(machine, None, failure.case)
         if failure.backend == model.subject and key not in known and _in_sweep(model, failure.case):
             cells.append((key, _heat_cell(key, "failed", "", None)))
             known.add(key)
