@@ -174,6 +174,16 @@ def test_verbs_that_read_records_say_where_there_are_none(verb: list[str], tmp_p
     assert "unisono bench" in result.stderr
 
 
+@pytest.mark.parametrize("verb", [["report", "X"], ["compare", "X", "X"], ["gate", "X"]])
+def test_a_file_that_holds_no_record_is_refused(verb: list[str], tmp_path: Path) -> None:
+    other = tmp_path / "README.md"
+    other.write_text("# Not\n\nrecords\n")
+    result = CliRunner().invoke(app, [word.replace("X", str(other)) for word in verb])
+    assert result.exit_code == finish.USAGE
+    assert "README.md holds no record of a bench" in result.stderr
+    assert os.listdir(tmp_path) == ["README.md"]
+
+
 def bench(directory: Path, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     small = ["--sizes", "8,5000", "-n", "4", "-O", str(directory), "--no-report"]
     return subprocess.run(

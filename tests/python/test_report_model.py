@@ -194,3 +194,21 @@ def test_a_later_schema_is_refused(tmp_path: Path) -> None:
 def test_no_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="unisono bench"):
         model.load(tmp_path)
+
+
+def test_other_lines_of_json_beside_the_records_are_let_be(tmp_path: Path) -> None:
+    data.write(tmp_path, data.run(), data.timed("unisono", data.case()), data.end())
+    data.write(tmp_path, data.run(), data.timed("mpi", data.case()), data.end(), name="records-mpi.jsonl")
+    (tmp_path / "before.jsonl").write_text('{"type": "benchmark"}\n')
+    found = model.load(tmp_path)
+    assert [source.name for source in found.sources] == ["records-mpi.jsonl", "records.jsonl"]
+    assert not found.problems
+
+
+def test_many_problems_are_named_in_part(tmp_path: Path) -> None:
+    file = data.write(tmp_path, data.run(), data.timed("unisono", data.case()), data.end()) / "records.jsonl"
+    file.write_text(file.read_text() + "?\n" * 20)
+    (notice,) = (n for n in content.notices(model.load(tmp_path)) if n.title.startswith("20 problems"))
+    assert len(notice.items) == 9
+    assert notice.items[-1] == "and 12 more."
+    assert len([note for note in gate.gate(tmp_path).notes if "left out" in note]) == 8

@@ -47,10 +47,10 @@ def summary(directory: Path) -> Iterator[Table]:
 def finish(directory: Path, launcher_code: int, console: Console, with_report: bool = True) -> int:
     """Builds the report of what was recorded, prints the summary and where the report is; returns the exit
     code."""
-    if not any(directory.rglob(FILE_NAME)):
+    records = read(directory) if any(directory.rglob(FILE_NAME)) else Records()
+    if not records.runs:
         console.print("The ranks ended before anything was recorded; their messages are above.", style="red")
         return FAILED
-    records = read(directory)
     if launcher_code != 0 or len(records.ends) < max(1, len(records.runs)):
         console.print(
             "The run did not end in good order; the report holds what was recorded until then.", style="red"

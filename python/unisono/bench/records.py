@@ -18,6 +18,7 @@ import msgspec
 
 SCHEMA_VERSION = "1.3"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory
 FILE_NAME = "records.jsonl"
+FILES = "records*.jsonl"  # what is read below a directory
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,6 +247,11 @@ class Records:
     ends: list[End] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def empty(self) -> bool:
+        """Whether no line held a record."""
+        return not any(found for name, found in vars(self).items() if name != "problems")
+
     def add(self, record: Record) -> None:
         where: dict[type, list[Any]] = {
             Run: self.runs,
@@ -263,7 +269,7 @@ class Records:
 
 def files(path: Path) -> list[Path]:
     """The records files of `path`: itself, or those below a directory (several runs make one report)."""
-    found = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
+    found = [path] if path.is_file() else sorted(path.rglob(FILES))
     if not found:
         raise FileNotFoundError(
             f"no {FILE_NAME} in {path}: run `unisono bench -O DIR` first, or name its directory."

@@ -13,9 +13,8 @@ def build(path: Path, out: Path | None = None) -> list[Path]:
     records files merge) into `out`, which is the directory of the records unless given. Returns what was
     written, the page first.
 
-    The same records give the same report.md, byte by byte. Raises FileNotFoundError where there are no
-    records, ValueError where their schema is of another major version, and ImportError where a package for
-    the plots is missing."""
+    The same records give the same report.md, byte by byte. Raises what
+    `model.load` raises, and ImportError where a package for the plots is missing."""
     missing = [name for name in ("altair", "vl_convert") if find_spec(name) is None]
     if missing:
         raise ImportError(

@@ -128,7 +128,7 @@ def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = TOL
             found.notes.append(
                 f"{name} has {text.count(len(model.failures), 'failure')}; failed cases are not compared."
             )
-        found.notes += [f"{name}: {problem}" for problem in model.problems]
+        found.notes += [f"{name}: {problem}" for problem in text.shortened(model.problems)]
     return found
 
 

@@ -83,9 +83,8 @@ def notices(model: Model) -> list[Notice]:
     """Failures, runs that did not finish and lines that could not be read."""
     found = []
     if model.failures:
-        shown = [failure_text(failure) for _, failure in model.failures[:8]]
-        if len(model.failures) > 8:
-            shown.append(f"and {len(model.failures) - 8} more, see Failures and skips.")
+        texts = [failure_text(failure) for _, failure in model.failures]
+        shown = text.shortened(texts, ", see Failures and skips")
         found.append(Notice("bad", f"{text.count(len(model.failures), 'case')} failed", shown))
     for state, why in (
         ("cut short", "was cut short: its end is missing, so cases may be missing too."),
@@ -98,9 +97,8 @@ def notices(model: Model) -> list[Notice]:
         item = f"{text.count(model.unchecked, 'result')} may be wrong: the run left out the checks."
         found.append(Notice("warn", "Not checked", [item]))
     if model.problems:
-        found.append(
-            Notice("warn", f"{text.count(len(model.problems), 'problem')} with the records", model.problems)
-        )
+        title = f"{text.count(len(model.problems), 'problem')} with the records"
+        found.append(Notice("warn", title, text.shortened(model.problems)))
     if model.replaced:
         earlier = text.count(model.replaced, "outcome")
         item = f"{earlier} of earlier runs gave way to later ones: a case's latest result or failure counts."

@@ -107,7 +107,7 @@ def gate(path: Path, backend: str = "unisono", against: str = "best", min_ratio:
         found.notes.append(
             f"{text.count(model.unchecked, 'result')} may be wrong: the run left out the checks."
         )
-    found.notes += model.problems
+    found.notes += text.shortened(model.problems)
     rest = len(model.failures) - len(found.failures)
     if rest:
         found.notes.append(f"{text.count(rest, 'failure')} of other backends do not decide.")

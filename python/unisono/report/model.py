@@ -239,11 +239,14 @@ def load(path: Path) -> Model:
 
     The same case on the same backend in two runs: the later run counts, whether it measured the case or
     failed in it, and `replaced` says how many results and failures were superseded. Raises FileNotFoundError
-    where there are no records, ValueError for a schema of another major version."""
+    where there are no files, ValueError where they hold no record, or one of a schema of another major
+    version."""
     model = Model()
     files = records.files(path)
     base = path if path.is_dir() else path.parent
     found = [(file.relative_to(base).as_posix(), records.read(file)) for file in files]
+    if all(content.empty for _, content in found):
+        raise ValueError(f"{path} holds no record of a bench: name a records file or its directory.")
     found.sort(key=lambda item: (item[1].runs[0].started_at if item[1].runs else "", item[0]))
     latest: dict[tuple[Key, str], Row] = {}
     failed: list[tuple[int, Cell, Failure]] = []
