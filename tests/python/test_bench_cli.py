@@ -95,9 +95,13 @@ def test_it_refuses_to_run_as_separate_copies(
     assert says in result.stderr
 
 
-def test_a_directory_with_records_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / records.FILE_NAME).write_text("")
-    result = CliRunner().invoke(app, ["bench", "--output", str(tmp_path)])
+@pytest.mark.parametrize("verb", ["bench", "scaling"])
+@pytest.mark.parametrize("name", ["records.jsonl", "2-ranks/records.jsonl", "records-large.jsonl"])
+def test_a_directory_with_records_is_not_overwritten(verb: str, name: str, tmp_path: Path) -> None:
+    """Nor run in where the report would merge them with the new ones."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    result = CliRunner().invoke(app, [verb, "--output", str(tmp_path)])
     assert result.exit_code == finish.USAGE
     assert "records of another run" in result.stderr
 

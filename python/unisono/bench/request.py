@@ -16,7 +16,7 @@ from unisono.bench import cases, fabric, pairs, provenance, tune, workloads
 from unisono.bench.backends import base
 from unisono.bench.cases import CaseError
 from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, FABRIC_PRESET, PRESETS, Options, Preset
-from unisono.bench.records import FILE_NAME
+from unisono.bench.records import FILES
 from unisono.bench.schedule import Limits
 
 DTYPE_NAMES = {  # of nccl-tests
@@ -287,7 +287,7 @@ def directory_of(named: Path | None, kind: str = "bench") -> Path:
         return Path.cwd() / f"unisono-{kind}-{stamp}-{secrets.token_hex(4)}"
     if named.exists() and not named.is_dir():
         raise CaseError(f"{named} is not a directory: name another with --output.")
-    if (named / FILE_NAME).exists():
+    if any(named.rglob(FILES)):  # also in it: the report merges them
         raise CaseError(f"{named} holds the records of another run: name another directory with --output.")
     existing = next(parent for parent in (named, *named.absolute().parents) if parent.exists())
     if not os.access(existing, os.W_OK):
