@@ -74,6 +74,9 @@ def tune(
     path = output or plan_path()
     if path is None:
         refuse(CaseError("this user has no home for the table: name a file with --output, or UNISONO_PLAN."))
+    if path.is_dir():
+        refuse(CaseError(f"{path} is a directory: name a file with --output."))
+    guarded(lambda: request.check_writable(path.parent))
     screen = console()
 
     def write(directory: Path, code: int) -> int:
@@ -110,7 +113,7 @@ def links(
 
     devices = guarded(links.gpus)
     directory = guarded(lambda: request.directory_of(output, "links"))
-    raise typer.Exit(links.run(devices, directory, sys.argv[1:], console(), report))
+    raise typer.Exit(guarded(lambda: links.run(devices, directory, sys.argv[1:], console(), report)))
 
 
 @app.command()

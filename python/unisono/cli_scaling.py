@@ -61,7 +61,7 @@ def scaling(
         modes=mode or ("graph" if device == "cuda" else "latency"),
         budget_s=budget,
         seed=seed,
-        directory=output or request.directory_of(None, "scaling"),
+        directory=output or guarded(lambda: request.directory_of(None, "scaling")),
     )
     options = guarded(lambda: request.options_of(asked, sys.argv[1:]))
     counts = guarded(lambda: _counts(ranks, device))

@@ -70,15 +70,15 @@ def finish(directory: Path, launcher_code: int, console: Console, with_report: b
 
 
 def show_report(directory: Path, console: Console) -> None:
-    """Builds the report and says where it is; where a package for it is missing, says that and where the
-    records are."""
+    """Builds the report and says where it is; where a package for it is missing or it cannot be written, says
+    that and where the records are."""
     from unisono import report
 
     try:
         for path in report.build(directory):
             if path.suffix == ".html":
                 console.print(f"report: {shown(path)}", soft_wrap=True)
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         console.print(f"records: {shown(directory / FILE_NAME)}; {error}", soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from . import analysis, charts, content, links, pairs, payload, text, theme
+from . import analysis, charts, content, files, links, pairs, payload, text, theme
 from .model import Model, Row
 from .payload import Json
 
@@ -51,8 +51,7 @@ def write(model: Model, directory: Path) -> list[Path]:
 
 def _save(spec: Json, path: Path) -> Path:
     version = ".".join(alt.VEGALITE_VERSION.split(".")[:2])
-    path.write_bytes(_repack(vl_convert.vegalite_to_png(spec, vl_version=version, scale=_SCALE)))
-    return path
+    return files.write(path, _repack(vl_convert.vegalite_to_png(spec, vl_version=version, scale=_SCALE)))
 
 
 def _repack(png: bytes) -> bytes:
