@@ -64,6 +64,10 @@ Verdict
 FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: all of both
 intervals lies within 2 % of each other. Otherwise UNCLEAR; no verdict is forced.
 
+Gate
+`unisono gate` has no such tolerance: there a case is confidently below the ratio asked for, by however
+little, where the ratio of the peer's upper to the backend's own lower end of the intervals is.
+
 Speed-up
 Median time of the best peer over the median time of {subject} in the same case: above 1, {subject} is
 faster. The best peer is the other library with the smallest median in that very case. Ratios are summarised
