@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import report_data as data
+from unisono.bench import cases
 from unisono.bench.records import Record, Workload, WorkloadStep
 from unisono.bench.stats import Verdict
 from unisono.report import analysis, content, model, payload, text, theme
@@ -236,3 +237,28 @@ def test_runs_of_one_process_and_of_many_are_costed_apart(tmp_path: Path) -> Non
         results.append(made)
     costs = analysis.workload_costs(_load(tmp_path, _workload(_step(64, 2)), results))
     assert sorted(round(cost.costs[0].unit.median) for cost in costs) == [20, 198]
+
+
+def test_best_and_worst_say_what_they_are_of(tmp_path: Path) -> None:
+    found = [data.exact(name, data.case(ranks=4), us) for name, us in (("unisono", 10.0), ("mpi", 20.0))]
+    loaded = model.load(data.write(tmp_path, data.run(4), found, data.end()))
+    *_, best, worst = content.headline_cells(analysis.groups(loaded)[0].total)
+    assert best == worst
+    assert best.startswith("2.00× at all_reduce 64 KiB f32 sum, 4 ranks, latency, plain (10.0 µs, mpi")  # noqa: RUF001
+
+
+def test_a_picture_says_what_its_rows_have_in_common(tmp_path: Path) -> None:
+    loaded = model.load(data.write(tmp_path, data.run(4), data.pingpongs(4, (1, 3)), data.end()))
+    rows = [row for row in payload.heat(loaded) if row["pair"] == "0-1"]
+    assert payload.in_common(rows, loaded) == "4 ranks, plain, f32, pair 0-1"  # in both modes
+    one = [row for row in payload.heat(loaded) if row["mode"] == "latency"]
+    assert payload.in_common(one, loaded) == "4 ranks, latency, plain, f32"
+
+
+def test_a_barrier_stands_last_in_every_panel(tmp_path: Path) -> None:
+    grid = cases.grid(2, ["all_reduce", "barrier"], [8], modes=["latency"], memories=["plain", "symmetric"])
+    found = [data.timed(name, what) for name in ("unisono", "mpi") for what in grid]
+    loaded = model.load(data.write(tmp_path, data.run(), found, data.end()))
+    for memory in ("plain", "symmetric"):
+        panel = [cell["collective"] for cell in payload.heat(loaded) if cell["memory"] in (None, memory)]
+        assert panel == ["all_reduce", "barrier"]

@@ -15,7 +15,6 @@ import vl_convert
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from unisono.bench.cases import title
 from unisono.bench.stats import Verdict
 
 from . import analysis, content, fabric, links, method, pairs, payload, scaling, text, theme
@@ -99,9 +98,7 @@ def _groups(model: Model) -> list[dict[str, Any]]:
                     (name, verdict, group.total.verdicts[verdict]) for verdict, name in _VERDICT_CLASSES
                 ],
                 "best": content.pair_text(group.total.best),
-                "best_of": title(group.total.best.own.key.case),
                 "worst": content.pair_text(group.total.worst),
-                "worst_of": title(group.total.worst.own.key.case),
                 "alone": group.total.alone,
                 "missing": group.total.missing,
                 "lines": lines,

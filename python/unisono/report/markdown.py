@@ -117,17 +117,7 @@ def _speedups(model: Model) -> list[str]:
         return tuple(cell[name] for name in names)
 
     for members in analysis.group_by(cells, where).values():
-        first = members[0]
-        parts = [
-            text.count(first["ranks"], "rank"),
-            "" if first["device"] == "cpu" else first["device"],
-            "" if first["processes"] == "one per rank" else "one process",
-            *(first[n] for n in ("mode", "memory", "dtype", "placement", "workload")),
-            "" if first["scaling"] == "none" else f"{first['scaling']} scaling",
-        ]
-        if len(model.machines) > 1:
-            parts.append(model.machines[first["machine"]])
-        lines += [f"### {_md(', '.join(str(part).replace('_', ' ') for part in parts if part))}", ""]
+        lines += [f"### {_md(payload.in_common(members, model))}", ""]
         columns = sorted({(cell["column"], cell["t_column"]) for cell in members})
         rows = []
         for (name, op, root, pair), own in analysis.group_by(

@@ -67,7 +67,7 @@ class Key:
             c.one_process,
             c.ranks,
             c.mode,
-            c.memory,
+            c.memory if c.bytes else "~",  # a barrier has none: it stands last of them all
             c.placement,
             (c.scaling.kind, c.scaling.bytes) if c.scaling else ("", 0),
         )

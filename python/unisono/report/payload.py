@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,26 @@ def slice_of(key: Key) -> Json:
         "scaling": c.scaling.kind if c.scaling else "none",
         "workload": key.workload,
     }
+
+
+def in_common(rows: Sequence[Json], model: Model) -> str:
+    """What rows with the values of `slice_of` have in common, in words: `2 ranks, latency, plain, f32`."""
+    values = {name: {row[name] for row in rows} - {None} for name, _ in DIMENSIONS} | {
+        "workload": {row["workload"] for row in rows}
+    }
+    same = {name: found.pop() if len(found) == 1 else None for name, found in values.items()}
+    parts = [
+        None if same["ranks"] is None else text.count(same["ranks"], "rank"),
+        None if same["device"] == "cpu" else same["device"],
+        "one process" if same["processes"] == "one for all" else None,
+        *(same[name] for name in ("mode", "memory", "dtype")),
+        None if same["placement"] == "out_of_place" else same["placement"],
+        same["pair"] and f"pair {same['pair']}",
+        same["workload"],
+        None if same["scaling"] in (None, "none") else f"{same['scaling']} scaling",
+        model.machines[same["machine"]] if len(model.machines) > 1 and same["machine"] is not None else None,
+    ]
+    return ", ".join(str(part).replace("_", " ") for part in parts if part)
 
 
 def shared_columns(rows: list[Row]) -> dict[int, int]:

@@ -104,10 +104,7 @@ def _chosen(model: Model, rows: list[Row], mode: str) -> tuple[list[Json], str]:
         there = Counter(row[name] for row in kept if row[name] is not None)
         chosen = value if value in there else next(iter(there.most_common(1)), (value,))[0]
         kept = [row for row in kept if row[name] in (None, chosen)]
-    first = max(
-        kept, key=lambda row: bool(row["bytes"])
-    )  # one with a size, as a barrier has no kind of memory
-    return kept, content.slice_text(next(row.key for row in rows if row.id == first["id"]), model)
+    return kept, payload.in_common(kept, model)
 
 
 def _ticks(panel: Json, rows: list[Json], times: list[float]) -> Json:
@@ -188,9 +185,8 @@ def _heat(model: Model, rows: list[Row]) -> Json | None:
     if not panels:
         return None
     title = f"Speed-up of {model.subject} over the best peer of each case"
-    subtitle = (
-        f"{ranks} ranks; median over median, {model.subject}'s own median below; ≈: neither confidently"
-    )
+    where = payload.in_common(cells, model)
+    subtitle = f"{where}; median over median, {model.subject}'s own median below; ≈: neither confidently"
     return _figure(title, subtitle, panels, 1 if widest > 8 else 2)
 
 
