@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,16 @@ def _panel(template: Json, rows: list[Json], title: str, **size: Any) -> Json:
     """One template with its rows, ready to stand among others."""
     spec: Json = theme.resolve(template)  # a copy
     spec.pop("params", None)  # the whole figure has them
-    for part in [spec, *spec.get("layer", [])]:
-        part.pop("data", None)  # a layer takes its parent's
+    for part in _parts(spec):
+        part.pop("data", None)  # each takes its parent's
     return {**spec, **size, "title": title, "data": {"values": rows}}
+
+
+def _parts(spec: Json) -> Iterator[Json]:
+    """A chart, and all that it is made of."""
+    yield spec
+    for part in [*spec.get("layer", []), *spec.get("vconcat", [])]:
+        yield from _parts(part)
 
 
 def _chosen(model: Model, rows: list[Row], mode: str) -> tuple[list[Json], str]:
@@ -208,30 +215,34 @@ def _distribution(model: Model, rows: list[Row]) -> Json | None:
     collective = chosen[0]["collective"]
     own = [row for row in chosen if row["collective"] == collective]
     sizes = sorted({row["bytes"] for row in own})
-    box, cdf = charts.box(model.backends), charts.cdf(model.backends)
+    template = charts.distribution(model.backends)
     panels: list[Json] = []
     for size in dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])):
         members = [row for row in own if row["bytes"] == size]
-        boxes, curve = distribution(model, members)
-        top = _panel(box, boxes, f"{collective}, {members[0]['size']}", width=_PANEL_WIDTH)
-        bottom = _panel(cdf, curve, "", width=_PANEL_WIDTH, height=190)
-        panels.append({"vconcat": [top, bottom], "spacing": 6, "resolve": {"scale": {"x": "shared"}}})
+        panel = _panel(template, distribution(model, members), f"{collective}, {members[0]['size']}")
+        low, high = min(row["min"] for row in members), max(row["max"] for row in members)
+        for chart in panel["vconcat"]:
+            chart["width"] = _PANEL_WIDTH
+        for part in _parts(panel):
+            if x := part.get("encoding", {}).get("x"):  # no sample lies on the edge
+                x.setdefault("scale", {"type": "log"})["domain"] = [0.98 * low, 1.02 * high]
+        panels.append(panel)
     return _figure("Distribution of the samples", where, panels, 3)
 
 
-def distribution(model: Model, members: list[Json]) -> tuple[list[Json], list[Json]]:
-    """The rows of the box plot and of the CDF of one case's results, from all their samples."""
+def distribution(model: Model, members: list[Json]) -> list[Json]:
+    """The rows of `charts.distribution` of one case's results, from all their samples."""
     by_id = {row.id: row for row in model.all_rows}
-    boxes: list[Json] = [{**row, "kind": "box"} for row in members]
-    curve: list[Json] = []
+    rows: list[Json] = [{**row, "kind": "box"} for row in members]
     for row in members:
         samples = by_id[row["id"]].samples
-        curve.append({"backend": row["backend"], "value": float(samples[0]), "share": 0.0})
+        of = {"backend": row["backend"]}
+        rows.append({**of, "kind": "curve", "value": float(samples[0]), "share": 0.0})
         for rank, value in enumerate(map(float, samples), start=1):
-            curve.append({"backend": row["backend"], "value": value, "share": rank / len(samples)})
+            rows.append({**of, "kind": "curve", "value": value, "share": rank / len(samples)})
             if not row["wlow"] <= value <= row["whigh"]:
-                boxes.append({"backend": row["backend"], "kind": "out", "value": value})
-    return boxes, curve
+                rows.append({**of, "kind": "out", "value": value})
+    return rows
 
 
 def _matrices(title: str, found: list[links.Matrix]) -> Json | None:
