@@ -167,7 +167,8 @@ def compare(
     everything: Annotated[bool, typer.Option("--all", help="Also what is SAME or UNCLEAR.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
 ) -> None:
-    """Says for each case whether B is FASTER or SLOWER than A, the SAME, or UNCLEAR."""
+    """Says for each case whether B is FASTER or SLOWER than A, the SAME, or UNCLEAR. Exits 1 where they have
+    none in common."""
     from unisono.report import compare as comparing
 
     found = readable(lambda: comparing.compare(before, after, backend, tolerance))
@@ -175,6 +176,7 @@ def compare(
         print(comparing.render_markdown(found))
     else:
         console().print(comparing.render(found, everything))
+    raise typer.Exit(found.exit_code)
 
 
 @app.command()

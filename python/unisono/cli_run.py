@@ -18,6 +18,7 @@ from unisono.bench.cases import CaseError
 from unisono.bench.options import FABRIC_RANKS, Options
 from unisono.bench.provenance import usable_cores
 from unisono.errors import ResourceError, UnisonoError, UsageError
+from unisono.run import MAX_RANKS
 
 T = TypeVar("T")
 
@@ -107,5 +108,5 @@ def run_bench(options: Options, ranks: int | None, done: Callable[[Path, int], i
 
 
 def check_ranks(ranks: int | None) -> None:
-    if ranks is not None and ranks < 1:
-        refuse(CaseError(f"--ranks {ranks}: at least one rank is needed."))
+    if ranks is not None and not 1 <= ranks <= MAX_RANKS:
+        refuse(CaseError(f"--ranks {ranks}: at least one rank is needed, and {MAX_RANKS} are the most."))

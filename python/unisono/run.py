@@ -30,13 +30,21 @@ from .clock import LOOK_S, Clock
 from .errors import ResourceError, UsageError
 from .hub import HEADER_BYTES, MAX_PAYLOAD, Hub
 
-__all__ = ["FD_VARIABLE", "NODE_VARIABLE", "RANK_VARIABLE", "SIZE_VARIABLE", "run_command", "run_local"]
+__all__ = [
+    "FD_VARIABLE",
+    "MAX_RANKS",
+    "NODE_VARIABLE",
+    "RANK_VARIABLE",
+    "SIZE_VARIABLE",
+    "run_command",
+    "run_local",
+]
 
 RANK_VARIABLE = "UNISONO_RANK"
 SIZE_VARIABLE = "UNISONO_SIZE"
 FD_VARIABLE = "UNISONO_BOOTSTRAP_FD"
 NODE_VARIABLE = "UNISONO_NODE"
-_MAX_RANKS = 4096
+MAX_RANKS = 4096
 _PIECE = 1 << 16  # bytes read from a rank at once
 _PIECES = (MAX_PAYLOAD + HEADER_BYTES) // _PIECE + 2  # enough for one whole message
 _CLOSED_S = 2.0  # a rank closes its socket a moment before it is gone, a long one on a busy machine
@@ -91,8 +99,8 @@ def run_local(
         UsageError: n is out of range, or the program cannot be started.
         ResourceError: the machine has no room for so many processes or sockets.
     """
-    if not 1 <= n <= _MAX_RANKS:
-        raise UsageError(f"the number of ranks is {n}: give 1 to {_MAX_RANKS}")
+    if not 1 <= n <= MAX_RANKS:
+        raise UsageError(f"the number of ranks is {n}: give 1 to {MAX_RANKS}")
     if not 1 <= nodes <= n:
         raise UsageError(f"{n} ranks cannot be on {nodes} nodes: give from 1 node to one for each rank")
     if not argv:
