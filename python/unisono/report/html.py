@@ -157,6 +157,7 @@ def render(model: Model) -> str:
         largest=links.largest(model),
         fabric=fabric.table(model),
         fabric_ceiling=fabric.ceiling_text(model),
+        few=method.few(),
         paragraphs=method.paragraphs(model),
         factors=method.factors(model),
         provenance=content.provenance(model),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from unisono.bench import cases, stats
 
 from . import text
@@ -89,8 +91,8 @@ memory, SoL what travels: the bits an element that stand beside the algorithm. W
 by the ranks: one rank writes to one other, alone.
 
 Percentiles
-p50, p95 and p99 are shown only where their own exact 95 % interval exists, from 6, 72 and 368 samples on;
-otherwise there is a dash.
+p95 and p99 are shown only where their own exact {confidence:.0f} % interval exists, from {p95} and {p99}
+samples on; otherwise there is a dash.
 
 Variation
 The coefficient of variation: standard deviation over mean of a result's samples. Minimum and maximum are
@@ -140,11 +142,23 @@ def factors(model: Model) -> list[tuple[str, str, str]]:
     return found
 
 
+def _least(quantile: float) -> int:
+    """How many samples carry an exact interval of that quantile."""
+    return next(count for count in itertools.count(1) if stats.ranks_of(count, quantile))
+
+
+def few() -> str:
+    """What a dash in place of a percentile means."""
+    return f"A dash: so few samples carry no such percentile (p95 needs {_least(0.95)}, p99 {_least(0.99)})."
+
+
 def paragraphs(model: Model) -> list[tuple[str, str]]:
     """Term and explanation."""
     values = {
         "confidence": 100 * stats.CONFIDENCE,
         "least": stats.MIN_SAMPLES,
+        "p95": _least(0.95),
+        "p99": _least(0.99),
         "subject": model.subject or "the subject",
     }
     split = (block.split("\n", 1) for block in _TEXT.strip().split("\n\n"))

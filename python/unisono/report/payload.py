@@ -31,7 +31,7 @@ DIMENSIONS = (
     ("op", "Op"),
     ("root", "Root"),
 )
-_DISTRIBUTION_BUDGET = 220_000  # values in the page for box plots and CDFs
+_DISTRIBUTION_BUDGET = 60_000  # values in the page for box plots and CDFs
 _DISTRIBUTION_RANGE = (21, 101)
 
 Json = dict[str, Any]
@@ -139,7 +139,6 @@ def result(row: Row, columns: dict[int, int]) -> Json:
         "t_interval": text.span(interval.low, interval.high),
         "t_min": text.time(low),
         "t_max": text.time(high),
-        "t_p50": text.MISSING if row.percentiles[0.5] is None else text.time(row.percentiles[0.5]),
         "t_p95": text.MISSING if p95 is None else text.time(p95),
         "t_p99": text.MISSING if p99 is None else text.time(p99),
         "t_cv": text.percent(row.variation),
@@ -291,9 +290,20 @@ def dimensions(model: Model, rows: list[Json]) -> list[Json]:
 
 
 def table(rows: list[Json]) -> Json:
-    """Rows as one list of column names and one list of values each, to say every name once."""
-    columns = list(rows[0]) if rows else []
-    return {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]}
+    """Rows as lists of values in the order of `columns`. What is `same` in every row is said once, and of a
+    column with few `words` a row has the index."""
+    names = list(rows[0]) if rows else []
+    values = {name: list(dict.fromkeys(row[name] for row in rows)) for name in names}
+    same = {name: found[0] for name, found in values.items() if len(found) == 1}
+    words = {
+        name: found
+        for name, found in values.items()
+        if name not in same and 8 * len(found) <= len(rows) and any(isinstance(v, str) for v in found)
+    }
+    columns = [name for name in names if name not in same]
+    index = {name: {value: i for i, value in enumerate(found)} for name, found in words.items()}
+    cells = [[index[n][row[n]] if n in words else row[n] for n in columns] for row in rows]
+    return {"same": same, "words": words, "columns": columns, "rows": cells}
 
 
 def page(model: Model) -> Json:
