@@ -216,6 +216,7 @@ def test_names_from_records_are_text(browser: chromium.Browser, tmp_path: Path) 
 def test_the_policy_stops_any_other_script_and_any_request(page: chromium.Browser) -> None:
     page.evaluate(INTRUDE)
     page.wait("document.querySelectorAll('#script-errors li').length >= 2")
+    assert page.evaluate("document.querySelector('#script-errors').checkVisibility()")
     assert page.evaluate("window.broken === undefined")
     refused = page.evaluate("fetch(location.href).then(() => 'loaded', () => 'refused')")
     assert refused == "refused"

@@ -8,9 +8,9 @@ from typing import Any
 import altair as alt
 
 from . import analysis, theme
+from .payload import Json
 from .theme import RATIO_STEPS, SHARE_STEPS, VARIATION_STEPS
 
-Json = dict[str, Any]
 DATA = "rows"  # the name under which a template expects its data
 _INK = "var(--ink)"
 _MUTED = "var(--ink3)"

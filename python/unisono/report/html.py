@@ -141,7 +141,6 @@ def render(model: Model) -> str:
         started=content.started(model),
         notices=content.notices(model),
         groups=_groups(model),
-        headline_head=content.HEADLINE_HEAD,
         no_headline=content.why_no_headline(model),
         fastest=content.fastest_counts(model) if len(model.backends) > 1 else None,
         crossovers=content.crossovers(model),

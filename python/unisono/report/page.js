@@ -6,6 +6,7 @@ const report = (message) => {
   const item = document.createElement("li");
   item.textContent = String(message);
   errors.append(item);
+  errors.hidden = false;
 };
 window.addEventListener("error", (event) => report(event.message));
 window.addEventListener("unhandledrejection", (event) => report(event.reason));
