@@ -13,6 +13,7 @@ A bootstrap is used to set a communicator up and to hand out symmetric memory, n
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import ctypes
 import math
@@ -23,16 +24,18 @@ import stat
 import struct
 import sys
 import threading
-import time
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar, runtime_checkable
 
+from .clock import LOOK_S, Clock
 from .errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
 from .hub import MAX_PAYLOAD, Decoder, Frame, FrameError, Kind, encode
 from .launch import FD_VARIABLE, World
 
 __all__ = ["MAX_PAYLOAD", "Bootstrap", "HubBootstrap", "SingleBootstrap", "make"]
 
+A = TypeVar("A")
+T = TypeVar("T")
 MOST_TIMEOUT_S = 1e9  # clocks and sockets count them in narrow numbers
 _ANSWER_GRACE_S = 5.0  # how long past the deadline a rank waits for the launcher to say who is missing
 _PR_SET_PDEATHSIG = 1
@@ -100,7 +103,7 @@ class HubBootstrap:
         timeout_ms = min(max(1, math.ceil(self._timeout_s * 1000)), 0xFFFFFFFF)
         place = (self._channel, sequence)
         message = encode(Kind.DATA, self.rank, place, check_payload(data), timeout_ms)
-        frames = self._connection.exchange(message, self.size, time.monotonic() + self._timeout_s)
+        frames = self._connection.exchange(message, self.size, self._timeout_s)
         for source, (header, _) in enumerate(frames):
             if (header.rank, header.place) != (source, place):
                 raise self._connection.give_up(
@@ -149,7 +152,7 @@ class _Connection:
         self._failure = self._failure or error
         return error
 
-    def exchange(self, message: bytes, count: int, deadline: float) -> list[Frame]:
+    def exchange(self, message: bytes, count: int, timeout_s: float) -> list[Frame]:
         """Send one message, return the `count` DATA messages of the answer."""
         if os.getpid() != self._pid:
             raise UsageError(
@@ -160,21 +163,21 @@ class _Connection:
             if self._failure is not None:
                 raise type(self._failure)(*self._failure.args)
             try:
-                return self._exchange(message, count, deadline)
+                return self._exchange(message, count, timeout_s)
             except BaseException as error:  # also KeyboardInterrupt: half an answer may be left in the stream
                 text = f"an earlier all_gather did not finish: {error!r}"
                 self.give_up(error if isinstance(error, UnisonoError) else UnisonoError(text))
                 raise
 
-    def _exchange(self, message: bytes, count: int, deadline: float) -> list[Frame]:
+    def _exchange(self, message: bytes, count: int, timeout_s: float) -> list[Frame]:
         frames: list[Frame] = []
+        clock, rest = Clock(), memoryview(message)
         try:
-            self._socket.settimeout(_left(deadline))
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer below says why
-                self._socket.sendall(message)
+                while rest:
+                    rest = rest[self._tried(clock, timeout_s, self._socket.send, rest) :]
             while len(frames) < count:
-                self._socket.settimeout(_left(deadline + _ANSWER_GRACE_S))
-                data = self._socket.recv(1 << 16)
+                data = self._tried(clock, timeout_s + _ANSWER_GRACE_S, self._socket.recv, 1 << 16)
                 if not data:
                     raise PeerLostError(
                         "the launcher (`unisono run`) has ended: the ranks cannot meet without it"
@@ -194,6 +197,16 @@ class _Connection:
         if len(frames) > count or self._decoder.partial:
             raise UnisonoError("the launcher sent more than one answer")
         return frames
+
+    def _tried(self, clock: Clock, deadline: float, call: Callable[[A], T], argument: A) -> T:
+        """`call` of the socket, again until the deadline: one that waits for long would not see a pause."""
+        while True:
+            self._socket.settimeout(min(LOOK_S, max(deadline - clock(), 1e-3)))  # 0 would mean not to block
+            try:
+                return call(argument)
+            except builtins.TimeoutError:
+                if clock() >= deadline:
+                    raise
 
 
 def make(
@@ -293,11 +306,6 @@ def check_timeout(given: object, name: str = "timeout_s") -> float:
             f"{name}={given} is no deadline: give seconds above 0, at most {MOST_TIMEOUT_S:.0e}."
         )
     return seconds
-
-
-def _left(deadline: float) -> float:
-    """Seconds until `deadline`, never 0, which would mean 'do not block' to a socket."""
-    return max(deadline - time.monotonic(), 1e-3)
 
 
 def _fd(env: Mapping[str, str]) -> int:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from .bootstrap import at_exit, check_payload, check_timeout
+from .clock import Clock
 from .errors import ResourceError, TimeoutError, UnisonoError, UsageError
 from .hub import FrameError, Header, Kind
 from .launch import World
@@ -107,10 +108,9 @@ class MpiBootstrap:
 
     def _wait(self, request: Any, what: str, *buffers: object) -> None:
         """Wait for `request`, asleep between looks: MPI's own wait has no deadline."""
-        deadline = time.monotonic() + self._timeout_s
-        pause = _PAUSE_S[0]
+        clock, pause = Clock(), _PAUSE_S[0]
         while not self._call(request.Test):
-            if time.monotonic() >= deadline:
+            if clock() >= self._timeout_s:
                 self._failed = True
                 abandon(request, buffers)
                 raise TimeoutError(

@@ -74,6 +74,9 @@ def tune(
     path = output or plan_path()
     if path is None:
         refuse(CaseError("this user has no home for the table: name a file with --output, or UNISONO_PLAN."))
+    if path.is_dir():
+        refuse(CaseError(f"{path} is a directory: name a file with --output."))
+    guarded(lambda: request.check_writable(path.parent))
     screen = console()
 
     def write(directory: Path, code: int) -> int:
@@ -110,7 +113,7 @@ def links(
 
     devices = guarded(links.gpus)
     directory = guarded(lambda: request.directory_of(output, "links"))
-    raise typer.Exit(links.run(devices, directory, sys.argv[1:], console(), report))
+    raise typer.Exit(guarded(lambda: links.run(devices, directory, sys.argv[1:], console(), report)))
 
 
 @app.command()
@@ -164,7 +167,8 @@ def compare(
     everything: Annotated[bool, typer.Option("--all", help="Also what is SAME or UNCLEAR.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
 ) -> None:
-    """Says for each case whether B is FASTER or SLOWER than A, the SAME, or UNCLEAR."""
+    """Says for each case whether B is FASTER or SLOWER than A, the SAME, or UNCLEAR. Exits 1 where they have
+    none in common."""
     from unisono.report import compare as comparing
 
     found = readable(lambda: comparing.compare(before, after, backend, tolerance))
@@ -172,6 +176,7 @@ def compare(
         print(comparing.render_markdown(found))
     else:
         console().print(comparing.render(found, everything))
+    raise typer.Exit(found.exit_code)
 
 
 @app.command()

@@ -17,7 +17,8 @@ from unisono.bench import finish, request, start
 from unisono.bench.cases import CaseError
 from unisono.bench.options import FABRIC_RANKS, Options
 from unisono.bench.provenance import usable_cores
-from unisono.errors import UnisonoError, UsageError
+from unisono.errors import ResourceError, UnisonoError, UsageError
+from unisono.run import MAX_RANKS
 
 T = TypeVar("T")
 
@@ -65,11 +66,17 @@ def guarded(step: Callable[[], T]) -> T:
 
 
 def readable(step: Callable[[], T]) -> T:
-    """`step` reads records; where there are none, or of another schema, that is a wrong command."""
+    """`step` reads records and may write a report; where there are no records, or of another schema, the
+    command is wrong."""
     try:
         return step()
-    except (OSError, ValueError, ImportError) as error:
+    except (FileNotFoundError, ValueError, ImportError) as error:
         refuse(error)
+    except ResourceError as error:
+        refuse(error, finish.FAILED)
+    except OSError as error:
+        text = f"{error.filename or 'the records'} cannot be read: {error.strerror}."
+        refuse(ResourceError(text), finish.FAILED)
 
 
 def run_bench(options: Options, ranks: int | None, done: Callable[[Path, int], int]) -> NoReturn:
@@ -101,5 +108,5 @@ def run_bench(options: Options, ranks: int | None, done: Callable[[Path, int], i
 
 
 def check_ranks(ranks: int | None) -> None:
-    if ranks is not None and ranks < 1:
-        refuse(CaseError(f"--ranks {ranks}: at least one rank is needed."))
+    if ranks is not None and not 1 <= ranks <= MAX_RANKS:
+        refuse(CaseError(f"--ranks {ranks}: at least one rank is needed, and {MAX_RANKS} are the most."))

@@ -14,7 +14,7 @@ from unisono.bench import cases, finish, request, start
 from unisono.bench import scaling as points
 from unisono.bench.cases import COLLECTIVES, DTYPES, MEMORIES, CaseError
 from unisono.bench.options import Options
-from unisono.cli_run import Output, WithReport, console, guarded, run_bench
+from unisono.cli_run import Output, WithReport, check_ranks, console, guarded, run_bench
 
 
 def scaling(
@@ -61,7 +61,7 @@ def scaling(
         modes=mode or ("graph" if device == "cuda" else "latency"),
         budget_s=budget,
         seed=seed,
-        directory=output or request.directory_of(None, "scaling"),
+        directory=output or guarded(lambda: request.directory_of(None, "scaling")),
     )
     options = guarded(lambda: request.options_of(asked, sys.argv[1:]))
     counts = guarded(lambda: _counts(ranks, device))
@@ -78,7 +78,9 @@ def scaling(
 
 def _counts(ranks: str | None, device: str) -> list[int]:
     if ranks is not None:
-        return points.parse_counts(ranks)
+        counts = points.parse_counts(ranks)
+        check_ranks(max(counts))
+        return counts
     return points.default_counts(start.ranks_to_start(None, device, 8))
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import enum
 import struct
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -152,10 +151,10 @@ class Hub:
 
     Args:
         size: number of ranks.
-        clock: seconds, monotonic.
+        clock: seconds, a `Clock` where time counts.
     """
 
-    def __init__(self, size: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, size: int, clock: Callable[[], float]) -> None:
         self.outbox = [
             bytearray() for _ in range(size)
         ]  # bytes to write to each rank; the caller removes them

@@ -21,26 +21,33 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from .clock import LOOK_S, Clock
 from .errors import ResourceError, UsageError
 from .hub import HEADER_BYTES, MAX_PAYLOAD, Hub
 
-__all__ = ["FD_VARIABLE", "NODE_VARIABLE", "RANK_VARIABLE", "SIZE_VARIABLE", "run_command", "run_local"]
+__all__ = [
+    "FD_VARIABLE",
+    "MAX_RANKS",
+    "NODE_VARIABLE",
+    "RANK_VARIABLE",
+    "SIZE_VARIABLE",
+    "run_command",
+    "run_local",
+]
 
 RANK_VARIABLE = "UNISONO_RANK"
 SIZE_VARIABLE = "UNISONO_SIZE"
 FD_VARIABLE = "UNISONO_BOOTSTRAP_FD"
 NODE_VARIABLE = "UNISONO_NODE"
-_MAX_RANKS = 4096
+MAX_RANKS = 4096
 _PIECE = 1 << 16  # bytes read from a rank at once
 _PIECES = (MAX_PAYLOAD + HEADER_BYTES) // _PIECE + 2  # enough for one whole message
 _CLOSED_S = 2.0  # a rank closes its socket a moment before it is gone, a long one on a busy machine
-_TICK_S = 0.1  # between two looks at the ranks where the kernel has no pidfd
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 # What another launcher told this process is not true for the ranks that it starts.
 _FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -92,8 +99,8 @@ def run_local(
         UsageError: n is out of range, or the program cannot be started.
         ResourceError: the machine has no room for so many processes or sockets.
     """
-    if not 1 <= n <= _MAX_RANKS:
-        raise UsageError(f"the number of ranks is {n}: give 1 to {_MAX_RANKS}")
+    if not 1 <= n <= MAX_RANKS:
+        raise UsageError(f"the number of ranks is {n}: give 1 to {MAX_RANKS}")
     if not 1 <= nodes <= n:
         raise UsageError(f"{n} ranks cannot be on {nodes} nodes: give from 1 node to one for each rank")
     if not argv:
@@ -194,7 +201,8 @@ class _Run:
     def __init__(self, size: int, nodes: int, grace_s: float, kill_s: float) -> None:
         self.received: deque[int] = deque()  # signals, from the handler to the loop
         self.wake_reader, self.wake_writer = socket.socketpair()
-        self._hub = Hub(size)
+        self._clock = Clock()
+        self._hub = Hub(size, self._clock)
         self._size, self._nodes = size, nodes
         self._grace_s = grace_s
         self._kill_s = kill_s
@@ -261,10 +269,9 @@ class _Run:
     def _timeout(self) -> float | None:
         closed = [moment for rank, moment in self._closed.items() if self._hub.listening(rank.number)]
         times = [moment for moment in (self._hub.deadline, self._next and self._next[0], *closed) if moment]
-        left = max(0.0, min(times) - time.monotonic()) if times else None
-        if all(rank.pidfd >= 0 for rank in self._ranks):
-            return left
-        return _TICK_S if left is None else min(left, _TICK_S)
+        if not times and all(rank.pidfd >= 0 for rank in self._ranks):
+            return None
+        return min([LOOK_S, *(max(0.0, moment - self._clock()) for moment in times)])
 
     def _serve(self, rank: _Rank, mask: int) -> None:
         if not mask & selectors.EVENT_READ or not self._hub.listening(rank.number):
@@ -273,7 +280,7 @@ class _Run:
         if data:
             self._hub.receive(rank.number, data)
         elif data is not None:
-            self._closed[rank] = _soon(_CLOSED_S)  # _look() will say how it ended, if it does so soon
+            self._closed[rank] = self._soon(_CLOSED_S)  # _look() will say how it ended, if it does so soon
 
     def _look(self) -> None:
         """Note the ranks that have ended since the last look, or closed their socket without ending."""
@@ -288,7 +295,7 @@ class _Run:
             if rank.pidfd >= 0:
                 self._selector.unregister(rank.pidfd)  # it stays readable
         for rank, moment in self._closed.items():
-            if time.monotonic() >= moment:
+            if self._clock() >= moment:
                 self._hub.lost(rank.number, "closed its connection to the launcher")
         failed = [rank for rank in ended if rank.status]
         if failed and self._failed is None:  # of several, one that was killed is the likelier cause
@@ -304,7 +311,7 @@ class _Run:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # there may be no stderr
             sys.stderr.write(f"unisono run: rank {failed.number} {failed.what_happened}{rest}\n")
             sys.stderr.flush()
-        self._next = (_soon(self._grace_s), signal.SIGTERM)
+        self._next = (self._soon(self._grace_s), signal.SIGTERM)
 
     def _handle_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -322,13 +329,16 @@ class _Run:
                 number = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[min(self._interrupts, 3) - 1]
             self._send(number)
             self._stopping = True
-            self._next = None if number == signal.SIGINT else (_soon(self._grace_s), signal.SIGKILL)
+            self._next = None if number == signal.SIGINT else (self._soon(self._grace_s), signal.SIGKILL)
 
     def _escalate(self) -> None:
-        if self._next is not None and time.monotonic() >= self._next[0]:
+        if self._next is not None and self._clock() >= self._next[0]:
             number = self._next[1]
             self._send(number)
-            self._next = (_soon(self._kill_s), signal.SIGKILL) if number == signal.SIGTERM else None
+            self._next = (self._soon(self._kill_s), signal.SIGKILL) if number == signal.SIGTERM else None
+
+    def _soon(self, seconds: float) -> float:
+        return self._clock() + seconds
 
     def _send(self, number: int) -> None:
         for rank in self._ranks:
@@ -388,10 +398,6 @@ def _reason(error: OSError, program: str, env: Mapping[str, str]) -> str | None:
     """
     found = os.sep in program or shutil.which(program, os.F_OK, env.get("PATH", os.defpath))
     return error.strerror if found else os.strerror(errno.ENOENT)
-
-
-def _soon(seconds: float) -> float:
-    return time.monotonic() + seconds
 
 
 def _stdin_is_terminal() -> bool:

@@ -25,7 +25,6 @@ dtypes = st.sampled_from(list(cases.DTYPES))
         ("2G", 2 << 30),
         (" 4KiB ", 4096),
         ("3MB", 3 << 20),
-        ("0", 0),
     ],
 )
 def test_sizes(text: str, size: int) -> None:
@@ -36,6 +35,11 @@ def test_sizes(text: str, size: int) -> None:
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(CaseError, match="not understood"):
         cases.parse_size(text)
+
+
+def test_no_size_is_0() -> None:
+    with pytest.raises(CaseError, match="at least 1 byte"):
+        cases.parse_size("0K")
 
 
 def test_ranges() -> None:

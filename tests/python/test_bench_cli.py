@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,13 +14,17 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+import report_data as data
 from unisono.bench import finish, records, request, start
 from unisono.bench.cases import COLLECTIVES, CaseError
 from unisono.bench.options import PRESETS, Options
 from unisono.bench.request import Asked, options_of
 from unisono.cli import app
+from unisono.errors import ResourceError
+from unisono.report import files
 
 COMMAND = [sys.executable, "-m", "unisono.cli"]
 
@@ -59,7 +65,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("-b 8 -e 64 -f 2 -i 8", "give one of them"),
         ("-b 8 -e 64 -i 0", "at least 1"),
         ("--sizes ,", "no sizes given"),
+        ("--sizes 8,0K", "at least 1 byte"),
         ("--ranks 0", "at least one rank"),
+        ("--ranks 4097 --backend mpi", "4096 are the most"),
         ("-n 0", "at least one iteration"),
         ("-w -1", "cannot be negative"),
         ("--budget 0", "seconds above 0"),
@@ -93,11 +101,69 @@ def test_it_refuses_to_run_as_separate_copies(
     assert says in result.stderr
 
 
-def test_a_directory_with_records_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / records.FILE_NAME).write_text("")
-    result = CliRunner().invoke(app, ["bench", "--output", str(tmp_path)])
+@pytest.mark.parametrize("verb", ["bench", "scaling"])
+@pytest.mark.parametrize("name", ["records.jsonl", "2-ranks/records.jsonl", "records-large.jsonl"])
+def test_a_directory_with_records_is_not_overwritten(
+    verb: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor run in where the report would merge them with the new ones."""
+    monkeypatch.setattr(start, "start", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    result = CliRunner().invoke(app, [verb, "--output", str(tmp_path)])
     assert result.exit_code == finish.USAGE
     assert "records of another run" in result.stderr
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "/sys/x/y", "/proc", "FILE/x", "FILE"])
+@pytest.mark.parametrize("verb", ["bench", "scaling", "tune"])
+def test_where_nothing_can_be_written_is_said_before_anything_is_measured(
+    verb: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "start", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "FILE").write_text("kept")
+    target = place.replace("FILE", str(tmp_path / "FILE")) + ("/plan" if verb == "tune" else "")
+    result = CliRunner().invoke(app, [verb, "--output", target])
+    assert result.exit_code == finish.USAGE, result.output
+    assert "cannot be written" in result.stderr or "is not a directory" in result.stderr
+    assert os.listdir(tmp_path) == ["FILE"]
+
+
+def test_a_plan_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "start", lambda *_: pytest.fail("it was measured"))
+    result = CliRunner().invoke(app, ["tune", "--output", str(tmp_path)])
+    assert result.exit_code == finish.USAGE
+    assert "is a directory: name a file" in result.stderr
+
+
+def test_a_full_disk_is_said_in_a_sentence_and_keeps_what_was_recorded(tmp_path: Path) -> None:
+    writer = records.RecordsWriter(tmp_path)
+    skip = records.Skip(backend="mpi", reason="because")
+    writer.write(skip)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (writer.path.stat().st_size + 9, hard))
+    try:
+        with pytest.raises(ResourceError, match=r"records\.jsonl cannot be written: File too large"):
+            writer.write(skip)
+        with pytest.raises(ResourceError, match=r"new cannot be written"):
+            files.write(tmp_path / "new", bytes(1000))
+        writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert records.read(tmp_path).skips == [skip]
+    assert os.listdir(tmp_path) == [records.FILE_NAME]
+
+
+def test_a_report_that_cannot_be_written_is_said_and_the_records_named(tmp_path: Path) -> None:
+    data.write(tmp_path / "run", data.run(), data.timed("unisono", data.case()), data.end())
+    (tmp_path / "run" / "report.html").mkdir()
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
+    assert result.exit_code == finish.FAILED
+    assert "report.html cannot be written: Is a directory." in " ".join(result.stderr.split())
+    screen = Console(file=io.StringIO(), width=200)
+    finish.show_report(tmp_path / "run", screen)
+    assert "records.jsonl; " in screen.file.getvalue()  # type: ignore[attr-defined]
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_the_letters_of_nccl_tests() -> None:
@@ -181,6 +247,16 @@ def test_verbs_that_read_records_say_where_there_are_none(verb: list[str], tmp_p
     result = CliRunner().invoke(app, [word.replace("X", str(tmp_path)) for word in verb])
     assert result.exit_code == finish.USAGE
     assert "unisono bench" in result.stderr
+
+
+@pytest.mark.parametrize("verb", [["report", "X"], ["compare", "X", "X"], ["gate", "X"]])
+def test_a_file_that_holds_no_record_is_refused(verb: list[str], tmp_path: Path) -> None:
+    other = tmp_path / "README.md"
+    other.write_text("# Not\n\nrecords\n")
+    result = CliRunner().invoke(app, [word.replace("X", str(other)) for word in verb])
+    assert result.exit_code == finish.USAGE
+    assert "README.md holds no record of a bench" in result.stderr
+    assert os.listdir(tmp_path) == ["README.md"]
 
 
 def bench(directory: Path, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:

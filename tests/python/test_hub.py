@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.clock import Clock
 from unisono.errors import MismatchError
 from unisono.hub import HEADER_BYTES, MAX_PAYLOAD, Decoder, Frame, FrameError, Header, Hub, Kind, encode
 
@@ -135,6 +136,15 @@ def _hub(size: int) -> tuple[Hub, list[float], Callable[[int], list[Frame]]]:
         return frames
 
     return hub, now, answer
+
+
+def test_a_gap_between_two_looks_counts_little() -> None:
+    """However long the process or the machine was stopped."""
+    now = [5.0]
+    clock = Clock(lambda: now[0])
+    for later, counted in ((5.1, 0.1), (5.2, 0.2), (3600.0, 0.4), (3600.05, 0.45)):
+        now[0] = later
+        assert clock() == pytest.approx(counted)
 
 
 def test_the_hub_names_who_is_late_and_stays_failed() -> None:

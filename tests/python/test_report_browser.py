@@ -24,8 +24,7 @@ CHARTS = {
     "heat": 2,
     "bandwidth-panels": 2,
     "latency-panels": 2,
-    "box": 1,
-    "cdf": 1,
+    "samples": 1,
     "cv": 1,
     "spread-panels": 3,
     "sol-grid": 1,
@@ -161,13 +160,21 @@ def test_another_selection_redraws_the_charts(page: chromium.Browser) -> None:
 
 
 def test_another_case_redraws_the_distribution(page: chromium.Browser) -> None:
-    axis = "document.querySelector('#cdf svg.marks')?.textContent"
+    axis = "document.querySelector('#samples svg.marks')?.textContent"
     before = page.evaluate(axis)
     page.evaluate(f"({CHOOSE})('#pick select', 1, 2)")
     page.wait(f"{axis} && {axis} !== {before!r}")
     chosen = page.evaluate("document.querySelectorAll('#pick select')[1].value")
     assert chosen == "256 KiB"
     _quiet(page)
+
+
+def test_the_boxes_stand_over_the_axis_of_the_curves(page: chromium.Browser) -> None:
+    areas = page.evaluate(
+        "[0, 1].map(i => document.querySelector(`#samples .concat_${i}_group path.background`))"
+        ".map(path => path.getBoundingClientRect()).map(box => [box.left, box.right])"
+    )
+    assert areas[0] == pytest.approx(areas[1], abs=1)
 
 
 def test_the_table_sorts_and_filters(page: chromium.Browser) -> None:
@@ -209,6 +216,7 @@ def test_names_from_records_are_text(browser: chromium.Browser, tmp_path: Path) 
 def test_the_policy_stops_any_other_script_and_any_request(page: chromium.Browser) -> None:
     page.evaluate(INTRUDE)
     page.wait("document.querySelectorAll('#script-errors li').length >= 2")
+    assert page.evaluate("document.querySelector('#script-errors').checkVisibility()")
     assert page.evaluate("window.broken === undefined")
     refused = page.evaluate("fetch(location.href).then(() => 'loaded', () => 'refused')")
     assert refused == "refused"

@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 import report_data as data
 from unisono.bench.records import Record, Result
 from unisono.bench.stats import Verdict
+from unisono.cli import app
 from unisono.report import compare as comparing
 
 
@@ -57,6 +59,19 @@ def test_few_visits_give_no_verdict_and_that_is_said(tmp_path: Path) -> None:
     found = _compare(tmp_path, [_near(10)], [brief])
     assert found.counts == {Verdict.UNCLEAR: 1}
     assert "1 case had fewer than 6 visits in a run" in _text(found)
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan")])
+def test_a_tolerance_below_0_is_refused(tmp_path: Path, tolerance: float) -> None:
+    with pytest.raises(ValueError, match="give 0 or more"):
+        _compare(tmp_path, [_near(10)], [_near(9)], tolerance=tolerance)
+
+
+def test_a_comparison_of_nothing_fails(tmp_path: Path) -> None:
+    _compare(tmp_path, [_near(10)], [_near(9)])
+    runs = [str(tmp_path / name) for name in ("a", "b")]
+    for words, code in ((["--backend", "mpj"], 1), (["--backend", "mpj", "--markdown"], 1), ([], 0)):
+        assert CliRunner().invoke(app, ["compare", *runs, *words]).exit_code == code
 
 
 def test_what_only_one_side_has(tmp_path: Path) -> None:

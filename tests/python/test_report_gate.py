@@ -59,7 +59,13 @@ def test_best_is_the_fastest_peer_of_each_case(tmp_path: Path) -> None:
     said = _text(found)
     for words in ("Not passed", "1 of 1 case", "gloo", "10.5 µs", "8.50 µs", "all_reduce 64 KiB"):
         assert words in said
-    assert "| 0.81× | 0.90× |" in gates.render_markdown(found)  # noqa: RUF001
+    assert "| 0.810× | 0.900× |" in gates.render_markdown(found)  # noqa: RUF001
+
+
+def test_a_case_that_is_below_by_little_does_not_read_as_equal(tmp_path: Path) -> None:
+    found = _gate(tmp_path, _between("unisono", 10, 10), _between("mpi", 9.969, 9.971))
+    assert not found.passed
+    assert "0.997×" in _text(found)  # noqa: RUF001
 
 
 def test_failures_do_not_pass(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 import report_data as data
-from unisono.bench.records import NOT_CHECKED, Verification
-from unisono.report import content, model
+from unisono.bench.records import NOT_CHECKED, Record, Skip, Verification
+from unisono.report import content, gate, model, payload
 
 
 def test_rows_are_ordered_and_the_subject_is_unisono(tmp_path: Path) -> None:
@@ -55,6 +55,50 @@ def test_files_merge_and_the_later_run_counts(tmp_path: Path) -> None:
     assert found.all_rows[0].interval.median > 15
 
 
+def _days(tmp_path: Path, *found: list[Record]) -> model.Model:
+    """One run a day, with what it found besides mpi's time."""
+    for day, records in enumerate(found, start=1):
+        head = data.run(started_at=f"2026-01-0{day}T00:00:00+00:00")
+        data.write(tmp_path / str(day), head, data.timed("mpi", data.case(), 30.0), records, data.end())
+    return model.load(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["failed", "wrong"])
+def test_a_later_failure_counts(tmp_path: Path, how: str) -> None:
+    wrong = Verification(before=True, after=False, bound="bit-exact")
+    bad = data.failure() if how == "failed" else data.timed("unisono", data.case(), verification=wrong)
+    found = _days(tmp_path, [data.timed("unisono", data.case())], [bad])
+    assert [row.backend for row in found.all_rows] == ["mpi"]
+    assert [(machine, f.backend) for machine, f in found.failures] == [(0, "unisono")]
+    assert found.replaced == 2  # mpi's time too
+    assert "1 failure besides" in content.lead(found)
+    assert "all verified" not in content.lead(found)
+
+
+def test_a_later_result_counts(tmp_path: Path) -> None:
+    skip = Skip(backend="gloo", reason="not built", case=data.case())
+    again = [data.timed(name, data.case()) for name in ("unisono", "gloo")]
+    found = _days(tmp_path, [data.failure(), skip], [data.failure()], again)
+    assert {row.backend for row in found.all_rows} == {"unisono", "gloo", "mpi"}
+    assert not found.failures and not found.skips
+    assert found.replaced == 4
+    assert "all verified" in content.lead(found)
+    assert gate.gate(tmp_path).passed
+
+
+def test_a_failure_is_of_its_machine(tmp_path: Path) -> None:
+    other = data.run(started_at="2026-01-03T00:00:00+00:00")
+    other.machine = msgspec.structs.replace(other.machine, cpu="Other CPU")
+    both = [data.timed(name, data.case()) for name in ("unisono", "mpi")]
+    data.write(tmp_path / "a", data.run(), both, data.end())
+    data.write(tmp_path / "b", other, data.failure(), data.timed("mpi", data.case()), data.end())
+    found = model.load(tmp_path)
+    assert [machine for machine, _ in found.failures] == [1]
+    cells = {cell["machine"]: cell["cell"] for cell in payload.heat(found)}
+    assert (cells[0] != "failed", cells[1]) == (True, "failed")
+    assert "Other CPU" in content.failures(found).rows[0][1]
+
+
 def test_machines_are_told_apart(tmp_path: Path) -> None:
     other = data.run()
     other.machine = msgspec.structs.replace(other.machine, cpu="Other CPU", gpus=["H200", "H200"])
@@ -90,9 +134,9 @@ def test_a_wrong_result_is_a_failure_said_once(tmp_path: Path) -> None:
     )
     found = model.load(tmp_path)
     assert not found.all_rows
-    assert [f.case.bytes for f in found.failures] == [8, 64]
-    assert "wrong after the timed part" in found.failures[1].message
-    assert "element 7" in found.failures[1].message
+    assert [f.case.bytes for _, f in found.failures] == [8, 64]
+    assert "wrong after the timed part" in found.failures[1][1].message
+    assert "element 7" in found.failures[1][1].message
 
 
 def test_an_unchecked_result_counts_and_is_said(tmp_path: Path) -> None:
@@ -161,3 +205,21 @@ def test_a_later_schema_is_refused(tmp_path: Path) -> None:
 def test_no_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="unisono bench"):
         model.load(tmp_path)
+
+
+def test_other_lines_of_json_beside_the_records_are_let_be(tmp_path: Path) -> None:
+    data.write(tmp_path, data.run(), data.timed("unisono", data.case()), data.end())
+    data.write(tmp_path, data.run(), data.timed("mpi", data.case()), data.end(), name="records-mpi.jsonl")
+    (tmp_path / "before.jsonl").write_text('{"type": "benchmark"}\n')
+    found = model.load(tmp_path)
+    assert [source.name for source in found.sources] == ["records-mpi.jsonl", "records.jsonl"]
+    assert not found.problems
+
+
+def test_many_problems_are_named_in_part(tmp_path: Path) -> None:
+    file = data.write(tmp_path, data.run(), data.timed("unisono", data.case()), data.end()) / "records.jsonl"
+    file.write_text(file.read_text() + "?\n" * 20)
+    (notice,) = (n for n in content.notices(model.load(tmp_path)) if n.title.startswith("20 problems"))
+    assert len(notice.items) == 9
+    assert notice.items[-1] == "and 12 more."
+    assert len([note for note in gate.gate(tmp_path).notes if "left out" in note]) == 8

@@ -162,6 +162,8 @@ def test_markdown_has_the_same_content(built: dict[str, Path]) -> None:
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert headings[:3] == ["Summary", "Speed-up", "Bandwidth"]
     assert headings[-3:] == ["Failures and skips", "Method", "Provenance"]
+    assert "| Median | 95 % interval | Min | p95 | p99 | Max |" in text
+    assert "p95 needs 72, p99 368" in text
     for words in (
         "1 case failed",
         "element 3 is wrong",

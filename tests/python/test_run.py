@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -331,13 +332,23 @@ def test_a_killed_launcher_takes_its_ranks_along(nothing_left: None) -> None:
 
 
 def test_a_stopped_launcher_stops_its_ranks(nothing_left: None) -> None:
-    code = "say(os.getpid())\nif rank == 0: sys.stdin.read()\nb.all_gather(b'')\nsay('done')"
+    """And the time in which they were stopped, longer than the deadline here, is no time that they waited."""
+    code = """
+bootstrap._ANSWER_GRACE_S = 0
+b = bootstrap.make(launch.from_env(os.environ), timeout_s=2)
+say(os.getpid())
+if rank == 0: sys.stdin.read()
+b.all_gather(b'')
+say('done')
+"""
     with _launcher(2, code) as run:
         pids = _lines(run, 2)
+        time.sleep(0.2)  # for rank 1 to wait for rank 0
         run.send_signal(signal.SIGTSTP)
         os.waitid(os.P_PID, run.pid, os.WSTOPPED)
         for pid in pids:
             ranks.wait_for_state(int(pid), "T")
+        time.sleep(2.5)
         run.send_signal(signal.SIGCONT)
         out, _ = run.communicate("")  # ends rank 0's input
     assert (out, run.returncode) == ("done\ndone\n", 0)

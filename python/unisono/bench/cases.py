@@ -127,14 +127,17 @@ _SIZE = re.compile(r"(\d+)([KMG]?)(?:I?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `8`, `64K`, `1M`, `2G` (powers of 1024, as in nccl-tests). Raises CaseError."""
+    """Bytes of `8`, `64K`, `1M`, `2G` (powers of 1024, as in nccl-tests), not 0. Raises CaseError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise CaseError(
             f"size {text!r} is not understood: write bytes with an optional suffix, like 8, 64K, 1M or 2G."
         )
     scales = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    return int(match[1]) * scales[match[2].upper()]
+    size = int(match[1]) * scales[match[2].upper()]
+    if size == 0:
+        raise CaseError(f"size {text!r}: it must be at least 1 byte.")
+    return size
 
 
 def size_range(begin: int, end: int, factor: int = 2, step: int | None = None) -> list[int]:

@@ -26,10 +26,10 @@ def exit_code(records: Records, launcher_code: int = 0) -> int:
 def finish(directory: Path, launcher_code: int, console: Console, with_report: bool = True) -> int:
     """Builds the report of what was recorded, prints results, summary and where it is; returns the exit
     code."""
-    if not any(directory.rglob(FILE_NAME)):
+    records = read(directory) if any(directory.rglob(FILE_NAME)) else Records()
+    if not records.runs:
         console.print("The ranks ended before anything was recorded; their messages are above.", style="red")
         return FAILED
-    records = read(directory)
     if launcher_code != 0 or len(records.ends) < max(1, len(records.runs)):
         console.print(
             "The run did not end in good order; the report holds what was recorded until then.", style="red"
@@ -53,15 +53,15 @@ def finish(directory: Path, launcher_code: int, console: Console, with_report: b
 
 
 def show_report(directory: Path, console: Console) -> None:
-    """Builds the report and says where it is; where a package for it is missing, says that and where the
-    records are."""
+    """Builds the report and says where it is; where a package for it is missing or it cannot be written, says
+    that and where the records are."""
     from unisono import report
 
     try:
         for path in report.build(directory):
             if path.suffix == ".html":
                 console.print(f"report: {shown(path)}", soft_wrap=True)
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         console.print(f"records: {shown(directory / FILE_NAME)}; {error}", soft_wrap=True)
 
 

@@ -8,16 +8,20 @@ bytes per second), sizes in bytes.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
+from unisono.errors import ResourceError
+
 SCHEMA_VERSION = "1.3"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory
 FILE_NAME = "records.jsonl"
+FILES = "records*.jsonl"  # what is read below a directory
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +218,8 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 class RecordsWriter:
-    """Appends records to `directory`/records.jsonl, a whole line and a flush each: a cut loses one line."""
+    """Appends records to `directory`/records.jsonl, a whole line and a flush each: a cut loses one line. What
+    the disk refuses is a ResourceError, which names the file."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -222,14 +227,26 @@ class RecordsWriter:
         self._file: IO[bytes] = open(self.path, "xb")  # noqa: SIM115  (closed in close)
 
     def write(self, record: Record) -> None:
-        self._file.write(_encoder.encode(record) + b"\n")
-        self._file.flush()
+        with self._writing():
+            self._file.write(_encoder.encode(record) + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
         if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with self._writing():
+                os.fsync(self._file.fileno())
+                self._file.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.close()  # would fail again, later
+            raise ResourceError(
+                f"{self.path} cannot be written: {error.strerror}. It holds what was recorded until then."
+            ) from error
 
 
 @dataclass
@@ -246,6 +263,11 @@ class Records:
     workloads: list[Workload] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no line held a record."""
+        return not any(found for name, found in vars(self).items() if name != "problems")
 
     def add(self, record: Record) -> None:
         where: dict[type, list[Any]] = {
@@ -264,7 +286,7 @@ class Records:
 
 def files(path: Path) -> list[Path]:
     """The records files of `path`: itself, or those below a directory (several runs make one report)."""
-    found = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
+    found = [path] if path.is_file() else sorted(path.rglob(FILES))
     if not found:
         raise FileNotFoundError(
             f"no {FILE_NAME} in {path}: run `unisono bench -O DIR` first, or name its directory."

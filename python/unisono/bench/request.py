@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from unisono.bench import cases, fabric, pairs, provenance, tune, workloads
 from unisono.bench.backends import base
 from unisono.bench.cases import CaseError
 from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, FABRIC_PRESET, PRESETS, Options, Preset
-from unisono.bench.records import FILE_NAME
+from unisono.bench.records import FILES
 from unisono.bench.schedule import Limits
 
 DTYPE_NAMES = {  # of nccl-tests
@@ -290,12 +291,21 @@ def directory_of(named: Path | None, kind: str = "bench") -> Path:
     used."""
     if named is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        return Path.cwd() / f"unisono-{kind}-{stamp}-{secrets.token_hex(4)}"
+        named = Path.cwd() / f"unisono-{kind}-{stamp}-{secrets.token_hex(4)}"
     if named.exists() and not named.is_dir():
         raise CaseError(f"{named} is not a directory: name another with --output.")
-    if (named / FILE_NAME).exists():
+    check_writable(named)
+    if any(named.rglob(FILES)):  # also in it: the report merges them
         raise CaseError(f"{named} holds the records of another run: name another directory with --output.")
-    existing = next(parent for parent in (named, *named.absolute().parents) if parent.exists())
-    if not os.access(existing, os.W_OK):
-        raise CaseError(f"{named} cannot be written: name another directory with --output.")
     return named.absolute()
+
+
+def check_writable(path: Path) -> None:
+    """Raises CaseError where no file can be made in the directory `path`, or in what there is of it. Makes
+    nothing that stays: each rank of a launcher asks."""
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise CaseError(f"{path} cannot be written ({error.strerror}): name another with --output.") from None

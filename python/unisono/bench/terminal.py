@@ -21,8 +21,8 @@ def results(model: Model) -> Iterator[Table | str]:
     """Every result, in the report's order, and what FAILED; a line above says what is the same in all rows.
     Of more than MOST_ROWS the first ones, and a sentence about the others."""
     found = [(row.key, _case(row.key, row.backend), _numbers(row)) for row in model.all_rows]
-    for failure in model.failures:
-        key = Key(0, None, failure.case)
+    for machine, failure in model.failures:
+        key = Key(machine, None, failure.case)
         found.append((key, _case(key, failure.backend), [*(text.MISSING for _ in NUMBERS), "FAILED"]))
     if not found:
         return

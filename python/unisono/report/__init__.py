@@ -13,25 +13,24 @@ def build(path: Path, out: Path | None = None) -> list[Path]:
     records files merge) into `out`, which is the directory of the records unless given. Returns what was
     written, the page first.
 
-    The same records give the same report.md, byte by byte. Raises FileNotFoundError where there are no
-    records, ValueError where their schema is of another major version, and ImportError where a package for
-    the plots is missing."""
+    The same records give the same report.md, byte by byte. Raises what
+    `model.load` raises, ImportError where a package for the plots is missing, and ResourceError, which names
+    the file, where one cannot be written."""
     missing = [name for name in ("altair", "jinja2", "vl_convert") if find_spec(name) is None]
     if missing:
         raise ImportError(
             f"the report needs {', '.join(missing)}: pip install 'unisono[bench]', or copy the records to a "
             "machine that has them and run `unisono report DIR` there."
         )
-    from . import html, markdown, plots
+    from . import files, html, markdown, plots
     from .model import load
 
     path = Path(path)
     model = load(path)
     directory = Path(out) if out is not None else path if path.is_dir() else path.parent
-    directory.mkdir(parents=True, exist_ok=True)
     images = plots.write(model, directory)
-    page = directory / "report.html"
-    page.write_text(html.render(model), encoding="utf-8", newline="\n")
-    twin = directory / "report.md"
-    twin.write_text(markdown.render(model, [image.name for image in images]), encoding="utf-8", newline="\n")
+    page = files.write(directory / "report.html", html.render(model).encode())
+    twin = files.write(
+        directory / "report.md", markdown.render(model, [image.name for image in images]).encode()
+    )
     return [page, twin, *images]

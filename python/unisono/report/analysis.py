@@ -270,12 +270,6 @@ class WorkloadCost:
             return None
         return 1.0 - self.mix.unit.median / cost.unit.median
 
-    @property
-    def best(self) -> Cost | None:
-        """The fastest single backend."""
-        whole = [cost for cost in self.costs if cost.unit is not None]
-        return min(whole, key=lambda c: c.unit.median if c.unit else math.inf) if whole else None
-
 
 def _matches(step: WorkloadStep, case: Case) -> bool:
     return (step.collective, step.bytes, step.dtype, step.op) == (

@@ -90,7 +90,7 @@ function drawHeat() {
     for (const memory of memories.length ? memories : [null]) {
       const rows = chosen.filter((cell) => cell.mode === mode && (cell.memory === memory || cell.memory === null));
       if (!rows.some((cell) => cell.memory === memory)) continue;
-      const plot = figure(parent, words(mode), memory === null ? "" : `${words(memory)} buffers`);
+      const plot = figure(parent, spaced(mode), memory === null ? "" : `${spaced(memory)} buffers`);
       jobs.push(draw(plot, "heat", rows, (spec) => dense(spec, rows, plot)));
     }
   }
@@ -148,8 +148,8 @@ function choice(label, values, text, current, onChange) {
 function pickCases() {
   const rows = sweep.filter((row) => fits(row, selection));
   if (!rows.length) {
-    for (const id of ["pick", "box"]) nothing(byId(id), "");
-    nothing(byId("cdf"));
+    nothing(byId("pick"), "");
+    nothing(byId("samples"));
     return [];
   }
   const collectives = unique(rows.map((row) => row.collective));
@@ -171,39 +171,31 @@ function pickCases() {
 }
 
 function drawDistribution(rows) {
-  const boxes = rows.map((row) => ({ ...row, kind: "box" }));
+  const shown = rows.map((row) => ({ ...row, kind: "box" }));
   const curve = [];
-  const outside = [];
   for (const row of rows) {
+    const { backend } = row;
     const values = data.samples[row.id];
     const last = values.length - 1;
     values.forEach((value, i) => {
       const rank = last ? Math.round((i * (row.n - 1)) / last) : 0; // as payload.order_statistics chose them
-      curve.push({ backend: row.backend, value, share: (rank + 1) / row.n });
-      if (value < row.wlow || value > row.whigh) outside.push({ backend: row.backend, kind: "out", value });
+      curve.push({ backend, kind: "curve", value, share: (rank + 1) / row.n });
+      if (value < row.wlow || value > row.whigh) shown.push({ backend, kind: "out", value });
     });
-    curve.push({ backend: row.backend, value: values[0], share: 0 });
+    curve.push({ backend, kind: "curve", value: values[0], share: 0 });
   }
   const limit = picked.range === RANGES[0] ? 0.99 : 1;
-  const shown = curve.filter((point) => point.share <= limit).map((point) => point.value);
-  const values = [...shown, ...rows.flatMap((row) => [row.q1, row.q3])];
+  const values = curve.filter((point) => point.share <= limit).map((point) => point.value);
+  values.push(...rows.flatMap((row) => [row.q1, row.q3]));
   const domain = [Math.min(...values) * 0.98, Math.max(...values) * 1.02];
-  const share = (spec) => {
-    for (const { x } of encodings(spec)) if (x) x.scale = { ...x.scale, type: "log", nice: false, domain };
-  };
-  const target = (id) => {
-    const plot = make("div", { className: "plot" });
-    byId(id).replaceChildren(plot);
-    return plot;
-  };
+  const axis = 20 + 7 * Math.max(6, ...rows.map((row) => row.backend.length)); // the names, and a margin
+  const plot = make("div", { className: "plot" });
+  byId("samples").replaceChildren(plot);
   return [
-    draw(target("box"), "box", [...boxes, ...outside], (spec) => {
-      share(spec);
-      for (const { x } of encodings(spec)) if (x) x.axis = null;
-    }),
-    draw(target("cdf"), "cdf", curve, (spec) => {
-      share(spec);
-      spec.height = 220;
+    draw(plot, "distribution", [...shown, ...curve], (spec) => {
+      delete spec.width; // "container" is for single charts; should the window shrink, page.css fits these in
+      for (const part of spec.vconcat) part.width = Math.max(plot.clientWidth - axis, 160);
+      for (const { x } of spec.vconcat.flatMap(encodings)) if (x) x.scale = { ...x.scale, type: "log", nice: false, domain };
     }),
   ];
 }

@@ -8,9 +8,9 @@ from typing import Any
 import altair as alt
 
 from . import analysis, theme
+from .payload import Json
 from .theme import RATIO_STEPS, SHARE_STEPS, VARIATION_STEPS
 
-Json = dict[str, Any]
 DATA = "rows"  # the name under which a template expects its data
 _INK = "var(--ink)"
 _MUTED = "var(--ink3)"
@@ -29,6 +29,7 @@ _TIME_LABEL = (
 # 1, 2, 5, 10, 20 … for logarithmic axes: Vega keeps those in range and thins them to the count. For less than
 # a decade its own ticks are better, so the users of a template take these away then.
 _ONE_TWO_FIVE = [float(f"{m}e{power}") for power in range(-4, 9) for m in (1, 2, 5)]
+_KINDS = ("out", "box", "curve")  # of the rows of `distribution`
 _TIP = [
     alt.Tooltip("backend:N"),
     alt.Tooltip("size:N"),
@@ -271,35 +272,35 @@ def spread(backends: list[str], legend: bool = False) -> Json:
     return _spec(alt.layer(one.encode(y=alt.Y("one:Q", axis=axis)), rule, bar))
 
 
-def _time_axis() -> alt.X:
-    axis = alt.Axis(labelExpr=_TIME_LABEL, title="time per call", tickCount=8, labelOverlap=True)
-    return alt.X("value:Q", scale=alt.Scale(type="log", nice=False), axis=axis)
-
-
-def box(backends: list[str]) -> Json:
-    """Box plot of the samples of one case (Tukey: whiskers reach the last sample within 1.5 quartile
-    distances). Rows of `kind` box hold q1, median, q3, wlow, whigh; rows of `kind` out are the samples beyond
-    the whiskers."""
-    y = alt.Y("backend:N", sort=backends, axis=alt.Axis(title=None, domain=False, ticks=False, minExtent=90))
+def distribution(backends: list[str]) -> Json:
+    """The samples of one case as a box plot (Tukey: whiskers reach the last sample within 1.5 quartile
+    distances) above the share of them that took at most so long, over one axis of time. Rows of `kind` box
+    hold q1, median, q3, wlow, whigh; rows of `kind` out are the samples beyond the whiskers; those of `kind`
+    curve have value (µs) and share."""
+    time = alt.Axis(labelExpr=_TIME_LABEL, title="time per call", tickCount=8, labelOverlap=True)
+    bare = alt.Axis(tickCount=8, title=None, labels=False, ticks=False, domain=False)
+    log = alt.Scale(type="log", nice=False)
     colour = _colour(backends, False)
-    base = alt.Chart(_data()).transform_filter("datum.kind == 'box'").encode(y=y, color=colour)
-    x = _time_axis()
-    outside = alt.Chart(_data()).transform_filter("datum.kind == 'out'")
-    points = outside.mark_point(size=14, filled=True, opacity=0.35, clip=True).encode(x=x, y=y, color=colour)
+    rows = {kind: alt.Chart(_data()).transform_filter(f"datum.kind == '{kind}'") for kind in _KINDS}
+
+    x = alt.X("value:Q", scale=log, axis=bare)
+    y = alt.Y("backend:N", sort=backends, axis=alt.Axis(title=None, domain=False, ticks=False))
+    points = rows["out"].mark_point(size=14, filled=True, opacity=0.35, clip=True)
+    base = rows["box"].encode(y=y, color=colour)
     whiskers = base.mark_rule(strokeWidth=1.6, clip=True).encode(x=alt.X("wlow:Q"), x2="whigh:Q")
     quartiles = base.mark_bar(height=16, cornerRadius=2, clip=True)
     quartiles = quartiles.encode(x=alt.X("q1:Q"), x2="q3:Q", tooltip=_TIP)
-    median = base.mark_tick(thickness=2, size=16).encode(
-        x=alt.X("median:Q"), color=alt.value("var(--surface)")
+    median = base.mark_tick(thickness=2, size=22).encode(x=alt.X("median:Q"), color=alt.value(_INK))
+    box = alt.layer(points.encode(x=x, y=y, color=colour), whiskers, quartiles, median, height=alt.Step(34))
+
+    line = rows["curve"].mark_line(interpolate="step-after", strokeWidth=1.8, clip=True)
+    share = line.encode(
+        x=alt.X("value:Q", scale=log, axis=time),
+        y=alt.Y("share:Q", axis=alt.Axis(format="%", title="share of samples", tickCount=5)),
+        color=colour,
+        order="share:Q",
     )
-    return _spec(alt.layer(points, whiskers, quartiles, median, height=alt.Step(34)))
-
-
-def cdf(backends: list[str]) -> Json:
-    """Share of the samples of one case that took at most so long. Rows: backend, value (µs), share."""
-    y = alt.Y("share:Q", axis=alt.Axis(format="%", title="share of samples", tickCount=5, minExtent=90))
-    line = alt.Chart(_data()).mark_line(interpolate="step-after", strokeWidth=1.8, clip=True)
-    return _spec(line.encode(x=_time_axis(), y=y, color=_colour(backends, False), order="share:Q"))
+    return _spec(alt.vconcat(box, share.properties(height=220), spacing=6).resolve_scale(x="shared"))
 
 
 def bars(backends: list[str]) -> Json:
@@ -328,8 +329,7 @@ def templates(backends: list[str]) -> dict[str, Json]:
         "sol": grid("sol"),
         "cv": grid("cv"),
         "spread": spread(backends),
-        "box": box(backends),
-        "cdf": cdf(backends),
+        "distribution": distribution(backends),
         "bars": bars(backends),
         "efficiency": efficiency(backends),
     }

@@ -66,6 +66,11 @@ class Comparison:
         return [change for change in self.changes if change.verdict is verdict]
 
     @property
+    def exit_code(self) -> int:
+        """0 where anything was compared."""
+        return 0 if self.changes else 1
+
+    @property
     def mean(self) -> float:
         """Geometric mean of A / B over all changes; NaN without any."""
         return stats.geometric_mean([change.ratio for change in self.changes])
@@ -104,7 +109,10 @@ def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = TOL
 
     FASTER: B's interval lies wholly below A's and the medians differ by more than `tolerance` (0.02 is 2 %).
     SLOWER is the mirror image; SAME: both intervals lie within `tolerance` of each other; else UNCLEAR, as
-    where either run has too few visits for an interval. Raises what `load` raises."""
+    where either run has too few visits for an interval. Raises what `load` raises, and ValueError for a
+    tolerance below 0."""
+    if not tolerance >= 0:
+        raise ValueError(f"the tolerance is {tolerance}: give 0 or more, like 0.02 for 2 %.")
     first, second = load(a), load(b)
     found = Comparison(Path(a), Path(b))
     by_machine = len(first.machines) > 1 or len(second.machines) > 1
@@ -134,7 +142,7 @@ def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = TOL
             found.notes.append(
                 f"{name} has {text.count(len(model.failures), 'failure')}; failed cases are not compared."
             )
-        found.notes += [f"{name}: {problem}" for problem in model.problems]
+        found.notes += [f"{name}: {problem}" for problem in text.shortened(model.problems)]
     return found
 
 

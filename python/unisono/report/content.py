@@ -54,7 +54,9 @@ def lead(model: Model) -> str:
     seconds = sum(end.elapsed_s for source in model.sources for end in source.ends)
     took = f" in {text.duration(seconds)}" if seconds else ""
     total = text.count(len(model.all_rows), "result")
-    checked = f"{model.unchecked:,} of them not checked" if model.unchecked else "all verified"
+    checks = [f"{model.unchecked:,} of them not checked"] if model.unchecked else []
+    checks += [f"{text.count(len(model.failures), 'failure')} besides"] if model.failures else []
+    checked = text.listing(checks or ["all verified"])
     where = f"{ranks} {noun} of {text.listing(model.machines)}"
     return f"{names} ran {collectives}{span} on {where}: {total}{took}, {checked}."
 
@@ -82,9 +84,8 @@ def notices(model: Model) -> list[Notice]:
     """What the reader must know before the figures."""
     found = []
     if model.failures:
-        shown = [failure_text(failure) for failure in model.failures[:8]]
-        if len(model.failures) > 8:
-            shown.append(f"and {len(model.failures) - 8} more, see Failures and skips.")
+        texts = [failure_text(failure) for _, failure in model.failures]
+        shown = text.shortened(texts, ", see Failures and skips")
         found.append(Notice("bad", f"{text.count(len(model.failures), 'case')} failed", shown))
     for state, why in (
         ("cut short", "was cut short: its end is missing, so cases may be missing too."),
@@ -101,12 +102,11 @@ def notices(model: Model) -> list[Notice]:
         item = f"{few}: verdicts on them are UNCLEAR. Give the bench a longer --budget."
         found.append(Notice("warn", "Measured too briefly", [item]))
     if model.problems:
-        found.append(
-            Notice("warn", f"{text.count(len(model.problems), 'problem')} with the records", model.problems)
-        )
+        title = f"{text.count(len(model.problems), 'problem')} with the records"
+        found.append(Notice("warn", title, text.shortened(model.problems)))
     if model.replaced:
-        again = text.count(model.replaced, "result")
-        item = f"{again} of earlier runs were measured again; the latest of each counts."
+        earlier = text.count(model.replaced, "outcome")
+        item = f"{earlier} of earlier runs gave way to later ones: a case's latest result or failure counts."
         found.append(Notice("warn", "Repeated cases", [item]))
     crossed = crossed_runs(model)
     if crossed:
@@ -127,19 +127,12 @@ def failure_text(failure: Failure) -> str:
     return f"{failure.backend}: {case_text(failure.case)}{where}: {failure.message}"
 
 
-def pair_text(pair: Pair, ranks: bool = False) -> str:
-    """A ratio with its absolute values: `2.10× at 4 KiB, latency, plain (6.20 µs, mpi 13.0 µs)`."""  # noqa: RUF002
-    case = pair.own.key.case
-    place = [
-        text.size(case.bytes),
-        case.mode,
-        case.memory,
-        *([text.count(case.ranks, "rank")] if ranks else []),
-    ]
-    times = (
-        f"{text.time(pair.own.interval.median)}, {pair.peer.backend} {text.time(pair.peer.interval.median)}"
-    )
-    return f"{text.ratio(pair.ratio)} at {', '.join(place)} ({times})"
+def pair_text(pair: Pair) -> str:
+    """A ratio with its case and absolute values: `2.10× at all_reduce 4 KiB f32 sum, 2 ranks, latency, plain
+    (6.20 µs, mpi 13.0 µs)`."""  # noqa: RUF002
+    own, peer = pair.own, pair.peer
+    times = f"{text.time(own.interval.median)}, {peer.backend} {text.time(peer.interval.median)}"
+    return f"{text.ratio(pair.ratio)} at {case_text(own.key.case, own.key.workload)} ({times})"
 
 
 def group_title(model: Model, group: Group) -> str:
@@ -323,10 +316,11 @@ def _parts(cost: WorkloadCost, item: analysis.Cost, with_backend: bool) -> str:
 
 def failures(model: Model) -> Table:
     head = ["Backend", "Case", "Rank", "Message"]
-    rows = [
-        [f.backend, case_text(f.case), text.MISSING if f.rank is None else str(f.rank), f.message]
-        for f in model.failures
-    ]
+    rows = []
+    for machine, f in model.failures:
+        where = f", {model.machines[machine]}" if len(model.machines) > 1 else ""
+        rank = text.MISSING if f.rank is None else str(f.rank)
+        rows.append([f.backend, case_text(f.case) + where, rank, f.message])
     return Table(head, rows)
 
 

@@ -15,7 +15,6 @@ import vl_convert
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from unisono.bench.cases import title
 from unisono.bench.stats import Verdict
 
 from . import analysis, content, fabric, links, method, pairs, payload, scaling, text, theme
@@ -99,9 +98,7 @@ def _groups(model: Model) -> list[dict[str, Any]]:
                     (name, verdict, group.total.verdicts[verdict]) for verdict, name in _VERDICT_CLASSES
                 ],
                 "best": content.pair_text(group.total.best),
-                "best_of": title(group.total.best.own.key.case),
                 "worst": content.pair_text(group.total.worst),
-                "worst_of": title(group.total.worst.own.key.case),
                 "alone": group.total.alone,
                 "missing": group.total.missing,
                 "lines": lines,
@@ -144,7 +141,6 @@ def render(model: Model) -> str:
         started=content.started(model),
         notices=content.notices(model),
         groups=_groups(model),
-        headline_head=content.HEADLINE_HEAD,
         no_headline=content.why_no_headline(model),
         fastest=content.fastest_counts(model) if len(model.backends) > 1 else None,
         crossovers=content.crossovers(model),
@@ -160,6 +156,7 @@ def render(model: Model) -> str:
         largest=links.largest(model),
         fabric=fabric.table(model),
         fabric_ceiling=fabric.ceiling_text(model),
+        few=method.few(),
         paragraphs=method.paragraphs(model),
         factors=method.factors(model),
         provenance=content.provenance(model),

@@ -57,7 +57,6 @@ def render(model: Model, images: Sequence[str]) -> str:
     lines += _summary(model)
     lines += _section("Speed-up", images) + _speedups(model)
     lines += _section("Bandwidth", images) + _section("Latency", images)
-    lines += _section("Percentiles", images) + _percentiles(model)
     lines += _section("Distribution", images)
     lines += _section("Stability", images)
     lines += _section("Speed of light", images) + _table(content.ceilings(model))
@@ -117,17 +116,7 @@ def _speedups(model: Model) -> list[str]:
         return tuple(cell[name] for name in names)
 
     for members in analysis.group_by(cells, where).values():
-        first = members[0]
-        parts = [
-            text.count(first["ranks"], "rank"),
-            "" if first["device"] == "cpu" else first["device"],
-            "" if first["processes"] == "one per rank" else "one process",
-            *(first[n] for n in ("mode", "memory", "dtype", "placement", "workload")),
-            "" if first["scaling"] == "none" else f"{first['scaling']} scaling",
-        ]
-        if len(model.machines) > 1:
-            parts.append(model.machines[first["machine"]])
-        lines += [f"### {_md(', '.join(str(part).replace('_', ' ') for part in parts if part))}", ""]
+        lines += [f"### {_md(payload.in_common(members, model))}", ""]
         columns = sorted({(cell["column"], cell["t_column"]) for cell in members})
         rows = []
         for (name, op, root, pair), own in analysis.group_by(
@@ -144,19 +133,6 @@ def _cell(cell: payload.Json | None) -> str:
     return "" if cell is None else f"{cell['cell']} ({cell['own']}; {cell['t_peer']})"
 
 
-def _percentiles(model: Model) -> list[str]:
-    head = ["Collective", "Size", "Where", "Backend", "Samples", "Min", "p50", "p95", "p99", "Max"]
-    columns = payload.shared_columns(model.all_rows)
-    rows = []
-    for row in model.rows:
-        r = payload.result(row, columns)
-        where = content.slice_text(row.key, model)
-        rows.append([r["collective"], r["size"], where, row.backend, str(r["n"])])
-        rows[-1] += [r["t_min"], r["t_p50"], r["t_p95"], r["t_p99"], r["t_max"]]
-    note = "A dash: so few samples carry no such percentile (p50 needs 6, p95 72, p99 368 samples)."
-    return [note, "", *_folded("Percentiles", head, rows, (4, 5, 6, 7, 8, 9))]
-
-
 def _results(model: Model) -> list[str]:
     head = [
         "Case",
@@ -164,6 +140,10 @@ def _results(model: Model) -> list[str]:
         "Algorithm",
         "Median",
         "95 % interval",
+        "Min",
+        "p95",
+        "p99",
+        "Max",
         "algbw GB/s",
         "busbw GB/s",
         "SoL",
@@ -181,9 +161,10 @@ def _results(model: Model) -> list[str]:
             row.backend,
             r["algorithm"],
         ]
-        line += [r[n] for n in ("t_median", "t_interval", "t_algbw", "t_busbw", "t_sol", "t_cv")]
+        times = ("t_median", "t_interval", "t_min", "t_p95", "t_p99", "t_max")
+        line += [r[n] for n in (*times, "t_algbw", "t_busbw", "t_sol", "t_cv")]
         rows.append([*line, str(r["n"]), "yes" if r["converged"] else "no", r["bound"]])
-    return _folded("All results", head, rows, (3, 4, 5, 6, 7, 8, 9))
+    return [_md(method.few()), "", *_folded("All results", head, rows, range(3, 14))]
 
 
 def _folded(title: str, head: Sequence[str], rows: list[list[str]], numeric: Iterable[int]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from unisono.bench import cases, stats
 
 from . import text
@@ -66,6 +68,10 @@ FASTER or SLOWER: the intervals do not overlap and the medians differ by more th
 intervals lies within 2 % of each other. Otherwise UNCLEAR, as where either result is of fewer than {least}
 visits; no verdict is forced.
 
+Gate
+`unisono gate` has no such tolerance: there a case is confidently below the ratio asked for, by however
+little, where the ratio of the peer's upper to the backend's own lower end of the intervals is.
+
 Speed-up
 Median time of the best peer over the median time of {subject} in the same case: above 1, {subject} is
 faster. The best peer is the other library with the smallest median in that very case. Ratios are summarised
@@ -88,8 +94,8 @@ rank writes to one other, alone) divided by the ranks: pairs do not have to shar
 exceed 100 %.
 
 Percentiles
-p50, p95 and p99 are shown only where their own exact 95 % interval exists, from 6, 72 and 368 samples on;
-otherwise there is a dash.
+p95 and p99 are shown only where their own exact {confidence:.0f} % interval exists, from {p95} and {p99}
+samples on; otherwise there is a dash.
 
 Variation
 The coefficient of variation: standard deviation over mean of a result's samples. Minimum and maximum are
@@ -139,11 +145,23 @@ def factors(model: Model) -> list[tuple[str, str, str]]:
     return found
 
 
+def _least(quantile: float) -> int:
+    """How many samples carry an exact interval of that quantile."""
+    return next(count for count in itertools.count(1) if stats.ranks_of(count, quantile))
+
+
+def few() -> str:
+    """What a dash in place of a percentile means."""
+    return f"A dash: so few samples carry no such percentile (p95 needs {_least(0.95)}, p99 {_least(0.99)})."
+
+
 def paragraphs(model: Model) -> list[tuple[str, str]]:
     """Term and explanation."""
     values = {
         "confidence": 100 * stats.CONFIDENCE,
         "least": stats.MIN_SAMPLES,
+        "p95": _least(0.95),
+        "p99": _least(0.99),
         "subject": model.subject or "the subject",
     }
     split = (block.split("\n", 1) for block in _TEXT.strip().split("\n\n"))

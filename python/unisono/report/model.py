@@ -67,12 +67,15 @@ class Key:
             c.one_process,
             c.ranks,
             c.mode,
-            c.memory,
+            c.memory if c.bytes else "~",  # a barrier has none: it stands last of them all
             c.placement,
             (c.scaling.kind, c.scaling.bytes) if c.scaling else ("", 0),
         )
         how = (c.collective, c.pattern or "", c.streams or "", c.pair or ())
         return (*slice_, place, *how, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
+
+
+Cell = tuple[int, str, Case | None]  # machine, backend, and the case; None: all that a backend skips
 
 
 @dataclass(frozen=True)
@@ -174,10 +177,10 @@ class Model:
     links: list[tuple[int, Link]] = field(default_factory=list)
     largest: list[Largest] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[tuple[int, Failure]] = field(default_factory=list)
     workloads: list[Workload] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    replaced: int = 0  # results that a later run measured again
+    replaced: int = 0  # results and failures that a later run has superseded
 
     @property
     def rows(self) -> list[Row]:
@@ -245,15 +248,20 @@ def case_text(case: Case, workload: str | None = None) -> str:
 def load(path: Path) -> Model:
     """The model of a records file, or of all those below a directory.
 
-    The same case on the same backend in two runs: the later run counts and `replaced` says how many were
-    superseded. Raises FileNotFoundError where there are no records, ValueError for a schema of another major
+    The same case on the same backend in two runs: the later run counts, whether it measured the case or
+    failed in it, and `replaced` says how many results and failures were superseded. Raises FileNotFoundError
+    where there are no files, ValueError where they hold no record, or one of a schema of another major
     version."""
     model = Model()
     files = records.files(path)
     base = path if path.is_dir() else path.parent
     found = [(file.relative_to(base).as_posix(), records.read(file)) for file in files]
+    if all(content.empty for _, content in found):
+        raise ValueError(f"{path} holds no record of a bench: name a records file or its directory.")
     found.sort(key=lambda item: (item[1].runs[0].started_at if item[1].runs else "", item[0]))
     latest: dict[tuple[Key, str], Row] = {}
+    failed: list[tuple[int, Cell, Failure]] = []
+    skipped: list[tuple[int, Cell, Skip]] = []
     for index, (name, content) in enumerate(found):
         machine = _machine(model, content.runs)
         model.sources.append(Source(name, content.runs, content.ends, machine))
@@ -263,16 +271,21 @@ def load(path: Path) -> Model:
         model.ceilings += [(machine, ceiling) for ceiling in content.ceilings]
         model.links += [(machine, link) for link in content.links]
         model.largest += content.largest
-        model.failures += content.failures
+        failures = list(content.failures)
         for result in content.results:
-            _add(model, latest, Key(machine, result.workload, result.case), result, index)
-        model.skips += content.skips
+            wrong = _wrong(result)
+            if wrong is None:
+                _add(model, latest, Key(machine, result.workload, result.case), result, index)
+            elif not any((f.backend, f.case) == (result.backend, result.case) for f in failures):
+                failures.append(wrong)
+        failed += [(index, (machine, f.backend, f.case), f) for f in failures]
+        skipped += [(index, (machine, s.backend, s.case), s) for s in content.skips]
         model.workloads += content.workloads
-    rows = sorted(latest.values(), key=lambda row: (row.key.order(), _rank(row.backend)))
+    rows = _superseded(model, list(latest.values()), failed, skipped)
+    rows.sort(key=lambda row: (row.key.order(), _rank(row.backend)))
     model.all_rows = [replace(row, id=number) for number, row in enumerate(rows)]
     model.backends = sorted({row.backend for row in rows}, key=_rank)
     model.subject = subject_of(model.backends)
-    model.skips = _unique(model.skips)
     model.workloads = list({workload.name: workload for workload in model.workloads}.values())
     return model
 
@@ -335,24 +348,52 @@ def _kind(machine: Machine | None) -> tuple[object, ...] | None:
     return None if machine is None else (machine.cpu, machine.cores, set(machine.gpus))
 
 
-def _add(model: Model, latest: dict[tuple[Key, str], Row], key: Key, result: Result, source: int) -> None:
-    """Takes a result in; a wrong one becomes a failure, one without usable numbers a problem."""
-    name = f"{result.backend} on {case_text(result.case, result.workload)}"
+def _wrong(result: Result) -> Failure | None:
+    """The failure that a wrong result is."""
     check = result.verification
-    if check.bound != records.NOT_CHECKED and not (check.before and check.after):
-        if not any((f.backend, f.case) == (result.backend, result.case) for f in model.failures):
-            when = "after" if check.before else "before"
-            detail = f": {check.detail}" if check.detail else ""
-            message = f"the result was wrong {when} the timed part ({check.bound} was required){detail}"
-            failure = Failure(backend=result.backend, case=result.case, rank=None, message=message)
-            model.failures.append(failure)
-        return
+    if check.bound == records.NOT_CHECKED or (check.before and check.after):
+        return None
+    when = "after" if check.before else "before"
+    detail = f": {check.detail}" if check.detail else ""
+    message = f"the result was wrong {when} the timed part ({check.bound} was required){detail}"
+    return Failure(backend=result.backend, case=result.case, rank=None, message=message)
+
+
+def _add(model: Model, latest: dict[tuple[Key, str], Row], key: Key, result: Result, source: int) -> None:
+    """Takes a result in; one without usable numbers becomes a problem."""
     ordered = 0 < result.ci_low_us <= result.median_us <= result.ci_high_us
     if not ordered or not result.samples_us or min(result.samples_us) <= 0:
+        name = f"{result.backend} on {case_text(result.case, result.workload)}"
         model.problems.append(f"The result of {name} was left out: it holds no positive times in order.")
         return
     model.replaced += (key, result.backend) in latest
     latest[key, result.backend] = Row(0, key, result.backend, result, source)
+
+
+def _superseded(
+    model: Model,
+    rows: list[Row],
+    failed: list[tuple[int, Cell, Failure]],
+    skipped: list[tuple[int, Cell, Skip]],
+) -> list[Row]:
+    """Gives the model the failures and skips, and returns the rows, that no later source has superseded; all
+    are in the order of their sources. What one source says of a cell stands together: a cell that failed may
+    have times as well."""
+    measured = {_cell(row): row.source for row in sorted(rows, key=lambda row: row.source)}
+    broken = {cell: source for source, cell, _ in failed}
+    model.failures = [
+        (cell[0], failure)
+        for source, cell, failure in failed
+        if source == broken[cell] and source >= measured.get(cell, source)
+    ]
+    model.skips = _unique([skip for source, cell, skip in skipped if source >= measured.get(cell, source)])
+    kept = [row for row in rows if row.source >= broken.get(_cell(row), row.source)]
+    model.replaced += len(failed) - len(model.failures) + len(rows) - len(kept)
+    return kept
+
+
+def _cell(row: Row) -> Cell:
+    return row.key.machine, row.backend, row.key.case
 
 
 def _unique(skips: list[Skip]) -> list[Skip]:

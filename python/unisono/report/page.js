@@ -6,14 +6,18 @@ const report = (message) => {
   const item = document.createElement("li");
   item.textContent = String(message);
   errors.append(item);
+  errors.hidden = false;
 };
 window.addEventListener("error", (event) => report(event.message));
 window.addEventListener("unhandledrejection", (event) => report(event.reason));
 document.addEventListener("securitypolicyviolation", (event) => report(`policy: ${event.violatedDirective} ${event.blockedURI}`));
 
 const data = JSON.parse(byId("report-data").textContent);
-const expand = (table) =>
-  table.rows.map((row) => Object.fromEntries(table.columns.map((name, i) => [name, row[i]])));
+const expand = ({ same, words, columns, rows }) =>
+  rows.map((row) => {
+    const values = columns.map((name, i) => [name, words[name] ? words[name][row[i]] : row[i]]);
+    return { ...same, ...Object.fromEntries(values) };
+  });
 const results = expand(data.results);
 const cells = expand(data.heat);
 const inSweep = new Set(data.sweep);
@@ -26,7 +30,7 @@ const make = (tag, properties = {}, ...children) => {
   return element;
 };
 const unique = (values) => [...new Set(values)];
-const words = (name) => String(name).replaceAll("_", " ");
+const spaced = (name) => String(name).replaceAll("_", " ");
 
 // A row without a property (the op of a broadcast) fits every choice of it.
 const fits = (row, choice, except = []) =>
@@ -46,7 +50,7 @@ const RESULT_COLUMNS = [
 ];
 const PERCENTILE_COLUMNS = [
   ["Collective", "collective"], ["Size", "size", "bytes"], ["Backend", "backend"], ["Samples", "n", "n"],
-  ["Minimum", "t_min", "min"], ["p50", "t_p50", "median"], ["p95", "t_p95", "p95"], ["p99", "t_p99", "p99"],
+  ["Minimum", "t_min", "min"], ["Median", "t_median", "median"], ["p95", "t_p95", "p95"], ["p99", "t_p99", "p99"],
   ["Maximum", "t_max", "max"],
 ];
 const KEPT = ["Collective", "Size", "Backend", "Median", "95 % interval", "Samples"];
@@ -54,7 +58,7 @@ const shownText = (row, name) => {
   const value = row[name];
   if (value === null || value === "") return "–";
   if (typeof value === "boolean") return value ? "yes" : "no";
-  return name === "placement" ? words(value) : String(value);
+  return name === "placement" ? spaced(value) : String(value);
 };
 
 function table(parent, columns, rowsOf) {

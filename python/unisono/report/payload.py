@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ DIMENSIONS = (
     ("op", "Op"),
     ("root", "Root"),
 )
-_DISTRIBUTION_BUDGET = 220_000  # values in the page for box plots and CDFs
+_DISTRIBUTION_BUDGET = 60_000  # values in the page for box plots and CDFs
 _DISTRIBUTION_RANGE = (21, 101)
 
 Json = dict[str, Any]
@@ -62,6 +63,26 @@ def slice_of(key: Key) -> Json:
         "scaling": c.scaling.kind if c.scaling else "none",
         "workload": key.workload,
     }
+
+
+def in_common(rows: Sequence[Json], model: Model) -> str:
+    """What rows with the values of `slice_of` have in common, in words: `2 ranks, latency, plain, f32`."""
+    values = {name: {row[name] for row in rows} - {None} for name, _ in DIMENSIONS} | {
+        "workload": {row["workload"] for row in rows}
+    }
+    same = {name: found.pop() if len(found) == 1 else None for name, found in values.items()}
+    parts = [
+        None if same["ranks"] is None else text.count(same["ranks"], "rank"),
+        None if same["device"] == "cpu" else same["device"],
+        "one process" if same["processes"] == "one for all" else None,
+        *(same[name] for name in ("mode", "memory", "dtype")),
+        None if same["placement"] == "out_of_place" else same["placement"],
+        same["pair"] and f"pair {same['pair']}",
+        same["workload"],
+        None if same["scaling"] in (None, "none") else f"{same['scaling']} scaling",
+        model.machines[same["machine"]] if len(model.machines) > 1 and same["machine"] is not None else None,
+    ]
+    return ", ".join(str(part).replace("_", " ") for part in parts if part)
 
 
 def shared_columns(rows: list[Row]) -> dict[int, int]:
@@ -118,7 +139,6 @@ def result(row: Row, columns: dict[int, int]) -> Json:
         "t_interval": text.span(interval.low, interval.high),
         "t_min": text.time(low),
         "t_max": text.time(high),
-        "t_p50": text.MISSING if row.percentiles[0.5] is None else text.time(row.percentiles[0.5]),
         "t_p95": text.MISSING if p95 is None else text.time(p95),
         "t_p99": text.MISSING if p99 is None else text.time(p99),
         "t_cv": text.percent(row.variation),
@@ -173,8 +193,8 @@ def heat(model: Model) -> list[Json]:
     for row in alone:
         cells.append((row.key, _heat_cell(row.key, "no peer", text.time(row.interval.median), None)))
     known = {key for key, _ in cells}
-    for failure in model.failures:
-        key = Key(0, None, failure.case)
+    for machine, failure in model.failures:
+        key = Key(machine, None, failure.case)
         if failure.backend == model.subject and key not in known and _in_sweep(model, failure.case):
             cells.append((key, _heat_cell(key, "failed", "", None)))
             known.add(key)
@@ -270,9 +290,20 @@ def dimensions(model: Model, rows: list[Json]) -> list[Json]:
 
 
 def table(rows: list[Json]) -> Json:
-    """Rows as one list of column names and one list of values each, to say every name once."""
-    columns = list(rows[0]) if rows else []
-    return {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]}
+    """Rows as lists of values in the order of `columns`. What is `same` in every row is said once, and of a
+    column with few `words` a row has the index."""
+    names = list(rows[0]) if rows else []
+    values = {name: list(dict.fromkeys(row[name] for row in rows)) for name in names}
+    same = {name: found[0] for name, found in values.items() if len(found) == 1}
+    words = {
+        name: found
+        for name, found in values.items()
+        if name not in same and 8 * len(found) <= len(rows) and any(isinstance(v, str) for v in found)
+    }
+    columns = [name for name in names if name not in same]
+    index = {name: {value: i for i, value in enumerate(found)} for name, found in words.items()}
+    cells = [[index[n][row[n]] if n in words else row[n] for n in columns] for row in rows]
+    return {"same": same, "words": words, "columns": columns, "rows": cells}
 
 
 def page(model: Model) -> Json:

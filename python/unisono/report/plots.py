@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 import vl_convert
 
-from . import analysis, charts, content, links, pairs, payload, text, theme
+from . import analysis, charts, content, files, links, pairs, payload, text, theme
 from .model import Model, Row
 from .payload import Json
 
@@ -51,8 +51,7 @@ def write(model: Model, directory: Path) -> list[Path]:
 
 def _save(spec: Json, path: Path) -> Path:
     version = ".".join(alt.VEGALITE_VERSION.split(".")[:2])
-    path.write_bytes(_repack(vl_convert.vegalite_to_png(spec, vl_version=version, scale=_SCALE)))
-    return path
+    return files.write(path, _repack(vl_convert.vegalite_to_png(spec, vl_version=version, scale=_SCALE)))
 
 
 def _repack(png: bytes) -> bytes:
@@ -90,9 +89,16 @@ def _panel(template: Json, rows: list[Json], title: str, **size: Any) -> Json:
     """One template with its rows, ready to stand among others."""
     spec: Json = theme.resolve(template)  # a copy
     spec.pop("params", None)  # the whole figure has them
-    for part in [spec, *spec.get("layer", [])]:
-        part.pop("data", None)  # a layer takes its parent's
+    for part in _parts(spec):
+        part.pop("data", None)  # each takes its parent's
     return {**spec, **size, "title": title, "data": {"values": rows}}
+
+
+def _parts(spec: Json) -> Iterator[Json]:
+    """A chart, and all that it is made of."""
+    yield spec
+    for part in [*spec.get("layer", []), *spec.get("vconcat", [])]:
+        yield from _parts(part)
 
 
 def _chosen(model: Model, rows: list[Row], mode: str) -> tuple[list[Json], str]:
@@ -105,10 +111,7 @@ def _chosen(model: Model, rows: list[Row], mode: str) -> tuple[list[Json], str]:
         there = Counter(row[name] for row in kept if row[name] is not None)
         chosen = value if value in there else next(iter(there.most_common(1)), (value,))[0]
         kept = [row for row in kept if row[name] in (None, chosen)]
-    first = max(
-        kept, key=lambda row: bool(row["bytes"])
-    )  # one with a size, as a barrier has no kind of memory
-    return kept, content.slice_text(next(row.key for row in rows if row.id == first["id"]), model)
+    return kept, payload.in_common(kept, model)
 
 
 def _ticks(panel: Json, rows: list[Json], times: list[float]) -> Json:
@@ -189,9 +192,8 @@ def _heat(model: Model, rows: list[Row]) -> Json | None:
     if not panels:
         return None
     title = f"Speed-up of {model.subject} over the best peer of each case"
-    subtitle = (
-        f"{ranks} ranks; median over median, {model.subject}'s own median below; ≈: neither confidently"
-    )
+    where = payload.in_common(cells, model)
+    subtitle = f"{where}; median over median, {model.subject}'s own median below; ≈: neither confidently"
     return _figure(title, subtitle, panels, 1 if widest > 8 else 2)
 
 
@@ -213,30 +215,34 @@ def _distribution(model: Model, rows: list[Row]) -> Json | None:
     collective = chosen[0]["collective"]
     own = [row for row in chosen if row["collective"] == collective]
     sizes = sorted({row["bytes"] for row in own})
-    box, cdf = charts.box(model.backends), charts.cdf(model.backends)
+    template = charts.distribution(model.backends)
     panels: list[Json] = []
     for size in dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])):
         members = [row for row in own if row["bytes"] == size]
-        boxes, curve = distribution(model, members)
-        top = _panel(box, boxes, f"{collective}, {members[0]['size']}", width=_PANEL_WIDTH)
-        bottom = _panel(cdf, curve, "", width=_PANEL_WIDTH, height=190)
-        panels.append({"vconcat": [top, bottom], "spacing": 6, "resolve": {"scale": {"x": "shared"}}})
+        panel = _panel(template, distribution(model, members), f"{collective}, {members[0]['size']}")
+        low, high = min(row["min"] for row in members), max(row["max"] for row in members)
+        for chart in panel["vconcat"]:
+            chart["width"] = _PANEL_WIDTH
+        for part in _parts(panel):
+            if x := part.get("encoding", {}).get("x"):  # no sample lies on the edge
+                x.setdefault("scale", {"type": "log"})["domain"] = [0.98 * low, 1.02 * high]
+        panels.append(panel)
     return _figure("Distribution of the samples", where, panels, 3)
 
 
-def distribution(model: Model, members: list[Json]) -> tuple[list[Json], list[Json]]:
-    """The rows of the box plot and of the CDF of one case's results, from all their samples."""
+def distribution(model: Model, members: list[Json]) -> list[Json]:
+    """The rows of `charts.distribution` of one case's results, from all their samples."""
     by_id = {row.id: row for row in model.all_rows}
-    boxes: list[Json] = [{**row, "kind": "box"} for row in members]
-    curve: list[Json] = []
+    rows: list[Json] = [{**row, "kind": "box"} for row in members]
     for row in members:
         samples = by_id[row["id"]].samples
-        curve.append({"backend": row["backend"], "value": float(samples[0]), "share": 0.0})
+        of = {"backend": row["backend"]}
+        rows.append({**of, "kind": "curve", "value": float(samples[0]), "share": 0.0})
         for rank, value in enumerate(map(float, samples), start=1):
-            curve.append({"backend": row["backend"], "value": value, "share": rank / len(samples)})
+            rows.append({**of, "kind": "curve", "value": value, "share": rank / len(samples)})
             if not row["wlow"] <= value <= row["whigh"]:
-                boxes.append({"backend": row["backend"], "kind": "out", "value": value})
-    return boxes, curve
+                rows.append({**of, "kind": "out", "value": value})
+    return rows
 
 
 def _matrices(title: str, found: list[links.Matrix]) -> Json | None:

@@ -89,6 +89,12 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def shortened(items: list[str], where: str = "") -> list[str]:
+    """The first 8, and how many more there are; `where` says where these stand."""
+    rest = len(items) - 8
+    return items if rest <= 0 else [*items[:8], f"and {rest:,} more{where}."]
+
+
 def listing(items: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"

@@ -10,7 +10,12 @@ from typing import Any
 FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 # One fixed colour and shape per backend: known names have theirs, others take what is left in order.
-_KNOWN = {"unisono": 0, "mpi": 1, "gloo": 2, "nccl": 3, "symm_mem": 4}
+_KNOWN = {
+    name: number
+    for number, name in enumerate(
+        ("unisono", "mpi", "gloo", "nccl", "nccl-windows", "torch-symm:one_shot", "torch-symm:two_shot")
+    )
+}
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "stroke", "triangle-right")
 
 # (light, dark); every pair keeps its text readable at 4.5:1 or its mark at 3:1 on the surface.
@@ -34,7 +39,6 @@ _BASE = {
     "line": ("#dfe2e5", "#2d343d"),
     "grid": ("#eceef0", "#262c34"),
     "accent": ("#1f5fd0", "#6fa3ff"),
-    "good": ("#1f5fd0", "#6fa3ff"),
     "bad": ("#b5350c", "#ff8f66"),
     "badbg": ("#fdf0ea", "#2f1c16"),
     "warn": ("#8a5a00", "#e8b75a"),

@@ -1,0 +1,22 @@
+"""How a file of the report is written."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from unisono.errors import ResourceError
+
+
+def write(path: Path, content: bytes) -> Path:
+    """Writes all of it, or leaves what was there, and raises ResourceError, which names the file."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise ResourceError(f"{path} cannot be written: {error.strerror}.") from error
+    return path
