@@ -30,15 +30,7 @@ from .clock import LOOK_S, Clock
 from .errors import ResourceError, UsageError
 from .hub import HEADER_BYTES, MAX_PAYLOAD, Hub
 
-__all__ = [
-    "FD_VARIABLE",
-    "MAX_RANKS",
-    "NODE_VARIABLE",
-    "RANK_VARIABLE",
-    "SIZE_VARIABLE",
-    "run_command",
-    "run_local",
-]
+__all__ = ["FD_VARIABLE", "NODE_VARIABLE", "RANK_VARIABLE", "SIZE_VARIABLE", "run_command", "run_local"]
 
 RANK_VARIABLE = "UNISONO_RANK"
 SIZE_VARIABLE = "UNISONO_SIZE"
@@ -268,7 +260,8 @@ class _Run:
 
     def _timeout(self) -> float | None:
         closed = [moment for rank, moment in self._closed.items() if self._hub.listening(rank.number)]
-        times = [moment for moment in (self._hub.deadline, self._next and self._next[0], *closed) if moment]
+        known = (self._hub.deadline, self._next and self._next[0], *closed)
+        times = [moment for moment in known if moment is not None]
         if not times and all(rank.pidfd >= 0 for rank in self._ranks):
             return None
         return min([LOOK_S, *(max(0.0, moment - self._clock()) for moment in times)])

@@ -207,6 +207,10 @@ def test_unisono_in_every_pattern_pair_and_way(tmp_path: Path, ranks: int) -> No
     assert {result.case.streams for result in found.results} == {None, "one"}
     assert all(result.verification.before and result.verification.after for result in found.results)
     assert len({result.algorithm for result in found.results}) > 1
+    (of_all,) = {result.ceiling_gbps for result in found.results if result not in both}
+    assert of_all is not None
+    (of_pairs,) = {result.ceiling_gbps for result in both}
+    assert of_pairs == pytest.approx(of_all * ranks / 2)
 
 
 @pytest.mark.mpi

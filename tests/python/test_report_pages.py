@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 import report_data as data
 from unisono import report
 from unisono.bench import cases
-from unisono.bench.records import Skip, Workload, WorkloadStep
+from unisono.bench.records import Ceiling, Skip, Workload, WorkloadStep
 from unisono.report import html, markdown, model
 
 MARKDOWN_TAGS = set("h1 h2 h3 p strong ul li table thead tbody tr th td details summary pre code".split())
@@ -286,6 +286,16 @@ def test_several_rank_counts_in_one_report(tmp_path: Path) -> None:
     ((_, _, raw),) = [block for block in page.blocks if block[1].get("type") == "application/json"]
     ranks_dimension = next(d for d in json.loads(raw)["dimensions"] if d["name"] == "ranks")
     assert [option["value"] for option in ranks_dimension["options"]] == [2, 4]
+
+
+def test_each_ceiling_says_which_it_is(tmp_path: Path) -> None:
+    for ranks in (2, 4):
+        both = [Ceiling(name="copy", bytes=1 << 25, gbps=gbps, samples_gbps=[gbps]) for gbps in (9.0, 8.0)]
+        result = data.timed("unisono", data.case(ranks=ranks))
+        data.write(tmp_path / str(ranks), data.run(ranks), both[0], result, both[1], data.end())
+    _, text = _render(tmp_path, data.run(1), data.end())
+    assert "| copy | 2/records.jsonl | 2 | start | 32 MiB | 9.00 | 9.00 to 9.00 |" in text
+    assert "| copy | 4/records.jsonl | 4 | end | 32 MiB | 8.00 | 8.00 to 8.00 |" in text
 
 
 def test_gpu_modes(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ at once.
 started together; bytes of all ranks over the slowest rank's time. Both copy between buffers well beyond the
 last-level cache with numpy's copyto (memcpy) and count each byte once, though a copy reads and writes it.
 
-The ceiling of a case is copy_all_threads divided by the ranks: the rate at which every rank moves bytes when
-all do. % of the ceiling (SoL) is bus bandwidth over that. 100 % means that a rank's bus bytes took as long as
-one plain copy of them; more is possible where the data stays in the caches or a sum saves a pass over memory.
+The ceiling of a case is copy_all_threads divided by the ranks that work: the rate at which each moves bytes
+when all do. % of the ceiling (SoL) is bus bandwidth over that. 100 % means that a rank's bus bytes took as
+long as one plain copy of them; more is possible where the data stays in the caches or a sum saves a pass over
+memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from unisono.bench import provenance
 from unisono.bench.buffers import Bytes
 from unisono.bench.control import Control
-from unisono.bench.records import Ceiling
+from unisono.bench.records import Case, Ceiling
 from unisono.bench.timing import Call, collector_off
 
 SAMPLES = 7
@@ -31,7 +32,7 @@ CACHES = 4  # the buffer is so many times the last-level cache, all ranks togeth
 
 @dataclass(frozen=True)
 class Ceilings:
-    """One measurement; `per_rank_gbps` is what results are compared with."""
+    """One measurement; `per_rank_gbps` is what results of all ranks are compared with."""
 
     one_thread: Ceiling
     all_threads: Ceiling
@@ -68,6 +69,13 @@ def measure(control: Control, align: Call) -> Ceilings:
         Ceiling(name="copy_all_threads", bytes=size * control.size, gbps=total, samples_gbps=together),
         total / control.size,
     )
+
+
+def of_case(case: Case, per_rank_gbps: float) -> float:
+    """What its results are compared with. On CPUs the two ranks of a pair that works alone share what all
+    ranks would; GPUs have links of their own."""
+    alone = case.pair is not None and case.device == "cpu"
+    return per_rank_gbps * case.ranks / 2 if alone else per_rank_gbps
 
 
 def _copy_ns(source: Bytes, target: Bytes) -> float:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from unisono.bench import ceilings
 from unisono.bench.cases import DTYPES, WIRES, bus_factor
 from unisono.bench.cells import Work
 from unisono.bench.records import Result, Verification
 
 
 def result_of(work: Work, verification: Verification, ceiling_gbps: float | None) -> Result:
-    """The record of a cell with at least one sample. Bandwidths are of the median; GB/s are bytes per ns."""
+    """The record of a cell with at least one sample; `ceiling_gbps` is a rank's where all of them work.
+    Bandwidths are of the median; GB/s are bytes per ns."""
     case, state, interval = work.case, work.state, work.state.interval
     median_us = interval.median
     algbw = case.bytes / (median_us * 1e3) if median_us > 0 else 0.0
     busbw = algbw * bus_factor(case.collective, case.ranks)
     wire_bits = WIRES[work.backend.wire] if work.backend.wire is not None and case.ranks > 1 else None
     travels = busbw * wire_bits / (8 * DTYPES[case.dtype].itemsize) if wire_bits else busbw
-    share = travels / ceiling_gbps if ceiling_gbps and busbw > 0 else None
+    ceiling = ceilings.of_case(case, ceiling_gbps) if ceiling_gbps else None
+    share = travels / ceiling if ceiling and busbw > 0 else None
     return Result(
         case=case,
         backend=work.backend.name,
@@ -34,7 +37,7 @@ def result_of(work: Work, verification: Verification, ceiling_gbps: float | None
         verification=verification,
         algbw_gbps=algbw,
         busbw_gbps=busbw,
-        ceiling_gbps=ceiling_gbps if share is not None else None,
+        ceiling_gbps=ceiling if share is not None else None,
         sol=share,
         converged=state.converged,
         workload=work.workload,

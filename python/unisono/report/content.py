@@ -342,16 +342,18 @@ def _skipped(members: Sequence[Skip]) -> str:
 
 
 def ceilings(model: Model) -> Table:
-    rows = []
-    for machine, c in model.ceilings:
-        spread = (
-            f"{text.gbps(min(c.samples_gbps))} to {text.gbps(max(c.samples_gbps))}"
-            if c.samples_gbps
-            else text.MISSING
-        )
-        name = f"{c.name}, {model.machines[machine]}" if len(model.machines) > 1 else c.name
-        rows.append([name, text.size(c.bytes), text.gbps(c.gbps), spread])
-    return Table(["Ceiling", "Size", "GB/s", "Range of its samples"], rows, frozenset({1, 2, 3}))
+    """What each run measured, before its cases and again after them."""
+    rows: list[list[str]] = []
+    for (index, name), members in analysis.group_by(model.ceilings, lambda c: (c[0], c[1].name)).items():
+        source = model.sources[index]
+        ranks = text.listing([str(n) for n in sorted({run.ranks for run in source.runs})])
+        for number, (_, c) in enumerate(members):
+            samples = [text.gbps(end(c.samples_gbps)) for end in (min, max)] if c.samples_gbps else []
+            when = ("start", "end")[number % 2]
+            row = [name, source.name, ranks, when, text.size(c.bytes), text.gbps(c.gbps)]
+            rows.append([*row, " to ".join(samples) or text.MISSING])
+    head = ["Ceiling", "Records", "Ranks", "Of the run's", "Size", "GB/s", "Range of its samples"]
+    return Table(head, rows, frozenset({2, 4, 5, 6}))
 
 
 def provenance(model: Model) -> list[tuple[str, Table, str]]:

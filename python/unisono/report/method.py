@@ -85,13 +85,13 @@ are powers of 1024.
 
 SoL
 Speed of light: busbw over the ceiling of its row, a limit of the hardware measured in the same run. On a
-CPU that is copy_all_threads divided by the ranks; data that stays in a cache can exceed it. On GPUs it is
-ring: what leaves each GPU when every one sends to the next, by the fastest of copy engine, loads, stores and
-bulk copies. Where an all_reduce quantises (unisono:fp8, unisono:int8), busbw counts elements as they lie in
-memory, SoL what travels: the bits an element that stand beside the algorithm. With
---fabric the ceiling is the line rate of a rank's NIC where the provider states one, else fabric_pair (one
-rank writes to one other, alone) divided by the ranks: pairs do not have to share that rate, so that SoL may
-exceed 100 %.
+CPU that is copy_all_threads divided by the ranks that work, 2 of a pair alone; data that stays in a cache
+can exceed it. On GPUs it is ring: what leaves each GPU when every one sends to the next, by the fastest of
+copy engine, loads, stores and bulk copies. Where an all_reduce quantises (unisono:fp8, unisono:int8), busbw
+counts elements as they lie in memory, SoL what travels: the bits an element that stand beside the
+algorithm. With --fabric the ceiling is the line rate of a rank's NIC where the provider states one, else
+fabric_pair (one rank writes to one other, alone) divided by the ranks: pairs do not have to share that rate,
+so that SoL may exceed 100 %.
 
 Percentiles
 p95 and p99 are shown only where their own exact {confidence:.0f} % interval exists, from {p95} and {p99}

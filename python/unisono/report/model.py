@@ -173,7 +173,7 @@ class Model:
     backends: list[str] = field(default_factory=list)
     subject: str | None = None
     all_rows: list[Row] = field(default_factory=list)
-    ceilings: list[tuple[int, Ceiling]] = field(default_factory=list)
+    ceilings: list[tuple[int, Ceiling]] = field(default_factory=list)  # with their source
     links: list[tuple[int, Link]] = field(default_factory=list)
     largest: list[Largest] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
@@ -268,7 +268,7 @@ def load(path: Path) -> Model:
         if not content.runs:
             model.problems.append(f"{name} has no head line that could be read: its provenance is unknown.")
         model.problems += [_located(problem, name) for problem in content.problems]
-        model.ceilings += [(machine, ceiling) for ceiling in content.ceilings]
+        model.ceilings += [(index, ceiling) for ceiling in content.ceilings]
         model.links += [(machine, link) for link in content.links]
         model.largest += content.largest
         failures = list(content.failures)
