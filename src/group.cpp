@@ -188,12 +188,12 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
   if (left())
     throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
   check();
-  if (while_waiting_) try {
-      while_waiting_();
-    } catch (...) {
-      leave();  // in the middle of a call: the peers cannot go on with this rank
-      throw;
-    }
+  try {
+    let_caller_in();
+  } catch (...) {
+    leave();  // of a wait in the constructor too, which nobody else tells the peers of
+    throw;
+  }
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     const bool died = dead(r);  // before the next line: who leaves in good order says so before it ends

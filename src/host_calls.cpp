@@ -93,8 +93,7 @@ void LocalCommunicator::run_batch_on_host(Request& request) {
   }
 }
 
-void LocalCommunicator::barrier() {
-  const Turn turn(*this, Collective::barrier);
+void LocalCommunicator::do_barrier() {
   if (size() == 1) return;
   const Call call;
   if (check_) compare(group_.exchange(ticket(Collective::barrier, call, 0)));
@@ -103,7 +102,6 @@ void LocalCommunicator::barrier() {
 
 // This rank's part of a new allocation, and the allocation's number.
 std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_on_host(std::size_t bytes) {
-  const Turn turn(*this, Collective::empty);
   struct Offer {
     Segment::Handle handle;
     std::uint64_t asked;

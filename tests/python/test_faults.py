@@ -104,6 +104,16 @@ def test_fork() -> None:
     assert child["type"] == "UsageError" and "forked" in child["text"]
 
 
+def test_out_of_memory_within_a_call() -> None:
+    """It closes the communicator: the ranks are out of step."""
+    said = ranks.play(1, programs("out_of_memory_within_a_call")).results()[0]
+    assert error_of(said["first"])["type"] == "MemoryError"
+    assert said["closed"]
+    assert error_of(said["again"])["type"] == "UsageError"
+    peer = error_of(said["peer"])
+    assert peer["type"] == "PeerLostError" and "rank 0 " in peer["text"]
+
+
 def test_keyboard_interrupt_ends_a_wait() -> None:
     zero, one = ranks.play(2, programs("interrupted")).results()
     assert error_of(zero["first"])["type"] == "KeyboardInterrupt"

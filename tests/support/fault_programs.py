@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import select
 import signal
 import sys
@@ -249,6 +250,27 @@ def forked() -> dict[str, Any]:
     y = comm.empty(1 << 18, FLOATS)
     y[:] = x
     return {"child": child_says, "again": again, "sum": float(comm.all_reduce(y)[-1])}
+
+
+def out_of_memory_within_a_call() -> dict[str, Any]:
+    """Two ranks, threads of one process, exchange messages; rank 0, in place, may not have the memory for
+    it."""
+    zero, one = unisono.init_threads(2, timeout_s=30)
+    x, y, z = (np.ones(64 << 20, np.uint8) for _ in range(3))
+    said: dict[str, Any] = {}
+
+    def rank_1() -> None:
+        said["peer"] = attempt(lambda: one.send_recv(y, 0, z, 0))
+
+    peer = threading.Thread(target=rank_1)
+    peer.start()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), before[1]))
+    said["first"] = attempt(lambda: zero.send_recv(x, 1, x, 1))
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    peer.join()
+    return said | {"closed": zero.closed, "again": attempt(zero.barrier)}
 
 
 def interrupted() -> dict[str, Any]:
