@@ -37,8 +37,8 @@ class Symmetric {
   }
   void release(std::uint32_t allocation) {
     std::scoped_lock lock(mutex_);
-    allocations_.at(allocation).own->release();
-    drop_released();
+    // a forked child keeps all: what the parent has released, the child may still use
+    if (allocations_.at(allocation).own->release()) drop_released();
   }
   // Whether there ever was one: the same on every rank, unlike whether there still is.
   bool ever() const { return made_ > 0; }

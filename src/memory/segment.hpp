@@ -39,9 +39,12 @@ class Segment {
   Handle handle() const;
   const std::uint64_t& nonce() const { return head().nonce; }
 
-  // Says to everyone who has mapped it that its owner needs it no more.
-  void release() {
-    if (forks_ == forks()) head().released.store(1, std::memory_order_release);
+  // Says to everyone who has mapped it that its owner needs it no more. False, and nothing said, in a forked
+  // child: it is the parent's.
+  bool release() {
+    if (forks_ != forks()) return false;
+    head().released.store(1, std::memory_order_release);
+    return true;
   }
   bool released() const { return head().released.load(std::memory_order_acquire) != 0; }
 

@@ -100,8 +100,10 @@ def test_fork() -> None:
     for rank, said in enumerate(outcome.results()):
         assert "error" not in said["again"], f"rank {rank}: {said['again']}"
         assert said["sum"] == 8
-    child = error_of(outcome.results()[0]["child"])
-    assert child["type"] == "UsageError" and "forked" in child["text"]
+    child = outcome.results()[0]["child"]
+    refused = error_of(child["call"])
+    assert refused["type"] == "UsageError" and "forked" in refused["text"]
+    assert child["kept"] == 1 << 18
 
 
 def test_out_of_memory_within_a_call() -> None:

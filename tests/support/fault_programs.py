@@ -225,24 +225,33 @@ def leaves_after_its_part() -> dict[str, Any]:
 
 
 def forked() -> dict[str, Any]:
-    """Rank 0 forks a child that calls, and ends as a Python program does; then the ranks go on."""
+    """Rank 0 forks a child that calls, and ends as a Python program does; then the ranks go on. All drop
+    symmetric memory that the child keeps."""
     comm = unisono.init(timeout_s=30)
-    x = comm.empty(1 << 18, FLOATS)
-    x[:] = 1
+    x, dropped, kept = (comm.empty(1 << 18, FLOATS) for _ in range(3))
+    x[:] = kept[:] = 1
     comm.all_reduce(x, out=x)
+    meeting = Meeting()
     child_says = None
     if comm.rank == 0:
         reader, writer = os.pipe()
+        dropped_by_all, tell_dropped = os.pipe()
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):
                 tried = attempt(lambda: comm.all_reduce(np.ones(4, FLOATS)))
-                os.write(writer, json.dumps(tried).encode())
+                os.read(dropped_by_all, 1)
+                del dropped
+                os.write(writer, json.dumps({"call": tried, "kept": float(kept.sum())}).encode())
                 comm.close()
-                del x, comm
+                del x, kept, comm
             sys.stdout.flush()
             sys.exit(0)
         os.close(writer)
+    del dropped, kept
+    meeting.tell()
+    if comm.rank == 0:
+        os.write(tell_dropped, b"1")
         with os.fdopen(reader) as pipe:
             child_says = json.loads(pipe.read())
         os.waitpid(child, 0)
