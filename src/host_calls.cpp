@@ -22,13 +22,14 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (request.collective == Collective::batch_send_recv) return run_batch_on_host(request);
   Args& args = request.args;
   const bool asks = asks_for_places(request);
+  if (!asks) request.algorithm = plain(request);
   if (check_ && size() > 1 && !asks) compare(exchange(request));
   if (args.bytes == 0 && !asks) return;
   args.stream = request.out_bytes >= stream_bytes_;
   if (size() == 1) return copy(args.in, args.out, args.bytes);
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
-  const Algorithm algorithm = asks ? meet_places(request) : plain(request);
+  const Algorithm algorithm = asks ? meet_places(request) : request.algorithm;
   unisono::run(group_.lane(), request.collective, algorithm, args);
 }
 
@@ -39,16 +40,16 @@ void LocalCommunicator::run_quantised(const Request& request) {
 }
 
 void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
-  if (check_) compare_pair(request, to, from);
   Args& args = request.args;
+  // one table for both ends, whichever of send, recv and send_recv each has called
+  Algorithm& algorithm = request.algorithm;
+  if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, args.bytes, false);
+  if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
+  if (check_) compare_pair(request, to, from);
   if (args.bytes == 0) return;
   args.stream = request.out_bytes >= stream_bytes_;
   if (to == rank() && from == rank()) return copy(args.in, args.out, args.bytes);
   const std::size_t sent = to < 0 ? 0 : args.bytes, received = from < 0 ? 0 : args.bytes;
-  // one table for both ends, whichever of send, recv and send_recv each has called
-  Algorithm algorithm = request.algorithm;
-  if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, args.bytes, false);
-  if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
   if (is_direct(algorithm)) {
     // in place, the source's half would overwrite what has not been sent
     std::vector<byte> kept;
@@ -195,7 +196,14 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
     if (by_parts) bytes = std::max<std::size_t>(bytes, its.total);
   }
   Algorithm algorithm = request.algorithm;
-  if (algorithm == Algorithm::automatic) algorithm = plan_.choose(request.collective, bytes, symmetric);
+  if (algorithm == Algorithm::automatic) {
+    algorithm = plan_.choose(request.collective, bytes, symmetric);
+    if (check_) {
+      Ticket mine = tickets[static_cast<std::size_t>(rank())];
+      mine.algorithm = algorithm;
+      compare(group_.exchange(mine));
+    }
+  }
   if (!is_direct(algorithm)) return algorithm;
   if (!within_reach && request.algorithm == Algorithm::automatic) return Plan::staged(request.collective);
   if (!within_reach)

@@ -91,7 +91,7 @@ class Communicator::Impl {
   }
   void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b) {
     disagree("rank " + std::to_string(a) + " called " + of_a.text() + ", but rank " + std::to_string(b) +
-             " called " + of_b.text() + ": make the same call on every rank.");
+             " called " + of_b.text() + ": make the same call, by the same plan, on every rank.");
   }
   // The ends of a pair compare in passing: the receiver sees what the sender sends.
   template <class Channel>
@@ -112,7 +112,10 @@ class Communicator::Impl {
       return p != rank() && parts[static_cast<std::size_t>(p)].at;
     };
     auto of = [&](const std::vector<Args::Part>& parts, int p) {
-      return ticket(request.collective, *request.call, parts[static_cast<std::size_t>(p)].bytes);
+      const std::size_t bytes = parts[static_cast<std::size_t>(p)].bytes;
+      Ticket one = ticket(request.collective, *request.call, bytes);
+      one.algorithm = plan(request.call->memory).choose(request.collective, bytes, false);
+      return one;
     };
     for (int p = 0; p < size(); ++p) {
       if (!listed(request.sends, p)) continue;

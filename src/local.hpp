@@ -65,7 +65,7 @@ class LocalCommunicator final : public Communicator::Impl {
   byte* reach(const Place& place, int rank, std::size_t bytes);
 
   // Device memory.
-  void run_on_gpu(const Request& request, int to, int from);
+  void run_on_gpu(Request& request, int to, int from);
   void compare_places(const Request& request, bool symmetric);
 
   // What the ranks tell each other of their calls.

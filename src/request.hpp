@@ -25,7 +25,7 @@ struct Request {
   Collective collective;
   const Call* call;
   int rank, ranks;
-  Algorithm algorithm = Algorithm::automatic;  // as asked for
+  Algorithm algorithm = Algorithm::automatic;  // as asked for; then as chosen, which the ranks compare
   std::size_t in_bytes = 0, out_bytes = 0;     // of this rank's buffers; 0: it has none
   Args args;
 

@@ -100,6 +100,8 @@ class FabricCommunicator final : public Communicator::Impl {
     const bool on_gpu = request.call->memory == Memory::device;
     const auto current = on_gpu ? gpu_->current() : nullptr;
     if (on_gpu) finish_stream(request);  // neither this rank's NIC nor a peer's waits for it
+    // of all_to_all_v each rank plans by its own parts, which go the same way by any algorithm
+    if (!is_direct(algorithm) && !by_parts(request.collective)) request.algorithm = algorithm;
     if (is_direct(algorithm) && request.bytes() > 0) meet_places(request);
     else if (check_ && size() > 1) compare_calls(request);
     if (args.bytes == 0) return group_.lane().finish();

@@ -163,6 +163,17 @@ def test_file(tmp_path: Path) -> None:
     assert planned({"UNISONO_PLAN": str(path)}) == ["one_shot_packets"] * 2
 
 
+def test_the_file_of_rank_0_is_for_all(tmp_path: Path) -> None:
+    """Plans that differ would give wrong sums."""
+    paths = [tmp_path / name for name in ("zero.json", "one.json", "none.json")]
+    paths[0].write_text(json.dumps(table(3)))
+    paths[1].write_text(json.dumps(table(3)).replace("two_shot", "one_shot"))
+    assert ranks.play(3, "basic_programs:planned", list(map(str, paths))).results() == ["two_shot"] * 3
+    errors = ranks.play(3, "basic_programs:planned", list(map(str, reversed(paths)))).errors()
+    assert {error["type"] for error in errors} == {"UsageError"}
+    assert len({error["text"] for error in errors}) == 1 and "none.json" in errors[0]["text"]
+
+
 def test_a_file_for_gpus_is_not_for_the_host(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps([table(2), table(2) | {"device": "cuda", "card": "one", "entries": [{}]}]))
