@@ -42,6 +42,12 @@ ChannelPolicy read_policy(std::string_view name) {
                    "': use single, multi or round-robin.");
 }
 
+Memory read_device(std::string_view name) {
+  if (name == "cpu") return Memory::host;
+  if (name == "cuda") return Memory::device;
+  throw UsageError("device='" + std::string(name) + "' is unknown: use cpu or cuda.");
+}
+
 Shape read_shape(nb::handle shape) {
   try {
     if (PyIndex_Check(shape.ptr())) return {whole(shape)};

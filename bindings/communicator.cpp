@@ -24,8 +24,7 @@ void check_signals() {
 
 std::vector<std::string> algorithms_of(const std::string& collective, const std::string& device) {
   std::vector<std::string> names;
-  const Memory memory = device == "cuda" ? Memory::device : Memory::host;
-  for (const std::string_view name : algorithms(read_collective(collective), memory))
+  for (const std::string_view name : algorithms(read_collective(collective), read_device(device)))
     names.emplace_back(name);
   return names;
 }

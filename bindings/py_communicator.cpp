@@ -283,11 +283,10 @@ nb::object PyCommunicator::empty(nb::handle shape, nb::handle dtype,
 
 Memory PyCommunicator::memory_of(const std::optional<std::string>& device) const {
   if (!device) return communicator_.device() ? Memory::device : Memory::host;
-  if (*device == "cpu") return Memory::host;
-  if (*device != "cuda") throw UsageError("device='" + *device + "' is unknown: use cpu or cuda.");
-  if (!communicator_.device())
+  const Memory memory = read_device(*device);
+  if (memory == Memory::device && !communicator_.device())
     throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
-  return Memory::device;
+  return memory;
 }
 
 std::string PyCommunicator::plan(const std::string& collective, std::size_t bytes, bool symmetric,

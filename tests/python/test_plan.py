@@ -87,6 +87,24 @@ def test_what_is_planned_in_place() -> None:
             assert comms[0].plan(collective, 1 << 30, True, in_place=True) == in_place
 
 
+def test_set_plan_of_a_pair() -> None:
+    """send, recv and send_recv have one plan: its two ends run one program."""
+    with unisono.init() as comm:
+        for name in ("send", "recv", "send_recv"):
+            for algorithm in ("push_packets", "push"):
+                comm.set_plan([(name, False, None, algorithm)])
+                assert [comm.plan(end, 1 << 20) for end in ("send", "recv", "send_recv")] == [algorithm] * 3
+
+
+def test_unknown_device() -> None:
+    for call in (
+        lambda: unisono.Communicator.algorithms("all_reduce", "gpu"),
+        lambda: unisono.init().plan("all_reduce", 8, device="gpu"),
+    ):
+        with pytest.raises(unisono.UsageError, match="device='gpu' is unknown: use cpu or cuda"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
