@@ -14,6 +14,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "unisono/error.hpp"
 
@@ -119,6 +120,7 @@ std::shared_ptr<Segment> Segment::open(const Handle& handle, std::size_t bytes) 
   if (!S_ISREG(found.st_mode) || static_cast<std::size_t>(found.st_size) != bytes + kPage)
     throw ResourceError(peer + " is not what the rank announced.");
   segment->data_ = map(segment->fd_, bytes + kPage);
+  ::close(std::exchange(segment->fd_, -1));  // the mapping keeps the memory
   if (segment->head().nonce != handle.nonce)
     throw ResourceError(peer + " does not carry the mark that the rank announced.");
   return segment;

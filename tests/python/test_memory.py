@@ -74,6 +74,10 @@ def test_nothing_stays() -> None:
         assert said["first"] == said["last"]
 
 
+def test_open_files_do_not_grow_with_the_ranks() -> None:
+    assert play(4, "descriptors") == [1] * 4
+
+
 def test_dropped_memory_is_given_back() -> None:
     for said in play(2, "drops"):
         assert said["held"] - said["start"] >= 2 * 4 * (4 << 20)

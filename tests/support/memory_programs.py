@@ -86,6 +86,14 @@ def opens_and_closes(rounds: int) -> dict[str, Any]:
     return {"first": seen[1], "last": seen[-1]}
 
 
+def descriptors() -> float:
+    """Open files of a symmetric array."""
+    comm = unisono.init(timeout_s=20)
+    before = _fds()
+    arrays = [comm.empty(1, "u8") for _ in range(10)]
+    return (_fds() - before) / len(arrays)
+
+
 def drops() -> dict[str, Any]:
     """Symmetric memory that every rank has dropped is given back, whatever the order; until then nobody
     loses it.
