@@ -11,6 +11,7 @@
 
 #include "env.hpp"
 #include "lane/channel.hpp"
+#include "text.hpp"
 
 namespace unisono {
 namespace {
@@ -254,9 +255,9 @@ void Group::record(Kind kind, const std::string& text) {
   std::uint32_t none = 0;
   if (failure.stage.compare_exchange_strong(none, 1)) {
     failure.kind = kind;
-    const std::size_t length = std::min(text.size(), sizeof failure.text - 1);
-    std::memcpy(failure.text, text.data(), length);
-    failure.text[length] = '\0';
+    const std::string_view said = fitting(text, sizeof failure.text - 1);
+    std::memcpy(failure.text, said.data(), said.size());
+    failure.text[said.size()] = '\0';
     failure.stage.store(2, std::memory_order_release);
   }
 }

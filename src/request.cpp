@@ -194,8 +194,9 @@ void Request::name_algorithm() {
 }
 
 void Request::check_buffers(std::size_t at_in, std::size_t at_out) const {
-  if ((in_bytes > 0 && !args.in) || (out_bytes > 0 && !args.out))
-    throw UsageError(std::string(name_of(collective)) + " needs " + (args.in ? "an output" : "an input") +
+  const bool no_input = in_bytes > 0 && !args.in;
+  if (no_input || (out_bytes > 0 && !args.out))
+    throw UsageError(std::string(name_of(collective)) + " needs " + (no_input ? "an input" : "an output") +
                      " buffer on this rank.");
   if (in_bytes == 0 || out_bytes == 0) return;
   const bool apart = args.in + in_bytes <= args.out || args.out + out_bytes <= args.in;

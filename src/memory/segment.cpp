@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -34,6 +35,12 @@ Own& own() {
 std::uint64_t fresh_nonce() {
   std::random_device device;
   return (static_cast<std::uint64_t>(device()) << 32 | device()) | 1;
+}
+
+// Throws ResourceError with errno's text when `result` is negative; returns it otherwise.
+int check(int result, const std::string& what) {
+  if (result >= 0) return result;
+  throw ResourceError(what + " failed: " + std::strerror(errno) + ".");
 }
 
 // The number in `file` (after `name`, or at its begin) times `unit`; the largest number when there is none.
@@ -82,7 +89,7 @@ std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
   segment->owner_ = true;
   segment->bytes_ = bytes;
   const std::size_t whole = bytes + kPage;
-  segment->fd_ = static_cast<int>(check(::memfd_create("unisono", MFD_CLOEXEC), "creating shared memory"));
+  segment->fd_ = check(::memfd_create("unisono", MFD_CLOEXEC), "creating shared memory");
   check(::ftruncate(segment->fd_, static_cast<off_t>(whole)), "sizing shared memory");
   if (const int error = ::posix_fallocate(segment->fd_, 0, static_cast<off_t>(whole)))
     throw ResourceError("there is no room for " + std::to_string(whole >> 20) + " MiB of shared memory (" +
@@ -112,9 +119,8 @@ std::shared_ptr<Segment> Segment::open(const Handle& handle, std::size_t bytes) 
   std::shared_ptr<Segment> segment(new Segment);
   segment->bytes_ = bytes;
   const std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" + std::to_string(handle.fd);
-  segment->fd_ = static_cast<int>(
-      check(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK),
-            "opening " + peer + " (ranks of one machine run in one PID namespace, as one user)"));
+  segment->fd_ = check(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK),
+                       "opening " + peer + " (ranks of one machine run in one PID namespace, as one user)");
   struct stat found{};
   check(::fstat(segment->fd_, &found), "reading the size of " + peer);
   if (!S_ISREG(found.st_mode) || static_cast<std::size_t>(found.st_size) != bytes + kPage)

@@ -61,6 +61,7 @@ def test_one_rank_has_no_memory(limit: str) -> None:
         assert_refused(said, "symmetric memory of 67108864 bytes a rank could not be had")
         assert (said["sum"], said["later"]) == (2, 2)
     assert "rank 1 could not reserve its part" in zero["first"]["error"]["text"]
+    assert "unisono::" not in one["first"]["error"]["text"]
 
 
 @pytest.mark.parametrize("limit", ["RLIMIT_FSIZE", "RLIMIT_NOFILE"])
