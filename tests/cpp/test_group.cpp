@@ -332,6 +332,23 @@ TEST(WhileWaiting, WhatItThrowsEndsTheCallAndLosesTheRank) {
   peer.join();
 }
 
+// As does a look at Python's signals while another thread has the GIL.
+TEST(WhileWaiting, TheTimeThatItTakesCountsForTheDeadline) {
+  using Clock = std::chrono::steady_clock;
+  std::latch over(1);
+  on_ranks(2,
+           {.timeout_s = kShort,
+            .check = false,
+            .while_waiting = [] { std::this_thread::sleep_for(std::chrono::seconds(1)); }},
+           [&](Communicator& comm) {
+             if (comm.rank() == 1) return over.wait();
+             const auto began = Clock::now();
+             text_of<TimeoutError>([&] { comm.barrier(); });
+             EXPECT_LT(Clock::now() - began, std::chrono::duration<double>(3 * kShort));
+             over.count_down();
+           });
+}
+
 TEST(Memory, ThatNobodyHasIsRefusedAlikeAndTheCommunicatorGoesOn) {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
   on_ranks(3, {.timeout_s = kLong, .check = false}, [&](Communicator& comm) {

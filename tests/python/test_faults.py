@@ -144,6 +144,12 @@ def test_time_that_a_rank_was_stopped_is_not_waited() -> None:
     assert ranks.play(2, programs("stopped_past_the_deadline")).results() == [2, 2]
 
 
+def test_deadline_while_another_thread_keeps_the_gil() -> None:
+    said = ranks.play(1, programs("without_the_gil")).results()[0]
+    assert error_of(said["first"])["type"] == "TimeoutError"
+    assert said["waited"] < 3.5
+
+
 def test_exit_with_a_thread_in_a_call() -> None:
     """Nothing hangs or crashes at exit: a daemon thread that waits in a call is let go."""
     program = """

@@ -5,6 +5,7 @@ result.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -340,6 +341,25 @@ def stopped_past_the_deadline() -> float:
         os.kill(pids[0], signal.SIGCONT)
         time.sleep(0.1)  # it waits on, and looks at the clock
     return float(comm.all_reduce(np.ones(1, FLOATS))[0])
+
+
+def without_the_gil() -> dict[str, Any]:
+    """A call with a deadline of 1 s, in which another thread keeps the GIL for 0.9 s at a time."""
+    comms = unisono.init_threads(2, timeout_s=1)
+    keeps_the_gil, done = ctypes.PyDLL(None), threading.Event()
+
+    def keep() -> None:
+        while not done.is_set():
+            keeps_the_gil.usleep(900_000)
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    began = time.monotonic()
+    first = attempt(comms[0].barrier)
+    waited = time.monotonic() - began
+    done.set()
+    keeper.join()
+    return {"first": first, "waited": waited}
 
 
 def differs_on_rank_1() -> None:
