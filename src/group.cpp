@@ -185,6 +185,16 @@ std::string Group::where() const {
   return std::string(doing_) + " (call " + std::to_string(call_) + " of rank " + std::to_string(rank_) + ")";
 }
 
+std::string Group::who(int rank) const {
+  return "rank " + std::to_string(rank) + " (process " +
+         std::to_string(processes_[static_cast<std::size_t>(rank)].pid()) + ")";
+}
+
+std::string Group::death_of(int rank, const std::string& noticed) const {
+  return who(rank) + " has died; noticed " + noticed +
+         ": look at that process's own output, then start the ranks again.";
+}
+
 void Group::interrupted(int peer, const std::function<bool()>& arrived) {
   if (left())
     throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
@@ -202,12 +212,9 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
     // A rank that has left in good order is missed only by those who still wait for it.
     if (left ? r != peer : !died) continue;
     if (arrived()) return;
-    const std::string who = "rank " + std::to_string(r) + " (process " +
-                            std::to_string(processes_[static_cast<std::size_t>(r)].pid()) + ")";
-    fail(Kind::peer_lost, left ? who + " has closed its communicator, but " + where() +
+    fail(Kind::peer_lost, left ? who(r) + " has closed its communicator, but " + where() +
                                      " still waits for it: make the same calls on every rank."
-                               : who + " has died; noticed in " + where() +
-                                     ": look at that process's own output, then start the ranks again.");
+                               : death_of(r, "in " + where()));
   }
 }
 
@@ -215,10 +222,7 @@ bool Group::broken() {
   if (board(0).failure.stage.load(std::memory_order_acquire) != 0) return true;
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || !dead(r) || board(r).departed.load(std::memory_order_acquire) != 0) continue;
-    record(Kind::peer_lost, "rank " + std::to_string(r) + " (process " +
-                                std::to_string(processes_[static_cast<std::size_t>(r)].pid()) +
-                                ") has died; noticed by rank " + std::to_string(rank_) +
-                                ": look at that process's own output, then start the ranks again.");
+    record(Kind::peer_lost, death_of(r, "by rank " + std::to_string(rank_)));
     return true;
   }
   return false;
@@ -226,11 +230,7 @@ bool Group::broken() {
 
 void Group::unreachable(int rank, int error) {
   check();
-  if (error == ESRCH || dead(rank))
-    fail(Kind::peer_lost, "rank " + std::to_string(rank) + " (process " +
-                              std::to_string(processes_[static_cast<std::size_t>(rank)].pid()) +
-                              ") has died; noticed in " + where() +
-                              ": look at that process's own output, then start the ranks again.");
+  if (error == ESRCH || dead(rank)) fail(Kind::peer_lost, death_of(rank, "in " + where()));
   fail(Kind::resource, "the buffer of rank " + std::to_string(rank) + " could not be reached in " + where() +
                            " (" + std::strerror(error) +
                            "): see that it is as large as the call says, or set UNISONO_FAR=0.");
