@@ -66,11 +66,13 @@ Request::Request(Collective what, const Call& c, int me, int n)
   check_buffers(at_in, at_out);
 }
 
-Request::Request(const Call& c, int me, std::span<const std::size_t> sent,
+Request::Request(const Call& c, int me, int n, std::span<const std::size_t> sent,
                  std::span<const std::size_t> received)
-    : collective(Collective::all_to_all_v), call(&c), rank(me), ranks(static_cast<int>(sent.size())) {
-  if (sent.size() != received.size())
-    throw UsageError("all_to_all_v takes as many send counts as receive counts, one for each rank.");
+    : collective(Collective::all_to_all_v), call(&c), rank(me), ranks(n) {
+  for (const auto& [kind, given] : {std::pair("send", sent.size()), std::pair("receive", received.size())})
+    if (given != static_cast<std::size_t>(n))
+      throw UsageError("all_to_all_v needs " + std::to_string(n) + " " + kind +
+                       " counts, one for each rank, not " + std::to_string(given) + ".");
   auto parts = [&](byte* at, std::span<const std::size_t> counts, std::vector<Args::Part>& to) {
     std::size_t total = 0;
     for (const std::size_t count : counts) {

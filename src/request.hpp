@@ -31,7 +31,7 @@ struct Request {
 
   // Throws UsageError when the call is wrong by itself.
   Request(Collective collective, const Call& call, int rank, int ranks);
-  Request(const Call& call, int rank, std::span<const std::size_t> sends,
+  Request(const Call& call, int rank, int ranks, std::span<const std::size_t> sends,
           std::span<const std::size_t> receives);
   Request(Collective collective, const Call& call, int rank, int ranks, int to, int from);
   Request(const Call& call, int rank, int ranks, std::span<const Communicator::Outgoing> sends,

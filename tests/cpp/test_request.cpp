@@ -182,7 +182,7 @@ class PartRequests : public testing::Test {
 
 TEST_F(PartRequests, PackTheirPartsInRankOrder) {
   const Counts sends{1, 2, 3, 0}, receives{4, 0, 3, 1};
-  const Request request(call, kMe, sends, receives);
+  const Request request(call, kMe, kRanks, sends, receives);
   EXPECT_EQ(request.in_bytes, 24u);
   EXPECT_EQ(request.out_bytes, 32u);
   EXPECT_EQ(request.bytes(), 32u);
@@ -227,21 +227,21 @@ TEST_F(PartRequests, OfABatchAreRefused) {
 
 TEST_F(PartRequests, RefuseWhatDoesNotFit) {
   const Counts four{1, 2, 3, 4}, three{1, 2, 3}, other{1, 2, 4, 4}, swapped{2, 1, 3, 4};
-  EXPECT_THROW(Request(call, kMe, four, three), UsageError);
-  EXPECT_THROW(Request(call, kMe, four, other), UsageError);  // with itself
-  EXPECT_NO_THROW(Request(call, kMe, four, swapped));
+  EXPECT_THROW(Request(call, kMe, kRanks, four, three), UsageError);
+  EXPECT_THROW(Request(call, kMe, kRanks, four, other), UsageError);  // with itself
+  EXPECT_NO_THROW(Request(call, kMe, kRanks, four, swapped));
   call.out = memory.data();
-  EXPECT_NO_THROW(Request(call, kMe, four, four));
-  EXPECT_THROW(Request(call, kMe, four, swapped), UsageError);  // in place
+  EXPECT_NO_THROW(Request(call, kMe, kRanks, four, four));
+  EXPECT_THROW(Request(call, kMe, kRanks, four, swapped), UsageError);  // in place
   call.out = memory.data() + 4;
-  EXPECT_THROW(Request(call, kMe, four, four), UsageError);
+  EXPECT_THROW(Request(call, kMe, kRanks, four, four), UsageError);
 }
 
 TEST_F(PartRequests, RefuseCountsBeyondMemory) {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
   for (const Counts& counts :
        {Counts{most, 0, 0, 0}, Counts{most / 20, most / 20, most / 20, most / 20, most / 20, most / 20}})
-    EXPECT_THROW(Request(call, kMe, counts, counts), UsageError);
+    EXPECT_THROW(Request(call, kMe, static_cast<int>(counts.size()), counts, counts), UsageError);
 }
 
 TEST(PairRequests, CheckTheirPeers) {
