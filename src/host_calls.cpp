@@ -103,42 +103,46 @@ void LocalCommunicator::do_barrier() {
 
 // This rank's part of a new allocation, and the allocation's number.
 std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_on_host(std::size_t bytes) {
-  struct Offer {
-    Segment::Handle handle;
-    std::uint64_t asked;
+  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
+  std::string problem;
+  auto attempt = [&](const auto& step) {
+    try {
+      step();
+    } catch (const ResourceError& error) { problem = error.what(); }
   };
   struct Verdict {
+    std::uint64_t asked;
     bool failed;
   };
-  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
-  const bool absurd = bytes > std::numeric_limits<std::size_t>::max() / 2;  // and rounding it might wrap
-  const std::size_t rounded = absurd ? bytes : round_up(std::max<std::size_t>(bytes, 1), 4096);
-  std::shared_ptr<Segment> own;
-  std::string problem;
-  try {
-    own = Segment::create(rounded);
-  } catch (const ResourceError& error) { problem = error.what(); }
-  const auto offers = group_.exchange(Offer{own ? own->handle() : Segment::Handle{}, bytes});
-  for (int r = 0; r < size(); ++r)
-    if (offers[static_cast<std::size_t>(r)].asked != offers[0].asked)
-      group_.fail(Group::Kind::mismatch, "rank 0 asked for " + std::to_string(offers[0].asked) +
-                                             " bytes of symmetric memory, but rank " + std::to_string(r) +
-                                             " for " +
-                                             std::to_string(offers[static_cast<std::size_t>(r)].asked) +
-                                             ": ask for the same on every rank.");
-  std::vector<std::shared_ptr<Segment>> segments;
-  for (int r = 0; r < size() && problem.empty(); ++r) {
-    const Offer& offer = offers[static_cast<std::size_t>(r)];
-    if (offer.handle.fd < 0) problem = "rank " + std::to_string(r) + " could not reserve its part";
-    else try {
-        segments.push_back(r == rank() ? own : Segment::open(offer.handle, rounded));
-      } catch (const ResourceError& error) { problem = error.what(); }
-  }
   // everyone has it, or nobody: later calls count on that
-  for (const Verdict& verdict : group_.exchange(Verdict{!problem.empty()}))
-    if (verdict.failed)
+  auto agree = [&] {
+    const auto verdicts = group_.exchange(Verdict{bytes, !problem.empty()});
+    for (int r = 0; r < size(); ++r)
+      if (const std::uint64_t asked = verdicts[static_cast<std::size_t>(r)].asked; asked != verdicts[0].asked)
+        group_.fail(Group::Kind::mismatch, "rank 0 asked for " + std::to_string(verdicts[0].asked) +
+                                               " bytes of symmetric memory, but rank " + std::to_string(r) +
+                                               " for " + std::to_string(asked) +
+                                               ": ask for the same on every rank.");
+    if (std::any_of(verdicts.begin(), verdicts.end(), [](const Verdict& its) { return its.failed; }))
       throw ResourceError("symmetric memory of " + std::to_string(bytes) + " bytes a rank could not be had" +
                           (problem.empty() ? " on another rank: see its error." : ": " + problem));
+  };
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  const auto ranks = static_cast<std::size_t>(size());
+  const bool absurd = bytes > most / ranks - 4096;  // and rounding it might wrap
+  const std::size_t rounded = absurd ? bytes : round_up(std::max<std::size_t>(bytes, 1), 4096);
+  attempt([&] { check_room(absurd ? most : rounded * ranks); });  // before any rank has taken its part
+  agree();
+  std::shared_ptr<Segment> own;
+  attempt([&] { own = Segment::create(rounded); });
+  const auto handles = group_.exchange(own ? own->handle() : Segment::Handle{});
+  std::vector<std::shared_ptr<Segment>> segments;
+  for (int r = 0; r < size() && problem.empty(); ++r) {
+    const Segment::Handle& handle = handles[static_cast<std::size_t>(r)];
+    if (handle.fd < 0) problem = "rank " + std::to_string(r) + " could not reserve its part";
+    else attempt([&] { segments.push_back(r == rank() ? own : Segment::open(handle, rounded)); });
+  }
+  agree();
   return {own, symmetric_->add(std::move(segments), rank())};
 }
 

@@ -43,8 +43,10 @@ int check(int result, const std::string& what) {
   throw ResourceError(what + " failed: " + std::strerror(errno) + ".");
 }
 
-// The number in `file` (after `name`, or at its begin) times `unit`; the largest number when there is none.
-std::size_t number_in(const char* file, const std::string& name, std::size_t unit) {
+constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+
+// The number in `file` (after `name`, or at its begin) times `unit`; kNone when there is none.
+std::size_t number_in(const std::string& file, const std::string& name, std::size_t unit) {
   std::ifstream in(file);
   for (std::string word; in >> word;) {
     if (!name.empty() && word != name) continue;
@@ -52,19 +54,16 @@ std::size_t number_in(const char* file, const std::string& name, std::size_t uni
     if (word.empty() || word.find_first_not_of("0123456789") != std::string::npos || word.size() > 18) break;
     return std::stoull(word) * unit;
   }
-  return std::numeric_limits<std::size_t>::max();
+  return kNone;
 }
 
-// Shared memory is taken at once, and where there is not enough the kernel would end a process instead of
-// refusing.
-void check_room(std::size_t bytes) {
-  const std::size_t room = std::min({number_in("/proc/meminfo", "MemAvailable:", 1024),
-                                     number_in("/sys/fs/cgroup/memory.max", "", 1),
-                                     number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes", "", 1)});
-  if (bytes > room)
-    throw ResourceError("there is no room for " + std::to_string(bytes >> 20) +
-                        " MiB of shared memory, but for " + std::to_string(room >> 20) +
-                        ": free memory, raise the container's limit, or use fewer ranks.");
+// What a control group's limit leaves; files that are cached for nobody make room.
+std::size_t room_in(const std::string& group, const char* limit, const char* usage, const char* idle) {
+  const std::size_t most = number_in(group + limit, "", 1);
+  const std::size_t used = number_in(group + usage, "", 1),
+                    cached = number_in(group + "memory.stat", idle, 1);
+  if (std::max({most, used, cached}) == kNone) return most;
+  return most - std::min(most, used - std::min(used, cached));
 }
 
 std::byte* map(int fd, std::size_t bytes) {
@@ -81,6 +80,18 @@ unsigned forks() {
   [[maybe_unused]] static const int counted =
       ::pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1, std::memory_order_relaxed); });
   return count.load(std::memory_order_relaxed);
+}
+
+void check_room(std::size_t bytes) {
+  const std::size_t room =
+      std::min({number_in("/proc/meminfo", "MemAvailable:", 1024),
+                room_in("/sys/fs/cgroup/", "memory.max", "memory.current", "inactive_file"),
+                room_in("/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes",
+                        "total_inactive_file")});
+  if (bytes > room)
+    throw ResourceError("there is no room for " + std::to_string(bytes >> 20) +
+                        " MiB of shared memory, but for " + std::to_string(room >> 20) +
+                        ": free memory, raise the container's limit, or use fewer ranks.");
 }
 
 std::shared_ptr<Segment> Segment::create(std::size_t bytes) {

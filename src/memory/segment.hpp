@@ -13,6 +13,10 @@ namespace unisono {
 // parent's: a child that ends must not give it back.
 unsigned forks();
 
+// Throws ResourceError where the machine, or this container, has no room for that much more shared memory. It
+// is taken at once, and where there is not enough the kernel would end a process instead of refusing.
+void check_room(std::size_t bytes);
+
 class Segment {
  public:
   // What a peer needs to map a segment. It travels as bytes: `open` trusts nothing in it.

@@ -54,6 +54,13 @@ def test_more_than_there_is(shape: list[int], dtype: str) -> None:
         assert said["sum"] == 2
 
 
+def test_more_than_there_is_for_all() -> None:
+    """Each rank's part would fit: nobody takes his before all are counted."""
+    for said in play(2, "too_much_together"):
+        assert_refused(said, f"no room for {2 * said['mib']} MiB of shared memory")
+        assert said["sum"] == 2
+
+
 @pytest.mark.parametrize("limit", ["RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_AS"])
 def test_one_rank_has_no_memory(limit: str) -> None:
     zero, one = play(2, "limited", limit)

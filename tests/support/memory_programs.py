@@ -70,6 +70,18 @@ def too_much(shape: Any, dtype: str) -> dict[str, Any]:
     return {"first": first, "sum": float(comm.all_reduce(np.ones(4, F32))[0])}
 
 
+def too_much_together() -> dict[str, Any]:
+    """Every rank asks for three quarters of the memory that there is; files may not be as long, so that none
+    is taken."""
+    comm = unisono.init(timeout_s=20)
+    available = int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0])
+    mib = Meeting().tell(available * 3 // 4 >> 10)[0]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    first = attempt(lambda: comm.empty(mib << 20, "u8"))
+    return {"first": first, "mib": mib, "sum": float(comm.all_reduce(np.ones(4, F32))[0])}
+
+
 def opens_and_closes(rounds: int) -> dict[str, Any]:
     """Communicators and symmetric memory come and go; what the process holds stays the same."""
     seen = []
