@@ -42,6 +42,12 @@ ChannelPolicy read_policy(std::string_view name) {
                    "': use single, multi or round-robin.");
 }
 
+Memory read_device(std::string_view name) {
+  if (name == "cpu") return Memory::host;
+  if (name == "cuda") return Memory::device;
+  throw UsageError("device='" + std::string(name) + "' is unknown: use cpu or cuda.");
+}
+
 Shape read_shape(nb::handle shape) {
   try {
     if (PyIndex_Check(shape.ptr())) return {whole(shape)};
@@ -52,21 +58,27 @@ Shape read_shape(nb::handle shape) {
                    " is not a shape: pass a number of elements from 0, or a tuple of them.");
 }
 
-std::vector<std::size_t> read_counts(const char* what, nb::handle counts) {
-  std::vector<std::size_t> read;
-  std::size_t total = 0;
-  try {
-    for (const nb::handle one : nb::list(nb::borrow(counts))) {
-      read.push_back(whole(one));
-      if (__builtin_add_overflow(total, read.back(), &total) || total > kMostElements)
-        throw UsageError(std::string("the ") + what +
-                         " counts add up to more than memory can hold: check them.");
-    }
-    return read;
-  } catch (const std::bad_cast&) {
-  } catch (const nb::python_error&) {}
-  throw UsageError(std::string("the ") + what + " counts " + nb::repr(counts).c_str() +
-                   " are no numbers of elements: give a whole one from 0 for each rank.");
+Counts::Counts(const Array& x, nb::handle sent, nb::handle got) {
+  auto read = [](const char* what, nb::handle counts, std::vector<std::size_t>& to) {
+    std::size_t total = 0;
+    try {
+      for (const nb::handle one : nb::list(nb::borrow(counts))) {
+        to.push_back(whole(one));
+        if (__builtin_add_overflow(total, to.back(), &total) || total > kMostElements)
+          throw UsageError(std::string("the ") + what +
+                           " counts add up to more than memory can hold: check them.");
+      }
+      return total;
+    } catch (const std::bad_cast&) {
+    } catch (const nb::python_error&) {}
+    throw UsageError(std::string("the ") + what + " counts " + nb::repr(counts).c_str() +
+                     " are no numbers of elements: give a whole one from 0 for each rank.");
+  };
+  const std::size_t total = read("send", sent, sends);
+  received = read("receive", got, receives);
+  if (x.shape != Shape{total})
+    throw UsageError("x has shape " + text(x.shape) + ", but the send counts add up to " +
+                     std::to_string(total) + ": pass a 1-D x of that many.");
 }
 
 int read_rank(const char* what, const RankNumber& rank, int size) {

@@ -19,12 +19,18 @@ Op read_op(std::string_view name);
 Wire read_wire(const std::optional<std::string>& name);  // None: exact
 Collective read_collective(std::string_view name);
 ChannelPolicy read_policy(std::string_view name);
+Memory read_device(std::string_view name);  // cpu or cuda
 
 // A number, or any iterable of numbers.
 Shape read_shape(nb::handle shape);
 
-// Of elements, one for each rank; `what` is the kind in the message. Their sum does not overflow.
-std::vector<std::size_t> read_counts(const char* what, nb::handle counts);
+// The counts of an all_to_all_v, in elements. UsageError where x is not as long as those that it sends, or
+// memory cannot hold so many.
+struct Counts {
+  Counts(const Array& x, nb::handle sends, nb::handle receives);
+  std::vector<std::size_t> sends, receives;
+  std::size_t received = 0;  // in all
+};
 
 // `what` is the argument's name in the message.
 int read_rank(const char* what, const RankNumber& rank, int size);

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <functional>
 #include <optional>
 
 #include "bootstrap.hpp"
@@ -16,16 +17,21 @@
 namespace unisono::python {
 namespace {
 
-// Lets Ctrl-C through while a call waits.
-void check_signals() {
-  const nb::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+// Lets Ctrl-C through while a call waits, on Python's main thread: no other handles signals, or needs the GIL
+// for that.
+std::function<void()> check_signals() {
+  const auto main =
+      nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+  return [main] {
+    if (PyThread_get_thread_ident() != main) return;
+    const nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  };
 }
 
 std::vector<std::string> algorithms_of(const std::string& collective, const std::string& device) {
   std::vector<std::string> names;
-  const Memory memory = device == "cuda" ? Memory::device : Memory::host;
-  for (const std::string_view name : algorithms(read_collective(collective), memory))
+  for (const std::string_view name : algorithms(read_collective(collective), read_device(device)))
     names.emplace_back(name);
   return names;
 }
@@ -59,7 +65,7 @@ void bind_communicator(nb::module_& module) {
                                                 .peer_access = peer_access,
                                                 .check = check,
                                                 .fabric = fabric,
-                                                .while_waiting = check_signals};
+                                                .while_waiting = check_signals()};
             std::shared_ptr<Bootstrap> meeting;
             if (nb::isinstance<Bootstrap>(bootstrap))
               meeting = nb::cast<std::shared_ptr<Bootstrap>>(bootstrap);

@@ -17,8 +17,10 @@ the exact 64-bit sum, truncated toward zero). min and max give NaN where any ope
 earlier rank's. f8e4m3 overflows to NaN, the other floats to infinity.
 
 Errors: UsageError for a call that is wrong by itself, before anything moves; MismatchError (with check=True or
-UNISONO_CHECK=1) where the ranks' calls differ; TimeoutError past the deadline; PeerLostError for a rank that died. After
-the last three the communicator is failed on every rank, and every call raises the same error.)";
+UNISONO_CHECK=1) where the ranks' calls differ; TimeoutError past the deadline; PeerLostError for a rank that died;
+ResourceError for memory, a file or a handle that the system refuses. After a mismatch, a deadline or a lost rank, and where a
+peer's buffer cannot be reached, the communicator is failed on every rank, and every call raises the same error. Another exception in the middle
+of a call, such as MemoryError or KeyboardInterrupt, closes it.)";
 
 constexpr const char* kFabric =
     R"(The fabric lane, for unisono.init(lane=...): remote writes by libfabric, between machines or within one.

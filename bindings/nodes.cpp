@@ -1,16 +1,21 @@
-// What the collectives across nodes take from the core: arrays as bytes, and sums that go on elsewhere.
+// What the collectives across nodes take from the core: arrays as bytes, the checks of a call by itself, and
+// sums that go on elsewhere.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arguments.hpp"
 #include "array.hpp"
+#include "batch.hpp"
 #include "lane/host/move.hpp"
 #include "module.hpp"
+#include "request.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::python {
@@ -33,8 +38,42 @@ nb::tuple describe(nb::handle x, const char* what, bool written) {
   nb::object stream = nb::none();
   if (array.memory == Memory::device)
     stream = nb::int_(reinterpret_cast<std::uintptr_t>(stream_handle(array.stream(nb::none()))));
-  return nb::make_tuple(view, nb::str(dtype.data(), dtype.size()), nb::tuple(nb::cast(array.shape)),
-                        reinterpret_cast<std::uintptr_t>(array.data), stream);
+  return nb::make_tuple(view, nb::str(dtype.data(), dtype.size()), size_of(array.dtype),
+                        nb::tuple(nb::cast(array.shape)), reinterpret_cast<std::uintptr_t>(array.data),
+                        stream);
+}
+
+using Address = std::uintptr_t;  // of a buffer; 0 where this rank has none
+
+Call call_of(Address in, Address out, std::size_t count, const std::string& dtype) {
+  return {.in = reinterpret_cast<const void*>(in),  // NOLINT(performance-no-int-to-ptr)
+          .out = reinterpret_cast<void*>(out),      // NOLINT(performance-no-int-to-ptr)
+          .count = count,
+          .dtype = dtype_named(dtype)};
+}
+
+void check_call(const std::string& collective, int rank, int size, Address in, Address out, std::size_t count,
+                const std::string& dtype, const RankNumber& root, const std::string& op) {
+  Call call = call_of(in, out, count, dtype);
+  call.root = read_rank("root", root, size);
+  call.op = read_op(op);
+  Request(read_collective(collective), call, rank, size);
+}
+
+void check_pair(const std::string& collective, int rank, int size, Address in, Address out, std::size_t count,
+                const std::string& dtype, const RankNumber& to, const RankNumber& from) {
+  Request(read_collective(collective), call_of(in, out, count, dtype), rank, size,
+          read_rank("destination", to, size), read_rank("source", from, size));
+}
+
+void check_counts(int rank, int size, Address in, Address out, const std::string& dtype,
+                  const std::vector<std::size_t>& sends, const std::vector<std::size_t>& receives) {
+  Request(call_of(in, out, 0, dtype), rank, size, sends, receives);
+}
+
+void check_batch(int rank, int size, const Messages& sends, const Messages& receives) {
+  const Batch batch(sends, receives, size);
+  Request(Call{.dtype = DType::u8}, rank, size, batch.outgoing, batch.incoming);
 }
 
 void combine(const Bytes& out, const std::optional<ConstBytes>& prior, const std::vector<ConstBytes>& sources,
@@ -69,10 +108,31 @@ void bind_nodes(nb::module_& module) {
   using namespace nb::literals;
   module.def("describe", &describe, "x"_a, "what"_a, "written"_a,
              nb::sig("def describe(x: object, what: str, written: bool)"
-                     " -> tuple[object, str, tuple[int, ...], int, int | None]"),
-             "(an array in the host's memory as bytes without a copy, else None; dtype; shape; address; "
-             "on a GPU its library's current stream). Raises UsageError for what a call would not take; "
-             "`what` is the array's name there.");
+                     " -> tuple[object, str, int, tuple[int, ...], int, int | None]"),
+             "(an array in the host's memory as bytes without a copy, else None; dtype; bytes of an element; "
+             "shape; address; on a GPU its library's current stream). Raises UsageError for what a call "
+             "would not take; `what` is the array's name there.");
+  // refusals of src/request.cpp, before anything moves
+  module.def(
+      "check_call", &check_call, "collective"_a, "rank"_a, "size"_a, "input"_a, "output"_a, "count"_a,
+      "dtype"_a, "root"_a = 0, "op"_a = "sum",
+      "Raises UsageError for a call that is wrong by itself. Buffers are addresses, 0 where this rank has "
+      "none; count as in unisono::Call.");
+  module.def("check_pair", &check_pair, "collective"_a, "rank"_a, "size"_a, "input"_a, "output"_a, "count"_a,
+             "dtype"_a, "to"_a, "from_"_a,
+             "The same of send, recv and send_recv; to or from_ is -1 where there is none.");
+  module.def("check_counts", &check_counts, "rank"_a, "size"_a, "input"_a, "output"_a, "dtype"_a, "sends"_a,
+             "receives"_a, "The same of all_to_all_v.");
+  module.def("check_batch", &check_batch, "rank"_a, "size"_a, "sends"_a, "receives"_a,
+             "The same of batch_send_recv, with the arrays themselves.");
+  module.def(
+      "read_counts",
+      [](nb::handle x, nb::handle sends, nb::handle receives) {
+        Counts counts(Array(x, "x", false), sends, receives);
+        return std::pair(std::move(counts.sends), std::move(counts.receives));
+      },
+      "x"_a, "sends"_a, "receives"_a,
+      "The counts of all_to_all_v as integers. Raises UsageError where they are none, or do not fit x.");
   module.def(
       "empty_like",
       [](nb::handle like, const Shape& shape, int device, nb::handle stream) {

@@ -186,17 +186,11 @@ nb::object PyCommunicator::all_to_all(nb::handle x, nb::handle out, const Algori
 
 nb::object PyCommunicator::all_to_all_v(nb::handle x, nb::handle send_counts, nb::handle recv_counts,
                                         nb::handle out, const Algorithm& algorithm, nb::handle stream) {
-  const auto sends = read_counts("send", send_counts), receives = read_counts("receive", recv_counts);
   const Array in(x, "x", false);
-  std::size_t sent = 0, received = 0;
-  for (const std::size_t count : sends) sent += count;
-  for (const std::size_t count : receives) received += count;
-  if (in.shape != Shape{sent})
-    throw UsageError("x has shape " + text(in.shape) + ", but the send counts add up to " +
-                     std::to_string(sent) + ": pass a 1-D x of that many.");
-  const Output to(out, x, in, {received}, stream);
+  const Counts counts(in, send_counts, recv_counts);
+  const Output to(out, x, in, {counts.received}, stream);
   call(made(in, in.data, to.array.data, 0, {algorithm, stream}),
-       [&](const Call& c) { communicator_.all_to_all_v(c, sends, receives); });
+       [&](const Call& c) { communicator_.all_to_all_v(c, counts.sends, counts.receives); });
   return to.object;
 }
 
@@ -228,29 +222,11 @@ nb::object PyCommunicator::send_recv(nb::handle x, const RankNumber& dst, nb::ha
 }
 
 void PyCommunicator::batch_send_recv(const Messages& sends, const Messages& receives, nb::handle stream) {
-  std::vector<Array> arrays;
-  auto read = [&](const Messages& messages, const char* what, bool written, const auto& add) {
-    for (const auto& [array, peer] : messages) {
-      const Array& one = arrays.emplace_back(array, written ? "out" : "x", written);
-      if (one.memory != arrays[0].memory)
-        throw UsageError(
-            "the arrays of batch_send_recv are not all on the CPU or all on the GPU: move some.");
-      check_device(one);
-      // an empty array may lie nowhere, but is a message; aligned, so that the others keep the fast kernel
-      alignas(16) static char nothing = 0;
-      void* data = one.data ? one.data : static_cast<void*>(&nothing);
-      add(data, one.count * size_of(one.dtype), read_rank(what, peer, size()));
-    }
-  };
-  std::vector<Communicator::Outgoing> outgoing;
-  std::vector<Communicator::Incoming> incoming;
-  read(sends, "destination", false,
-       [&](const void* data, std::size_t bytes, int to) { outgoing.push_back({data, bytes, to}); });
-  read(receives, "source", true,
-       [&](void* data, std::size_t bytes, int from) { incoming.push_back({data, bytes, from}); });
-  if (arrays.empty()) return;
-  call(made(arrays[0], nullptr, nullptr, 0, {std::nullopt, stream}),
-       [&](const Call& c) { communicator_.batch_send_recv(c, outgoing, incoming); });
+  const Batch batch(sends, receives, size());
+  if (batch.arrays.empty()) return;
+  for (const Array& one : batch.arrays) check_device(one);
+  call(made(batch.arrays[0], nullptr, nullptr, 0, {std::nullopt, stream}),
+       [&](const Call& c) { communicator_.batch_send_recv(c, batch.outgoing, batch.incoming); });
 }
 
 void PyCommunicator::synchronize(nb::handle stream) {
@@ -283,11 +259,10 @@ nb::object PyCommunicator::empty(nb::handle shape, nb::handle dtype,
 
 Memory PyCommunicator::memory_of(const std::optional<std::string>& device) const {
   if (!device) return communicator_.device() ? Memory::device : Memory::host;
-  if (*device == "cpu") return Memory::host;
-  if (*device != "cuda") throw UsageError("device='" + *device + "' is unknown: use cpu or cuda.");
-  if (!communicator_.device())
+  const Memory memory = read_device(*device);
+  if (memory == Memory::device && !communicator_.device())
     throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
-  return Memory::device;
+  return memory;
 }
 
 std::string PyCommunicator::plan(const std::string& collective, std::size_t bytes, bool symmetric,

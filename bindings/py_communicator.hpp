@@ -8,6 +8,7 @@
 
 #include "arguments.hpp"
 #include "array.hpp"
+#include "batch.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono::python {
@@ -15,7 +16,6 @@ namespace unisono::python {
 class PyCommunicator {
  public:
   using Algorithm = std::optional<std::string>;
-  using Messages = std::vector<std::pair<nb::object, RankNumber>>;
 
   PyCommunicator(std::shared_ptr<Bootstrap> bootstrap, const Communicator::Options& options)
       : communicator_(std::move(bootstrap), options) {}

@@ -6,6 +6,7 @@ find_package(nanobind CONFIG REQUIRED)
 nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/arguments.cpp
   bindings/array.cpp
+  bindings/batch.cpp
   bindings/communicator.cpp
   bindings/fabric.cpp
   bindings/module.cpp

@@ -7,6 +7,15 @@
 #include "plan.hpp"
 
 namespace unisono {
+namespace {
+
+// Both ends of a message have one plan, whichever call each makes.
+Collective planned(Collective collective) {
+  return collective == Collective::send || collective == Collective::recv ? Collective::send_recv
+                                                                          : collective;
+}
+
+}  // namespace
 
 double Communicator::Impl::timeout_of(const Options& options) {
   const double seconds = options.timeout_s.value_or(env().timeout_s);
@@ -51,10 +60,7 @@ void Communicator::all_to_all(const Call& call) {
 
 void Communicator::all_to_all_v(const Call& call, std::span<const std::size_t> sends,
                                 std::span<const std::size_t> receives) {
-  if (sends.size() != static_cast<std::size_t>(size()))
-    throw UsageError("all_to_all_v needs " + std::to_string(size()) +
-                     " send counts, one for each rank, not " + std::to_string(sends.size()) + ".");
-  impl_->run({call, rank(), sends, receives});
+  impl_->run({call, rank(), size(), sends, receives});
 }
 
 void Communicator::send(const Call& call, int to) {
@@ -103,9 +109,10 @@ int Communicator::sms(Collective collective, std::size_t bytes, bool symmetric, 
   if (!known) throw UsageError("there is no algorithm '" + std::string(algorithm) + "'.");
   if (*known == Algorithm::copy_engine) return 0;
   const cuda::Engine& gpu = impl_->engine();
+  collective = planned(collective);
   const bool reached = symmetric && gpu.reaches(collective, in_place);
-  const Shape planned = impl_->plan(Memory::device).shape(collective, bytes, reached, *known);
-  return gpu.shape(collective, *known, planned, bytes).blocks;
+  const Shape shape = impl_->plan(Memory::device).shape(collective, bytes, reached, *known);
+  return gpu.shape(collective, *known, shape, bytes).blocks;
 }
 
 void Communicator::set_shape(int blocks, int threads, std::size_t piece_bytes) {
@@ -116,7 +123,7 @@ void Communicator::set_shape(int blocks, int threads, std::size_t piece_bytes) {
 
 std::string_view Communicator::plan(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                                     bool in_place) const {
-  if (collective == Collective::send || collective == Collective::recv) collective = Collective::send_recv;
+  collective = planned(collective);
   const Plan& plan = impl_->plan(memory);
   if (memory == Memory::device && impl_->has_engine())
     return name_of(impl_->engine().choose(plan, collective, bytes, symmetric, in_place));
@@ -136,7 +143,7 @@ void Communicator::set_plan(const std::vector<PlanEntry>& entries, Memory memory
     if (!algorithm)
       throw UsageError("the plan table names the algorithm '" + std::string(entry.algorithm) +
                        "', which does not exist.");
-    read.push_back({entry.collective,
+    read.push_back({planned(entry.collective),
                     entry.symmetric,
                     entry.up_to_bytes,
                     *algorithm,

@@ -14,23 +14,23 @@ Algorithm cuda::Engine::choose(const Plan& plan, Collective collective, std::siz
   return chosen;
 }
 
-void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
+void LocalCommunicator::run_on_gpu(Request& request, int to, int from) {
   cuda::Engine& gpu = engine();
   gpu.check();
   const bool pair = to >= 0 || from >= 0;
   const bool symmetric = !pair && gpu.symmetric(request);
+  const Collective planned = pair ? Collective::send_recv : request.collective;
+  const std::size_t bytes = request.bytes();
+  Algorithm& algorithm = request.algorithm;
+  if (algorithm == Algorithm::automatic)
+    algorithm = gpu.choose(gpu_plan_, planned, bytes, symmetric, request.in_place());
   if (check_ && size() > 1) {
     if (pair) compare_pair(request, to, from);
     else if (request.collective == Collective::all_to_all_v) exchange_parts(request);
     else if (request.collective == Collective::batch_send_recv) compare_messages(request);
     else compare_places(request, symmetric);
   }
-  if (request.args.bytes == 0) return;
-  const Collective planned = pair ? Collective::send_recv : request.collective;
-  const std::size_t bytes = request.bytes();
-  Algorithm algorithm = request.algorithm;
-  if (algorithm == Algorithm::automatic)
-    algorithm = gpu.choose(gpu_plan_, planned, bytes, symmetric, request.in_place());
+  if (bytes == 0) return;
   if (is_direct(algorithm) && !gpu.peer_access())
     throw UsageError(
         std::string(name_of(algorithm)) +
@@ -50,7 +50,6 @@ void LocalCommunicator::run_on_gpu(const Request& request, int to, int from) {
 }
 
 std::shared_ptr<void> LocalCommunicator::allocate_on_gpu(std::size_t bytes) {
-  const Turn turn(*this, Collective::empty);
   if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
   return engine().allocate(bytes);
 }
@@ -64,18 +63,19 @@ void LocalCommunicator::compare_places(const Request& request, bool symmetric) {
   if (out) mine.out = engine_->place(request.args.out, 0);
   mine.in_place = symmetric;
   const auto tickets = group_.exchange(mine);
-  compare(tickets);
   for (int r = 1; r < size(); ++r) {
-    const Ticket& its = tickets[static_cast<std::size_t>(r)];
+    Ticket its = tickets[static_cast<std::size_t>(r)];
     const bool same = its.in_place == tickets[0].in_place &&
                       (!its.in_place || (its.in == tickets[0].in && its.out == tickets[0].out));
-    if (!same)
+    its.algorithm = tickets[0].algorithm;  // other places lead to another
+    if (!same && tickets[0].matches(its))
       group_.fail(Group::Kind::mismatch,
                   "rank 0 and rank " + std::to_string(r) + " gave " +
                       std::string(name_of(request.collective)) +
                       " different places of symmetric memory: give the same offset of the same allocation on "
                       "every rank, or none.");
   }
+  compare(tickets);
 }
 
 }  // namespace unisono

@@ -11,6 +11,7 @@
 
 #include "env.hpp"
 #include "lane/channel.hpp"
+#include "text.hpp"
 
 namespace unisono {
 namespace {
@@ -184,16 +185,26 @@ std::string Group::where() const {
   return std::string(doing_) + " (call " + std::to_string(call_) + " of rank " + std::to_string(rank_) + ")";
 }
 
+std::string Group::who(int rank) const {
+  return "rank " + std::to_string(rank) + " (process " +
+         std::to_string(processes_[static_cast<std::size_t>(rank)].pid()) + ")";
+}
+
+std::string Group::death_of(int rank, const std::string& noticed) const {
+  return who(rank) + " has died; noticed " + noticed +
+         ": look at that process's own output, then start the ranks again.";
+}
+
 void Group::interrupted(int peer, const std::function<bool()>& arrived) {
   if (left())
     throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
   check();
-  if (while_waiting_) try {
-      while_waiting_();
-    } catch (...) {
-      leave();  // in the middle of a call: the peers cannot go on with this rank
-      throw;
-    }
+  try {
+    let_caller_in();
+  } catch (...) {
+    leave();  // of a wait in the constructor too, which nobody else tells the peers of
+    throw;
+  }
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     const bool died = dead(r);  // before the next line: who leaves in good order says so before it ends
@@ -201,12 +212,9 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
     // A rank that has left in good order is missed only by those who still wait for it.
     if (left ? r != peer : !died) continue;
     if (arrived()) return;
-    const std::string who = "rank " + std::to_string(r) + " (process " +
-                            std::to_string(processes_[static_cast<std::size_t>(r)].pid()) + ")";
-    fail(Kind::peer_lost, left ? who + " has closed its communicator, but " + where() +
+    fail(Kind::peer_lost, left ? who(r) + " has closed its communicator, but " + where() +
                                      " still waits for it: make the same calls on every rank."
-                               : who + " has died; noticed in " + where() +
-                                     ": look at that process's own output, then start the ranks again.");
+                               : death_of(r, "in " + where()));
   }
 }
 
@@ -214,10 +222,7 @@ bool Group::broken() {
   if (board(0).failure.stage.load(std::memory_order_acquire) != 0) return true;
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || !dead(r) || board(r).departed.load(std::memory_order_acquire) != 0) continue;
-    record(Kind::peer_lost, "rank " + std::to_string(r) + " (process " +
-                                std::to_string(processes_[static_cast<std::size_t>(r)].pid()) +
-                                ") has died; noticed by rank " + std::to_string(rank_) +
-                                ": look at that process's own output, then start the ranks again.");
+    record(Kind::peer_lost, death_of(r, "by rank " + std::to_string(rank_)));
     return true;
   }
   return false;
@@ -225,11 +230,7 @@ bool Group::broken() {
 
 void Group::unreachable(int rank, int error) {
   check();
-  if (error == ESRCH || dead(rank))
-    fail(Kind::peer_lost, "rank " + std::to_string(rank) + " (process " +
-                              std::to_string(processes_[static_cast<std::size_t>(rank)].pid()) +
-                              ") has died; noticed in " + where() +
-                              ": look at that process's own output, then start the ranks again.");
+  if (error == ESRCH || dead(rank)) fail(Kind::peer_lost, death_of(rank, "in " + where()));
   fail(Kind::resource, "the buffer of rank " + std::to_string(rank) + " could not be reached in " + where() +
                            " (" + std::strerror(error) +
                            "): see that it is as large as the call says, or set UNISONO_FAR=0.");
@@ -254,9 +255,9 @@ void Group::record(Kind kind, const std::string& text) {
   std::uint32_t none = 0;
   if (failure.stage.compare_exchange_strong(none, 1)) {
     failure.kind = kind;
-    const std::size_t length = std::min(text.size(), sizeof failure.text - 1);
-    std::memcpy(failure.text, text.data(), length);
-    failure.text[length] = '\0';
+    const std::string_view said = fitting(text, sizeof failure.text - 1);
+    std::memcpy(failure.text, said.data(), said.size());
+    failure.text[said.size()] = '\0';
     failure.stage.store(2, std::memory_order_release);
   }
 }

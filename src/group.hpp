@@ -102,6 +102,8 @@ class Group {
   [[noreturn]] void unreachable(int rank, int error);
   void late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen);
   std::string where() const;
+  std::string who(int rank) const;
+  std::string death_of(int rank, const std::string& noticed) const;  // where, or by whom
   bool dead(int rank) const { return processes_[static_cast<std::size_t>(rank)].dead(); }
 
   int rank_, size_;

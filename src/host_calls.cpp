@@ -22,13 +22,14 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (request.collective == Collective::batch_send_recv) return run_batch_on_host(request);
   Args& args = request.args;
   const bool asks = asks_for_places(request);
+  if (!asks) request.algorithm = plain(request);
   if (check_ && size() > 1 && !asks) compare(exchange(request));
   if (args.bytes == 0 && !asks) return;
   args.stream = request.out_bytes >= stream_bytes_;
   if (size() == 1) return copy(args.in, args.out, args.bytes);
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
-  const Algorithm algorithm = asks ? meet_places(request) : plain(request);
+  const Algorithm algorithm = asks ? meet_places(request) : request.algorithm;
   unisono::run(group_.lane(), request.collective, algorithm, args);
 }
 
@@ -39,16 +40,16 @@ void LocalCommunicator::run_quantised(const Request& request) {
 }
 
 void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
-  if (check_) compare_pair(request, to, from);
   Args& args = request.args;
+  // one table for both ends, whichever of send, recv and send_recv each has called
+  Algorithm& algorithm = request.algorithm;
+  if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, args.bytes, false);
+  if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
+  if (check_) compare_pair(request, to, from);
   if (args.bytes == 0) return;
   args.stream = request.out_bytes >= stream_bytes_;
   if (to == rank() && from == rank()) return copy(args.in, args.out, args.bytes);
   const std::size_t sent = to < 0 ? 0 : args.bytes, received = from < 0 ? 0 : args.bytes;
-  // one table for both ends, whichever of send, recv and send_recv each has called
-  Algorithm algorithm = request.algorithm;
-  if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, args.bytes, false);
-  if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
   if (is_direct(algorithm)) {
     // in place, the source's half would overwrite what has not been sent
     std::vector<byte> kept;
@@ -93,8 +94,7 @@ void LocalCommunicator::run_batch_on_host(Request& request) {
   }
 }
 
-void LocalCommunicator::barrier() {
-  const Turn turn(*this, Collective::barrier);
+void LocalCommunicator::do_barrier() {
   if (size() == 1) return;
   const Call call;
   if (check_) compare(group_.exchange(ticket(Collective::barrier, call, 0)));
@@ -103,43 +103,46 @@ void LocalCommunicator::barrier() {
 
 // This rank's part of a new allocation, and the allocation's number.
 std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_on_host(std::size_t bytes) {
-  const Turn turn(*this, Collective::empty);
-  struct Offer {
-    Segment::Handle handle;
-    std::uint64_t asked;
+  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
+  std::string problem;
+  auto attempt = [&](const auto& step) {
+    try {
+      step();
+    } catch (const ResourceError& error) { problem = error.what(); }
   };
   struct Verdict {
+    std::uint64_t asked;
     bool failed;
   };
-  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
-  const bool absurd = bytes > std::numeric_limits<std::size_t>::max() / 2;  // and rounding it might wrap
-  const std::size_t rounded = absurd ? bytes : round_up(std::max<std::size_t>(bytes, 1), 4096);
-  std::shared_ptr<Segment> own;
-  std::string problem;
-  try {
-    own = Segment::create(rounded);
-  } catch (const ResourceError& error) { problem = error.what(); }
-  const auto offers = group_.exchange(Offer{own ? own->handle() : Segment::Handle{}, bytes});
-  for (int r = 0; r < size(); ++r)
-    if (offers[static_cast<std::size_t>(r)].asked != offers[0].asked)
-      group_.fail(Group::Kind::mismatch, "rank 0 asked for " + std::to_string(offers[0].asked) +
-                                             " bytes of symmetric memory, but rank " + std::to_string(r) +
-                                             " for " +
-                                             std::to_string(offers[static_cast<std::size_t>(r)].asked) +
-                                             ": ask for the same on every rank.");
-  std::vector<std::shared_ptr<Segment>> segments;
-  for (int r = 0; r < size() && problem.empty(); ++r) {
-    const Offer& offer = offers[static_cast<std::size_t>(r)];
-    if (offer.handle.fd < 0) problem = "rank " + std::to_string(r) + " could not reserve its part";
-    else try {
-        segments.push_back(r == rank() ? own : Segment::open(offer.handle, rounded));
-      } catch (const ResourceError& error) { problem = error.what(); }
-  }
   // everyone has it, or nobody: later calls count on that
-  for (const Verdict& verdict : group_.exchange(Verdict{!problem.empty()}))
-    if (verdict.failed)
+  auto agree = [&] {
+    const auto verdicts = group_.exchange(Verdict{bytes, !problem.empty()});
+    for (int r = 0; r < size(); ++r)
+      if (const std::uint64_t asked = verdicts[static_cast<std::size_t>(r)].asked; asked != verdicts[0].asked)
+        group_.fail(Group::Kind::mismatch, "rank 0 asked for " + std::to_string(verdicts[0].asked) +
+                                               " bytes of symmetric memory, but rank " + std::to_string(r) +
+                                               " for " + std::to_string(asked) +
+                                               ": ask for the same on every rank.");
+    if (std::any_of(verdicts.begin(), verdicts.end(), [](const Verdict& its) { return its.failed; }))
       throw ResourceError("symmetric memory of " + std::to_string(bytes) + " bytes a rank could not be had" +
                           (problem.empty() ? " on another rank: see its error." : ": " + problem));
+  };
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  const auto ranks = static_cast<std::size_t>(size());
+  const bool absurd = bytes > most / ranks - 4096;  // and rounding it might wrap
+  const std::size_t rounded = absurd ? bytes : round_up(std::max<std::size_t>(bytes, 1), 4096);
+  attempt([&] { check_room(absurd ? most : rounded * ranks); });  // before any rank has taken its part
+  agree();
+  std::shared_ptr<Segment> own;
+  attempt([&] { own = Segment::create(rounded); });
+  const auto handles = group_.exchange(own ? own->handle() : Segment::Handle{});
+  std::vector<std::shared_ptr<Segment>> segments;
+  for (int r = 0; r < size() && problem.empty(); ++r) {
+    const Segment::Handle& handle = handles[static_cast<std::size_t>(r)];
+    if (handle.fd < 0) problem = "rank " + std::to_string(r) + " could not reserve its part";
+    else attempt([&] { segments.push_back(r == rank() ? own : Segment::open(handle, rounded)); });
+  }
+  agree();
   return {own, symmetric_->add(std::move(segments), rank())};
 }
 
@@ -197,7 +200,14 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
     if (by_parts) bytes = std::max<std::size_t>(bytes, its.total);
   }
   Algorithm algorithm = request.algorithm;
-  if (algorithm == Algorithm::automatic) algorithm = plan_.choose(request.collective, bytes, symmetric);
+  if (algorithm == Algorithm::automatic) {
+    algorithm = plan_.choose(request.collective, bytes, symmetric);
+    if (check_) {
+      Ticket mine = tickets[static_cast<std::size_t>(rank())];
+      mine.algorithm = algorithm;
+      compare(group_.exchange(mine));
+    }
+  }
   if (!is_direct(algorithm)) return algorithm;
   if (!within_reach && request.algorithm == Algorithm::automatic) return Plan::staged(request.collective);
   if (!within_reach)

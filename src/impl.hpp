@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "plan.hpp"
@@ -35,10 +36,18 @@ class Communicator::Impl {
   bool check() const { return check_; }
   void set_check(bool check) { check_ = check; }
 
-  virtual void run(Request request) = 0;
-  virtual void run_pair(Request request, int to, int from) = 0;
-  virtual void barrier() = 0;
-  virtual std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) = 0;
+  void run(Request request) {
+    turn(request.collective, [&] { do_run(request); });
+  }
+  void run_pair(Request request, int to, int from) {
+    turn(request.collective, [&] { do_run_pair(request, to, from); });
+  }
+  void barrier() {
+    turn(Collective::barrier, [&] { do_barrier(); });
+  }
+  std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) {
+    return turn(Collective::empty, [&] { return do_allocate(bytes, memory); });
+  }
 
   virtual std::optional<int> device() const;
   virtual void synchronize(void* stream);
@@ -48,37 +57,16 @@ class Communicator::Impl {
   }
 
  protected:
-  // One call at a time: its place in the order of calls, and in the text of errors.
-  class Turn {
-   public:
-    Turn(Impl& impl, Collective collective) : impl_(impl) {
-      if (impl_.closed())
-        throw UsageError("the communicator is closed: make a new one to call " +
-                         std::string(name_of(collective)) + ".");
-      if (impl_.inherited())
-        throw UsageError("this process was forked from a rank and is none itself: call " +
-                         std::string(name_of(collective)) +
-                         " in the rank's own process, or start the ranks with a launcher.");
-      if (impl_.busy_.exchange(true, std::memory_order_acquire))
-        throw UsageError(
-            "another thread is inside a call of this communicator: make one communicator for each thread.");
-      try {
-        impl_.enter(name_of(collective), ++impl_.calls_);
-      } catch (...) {
-        impl_.busy_.store(false, std::memory_order_release);
-        throw;
-      }
-    }
-    ~Turn() { impl_.busy_.store(false, std::memory_order_release); }
-    Turn(const Turn&) = delete;
-
-   private:
-    Impl& impl_;
-  };
+  virtual void do_run(Request& request) = 0;
+  virtual void do_run_pair(Request& request, int to, int from) = 0;
+  virtual void do_barrier() = 0;
+  virtual std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) = 0;
 
   static double timeout_of(const Options& options);  // throws UsageError for what is none
 
   virtual bool inherited() const = 0;
+  // `close` from within a call.
+  virtual void leave() noexcept = 0;
   // A call begins; throws the failure of the group, if there is one.
   virtual void enter(std::string_view what, std::uint64_t call) = 0;
 
@@ -103,7 +91,7 @@ class Communicator::Impl {
   }
   void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b) {
     disagree("rank " + std::to_string(a) + " called " + of_a.text() + ", but rank " + std::to_string(b) +
-             " called " + of_b.text() + ": make the same call on every rank.");
+             " called " + of_b.text() + ": make the same call, by the same plan, on every rank.");
   }
   // The ends of a pair compare in passing: the receiver sees what the sender sends.
   template <class Channel>
@@ -124,7 +112,10 @@ class Communicator::Impl {
       return p != rank() && parts[static_cast<std::size_t>(p)].at;
     };
     auto of = [&](const std::vector<Args::Part>& parts, int p) {
-      return ticket(request.collective, *request.call, parts[static_cast<std::size_t>(p)].bytes);
+      const std::size_t bytes = parts[static_cast<std::size_t>(p)].bytes;
+      Ticket one = ticket(request.collective, *request.call, bytes);
+      one.algorithm = plan(request.call->memory).choose(request.collective, bytes, false);
+      return one;
     };
     for (int p = 0; p < size(); ++p) {
       if (!listed(request.sends, p)) continue;
@@ -146,6 +137,31 @@ class Communicator::Impl {
   bool check_;  // whether the ranks compare their calls first
 
  private:
+  // One call at a time: its place in the order of calls, and in the text of errors. What is no error of
+  // Unisono's (no memory, an interrupt) ends it on this rank alone, out of step with its peers: it closes.
+  template <class Body>
+  std::invoke_result_t<Body> turn(Collective collective, const Body& body) {
+    const std::string name(name_of(collective));
+    if (closed()) throw UsageError("the communicator is closed: make a new one to call " + name + ".");
+    if (inherited())
+      throw UsageError("this process was forked from a rank and is none itself: call " + name +
+                       " in the rank's own process, or start the ranks with a launcher.");
+    if (busy_.exchange(true, std::memory_order_acquire))
+      throw UsageError(
+          "another thread is inside a call of this communicator: make one communicator for each thread.");
+    struct End {
+      std::atomic<bool>& busy;
+      ~End() { busy.store(false, std::memory_order_release); }
+    } const end{busy_};
+    try {
+      enter(name_of(collective), ++calls_);
+      return body();
+    } catch (const Error&) { throw; } catch (...) {
+      leave();
+      throw;
+    }
+  }
+
   std::atomic<bool> busy_ = false;
 };
 

@@ -34,19 +34,17 @@ LocalCommunicator::LocalCommunicator(Bootstrap& bootstrap, const Communicator::O
                                 : Plan::of_gpu_over_pcie(group_.size());
 }
 
-void LocalCommunicator::run(Request request) {
-  const Turn turn(*this, request.collective);
+void LocalCommunicator::do_run(Request& request) {
   if (request.call->memory == Memory::device) run_on_gpu(request, -1, -1);
   else run_on_host(request);
 }
 
-void LocalCommunicator::run_pair(Request request, int to, int from) {
-  const Turn turn(*this, request.collective);
+void LocalCommunicator::do_run_pair(Request& request, int to, int from) {
   if (request.call->memory == Memory::device) run_on_gpu(request, to, from);
   else run_pair_on_host(request, to, from);
 }
 
-std::shared_ptr<void> LocalCommunicator::allocate(std::size_t bytes, Memory memory) {
+std::shared_ptr<void> LocalCommunicator::do_allocate(std::size_t bytes, Memory memory) {
   if (memory == Memory::device) return allocate_on_gpu(bytes);
   auto [segment, number] = allocate_on_host(bytes);
   return {segment->data(), [symmetric = symmetric_, number = number](void*) { symmetric->release(number); }};

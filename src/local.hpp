@@ -35,19 +35,20 @@ class LocalCommunicator final : public Communicator::Impl {
     if (group_.broken()) group_.check();
   }
 
-  void run(Request request) override;
-  void run_pair(Request request, int to, int from) override;
-  void barrier() override;
-
-  std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) override;
-
  private:
   bool inherited() const override { return group_.inherited(); }
+  void leave() noexcept override { group_.leave(); }
   void enter(std::string_view what, std::uint64_t call) override {
     group_.doing(what, call);
     group_.check();
+    symmetric_->drop_released();
   }
   void disagree(const std::string& text) override { group_.fail(Group::Kind::mismatch, text); }
+
+  void do_run(Request& request) override;
+  void do_run_pair(Request& request, int to, int from) override;
+  void do_barrier() override;
+  std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override;
 
   // This rank's part of a new allocation, and the allocation's number.
   std::pair<std::shared_ptr<Segment>, std::uint32_t> allocate_on_host(std::size_t bytes);
@@ -65,7 +66,7 @@ class LocalCommunicator final : public Communicator::Impl {
   byte* reach(const Place& place, int rank, std::size_t bytes);
 
   // Device memory.
-  void run_on_gpu(const Request& request, int to, int from);
+  void run_on_gpu(Request& request, int to, int from);
   void compare_places(const Request& request, bool symmetric);
 
   // What the ranks tell each other of their calls.

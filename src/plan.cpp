@@ -241,11 +241,13 @@ void Plan::set(const std::vector<Entry>& entries) {
     check_shape(entry.shape, "the plan table gives " + std::string(name_of(entry.collective)));
   }
   for (const Entry& entry : entries) range(entry.collective, entry.symmetric).clear();
-  for (const Entry& entry : entries) range(entry.collective, entry.symmetric).push_back(entry);
-  for (auto& of_collective : entries_)
-    for (auto& of_memory : of_collective)
-      std::stable_sort(of_memory.begin(), of_memory.end(),
-                       [](const Entry& a, const Entry& b) { return a.up_to_bytes < b.up_to_bytes; });
+  for (const Entry& entry : entries) {
+    auto& known = range(entry.collective, entry.symmetric);
+    const auto larger =
+        std::upper_bound(known.begin(), known.end(), entry.up_to_bytes,
+                         [](std::size_t bytes, const Entry& other) { return bytes < other.up_to_bytes; });
+    known.insert(larger, entry);
+  }
 }
 
 const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool symmetric) const {

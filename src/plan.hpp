@@ -68,7 +68,7 @@ class Plan {
     // Every buffer is; otherwise direct needs ranks that can copy from each other's memory. Not told apart on
     // GPUs in send_recv and all_to_all_v, whose entries are those of plain memory.
     bool symmetric;
-    std::size_t up_to_bytes;  // of the call's larger buffer; entries of a collective are in rising order
+    std::size_t up_to_bytes;  // of the call's larger buffer; the first entry that is not too small counts
     Algorithm algorithm;
     Shape shape{};  // on a GPU
   };

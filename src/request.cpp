@@ -66,11 +66,13 @@ Request::Request(Collective what, const Call& c, int me, int n)
   check_buffers(at_in, at_out);
 }
 
-Request::Request(const Call& c, int me, std::span<const std::size_t> sent,
+Request::Request(const Call& c, int me, int n, std::span<const std::size_t> sent,
                  std::span<const std::size_t> received)
-    : collective(Collective::all_to_all_v), call(&c), rank(me), ranks(static_cast<int>(sent.size())) {
-  if (sent.size() != received.size())
-    throw UsageError("all_to_all_v takes as many send counts as receive counts, one for each rank.");
+    : collective(Collective::all_to_all_v), call(&c), rank(me), ranks(n) {
+  for (const auto& [kind, given] : {std::pair("send", sent.size()), std::pair("receive", received.size())})
+    if (given != static_cast<std::size_t>(n))
+      throw UsageError("all_to_all_v needs " + std::to_string(n) + " " + kind +
+                       " counts, one for each rank, not " + std::to_string(given) + ".");
   auto parts = [&](byte* at, std::span<const std::size_t> counts, std::vector<Args::Part>& to) {
     std::size_t total = 0;
     for (const std::size_t count : counts) {
@@ -194,8 +196,9 @@ void Request::name_algorithm() {
 }
 
 void Request::check_buffers(std::size_t at_in, std::size_t at_out) const {
-  if ((in_bytes > 0 && !args.in) || (out_bytes > 0 && !args.out))
-    throw UsageError(std::string(name_of(collective)) + " needs " + (args.in ? "an output" : "an input") +
+  const bool no_input = in_bytes > 0 && !args.in;
+  if (no_input || (out_bytes > 0 && !args.out))
+    throw UsageError(std::string(name_of(collective)) + " needs " + (no_input ? "an input" : "an output") +
                      " buffer on this rank.");
   if (in_bytes == 0 || out_bytes == 0) return;
   const bool apart = args.in + in_bytes <= args.out || args.out + out_bytes <= args.in;

@@ -25,13 +25,13 @@ struct Request {
   Collective collective;
   const Call* call;
   int rank, ranks;
-  Algorithm algorithm = Algorithm::automatic;  // as asked for
+  Algorithm algorithm = Algorithm::automatic;  // as asked for; then as chosen, which the ranks compare
   std::size_t in_bytes = 0, out_bytes = 0;     // of this rank's buffers; 0: it has none
   Args args;
 
   // Throws UsageError when the call is wrong by itself.
   Request(Collective collective, const Call& call, int rank, int ranks);
-  Request(const Call& call, int rank, std::span<const std::size_t> sends,
+  Request(const Call& call, int rank, int ranks, std::span<const std::size_t> sends,
           std::span<const std::size_t> receives);
   Request(Collective collective, const Call& call, int rank, int ranks, int to, int from);
   Request(const Call& call, int rank, int ranks, std::span<const Communicator::Outgoing> sends,

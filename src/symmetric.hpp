@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -29,7 +30,6 @@ class Symmetric {
   // `segments` of all ranks, in rank order. Every rank adds the same allocations in the same order.
   std::uint32_t add(std::vector<std::shared_ptr<Segment>> segments, int rank) {
     std::scoped_lock lock(mutex_);
-    drop_released();
     Allocation& made = allocations_[++made_];
     made.own = segments[static_cast<std::size_t>(rank)];
     made.segments = std::move(segments);
@@ -37,8 +37,18 @@ class Symmetric {
   }
   void release(std::uint32_t allocation) {
     std::scoped_lock lock(mutex_);
-    allocations_.at(allocation).own->release();
-    drop_released();
+    // a forked child keeps all: what the parent has released, the child may still use
+    if (allocations_.at(allocation).own->release()) ++pending_;
+  }
+  // For the begin of each call: at no cost where this rank has released nothing that a peer still holds.
+  void drop_released() {
+    if (pending_ == 0) return;
+    std::scoped_lock lock(mutex_);
+    pending_ -= std::erase_if(allocations_, [](const auto& allocation) {
+      const auto& segments = allocation.second.segments;
+      return std::all_of(segments.begin(), segments.end(),
+                         [](const auto& segment) { return segment->released(); });
+    });
   }
   // Whether there ever was one: the same on every rank, unlike whether there still is.
   bool ever() const { return made_ > 0; }
@@ -69,14 +79,8 @@ class Symmetric {
     std::shared_ptr<Segment> own;
     std::vector<std::shared_ptr<Segment>> segments;
   };
-  void drop_released() {
-    std::erase_if(allocations_, [](const auto& allocation) {
-      const auto& segments = allocation.second.segments;
-      return std::all_of(segments.begin(), segments.end(),
-                         [](const auto& segment) { return segment->released(); });
-    });
-  }
-  mutable std::mutex mutex_;  // buffers are given back from any thread
+  mutable std::mutex mutex_;              // buffers are given back from any thread
+  std::atomic<std::size_t> pending_ = 0;  // allocations that this rank has released
   std::map<std::uint32_t, Allocation> allocations_;
   std::uint32_t made_ = 0;
 };

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 

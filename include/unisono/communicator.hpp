@@ -45,7 +45,8 @@ struct Call {
 // when this rank's output is complete and its input may be overwritten; a call on device memory only enqueues
 // that on its stream, and may be captured in a CUDA graph (on the fabric lane it waits for the stream
 // before and after, and is complete when it returns). Errors are those of error.hpp; what goes wrong on the
-// GPU later is raised by the next call, or by `synchronize`.
+// GPU later is raised by the next call, or by `synchronize`. Any other exception in the middle of a call,
+// such as std::bad_alloc, closes the communicator: this rank is out of step with its peers.
 //
 // Device memory of `empty` is used without a copy: every rank gives the same offset of the same allocation
 // (as NCCL's windows and NVSHMEM ask), the root's buffer included, or every rank another buffer.

@@ -1,10 +1,7 @@
 // One hierarchy of errors; Python has the same classes. Every message is a sentence that says what to do.
 #pragma once
 
-#include <source_location>
 #include <stdexcept>
-#include <string>
-#include <string_view>
 
 namespace unisono {
 
@@ -34,12 +31,10 @@ class PeerLostError : public Error {
   using Error::Error;
 };
 
-// The system has refused memory, a file or a handle.
+// The system has refused memory, a file or a handle. Where that is a peer's buffer in the middle of a call,
+// the communicator is failed.
 class ResourceError : public Error {
   using Error::Error;
 };
-
-// Throws ResourceError with errno's text when `result` is negative; returns it otherwise.
-long check(long result, std::string_view what, std::source_location where = std::source_location::current());
 
 }  // namespace unisono

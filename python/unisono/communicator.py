@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from . import bootstrap as bootstraps
 from . import launch
@@ -82,15 +82,16 @@ def init(
         if fabric is not None:  # it reaches every rank by itself
             return _opened(Communicator(meeting, timeout_s, check, device, max_sms, peer_access, fabric))
         topology = meet(meeting, os.environ)
+        plan = _plan_of_rank_0(meeting)
         if len(topology.nodes) == 1:
             inner = _opened(Communicator(meeting, timeout_s, check, device, max_sms, peer_access))
-            _load_plan(inner)
+            plan.load(inner)
             return inner
         across = _opened(
             HierarchicalCommunicator(meeting, topology, timeout_s, check, device, max_sms, peer_access)
         )
         across.at_close = made.pop_all().close  # its engine speaks over the bootstrap
-        _load_plan(across.local)
+        plan.load(across.local)
         return across
 
 
@@ -186,8 +187,9 @@ def _of_threads(
         )
     _open.update(communicators)
     if fabric is None:
+        plan = _Plan.find()
         for communicator in communicators:
-            _load_plan(communicator)
+            plan.load(communicator)
     return communicators
 
 
@@ -199,8 +201,8 @@ def _deadline_s(timeout_s: float | None) -> float:
 
 
 def plan_path() -> Path | None:
-    """Where the plan table lies: UNISONO_PLAN, else the user's cache (`unisono tune` writes it). None where
-    the user has no home."""
+    """Where the plan table lies, on rank 0 of a communicator: UNISONO_PLAN, else the user's cache (`unisono
+    tune` writes it). None where the user has no home."""
     if named := os.environ.get("UNISONO_PLAN"):
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -224,24 +226,59 @@ def _entry(entry: dict[str, Any]) -> tuple[Any, ...]:
     return (entry["collective"], symmetric, entry["up_to_bytes"], entry["algorithm"], shape)
 
 
-def _load_plan(communicator: Communicator) -> None:
-    path = plan_path()
-    if path is None or not path.is_file():
-        if named := os.environ.get("UNISONO_PLAN"):
-            raise UsageError(
-                f"UNISONO_PLAN={named} is not a file: write it with `unisono tune`, or unset it."
-            )
-        return
+class _Plan(NamedTuple):
+    """A file of plan tables: its path, empty where there is none, and what it says; or why it cannot be
+    taken."""
+
+    path: str = ""
+    text: str = ""
+    refusal: str = ""
+
+    @classmethod
+    def find(cls) -> _Plan:
+        """The one that `plan_path` names."""
+        path = plan_path()
+        if path is None or not path.is_file():
+            named = os.environ.get("UNISONO_PLAN")
+            why = f"UNISONO_PLAN={named} is not a file: write it with `unisono tune`, or unset it."
+            return cls(refusal=why if named else "")
+        try:
+            return cls(str(path), path.read_text())
+        except (OSError, ValueError) as error:
+            return cls(refusal=_unreadable(path, error))
+
+    def load(self, communicator: Communicator) -> None:
+        """Gives the communicator the tables for it. Raises UsageError where they cannot be taken."""
+        if self.refusal:
+            raise UsageError(self.refusal)
+        if not self.path:
+            return
+        try:
+            tables = json.loads(self.text)
+            for table in tables if isinstance(tables, list) else [tables]:
+                if table["ranks"] == communicator.size and _is_for(table, communicator):
+                    entries = [_entry(entry) for entry in table["entries"]]
+                    communicator.set_plan(entries, table.get("device", "cpu"))
+        except UsageError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UsageError(_unreadable(self.path, error)) from error
+
+
+def _unreadable(path: Path | str, error: Exception) -> str:
+    why = f"{type(error).__name__}: {error}".split("\n")[0]
+    return f"{path} is not a plan table that can be read ({why}): write it again with `unisono tune`."
+
+
+def _plan_of_rank_0(meeting: Any) -> _Plan:
+    """The same on every rank, wherever each would look: plans that differ give wrong results. Collective."""
+    if meeting.size == 1:
+        return _Plan.find()
+    found = json.dumps(_Plan.find()) if meeting.rank == 0 else ""
+    told = meeting.all_gather(found.encode())
     try:
-        tables = json.loads(path.read_text())
-        for table in tables if isinstance(tables, list) else [tables]:
-            if table["ranks"] == communicator.size and _is_for(table, communicator):
-                entries = [_entry(entry) for entry in table["entries"]]
-                communicator.set_plan(entries, table.get("device", "cpu"))
-    except UsageError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = f"{type(error).__name__}: {error}".split("\n")[0]
+        return _Plan(*json.loads(told[0]))
+    except (ValueError, TypeError, LookupError):
         raise UsageError(
-            f"{path} is not a plan table that can be read ({why}): write it again with `unisono tune`."
-        ) from error
+            "rank 0 is of another version of Unisono: start every rank with the same one."
+        ) from None

@@ -93,13 +93,15 @@ class FabricCommunicator final : public Communicator::Impl {
     }
   }
 
-  void run(Request request) override {
-    const Turn turn(*this, request.collective);
+ private:
+  void do_run(Request& request) override {
     Args& args = request.args;
     const Algorithm algorithm = chosen(request);
     const bool on_gpu = request.call->memory == Memory::device;
     const auto current = on_gpu ? gpu_->current() : nullptr;
     if (on_gpu) finish_stream(request);  // neither this rank's NIC nor a peer's waits for it
+    // of all_to_all_v each rank plans by its own parts, which go the same way by any algorithm
+    if (!is_direct(algorithm) && !by_parts(request.collective)) request.algorithm = algorithm;
     if (is_direct(algorithm) && request.bytes() > 0) meet_places(request);
     else if (check_ && size() > 1) compare_calls(request);
     if (args.bytes == 0) return group_.lane().finish();
@@ -113,8 +115,7 @@ class FabricCommunicator final : public Communicator::Impl {
     group_.lane().finish();
   }
 
-  void run_pair(Request request, int to, int from) override {
-    const Turn turn(*this, request.collective);
+  void do_run_pair(Request& request, int to, int from) override {
     chosen(request);
     if (check_) compare_pair(RingChannel(group_.lane()), request, to, from);
     Args& args = request.args;
@@ -126,16 +127,14 @@ class FabricCommunicator final : public Communicator::Impl {
     group_.lane().finish();
   }
 
-  void barrier() override {
-    const Turn turn(*this, Collective::barrier);
+  void do_barrier() override {
     if (size() == 1) return;
     if (check_) compare(group_.exchange(ticket(Collective::barrier, Call{}, 0)));
     meet(group_.lane());
     group_.lane().finish();
   }
 
-  std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) override {
-    const Turn turn(*this, Collective::empty);
+  std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override {
     if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
     if (memory == Memory::device && !device_)
       throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
@@ -186,8 +185,8 @@ class FabricCommunicator final : public Communicator::Impl {
             [memory = region->memory, released = region->released](void*) { released->store(true); }};
   }
 
- private:
   bool inherited() const override { return group_.inherited(); }
+  void leave() noexcept override { group_.leave(true); }
   void enter(std::string_view what, std::uint64_t call) override {
     group_.doing(what, call);
     group_.check();

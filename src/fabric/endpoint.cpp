@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "text.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {
@@ -391,12 +392,12 @@ void FabricEndpoint::tell(int peer, Kind kind) {
 void FabricEndpoint::tell_failure(const std::string& text, const std::function<bool(int peer)>& lives) {
   const Layout layout{peers_.size(), settings_.chunk_bytes};
   byte* const own = regions_[kScratch]->memory.get() + layout.own_at() + layout.failure(rank_);
-  const std::size_t length = std::min(text.size(), kFailureBytes - 1);
-  std::memcpy(own, text.data(), length);
-  own[length] = byte{0};
+  const std::string_view said = fitting(text, kFailureBytes - 1);
+  std::memcpy(own, said.data(), said.size());
+  own[said.size()] = byte{0};
   for (int i = 1; i < size(); ++i)
     if (const int peer = peer_at(*this, i); lives(peer))
-      start(transfer(peer, own, length + 1, kScratch, layout.failure(rank_), Kind::failure));
+      start(transfer(peer, own, said.size() + 1, kScratch, layout.failure(rank_), Kind::failure));
 }
 
 std::string FabricEndpoint::failure_of(int peer) const {

@@ -256,15 +256,6 @@ bool FabricGroup::gone_for_good(int rank, int awaited) {
   return std::chrono::duration<double>(now - *since).count() > kGraceS;
 }
 
-void FabricGroup::let_caller_in() {
-  if (while_waiting_) try {
-      while_waiting_();
-    } catch (...) {
-      leave(true);  // in the middle of a call: the peers cannot go on with this rank
-      throw;
-    }
-}
-
 void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& arrived) {
   if (left())
     throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");

@@ -57,8 +57,10 @@ class FabricGroup {
     return all;
   }
 
-  // In a long wait; what the caller throws ends it, and closes.
-  void let_caller_in();
+  // Between two looks of a long wait.
+  void let_caller_in() {
+    if (while_waiting_) while_waiting_();
+  }
 
   // This rank will not communicate any more. `idle`: no call is inside, so that the peers can be told now.
   void leave(bool idle) noexcept;

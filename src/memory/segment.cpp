@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -14,6 +15,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "unisono/error.hpp"
 
@@ -35,8 +37,16 @@ std::uint64_t fresh_nonce() {
   return (static_cast<std::uint64_t>(device()) << 32 | device()) | 1;
 }
 
-// The number in `file` (after `name`, or at its begin) times `unit`; the largest number when there is none.
-std::size_t number_in(const char* file, const std::string& name, std::size_t unit) {
+// Throws ResourceError with errno's text when `result` is negative; returns it otherwise.
+int check(int result, const std::string& what) {
+  if (result >= 0) return result;
+  throw ResourceError(what + " failed: " + std::strerror(errno) + ".");
+}
+
+constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+
+// The number in `file` (after `name`, or at its begin) times `unit`; kNone when there is none.
+std::size_t number_in(const std::string& file, const std::string& name, std::size_t unit) {
   std::ifstream in(file);
   for (std::string word; in >> word;) {
     if (!name.empty() && word != name) continue;
@@ -44,19 +54,16 @@ std::size_t number_in(const char* file, const std::string& name, std::size_t uni
     if (word.empty() || word.find_first_not_of("0123456789") != std::string::npos || word.size() > 18) break;
     return std::stoull(word) * unit;
   }
-  return std::numeric_limits<std::size_t>::max();
+  return kNone;
 }
 
-// Shared memory is taken at once, and where there is not enough the kernel would end a process instead of
-// refusing.
-void check_room(std::size_t bytes) {
-  const std::size_t room = std::min({number_in("/proc/meminfo", "MemAvailable:", 1024),
-                                     number_in("/sys/fs/cgroup/memory.max", "", 1),
-                                     number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes", "", 1)});
-  if (bytes > room)
-    throw ResourceError("there is no room for " + std::to_string(bytes >> 20) +
-                        " MiB of shared memory, but for " + std::to_string(room >> 20) +
-                        ": free memory, raise the container's limit, or use fewer ranks.");
+// What a control group's limit leaves; files that are cached for nobody make room.
+std::size_t room_in(const std::string& group, const char* limit, const char* usage, const char* idle) {
+  const std::size_t most = number_in(group + limit, "", 1);
+  const std::size_t used = number_in(group + usage, "", 1),
+                    cached = number_in(group + "memory.stat", idle, 1);
+  if (std::max({most, used, cached}) == kNone) return most;
+  return most - std::min(most, used - std::min(used, cached));
 }
 
 std::byte* map(int fd, std::size_t bytes) {
@@ -75,13 +82,25 @@ unsigned forks() {
   return count.load(std::memory_order_relaxed);
 }
 
+void check_room(std::size_t bytes) {
+  const std::size_t room =
+      std::min({number_in("/proc/meminfo", "MemAvailable:", 1024),
+                room_in("/sys/fs/cgroup/", "memory.max", "memory.current", "inactive_file"),
+                room_in("/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes",
+                        "total_inactive_file")});
+  if (bytes > room)
+    throw ResourceError("there is no room for " + std::to_string(bytes >> 20) +
+                        " MiB of shared memory, but for " + std::to_string(room >> 20) +
+                        ": free memory, raise the container's limit, or use fewer ranks.");
+}
+
 std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
   check_room(bytes);
   std::shared_ptr<Segment> segment(new Segment);
   segment->owner_ = true;
   segment->bytes_ = bytes;
   const std::size_t whole = bytes + kPage;
-  segment->fd_ = static_cast<int>(check(::memfd_create("unisono", MFD_CLOEXEC), "creating shared memory"));
+  segment->fd_ = check(::memfd_create("unisono", MFD_CLOEXEC), "creating shared memory");
   check(::ftruncate(segment->fd_, static_cast<off_t>(whole)), "sizing shared memory");
   if (const int error = ::posix_fallocate(segment->fd_, 0, static_cast<off_t>(whole)))
     throw ResourceError("there is no room for " + std::to_string(whole >> 20) + " MiB of shared memory (" +
@@ -111,14 +130,14 @@ std::shared_ptr<Segment> Segment::open(const Handle& handle, std::size_t bytes) 
   std::shared_ptr<Segment> segment(new Segment);
   segment->bytes_ = bytes;
   const std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" + std::to_string(handle.fd);
-  segment->fd_ = static_cast<int>(
-      check(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK),
-            "opening " + peer + " (ranks of one machine run in one PID namespace, as one user)"));
+  segment->fd_ = check(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK),
+                       "opening " + peer + " (ranks of one machine run in one PID namespace, as one user)");
   struct stat found{};
   check(::fstat(segment->fd_, &found), "reading the size of " + peer);
   if (!S_ISREG(found.st_mode) || static_cast<std::size_t>(found.st_size) != bytes + kPage)
     throw ResourceError(peer + " is not what the rank announced.");
   segment->data_ = map(segment->fd_, bytes + kPage);
+  ::close(std::exchange(segment->fd_, -1));  // the mapping keeps the memory
   if (segment->head().nonce != handle.nonce)
     throw ResourceError(peer + " does not carry the mark that the rank announced.");
   return segment;

@@ -6,13 +6,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 
 namespace unisono {
 
 // How many forks lie between this process and the first that asked. What was shared before a fork stays the
 // parent's: a child that ends must not give it back.
 unsigned forks();
+
+// Throws ResourceError where the machine, or this container, has no room for that much more shared memory. It
+// is taken at once, and where there is not enough the kernel would end a process instead of refusing.
+void check_room(std::size_t bytes);
 
 class Segment {
  public:
@@ -39,9 +42,12 @@ class Segment {
   Handle handle() const;
   const std::uint64_t& nonce() const { return head().nonce; }
 
-  // Says to everyone who has mapped it that its owner needs it no more.
-  void release() {
-    if (forks_ == forks()) head().released.store(1, std::memory_order_release);
+  // Says to everyone who has mapped it that its owner needs it no more. False, and nothing said, in a forked
+  // child: it is the parent's.
+  bool release() {
+    if (forks_ != forks()) return false;
+    head().released.store(1, std::memory_order_release);
+    return true;
   }
   bool released() const { return head().released.load(std::memory_order_acquire) != 0; }
 

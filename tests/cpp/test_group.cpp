@@ -156,6 +156,65 @@ TEST(Mismatch, RaisesTheSameOnEveryRankNowAndLater) {
   }
 }
 
+TEST(Mismatch, OfPlans) {
+  using Make = void (*)(Communicator&);
+  constexpr std::size_t rest = std::numeric_limits<std::size_t>::max();
+  constexpr std::size_t large = std::size_t{1} << 18;
+  struct Case {
+    Collective collective;
+    const char *mine, *theirs;
+    Make call;
+  };
+  const Case cases[] = {
+      {Collective::all_reduce, "one_shot", "two_shot",
+       [](Communicator& comm) {
+         Words words;
+         comm.all_reduce(words.call());
+       }},
+      {Collective::all_reduce, "two_shot_direct", "two_shot",
+       [](Communicator& comm) {
+         std::vector<float> x(large);
+         comm.all_reduce({.in = x.data(), .out = x.data(), .count = large});
+       }},
+      {Collective::all_reduce, "two_shot_direct", "two_shot_push",
+       [](Communicator& comm) {
+         std::vector<float> x(large);
+         comm.all_reduce({.in = x.data(), .out = x.data(), .count = large});
+       }},
+      {Collective::all_to_all_v, "push", "push_packets",
+       [](Communicator& comm) {
+         Words words;
+         const std::vector<std::size_t> counts(2, 1);
+         comm.all_to_all_v(words.call(), counts, counts);
+       }},
+      {Collective::send_recv, "push", "push_packets",
+       [](Communicator& comm) {
+         Words words;
+         comm.send_recv(words.call(), 1 - comm.rank(), 1 - comm.rank());
+         comm.barrier();  // should the other have seen it first
+       }},
+      {Collective::send_recv, "push", "push_packets",
+       [](Communicator& comm) {
+         Words words;
+         const Communicator::Outgoing to{words.in, sizeof(float), 1 - comm.rank()};
+         const Communicator::Incoming from{words.out, sizeof(float), 1 - comm.rank()};
+         comm.batch_send_recv({}, {&to, 1}, {&from, 1});
+         comm.barrier();
+       }},
+  };
+  for (const Case& one : cases) {
+    Texts texts(2);
+    on_ranks(2, {.timeout_s = kLong, .check = true}, [&](Communicator& comm) {
+      const char* algorithm = comm.rank() == 0 ? one.mine : one.theirs;
+      comm.set_plan({{one.collective, false, rest, algorithm}, {one.collective, true, rest, algorithm}});
+      texts[comm.rank()] = text_of<MismatchError>([&] { one.call(comm); });
+    });
+    texts.expect_one();
+    EXPECT_TRUE(has(texts[0], std::string(" by ") + one.theirs) && has(texts[0], "by the same plan"))
+        << texts[0];
+  }
+}
+
 TEST(Mismatch, OfSymmetricMemory) {
   Texts texts(3);
   on_ranks(3, {.timeout_s = kLong, .check = false}, [&](Communicator& comm) {
@@ -271,6 +330,23 @@ TEST(WhileWaiting, WhatItThrowsEndsTheCallAndLosesTheRank) {
   EXPECT_TRUE(comm.closed());
   left.count_down();
   peer.join();
+}
+
+// As does a look at Python's signals while another thread has the GIL.
+TEST(WhileWaiting, TheTimeThatItTakesCountsForTheDeadline) {
+  using Clock = std::chrono::steady_clock;
+  std::latch over(1);
+  on_ranks(2,
+           {.timeout_s = kShort,
+            .check = false,
+            .while_waiting = [] { std::this_thread::sleep_for(std::chrono::seconds(1)); }},
+           [&](Communicator& comm) {
+             if (comm.rank() == 1) return over.wait();
+             const auto began = Clock::now();
+             text_of<TimeoutError>([&] { comm.barrier(); });
+             EXPECT_LT(Clock::now() - began, std::chrono::duration<double>(3 * kShort));
+             over.count_down();
+           });
 }
 
 TEST(Memory, ThatNobodyHasIsRefusedAlikeAndTheCommunicatorGoesOn) {

@@ -95,15 +95,18 @@ TEST(Plan, EntriesMayComeInAnyOrder) {
 }
 
 TEST(Plan, ReplacesOnlyWhatTheTableHas) {
-  const Plan before = Plan::of_host({.ranks = 2});
-  Plan plan = Plan::of_host({.ranks = 2});
+  const Plan::Host host{.ranks = 16, .one_process = true};  // whose ranges do not rise
+  const Plan before = Plan::of_host(host);
+  Plan plan = Plan::of_host(host);
   plan.set({{Collective::scatter, true, kRest, push}});
   EXPECT_EQ(plan.choose(Collective::scatter, 1, true), push);
-  for (const std::size_t bytes : {std::size_t{1}, std::size_t{1} << 20}) {
-    EXPECT_EQ(plan.choose(Collective::scatter, bytes, false),
-              before.choose(Collective::scatter, bytes, false));
-    EXPECT_EQ(plan.choose(Collective::gather, bytes, true), before.choose(Collective::gather, bytes, true));
-  }
+  for (std::size_t bytes = 1; bytes <= std::size_t{1} << 20; bytes *= 2)
+    for (const Collective collective : collectives())
+      for (const bool symmetric : {false, true}) {
+        if (collective == Collective::scatter && symmetric) continue;
+        EXPECT_EQ(plan.choose(collective, bytes, symmetric), before.choose(collective, bytes, symmetric))
+            << name_of(collective) << " of " << bytes;
+      }
   plan.set({{Collective::scatter, true, 10, push_packets}});
   EXPECT_EQ(plan.choose(Collective::scatter, 10, true), push_packets);
 }

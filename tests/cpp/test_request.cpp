@@ -74,12 +74,18 @@ TEST_P(Requests, MayNotOverlapOtherwise) {
 }
 
 TEST_P(Requests, NeedTheirBuffers) {
+  auto text = [&](const Call& wrong) -> std::string {
+    try {
+      make(wrong);
+    } catch (const UsageError& error) { return error.what(); }
+    return "no error";
+  };
   Call c = call(0, 2048);
   c.in = nullptr;
-  EXPECT_THROW(make(c), UsageError);
+  EXPECT_NE(text(c).find("needs an input"), std::string::npos) << text(c);
   c = call(0, 2048);
   c.out = nullptr;
-  EXPECT_THROW(make(c), UsageError);
+  EXPECT_NE(text(c).find("needs an output"), std::string::npos) << text(c);
   c.in = nullptr, c.count = 0;
   EXPECT_NO_THROW(make(c));
 }
@@ -149,6 +155,12 @@ TEST(RootedRequests, NeedOnlyTheirOwnBuffersBesideTheRoot) {
   EXPECT_EQ(Request(Collective::gather, in, kMe, kRanks).out_bytes, 0u);
   EXPECT_EQ(Request(Collective::broadcast, out, kMe, kRanks).in_bytes, 0u);
   EXPECT_EQ(Request(Collective::scatter, out, kMe, kRanks).in_bytes, 0u);
+  try {  // what is missing is the output, though there is no input either
+    Request(Collective::scatter, {.count = kCount, .root = 0}, kMe, kRanks);
+    ADD_FAILURE() << "no error";
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(), "scatter needs an output buffer on this rank.");
+  }
 }
 
 TEST(RootedRequests, NeedARootThatIsARank) {
@@ -170,7 +182,7 @@ class PartRequests : public testing::Test {
 
 TEST_F(PartRequests, PackTheirPartsInRankOrder) {
   const Counts sends{1, 2, 3, 0}, receives{4, 0, 3, 1};
-  const Request request(call, kMe, sends, receives);
+  const Request request(call, kMe, kRanks, sends, receives);
   EXPECT_EQ(request.in_bytes, 24u);
   EXPECT_EQ(request.out_bytes, 32u);
   EXPECT_EQ(request.bytes(), 32u);
@@ -215,21 +227,21 @@ TEST_F(PartRequests, OfABatchAreRefused) {
 
 TEST_F(PartRequests, RefuseWhatDoesNotFit) {
   const Counts four{1, 2, 3, 4}, three{1, 2, 3}, other{1, 2, 4, 4}, swapped{2, 1, 3, 4};
-  EXPECT_THROW(Request(call, kMe, four, three), UsageError);
-  EXPECT_THROW(Request(call, kMe, four, other), UsageError);  // with itself
-  EXPECT_NO_THROW(Request(call, kMe, four, swapped));
+  EXPECT_THROW(Request(call, kMe, kRanks, four, three), UsageError);
+  EXPECT_THROW(Request(call, kMe, kRanks, four, other), UsageError);  // with itself
+  EXPECT_NO_THROW(Request(call, kMe, kRanks, four, swapped));
   call.out = memory.data();
-  EXPECT_NO_THROW(Request(call, kMe, four, four));
-  EXPECT_THROW(Request(call, kMe, four, swapped), UsageError);  // in place
+  EXPECT_NO_THROW(Request(call, kMe, kRanks, four, four));
+  EXPECT_THROW(Request(call, kMe, kRanks, four, swapped), UsageError);  // in place
   call.out = memory.data() + 4;
-  EXPECT_THROW(Request(call, kMe, four, four), UsageError);
+  EXPECT_THROW(Request(call, kMe, kRanks, four, four), UsageError);
 }
 
 TEST_F(PartRequests, RefuseCountsBeyondMemory) {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
   for (const Counts& counts :
        {Counts{most, 0, 0, 0}, Counts{most / 20, most / 20, most / 20, most / 20, most / 20, most / 20}})
-    EXPECT_THROW(Request(call, kMe, counts, counts), UsageError);
+    EXPECT_THROW(Request(call, kMe, static_cast<int>(counts.size()), counts, counts), UsageError);
 }
 
 TEST(PairRequests, CheckTheirPeers) {

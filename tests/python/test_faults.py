@@ -11,6 +11,8 @@ import textwrap
 import pytest
 
 import ranks
+import threads
+import unisono
 from faults import NOTICED_S, assert_lost, assert_nothing_left, error_of
 
 
@@ -100,8 +102,20 @@ def test_fork() -> None:
     for rank, said in enumerate(outcome.results()):
         assert "error" not in said["again"], f"rank {rank}: {said['again']}"
         assert said["sum"] == 8
-    child = error_of(outcome.results()[0]["child"])
-    assert child["type"] == "UsageError" and "forked" in child["text"]
+    child = outcome.results()[0]["child"]
+    refused = error_of(child["call"])
+    assert refused["type"] == "UsageError" and "forked" in refused["text"]
+    assert child["kept"] == 1 << 18
+
+
+def test_out_of_memory_within_a_call() -> None:
+    """It closes the communicator: the ranks are out of step."""
+    said = ranks.play(1, programs("out_of_memory_within_a_call")).results()[0]
+    assert error_of(said["first"])["type"] == "MemoryError"
+    assert said["closed"]
+    assert error_of(said["again"])["type"] == "UsageError"
+    peer = error_of(said["peer"])
+    assert peer["type"] == "PeerLostError" and "rank 0 " in peer["text"]
 
 
 def test_keyboard_interrupt_ends_a_wait() -> None:
@@ -130,6 +144,12 @@ def test_time_that_a_rank_was_stopped_is_not_waited() -> None:
     assert ranks.play(2, programs("stopped_past_the_deadline")).results() == [2, 2]
 
 
+def test_deadline_while_another_thread_keeps_the_gil() -> None:
+    said = ranks.play(1, programs("without_the_gil")).results()[0]
+    assert error_of(said["first"])["type"] == "TimeoutError"
+    assert said["waited"] < 3.5
+
+
 def test_exit_with_a_thread_in_a_call() -> None:
     """Nothing hangs or crashes at exit: a daemon thread that waits in a call is let go."""
     program = """
@@ -147,6 +167,14 @@ def test_exit_with_a_thread_in_a_call() -> None:
     ended = ranks.run([sys.executable, "-c", textwrap.dedent(program)], timeout_s=60)
     assert ended.code == 0, str(ended)
     assert ended.output.splitlines()[0] == "main ends"
+
+
+def test_a_long_failure_is_cut_between_letters() -> None:
+    with threads.team(2, check=False) as comms:
+        comms[0].fail("x" * 998 + "é and more", False)
+        with pytest.raises(unisono.PeerLostError) as caught:
+            comms[1].barrier()
+        assert str(caught.value) == "x" * 998
 
 
 def test_launcher_that_is_killed_takes_its_ranks_along() -> None:

@@ -54,6 +54,13 @@ def test_more_than_there_is(shape: list[int], dtype: str) -> None:
         assert said["sum"] == 2
 
 
+def test_more_than_there_is_for_all() -> None:
+    """Each rank's part would fit: nobody takes his before all are counted."""
+    for said in play(2, "too_much_together"):
+        assert_refused(said, f"no room for {2 * said['mib']} MiB of shared memory")
+        assert said["sum"] == 2
+
+
 @pytest.mark.parametrize("limit", ["RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_AS"])
 def test_one_rank_has_no_memory(limit: str) -> None:
     zero, one = play(2, "limited", limit)
@@ -61,6 +68,7 @@ def test_one_rank_has_no_memory(limit: str) -> None:
         assert_refused(said, "symmetric memory of 67108864 bytes a rank could not be had")
         assert (said["sum"], said["later"]) == (2, 2)
     assert "rank 1 could not reserve its part" in zero["first"]["error"]["text"]
+    assert "unisono::" not in one["first"]["error"]["text"]
 
 
 @pytest.mark.parametrize("limit", ["RLIMIT_FSIZE", "RLIMIT_NOFILE"])
@@ -72,6 +80,10 @@ def test_init_without_memory(limit: str) -> None:
 def test_nothing_stays() -> None:
     for said in play(2, "opens_and_closes", 12):
         assert said["first"] == said["last"]
+
+
+def test_open_files_do_not_grow_with_the_ranks() -> None:
+    assert play(4, "descriptors") == [1] * 4
 
 
 def test_dropped_memory_is_given_back() -> None:

@@ -87,6 +87,24 @@ def test_what_is_planned_in_place() -> None:
             assert comms[0].plan(collective, 1 << 30, True, in_place=True) == in_place
 
 
+def test_set_plan_of_a_pair() -> None:
+    """send, recv and send_recv have one plan: its two ends run one program."""
+    with unisono.init() as comm:
+        for name in ("send", "recv", "send_recv"):
+            for algorithm in ("push_packets", "push"):
+                comm.set_plan([(name, False, None, algorithm)])
+                assert [comm.plan(end, 1 << 20) for end in ("send", "recv", "send_recv")] == [algorithm] * 3
+
+
+def test_unknown_device() -> None:
+    for call in (
+        lambda: unisono.Communicator.algorithms("all_reduce", "gpu"),
+        lambda: unisono.init().plan("all_reduce", 8, device="gpu"),
+    ):
+        with pytest.raises(unisono.UsageError, match="device='gpu' is unknown: use cpu or cuda"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
@@ -161,6 +179,17 @@ def test_file(tmp_path: Path) -> None:
     assert planned({"UNISONO_PLAN": str(path)}) == ["two_shot"] * 2
     path.write_text(json.dumps([table(3)]))
     assert planned({"UNISONO_PLAN": str(path)}) == ["one_shot_packets"] * 2
+
+
+def test_the_file_of_rank_0_is_for_all(tmp_path: Path) -> None:
+    """Plans that differ would give wrong sums."""
+    paths = [tmp_path / name for name in ("zero.json", "one.json", "none.json")]
+    paths[0].write_text(json.dumps(table(3)))
+    paths[1].write_text(json.dumps(table(3)).replace("two_shot", "one_shot"))
+    assert ranks.play(3, "basic_programs:planned", list(map(str, paths))).results() == ["two_shot"] * 3
+    errors = ranks.play(3, "basic_programs:planned", list(map(str, reversed(paths)))).errors()
+    assert {error["type"] for error in errors} == {"UsageError"}
+    assert len({error["text"] for error in errors}) == 1 and "none.json" in errors[0]["text"]
 
 
 def test_a_file_for_gpus_is_not_for_the_host(tmp_path: Path) -> None:

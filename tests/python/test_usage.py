@@ -228,7 +228,7 @@ COUNTS: dict[str, tuple[Call, str]] = {
     "too few": (lambda c: c.all_to_all_v(ones(1), [1], [1]), "needs 2 send counts"),
     "too many": (lambda c: c.all_to_all_v(ones(3), [1, 1, 1], [1, 1, 1]), "needs 2 send counts"),
     "none": (lambda c: c.all_to_all_v(ones(0), [], []), "needs 2 send counts"),
-    "receives of another length": (lambda c: c.all_to_all_v(ones(2), [1, 1], [2]), "as many send counts"),
+    "receives of another length": (lambda c: c.all_to_all_v(ones(2), [1, 1], [2]), "needs 2 receive counts"),
     "another sum": (lambda c: c.all_to_all_v(ones(3), [1, 1], [1, 1]), "the send counts add up to 2"),
     "two axes": (lambda c: c.all_to_all_v(ones(2, 1), [1, 1], [1, 1]), "pass a 1-D x"),
     "another out": (lambda c: c.all_to_all_v(ones(2), [1, 1], [1, 1], out=ones(3)), "this call gives (2,)"),

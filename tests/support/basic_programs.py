@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import unisono
 from fault_programs import Meeting, attempt
 from soak import Soak
+from unisono import launch
 from unisono.bench import tune
 from unisono.bench.backends import base
 from unisono.bench.cases import COLLECTIVES, make_case
@@ -211,7 +213,9 @@ def soak(calls: int, seed: int) -> dict[str, Any]:
         return Soak(comm, seed).run(calls)
 
 
-def planned() -> str:
-    """The plan for a small all_reduce."""
+def planned(table_of_rank: list[str] | None = None) -> str:
+    """The plan for a small all_reduce; UNISONO_PLAN may be of this rank's own."""
+    if table_of_rank:
+        os.environ["UNISONO_PLAN"] = table_of_rank[launch.from_env(os.environ).rank]
     with unisono.init(timeout_s=20) as comm:
         return comm.plan("all_reduce", 8)

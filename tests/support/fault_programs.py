@@ -5,9 +5,11 @@ result.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
+import resource
 import select
 import signal
 import sys
@@ -224,24 +226,33 @@ def leaves_after_its_part() -> dict[str, Any]:
 
 
 def forked() -> dict[str, Any]:
-    """Rank 0 forks a child that calls, and ends as a Python program does; then the ranks go on."""
+    """Rank 0 forks a child that calls, and ends as a Python program does; then the ranks go on. All drop
+    symmetric memory that the child keeps."""
     comm = unisono.init(timeout_s=30)
-    x = comm.empty(1 << 18, FLOATS)
-    x[:] = 1
+    x, dropped, kept = (comm.empty(1 << 18, FLOATS) for _ in range(3))
+    x[:] = kept[:] = 1
     comm.all_reduce(x, out=x)
+    meeting = Meeting()
     child_says = None
     if comm.rank == 0:
         reader, writer = os.pipe()
+        dropped_by_all, tell_dropped = os.pipe()
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):
                 tried = attempt(lambda: comm.all_reduce(np.ones(4, FLOATS)))
-                os.write(writer, json.dumps(tried).encode())
+                os.read(dropped_by_all, 1)
+                del dropped
+                os.write(writer, json.dumps({"call": tried, "kept": float(kept.sum())}).encode())
                 comm.close()
-                del x, comm
+                del x, kept, comm
             sys.stdout.flush()
             sys.exit(0)
         os.close(writer)
+    del dropped, kept
+    meeting.tell()
+    if comm.rank == 0:
+        os.write(tell_dropped, b"1")
         with os.fdopen(reader) as pipe:
             child_says = json.loads(pipe.read())
         os.waitpid(child, 0)
@@ -249,6 +260,27 @@ def forked() -> dict[str, Any]:
     y = comm.empty(1 << 18, FLOATS)
     y[:] = x
     return {"child": child_says, "again": again, "sum": float(comm.all_reduce(y)[-1])}
+
+
+def out_of_memory_within_a_call() -> dict[str, Any]:
+    """Two ranks, threads of one process, exchange messages; rank 0, in place, may not have the memory for
+    it."""
+    zero, one = unisono.init_threads(2, timeout_s=30)
+    x, y, z = (np.ones(64 << 20, np.uint8) for _ in range(3))
+    said: dict[str, Any] = {}
+
+    def rank_1() -> None:
+        said["peer"] = attempt(lambda: one.send_recv(y, 0, z, 0))
+
+    peer = threading.Thread(target=rank_1)
+    peer.start()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), before[1]))
+    said["first"] = attempt(lambda: zero.send_recv(x, 1, x, 1))
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    peer.join()
+    return said | {"closed": zero.closed, "again": attempt(zero.barrier)}
 
 
 def interrupted() -> dict[str, Any]:
@@ -309,6 +341,25 @@ def stopped_past_the_deadline() -> float:
         os.kill(pids[0], signal.SIGCONT)
         time.sleep(0.1)  # it waits on, and looks at the clock
     return float(comm.all_reduce(np.ones(1, FLOATS))[0])
+
+
+def without_the_gil() -> dict[str, Any]:
+    """A call with a deadline of 1 s, in which another thread keeps the GIL for 0.9 s at a time."""
+    comms = unisono.init_threads(2, timeout_s=1)
+    keeps_the_gil, done = ctypes.PyDLL(None), threading.Event()
+
+    def keep() -> None:
+        while not done.is_set():
+            keeps_the_gil.usleep(900_000)
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    began = time.monotonic()
+    first = attempt(comms[0].barrier)
+    waited = time.monotonic() - began
+    done.set()
+    keeper.join()
+    return {"first": first, "waited": waited}
 
 
 def differs_on_rank_1() -> None:

@@ -70,6 +70,18 @@ def too_much(shape: Any, dtype: str) -> dict[str, Any]:
     return {"first": first, "sum": float(comm.all_reduce(np.ones(4, F32))[0])}
 
 
+def too_much_together() -> dict[str, Any]:
+    """Every rank asks for three quarters of the memory that there is; files may not be as long, so that none
+    is taken."""
+    comm = unisono.init(timeout_s=20)
+    available = int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0])
+    mib = Meeting().tell(available * 3 // 4 >> 10)[0]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    first = attempt(lambda: comm.empty(mib << 20, "u8"))
+    return {"first": first, "mib": mib, "sum": float(comm.all_reduce(np.ones(4, F32))[0])}
+
+
 def opens_and_closes(rounds: int) -> dict[str, Any]:
     """Communicators and symmetric memory come and go; what the process holds stays the same."""
     seen = []
@@ -86,6 +98,14 @@ def opens_and_closes(rounds: int) -> dict[str, Any]:
     return {"first": seen[1], "last": seen[-1]}
 
 
+def descriptors() -> float:
+    """Open files of a symmetric array."""
+    comm = unisono.init(timeout_s=20)
+    before = _fds()
+    arrays = [comm.empty(1, "u8") for _ in range(10)]
+    return (_fds() - before) / len(arrays)
+
+
 def drops() -> dict[str, Any]:
     """Symmetric memory that every rank has dropped is given back, whatever the order; until then nobody
     loses it.
@@ -97,9 +117,7 @@ def drops() -> dict[str, Any]:
     for index in range(4) if comm.rank == 0 else range(3, -1, -1):  # in another order
         large[index] = None
     comm.barrier()
-    comm.empty(1, "u8")  # an allocation takes the occasion to let go
-    comm.barrier()
-    comm.empty(1, "u8")
+    comm.barrier()  # any call takes the occasion to let go
     after = _mapped_bytes()
     kept = comm.empty(1 << 20, F32)
     kept[:] = comm.rank + 1

@@ -73,15 +73,19 @@ def refusals() -> dict[str, str]:
     of the refusal."""
     comm = unisono.init(timeout_s=20, check=False)
     x, n = np.zeros((comm.size, 4), F32), comm.size
+    line = x.reshape(-1)
     wrong: dict[str, tuple[Any, str]] = {
         "op": (lambda: comm.all_reduce(x, "median"), "no op 'median'"),
         "root": (lambda: comm.broadcast(x, n), f"root {n} is not a rank"),
-        "half a count": (lambda: comm.all_to_all_v(x[0], [1.5] * n, [1] * n), "no number of elements"),
+        "half a count": (lambda: comm.all_to_all_v(x[0], [1.5] * n, [1] * n), "are no numbers of elements"),
         "collective": (lambda: comm.plan("all_broadcast", 8), "no collective 'all_broadcast'"),
         "shape": (lambda: comm.all_to_all(x[0]), "first axis is the ranks"),
         "out": (lambda: comm.all_gather(x, out=x), "out has shape"),
         "dtype": (lambda: comm.all_reduce(x, out=x.astype(np.float64)), "give both the same"),
         "overlap": (lambda: comm.all_reduce(x.reshape(-1)[:-1], out=x.reshape(-1)[1:]), "overlap"),
+        "overlap of a root": (lambda: comm.broadcast(line[1:], comm.rank, out=line[:-1]), "overlap"),
+        "overlap of a batch": (lambda: comm.batch_send_recv([(x, 0)], [(x, 0)]), "overlaps another"),
+        "twice": (lambda: comm.batch_send_recv([(x, 0), (x, 0)], []), "two messages with destination 0"),
         "algorithm": (lambda: comm.all_gather(x, algorithm="ring"), "leave it out"),
         "chain": (lambda: comm.all_reduce(x, algorithm="chain"), "as many ranks on every node"),
         "counts": (lambda: comm.all_to_all_v(x[0], [4], [4]), f"needs {n} send counts"),
@@ -110,6 +114,12 @@ def refusals() -> dict[str, str]:
                 other[f"{kind} {number}"] = str(error)
     comm.raise_if_failed()
     comm.barrier()  # nothing has been moved, and nobody has failed
+    if comm.rank == 0:  # an empty input may lie within the output
+        comm.all_to_all_v(line[1:1], [0] * n, [0] + [1] * (n - 1), out=line[: n - 1])
+    else:
+        comm.all_to_all_v(np.ones(1, F32), [1] + [0] * (n - 1), [0] * n)
+    if comm.rank == 0 and line.sum() != n - 1:
+        other["an empty input"] = str(line)
     comm.close()
     if "closed" not in attempt(comm.barrier)["error"]["text"]:
         other["closed"] = "not said"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import accumulate
@@ -20,21 +18,8 @@ from .moves import Moves
 from .space import HostSpace
 from .topology import NodeBootstrap, Topology
 
-__all__ = ["Array", "Calls", "same"]
+__all__ = ["Array", "Calls", "same", "spans"]
 
-OPS = ("sum", "prod", "min", "max", "avg")
-ITEM = {
-    "f32": 4,
-    "f64": 8,
-    "f16": 2,
-    "bf16": 2,
-    "i8": 1,
-    "u8": 1,
-    "i32": 4,
-    "i64": 8,
-    "f8e4m3": 1,
-    "f8e5m2": 1,
-}
 _MOST_LETTERS = 128  # of a call in words, as ranks compare them
 _LOCAL_PATIENCE = 1.25  # a wait within the node outlasts one between nodes, whose error says more
 
@@ -42,14 +27,15 @@ _LOCAL_PATIENCE = 1.25  # a wait within the node outlasts one between nodes, who
 class Array(NamedTuple):
     bytes: Any
     dtype: str
+    item: int  # bytes of an element
     shape: tuple[int, ...]
     address: int
     stream: int | None  # on a GPU: its library's current one
     gpu: bool = False
 
     @property
-    def item(self) -> int:
-        return ITEM[self.dtype]
+    def elements(self) -> int:
+        return len(self.bytes) // self.item
 
 
 class _Gpu(NamedTuple):
@@ -72,10 +58,9 @@ class Calls:
         peer_access: bool = True,
     ) -> None:
         self.topology, self.rank, self.size = topology, topology.rank, topology.size
-        self._check = _asked_for() if check is None else check
         inner = NodeBootstrap(bootstrap, topology)
         self.local = _core.Communicator(
-            inner, timeout_s * _LOCAL_PATIENCE + 0.5, self._check, device, max_sms, peer_access
+            inner, timeout_s * _LOCAL_PATIENCE + 0.5, check, device, max_sms, peer_access
         )
         setting = Setting(bootstrap, topology, timeout_s, self.local.raise_if_failed)
         self._engine = make(setting)
@@ -113,11 +98,11 @@ class Calls:
     @property
     def check(self) -> bool:
         """See `unisono.Communicator.check`."""
-        return self._check
+        return bool(self.local.check)
 
     @check.setter
     def check(self, checked: bool) -> None:
-        self._check = self.local.check = checked
+        self.local.check = checked
 
     def close(self) -> None:
         """Leaves the communicator. Idempotent, and not collective."""
@@ -176,7 +161,7 @@ class Calls:
             raise UsageError(f"{name} across nodes has no algorithm '{algorithm}': {choice}.")
         self._calls += 1
         try:
-            if self._check and together:
+            if self.check and together:
                 self._compare(_words(name, array if counted else None, op, root, algorithm))
             with self._gpu.space.on(handle) if on_gpu else nullcontext():
                 yield
@@ -254,76 +239,23 @@ class Calls:
             raise UsageError("x and out are not both on the CPU or both on the GPU: move one of them.")
         return taken
 
-    def _check_overlap(self, name: str, x: Array, out: Array, at_in: int = 0, at_out: int = 0) -> None:
-        """Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out`
-        bytes into the input."""
-        apart = x.address + len(x.bytes) <= out.address or out.address + len(out.bytes) <= x.address
-        if not apart and x.address + at_out != out.address + at_in:
-            raise UsageError(
-                f"the input and the output of {name} overlap without being in place (equal, or this rank's "
-                "own block of the larger one): pass buffers that are in place or apart."
-            )
+    def _check_call(
+        self, name: str, given: Array, taken: Array | None, count: int, root: int = 0, op: str = "sum"
+    ) -> None:
+        """Raises UsageError for a call that is wrong by itself. count: elements as in unisono::Call."""
+        out = taken.address if taken else 0
+        _core.check_call(name, self.rank, self.size, given.address, out, count, given.dtype, root, op)
 
     def _without_ranks(self, array: Array) -> tuple[int, ...]:
         if not array.shape or array.shape[0] != self.size:
             raise UsageError(f"x has shape {array.shape}: its first axis is the ranks, {self.size}.")
         return array.shape[1:]
 
-    def _sum(self, array: Array, op: str) -> sums.Sum:
-        if op not in OPS:
-            raise UsageError(f"there is no op '{op}': use sum, prod, min, max or avg.")
-        return sums.Sum(array.dtype, op, array.item, self.size)
 
-    def _parts(self, counts: Sequence[int], kind: str, array: Array) -> list[tuple[int, int]]:
-        if len(counts) != self.size:
-            raise UsageError(
-                f"all_to_all_v needs {self.size} {kind} counts, one for each rank, not {len(counts)}."
-            )
-        if not all(hasattr(count, "__index__") and count >= 0 for count in counts):
-            raise UsageError(
-                f"all_to_all_v has a {kind} count that is no number of elements: give whole ones from 0."
-            )
-        lengths = [int(count) * array.item for count in counts]
-        return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
-
-    def _check_batch(self, given: Sequence[tuple[Array, int]], taken: Sequence[tuple[Array, int]]) -> None:
-        for what, messages in (("destination", given), ("source", taken)):
-            peers = [peer for _, peer in messages]
-            for peer in peers:
-                self._check_rank(what, peer)
-                if peers.count(peer) > 1:
-                    raise UsageError(
-                        f"batch_send_recv has two messages with {what} {peer}: give each peer one, or call "
-                        "it again."
-                    )
-        arrays = [array for array, _ in (*given, *taken)]
-        if any(array.gpu != arrays[0].gpu for array in arrays):
-            raise UsageError(
-                "the arrays of batch_send_recv are not all on the CPU or all on the GPU: move some."
-            )
-        for i, (out, _) in enumerate(taken, len(given)):
-            if any(_overlap(out, other) for j, other in enumerate(arrays) if i != j):
-                raise UsageError(
-                    "a buffer that batch_send_recv receives into overlaps another of its buffers: pass "
-                    "buffers that are apart."
-                )
-        own = [[len(array.bytes) for array, peer in some if peer == self.rank] for some in (given, taken)]
-        if own[0] != own[1]:
-            raise UsageError(
-                f"batch_send_recv: rank {self.rank} sends itself {sum(own[0])} bytes, but receives "
-                f"{sum(own[1])} from itself: give both ends the same."
-            )
-
-    def _check_rank(self, what: str, rank: int, alone: bool = False) -> None:
-        if not 0 <= operator.index(rank) < self.size:
-            raise UsageError(f"{what} {rank} is not a rank: there are ranks 0 to {self.size - 1}.")
-        if alone and rank == self.rank:
-            raise UsageError(f"rank {rank} cannot send to itself alone: use send_recv, which copies.")
-
-
-def _overlap(a: Array, b: Array) -> bool:
-    apart = a.address + len(a.bytes) <= b.address or b.address + len(b.bytes) <= a.address
-    return not apart and len(a.bytes) > 0 and len(b.bytes) > 0
+def spans(counts: Sequence[int], item: int) -> list[tuple[int, int]]:
+    """Where each of some parts that follow each other begins, and how long it is, in bytes."""
+    lengths = [count * item for count in counts]
+    return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
 
 
 def same(given: Array, taken: Array) -> Any:
@@ -335,14 +267,7 @@ def _words(name: str, array: Array | None, op: str | None, root: int | None, alg
     """A call as its ranks compare it: "all_reduce(sum) of 1024 f32"."""
     words = name + (f"({op})" if op else "")
     if array is not None:
-        words += f" of {len(array.bytes) // array.item} {array.dtype}"
+        words += f" of {array.elements} {array.dtype}"
     words += f" with root {root}" if root is not None else ""
     words += " on the GPU" if array is not None and array.gpu else ""
     return words + (f" by {algorithm}" if algorithm else "")
-
-
-def _asked_for() -> bool:
-    text = os.environ.get("UNISONO_CHECK") or "0"
-    if text not in ("0", "1"):
-        raise UsageError(f"UNISONO_CHECK={text} is neither 0 nor 1: set 0 to turn it off, 1 to turn it on.")
-    return text == "1"

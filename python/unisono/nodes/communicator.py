@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .. import _core
 from ..errors import ResourceError, UsageError
 from . import sums
-from .calls import Calls, same
+from .calls import Calls, same, spans
 from .engine import Part
 
 __all__ = ["HierarchicalCommunicator"]
@@ -48,9 +49,9 @@ class HierarchicalCommunicator(Calls):
         self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.broadcast`."""
-        self._check_rank("root", root)
         given = self._array(x, "x", written=out is None and self.rank != root)
         taken = given if out is None else self._output(out, x, given, given.shape)
+        self._check_call("broadcast", given, taken, given.elements, root)
         with self._call("broadcast", given, root=root, algorithm=algorithm, stream=stream):
             if self.rank == root:
                 self._way(given).space.copy(taken.bytes, given.bytes)
@@ -62,7 +63,7 @@ class HierarchicalCommunicator(Calls):
         """See `unisono.Communicator.all_gather`."""
         given = self._array(x, "x")
         out, taken = self._new_output(out, x, given, (self.size, *given.shape), stream)
-        self._check_overlap("all_gather", given, taken, self.rank * len(given.bytes), 0)
+        self._check_call("all_gather", given, taken, given.elements)
         with self._call("all_gather", given, algorithm=algorithm, stream=stream):
             if len(given.bytes):
                 self._way(given).all_gather(given.bytes, taken.bytes).wait()
@@ -72,11 +73,10 @@ class HierarchicalCommunicator(Calls):
         self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.gather`."""
-        self._check_rank("root", root)
         given, taken = self._array(x, "x"), None
         if self.rank == root:
             out, taken = self._new_output(out, x, given, (self.size, *given.shape), stream)
-            self._check_overlap("gather", given, taken, self.rank * len(given.bytes), 0)
+        self._check_call("gather", given, taken, given.elements, root)
         with self._call("gather", given, root=root, algorithm=algorithm, stream=stream):
             if len(given.bytes):
                 self._way(given).gather(given.bytes, taken and taken.bytes, root)
@@ -86,7 +86,6 @@ class HierarchicalCommunicator(Calls):
         self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.scatter`."""
-        self._check_rank("root", root)
         if x is None:
             if self.rank == root:
                 raise UsageError(f"scatter needs x at the root, rank {root}.")
@@ -96,8 +95,7 @@ class HierarchicalCommunicator(Calls):
         else:
             given = self._array(x, "x")
             out, taken = self._new_output(out, x, given, self._without_ranks(given), stream)
-            if self.rank == root:
-                self._check_overlap("scatter", given, taken, 0, self.rank * len(taken.bytes))
+        self._check_call("scatter", given or taken, taken, taken.elements, root)
         with self._call("scatter", taken, root=root, algorithm=algorithm, stream=stream):
             if len(taken.bytes):
                 self._way(taken).scatter(
@@ -110,7 +108,7 @@ class HierarchicalCommunicator(Calls):
         given = self._array(x, "x")
         self._without_ranks(given)
         out, taken = self._new_output(out, x, given, given.shape, stream)
-        self._check_overlap("all_to_all", given, taken)
+        self._check_call("all_to_all", given, taken, given.elements // self.size)
         with self._call("all_to_all", given, algorithm=algorithm, stream=stream):
             if len(given.bytes):
                 self._way(given).all_to_all(same(given, taken), taken.bytes).wait()
@@ -127,42 +125,31 @@ class HierarchicalCommunicator(Calls):
     ) -> Any:
         """See `unisono.Communicator.all_to_all_v`."""
         given = self._array(x, "x")
-        sends = self._parts(send_counts, "send", given)
-        receives = self._parts(recv_counts, "receive", given)
-        if given.shape != (sum(send_counts),):
-            raise UsageError(
-                f"x has shape {given.shape}, but the send counts add up to {sum(send_counts)}: pass a 1-D x "
-                "of that many."
-            )
-        out, taken = self._new_output(out, x, given, (sum(recv_counts),), stream)
-        if send_counts[self.rank] != recv_counts[self.rank]:
-            raise UsageError(
-                f"all_to_all_v: rank {self.rank} sends itself {send_counts[self.rank]} elements, but "
-                f"receives {recv_counts[self.rank]} from itself: give both the same count."
-            )
-        self._check_overlap("all_to_all_v", given, taken)
-        if given.address == taken.address and len(given.bytes) and list(send_counts) != list(recv_counts):
-            raise UsageError(
-                "all_to_all_v in place needs the same send and receive counts: give it another output."
-            )
+        sends, receives = _core.read_counts(x, send_counts, recv_counts)
+        out, taken = self._new_output(out, x, given, (sum(receives),), stream)
+        _core.check_counts(self.rank, self.size, given.address, taken.address, given.dtype, sends, receives)
         with self._call("all_to_all_v", given, algorithm=algorithm, stream=stream, counted=False):
-            if self._check:
-                self._compare_counts(send_counts, recv_counts)
-            self._way(given).all_to_all_v(same(given, taken), sends, taken.bytes, receives)
+            if self.check:
+                self._compare_counts(sends, receives)
+            self._way(given).all_to_all_v(
+                same(given, taken), spans(sends, given.item), taken.bytes, spans(receives, given.item)
+            )
         return out
 
     def send(self, x: Any, peer: int, algorithm: str | None = None, stream: Any = None) -> None:
         """See `unisono.Communicator.send`. To another node it returns when x may be overwritten."""
-        self._check_rank("destination", peer, alone=True)
         given = self._array(x, "x")
+        ends = (given.address, 0, given.elements, given.dtype)
+        _core.check_pair("send", self.rank, self.size, *ends, peer, -1)
         with self._call("send", given, algorithm=algorithm, stream=stream, together=False):
             if len(given.bytes):
                 self._way(given).send_recv(given.bytes, peer, None, None)
 
     def recv(self, out: Any, peer: int, algorithm: str | None = None, stream: Any = None) -> Any:
         """See `unisono.Communicator.recv`."""
-        self._check_rank("source", peer, alone=True)
         taken = self._array(out, "out", written=True)
+        ends = (0, taken.address, taken.elements, taken.dtype)
+        _core.check_pair("recv", self.rank, self.size, *ends, -1, peer)
         with self._call("recv", taken, algorithm=algorithm, stream=stream, together=False):
             if len(taken.bytes):
                 self._way(taken).send_recv(None, None, taken.bytes, peer)
@@ -172,13 +159,10 @@ class HierarchicalCommunicator(Calls):
         self, x: Any, dst: int, out: Any, src: int, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.send_recv`."""
-        self._check_rank("destination", dst)
-        self._check_rank("source", src)
-        if (dst == self.rank) != (src == self.rank):
-            raise UsageError("send_recv with itself needs this rank as both destination and source.")
         given = self._array(x, "x")
         out, taken = self._new_output(out, x, given, given.shape, stream)
-        self._check_overlap("send_recv", given, taken)
+        ends = (given.address, taken.address, given.elements, given.dtype)
+        _core.check_pair("send_recv", self.rank, self.size, *ends, dst, src)
         with self._call("send_recv", given, algorithm=algorithm, stream=stream, together=False):
             if dst == self.rank:
                 self._way(given).space.copy(taken.bytes, given.bytes)
@@ -190,9 +174,9 @@ class HierarchicalCommunicator(Calls):
         self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]], stream: Any = None
     ) -> None:
         """See `unisono.Communicator.batch_send_recv`."""
+        _core.check_batch(self.rank, self.size, sends, recvs)
         given = [(self._array(x, "x"), peer) for x, peer in sends]
         taken = [(self._array(out, "out", written=True), peer) for out, peer in recvs]
-        self._check_batch(given, taken)
         if not given and not taken:
             return
         parts = [[Part(peer, array.bytes) for array, peer in some] for some in (given, taken)]
@@ -218,9 +202,9 @@ class HierarchicalCommunicator(Calls):
         if wire is not None:
             raise UsageError(f"all_reduce across nodes has no wire={wire!r}: leave it out.")
         given = self._array(x, "x")
-        what = self._sum(given, op)
         out, taken = self._new_output(out, x, given, given.shape, stream)
-        self._check_overlap("all_reduce", given, taken)
+        self._check_call("all_reduce", given, taken, given.elements, op=op)
+        what = sums.Sum(given.dtype, op, given.item, self.size)
         if algorithm == "chain" and not self.topology.uniform:
             raise UsageError(
                 "chain needs as many ranks on every node, with consecutive numbers: use two_shot, or place "
@@ -241,12 +225,11 @@ class HierarchicalCommunicator(Calls):
         stream: Any = None,
     ) -> Any:
         """See `unisono.Communicator.reduce`."""
-        self._check_rank("root", root)
         given, taken = self._array(x, "x"), None
-        what = self._sum(given, op)
         if self.rank == root:
             out, taken = self._new_output(out, x, given, given.shape, stream)
-            self._check_overlap("reduce", given, taken)
+        self._check_call("reduce", given, taken, given.elements, root, op)
+        what = sums.Sum(given.dtype, op, given.item, self.size)
         with self._call("reduce", given, op=op, root=root, algorithm=algorithm, stream=stream):
             if len(given.bytes):
                 sums.reduce(self._way(given), given.bytes, taken and taken.bytes, what, root)
@@ -257,9 +240,9 @@ class HierarchicalCommunicator(Calls):
     ) -> Any:
         """See `unisono.Communicator.reduce_scatter`."""
         given = self._array(x, "x")
-        what = self._sum(given, op)
         out, taken = self._new_output(out, x, given, self._without_ranks(given), stream)
-        self._check_overlap("reduce_scatter", given, taken, 0, self.rank * len(taken.bytes))
+        self._check_call("reduce_scatter", given, taken, taken.elements, op=op)
+        what = sums.Sum(given.dtype, op, given.item, self.size)
         with self._call("reduce_scatter", given, op=op, algorithm=algorithm, stream=stream):
             if len(given.bytes):
                 sums.reduce_scatter(self._way(given), given.bytes, taken.bytes, what)

@@ -17,7 +17,8 @@ constexpr auto kYielding = std::chrono::microseconds(50);  // how long a wait yi
 // The longest sleep: a wake that was missed costs no more.
 constexpr auto kNap = std::chrono::microseconds(500);
 constexpr auto kLook = std::chrono::milliseconds(5);  // between two looks at the peers
-// What the time between two looks counts at the most: a machine or a process that was stopped has not waited.
+// What the time from one look to the next counts at the most: a machine or a process that was stopped has not
+// waited. A look itself counts in full: it may wait for others, as for Python's lock.
 constexpr Clock::duration kMostCounted = std::chrono::milliseconds(200);
 
 void pause() {
@@ -64,9 +65,10 @@ void await(Line& line, std::uint32_t expected, const Patience& patience,
     if (now - began < kYielding) ::sched_yield();
     else nap(line, expected);
     if (now - looked < kLook) continue;
-    waited += std::min(now - looked, kMostCounted);
-    looked = now;
     interrupted();
+    waited += std::min(now - looked, kMostCounted);
+    looked = Clock::now();
+    waited += looked - now;
     if (waited > patience.timeout && !reached(line, expected))
       late(line.flag.load(std::memory_order_relaxed));
   }

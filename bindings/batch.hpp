@@ -1,0 +1,24 @@
+// The messages of a batch_send_recv.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "arguments.hpp"
+#include "array.hpp"
+#include "rank_number.hpp"
+#include "unisono/communicator.hpp"
+
+namespace unisono::python {
+
+using Messages = std::vector<std::pair<nb::object, RankNumber>>;
+
+// Holds on to the arrays. UsageError where they are not all on the CPU or all on the GPU.
+struct Batch {
+  Batch(const Messages& sends, const Messages& receives, int size);
+  std::vector<Array> arrays;
+  std::vector<Communicator::Outgoing> outgoing;
+  std::vector<Communicator::Incoming> incoming;
+};
+
+}  // namespace unisono::python
