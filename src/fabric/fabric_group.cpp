@@ -139,6 +139,14 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     other(std::any_of(contact.addresses.begin(), contact.addresses.end(),
                       [](const auto& a) { return a.empty(); }),
           "has an endpoint without an address: name the same provider on every rank.");
+    for (std::size_t c = 0; its.boot != mine.boot && c < contact.addresses.size(); ++c) {
+      const fi_info& nic = lane_->nic(static_cast<int>(c));
+      const std::string ip = fabric::ip_of(nic, own.addresses[c]);
+      other(!ip.empty() && ip == fabric::ip_of(nic, contact.addresses[c]),
+            "has the IP address of this one, " + ip +
+                ", but is on another machine: set FI_TCP_IFACE (of libfabric 1.17 FI_NET_IFACE) to the "
+                "interface between the machines.");
+    }
     contact.scratch =
         Announcement::read(rest, static_cast<std::size_t>(mine.channels), own.scratch.bytes, who);
     contacts.push_back(std::move(contact));

@@ -199,6 +199,30 @@ def test_shm_names_no_file_after_a_process() -> None:
     assert set(os.listdir("/dev/shm")).isdisjoint(names)
 
 
+def test_one_address_on_two_machines() -> None:
+    """As bridges of containers have it: refused, for neither would reach the other."""
+    if reason := fabric.missing("tcp"):
+        pytest.skip(reason)
+
+    class Twin:
+        """A bootstrap for rank 0 of two, in which the other has its address on another boot."""
+
+        rank, size = 0, 2
+
+        def all_gather(self, data: bytes) -> list[bytes]:
+            other = bytearray(data)
+            if data.startswith(b"unisono-fabric"):
+                other[16] = 1  # Greeting::rank
+                other[48] ^= 1  # Greeting::boot
+            return [data, bytes(other)]
+
+        def close(self) -> None:
+            pass
+
+    with pytest.raises(unisono.UsageError, match="set FI_TCP_IFACE"):
+        unisono.init(bootstrap=Twin(), lane=unisono.Fabric("tcp"))
+
+
 def test_other_settings_on_another_rank(faulty: str) -> None:
     texts = [error["text"] for error in ranks.play(2, "fabric_programs:other_channels", faulty).errors()]
     assert all("set them the same on every rank" in text for text in texts)

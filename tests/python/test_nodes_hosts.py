@@ -56,6 +56,23 @@ def test_hosts_that_speak_by_the_fabric_lane() -> None:
     right(outcome.results(), 3, "fabric", 30)
 
 
+@needs_fabric
+@pytest.mark.fabric
+@pytest.mark.parametrize("known", ["MASTER_ADDR", "route"])
+def test_hosts_with_a_bridge_of_containers(known: str) -> None:
+    """An interface whose address is that of the other host's: the lane takes the one between the hosts."""
+    env = {"UNISONO_ENGINE": "fabric", "UNISONO_FABRIC_PROVIDER": "tcp", "UCX_NET_DEVICES": "e0"}
+    with hosts.hosts(2) as made:
+        for number in made.numbers:
+            made.add_bridge(number)
+            if known == "route":
+                made.add_route(number)
+        if known == "MASTER_ADDR":
+            env["MASTER_ADDR"] = made.address(1)
+        outcome = play(made, "mpiexec", "node_programs:sample", 96, **env)
+    right(outcome.results(), 2, "fabric", 10)
+
+
 @pytest.mark.torch
 def test_hosts_of_torchrun() -> None:
     with hosts.hosts(2) as made:
