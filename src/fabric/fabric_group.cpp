@@ -192,7 +192,14 @@ std::string FabricGroup::stuck(double seconds) {
          " s; this process ends: see whether the other ranks are stuck too, or use another provider (tcp).";
 }
 
-FabricGroup::~FabricGroup() { leave(true); }
+FabricGroup::~FabricGroup() {
+  leave(true);
+  if (!inherited()) return;
+  // A forked child's copies are never destroyed: closing the endpoints would shut the parent's connections
+  // down and remove its files, and the watchdog's thread has stayed there.
+  static_cast<void>(lane_.release());
+  static_cast<void>(watchdog_.release());
+}
 
 std::string FabricGroup::where() const {
   return std::string(doing_) + " (call " + std::to_string(call_) + " of rank " + std::to_string(rank_) + ")";

@@ -130,6 +130,15 @@ def test_rank_that_leaves_early(faulty: str, how: str) -> None:
     assert error["type"] == "PeerLostError" and "rank 1 (process " in error["text"]
 
 
+def test_fork(faulty: str) -> None:
+    """A child of a rank is no rank: its calls are refused, and its end is not the rank's."""
+    zero, one = ranks.play(2, "fault_programs:forked", env=over(faulty)).results()
+    for said in (zero, one):
+        assert "error" not in said["again"], said["again"]
+        assert said["sum"] == 8
+    assert "forked" in error_of(zero["child"])["text"]
+
+
 def test_keyboard_interrupt_ends_a_wait(faulty: str) -> None:
     zero, one = ranks.play(2, "fault_programs:interrupted", env=over(faulty)).results()
     assert error_of(zero["first"])["type"] == "KeyboardInterrupt"
