@@ -23,6 +23,7 @@ namespace unisono {
 class FabricEndpoint {
  public:
   static constexpr std::uint32_t kChunks = 8;  // chunks in the ring of a pair
+  static constexpr std::size_t kLeastChunk = 1024;
   static constexpr bool kPulls = false;
   static constexpr bool kMulticasts = false;
   static constexpr bool kLinked = false;

@@ -57,6 +57,13 @@ def test_same_bits_as_the_host_lane(provider: str, n: int) -> None:
         assert result["calls"] > 100
 
 
+def test_small_chunks(faulty: str) -> None:
+    """What ranks tell each other of a call still fits into one."""
+    env = over(faulty, UNISONO_CHUNK_BYTES="64", UNISONO_CHECK="1")
+    for said in ranks.play(3, "fabric_programs:allocations", 20, env=env).results():
+        assert said == []
+
+
 @pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or "")
 @pytest.mark.parametrize("provider", ["tcp", "tcp;ofi_rxm"], indirect=True)
 def test_ranks_that_rest_between_calls_over_full_sockets(provider: str) -> None:
