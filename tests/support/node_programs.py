@@ -6,6 +6,7 @@ import atexit
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def until_it_fails(flag: str, timeout_s: float, count: int) -> dict[str, Any]:
         tried = attempt(lambda: comm.all_reduce(x, out=out))
         if "error" in tried:
             again = attempt(lambda: comm.all_reduce(x, out=out))
-            atexit.register(_meet_neighbours, flag, comm)  # when rank_main has written what is returned
+            atexit.register(_meet, flag, comm, comm.topology.local)
             return {"error": tried["error"], "again": again.get("error"), "waited": tried["at"] - began}
         if not (out == right).all():
             return {"wrong": call}
@@ -159,12 +160,31 @@ def until_it_fails(flag: str, timeout_s: float, count: int) -> dict[str, Any]:
     return {"wrong": "it has not failed"}
 
 
-def _meet_neighbours(flag: str, comm: Any) -> None:
-    """Of this node: hydra ends those of a rank that ends without MPI's own end."""
+def one_is_late(flag: str, nodes: str) -> dict[str, Any]:
+    """The last rank stays away from an all_gather until the others have given up."""
+    layout(nodes)
+    comm = unisono.init(timeout_s=2, check=False)
+    comm.barrier()
+    atexit.register(_meet, flag, comm, range(comm.size))
+    return {} if comm.rank == comm.size - 1 else attempt(lambda: comm.all_gather(np.ones(1000, F32)))
+
+
+def other_lengths(flag: str, nodes: str) -> dict[str, Any]:
+    """Every rank gathers more than the one before it."""
+    layout(nodes)
+    comm = unisono.init(timeout_s=20, check=False)
+    comm.barrier()
+    atexit.register(_meet, flag, comm, range(comm.size))
+    return attempt(lambda: comm.all_gather(np.ones(1000 * (1 + comm.rank), F32)))
+
+
+def _meet(flag: str, comm: Any, ranks: Iterable[int]) -> None:
+    """Waits for them at exit, when rank_main has written the result: hydra ends those of a rank that ends
+    without MPI's own end."""
     Path(f"{flag} {comm.rank}").touch()
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        if all(Path(f"{flag} {rank}").exists() for rank in comm.topology.local):
+        if all(Path(f"{flag} {rank}").exists() for rank in ranks):
             return
         time.sleep(0.01)
 
