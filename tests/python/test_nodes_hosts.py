@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -78,6 +79,18 @@ def test_hosts_of_torchrun() -> None:
     with hosts.hosts(2) as made:
         outcome = play(made, "torchrun", "node_programs:sample", 24)
     right(outcome.results(), 2, "gloo", 60)
+
+
+def test_a_host_that_knows_itself_by_its_loopback() -> None:
+    """Gloo takes the address of its default route, and without one none at all."""
+    code = "from unisono.nodes.gloo import _address; print(_address({'MASTER_ADDR': '127.0.1.1'}))"
+    with hosts.hosts(1) as made:
+        inside = ["ip", "netns", "exec", made.name(1), sys.executable, "-c", code]
+        refused = ranks.run(inside)
+        made.add_route(1)
+        found = ranks.run(inside)
+    assert "knows no way to the other nodes" in refused.output and "GLOO_SOCKET_IFNAME" in refused.output
+    assert found.output.strip() == made.address(1)
 
 
 @pytest.mark.parametrize("how", ["netem delay 3ms 2ms loss 5%", "tbf rate 50mbit burst 8k limit 8k"])
