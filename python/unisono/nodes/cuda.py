@@ -45,7 +45,9 @@ class CudaSpace:
         self._device = device
         self.options: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
-        self._last: tuple[int, torch.cuda.Event] | None = None  # the last call's stream, and its end
+        self._last: torch.cuda.Event | None = None  # the end of the last call
+        self._captured = False  # whether a graph may use what `_kept` holds
+        self._replaced: list[Any] = []  # by larger scratch, and perhaps still used by a graph
 
     def handle(self, stream: Any) -> int:
         """Of a stream: torch's or cupy's, or a handle; None: the current one."""
@@ -71,14 +73,15 @@ class CudaSpace:
         scratch it takes. What a graph captures is ordered by whoever launches it."""
         with torch.cuda.stream(stream := self.stream(handle)):
             captured = torch.cuda.is_current_stream_capturing()
-            if self._last is not None and self._last[0] != handle and not captured:
-                stream.wait_event(self._last[1])
+            self._captured |= captured
+            if self._last is not None and not captured:
+                stream.wait_event(self._last)
             self.options["stream"] = handle
             try:
                 yield
             finally:
                 if not captured:
-                    self._last = handle, stream.record_event()
+                    self._last = stream.record_event()
 
     def empty(self, size: int) -> Any:
         """See `Space`."""
@@ -88,7 +91,9 @@ class CudaSpace:
         """See `Space`."""
         kept = self._kept.get(name)
         if kept is None or len(kept) < size:
-            if kept is not None:  # another stream's, perhaps, and still in use on this one
+            if kept is not None and self._captured:
+                self._replaced.append(kept)
+            elif kept is not None:  # another stream's, perhaps, and still in use on this one
                 kept.record_stream(torch.cuda.current_stream(self._device))
             kept = self._kept[name] = torch.empty(size, dtype=torch.uint8, device=self._device)
         return kept[:size]
