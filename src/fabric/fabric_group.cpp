@@ -281,8 +281,10 @@ void FabricGroup::let_caller_in() {
 }
 
 void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& arrived) {
-  if (left())
+  if (left()) {
+    leave(true);  // whoever closed it has left that to this thread
     throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
+  }
   check();
   let_caller_in();
   for (int r = 0; r < size_; ++r) {

@@ -153,6 +153,13 @@ def test_keyboard_interrupt_ends_a_wait(faulty: str) -> None:
     assert error_of(one["first"])["type"] == "PeerLostError"
 
 
+def test_closed_by_another_thread(faulty: str) -> None:
+    """The thread that waited tells the others."""
+    zero, one = ranks.play(2, "fault_programs:closed_by_another_thread", env=over(faulty)).results()
+    assert "was closed by another thread" in error_of(zero["first"])["text"]
+    assert "has closed its communicator" in error_of(one["first"])["text"]
+
+
 def _error(body: Any) -> str:
     with pytest.raises(unisono.UsageError) as caught:
         body()
