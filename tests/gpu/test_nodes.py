@@ -29,6 +29,27 @@ def test_sums_on_several_streams() -> None:
     assert ranks.play(4, "node_programs:gpu_streams", 60, nodes=2, timeout_s=200).results() == [0, 0, 0, 0]
 
 
+@of_four
+def test_a_rank_that_stays_away() -> None:
+    """Also those come back who wait for their stream by CUDA alone."""
+    *others, _ = ranks.play(4, "node_programs:gpu_one_is_late", 4.0, nodes=2, timeout_s=200).results()
+    for said in others:
+        assert said["waited"] < 12
+        assert said["next"]["error"]["type"] in ("TimeoutError", "PeerLostError"), said
+
+
+@of_four
+def test_close_lets_what_is_under_way_end() -> None:
+    outcome = ranks.play(4, "node_programs:gpu_closes_at_once", nodes=2, timeout_s=200)
+    assert outcome.results() == [True] * 4
+
+
+@of_one
+def test_nobody_joins() -> None:
+    (said,) = ranks.play(1, "node_programs:gpu_joins_alone", 3.0, timeout_s=200).results()
+    assert said["error"]["type"] == "TimeoutError" and "NCCL_SOCKET_IFNAME" in said["error"]["text"]
+
+
 @of_one
 def test_a_graph_keeps_its_scratch() -> None:
     """Also when a later call has made it larger: nothing else gets that memory."""

@@ -210,6 +210,58 @@ def gpu_streams(rounds: int) -> int:
     return sum(not torch.equal(got.cpu(), expected) for _, got, expected in pairs)
 
 
+def gpu_one_is_late(timeout_s: float) -> dict[str, Any]:
+    """The last rank stays away from an all_reduce until the others have given up, and those wait by CUDA."""
+    import torch
+
+    rank = unisono.launch.from_env(os.environ).rank
+    torch.cuda.set_device(rank)
+    comm = unisono.init(timeout_s=timeout_s, device=rank)
+    x = torch.ones(1 << 20, device="cuda")
+    comm.all_reduce(x)
+    comm.synchronize()
+    if rank == comm.size - 1:
+        time.sleep(4 * timeout_s)
+        return {}
+    began = time.monotonic()
+    attempt(lambda: comm.all_reduce(x))
+    torch.cuda.synchronize()
+    return {"waited": time.monotonic() - began, "next": attempt(lambda: comm.all_reduce(x))}
+
+
+def gpu_closes_at_once() -> bool:
+    """Whether a message of another node has come although both ranks closed when they had queued it."""
+    import torch
+
+    rank = unisono.launch.from_env(os.environ).rank
+    torch.cuda.set_device(rank)
+    comm = unisono.init(timeout_s=60, device=rank)
+    x = torch.full((1 << 26,), rank, dtype=torch.uint8, device="cuda")
+    peer = (rank + 2) % 4
+    out = comm.send_recv(x, peer, None, peer)
+    comm.close()
+    torch.cuda.synchronize()
+    return bool((out == peer).all())
+
+
+def gpu_joins_alone(timeout_s: float) -> dict[str, Any]:
+    """NCCL among two ranks, of which one never comes."""
+    import torch
+
+    from unisono.nodes.cuda import CudaSpace, NcclEngine
+    from unisono.nodes.engine import Setting
+    from unisono.nodes.topology import Topology
+
+    class Alone:
+        rank, size = 0, 2
+
+        def all_gather(self, data: bytes) -> list[bytes]:
+            return [data, b"ready"]
+
+    setting = Setting(Alone(), Topology.of(0, ["a", "b"]), timeout_s, lambda: None)
+    return attempt(lambda: NcclEngine(setting, CudaSpace(torch.device("cuda", 0)), 0))
+
+
 def gpu_and_host(dtype: str) -> dict[str, Any]:
     """The same calls on GPU and host arrays: those whose bits differ."""
     import torch
