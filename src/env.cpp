@@ -71,6 +71,7 @@ Env read() {
   env.fabric_share = whole("UNISONO_FABRIC_SHARE", env.fabric_share);
   env.fabric_completions = whole("UNISONO_FABRIC_COMPLETIONS", env.fabric_completions);
   if (const char* provider = value_of("UNISONO_FABRIC_PROVIDER")) env.fabric_provider = provider;
+  if (const char* host = value_of("MASTER_ADDR")) env.master_address = host;
   if (const char* file = value_of("UNISONO_LIBFABRIC")) env.libfabric = file;
   if (const char* memory = value_of("UNISONO_CUDA_MEMORY")) {
     const std::string_view kind(memory);

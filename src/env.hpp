@@ -42,6 +42,8 @@ struct Env {
   std::size_t fabric_share = 0;
   // UNISONO_FABRIC_COMPLETIONS: entries of a completion queue; 0: by the NIC.
   std::size_t fabric_completions = 0;
+  // MASTER_ADDR: rank 0's host, by which a software provider over IP finds its interface; empty: not known.
+  std::string master_address;
   // UNISONO_LIBFABRIC: the library's file; empty: the one that the build found.
   std::string libfabric;
 };

@@ -31,7 +31,7 @@ struct Offer {
 };
 
 std::size_t chunk_bytes_for(int ranks) {
-  if (env().chunk_bytes) return round_up(env().chunk_bytes, kAlign);
+  if (env().chunk_bytes) return std::max(round_up(env().chunk_bytes, kAlign), FabricEndpoint::kLeastChunk);
   const std::size_t share =
       kMostScratch / FabricEndpoint::kChunks / static_cast<std::size_t>(std::max(ranks, 1));
   return std::clamp(share / 4096 * 4096, std::size_t{4096}, kMostChunk);

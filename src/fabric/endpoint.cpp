@@ -184,10 +184,8 @@ FabricEndpoint::Part FabricEndpoint::part(int peer, std::size_t bytes, std::size
       continue;
     }
     const std::size_t begin = index * most_bytes_;
-    const int channel = split > 1
-                            ? static_cast<int>((s + static_cast<std::size_t>(usual_channel(peer))) % split)
-                            : usual_channel(peer);
-    return {channel, range.begin + begin, std::min(most_bytes_, range.bytes - begin)};
+    return {(usual_channel(peer) + static_cast<int>(s)) % channels(), range.begin + begin,
+            std::min(most_bytes_, range.bytes - begin)};
   }
 }
 

@@ -23,6 +23,7 @@ namespace unisono {
 class FabricEndpoint {
  public:
   static constexpr std::uint32_t kChunks = 8;  // chunks in the ring of a pair
+  static constexpr std::size_t kLeastChunk = 1024;
   static constexpr bool kPulls = false;
   static constexpr bool kMulticasts = false;
   static constexpr bool kLinked = false;
@@ -110,6 +111,7 @@ class FabricEndpoint {
   std::size_t most_bytes() const { return most_bytes_; }             // of one write
   std::size_t least_share() const { return settings_.least_share; }  // of a transfer, for one channel
   int channels() const { return static_cast<int>(channels_.size()); }
+  const fi_info& nic(int channel) const { return channels_[static_cast<std::size_t>(channel)]->nic(); }
   const fabric::Calls& calls() const { return calls_; }
 
   // Words to peers that ask for no answer: best effort.

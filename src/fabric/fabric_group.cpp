@@ -139,6 +139,14 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     other(std::any_of(contact.addresses.begin(), contact.addresses.end(),
                       [](const auto& a) { return a.empty(); }),
           "has an endpoint without an address: name the same provider on every rank.");
+    for (std::size_t c = 0; its.boot != mine.boot && c < contact.addresses.size(); ++c) {
+      const fi_info& nic = lane_->nic(static_cast<int>(c));
+      const std::string ip = fabric::ip_of(nic, own.addresses[c]);
+      other(!ip.empty() && ip == fabric::ip_of(nic, contact.addresses[c]),
+            "has the IP address of this one, " + ip +
+                ", but is on another machine: set FI_TCP_IFACE (of libfabric 1.17 FI_NET_IFACE) to the "
+                "interface between the machines.");
+    }
     contact.scratch =
         Announcement::read(rest, static_cast<std::size_t>(mine.channels), own.scratch.bytes, who);
     contacts.push_back(std::move(contact));
@@ -184,7 +192,14 @@ std::string FabricGroup::stuck(double seconds) {
          " s; this process ends: see whether the other ranks are stuck too, or use another provider (tcp).";
 }
 
-FabricGroup::~FabricGroup() { leave(true); }
+FabricGroup::~FabricGroup() {
+  leave(true);
+  if (!inherited()) return;
+  // A forked child's copies are never destroyed: closing the endpoints would shut the parent's connections
+  // down and remove its files, and the watchdog's thread has stayed there.
+  static_cast<void>(lane_.release());
+  static_cast<void>(watchdog_.release());
+}
 
 std::string FabricGroup::where() const {
   return std::string(doing_) + " (call " + std::to_string(call_) + " of rank " + std::to_string(rank_) + ")";
@@ -257,8 +272,10 @@ bool FabricGroup::gone_for_good(int rank, int awaited) {
 }
 
 void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& arrived) {
-  if (left())
+  if (left()) {
+    leave(true);  // whoever closed it has left that to this thread
     throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
+  }
   check();
   let_caller_in();
   for (int r = 0; r < size_; ++r) {

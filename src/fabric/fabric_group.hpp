@@ -51,6 +51,7 @@ class FabricGroup {
 
   template <class T>
   std::vector<T> exchange(const T& mine) {
+    static_assert(sizeof(T) <= FabricEndpoint::kLeastChunk, "it is one piece");
     RingChannel channel(*lane_);
     auto all = unisono::exchange(channel, mine);
     lane_->finish();

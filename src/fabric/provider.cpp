@@ -1,11 +1,14 @@
 #include "fabric/provider.hpp"
 
+#include <netdb.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <string_view>
 
+#include "env.hpp"
 #include "fabric/library.hpp"
 #include "unisono/error.hpp"
 
@@ -37,6 +40,20 @@ bool same(std::string_view asked, std::string_view has) {
   return asked == has || (asked == "tcp" && has == "net") || (asked == "net" && has == "tcp");
 }
 
+std::string ip_text(const sockaddr* address, socklen_t size) {
+  char text[NI_MAXHOST];
+  if (::getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return {};
+  return text;
+}
+
+std::string source_of(const fi_info& one) {
+  return ip_of(one, {static_cast<const char*>(one.src_addr), one.src_addrlen});
+}
+
+// A software provider: it takes every address of this machine for a NIC, also that of a bridge which leads
+// nowhere.
+bool over_ip(const fi_info& one) { return !one.nic && !source_of(one).empty(); }
+
 void add(std::vector<Provider>& known, const fi_info& one) {
   const std::string name = one.fabric_attr->prov_name;
   if (one.domain_attr->cq_data_size < sizeof(std::uint32_t)) return;
@@ -47,16 +64,48 @@ void add(std::vector<Provider>& known, const fi_info& one) {
   }
   const std::string_view nic = one.domain_attr->name;
   for (const Info& other : found->nics)
-    if (nic == other->domain_attr->name || one.addr_format != other->addr_format) return;
+    if ((nic == other->domain_attr->name && !over_ip(one)) || one.addr_format != other->addr_format) return;
   found->nics.push_back(owned(library().dupinfo(&one)));
   found->one_machine = name.starts_with("shm") || name.starts_with("sm2");
   found->datagrams = name.ends_with("ofi_rxd");
 }
 
-void finish(Provider& provider) {
+// The addresses that the kernel sends from, best first: to rank 0's host, then to any network.
+std::vector<std::string> kernels_choice() {
+  std::vector<std::string> chosen;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  // the last two are of no host (RFC 5737, 3849): what the default route is asked for
+  for (const char* host : {env().master_address.c_str(), "192.0.2.1", "2001:db8::1"}) {
+    addrinfo* found = nullptr;
+    if (!*host || ::getaddrinfo(host, "9", &hints, &found) != 0) continue;
+    for (const addrinfo* one = found; one; one = one->ai_next) {
+      const int probe = ::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+      if (probe < 0) continue;
+      sockaddr_storage own{};
+      socklen_t size = sizeof own;
+      if (::connect(probe, one->ai_addr, one->ai_addrlen) == 0 &&  // sends nothing
+          ::getsockname(probe, reinterpret_cast<sockaddr*>(&own), &size) == 0)
+        chosen.push_back(ip_text(reinterpret_cast<const sockaddr*>(&own), size));
+      ::close(probe);
+    }
+    ::freeaddrinfo(found);
+  }
+  return chosen;
+}
+
+const Info& way_out(const std::vector<Info>& nics, const std::vector<std::string>& chosen) {
+  for (const std::string& address : chosen)
+    for (const Info& nic : nics)
+      if (source_of(*nic) == address) return nic;
+  return nics.front();
+}
+
+void finish(Provider& provider, const std::vector<std::string>& chosen) {
   auto loopback = [](const Info& nic) { return std::string_view(nic->domain_attr->name) == "lo"; };
   if (!std::all_of(provider.nics.begin(), provider.nics.end(), loopback))
     std::erase_if(provider.nics, loopback);
+  if (over_ip(*provider.nics.front())) provider.nics = {way_out(provider.nics, chosen)};
   std::size_t channels = 0;
   for (const Info& nic : provider.nics)
     channels += std::min<std::size_t>(nic->domain_attr->ep_cnt, kMostChannels);
@@ -70,11 +119,17 @@ std::vector<Provider> found_by(const std::string& name, bool device) {
   std::vector<Provider> known;
   const Info offers = offered(name, device);
   for (const fi_info* one = offers.get(); one; one = one->next) add(known, *one);
-  for (Provider& provider : known) finish(provider);
+  const auto chosen = kernels_choice();
+  for (Provider& provider : known) finish(provider, chosen);
   return known;
 }
 
 }  // namespace
+
+std::string ip_of(const fi_info& nic, std::string_view address) {
+  if (nic.addr_format != FI_SOCKADDR_IN && nic.addr_format != FI_SOCKADDR_IN6) return {};
+  return ip_text(reinterpret_cast<const sockaddr*>(address.data()), static_cast<socklen_t>(address.size()));
+}
 
 std::vector<Provider> providers(bool device) { return found_by("", device); }
 

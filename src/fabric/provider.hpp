@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace unisono::fabric {
@@ -17,7 +18,7 @@ using Info = std::shared_ptr<const fi_info>;
 
 struct Provider {
   std::string name;                 // libfabric's
-  std::vector<Info> nics;           // an entry of each NIC
+  std::vector<Info> nics;           // an entry of each NIC; of software over IP, that of the way to others
   int most_channels = 0;            // endpoints, of all NICs together
   std::optional<double> line_gbps;  // Gbit/s of one NIC, where it says
   bool one_machine = false;         // it reaches no other
@@ -26,6 +27,9 @@ struct Provider {
 
 // Of host memory or, `device`, of GPU memory too. In libfabric's order, best first.
 std::vector<Provider> providers(bool device = false);
+
+// The IP address, as text, in the address of an endpoint of that NIC; empty where the NIC's are others.
+std::string ip_of(const fi_info& nic, std::string_view address);
 
 // The provider of that name; tcp and net are one (it was renamed in libfabric 1.18). Empty: the first that
 // reaches other machines. Throws UsageError, which lists those present.

@@ -39,23 +39,15 @@ class Task {
   Handle handle_;
 };
 
-// Writes that are waited for together: `co_await batch` returns when all of them are complete here, so that
-// their sources may be overwritten. One completion wait a phase, not one a write. Outlives its writes.
+// Writes that are waited for together: once done, their sources may be overwritten. Outlives its writes.
 class Batch {
  public:
   void add() { ++open_; }
-  void complete() {
-    if (--open_ == 0 && waiter_) std::exchange(waiter_, nullptr).resume();
-  }
+  void complete() { --open_; }
   bool done() const { return open_ == 0; }
-
-  bool await_ready() const { return done(); }
-  void await_suspend(std::coroutine_handle<> waiter) { waiter_ = waiter; }
-  void await_resume() const {}
 
  private:
   long open_ = 0;
-  std::coroutine_handle<> waiter_;
 };
 
 }  // namespace unisono::fabric

@@ -15,10 +15,6 @@ Watchdog::Watchdog(const Calls& calls, Verdict verdict)
     : calls_(calls), verdict_(std::move(verdict)), thread_([this] { watch(); }) {}
 
 Watchdog::~Watchdog() {
-  if (forks_ != forks()) {  // which has no such thread
-    thread_.detach();
-    return;
-  }
   {
     const std::scoped_lock lock(mutex_);
     end_ = true;

@@ -11,8 +11,6 @@
 #include <string>
 #include <thread>
 
-#include "memory/segment.hpp"
-
 namespace unisono::fabric {
 
 // The calls of one thread at a time into the library.
@@ -49,7 +47,7 @@ class Watchdog {
   // `seconds`: a sentence to end the process with, or nothing.
   using Verdict = std::function<std::string(double seconds)>;
   Watchdog(const Calls& calls, Verdict verdict);
-  ~Watchdog();
+  ~Watchdog();  // not in a forked child, which has no such thread
   Watchdog(const Watchdog&) = delete;
 
  private:
@@ -60,7 +58,6 @@ class Watchdog {
   std::mutex mutex_;
   std::condition_variable ended_;
   bool end_ = false;
-  unsigned forks_ = forks();
   std::thread thread_;
 };
 

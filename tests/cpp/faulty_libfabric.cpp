@@ -16,7 +16,9 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 
 namespace {
 
@@ -79,8 +81,16 @@ void look() {
   while (!waiting.empty() && waiting.front()() != -FI_EAGAIN) waiting.pop_front();
 }
 
+// Endpoints that have written kLarge or more at once.
+std::set<fid_ep*> busy;
+constexpr std::size_t kLarge = 64 << 10;
+
 ssize_t writedata(fid_ep* endpoint, const void* from, std::size_t bytes, void* descriptor, std::uint64_t data,
                   fi_addr_t peer, std::uint64_t to, std::uint64_t key, void* context) {
+  if (bytes >= kLarge) {
+    const std::scoped_lock lock(mutex);
+    busy.insert(endpoint);
+  }
   auto write = [=] {
     return real_of<fi_ops_rma>(&endpoint->fid)
         .writedata(endpoint, from, bytes, descriptor, data, peer, to, key, context);
@@ -119,7 +129,7 @@ ssize_t read(fid_cq* queue, void* buffer, std::size_t count) {
 
 int endpoint(fid_domain* domain, fi_info* info, fid_ep** made, void* context) {
   const int code = real_of<fi_ops_domain>(&domain->fid).endpoint(domain, info, made, context);
-  if (code == 0)
+  if (code == 0 && info->ep_attr->type == FI_EP_RDM)  // a provider makes others within its own
     patch(&(*made)->fid, (*made)->rma, [](fi_ops_rma& ops) {
       ops.writedata = writedata;
       ops.injectdata = injectdata;
@@ -149,6 +159,11 @@ int domain(fid_fabric* fabric, fi_info* info, fid_domain** made, void* context) 
 #pragma GCC visibility push(default)
 extern "C" {
 void unisono_test_fault(const char* fault) { wanted = fault; }
+// How many endpoints have made large writes since it was last asked.
+std::size_t unisono_test_busy() {
+  const std::scoped_lock lock(mutex);
+  return std::exchange(busy, {}).size();
+}
 int fi_getinfo(std::uint32_t version, const char* node, const char* service, std::uint64_t flags,
                const fi_info* hints, fi_info** info) {
   return real<decltype(&fi_getinfo)>("fi_getinfo")(version, node, service, flags, hints, info);

@@ -21,7 +21,6 @@ namespace {
 
 using fabric::Announcement;
 using fabric::Arrivals;
-using fabric::Batch;
 using fabric::Immediate;
 using fabric::Kind;
 using fabric::Task;
@@ -73,22 +72,6 @@ TEST(Arrivals, RefuseDuplicatesAheadAndWhatIsFarOff) {
   EXPECT_EQ(arrivals.count(), 1u);
   EXPECT_TRUE(arrivals.has(7, 8));
   EXPECT_FALSE(arrivals.has(6, 8));
-}
-
-TEST(Batch, ResumesItsWaiterWhenTheLastWriteIsComplete) {
-  Batch batch;
-  batch.add();
-  batch.add();
-  bool resumed = false;
-  auto wait = [](Batch& batch, bool& resumed) -> Task {
-    co_await batch;
-    resumed = true;
-  };
-  const Task task = wait(batch, resumed);
-  batch.complete();
-  EXPECT_FALSE(task.done());
-  batch.complete();
-  EXPECT_TRUE(task.done() && resumed);
 }
 
 TEST(Task, RethrowsWhatHasEndedIt) {

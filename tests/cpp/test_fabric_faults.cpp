@@ -15,8 +15,10 @@
 namespace unisono::test {
 namespace {
 
-// Before anything asks for libfabric.
-const int chosen = ::setenv("UNISONO_LIBFABRIC", FAULTY_LIBFABRIC, 1);
+// Before anything asks for libfabric; a share is less than what the tests send, so that policy multi splits
+// it.
+const int chosen =
+    ::setenv("UNISONO_LIBFABRIC", FAULTY_LIBFABRIC, 1) + ::setenv("UNISONO_FABRIC_SHARE", "100000", 1);
 
 class Faults : public testing::TestWithParam<const char*> {
  protected:
@@ -27,7 +29,8 @@ class Faults : public testing::TestWithParam<const char*> {
     } catch (const Error& error) { GTEST_SKIP() << error.what(); }
     void* const library = ::dlopen(FAULTY_LIBFABRIC, RTLD_NOW | RTLD_LOCAL);
     ask = reinterpret_cast<void (*)(const char*)>(::dlsym(library, "unisono_test_fault"));
-    ASSERT_NE(ask, nullptr);
+    busy = reinterpret_cast<std::size_t (*)()>(::dlsym(library, "unisono_test_busy"));
+    ASSERT_TRUE(ask && busy);
   }
   void TearDown() override {
     if (ask) ask("");
@@ -36,6 +39,7 @@ class Faults : public testing::TestWithParam<const char*> {
     return {.timeout_s = 20, .fabric = Communicator::Fabric{GetParam(), 1, ChannelPolicy::single, false}};
   }
   void (*ask)(const char*) = nullptr;
+  std::size_t (*busy)() = nullptr;
 };
 INSTANTIATE_TEST_SUITE_P(Providers, Faults, testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
@@ -53,6 +57,21 @@ TEST_P(Faults, RefusedRegistrationSaysWhatToDo) {
     EXPECT_EQ(x, 3);
     EXPECT_NE(comm.empty(1 << 20).data(), nullptr);
   });
+}
+
+// A transfer that two of them share begins at the usual one of its pair.
+TEST_P(Faults, MultiUsesAllChannels) {
+  constexpr int kRanks = 4, kChannels = 4;
+  Communicator::Options many = options();
+  many.fabric = Communicator::Fabric{GetParam(), kChannels, ChannelPolicy::multi, false};
+  busy();
+  on_ranks(kRanks, many, [&](Communicator& comm) {
+    constexpr std::size_t kCount = 200000;
+    const Buffer in = comm.empty(kCount * kRanks), out = comm.empty(kCount * kRanks);
+    comm.all_to_all(
+        {.in = in.data(), .out = out.data(), .count = kCount, .dtype = DType::u8, .algorithm = "direct"});
+  });
+  EXPECT_EQ(busy(), std::size_t{kRanks} * kChannels);
 }
 
 // Asks for the fault once both ranks are out of their first call.

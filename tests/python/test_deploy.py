@@ -34,16 +34,33 @@ def test_a_batch_script(script: Path) -> None:
         assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_batch_script_gives_srun_the_cores(script: Path, tmp_path: Path) -> None:
+    for name, does in (("srun", 'echo "$@"'), ("scontrol", "echo node1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_ID": "1"}
+    env = {**os.environ, **slurm, "SLURM_CPUS_PER_TASK": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run(["bash", script, "train.py"], capture_output=True, text=True, env=env, check=True)
+    assert " --cpus-per-task=7 " in f" {ran.stdout}"
+
+
 @pytest.mark.mpi
-def test_the_mpi_job() -> None:
+def test_the_mpi_job(tmp_path: Path) -> None:
     (job,) = documents("mpijob.yaml")
     replicas = job["spec"]["mpiReplicaSpecs"]
-    command = replicas["Launcher"]["template"]["spec"]["containers"][0]["command"]
+    whole = replicas["Launcher"]["template"]["spec"]["containers"][0]["command"]
+    wait, command = whole[: whole.index("mpiexec")], whole[whole.index("mpiexec") :]
     assert job["apiVersion"] == "kubeflow.org/v2beta1" and job["spec"]["mpiImplementation"] == "MPICH"
     n = replicas["Worker"]["replicas"] * job["spec"]["slotsPerWorker"]
     assert command[:4] == ["mpiexec", "-n", str(n), "python3"]
     here = [*mpiexec_command(str(find_mpiexec()), n), sys.executable, str(ROOT / command[4]), *command[5:]]
-    ended = ranks.run(here)
+    hosts = tmp_path / "hostfile"
+    wait = [word.replace("/etc/mpi/hostfile", str(hosts)) for word in wait]
+    hosts.write_text("localhost:2\nno-such-host.invalid:2\n")
+    assert ranks.run([*wait, "true"], timeout_s=3).code is None
+    hosts.write_text("localhost:2\n")
+    ended = ranks.run([*wait, *here])
     assert ended.code == 0, str(ended)
 
 

@@ -57,6 +57,13 @@ def test_same_bits_as_the_host_lane(provider: str, n: int) -> None:
         assert result["calls"] > 100
 
 
+def test_small_chunks(faulty: str) -> None:
+    """What ranks tell each other of a call still fits into one."""
+    env = over(faulty, UNISONO_CHUNK_BYTES="64", UNISONO_CHECK="1")
+    for said in ranks.play(3, "fabric_programs:allocations", 20, env=env).results():
+        assert said == []
+
+
 @pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or "")
 @pytest.mark.parametrize("provider", ["tcp", "tcp;ofi_rxm"], indirect=True)
 def test_ranks_that_rest_between_calls_over_full_sockets(provider: str) -> None:
@@ -130,11 +137,27 @@ def test_rank_that_leaves_early(faulty: str, how: str) -> None:
     assert error["type"] == "PeerLostError" and "rank 1 (process " in error["text"]
 
 
+def test_fork(faulty: str) -> None:
+    """A child of a rank is no rank: its calls are refused, and its end is not the rank's."""
+    zero, one = ranks.play(2, "fault_programs:forked", env=over(faulty)).results()
+    for said in (zero, one):
+        assert "error" not in said["again"], said["again"]
+        assert said["sum"] == 8
+    assert "forked" in error_of(zero["child"])["text"]
+
+
 def test_keyboard_interrupt_ends_a_wait(faulty: str) -> None:
     zero, one = ranks.play(2, "fault_programs:interrupted", env=over(faulty)).results()
     assert error_of(zero["first"])["type"] == "KeyboardInterrupt"
     assert zero["closed"]
     assert error_of(one["first"])["type"] == "PeerLostError"
+
+
+def test_closed_by_another_thread(faulty: str) -> None:
+    """The thread that waited tells the others."""
+    zero, one = ranks.play(2, "fault_programs:closed_by_another_thread", env=over(faulty)).results()
+    assert "was closed by another thread" in error_of(zero["first"])["text"]
+    assert "has closed its communicator" in error_of(one["first"])["text"]
 
 
 def _error(body: Any) -> str:
@@ -197,6 +220,30 @@ def test_shm_names_no_file_after_a_process() -> None:
         assert sum(name.startswith("unisono-") for name in names) == 2
         assert not any(name.startswith(str(os.getpid())) for name in names)
     assert set(os.listdir("/dev/shm")).isdisjoint(names)
+
+
+def test_one_address_on_two_machines() -> None:
+    """As bridges of containers have it: refused, for neither would reach the other."""
+    if reason := fabric.missing("tcp"):
+        pytest.skip(reason)
+
+    class Twin:
+        """A bootstrap for rank 0 of two, in which the other has its address on another boot."""
+
+        rank, size = 0, 2
+
+        def all_gather(self, data: bytes) -> list[bytes]:
+            other = bytearray(data)
+            if data.startswith(b"unisono-fabric"):
+                other[16] = 1  # Greeting::rank
+                other[48] ^= 1  # Greeting::boot
+            return [data, bytes(other)]
+
+        def close(self) -> None:
+            pass
+
+    with pytest.raises(unisono.UsageError, match="set FI_TCP_IFACE"):
+        unisono.init(bootstrap=Twin(), lane=unisono.Fabric("tcp"))
 
 
 def test_other_settings_on_another_rank(faulty: str) -> None:

@@ -128,6 +128,12 @@ def test_keyboard_interrupt_ends_a_wait() -> None:
     assert "rank 0" in error_of(one["first"])["text"]
 
 
+def test_closed_by_another_thread() -> None:
+    zero, one = ranks.play(2, programs("closed_by_another_thread")).results()
+    assert "was closed by another thread" in error_of(zero["first"])["text"]
+    assert "has closed its communicator" in error_of(one["first"])["text"]
+
+
 def test_error_of_a_signal_handler_ends_a_wait() -> None:
     zero, one = ranks.play(2, programs("handler_raises")).results()
     assert error_of(zero["first"])["type"] == "RuntimeError"

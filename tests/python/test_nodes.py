@@ -90,13 +90,36 @@ def test_a_sum_that_goes_on_elsewhere(dtype: str, op: str, space: object) -> Non
     assert difference(got, combine(blocks, op)) is None
 
 
+def play_mpi(n: int, program: str, *args: object) -> ranks.Outcome:
+    def start(argv: Sequence[str]) -> ranks.Ended:
+        return ranks.run([*mpiexec_command(str(find_mpiexec()), n), *argv], None, 120)
+
+    return ranks.play_by(start, n, program, *args)
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "abb"])
 def test_sums_of_several_blocks(nodes: str) -> None:
-    def start(argv: Sequence[str]) -> ranks.Ended:
-        return ranks.run([*mpiexec_command(str(find_mpiexec()), len(nodes)), *argv], None, 120)
+    outcome = play_mpi(len(nodes), "node_programs:long_sums", nodes)
+    assert outcome.results() == [[]] * len(nodes)
 
-    assert ranks.play_by(start, len(nodes), "node_programs:long_sums", nodes).results() == [[]] * len(nodes)
+
+@pytest.mark.mpi
+def test_a_node_that_is_late_over_mpi(tmp_path: Path) -> None:
+    """It is named, and no other."""
+    *waited, _ = play_mpi(3, "node_programs:one_is_late", str(tmp_path / "flag"), "abc").results()
+    for rank, said in enumerate(waited):
+        assert said["error"]["type"] == "TimeoutError", said
+        assert f"rank {rank} (node {rank}) has waited 2 s for rank 2 (node 2) over" in said["error"]["text"]
+
+
+@pytest.mark.mpi
+def test_lengths_that_differ_over_mpi(tmp_path: Path) -> None:
+    outcome = play_mpi(3, "node_programs:other_lengths", str(tmp_path / "flag"), "abc")
+    for rank, said in enumerate(outcome.results()):
+        assert said["error"]["type"] == "UnisonoError", said
+        text = said["error"]["text"]
+        assert f"where rank {rank} (node {rank}) expects {4000 * (1 + rank)} bytes: make the same" in text
 
 
 def test_it_has_what_a_communicator_has() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -56,11 +57,40 @@ def test_hosts_that_speak_by_the_fabric_lane() -> None:
     right(outcome.results(), 3, "fabric", 30)
 
 
+@needs_fabric
+@pytest.mark.fabric
+@pytest.mark.parametrize("known", ["MASTER_ADDR", "route"])
+def test_hosts_with_a_bridge_of_containers(known: str) -> None:
+    """An interface whose address is that of the other host's: the lane takes the one between the hosts."""
+    env = {"UNISONO_ENGINE": "fabric", "UNISONO_FABRIC_PROVIDER": "tcp", "UCX_NET_DEVICES": "e0"}
+    with hosts.hosts(2) as made:
+        for number in made.numbers:
+            made.add_bridge(number)
+            if known == "route":
+                made.add_route(number)
+        if known == "MASTER_ADDR":
+            env["MASTER_ADDR"] = made.address(1)
+        outcome = play(made, "mpiexec", "node_programs:sample", 96, **env)
+    right(outcome.results(), 2, "fabric", 10)
+
+
 @pytest.mark.torch
 def test_hosts_of_torchrun() -> None:
     with hosts.hosts(2) as made:
         outcome = play(made, "torchrun", "node_programs:sample", 24)
     right(outcome.results(), 2, "gloo", 60)
+
+
+def test_a_host_that_knows_itself_by_its_loopback() -> None:
+    """Gloo takes the address of its default route, and without one none at all."""
+    code = "from unisono.nodes.gloo import _address; print(_address({'MASTER_ADDR': '127.0.1.1'}))"
+    with hosts.hosts(1) as made:
+        inside = ["ip", "netns", "exec", made.name(1), sys.executable, "-c", code]
+        refused = ranks.run(inside)
+        made.add_route(1)
+        found = ranks.run(inside)
+    assert "knows no way to the other nodes" in refused.output and "GLOO_SOCKET_IFNAME" in refused.output
+    assert found.output.strip() == made.address(1)
 
 
 @pytest.mark.parametrize("how", ["netem delay 3ms 2ms loss 5%", "tbf rate 50mbit burst 8k limit 8k"])

@@ -74,6 +74,18 @@ def rest(provider: str, calls: int) -> list[int]:
     return wrong
 
 
+def allocations(calls: int) -> list[int]:
+    """The all_to_alls on memory of their own whose result is wrong."""
+    comm, wrong = unisono.init(timeout_s=30), []
+    for call in range(calls):
+        x, out = (comm.empty((comm.size, 64), FLOATS) for _ in range(2))
+        x[:] = comm.rank + call
+        comm.all_to_all(x, out=out)
+        if not (out == np.arange(comm.size)[:, None] + call).all():
+            wrong.append(call)
+    return wrong
+
+
 def same_bits(provider: str) -> dict[str, Any]:
     """Every collective on both lanes, by every policy; the names of calls whose bytes differ."""
     meet = lambda: bootstrap.make(launch.from_env(os.environ), timeout_s=60)  # noqa: E731

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,26 @@ def interrupted() -> dict[str, Any]:
     sent = time.monotonic()
     os.kill(pids[0], signal.SIGINT)
     return {"first": attempt(lambda: comm.recv(np.zeros(4, FLOATS), 0)), "sent": sent}
+
+
+def closed_by_another_thread() -> dict[str, Any]:
+    """Rank 0 closes while a thread of its own waits for rank 1, who then needs it."""
+    comm = unisono.init(timeout_s=30)
+    comm.barrier()
+    meeting = Meeting()
+    if comm.rank == 0:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(attempt, lambda: comm.recv(np.zeros(4, FLOATS), 1))
+            time.sleep(0.5)
+            comm.close()
+            first = waiting.result()
+        meeting.tell()
+        meeting.tell()  # alive until rank 1 has said what it hears
+        return {"first": first}
+    meeting.tell()
+    first = attempt(comm.barrier)
+    meeting.tell()
+    return {"first": first}
 
 
 def handler_raises() -> dict[str, Any]:

@@ -79,6 +79,18 @@ class Hosts:
     def address(self, number: int) -> str:
         return f"10.77.0.{number}"
 
+    def add_bridge(self, number: int) -> None:
+        """As Docker makes it, with the same address on every host."""
+        name = self.name(number)
+        _ip(*f"-n {name} link add docker0 type veth peer name inside".split())
+        for interface in ("inside", "docker0"):
+            _ip("-n", name, "link", "set", interface, "up")
+        _ip("-n", name, "addr", "add", "172.17.0.1/16", "dev", "docker0")
+
+    def add_route(self, number: int) -> None:
+        """The default one, by the network between the hosts."""
+        _ip("-n", self.name(number), "route", "add", "default", "via", self.address(254))
+
     def cut(self, number: int) -> None:
         """Nothing reaches or leaves the host any more."""
         _ip("-n", self.switch, "link", "set", f"p{number}", "down")

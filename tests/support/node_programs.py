@@ -6,6 +6,7 @@ import atexit
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def until_it_fails(flag: str, timeout_s: float, count: int) -> dict[str, Any]:
         tried = attempt(lambda: comm.all_reduce(x, out=out))
         if "error" in tried:
             again = attempt(lambda: comm.all_reduce(x, out=out))
-            atexit.register(_meet_neighbours, flag, comm)  # when rank_main has written what is returned
+            atexit.register(_meet, flag, comm, comm.topology.local)
             return {"error": tried["error"], "again": again.get("error"), "waited": tried["at"] - began}
         if not (out == right).all():
             return {"wrong": call}
@@ -169,12 +170,31 @@ def until_it_fails(flag: str, timeout_s: float, count: int) -> dict[str, Any]:
     return {"wrong": "it has not failed"}
 
 
-def _meet_neighbours(flag: str, comm: Any) -> None:
-    """Of this node: hydra ends those of a rank that ends without MPI's own end."""
+def one_is_late(flag: str, nodes: str) -> dict[str, Any]:
+    """The last rank stays away from an all_gather until the others have given up."""
+    layout(nodes)
+    comm = unisono.init(timeout_s=2, check=False)
+    comm.barrier()
+    atexit.register(_meet, flag, comm, range(comm.size))
+    return {} if comm.rank == comm.size - 1 else attempt(lambda: comm.all_gather(np.ones(1000, F32)))
+
+
+def other_lengths(flag: str, nodes: str) -> dict[str, Any]:
+    """Every rank gathers more than the one before it."""
+    layout(nodes)
+    comm = unisono.init(timeout_s=20, check=False)
+    comm.barrier()
+    atexit.register(_meet, flag, comm, range(comm.size))
+    return attempt(lambda: comm.all_gather(np.ones(1000 * (1 + comm.rank), F32)))
+
+
+def _meet(flag: str, comm: Any, ranks: Iterable[int]) -> None:
+    """Waits for them at exit, when rank_main has written the result: hydra ends those of a rank that ends
+    without MPI's own end."""
     Path(f"{flag} {comm.rank}").touch()
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        if all(Path(f"{flag} {rank}").exists() for rank in comm.topology.local):
+        if all(Path(f"{flag} {rank}").exists() for rank in ranks):
             return
         time.sleep(0.01)
 
@@ -198,6 +218,58 @@ def gpu_streams(rounds: int) -> int:
     for stream in streams:
         comm.synchronize(stream)
     return sum(not torch.equal(got.cpu(), expected) for _, got, expected in pairs)
+
+
+def gpu_one_is_late(timeout_s: float) -> dict[str, Any]:
+    """The last rank stays away from an all_reduce until the others have given up, and those wait by CUDA."""
+    import torch
+
+    rank = unisono.launch.from_env(os.environ).rank
+    torch.cuda.set_device(rank)
+    comm = unisono.init(timeout_s=timeout_s, device=rank)
+    x = torch.ones(1 << 20, device="cuda")
+    comm.all_reduce(x)
+    comm.synchronize()
+    if rank == comm.size - 1:
+        time.sleep(4 * timeout_s)
+        return {}
+    began = time.monotonic()
+    attempt(lambda: comm.all_reduce(x))
+    torch.cuda.synchronize()
+    return {"waited": time.monotonic() - began, "next": attempt(lambda: comm.all_reduce(x))}
+
+
+def gpu_closes_at_once() -> bool:
+    """Whether a message of another node has come although both ranks closed when they had queued it."""
+    import torch
+
+    rank = unisono.launch.from_env(os.environ).rank
+    torch.cuda.set_device(rank)
+    comm = unisono.init(timeout_s=60, device=rank)
+    x = torch.full((1 << 26,), rank, dtype=torch.uint8, device="cuda")
+    peer = (rank + 2) % 4
+    out = comm.send_recv(x, peer, None, peer)
+    comm.close()
+    torch.cuda.synchronize()
+    return bool((out == peer).all())
+
+
+def gpu_joins_alone(timeout_s: float) -> dict[str, Any]:
+    """NCCL among two ranks, of which one never comes."""
+    import torch
+
+    from unisono.nodes.cuda import CudaSpace, NcclEngine
+    from unisono.nodes.engine import Setting
+    from unisono.nodes.topology import Topology
+
+    class Alone:
+        rank, size = 0, 2
+
+        def all_gather(self, data: bytes) -> list[bytes]:
+            return [data, b"ready"]
+
+    setting = Setting(Alone(), Topology.of(0, ["a", "b"]), timeout_s, lambda: None)
+    return attempt(lambda: NcclEngine(setting, CudaSpace(torch.device("cuda", 0)), 0))
 
 
 def gpu_and_host(dtype: str) -> dict[str, Any]:

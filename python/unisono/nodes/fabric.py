@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
-
-import numpy as np
 
 from .. import _core
 from ..errors import UnisonoError
@@ -16,13 +13,12 @@ __all__ = ["FabricEngine"]
 
 _LOOK_S = 5e-3  # between two looks at the own node
 _AT_ONCE_BYTES = 256 << 10  # up to here a call is over before a thread of its own would have begun it
-_NONE = np.empty(0, np.uint8)
 
 
 class FabricEngine:
     """A communicator of all ranks on the fabric lane, whose provider and channels UNISONO_FABRIC_PROVIDER and
-    UNISONO_FABRIC_CHANNELS name. An exchange is an all_to_all_v among those who speak; a large one goes in a
-    thread of its own, so that the caller can combine meanwhile.
+    UNISONO_FABRIC_CHANNELS name. An exchange is a batch_send_recv; a large one goes in a thread of its own,
+    so that the caller can combine meanwhile.
     """
 
     name = "fabric"
@@ -45,10 +41,10 @@ class FabricEngine:
         return _Exchange(self, self._last)
 
     def _run(self, sends: Sequence[Part], receives: Sequence[Part]) -> None:
-        given = np.concatenate([part.data for part in _in_order(sends)]) if len(sends) > 1 else _only(sends)
-        taken = np.empty(sum(map(_length, receives)), np.uint8) if len(receives) > 1 else _only(receives)
         try:
-            self._comm.all_to_all_v(given, self._counts(sends), self._counts(receives), taken)
+            self._comm.batch_send_recv(
+                [(part.data, part.rank) for part in sends], [(part.data, part.rank) for part in receives]
+            )
         except UnisonoError as error:
             peers = ", ".join(
                 self.setting.who(rank) for rank in sorted({p.rank for p in (*sends, *receives)})
@@ -56,17 +52,6 @@ class FabricEngine:
             raise type(error)(
                 f"the fabric failed between {self.setting.topology} and {peers}: {error}"
             ) from error
-        if len(receives) > 1:
-            at = 0
-            for part in _in_order(receives):
-                part.data[:] = taken[at : at + _length(part)]
-                at += _length(part)
-
-    def _counts(self, parts: Sequence[Part]) -> list[int]:
-        counts = [0] * self._comm.size
-        for part in parts:
-            counts[part.rank] = _length(part)
-        return counts
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -85,15 +70,3 @@ class _Exchange:
         while not wait([self._future], _LOOK_S).done:
             self._engine.setting.look()
         self._future.result()
-
-
-def _in_order(parts: Sequence[Part]) -> list[Part]:
-    return sorted(parts, key=lambda part: part.rank)
-
-
-def _only(parts: Sequence[Part]) -> Any:
-    return parts[0].data if parts else _NONE
-
-
-def _length(part: Part) -> int:
-    return int(part.data.nbytes)

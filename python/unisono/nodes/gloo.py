@@ -21,6 +21,7 @@ __all__ = ["INTERFACE_VARIABLE", "LOOPBACK", "GlooEngine", "make_group", "make_s
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
+_NO_HOST = "192.0.2.1"  # RFC 5737: what the default route is asked for
 _TAG = 1
 
 
@@ -85,21 +86,26 @@ def _timed_out(text: str) -> bool:
 def _address(env: Mapping[str, str]) -> str:
     """This host's address on the way to the others."""
     interface = env.get(INTERFACE_VARIABLE, "").split(",")[0]
-    target = (
-        env.get("MASTER_ADDR") or "192.0.2.1"
-    )  # of no host (RFC 5737): what the default route is asked for
+    try:
+        # rank 0's host may know its own name as a loopback address (Debian's /etc/hosts)
+        for target in (env.get("MASTER_ADDR") or _NO_HOST, _NO_HOST):
+            if not (address := _source(target, interface)).startswith("127."):
+                return address
+        raise OSError(f"only {address}")
+    except OSError as error:
+        raise UsageError(
+            f"this host knows no way to the other nodes ({error}): set {INTERFACE_VARIABLE} to its "
+            "network interface, or MASTER_ADDR to rank 0's address, on every rank."
+        ) from error
+
+
+def _source(target: str, interface: str) -> str:
+    """The address that the kernel sends from to `target`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            if interface:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
-            probe.connect((target, 9))  # sends nothing
-            address: str = probe.getsockname()[0]
-        except OSError as error:
-            raise UsageError(
-                f"this host knows no way to the other nodes ({error}): set {INTERFACE_VARIABLE} to its "
-                "network interface, or MASTER_ADDR to rank 0's address, on every rank."
-            ) from error
-    return address
+        if interface:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+        probe.connect((target, 9))  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 class GlooEngine:

@@ -73,6 +73,9 @@ class _Exchange:
             if not test(requests, statuses):
                 self._poll(lambda: bool(test(requests, statuses)))
         except mpi.Exception as error:
+            for part, status in zip(self._receives, statuses, strict=False):
+                if mpi.Get_error_class(status.Get_error()) == mpi.ERR_TRUNCATE:
+                    raise self._other_length(part, "more") from error
             raise PeerLostError(
                 f"MPI lost the way between {self._engine.setting.topology} and {self._peers()}: {error}"
             ) from error
@@ -80,10 +83,14 @@ class _Exchange:
         for part, status in zip(self._receives, statuses, strict=False):
             got = status.Get_count(mpi.BYTE)
             if got != part.data.nbytes:
-                raise UnisonoError(
-                    f"{self._engine.setting.who(part.rank)} sent {got} bytes, not {part.data.nbytes}: make "
-                    "the same call on every rank (UNISONO_CHECK=1 compares them)."
-                )
+                raise self._other_length(part, f"{got} bytes")
+
+    def _other_length(self, part: Part, sent: str) -> UnisonoError:
+        setting = self._engine.setting
+        return UnisonoError(
+            f"{setting.who(part.rank)} sent {sent} where {setting.topology} expects {part.data.nbytes} "
+            "bytes: make the same call on every rank (UNISONO_CHECK=1 compares them)."
+        )
 
     def _poll(self, done: Any) -> None:
         setting = self._engine.setting
@@ -108,11 +115,16 @@ class _Exchange:
                 )
 
     def _peers(self) -> str:
-        """Those whose requests are not complete: a complete one has become MPI_REQUEST_NULL."""
-        mpi, parts = self._engine.mpi, [*self._receives, *self._sends]
-        open_ = [
-            part.rank
-            for part, request in zip(parts, self.requests, strict=True)
-            if request != mpi.REQUEST_NULL
-        ]
-        return ", ".join(self._engine.setting.who(rank) for rank in sorted(set(open_))) or "its peers"
+        """Those whose requests are not complete, each asked by itself: Testall says it only of all."""
+
+        def complete(request: Any) -> bool:
+            try:
+                return bool(request.Test())
+            except self._engine.mpi.Exception:
+                return False
+
+        parts = [*self._receives, *self._sends]
+        open_ = {
+            part.rank for part, request in zip(parts, self.requests, strict=True) if not complete(request)
+        }
+        return ", ".join(map(self._engine.setting.who, sorted(open_))) or "its peers"
