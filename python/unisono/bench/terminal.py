@@ -79,7 +79,8 @@ def summary(model: Model) -> Iterator[Table]:
         if not group.total.pairs:
             continue
         table = Table("collective", "cases", "speed-up", "lowest", *(v.value for v in Verdict))
-        table.title = f"{model.subject} against the fastest other backend of each case, {text.count(group.ranks, 'rank')}"
+        ranks = text.count(group.ranks, "rank")
+        table.title = f"{model.subject} against the fastest other backend of each case, {ranks}"
         for line in (*group.collectives, group.total):
             if line.pairs:
                 numbers = [str(len(line.pairs)), f"{line.mean:.2f}", f"{line.worst.ratio:.2f}"]
