@@ -197,8 +197,8 @@ FabricGroup::~FabricGroup() {
   if (!inherited()) return;
   // A forked child's copies are never destroyed: closing the endpoints would shut the parent's connections
   // down and remove its files, and the watchdog's thread has stayed there.
-  static_cast<void>(lane_.release());
-  static_cast<void>(watchdog_.release());
+  [[maybe_unused]] const auto* const lane = lane_.release();
+  [[maybe_unused]] const auto* const watchdog = watchdog_.release();
 }
 
 std::string FabricGroup::where() const {
