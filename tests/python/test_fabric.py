@@ -143,7 +143,8 @@ def test_fork(faulty: str) -> None:
     for said in (zero, one):
         assert "error" not in said["again"], said["again"]
         assert said["sum"] == 8
-    assert "forked" in error_of(zero["child"])["text"]
+    assert "forked" in error_of(zero["child"]["call"])["text"]
+    assert zero["child"]["kept"] == 1 << 18
 
 
 def test_keyboard_interrupt_ends_a_wait(faulty: str) -> None:
