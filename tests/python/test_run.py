@@ -343,7 +343,8 @@ say('done')
 """
     with _launcher(2, code) as run:
         pids = _lines(run, 2)
-        time.sleep(0.2)  # for rank 1 to wait for rank 0
+        for pid in pids:
+            ranks.wait_for_state(int(pid), "S")  # rank 1 waits for rank 0, who reads
         run.send_signal(signal.SIGTSTP)
         os.waitid(os.P_PID, run.pid, os.WSTOPPED)
         for pid in pids:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .. import _core, nccl
+from ..clock import Clock
 from ..errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
 from .engine import Part, Setting
 
@@ -247,10 +248,10 @@ class NcclEngine:
         self._abort()
 
     def _within_deadline(self, over: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + self.setting.timeout_s
+        clock = Clock()
         while not over():
             self.setting.look()
-            if time.monotonic() > deadline:
+            if clock() > self.setting.timeout_s:
                 return False
             time.sleep(_POLL_S)
         return True
@@ -274,13 +275,13 @@ class NcclEngine:
         torch.cuda.set_device(device)  # this thread's; on another, a query would make a context there
         mode = ctypes.c_int(_THREAD_LOCAL)  # a query of an event ends no other thread's capture then
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-        oldest, since = None, 0.0
+        oldest, clock = None, Clock()
         while not self._closed.wait(_WATCH_S):
             while self._under_way and (ended := self._under_way[0].ended) is not None and ended.query():
                 self._under_way.popleft()
             if not self._under_way or not self._under_way[0].begun.query():
                 continue
             if self._under_way[0] is not oldest:
-                oldest, since = self._under_way[0], time.monotonic()
-            elif time.monotonic() - since > self.setting.timeout_s:
+                oldest, clock = self._under_way[0], Clock()
+            elif clock() > self.setting.timeout_s:
                 return self._abort(late=True)

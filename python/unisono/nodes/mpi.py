@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..bootstrap_mpi import abandon
+from ..clock import Clock
 from ..errors import PeerLostError, TimeoutError, UnisonoError
 from .engine import Part, Setting
 
@@ -94,13 +95,13 @@ class _Exchange:
 
     def _poll(self, done: Any) -> None:
         setting = self._engine.setting
-        began = looked = time.monotonic()
+        clock, looked = Clock(), 0.0
         spinning = 0.0 if setting.topology.crowded else _SPIN_S
         while not done():
-            now = time.monotonic()
-            if now - began < spinning:
+            now = clock()
+            if now < spinning:
                 continue
-            if now - began < _YIELD_S:
+            if now < _YIELD_S:
                 os.sched_yield()
             else:
                 time.sleep(_NAP_S)
@@ -108,7 +109,7 @@ class _Exchange:
                 continue
             looked = now
             setting.look()
-            if now - began > setting.timeout_s:
+            if now > setting.timeout_s:
                 raise TimeoutError(
                     f"{setting.topology} has waited {setting.timeout_s:g} s for {self._peers()} over MPI: "
                     "see what that rank and the link between the nodes are doing, or raise UNISONO_TIMEOUT_S."
