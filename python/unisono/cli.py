@@ -65,6 +65,10 @@ def tune(
             "-O", "--output", "--out", help="The table; default: UNISONO_PLAN, else the user's cache."
         ),
     ] = None,
+    kept: Annotated[
+        Path | None,
+        typer.Option("--records", help="Folder for what was measured, for `unisono report`; default: none."),
+    ] = None,
 ) -> None:
     """Measures every algorithm here and writes the table by which the library chooses among them."""
     from unisono.bench import records, tune
@@ -87,7 +91,7 @@ def tune(
         result = finish.exit_code(found, code)
         if result == finish.OK:
             run = found.runs[0]
-            tune.write(path, run.ranks, run.machine, tune.choose(found.results))
+            tune.write(path, run.ranks, run.machine, tune.choose(found.results, device))
             where = f"{run.ranks} {'GPUs' if device == 'cuda' else 'ranks'}"
             screen.print(f"plan for {where}: {finish.shown(path)}", soft_wrap=True)
         else:
@@ -95,10 +99,9 @@ def tune(
         return result
 
     with tempfile.TemporaryDirectory(prefix="unisono-tune-") as scratch:
+        measured = guarded(lambda: request.directory_of(kept)) if kept else Path(scratch) / "run"
         options = guarded(
-            lambda: request.tune_options(
-                collective, budget, Path(scratch) / "run", sys.argv[1:], device, shapes
-            )
+            lambda: request.tune_options(collective, budget, measured, sys.argv[1:], device, shapes)
         )
         run_bench(options, ranks, write)
 

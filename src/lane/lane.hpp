@@ -154,12 +154,34 @@ UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
   return at < lane.size() ? at : at - lane.size();
 }
 
-// Moves what is between this rank and each other, bytes(p) of rank p, one peer after the other in peer_at's
-// order; its own part goes between, a piece here and there, so that the links never idle for it.
+// Returns when every rank has called it; what any rank wrote in earlier calls may be read, and overwritten,
+// after. Where ranks tell each other of a direct call before it, they have met. `meanwhile` is work that
+// touches nothing of a peer's.
+template <class Lane, class Work>
+UNISONO_PROGRAM void meet_first(Lane& lane, const Work& meanwhile) {
+  constexpr bool kAnnounces = requires { lane.announce(Slot::meet); };
+  if constexpr (kAnnounces) lane.announce(Slot::meet);
+  meanwhile();
+  if constexpr (kAnnounces)
+    for (int i = 1; i < lane.size(); ++i) lane.wait(peer_at(lane, i), Slot::meet);
+}
+template <class Lane>
+UNISONO_PROGRAM void meet_first(Lane& lane) {
+  meet_first(lane, [] {});
+}
+
+// Meets all ranks, then moves what is between this rank and each other, bytes(p) of rank p, one peer after
+// the other in peer_at's order; its own part goes between, the first piece while it meets the others, then a
+// piece here and there, so that the links never idle for it.
 template <class Lane, class Bytes, class Move>
-UNISONO_PROGRAM void in_turn(Lane& lane, const Bytes& bytes, const Move& move) {
+UNISONO_PROGRAM void meet_in_turn(Lane& lane, const Bytes& bytes, const Move& move) {
   const int n = lane.size(), me = lane.rank();
   Rounds own(lane, bytes(me), lane.tile_bytes());
+  meet_first(lane, [&] {
+    if (!own.more()) return;
+    move(me, own.range());
+    own.next();
+  });
   int before_own = n > 2 ? 1 + lane.worker() % (n - 1) : 1;
   for (int i = 1; i <= n; ++i) {  // what is left of its own at last
     const int p = peer_at(lane, i);
@@ -184,16 +206,6 @@ UNISONO_PORTABLE Range share_of(const Lane& lane, std::size_t bytes, int root) {
   const int n = lane.size(), me = lane.rank();
   if (!Lane::kLinked || n == 1) return block_of(bytes, shard_bytes(bytes, n), me);
   return share_without(bytes, n, root, me);
-}
-
-// Returns when every rank has called it; what any rank wrote in earlier calls may be read, and overwritten,
-// after. Where ranks tell each other of a direct call before it, they have met.
-template <class Lane>
-UNISONO_PROGRAM void meet_first(Lane& lane) {
-  if constexpr (requires { lane.announce(Slot::meet); }) {
-    lane.announce(Slot::meet);
-    for (int i = 1; i < lane.size(); ++i) lane.wait(peer_at(lane, i), Slot::meet);
-  }
 }
 
 // Returns when every rank has called it; what any rank wrote before is readable after.

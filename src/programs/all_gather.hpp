@@ -35,8 +35,7 @@ template <class Lane>
 UNISONO_PROGRAM void all_gather_direct(Lane& lane, const Args& a) {
   const int me = lane.rank();
   auto block = [&](int p) { return block_of(a.bytes, a.block, Lane::kPulls ? p : me); };
-  meet_first(lane);
-  in_turn(
+  meet_in_turn(
       lane, [&](int p) { return block(p).bytes; },
       [&](int p, Range piece) {
         const byte* from = (Lane::kPulls && p != me ? a.inputs[p] : a.in) + piece.begin;

@@ -56,8 +56,7 @@ UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
   const bool pulls = Lane::kPulls && !a.sends;
   const int me = lane.rank();
   auto block = [&](int p) { return a.block * static_cast<std::size_t>(p); };
-  meet_first(lane);
-  in_turn(
+  meet_in_turn(
       lane, [&](int p) { return a.sends ? a.sends[p].bytes : a.block; },
       [&](int p, Range piece) {
         const byte* source = a.sends             ? a.sends[p].at

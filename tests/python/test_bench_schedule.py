@@ -124,6 +124,18 @@ def test_rivals_are_measured_one_after_the_other_and_equally_often() -> None:
     assert len(turns) > 4  # no cell is always the first of its case
 
 
+def test_an_outclassed_rival_is_not_visited_again() -> None:
+    plan = Schedule([Cell(case=i // 3) for i in range(6)], Limits(60, outclassed=1.5), 1, Clock())
+    costs = [10.0, 14.0, 16.0, 40.0, 39.0, 10.0]
+    for _ in range(schedule.MIN_ROUNDS):
+        for index in plan.order():
+            plan.know(index, costs[index] * 1e-6)
+            count = plan.batch(index).samples
+            plan.add(index, [costs[index]] * count, [0.0] * count, 1e-3)
+    assert [cell.rounds for cell in plan.cells] == [6, 6, 1, 1, 1, 6]
+    assert plan.order() == []
+
+
 def test_a_dropped_rival_is_not_waited_for() -> None:
     plan = Schedule([Cell(case="a"), Cell(case="a")], Limits(budget_s=10, max_samples=6), 1, Clock())
     plan.order()

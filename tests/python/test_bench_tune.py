@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import unisono
-from unisono.bench import request, tune
+from unisono.bench import records, request, tune
 from unisono.bench.backends import base
 from unisono.bench.cases import MEMORIES, CaseError, make_case
 from unisono.bench.records import Machine, Result, Verification
@@ -143,7 +143,7 @@ def test_the_built_in_tables_of_gpus_fit_the_library() -> None:
             (name, memory)
             for name in tune.tunable("cuda")
             for memory in MEMORIES
-            if memory == "plain" or name not in tune.PLAIN_ONLY
+            if memory == "plain" or name not in tune.ANY_MEMORY
         }
         for collective, memory in told:
             mine = [e for e in table["entries"] if (e["collective"], e["memory"]) == (collective, memory)]
@@ -170,6 +170,7 @@ def test_the_library_loads_what_tune_writes(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_command_writes_a_table(tmp_path: Path) -> None:
     words = ["tune", "--ranks", "2", "--collective", "broadcast", "--budget", "4", "-O", "plan.json"]
+    words += ["--records", "measured"]
     command = [sys.executable, "-m", "unisono.cli", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -177,6 +178,7 @@ def test_the_command_writes_a_table(tmp_path: Path) -> None:
     assert (table["schema"], table["ranks"]) == (tune.SCHEMA, 2)
     assert {(e["collective"], e["memory"]) for e in table["entries"]} == {("broadcast", m) for m in MEMORIES}
     assert {e["algorithm"] for e in table["entries"]} <= set(unisono.Communicator.algorithms("broadcast"))
+    assert tune.choose(records.read(tmp_path / "measured").results) == table["entries"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -189,14 +191,45 @@ def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path, devi
             assert f"unisono:{algorithm}" in options.backends
 
 
-@pytest.mark.parametrize(("device", "memories"), [("cpu", set(MEMORIES)), ("cuda", {"plain"})])
-def test_what_has_one_plan_for_all_memory_is_measured_on_plain(
-    tmp_path: Path, device: str, memories: set[str]
-) -> None:
-    grid = request.tune_options(None, 10, tmp_path, [], device).grid(2)
-    assert {c.memory for c in grid if c.collective == "all_gather"} == set(MEMORIES)
-    for name in tune.PLAIN_ONLY:
-        assert {c.memory for c in grid if c.collective == name} == memories
+def test_on_gpus_one_measurement_is_for_all_memory_and_both_ways_of_calling(tmp_path: Path) -> None:
+    grid = request.tune_options(None, 10, tmp_path, [], "cuda").grid(2)
+    for name in tune.tunable("cuda"):
+        assert {(c.memory, c.mode) for c in grid if c.collective == name} == {
+            ("symmetric", "graph"),
+            ("symmetric", "events"),
+        }
+    found = tune.choose(
+        [result(8, name, time, memory="symmetric") for name, time in (("a", 3), ("b", 2), ("a_direct", 1))],
+        "cuda",
+    )
+    assert [(e["memory"], e["algorithm"]) for e in found] == [("plain", "b"), ("symmetric", "a_direct")]
+
+
+def test_what_asks_for_no_memory_is_plain(tmp_path: Path) -> None:
+    sent = [
+        msgspec.structs.replace(r, case=make_case("send_recv", 8, "f32", 2, memory="symmetric"))
+        for r in (result(8, "push", 2), result(8, "direct", 1))
+    ]
+    assert [(e["memory"], e["algorithm"]) for e in tune.choose(sent, "cuda")] == [("plain", "direct")]
+
+
+def test_of_several_modes_the_geometric_mean_counts() -> None:
+    def in_mode(mode: str, algorithm: str, median: float) -> Result:
+        return msgspec.structs.replace(
+            result(8, algorithm, median), case=make_case("all_reduce", 8, "f32", 2, mode=mode, device="cuda")
+        )
+
+    graph = [in_mode("graph", "a", 1.0), in_mode("graph", "b", 1.3), in_mode("graph", "c", 0.1)]
+    events = [in_mode("events", "a", 9.0), in_mode("events", "b", 6.0)]  # c has failed there
+    assert [e["algorithm"] for e in tune.choose(graph)] == ["c"]
+    assert [e["algorithm"] for e in tune.choose(graph + events)] == ["b"]
+
+
+def test_a_shape_that_is_no_faster_is_not_chosen() -> None:
+    near = [result(8, "a", 1.0), result(8, "a@64x256x3840", 0.995), result(8, "b", 0.99)]
+    assert [e["algorithm"] for e in tune.choose(near)] == ["b"]
+    assert "blocks" not in tune.choose(near[:2])[0]
+    assert tune.choose([near[0], result(8, "a@64x256x3840", 0.9)])[0]["blocks"] == 64
 
 
 def test_an_unknown_device_is_refused(tmp_path: Path) -> None:

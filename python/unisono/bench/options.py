@@ -118,7 +118,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     patterns: tuple[str, ...] = PATTERNS  # of a pingpong
     pairs: str = ALL  # as `pairs.select` takes it
     streams: tuple[str, ...] = (OWN,)  # of an all_to_all
-    plain_only: tuple[str, ...] = ()  # collectives for which `memories` is plain
     scaling: tuple[str, ...] = ()  # weak, strong: `sizes` are of `unisono scaling`, see there
     room_bytes: int = 0  # that the buffers have at least
     check: bool = True
@@ -126,7 +125,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def grid(self, ranks: int) -> list[Case]:
         """Every distinct case of what was asked for, on so many ranks."""
-        every = cases.grid(
+        return cases.grid(
             ranks,
             self.collectives,
             self.sizes,
@@ -137,7 +136,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             self.modes,
             self.device,
         )
-        return [c for c in every if c.memory == "plain" or c.collective not in self.plain_only]
 
     def pack(self) -> str:
         """As one word of a command line."""

@@ -32,11 +32,6 @@ DTYPE_NAMES = {  # of nccl-tests
 }
 MOST_BUDGET_S = 1e9
 LIMIT_SIZES = [1 << 30]  # where --to-memory-limit begins
-TUNE_SIZES = {
-    "cpu": cases.size_range(8, 64 << 20, 4),
-    "cuda": cases.size_range(1 << 10, 256 << 20, 4),
-}
-TUNE_MODES = {"cpu": "latency", "cuda": "graph"}
 
 
 @dataclass(frozen=True)
@@ -161,6 +156,7 @@ def tune_options(
     known = tune.tunable(device)
     chosen = _names("collective", collectives, known, known)
     check_budget(budget_s)
+    grid = tune.GRIDS[device]
     return Options(
         directory=str(directory),
         command=provenance.command(command),
@@ -168,15 +164,14 @@ def tune_options(
         backends=tune.variants(chosen, device, shaped),
         device=device,
         collectives=chosen,
-        sizes=TUNE_SIZES[device],
-        dtypes=["f32"],
+        sizes=grid.sizes,
+        dtypes=[grid.dtype],
         ops=["sum"],
         placements=["out_of_place"],
-        memories=list(cases.MEMORIES),
-        plain_only=tune.PLAIN_ONLY if device == "cuda" else (),
-        modes=[TUNE_MODES[device]],
+        memories=grid.memories,
+        modes=grid.modes,
         workloads=[],
-        limits=Limits(budget_s=budget_s),
+        limits=Limits(budget_s=budget_s, outclassed=grid.outclassed),
         seed=secrets.randbits(31),
         cores=provenance.usable_cores(),
         terminal_columns=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,

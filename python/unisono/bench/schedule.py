@@ -39,6 +39,7 @@ class Limits:
     rounds: int = 8
     warmup: int = 10
     samples: int | None = None
+    outclassed: float = math.inf  # a cell this many times as slow as its fastest rival is not visited again
 
 
 @dataclass
@@ -105,6 +106,7 @@ class Schedule:
     def order(self) -> list[int]:
         """The unfinished cells, case by case, in a fresh random order: the next round. Empty: nothing is left
         to do."""
+        self._end_outclassed()
         cases = [[i for i in rivals if not self.cells[i].done] for rivals in self._rivals.values()]
         self._random.shuffle(cases)
         for rivals in cases:
@@ -113,6 +115,14 @@ class Schedule:
         self._round += 1
         self._waiting = set(active)
         return active
+
+    def _end_outclassed(self) -> None:
+        for rivals in self._rivals.values():
+            measured = [self.cells[i] for i in rivals if self.cells[i].samples_us]
+            best = min((cell.interval.median for cell in measured), default=0.0)
+            for cell in measured:
+                if cell.interval.median >= self.limits.outclassed * best:
+                    cell.enough = cell.done = True
 
     def know(self, index: int, call_s: float) -> None:
         """What one call costs; to be said once, before the first batch of the cell."""

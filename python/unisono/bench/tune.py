@@ -21,20 +21,41 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from unisono.bench.backends.unisono import shape_of
-from unisono.bench.cases import COLLECTIVES, MEMORIES
+from unisono.bench.backends.unisono import reaches_peers, shape_of
+from unisono.bench.cases import COLLECTIVES, MEMORIES, size_range
 from unisono.bench.records import Machine, Result
-from unisono.bench.stats import Interval, Verdict, verdict
+from unisono.bench.stats import Interval, Verdict, geometric_mean, verdict
 
 SCHEMA = "1.0"
-# On GPUs, where no rank of these knows the others' buffers: their plan does not ask for the memory.
-PLAIN_ONLY = ("all_to_all_v", "send_recv")
+TOLERANCE = 0.01  # what is faster by less is as fast
+# On GPUs, where no rank of these knows the others' buffers: their plan does not ask for the memory, and the
+# table calls it plain.
+ANY_MEMORY = ("all_to_all_v", "send_recv")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is measured of each algorithm: out of place, sums."""
+
+    sizes: list[int]
+    dtype: str  # what is summed most
+    memories: list[str]
+    modes: list[str]
+    outclassed: float  # a variant so many times as slow as the best is measured once only
+
+
+GRIDS = {
+    "cpu": Grid(size_range(8, 64 << 20, 4), "f32", list(MEMORIES), ["latency"], 3.0),  # cores may be shared
+    # In a queue, and alone: a program that only gives is fast in the one and slow in the other.
+    "cuda": Grid(size_range(1 << 10, 1 << 30, 4), "bf16", ["symmetric"], ["graph", "events"], 1.4),
+}
 
 
 def tunable(device: str = "cpu") -> list[str]:
@@ -47,10 +68,10 @@ def tunable(device: str = "cpu") -> list[str]:
 def shapes(algorithm: str) -> list[str]:
     """Of its kernels, that paid somewhere: blocks, threads, bytes of a piece."""
     if algorithm.endswith("ll128"):
-        return ["64x256x3840", "128x256x3840", "128x384x5760", "128x512x7680"]
+        return ["128x256x3840", "128x384x5760", "128x512x7680"]
     if algorithm.endswith("packets") or algorithm == "copy_engine":
         return []
-    return ["128x128x32768", "128x256x8192", "128x256x32768", "128x256x65536"]
+    return ["128x256x16384", "128x128x32768", "128x256x32768", "128x256x65536", "128x512x65536"]
 
 
 def variants(collectives: Iterable[str], device: str = "cpu", shaped: bool = False) -> list[str]:
@@ -64,21 +85,24 @@ def variants(collectives: Iterable[str], device: str = "cpu", shaped: bool = Fal
     return [f"unisono:{name}{shape}" for name in names for shape in asked[name]]
 
 
-def choose(results: Sequence[Result]) -> list[dict[str, Any]]:
+def choose(results: Sequence[Result], device: str = "cpu") -> list[dict[str, Any]]:
     """The entries of a table. Along the sizes an algorithm, in its shape, stays chosen until another is
-    confidently faster; the border lies halfway (geometrically) between the two sizes measured."""
+    confidently faster; the border lies halfway (geometrically) between the two sizes measured. Of several
+    modes the geometric mean counts. On GPUs one measurement on symmetric memory is for all memory: an
+    algorithm that does not reach the peers' buffers does not care where they lie."""
     entries: list[dict[str, Any]] = []
     for collective in COLLECTIVES:
+        of_it = [r for r in results if r.case.collective == collective and r.algorithm]
         for memory in MEMORIES:
-            mine = [
-                r
-                for r in results
-                if (r.case.collective, r.case.memory) == (collective, memory) and r.algorithm
-            ]
+            mine = [r for r in of_it if device == "cuda" or r.case.memory == memory]
+            if device == "cuda" and collective in ANY_MEMORY:
+                mine = mine if memory == "plain" else []
+            elif device == "cuda" and memory == "plain":
+                mine = [r for r in mine if not reaches_peers(str(r.algorithm))]
             mine.sort(key=lambda r: r.case.bytes)
             chosen: list[tuple[int, str]] = []
             for size, group in groupby(mine, key=lambda r: r.case.bytes):
-                chosen.append((size, _winner(list(group), chosen[-1][1] if chosen else None)))
+                chosen.append((size, _winner(_times(list(group)), chosen[-1][1] if chosen else None)))
             for index, (size, variant) in enumerate(chosen):
                 last = index + 1 == len(chosen)
                 if last or chosen[index + 1][1] != variant:
@@ -88,17 +112,30 @@ def choose(results: Sequence[Result]) -> list[dict[str, Any]]:
     return entries
 
 
-def _winner(results: Sequence[Result], before: str | None) -> str:
-    best = min(results, key=lambda r: r.median_us)
-    for result in results:
-        if _variant(result) == before and verdict(_interval(best), _interval(result)) is not Verdict.FASTER:
-            return before
-    return _variant(best)
+def _times(results: Sequence[Result]) -> dict[str, Interval]:
+    """Of each variant (algorithm and shape) that ran in every mode, over its modes. Sure however few the
+    visits: between equals either choice is right, but not to stay with the slower."""
+    modes = {r.case.mode for r in results}
+    times: dict[str, Interval] = {}
+    for variant in dict.fromkeys(r.backend.partition(":")[2] for r in results):
+        its = [r for r in results if r.backend.partition(":")[2] == variant]
+        if {r.case.mode for r in its} == modes:
+            low, median, high = (
+                geometric_mean([getattr(r, name) for r in its])
+                for name in ("ci_low_us", "median_us", "ci_high_us")
+            )
+            times[variant] = Interval(median, low, high)
+    return times
 
 
-def _variant(result: Result) -> str:
-    """Its algorithm and shape."""
-    return result.backend.partition(":")[2]
+def _winner(times: dict[str, Interval], before: str | None) -> str:
+    """The fastest; but what was chosen `before`, then its algorithm without a shape of its own, where the
+    fastest is not confidently faster."""
+    best = min(times, key=lambda variant: times[variant].median)
+    for variant in (before, best.partition("@")[0]):
+        if variant in times and verdict(times[best], times[variant], TOLERANCE) is not Verdict.FASTER:
+            return variant
+    return best
 
 
 def _columns(variant: str) -> dict[str, Any]:
@@ -106,11 +143,6 @@ def _columns(variant: str) -> dict[str, Any]:
     algorithm, _, shape = variant.partition("@")
     numbers = zip(("blocks", "threads", "piece_bytes"), shape_of(shape), strict=True) if shape else ()
     return {"algorithm": algorithm, **dict(numbers)}
-
-
-def _interval(result: Result) -> Interval:
-    """Sure however few the visits: between equals either choice is right, but not to stay with the slower."""
-    return Interval(result.median_us, result.ci_low_us, result.ci_high_us)
 
 
 def _place(table: dict[str, Any]) -> tuple[Any, ...]:

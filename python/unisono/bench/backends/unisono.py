@@ -77,11 +77,8 @@ class UnisonoBackend(Backend):
 
             self._device, self._queued = "cuda", {"stream": ranks.stream}
             self._one = torch.zeros(1, dtype=torch.int32, device=f"cuda:{ranks.device}")
-        elif self._reaches_peers():
+        elif reaches_peers(self._forced or ""):
             self._any_memory = reach_any_memory(self._comm)
-
-    def _reaches_peers(self) -> bool:
-        return str(self._forced).endswith(("direct", "two_shot_push", "copy_engine"))
 
     def supports(self, case: Case) -> str | None:
         if self._shape is not None and (self._device != "cuda" or not hasattr(self._comm, "_set_shape")):
@@ -112,7 +109,7 @@ class UnisonoBackend(Backend):
             return "a reduce by copy engines is for two ranks."
         if forced.endswith("ll128") and self._device == "cuda" and not self._comm.nvlink:
             return f"{forced} needs GPUs with peer access over NVLink."
-        if self._reaches_peers():
+        if reaches_peers(self._forced or ""):
             told = self._device == "cuda" and _verb(case) == "send_recv"  # by the receiver, if it has any
             if case.memory != "symmetric" and not self._any_memory and not told:
                 return f"{forced} needs symmetric memory here."
@@ -255,6 +252,11 @@ def shape_of(text: str) -> tuple[int, int, int]:
         raise CaseError(f"{text!r} is no shape: BLOCKSxTHREADSxBYTES, 128x256x8192 for instance.")
     blocks, threads, piece = map(int, numbers.groups())
     return blocks, threads, piece
+
+
+def reaches_peers(algorithm: str) -> bool:
+    """Whether it reads or writes the peers' buffers themselves."""
+    return algorithm.endswith(("direct", "two_shot_push", "copy_engine"))
 
 
 def _verb(case: Case) -> str:
