@@ -39,7 +39,7 @@ class Limits:
     rounds: int = 8
     warmup: int = 10
     samples: int | None = None
-    outclassed: float = math.inf  # a cell this many times as slow as its fastest rival is not visited again
+    outclassed: float | None = None  # a cell so many times as slow as its best rival is visited once only
 
 
 @dataclass
@@ -117,6 +117,8 @@ class Schedule:
         return active
 
     def _end_outclassed(self) -> None:
+        if self.limits.outclassed is None:
+            return
         for rivals in self._rivals.values():
             measured = [self.cells[i] for i in rivals if self.cells[i].samples_us]
             best = min((cell.interval.median for cell in measured), default=0.0)
