@@ -225,6 +225,13 @@ def test_of_several_modes_the_geometric_mean_counts() -> None:
     assert [e["algorithm"] for e in tune.choose(graph + events)] == ["b"]
 
 
+def test_copy_engines_are_chosen_where_no_kernel_is_faster() -> None:
+    sizes = [result(8, "direct", 1.0), result(64, "direct", 1.0), result(64, "copy_engine", 1.005)]
+    assert [e["algorithm"] for e in tune.choose(sizes)] == ["direct", "copy_engine"]
+    slower = [result(8, "direct", 1.0), result(8, "copy_engine", 1.05)]
+    assert [e["algorithm"] for e in tune.choose(slower)] == ["direct"]
+
+
 def test_a_shape_that_is_no_faster_is_not_chosen() -> None:
     near = [result(8, "a", 1.0), result(8, "a@64x256x3840", 0.995), result(8, "b", 0.99)]
     assert [e["algorithm"] for e in tune.choose(near)] == ["b"]

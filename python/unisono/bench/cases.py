@@ -161,10 +161,13 @@ def size_range(begin: int, end: int, factor: int = 2, step: int | None = None) -
 
 def all_to_all_v_blocks(block: int, ranks: int) -> list[int]:
     """Elements that every rank sends to rank 0, 1, ...: from a third of `block` for rank 0, rising evenly to
-    a whole block for the last rank, as with experts of which some are hot."""
+    a whole block for the last rank, as with experts of which some are hot; where there are as many, rows of 8
+    elements, as tokens are."""
     if ranks == 1:
         return [block]
-    return [int(block * (ranks - 1 + 2 * to) / (3 * (ranks - 1))) for to in range(ranks)]
+    row = 8 if block >= 8 * 8 else 1
+    some = [int(block * (ranks - 1 + 2 * to) / (3 * (ranks - 1))) // row * row for to in range(ranks - 1)]
+    return [*some, block]
 
 
 def block_elements(case: Case) -> int:

@@ -129,10 +129,10 @@ def _times(results: Sequence[Result]) -> dict[str, Interval]:
 
 
 def _winner(times: dict[str, Interval], before: str | None) -> str:
-    """The fastest; but what was chosen `before`, then its algorithm without a shape of its own, where the
-    fastest is not confidently faster."""
+    """The fastest; but where it is not confidently faster: copy engines, which leave the SMs to the model,
+    then what was chosen `before`, then its algorithm without a shape."""
     best = min(times, key=lambda variant: times[variant].median)
-    for variant in (before, best.partition("@")[0]):
+    for variant in ("copy_engine", before, best.partition("@")[0]):
         if variant in times and verdict(times[best], times[variant], TOLERANCE) is not Verdict.FASTER:
             return variant
     return best

@@ -17,19 +17,25 @@ template <int kCount>
 __device__ __noinline__ Words<kCount> load_bytes(const byte* src, int bytes) {
   Words<kCount> words;
 #pragma unroll
-  for (int w = 0; w < kCount; ++w)
-#pragma unroll 1
-    for (int b = 0; b < 8 && 8 * w + b < bytes; ++b)
-      words.at[w] |= static_cast<std::uint64_t>(src[8 * w + b]) << (8 * b);
+  for (int b = 0; b < 8 * kCount; ++b)
+    if (b < bytes) words.at[b / 8] |= static_cast<std::uint64_t>(src[b]) << (b % 8 * 8);
   return words;
 }
 template <int kCount>
 __device__ __noinline__ void store_bytes(byte* dst, int bytes, Words<kCount> words) {
 #pragma unroll
-  for (int w = 0; w < kCount; ++w)
-#pragma unroll 1
-    for (int b = 0; b < 8 && 8 * w + b < bytes; ++b)
-      dst[8 * w + b] = static_cast<byte>(words.at[w] >> (8 * b));
+  for (int b = 0; b < 8 * kCount; ++b)
+    if (b < bytes) dst[b] = static_cast<byte>(words.at[b / 8] >> (b % 8 * 8));
+}
+// Whole words, to an address that is a multiple of sizeof(Part).
+template <class Part, int kCount>
+__device__ void store_parts(byte* dst, int words_there, const Words<kCount>& words) {
+  constexpr int kParts = 8 / sizeof(Part);
+#pragma unroll
+  for (int i = 0; i < kCount * kParts; ++i)
+    if (i / kParts < words_there)
+      reinterpret_cast<Part*>(dst)[i] =
+          static_cast<Part>(words.at[i / kParts] >> (i % kParts * 8 * sizeof(Part)));
 }
 
 // Every unit has its own flag, half of it: the least latency, and half the bandwidth (NCCL's LL, with units
@@ -110,19 +116,40 @@ struct Whole : Framing {
   }
 };
 
-// Buffers and sizes are what they are.
+// Buffers and sizes are what they are. A unit is put together from the words that it lies in, but for those
+// at the ends of the message, whose words may reach beyond it.
 template <class Framing>
 struct Ragged : Framing {
   using typename Framing::Data;
+  __device__ static int words() { return Framing::has(1) ? Framing::kWords : 1; }
   __device__ static int left(unsigned at, unsigned bytes) {
-    const int all = static_cast<int>(bytes - at), most = Framing::has(1) ? 8 * Framing::kWords : 8;
-    return all < most ? all : most;
+    const int all = static_cast<int>(bytes - at);
+    return all < 8 * words() ? all : 8 * words();
   }
   __device__ static Data load(const byte* src, unsigned at, unsigned bytes) {
-    return load_bytes<Framing::kWords>(src + at, left(at, bytes));
+    const int mine = left(at, bytes);
+    const auto past = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(src + at) % 8);
+    const bool inside = past == 0 || (at >= past && at - past + 8 * words() + 8 <= bytes);
+    if (mine < 8 * words() || !inside) return load_bytes<Framing::kWords>(src + at, mine);
+    const auto* from = reinterpret_cast<const std::uint64_t*>(src + at - past);
+    Data data;
+    std::uint64_t low = from[0];
+#pragma unroll
+    for (int w = 0; w < Framing::kWords; ++w) {
+      if (w >= words()) break;
+      const std::uint64_t high = past > 0 || w + 1 < words() ? from[w + 1] : 0;
+      data.at[w] = past > 0 ? low >> 8 * past | high << (64 - 8 * past) : low;
+      low = high;
+    }
+    return data;
   }
   __device__ static void store(byte* dst, unsigned at, unsigned bytes, const Data& data) {
-    store_bytes<Framing::kWords>(dst + at, left(at, bytes), data);
+    const int mine = left(at, bytes);
+    const auto past = reinterpret_cast<std::uintptr_t>(dst + at) % 8;
+    if (mine < 8 * words() || past % 2 != 0) return store_bytes<Framing::kWords>(dst + at, mine, data);
+    if (past == 0) store_parts<std::uint64_t>(dst + at, words(), data);
+    else if (past == 4) store_parts<std::uint32_t>(dst + at, words(), data);
+    else store_parts<std::uint16_t>(dst + at, words(), data);
   }
 };
 

@@ -56,6 +56,9 @@ __device__ __noinline__ inline void copy(const Dst* dsts, int n_dsts, const byte
   } else if (aligned(dsts, n_dsts, &src, 1, sizeof(std::uint32_t))) {
     copy_words<std::uint32_t>(dsts, n_dsts, src, 0, all / sizeof(std::uint32_t));
     whole = all / sizeof(std::uint32_t) * sizeof(std::uint32_t);
+  } else if (aligned(dsts, n_dsts, &src, 1, sizeof(std::uint16_t))) {
+    copy_words<std::uint16_t>(dsts, n_dsts, src, 0, all / sizeof(std::uint16_t));
+    whole = all / sizeof(std::uint16_t) * sizeof(std::uint16_t);
   }
   if (whole < all) copy_words<std::uint8_t>(dsts, n_dsts, src, whole, all - whole);
 }
