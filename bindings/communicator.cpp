@@ -136,7 +136,8 @@ void bind_communicator(nb::module_& module) {
       .def("raise_if_failed", &C::raise_if_failed,
            "Raises its failure, also a rank's death that no call has met yet.")
       .def("_set_shape", &C::set_shape, "blocks"_a = 0, "threads"_a = 0, "piece_bytes"_a = 0,
-           "For measurements: how the kernels that follow are cut; 0: by the plan. The same on every rank.");
+           "For measurements: how the kernels that follow are cut; 0: as pays. The same on every rank.")
+      .def("_reset_shape", &C::reset_shape, "The kernels that follow are cut as the plan says.");
 }
 
 }  // namespace unisono::python

@@ -68,6 +68,7 @@ class PyCommunicator {
   void set_shape(int blocks, int threads, std::size_t piece_bytes) {
     communicator_.set_shape(blocks, threads, piece_bytes);
   }
+  void reset_shape() { communicator_.reset_shape(); }
 
   void fail(const std::string& text, bool late) { communicator_.fail(text, late); }
   void raise_if_failed() { communicator_.raise_if_failed(); }

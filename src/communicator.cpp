@@ -120,6 +120,7 @@ void Communicator::set_shape(int blocks, int threads, std::size_t piece_bytes) {
   check_shape(shape, "kernels are asked for");
   impl_->engine().set_shape(shape);
 }
+void Communicator::reset_shape() { impl_->engine().set_shape(std::nullopt); }
 
 std::string_view Communicator::plan(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                                     bool in_place) const {

@@ -152,9 +152,10 @@ class Communicator {
   };
   // Replaces the plan of every (collective, symmetric) that `entries` has. The same on every rank.
   void set_plan(const std::vector<PlanEntry>& entries, Memory memory = Memory::host);
-  // For measurements: how the kernels of the calls that follow are cut; zeros are the plan's choice. The same
-  // on every rank.
+  // For measurements: how the kernels of the calls that follow are cut, zeros: as pays; and the plan's choice
+  // again. The same on every rank.
   void set_shape(int blocks, int threads, std::size_t piece_bytes);
+  void reset_shape();
 
   // For who carries data between communicators: fails this one on every rank (calls under way and later ones
   // raise TimeoutError where `late`, else PeerLostError, with that text), and throws if it has failed already

@@ -75,7 +75,7 @@ def test_in_place_unaligned_and_however_it_is_cut(ranks: Gpus, wire: str) -> Non
             reduced(ranks, tensors, wire, outs=tensors)
             assert all(difference(numbers(t, dtype), wanted) is None for t in tensors), (dtype, shape)
     for comm in ranks.comms:
-        comm._set_shape()
+        comm._reset_shape()
 
 
 def test_symmetric_memory_and_neighbours(ranks: Gpus) -> None:

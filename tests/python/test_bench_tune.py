@@ -79,7 +79,9 @@ def test_every_shape_is_a_backend_where_asked_for() -> None:
     shaped = tune.variants(["all_gather"], "cuda", shaped=True)
     assert set(plain) < set(shaped)
     assert "unisono:push_ll128@128x512x7680" in shaped
-    assert not [name for name in shaped if name.startswith(("unisono:push_packets@", "unisono:copy_engine@"))]
+    assert not [
+        name for name in shaped if name.startswith(("unisono:push_packets@1", "unisono:copy_engine@1"))
+    ]
     for name in shaped:
         assert base.load(name).name == name
 
@@ -188,7 +190,8 @@ def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path, devi
     assert "barrier" not in options.collectives
     for collective in options.collectives:
         for algorithm in unisono.Communicator.algorithms(collective, device):
-            assert f"unisono:{algorithm}" in options.backends
+            shape = tune.AS_PAYS if device == "cuda" else ""
+            assert f"unisono:{algorithm}{shape}" in options.backends
 
 
 def test_on_gpus_one_measurement_is_for_all_memory_and_both_ways_of_calling(tmp_path: Path) -> None:
@@ -213,6 +216,19 @@ def test_what_asks_for_no_memory_is_plain(tmp_path: Path) -> None:
     assert [(e["memory"], e["algorithm"]) for e in tune.choose(sent, "cuda")] == [("plain", "direct")]
 
 
+def test_what_asks_for_no_size_has_one_line() -> None:
+    sizes = [(8, {"a": 1.0, "b": 3.0, "c": 0.5}), (64, {"a": 2.0, "b": 1.5}), (512, {"a": 9.0, "b": 8.0})]
+    found = [
+        msgspec.structs.replace(result(size, name, time), case=make_case("all_to_all_v", size, "f32", 2))
+        for size, times in sizes
+        for name, time in times.items()
+    ]
+    line = {"collective": "all_to_all_v", "memory": "plain", "up_to_bytes": None}
+    assert tune.choose(found, "cuda") == [{**line, "algorithm": "a"}]  # c has not run at every size
+    assert tune.choose([r for r in found if r.case.bytes > 8], "cuda") == [{**line, "algorithm": "b"}]
+    assert [e["algorithm"] for e in tune.choose(found)] == ["c", "b"]
+
+
 def test_of_several_modes_the_geometric_mean_counts() -> None:
     def in_mode(mode: str, algorithm: str, median: float) -> Result:
         return msgspec.structs.replace(
@@ -226,14 +242,14 @@ def test_of_several_modes_the_geometric_mean_counts() -> None:
 
 
 def test_copy_engines_are_chosen_where_no_kernel_is_faster() -> None:
-    sizes = [result(8, "direct", 1.0), result(64, "direct", 1.0), result(64, "copy_engine", 1.005)]
+    sizes = [result(8, "direct", 1.0), result(64, "direct", 1.0), result(64, "copy_engine@0x0x0", 1.005)]
     assert [e["algorithm"] for e in tune.choose(sizes)] == ["direct", "copy_engine"]
-    slower = [result(8, "direct", 1.0), result(8, "copy_engine", 1.05)]
+    slower = [result(8, "direct", 1.0), result(8, "copy_engine@0x0x0", 1.05)]
     assert [e["algorithm"] for e in tune.choose(slower)] == ["direct"]
 
 
 def test_a_shape_that_is_no_faster_is_not_chosen() -> None:
-    near = [result(8, "a", 1.0), result(8, "a@64x256x3840", 0.995), result(8, "b", 0.99)]
+    near = [result(8, "a@0x0x0", 1.0), result(8, "a@64x256x3840", 0.995), result(8, "b@0x0x0", 0.99)]
     assert [e["algorithm"] for e in tune.choose(near)] == ["b"]
     assert "blocks" not in tune.choose(near[:2])[0]
     assert tune.choose([near[0], result(8, "a@64x256x3840", 0.9)])[0]["blocks"] == 64

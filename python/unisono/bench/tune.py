@@ -36,8 +36,10 @@ from unisono.bench.stats import Interval, Verdict, geometric_mean, verdict
 SCHEMA = "1.0"
 TOLERANCE = 0.01  # what is faster by less is as fast
 # On GPUs, where no rank of these knows the others' buffers: their plan does not ask for the memory, and the
-# table calls it plain.
+# table calls it plain; nor does it ask for the size where no rank knows the longest part.
 ANY_MEMORY = ("all_to_all_v", "send_recv")
+ANY_SIZE = ("all_to_all_v",)
+AS_PAYS = "@0x0x0"  # the shape of a kernel for which no table has another: not that of the table in force
 
 
 @dataclass(frozen=True)
@@ -81,28 +83,29 @@ def variants(collectives: Iterable[str], device: str = "cpu", shaped: bool = Fal
 
     known = unisono.Communicator.algorithms
     names = dict.fromkeys(name for collective in collectives for name in known(collective, device))
-    asked = {name: ["", *(f"@{shape}" for shape in shapes(name))] if shaped else [""] for name in names}
-    return [f"unisono:{name}{shape}" for name in names for shape in asked[name]]
+    first = AS_PAYS if device == "cuda" else ""
+    return [
+        f"unisono:{name}{shape}"
+        for name in names
+        for shape in (first, *(f"@{shape}" for shape in shapes(name) if shaped))
+    ]
 
 
 def choose(results: Sequence[Result], device: str = "cpu") -> list[dict[str, Any]]:
     """The entries of a table. Along the sizes an algorithm, in its shape, stays chosen until another is
     confidently faster; the border lies halfway (geometrically) between the two sizes measured. Of several
-    modes the geometric mean counts. On GPUs one measurement on symmetric memory is for all memory: an
-    algorithm that does not reach the peers' buffers does not care where they lie."""
+    modes the geometric mean counts."""
     entries: list[dict[str, Any]] = []
     for collective in COLLECTIVES:
         of_it = [r for r in results if r.case.collective == collective and r.algorithm]
         for memory in MEMORIES:
-            mine = [r for r in of_it if device == "cuda" or r.case.memory == memory]
-            if device == "cuda" and collective in ANY_MEMORY:
-                mine = mine if memory == "plain" else []
-            elif device == "cuda" and memory == "plain":
-                mine = [r for r in mine if not reaches_peers(str(r.algorithm))]
-            mine.sort(key=lambda r: r.case.bytes)
+            mine = sorted(_usable(of_it, collective, memory, device), key=lambda r: r.case.bytes)
+            times = {size: _times(list(of_size)) for size, of_size in groupby(mine, lambda r: r.case.bytes)}
+            if device == "cuda" and collective in ANY_SIZE:
+                times = _over_sizes(times)
             chosen: list[tuple[int, str]] = []
-            for size, group in groupby(mine, key=lambda r: r.case.bytes):
-                chosen.append((size, _winner(_times(list(group)), chosen[-1][1] if chosen else None)))
+            for size, found in times.items():
+                chosen.append((size, _winner(found, chosen[-1][1] if chosen else None)))
             for index, (size, variant) in enumerate(chosen):
                 last = index + 1 == len(chosen)
                 if last or chosen[index + 1][1] != variant:
@@ -112,27 +115,54 @@ def choose(results: Sequence[Result], device: str = "cpu") -> list[dict[str, Any
     return entries
 
 
+def _usable(results: Sequence[Result], collective: str, memory: str, device: str) -> list[Result]:
+    """Those that tell of calls on such memory. On GPUs one measurement, on symmetric memory, is for both: an
+    algorithm that does not reach the peers' buffers does not care where they lie."""
+    if device != "cuda":
+        return [r for r in results if r.case.memory == memory]
+    if collective in ANY_MEMORY:
+        return list(results) if memory == "plain" else []
+    return [r for r in results if memory == "symmetric" or not reaches_peers(str(r.algorithm))]
+
+
 def _times(results: Sequence[Result]) -> dict[str, Interval]:
     """Of each variant (algorithm and shape) that ran in every mode, over its modes. Sure however few the
     visits: between equals either choice is right, but not to stay with the slower."""
     modes = {r.case.mode for r in results}
-    times: dict[str, Interval] = {}
-    for variant in dict.fromkeys(r.backend.partition(":")[2] for r in results):
-        its = [r for r in results if r.backend.partition(":")[2] == variant]
-        if {r.case.mode for r in its} == modes:
-            low, median, high = (
-                geometric_mean([getattr(r, name) for r in its])
-                for name in ("ci_low_us", "median_us", "ci_high_us")
-            )
-            times[variant] = Interval(median, low, high)
-    return times
+    of_variant: dict[str, dict[str, Interval]] = {}
+    for r in results:
+        found = Interval(r.median_us, r.ci_low_us, r.ci_high_us)
+        of_variant.setdefault(r.backend.partition(":")[2], {})[r.case.mode] = found
+    return {name: _mean(list(found.values())) for name, found in of_variant.items() if set(found) == modes}
+
+
+def _over_sizes(times: dict[int, dict[str, Interval]]) -> dict[int, dict[str, Interval]]:
+    """For one line for all sizes: of each variant that ran at all of them, over the sizes, as multiples of
+    the best time at each."""
+    names = set.intersection(*(set(found) for found in times.values())) if times else set()
+    least = {size: min(t.median for t in found.values()) for size, found in times.items() if found}
+    multiples = {
+        name: _mean([_divided(found[name], least[size]) for size, found in times.items()]) for name in names
+    }
+    return {0: multiples} if multiples else {}
+
+
+def _mean(of: Sequence[Interval]) -> Interval:
+    median, low, high = (
+        geometric_mean([getattr(one, name) for one in of]) for name in ("median", "low", "high")
+    )
+    return Interval(median, low, high)
+
+
+def _divided(one: Interval, by: float) -> Interval:
+    return Interval(one.median / by, one.low / by, one.high / by)
 
 
 def _winner(times: dict[str, Interval], before: str | None) -> str:
     """The fastest; but where it is not confidently faster: copy engines, which leave the SMs to the model,
     then what was chosen `before`, then its algorithm without a shape."""
     best = min(times, key=lambda variant: times[variant].median)
-    for variant in ("copy_engine", before, best.partition("@")[0]):
+    for variant in (f"copy_engine{AS_PAYS}", before, best.partition("@")[0] + AS_PAYS):
         if variant in times and verdict(times[best], times[variant], TOLERANCE) is not Verdict.FASTER:
             return variant
     return best
@@ -142,7 +172,7 @@ def _columns(variant: str) -> dict[str, Any]:
     """Of a table's line."""
     algorithm, _, shape = variant.partition("@")
     numbers = zip(("blocks", "threads", "piece_bytes"), shape_of(shape), strict=True) if shape else ()
-    return {"algorithm": algorithm, **dict(numbers)}
+    return {"algorithm": algorithm, **{name: number for name, number in numbers if number}}
 
 
 def _place(table: dict[str, Any]) -> tuple[Any, ...]:

@@ -40,11 +40,6 @@ std::size_t GpuEngine::unit_of(Collective collective, Algorithm algorithm, std::
   }
 }
 
-Shape GpuEngine::wanted(const Shape& planned) const {
-  return {asked_.blocks ? asked_.blocks : planned.blocks, asked_.threads ? asked_.threads : planned.threads,
-          asked_.piece_bytes ? asked_.piece_bytes : planned.piece_bytes};
-}
-
 Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const {
   struct Kind {
     std::size_t of_thread;  // bytes that a thread moves at once
@@ -145,7 +140,7 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
   const int n = group_.size(), me = group_.rank();
   if (n == 1 || (to == me && from == me)) return copy(args.out, args.in, args.bytes, stream);
   take_turn(stream);
-  const Shape asked = wanted(planned);
+  const Shape asked = asked_.value_or(planned);
   if (is_packets(algorithm) || is_lines(algorithm))
     return exchange(request, algorithm, asked, call, to, from, stream);
   Launch launch;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "plan.hpp"
@@ -85,8 +86,8 @@ class Engine {
                    int to, int from) = 0;
   virtual Shape shape(Collective collective, Algorithm algorithm, const Shape& planned,
                       std::size_t bytes) const = 0;
-  // Overrides the shape of the calls that follow, for measurements; the same on every rank.
-  virtual void set_shape(const Shape& shape) = 0;
+  // The shape of the calls that follow, for measurements; none: the plan's. The same on every rank.
+  virtual void set_shape(const std::optional<Shape>& shape) = 0;
 
   // Collective over the group's host lane; waits for the GPU. What it gives may be dropped at any time and
   // from any thread, and is freed by the next `allocate` or with the engine and its last buffer.

@@ -48,9 +48,9 @@ class GpuEngine final : public Engine {
 
   Shape shape(Collective collective, Algorithm algorithm, const Shape& planned,
               std::size_t bytes) const override {
-    return cut(algorithm, wanted(planned), unit_of(collective, algorithm, bytes));
+    return cut(algorithm, asked_.value_or(planned), unit_of(collective, algorithm, bytes));
   }
-  void set_shape(const Shape& shape) override { asked_ = shape; }
+  void set_shape(const std::optional<Shape>& shape) override { asked_ = shape; }
 
   bool carries(Collective collective, Algorithm algorithm, std::size_t bytes) const override {
     if (algorithm == Algorithm::copy_engine && collective == Collective::reduce && group_.size() > 2)
@@ -106,9 +106,6 @@ class GpuEngine final : public Engine {
   // The bytes that a program's rounds cut up: the same on every rank.
   std::size_t unit_of(Collective collective, Algorithm algorithm, std::size_t bytes) const;
 
-  // What set_shape has asked for, else what the plan has.
-  Shape wanted(const Shape& planned) const;
-
   Shape cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const;
 
   // Of packets and lines: the bytes of the longest message between two ranks. Of a call by parts, of those
@@ -163,7 +160,7 @@ class GpuEngine final : public Engine {
   std::vector<std::shared_ptr<DeviceMemory>> scratch_;
   Failure* failure_ = nullptr;
   Context base_;
-  Shape asked_;
+  std::optional<Shape> asked_;
   cudaStream_t side_ = nullptr, tell_ = nullptr;  // beside the caller's, and of the watcher
   struct Last {
     cudaStream_t stream = nullptr;

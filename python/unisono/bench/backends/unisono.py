@@ -129,7 +129,7 @@ class UnisonoBackend(Backend):
         try:
             return call()
         finally:
-            self._comm._set_shape(0, 0, 0)
+            self._comm._reset_shape()
 
     def _prepared(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         comm, x, out, rank, n = self._comm, buffers.x, buffers.out, self._comm.rank, self._comm.size
@@ -246,7 +246,7 @@ class UnisonoBackend(Backend):
 
 
 def shape_of(text: str) -> tuple[int, int, int]:
-    """Blocks, threads and the bytes of a piece. Raises CaseError."""
+    """Blocks, threads and the bytes of a piece; zeros: as pays. Raises CaseError."""
     numbers = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", text)
     if numbers is None:
         raise CaseError(f"{text!r} is no shape: BLOCKSxTHREADSxBYTES, 128x256x8192 for instance.")
