@@ -62,20 +62,35 @@ def test_every_dtype_and_op(ranks: Gpus, pools: Any, dtype: str) -> None:
         check(ranks, collective, 5001, dtype, "sum", None)
 
 
-def test_unaligned(ranks: Gpus) -> None:
-    """Buffers that begin at any element."""
-    rng, n = np.random.default_rng(7), ranks.n
-    xs = [random_bits(rng, (4099,), "bf16") for _ in range(n)]
-    inputs = [ranks.put(xs[r], r)[1:] for r in range(n)]
-    for algorithm in plain_algorithms("all_reduce", ranks.nvlink):
-        outs = [ranks.put(np.zeros(4101, DTYPES["bf16"]), r)[3:] for r in range(n)]
-        ranks.run(
-            lambda comm, r, stream, outs=outs, how=algorithm: comm.all_reduce(
-                inputs[r], out=outs[r], algorithm=how, stream=stream
+@pytest.mark.parametrize(
+    ("dtype", "first"),
+    [*(("u8", first) for first in range(8)), *(("bf16", first) for first in range(1, 4)), ("f32", 1)],
+)
+def test_unaligned(ranks: Gpus, dtype: str, first: int) -> None:
+    """Buffers that begin and end at any element, in several pieces; nothing beside them is written."""
+    rng, n, count, last = np.random.default_rng(first), ranks.n, 20_011, (first + 3) % 8
+    xs = [random_bits(rng, (first + count,), dtype) for _ in range(n)]
+    inputs = [ranks.put(xs[r], r)[first:] for r in range(n)]
+    blocks = [x[first:] for x in xs]
+    for collective, wanted in (
+        ("all_reduce", combine(blocks, "sum")),
+        ("all_gather", np.concatenate(blocks)),
+    ):
+        around = random_bits(rng, (last + wanted.size + 8,), dtype)
+        for algorithm in plain_algorithms(collective, ranks.nvlink):
+            whole = [ranks.put(around, r) for r in range(n)]
+            outs = [each[last : last + wanted.size] for each in whole]
+            shaped = [out.view(n, count) if collective == "all_gather" else out for out in outs]
+            ranks.run(
+                lambda comm, r, stream, name=collective, how=algorithm, to=shaped: getattr(comm, name)(
+                    inputs[r], out=to[r], algorithm=how, stream=stream
+                )
             )
-        )
-        wanted = combine([x[1:] for x in xs], "sum")
-        assert all(difference(numbers(out, "bf16"), wanted) is None for out in outs)
+            for each in whole:
+                got = numbers(each, dtype)
+                assert difference(got[last : last + wanted.size], wanted) is None, (collective, algorithm)
+                assert got[:last].tobytes() == around[:last].tobytes(), (collective, algorithm)
+                assert got[-8:].tobytes() == around[-8:].tobytes(), (collective, algorithm)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
