@@ -119,7 +119,9 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   }
 
   host::Patience patience;
-  patience.crowded = crowded_ = size_ > cores.count();
+  const int known = std::max(cores.count(), 1);
+  ranks_a_core_ = (size_ + known - 1) / known;
+  patience.crowded = ranks_a_core_ > 1;
   patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 1000;
   patience.timeout = std::chrono::duration<double>(timeout_s);
   lane_ = std::make_unique<HostThread>(
@@ -135,42 +137,45 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   far_ = true;
   for (const std::string& its : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && its == "far";
   if (size_ == 1) return;
-  const bool measured = measure_chunks();
-  int votes = 0;  // plans depend on it
-  for (const int its : exchange(int{env().stream_chunks.value_or(measured)})) votes += its;
-  cached_ = 2 * votes <= size_;
+  // One choice for all, since plans depend on it: what all ranks' pieces take together.
+  double saved = saved_around_cache(), all = 0;
+  if (env().stream_chunks) saved = *env().stream_chunks ? 1e9 : -1e9;
+  for (const double its : exchange(saved)) all += its;
+  cached_ = all <= 0;
   lane_->stream_chunks(!cached_);
 }
 
-// Whether a peer's chunks are better written around the cache. Stores into the cache first fetch the lines
-// from the other core's: how that compares with the trip through memory is the machine's, and no size or name
-// of it tells. What counts is a rank's own work, not its waits: they may begin on one core.
-bool Group::measure_chunks() {
+// Microseconds that a piece to a peer, and one from a peer, take less where chunks are written around the
+// cache. Stores into the cache first fetch the lines from the other core's: how that compares with the trip
+// through memory is the machine's, and no size or name of it tells. What counts is a rank's own copies: its
+// waits may begin on one core, and to wake a sleeper takes longer than a piece.
+double Group::saved_around_cache() {
   using Clock = std::chrono::steady_clock;
   ChunkChannel channel(*lane_);
   const int next = peer_at(*lane_, 1), last = peer_at(*lane_, size_ - 1);
   const std::vector<byte> given(std::min(lane_->chunk_bytes(), kMeasuredBytes));
   std::vector<byte> taken(given.size());
-  const Dst to{taken.data()};
-  const int rounds = crowded_ ? kMeasuredRounds / 3 : kMeasuredRounds;
-  std::vector<Clock::duration> took[2];
-  for (int round = 0; round < rounds; ++round)
+  auto copy = [&](Dst to, const byte* from) {
+    const auto began = Clock::now();
+    lane_->move(&to, 1, &from, 1, given.size());
+    return std::chrono::duration<double, std::micro>(Clock::now() - began).count();
+  };
+  const int rounds = ranks_a_core_ > 1 ? kMeasuredRounds / 3 : kMeasuredRounds;
+  std::vector<double> took[2];
+  for (int round = -static_cast<int>(HostThread::kChunks) / 2; round < rounds; ++round)
     for (const bool around : {false, true}) {
       lane_->stream_chunks(around);
-      const auto began = Clock::now();
-      channel.put(next, given.data(), given.size());
-      const auto put = Clock::now();
-      const byte* from = channel.arrived(last, taken.size());
-      const auto arrived = Clock::now();
-      lane_->move(&to, 1, &from, 1, taken.size());
-      took[around].push_back(put - began + (Clock::now() - arrived));
+      const double put = copy(channel.reserve(next, given.size()), given.data());
+      channel.commit(next, given.size());
+      const double taken_in = copy({taken.data()}, channel.arrived(last, taken.size()));
       channel.release(last);
+      if (round >= 0) took[around].push_back(put + taken_in);  // before, the chunks' pages are new
     }
-  auto median = [&](std::vector<Clock::duration>& times) {
+  auto median = [&](std::vector<double>& times) {
     std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
     return times[static_cast<std::size_t>(rounds / 2)];
   };
-  return median(took[true]) < median(took[false]);
+  return median(took[false]) - median(took[true]);
 }
 
 Group::~Group() { leave(); }

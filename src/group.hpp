@@ -27,7 +27,7 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
   HostThread& lane() { return *lane_; }
-  bool crowded() const { return crowded_; }  // there are fewer cores than ranks
+  int ranks_a_core() const { return ranks_a_core_; }  // that take turns on it
   bool cached() const { return cached_; }  // what goes into chunks stays in the cache; the same on every rank
 
   // Whether a rank's plain pointers are within every rank's reach: as they are, for threads of one process,
@@ -96,7 +96,7 @@ class Group {
   Board& board(int rank) const {
     return *reinterpret_cast<Board*>(segments_[static_cast<std::size_t>(rank)]->data());
   }
-  bool measure_chunks();
+  double saved_around_cache();
   [[noreturn]] void raise_failure() const;
   void interrupted(int peer, const std::function<bool()>& arrived);
   [[noreturn]] void unreachable(int rank, int error);
@@ -113,7 +113,8 @@ class Group {
   unsigned forks_ = forks();
   std::string_view doing_ = "init";
   std::uint64_t call_ = 0;
-  bool one_process_ = true, far_ = false, crowded_ = false, cached_ = false;
+  bool one_process_ = true, far_ = false, cached_ = false;
+  int ranks_a_core_ = 1;
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<Process> processes_;
   std::unique_ptr<HostThread> lane_;

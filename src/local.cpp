@@ -21,7 +21,7 @@ LocalCommunicator::LocalCommunicator(Bootstrap& bootstrap, const Communicator::O
       stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
       group_(bootstrap, timeout_of(options), check_, options.while_waiting),
       plan_(Plan::of_host({.ranks = group_.size(),
-                           .crowded = group_.crowded(),
+                           .ranks_a_core = group_.ranks_a_core(),
                            .cached = group_.cached(),
                            .one_process = group_.one_process()})),
       gpu_plan_(Plan::of_gpu({}, group_.size())) {

@@ -76,7 +76,7 @@ class Plan {
   // For host memory.
   struct Host {
     int ranks;
-    bool crowded = false;      // there are fewer cores than ranks
+    int ranks_a_core = 1;      // that take turns on it
     bool cached = false;       // chunks go through the cache
     bool one_process = false;  // plain memory is reached like symmetric memory
   };

@@ -60,8 +60,9 @@ TEST(Plan, PlainMemoryGoesThroughChunksThatStayInTheCache) {
 }
 
 TEST(Plan, PlainMemoryOfOneProcessIsReachedLikeSymmetricMemory) {
-  for (const bool crowded : {false, true}) {
-    const Plan plan = Plan::of_host({.ranks = 3, .crowded = crowded, .cached = true, .one_process = true});
+  for (const int ranks_a_core : {1, 2, 4}) {
+    const Plan plan =
+        Plan::of_host({.ranks = 3, .ranks_a_core = ranks_a_core, .cached = true, .one_process = true});
     for (const Collective collective : collectives())
       for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 2)
         EXPECT_EQ(plan.choose(collective, bytes, false), plan.choose(collective, bytes, true));

@@ -58,7 +58,7 @@ class HostThread {
   static constexpr int worker() { return 0; }
   static constexpr int workers() { return 1; }
   std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
-  // Pieces of this size and more are written into peers' chunks around the cache (Group::measure_chunks).
+  // Pieces of this size and more are written into peers' chunks around the cache (Group::saved_around_cache).
   std::size_t stream_from() const { return stream_from_; }
   void stream_chunks(bool around) { stream_from_ = around ? kStreamFrom : ~std::size_t{0}; }
   static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }
@@ -140,7 +140,7 @@ class HostThread {
     std::uint32_t signalled[kSlots] = {}, awaited[kSlots] = {};
     std::uint64_t packets_sent = 0, packets_taken = 0;
   };
-  static constexpr std::size_t kStreamFrom = 2048;
+  static constexpr std::size_t kStreamFrom = 3072;
   static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
   static constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;
 
