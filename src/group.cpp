@@ -139,7 +139,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   if (size_ == 1) return;
   // One choice for all, since plans depend on it: what all ranks' pieces take together.
   double saved = saved_around_cache(), all = 0;
-  if (env().stream_chunks) saved = *env().stream_chunks ? 1e9 : -1e9;
+  if (const auto& asked = env().stream_chunks) saved = *asked ? 1e9 : -1e9;
   for (const double its : exchange(saved)) all += its;
   cached_ = all <= 0;
   lane_->stream_chunks(!cached_);
