@@ -5,8 +5,9 @@ A cell is one case on one backend; the cells of one case are rivals. In every ro
 visited, a batch of samples each: the cases in a fresh random order, the rivals of a case one right after the
 other, in random order too. A cell has enough once it has been in `MIN_ROUNDS` rounds and the 95 % interval of
 its median is narrow enough, or its samples or the time are used up; it is finished when its rivals have
-enough as well. So a phase in which the machine is slower reaches all rivals, or none. The time left is
-divided evenly between the batches still to come, so that what quick cells leave over goes to slow ones.
+enough as well, or it is so much slower than its best rival (`Limits.outclassed`) that no more is asked of it.
+So a phase in which the machine is slower reaches all rivals, or none. The time left is divided evenly between
+the batches still to come, so that what quick cells leave over goes to slow ones.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Limits:
     rounds: int = 8
     warmup: int = 10
     samples: int | None = None
-    outclassed: float | None = None  # a cell so many times as slow as its best rival is visited once only
+    outclassed: float | None = None  # a cell so many times as slow as its best rival is not visited again
 
 
 @dataclass

@@ -50,7 +50,7 @@ class Grid:
     dtype: str  # what is summed most
     memories: list[str]
     modes: list[str]
-    outclassed: float  # a variant so many times as slow as the best is measured once only
+    outclassed: float  # a variant so many times as slow as the best is not measured again
 
 
 GRIDS = {
