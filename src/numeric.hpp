@@ -3,7 +3,8 @@
 //
 // f16, bf16 and fp8 convert exactly to f32 and back with one rounding, to nearest even. Overflow gives
 // infinity in f16, bf16 and e5m2; e4m3 has no infinity and gives NaN (OCP 8-bit Floating Point
-// Specification 1.0, non-saturating).
+// Specification 1.0, non-saturating). Where GPUs have the same conversion, they take it: a NaN's payload may
+// differ.
 #pragma once
 
 #include <bit>
@@ -85,9 +86,23 @@ struct Wide {
 template <>
 struct Wide<F16> {
   using type = float;
-  UNISONO_PORTABLE static float from(F16 v) { return numeric::Format<5, 10, true>::widen(v.bits); }
+  UNISONO_PORTABLE static float from(F16 v) {
+#ifdef __CUDA_ARCH__
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
+    return wide;
+#else
+    return numeric::Format<5, 10, true>::widen(v.bits);
+#endif
+  }
   UNISONO_PORTABLE static F16 to(float v) {
+#ifdef __CUDA_ARCH__
+    F16 narrow;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
+    return narrow;
+#else
     return {static_cast<std::uint16_t>(numeric::Format<5, 10, true>::narrow(v))};
+#endif
   }
 };
 template <>
@@ -97,9 +112,15 @@ struct Wide<BF16> {
     return numeric::as_float(static_cast<std::uint32_t>(v.bits) << 16);
   }
   UNISONO_PORTABLE static BF16 to(float v) {
+#ifdef __CUDA_ARCH__
+    BF16 narrow;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
+    return narrow;
+#else
     const std::uint32_t bits = numeric::as_bits(v);
     const std::uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
     return {static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : rounded)};
+#endif
   }
 };
 template <>

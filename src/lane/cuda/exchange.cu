@@ -11,45 +11,46 @@
 namespace unisono::cuda {
 namespace {
 
-// Eight bytes of `n` ranks, combined in rank order.
-template <class T, Op op, int kMost>
-__device__ std::uint64_t combine_words(const std::uint64_t (&words)[kMost], int n) {
+// Eight bytes of each rank.
+template <int kRanks>
+struct OfRanks {
+  std::uint64_t words[kRanks];
+};
+
+// Combined in rank order.
+template <class T, Op op, int kRanks>
+__device__ std::uint64_t combine_words(const OfRanks<kRanks> of, int ranks) {
   using P = Pack<T, kPacketBytes / sizeof(T)>;
-  P result;
+  P packs[kRanks];
 #pragma unroll
-  for (std::size_t e = 0; e < kPacketBytes / sizeof(T); ++e) {
-    auto wide = Wide<T>::from(std::bit_cast<P>(words[0]).elements[e]);
-#pragma unroll
-    for (int s = 1; s < kMost; ++s)
-      if (s < n) wide = unisono::combine<op, T>(wide, Wide<T>::from(std::bit_cast<P>(words[s]).elements[e]));
-    result.elements[e] = Wide<T>::to(finish<op, T>(wide, n));
-  }
-  return std::bit_cast<std::uint64_t>(result);
+  for (int r = 0; r < kRanks; ++r) packs[r] = std::bit_cast<P>(of.words[r]);
+  return std::bit_cast<std::uint64_t>(combine_packs<T, op>(packs, ranks));
 }
 
-using CombineWords = std::uint64_t (*)(const std::uint64_t (&words)[kMaxRanks], int n);
-#define UNISONO_COMBINE_WORDS(T, op) combine_words<T, op, kMaxRanks>
-__device__ const CombineWords combiners[kDTypes][kOps] = UNISONO_TABLE(UNISONO_COMBINE_WORDS);
+// By value: a reference would put the words into local memory.
+template <int kRanks>
+using CombineWords = std::uint64_t (*)(const OfRanks<kRanks>, int ranks);
+#define UNISONO_COMBINE_WORDS(T, op) combine_words<T, op, kRanks>
+template <int kRanks>
+__device__ const CombineWords<kRanks> combiners[kDTypes][kOps] = UNISONO_TABLE(UNISONO_COMBINE_WORDS);
 
 // Which combination a kernel has compiled in; the others look theirs up.
 struct CombineByTable {
-  template <int kMost>
-  __device__ static std::uint64_t combine(const Exchange& x, const std::uint64_t (&words)[kMost]) {
-    std::uint64_t all[kMaxRanks] = {};
-#pragma unroll
-    for (int p = 0; p < kMost; ++p) all[p] = words[p];
-    return combiners[static_cast<int>(x.dtype)][static_cast<int>(x.op)](all, x.ranks);
+  template <int kRanks>
+  __device__ static std::uint64_t combine(const Exchange& x, const OfRanks<kRanks>& of) {
+    return combiners<kRanks>[static_cast<int>(x.dtype)][static_cast<int>(x.op)](of, x.ranks);
   }
 };
 template <class T>
 struct Sum {
-  template <int kMost>
-  __device__ static std::uint64_t combine(const Exchange& x, const std::uint64_t (&words)[kMost]) {
-    return combine_words<T, Op::sum>(words, x.ranks);
+  template <int kRanks>
+  __device__ static std::uint64_t combine(const Exchange& x, const OfRanks<kRanks>& of) {
+    return combine_words<T, Op::sum>(of, x.ranks);
   }
 };
 
 // Small messages take as long as the instructions before their first store, and after their last load.
+// kMost: peers.
 template <Step step, class Framing, int kMost, class Combine>
 __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ Exchange x) {
   using Data = typename Framing::Data;
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
   };
   auto receive = [&](const Unit& unit) {
     if (lost) return;
-    auto take_from = [&](unsigned rings, const std::uint32_t (&bytes)[kMaxRanks], Packet(&got)[kMost]) {
+    auto take_from = [&](unsigned rings, const std::uint32_t (&bytes)[kMostPeers], Packet(&got)[kMost]) {
       lost = !take<Framing>(
           x, [&](int p) { return unit.within(bytes[p]); },
           [&](int p) { return x.arrived + (ring + rings + count[p] % kTurns * turn + p * kPackets); }, count,
@@ -134,14 +135,18 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
     } else if (there) {
 #pragma unroll
       for (int w = 0; w < Framing::kWords; ++w) {
-        std::uint64_t words[kMost] = {};
+        OfRanks<kMost + 1> of;
 #pragma unroll
-        for (int p = 0; p < kMost; ++p) words[p] = p == x.rank ? own.at[w] : Framing::data(got[p]).at[w];
-        if constexpr (step != Step::relay) result.at[w] = Combine::combine(x, words);
+        for (int r = 0; r <= kMost; ++r) {
+          const std::uint64_t before = Framing::data(got[r < kMost ? r : r - 1]).at[w];
+          const std::uint64_t after = Framing::data(got[r > 0 ? r - 1 : r]).at[w];
+          of.words[r] = r == x.rank ? own.at[w] : r < x.rank ? before : after;
+        }
+        if constexpr (step != Step::relay) result.at[w] = Combine::combine(x, of);
         else
 #pragma unroll
-          for (int p = 0; p < kMost; ++p)
-            if (p == x.root) result.at[w] = words[p];
+          for (int r = 0; r <= kMost; ++r)
+            if (r == x.root) result.at[w] = of.words[r];
       }
     }
     if constexpr (kTwoSteps)
@@ -195,15 +200,16 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
 
 template <Step step, class Framing, class Combine>
 ExchangeKernel of_ranks(int ranks) {
-  if (ranks <= 2) return exchange<step, Framing, 2, Combine>;
-  if (ranks <= 4) return exchange<step, Framing, 4, Combine>;
-  return exchange<step, Framing, kMaxRanks, Combine>;
+  if (ranks <= 2) return exchange<step, Framing, 1, Combine>;
+  if (ranks <= 4) return exchange<step, Framing, 3, Combine>;
+  return exchange<step, Framing, kMostPeers, Combine>;
 }
 
 template <Step step, class Framing>
 ExchangeKernel combining(bool whole, int ranks, DType dtype, Op op) {
   if (!whole) return of_ranks<step, Ragged<Framing>, CombineByTable>(ranks);
   if (op == Op::sum && dtype == DType::f32) return of_ranks<step, Whole<Framing>, Sum<float>>(ranks);
+  if (op == Op::sum && dtype == DType::f16) return of_ranks<step, Whole<Framing>, Sum<F16>>(ranks);
   if (op == Op::sum && dtype == DType::bf16) return of_ranks<step, Whole<Framing>, Sum<BF16>>(ranks);
   return of_ranks<step, Whole<Framing>, CombineByTable>(ranks);
 }

@@ -35,12 +35,12 @@ void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) 
   const Args& a = request.args;
   const int n = group_.size(), me = group_.rank();
   auto give = [&](int p, const byte* data, std::size_t bytes) {
-    (p == me ? x.own : x.from[p]) = data;
-    (p == me ? x.own_bytes : x.send[p]) = static_cast<std::uint32_t>(bytes);
+    (p == me ? x.own : x.from[peer_of(p, me)]) = data;
+    (p == me ? x.own_bytes : x.send[peer_of(p, me)]) = static_cast<std::uint32_t>(bytes);
   };
   auto get = [&](int p, byte* data, std::size_t bytes) {
-    (p == me ? x.result : x.into[p]) = data;
-    (p == me ? x.own_bytes : x.receive[p]) = static_cast<std::uint32_t>(bytes);
+    (p == me ? x.result : x.into[peer_of(p, me)]) = data;
+    (p == me ? x.own_bytes : x.receive[peer_of(p, me)]) = static_cast<std::uint32_t>(bytes);
   };
   auto at = [&](int p) { return a.block * static_cast<std::size_t>(p); };
   for (int p = 0; p < n; ++p) {
@@ -107,13 +107,14 @@ void GpuEngine::two_steps(Exchange& x, const Request& request) const {
   const bool copies = request.collective == Collective::broadcast && me == a.root && a.out != a.in;
   for (int p = 0; p < n; ++p) {
     const Range its = share(p);
-    (p == me ? x.own : x.from[p]) = gives(me) ? a.in + its.begin : nullptr;
-    (p == me ? x.result : x.into[p]) = gets(me) || copies ? a.out + its.begin : nullptr;
+    const int i = peer_of(p, me);
+    (p == me ? x.own : x.from[i]) = gives(me) ? a.in + its.begin : nullptr;
+    (p == me ? x.result : x.into[i]) = gets(me) || copies ? a.out + its.begin : nullptr;
     if (p == me) continue;
-    x.send[p] = gives(me) ? narrow(its.bytes) : 0;
-    x.receive[p] = gives(p) ? mine : 0;
-    if (gets(p) && mine > 0) x.passes.add(p, me);
-    x.back[p] = gets(me) ? narrow(its.bytes) : 0;
+    x.send[i] = gives(me) ? narrow(its.bytes) : 0;
+    x.receive[i] = gives(p) ? mine : 0;
+    if (gets(p) && mine > 0) x.passes.add(i, me);
+    x.back[i] = gets(me) ? narrow(its.bytes) : 0;
   }
   x.own_bytes = mine;
 }
@@ -173,13 +174,13 @@ void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shap
   auto at = [&](int p, std::size_t offset) { return base_.bases[p] + offset; };
   std::uintptr_t all =
       reinterpret_cast<std::uintptr_t>(x.own) | reinterpret_cast<std::uintptr_t>(x.result) | x.own_bytes;
-  for (int p = 0; p < n; ++p) {
-    all |= reinterpret_cast<std::uintptr_t>(x.from[p]) | reinterpret_cast<std::uintptr_t>(x.into[p]) |
-           x.send[p] | x.receive[p] | x.back[p];
-    if (p == me) continue;
-    if (x.send[p] > 0) x.gives.add(p, me);
-    x.rings[p] = reinterpret_cast<Packet*>(at(p, area)) + static_cast<std::size_t>(me) * kPackets;
-    x.tokens[p] = reinterpret_cast<Counts*>(at(p, layout_.tokens))->of + me;
+  for (int i = 0; i < n - 1; ++i) {
+    all |= reinterpret_cast<std::uintptr_t>(x.from[i]) | reinterpret_cast<std::uintptr_t>(x.into[i]) |
+           x.send[i] | x.receive[i] | x.back[i];
+    if (x.send[i] > 0) x.gives.add(i, me);
+    const int p = rank_of(i, me), seen = peer_of(me, p);  // this rank as p numbers its peers
+    x.rings[i] = reinterpret_cast<Packet*>(at(p, area)) + static_cast<std::size_t>(seen) * kPackets;
+    x.tokens[i] = reinterpret_cast<Counts*>(at(p, layout_.tokens))->of + seen;
   }
   x.arrived = reinterpret_cast<const Packet*>(at(me, area));
   x.begun = reinterpret_cast<Counts*>(at(me, layout_.tokens));

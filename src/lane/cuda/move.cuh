@@ -69,11 +69,26 @@ struct alignas(sizeof(T) * kCount) Pack {
   T elements[kCount];
 };
 
+// One pack of each source, at most kSources, to one.
+template <class T, Op op, std::size_t kCount, int kSources>
+__device__ Pack<T, kCount> combine_packs(const Pack<T, kCount> (&packs)[kSources], int n_srcs) {
+  Pack<T, kCount> result;
+#pragma unroll
+  for (std::size_t e = 0; e < kCount; ++e) {
+    auto wide = Wide<T>::from(packs[0].elements[e]);
+#pragma unroll
+    for (int s = 1; s < kSources; ++s)
+      if (s < n_srcs) wide = unisono::combine<op, T>(wide, Wide<T>::from(packs[s].elements[e]));
+    result.elements[e] = Wide<T>::to(finish<op, T>(wide, n_srcs));
+  }
+  return result;
+}
+
 // Combines `count` packs from pack `begin` on. At most kSources sources; kFlight packs of each are in flight
 // in each thread. A position is read from every source before it is written, so that a destination may be a
 // source. All warps share few packs, since to combine one takes long.
 template <class T, Op op, std::size_t kCount, int kSources, unsigned kFlight>
-__device__ void combine_packs(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+__device__ void combine_range(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
                               std::size_t begin, unsigned count) {
   using P = Pack<T, kCount>;
   for (unsigned i = threadIdx.x; i < count; i += kFlight * blockDim.x) {
@@ -90,15 +105,7 @@ __device__ void combine_packs(const Dst* dsts, int n_dsts, const byte* const* sr
     for (unsigned u = 0; u < kFlight; ++u) {
       const unsigned at = i + u * blockDim.x;
       if (at >= count) break;
-      P result;
-#pragma unroll
-      for (std::size_t e = 0; e < kCount; ++e) {
-        auto wide = Wide<T>::from(packs[u][0].elements[e]);
-#pragma unroll
-        for (int s = 1; s < kSources; ++s)
-          if (s < n_srcs) wide = unisono::combine<op, T>(wide, Wide<T>::from(packs[u][s].elements[e]));
-        result.elements[e] = Wide<T>::to(finish<op, T>(wide, n_srcs));
-      }
+      const P result = combine_packs<T, op>(packs[u], n_srcs);
       for (int d = 0; d < n_dsts; ++d) (reinterpret_cast<P*>(dsts[d].at) + begin)[at] = result;
     }
   }
@@ -113,12 +120,12 @@ __device__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int
   if (aligned(dsts, n_dsts, srcs, n_srcs, sizeof(uint4))) {
     constexpr unsigned kFlight = sizeof(T) == 1 ? 1 : 2;
     const unsigned packs = count / kWide;
-    if (n_srcs <= 2) combine_packs<T, op, kWide, 2, 2 * kFlight>(dsts, n_dsts, srcs, n_srcs, 0, packs);
-    else if (n_srcs <= 4) combine_packs<T, op, kWide, 4, kFlight>(dsts, n_dsts, srcs, n_srcs, 0, packs);
-    else combine_packs<T, op, kWide, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, 0, packs);
+    if (n_srcs <= 2) combine_range<T, op, kWide, 2, 2 * kFlight>(dsts, n_dsts, srcs, n_srcs, 0, packs);
+    else if (n_srcs <= 4) combine_range<T, op, kWide, 4, kFlight>(dsts, n_dsts, srcs, n_srcs, 0, packs);
+    else combine_range<T, op, kWide, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, 0, packs);
     whole = packs * kWide;
   }
-  if (whole < count) combine_packs<T, op, 1, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, whole, count - whole);
+  if (whole < count) combine_range<T, op, 1, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, whole, count - whole);
 }
 
 }  // namespace unisono::cuda
