@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "exchange_api.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::python {
@@ -27,6 +28,21 @@ nb::dlpack::dtype dlpack_of(DType dtype) {
   for (const Name& one : kNames)
     if (one.dtype == dtype) return {one.dlpack, static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
   return {};
+}
+
+std::optional<DType> dtype_of(nb::dlpack::dtype type) {
+  for (const Name& one : kNames)
+    if (type == dlpack_of(one.dtype)) return one.dtype;
+  return std::nullopt;
+}
+
+// Whether an array has its elements in C order without gaps. Strides count elements.
+bool contiguous(std::size_t dims, const std::int64_t* extents, const std::int64_t* strides) {
+  std::int64_t expected = 1;
+  bool fits = true;
+  for (std::size_t i = dims; i-- > 0; expected *= extents[i])
+    fits = fits && (extents[i] == 1 || strides[i] == expected);
+  return fits || expected == 0;
 }
 
 std::optional<DType> dtype_named(std::string_view name) {
@@ -95,6 +111,17 @@ DType dtype_of_torch(const nb::object& its, const char* what) {
   return *known;
 }
 
+// torch.Tensor, and its table of functions: null before the first one has come, and of versions without.
+struct TorchTable {
+  PyTypeObject* type = nullptr;
+  const ExchangeApi* api = nullptr;
+  void learn(PyTypeObject* met) {
+    if (type || !(api = exchange_api(met))) return;
+    Py_INCREF(met);
+    type = met;
+  }
+} torch_table;
+
 // Why an array does not come by DLPack, in its library's own words.
 std::string refusal(nb::handle array) {
   try {
@@ -106,7 +133,7 @@ std::string refusal(nb::handle array) {
 }  // namespace
 
 Array::Array(nb::handle array, const char* what, bool written) {
-  if (from_buffer(array, what, written)) return;
+  if (from_torch_table(array) || from_buffer(array, what, written)) return;
   if (has(array, tensor().data_ptr) && has(array, tensor().is_contiguous)) from_torch(array, what);
   else if (nb::hasattr(array, "__cuda_array_interface__")) from_cuda(array, what, written);
   else if (nb::hasattr(array, "__array_interface__")) from_extension_type(array, what, written);
@@ -176,8 +203,34 @@ void Array::from_extension_type(nb::handle array, const char* what, bool written
   measure();
 }
 
+// Of a type that from_torch has met. False for what is not contiguous, of an unknown type or elsewhere: of
+// these from_torch has more to say.
+bool Array::from_torch_table(nb::handle array) {
+  if (Py_TYPE(array.ptr()) != torch_table.type) return false;
+  nb::dlpack::dltensor its;
+  if (torch_table.api->view(array.ptr(), &its) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const bool on_gpu = its.device.device_type == nb::device::cuda::value;
+  const auto known = dtype_of(its.dtype);
+  const auto dims = static_cast<std::size_t>(its.ndim);
+  if (!known || (!on_gpu && its.device.device_type != nb::device::cpu::value) ||
+      !contiguous(dims, its.shape, its.strides))
+    return false;
+  library_ = Library::torch;
+  memory = on_gpu ? Memory::device : Memory::host;
+  device = its.device.device_id;
+  dtype = *known;
+  data = static_cast<std::byte*>(its.data) + its.byte_offset;
+  shape.assign(its.shape, its.shape + dims);
+  measure();
+  return true;
+}
+
 void Array::from_torch(nb::handle array, const char* what) {
   library_ = Library::torch;
+  torch_table.learn(Py_TYPE(array.ptr()));
   if (nb::cast<bool>(get(array, tensor().is_cuda))) {
     memory = Memory::device;
     device = nb::cast<int>(ask(array, tensor().get_device));
@@ -238,18 +291,12 @@ void Array::from_dlpack(nb::handle array, const char* what, bool written) {
       !nb::cast<bool>(array.attr("flags").attr("writeable")))
     throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
   const nb::dlpack::dtype type = view.dtype();
-  std::optional<DType> known;
-  for (const Name& one : kNames)
-    if (type == dlpack_of(one.dtype)) known = one.dtype;
+  const auto known = dtype_of(type);
   if (!known)
     unknown("DLPack code " + std::to_string(type.code) + " of " + std::to_string(type.bits) + " bits", what);
-  shape.clear();
-  std::int64_t expected = 1;
-  for (std::size_t i = view.ndim(); i-- > 0; expected *= static_cast<std::int64_t>(view.shape(i))) {
-    shape.insert(shape.begin(), view.shape(i));
-    if (view.shape(i) > 1 && view.stride(i) != expected)
-      throw UsageError(std::string(what) + " is not contiguous: pass a C-contiguous array.");
-  }
+  if (!contiguous(view.ndim(), view.shape_ptr(), view.stride_ptr()))
+    throw UsageError(std::string(what) + " is not contiguous: pass a C-contiguous array.");
+  shape.assign(view.shape_ptr(), view.shape_ptr() + view.ndim());
   dtype = *known;
   measure();
   data = const_cast<void*>(static_cast<const void*>(view.data()));
@@ -276,10 +323,10 @@ nb::object Array::stream(nb::handle asked) const {
 
 void* stream_handle(nb::handle stream) {
   if (stream.is_none()) return nullptr;
-  for (const char* name : {"cuda_stream", "ptr", "handle"})
-    if (nb::hasattr(stream, name))
-      return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(stream.attr(name))));
   if (PyLong_Check(stream.ptr())) return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(stream));
+  for (const char* name : {"cuda_stream", "ptr", "handle"})
+    if (const nb::object its = nb::getattr(stream, name, nb::none()); !its.is_none())
+      return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(its));
   throw UsageError(std::string(nb::repr(stream).c_str()) +
                    " is not a stream: pass a torch or cupy stream, or the handle as a number.");
 }

@@ -52,7 +52,8 @@ reduce_scatter_all_gather; on a GPU also one_shot_ll128, two_shot_ll128 (in line
 copy_engine; None: the plan's choice. Communicator.algorithms() lists them. Returns out.
 
 wire: fp8 or int8 sends a byte for each element and one for each block of 32, in place of the elements, and rounds: every
-x, and the sum. Every rank still gets the same bits, those of every lane. For sum and avg of f32, f16 and bf16, by two_shot.
+x, and the sum. Every rank still gets the same bits, those of every lane, NaNs aside. For sum and avg of f32, f16 and
+bf16, by two_shot.
 Blocks are 32 elements, from the first on. With x(r) rank r's element, y its exact sum, s
 the sum of the rounded x(r), and A(r) and S the largest magnitudes of x(r) and s in the element's block:
   int8: |out - y| <= (sum of A(r) + S) / 127

@@ -195,11 +195,22 @@ void Request::name_algorithm() {
                    "': use one of " + known + ".");
 }
 
+// A GPU loads no element from elsewhere.
+void Request::check_alignment() const {
+  if (call->memory != Memory::device || !combines(collective)) return;
+  const auto all = reinterpret_cast<std::uintptr_t>(args.in) | reinterpret_cast<std::uintptr_t>(args.out);
+  if (const std::size_t size = size_of(call->dtype); all % size != 0)
+    throw UsageError(std::string(name_of(collective)) + " of " + std::string(name_of(call->dtype)) +
+                     " on a GPU needs buffers at multiples of " + std::to_string(size) +
+                     " bytes: pass an array that is aligned.");
+}
+
 void Request::check_buffers(std::size_t at_in, std::size_t at_out) const {
   const bool no_input = in_bytes > 0 && !args.in;
   if (no_input || (out_bytes > 0 && !args.out))
     throw UsageError(std::string(name_of(collective)) + " needs " + (no_input ? "an input" : "an output") +
                      " buffer on this rank.");
+  check_alignment();
   if (in_bytes == 0 || out_bytes == 0) return;
   const bool apart = args.in + in_bytes <= args.out || args.out + out_bytes <= args.in;
   if (!apart && args.in + at_out != args.out + at_in)

@@ -51,6 +51,7 @@ struct Request {
   // into the input.
   void check_buffers(std::size_t at_in, std::size_t at_out) const;
   void check_apart() const;
+  void check_alignment() const;
   void name_algorithm();
   void check_wire();
 };

@@ -91,7 +91,8 @@ def tune(
         result = finish.exit_code(found, code)
         if result == finish.OK:
             run = found.runs[0]
-            tune.write(path, run.ranks, run.machine, tune.choose(found.results, device))
+            entries = tune.choose(found.results, device)
+            guarded(lambda: tune.write(path, run.ranks, run.machine, entries))
             where = f"{run.ranks} {'GPUs' if device == 'cuda' else 'ranks'}"
             screen.print(f"plan for {where}: {finish.shown(path)}", soft_wrap=True)
         else:

@@ -155,15 +155,15 @@ UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
 }
 
 // Returns when every rank has called it; what any rank wrote in earlier calls may be read, and overwritten,
-// after. Where ranks tell each other of a direct call before it, they have met. `meanwhile` is work that
-// touches nothing of a peer's.
+// after. Where ranks tell each other of a direct call before it, they have met; where not, `meanwhile` is
+// done while they meet: work that touches nothing of a peer's.
 template <class Lane, class Work>
 UNISONO_PROGRAM void meet_first(Lane& lane, const Work& meanwhile) {
-  constexpr bool kAnnounces = requires { lane.announce(Slot::meet); };
-  if constexpr (kAnnounces) lane.announce(Slot::meet);
-  meanwhile();
-  if constexpr (kAnnounces)
+  if constexpr (requires { lane.announce(Slot::meet); }) {
+    lane.announce(Slot::meet);
+    meanwhile();
     for (int i = 1; i < lane.size(); ++i) lane.wait(peer_at(lane, i), Slot::meet);
+  }
 }
 template <class Lane>
 UNISONO_PROGRAM void meet_first(Lane& lane) {
@@ -171,8 +171,8 @@ UNISONO_PROGRAM void meet_first(Lane& lane) {
 }
 
 // Meets all ranks, then moves what is between this rank and each other, bytes(p) of rank p, one peer after
-// the other in peer_at's order; its own part goes between, the first piece while it meets the others, then a
-// piece here and there, so that the links never idle for it.
+// the other in peer_at's order; its own part goes between, a piece here and there, so that the links never
+// idle for it, and the first piece while the ranks meet.
 template <class Lane, class Bytes, class Move>
 UNISONO_PROGRAM void meet_in_turn(Lane& lane, const Bytes& bytes, const Move& move) {
   const int n = lane.size(), me = lane.rank();

@@ -55,6 +55,19 @@ TEST_P(Requests, KnowTheirSizes) {
   EXPECT_EQ(request.args.block, kBlock);
 }
 
+TEST_P(Requests, NeedElementsThatAGpuCanLoad) {
+  const auto c = GetParam();
+  const bool combines =
+      c == Collective::all_reduce || c == Collective::reduce || c == Collective::reduce_scatter;
+  for (const auto& [in, out] : {std::pair(2, 2048), std::pair(0, 2049)}) {
+    Call odd = call(static_cast<std::size_t>(in), static_cast<std::size_t>(out));
+    EXPECT_NO_THROW(make(odd));
+    odd.memory = Memory::device;
+    if (combines) EXPECT_THROW(make(odd), UsageError);
+    else EXPECT_NO_THROW(make(odd));
+  }
+}
+
 TEST_P(Requests, MayHaveBuffersSideBySide) {
   EXPECT_NO_THROW(make(call(0, sizes.in)));
   EXPECT_NO_THROW(make(call(sizes.out, 0)));

@@ -18,13 +18,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import report_data as data
+from unisono import files
 from unisono.bench import finish, records, request, start
 from unisono.bench.cases import COLLECTIVES, CaseError
 from unisono.bench.options import PRESETS, Options
 from unisono.bench.request import Asked, options_of
 from unisono.cli import app
 from unisono.errors import ResourceError
-from unisono.report import files
 
 COMMAND = [sys.executable, "-m", "unisono.cli"]
 

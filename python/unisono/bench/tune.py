@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -28,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from unisono import files
 from unisono.bench.backends.unisono import reaches_peers, shape_of
 from unisono.bench.cases import COLLECTIVES, MEMORIES, size_range
 from unisono.bench.records import Machine, Result
@@ -208,7 +207,7 @@ def _text(tables: list[dict[str, Any]] | dict[str, Any]) -> str:
 
 def write(path: Path, ranks: int, machine: Machine, entries: Sequence[dict[str, Any]]) -> None:
     """Adds the table to `path` in one step, so that a library that starts meanwhile reads the old or the new
-    file. The table is one for GPUs where the machine's record names some."""
+    file. The table is one for GPUs where the machine's record names some. Raises ResourceError."""
     cards = set(machine.gpus)
     where = {"device": "cuda", "card": cards.pop() if len(cards) == 1 else ""} if cards else {}
     table = {
@@ -219,8 +218,4 @@ def write(path: Path, ranks: int, machine: Machine, entries: Sequence[dict[str, 
         "entries": list(entries),
     }
     text = _text(merge(path.read_text() if path.is_file() else None, table))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w") as file:
-        file.write(text + "\n")
-    os.replace(temporary, path)
+    files.write(path, f"{text}\n".encode())

@@ -22,7 +22,9 @@ def build(path: Path, out: Path | None = None) -> list[Path]:
             f"the report needs {', '.join(missing)}: pip install 'unisono[bench]', or copy the records to a "
             "machine that has them and run `unisono report DIR` there."
         )
-    from . import files, html, markdown, plots
+    from unisono import files
+
+    from . import html, markdown, plots
     from .model import load
 
     path = Path(path)

@@ -12,7 +12,9 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from . import analysis, charts, content, files, links, pairs, payload, text, theme
+from unisono import files
+
+from . import analysis, charts, content, links, pairs, payload, text, theme
 from .model import Model, Row
 from .payload import Json
 

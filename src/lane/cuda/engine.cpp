@@ -103,7 +103,7 @@ void GpuEngine::release() noexcept {
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
   cudaDeviceSynchronize();  // waits of kernels in flight end by their deadline
-  free_dropped();
+  free_dropped([] {});
   for (const cudaEvent_t* event : events())
     if (*event) cudaEventDestroy(*event);
   for (cudaStream_t stream : {side_, tell_})
@@ -129,12 +129,11 @@ void GpuEngine::meet_cards(const Options& options) {
     check(cudaDeviceGetPCIBusId(mine.pci, sizeof mine.pci, device_), "cudaDeviceGetPCIBusId");
     card_ = card.name;
     mine.name = static_cast<std::uint32_t>(std::hash<std::string>{}(card_));
-    mine.blocks = std::min({kMostBlocks, card.multiProcessorCount,
-                            options.max_sms > 0 ? options.max_sms
-                            : env().max_sms > 0 ? env().max_sms
-                                                : kMostBlocks});
+    const int max_sms = options.max_sms > 0 ? options.max_sms : env().max_sms;
+    mine.blocks = std::min({kMostBlocks, card.multiProcessorCount, max_sms > 0 ? max_sms : kMostBlocks});
     mine.usable = true;
-    early_ = card.major >= 9 && !env().share_device;  // one that waits keeps others of the GPU out
+    // one that waits holds SMs: another's of a GPU that is shared, or more than max_sms
+    early_ = card.major >= 9 && !env().share_device && max_sms == 0;
   }
   if (group_.size() > kMaxRanks && problem.empty()) {
     problem = "the CUDA lane joins up to " + std::to_string(kMaxRanks) + " ranks of one machine, not " +
@@ -210,7 +209,8 @@ void GpuEngine::load_kernels() {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (const Wire wire : {Wire::fp8, Wire::int8})
       load(reinterpret_cast<const void*>(quantised_kernel(dtype, wire)));
-  for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {
+  for (int d = 0; d < kDTypes; ++d) {
+    const auto dtype = static_cast<DType>(d);
     for (int c = 0; c < kCollectives; ++c)
       for (int a = 0; a < kAlgorithms; ++a)
         load(reinterpret_cast<const void*>(
@@ -247,8 +247,7 @@ byte* GpuEngine::seen_by(int peer, const byte* at, std::size_t bytes) const {
 }
 
 std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
-  free_dropped();
-  group_.exchange(Verdict{true});  // a part is free once every rank has unmapped it
+  free_dropped([this] { group_.exchange(Verdict{true}); });
   auto parts = share(bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::local);
   const auto me = static_cast<std::size_t>(group_.rank());
   Mapped mine{};
@@ -266,10 +265,16 @@ std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
           }};
 }
 
-void GpuEngine::free_dropped() noexcept {
+void GpuEngine::free_dropped(const std::function<void()>& meet) {
   decltype(symmetric_->dropped) dropped;  // freed without the lock
-  const std::scoped_lock lock(symmetric_->mutex);
-  dropped.swap(symmetric_->dropped);
+  {
+    const std::scoped_lock lock(symmetric_->mutex);
+    dropped.swap(symmetric_->dropped);
+  }
+  for (auto& [number, allocation] : dropped)
+    for (std::size_t r = 0; r < allocation.parts.size(); ++r)
+      if (static_cast<int>(r) != group_.rank()) allocation.parts[r].reset();
+  meet();
 }
 
 void GpuEngine::check() {

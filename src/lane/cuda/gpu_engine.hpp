@@ -85,7 +85,9 @@ class GpuEngine final : public Engine {
   // `bytes` of every rank, in rank order; of kind local only this rank's. Everyone gets it, or nobody.
   std::vector<std::shared_ptr<DeviceMemory>> share(std::size_t bytes, DeviceMemory::Kind kind);
 
-  void free_dropped() noexcept;
+  // The peers' parts, then this rank's: between the two the ranks `meet`, since CUDA wants what is shared by
+  // cudaIpc closed before it is freed.
+  void free_dropped(const std::function<void()>& meet);
 
   // A kernel that is loaded when it is first launched may wait for one that waits for this rank. Finds out
   // whether kernels may start early.

@@ -48,7 +48,7 @@ struct alignas(16) Counters {
 // The head of each rank's scratch.
 struct Header {
   // Any rank sets it on all, and the host where it loses a peer: waits end, moves are left out, also in later
-  // kernels.
+  // kernels. What copy engines do behind such a kernel is not.
   std::uint32_t failed;
   std::uint32_t claimed;  // which of the rank's blocks writes the record
 };
@@ -87,8 +87,8 @@ struct Layout {
               bytes = 0;  // offsets, and the whole
 };
 
-// Where a kernel runs. Every rank launches the same kernel with the same grid (of at most layout.blocks, all
-// resident at once), block and tile; one kernel of a scratch at a time.
+// Where a kernel runs. Every rank launches one of the same program with the same grid (of at most
+// layout.blocks, all resident at once), block and tile; one kernel of a scratch at a time.
 struct Context {
   int rank = 0;
   Layout layout;
@@ -100,7 +100,7 @@ struct Context {
   std::uint64_t call = 0;
 };
 
-// The one parameter of every kernel.
+// The one parameter of a program's kernel.
 struct Launch {
   Context context;
   DType dtype = DType::f32;  // of what the program combines

@@ -83,6 +83,8 @@ class UnisonoBackend(Backend):
     def supports(self, case: Case) -> str | None:
         if self._shape is not None and (self._device != "cuda" or not hasattr(self._comm, "_set_shape")):
             return "kernels have a shape, and only those on GPUs of one node."
+        if self._shape is not None and case.streams == "per-peer":
+            return "on a stream per peer other communicators call, whose kernels are cut as pays."
         return None if self._forced is None else self._forbids(case, self._forced)
 
     def _forbids(self, case: Case, forced: str) -> str | None:

@@ -1,4 +1,4 @@
-"""How a file of the report is written."""
+"""How a file is written that others may be reading."""
 
 from __future__ import annotations
 
