@@ -134,11 +134,7 @@ void bind_nodes(nb::module_& module) {
       "x"_a, "sends"_a, "receives"_a,
       "The counts of all_to_all_v as integers. Raises UsageError where they are none, or do not fit x.");
   module.def(
-      "empty_like",
-      [](nb::handle like, const Shape& shape, int device, nb::handle stream) {
-        return empty_like_on(like, shape, device, stream);
-      },
-      "like"_a, "shape"_a, "device"_a = 0, "stream"_a = nb::none(),
+      "empty_like", &empty_like_on, "like"_a, "shape"_a, "device"_a, "stream"_a.none(),
       "A new array of the kind and type of `like`; where a stream of that GPU is given, by its allocator.");
   module.def(
       "wide_bytes",
@@ -147,7 +143,7 @@ void bind_nodes(nb::module_& module) {
       },
       "dtype"_a, "Bytes of an element in the type in which a dtype is combined.");
   module.def("combine", &combine, "out"_a, "prior"_a.none(), "sources"_a, "dtype"_a, "op"_a, "ranks"_a,
-             "Combines sources in order, after `prior`, which is wide; see host::Continue. All are bytes.");
+             "Combines sources in order, after `prior`, which is wide; see host::Resume. All are bytes.");
 }
 
 }  // namespace unisono::python

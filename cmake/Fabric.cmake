@@ -32,7 +32,6 @@ function(add_fabric_lane library)
     src/fabric/watchdog.cpp
   )
   target_include_directories(${library} SYSTEM PRIVATE ${LIBFABRIC_INCLUDE_DIR})
-  target_compile_definitions(${library} PRIVATE UNISONO_FABRIC)
   if(LIBFABRIC_LIBRARY)
     set_source_files_properties(src/fabric/library.cpp PROPERTIES COMPILE_DEFINITIONS "UNISONO_LIBFABRIC=\"${LIBFABRIC_LIBRARY}\"")
   endif()

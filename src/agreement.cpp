@@ -16,7 +16,6 @@ std::vector<Ticket> LocalCommunicator::exchange(const Request& request) {
 // In all_to_all_v each pair has a count of its own, which both of its ranks must give alike, and each peer
 // a place of its own in my output.
 std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
-  PacketChannel<HostThread> channel(group_.lane());
   const std::size_t element = size_of(request.call->dtype);
   auto of = [&](const Args::Part& part, int p) {
     const Args::Part& theirs = request.receives[static_cast<std::size_t>(p)];
@@ -30,20 +29,8 @@ std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
     ticket.in_place = request.in_place() && request.out_bytes > 0;
     return ticket;
   };
-  std::vector<Ticket> tickets(static_cast<std::size_t>(size()));
+  auto tickets = compare_parts(PacketChannel<HostThread>(group_.lane()), request, of);
   tickets[static_cast<std::size_t>(rank())] = of(request.sends[static_cast<std::size_t>(rank())], rank());
-  for (int i = 1; i < size(); ++i) {
-    const int p = peer_at(group_.lane(), i);
-    const Ticket mine = of(request.sends[static_cast<std::size_t>(p)], p);
-    channel.put(p, reinterpret_cast<const byte*>(&mine), sizeof mine);
-  }
-  for (int i = 1; i < size(); ++i) {
-    const int p = peer_at(group_.lane(), i);
-    const Ticket expected = of(request.receives[static_cast<std::size_t>(p)], p);
-    Ticket& its = tickets[static_cast<std::size_t>(p)];
-    channel.take(p, {reinterpret_cast<byte*>(&its)}, sizeof its);
-    if (!expected.matches(its) || expected.count != its.count) mismatch(rank(), expected, p, its);
-  }
   if (check_) meet(group_.lane());  // whoever has not failed waits here for those who have
   return tickets;
 }

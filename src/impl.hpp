@@ -105,30 +105,37 @@ class Communicator::Impl {
     if (!mine.matches(its)) mismatch(rank(), mine, from, its);
   }
 
-  // So do those of every message of a batch.
-  template <class Channel>
-  void compare_messages(Channel channel, const Request& request) {
-    auto listed = [&](const std::vector<Args::Part>& parts, int p) {
-      return p != rank() && parts[static_cast<std::size_t>(p)].at;
+  // So do those of each part of a call by parts, which both of its ranks must give alike: `of(part, p)` is
+  // what this rank says of a part to rank p, or expects of one from there. Gives what the others have said.
+  template <class Channel, class Of>
+  std::vector<Ticket> compare_parts(Channel channel, const Request& request, const Of& of) {
+    auto told = [&](const std::vector<Args::Part>& parts, int p) {
+      return request.collective == Collective::all_to_all_v || parts[static_cast<std::size_t>(p)].at;
     };
-    auto of = [&](const std::vector<Args::Part>& parts, int p) {
-      const std::size_t bytes = parts[static_cast<std::size_t>(p)].bytes;
-      Ticket one = ticket(request.collective, *request.call, bytes);
-      one.algorithm = plan(request.call->memory).choose(request.collective, bytes, false);
-      return one;
-    };
-    for (int p = 0; p < size(); ++p) {
-      if (!listed(request.sends, p)) continue;
-      const Ticket mine = of(request.sends, p);
+    std::vector<Ticket> tickets(static_cast<std::size_t>(size()));
+    for (int i = 1; i < size(); ++i) {
+      const int p = peer_at(channel.lane, i);
+      if (!told(request.sends, p)) continue;
+      const Ticket mine = of(request.sends[static_cast<std::size_t>(p)], p);
       channel.put(p, reinterpret_cast<const byte*>(&mine), sizeof mine);
     }
-    for (int p = 0; p < size(); ++p) {
-      if (!listed(request.receives, p)) continue;
-      const Ticket expected = of(request.receives, p);
-      Ticket its;
+    for (int i = 1; i < size(); ++i) {
+      const int p = peer_at(channel.lane, i);
+      if (!told(request.receives, p)) continue;
+      const Ticket expected = of(request.receives[static_cast<std::size_t>(p)], p);
+      Ticket& its = tickets[static_cast<std::size_t>(p)];
       channel.take(p, {reinterpret_cast<byte*>(&its)}, sizeof its);
       if (!expected.matches(its) || expected.count != its.count) mismatch(rank(), expected, p, its);
     }
+    return tickets;
+  }
+  template <class Channel>
+  void compare_messages(Channel channel, const Request& request) {
+    compare_parts(channel, request, [&](const Args::Part& part, int) {
+      Ticket one = ticket(request.collective, *request.call, part.bytes);
+      one.algorithm = plan(request.call->memory).choose(request.collective, part.bytes, false);
+      return one;
+    });
   }
 
   bool busy() const { return busy_.load(std::memory_order_acquire); }

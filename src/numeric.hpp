@@ -123,41 +123,29 @@ struct Wide<BF16> {
 #endif
   }
 };
-template <>
-struct Wide<E4M3> {
+template <class T, class Format>
+struct WideFloat {
   using type = float;
-  UNISONO_PORTABLE static float from(E4M3 v) { return numeric::Format<4, 3, false>::widen(v.bits); }
-  UNISONO_PORTABLE static E4M3 to(float v) {
-    return {static_cast<std::uint8_t>(numeric::Format<4, 3, false>::narrow(v))};
-  }
+  UNISONO_PORTABLE static float from(T v) { return Format::widen(v.bits); }
+  UNISONO_PORTABLE static T to(float v) { return {static_cast<decltype(T::bits)>(Format::narrow(v))}; }
 };
 template <>
-struct Wide<E5M2> {
-  using type = float;
-  UNISONO_PORTABLE static float from(E5M2 v) { return numeric::Format<5, 2, true>::widen(v.bits); }
-  UNISONO_PORTABLE static E5M2 to(float v) {
-    return {static_cast<std::uint8_t>(numeric::Format<5, 2, true>::narrow(v))};
-  }
-};
+struct Wide<E4M3> : WideFloat<E4M3, numeric::Format<4, 3, false>> {};
+template <>
+struct Wide<E5M2> : WideFloat<E5M2, numeric::Format<5, 2, true>> {};
 // Integers wrap; their sums are exact before that, which avg needs.
-template <>
-struct Wide<std::int32_t> {
-  using type = std::int64_t;
-  UNISONO_PORTABLE static type from(std::int32_t v) { return v; }
-  UNISONO_PORTABLE static std::int32_t to(type v) { return static_cast<std::int32_t>(v); }
+template <class T, class W>
+struct WideInteger {
+  using type = W;
+  UNISONO_PORTABLE static W from(T v) { return v; }
+  UNISONO_PORTABLE static T to(W v) { return static_cast<T>(v); }
 };
 template <>
-struct Wide<std::int8_t> {
-  using type = std::int32_t;
-  UNISONO_PORTABLE static type from(std::int8_t v) { return v; }
-  UNISONO_PORTABLE static std::int8_t to(type v) { return static_cast<std::int8_t>(v); }
-};
+struct Wide<std::int32_t> : WideInteger<std::int32_t, std::int64_t> {};
 template <>
-struct Wide<std::uint8_t> {
-  using type = std::uint32_t;
-  UNISONO_PORTABLE static type from(std::uint8_t v) { return v; }
-  UNISONO_PORTABLE static std::uint8_t to(type v) { return static_cast<std::uint8_t>(v); }
-};
+struct Wide<std::int8_t> : WideInteger<std::int8_t, std::int32_t> {};
+template <>
+struct Wide<std::uint8_t> : WideInteger<std::uint8_t, std::uint32_t> {};
 
 // a, then b: a NaN in either gives NaN, and of equal values (0 and -0) min and max keep the earlier.
 template <Op op, class T>
@@ -187,3 +175,11 @@ UNISONO_PORTABLE inline typename Wide<T>::type finish(typename Wide<T>::type val
 }
 
 }  // namespace unisono
+
+// [kDTypes][kOps] of F(type, op), in the order of the enumerations.
+#define UNISONO_OPS(F, T) {F(T, Op::sum), F(T, Op::prod), F(T, Op::min), F(T, Op::max), F(T, Op::avg)}
+#define UNISONO_TABLE(F)                                                                     \
+  {UNISONO_OPS(F, float),        UNISONO_OPS(F, double),       UNISONO_OPS(F, F16),          \
+   UNISONO_OPS(F, BF16),         UNISONO_OPS(F, std::int8_t),  UNISONO_OPS(F, std::uint8_t), \
+   UNISONO_OPS(F, std::int32_t), UNISONO_OPS(F, std::int64_t), UNISONO_OPS(F, E4M3),         \
+   UNISONO_OPS(F, E5M2)}

@@ -87,7 +87,7 @@ constexpr std::string_view name_of(Collective collective) {
   return names[static_cast<int>(collective)];
 }
 
-// The value of an enumeration whose name is `name`, if there is one. E is DType, Op, Wire or Collective.
+// The value of an enumeration whose name is `name`, if there is one.
 template <class E>
 constexpr std::optional<E> from_name(std::string_view name, int values) {
   for (int i = 0; i < values; ++i)

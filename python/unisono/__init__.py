@@ -16,14 +16,7 @@ from ._core import (
 )
 from ._core import version as __version__
 from .communicator import Communicators, init, init_all, init_threads
-from .errors import (
-    MismatchError,
-    PeerLostError,
-    ResourceError,
-    TimeoutError,
-    UnisonoError,
-    UsageError,
-)
+from .errors import MismatchError, PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
 
 __all__ = [
     "Communicator",

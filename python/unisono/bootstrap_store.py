@@ -73,9 +73,8 @@ class StoreBootstrap:
             for rank in range(self.size)
         ]
         if sequence > 0 and hasattr(self._store, "delete_key"):
-            with contextlib.suppress(
-                Exception
-            ):  # tidying only: whoever is here has read all of the one before
+            # tidying only: whoever is here has read all of the one before
+            with contextlib.suppress(Exception):
                 self._store.delete_key(self._key(sequence - 1, self.rank))
         return gathered
 

@@ -14,16 +14,7 @@ import typer
 from unisono.bench import finish, request
 from unisono.bench.cases import CaseError
 from unisono.cli_bench import bench
-from unisono.cli_run import (
-    Output,
-    WithReport,
-    check_ranks,
-    console,
-    guarded,
-    readable,
-    refuse,
-    run_bench,
-)
+from unisono.cli_run import Output, WithReport, check_ranks, console, guarded, readable, refuse, run_bench
 from unisono.cli_scaling import scaling
 
 app = typer.Typer(
@@ -42,8 +33,7 @@ app.command()(scaling)
 def tune(
     device: Annotated[str, typer.Option("--device", help="cpu, or cuda: rank r on GPU r.")] = "cpu",
     ranks: Annotated[
-        int | None,
-        typer.Option("--ranks", help="Ranks to start; default: one a core, 2 to 8, or one a GPU."),
+        int | None, typer.Option("--ranks", help="Ranks to start; default: one a core, 2 to 8, or one a GPU.")
     ] = None,
     collective: Annotated[
         str | None,
@@ -108,10 +98,7 @@ def tune(
 
 
 @app.command()
-def links(
-    output: Output = None,
-    report: WithReport = True,
-) -> None:
+def links(output: Output = None, report: WithReport = True) -> None:
     """Measures what the links between the GPUs carry: copy engines, loads, stores; pairs, ring, all pairs."""
     from unisono.bench import links
 

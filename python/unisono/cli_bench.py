@@ -8,17 +8,7 @@ from typing import Annotated
 import typer
 
 from unisono.bench import finish, request
-from unisono.bench.cases import (
-    CUDA_MODES,
-    DTYPES,
-    KNOWN,
-    MEMORIES,
-    MODES,
-    OPS,
-    PLACEMENTS,
-    STREAMS,
-    WIRES,
-)
+from unisono.bench.cases import CUDA_MODES, DTYPES, KNOWN, MEMORIES, MODES, OPS, PLACEMENTS, STREAMS, WIRES
 from unisono.bench.options import PRESETS
 from unisono.bench.pairs import ALL, PATTERNS
 from unisono.cli_run import Output, WithReport, check_ranks, console, guarded, run_bench
@@ -51,11 +41,11 @@ def bench(
     one_process: Annotated[
         bool, typer.Option("--one-process", help="On GPUs: the ranks are threads of one process.")
     ] = False,
-    backend: Annotated[
+    backends: Annotated[
         str | None,
         typer.Option("--backend", "--backends", help="List, or all. unisono:ALGORITHM forces one."),
     ] = None,
-    collective: Annotated[
+    collectives: Annotated[
         str | None,
         typer.Option(
             "--collective",
@@ -65,8 +55,7 @@ def bench(
         ),
     ] = None,
     fabric: Annotated[
-        bool,
-        typer.Option("--fabric", help="All-to-all over libfabric, by channels and memory, beside MPI."),
+        bool, typer.Option("--fabric", help="All-to-all over libfabric, by channels and memory, beside MPI.")
     ] = False,
     provider: Annotated[
         str | None, typer.Option("--provider", help="With --fabric: libfabric's name, like tcp or shm.")
@@ -75,7 +64,7 @@ def bench(
         int | None,
         typer.Option("--channels", help="With --fabric: endpoints a rank; default: 4, or the NICs."),
     ] = None,
-    wire: Annotated[
+    wires: Annotated[
         str | None,
         typer.Option(
             "--wire", help=f"List of {', '.join(WIRES)}: also unisono's all_reduce quantised by these."
@@ -106,7 +95,7 @@ def bench(
     sizes: Annotated[
         str | None, typer.Option("--sizes", help="Explicit list, like 8,4K,25M.", rich_help_panel=_BENCH)
     ] = None,
-    dtype: Annotated[
+    dtypes: Annotated[
         str | None,
         typer.Option(
             "-d",
@@ -116,18 +105,18 @@ def bench(
             rich_help_panel=_BENCH,
         ),
     ] = None,
-    op: Annotated[
+    ops: Annotated[
         str | None,
         typer.Option("-o", "--op", help=f"List of {', '.join(OPS)}, or all.", rich_help_panel=_BENCH),
     ] = None,
-    placement: Annotated[
+    placements: Annotated[
         str | None,
         typer.Option("--placement", help=f"List of {', '.join(PLACEMENTS)}.", rich_help_panel=_BENCH),
     ] = None,
-    memory: Annotated[
+    memories: Annotated[
         str | None, typer.Option("--memory", help=f"List of {', '.join(MEMORIES)}.", rich_help_panel=_BENCH)
     ] = None,
-    pattern: Annotated[
+    patterns: Annotated[
         str | None,
         typer.Option(
             "--pattern", help=f"Of pingpong: list of {', '.join(PATTERNS)}.", rich_help_panel=_BENCH
@@ -149,11 +138,11 @@ def bench(
             rich_help_panel=_BENCH,
         ),
     ] = None,
-    workload: Annotated[
+    workloads: Annotated[
         str | None,
         typer.Option("--workload", help="Real models by name, all, or none.", rich_help_panel=_BENCH),
     ] = None,
-    mode: Annotated[
+    modes: Annotated[
         str | None,
         typer.Option(
             "--mode",
@@ -161,7 +150,7 @@ def bench(
             rich_help_panel=_HOW,
         ),
     ] = None,
-    iters: Annotated[
+    iterations: Annotated[
         int | None,
         typer.Option(
             "-n",
@@ -184,7 +173,7 @@ def bench(
         int,
         typer.Option("-c", "--check", help="0 leaves out the checks of the results.", rich_help_panel=_HOW),
     ] = 1,
-    budget: Annotated[
+    budget_s: Annotated[
         float | None,
         typer.Option("--budget", help="Seconds for checks and measurements together.", rich_help_panel=_HOW),
     ] = None,
@@ -208,43 +197,12 @@ def bench(
             rich_help_panel=_BENCH,
         ),
     ] = False,
-    output: Output = None,
+    directory: Output = None,
     report: WithReport = True,
 ) -> None:
     """Measures every collective on every backend, checks the results and writes a report."""
+    given = {name: value for name, value in locals().items() if name not in ("named", "ranks", "report")}
     check_ranks(ranks)
-    asked = request.Asked(
-        preset=preset,
-        device=device,
-        to_memory_limit=to_memory_limit,
-        one_process=one_process,
-        backends=backend,
-        wires=wire,
-        collectives=guarded(lambda: request.collectives_of(named, collective)),
-        begin=begin,
-        end=end,
-        factor=factor,
-        step=step,
-        sizes=sizes,
-        dtypes=dtype,
-        ops=op,
-        placements=placement,
-        memories=memory,
-        modes=mode,
-        patterns=pattern,
-        pairs=pairs,
-        streams=streams,
-        workloads=workload,
-        iterations=iters,
-        warmup=warmup,
-        check=check,
-        budget_s=budget,
-        width=width,
-        seed=seed,
-        directory=output,
-        fabric=fabric,
-        provider=provider,
-        channels=channels,
-    )
-    options = guarded(lambda: request.options_of(asked, sys.argv[1:]))
-    run_bench(options, ranks, lambda directory, code: finish.finish(directory, code, console(), report))
+    given["collectives"] = guarded(lambda: request.collectives_of(named, collectives))
+    options = guarded(lambda: request.options_of(request.Asked(**given), sys.argv[1:]))
+    run_bench(options, ranks, lambda found, code: finish.finish(found, code, console(), report))

@@ -9,14 +9,7 @@ from __future__ import annotations
 
 import builtins
 
-__all__ = [
-    "MismatchError",
-    "PeerLostError",
-    "ResourceError",
-    "TimeoutError",
-    "UnisonoError",
-    "UsageError",
-]
+__all__ = ["MismatchError", "PeerLostError", "ResourceError", "TimeoutError", "UnisonoError", "UsageError"]
 
 
 class UnisonoError(Exception):

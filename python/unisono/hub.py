@@ -155,9 +155,8 @@ class Hub:
     """
 
     def __init__(self, size: int, clock: Callable[[], float]) -> None:
-        self.outbox = [
-            bytearray() for _ in range(size)
-        ]  # bytes to write to each rank; the caller removes them
+        # bytes to write to each rank; the caller removes them
+        self.outbox = [bytearray() for _ in range(size)]
         self.deadline: float | None = None  # when to call expire(), on `clock`
         self._size = size
         self._clock = clock

@@ -16,12 +16,10 @@ from .run import FD_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE, run_command, run_loc
 __all__ = ["FD_VARIABLE", "Launcher", "World", "from_env", "run_command", "run_local"]
 
 Launcher = Literal["explicit", "unisono", "torchrun", "openmpi", "mpich", "slurm", "none"]
-_SLURM_SPECIAL_STEP = (
-    0xFFFFFFF0  # step ids from here on are Slurm's own: batch script, interactive shell, ...
-)
-_TASKS = re.compile(
-    r"(\d{1,6})(?:\(x(\d{1,6})\))?"
-)  # one part of "4(x2),3": 4 on two machines, 3 on the next
+# Step ids from here on are Slurm's own: batch script, interactive shell, ...
+_SLURM_SPECIAL_STEP = 0xFFFFFFF0
+# One part of "4(x2),3": 4 on two machines, 3 on the next.
+_TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 _REMEDY: dict[Launcher, str] = {
     "unisono": "start the program with `unisono run`",
     "torchrun": "start the program with torchrun",

@@ -46,7 +46,7 @@ _FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNR
 _FOREIGN_TORCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
-def run_command(n: int, argv: Sequence[str], *, nodes: int = 1, grace_s: float = 10.0) -> int:
+def run_command(n: int, argv: Sequence[str], *, nodes: int = 1) -> int:
     """What `unisono run -n N ARGV...` does: like `run_local`, for what a user types.
 
     A program that ends in .py, and `-m module`, run under this Python. Returns the exit code for the shell.
@@ -56,7 +56,7 @@ def run_command(n: int, argv: Sequence[str], *, nodes: int = 1, grace_s: float =
     if argv[0] == "-m" and len(argv) == 1:
         raise UsageError("-m needs the name of a module, as in `unisono run -n 4 -m package.train`")
     python = [sys.executable] if argv[0].endswith(".py") or argv[0] == "-m" else []
-    return run_local(n, [*python, *argv], nodes=nodes, grace_s=grace_s)
+    return run_local(n, [*python, *argv], nodes=nodes)
 
 
 def run_local(
@@ -132,9 +132,8 @@ class _Rank:
             return False
         try:
             info = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        except (
-            ChildProcessError
-        ):  # someone else in this process reaped it: its number may be another's by now
+        except ChildProcessError:
+            # someone else in this process reaped it: its number may be another's by now
             self.process.returncode = self.status = 1
             return True
         if info is not None:

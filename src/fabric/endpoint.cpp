@@ -248,9 +248,8 @@ void FabricEndpoint::move(const Dst* dsts, int n_dsts, const byte* const* srcs, 
 }
 
 void FabricEndpoint::put_far(const Dst& to, const byte* from, std::size_t bytes) {
-  const auto word = reinterpret_cast<std::uint64_t>(to.at);
-  const int peer = static_cast<int>(word >> 48) - 1;
-  const std::uint64_t address = word & ((std::uint64_t{1} << 48) - 1);
+  const int peer = host::rank_of(to.at);
+  const std::uint64_t address = host::address_of(to.at);
   const auto& regions = of(peer).regions;
   // the latest: what a peer has dropped may have lain there before
   for (std::size_t number = regions.size() - 1; number > kScratch; --number)

@@ -17,11 +17,6 @@
 namespace unisono::fabric {
 
 // Closes a libfabric object.
-struct Closer {
-  void operator()(fid* object) const {
-    if (object) object->ops->close(object);
-  }
-};
 template <class Object>
 class Owned {
  public:
@@ -33,7 +28,7 @@ class Owned {
     return *this;
   }
   ~Owned() {
-    if (object_) Closer{}(&object_->fid);
+    if (object_) object_->fid.ops->close(&object_->fid);
   }
   Object* get() const { return object_; }
   Object* operator->() const { return object_; }

@@ -16,8 +16,8 @@
 // signal_note(peer, slot, note), wait_note(peer, slot)
 //   A signal that brings a few bytes, on GPUs an address, and the wait that has them.
 // put_packets(peer, src, bytes), take_packets(peer, dst, bytes)
-//   Data and flag in one store; no signal needed. In two steps, as operands of a move: packets_to(peer,
-//   bytes), commit_packets(peer, bytes); packets_from(peer, bytes).
+//   Of the host lane: data and flag in one store; no signal needed. In two steps, as operands of a move:
+//   packets_to(peer, bytes), commit_packets(peer, bytes); packets_from(peer, bytes).
 // requantise(dsts, n_dsts, srcs, n_srcs, plain, count)
 //   A move of `count` elements in their wire form (wire.hpp); the operands of `plain` hold elements, of
 //   element_bytes(), and take part as they look on it.

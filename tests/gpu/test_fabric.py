@@ -112,9 +112,7 @@ def test_what_all_to_all_of_gpu_memory_refuses(pair: Communicators) -> None:
 
     for texts in together(pair, body):
         for text, words in zip(
-            texts,
-            (*["Communicator::empty"] * 3, "only direct", "no all_reduce of GPU memory"),
-            strict=True,
+            texts, (*["Communicator::empty"] * 3, "only direct", "no all_reduce of GPU memory"), strict=True
         ):
             assert words in text
 

@@ -8,11 +8,7 @@ import ranks
 from gpus import devices_for
 
 pytestmark = pytest.mark.gpu
-WAYS = {
-    "vmm": {},
-    "ipc": {"UNISONO_CUDA_MEMORY": "ipc"},
-    "host": {"UNISONO_PEER_ACCESS": "0"},
-}
+WAYS = {"vmm": {}, "ipc": {"UNISONO_CUDA_MEMORY": "ipc"}, "host": {"UNISONO_PEER_ACCESS": "0"}}
 
 
 @pytest.mark.parametrize("way", WAYS)

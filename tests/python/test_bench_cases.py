@@ -18,14 +18,7 @@ dtypes = st.sampled_from(list(cases.DTYPES))
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("8", 8),
-        ("64K", 65536),
-        ("1m", 1 << 20),
-        ("2G", 2 << 30),
-        (" 4KiB ", 4096),
-        ("3MB", 3 << 20),
-    ],
+    [("8", 8), ("64K", 65536), ("1m", 1 << 20), ("2G", 2 << 30), (" 4KiB ", 4096), ("3MB", 3 << 20)],
 )
 def test_sizes(text: str, size: int) -> None:
     assert cases.parse_size(text) == size

@@ -415,19 +415,7 @@ def test_a_killed_rank_ends_the_run_and_the_records_stay(tmp_path: Path) -> None
 
 
 def test_two_benches_at_once_both_finish(tmp_path: Path) -> None:
-    arguments = [
-        "--ranks",
-        "2",
-        "--backend",
-        "unisono",
-        "--collective",
-        "all_reduce",
-        "--sizes",
-        "8",
-        "-n",
-        "5",
-        "--no-report",
-    ]
+    arguments = "--ranks 2 --backend unisono --collective all_reduce --sizes 8 -n 5 --no-report".split()
     children = [
         subprocess.Popen(
             [*COMMAND, "bench", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE

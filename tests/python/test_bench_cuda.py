@@ -71,13 +71,7 @@ def test_the_presets_of_gpus() -> None:
     found = options_of(Asked(preset="standard", device="cuda"), [])
     assert found.sizes == [1 << power for power in range(10, 31, 2)]
     assert (found.modes, found.device, found.dtypes) == (["graph", "events"], "cuda", ["bf16"])
-    assert found.backends == [
-        "unisono",
-        "nccl",
-        "nccl-windows",
-        "torch-symm:one_shot",
-        "torch-symm:two_shot",
-    ]
+    assert found.backends == ["unisono", "nccl", "nccl-windows", "torch-symm:one_shot", "torch-symm:two_shot"]
     assert options.CUDA_PRESETS.keys() == options.PRESETS.keys()
     assert options_of(Asked(), []).backends == ["unisono", "mpi", "gloo"]
     assert "mpi" in options_of(Asked(device="cuda", backends="all", modes="latency"), []).backends
@@ -153,7 +147,7 @@ def test_multicast_is_off_unless_the_user_says_otherwise() -> None:
     env = {"NCCL_NVLS_ENABLE": "1"}
     device.prepare_environment(env)
     assert env["NCCL_NVLS_ENABLE"] == "1"
-    assert env["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == env["NVSHMEM_DISABLE_NVLS"] + "" == "1"
+    assert env["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == env["NVSHMEM_DISABLE_NVLS"] == "1"
     assert set(device.ENVIRONMENT) <= set(provenance.environment(env))
 
 

@@ -44,11 +44,6 @@ def _present(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def over(provider: str, **more: str) -> dict[str, str]:
-    """The environment of ranks whose communicators are on the fabric lane."""
-    return {"UNISONO_LANE": "fabric", "UNISONO_FABRIC_PROVIDER": provider, **more}
-
-
 @pytest.mark.parametrize("n", [2, 4])
 def test_same_bits_as_the_host_lane(provider: str, n: int) -> None:
     env = {"UNISONO_FABRIC_SHARE": "100000"}  # so that policy multi splits
@@ -59,7 +54,7 @@ def test_same_bits_as_the_host_lane(provider: str, n: int) -> None:
 
 def test_small_chunks(faulty: str) -> None:
     """What ranks tell each other of a call still fits into one."""
-    env = over(faulty, UNISONO_CHUNK_BYTES="64", UNISONO_CHECK="1")
+    env = fabric.over(faulty, UNISONO_CHUNK_BYTES="64", UNISONO_CHECK="1")
     for said in ranks.play(3, "fabric_programs:allocations", 20, env=env).results():
         assert said == []
 
@@ -90,7 +85,7 @@ def test_ranks_that_rest_between_calls_over_full_sockets(provider: str) -> None:
 def test_kill_inside_a_call(faulty: str, what: str, memory: str, check: bool, victim: int) -> None:
     marker = ranks.new_marker()
     outcome = ranks.play(
-        3, "fault_programs:killed_inside", what, memory, check, victim, env=over(faulty, **marker)
+        3, "fault_programs:killed_inside", what, memory, check, victim, env=fabric.over(faulty, **marker)
     )
     assert outcome.ranks[victim] is None
     _assert_noticed(outcome, faulty, victim)
@@ -99,7 +94,7 @@ def test_kill_inside_a_call(faulty: str, what: str, memory: str, check: bool, vi
 
 def test_kill_with_writes_in_flight(faulty: str) -> None:
     marker = ranks.new_marker()
-    env = over(faulty, UNISONO_CHECK="0", **marker)
+    env = fabric.over(faulty, UNISONO_CHECK="0", **marker)
     outcome = ranks.play(4, "fabric_programs:killed_in_writes", 0.4, env=env)
     _assert_noticed(outcome, faulty, victim=3)
     assert_nothing_left(outcome, marker["UNISONO_TEST"])
@@ -118,7 +113,7 @@ def _assert_noticed(outcome: ranks.Outcome, provider: str, victim: int) -> None:
 
 @pytest.mark.parametrize("what", ["barrier", "all_reduce staged", "all_to_all", "empty"])
 def test_rank_that_never_comes(faulty: str, what: str) -> None:
-    outcome = ranks.play(3, "fault_programs:never_comes", what, env=over(faulty))
+    outcome = ranks.play(3, "fault_programs:never_comes", what, env=fabric.over(faulty))
     *waited, late = outcome.results()
     # nobody may be left to tell whoever comes when all have given up
     assert error_of(late["first"])["type"] in ("TimeoutError", "PeerLostError")
@@ -127,38 +122,6 @@ def test_rank_that_never_comes(faulty: str, what: str) -> None:
         assert error["type"] == "TimeoutError", (rank, error)
         assert "has waited 1 s for rank 2" in error["text"]
         assert one["waited"] < NOTICED_S
-
-
-@pytest.mark.parametrize("how", ["close", "exit", "raise", "_exit"])
-def test_rank_that_leaves_early(faulty: str, how: str) -> None:
-    outcome = ranks.play(2, "fault_programs:leaves_early", how, env=over(faulty))
-    assert outcome.ranks[0] is not None, str(outcome.ended)
-    error = error_of(outcome.ranks[0]["result"]["first"])
-    assert error["type"] == "PeerLostError" and "rank 1 (process " in error["text"]
-
-
-def test_fork(faulty: str) -> None:
-    """A child of a rank is no rank: its calls are refused, and its end is not the rank's."""
-    zero, one = ranks.play(2, "fault_programs:forked", env=over(faulty)).results()
-    for said in (zero, one):
-        assert "error" not in said["again"], said["again"]
-        assert said["sum"] == 8
-    assert "forked" in error_of(zero["child"]["call"])["text"]
-    assert zero["child"]["kept"] == 1 << 18
-
-
-def test_keyboard_interrupt_ends_a_wait(faulty: str) -> None:
-    zero, one = ranks.play(2, "fault_programs:interrupted", env=over(faulty)).results()
-    assert error_of(zero["first"])["type"] == "KeyboardInterrupt"
-    assert zero["closed"]
-    assert error_of(one["first"])["type"] == "PeerLostError"
-
-
-def test_closed_by_another_thread(faulty: str) -> None:
-    """The thread that waited tells the others."""
-    zero, one = ranks.play(2, "fault_programs:closed_by_another_thread", env=over(faulty)).results()
-    assert "was closed by another thread" in error_of(zero["first"])["text"]
-    assert "has closed its communicator" in error_of(one["first"])["text"]
 
 
 def _error(body: Any) -> str:

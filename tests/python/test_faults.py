@@ -10,6 +10,7 @@ import textwrap
 
 import pytest
 
+import fabric
 import ranks
 import threads
 import unisono
@@ -18,6 +19,14 @@ from faults import NOTICED_S, assert_lost, assert_nothing_left, error_of
 
 def programs(name: str) -> str:
     return f"fault_programs:{name}"
+
+
+@pytest.fixture(params=["host", *(pytest.param(one, marks=pytest.mark.fabric) for one in ("shm", "tcp"))])
+def lane(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment of ranks on the host lane, or over a provider of the fabric lane."""
+    if request.param != "host" and (reason := fabric.missing(request.param)):
+        pytest.skip(reason)
+    return {} if request.param == "host" else fabric.over(request.param)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +88,8 @@ def test_rank_that_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "del", "exit", "raise", "_exit"])
-def test_rank_that_leaves_early(how: str) -> None:
-    outcome = ranks.play(2, programs("leaves_early"), how)
+def test_rank_that_leaves_early(how: str, lane: dict[str, str]) -> None:
+    outcome = ranks.play(2, programs("leaves_early"), how, env=lane)
     assert outcome.ranks[0] is not None, str(outcome.ended)
     said = outcome.ranks[0]["result"]
     error = error_of(said["first"])
@@ -96,9 +105,9 @@ def test_rank_may_leave_after_its_part() -> None:
     assert said["sum"] == sum(range(100))
 
 
-def test_fork() -> None:
+def test_fork(lane: dict[str, str]) -> None:
     """A child of a rank is no rank: its calls are refused, and its end is not the rank's."""
-    outcome = ranks.play(2, programs("forked"))
+    outcome = ranks.play(2, programs("forked"), env=lane)
     for rank, said in enumerate(outcome.results()):
         assert "error" not in said["again"], f"rank {rank}: {said['again']}"
         assert said["sum"] == 8
@@ -118,8 +127,8 @@ def test_out_of_memory_within_a_call() -> None:
     assert peer["type"] == "PeerLostError" and "rank 0 " in peer["text"]
 
 
-def test_keyboard_interrupt_ends_a_wait() -> None:
-    zero, one = ranks.play(2, programs("interrupted")).results()
+def test_keyboard_interrupt_ends_a_wait(lane: dict[str, str]) -> None:
+    zero, one = ranks.play(2, programs("interrupted"), env=lane).results()
     assert error_of(zero["first"])["type"] == "KeyboardInterrupt"
     assert zero["first"]["at"] - one["sent"] < NOTICED_S
     assert zero["closed"]
@@ -128,8 +137,8 @@ def test_keyboard_interrupt_ends_a_wait() -> None:
     assert "rank 0" in error_of(one["first"])["text"]
 
 
-def test_closed_by_another_thread() -> None:
-    zero, one = ranks.play(2, programs("closed_by_another_thread")).results()
+def test_closed_by_another_thread(lane: dict[str, str]) -> None:
+    zero, one = ranks.play(2, programs("closed_by_another_thread"), env=lane).results()
     assert "was closed by another thread" in error_of(zero["first"])["text"]
     assert "has closed its communicator" in error_of(one["first"])["text"]
 

@@ -15,10 +15,7 @@ import fabric
 import hosts
 import ranks
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or ""),
-]
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or "")]
 EACH = 2
 needs_fabric = pytest.mark.skipif(fabric.missing("tcp") is not None, reason=str(fabric.missing("tcp")))
 
@@ -38,7 +35,7 @@ def play(
 def right(said: Sequence[Any], count: int, engine: str, calls: int) -> None:
     nodes = [[EACH * node, EACH * node + 1] for node in range(count)]
     for one in said:
-        assert (one["nodes"], one["engine"], one["words"]) == (nodes, engine, {})
+        assert (one["nodes"], one["engine"], one["words"]) == (nodes, f"{engine.capitalize()}Engine", {})
         assert one["calls"] >= calls
 
 

@@ -17,3 +17,8 @@ def missing(provider: str) -> str | None:
     except CaseError as error:
         return str(error)
     return None
+
+
+def over(provider: str, **more: str) -> dict[str, str]:
+    """The environment of ranks whose communicators are on the fabric lane."""
+    return {"UNISONO_LANE": "fabric", "UNISONO_FABRIC_PROVIDER": provider, **more}

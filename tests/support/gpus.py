@@ -22,9 +22,8 @@ pytest.importorskip("ml_dtypes", reason="the oracle needs ml_dtypes: put its whe
 from reference import DTYPES
 
 Array = npt.NDArray[Any]
-if (
-    os.environ.get("UNISONO_SHARE_DEVICE") == "1"
-):  # else streams of different ranks wait for each other in one queue
+if os.environ.get("UNISONO_SHARE_DEVICE") == "1":
+    # else streams of different ranks wait for each other in one queue
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 

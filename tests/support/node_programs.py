@@ -35,7 +35,7 @@ def sample(step: int, first: int = 0) -> dict[str, Any]:
     run(_works(unchecked)[first::step], UnisonoSubject(unchecked, checked), report)
     return {
         "nodes": checked.topology.nodes,
-        "engine": checked._engine.name,
+        "engine": type(checked._engine).__name__,
         "calls": sum(report.done.values()),
         "words": report.words,
     }

@@ -40,9 +40,8 @@ class Ended:
 def run(argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = 60) -> Ended:
     """Runs a program to its end, or kills it after `timeout_s`."""
     began = time.monotonic()
-    with (
-        tempfile.TemporaryFile() as output
-    ):  # not a pipe: that one would stay open as long as any child lives
+    # not a pipe: that one would stay open as long as any child lives
+    with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
             argv, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )

@@ -51,9 +51,8 @@ def measure(control: Control, align: Call) -> Ceilings:
         alone = [size / _copy_ns(source, target) for _ in range(SAMPLES)]
         control.gather(0.0, float)
     else:
-        time.sleep(
-            1e-9 * size * SAMPLES
-        )  # about 1 GB/s: asleep, not spinning in the bootstrap, while rank 0 copies
+        # about 1 GB/s: asleep, not spinning in the bootstrap, while rank 0 copies
+        time.sleep(1e-9 * size * SAMPLES)
         control.gather(0.0, float)
     together: list[float] = []
     with collector_off():

@@ -24,13 +24,13 @@ def size_text(size: int) -> str:
     return f"{size} B"
 
 
-def cores_text(root: Path = Path("/sys/devices/system/cpu")) -> str:
+def cores_text() -> str:
     """How many cores this process may use, of how many, in how many sockets, and how many threads a core
     has."""
     usable = sorted(os.sched_getaffinity(0))
     places, physical = set(), set()
     for core in usable:
-        topology = root / f"cpu{core}" / "topology"
+        topology = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
         try:
             package = (topology / "physical_package_id").read_text().strip()
             physical.add((package, (topology / "core_id").read_text().strip()))

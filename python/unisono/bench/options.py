@@ -63,14 +63,12 @@ CUDA_PRESETS = {
         budget_s=90.0,
         dtypes=("bf16",),
         memories=("symmetric",),
-        about="under 3 minutes: four sizes, symmetric memory, bf16",
     ),
     "standard": Preset(
         sizes=(*size_range(KIB, 1 << 30, 4),),
         budget_s=420.0,
         dtypes=("bf16",),
         memories=("plain", "symmetric"),
-        about="under 9 minutes on 8 GPUs: 1 KiB to 1 GiB in steps of 4, plain and symmetric memory, bf16",
     ),
     "extensive": Preset(
         sizes=(*size_range(KIB, 4 << 30, 4),),
@@ -79,17 +77,12 @@ CUDA_PRESETS = {
         placements=("out_of_place", "in_place"),
         memories=("plain", "symmetric"),
         workloads=("all",),
-        about="about an hour: 1 KiB to 4 GiB, bf16 and f32, in and out of place, all models",
     ),
 }
 CUDA_DEFAULT_MODES = ("graph", "events")
 
 # Of `--fabric`: what rows of Libefaxx's table have.
-FABRIC_PRESET = Preset(
-    sizes=(*size_range(4 * MIB, 128 * MIB, 2),),
-    budget_s=120.0,
-    memories=("symmetric",),
-)
+FABRIC_PRESET = Preset(sizes=(*size_range(4 * MIB, 128 * MIB, 2),), budget_s=120.0, memories=("symmetric",))
 FABRIC_RANKS = 4
 
 

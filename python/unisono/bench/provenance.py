@@ -44,10 +44,10 @@ def _text(path: Path) -> str:
         return ""
 
 
-def caches(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, int]:
+def caches() -> dict[str, int]:
     """Bytes of each cache of the first core, by name, like {"L1d": 32768, "L3": 33554432}."""
     found = {}
-    for index in sorted(root.glob("index*")):
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         size = re.fullmatch(r"(\d+)([KM]?)", _text(index / "size"))
         if size:
             kind = {"Data": "d", "Instruction": "i"}.get(_text(index / "type"), "")

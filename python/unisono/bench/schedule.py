@@ -21,10 +21,8 @@ from unisono.bench import stats
 
 MIN_ROUNDS = stats.MIN_SAMPLES  # as many visits carry an interval of their medians
 BATCH = 75  # samples in one visit at most: six visits carry a p99 (368)
-BATCH_MOST, BATCH_S = (
-    5000,
-    2.0,
-)  # where the user fixes the number of samples: a visit can be interrupted after it
+# where the user fixes the number of samples: a visit can be interrupted after it
+BATCH_MOST, BATCH_S = 5000, 2.0
 CHEAP_S = 0.005  # samples that take no longer than this together are always taken
 WARMUP_S = 0.005  # untimed calls before a batch take this long at most, but are never fewer than one
 

@@ -43,9 +43,8 @@ from unisono.bench.records import (
 )
 from unisono.nodes import HierarchicalCommunicator
 
-EXCHANGE_TIMEOUT_S = (
-    300.0  # one exchange of the bench's own: as long as the slowest call that others may be in
-)
+# one exchange of the bench's own: as long as the slowest call that others may be in
+EXCHANGE_TIMEOUT_S = 300.0
 ALIGN_TIMEOUT_S = 180.0
 
 
@@ -296,11 +295,11 @@ class Session:
         words."""
         control = self.control
         owners = [backend for backend in self._backends if backend.own_memory]
-        limit = self.device.room(control, len(owners))
+        most = self.device.room(control, len(owners))
         room = self.options.room_bytes
-        kept = [one for one in wanted if max(room, one[0].bytes) <= limit]
-        reason = f"its buffers do not fit: {control.size} ranks have room for {limit >> 20} MiB each."
-        for case, _ in (one for one in wanted if max(room, one[0].bytes) > limit):
+        kept = [one for one in wanted if max(room, one[0].bytes) <= most]
+        reason = f"its buffers do not fit: {control.size} ranks have room for {most >> 20} MiB each."
+        for case, _ in (one for one in wanted if max(room, one[0].bytes) > most):
             self.emit(Skip(backend="all", reason=reason, case=case))
         listed = [case for case, _ in kept]
         # sizes that are not run, but have room

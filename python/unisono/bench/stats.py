@@ -54,11 +54,11 @@ class Verdict(StrEnum):
 
 
 @lru_cache(maxsize=4096)
-def ranks_of(count: int, quantile: float = 0.5, confidence: float = CONFIDENCE) -> tuple[int, int] | None:
+def ranks_of(count: int, quantile: float = 0.5) -> tuple[int, int] | None:
     """The 1-based ranks (low, high) of the order statistics that bound `quantile` of `count` samples, equal
-    tails, each at most (1 - confidence) / 2; None where so few samples carry no such interval (5 for a
+    tails, each at most (1 - CONFIDENCE) / 2; None where so few samples carry no such interval (5 for a
     median, 367 for a p99)."""
-    tail = (1.0 - confidence) / 2.0
+    tail = (1.0 - CONFIDENCE) / 2.0
     under = np.arange(count)
     choices = np.cumsum(np.log(np.append(1.0, (count - under[:-1]) / (under[:-1] + 1))))  # log of binomials
     logs = choices + under * math.log(quantile) + (count - under) * math.log1p(-quantile)
@@ -68,9 +68,9 @@ def ranks_of(count: int, quantile: float = 0.5, confidence: float = CONFIDENCE) 
     return (low, high) if low >= 1 and high <= count else None
 
 
-def quantile_interval(samples: Samples, quantile: float, confidence: float = CONFIDENCE) -> Interval | None:
+def quantile_interval(samples: Samples, quantile: float) -> Interval | None:
     """The quantile and its exact interval; None where the number of samples does not carry one."""
-    ranks = ranks_of(len(samples), quantile, confidence)
+    ranks = ranks_of(len(samples), quantile)
     if ranks is None:
         return None
     ordered = np.sort(np.asarray(samples, dtype=np.float64))
@@ -79,13 +79,13 @@ def quantile_interval(samples: Samples, quantile: float, confidence: float = CON
     )
 
 
-def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interval:
+def median_interval(samples: Samples) -> Interval:
     """The median and its exact interval. Below 6 samples the interval is minimum to maximum, and not sure.
 
     Raises ValueError without samples."""
     if len(samples) == 0:
         raise ValueError("a median needs at least one sample.")
-    exact = quantile_interval(samples, 0.5, confidence)
+    exact = quantile_interval(samples, 0.5)
     if exact is not None:
         return exact
     values = np.asarray(samples, dtype=np.float64)

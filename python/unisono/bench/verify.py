@@ -201,12 +201,7 @@ NUMPY = Arithmetic(random_block, combine, tolerance, write, differences, wide)
 
 
 def expectation(
-    case: Case,
-    rank: int,
-    seed: int,
-    bit_exact: bool,
-    arithmetic: Arithmetic = NUMPY,
-    wire: str | None = None,
+    case: Case, rank: int, seed: int, bit_exact: bool, arithmetic: Arithmetic = NUMPY, wire: str | None = None
 ) -> Expectation:
     """The reference for one rank; every rank computes it alone from the seed. `wire`: how an all_reduce
     quantises."""

@@ -82,7 +82,6 @@ class Calls:
             self._gpu = _Gpu(space, engine, Moves(topology, self.local, engine, space))
         self._device = device
         self._failure: UnisonoError | None = None
-        self._calls = 0
         self.at_close: Callable[[], object] = lambda: None  # what else ends with it, unless it has failed
 
     @property
@@ -159,7 +158,6 @@ class Calls:
         if algorithm is not None and algorithm not in known:
             choice = f"use one of {', '.join(known)}" if known else "leave it out"
             raise UsageError(f"{name} across nodes has no algorithm '{algorithm}': {choice}.")
-        self._calls += 1
         try:
             if self.check and together:
                 self._compare(_words(name, array if counted else None, op, root, algorithm))

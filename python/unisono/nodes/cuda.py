@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .. import _core, nccl
+from .. import nccl
 from ..clock import Clock
 from ..errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
 from .engine import Part, Setting
@@ -91,10 +91,6 @@ class CudaSpace:
                 if not captured:
                     self._last = stream.record_event()
 
-    def empty(self, size: int) -> Any:
-        """See `Space`."""
-        return torch.zeros(size, dtype=torch.uint8, device=self._device)
-
     def scratch(self, name: str, size: int) -> Any:
         """See `Space`."""
         kept = self._kept.get(name)
@@ -110,10 +106,6 @@ class CudaSpace:
         """See `Space`."""
         if to.data_ptr() != source.data_ptr():
             to.copy_(source)
-
-    def wide_bytes(self, dtype: str) -> int:
-        """See `Space`."""
-        return int(_core.wide_bytes(dtype))
 
     def combine(self, out: Any, prior: Any, sources: Sequence[Any], dtype: str, op: str, ranks: int) -> None:
         """See `Space`; the arithmetic is that of numeric.hpp."""
@@ -160,8 +152,6 @@ class NcclEngine:
 
     Past the deadline NCCL is aborted, whoever waits: a thread of the engine's watches what is under way, but
     not what graphs have captured."""
-
-    name = "nccl"
 
     def __init__(self, setting: Setting, space: CudaSpace, device: int) -> None:
         self.setting, self._space = setting, space

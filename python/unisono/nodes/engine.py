@@ -35,8 +35,6 @@ class Engine(Protocol):
     """Messages between ranks of different nodes. Between two ranks they arrive in the order of the calls, and
     each is received with the length that it was sent with."""
 
-    name: str
-
     def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> Pending:
         """Starts all of them, each to or from another rank; the memory belongs to the engine until `wait` has
         returned. A collective is one exchange on every rank, so that an engine may do one after the other."""

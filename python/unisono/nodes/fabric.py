@@ -21,8 +21,6 @@ class FabricEngine:
     so that the caller can combine meanwhile.
     """
 
-    name = "fabric"
-
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self._comm = _core.Communicator(

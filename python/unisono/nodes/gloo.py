@@ -7,11 +7,9 @@ import importlib
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
-
-import numpy as np
 
 from ..errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
 from .engine import Part, Setting
@@ -41,13 +39,7 @@ def make_store(
     return store
 
 
-def make_group(
-    rank: int,
-    size: int,
-    all_gather: Callable[[bytes], list[bytes]],
-    timeout_s: float,
-    env: Mapping[str, str] = os.environ,
-) -> Any:
+def make_group(rank: int, size: int, all_gather: Callable[[bytes], list[bytes]], timeout_s: float) -> Any:
     """A gloo process group of all ranks, which meet at a store of rank 0. Collective.
 
     Raises UsageError where PyTorch is missing or the ranks know no address of each other, TimeoutError or
@@ -60,7 +52,7 @@ def make_group(
             "or start the ranks with mpiexec and mpi4py."
         ) from error
     one_network = len(set(all_gather(network().encode()))) == 1
-    address = LOOPBACK if one_network else _address(env)
+    address = LOOPBACK if one_network else _address()
     limit = timedelta(seconds=timeout_s)
     try:
         store = make_store(rank, all_gather, limit, address)
@@ -83,12 +75,12 @@ def _timed_out(text: str) -> bool:
     return "timed out" in text.lower() or "timeout" in text.lower()
 
 
-def _address(env: Mapping[str, str]) -> str:
+def _address() -> str:
     """This host's address on the way to the others."""
-    interface = env.get(INTERFACE_VARIABLE, "").split(",")[0]
+    interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0]
     try:
         # rank 0's host may know its own name as a loopback address (Debian's /etc/hosts)
-        for target in (env.get("MASTER_ADDR") or _NO_HOST, _NO_HOST):
+        for target in (os.environ.get("MASTER_ADDR") or _NO_HOST, _NO_HOST):
             if not (address := _source(target, interface)).startswith("127."):
                 return address
         raise OSError(f"only {address}")
@@ -111,8 +103,6 @@ def _source(target: str, interface: str) -> str:
 class GlooEngine:
     """A process group of all ranks, of which only those of different nodes speak."""
 
-    name = "gloo"
-
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         bootstrap = setting.bootstrap
@@ -121,7 +111,7 @@ class GlooEngine:
 
     def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> _Exchange:
         """See `Engine.exchange`."""
-        group, tensor, works = self._group, self._tensor, []
+        group, tensor, works = self._group, self._from_numpy, []
         rank = receives[0].rank if receives else sends[0].rank
         try:
             for part in receives:
@@ -133,9 +123,6 @@ class GlooEngine:
         except RuntimeError as error:
             raise self._failed(rank, error) from error
         return _Exchange(self, works)
-
-    def _tensor(self, data: np.ndarray[Any, Any]) -> Any:
-        return self._from_numpy(data)
 
     def _failed(self, rank: int, error: RuntimeError) -> Exception:
         setting, text = self.setting, " ".join(str(error).split())

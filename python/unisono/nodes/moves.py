@@ -36,7 +36,6 @@ class Moves:
 
     def __init__(self, topology: Topology, local: Any, engine: Engine, space: Space) -> None:
         self.topology, self.local, self.engine, self.space = topology, local, engine, space
-        self._one = space.empty(1)
 
     def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> Pending:
         """`Engine.exchange` without the parts that are empty."""
@@ -50,17 +49,13 @@ class Moves:
 
     def barrier(self) -> None:
         """Returns when every rank is here."""
-        place, one = self.topology, self._one
-        self.inside_barrier()
+        place, one = self.topology, self.space.scratch("one", 1)
+        self.local.barrier()
         if place.local_rank == 0:
             leaders = [place.nodes[node][0] for node in place.others]
             landing = self.space.scratch("barrier", len(leaders))
             receives = [Part(rank, landing[i : i + 1]) for i, rank in enumerate(leaders)]
             self.exchange([Part(rank, one) for rank in leaders], receives).wait()
-        self.inside_barrier()
-
-    def inside_barrier(self) -> None:
-        """Of the node."""
         self.local.barrier()
 
     def all_gather(self, x: Any, out: Any) -> Pending:

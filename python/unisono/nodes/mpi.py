@@ -25,8 +25,6 @@ _TAG = 1
 class MpiEngine:
     """Over the bootstrap's own copy of the communicator, on which nothing else sends."""
 
-    name = "mpi"
-
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.mpi: Any = sys.modules["mpi4py.MPI"]

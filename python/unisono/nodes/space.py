@@ -20,17 +20,11 @@ class Space(Protocol):
 
     options: dict[str, Any]  # that calls within the node take besides
 
-    def empty(self, size: int) -> Any:
-        """New memory."""
-
     def scratch(self, name: str, size: int) -> Any:
         """Memory that is kept under that name, until the next call for it."""
 
     def copy(self, to: Any, source: Any) -> None:
         """`source` into `to`, which may be the same memory."""
-
-    def wide_bytes(self, dtype: str) -> int:
-        """Bytes of an element in which `dtype` is combined."""
 
     def combine(self, out: Any, prior: Any, sources: Sequence[Any], dtype: str, op: str, ranks: int) -> None:
         """Combines `sources` in order, after `prior` (wide elements, or None). ranks 0: the result stays
@@ -44,10 +38,6 @@ class HostSpace:
         self.options: dict[str, Any] = {}
         self._kept: dict[str, Bytes] = {}
 
-    def empty(self, size: int) -> Bytes:
-        """See `Space`."""
-        return np.zeros(size, np.uint8)
-
     def scratch(self, name: str, size: int) -> Bytes:
         """See `Space`."""
         kept = self._kept.get(name)
@@ -59,10 +49,6 @@ class HostSpace:
         """See `Space`."""
         if to.__array_interface__["data"] != source.__array_interface__["data"]:
             np.copyto(to, source)
-
-    def wide_bytes(self, dtype: str) -> int:
-        """See `Space`."""
-        return int(_core.wide_bytes(dtype))
 
     def combine(
         self, out: Bytes, prior: Bytes | None, sources: Sequence[Bytes], dtype: str, op: str, ranks: int

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from .. import _core
 from .engine import Part, Pending
 from .moves import Moves
 
@@ -198,7 +199,7 @@ class _Chain:
         self._here = len(place.local)
         self._before = place.counterpart(self._node - 1) if self._node > 0 else -1
         self._behind = place.counterpart(self._node + 1) if self._node < self._last else -1
-        self._wide = what.item if what.exact else space.wide_bytes(what.dtype)
+        self._wide = what.item if what.exact else _core.wide_bytes(what.dtype)
         unit = what.item * self._here
         self._block = max(unit, min(CHAIN_BLOCK_BYTES, size) // unit * unit)
         self._count = -(-size // self._block)

@@ -81,8 +81,7 @@ def groups(model: Model) -> list[Group]:
         group_by(model.rows, lambda r: (r.key.machine, r.key.case.ranks)).items()
     ):
         by_collective = sorted(
-            group_by(rows, lambda r: title(r.key.case)).items(),
-            key=lambda item: collective_order(item[0]),
+            group_by(rows, lambda r: title(r.key.case)).items(), key=lambda item: collective_order(item[0])
         )
         each = [headline(name, members, model.subject) for name, members in by_collective]
         found.append(Group(machine, ranks, headline("all cases", rows, model.subject), each))

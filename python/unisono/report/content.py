@@ -136,8 +136,7 @@ def pair_text(pair: Pair) -> str:
 
 
 def group_title(model: Model, group: Group) -> str:
-    title = text.count(group.ranks, "rank")
-    return f"{title}, {model.machines[group.machine]}" if len(model.machines) > 1 else title
+    return ", ".join([text.count(group.ranks, "rank"), *model.machine_if_several(group.machine)])
 
 
 def headline_cells(line: Headline) -> list[str]:
@@ -221,9 +220,7 @@ def slice_text(key: Key, model: Model) -> str:
         parts.append("one process")
     if case.placement != "out_of_place":
         parts.append(case.placement.replace("_", " "))
-    if len(model.machines) > 1:
-        parts.append(model.machines[key.machine])
-    return ", ".join(parts)
+    return ", ".join([*parts, *model.machine_if_several(key.machine)])
 
 
 def crossovers(model: Model) -> Table:
@@ -262,11 +259,6 @@ def uncrossed(model: Model) -> str:
     parts = text.listing([f"{name} in {single.count(name)}" for name in dict.fromkeys(single)])
     curves = text.count(len(found), "curve")
     return f"Of {curves}, one backend is never confidently overtaken in {len(single)}: {parts}."
-
-
-def more(model: Model, key: Key) -> list[str]:
-    """The machine, where there are several."""
-    return [model.machines[key.machine]] if len(model.machines) > 1 else []
 
 
 def workload_table(cost: WorkloadCost, model: Model) -> Table:
@@ -318,9 +310,9 @@ def failures(model: Model) -> Table:
     head = ["Backend", "Case", "Rank", "Message"]
     rows = []
     for machine, f in model.failures:
-        where = f", {model.machines[machine]}" if len(model.machines) > 1 else ""
+        where = ", ".join([case_text(f.case), *model.machine_if_several(machine)])
         rank = text.MISSING if f.rank is None else str(f.rank)
-        rows.append([f.backend, case_text(f.case) + where, rank, f.message])
+        rows.append([f.backend, where, rank, f.message])
     return Table(head, rows)
 
 

@@ -30,9 +30,8 @@ class GateResult:
     below: list[Pair] = field(default_factory=list)  # confidently below min_ratio, the worst first
     unsure: list[Pair] = field(default_factory=list)  # of too few visits: not judged
     alone: list[Row] = field(default_factory=list)  # cases of the backend without a peer: not judged
-    missing: list[Row] = field(
-        default_factory=list
-    )  # a peer's results in cases that the backend has no result of
+    # a peer's results in cases that the backend has no result of
+    missing: list[Row] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)  # of the backend
     notes: list[str] = field(default_factory=list)
 

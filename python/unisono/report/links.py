@@ -53,9 +53,7 @@ def summary(model: Model) -> Table:
         links = [link for _, link in members]
         timed = pattern == "round_trip"
         values = sorted(_value(link) for link in links)
-        name = engine_name(engine)
-        if len(model.machines) > 1:
-            name = f"{name}, {model.machines[machine]}"
+        name = ", ".join([engine_name(engine), *model.machine_if_several(machine)])
         middle = statistics.median(values)
         ends = (values[0], values[-1]) if len(links) > 1 else _ends(links[0])
         show = text.time if timed else text.gbps
@@ -93,10 +91,8 @@ def matrices(model: Model) -> list[Matrix]:
         by_pair = {(link.source, link.target): _value(link) for link in members}
         values = [[cell(by_pair.get((row, column)), best, timed) for column in devices] for row in devices]
         unit = "µs" if timed else "GB/s"
-        title = f"{engine_name(engine)}, {PATTERNS[members[0].pattern]}, {unit}"
-        if len(model.machines) > 1:
-            title += f", {model.machines[machine]}"
-        found.append(Matrix(title, [f"GPU {device}" for device in devices], values))
+        title = [engine_name(engine), PATTERNS[members[0].pattern], unit, *model.machine_if_several(machine)]
+        found.append(Matrix(", ".join(title), [f"GPU {device}" for device in devices], values))
     return found
 
 

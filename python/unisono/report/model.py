@@ -205,6 +205,10 @@ class Model:
     def machines(self) -> list[str]:
         return [machine_text(machine) for machine in self.hardware]
 
+    def machine_if_several(self, machine: int) -> list[str]:
+        """Its name, where the records are of several; else nothing."""
+        return [self.machines[machine]] if len(self.hardware) > 1 else []
+
     @property
     def runs(self) -> list[Run]:
         return [run for source in self.sources for run in source.runs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import analysis, content, links, text
+from . import analysis, links, text
 from .links import Matrix
 from .model import Model, Row
 
@@ -50,7 +50,12 @@ def _matrix(model: Model, rows: Sequence[Row], timed: bool) -> Matrix:
     best = (min if timed else max)(values.values())
     ranks = range(case.ranks)
     cells = [[links.cell(values.get((source, target)), best, timed) for target in ranks] for source in ranks]
-    parts = [text.count(case.ranks, "rank"), case.mode, case.memory, *content.more(model, rows[0].key)]
+    parts = [
+        text.count(case.ranks, "rank"),
+        case.mode,
+        case.memory,
+        *model.machine_if_several(rows[0].key.machine),
+    ]
     unit = "µs" if timed else "GB/s"
     name = _NAMES[str(case.pattern)]
     title = f"{name}: {rows[0].backend}, {text.size(case.bytes)}, {unit} ({', '.join(parts)})"

@@ -37,8 +37,8 @@ _DISTRIBUTION_RANGE = (21, 101)
 Json = dict[str, Any]
 
 
-def _round(value: float | None, significant: int = 5) -> float | None:
-    return None if value is None or not np.isfinite(value) else float(f"{value:.{significant}g}")
+def _round(value: float | None) -> float | None:
+    return None if value is None or not np.isfinite(value) else float(f"{value:.5g}")
 
 
 def slice_of(key: Key) -> Json:
@@ -318,7 +318,6 @@ def page(model: Model) -> Json:
         "backends": model.backends,
         "colours": theme.colours(model.backends),
         "shapes": theme.shapes(model.backends),
-        "subject": model.subject,
         "dimensions": dimensions(model, [row for row in rows if row["id"] in sweep]),
         "results": table(rows),
         "sweep": sorted(sweep),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unisono.bench.cases import title
 
-from . import analysis, content, text
+from . import analysis, text
 from .content import Table
 from .model import Model
 
@@ -22,7 +22,7 @@ def table(model: Model, kind: str) -> Table:
     for one in curves:
         cells = {p.row.key.case.ranks: _point_text(p) for p in one.points}
         key = one.points[0].row.key
-        parts = [key.case.mode, key.case.memory, *content.more(model, key)]
+        parts = [key.case.mode, key.case.memory, *model.machine_if_several(key.machine)]
         head = [f"{title(key.case)} {key.case.dtype}", text.size(one.bytes), ", ".join(parts), one.backend]
         rows.append([*head, *(cells.get(ranks, text.MISSING) for ranks in columns)])
     head = ["Collective", "Bytes", "Where", "Backend"]

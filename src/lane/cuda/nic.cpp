@@ -25,8 +25,6 @@ class Gpu final : public NicGpu {
                told(cudaDevAttrGPUDirectRDMAWritesOrdering) < cudaGPUDirectRDMAWritesOrderingOwner;
   }
 
-  int device() const override { return device_; }
-
   std::shared_ptr<std::byte> memory(std::size_t bytes) const override {
     const auto made = DeviceMemory::create(bytes, device_, {}, DeviceMemory::Kind::local);
     return {made, made->data()};

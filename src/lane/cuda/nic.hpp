@@ -32,8 +32,6 @@ class NicGpu {
   static std::unique_ptr<NicGpu> make(std::optional<int> device);
   virtual ~NicGpu() = default;
 
-  virtual int device() const = 0;
-
   // Zeroed memory, freed with its last owner, by any thread. ResourceError where it cannot be had.
   virtual std::shared_ptr<std::byte> memory(std::size_t bytes) const = 0;
   virtual std::shared_ptr<std::byte> pinned(std::size_t bytes) const = 0;  // the host's, for every GPU

@@ -6,14 +6,6 @@
 
 #include "lane/cuda/move.cuh"
 
-// [kDTypes][kOps] of F(type, op), in the order of the enumerations.
-#define UNISONO_OPS(F, T) {F(T, Op::sum), F(T, Op::prod), F(T, Op::min), F(T, Op::max), F(T, Op::avg)}
-#define UNISONO_TABLE(F)                                                                     \
-  {UNISONO_OPS(F, float),        UNISONO_OPS(F, double),       UNISONO_OPS(F, F16),          \
-   UNISONO_OPS(F, BF16),         UNISONO_OPS(F, std::int8_t),  UNISONO_OPS(F, std::uint8_t), \
-   UNISONO_OPS(F, std::int32_t), UNISONO_OPS(F, std::int64_t), UNISONO_OPS(F, E4M3),         \
-   UNISONO_OPS(F, E5M2)}
-
 namespace unisono::cuda {
 
 struct Bytes {};

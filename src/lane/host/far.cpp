@@ -8,14 +8,7 @@
 namespace unisono::host {
 namespace {
 
-constexpr std::size_t kBounce = std::size_t{128}
-                                << 10;  // a piece of each far source; a few fit the second-level cache
-constexpr std::uint64_t kAddress = (std::uint64_t{1} << 48) - 1;
-
-int rank_of(const byte* far) { return static_cast<int>(reinterpret_cast<std::uint64_t>(far) >> 48) - 1; }
-void* address_of(const byte* far) {
-  return reinterpret_cast<void*>(reinterpret_cast<std::uint64_t>(far) & kAddress);
-}
+constexpr std::size_t kBounce = 128 << 10;  // a piece of each far source; a few fit the second-level cache
 
 }  // namespace
 
@@ -31,7 +24,8 @@ void Far::copy(Way way, byte* near, const byte* far, std::size_t bytes) {
   const int rank = rank_of(far);
   const int pid = pids_[static_cast<std::size_t>(rank)];
   for (std::size_t done = 0; done < bytes;) {
-    const iovec here{near + done, bytes - done}, there{address_of(far + done), bytes - done};
+    const iovec here{near + done, bytes - done},
+        there{reinterpret_cast<void*>(address_of(far + done)), bytes - done};
     const ssize_t some = way == Way::read ? ::process_vm_readv(pid, &here, 1, &there, 1, 0)
                                           : ::process_vm_writev(pid, &here, 1, &there, 1, 0);
     if (some <= 0) {

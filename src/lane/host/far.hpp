@@ -16,6 +16,12 @@ inline byte* far_address(int rank, std::uint64_t at) {
   return reinterpret_cast<byte*>(at | static_cast<std::uint64_t>(rank + 1) << 48);
 }
 inline bool is_far(const byte* at) { return reinterpret_cast<std::uint64_t>(at) >> 48 != 0; }
+inline int rank_of(const byte* far) {
+  return static_cast<int>(reinterpret_cast<std::uint64_t>(far) >> 48) - 1;
+}
+inline std::uint64_t address_of(const byte* far) {
+  return reinterpret_cast<std::uint64_t>(far) & ((std::uint64_t{1} << 48) - 1);
+}
 
 class Far {
  public:

@@ -204,14 +204,8 @@ void resume(byte* out, const byte* prior, const byte* const* srcs, int n_srcs, s
 }
 
 #define UNISONO_WIRES(T) {nullptr, requantise<T, wire::Fp8>, requantise<T, wire::Int8>}
-// NOLINTBEGIN(bugprone-macro-parentheses): a template's name takes none
-#define UNISONO_OPS(F, T) {F<T, Op::sum>, F<T, Op::prod>, F<T, Op::min>, F<T, Op::max>, F<T, Op::avg>}
-#define UNISONO_DTYPES(F)                                                                    \
-  {UNISONO_OPS(F, float),        UNISONO_OPS(F, double),       UNISONO_OPS(F, F16),          \
-   UNISONO_OPS(F, BF16),         UNISONO_OPS(F, std::int8_t),  UNISONO_OPS(F, std::uint8_t), \
-   UNISONO_OPS(F, std::int32_t), UNISONO_OPS(F, std::int64_t), UNISONO_OPS(F, E4M3),         \
-   UNISONO_OPS(F, E5M2)}
-// NOLINTEND(bugprone-macro-parentheses)
+#define UNISONO_REDUCE(T, op) reduce<T, op>
+#define UNISONO_RESUME(T, op) resume<T, op>
 #define UNISONO_WIDE(T) sizeof(Wide<T>::type)
 #define UNISONO_STRING_(x) #x
 #define UNISONO_STRING(x) UNISONO_STRING_(x)
@@ -220,8 +214,8 @@ void resume(byte* out, const byte* prior, const byte* const* srcs, int n_srcs, s
 
 const Kernels kernels = {UNISONO_STRING(UNISONO_ISA),
                          copy,
-                         UNISONO_DTYPES(reduce),
-                         UNISONO_DTYPES(resume),
+                         UNISONO_TABLE(UNISONO_REDUCE),
+                         UNISONO_TABLE(UNISONO_RESUME),
                          {UNISONO_WIDE(float), UNISONO_WIDE(double), UNISONO_WIDE(F16), UNISONO_WIDE(BF16),
                           UNISONO_WIDE(std::int8_t), UNISONO_WIDE(std::uint8_t), UNISONO_WIDE(std::int32_t),
                           UNISONO_WIDE(std::int64_t), UNISONO_WIDE(E4M3), UNISONO_WIDE(E5M2)},

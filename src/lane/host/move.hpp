@@ -20,8 +20,8 @@ using Copy = void (*)(const Dst* dsts, int n_dsts, const byte* src, std::size_t 
 // to; `prior` is in wide elements. ranks 0: the result stays wide too, for sources that are still to come;
 // else it is finished for so many ranks and rounded. `out` may be `prior` or a source where their elements
 // are as wide.
-using Continue = void (*)(byte* out, const byte* prior, const byte* const* srcs, int n_srcs,
-                          std::size_t count, int ranks);
+using Resume = void (*)(byte* out, const byte* prior, const byte* const* srcs, int n_srcs, std::size_t count,
+                        int ranks);
 
 // A lane's requantise; `average`: sums are divided by the number of sources.
 using Requantise = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
@@ -31,7 +31,7 @@ struct Kernels {
   const char* instruction_set;
   Copy copy;
   Reduce reduce[kDTypes][kOps];
-  Continue resume[kDTypes][kOps];
+  Resume resume[kDTypes][kOps];
   std::size_t wide_bytes[kDTypes];         // of an element in which a dtype is combined
   Requantise requantise[kDTypes][kWires];  // null where there is none
 };

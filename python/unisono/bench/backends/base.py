@@ -85,9 +85,8 @@ class Backend(Protocol):
     ranks alike."""
 
     name: str
-    bit_exact: bool = (
-        False  # True: float sums are combined in rank order and must match the reference bit by bit
-    )
+    # True: float sums are combined in rank order and must match the reference bit by bit
+    bit_exact: bool = False
     wire: str | None = None  # a name of cases.WIRES: it quantises, and is held to that bound
     devices: tuple[str, ...] = ("cpu",)  # where the buffers may lie
     threads: bool = False  # True: ranks may be threads of one process

@@ -47,7 +47,6 @@ class FabricBackend(Backend):
         self._policy = next(policy for policy in POLICIES if way.startswith(policy))
         self.memory = {"": "host", "-pin": "pinned", "-dma": "device"}[way.removeprefix(self._policy)]
         self._comm: Any = None
-        self._held: list[Any] = []
 
     def available(self, ranks: int) -> str | None:
         import unisono
@@ -111,7 +110,6 @@ class FabricBackend(Backend):
             gpu = self._comm.device
             on_gpu = arithmetic(f"cuda:{gpu}")
             made = [TensorRegion(flat_bytes(one, gpu), arithmetic=on_gpu) for one in made]
-        self._held = made
         return made[0], made[1]
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
@@ -135,7 +133,6 @@ class FabricBackend(Backend):
         return str(self._comm.plan(case.collective, case.bytes, case.memory == "symmetric"))
 
     def close(self) -> None:
-        self._held = []
         if self._comm is not None:
             self._comm.close()
             self._comm = None

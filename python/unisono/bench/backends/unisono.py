@@ -136,10 +136,8 @@ class UnisonoBackend(Backend):
     def _prepared(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         comm, x, out, rank, n = self._comm, buffers.x, buffers.out, self._comm.rank, self._comm.size
         if self._device == "cuda" and case.memory == "symmetric" and KNOWN[case.collective].rooted:
-            x, out = (
-                buffers.x_place,
-                buffers.out_place,
-            )  # without a copy only where every rank names the place
+            # without a copy only where every rank names the place
+            x, out = buffers.x_place, buffers.out_place
         if case.collective == "barrier":
             if self._one is not None:  # on a stream: the smallest sum, as nccl's
                 return partial(comm.all_reduce, self._one, "sum", self._one, **self._queued)

@@ -232,10 +232,8 @@ class CudaDevice:
 def gpu_state() -> list[str]:
     """Clocks, temperature, power and reasons for throttling of each GPU, as nvidia-smi tells them; none where
     it does not."""
-    for reasons in (
-        "clocks_event_reasons.active",
-        "clocks_throttle_reasons.active",
-    ):  # its new name, and its old
+    # its new name, and its old
+    for reasons in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):
         query = [f"--query-gpu={STATE},{reasons}", "--format=csv,noheader"]
         try:
             said = subprocess.run(

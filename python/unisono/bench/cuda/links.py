@@ -43,10 +43,10 @@ Show = Callable[[str], None]
 class Links:
     """The GPUs with these indices, each with a stream for every peer and memory to send from and to."""
 
-    def __init__(self, devices: Sequence[int], size: int = BYTES) -> None:
+    def __init__(self, devices: Sequence[int]) -> None:
         import torch
 
-        self._torch, self.devices, self.size = torch, list(devices), size // UNIT * UNIT
+        self._torch, self.devices, self.size = torch, list(devices), BYTES
         self._runtime = Runtime(int(str(torch.version.cuda).partition(".")[0]))
         self._kernels = kernels()
         self._epoch = 0
