@@ -33,7 +33,10 @@ Wire read_wire(const std::optional<std::string>& name) {
 
 Collective read_collective(std::string_view name) {
   if (const auto collective = from_name<Collective>(name, kCollectives)) return *collective;
-  throw UsageError("there is no collective '" + std::string(name) + "'.");
+  std::string known;
+  for (int c = 0; c < kCollectives; ++c)
+    known += (c ? ", " : "") + std::string(name_of(static_cast<Collective>(c)));
+  throw UsageError("there is no collective '" + std::string(name) + "': use one of " + known + ".");
 }
 
 ChannelPolicy read_policy(std::string_view name) {

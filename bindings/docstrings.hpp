@@ -124,7 +124,8 @@ use send_recv or batch_send_recv.)";
 constexpr const char* kRecv = R"(Receives into out, of any shape, from rank `peer`. Returns out.)";
 
 constexpr const char* kSendRecv =
-    R"(Sends x to rank dst while it receives out, of the same shape and dtype, from rank src: rings and exchanges cannot lock up.
+    R"(Sends x to rank dst while it receives out, of the same shape and dtype, from rank src: rings and exchanges in which
+every rank calls it cannot lock up. Against a rank that calls recv, then send, a large message may wait for its deadline.
 
 out None: a new array. Returns out.)";
 

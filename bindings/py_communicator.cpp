@@ -86,7 +86,10 @@ void PyCommunicator::call(void (Communicator::*collective)(const Call&), const A
 }
 
 void PyCommunicator::close() {
-  communicator_.close();
+  {
+    const nb::gil_scoped_release released;  // a peer that is a thread of this process may have to answer
+    communicator_.close();
+  }
   while (away_ > 0 && away_here == 0) {
     const nb::gil_scoped_release released;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from types import ModuleType
@@ -169,11 +170,13 @@ def _import_mpi(launcher: str) -> ModuleType:
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
         ours = True
     if ours:
-        at_exit.callback(_finalize, mpi)
+        at_exit.callback(_finalize, mpi, os.getpid())
     return mpi
 
 
-def _finalize(mpi: Any) -> None:
+def _finalize(mpi: Any, process: int) -> None:
+    if process != os.getpid():
+        return  # a forked child: the rank is its parent
     uncaught = hasattr(sys, "last_value") or hasattr(sys, "last_exc")
     if not (mpi.Is_finalized() or uncaught or _abandoned):
         mpi.Finalize()

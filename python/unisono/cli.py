@@ -52,7 +52,10 @@ def tune(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-O", "--output", "--out", help="The table; default: UNISONO_PLAN, else the user's cache."
+            "-O",
+            "--output",
+            "--out",
+            help="The table; default: UNISONO_PLAN, else unisono/plan.json in the user's cache.",
         ),
     ] = None,
     kept: Annotated[
@@ -60,7 +63,8 @@ def tune(
         typer.Option("--records", help="Folder for what was measured, for `unisono report`; default: none."),
     ] = None,
 ) -> None:
-    """Measures every algorithm here and writes the table by which the library chooses among them."""
+    """Measures every algorithm here and writes the table by which the library chooses among them, for this
+    number of ranks; other numbers keep the tables that they have."""
     from unisono.bench import records, tune
     from unisono.communicator import plan_path
 
@@ -120,7 +124,8 @@ def info() -> None:
         "allow_extra_args": True,
         "ignore_unknown_options": True,
         "allow_interspersed_args": False,
-    }
+    },
+    options_metavar="-n RANKS [--nodes NODES] PROGRAM [ARGS]...",
 )
 def run(
     context: typer.Context,
@@ -132,6 +137,8 @@ def run(
     """Starts a program as ranks on this machine: `unisono run -n 4 train.py`."""
     from unisono import launch
 
+    if context.args and context.args[0].startswith("-"):
+        refuse(CaseError(f"unisono run has no option {context.args[0]}: it has -n and --nodes."))
     raise typer.Exit(guarded(lambda: launch.run_command(ranks, context.args, nodes=nodes)))
 
 

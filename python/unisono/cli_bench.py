@@ -43,7 +43,11 @@ def bench(
     ] = False,
     backends: Annotated[
         str | None,
-        typer.Option("--backend", "--backends", help="List, or all. unisono:ALGORITHM forces one."),
+        typer.Option(
+            "--backend",
+            "--backends",
+            help="List, or all but those to be named (fabric; on GPUs mpi). unisono:ALGORITHM forces one.",
+        ),
     ] = None,
     collectives: Annotated[
         str | None,
@@ -140,7 +144,9 @@ def bench(
     ] = None,
     workloads: Annotated[
         str | None,
-        typer.Option("--workload", help="Real models by name, all, or none.", rich_help_panel=_BENCH),
+        typer.Option(
+            "--workload", help="Real models, measured too: by name, all, or none.", rich_help_panel=_BENCH
+        ),
     ] = None,
     modes: Annotated[
         str | None,
@@ -171,7 +177,14 @@ def bench(
     ] = None,
     check: Annotated[
         int,
-        typer.Option("-c", "--check", help="0 leaves out the checks of the results.", rich_help_panel=_HOW),
+        typer.Option(
+            "-c",
+            "--check",
+            min=0,
+            max=1,
+            help="0 leaves out the checks of the results.",
+            rich_help_panel=_HOW,
+        ),
     ] = 1,
     budget_s: Annotated[
         float | None,

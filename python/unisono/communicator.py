@@ -26,9 +26,9 @@ _open: weakref.WeakSet[Communicator | HierarchicalCommunicator] = weakref.WeakSe
 
 
 @atexit.register
-def _close_all() -> None:
-    """A rank that exits in good order is not taken for one that died."""
-    for communicator in list(_open):
+def _close_all(process: int = os.getpid()) -> None:
+    """A rank that exits in good order is not taken for one that died. A forked child leaves them to it."""
+    for communicator in list(_open) if process == os.getpid() else []:
         communicator.close()
 
 
@@ -73,6 +73,8 @@ def init(
         world = launch.World(rank, size, rank, size, "explicit")
     else:
         world = launch.from_env(os.environ)
+    if device is not None:
+        device = _number("device", device)
     fabric = _fabric_of(lane)
     timeout_s = _deadline_s(timeout_s)
     meeting = bootstraps.make(world, bootstrap, timeout_s)

@@ -3,7 +3,7 @@
 A rank sends one DATA message per all_gather over its socket to the launcher. When every rank has sent one,
 the launcher answers each with `size` DATA messages in rank order; when that cannot happen any more, with one
 message that says why.
-Nothing here reads a socket or a clock of its own accord: `Hub` is fed by `launch.run_local` and by the tests.
+Nothing here reads a socket or a clock of its own accord: `Hub` is fed by `run.run_local` and by the tests.
 
 Message (network byte order, 28 bytes, then the payload):
     magic 4s | version u8 | kind u8 | zero u16 | rank u32 | channel u32 | sequence u32 | timeout_ms u32 |

@@ -36,7 +36,7 @@ RANK_VARIABLE = "UNISONO_RANK"
 SIZE_VARIABLE = "UNISONO_SIZE"
 FD_VARIABLE = "UNISONO_BOOTSTRAP_FD"
 NODE_VARIABLE = "UNISONO_NODE"
-MAX_RANKS = 4096
+MAX_RANKS = 1024
 _PIECE = 1 << 16  # bytes read from a rank at once
 _PIECES = (MAX_PAYLOAD + HEADER_BYTES) // _PIECE + 2  # enough for one whole message
 _CLOSED_S = 2.0  # a rank closes its socket a moment before it is gone, a long one on a busy machine
@@ -77,7 +77,7 @@ def run_local(
     work; a second one means SIGTERM.
 
     Args:
-        n: number of ranks, 1 to 4096.
+        n: number of ranks, 1 to 1024.
         argv: program and arguments; no shell.
         nodes: above 1, the ranks behave as on so many machines (UNISONO_NODE), in equal parts.
         env: environment of the ranks, default this process's; rank variables of other launchers are left out.

@@ -372,7 +372,7 @@ void FabricEndpoint::await(int peer, const std::function<bool()>& ready) {
 void FabricEndpoint::finish() {
   for (int i = 1; i < size(); ++i) {
     const int peer = peer_at(*this, i);
-    await(peer, [&] { return of(peer).in_flight.done(); });
+    await(peer, [&] { return of(peer).in_flight.done() || told(peer, Kind::departed); });
   }
   sources_stay_ = false;
 }

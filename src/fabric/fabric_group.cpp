@@ -240,6 +240,7 @@ void FabricGroup::record(Group::Kind kind, const std::string& text) {
 // A write that failed: its peer is gone, or cannot be reached.
 void FabricGroup::broken(int peer, const std::string& why) {
   if (failure_ || left_) return;  // while it tells others, best effort
+  if (peer >= 0 && lane_->told(peer, Kind::departed)) return;
   if (peer == fabric::Port::kQueue)
     fail(Group::Kind::resource, "an endpoint has failed in " + where() + ": " + why + ".");
   if (peer == fabric::Port::kSomePeer) {  // which one, is found out by `look`

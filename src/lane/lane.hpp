@@ -1,7 +1,8 @@
 // What a program sees of the machine. A lane is one worker of one rank: a CPU thread, a CUDA thread block, an
 // endpoint.
 //
-// The verbs of a lane (HostThread in host/, CudaBlock in cuda/; a program is a template over them):
+// The verbs of a lane (HostThread in host/, CudaBlock in cuda/, FabricEndpoint in ../fabric/; a program is a
+// template over them):
 //
 // move(dsts, n_dsts, srcs, n_srcs, bytes)
 //   Reads every source once, combines them in the order given with the wide accumulator, writes every

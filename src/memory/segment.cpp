@@ -28,13 +28,26 @@ struct Own {
   std::map<std::uint64_t, std::weak_ptr<Segment>> by_nonce;
 };
 Own& own() {
-  static Own segments;
+  static Own& segments = *new Own;  // never destroyed: a communicator may be a global of the program
   return segments;
 }
 
 std::uint64_t fresh_nonce() {
   std::random_device device;
   return (static_cast<std::uint64_t>(device()) << 32 | device()) | 1;
+}
+
+// Gives a file its memory; 0, or why not. In pieces, each again where a signal came: the kernel takes back
+// the piece that it was at.
+int reserve(int fd, std::size_t bytes) {
+  constexpr std::size_t kPiece = std::size_t{64} << 20;
+  int error = 0;
+  for (std::size_t done = 0; done < bytes && (error == 0 || error == EINTR);) {
+    const std::size_t some = std::min(kPiece, bytes - done);
+    error = ::posix_fallocate(fd, static_cast<off_t>(done), static_cast<off_t>(some));
+    if (error == 0) done += some;
+  }
+  return error;
 }
 
 // Throws ResourceError with errno's text when `result` is negative; returns it otherwise.
@@ -102,7 +115,7 @@ std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
   const std::size_t whole = bytes + kPage;
   segment->fd_ = check(::memfd_create("unisono", MFD_CLOEXEC), "creating shared memory");
   check(::ftruncate(segment->fd_, static_cast<off_t>(whole)), "sizing shared memory");
-  if (const int error = ::posix_fallocate(segment->fd_, 0, static_cast<off_t>(whole)))
+  if (const int error = reserve(segment->fd_, whole))
     throw ResourceError("there is no room for " + std::to_string(whole >> 20) + " MiB of shared memory (" +
                         std::strerror(error) +
                         "): free memory, raise the container's limit, or use fewer ranks.");

@@ -6,7 +6,7 @@
 namespace unisono {
 
 // Sends `sent` bytes to `dst` and receives `received` from `src`; 0 bytes leave that half out. Both go piece
-// by piece, so that a ring of such calls cannot lock up.
+// by piece, so that a ring of such calls cannot lock up (but one with a rank that receives, then sends, can).
 template <class Channel>
 UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent, int src,
                                     std::size_t received, const Args& a) {

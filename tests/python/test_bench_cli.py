@@ -67,7 +67,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--sizes ,", "no sizes given"),
         ("--sizes 8,0K", "at least 1 byte"),
         ("--ranks 0", "at least one rank"),
-        ("--ranks 4097 --backend mpi", "4096 are the most"),
+        ("--ranks 4097 --backend mpi", "1024 are the most"),
         ("-n 0", "at least one iteration"),
         ("-w -1", "cannot be negative"),
         ("--budget 0", "seconds above 0"),

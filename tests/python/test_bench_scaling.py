@@ -56,7 +56,7 @@ def test_numbers_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--weak --ranks 1,5000", "4096 are the most"),
+        ("--weak --ranks 1,5000", "1024 are the most"),
         ("", "choose --weak, --strong, or both"),
         ("--weak --ranks 1,x", "write the numbers of ranks"),
         ("--weak --ranks 0", "write the numbers of ranks"),

@@ -186,6 +186,20 @@ def test_ends_of_a_pair_need_not_call_alike() -> None:
     assert threads.with_threads(3, body) == [7, 5, 6]
 
 
+def test_an_echo_of_a_direct_message() -> None:
+    """Who receives, then sends, meets one who does both at once."""
+
+    def body(comm: unisono.Communicator) -> Any:
+        x, got = np.full(300_000, comm.rank + 1, F32), np.zeros(300_000, F32)
+        if comm.rank == 0:
+            return comm.send_recv(x, 1, got, 1, algorithm="direct").sum()
+        comm.recv(got, 0, algorithm="direct")
+        comm.send(got + x, 0, algorithm="direct")
+        return got.sum()
+
+    assert threads.with_threads(2, body) == [900_000, 300_000]
+
+
 def test_scatter_into_out_alone() -> None:
     def body(comm: unisono.Communicator) -> Any:
         x = np.arange(6, dtype=F32).reshape(3, 2) if comm.rank == 1 else None

@@ -72,6 +72,12 @@ def test_ranks_that_rest_between_calls_over_full_sockets(provider: str) -> None:
     assert outcome.results() == [[]] * 4
 
 
+@pytest.mark.parametrize("provider", ["tcp", "tcp;ofi_rxm", "shm"], indirect=True)
+def test_ranks_that_are_done_may_leave_a_slow_root(provider: str) -> None:
+    outcome = ranks.play(4, "fabric_programs:slow_root", env=fabric.over(provider))
+    assert outcome.results() == [None] * 4
+
+
 @pytest.mark.parametrize(
     ("what", "memory", "check", "victim"),
     [

@@ -225,7 +225,7 @@ def test_the_policy_stops_any_other_script_and_any_request(page: chromium.Browse
 def test_a_report_without_results_opens_quietly(browser: chromium.Browser, tmp_path: Path) -> None:
     data.write(tmp_path, data.run(), data.failure(), data.end())
     page = _open(browser, _write(tmp_path))
-    assert "No result could be read" in page.evaluate("document.body.textContent")
+    assert "The records hold no result" in page.evaluate("document.body.textContent")
     _quiet(page)
 
 

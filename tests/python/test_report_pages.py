@@ -257,7 +257,7 @@ def test_a_run_of_barriers_only(tmp_path: Path) -> None:
 def test_without_results_the_report_still_says_why(tmp_path: Path) -> None:
     page, text = _render(tmp_path, data.run(), data.failure(), data.end())
     for words in (page.text, text):
-        assert "No result could be read" in words
+        assert "The records hold no result" in words
         assert "element 3 is wrong" in words
     assert {path.name for path in report.build(tmp_path)} == {"report.html", "report.md"}
 

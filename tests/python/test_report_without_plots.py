@@ -53,5 +53,5 @@ def test_the_report_says_what_it_lacks(tmp_path: Path) -> None:
     data.write(tmp_path, data.run(), data.sweep(), data.end())
     found = run(WITHOUT, "report", str(tmp_path))
     assert found.returncode == 2
-    assert "pip install 'unisono[bench]'" in found.stderr
+    assert "pip install '.[bench]'" in found.stderr
     assert "Traceback" not in found.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,16 @@ def rest(provider: str, calls: int) -> list[int]:
                 wrong.append(call)
             host.barrier()
     return wrong
+
+
+def slow_root() -> None:
+    """The others have left before the root hears that its credit has reached them."""
+    comm = unisono.init(timeout_s=20, lane="fabric")
+    for value in range(8):
+        if comm.rank == 0 and value % 2 == 0:
+            time.sleep(0.2)
+        got = comm.gather(np.full(100, value, np.uint8))
+        assert comm.rank or (got == value).all()
 
 
 def allocations(calls: int) -> list[int]:

@@ -39,8 +39,9 @@ class Ceilings:
     per_rank_gbps: float
 
 
-def measure(control: Control, align: Call) -> Ceilings:
-    """Takes about a second; called on all ranks in step. Raises MemoryError where two buffers do not fit."""
+def measure(control: Control, align: Call, one_clock: bool) -> Ceilings:
+    """Takes about a second; called on all ranks in step. `one_clock`: of the ranks' clocks, see `timing`.
+    Raises MemoryError where two buffers do not fit."""
     cache = max(provenance.caches().values(), default=USUAL_CACHE)
     size = min(max(LEAST_BYTES, CACHES * cache // control.size), MOST_BYTES)
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
@@ -48,7 +49,7 @@ def measure(control: Control, align: Call) -> Ceilings:
     alone: list[float] = []
     control.gather(0.0, float)
     if control.rank == 0:
-        alone = [size / _copy_ns(source, target) for _ in range(SAMPLES)]
+        alone = [size / _longest([_copied(source, target)], True) for _ in range(SAMPLES)]
         control.gather(0.0, float)
     else:
         # about 1 GB/s: asleep, not spinning in the bootstrap, while rank 0 copies
@@ -58,8 +59,8 @@ def measure(control: Control, align: Call) -> Ceilings:
     with collector_off():
         for _ in range(SAMPLES):
             align()
-            mine = _copy_ns(source, target)
-            together.append(control.size * size / max(control.gather(mine, float)))
+            times = control.gather(_copied(source, target), tuple[int, int])
+            together.append(control.size * size / _longest(times, one_clock))
     total = float(np.median(together))
     return Ceilings(
         Ceiling(
@@ -77,7 +78,15 @@ def of_case(case: Case, per_rank_gbps: float) -> float:
     return per_rank_gbps * case.ranks / 2 if alone else per_rank_gbps
 
 
-def _copy_ns(source: Bytes, target: Bytes) -> float:
+def _copied(source: Bytes, target: Bytes) -> tuple[int, int]:
+    """When a copy began, and when it ended."""
     began = time.perf_counter_ns()
     np.copyto(target, source)
-    return float(max(1, time.perf_counter_ns() - began))
+    return began, time.perf_counter_ns()
+
+
+def _longest(times: list[tuple[int, int]], one_clock: bool) -> int:
+    """The nanoseconds that all copies took: from the first one's begin on, where the ranks have one clock."""
+    if one_clock:
+        return max(1, max(ended for _, ended in times) - min(began for began, _ in times))
+    return max(1, *(ended - began for began, ended in times))

@@ -181,7 +181,7 @@ class HostDevice:
         pass
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
-        found = ceilings.measure(control, self._align)
+        found = ceilings.measure(control, self._align, self._one_clock)
         return found.per_rank_gbps, [found.one_thread, found.all_threads]
 
     def gpus(self) -> list[str]:

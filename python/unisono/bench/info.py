@@ -69,11 +69,19 @@ def fabric_text() -> str:
         return f"not usable: {error}"
     described = [
         one.name
-        + (f", {one.nics} NICs" if one.nics > 1 else "")
-        + (f", {one.line_gbps:g} Gbit/s" if one.line_gbps is not None else "")
+        + (f" ({one.nics} NICs)" if one.nics > 1 else "")
+        + (f" ({one.line_gbps:g} Gbit/s)" if one.line_gbps is not None else "")
         for one in offered
     ]
-    return f"libfabric {version}: {'; '.join(described) or 'no provider with remote writes'}"
+    return f"libfabric {version}: {', '.join(described) or 'no provider with remote writes'}"
+
+
+def cuda_text() -> str:
+    """The GPUs that the CUDA lane sees."""
+    import unisono
+
+    count = unisono.device_count()
+    return f"{count} GPU(s)" if count else "no GPU is seen, or nvcc (12.8 or newer) was not when it was built"
 
 
 def show(console: Console) -> None:
@@ -95,6 +103,7 @@ def show(console: Console) -> None:
     )
     rows = backend_rows()  # first: MPI does not start beside a libfabric that was there before
     table.add_row("fabric lane", fabric_text())
+    table.add_row("CUDA lane", cuda_text())
     for name, version in provenance.libraries({}).items():
         table.add_row(name, version)
     console.print(table)

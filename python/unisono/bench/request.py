@@ -95,7 +95,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         backends=list(
             dict.fromkeys(
                 _backends(asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device)
-                + _wires(asked.wires)
+                + _wires(asked.wires, _collectives(asked))
             )
         ),
         collectives=_collectives(asked),
@@ -226,7 +226,9 @@ def _backends(text: str | None, device: str) -> list[str]:
     return base.expanded(names)
 
 
-def _wires(text: str | None) -> list[str]:
+def _wires(text: str | None, collectives: Sequence[str]) -> list[str]:
+    if text is not None and "all_reduce" not in collectives:
+        raise CaseError("--wire is about all_reduce: name that collective too.")
     return [f"unisono:{wire}" for wire in _names("wire", text, list(cases.WIRES), [])]
 
 

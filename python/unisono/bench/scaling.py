@@ -60,7 +60,11 @@ def grid(options: Options, ranks: int) -> list[Case]:
                 sizes = [case_bytes(kind, name, size, ranks)]
                 of_point = msgspec.structs.replace(options, collectives=[name], sizes=sizes)
                 point = Scaling(kind=kind, bytes=size)
-                found += [msgspec.structs.replace(case, scaling=point) for case in of_point.grid(ranks)]
+                points = of_point.grid(ranks)
+                if any(case.bytes > sizes[0] for case in points):  # rounded up to a block of each rank
+                    few = f"{size} B are too few for {ranks} ranks"
+                    raise CaseError(f"{kind} scaling of {name}: {few}; give larger --sizes.")
+                found += [msgspec.structs.replace(case, scaling=point) for case in points]
     return found
 
 

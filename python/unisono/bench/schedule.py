@@ -17,10 +17,13 @@ import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from unisono.bench import stats
 
 MIN_ROUNDS = stats.MIN_SAMPLES  # as many visits carry an interval of their medians
 BATCH = 75  # samples in one visit at most: six visits carry a p99 (368)
+LONG_S = 10.0  # what a cell may take past the budget
 # where the user fixes the number of samples: a visit can be interrupted after it
 BATCH_MOST, BATCH_S = 5000, 2.0
 CHEAP_S = 0.005  # samples that take no longer than this together are always taken
@@ -51,7 +54,9 @@ class Cell:
     skews_us: list[float] = field(default_factory=list)
     call_s: float = 0.0  # 0: not known yet
     sample_s: float = 0.0
+    visit_s: float = 0.0  # what a visit costs beside its samples
     visits: list[int] = field(default_factory=list)  # the samples of each
+    spent_s: list[float] = field(default_factory=list)  # and the time of each
     converged: bool = False
     enough: bool = False
     done: bool = False  # it and its rivals have enough
@@ -63,6 +68,27 @@ class Cell:
     @property
     def rounds(self) -> int:
         return len(self.visits)
+
+    @property
+    def bare_s(self) -> float:
+        """Of a sample, without what there is around it."""
+        if not self.samples_us:
+            return self.sample_s
+        return max(1e-6 * self.calls * sum(self.samples_us) / len(self.samples_us), 1e-7)
+
+    @property
+    def least(self) -> int:
+        """The samples that it gets however short the time is."""
+        return max(1, min(stats.MIN_SAMPLES, int(LONG_S / self.sample_s)))
+
+    def estimate(self) -> None:
+        """The cost of a visit and of a sample: the line through the visits so far."""
+        count, spent = np.asarray(self.visits, float), np.asarray(self.spent_s)
+        mean = spent.mean() / max(1.0, count.mean())
+        off = count - count.mean()
+        slope = (off * spent).sum() / (off * off).sum() if off.any() else mean
+        self.sample_s = float(max(1e-7, min(mean, max(slope, self.bare_s))))
+        self.visit_s = float(max(0.0, spent.mean() - self.sample_s * count.mean()))
 
 
 @dataclass(frozen=True)
@@ -141,15 +167,15 @@ class Schedule:
             each = math.ceil(missing / max(1, limits.rounds - cell.rounds))
             return Batch(warmup, min(each, most), cell.calls)
         missing = stats.MIN_SAMPLES - len(cell.samples_us)
-        cheap = min(BATCH, int(CHEAP_S / cell.sample_s))
+        cheap = min(BATCH, int(CHEAP_S / cell.bare_s))
         left = self.left_s()
         if left <= 0.0:
-            return Batch(warmup, max(1, missing, cheap), cell.calls)
+            return Batch(warmup, max(1, cell.least - len(cell.samples_us), cheap), cell.calls)
         active = sum(not c.done for c in self.cells)
         rounds_to_come = max(1, limits.rounds - self._round)  # later rounds take half of what is left each
         slot = left / max(1, len(self._waiting) + active * rounds_to_come)
         least = max(1, cheap, math.ceil(missing / max(1, MIN_ROUNDS - cell.rounds)))  # spread over visits
-        wanted = max(least, min(BATCH, int(slot / cell.sample_s)))
+        wanted = max(least, min(BATCH, int((slot - cell.visit_s) / cell.sample_s)))
         return Batch(warmup, min(wanted, max(1, limits.max_samples - len(cell.samples_us))), cell.calls)
 
     def add(self, index: int, samples_us: Sequence[float], skews_us: Sequence[float], spent_s: float) -> bool:
@@ -159,7 +185,8 @@ class Schedule:
         cell.samples_us.extend(samples_us)
         cell.skews_us.extend(skews_us)
         cell.visits.append(len(samples_us))
-        cell.sample_s = max(spent_s / max(1, len(samples_us)), 1e-7)
+        cell.spent_s.append(spent_s)
+        cell.estimate()
         count = len(cell.samples_us)
         interval = cell.interval
         cell.converged = interval.sure and interval.width <= limits.width
@@ -167,7 +194,7 @@ class Schedule:
             cell.enough = cell.done = count >= limits.samples
         else:
             narrow = count >= limits.min_samples and cell.converged
-            out_of_time = count >= stats.MIN_SAMPLES and self.left_s() <= 0.0
+            out_of_time = count >= cell.least and self.left_s() <= 0.0
             cell.done = count >= limits.max_samples or out_of_time
             cell.enough = narrow or cell.done
         return self._settle(index)
@@ -201,7 +228,9 @@ class Schedule:
             share = self.share_done()
             return (self._now() - self._began) * (1.0 - share) / share if share > 0 else self.limits.budget_s
         wanted = self.limits.max_samples
-        need = sum((wanted - len(c.samples_us)) * (c.sample_s or 0.01) for c in self.cells if not c.done)
+        need = sum(
+            (wanted - len(c.samples_us)) * (c.sample_s or 0.01) + c.visit_s for c in self.cells if not c.done
+        )
         visits = sum(cell.rounds for cell in self.cells)
         untouched = sum(not cell.rounds and not cell.done for cell in self.cells)
         pace = (self._now() - self._began) / max(1, visits)  # every cell is visited, whatever the budget

@@ -2,8 +2,11 @@
 
 Latency: every iteration starts behind the same alignment for all backends (see `align`), and is timed by each
 rank on the host clock until its own call is complete. Throughput: one alignment, then a queue of calls back
-to back, timed as a whole. The sample is the maximum over ranks, divided by the calls. The skew of a sample is
-the spread of the ranks' start times by CLOCK_MONOTONIC, where that is one for all (see `device.one_clock`).
+to back, timed as a whole. A sample lasts from the first rank's start to the last one's end by
+CLOCK_MONOTONIC, where that is one for all (see `device.one_clock`): ranks that share a core start far apart,
+which each one's own time leaves out (S. Hunold and A. Carpen-Amarie, Reproducible MPI Benchmarking Is Still
+Not as Easy as You Think, IEEE TPDS 27, 2016). Elsewhere it is the longest of the ranks' own times. It is
+divided by the calls. The skew of a sample is the spread of the start times.
 """
 
 from __future__ import annotations
@@ -94,7 +97,10 @@ def combine(ranks: list[Timed], calls: int) -> tuple[list[float], list[float]]:
     """(samples, skews) in us from the times of one batch, of all ranks that have any."""
     ranks = [rank for rank in ranks if len(rank.durations)] or ranks
     count = min(len(rank.durations) for rank in ranks)
+    durations = np.stack([rank.durations[:count] for rank in ranks])
     starts = np.stack([rank.starts[:count] for rank in ranks])
-    slowest = np.stack([rank.durations[:count] for rank in ranks]).max(axis=0)
-    skew = starts.max(axis=0) - starts.min(axis=0)  # empty where there are no starts
-    return (slowest / (1e3 * calls)).tolist(), (skew / 1e3).tolist()
+    if not starts.size:
+        return (durations.max(axis=0) / (1e3 * calls)).tolist(), []
+    first = starts.min(axis=0)
+    whole = (starts + durations).max(axis=0) - first
+    return (whole / (1e3 * calls)).tolist(), ((starts.max(axis=0) - first) / 1e3).tolist()

@@ -129,7 +129,7 @@ class Curve:
     @property
     def only(self) -> str | None:
         """The backend that is never confidently overtaken, where one is somewhere confidently the fastest."""
-        names = {winner.row.backend for winner in self.winners if winner.sure}
+        names = {winner.row.backend for winner in self.winners if winner.sure and winner.second is not None}
         return names.pop() if len(names) == 1 else None
 
 
@@ -283,8 +283,9 @@ def workload_costs(model: Model) -> list[WorkloadCost]:
     """Every workload that was measured, for each machine, number of ranks, mode, kind of memory and
     placement."""
     found = []
-    for workload in model.workloads:
-        mine = [row for row in model.workload_rows if row.key.workload == workload.name]
+    for ranks, workload in model.workloads:
+        rows_of = [row for row in model.workload_rows if row.key.workload == workload.name]
+        mine = [row for row in rows_of if row.key.case.ranks == ranks]
         for rows in group_by(mine, _workload_slice).values():
             costs = []
             for backend in model.backends:

@@ -40,7 +40,7 @@ def lead(model: Model) -> str:
     if not model.all_rows:
         if model.links or model.largest:
             return f"Measured on {text.listing(model.machines)}: {_other(model)}."
-        return "No result could be read from these records."
+        return "The records hold no result: what failed, was skipped or cannot be read is below."
     cases = [row.key.case for row in model.all_rows]
     sizes = [case.bytes for case in cases if case.bytes > 0]
     names_run = {case.collective for case in cases}
@@ -54,7 +54,8 @@ def lead(model: Model) -> str:
     seconds = sum(end.elapsed_s for source in model.sources for end in source.ends)
     took = f" in {text.duration(seconds)}" if seconds else ""
     total = text.count(len(model.all_rows), "result")
-    checks = [f"{model.unchecked:,} of them not checked"] if model.unchecked else []
+    unchecked = sum(row.unchecked for row in model.all_rows)
+    checks = [f"{unchecked:,} of them not checked"] if unchecked else []
     checks += [f"{text.count(len(model.failures), 'failure')} besides"] if model.failures else []
     checked = text.listing(checks or ["all verified"])
     where = f"{ranks} {noun} of {text.listing(model.machines)}"
@@ -95,8 +96,7 @@ def notices(model: Model) -> list[Notice]:
         if names:
             found.append(Notice("warn", f"{text.count(len(names), 'run')} {state}", names))
     if model.unchecked:
-        item = f"{text.count(model.unchecked, 'result')} may be wrong: the run left out the checks."
-        found.append(Notice("warn", "Not checked", [item]))
+        found.append(Notice("warn", "Not checked", model.unchecked))
     if model.unsure:
         few = f"{text.count(model.unsure, 'result')} of fewer than {stats.MIN_SAMPLES} visits"
         item = f"{few}: verdicts on them are UNCLEAR. Give the bench a longer --budget."

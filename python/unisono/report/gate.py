@@ -33,12 +33,14 @@ class GateResult:
     # a peer's results in cases that the backend has no result of
     missing: list[Row] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)  # of the backend
+    unverified: int = 0  # its results that were not checked after they had been measured
     notes: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """At least one case was judged, none is confidently below, and the backend failed in none."""
-        return bool(self.checked) and not self.below and not self.failures
+        """At least one case was judged, none is confidently below, the backend failed in none, and all its
+        results were checked."""
+        return bool(self.checked) and not self.below and not self.failures and not self.unverified
 
     @property
     def exit_code(self) -> int:
@@ -63,6 +65,9 @@ class GateResult:
             parts = [f"{head}: {cases} of {self.backend} are {limit}; geometric mean {mean}."]
         if self.failures:
             parts.append(f"{text.count(len(self.failures), 'failure')} of {self.backend}.")
+        if self.unverified:
+            results = text.count(self.unverified, "result")
+            parts.append(f"{results} of {self.backend} may be wrong: not checked.")
         if self.unsure:
             few = f"{text.count(len(self.unsure), 'case')} had fewer than {stats.MIN_SAMPLES} visits"
             parts.append(f"{few} and were not judged: give the bench a longer --budget.")
@@ -87,10 +92,10 @@ def gate(path: Path, backend: str = "unisono", against: str = "best", min_ratio:
 
     Its peer is `against`, or with `best` the other library with the smallest median in that very case
     (variants such as `unisono:two_shot` are not peers of `unisono`). A case is confidently below as `below`
-    says; an interval that reaches `min_ratio` is not. Not passing: any case confidently below, any failure or
-    wrong result of `backend`, or nothing to judge. Cases of too few visits for an interval, without a peer,
-    or that only peers ran are counted and do not decide. Raises what `load` raises, and ValueError for a
-    ratio that is not positive."""
+    says; an interval that reaches `min_ratio` is not. Not passing: any case confidently below, any failure,
+    wrong or unchecked result of `backend`, or nothing to judge. Cases of too few visits for an interval,
+    without a peer, or that only peers ran are counted and do not decide. Raises what `load` raises, and
+    ValueError for a ratio that is not positive."""
     if not min_ratio > 0:
         raise ValueError(f"the minimum ratio is {min_ratio}: it must be greater than 0.")
     model = load(path)
@@ -110,10 +115,9 @@ def gate(path: Path, backend: str = "unisono", against: str = "best", min_ratio:
             )
     unfinished = [source for source in model.sources if source.state != "complete"]
     found.notes += [f"{s.name} is {s.state}: only what it holds was judged." for s in unfinished]
-    if model.unchecked:
-        found.notes.append(
-            f"{text.count(model.unchecked, 'result')} may be wrong: the run left out the checks."
-        )
+    unchecked = [row.backend for row in model.all_rows if row.unchecked]
+    found.unverified = unchecked.count(backend)
+    found.notes += model.unchecked
     found.notes += text.shortened(model.problems)
     rest = len(model.failures) - len(found.failures)
     if rest:

@@ -3,6 +3,8 @@ here."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -94,6 +96,10 @@ class Row:
         sure = len(r.visits or r.samples_us) >= stats.MIN_SAMPLES
         return Interval(r.median_us, r.ci_low_us, r.ci_high_us, sure)
 
+    @property
+    def unchecked(self) -> bool:
+        return self.result.verification.bound == records.NOT_CHECKED
+
     @cached_property
     def samples(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """All samples in ascending order."""
@@ -170,6 +176,7 @@ class Model:
 
     sources: list[Source] = field(default_factory=list)
     hardware: list[Machine | None] = field(default_factory=list)  # of each machine, the most of its GPUs
+    places: list[list[str]] = field(default_factory=list)  # how its ranks are joined, where not on one node
     backends: list[str] = field(default_factory=list)
     subject: str | None = None
     all_rows: list[Row] = field(default_factory=list)
@@ -178,7 +185,7 @@ class Model:
     largest: list[Largest] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
     failures: list[tuple[int, Failure]] = field(default_factory=list)
-    workloads: list[Workload] = field(default_factory=list)
+    workloads: list[tuple[int, Workload]] = field(default_factory=list)  # as defined for so many ranks
     problems: list[str] = field(default_factory=list)
     replaced: int = 0  # results and failures that a later run has superseded
 
@@ -192,9 +199,14 @@ class Model:
         return [row for row in self.all_rows if row.key.workload is not None]
 
     @property
-    def unchecked(self) -> int:
-        """Results that the user left unchecked."""
-        return sum(row.result.verification.bound == records.NOT_CHECKED for row in self.all_rows)
+    def unchecked(self) -> list[str]:
+        """How many results were not checked after they had been measured, for each reason."""
+        why = Counter(
+            row.result.verification.detail or "the run left out the checks"
+            for row in self.all_rows
+            if row.unchecked
+        )
+        return [f"{text.count(n, 'result')} may be wrong: {reason}." for reason, n in why.items()]
 
     @property
     def unsure(self) -> int:
@@ -203,7 +215,8 @@ class Model:
 
     @property
     def machines(self) -> list[str]:
-        return [machine_text(machine) for machine in self.hardware]
+        named = zip(map(machine_text, self.hardware), self.places, strict=True)
+        return [", ".join([machine, *place]) for machine, place in named]
 
     def machine_if_several(self, machine: int) -> list[str]:
         """Its name, where the records are of several; else nothing."""
@@ -284,13 +297,14 @@ def load(path: Path) -> Model:
                 failures.append(wrong)
         failed += [(index, (machine, f.backend, f.case), f) for f in failures]
         skipped += [(index, (machine, s.backend, s.case), s) for s in content.skips]
-        model.workloads += content.workloads
+        of_ranks = content.runs[0].ranks if content.runs else 0
+        model.workloads += [(of_ranks, workload) for workload in content.workloads]
     rows = _superseded(model, list(latest.values()), failed, skipped)
     rows.sort(key=lambda row: (row.key.order(), _rank(row.backend)))
     model.all_rows = [replace(row, id=number) for number, row in enumerate(rows)]
     model.backends = sorted({row.backend for row in rows}, key=_rank)
     model.subject = subject_of(model.backends)
-    model.workloads = list({workload.name: workload for workload in model.workloads}.values())
+    model.workloads = list({(ranks, one.name): (ranks, one) for ranks, one in model.workloads}.values())
     return model
 
 
@@ -337,15 +351,23 @@ def _located(problem: str, name: str) -> str:
 
 
 def _machine(model: Model, runs: list[Run]) -> int:
-    """The index of the machine that a file is of. A run on some of a machine's GPUs is of that machine."""
-    mine = runs[0].machine if runs else None
+    """The index of the machine that a file is of. A run on some of a machine's GPUs is of that machine; one
+    across nodes, or over a fabric, is of another."""
+    mine, place = (runs[0].machine, _place(runs[0])) if runs else (None, [])
     for index, known in enumerate(model.hardware):
-        if _kind(known) == _kind(mine):
+        if _kind(known) == _kind(mine) and model.places[index] == place:
             if mine and known and len(mine.gpus) > len(known.gpus):
                 model.hardware[index] = mine
             return index
     model.hardware.append(mine)
+    model.places.append(place)
     return len(model.hardware) - 1
+
+
+def _place(run: Run) -> list[str]:
+    nodes = len(set(run.nodes))
+    names = {found[1] for text in run.libraries.values() if (found := re.search(r"provider ([^\s,]+)", text))}
+    return [*([text.count(nodes, "node")] if nodes > 1 else []), *sorted(names)]
 
 
 def _kind(machine: Machine | None) -> tuple[object, ...] | None:

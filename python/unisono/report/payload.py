@@ -88,15 +88,16 @@ def in_common(rows: Sequence[Json], model: Model) -> str:
 def shared_columns(rows: list[Row]) -> dict[int, int]:
     """The column of each size in a table by size. Blocked collectives round a size down to whole blocks
     (65532 of 65536 for 3 ranks): such a size stands in the column of the power of two within a tenth of it,
-    unless its collective has that too."""
+    unless its collective has another there, or that itself."""
     sizes = {(row.key.case.collective, row.key.case.bytes) for row in rows}
-    columns = {}
-    for _, count in sizes:
+
+    def near(count: int) -> int:
         power = 1 << max((count * 10 // 9).bit_length() - 1, 0)
-        near = count > 0 and 0 <= power - count <= power // 10
-        taken = any((name, power) in sizes for name, other in sizes if other == count)
-        columns[count] = power if near and not taken else count
-    return columns
+        return power if count > 0 and 0 <= power - count <= power // 10 else count
+
+    crowd = Counter((name, near(count)) for name, count in sizes)
+    crowded = {count for name, count in sizes if crowd[name, near(count)] > 1}
+    return {count: count if count in crowded else near(count) for _, count in sizes}
 
 
 def _whiskers(row: Row) -> tuple[float, float]:

@@ -229,7 +229,7 @@ class UnisonoBackend(Backend):
 
     def sms(self, case: Case) -> int | None:
         algorithm = self.algorithm(case)
-        if self._device != "cuda" or algorithm is None:
+        if self._device != "cuda" or algorithm is None or case.streams == "per-peer":  # several kernels
             return None
         collective = "all_reduce" if case.collective == "barrier" else _verb(case)
         symmetric, size = case.memory == "symmetric", max(4, case.bytes)
