@@ -301,6 +301,8 @@ class Session:
         reason = f"its buffers do not fit: {control.size} ranks have room for {most >> 20} MiB each."
         for case, _ in (one for one in wanted if max(room, one[0].bytes) > most):
             self.emit(Skip(backend="all", reason=reason, case=case))
+        if len(kept) < len(wanted):
+            self._say(f"cases that are left out: {len(wanted) - len(kept)}, the largest; of each {reason}")
         listed = [case for case, _ in kept]
         # sizes that are not run, but have room
         listed += [msgspec.structs.replace(case, bytes=room) for case in listed if case.bytes < room]
