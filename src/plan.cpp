@@ -135,9 +135,10 @@ Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
   Plan plan(Memory::host);
   const auto n = static_cast<std::size_t>(host.ranks);
+  const std::size_t packets = host.ranks_a_core > 1 ? kKiB : kKiB / 4;  // of a message
   for (const bool symmetric : {false, true}) {
     const Borders up_to = borders_of(host, symmetric || host.one_process);
-    plan.add({Collective::all_reduce, symmetric, kKiB, one_shot_packets});
+    plan.add({Collective::all_reduce, symmetric, packets, one_shot_packets});
     plan.add({Collective::all_reduce, symmetric, up_to.one_shot, one_shot});
     plan.add({Collective::all_reduce, symmetric, up_to.two_shot, two_shot});
     plan.add({Collective::all_reduce, symmetric, kRest, two_shot_direct});
@@ -145,7 +146,7 @@ Plan Plan::of_host(const Host& host) {
       const bool pair = collective == Collective::send_recv, broadcast = collective == Collective::broadcast;
       const bool whole = pair || broadcast || collective == Collective::reduce;
       const bool parts = collective == Collective::gather || collective == Collective::scatter;
-      plan.add({collective, symmetric, whole ? kKiB : kKiB / 2 * n, push_packets});
+      plan.add({collective, symmetric, whole ? packets : packets / 2 * n, push_packets});
       plan.add({collective, symmetric,
                 pair        ? up_to.push_of_pair
                 : broadcast ? up_to.push_of_broadcast

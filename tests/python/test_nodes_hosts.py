@@ -80,7 +80,8 @@ def test_hosts_of_torchrun() -> None:
 
 def test_a_host_that_knows_itself_by_its_loopback() -> None:
     """Gloo takes the address of its default route, and without one none at all."""
-    code = "from unisono.nodes.gloo import _address; print(_address({'MASTER_ADDR': '127.0.1.1'}))"
+    set_address = "import os; os.environ['MASTER_ADDR'] = '127.0.1.1'"
+    code = f"{set_address}; from unisono.nodes.gloo import _address; print(_address())"
     with hosts.hosts(1) as made:
         inside = ["ip", "netns", "exec", made.name(1), sys.executable, "-c", code]
         refused = ranks.run(inside)
