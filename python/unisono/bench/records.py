@@ -19,7 +19,8 @@ import msgspec
 
 from unisono.errors import ResourceError
 
-SCHEMA_VERSION = "1.3"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory
+SCHEMA_VERSION = "1.4"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
+# 1.4: a sample from the first start to the last end
 FILE_NAME = "records.jsonl"
 FILES = "records*.jsonl"  # what is read below a directory
 
@@ -107,8 +108,8 @@ class Verification(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, tag="result", kw_only=True):
-    """One case on one backend. A sample is the maximum over ranks of one iteration (latency, events), or of
-    a queue of calls divided by its length (throughput, graph); of a half_round_trip half of that."""
+    """One case on one backend. A sample is one iteration (latency, events) of all ranks, or a queue of calls
+    divided by its length (throughput, graph); of a half_round_trip half of that. See `timing`."""
 
     case: Case
     backend: str

@@ -31,10 +31,11 @@ a fresh random order each, the backends of a case one right after the other and 
 of the machine reaches all alike.
 
 Sample
-The maximum over all ranks of the time of one iteration. In latency mode the ranks meet at a barrier, which
-is not timed, and each call is completed before the next; in throughput mode a queue of calls is timed as a
-whole and divided by its length. Every sample is kept in the records. Skew is the median spread of the ranks'
-start times.
+The time of one iteration, from the first rank's start to the last one's end; between machines, whose clocks
+differ, and in records of a schema before 1.4, the longest of the ranks' own times, which is less where ranks
+share a core and start apart. In latency mode the ranks meet at a barrier, which is not timed, and each call
+is completed before the next; in throughput mode a queue of calls is timed as a whole and divided by its
+length. Every sample is kept in the records. Skew is the median spread of the ranks' start times.
 
 Sample on GPUs
 In graph mode one run of a CUDA graph of calls, between two events and divided by the calls; in events mode
