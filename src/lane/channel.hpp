@@ -33,6 +33,12 @@ class ChunkChannel {
   }
   UNISONO_PROGRAM void commit(int peer, std::size_t) { lane.signal(peer, Slot::chunk); }
 
+  // Whether a piece has come; of lanes that can tell.
+  UNISONO_PROGRAM bool has_come(int peer)
+    requires requires(Lane& at) { at.reached(peer, Slot::chunk); }
+  {
+    return lane.reached(peer, Slot::chunk);
+  }
   UNISONO_PROGRAM const byte* arrived(int peer, std::size_t) {
     lane.wait(peer, Slot::chunk);
     return lane.chunk_from(peer, (lane.awaited(peer, Slot::chunk) - 1) % (2 * kHalf));

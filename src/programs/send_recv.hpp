@@ -6,20 +6,36 @@
 namespace unisono {
 
 // Sends `sent` bytes to `dst` and receives `received` from `src`; 0 bytes leave that half out. Both go piece
-// by piece, so that a ring of such calls cannot lock up (but one with a rank that receives, then sends, can).
+// by piece, so that a ring of such calls cannot lock up. Where the channel tells what has come, one with
+// ranks that receive, then send, cannot either: a rank gives only while nothing has come that it may take, so
+// in a ring of ranks that all wait for room each would have looked later than the one before it.
 template <class Channel>
 UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent, int src,
                                     std::size_t received, const Args& a) {
-  one_ahead(
-      channel.lane, Rounds(channel.lane, sent < received ? received : sent, channel.capacity()),
-      [&](Range round) {
-        if (round.begin < sent)
-          channel.put(dst, a.in + round.begin, smaller(round.bytes, sent - round.begin));
-      },
-      [&](Range round) {
-        if (round.begin < received)
-          channel.take(src, {a.out + round.begin, a.stream}, smaller(round.bytes, received - round.begin));
-      });
+  auto& lane = channel.lane;
+  auto give = [&](Range round) {
+    if (round.begin < sent) channel.put(dst, a.in + round.begin, smaller(round.bytes, sent - round.begin));
+  };
+  auto take = [&](Range round) {
+    if (round.begin < received)
+      channel.take(src, {a.out + round.begin, a.stream}, smaller(round.bytes, received - round.begin));
+  };
+  if constexpr (requires { channel.has_come(src); }) {
+    Rounds gives(lane, sent, channel.capacity()), takes(lane, received, channel.capacity());
+    while (gives.more() || takes.more()) {
+      // in place, what has not gone is not overwritten
+      const bool free = a.in != a.out || !gives.more() || takes.range().begin < gives.range().begin;
+      if (takes.more() && free && (!gives.more() || channel.has_come(src))) {
+        take(takes.range());
+        takes.next();
+      } else {
+        give(gives.range());
+        gives.next();
+      }
+    }
+  } else {
+    one_ahead(lane, Rounds(lane, sent < received ? received : sent, channel.capacity()), give, take);
+  }
 }
 
 // The same, where a receiver tells its sender of an address: `mine` is this rank's output as `src` reaches

@@ -186,16 +186,18 @@ def test_ends_of_a_pair_need_not_call_alike() -> None:
     assert threads.with_threads(3, body) == [7, 5, 6]
 
 
-def test_an_echo_of_a_direct_message() -> None:
+@pytest.mark.parametrize("algorithm", ["direct", "push"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_echo(algorithm: str, in_place: bool) -> None:
     """Who receives, then sends, meets one who does both at once."""
 
     def body(comm: unisono.Communicator) -> Any:
         comm.check = False  # which hears of both halves before either moves
         x, got = np.full(300_000, comm.rank + 1, F32), np.zeros(300_000, F32)
         if comm.rank == 0:
-            return comm.send_recv(x, 1, got, 1, algorithm="direct").sum()
-        comm.recv(got, 0, algorithm="direct")
-        comm.send(got + x, 0, algorithm="direct")
+            return comm.send_recv(x, 1, x if in_place else got, 1, algorithm=algorithm).sum()
+        comm.recv(got, 0, algorithm=algorithm)
+        comm.send(got + x, 0, algorithm=algorithm)
         return got.sum()
 
     assert threads.with_threads(2, body) == [900_000, 300_000]

@@ -77,6 +77,8 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     on_gpu = asked.device == "cuda"
     if asked.fabric:
         fabric.prepare_environment(os.environ, asked.provider, asked.channels)
+    if os.environ.get("UNISONO_LANE", "host") not in ("", "host"):
+        raise CaseError("the bench measures the host lane, or with --fabric the other: unset UNISONO_LANE.")
     preset = FABRIC_PRESET if asked.fabric else (CUDA_PRESETS if on_gpu else PRESETS)[asked.preset]
     modes = list(CUDA_DEFAULT_MODES if on_gpu else ("latency",) if asked.fabric else cases.MODES)
     to_limit = asked.to_memory_limit and asked.begin is None and asked.sizes is None

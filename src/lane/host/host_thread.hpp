@@ -97,6 +97,10 @@ class HostThread {
     host::Line& mine = *line(rank_, slot, peer);
     if (!host::reached(mine, expected)) await(mine, expected, peer, slot);
   }
+  // Whether the next wait returns at once.
+  bool reached(int peer, Slot slot) {
+    return host::reached(*line(rank_, slot, peer), signals(peer).awaited[static_cast<int>(slot)] + 1);
+  }
   // A signal that carries a note of up to kPacketBytes, readable until the peer's next one in that slot.
   template <class Note>
   void signal_note(int peer, Slot slot, const Note& note) {
