@@ -7,7 +7,7 @@ namespace unisono {
 
 // Sends `sent` bytes to `dst` and receives `received` from `src`; 0 bytes leave that half out. Both go piece
 // by piece, so that a ring of such calls cannot lock up. Where the channel tells what has come, one with
-// ranks that receive, then send, cannot either: a rank gives only while nothing has come that it may take, so
+// ranks that receive, then send, cannot either: a rank two pieces ahead gives only while nothing has come, so
 // in a ring of ranks that all wait for room each would have looked later than the one before it.
 template <class Channel>
 UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent, int src,
@@ -22,15 +22,23 @@ UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent,
   };
   if constexpr (requires { channel.has_come(src); }) {
     Rounds gives(lane, sent, channel.capacity()), takes(lane, received, channel.capacity());
+    constexpr int kLooks = 16384;  // longer than a piece of a peer that does the same takes to come
+    int ahead = 0;
+    auto take_next = [&] {
+      if (!takes.more() || (gives.more() && ahead < 2)) return false;
+      bool come = !gives.more() || channel.has_come(src);
+      for (int looks = 0; !come && looks < kLooks; ++looks) come = channel.has_come(src);
+      return come;
+    };
     while (gives.more() || takes.more()) {
-      // in place, what has not gone is not overwritten
-      const bool free = a.in != a.out || !gives.more() || takes.range().begin < gives.range().begin;
-      if (takes.more() && free && (!gives.more() || channel.has_come(src))) {
+      if (take_next()) {
         take(takes.range());
         takes.next();
+        --ahead;
       } else {
         give(gives.range());
         gives.next();
+        ++ahead;
       }
     }
   } else {
