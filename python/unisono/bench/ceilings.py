@@ -2,8 +2,9 @@
 at once.
 
 `copy_one_thread`: rank 0 copies, the others sleep. `copy_all_threads`: every rank copies a buffer of its own,
-started together; bytes of all ranks over the time from the first begin to the last end. Both copy between buffers well beyond the
-last-level cache with numpy's copyto (memcpy) and count each byte once, though a copy reads and writes it.
+started together; bytes of all ranks over the time from the first begin to the last end. Both copy between
+buffers well beyond the last-level cache with numpy's copyto (memcpy) and count each byte once, though a copy
+reads and writes it.
 
 The ceiling of a case is copy_all_threads divided by the ranks that work: the rate at which each moves bytes
 when all do. % of the ceiling (SoL) is bus bandwidth over that. 100 % means that a rank's bus bytes took as
