@@ -11,6 +11,7 @@ namespace unisono::python {
 
 namespace nb = nanobind;
 
+// Its begin: what follows is not used.
 struct ExchangeApi {
   struct {
     std::uint32_t major, minor;
@@ -19,7 +20,6 @@ struct ExchangeApi {
   void *allocate, *to_managed, *from_managed;
   // 0, or an exception of Python's is set; shape and strides lie with the object.
   int (*view)(void* object, nb::dlpack::dltensor* out);
-  int (*current_stream)(std::int32_t device_type, std::int32_t device, void** out);
 };
 
 // That of the type itself, or null: in a subclass it would give what lies beneath (FakeTensor, DTensor).

@@ -65,7 +65,7 @@ def tune(
 ) -> None:
     """Measures every algorithm here and writes the table by which the library chooses among them, for this
     number of ranks; other numbers keep the tables that they have."""
-    from unisono.bench import records, stats, tune
+    from unisono.bench import records, tune
     from unisono.communicator import plan_path
 
     check_ranks(ranks)
@@ -89,9 +89,9 @@ def tune(
             guarded(lambda: tune.write(path, run.ranks, run.machine, entries))
             where = f"{run.ranks} {'GPUs' if device == 'cuda' else 'ranks'}"
             screen.print(f"plan for {where}: {finish.shown(path)}", soft_wrap=True)
-            if few := sum(len(one.visits) < stats.MIN_SAMPLES for one in found.results):
-                share = f"{few} of {len(found.results)} measurements"
-                screen.print(f"{share} have fewer than six visits: with a longer --budget it is surer.")
+            if few := tune.brief(found.results):
+                share = f"of {few} cases the fastest was visited fewer than six times"
+                screen.print(f"{share}: with a longer --budget the table is surer.")
         else:
             screen.print("The table was not written: the run did not end in good order.", style="red")
         return result

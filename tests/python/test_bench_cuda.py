@@ -1,15 +1,13 @@
-"""The bench on GPUs as far as it can be tested without one: options and refusals, cases, the loops on a
-stand-in device, NCCL's types, provenance."""
+"""The bench on GPUs as far as it can be tested without one: options and refusals, cases, NCCL's types,
+provenance."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,14 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from unisono import nccl
-from unisono.bench import cases, options, provenance, records, request, start, workloads
+from unisono.bench import cases, options, provenance, records, start, workloads
 from unisono.bench.backends import base
 from unisono.bench.backends import nccl as nccl_backend
 from unisono.bench.backends.torch_symm import TorchSymmBackend
 from unisono.bench.buffers import Pools, plain_region
-from unisono.bench.cuda import device, links, staging, timing
+from unisono.bench.cuda import device, staging
 from unisono.bench.cuda.memory import TensorRegion
-from unisono.bench.device import HangError
 from unisono.bench.request import Asked, options_of
 from unisono.cli import app
 
@@ -275,152 +272,6 @@ def test_every_rank_knows_the_place_of_the_roots_buffers(collective: str, placem
             assert other.out_place is other.x
 
 
-# ---- loops
-
-
-class Line:
-    """A start line that counts."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def arm(self) -> None:
-        self.log.append("arm")
-
-    def release(self) -> None:
-        self.log.append("release")
-
-    def pass_by(self) -> None:
-        self.log.append("pass")
-
-
-class Event:
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def record(self) -> None:
-        self.log.append("record")
-
-
-class StandIn:
-    """The part of a device that the loops see; `wait_fails_at`: the number of the wait that hangs."""
-
-    stream = 0
-
-    def __init__(self, wait_fails_at: int = -1) -> None:
-        self.log: list[str] = []
-        self.line: Any = Line(self.log)
-        self.runtime: Any = None
-        self._waits, self._fails_at = 0, wait_fails_at
-
-    def align(self) -> None:
-        self.log.append("align")
-
-    def agree(self, error: str | None) -> None:
-        if error is not None:
-            raise RuntimeError(error)
-
-    def wait(self, step: str) -> None:
-        self._waits += 1
-        self.log.append("wait")
-        if self._waits == self._fails_at:
-            raise HangError("the GPU is gone")
-
-    def new_event(self) -> Any:
-        return Event(self.log)
-
-    def elapsed_ns(self, first: Any, last: Any) -> float:
-        return 2000.0
-
-
-def calling(log: list[str], fail_at: int = -1) -> Callable[[], None]:
-    count = 0
-
-    def call() -> None:
-        nonlocal count
-        count += 1
-        log.append("call")
-        if count == fail_at:
-            raise OSError("no route")
-
-    return call
-
-
-def test_events_lie_around_the_call_behind_the_start_line() -> None:
-    gpu = StandIn()
-    runner = timing.CudaRunner(gpu, "events", calling(gpu.log), 1, lambda: None)
-    found = runner.timed(3, 1, 2)
-    assert gpu.log[:3] == ["call", "call", "wait"]
-    assert gpu.log[3:] == ["arm", "record", "call", "record", "release", "wait"] * 3
-    assert found.durations.tolist() == [2000] * 3
-    assert len(found.starts) == 0
-
-
-def test_a_queue_is_timed_by_the_host_clock() -> None:
-    gpu = StandIn()
-    found = timing.CudaRunner(gpu, "throughput", calling(gpu.log), 4, lambda: None).timed(2, 4, 0)
-    assert gpu.log == ["wait", *(["align", *["call"] * 4, "wait"] * 2)]
-    assert np.all(found.durations > 0)
-
-
-@pytest.mark.parametrize("mode", ["events", "latency"])
-@pytest.mark.parametrize("fail_at", [1, 2, 3, 5])
-def test_after_an_error_every_alignment_is_still_made(mode: str, fail_at: int) -> None:
-    gpu = StandIn()
-    found = timing.CudaRunner(gpu, mode, calling(gpu.log, fail_at), 1, lambda: None).timed(4, 1, 1)
-    assert found.error == "OSError: no route"
-    assert not found.hung
-    assert sum(gpu.log.count(word) for word in ("release", "pass", "align")) == 4
-
-
-def test_what_the_alignment_raises_is_told_with_what_the_call_raised_before() -> None:
-    gpu = StandIn()
-    gpu.align = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
-    runner = timing.CudaRunner(gpu, "latency", calling(gpu.log, 1), 1, lambda: None)
-    with pytest.raises(RuntimeError, match="OSError: no route; then division by zero"):
-        runner.timed(4, 1, 1)
-
-
-def test_a_watch_saves_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    ended = threading.Event()
-
-    def leave(code: int) -> None:
-        done.append(f"exit {code}")
-        watch.stop()
-        ended.set()
-
-    def save() -> None:
-        done.append("save")
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(device, "SILENCE_S", 0.0)
-    monkeypatch.setattr(device.os, "_exit", leave)
-    monkeypatch.setattr(threading, "excepthook", lambda told: None)
-    watch = device.Watch(0)
-    watch.save = save
-    assert ended.wait(30)
-    assert done == ["save", "exit 1"]
-
-
-def test_a_hang_is_told_from_an_error() -> None:
-    gpu = StandIn(wait_fails_at=3)
-    found = timing.CudaRunner(gpu, "events", calling(gpu.log), 1, lambda: None).timed(5, 1, 1)
-    assert found.hung
-    assert found.error == "the GPU is gone"
-    assert gpu.log.count("release") + gpu.log.count("pass") == 5
-
-
-def test_a_failure_that_the_library_tells_later_is_the_cells() -> None:
-    def failed() -> None:
-        if "record" in gpu.log:
-            raise RuntimeError("rank 1 is late")
-
-    gpu = StandIn()
-    found = timing.CudaRunner(gpu, "events", calling(gpu.log), 1, failed).timed(2, 1, 1)
-    assert found.error == "RuntimeError: rank 1 is late"
-
-
 def test_nccl_registers_no_window_before_all_ranks_have_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[Any] = []
 
@@ -443,68 +294,3 @@ def test_nccl_registers_no_window_before_all_ranks_have_their_memory(monkeypatch
     backend._ranks = base.Ranks(0, 1, all_gather, None)
     assert backend.allocate(64) == (4096, 8192)
     assert log == ["allocate", "allocate", "all_gather", 4096, 4096, 8192, 8192]
-
-
-# ---- links
-
-
-def test_the_transfers_of_a_pattern() -> None:
-    bench = links.Links.__new__(links.Links)
-    bench.devices, bench.size = [0, 1, 2, 3], 3 * links.UNIT
-    assert bench.transfers("pair", (2, 0)) == [(2, 0, bench.size)]
-    assert bench.transfers("ring") == [
-        (0, 1, bench.size),
-        (1, 2, bench.size),
-        (2, 3, bench.size),
-        (3, 0, bench.size),
-    ]
-    every = bench.transfers("all_pairs")
-    assert len(every) == 12
-    assert {move[2] for move in every} == {links.UNIT}
-    for first in range(0, 12, 4):  # at any moment each GPU receives from one
-        assert len({move[1] for move in every[first : first + 4]}) == 4
-
-
-def test_the_ceiling_is_the_fastest_ring() -> None:
-    def ring(engine: str, gbps: float) -> records.Link:
-        return records.Link(
-            engine=engine,
-            pattern="ring",
-            devices=2,
-            bytes=1 << 20,
-            gbps=gbps,
-            samples=[gbps - 1, gbps, gbps + 1],
-        )
-
-    best = links.ceiling_of([ring("sm_store", 360.0), ring("copy_engine", 390.0), ring("sm_load", 335.0)])
-    assert best is not None
-    assert (best.name, best.gbps, best.samples_gbps) == ("ring", 390.0, [389.0, 390.0, 391.0])
-    assert links.ceiling_of([]) is None
-
-
-@pytest.mark.parametrize(("oldest", "bulk"), [((9, 0), True), ((8, 0), False)])
-def test_bulk_copies_are_measured_where_every_gpu_has_them(oldest: tuple[int, int], bulk: bool) -> None:
-    bench = links.Links.__new__(links.Links)
-    capability = [(10, 0), oldest].__getitem__
-    bench._torch = SimpleNamespace(cuda=SimpleNamespace(get_device_capability=capability))
-    bench.devices, bench._kernels = [0, 1], object()
-    assert (links.BULK_STORE in bench.engines) is bulk
-    assert bench.engines[:3] == (links.COPY_ENGINE, links.SM_LOAD, links.SM_STORE)
-
-
-def test_rings_count_also_where_a_later_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ring = records.Link(engine="sm_store", pattern="ring", devices=2, bytes=8, gbps=360.0, samples=[360.0])
-    line = msgspec.json.encode(ring).decode()
-    child = tmp_path / "python"
-    child.write_text(f"#!/bin/sh\necho '{line}'\nprintf '{{\"engine\"'\nexit 1\n")
-    child.chmod(0o755)
-    monkeypatch.setattr(links.sys, "executable", str(child))
-    measured, ceiling = links.elsewhere(2)
-    assert measured == ring
-    assert isinstance(ceiling, records.Ceiling) and ceiling.gbps == 360.0
-
-
-def test_a_directory_for_links_has_its_own_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert request.directory_of(None, "links").name.startswith("unisono-links-")
-    assert os.listdir(tmp_path) == []

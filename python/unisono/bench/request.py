@@ -90,6 +90,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     modes = _names("mode", asked.modes, list(cases.modes_of(asked.device)), modes)
     if asked.one_process and not set(modes) <= set(CUDA_DEFAULT_MODES):
         raise CaseError("--one-process has the GPU's clock only: choose --mode graph, events or both.")
+    collectives = _collectives(asked)
     return Options(
         directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
@@ -97,10 +98,10 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         backends=list(
             dict.fromkeys(
                 _backends(asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device)
-                + _wires(asked.wires, _collectives(asked))
+                + _wires(asked.wires, collectives)
             )
         ),
-        collectives=_collectives(asked),
+        collectives=collectives,
         patterns=tuple(_names("pattern", asked.patterns, list(pairs.PATTERNS), list(pairs.PATTERNS))),
         pairs=asked.pairs,
         streams=tuple(_names("streams", asked.streams, list(cases.STREAMS), [cases.OWN])),

@@ -29,8 +29,8 @@ import msgspec
 from unisono import files
 from unisono.bench.backends.unisono import reaches_peers, shape_of
 from unisono.bench.cases import COLLECTIVES, MEMORIES, size_range
-from unisono.bench.records import Machine, Result
-from unisono.bench.stats import Interval, Verdict, geometric_mean, verdict
+from unisono.bench.records import Case, Machine, Result
+from unisono.bench.stats import MIN_SAMPLES, Interval, Verdict, geometric_mean, verdict
 
 SCHEMA = "1.0"
 TOLERANCE = 0.01  # what is faster by less is as fast
@@ -112,6 +112,16 @@ def choose(results: Sequence[Result], device: str = "cpu") -> list[dict[str, Any
                     entry = {"collective": collective, "memory": memory, "up_to_bytes": border}
                     entries.append({**entry, **_columns(variant)})
     return entries
+
+
+def brief(results: Sequence[Result]) -> int:
+    """In how many cases the fastest variant has too few visits for an interval (the others may have been
+    outclassed)."""
+    best: dict[Case, Result] = {}
+    for r in results:
+        if r.case not in best or r.median_us < best[r.case].median_us:
+            best[r.case] = r
+    return sum(len(r.visits) < MIN_SAMPLES for r in best.values())
 
 
 def _usable(results: Sequence[Result], collective: str, memory: str, device: str) -> list[Result]:
