@@ -76,8 +76,8 @@ def rest(provider: str, calls: int) -> list[int]:
 
 
 def slow_root() -> None:
-    """The others have left before the root hears that its credit has reached them. Their writes need its calls to
-    arrive, so that it cannot wait for their leaving: it is late instead, and passes however late it is."""
+    """The others have left before the root hears that its credit has reached them. Their writes need its
+    calls to arrive, so that it cannot wait for their leaving: it is late instead, and passes however late."""
     comm = unisono.init(timeout_s=20, lane="fabric")
     for value in range(8):
         if comm.rank == 0 and value % 2 == 0:
