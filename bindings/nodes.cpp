@@ -17,6 +17,7 @@
 #include "module.hpp"
 #include "request.hpp"
 #include "unisono/error.hpp"
+#include "wire.hpp"
 
 namespace unisono::python {
 namespace {
@@ -53,10 +54,12 @@ Call call_of(Address in, Address out, std::size_t count, const std::string& dtyp
 }
 
 void check_call(const std::string& collective, int rank, int size, Address in, Address out, std::size_t count,
-                const std::string& dtype, const RankNumber& root, const std::string& op) {
+                const std::string& dtype, const RankNumber& root, const std::string& op,
+                const std::optional<std::string>& wire) {
   Call call = call_of(in, out, count, dtype);
   call.root = read_rank("root", root, size);
   call.op = read_op(op);
+  call.wire = read_wire(wire);
   Request(read_collective(collective), call, rank, size);
 }
 
@@ -102,6 +105,28 @@ void combine(const Bytes& out, const std::optional<ConstBytes>& prior, const std
       from.data(), static_cast<int>(from.size()), count, ranks);
 }
 
+void requantise(const Bytes& out, const std::vector<ConstBytes>& sources, std::size_t count,
+                const std::string& dtype_name, const std::string& op, const std::string& wire_name,
+                bool from_elements, bool to_elements) {
+  const DType dtype = dtype_named(dtype_name);
+  const Wire wire = read_wire(wire_name);
+  const host::Requantise run = host::kernels().requantise[static_cast<int>(dtype)][static_cast<int>(wire)];
+  if (!run) throw UsageError("there is no wire form of " + dtype_name + ".");
+  const std::size_t coded = wire::bytes_of(count), plain = count * size_of(dtype);
+  bool fits = out.size() == (to_elements ? plain : coded) && (!from_elements || sources.size() == 1);
+  std::vector<const byte*> from;
+  for (const ConstBytes& source : sources) {
+    fits = fits && source.size() == (from_elements ? plain : coded);
+    from.push_back(reinterpret_cast<const byte*>(source.data()));
+  }
+  if (!fits) throw UsageError("the buffers of a quantised sum differ in length.");
+  const bool average = read_op(op) == Op::avg;
+  const nb::gil_scoped_release released;
+  const Dst to{reinterpret_cast<byte*>(out.data())};
+  run(&to, 1, from.data(), static_cast<int>(from.size()),
+      {.src = from_elements ? 0 : -1, .dst = to_elements ? 0 : -1}, average, count);
+}
+
 }  // namespace
 
 void bind_nodes(nb::module_& module) {
@@ -115,7 +140,7 @@ void bind_nodes(nb::module_& module) {
   // refusals of src/request.cpp, before anything moves
   module.def(
       "check_call", &check_call, "collective"_a, "rank"_a, "size"_a, "input"_a, "output"_a, "count"_a,
-      "dtype"_a, "root"_a = 0, "op"_a = "sum",
+      "dtype"_a, "root"_a = 0, "op"_a = "sum", "wire"_a = nb::none(),
       "Raises UsageError for a call that is wrong by itself. Buffers are addresses, 0 where this rank has "
       "none; count as in unisono::Call.");
   module.def("check_pair", &check_pair, "collective"_a, "rank"_a, "size"_a, "input"_a, "output"_a, "count"_a,
@@ -144,6 +169,13 @@ void bind_nodes(nb::module_& module) {
       "dtype"_a, "Bytes of an element in the type in which a dtype is combined.");
   module.def("combine", &combine, "out"_a, "prior"_a.none(), "sources"_a, "dtype"_a, "op"_a, "ranks"_a,
              "Combines sources in order, after `prior`, which is wide; see host::Resume. All are bytes.");
+  module.def("wire_bytes", &wire::bytes_of, "count"_a,
+             "Bytes of as many elements in a wire form (wire.hpp).");
+  module.def(
+      "requantise", &requantise, "out"_a, "sources"_a, "count"_a, "dtype"_a, "op"_a, "wire"_a,
+      "from_elements"_a, "to_elements"_a,
+      "Combines sources of `count` elements in their wire form, in order, and rounds the sum to it; see "
+      "host::Requantise. One source alone may be elements, and so may out.");
 }
 
 }  // namespace unisono::python

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import quantised
 import ranks
 import unisono.__main__
 from reference import DTYPES, OPS, combine, difference, wild
@@ -18,7 +19,7 @@ from unisono.bench.cases import COLLECTIVES
 from unisono.bench.start import find_mpiexec, mpiexec_command
 from unisono.errors import UsageError
 from unisono.nodes import HierarchicalCommunicator, topology
-from unisono.nodes.space import HostSpace
+from unisono.nodes.space import HostSpace, Quantised
 from unisono.nodes.topology import Topology, identity
 
 
@@ -90,6 +91,34 @@ def test_a_sum_that_goes_on_elsewhere(dtype: str, op: str, space: object) -> Non
     assert difference(got, combine(blocks, op)) is None
 
 
+@pytest.mark.parametrize("space", _spaces(), ids=lambda space: type(space).__name__)
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("dtype", quantised.DTYPES)
+@pytest.mark.parametrize("wire", quantised.WIRES)
+def test_a_quantised_sum(wire: str, dtype: str, op: str, space: object) -> None:
+    """The pieces that travel, wild bits among them, and what they come to."""
+    what, count, ranks_ = Quantised(wire, dtype, op), 5003, 3
+    xs = [wild(dtype, count, (seed, 7)) for seed in range(ranks_)]
+    for x in xs[1:]:
+        x[:2000] = np.linspace(-3, 5, 2000) ** 5
+    host = isinstance(space, HostSpace)
+
+    def given(array: np.ndarray) -> object:
+        flat = array.view(np.uint8).reshape(-1)
+        return flat if host else __import__("torch").from_numpy(flat.copy())
+
+    coded = [given(np.zeros(unisono._core.wire_bytes(count), np.uint8)) for _ in range(ranks_ + 1)]
+    for piece, x in zip(coded, xs, strict=False):
+        space.encode(piece, given(x), count, what)
+    space.combine_encoded(coded[-1], coded[:-1], count, what)
+    out = given(np.zeros(xs[0].nbytes, np.uint8))
+    space.decode(out, coded[-1], count, what)
+    got = (out if host else out.numpy()).view(DTYPES[dtype])
+    wanted = quantised.all_reduce(xs, op, wire)
+    assert np.isfinite(wanted[:2000].astype(np.float32)).sum() > 100
+    assert difference(got, wanted) is None
+
+
 def play_mpi(n: int, program: str, *args: object) -> ranks.Outcome:
     def start(argv: Sequence[str]) -> ranks.Ended:
         return ranks.run([*mpiexec_command(str(find_mpiexec()), n), *argv], None, 120)
@@ -101,6 +130,13 @@ def play_mpi(n: int, program: str, *args: object) -> ranks.Outcome:
 @pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "abb"])
 def test_sums_of_several_blocks(nodes: str) -> None:
     outcome = play_mpi(len(nodes), "node_programs:long_sums", nodes)
+    assert outcome.results() == [[]] * len(nodes)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "abab", "abb"])
+def test_quantised_sums(nodes: str) -> None:
+    outcome = play_mpi(len(nodes), "node_programs:quantised_sums", nodes)
     assert outcome.results() == [[]] * len(nodes)
 
 

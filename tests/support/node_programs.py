@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+import quantised
 import unisono
 from body import Report, UnisonoSubject, run
 from fault_programs import attempt
+from reference import DTYPES, difference
 from unisono.nodes import sums
 from worker import _works
 
@@ -69,6 +71,29 @@ def long_sums(nodes: str) -> list[str]:
     return wrong
 
 
+def quantised_sums(nodes: str) -> list[str]:
+    """Those that differ from the definition, of less than a block, of several, and in place."""
+    layout(nodes)
+    comm = unisono.init(timeout_s=60, check=True)
+    wrong = []
+    several = 2 * sums.BLOCK_BYTES // F32().itemsize * comm.size + 37
+    for count in (0, 1, 31, 33, 1000, several):
+        for dtype in quantised.DTYPES if count < several else ("f32", "bf16"):
+            made = [np.random.default_rng((count, rank)).standard_normal(count) for rank in range(comm.size)]
+            everyone = [(10 * one).astype(DTYPES[dtype]) for one in made]
+            for wire in quantised.WIRES:
+                for op in ("sum", "avg") if count < several else ("sum",):
+                    expected, x = quantised.all_reduce(everyone, op, wire), everyone[comm.rank].copy()
+                    for out in (np.empty_like(x), x):
+                        comm.all_reduce(x, op, out=out, wire=wire)
+                        if (said := difference(out, expected)) is not None:
+                            wrong.append(f"{op} of {count} {dtype} as {wire}: {said}")
+    other = "int8" if comm.rank == 0 else "fp8"
+    said = attempt(lambda: comm.all_reduce(np.ones(8, F32), wire=other))["error"]["text"]
+    same = "called all_reduce(sum) of 8 f32 as"
+    return wrong if f"rank 0 {same} int8, but rank 1 {same} fp8" in said else [*wrong, said]
+
+
 def refusals() -> dict[str, str]:
     """Calls that are wrong by themselves, on nodes of two ranks and one, and what was said instead of a word
     of the refusal."""
@@ -89,6 +114,10 @@ def refusals() -> dict[str, str]:
         "twice": (lambda: comm.batch_send_recv([(x, 0), (x, 0)], []), "two messages with destination 0"),
         "algorithm": (lambda: comm.all_gather(x, algorithm="ring"), "leave it out"),
         "chain": (lambda: comm.all_reduce(x, algorithm="chain"), "as many ranks on every node"),
+        "wire": (lambda: comm.all_reduce(x, wire="fp4"), "no wire 'fp4'"),
+        "wire of max": (lambda: comm.all_reduce(x, "max", wire="fp8"), "for sum and avg, not max"),
+        "wire of i32": (lambda: comm.all_reduce(x.astype("i4"), wire="fp8"), "f32, f16 and bf16, not i32"),
+        "wire by": (lambda: comm.all_reduce(x, wire="int8", algorithm="one_shot"), "by two_shot only"),
         "counts": (lambda: comm.all_to_all_v(x[0], [4], [4]), f"needs {n} send counts"),
         "peer": (lambda: comm.send(x, comm.rank), "cannot send to itself"),
         "stream": (lambda: comm.all_reduce(x, stream=1), "arrays on a GPU"),
@@ -290,6 +319,16 @@ def gpu_and_host(dtype: str) -> dict[str, Any]:
             for op in ("sum", "max", "avg")
             for how in (None, "one_shot", "two_shot", "chain")
         ]
+        if dtype != "int32":
+            calls += [
+                (
+                    f"all_reduce {op} {wire}",
+                    block,
+                    lambda c, x, op=op, wire=wire: c.all_reduce(x, op, wire=wire),
+                )
+                for op in ("sum", "avg")
+                for wire in quantised.WIRES
+            ]
         calls += [
             ("all_gather", block, lambda c, x: c.all_gather(x)),
             ("reduce_scatter", stack, lambda c, x: c.reduce_scatter(x)),

@@ -142,6 +142,7 @@ class Calls:
         root: int | None = None,
         algorithm: str | None = None,
         stream: Any = None,
+        wire: str | None = None,
         together: bool = True,
         counted: bool = True,
     ) -> Iterator[None]:
@@ -160,7 +161,7 @@ class Calls:
             raise UsageError(f"{name} across nodes has no algorithm '{algorithm}': {choice}.")
         try:
             if self.check and together:
-                self._compare(_words(name, array if counted else None, op, root, algorithm))
+                self._compare(_words(name, array if counted else None, op, root, algorithm, wire))
             with self._gpu.space.on(handle) if on_gpu else nullcontext():
                 yield
         except UsageError:
@@ -238,11 +239,18 @@ class Calls:
         return taken
 
     def _check_call(
-        self, name: str, given: Array, taken: Array | None, count: int, root: int = 0, op: str = "sum"
+        self,
+        name: str,
+        given: Array,
+        taken: Array | None,
+        count: int,
+        root: int = 0,
+        op: str = "sum",
+        wire: str | None = None,
     ) -> None:
         """Raises UsageError for a call that is wrong by itself. count: elements as in unisono::Call."""
         out = taken.address if taken else 0
-        _core.check_call(name, self.rank, self.size, given.address, out, count, given.dtype, root, op)
+        _core.check_call(name, self.rank, self.size, given.address, out, count, given.dtype, root, op, wire)
 
     def _without_ranks(self, array: Array) -> tuple[int, ...]:
         if not array.shape or array.shape[0] != self.size:
@@ -261,11 +269,13 @@ def same(given: Array, taken: Array) -> Any:
     return taken.bytes if given.address == taken.address else given.bytes
 
 
-def _words(name: str, array: Array | None, op: str | None, root: int | None, algorithm: str | None) -> str:
+def _words(
+    name: str, array: Array | None, op: str | None, root: int | None, algorithm: str | None, wire: str | None
+) -> str:
     """A call as its ranks compare it: "all_reduce(sum) of 1024 f32"."""
     words = name + (f"({op})" if op else "")
     if array is not None:
-        words += f" of {array.elements} {array.dtype}"
+        words += f" of {array.elements} {array.dtype}" + (f" as {wire}" if wire else "")
     words += f" with root {root}" if root is not None else ""
     words += " on the GPU" if array is not None and array.gpu else ""
     return words + (f" by {algorithm}" if algorithm else "")

@@ -19,6 +19,8 @@ from .. import nccl
 from ..clock import Clock
 from ..errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
 from .engine import Part, Setting
+from .space import Quantised
+from .torch_wire import decode, encode
 
 __all__ = ["CudaSpace", "NcclEngine", "flat"]
 
@@ -125,13 +127,31 @@ class CudaSpace:
             out.view(wide).copy_(total)
             return
         if op == "avg" and wide.is_floating_point:
-            # a tensor on the GPU: by a number torch multiplies with its reciprocal, which rounds otherwise
-            total = total / torch.full((), ranks, dtype=wide, device=self._device)
+            total = self._divided(total, ranks)
         elif op == "avg":
             total = torch.div(total, ranks, rounding_mode="trunc")
         if dtype == "f8e4m3":  # torch saturates: what rounds to more than 448 is NaN
             total = torch.where(total.abs() > _E4M3_OVERFLOW, torch.nan, total)
         out.view(kind).copy_(total.to(kind))
+
+    def encode(self, out: Any, source: Any, count: int, what: Quantised) -> None:
+        """See `Space`."""
+        encode(out, source.view(_TYPES[what.dtype][0]).to(torch.float32), what.wire)
+
+    def combine_encoded(self, out: Any, sources: Sequence[Any], count: int, what: Quantised) -> None:
+        """See `Space`."""
+        total = decode(sources[0], count, what.wire)
+        for source in sources[1:]:
+            total = total + decode(source, count, what.wire)
+        encode(out, self._divided(total, len(sources)) if what.op == "avg" else total, what.wire)
+
+    def decode(self, out: Any, source: Any, count: int, what: Quantised) -> None:
+        """See `Space`."""
+        out.view(_TYPES[what.dtype][0]).copy_(decode(source, count, what.wire))
+
+    def _divided(self, total: Any, ranks: int) -> Any:
+        # by a tensor on the GPU: by a number torch multiplies with its reciprocal, which rounds otherwise
+        return total / torch.full((), ranks, dtype=total.dtype, device=self._device)
 
 
 class _Queued:

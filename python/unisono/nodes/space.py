@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _core
 
-__all__ = ["HostSpace", "Space"]
+__all__ = ["HostSpace", "Quantised", "Space"]
 
 Bytes = npt.NDArray[np.uint8]
+
+
+class Quantised(NamedTuple):
+    """How an all_reduce is quantised: fp8 or int8 for elements of `dtype`."""
+
+    wire: str
+    dtype: str
+    op: str
 
 
 class Space(Protocol):
@@ -29,6 +37,15 @@ class Space(Protocol):
     def combine(self, out: Any, prior: Any, sources: Sequence[Any], dtype: str, op: str, ranks: int) -> None:
         """Combines `sources` in order, after `prior` (wide elements, or None). ranks 0: the result stays
         wide; else it is finished for that many ranks and rounded."""
+
+    def encode(self, out: Any, source: Any, count: int, what: Quantised) -> None:
+        """`count` elements into their wire form, of `_core.wire_bytes(count)`."""
+
+    def combine_encoded(self, out: Any, sources: Sequence[Any], count: int, what: Quantised) -> None:
+        """The sum of `sources` in order, all in their wire form."""
+
+    def decode(self, out: Any, source: Any, count: int, what: Quantised) -> None:
+        """`count` elements from their wire form."""
 
 
 class HostSpace:
@@ -55,3 +72,15 @@ class HostSpace:
     ) -> None:
         """See `Space`."""
         _core.combine(out, prior, sources, dtype, op, ranks)
+
+    def encode(self, out: Bytes, source: Bytes, count: int, what: Quantised) -> None:
+        """See `Space`."""
+        _core.requantise(out, [source], count, what.dtype, what.op, what.wire, True, False)
+
+    def combine_encoded(self, out: Bytes, sources: Sequence[Bytes], count: int, what: Quantised) -> None:
+        """See `Space`."""
+        _core.requantise(out, sources, count, what.dtype, what.op, what.wire, False, False)
+
+    def decode(self, out: Bytes, source: Bytes, count: int, what: Quantised) -> None:
+        """See `Space`."""
+        _core.requantise(out, [source], count, what.dtype, what.op, what.wire, False, True)
