@@ -65,11 +65,11 @@ def tune(
 ) -> None:
     """Measures every algorithm here and writes the table by which the library chooses among them, for this
     number of ranks; other numbers keep the tables that they have."""
+    from unisono import tables
     from unisono.bench import records, tune
-    from unisono.communicator import plan_path
 
     check_ranks(ranks)
-    path = output or plan_path()
+    path = output or tables.path()
     if path is None:
         refuse(CaseError("this user has no home for the table: name a file with --output, or UNISONO_PLAN."))
     if path.is_dir():

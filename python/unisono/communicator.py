@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import json
 import operator
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from . import bootstrap as bootstraps
 from . import launch
@@ -19,6 +17,7 @@ from ._core import Communicator, Fabric, device_count, thread_bootstraps
 from .errors import UsageError
 from .nodes import HierarchicalCommunicator
 from .nodes.topology import meet
+from .tables import Tables
 
 _DEFAULT_TIMEOUT_S = 30.0
 _Any = TypeVar("_Any", Communicator, HierarchicalCommunicator)
@@ -84,16 +83,16 @@ def init(
         if fabric is not None:  # it reaches every rank by itself
             return _opened(Communicator(meeting, timeout_s, check, device, max_sms, peer_access, fabric))
         topology = meet(meeting, os.environ)
-        plan = _plan_of_rank_0(meeting)
+        tables = Tables.of_rank_0(meeting)
         if len(topology.nodes) == 1:
             inner = _opened(Communicator(meeting, timeout_s, check, device, max_sms, peer_access))
-            plan.load(inner)
+            tables.load(inner)
             return inner
         across = _opened(
             HierarchicalCommunicator(meeting, topology, timeout_s, check, device, max_sms, peer_access)
         )
         across.at_close = made.pop_all().close  # its engine speaks over the bootstrap
-        plan.load(across.local)
+        tables.load(across.local)
         return across
 
 
@@ -189,9 +188,9 @@ def _of_threads(
         )
     _open.update(communicators)
     if fabric is None:
-        plan = _Plan.find()
+        tables = Tables.find()
         for communicator in communicators:
-            plan.load(communicator)
+            tables.load(communicator)
     return communicators
 
 
@@ -200,87 +199,3 @@ def _deadline_s(timeout_s: float | None) -> float:
         return bootstraps.check_timeout(timeout_s)
     text = os.environ.get("UNISONO_TIMEOUT_S") or str(_DEFAULT_TIMEOUT_S)
     return bootstraps.check_timeout(text, "UNISONO_TIMEOUT_S")
-
-
-def plan_path() -> Path | None:
-    """Where the plan table lies, on rank 0 of a communicator: UNISONO_PLAN, else the user's cache (`unisono
-    tune` writes it). None where the user has no home."""
-    if named := os.environ.get("UNISONO_PLAN"):
-        return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(cache) if cache else Path.home() / ".cache") / "unisono" / "plan.json"
-    except RuntimeError:  # a user without a name, as in containers
-        return None
-
-
-def _is_for(table: dict[str, Any], communicator: Communicator) -> bool:
-    if table.get("device", "cpu") == "cpu":
-        return True
-    if not communicator.peer_access:  # tables are for GPUs that reach each other
-        return False
-    return bool(table["card"] == communicator.card)
-
-
-def _entry(entry: dict[str, Any]) -> tuple[Any, ...]:
-    shape = (entry.get("blocks", 0), entry.get("threads", 0), entry.get("piece_bytes", 0))
-    symmetric = entry["memory"] == "symmetric"
-    return (entry["collective"], symmetric, entry["up_to_bytes"], entry["algorithm"], shape)
-
-
-class _Plan(NamedTuple):
-    """A file of plan tables: its path, empty where there is none, and what it says; or why it cannot be
-    taken."""
-
-    path: str = ""
-    text: str = ""
-    refusal: str = ""
-
-    @classmethod
-    def find(cls) -> _Plan:
-        """The one that `plan_path` names."""
-        path = plan_path()
-        if path is None or not path.is_file():
-            named = os.environ.get("UNISONO_PLAN")
-            why = f"UNISONO_PLAN={named} is not a file: write it with `unisono tune`, or unset it."
-            return cls(refusal=why if named else "")
-        try:
-            return cls(str(path), path.read_text())
-        except (OSError, ValueError) as error:
-            return cls(refusal=_unreadable(path, error))
-
-    def load(self, communicator: Communicator) -> None:
-        """Gives the communicator the tables for it. Raises UsageError where they cannot be taken."""
-        if self.refusal:
-            raise UsageError(self.refusal)
-        if not self.path:
-            return
-        try:
-            tables = json.loads(self.text)
-            for table in tables if isinstance(tables, list) else [tables]:
-                if table["ranks"] == communicator.size and _is_for(table, communicator):
-                    entries = [_entry(entry) for entry in table["entries"]]
-                    communicator.set_plan(entries, table.get("device", "cpu"))
-        except UsageError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UsageError(_unreadable(self.path, error)) from error
-
-
-def _unreadable(path: Path | str, error: Exception) -> str:
-    why = f"{type(error).__name__}: {error}".split("\n")[0]
-    return f"{path} is not a plan table that can be read ({why}): write it again with `unisono tune`."
-
-
-def _plan_of_rank_0(meeting: Any) -> _Plan:
-    """The same on every rank, wherever each would look: plans that differ give wrong results. Collective."""
-    if meeting.size == 1:
-        return _Plan.find()
-    found = json.dumps(_Plan.find()) if meeting.rank == 0 else ""
-    told = meeting.all_gather(found.encode())
-    try:
-        return _Plan(*json.loads(told[0]))
-    except (ValueError, TypeError, LookupError):
-        raise UsageError(
-            "rank 0 is of another version of Unisono: start every rank with the same one."
-        ) from None

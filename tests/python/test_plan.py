@@ -16,6 +16,7 @@ import threads
 import unisono
 from unisono.bench import finish
 from unisono.cli import app
+from unisono.tables import Tables
 
 F32 = np.float32
 MOVING = (
@@ -179,6 +180,26 @@ def test_file(tmp_path: Path) -> None:
     assert planned({"UNISONO_PLAN": str(path)}) == ["two_shot"] * 2
     path.write_text(json.dumps([table(3)]))
     assert planned({"UNISONO_PLAN": str(path)}) == ["one_shot_packets"] * 2
+
+
+def test_info_and_records_tell_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("UNISONO_PLAN")
+    assert Tables.find().in_words() == f"built in; `unisono tune` writes {tmp_path}/unisono/plan.json"
+    path = tmp_path / "unisono" / "plan.json"
+    path.parent.mkdir()
+    for tables, text, taken in (
+        ([table(3)], "for 3 ranks on CPUs; else built in", False),
+        ([table(3), table(1)], "for 3 ranks on CPUs, 1 ranks on CPUs; else built in", True),
+    ):
+        path.write_text(json.dumps(tables))
+        assert Tables.find().in_words() == f"{path}, {text}"
+        with unisono.init() as comm:
+            assert (Tables.find().name_for(comm) is not None) == taken
+    path.write_text("{")
+    assert "is not a plan table that can be read" in Tables.find().in_words()
+    monkeypatch.setenv("UNISONO_PLAN", str(tmp_path / "none"))
+    assert "is not a file" in Tables.find().in_words()
 
 
 def test_the_file_of_rank_0_is_for_all(tmp_path: Path) -> None:

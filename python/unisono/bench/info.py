@@ -14,6 +14,7 @@ from rich.table import Table
 from unisono.bench import provenance
 from unisono.bench.backends import base
 from unisono.bench.start import find_mpiexec
+from unisono.tables import Tables
 
 
 def size_text(size: int) -> str:
@@ -104,6 +105,7 @@ def show(console: Console) -> None:
     rows = backend_rows()  # first: MPI does not start beside a libfabric that was there before
     table.add_row("fabric lane", fabric_text())
     table.add_row("CUDA lane", cuda_text())
+    table.add_row("plan", Tables.find().in_words())
     for name, version in provenance.libraries({}).items():
         table.add_row(name, version)
     console.print(table)

@@ -20,6 +20,7 @@ from unisono.bench.cuda.streams import Fork
 from unisono.bench.records import Case
 from unisono.errors import UsageError
 from unisono.nodes import HierarchicalCommunicator
+from unisono.tables import Tables
 
 MOST_BLOCKS = 128  # of a kernel: so many are resident at once, whatever else they need
 
@@ -63,8 +64,13 @@ class UnisonoBackend(Backend):
     def version(self) -> str:
         import unisono
 
-        how = ", staged through pinned host memory" if self.staged() else ""
-        return str(getattr(unisono, "__version__", "")) + how
+        words = [str(getattr(unisono, "__version__", ""))]
+        if self._comm is not None:
+            name = Tables.find().name_for(getattr(self._comm, "local", self._comm))
+            words += [f"plan table {name}"] if name else []
+        if self.staged():
+            words.append("staged through pinned host memory")
+        return ", ".join(words)
 
     def staged(self) -> bool:
         return self._device == "cuda" and not self._comm.peer_access

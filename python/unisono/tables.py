@@ -1,0 +1,119 @@
+"""The user's plan tables, which `unisono tune` writes: where they lie, and which a communicator takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from ._core import Communicator
+
+__all__ = ["Tables", "path"]
+
+
+def path() -> Path | None:
+    """Of the file, on rank 0 of a communicator: UNISONO_PLAN, else in the user's cache. None where the user
+    has no home."""
+    if named := os.environ.get("UNISONO_PLAN"):
+        return Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(cache) if cache else Path.home() / ".cache") / "unisono" / "plan.json"
+    except RuntimeError:  # a user without a name, as in containers
+        return None
+
+
+class Tables(NamedTuple):
+    """A file of plan tables: its path, empty where there is none, and what it says; or why it cannot be
+    taken."""
+
+    path: str = ""
+    text: str = ""
+    refusal: str = ""
+
+    @classmethod
+    def find(cls) -> Tables:
+        """The file that `path` names."""
+        found = path()
+        if found is None or not found.is_file():
+            named = os.environ.get("UNISONO_PLAN")
+            why = f"UNISONO_PLAN={named} is not a file: write it with `unisono tune`, or unset it."
+            return cls(refusal=why if named else "")
+        try:
+            return cls(str(found), found.read_text())
+        except (OSError, ValueError) as error:
+            return cls(refusal=_unreadable(found, error))
+
+    @classmethod
+    def of_rank_0(cls, meeting: Any) -> Tables:
+        """The same on every rank, wherever each would look: plans that differ give wrong results.
+        Collective."""
+        if meeting.size == 1:
+            return cls.find()
+        found = json.dumps(cls.find()) if meeting.rank == 0 else ""
+        told = meeting.all_gather(found.encode())
+        try:
+            return cls(*json.loads(told[0]))
+        except (ValueError, TypeError, LookupError):
+            raise UsageError(
+                "rank 0 is of another version of Unisono: start every rank with the same one."
+            ) from None
+
+    def load(self, communicator: Communicator) -> None:
+        """Gives the communicator the tables for it. Raises UsageError where they cannot be taken."""
+        if self.refusal:
+            raise UsageError(self.refusal)
+        try:
+            for table in self._tables_for(communicator):
+                entries = [_entry(entry) for entry in table["entries"]]
+                communicator.set_plan(entries, table.get("device", "cpu"))
+        except UsageError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UsageError(_unreadable(self.path, error)) from error
+
+    def name_for(self, communicator: Communicator) -> str | None:
+        """The first digits of the file's SHA-256, where `load` gave the communicator one of its tables."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:12] if self._tables_for(communicator) else None
+
+    def in_words(self) -> str:
+        """Which tables choose the algorithms of communicators made here."""
+        if not self.path:
+            return self.refusal or f"built in; `unisono tune` writes {path() or 'a table'}"
+        try:
+            kinds = [f"{table['ranks']} ranks on {table.get('card', 'CPUs')}" for table in self._tables()]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return _unreadable(self.path, error)
+        return f"{self.path}, for {', '.join(kinds)}; else built in"
+
+    def _tables(self) -> list[dict[str, Any]]:
+        found = json.loads(self.text) if self.path else []
+        return found if isinstance(found, list) else [found]
+
+    def _tables_for(self, communicator: Communicator) -> list[dict[str, Any]]:
+        tables = self._tables()
+        return [one for one in tables if one["ranks"] == communicator.size and _is_for(one, communicator)]
+
+
+def _is_for(table: dict[str, Any], communicator: Communicator) -> bool:
+    if table.get("device", "cpu") == "cpu":
+        return True
+    if not communicator.peer_access:  # tables are for GPUs that reach each other
+        return False
+    return bool(table["card"] == communicator.card)
+
+
+def _entry(entry: dict[str, Any]) -> tuple[Any, ...]:
+    shape = (entry.get("blocks", 0), entry.get("threads", 0), entry.get("piece_bytes", 0))
+    symmetric = entry["memory"] == "symmetric"
+    return (entry["collective"], symmetric, entry["up_to_bytes"], entry["algorithm"], shape)
+
+
+def _unreadable(file: Path | str, error: Exception) -> str:
+    why = f"{type(error).__name__}: {error}".split("\n")[0]
+    return f"{file} is not a plan table that can be read ({why}): write it again with `unisono tune`."
