@@ -128,7 +128,7 @@ def init_threads(
     Calls release the GIL. Every buffer is within every rank's reach, so that all large calls are zero-copy.
     timeout_s, check and lane as in `init`.
     """
-    return _of_threads([None] * n, timeout_s, check, fabric=_fabric_of(lane))
+    return _of_threads([None] * _number("n", n), timeout_s, check, fabric=_fabric_of(lane))
 
 
 class Communicators(list[Communicator]):
