@@ -69,6 +69,7 @@ class Communicator::Impl {
   virtual void leave() noexcept = 0;
   // A call begins; throws the failure of the group, if there is one.
   virtual void enter(std::string_view what, std::uint64_t call) = 0;
+  virtual void ended() noexcept {}  // after `enter`, also one that has thrown
 
   // The ranks' calls differ: fails the group on every rank, and throws.
   virtual void disagree(const std::string& text) = 0;
@@ -138,8 +139,6 @@ class Communicator::Impl {
     });
   }
 
-  bool busy() const { return busy_.load(std::memory_order_acquire); }
-
   std::uint64_t calls_ = 0;
   bool check_;  // whether the ranks compare their calls first
 
@@ -157,9 +156,12 @@ class Communicator::Impl {
       throw UsageError(
           "another thread is inside a call of this communicator: make one communicator for each thread.");
     struct End {
-      std::atomic<bool>& busy;
-      ~End() { busy.store(false, std::memory_order_release); }
-    } const end{busy_};
+      Impl& of;
+      ~End() {
+        of.ended();
+        of.busy_.store(false, std::memory_order_release);
+      }
+    } const end{*this};
     try {
       enter(name_of(collective), ++calls_);
       return body();

@@ -74,14 +74,11 @@ class FabricCommunicator final : public Communicator::Impl {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   bool closed() const override { return group_.left(); }
-  // Another thread's call that waits ends by itself, and that thread leaves then.
-  void close() noexcept override { group_.leave(!busy()); }
+  void close() noexcept override { group_.leave(); }
   void fail(const std::string& text, bool late) noexcept override {
     group_.record(late ? Group::Kind::timeout : Group::Kind::peer_lost, text);
   }
-  void raise_if_failed() override {
-    if (!busy() && !closed()) group_.look_for_failure();  // a call under way looks itself
-  }
+  void raise_if_failed() override { group_.look_for_failure(); }
   Plan& plan(Memory memory) override { return memory == Memory::host ? plan_ : gpu_plan_; }
   std::optional<int> device() const override { return device_; }
   // A call on GPU memory is complete when it returns: what is waited for is the caller's own.
@@ -186,11 +183,9 @@ class FabricCommunicator final : public Communicator::Impl {
   }
 
   bool inherited() const override { return group_.inherited(); }
-  void leave() noexcept override { group_.leave(true); }
-  void enter(std::string_view what, std::uint64_t call) override {
-    group_.doing(what, call);
-    group_.check();
-  }
+  void leave() noexcept override { group_.leave(); }
+  void enter(std::string_view what, std::uint64_t call) override { group_.enter(what, call); }
+  void ended() noexcept override { group_.ended(); }
   void disagree(const std::string& text) override { group_.fail(Group::Kind::mismatch, text); }
 
   static void copy(const byte* from, byte* to, std::size_t bytes) {

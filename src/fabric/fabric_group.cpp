@@ -58,6 +58,7 @@ FabricGroup::FabricGroup(Bootstrap& bootstrap, const Options& options)
       rank_, size_, options.lane,
       FabricEndpoint::Watch{
           [this](int peer, double waited_s, const std::function<bool()>& arrived) {
+            let_caller_in();
             look(peer, waited_s, arrived);
           },
           [this](int peer, const std::string& why) { broken(peer, why); },
@@ -193,7 +194,7 @@ std::string FabricGroup::stuck(double seconds) {
 }
 
 FabricGroup::~FabricGroup() {
-  leave(true);
+  leave();
   if (!inherited()) return;
   // A forked child's copies are never destroyed: closing the endpoints would shut the parent's connections
   // down and remove its files, and the watchdog's thread has stayed there.
@@ -220,13 +221,33 @@ void FabricGroup::bury(bool this_process_too) const noexcept {
       lane_->bury(r);
 }
 
+void FabricGroup::enter(std::string_view what, std::uint64_t call) {
+  // not for long: another call is refused before, and what else is inside calls nobody's code
+  while (inside_.exchange(true)) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  doing_ = what;
+  call_ = call;
+  check();
+}
+
+void FabricGroup::ended() noexcept {
+  inside_ = false;
+  if (left_) leave();  // whoever left meanwhile could not tell the peers
+}
+
 void FabricGroup::check() {
+  if (left_)
+    throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
   if (!failure_ && is_recorded_.load(std::memory_order_acquire) && recorded_)
     fail(recorded_->kind, recorded_->text);
   if (failure_) Group::raise(failure_->kind, failure_->text);
 }
 
 void FabricGroup::look_for_failure() {
+  if (left_ || inside_.exchange(true)) return;
+  struct End {
+    FabricGroup& of;
+    ~End() { of.ended(); }
+  } const end{*this};
   lane_->progress();
   look(-1, 0, [] { return false; });
 }
@@ -273,12 +294,7 @@ bool FabricGroup::gone_for_good(int rank, int awaited) {
 }
 
 void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& arrived) {
-  if (left()) {
-    leave(true);  // whoever closed it has left that to this thread
-    throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
-  }
   check();
-  let_caller_in();
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     if (arrived()) return;
@@ -350,17 +366,20 @@ void FabricGroup::settle(double seconds) noexcept {
   }
 }
 
-void FabricGroup::leave(bool idle) noexcept {
+void FabricGroup::leave() noexcept {
   left_ = true;
-  if (inherited() || told_ || failure_ || !idle || !lane_) return;  // of a failure all have been told
-  told_ = true;
-  try {
-    for (int i = 1; i < size_; ++i)
-      if (const int peer = peer_at(*lane_, i); !gone_[static_cast<std::size_t>(peer)])
-        lane_->tell(peer, Kind::departed);
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever cannot be told finds out
+  if (inside_.exchange(true)) return;         // whoever is tells them as it ends
+  if (!inherited() && !told_ && !failure_) {  // of a failure all have been told
+    told_ = true;
+    try {
+      for (int i = 1; i < size_; ++i)
+        if (const int peer = peer_at(*lane_, i); !gone_[static_cast<std::size_t>(peer)])
+          lane_->tell(peer, Kind::departed);
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever cannot be told finds out
+    }
+    settle(kFarewellS);
   }
-  settle(kFarewellS);
+  inside_ = false;
 }
 
 }  // namespace unisono

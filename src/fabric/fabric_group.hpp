@@ -34,14 +34,12 @@ class FabricGroup {
   int size() const { return size_; }
   FabricEndpoint& lane() { return *lane_; }
 
-  // What is running, for the text of errors.
-  void doing(std::string_view what, std::uint64_t call) {
-    doing_ = what;
-    call_ = call;
-  }
-  // Throws the failure of the group, if this rank knows of one.
-  void check();
-  // The same after a look at the peers, between calls.
+  // A call begins, whose name is for the text of errors; throws the failure of the group, if this rank knows
+  // of one. `ended` follows in either case.
+  void enter(std::string_view what, std::uint64_t call);
+  void ended() noexcept;
+  // Throws the failure of the group after a look at the peers. From any thread; a call under way looks
+  // itself.
   void look_for_failure();
   // From any thread: the group fails at this rank's next check or look, with the first text that was
   // recorded.
@@ -63,8 +61,9 @@ class FabricGroup {
     if (while_waiting_) while_waiting_();
   }
 
-  // This rank will not communicate any more. `idle`: no call is inside, so that the peers can be told now.
-  void leave(bool idle) noexcept;
+  // This rank will not communicate any more. From any thread: a call that waits ends by an error, and the
+  // peers are told when no call is under way.
+  void leave() noexcept;
   bool left() const { return left_; }
   bool inherited() const { return forks_ != forks(); }
 
@@ -76,6 +75,7 @@ class FabricGroup {
   using Clock = std::chrono::steady_clock;
 
   void join(Bootstrap& bootstrap, const Options& options);
+  void check();
   void look(int peer, double waited_s, const std::function<bool()>& arrived);
   void broken(int peer, const std::string& why);
   void heed(int rank);  // what a peer has told of a failure
@@ -90,6 +90,7 @@ class FabricGroup {
   double timeout_s_;
   std::function<void()> while_waiting_;
   std::atomic<bool> left_ = false;
+  std::atomic<bool> inside_ = false;  // a thread is, in a call or between two: the lane is for one at a time
   bool told_ = false;
   unsigned forks_ = forks();
   std::string_view doing_ = "init";

@@ -4,9 +4,13 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
 #include <cstdlib>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "fabric/channel.hpp"
 #include "fabric/immediate.hpp"
@@ -312,6 +316,62 @@ TEST_P(Fabric, ARankThatLeavesIsMissedByThoseWhoWait) {
     const std::string text = text_of<PeerLostError>([&] { comm.barrier(); });
     EXPECT_TRUE(has(text, "rank 1") && has(text, "has closed its communicator")) << text;
   });
+}
+
+// Its peers hear of it although the call that is under way has nothing to wait for.
+TEST_P(Fabric, ClosedWithinACallOfAnotherThread) {
+  Communicator::Options options = on_fabric(GetParam());
+  options.timeout_s = 20;
+  std::barrier met(2);
+  on_ranks(2, options, [&](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 1) {
+      met.arrive_and_wait();
+      const std::string text = text_of<PeerLostError>([&] { comm.barrier(); });
+      EXPECT_TRUE(has(text, "rank 0") && has(text, "has closed its communicator")) << text;
+      return met.arrive_and_wait();
+    }
+    Bytes in(std::size_t{64} << 20), out(in.size());
+    std::atomic<bool> begun = false;
+    std::thread closer([&] {
+      while (!begun) std::this_thread::yield();
+      comm.close();
+    });
+    begun = true;
+    try {
+      for (;;)
+        comm.send_recv({.in = in.data(), .out = out.data(), .count = in.size(), .dtype = DType::u8}, 0, 0);
+    } catch (const UsageError& error) { EXPECT_TRUE(has(error.what(), "closed")) << error.what(); }
+    closer.join();
+    met.arrive_and_wait();
+    met.arrive_and_wait();  // it is alive until rank 1 has heard
+  });
+}
+
+TEST_P(Fabric, ClosedByAnotherThreadAnywhereInTraffic) {
+  Communicator::Options options = on_fabric(GetParam());
+  options.timeout_s = 20;
+  const bool may_break = name == "shm" || name == "tcp";  // off a large write; rxm of libfabric 1.17 crashes
+  for (int lap = 0; lap < 10; ++lap)
+    on_ranks(2, options, [&](Communicator& comm) {
+      std::vector<float> x(may_break && lap % 2 == 1 ? 200001 : 1), out(x.size());
+      auto traffic = [&] {
+        for (;;) comm.all_reduce({.in = x.data(), .out = out.data(), .count = x.size()});
+      };
+      comm.barrier();
+      if (comm.rank() == 1) {
+        const std::string text = text_of<PeerLostError>(traffic);
+        EXPECT_TRUE(has(text, "rank 0") && has(text, "has closed its communicator")) << text;
+        return;
+      }
+      std::thread closer([&] {
+        std::this_thread::sleep_for(std::chrono::microseconds(1000 + 777 * lap));
+        comm.close();
+      });
+      const std::string text = text_of<UsageError>(traffic);
+      EXPECT_TRUE(has(text, "closed")) << text;
+      closer.join();
+    });
 }
 
 // No libfabric of this machine was built with CUDA, or it finds no GPU.
