@@ -125,8 +125,8 @@ constexpr const char* kRecv = R"(Receives into out, of any shape, from rank `pee
 
 constexpr const char* kSendRecv =
     R"(Sends x to rank dst while it receives out, of the same shape and dtype, from rank src: rings and exchanges in which
-every rank calls it cannot lock up. Against a rank that calls recv, then send, a large message of GPU memory or over a
-fabric may wait for its deadline, and with check any.
+every rank calls it cannot lock up. Against a rank that calls recv, then send, a large message of GPU memory may wait
+for its deadline, and with check any.
 
 out None: a new array. Returns out.)";
 

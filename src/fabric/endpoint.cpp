@@ -300,10 +300,6 @@ void FabricEndpoint::wait(int peer, Slot) {
   await(peer, [&] { return its.has(Kind::bulk).count() >= written; });
 }
 
-void FabricEndpoint::wait_for_credit(int peer, std::uint64_t count) {
-  await(peer, [&] { return credits(peer) >= count; });
-}
-
 bool FabricEndpoint::must_stage(const byte* from, std::size_t bytes) const {
   if (!sources_stay_) return true;
   if (!needs_local_registration()) return false;

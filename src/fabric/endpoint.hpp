@@ -81,11 +81,15 @@ class FabricEndpoint {
   void signal(int peer, Slot slot);
   void wait(int peer, Slot slot);
 
-  // Pieces, for RingChannel: chunk `index` of the ring to the peer, and whether one from it has come.
+  // Pieces, for RingChannel: chunk `index` of the ring to the peer, and whether the next from it has come, at
+  // least in part.
   std::uint64_t pieces_given(int peer) const { return of(peer).pieces_given; }
   std::uint64_t pieces_taken(int peer) const { return of(peer).pieces_taken; }
   std::uint64_t credits(int peer) const { return of(peer).has(fabric::Kind::credit).count(); }
-  void wait_for_credit(int peer, std::uint64_t count);
+  bool piece_comes(int peer) const {
+    const std::uint64_t first = of(peer).parts_taken;
+    return of(peer).has(fabric::Kind::piece).has(first, first + 1);
+  }
   bool must_stage(const byte* from, std::size_t bytes) const;
   byte* outbox(int peer, std::uint64_t piece);
   void give_piece(int peer, const byte* from, std::size_t bytes);

@@ -3,6 +3,8 @@
 // it is.
 #pragma once
 
+#include <chrono>
+
 #include "fabric/endpoint.hpp"
 
 namespace unisono {
@@ -32,6 +34,14 @@ class RingChannel {
     }
   }
 
+  // Waits until a piece comes from `src`, or there is room for one to `dst` and, where `patient`, none comes
+  // soon; whether one comes.
+  bool comes_before_room(int src, int dst, bool patient) {
+    using Clock = std::chrono::steady_clock;
+    const auto until = patient ? Clock::now() + kSoon : Clock::time_point{};
+    lane.await(dst, [&] { return lane.piece_comes(src) || (has_room(dst) && Clock::now() > until); });
+    return lane.piece_comes(src);
+  }
   const byte* arrived(int peer, std::size_t bytes) { return lane.take_piece(peer, bytes); }
   void release(int peer) {
     if (lane.pieces_taken(peer) % kHalf == 0) lane.signal(peer, Slot::chunk_credit);
@@ -44,9 +54,11 @@ class RingChannel {
 
  private:
   static constexpr std::uint64_t kHalf = FabricEndpoint::kChunks / 2;
+  // Longer than a piece of a peer that sends and receives too takes to come.
+  static constexpr std::chrono::milliseconds kSoon{1};
+  bool has_room(int peer) const { return lane.pieces_given(peer) < (lane.credits(peer) + 2) * kHalf; }
   void wait_for_room(int peer) {
-    const std::uint64_t given = lane.pieces_given(peer);
-    if (given >= 2 * kHalf) lane.wait_for_credit(peer, (given - 2 * kHalf) / kHalf + 1);
+    lane.await(peer, [&] { return has_room(peer); });
   }
 };
 

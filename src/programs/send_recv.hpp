@@ -8,7 +8,8 @@ namespace unisono {
 // Sends `sent` bytes to `dst` and receives `received` from `src`; 0 bytes leave that half out. Both go piece
 // by piece, so that a ring of such calls cannot lock up. Where the channel tells what has come, one with
 // ranks that receive, then send, cannot either: a rank two pieces ahead gives only while nothing has come, so
-// in a ring of ranks that all wait for room each would have looked later than the one before it.
+// in a ring of ranks that all wait for room each would have looked later than the one before it. What comes
+// over a fabric may come later than it is looked for: there no rank waits for room alone.
 template <class Channel>
 UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent, int src,
                                     std::size_t received, const Args& a) {
@@ -20,15 +21,23 @@ UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent,
     if (round.begin < received)
       channel.take(src, {a.out + round.begin, a.stream}, smaller(round.bytes, received - round.begin));
   };
-  if constexpr (requires { channel.has_come(src); }) {
+  constexpr bool kWaitsForBoth = requires { channel.comes_before_room(src, dst, true); };
+  if constexpr (kWaitsForBoth || requires { channel.has_come(src); }) {
     Rounds gives(lane, sent, channel.capacity()), takes(lane, received, channel.capacity());
-    constexpr int kLooks = 16384;  // longer than a piece of a peer that does the same takes to come
     int ahead = 0;
+    [[maybe_unused]] bool patient = true;  // after a wait in which something has come
     auto take_next = [&] {
-      if (!takes.more() || (gives.more() && ahead < 2)) return false;
-      bool come = !gives.more() || channel.has_come(src);
-      for (int looks = 0; !come && looks < kLooks; ++looks) come = channel.has_come(src);
-      return come;
+      if (!takes.more() || !gives.more()) return takes.more();
+      if (ahead < 2) return false;
+      if constexpr (kWaitsForBoth) {
+        patient = channel.comes_before_room(src, dst, patient);
+        return patient;
+      } else {
+        constexpr int kLooks = 16384;  // longer than a piece of a peer that does the same takes to come
+        bool come = channel.has_come(src);
+        for (int looks = 0; !come && looks < kLooks; ++looks) come = channel.has_come(src);
+        return come;
+      }
     };
     while (gives.more() || takes.more()) {
       if (take_next()) {

@@ -270,6 +270,40 @@ TEST_P(Fabric, ComparesPairsAfterOtherCalls) {
   });
 }
 
+// Who receives, then sends, meets one who does both at once, in pieces of more than the rings hold.
+TEST_P(Fabric, EchoesMoreThanTheRingsHold) {
+  Communicator::Options options = on_fabric(GetParam());
+  options.timeout_s = 20;
+  for (const int n : {2, 3})
+    on_ranks(n, options, [&](Communicator& comm) {
+      const int me = comm.rank(), to = (me + 1) % n, from = (me + n - 1) % n;
+      const Case c{Collective::send_recv, "", (std::size_t{24} << 18) / scale, DType::f32};
+      for (const bool in_place : {false, true}) {
+        Bytes in = input_of(c, me, c.count), room(in.size());
+        Bytes& out = in_place && me == 0 ? in : room;
+        if (me == 0) {
+          comm.send_recv({.in = in.data(), .out = out.data(), .count = c.count}, to, from);
+        } else {
+          comm.recv({.out = out.data(), .count = c.count}, from);
+          comm.send({.in = in.data(), .count = c.count}, to);
+        }
+        EXPECT_TRUE(out == input_of(c, from, c.count)) << "of rank " << from;
+      }
+    });
+}
+
+TEST_P(Fabric, BatchesWordsWithWhatTheRingsDoNotHold) {
+  on_ranks(3, on_fabric(GetParam()), [&](Communicator& comm) {
+    auto all = [](int, int) { return true; };
+    const std::size_t large = (std::size_t{10} << 20) / scale;
+    run_checked_batch(comm, all, [&](int from, int to) { return from == 0 && to == 1 ? large : 3; });
+    run_checked_batch(comm, all, [&](int from, int to) { return from == 0 || to == 2 ? large : 5000; });
+    run_checked_batch(
+        comm, [](int from, int to) { return from != to; },
+        [&](int from, int to) { return to == (from + 1) % 3 ? large : 1; });
+  });
+}
+
 // ---- what is refused, and what fails ----------------------------------------------------------------------
 
 TEST_P(Fabric, RefusesChannelsThatThereCannotBe) {
