@@ -250,6 +250,19 @@ def test_bench_measures_every_way_or_says_why_not(tmp_path: Path) -> None:
         assert table.count(f"fabric:{way}") >= 2
 
 
+def test_info_lists_what_an_unknown_provider_is_told() -> None:
+    """Also beside MPI, which brings a libfabric of its own."""
+    if reason := fabric.missing("tcp"):
+        pytest.skip(reason)
+    refusal = fabric.missing("infinitebrand")
+    assert refusal is not None
+    told = refusal.partition("use one of ")[2].rstrip(".")
+    ended = ranks.run([sys.executable, "-m", "unisono", "info"], env={"COLUMNS": "300"}, timeout_s=120)
+    listed = re.search(r"^fabric lane +libfabric [\d.]+: (.*?) *$", ended.output, re.MULTILINE)
+    assert listed, str(ended)
+    assert re.sub(r" \([^)]*\)", "", listed[1]) == told
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

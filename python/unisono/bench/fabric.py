@@ -47,22 +47,33 @@ def prepare_environment(env: MutableMapping[str, str], provider: str | None, cha
 
 
 def look_up(name: str) -> tuple[str, int, int]:
-    """Name, NICs and most channels of the provider that the lane takes for that name; raises CaseError. Asked
-    in a process of its own: a libfabric that is loaded before MPI's would keep MPI from starting."""
-    program = (
-        "import sys, unisono\n"
-        "try: p = unisono.fabric_provider(sys.argv[1]); print(p.name, p.nics, p.most_channels, sep='|')\n"
-        "except unisono.UnisonoError as error: sys.exit(str(error))\n"
+    """Name, NICs and most channels of the provider that the lane takes for that name; raises CaseError."""
+    answer = ask(
+        "p = unisono.fabric_provider(sys.argv[1]); print(p.name, p.nics, p.most_channels, sep='|')", name
     )
-    asked = [sys.executable, "-c", program, name]
+    found, nics, most = answer.split("|")
+    return found, int(nics), int(most)
+
+
+def ask(program: str, *arguments: str) -> str:
+    """What a line of Python prints in a process of its own; raises CaseError for its UnisonoError. A
+    libfabric that is loaded before MPI's would keep MPI from starting, and one loaded after it is MPI's."""
+    program = (
+        f"import sys, unisono\ntry: {program}\nexcept unisono.UnisonoError as error: sys.exit(str(error))"
+    )
     try:
-        said = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        said = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        raise CaseError(f"libfabric has not said within 60 s whether it has {name!r}: try fi_info.") from None
+        raise CaseError("libfabric has not answered within 60 s: try fi_info.") from None
     if said.returncode != 0:
         raise CaseError((said.stderr.strip().splitlines() or ["libfabric cannot be asked."])[-1])
-    found, nics, most = said.stdout.strip().split("|")
-    return found, int(nics), int(most)
+    return said.stdout.strip()
 
 
 class FabricDevice(HostDevice):

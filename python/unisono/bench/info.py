@@ -11,8 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from unisono.bench import provenance
+from unisono.bench import fabric, provenance
 from unisono.bench.backends import base
+from unisono.bench.cases import CaseError
 from unisono.bench.start import find_mpiexec
 from unisono.tables import Tables
 
@@ -60,21 +61,25 @@ def backend_rows() -> list[tuple[str, bool, str]]:
 
 
 def fabric_text() -> str:
-    """libfabric's version and providers, or why the fabric lane cannot be used."""
+    """libfabric's version and providers where ranks do not load MPI, or why the fabric lane cannot be
+    used."""
+    try:
+        return fabric.ask("from unisono.bench import info; print(info.fabric_here())")
+    except CaseError as error:
+        return f"not usable: {error}"
+
+
+def fabric_here() -> str:
+    """The same of this process's libfabric; raises UnisonoError."""
     import unisono
 
-    try:
-        offered = unisono.fabric_providers()
-        version = unisono.fabric_version()
-    except unisono.UnisonoError as error:
-        return f"not usable: {error}"
     described = [
         one.name
         + (f" ({one.nics} NICs)" if one.nics > 1 else "")
         + (f" ({one.line_gbps:g} Gbit/s)" if one.line_gbps is not None else "")
-        for one in offered
+        for one in unisono.fabric_providers()
     ]
-    return f"libfabric {version}: {', '.join(described) or 'no provider with remote writes'}"
+    return f"libfabric {unisono.fabric_version()}: {', '.join(described) or 'no provider with remote writes'}"
 
 
 def cuda_text() -> str:
@@ -102,7 +107,7 @@ def show(console: Console) -> None:
     table.add_row(
         "mpiexec", "found" if find_mpiexec() else "not found: the mpi backend needs one (pip install mpich)"
     )
-    rows = backend_rows()  # first: MPI does not start beside a libfabric that was there before
+    rows = backend_rows()
     table.add_row("fabric lane", fabric_text())
     table.add_row("CUDA lane", cuda_text())
     table.add_row("plan", Tables.find().in_words())
