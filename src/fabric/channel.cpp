@@ -6,23 +6,35 @@
 #include <rdma/fi_errno.h>
 
 #include "fabric/library.hpp"
-#include "fabric/shm_file.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::fabric {
 
-Channel::Channel(Port& port) : port_(port), nic_(with_own_file(port.nic())) {
+Channel::Channel(Port& port) : port_(port) {
+  constexpr int kTries = 100;  // each process that starts may come between once
+  for (int tries = 0; tries < kTries; ++tries) {
+    open();
+    if (file_.take(address())) return;
+  }
+  throw ResourceError(
+      "the files of provider shm's endpoints in /dev/shm cannot be locked: raise the limit of open files "
+      "(ulimit -n), or use another provider (tcp).");
+}
+
+void Channel::open() {
+  endpoint_ = {};
+  nic_ = with_own_file(port_.nic());
   fi_av_attr table{};
   table.type = FI_AV_TABLE;
   fid_av* addresses = nullptr;
-  checked(fi_av_open(port.domain(), &table, &addresses, nullptr), "making the table of addresses");
+  checked(fi_av_open(port_.domain(), &table, &addresses, nullptr), "making the table of addresses");
   addresses_ = Owned(addresses);
   fid_ep* endpoint = nullptr;
-  checked(fi_endpoint(port.domain(), const_cast<fi_info*>(nic_.get()), &endpoint, nullptr),
+  checked(fi_endpoint(port_.domain(), const_cast<fi_info*>(nic_.get()), &endpoint, nullptr),
           "making the endpoint");
   endpoint_ = Owned(endpoint);
   checked(fi_ep_bind(endpoint, &addresses->fid, 0), "binding the endpoint");
-  checked(fi_ep_bind(endpoint, &port.completions()->fid, FI_TRANSMIT | FI_RECV), "binding the endpoint");
+  checked(fi_ep_bind(endpoint, &port_.completions()->fid, FI_TRANSMIT | FI_RECV), "binding the endpoint");
   checked(fi_enable(endpoint), "enabling the endpoint");
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fabric/port.hpp"
+#include "fabric/shm_file.hpp"
 #include "fabric/task.hpp"
 #include "lane/cuda/nic.hpp"
 #include "lane/lane.hpp"
@@ -91,12 +92,15 @@ class Channel {
   bool post(const Write& one, Batch& batch);
   Operation* take_operation();
 
+  void open();
+
   Port& port_;
   Info nic_;
   // destroyed in reverse: operations outlive the endpoint
   std::deque<Operation> operations_;
   std::vector<Operation*> idle_;
   std::vector<std::deque<Blocked>> blocked_;  // by peer: one that does not take writes holds up no other
+  ShmLock file_;
   Owned<fid_av> addresses_;
   Owned<fid_ep> endpoint_;
   std::vector<std::string> known_;  // addresses, by peer

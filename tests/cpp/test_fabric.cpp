@@ -2,6 +2,7 @@
 // against a plain loop.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,6 +17,7 @@
 #include "fabric/immediate.hpp"
 #include "fabric/memory.hpp"
 #include "fabric/provider.hpp"
+#include "fabric/shm_file.hpp"
 #include "fabric/task.hpp"
 #include "leaks.hpp"
 #include "programs.hpp"
@@ -436,6 +438,33 @@ TEST(FabricMemory, AsksForAGpuThatIsNotThere) {
   for (const auto& options : {pinned, device}) {
     const std::string text = text_of<ResourceError>([&] { make(options); });
     EXPECT_TRUE(has(text, "pinned and GPU memory") && has(text, "leave device= and pinned= out")) << text;
+  }
+}
+
+// Whoever removes what others have left may come upon an endpoint that is just being made.
+TEST(FabricShm, LosesNoFileOfTheLiving) {
+  fabric::Info nic;
+  try {
+    nic = fabric::provider_named("shm").nics[0];
+  } catch (const Error& error) { GTEST_SKIP() << error.what(); }
+  std::atomic<bool> over = false;
+  const std::jthread remover([&] {
+    for (int i = 0; i < 60; ++i) fabric::remove_left_files();  // fewer than an endpoint is tried to be made
+    over = true;
+  });
+  fabric::Calls calls;
+  fabric::Port port(nic, 1, [](int, const std::string& why) { FAIL() << why; }, calls, 0);
+  auto there = [](std::string address) {
+    return ::access(address.replace(0, sizeof "fi_shm://" - 1, "/dev/shm/").c_str(), F_OK) == 0;
+  };
+  for (int i = 0; i < 10 || !over; ++i) {
+    std::string address;
+    {
+      fabric::Channel channel(port);
+      address = channel.address();
+      EXPECT_TRUE(there(address)) << address;
+    }
+    EXPECT_FALSE(there(address)) << address;
   }
 }
 

@@ -184,12 +184,32 @@ def test_shm_names_no_file_after_a_process() -> None:
     """One that was killed leaves it, and another may get its number."""
     if reason := fabric.missing("shm"):
         pytest.skip(reason)
-    before = set(os.listdir("/dev/shm"))
     with unisono.init(0, 1, lane=unisono.Fabric("shm", channels=2)):
-        names = set(os.listdir("/dev/shm")) - before
-        assert sum(name.startswith("unisono-") for name in names) == 2
-        assert not any(name.startswith(str(os.getpid())) for name in names)
-    assert set(os.listdir("/dev/shm")).isdisjoint(names)
+        names = _shm_files(Path("/proc/self/maps").read_text())
+        assert len(names) == 2
+        assert not any(name.startswith(f"{os.getpid()}:") for name in os.listdir("/dev/shm"))
+    assert not any(Path(name).exists() for name in names)
+
+
+def _shm_files(maps: str) -> set[str]:
+    """Those of our endpoints that a process has mapped."""
+    return set(re.findall(r"/dev/shm/unisono-\S+", maps))
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(0)"])
+def test_shm_files_of_the_dead_are_removed(end: str) -> None:
+    """By the next process that uses shm; not those of the living."""
+    if reason := fabric.missing("shm"):
+        pytest.skip(reason)
+    program = "import os, re, unisono; lane = unisono.Fabric('shm', channels=2)\n"
+    program += "with unisono.init(0, 1, lane=lane): print(open('/proc/self/maps').read(), flush=True); "
+    with unisono.init(0, 1, lane=unisono.Fabric("shm", channels=2)):
+        mine = _shm_files(Path("/proc/self/maps").read_text())
+        left = _shm_files(ranks.run([sys.executable, "-c", program + end]).output)
+        assert len(mine) == len(left) == 2 and not mine & left
+        assert ranks.run([sys.executable, "-c", program]).code == 0
+        assert not any(Path(one).exists() for one in left)
+        assert all(Path(one).exists() for one in mine)
 
 
 def test_one_address_on_two_machines() -> None:
