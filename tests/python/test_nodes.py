@@ -30,9 +30,10 @@ def test_a_topology() -> None:
     assert (place.size, place.others, place.counterpart(0), place.crowded) == (4, (0,), 0, False)
     assert place.in_order and place.uniform and str(place) == "rank 2 (node 1)"
     round_robin = Topology.of(0, ["a", "b", "a", "b"])
-    assert round_robin.nodes == ((0, 2), (1, 3)) and not round_robin.in_order and not round_robin.uniform
+    assert round_robin.nodes == ((0, 2), (1, 3)) and not round_robin.in_order
+    assert round_robin.even and not round_robin.uniform
     uneven = Topology.of(2, ["a", "a", "a", "b"])
-    assert uneven.in_order and not uneven.uniform and uneven.counterpart(1) == 3
+    assert uneven.in_order and not uneven.even and not uneven.uniform and uneven.counterpart(1) == 3
 
 
 def test_a_crowded_machine() -> None:
@@ -131,6 +132,23 @@ def play_mpi(n: int, program: str, *args: object) -> ranks.Outcome:
 def test_sums_of_several_blocks(nodes: str) -> None:
     outcome = play_mpi(len(nodes), "node_programs:long_sums", nodes)
     assert outcome.results() == [[]] * len(nodes)
+
+
+def broadcasts_are_right(outcome: ranks.Outcome, nodes: str) -> None:
+    even = nodes != "ab" and len({nodes.count(node) for node in nodes}) == 1
+    chained = 4 * 2 * len(nodes) if even else 0  # the four long enough, in and out of place
+    assert outcome.results() == [{"wrong": [], "chained": chained}] * len(nodes)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("nodes", ["ab", "abc", "abcd", "aabb", "abab", "abb", "aabbcc", "abcbca", "aabc"])
+def test_broadcasts_of_several_blocks(nodes: str) -> None:
+    broadcasts_are_right(play_mpi(len(nodes), "node_programs:long_broadcasts", nodes), nodes)
+
+
+@pytest.mark.torch
+def test_broadcasts_of_several_blocks_over_gloo() -> None:
+    broadcasts_are_right(ranks.play(6, "node_programs:long_broadcasts", "aabbcc"), "aabbcc")
 
 
 @pytest.mark.mpi

@@ -17,7 +17,8 @@ import unisono
 from body import Report, UnisonoSubject, run
 from fault_programs import attempt
 from reference import DTYPES, difference
-from unisono.nodes import sums
+from unisono.nodes import moves, sums
+from unisono.nodes.space import HostSpace
 from worker import _works
 
 F32 = np.float32
@@ -92,6 +93,33 @@ def quantised_sums(nodes: str) -> list[str]:
     said = attempt(lambda: comm.all_reduce(np.ones(8, F32), wire=other))["error"]["text"]
     same = "called all_reduce(sum) of 8 f32 as"
     return wrong if f"rank 0 {same} int8, but rank 1 {same} fp8" in said else [*wrong, said]
+
+
+def long_broadcasts(nodes: str) -> dict[str, Any]:
+    """Broadcasts of many small blocks from every root: those that went wrong, and how many went by rails."""
+    layout(nodes)
+    HostSpace.grain = 100
+    comm = unisono.init(timeout_s=60, check=False)
+    wrong, chained = [], 0
+    by_rails = comm._moves._broadcast_by_rails
+
+    def counted(*arguments: Any) -> None:
+        nonlocal chained
+        chained += 1
+        by_rails(*arguments)
+
+    comm._moves._broadcast_by_rails = counted
+    least = moves.LEAST_BLOCKS * len(comm.topology.nodes[0]) * HostSpace.grain
+    for count in (0, 1, least - 1, least, least + 1, 5 * least + 63, 70 * least + 7):
+        data = np.random.default_rng(count).integers(256, size=count, dtype=np.uint8)
+        for root in range(comm.size):
+            x = data.copy() if comm.rank == root else np.zeros_like(data)
+            out = comm.broadcast(x, root, out=np.zeros_like(data))
+            fine = [np.array_equal(out, data), (x == 0).all() or comm.rank == root]
+            fine += [np.array_equal(comm.broadcast(x, root), data)]
+            wrong += [] if all(fine) else [f"{count} from {root}: {fine}"]
+    comm.close()
+    return {"wrong": wrong, "chained": chained}
 
 
 def refusals() -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""What only moves, across nodes: each collective as calls within the node and one exchange between nodes.
+"""What only moves, across nodes: each collective as calls within the node and one exchange between nodes, a
+large broadcast as one for each of its blocks.
 
 Everything here works on flat arrays of bytes that have been checked. Each byte crosses between two nodes once
 for each node that needs it, and the ranks of a node share the work: local rank r speaks with local rank r of
@@ -16,6 +17,10 @@ from .space import Space
 from .topology import Topology
 
 __all__ = ["Moves"]
+
+LEAST_BLOCKS = 4  # of a grain a rail, from which on a broadcast goes along a chain of nodes
+MOST_GRAINS = 16  # a rail, in a block of it
+_ALIGNED = 64  # bytes, at a multiple of which a part of a block begins
 
 
 class _Begun:
@@ -151,7 +156,44 @@ class Moves:
         pending.wait()
 
     def broadcast(self, data: Any, root: int) -> None:
-        """`data` of the root to everyone's."""
+        """`data` of the root to everyone's: small to each node at once, large along a chain of nodes."""
+        place, grain = self.topology, self.space.grain
+        rails, nodes = len(place.local), len(place.nodes)
+        chained = 0
+        if place.even and (rails > 1 or nodes > 2) and len(data) >= LEAST_BLOCKS * rails * grain:
+            # the last node waits for nodes - 2 blocks more than the first: for a quarter of the time at most
+            part = min(max(len(data) // (4 * nodes * rails), grain), MOST_GRAINS * grain)
+            chained = len(data) // (_ALIGNED * rails) * _ALIGNED * rails
+            self._broadcast_by_rails(data[:chained], root, part // _ALIGNED * _ALIGNED)
+        if chained < len(data):
+            self._broadcast_at_once(data[chained:], root)
+
+    def _broadcast_by_rails(self, data: Any, root: int, most: int) -> None:
+        """Block by block from node to node: local rank r takes part r of a block, `most` bytes, from its
+        counterpart of the node before and passes it on, while the node shares the block. Every link carries
+        `data` once."""
+        place, rails = self.topology, len(self.topology.local)
+        home, last = place.node_of[root], len(place.nodes) - 1
+        hops = (place.node - home) % (last + 1)
+        before, behind = (place.counterpart((place.node + step) % (last + 1)) for step in (-1, 1))
+        starts = range(0, len(data), most * rails)
+        blocks = [data[start : start + most * rails].reshape(rails, -1) for start in starts]
+
+        def part(rank: int, block: int) -> list[Part]:
+            return [Part(rank, blocks[block][place.local_rank])] if 0 <= block < len(blocks) else []
+
+        for step in range(len(blocks) + last + 1):
+            leaving = step - 1 - hops  # it has come in the step before; at home it has been shared then
+            exchange = self.exchange(
+                part(behind, leaving) if hops < last else [], part(before, leaving + 1) if hops else []
+            )
+            if hops == 0 and step < len(blocks):
+                self.inside("broadcast", blocks[step], place.nodes[home].index(root))
+            elif hops and 0 <= leaving < len(blocks):
+                self.inside("all_gather", blocks[leaving][place.local_rank], blocks[leaving])
+            exchange.wait()
+
+    def _broadcast_at_once(self, data: Any, root: int) -> None:
         place = self.topology
         home = place.node_of[root]
         index = place.nodes[home].index(root)

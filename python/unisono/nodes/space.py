@@ -27,6 +27,7 @@ class Space(Protocol):
     """Flat arrays of bytes, and what is done with them."""
 
     options: dict[str, Any]  # that calls within the node take besides
+    grain: int  # bytes of a message from which on its start costs little
 
     def scratch(self, name: str, size: int) -> Any:
         """Memory that is kept under that name, until the next call for it."""
@@ -50,6 +51,8 @@ class Space(Protocol):
 
 class HostSpace:
     """Numpy arrays."""
+
+    grain = 128 << 10
 
     def __init__(self) -> None:
         self.options: dict[str, Any] = {}

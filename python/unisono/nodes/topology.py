@@ -118,9 +118,14 @@ class Topology:
         return all(ranks == tuple(range(ranks[0], ranks[0] + len(ranks))) for ranks in self.nodes)
 
     @cached_property
+    def even(self) -> bool:
+        """Whether all nodes have as many ranks."""
+        return len({len(ranks) for ranks in self.nodes}) == 1
+
+    @cached_property
     def uniform(self) -> bool:
         """Whether all nodes have as many ranks, and consecutive ones."""
-        return self.in_order and len({len(ranks) for ranks in self.nodes}) == 1
+        return self.in_order and self.even
 
     def counterpart(self, node: int) -> int:
         """The rank of a node that this one exchanges with: of the same local rank, where there is one."""
