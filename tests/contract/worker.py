@@ -40,7 +40,7 @@ def _reported(path: Path, body: Callable[[Report], None]) -> bool:
 def _works(communicator: unisono.Communicator | HierarchicalCommunicator) -> list[Work]:
     algorithms = {name: list(communicator.algorithms(name)) for name in COLLECTIVES}
     if isinstance(communicator, HierarchicalCommunicator) and not communicator.topology.uniform:
-        algorithms["all_reduce"].remove("chain")
+        algorithms = {name: [one for one in known if one != "chain"] for name, known in algorithms.items()}
     return works_of_unisono(communicator.size, algorithms, reach_any_memory(communicator))
 
 

@@ -18,7 +18,8 @@ from reference import DTYPES, OPS, combine, difference, wild
 from unisono.bench.cases import COLLECTIVES
 from unisono.bench.start import find_mpiexec, mpiexec_command
 from unisono.errors import UsageError
-from unisono.nodes import HierarchicalCommunicator, topology
+from unisono.nodes import HierarchicalCommunicator, sums, topology
+from unisono.nodes.moves import Moves
 from unisono.nodes.space import HostSpace, Quantised
 from unisono.nodes.topology import Topology, identity
 
@@ -132,6 +133,43 @@ def play_mpi(n: int, program: str, *args: object) -> ranks.Outcome:
 def test_sums_of_several_blocks(nodes: str) -> None:
     outcome = play_mpi(len(nodes), "node_programs:long_sums", nodes)
     assert outcome.results() == [[]] * len(nodes)
+
+
+def test_the_way_of_sums() -> None:
+    """By what the busiest node carries, in inputs' sizes."""
+
+    def chosen(nodes: str, collective: str, size: int = 1 << 30, wide: int = 1, root: int = 0) -> str:
+        moves = Moves(Topology.of(0, list(nodes)), None, None, HostSpace())
+        return sums.choose(collective, moves, size, wide, root)
+
+    for nodes, collective, wide, root, way in [
+        ("ab", "reduce", 1, 0, "two_shot"),  # 1 against 1
+        ("aabb", "reduce", 1, 0, "chain"),  # 1.5 against 1
+        ("aabb", "reduce", 2, 0, "two_shot"),  # 1.5 against 2
+        ("aaaabbbb", "reduce", 2, 7, "chain"),  # 2.5 against 2
+        ("aabbcc", "reduce", 1, 2, "two_shot"),  # 2 against 2: the root's node is within the chain
+        ("aabbcc", "reduce", 1, 5, "chain"),  # 2 against 1
+        ("aabb", "reduce_scatter", 1, 0, "two_shot"),  # 1 against 1
+        ("aaabbb", "reduce_scatter", 1, 0, "chain"),  # 1.5 against 1
+        ("aabbcc", "reduce_scatter", 1, 0, "two_shot"),  # 1.33 against 1.33
+        ("aaaabbbbcccc", "reduce_scatter", 2, 0, "chain"),  # 2.67 against 2.33
+        ("ababab", "reduce", 1, 0, "two_shot"),
+        ("aaaabbb", "reduce_scatter", 1, 0, "two_shot"),
+    ]:
+        assert chosen(nodes, collective, wide=wide, root=root) == way, (nodes, collective, wide, root)
+    assert chosen("aaaabbbb", "reduce", sums.CHAIN_BYTES - 1) == "two_shot"
+    assert chosen("aabb", "reduce", sums.CHAIN_BYTES) == "two_shot"  # 4 blocks take as long as 6
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "aabbcc", "aaabbb"])
+def test_sums_along_the_chain(nodes: str) -> None:
+    assert play_mpi(len(nodes), "node_programs:chained_sums", nodes).results() == [[]] * len(nodes)
+
+
+@pytest.mark.torch
+def test_sums_along_the_chain_over_gloo() -> None:
+    assert ranks.play(6, "node_programs:chained_sums", "aabbcc").results() == [[]] * 6
 
 
 def broadcasts_are_right(outcome: ranks.Outcome, nodes: str) -> None:

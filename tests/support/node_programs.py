@@ -16,8 +16,8 @@ import quantised
 import unisono
 from body import Report, UnisonoSubject, run
 from fault_programs import attempt
-from reference import DTYPES, difference
-from unisono.nodes import moves, sums
+from reference import DTYPES, combine, difference, wild
+from unisono.nodes import chain, moves, sums
 from unisono.nodes.space import HostSpace
 from worker import _works
 
@@ -95,6 +95,41 @@ def quantised_sums(nodes: str) -> list[str]:
     return wrong if f"rank 0 {same} int8, but rank 1 {same} fp8" in said else [*wrong, said]
 
 
+def chained_sums(nodes: str) -> list[str]:
+    """Sums along the chain in many small blocks, to every root: those that differ from the reference."""
+    layout(nodes)
+    chain.BLOCK_BYTES = 1000
+    comm = unisono.init(timeout_s=60, check=False)
+    wrong = []
+    cases = [(1, "f32", "sum"), (5003, "bf16", "sum"), (4096, "f32", "avg"), (3001, "u8", "prod")]
+    cases += [(997, "f16", "avg"), (1200, "f64", "min"), (2501, "i32", "avg"), (0, "f32", "sum")]
+    for count, dtype, op in cases:
+        everyone = [wild(dtype, count * comm.size, (rank, comm.size)) for rank in range(comm.size)]
+        mine, expected = everyone[comm.rank], combine(everyone, op)
+        own = expected.reshape(comm.size, -1)[comm.rank]
+
+        def compare(what: str, got: Any, right: Any, case: str = f"{count} {dtype} {op}") -> None:
+            if (said := difference(got, right)) is not None:
+                wrong.append(f"{what} of {case}: {said}")
+
+        for in_place in (False, True):
+            x = mine.copy()
+            out = comm.all_reduce(x, op, x if in_place else None, algorithm="chain")
+            compare(f"all_reduce {in_place}", out, expected)
+            x = mine.copy().reshape(comm.size, -1)
+            out = comm.reduce_scatter(x, op, x[comm.rank] if in_place else None, algorithm="chain")
+            compare(f"reduce_scatter {in_place}", out, own)
+            for root in range(comm.size):
+                x = mine.copy()
+                out = comm.reduce(x, root, op, x if in_place else None, algorithm="chain")
+                if comm.rank == root:
+                    compare(f"reduce {in_place} to {root}", out, expected)
+                if comm.rank != root or not in_place:
+                    compare(f"reduce's input {in_place} to {root}", x, mine)
+    comm.close()
+    return wrong
+
+
 def long_broadcasts(nodes: str) -> dict[str, Any]:
     """Broadcasts of many small blocks from every root: those that went wrong, and how many went by rails."""
     layout(nodes)
@@ -146,6 +181,8 @@ def refusals() -> dict[str, str]:
         "wire of max": (lambda: comm.all_reduce(x, "max", wire="fp8"), "for sum and avg, not max"),
         "wire of i32": (lambda: comm.all_reduce(x.astype("i4"), wire="fp8"), "f32, f16 and bf16, not i32"),
         "wire by": (lambda: comm.all_reduce(x, wire="int8", algorithm="one_shot"), "by two_shot only"),
+        "chain to a root": (lambda: comm.reduce(x, algorithm="chain"), "as many ranks on every node"),
+        "one shot": (lambda: comm.reduce_scatter(x, algorithm="one_shot"), "use one of two_shot, chain"),
         "counts": (lambda: comm.all_to_all_v(x[0], [4], [4]), f"needs {n} send counts"),
         "peer": (lambda: comm.send(x, comm.rank), "cannot send to itself"),
         "stream": (lambda: comm.all_reduce(x, stream=1), "arrays on a GPU"),
@@ -359,10 +396,16 @@ def gpu_and_host(dtype: str) -> dict[str, Any]:
             ]
         calls += [
             ("all_gather", block, lambda c, x: c.all_gather(x)),
-            ("reduce_scatter", stack, lambda c, x: c.reduce_scatter(x)),
+            *(
+                (f"reduce_scatter {how}", stack, lambda c, x, how=how: c.reduce_scatter(x, algorithm=how))
+                for how in (None, "two_shot", "chain")
+            ),
+            *(
+                (f"reduce {how}", block, lambda c, x, how=how: c.reduce(x, 1, algorithm=how))
+                for how in (None, "two_shot", "chain")
+            ),
             ("all_to_all", stack, lambda c, x: c.all_to_all(x)),
             ("broadcast", block, lambda c, x: c.broadcast(x.clone(), 2)),
-            ("reduce", block, lambda c, x: c.reduce(x, 1)),
             ("gather", block, lambda c, x: c.gather(x, 3)),
             ("scatter", stack, lambda c, x: c.scatter(x, 0)),
             ("send_recv", block, lambda c, x: c.send_recv(x, (rank + 1) % n, None, (rank - 1) % n)),

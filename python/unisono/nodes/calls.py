@@ -130,7 +130,7 @@ class Calls:
     def algorithms(collective: str, device: str = "cpu") -> list[str]:
         """The names that `algorithm` may have for a collective: of how nodes work together."""
         _core.Communicator.algorithms(collective, device)  # which refuses what is none
-        return list(sums.ALGORITHMS) if collective == "all_reduce" else []
+        return list(sums.ALGORITHMS.get(collective, ()))
 
     @contextmanager
     def _call(
@@ -159,6 +159,11 @@ class Calls:
         if algorithm is not None and algorithm not in known:
             choice = f"use one of {', '.join(known)}" if known else "leave it out"
             raise UsageError(f"{name} across nodes has no algorithm '{algorithm}': {choice}.")
+        if algorithm == "chain" and not self.topology.uniform:
+            raise UsageError(
+                "chain needs as many ranks on every node, with consecutive numbers: use two_shot, or place "
+                "the ranks node by node."
+            )
         try:
             if self.check and together:
                 self._compare(_words(name, array if counted else None, op, root, algorithm, wire))

@@ -206,11 +206,6 @@ class HierarchicalCommunicator(Calls):
         what = sums.Sum(given.dtype, op, given.item, self.size)
         if wire is not None and algorithm not in (None, "two_shot"):
             raise UsageError(f"wire={wire} runs by two_shot only, not by {algorithm}: leave algorithm out.")
-        if algorithm == "chain" and not self.topology.uniform:
-            raise UsageError(
-                "chain needs as many ranks on every node, with consecutive numbers: use two_shot, or place "
-                "the ranks node by node."
-            )
         with self._call("all_reduce", given, op=op, algorithm=algorithm, stream=stream, wire=wire):
             way = self._way(given)
             if len(given.bytes) and wire is not None:
@@ -228,7 +223,7 @@ class HierarchicalCommunicator(Calls):
         algorithm: str | None = None,
         stream: Any = None,
     ) -> Any:
-        """See `unisono.Communicator.reduce`."""
+        """See `unisono.Communicator.reduce`. algorithm: two_shot, chain or None."""
         given, taken = self._array(x, "x"), None
         if self.rank == root:
             out, taken = self._new_output(out, x, given, given.shape, stream)
@@ -236,20 +231,20 @@ class HierarchicalCommunicator(Calls):
         what = sums.Sum(given.dtype, op, given.item, self.size)
         with self._call("reduce", given, op=op, root=root, algorithm=algorithm, stream=stream):
             if len(given.bytes):
-                sums.reduce(self._way(given), given.bytes, taken and taken.bytes, what, root)
+                sums.reduce(self._way(given), given.bytes, taken and taken.bytes, what, root, algorithm)
         return out if self.rank == root else None
 
     def reduce_scatter(
         self, x: Any, op: str = "sum", out: Any = None, algorithm: str | None = None, stream: Any = None
     ) -> Any:
-        """See `unisono.Communicator.reduce_scatter`."""
+        """See `unisono.Communicator.reduce_scatter`. algorithm: two_shot, chain or None."""
         given = self._array(x, "x")
         out, taken = self._new_output(out, x, given, self._without_ranks(given), stream)
         self._check_call("reduce_scatter", given, taken, taken.elements, op=op)
         what = sums.Sum(given.dtype, op, given.item, self.size)
         with self._call("reduce_scatter", given, op=op, algorithm=algorithm, stream=stream):
             if len(given.bytes):
-                sums.reduce_scatter(self._way(given), given.bytes, taken.bytes, what)
+                sums.reduce_scatter(self._way(given), given.bytes, taken.bytes, what, algorithm)
         return out
 
     # ---- memory and plan -----------------------------------------------------------------------------------
@@ -271,9 +266,9 @@ class HierarchicalCommunicator(Calls):
         device: str | None = None,
         in_place: bool = False,
     ) -> str:
-        """The algorithm that is taken between nodes."""
-        self.algorithms(collective)
-        return sums.choose(self._moves, bytes) if collective == "all_reduce" else "rails"
+        """The algorithm that is taken between nodes, where partial sums have the dtype itself; of a reduce to
+        rank 0."""
+        return sums.choose(collective, self._moves, bytes) if self.algorithms(collective) else "rails"
 
     def set_plan(self, entries: Any, device: str | None = None) -> None:
         """See `unisono.Communicator.set_plan`: of the calls within the node."""

@@ -12,8 +12,9 @@ from typing import Any
 
 from .. import _core
 from .moves import Moves
+from .shards import Sum
 from .space import Quantised
-from .sums import Sum, _blocks, _shards, _staggered, _Steps
+from .sums import _blocks, _shards, _staggered, _Steps
 
 __all__ = ["all_reduce"]
 
