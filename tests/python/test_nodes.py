@@ -131,7 +131,7 @@ def play_mpi(n: int, program: str, *args: object) -> ranks.Outcome:
 @pytest.mark.mpi
 @pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "abb"])
 def test_sums_of_several_blocks(nodes: str) -> None:
-    outcome = play_mpi(len(nodes), "node_programs:long_sums", nodes)
+    outcome = play_mpi(len(nodes), "node_sum_programs:long_sums", nodes)
     assert outcome.results() == [[]] * len(nodes)
 
 
@@ -143,6 +143,12 @@ def test_the_way_of_sums() -> None:
         return sums.choose(collective, moves, size, wide, root)
 
     for nodes, collective, wide, root, way in [
+        ("ab", "all_reduce", 1, 0, "one_shot"),
+        ("abc", "all_reduce", 1, 0, "two_shot"),
+        ("aabb", "all_reduce", 1, 0, "chain"),  # 1.5 against 1
+        ("aabb", "all_reduce", 2, 0, "two_shot"),  # 1.5 against 2
+        ("aabbcc", "all_reduce", 1, 0, "chain"),  # 2 against 2
+        ("aaaabbbb", "all_reduce", 2, 0, "chain"),  # 2.5 against 2
         ("ab", "reduce", 1, 0, "two_shot"),  # 1 against 1
         ("aabb", "reduce", 1, 0, "chain"),  # 1.5 against 1
         ("aabb", "reduce", 2, 0, "two_shot"),  # 1.5 against 2
@@ -164,12 +170,12 @@ def test_the_way_of_sums() -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "aabbcc", "aaabbb"])
 def test_sums_along_the_chain(nodes: str) -> None:
-    assert play_mpi(len(nodes), "node_programs:chained_sums", nodes).results() == [[]] * len(nodes)
+    assert play_mpi(len(nodes), "node_sum_programs:chained_sums", nodes).results() == [[]] * len(nodes)
 
 
 @pytest.mark.torch
 def test_sums_along_the_chain_over_gloo() -> None:
-    assert ranks.play(6, "node_programs:chained_sums", "aabbcc").results() == [[]] * 6
+    assert ranks.play(6, "node_sum_programs:chained_sums", "aabbcc").results() == [[]] * 6
 
 
 def broadcasts_are_right(outcome: ranks.Outcome, nodes: str) -> None:
@@ -181,18 +187,18 @@ def broadcasts_are_right(outcome: ranks.Outcome, nodes: str) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("nodes", ["ab", "abc", "abcd", "aabb", "abab", "abb", "aabbcc", "abcbca", "aabc"])
 def test_broadcasts_of_several_blocks(nodes: str) -> None:
-    broadcasts_are_right(play_mpi(len(nodes), "node_programs:long_broadcasts", nodes), nodes)
+    broadcasts_are_right(play_mpi(len(nodes), "node_sum_programs:long_broadcasts", nodes), nodes)
 
 
 @pytest.mark.torch
 def test_broadcasts_of_several_blocks_over_gloo() -> None:
-    broadcasts_are_right(ranks.play(6, "node_programs:long_broadcasts", "aabbcc"), "aabbcc")
+    broadcasts_are_right(ranks.play(6, "node_sum_programs:long_broadcasts", "aabbcc"), "aabbcc")
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "abab", "abb"])
 def test_quantised_sums(nodes: str) -> None:
-    outcome = play_mpi(len(nodes), "node_programs:quantised_sums", nodes)
+    outcome = play_mpi(len(nodes), "node_sum_programs:quantised_sums", nodes)
     assert outcome.results() == [[]] * len(nodes)
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from .. import _core
 from .moves import Moves
-from .shards import Sum
+from .shards import Steps, Sum, blocks, everyones_shards, staggered
 from .space import Quantised
-from .sums import _blocks, _shards, _staggered, _Steps
 
 __all__ = ["all_reduce"]
 
@@ -24,10 +23,10 @@ _BLOCK = 32  # elements that share a scale (src/wire.hpp)
 def all_reduce(moves: Moves, x: Any, out: Any, what: Sum, wire: str) -> None:
     """The quantised sum or mean of everyone's `x` to everyone's `out`, which may be `x`."""
     form = Quantised(wire, what.dtype, what.op)
-    _staggered(_two_shot(moves, *block, what, form) for block in _blocks(x, out, what))
+    staggered(_two_shot(moves, *block, what, form) for block in blocks(x, out, what))
 
 
-def _two_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum, form: Quantised) -> _Steps:
+def _two_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum, form: Quantised) -> Steps:
     """Shards are whole blocks of 32 elements, but for what there is of the last."""
     space, rank = moves.space, moves.topology.rank
     count = len(x) // what.item
@@ -44,7 +43,7 @@ def _two_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum, form: Quanti
     given = space.scratch(f"given {slot}", n * what.ranks)
     for piece, elements, some in cuts(given, x):
         space.encode(piece, elements, some, form)
-    rows, pending = _shards(moves, given, what, slot)
+    rows, pending = everyones_shards(moves, given, what, slot)
     yield
     pending.wait()
     whole = space.scratch(f"whole {slot}", n * what.ranks)

@@ -1,14 +1,30 @@
-"""What is combined, and how arrays are cut for that."""
+"""What is combined, how arrays are cut for that, and how the cuts meet."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from .. import _core
+from .engine import Part, Pending
 from .moves import Moves
 
-__all__ = ["Sum", "cut", "padded"]
+__all__ = [
+    "BLOCK_BYTES",
+    "Steps",
+    "Sum",
+    "blocks",
+    "cut",
+    "everyones",
+    "everyones_shards",
+    "padded",
+    "staggered",
+]
 
+BLOCK_BYTES = 512 << 10  # of the input, for each rank, that one_shot and two_shot take at once
+Steps = Iterator[None]  # what becomes of a block; it yields where it would wait for other nodes
+_ENDED = object()
 _INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
 
 
@@ -47,3 +63,56 @@ def padded(moves: Moves, x: Any, item: int, parts: int) -> Any:
     longer = moves.space.scratch("padded", length)
     moves.space.copy(longer[: len(x)], x)
     return longer
+
+
+def staggered(blocks: Iterable[Steps]) -> None:
+    """Each block goes one step when the next has begun: one travels while another is combined."""
+    under_way: list[Steps] = []
+    waiting = iter(blocks)
+    while True:
+        under_way = [*islice(waiting, 1), *under_way]
+        if not under_way:
+            return
+        under_way = [block for block in under_way if next(block, _ENDED) is None]
+
+
+def blocks(x: Any, out: Any, what: Sum) -> Iterator[tuple[int, Any, Any]]:
+    """Blocks of both, and a slot for the scratch of each: two neighbours have different ones. All but the
+    last can be cut into equal shards."""
+    unit = what.item * what.ranks
+    block = BLOCK_BYTES // what.item * unit
+    for index, begin in enumerate(range(0, len(x), block)):
+        yield index % 2, x[begin : begin + block], out[begin : begin + block]
+
+
+def everyones(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequence[Any], Pending]:
+    """Everyone's `x`, in rank order."""
+    staged = moves.space.scratch(f"everyone's {slot}", len(x) * what.ranks)
+    rows = cut(staged, what.ranks)
+    if not _alone(moves):
+        return rows, moves.all_gather(x, staged)
+    return _exchanged(moves, rows, [x] * what.ranks)
+
+
+def everyones_shards(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequence[Any], Pending]:
+    """This rank's shard of everyone's `x`, in rank order."""
+    staged = moves.space.scratch(f"everyone's {slot}", len(x))
+    rows = cut(staged, what.ranks)
+    if not _alone(moves):
+        return rows, moves.all_to_all(x, staged, slot)
+    return _exchanged(moves, rows, cut(x, what.ranks))
+
+
+def _alone(moves: Moves) -> bool:
+    """Whether every node has a rank only: what is this rank's own need not be copied."""
+    return all(len(ranks) == 1 for ranks in moves.topology.nodes)
+
+
+def _exchanged(moves: Moves, rows: list[Any], given: Sequence[Any]) -> tuple[Sequence[Any], Pending]:
+    me = moves.topology.rank
+    others = [rank for rank in range(len(rows)) if rank != me]
+    pending = moves.exchange(
+        [Part(rank, given[rank]) for rank in others], [Part(rank, rows[rank]) for rank in others]
+    )
+    rows[me] = given[me]
+    return rows, pending

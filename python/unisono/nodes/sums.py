@@ -12,14 +12,11 @@ two_shot or the chain.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 from . import chain
-from .engine import Part, Pending
 from .moves import Moves
-from .shards import Sum, cut, padded
+from .shards import Steps, Sum, blocks, everyones, everyones_shards, padded, staggered
 
 __all__ = ["ALGORITHMS", "Sum", "all_reduce", "choose", "reduce", "reduce_scatter"]
 
@@ -30,43 +27,38 @@ ALGORITHMS = {
 }
 ONE_SHOT_BYTES = 32 << 10  # up to here everyone gets everything
 CHAIN_BYTES = 8 << 20  # from here on in a chain, where it saves traffic
-BLOCK_BYTES = 512 << 10  # of the input, for each rank, that one_shot and two_shot take at once
-_Steps = Iterator[None]  # what becomes of a block; it yields where it would wait for other nodes
-_ENDED = object()
 
 
 def choose(collective: str, moves: Moves, size: int, wide: float = 1, root: int = 0) -> str:
     """The algorithm for inputs of `size` bytes, whose partial sums are `wide` times as large."""
     place = moves.topology
-    if collective == "all_reduce":
-        if size <= ONE_SHOT_BYTES or place.size == 2:
-            return "one_shot"
-        # with a rank a node, both send an input's size; the chain one way after the other
-        return "chain" if size >= CHAIN_BYTES and place.uniform and len(place.local) > 1 else "two_shot"
+    here, last = len(place.local), len(place.nodes) - 1
+    if collective == "all_reduce" and (size <= ONE_SHOT_BYTES or place.size == 2):
+        return "one_shot"
     if size < CHAIN_BYTES or not place.uniform:
         return "two_shot"
     # What the busiest node takes in, or sends, in inputs' sizes. two_shot: of the inputs of other nodes a
-    # shard for each of its ranks, and at the root the sums. The chain: partial sums, and on a node within it
-    # that gets them the sums, too; each node begins 2 steps later than the one before.
-    here, last = len(place.local), len(place.nodes) - 1
-    steps = -(-size // chain.BLOCK_BYTES)
-    late = (steps + 2 * last) / steps
+    # shard for each of its ranks, and the sums, but of a reduce_scatter. The chain: partial sums, and on a
+    # node within it that gets them the sums, too.
+    two_shot = (here + (collective != "reduce_scatter")) * last / (last + 1)
+    if collective == "all_reduce":  # of which a chain keeps both directions busy, and copies less
+        return "chain" if wide + (last > 1) <= two_shot else "two_shot"
     if collective == "reduce":
-        two_shot = (here + 1) * last / (last + 1)
-        chained = wide + (0 < place.node_of[root] < last)
+        within = float(0 < place.node_of[root] < last)
     else:
-        two_shot = here * last / (last + 1)
-        chained = wide + (1 / (last + 1) if last > 1 else 0)
-    return "chain" if late * chained < two_shot else "two_shot"
+        within = 1 / (last + 1) if last > 1 else 0.0
+    steps = -(-size // chain.BLOCK_BYTES)
+    late = (steps + 2 * last) / steps  # each node begins 2 steps later than the one before
+    return "chain" if late * (wide + within) < two_shot else "two_shot"
 
 
 def all_reduce(moves: Moves, x: Any, out: Any, what: Sum, algorithm: str | None) -> None:
     """The combination of everyone's `x` to everyone's `out`, which may be `x`."""
-    match algorithm or choose("all_reduce", moves, len(x)):
+    match algorithm or choose("all_reduce", moves, len(x), what.wide / what.item):
         case "one_shot":
-            _staggered(_one_shot(moves, *block, what) for block in _blocks(x, out, what))
+            staggered(_one_shot(moves, *block, what) for block in blocks(x, out, what))
         case "two_shot":
-            _staggered(_two_shot(moves, *block, what) for block in _blocks(x, out, what))
+            staggered(_two_shot(moves, *block, what) for block in blocks(x, out, what))
         case _:
             chain.AllReduce(moves, what, x, out).run()
 
@@ -75,7 +67,7 @@ def reduce_scatter(moves: Moves, x: Any, out: Any, what: Sum, algorithm: str | N
     """Rank r gets the combination of everyone's r-th block."""
     if (algorithm or choose("reduce_scatter", moves, len(x), what.wide / what.item)) == "chain":
         return chain.ReduceScatter(moves, what, x, out).run()
-    shards, pending = _shards(moves, x, what, 0)
+    shards, pending = everyones_shards(moves, x, what, 0)
     pending.wait()
     moves.space.combine(out, None, shards, what.dtype, what.op, what.ranks)
 
@@ -85,29 +77,18 @@ def reduce(moves: Moves, x: Any, out: Any, what: Sum, root: int, algorithm: str 
     if (algorithm or choose("reduce", moves, len(x), what.wide / what.item, root)) == "chain":
         return chain.Reduce(moves, what, x, out, root).run()
     taken = x if out is None else out  # read by the root alone
-    _staggered(_to_root(moves, *block, what, root) for block in _blocks(x, taken, what))
+    staggered(_to_root(moves, *block, what, root) for block in blocks(x, taken, what))
 
 
-def _staggered(blocks: Iterable[_Steps]) -> None:
-    """Each block goes one step when the next has begun: one travels while another is combined."""
-    under_way: list[_Steps] = []
-    waiting = iter(blocks)
-    while True:
-        under_way = [*islice(waiting, 1), *under_way]
-        if not under_way:
-            return
-        under_way = [block for block in under_way if next(block, _ENDED) is None]
-
-
-def _one_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum) -> _Steps:
-    rows, pending = _everyones(moves, x, what, slot)
+def _one_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum) -> Steps:
+    rows, pending = everyones(moves, x, what, slot)
     yield
     pending.wait()
     moves.space.combine(out, None, rows, what.dtype, what.op, what.ranks)
 
 
-def _two_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum) -> _Steps:
-    rows, pending = _shards(moves, padded(moves, x, what.item, what.ranks), what, slot)
+def _two_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum) -> Steps:
+    rows, pending = everyones_shards(moves, padded(moves, x, what.item, what.ranks), what, slot)
     yield
     pending.wait()
     n = len(rows[0])
@@ -121,8 +102,8 @@ def _two_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum) -> _Steps:
         moves.space.copy(out, whole[: len(out)])
 
 
-def _to_root(moves: Moves, slot: int, x: Any, out: Any, what: Sum, root: int) -> _Steps:
-    rows, pending = _shards(moves, padded(moves, x, what.item, what.ranks), what, slot)
+def _to_root(moves: Moves, slot: int, x: Any, out: Any, what: Sum, root: int) -> Steps:
+    rows, pending = everyones_shards(moves, padded(moves, x, what.item, what.ranks), what, slot)
     yield
     pending.wait()
     n = len(rows[0])
@@ -133,45 +114,3 @@ def _to_root(moves: Moves, slot: int, x: Any, out: Any, what: Sum, root: int) ->
     moves.gather(shard, whole, root)
     if whole is not None:
         moves.space.copy(out, whole[: len(out)])
-
-
-def _blocks(x: Any, out: Any, what: Sum) -> Iterator[tuple[int, Any, Any]]:
-    """Blocks of both, and a slot for the scratch of each: two neighbours have different ones. All but the
-    last can be cut into equal shards."""
-    unit = what.item * what.ranks
-    block = BLOCK_BYTES // what.item * unit
-    for index, begin in enumerate(range(0, len(x), block)):
-        yield index % 2, x[begin : begin + block], out[begin : begin + block]
-
-
-def _everyones(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequence[Any], Pending]:
-    """Everyone's `x`, in rank order."""
-    staged = moves.space.scratch(f"everyone's {slot}", len(x) * what.ranks)
-    rows = cut(staged, what.ranks)
-    if not _alone(moves):
-        return rows, moves.all_gather(x, staged)
-    return _exchanged(moves, rows, [x] * what.ranks)
-
-
-def _shards(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequence[Any], Pending]:
-    """This rank's shard of everyone's `x`, in rank order."""
-    staged = moves.space.scratch(f"everyone's {slot}", len(x))
-    rows = cut(staged, what.ranks)
-    if not _alone(moves):
-        return rows, moves.all_to_all(x, staged, slot)
-    return _exchanged(moves, rows, cut(x, what.ranks))
-
-
-def _alone(moves: Moves) -> bool:
-    """Whether every node has a rank only: what is this rank's own need not be copied."""
-    return all(len(ranks) == 1 for ranks in moves.topology.nodes)
-
-
-def _exchanged(moves: Moves, rows: list[Any], given: Sequence[Any]) -> tuple[Sequence[Any], Pending]:
-    me = moves.topology.rank
-    others = [rank for rank in range(len(rows)) if rank != me]
-    pending = moves.exchange(
-        [Part(rank, given[rank]) for rank in others], [Part(rank, rows[rank]) for rank in others]
-    )
-    rows[me] = given[me]
-    return rows, pending
