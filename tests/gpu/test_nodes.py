@@ -55,7 +55,7 @@ def test_a_graph_keeps_its_scratch() -> None:
     """Also when a later call has made it larger: nothing else gets that memory."""
     import torch
 
-    from unisono.nodes.cuda import CudaSpace
+    from unisono.nodes.cuda_space import CudaSpace
 
     space, size = CudaSpace(torch.device("cuda", 0)), 64 << 20
     stream, graph = torch.cuda.Stream(0), torch.cuda.CUDAGraph()
@@ -76,7 +76,7 @@ def test_calls_on_two_streams_share_their_scratch() -> None:
     """The later one waits for the earlier one, whose stream is still busy."""
     import torch
 
-    from unisono.nodes.cuda import CudaSpace
+    from unisono.nodes.cuda_space import CudaSpace
 
     space = CudaSpace(torch.device("cuda", 0))
     one, other = torch.cuda.Stream(0), torch.cuda.Stream(0)

@@ -66,7 +66,7 @@ def _spaces() -> list[object]:
     if importlib.util.find_spec("torch") is not None:
         import torch
 
-        from unisono.nodes.cuda import CudaSpace
+        from unisono.nodes.cuda_space import CudaSpace
 
         spaces.append(pytest.param(CudaSpace(torch.device("cpu")), marks=pytest.mark.torch))
     return spaces

@@ -237,7 +237,8 @@ def gpu_joins_alone(timeout_s: float) -> dict[str, Any]:
     """NCCL among two ranks, of which one never comes."""
     import torch
 
-    from unisono.nodes.cuda import CudaSpace, NcclEngine
+    from unisono.nodes.cuda import NcclEngine
+    from unisono.nodes.cuda_space import CudaSpace
     from unisono.nodes.engine import Setting
     from unisono.nodes.topology import Topology
 

@@ -75,7 +75,8 @@ class Calls:
                     "every node."
                 ) from error
 
-            from .cuda import CudaSpace, NcclEngine
+            from .cuda import NcclEngine
+            from .cuda_space import CudaSpace
 
             space = CudaSpace(torch.device("cuda", device))
             engine = NcclEngine(setting, space, device)
@@ -218,7 +219,7 @@ class Calls:
             return array
         if self._gpu is None:
             raise UsageError(f"{what} is on a GPU: make the communicator with device=, on every rank.")
-        from .cuda import flat
+        from .cuda_space import flat
 
         return array._replace(bytes=flat(x), gpu=True)
 

@@ -198,8 +198,8 @@ class HierarchicalCommunicator(Calls):
         """See `unisono.Communicator.all_reduce`.
 
         algorithm: one_shot, two_shot or chain (sums.py says what they do); None: by size and topology.
-        wire: by two_shot, so that a rank's link carries the inputs of its whole node. With up to 4 ranks on
-        each that is less than what an exact sum sends, from 8 on more."""
+        wire: by two_shot, which crosses between two nodes of L ranks with (L + 1) / 2 bytes an element: of 8
+        ranks and more it sends no less than an exact sum by chain."""
         given = self._array(x, "x")
         out, taken = self._new_output(out, x, given, given.shape, stream)
         self._check_call("all_reduce", given, taken, given.elements, op=op, wire=wire)
