@@ -184,8 +184,9 @@ def test_shm_names_no_file_after_a_process() -> None:
     """One that was killed leaves it, and another may get its number."""
     if reason := fabric.missing("shm"):
         pytest.skip(reason)
+    before = _shm_files(Path("/proc/self/maps").read_text())
     with unisono.init(0, 1, lane=unisono.Fabric("shm", channels=2)):
-        names = _shm_files(Path("/proc/self/maps").read_text())
+        names = _shm_files(Path("/proc/self/maps").read_text()) - before
         assert len(names) == 2
         assert not any(name.startswith(f"{os.getpid()}:") for name in os.listdir("/dev/shm"))
     assert not any(Path(name).exists() for name in names)
@@ -201,12 +202,13 @@ def test_shm_files_of_the_dead_are_removed(end: str) -> None:
     """By the next process that uses shm; not those of the living."""
     if reason := fabric.missing("shm"):
         pytest.skip(reason)
-    program = "import os, re, unisono; lane = unisono.Fabric('shm', channels=2)\n"
+    program = "import os, unisono; lane = unisono.Fabric('shm', channels=2)\n"
     program += "with unisono.init(0, 1, lane=lane): print(open('/proc/self/maps').read(), flush=True); "
-    with unisono.init(0, 1, lane=unisono.Fabric("shm", channels=2)):
-        mine = _shm_files(Path("/proc/self/maps").read_text())
+    before = _shm_files(Path("/proc/self/maps").read_text())
+    with unisono.init(0, 1, lane=unisono.Fabric("shm")):
+        mine = _shm_files(Path("/proc/self/maps").read_text()) - before
         left = _shm_files(ranks.run([sys.executable, "-c", program + end]).output)
-        assert len(mine) == len(left) == 2 and not mine & left
+        assert mine and len(left) == 2 and not mine & left
         assert ranks.run([sys.executable, "-c", program]).code == 0
         assert not any(Path(one).exists() for one in left)
         assert all(Path(one).exists() for one in mine)
