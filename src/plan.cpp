@@ -102,16 +102,15 @@ struct Borders {
 // `reached`: a direct move between two ranks needs no help of the kernel.
 Borders borders_of(const Plan::Host& host, bool reached) {
   const auto n = static_cast<std::size_t>(host.ranks);
-  const bool crowded = host.ranks_a_core > 1;
+  const auto a_core = static_cast<std::size_t>(host.ranks_a_core);
+  const bool crowded = a_core > 1;
   if (crowded && reached) {
     const std::size_t turns = 16 * kKiB * n;
     return {16 * kKiB, 0, turns, turns, turns, 4 * turns};
   }
   if (crowded) {  // the kernel's copies are fast or slow by the caller's pages, which nobody here knows
-    const std::size_t most = 1024 * kKiB;
-    const std::size_t of_pair =
-        2 * most / static_cast<std::size_t>(host.ranks_a_core);  // chunks share a cache
-    return {16 * kKiB, most / 4, most, of_pair, most, most};
+    const std::size_t most = 4096 * kKiB / (a_core * a_core);  // chunks of all ranks share a cache
+    return {16 * kKiB, 256 * kKiB, most, 128 * kKiB, most, most};
   }
   if (reached) {
     const std::size_t step = (host.cached ? 16 : 4) * kKiB;

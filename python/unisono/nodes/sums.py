@@ -25,7 +25,7 @@ ALGORITHMS = {
     "reduce": ("two_shot", "chain"),
     "reduce_scatter": ("two_shot", "chain"),
 }
-ONE_SHOT_BYTES = 32 << 10  # up to here everyone gets everything
+ONE_SHOT_BYTES = 256 << 10  # of all inputs: up to here everyone gets everything
 CHAIN_BYTES = 8 << 20  # from here on in a chain, where it saves traffic
 
 
@@ -33,7 +33,7 @@ def choose(collective: str, moves: Moves, size: int, wide: float = 1, root: int 
     """The algorithm for inputs of `size` bytes, whose partial sums are `wide` times as large."""
     place = moves.topology
     here, last = len(place.local), len(place.nodes) - 1
-    if collective == "all_reduce" and (size <= ONE_SHOT_BYTES or place.size == 2):
+    if collective == "all_reduce" and (size * place.size <= ONE_SHOT_BYTES or place.size == 2):
         return "one_shot"
     if size < CHAIN_BYTES or not place.uniform:
         return "two_shot"
