@@ -94,9 +94,23 @@ constexpr std::size_t kKiB = 1024;
 struct Borders {
   std::size_t one_shot, two_shot;  // of all_reduce
   std::size_t push;                // of most
+  std::size_t push_of_all;         // of all_gather and all_to_all, with and without counts
   std::size_t push_of_pair;        // of send_recv
   std::size_t push_of_broadcast;
   std::size_t push_of_parts;  // of gather and scatter
+
+  std::size_t push_up_to(Collective collective) const {
+    switch (collective) {
+      case Collective::all_gather:
+      case Collective::all_to_all:
+      case Collective::all_to_all_v: return push_of_all;
+      case Collective::send_recv: return push_of_pair;
+      case Collective::broadcast: return push_of_broadcast;
+      case Collective::gather:
+      case Collective::scatter: return push_of_parts;
+      default: return push;
+    }
+  }
 };
 
 // `reached`: a direct move between two ranks needs no help of the kernel.
@@ -106,21 +120,21 @@ Borders borders_of(const Plan::Host& host, bool reached) {
   const bool crowded = a_core > 1;
   if (crowded && reached) {
     const std::size_t turns = 16 * kKiB * n;
-    return {16 * kKiB, 0, turns, turns, turns, 4 * turns};
+    return {16 * kKiB, 0, turns, turns, turns, turns, 4 * turns};
   }
   if (crowded) {  // the kernel's copies are fast or slow by the caller's pages, which nobody here knows
     const std::size_t most = 4096 * kKiB / (a_core * a_core);  // chunks of all ranks share a cache
-    return {16 * kKiB, 256 * kKiB, most, 128 * kKiB, most, most};
+    return {16 * kKiB, 256 * kKiB, most, most / 2, 128 * kKiB, most, most};
   }
   if (reached) {
     const std::size_t step = (host.cached ? 16 : 4) * kKiB;
-    return {2 * step / n, 0, step, step / 2, step, step};
+    return {2 * step / n, 0, step, step, step / 2, step, step};
   }
-  if (!host.cached) return {64 * kKiB / n, 0, 32 * kKiB, 16 * kKiB, 128 * kKiB, 32 * kKiB};
+  if (!host.cached) return {64 * kKiB / n, 0, 32 * kKiB, 32 * kKiB, 16 * kKiB, 128 * kKiB, 32 * kKiB};
   const std::size_t through = 512 * kKiB;
   // one step for two carries what two steps would
-  if (n == 2) return {128 * through, 0, through, through / 4, through, through};
-  return {64 * kKiB / n, through, through, through / 4, through, through};
+  if (n == 2) return {128 * through, 0, through, through, through / 4, through, through};
+  return {64 * kKiB / n, through, through, through, through / 4, through, through};
 }
 
 }  // namespace
@@ -142,16 +156,10 @@ Plan Plan::of_host(const Host& host) {
     plan.add({Collective::all_reduce, symmetric, up_to.two_shot, two_shot});
     plan.add({Collective::all_reduce, symmetric, kRest, two_shot_direct});
     for (const Collective collective : kOthers) {
-      const bool pair = collective == Collective::send_recv, broadcast = collective == Collective::broadcast;
-      const bool whole = pair || broadcast || collective == Collective::reduce;
-      const bool parts = collective == Collective::gather || collective == Collective::scatter;
+      const bool whole = collective == Collective::send_recv || collective == Collective::broadcast ||
+                         collective == Collective::reduce;
       plan.add({collective, symmetric, whole ? packets : packets / 2 * n, push_packets});
-      plan.add({collective, symmetric,
-                pair        ? up_to.push_of_pair
-                : broadcast ? up_to.push_of_broadcast
-                : parts     ? up_to.push_of_parts
-                            : up_to.push,
-                push});
+      plan.add({collective, symmetric, up_to.push_up_to(collective), push});
       plan.add({collective, symmetric, kRest, direct});
     }
   }
