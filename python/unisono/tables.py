@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,9 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from ._core import Communicator
 
-__all__ = ["Tables", "path"]
+__all__ = ["Tables", "name_of", "path"]
+
+_names: weakref.WeakKeyDictionary[Communicator, str] = weakref.WeakKeyDictionary()
 
 
 def path() -> Path | None:
@@ -69,17 +72,16 @@ class Tables(NamedTuple):
         if self.refusal:
             raise UsageError(self.refusal)
         try:
-            for table in self._tables_for(communicator):
+            for table in self._tables():
+                if table["ranks"] != communicator.size or not _is_for(table, communicator):
+                    continue
                 entries = [_entry(entry) for entry in table["entries"]]
                 communicator.set_plan(entries, table.get("device", "cpu"))
+                _names[communicator] = hashlib.sha256(self.text.encode()).hexdigest()[:12]
         except UsageError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(_unreadable(self.path, error)) from error
-
-    def name_for(self, communicator: Communicator) -> str | None:
-        """The first digits of the file's SHA-256, where `load` gave the communicator one of its tables."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:12] if self._tables_for(communicator) else None
 
     def in_words(self) -> str:
         """Which tables choose the algorithms of communicators made here."""
@@ -95,9 +97,10 @@ class Tables(NamedTuple):
         found = json.loads(self.text) if self.path else []
         return found if isinstance(found, list) else [found]
 
-    def _tables_for(self, communicator: Communicator) -> list[dict[str, Any]]:
-        tables = self._tables()
-        return [one for one in tables if one["ranks"] == communicator.size and _is_for(one, communicator)]
+
+def name_of(communicator: Communicator) -> str | None:
+    """The first digits of the SHA-256 of the file whose tables it has; None: it has the built-in ones."""
+    return _names.get(communicator)
 
 
 def _is_for(table: dict[str, Any], communicator: Communicator) -> bool:

@@ -5,6 +5,10 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
 
+#include <cerrno>
+#include <cstring>
+#include <string>
+
 #include "fabric/library.hpp"
 #include "unisono/error.hpp"
 
@@ -16,9 +20,9 @@ Channel::Channel(Port& port) : port_(port) {
     open();
     if (file_.take(address())) return;
   }
-  throw ResourceError(
-      "the files of provider shm's endpoints in /dev/shm cannot be locked: raise the limit of open files "
-      "(ulimit -n), or use another provider (tcp).");
+  throw ResourceError("the file of an endpoint of provider shm cannot be locked in /dev/shm (" +
+                      std::string(std::strerror(errno)) +
+                      "): raise the limit of open files (ulimit -n), or use another provider (tcp).");
 }
 
 void Channel::open() {

@@ -139,8 +139,13 @@ def test_the_way_of_sums() -> None:
     """By what the busiest node carries, in inputs' sizes."""
 
     def chosen(nodes: str, collective: str, size: int = 1 << 30, wide: int = 1, root: int = 0) -> str:
-        moves = Moves(Topology.of(0, list(nodes)), None, None, HostSpace())
-        return sums.choose(collective, moves, size, wide, root)
+        places = [Topology.of(rank, list(nodes)) for rank in range(len(nodes))]
+        ways = {
+            sums.choose(collective, Moves(place, None, None, HostSpace()), size, wide, root)
+            for place in places
+        }
+        assert len(ways) == 1  # every rank chooses alike
+        return ways.pop()
 
     for nodes, collective, wide, root, way in [
         ("ab", "all_reduce", 1, 0, "one_shot"),

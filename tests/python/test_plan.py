@@ -16,7 +16,7 @@ import threads
 import unisono
 from unisono.bench import finish
 from unisono.cli import app
-from unisono.tables import Tables
+from unisono.tables import Tables, name_of
 
 F32 = np.float32
 MOVING = (
@@ -195,7 +195,7 @@ def test_info_and_records_tell_the_table(tmp_path: Path, monkeypatch: pytest.Mon
         path.write_text(json.dumps(tables))
         assert Tables.find().in_words() == f"{path}, {text}"
         with unisono.init() as comm:
-            assert (Tables.find().name_for(comm) is not None) == taken
+            assert (name_of(comm) is not None) == taken
     path.write_text("{")
     assert "is not a plan table that can be read" in Tables.find().in_words()
     monkeypatch.setenv("UNISONO_PLAN", str(tmp_path / "none"))

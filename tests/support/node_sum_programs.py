@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import unisono
 from fault_programs import attempt
 from node_programs import layout
 from reference import DTYPES, combine, difference, wild
-from unisono.nodes import chain, moves, shards
+from unisono.nodes import chain, moves, shards, sums
 from unisono.nodes.space import HostSpace
 
 F32 = np.float32
@@ -69,9 +70,10 @@ def quantised_sums(nodes: str) -> list[str]:
 
 
 def chained_sums(nodes: str) -> list[str]:
-    """Sums along the chain in many small blocks, to every root: those that differ from the reference."""
+    """Sums along the chain in many small blocks, asked for and chosen, to every root: those that differ from
+    the reference."""
     layout(nodes)
-    chain.BLOCK_BYTES = 1000
+    chain.BLOCK_BYTES, sums.CHAIN_BYTES = 1000, 2000
     comm = unisono.init(timeout_s=60, check=False)
     wrong = []
     cases = [(1, "f32", "sum"), (5003, "bf16", "sum"), (4096, "f32", "avg"), (3001, "u8", "prod")]
@@ -85,16 +87,16 @@ def chained_sums(nodes: str) -> list[str]:
             if (said := difference(got, right)) is not None:
                 wrong.append(f"{what} of {case}: {said}")
 
-        for in_place in (False, True):
+        for in_place, how in product((False, True), ("chain", None)):
             x = mine.copy()
-            out = comm.all_reduce(x, op, x if in_place else None, algorithm="chain")
+            out = comm.all_reduce(x, op, x if in_place else None, algorithm=how)
             compare(f"all_reduce {in_place}", out, expected)
             x = mine.copy().reshape(comm.size, -1)
-            out = comm.reduce_scatter(x, op, x[comm.rank] if in_place else None, algorithm="chain")
+            out = comm.reduce_scatter(x, op, x[comm.rank] if in_place else None, algorithm=how)
             compare(f"reduce_scatter {in_place}", out, own)
             for root in range(comm.size):
                 x = mine.copy()
-                out = comm.reduce(x, root, op, x if in_place else None, algorithm="chain")
+                out = comm.reduce(x, root, op, x if in_place else None, algorithm=how)
                 if comm.rank == root:
                     compare(f"reduce {in_place} to {root}", out, expected)
                 if comm.rank != root or not in_place:

@@ -7,7 +7,7 @@ a block to what comes from the node before and passes it on. The last node round
 - of a reduce to the root's node, whose ranks give them to the root,
 - of a reduce_scatter to the node whose blocks they are.
 
-Both directions of every link are in use, and the traffic is the same whatever the number of a node's ranks.
+The traffic is the same whatever the number of a node's ranks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Chain(ABC):
     def run(self) -> None:
         """All steps."""
         node, last, wide = self._node, self._last, self._what.wide
-        for step in range(self._count + 4 * last + 2):
+        for step in range(self._count + 4 * last):
             adding = step - 2 * node
             sends, receives = self._sums_travel(step)
             if node < last:

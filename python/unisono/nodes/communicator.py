@@ -198,8 +198,8 @@ class HierarchicalCommunicator(Calls):
         """See `unisono.Communicator.all_reduce`.
 
         algorithm: one_shot, two_shot or chain (sums.py says what they do); None: by size and topology.
-        wire: by two_shot, which crosses between two nodes of L ranks with (L + 1) / 2 bytes an element: of 8
-        ranks and more it sends no less than an exact sum by chain."""
+        wire: by two_shot, which crosses between two nodes of L ranks with (L + 1) / 2 bytes an element: from
+        7 ranks on each it sends no less than an exact sum by chain."""
         given = self._array(x, "x")
         out, taken = self._new_output(out, x, given, given.shape, stream)
         self._check_call("all_reduce", given, taken, given.elements, op=op, wire=wire)
@@ -265,10 +265,13 @@ class HierarchicalCommunicator(Calls):
         symmetric: bool = False,
         device: str | None = None,
         in_place: bool = False,
+        wide: float = 1,
+        root: int = 0,
     ) -> str:
-        """The algorithm that is taken between nodes, where partial sums have the dtype itself; of a reduce to
-        rank 0."""
-        return sums.choose(collective, self._moves, bytes) if self.algorithms(collective) else "rails"
+        """The algorithm that is taken between nodes. wide: how many times as large as an input its partial
+        sums are (f16 and bf16: 2). root: of a reduce."""
+        known = self.algorithms(collective)
+        return sums.choose(collective, self._moves, bytes, wide, root) if known else "rails"
 
     def set_plan(self, entries: Any, device: str | None = None) -> None:
         """See `unisono.Communicator.set_plan`: of the calls within the node."""

@@ -37,7 +37,8 @@ class Engine(Protocol):
 
     def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> Pending:
         """Starts all of them, each to or from another rank; the memory belongs to the engine until `wait` has
-        returned. A collective is one exchange on every rank, so that an engine may do one after the other."""
+        returned. All ranks begin their exchanges in the same order, and both ends of a message are in the
+        same one, so that an engine may do one after the other."""
 
     def close(self) -> None:
         """Frees what was made. Idempotent, not collective."""

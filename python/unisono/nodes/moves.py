@@ -161,7 +161,8 @@ class Moves:
         rails, nodes = len(place.local), len(place.nodes)
         chained = 0
         if place.even and (rails > 1 or nodes > 2) and len(data) >= LEAST_BLOCKS * rails * grain:
-            # the last node waits for nodes - 2 blocks more than the first: for a quarter of the time at most
+            # the last node waits for nodes - 2 blocks more than the first: for a quarter of the time at most,
+            # where the grain lets it
             part = min(max(len(data) // (4 * nodes * rails), grain), MOST_GRAINS * grain)
             chained = len(data) // (_ALIGNED * rails) * _ALIGNED * rails
             self._broadcast_by_rails(data[:chained], root, part // _ALIGNED * _ALIGNED)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono import tables
 from unisono.bench import pairs
 from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
@@ -20,7 +21,7 @@ from unisono.bench.cuda.streams import Fork
 from unisono.bench.records import Case
 from unisono.errors import UsageError
 from unisono.nodes import HierarchicalCommunicator
-from unisono.tables import Tables
+from unisono.nodes.shards import Sum
 
 MOST_BLOCKS = 128  # of a kernel: so many are resident at once, whatever else they need
 
@@ -66,7 +67,7 @@ class UnisonoBackend(Backend):
 
         words = [str(getattr(unisono, "__version__", ""))]
         if self._comm is not None:
-            name = Tables.find().name_for(getattr(self._comm, "local", self._comm))
+            name = tables.name_of(getattr(self._comm, "local", self._comm))
             words += [f"plan table {name}"] if name else []
         if self.staged():
             words.append("staged through pinned host memory")
@@ -231,7 +232,11 @@ class UnisonoBackend(Backend):
         alone = case.pattern in ("half_round_trip", "one_way") or case.streams is not None
         symmetric = case.memory == "symmetric" and not alone
         in_place = case.placement == "in_place"
-        return str(self._comm.plan(_verb(case), size, symmetric, self._device, in_place))
+        more: dict[str, Any] = {}
+        if isinstance(self._comm, HierarchicalCommunicator):
+            what = Sum(case.dtype, case.op or "sum", DTYPES[case.dtype].itemsize, case.ranks)
+            more = {"wide": what.wide / what.item, "root": case.root or 0}
+        return str(self._comm.plan(_verb(case), size, symmetric, self._device, in_place, **more))
 
     def sms(self, case: Case) -> int | None:
         algorithm = self.algorithm(case)
