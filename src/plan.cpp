@@ -92,12 +92,12 @@ constexpr std::size_t kKiB = 1024;
 
 // Up to which size of a call each kind of program is the best; 0: of none.
 struct Borders {
-  std::size_t one_shot, two_shot;  // of all_reduce
-  std::size_t push;                // of most
-  std::size_t push_of_all;         // of all_gather and all_to_all, with and without counts
-  std::size_t push_of_pair;        // of send_recv
-  std::size_t push_of_broadcast;
-  std::size_t push_of_parts;  // of gather and scatter
+  std::size_t one_shot, two_shot = 0;  // of all_reduce
+  std::size_t push;                    // of most
+  std::size_t push_of_all = push;      // of all_gather and all_to_all, with and without counts
+  std::size_t push_of_pair = push;     // of send_recv
+  std::size_t push_of_broadcast = push;
+  std::size_t push_of_parts = push;  // of gather and scatter
 
   std::size_t push_up_to(Collective collective) const {
     switch (collective) {
@@ -120,21 +120,29 @@ Borders borders_of(const Plan::Host& host, bool reached) {
   const bool crowded = a_core > 1;
   if (crowded && reached) {
     const std::size_t turns = 16 * kKiB * n;
-    return {16 * kKiB, 0, turns, turns, turns, turns, 4 * turns};
+    return {.one_shot = 16 * kKiB, .push = turns, .push_of_parts = 4 * turns};
   }
   if (crowded) {  // the kernel's copies are fast or slow by the caller's pages, which nobody here knows
     const std::size_t most = 4096 * kKiB / (a_core * a_core);  // chunks of all ranks share a cache
-    return {16 * kKiB, 256 * kKiB, most, most / 2, 128 * kKiB, most, most};
+    return {.one_shot = 16 * kKiB,
+            .two_shot = 256 * kKiB,
+            .push = most,
+            .push_of_all = most / 2,
+            .push_of_pair = 128 * kKiB};
   }
   if (reached) {
     const std::size_t step = (host.cached ? 16 : 4) * kKiB;
-    return {2 * step / n, 0, step, step, step / 2, step, step};
+    return {.one_shot = 2 * step / n, .push = step, .push_of_pair = step / 2};
   }
-  if (!host.cached) return {64 * kKiB / n, 0, 32 * kKiB, 32 * kKiB, 16 * kKiB, 128 * kKiB, 32 * kKiB};
+  if (!host.cached)
+    return {.one_shot = 64 * kKiB / n,
+            .push = 32 * kKiB,
+            .push_of_pair = 16 * kKiB,
+            .push_of_broadcast = 128 * kKiB};
   const std::size_t through = 512 * kKiB;
   // one step for two carries what two steps would
-  if (n == 2) return {128 * through, 0, through, through, through / 4, through, through};
-  return {64 * kKiB / n, through, through, through, through / 4, through, through};
+  if (n == 2) return {.one_shot = 128 * through, .push = through, .push_of_pair = through / 4};
+  return {.one_shot = 64 * kKiB / n, .two_shot = through, .push = through, .push_of_pair = through / 4};
 }
 
 }  // namespace

@@ -33,11 +33,14 @@ class ChunkChannel {
   }
   UNISONO_PROGRAM void commit(int peer, std::size_t) { lane.signal(peer, Slot::chunk); }
 
-  // Whether a piece has come; of lanes that can tell.
-  UNISONO_PROGRAM bool has_come(int peer)
-    requires requires(Lane& at) { at.reached(peer, Slot::chunk); }
+  // Whether a piece comes from `src` before long; of lanes that can tell.
+  UNISONO_PROGRAM bool comes_before_room(int src, int, bool)
+    requires requires(Lane& at) { at.reached(src, Slot::chunk); }
   {
-    return lane.reached(peer, Slot::chunk);
+    constexpr int kLooks = 16384;  // longer than a piece of a peer that does the same takes to come
+    bool come = lane.reached(src, Slot::chunk);
+    for (int looks = 0; !come && looks < kLooks; ++looks) come = lane.reached(src, Slot::chunk);
+    return come;
   }
   UNISONO_PROGRAM const byte* arrived(int peer, std::size_t) {
     lane.wait(peer, Slot::chunk);

@@ -21,23 +21,15 @@ UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent,
     if (round.begin < received)
       channel.take(src, {a.out + round.begin, a.stream}, smaller(round.bytes, received - round.begin));
   };
-  constexpr bool kWaitsForBoth = requires { channel.comes_before_room(src, dst, true); };
-  if constexpr (kWaitsForBoth || requires { channel.has_come(src); }) {
+  if constexpr (requires { channel.comes_before_room(src, dst, true); }) {
     Rounds gives(lane, sent, channel.capacity()), takes(lane, received, channel.capacity());
     int ahead = 0;
-    [[maybe_unused]] bool patient = true;  // after a wait in which something has come
+    bool patient = true;  // after a wait in which something has come
     auto take_next = [&] {
       if (!takes.more() || !gives.more()) return takes.more();
       if (ahead < 2) return false;
-      if constexpr (kWaitsForBoth) {
-        patient = channel.comes_before_room(src, dst, patient);
-        return patient;
-      } else {
-        constexpr int kLooks = 16384;  // longer than a piece of a peer that does the same takes to come
-        bool come = channel.has_come(src);
-        for (int looks = 0; !come && looks < kLooks; ++looks) come = channel.has_come(src);
-        return come;
-      }
+      patient = channel.comes_before_room(src, dst, patient);
+      return patient;
     };
     while (gives.more() || takes.more()) {
       if (take_next()) {

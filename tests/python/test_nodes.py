@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,24 +73,25 @@ def _spaces() -> list[object]:
     return spaces
 
 
+def _in(space: object, array: np.ndarray) -> object:
+    """The array's bytes, as that space has them."""
+    flat = array.view(np.uint8).reshape(-1)
+    return flat if isinstance(space, HostSpace) else __import__("torch").from_numpy(flat.copy())
+
+
 @pytest.mark.parametrize("space", _spaces(), ids=lambda space: type(space).__name__)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_sum_that_goes_on_elsewhere(dtype: str, op: str, space: object) -> None:
     """Two sources, then three after what they came to: the bits of five at once."""
     blocks = [wild(dtype, 5003, (seed, 5)) for seed in range(5)]
-    host = isinstance(space, HostSpace)
-
-    def given(array: np.ndarray) -> object:
-        flat = array.view(np.uint8).reshape(-1)
-        return flat if host else __import__("torch").from_numpy(flat.copy())
-
+    given = partial(_in, space)
     sources = [given(block) for block in blocks]
-    partial = given(np.zeros(5003 * unisono._core.wide_bytes(dtype), np.uint8))
+    half = given(np.zeros(5003 * unisono._core.wide_bytes(dtype), np.uint8))
     out = given(np.zeros(blocks[0].nbytes, np.uint8))
-    space.combine(partial, None, sources[:2], dtype, op, 0)
-    space.combine(out, partial, sources[2:], dtype, op, 5)
-    got = (out if host else out.numpy()).view(DTYPES[dtype])
+    space.combine(half, None, sources[:2], dtype, op, 0)
+    space.combine(out, half, sources[2:], dtype, op, 5)
+    got = np.asarray(out).view(DTYPES[dtype])
     assert difference(got, combine(blocks, op)) is None
 
 
@@ -99,23 +101,18 @@ def test_a_sum_that_goes_on_elsewhere(dtype: str, op: str, space: object) -> Non
 @pytest.mark.parametrize("wire", quantised.WIRES)
 def test_a_quantised_sum(wire: str, dtype: str, op: str, space: object) -> None:
     """The pieces that travel, wild bits among them, and what they come to."""
-    what, count, ranks_ = Quantised(wire, dtype, op), 5003, 3
-    xs = [wild(dtype, count, (seed, 7)) for seed in range(ranks_)]
+    what, count, n = Quantised(wire, dtype, op), 5003, 3
+    xs = [wild(dtype, count, (seed, 7)) for seed in range(n)]
     for x in xs[1:]:
         x[:2000] = np.linspace(-3, 5, 2000) ** 5
-    host = isinstance(space, HostSpace)
-
-    def given(array: np.ndarray) -> object:
-        flat = array.view(np.uint8).reshape(-1)
-        return flat if host else __import__("torch").from_numpy(flat.copy())
-
-    coded = [given(np.zeros(unisono._core.wire_bytes(count), np.uint8)) for _ in range(ranks_ + 1)]
+    given = partial(_in, space)
+    coded = [given(np.zeros(unisono._core.wire_bytes(count), np.uint8)) for _ in range(n + 1)]
     for piece, x in zip(coded, xs, strict=False):
         space.encode(piece, given(x), count, what)
     space.combine_encoded(coded[-1], coded[:-1], count, what)
     out = given(np.zeros(xs[0].nbytes, np.uint8))
     space.decode(out, coded[-1], count, what)
-    got = (out if host else out.numpy()).view(DTYPES[dtype])
+    got = np.asarray(out).view(DTYPES[dtype])
     wanted = quantised.all_reduce(xs, op, wire)
     assert np.isfinite(wanted[:2000].astype(np.float32)).sum() > 100
     assert difference(got, wanted) is None

@@ -13,11 +13,9 @@ from typing import Any
 from .. import _core
 from .moves import Moves
 from .shards import Steps, Sum, blocks, everyones_shards, staggered
-from .space import Quantised
+from .space import WIRE_BLOCK, Quantised
 
 __all__ = ["all_reduce"]
-
-_BLOCK = 32  # elements that share a scale (src/wire.hpp)
 
 
 def all_reduce(moves: Moves, x: Any, out: Any, what: Sum, wire: str) -> None:
@@ -30,7 +28,7 @@ def _two_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum, form: Quanti
     """Shards are whole blocks of 32 elements, but for what there is of the last."""
     space, rank = moves.space, moves.topology.rank
     count = len(x) // what.item
-    shard = -(-count // (_BLOCK * what.ranks)) * _BLOCK
+    shard = -(-count // (WIRE_BLOCK * what.ranks)) * WIRE_BLOCK
     n = _core.wire_bytes(shard)
 
     def cuts(coded: Any, array: Any) -> Iterator[tuple[Any, Any, int]]:

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from .. import _core
 
-__all__ = ["HostSpace", "Quantised", "Space"]
+__all__ = ["WIRE_BLOCK", "HostSpace", "Quantised", "Space"]
 
 Bytes = npt.NDArray[np.uint8]
+WIRE_BLOCK = 32  # elements that share a scale (src/wire.hpp)
 
 
 class Quantised(NamedTuple):
