@@ -1,5 +1,4 @@
-// The fabric lane: what immediates mean, and every collective on every provider that this machine has,
-// against a plain loop.
+// The fabric lane: every collective on every provider that this machine has, against a plain loop.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -25,94 +24,10 @@
 namespace unisono::test {
 namespace {
 
-using fabric::Announcement;
-using fabric::Arrivals;
-using fabric::Immediate;
-using fabric::Kind;
-using fabric::Task;
-
 // Before anything reads it: less than what the tests send, so that policy multi splits it.
 const int chosen = ::setenv("UNISONO_FABRIC_SHARE", "1000000", 1);
 
 TEST(Settings, AreWhatTheTestsHaveChosen) { EXPECT_EQ(chosen, 0); }
-
-TEST(Immediates, KeepRankKindAndNumber) {
-  std::set<std::uint32_t> words;
-  for (const int rank : {0, 1, 1023})
-    for (int kind = 0; kind < fabric::kKinds; ++kind)
-      for (const std::uint32_t number : {0u, 1u, Immediate::kNumbers - 1}) {
-        const std::uint32_t word = Immediate{rank, static_cast<Kind>(kind), number}.word();
-        const Immediate back = Immediate::of(word);
-        EXPECT_EQ(back.rank, rank);
-        EXPECT_EQ(static_cast<int>(back.kind), kind);
-        EXPECT_EQ(back.number, number);
-        EXPECT_TRUE(words.insert(word).second);
-      }
-}
-
-TEST(Arrivals, MayComeInAnyOrderAndOnce) {
-  std::mt19937 random(5);
-  Arrivals arrivals;
-  std::uint64_t first = 0;
-  for (int lap = 0; lap < 600; ++lap) {  // more than the numbers' 19 bits
-    std::vector<std::uint64_t> some(1000);
-    for (std::size_t i = 0; i < some.size(); ++i) some[i] = first + i;
-    std::shuffle(some.begin(), some.end(), random);
-    EXPECT_FALSE(arrivals.has(first, first + 1));
-    for (const std::uint64_t number : some)
-      ASSERT_TRUE(arrivals.accept(static_cast<std::uint32_t>(number) % Immediate::kNumbers));
-    first += some.size();
-    ASSERT_TRUE(arrivals.has(first - some.size(), first));
-    ASSERT_EQ(arrivals.count(), first);
-    ASSERT_FALSE(arrivals.accept(static_cast<std::uint32_t>(some.front()) % Immediate::kNumbers))
-        << "a duplicate";
-  }
-}
-
-TEST(Arrivals, RefuseDuplicatesAheadAndWhatIsFarOff) {
-  Arrivals arrivals;
-  EXPECT_TRUE(arrivals.accept(7));
-  EXPECT_FALSE(arrivals.accept(7));
-  EXPECT_FALSE(arrivals.accept(Arrivals::kWindow));
-  EXPECT_FALSE(arrivals.accept(Immediate::kNumbers - 1)) << "stale";
-  EXPECT_EQ(arrivals.count(), 1u);
-  EXPECT_TRUE(arrivals.has(7, 8));
-  EXPECT_FALSE(arrivals.has(6, 8));
-}
-
-TEST(Task, RethrowsWhatHasEndedIt) {
-  auto fail = []() -> Task {
-    throw UsageError("said so");
-    co_return;
-  };
-  const Task task = fail();
-  EXPECT_EQ(text_of<UsageError>([&] { task.done(); }), "said so");
-}
-
-// An address or a length from a peer decides where this rank writes.
-TEST(Announcements, AreRefusedWhereTheyCannotBe) {
-  const Announcement good{0x7f0000001000, 4096, {1, 2}};
-  for (const auto& [offset, bytes, held] : {std::tuple<std::uint64_t, std::uint64_t, bool>{0, 4096, true},
-                                            {4096, 0, true},
-                                            {4095, 1, true},
-                                            {4095, 2, false},
-                                            {4097, 0, false},
-                                            {~std::uint64_t{0}, 1, false},
-                                            {1, ~std::uint64_t{0}, false}})
-    EXPECT_EQ(good.holds(offset, bytes), held) << offset << ' ' << bytes;
-  auto read = [](const Announcement& one, std::size_t cut, std::uint64_t least) {
-    std::string message;
-    one.write(message);
-    std::string_view rest = std::string_view(message).substr(0, message.size() - cut);
-    return Announcement::read(rest, 2, least, "rank 3");
-  };
-  EXPECT_EQ(read(good, 0, 4096).keys, good.keys);
-  for (const std::string& text :
-       {text_of<UsageError>([&] { read(good, 1, 0); }), text_of<UsageError>([&] { read(good, 0, 4097); }),
-        text_of<UsageError>([&] { read({~std::uint64_t{0} - 5, 4096, {1, 2}}, 0, 0); }),
-        text_of<UsageError>([&] { read({4096, ~std::uint64_t{0}, {1, 2}}, 0, 0); })})
-    EXPECT_TRUE(has(text, "rank 3")) << text;
-}
 
 // ---- collectives ------------------------------------------------------------------------------------------
 
@@ -408,74 +323,6 @@ TEST_P(Fabric, ClosedByAnotherThreadAnywhereInTraffic) {
       EXPECT_TRUE(has(text, "closed")) << text;
       closer.join();
     });
-}
-
-// No libfabric of this machine was built with CUDA, or it finds no GPU.
-TEST(FabricMemory, OfAGpuIsRefusedWithWhatToDo) {
-  if (device_count() > 0) GTEST_SKIP() << "there is a GPU: tests/gpu/test_fabric.py";
-  fabric::Info nic;
-  try {
-    nic = fabric::provider_named("shm", true).nics[0];
-  } catch (const Error& error) { GTEST_SKIP() << error.what(); }
-  fabric::Calls calls;
-  fabric::Port port(nic, 1, [](int, const std::string& why) { FAIL() << why; }, calls, 0);
-  fabric::Channel channel(port);
-  const auto memory = fabric::host_memory(8192);
-  const cuda::Dmabuf dmabuf(::memfd_create("no dmabuf", 0), memory.get());
-  const std::string text = text_of<ResourceError>([&] { channel.enroll(memory.get(), 8192, 0, dmabuf); });
-  EXPECT_TRUE(has(text, "8192 bytes of GPU memory with provider shm") && has(text, "built with CUDA"))
-      << text;
-}
-
-TEST(FabricMemory, AsksForAGpuThatIsNotThere) {
-  if (device_count() > 0) GTEST_SKIP() << "there is a GPU: tests/gpu/test_fabric.py";
-  auto make = [](Communicator::Options options) {
-    Communicator(thread_bootstraps(1, std::chrono::seconds(5)).front(), options);
-  };
-  Communicator::Options pinned{.fabric = Communicator::Fabric{}}, device = pinned;
-  pinned.fabric->pinned = true;
-  device.device = 0;
-  for (const auto& options : {pinned, device}) {
-    const std::string text = text_of<ResourceError>([&] { make(options); });
-    EXPECT_TRUE(has(text, "pinned and GPU memory") && has(text, "leave device= and pinned= out")) << text;
-  }
-}
-
-// Whoever removes what others have left may come upon an endpoint that is just being made.
-TEST(FabricShm, LosesNoFileOfTheLiving) {
-  fabric::Info nic;
-  try {
-    nic = fabric::provider_named("shm").nics[0];
-  } catch (const Error& error) { GTEST_SKIP() << error.what(); }
-  std::atomic<bool> over = false;
-  const std::jthread remover([&] {
-    for (int i = 0; i < 60; ++i) fabric::remove_left_files();  // fewer than an endpoint is tried to be made
-    over = true;
-  });
-  fabric::Calls calls;
-  fabric::Port port(nic, 1, [](int, const std::string& why) { FAIL() << why; }, calls, 0);
-  auto there = [](std::string address) {
-    return ::access(address.replace(0, sizeof "fi_shm://" - 1, "/dev/shm/").c_str(), F_OK) == 0;
-  };
-  for (int i = 0; i < 10 || !over; ++i) {
-    std::string address;
-    {
-      fabric::Channel channel(port);
-      address = channel.address();
-      EXPECT_TRUE(there(address)) << address;
-    }
-    EXPECT_FALSE(there(address)) << address;
-  }
-}
-
-TEST(FabricProviders, AreListedToWhoeverNamesAnother) {
-  std::vector<FabricProvider> present;
-  try {
-    present = fabric_providers();
-  } catch (const ResourceError& error) { GTEST_SKIP() << error.what(); }
-  const std::string text = text_of<UsageError>([] { fabric::provider_named("infinitebrand"); });
-  EXPECT_TRUE(has(text, "infinitebrand")) << text;
-  for (const FabricProvider& one : present) EXPECT_TRUE(has(text, one.name)) << one.name << " in: " << text;
 }
 
 }  // namespace
