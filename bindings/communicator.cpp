@@ -126,10 +126,11 @@ void bind_communicator(nb::module_& module) {
       .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, "device"_a = none,
            "in_place"_a = false, doc::kPlan)
       .def_prop_ro("card", &C::card, doc::kCard)
-      .def("sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a, "symmetric"_a = false,
-           "in_place"_a = false,
-           "The SMs that such a call takes of a GPU, `bytes` being its larger buffer; 0 where copy engines "
-           "do it.")
+      .def(
+          "sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a, "symmetric"_a = false,
+          "in_place"_a = false,
+          "The SMs that the largest kernel of such a call takes of a GPU, `bytes` being its larger buffer; 0 "
+          "where copy engines do it all.")
       .def("set_plan", &C::set_plan, "entries"_a, "device"_a = none, doc::kSetPlan)
       .def("fail", &C::fail, "text"_a, "late"_a,
            "Fails it on every rank with TimeoutError (late) or PeerLostError; what unisono.nodes needs.")

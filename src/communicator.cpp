@@ -107,7 +107,6 @@ int Communicator::sms(Collective collective, std::size_t bytes, bool symmetric, 
                       bool in_place) const {
   const auto known = from_name<Algorithm>(algorithm, kAlgorithms);
   if (!known) throw UsageError("there is no algorithm '" + std::string(algorithm) + "'.");
-  if (*known == Algorithm::copy_engine) return 0;
   const cuda::Engine& gpu = impl_->engine();
   collective = planned(collective);
   const bool reached = symmetric && gpu.reaches(collective, in_place);

@@ -139,7 +139,7 @@ class Communicator {
   // The algorithm that a call takes whose larger buffer has `bytes`.
   std::string_view plan(Collective collective, std::size_t bytes, bool symmetric,
                         Memory memory = Memory::host, bool in_place = false) const;
-  // The SMs that such a call takes of a GPU; 0: it is left to the copy engines.
+  // The SMs that the largest kernel of such a call takes of a GPU; 0: it is left to the copy engines.
   int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm,
           bool in_place = false) const;
   struct PlanEntry {

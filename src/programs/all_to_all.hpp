@@ -70,4 +70,18 @@ UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
   meet(lane);
 }
 
+// What a GPU's SMs do beside copy engines: from each of these inputs to the output of the same number, the
+// peers' first.
+template <class Lane>
+UNISONO_PROGRAM void copy_beside(Lane& lane, const Args& a) {
+  for (int i = 1; i <= lane.size(); ++i) {
+    const int p = peer_at(lane, i);
+    for (Rounds r(lane, a.sends[p].bytes, lane.tile_bytes()); r.more(); r.next()) {
+      const byte* from = a.inputs[p] + r.range().begin;
+      const Dst to{a.outputs[p] + r.range().begin, a.stream};
+      lane.move(&to, 1, &from, 1, r.range().bytes);
+    }
+  }
+}
+
 }  // namespace unisono

@@ -134,6 +134,22 @@ def test_copy_engines_in_parts(n: int, collective: str) -> None:
         check(ranks, collective, count, "f32", "sum", "copy_engine", pools)
 
 
+@pytest.mark.parametrize("few_sms", [False, True], ids=["a kernel beside", "copy engines alone"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_copies_by_engines_and_a_kernel(n: int, few_sms: bool) -> None:
+    """Blocks longer than what the kernel sends before the copy engines do."""
+    import torch
+
+    count = n * 700_001
+    with gpus(n, **({"max_sms": 8} if few_sms else {})) as ranks:
+        if not ranks.reach:
+            pytest.skip("nobody is reached")
+        pools = [ranks.comms.empty(4 * count, torch.uint8) for _ in range(2)]
+        for collective in ("all_gather", "all_to_all", "broadcast", "gather", "scatter"):
+            assert ranks.comms[0].sms(collective, 4 * count, "copy_engine", True) == (0 if few_sms else 16)
+            check(ranks, collective, count, "f32", "sum", "copy_engine", pools)
+
+
 def test_reduce_by_copy_engines_is_for_two(ranks: Gpus, pools: Any) -> None:
     if not ranks.reach or ranks.n == 1:
         pytest.skip("nobody is reached")

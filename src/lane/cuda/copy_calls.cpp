@@ -1,9 +1,15 @@
 // Calls by copy engines.
 #include <algorithm>
+#include <utility>
 
 #include "lane/cuda/gpu_engine.hpp"
 
 namespace unisono::cuda {
+namespace {
+
+constexpr std::size_t kStart = std::size_t{2} << 20;  // what the links carry until a copy has begun
+
+}  // namespace
 
 void GpuEngine::copy(byte* to, const byte* from, std::size_t bytes, cudaStream_t stream) {
   if (to != from && bytes > 0)
@@ -11,7 +17,8 @@ void GpuEngine::copy(byte* to, const byte* from, std::size_t bytes, cudaStream_t
 }
 
 // Between two meetings of all ranks: the copies to the peers one after the other, in the order of the ring,
-// so that each rank gets one at a time; this rank's own block goes beside them.
+// so that each rank gets one at a time. A kernel beside them gives the first peer what the links carry until
+// a copy engine has begun, then moves this rank's own block, which would slow the other copies down.
 void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream) {
   const Args& a = launch.args;
   const int n = group_.size(), me = group_.rank();
@@ -31,13 +38,34 @@ void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cuda
       default: return {me == a.root ? launch.outputs[p] : nullptr, a.in, a.bytes};  // broadcast
     }
   };
-  auto give = [&](int p, cudaStream_t on) {
-    if (const Copy one = copy_to(p); one.to) copy(one.to, one.from, one.bytes, on);
+  const bool by_kernel = blocks_ >= kBeside.blocks;  // fewer are slower
+  Launch beside = launch;
+  beside.by_parts = true;
+  std::size_t longest = 0;
+  auto leave = [&](int p, const Copy& one) {
+    beside.inputs[p] = one.from;
+    beside.outputs[p] = one.to;
+    beside.sends[p].bytes = one.bytes;
+    longest = std::max(longest, one.bytes);
   };
   meet(launch, stream);
   order(stream, side_, fork_);
-  give(me, side_);
-  for (int i = 1; i < n; ++i) give((me + i) % n, stream);
+  std::size_t start = by_kernel ? kStart : 0;
+  for (int i = 1; i < n; ++i) {
+    const int p = (me + i) % n;
+    const Copy one = copy_to(p);
+    if (!one.to) continue;
+    const std::size_t first = std::min(std::exchange(start, 0), one.bytes);
+    if (first > 0) leave(p, {one.to, one.from, first});
+    copy(one.to + first, one.from + first, one.bytes - first, side_);
+  }
+  if (const Copy own = copy_to(me); own.to && own.to != own.from) {
+    if (by_kernel) leave(me, own);
+    else copy(own.to, own.from, own.bytes, stream);
+  }
+  if (longest > 0)
+    this->launch(kernel(Collective::all_to_all, Algorithm::copy_engine, DType::u8, Op::sum), beside,
+                 cut(Algorithm::copy_engine, kBeside, longest), stream);
   order(side_, stream, join_);
   meet(launch, stream);
 }

@@ -23,8 +23,9 @@
 namespace unisono::cuda {
 
 inline constexpr int kMostBlocks = 128;
-inline constexpr int kMostLineBlocks = 96;    // where no table has asked for more
-inline constexpr int kMostStagedBlocks = 32;  // through host memory
+inline constexpr int kMostLineBlocks = 96;                       // where no table has asked for more
+inline constexpr int kMostStagedBlocks = 32;                     // through host memory
+inline constexpr Shape kBeside{16, 256, std::size_t{32} << 10};  // of a kernel beside copy engines
 // Of packets and lines, which count narrowly; and where all_to_all_v cuts its parts.
 inline constexpr std::size_t kMostMessage = std::size_t{1} << 31, kSlice = kMostMessage / 2;
 
@@ -48,6 +49,8 @@ class GpuEngine final : public Engine {
 
   Shape shape(Collective collective, Algorithm algorithm, const Shape& planned,
               std::size_t bytes) const override {
+    const bool sums = collective == Collective::all_reduce || collective == Collective::reduce;
+    if (algorithm == Algorithm::copy_engine && !sums) return blocks_ < kBeside.blocks ? Shape{} : kBeside;
     return cut(algorithm, asked_.value_or(planned), unit_of(collective, algorithm, bytes));
   }
   void set_shape(const std::optional<Shape>& shape) override { asked_ = shape; }

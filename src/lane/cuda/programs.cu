@@ -57,7 +57,8 @@ __device__ void run_direct(Lane& lane, const Launch& launch, const Args& args) {
     else reduce_two_shot_push(channel, args);
   } else if constexpr (collective == all_reduce && algorithm == Algorithm::copy_engine) {
     all_reduce_combine(lane, args);
-  } else if constexpr (collective == all_reduce) all_reduce_two_shot_direct(lane, args);
+  } else if constexpr (algorithm == Algorithm::copy_engine) copy_beside(lane, args);
+  else if constexpr (collective == all_reduce) all_reduce_two_shot_direct(lane, args);
   else if constexpr (collective == Collective::reduce) reduce_direct(lane, args);
   else if constexpr (collective == broadcast) broadcast_direct(lane, args);
   else if constexpr (collective == all_gather) all_gather_direct(lane, args);
@@ -143,7 +144,9 @@ Kernel kernel(Collective collective, Algorithm algorithm, DType dtype, Op op) {
     case Collective::scatter: return moving<Collective::scatter>(algorithm);
     case Collective::all_to_all:
     case Collective::all_to_all_v:
-    case Collective::batch_send_recv: return moving<Collective::all_to_all>(algorithm);
+    case Collective::batch_send_recv:
+      if (algorithm == copy_engine) return program<Collective::all_to_all, copy_engine, Bytes>;
+      return moving<Collective::all_to_all>(algorithm);
     case Collective::send:
     case Collective::recv:
     case Collective::send_recv:
