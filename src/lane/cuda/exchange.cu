@@ -24,7 +24,7 @@ __device__ std::uint64_t combine_words(const OfRanks<kRanks> of, int ranks) {
   P packs[kRanks];
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) packs[r] = std::bit_cast<P>(of.words[r]);
-  return std::bit_cast<std::uint64_t>(combine_packs<T, op>(packs, ranks));
+  return std::bit_cast<std::uint64_t>(combine_packs<T, op>(packs, kRanks == 2 ? kRanks : ranks));
 }
 
 // By value: a reference would put the words into local memory.

@@ -37,6 +37,7 @@ __device__ void copy_words(const Dst* dsts, int n_dsts, const byte* src, std::si
 #pragma unroll
     for (unsigned u = 0; u < kRows; ++u)
       if (i + 32 * u < count) words[u] = from[i + 32 * u];
+#pragma unroll 1
     for (int d = 0; d < n_dsts; ++d) {
       auto* to = reinterpret_cast<Word*>(dsts[d].at) + begin;
 #pragma unroll
@@ -106,6 +107,7 @@ __device__ void combine_range(const Dst* dsts, int n_dsts, const byte* const* sr
       const unsigned at = i + u * blockDim.x;
       if (at >= count) break;
       const P result = combine_packs<T, op>(packs[u], n_srcs);
+#pragma unroll 1
       for (int d = 0; d < n_dsts; ++d) (reinterpret_cast<P*>(dsts[d].at) + begin)[at] = result;
     }
   }
@@ -120,7 +122,7 @@ __device__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int
   if (aligned(dsts, n_dsts, srcs, n_srcs, sizeof(uint4))) {
     constexpr unsigned kFlight = sizeof(T) == 1 ? 1 : 2;
     const unsigned packs = count / kWide;
-    if (n_srcs <= 2) combine_range<T, op, kWide, 2, 2 * kFlight>(dsts, n_dsts, srcs, n_srcs, 0, packs);
+    if (n_srcs == 2) combine_range<T, op, kWide, 2, 2 * kFlight>(dsts, n_dsts, srcs, 2, 0, packs);
     else if (n_srcs <= 4) combine_range<T, op, kWide, 4, kFlight>(dsts, n_dsts, srcs, n_srcs, 0, packs);
     else combine_range<T, op, kWide, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, 0, packs);
     whole = packs * kWide;
