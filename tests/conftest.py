@@ -5,6 +5,7 @@ test.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -23,6 +24,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*_SHARED, *filter(None, [os.environ.
 # first.
 os.environ["UNISONO_PLAN"] = str(_HERE / "support" / "built_in_plan.json")
 os.environ["UNISONO_CHECK"] = "1"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache
