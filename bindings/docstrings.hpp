@@ -148,7 +148,8 @@ device: cpu: a numpy array; cuda: memory of this rank's GPU, as a torch tensor w
 cupy array where cupy has, else an object with __dlpack__; None: cuda where the communicator has a GPU. A call on a GPU
 takes such arrays without a copy: every rank gives the same offset of the same allocation, or every rank another array;
 ranks that differ wait for each other until the deadline (check=True tells). So that the others know the root's, reduce
-and gather take out, and broadcast and scatter x, on every rank. An out of recv or send_recv may lie anywhere.)";
+and gather take out, and broadcast and scatter x, on every rank. What recv, send_recv, all_to_all_v and batch_send_recv
+receive into may lie anywhere.)";
 
 constexpr const char* kSynchronize =
     R"(Waits until what is enqueued on the stream is done, and raises what went wrong there (see the errors above).

@@ -125,6 +125,8 @@ std::string_view Communicator::plan(Collective collective, std::size_t bytes, bo
                                     bool in_place) const {
   collective = planned(collective);
   const Plan& plan = impl_->plan(memory);
+  if (memory == Memory::device && collective == Collective::all_to_all_v)
+    bytes /= static_cast<std::size_t>(size());  // its messages, if they are of a size
   if (memory == Memory::device && impl_->has_engine())
     return name_of(impl_->engine().choose(plan, collective, bytes, symmetric, in_place));
   if (collective == Collective::send_recv) symmetric = false;  // as the call does

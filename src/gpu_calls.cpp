@@ -22,7 +22,8 @@ void LocalCommunicator::run_on_gpu(Request& request, int to, int from) {
   const Collective planned = pair ? Collective::send_recv : request.collective;
   const std::size_t bytes = request.bytes();
   Algorithm& algorithm = request.algorithm;
-  if (algorithm == Algorithm::automatic)
+  const bool by_message = by_parts(planned) && algorithm == Algorithm::automatic && size() > 1;
+  if (algorithm == Algorithm::automatic && !by_message)
     algorithm = gpu.choose(gpu_plan_, planned, bytes, symmetric, request.in_place());
   if (check_ && size() > 1) {
     if (pair) compare_pair(request, to, from);
@@ -31,6 +32,29 @@ void LocalCommunicator::run_on_gpu(Request& request, int to, int from) {
     else compare_places(request, symmetric);
   }
   if (bytes == 0) return;
+  if (by_message) run_messages_on_gpu(request);
+  else enqueue(request, algorithm, symmetric, to, from);
+}
+
+// Each by its own size, so that both of its ends do alike: those that go directly last, on every rank.
+void LocalCommunicator::run_messages_on_gpu(const Request& request) {
+  for (const bool direct : {false, true}) {
+    Algorithm algorithm{};
+    const auto some = request.with_parts([&](const Args::Part& part) {
+      const Algorithm its = engine_->choose(gpu_plan_, request.collective, part.bytes, false, false);
+      if (part.bytes == 0 || is_direct(its) != direct) return Args::Part{};
+      algorithm = its;
+      return part;
+    });
+    if (some) enqueue(*some, algorithm, false);
+  }
+}
+
+void LocalCommunicator::enqueue(const Request& request, Algorithm algorithm, bool symmetric, int to,
+                                int from) {
+  cuda::Engine& gpu = engine();
+  const bool pair = to >= 0 || from >= 0;
+  const Collective planned = pair ? Collective::send_recv : request.collective;
   if (is_direct(algorithm) && !gpu.peer_access())
     throw UsageError(
         std::string(name_of(algorithm)) +
@@ -40,12 +64,12 @@ void LocalCommunicator::run_on_gpu(Request& request, int to, int from) {
     throw UsageError(std::string(name_of(algorithm)) +
                      " needs peer access over NVLink, which this process does not find between all of this "
                      "communicator's GPUs or an option has switched off: use another algorithm.");
-  if (is_direct(algorithm) && !symmetric && !pair)
+  if (is_direct(algorithm) && !symmetric && !pair && !by_parts(planned))
     throw UsageError(
         std::string(name_of(algorithm)) +
         " needs buffers from Communicator::empty at the same offset on every rank, out of place in an "
         "all_to_all: use them, or another algorithm.");
-  const Shape shape = gpu_plan_.shape(planned, bytes, symmetric, algorithm);
+  const Shape shape = gpu_plan_.shape(planned, request.bytes(), symmetric, algorithm);
   gpu.run(request, algorithm, shape, calls_, to, from);
 }
 

@@ -78,19 +78,11 @@ void LocalCommunicator::run_batch_on_host(Request& request) {
   if (size() == 1) return copy(args.in, args.out, args.bytes);
   group_.lane().prepare(request.call->dtype, request.call->op);
   args.stream = args.bytes >= stream_bytes_;
-  for (const bool by_packets : {true, false}) {
-    std::vector<Args::Part> sends = request.sends, receives = request.receives;
-    bool any = false;
-    for (auto* parts : {&sends, &receives})
-      for (Args::Part& part : *parts) {
-        if (is_packets(plan_.choose(request.collective, part.bytes, false)) != by_packets) part = {};
-        any = any || part.bytes > 0;
-      }
-    if (!any) continue;
-    args.sends = sends.data();
-    args.receives = receives.data();
-    unisono::run(group_.lane(), request.collective, by_packets ? Algorithm::push_packets : Algorithm::push,
-                 args);
+  for (const Algorithm algorithm : {Algorithm::push_packets, Algorithm::push}) {
+    const auto some = request.with_parts([&](const Args::Part& part) {
+      return plan_.choose(request.collective, part.bytes, false) == algorithm ? part : Args::Part{};
+    });
+    if (some) unisono::run(group_.lane(), request.collective, algorithm, some->args);
   }
 }
 

@@ -67,6 +67,8 @@ class LocalCommunicator final : public Communicator::Impl {
 
   // Device memory.
   void run_on_gpu(Request& request, int to, int from);
+  void run_messages_on_gpu(const Request& request);
+  void enqueue(const Request& request, Algorithm algorithm, bool symmetric, int to = -1, int from = -1);
   void compare_places(const Request& request, bool symmetric);
 
   // What the ranks tell each other of their calls.

@@ -66,9 +66,6 @@ std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
     case Collective::barrier:
     case Collective::empty: return {};
     case Collective::all_to_all_v:
-      if (on_gpu) known.pop_back();  // where a peer's part lies, only its host knows
-      copies = false;
-      break;
     case Collective::send:
     case Collective::recv:
     case Collective::send_recv:
@@ -270,7 +267,6 @@ void Plan::set(const std::vector<Entry>& entries) {
 }
 
 const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool symmetric) const {
-  if (collective == Collective::batch_send_recv) collective = Collective::all_to_all_v;  // on GPUs
   // on GPUs no rank knows the others' parts, or whether the other of two has symmetric memory
   if (memory_ == Memory::device && collective == Collective::all_to_all_v) symmetric = false, bytes = kRest;
   if (memory_ == Memory::device && collective == Collective::send_recv) symmetric = false;
@@ -280,15 +276,23 @@ const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool sym
 }
 
 Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric) const {
-  // each message of a batch by its own size, so that both of its ends do alike
-  if (collective == Collective::batch_send_recv && memory_ == Memory::host)
-    return is_packets(choose(Collective::send_recv, bytes, false)) ? Algorithm::push_packets
-                                                                   : Algorithm::push;
+  const bool on_gpu = memory_ == Memory::device;
+  // each message by its own size, so that both of its ends do alike
+  if (collective == Collective::batch_send_recv || (on_gpu && collective == Collective::all_to_all_v)) {
+    const Algorithm alone = choose(Collective::send_recv, bytes, false);
+    if (!on_gpu) return is_packets(alone) ? Algorithm::push_packets : Algorithm::push;
+    if (is_direct(alone)) return alone;
+    collective = Collective::all_to_all_v;
+  }
   const Entry* found = find(collective, bytes, symmetric);
   return found ? found->algorithm : staged(collective);
 }
 
 Shape Plan::shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const {
+  if (memory_ == Memory::device && by_parts(collective)) {
+    collective = is_direct(algorithm) ? Collective::send_recv : Collective::all_to_all_v;
+    bytes = kRest;
+  }
   const Entry* found = find(collective, bytes, symmetric);
   return found && found->algorithm == algorithm ? found->shape : Shape{};
 }

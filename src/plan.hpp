@@ -53,6 +53,11 @@ constexpr bool is_lines(Algorithm algorithm) {
          algorithm == Algorithm::two_shot_ll128;
 }
 
+// Whether each pair of ranks has a size of its own.
+constexpr bool by_parts(Collective collective) {
+  return collective == Collective::all_to_all_v || collective == Collective::batch_send_recv;
+}
+
 // How a kernel is cut; zeros are the engine's choice.
 struct Shape {
   int blocks = 0, threads = 0;
@@ -92,6 +97,7 @@ class Plan {
   // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
   // its collective.
   void set(const std::vector<Entry>& entries);
+  // `bytes`: of a batch_send_recv, and on GPUs of an all_to_all_v, those of one message.
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric) const;
   // The shape that the table gives such a call by that algorithm.
   Shape shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const;

@@ -1,6 +1,7 @@
 // A call as the core sees it: sizes in bytes, checked, and comparable with the other ranks' calls.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,11 +16,6 @@ namespace unisono {
 struct Reached {
   std::size_t in = 0, out = 0;
 };
-
-// Whether each pair of ranks has a size of its own.
-constexpr bool by_parts(Collective collective) {
-  return collective == Collective::all_to_all_v || collective == Collective::batch_send_recv;
-}
 
 struct Request {
   Collective collective;
@@ -45,6 +41,22 @@ struct Request {
 
   // The parts of all_to_all_v and batch_send_recv, which args points to.
   std::vector<Args::Part> sends, receives;
+
+  // The same call with `of(part)` in place of each part; none if that leaves this rank without bytes.
+  template <class Of>
+  std::optional<Request> with_parts(const Of& of) const {
+    Request some = *this;
+    bool any = false;
+    for (auto* parts : {&some.sends, &some.receives})
+      for (Args::Part& part : *parts) {
+        part = of(part);
+        any = any || part.bytes > 0;
+      }
+    if (!any) return std::nullopt;
+    some.args.sends = some.sends.data();
+    some.args.receives = some.receives.data();
+    return some;
+  }
 
  private:
   // Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out` bytes

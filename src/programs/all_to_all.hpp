@@ -6,46 +6,92 @@
 
 namespace unisono {
 
-// A round moves a piece of every pair. A piece has gone before the piece that takes its place arrives,
-// so equal parts may be exchanged in place.
-template <class Channel>
-UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
+// What this rank has for rank p, and gets from it.
+UNISONO_PORTABLE inline Args::Part part_for(const Args& a, int p) {
+  if (a.sends) return a.sends[p];
+  return {const_cast<byte*>(a.in) + a.block * static_cast<std::size_t>(p), a.block};
+}
+UNISONO_PORTABLE inline Args::Part part_from(const Args& a, int p) {
+  if (a.receives) return a.receives[p];
+  return {a.out + a.block * static_cast<std::size_t>(p), a.block};
+}
+
+// A round moves a piece of every pair, by put(p, source, piece) and take(p, target, piece). A piece has gone
+// before the piece that takes its place arrives, so equal parts may be exchanged in place.
+template <class Channel, class Put, class Take>
+UNISONO_PROGRAM void all_to_all_rounds(Channel& channel, const Args& a, const Put& put, const Take& take) {
   auto& lane = channel.lane;
   const int n = lane.size(), me = lane.rank();
-  auto block = [&](byte* of, int p) {
-    return Args::Part{of + a.block * static_cast<std::size_t>(p), a.block};
-  };
-  auto sent = [&](int p) { return a.sends ? a.sends[p] : block(const_cast<byte*>(a.in), p); };
-  auto received = [&](int p) { return a.receives ? a.receives[p] : block(a.out, p); };
   std::size_t longest = a.block;
   if (a.sends)
     for (int p = 0; p < n; ++p) {
-      longest = longest < sent(p).bytes ? sent(p).bytes : longest;
-      longest = longest < received(p).bytes ? received(p).bytes : longest;
+      longest = longest < a.sends[p].bytes ? a.sends[p].bytes : longest;
+      longest = longest < a.receives[p].bytes ? a.receives[p].bytes : longest;
     }
+  auto piece = [](const Args::Part& part, Range round) {
+    return Range{round.begin, smaller(round.bytes, part.bytes - round.begin)};
+  };
   one_ahead(
       lane, Rounds(lane, longest, channel.capacity()),
       [&](Range round) {
         for (int i = 1; i < n; ++i) {
           const int p = peer_at(lane, i);
-          const auto s = sent(p);
-          if (round.begin < s.bytes)
-            channel.put(p, s.at + round.begin, smaller(round.bytes, s.bytes - round.begin));
+          const auto part = part_for(a, p);
+          if (round.begin < part.bytes) put(p, part.at + round.begin, piece(part, round));
         }
-        const auto own = sent(me);
+        const auto own = part_for(a, me);
         if (round.begin >= own.bytes) return;
         const byte* from = own.at + round.begin;
-        const Dst to{received(me).at + round.begin, a.stream};
-        if (to.at != from) lane.move(&to, 1, &from, 1, smaller(round.bytes, own.bytes - round.begin));
+        const Dst to{part_from(a, me).at + round.begin, a.stream};
+        if (to.at != from) lane.move(&to, 1, &from, 1, piece(own, round).bytes);
       },
       [&](Range round) {
         for (int i = 1; i < n; ++i) {
           const int p = peer_at(lane, n - i);
-          const auto s = received(p);
-          if (round.begin < s.bytes)
-            channel.take(p, {s.at + round.begin, a.stream}, smaller(round.bytes, s.bytes - round.begin));
+          const auto part = part_from(a, p);
+          if (round.begin < part.bytes) take(p, part.at + round.begin, piece(part, round));
         }
       });
+}
+
+template <class Channel>
+UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
+  all_to_all_rounds(
+      channel, a, [&](int p, const byte* from, Range piece) { channel.put(p, from, piece.bytes); },
+      [&](int p, byte* to, Range piece) { channel.take(p, {to, a.stream}, piece.bytes); });
+}
+
+// The same of parts, where receivers tell senders of addresses: outputs[p] is this rank's part from rank p as
+// p reaches it, to which the data then goes at once; null: through chunks.
+template <class Channel>
+UNISONO_PROGRAM void all_to_all_told(Channel& channel, const Args& a) {
+  auto& lane = channel.lane;
+  const int n = lane.size();
+  // a worker speaks of what falls to it only, so that no word waits to be heard
+  auto mine = [&](const Args::Part& part) { return Rounds(lane, part.bytes, channel.capacity()).more(); };
+  for (int i = 1; i < n; ++i) {
+    const int p = peer_at(lane, n - i);
+    if (mine(a.receives[p])) lane.signal_note(p, Slot::reply, a.outputs[p]);
+  }
+  Dst* const theirs = lane.destinations();
+  for (int i = 1; i < n; ++i) {
+    const int p = peer_at(lane, i);
+    theirs[p].at = mine(a.sends[p]) ? lane.wait_note(p, Slot::reply) : nullptr;
+  }
+  all_to_all_rounds(
+      channel, a,
+      [&](int p, const byte* from, Range piece) {
+        if (!theirs[p].at) return channel.put(p, from, piece.bytes);
+        const Dst to{theirs[p].at + piece.begin, a.stream};
+        lane.move(&to, 1, &from, 1, piece.bytes);
+      },
+      [&](int p, byte* to, Range piece) {
+        if (!a.outputs[p]) channel.take(p, {to, a.stream}, piece.bytes);
+      });
+  for (int i = 1; i < n; ++i)
+    if (const int p = peer_at(lane, i); theirs[p].at) lane.signal(p, Slot::meet);
+  for (int i = 1; i < n; ++i)
+    if (const int p = peer_at(lane, n - i); a.outputs[p] && mine(a.receives[p])) lane.wait(p, Slot::meet);
 }
 
 // On buffers that everyone reaches, out of place. Where loads are as good as stores I read my block from each

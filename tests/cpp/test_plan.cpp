@@ -130,7 +130,7 @@ void expect_an_algorithm_that_reaches(const Plan& plan, bool nvlink) {
       for (std::size_t bytes = 1; bytes < std::size_t{1} << 40; bytes *= 3) {
         const Algorithm chosen = plan.choose(collective, bytes, symmetric);
         EXPECT_NE(std::find(known.begin(), known.end(), chosen), known.end()) << name_of(collective);
-        const bool reached = symmetric || collective == Collective::send_recv;
+        const bool reached = symmetric || collective == Collective::send_recv || by_parts(collective);
         EXPECT_TRUE((reached && nvlink) || !is_direct(chosen)) << name_of(collective);
         EXPECT_TRUE(nvlink || !is_lines(chosen)) << name_of(collective);
       }
@@ -147,6 +147,24 @@ TEST(Plan, OfGpusHasOneEntryForAllMemoryOfPairsAndParts) {
   for (const Collective collective : {Collective::send_recv, Collective::all_to_all_v}) {
     plan.set({{collective, false, kRest, push}, {collective, true, kRest, push_packets}});
     for (const bool symmetric : {false, true}) EXPECT_EQ(plan.choose(collective, 1000, symmetric), push);
+  }
+}
+
+// Each message of theirs goes directly where it would alone, in one shape; else by their own entry.
+TEST(Plan, OfGpusGoesByTheSizeOfEachMessage) {
+  constexpr Shape kOwn{8, 64, 960}, kSmall{32, 128, 4096}, kLarge{128, 256, 32768};
+  Plan plan = Plan::of_gpu("", 2);
+  plan.set({{Collective::all_to_all_v, false, kRest, push_ll128, kOwn},
+            {Collective::send_recv, false, 1000, push_packets},
+            {Collective::send_recv, false, 2000, direct, kSmall},
+            {Collective::send_recv, false, kRest, direct, kLarge}});
+  for (const Collective collective : {Collective::batch_send_recv, Collective::all_to_all_v}) {
+    EXPECT_EQ(plan.choose(collective, 1000, false), push_ll128);
+    EXPECT_EQ(plan.choose(collective, 1001, false), direct);
+    for (const std::size_t bytes : {std::size_t{1}, std::size_t{1500}, kRest}) {
+      EXPECT_EQ(plan.shape(collective, bytes, false, push_ll128).piece_bytes, kOwn.piece_bytes);
+      EXPECT_EQ(plan.shape(collective, bytes, false, direct).piece_bytes, kLarge.piece_bytes);
+    }
   }
 }
 

@@ -3,6 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 import unisono
 from gpu_cases import ALL, DIRECT, check, direct_algorithms
-from gpus import gpus
+from gpus import Gpus, gpus, numbers, random_bits
+from reference import difference
 
 pytestmark = pytest.mark.gpu
 
@@ -123,6 +125,60 @@ def test_the_plan_knows_what_stands_in() -> None:
         }
         comm.set_plan([("gather", False, None, "push_ll128")])
         assert comm.plan("gather", 16 << 30) == "push"  # a line's message is below 2 GiB
+
+
+def exchange(ranks: Gpus, inputs: Any, counts: Any, outs: Any, algorithm: str | None, batch: bool) -> None:
+    """`counts[r][p]` bytes from rank r to rank p, as an all_to_all_v or a batch."""
+
+    def call(comm: Any, r: int, stream: Any) -> None:
+        sent, received = counts[r].tolist(), counts[:, r].tolist()
+        if batch:
+            sends = zip(inputs[r].split(sent), range(ranks.n), strict=True)
+            recvs = zip(outs[r].split(received), range(ranks.n), strict=True)
+            comm.batch_send_recv(list(sends), list(recvs), stream=stream)
+        else:
+            comm.all_to_all_v(inputs[r], sent, received, outs[r], algorithm=algorithm, stream=stream)
+
+    ranks.run(call)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("memory", ["plain", "symmetric", "some", "in place"])
+def test_each_message_goes_by_its_own_size(n: int, memory: str) -> None:
+    """The long ones to where their receivers say, elsewhere on every rank; the others in packets or lines, in
+    the same call. In place what is received would overwrite what has not gone."""
+    import torch
+
+    rng = np.random.default_rng(n)
+    with gpus(n) as ranks:
+        if not ranks.reach:
+            pytest.skip("nobody is reached")
+        rows = [(5000, "push_packets", (0, 0, 0)), (None, "direct", (16, 128, 4096))]
+        for comm in ranks.comms:
+            comm.set_plan([("send_recv", False, *row) for row in rows])
+            assert [comm.plan("all_to_all_v", size * n) for size in (5001, 1 << 20)] == ["direct"] * 2
+            assert comm.plan("all_to_all_v", 5000 * n) != "direct"
+        pool = ranks.comms.empty(5 << 20, torch.uint8)
+        for most, algorithm in itertools.product((4999, 100_000, 1_000_003), (None, "direct", "push")):
+            counts = rng.integers(0, most, (n, n))
+            counts[0, n - 1], counts[n - 1, 0] = 0, most
+            if memory == "in place":
+                counts = np.maximum(counts, counts.T)
+            xs = [random_bits(rng, (int(counts[r].sum()),), "u8") for r in range(n)]
+            parts = [np.split(xs[r], np.cumsum(counts[r])[:-1]) for r in range(n)]
+            wanted = [np.concatenate([parts[s][r] for s in range(n)]) for r in range(n)]
+            inputs = [ranks.put(x, r) for r, x in enumerate(xs)]
+            for batch in [False] if memory == "in place" or algorithm else [False, True]:
+                outs = [ranks.put(np.zeros_like(x), r) for r, x in enumerate(wanted)]
+                for r in {"plain": [], "some": range(1, n, 2)}.get(memory, range(n)):
+                    outs[r] = pool[r][3 * r : 3 * r + len(wanted[r])]
+                    outs[r].zero_()
+                if memory == "in place":
+                    for out, x in zip(outs, inputs, strict=True):
+                        out.copy_(x)
+                exchange(ranks, outs if memory == "in place" else inputs, counts, outs, algorithm, batch)
+                for out, right in zip(outs, wanted, strict=True):
+                    assert difference(numbers(out, "u8"), right) is None
 
 
 @pytest.mark.parametrize("peer_access", [True, False])

@@ -35,7 +35,8 @@ from unisono.bench.stats import MIN_SAMPLES, Interval, Verdict, geometric_mean, 
 SCHEMA = "1.0"
 TOLERANCE = 0.01  # what is faster by less is as fast
 # On GPUs, where no rank of these knows the others' buffers: their plan does not ask for the memory, and the
-# table calls it plain; nor does it ask for the size where no rank knows the longest part.
+# table calls it plain; nor does it ask for the size where no rank knows the longest part: parts that are sent
+# directly when alone are here too, and the entry is for the others.
 ANY_MEMORY = ("all_to_all_v", "send_recv")
 ANY_SIZE = ("all_to_all_v",)
 AS_PAYS = "@0x0x0"  # the shape of a kernel for which no table has another: not that of the table in force
@@ -129,6 +130,8 @@ def _usable(results: Sequence[Result], collective: str, memory: str, device: str
     algorithm that does not reach the peers' buffers does not care where they lie."""
     if device != "cuda":
         return [r for r in results if r.case.memory == memory]
+    if collective in ANY_SIZE:
+        results = [r for r in results if not reaches_peers(str(r.algorithm))]
     if collective in ANY_MEMORY:
         return list(results) if memory == "plain" else []
     return [r for r in results if memory == "symmetric" or not reaches_peers(str(r.algorithm))]

@@ -159,9 +159,14 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
     std::copy_n(request.sends.begin(), n, launch.sends);
     std::copy_n(request.receives.begin(), n, launch.receives);
   }
-  if (is_direct(algorithm) && (to >= 0 || from >= 0)) {
-    // in place, what comes would overwrite what has not gone
-    if (from >= 0 && (to < 0 || !request.in_place())) launch.mine = seen_by(from, args.out, args.bytes);
+  const bool pair = to >= 0 || from >= 0;
+  if (is_direct(algorithm) && (pair || launch.by_parts)) {
+    // in place, what comes would overwrite what has not gone; a batch's buffers are apart
+    const bool apart = request.collective == Collective::batch_send_recv || !request.in_place();
+    if (apart && from >= 0) launch.mine = seen_by(from, args.out, args.bytes);
+    for (int p = 0; apart && p < n; ++p)
+      if (const Args::Part& part = launch.receives[p]; p != me && part.bytes > 0)
+        launch.outputs[p] = seen_by(p, part.at, part.bytes);
   } else if (is_direct(algorithm)) {
     const std::scoped_lock lock(symmetric_->mutex);
     auto reach = [&](const byte* at, auto& of_ranks) {

@@ -129,7 +129,7 @@ class CudaBlock {
     return chunk(rank(), peer, index);
   }
 
-  // Arrays of size() pointers, for the next move. Each thread has its own.
+  // Arrays of size() pointers, until they are asked for again. Each thread has its own.
   __device__ const byte** sources() { return arrays_.sources; }
   __device__ Dst* destinations() { return arrays_.destinations; }
 

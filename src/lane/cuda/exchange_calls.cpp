@@ -124,22 +124,15 @@ void GpuEngine::two_steps(Exchange& x, const Request& request) const {
 // parts are empty does not speak.
 void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, const Shape& asked,
                                 std::uint64_t call, cudaStream_t stream) const {
-  const std::size_t most = longest_part(request);
-  auto slice = [](std::vector<Args::Part> parts, std::size_t at) {
-    for (Args::Part& part : parts) {
+  auto slice = [&](std::size_t at) {
+    return request.with_parts([at](const Args::Part& part) -> Args::Part {
       const std::size_t begin = smaller(at, part.bytes);
-      part = {part.at + begin, smaller(kSlice, part.bytes - begin)};
-    }
-    return parts;
+      return {part.at + begin, smaller(kSlice, part.bytes - begin)};
+    });
   };
-  for (std::size_t at = 0; at < most; at += kSlice) {
-    Request some = request;
-    some.sends = slice(request.sends, at);
-    some.receives = slice(request.receives, at);
-    some.args.sends = some.sends.data();
-    some.args.receives = some.receives.data();
-    exchange(some, algorithm, asked, call, -1, -1, stream);
-  }
+  std::size_t at = 0;
+  for (auto some = slice(at); some; some = slice(at += kSlice))
+    exchange(*some, algorithm, asked, call, -1, -1, stream);
 }
 
 void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,

@@ -58,7 +58,7 @@ class GpuEngine final : public Engine {
   bool carries(Collective collective, Algorithm algorithm, std::size_t bytes) const override {
     if (algorithm == Algorithm::copy_engine && collective == Collective::reduce && group_.size() > 2)
       return false;
-    if (is_lines(algorithm) && !nvlink_) return false;
+    if ((is_lines(algorithm) && !nvlink_) || (is_direct(algorithm) && !peer_access_)) return false;
     return !(is_packets(algorithm) || is_lines(algorithm)) || by_parts(collective) ||
            longest(collective, algorithm, bytes) < kMostMessage;
   }

@@ -48,7 +48,10 @@ __device__ void run_push(Channel channel, const Launch& launch, const Args& args
 template <Collective collective, Algorithm algorithm, class Lane>
 __device__ void run_direct(Lane& lane, const Launch& launch, const Args& args) {
   using enum Collective;
-  if constexpr (collective == send_recv) {
+  if constexpr (collective == all_to_all_v) {
+    ChunkChannel<Lane> channel(lane);
+    all_to_all_told(channel, args);
+  } else if constexpr (collective == send_recv) {
     ChunkChannel<Lane> channel(lane);
     send_recv_told(channel, launch.to, launch.sent, launch.from, launch.received, launch.mine, args);
   } else if constexpr (algorithm == Algorithm::two_shot_push) {
@@ -146,6 +149,8 @@ Kernel kernel(Collective collective, Algorithm algorithm, DType dtype, Op op) {
     case Collective::all_to_all_v:
     case Collective::batch_send_recv:
       if (algorithm == copy_engine) return program<Collective::all_to_all, copy_engine, Bytes>;
+      if (algorithm == direct && collective != Collective::all_to_all)
+        return program<Collective::all_to_all_v, direct, Bytes>;
       return moving<Collective::all_to_all>(algorithm);
     case Collective::send:
     case Collective::recv:

@@ -119,7 +119,8 @@ class UnisonoBackend(Backend):
         if forced.endswith("ll128") and self._device == "cuda" and not self._comm.nvlink:
             return f"{forced} needs GPUs with peer access over NVLink."
         if reaches_peers(self._forced or ""):
-            told = self._device == "cuda" and _verb(case) == "send_recv"  # by the receiver, if it has any
+            # by the receiver, if it has any
+            told = self._device == "cuda" and _verb(case) in ("send_recv", "all_to_all_v")
             if case.memory != "symmetric" and not self._any_memory and not told:
                 return f"{forced} needs symmetric memory here."
             if self.staged():
