@@ -159,7 +159,8 @@ what an earlier one has met, and this one all of it.)";
 
 constexpr const char* kPlan =
     R"(The algorithm that is taken for a call of `collective` whose larger buffer on any rank has `bytes`, with symmetric
-buffers or plain ones, in place or not.)";
+buffers or plain ones, in place or not. Each message of a batch_send_recv, and on
+GPUs of an all_to_all_v, goes by its own size: `bytes` are those of one message there, and here of equal ones together.)";
 
 constexpr const char* kSetPlan =
     R"(Replaces the plan: a list of (collective, symmetric, up_to_bytes or None, algorithm) in rising order of bytes, the same on
