@@ -20,7 +20,9 @@ std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
   auto of = [&](const Args::Part& part, int p) {
     const Args::Part& theirs = request.receives[static_cast<std::size_t>(p)];
     Ticket ticket = this->ticket(request.collective, *request.call, part.bytes / element);
-    ticket.algorithm = request.algorithm;
+    const bool by_message =
+        request.call->memory == Memory::device && request.algorithm == Algorithm::automatic;
+    ticket.algorithm = by_message ? planned(request, part) : request.algorithm;
     // of the whole output, so that every rank decides alike; empty, it is no obstacle
     ticket.in =
         request.out_bytes > 0 ? place(request.args.out, request.out_bytes) : Place{Place::kAnywhere, 0};

@@ -5,8 +5,10 @@ namespace unisono {
 
 Algorithm cuda::Engine::choose(const Plan& plan, Collective collective, std::size_t bytes, bool symmetric,
                                bool in_place) const {
-  const Algorithm chosen = plan.choose(collective, bytes, symmetric && reaches(collective, in_place));
-  if (!carries(collective, chosen, bytes)) return Plan::staged(collective);
+  const bool told = by_parts(collective) || collective == Collective::send_recv;
+  const bool reached = told ? peer_access() : symmetric && reaches(collective, in_place);
+  const Algorithm chosen = plan.choose(collective, bytes, reached);
+  if ((is_direct(chosen) && !reached) || !carries(collective, chosen, bytes)) return Plan::staged(collective);
   if (chosen != Algorithm::copy_engine || !in_place) return chosen;
   // whose sums pass through the output
   if (collective == Collective::all_reduce) return Algorithm::two_shot_push;
@@ -41,13 +43,18 @@ void LocalCommunicator::run_messages_on_gpu(const Request& request) {
   for (const bool direct : {false, true}) {
     Algorithm algorithm{};
     const auto some = request.with_parts([&](const Args::Part& part) {
-      const Algorithm its = engine_->choose(gpu_plan_, request.collective, part.bytes, false, false);
+      const Algorithm its = planned(request, part);
       if (part.bytes == 0 || is_direct(its) != direct) return Args::Part{};
       algorithm = its;
       return part;
     });
     if (some) enqueue(*some, algorithm, false);
   }
+}
+
+Algorithm LocalCommunicator::planned(const Request& request, const Args::Part& part) {
+  if (request.call->memory == Memory::host) return Impl::planned(request, part);
+  return engine().choose(gpu_plan_, request.collective, part.bytes, false, false);
 }
 
 void LocalCommunicator::enqueue(const Request& request, Algorithm algorithm, bool symmetric, int to,

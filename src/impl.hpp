@@ -64,6 +64,11 @@ class Communicator::Impl {
 
   static double timeout_of(const Options& options);  // throws UsageError for what is none
 
+  // What carries a message of a call in which each goes by its own size.
+  virtual Algorithm planned(const Request& request, const Args::Part& part) {
+    return plan(request.call->memory).choose(request.collective, part.bytes, false);
+  }
+
   virtual bool inherited() const = 0;
   // `close` from within a call.
   virtual void leave() noexcept = 0;
@@ -134,7 +139,7 @@ class Communicator::Impl {
   void compare_messages(Channel channel, const Request& request) {
     compare_parts(channel, request, [&](const Args::Part& part, int) {
       Ticket one = ticket(request.collective, *request.call, part.bytes);
-      one.algorithm = plan(request.call->memory).choose(request.collective, part.bytes, false);
+      one.algorithm = planned(request, part);
       return one;
     });
   }

@@ -68,6 +68,7 @@ class LocalCommunicator final : public Communicator::Impl {
   // Device memory.
   void run_on_gpu(Request& request, int to, int from);
   void run_messages_on_gpu(const Request& request);
+  Algorithm planned(const Request& request, const Args::Part& part) override;
   void enqueue(const Request& request, Algorithm algorithm, bool symmetric, int to = -1, int from = -1);
   void compare_places(const Request& request, bool symmetric);
 

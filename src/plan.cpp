@@ -281,7 +281,7 @@ Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric)
   if (collective == Collective::batch_send_recv || (on_gpu && collective == Collective::all_to_all_v)) {
     const Algorithm alone = choose(Collective::send_recv, bytes, false);
     if (!on_gpu) return is_packets(alone) ? Algorithm::push_packets : Algorithm::push;
-    if (is_direct(alone)) return alone;
+    if (is_direct(alone) && symmetric) return alone;
     collective = Collective::all_to_all_v;
   }
   const Entry* found = find(collective, bytes, symmetric);
@@ -289,11 +289,9 @@ Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric)
 }
 
 Shape Plan::shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const {
-  if (memory_ == Memory::device && by_parts(collective)) {
-    collective = is_direct(algorithm) ? Collective::send_recv : Collective::all_to_all_v;
-    bytes = kRest;
-  }
-  const Entry* found = find(collective, bytes, symmetric);
+  const bool parts = memory_ == Memory::device && by_parts(collective);
+  const Entry* found = find(parts ? Collective::all_to_all_v : collective, bytes, symmetric);
+  if (parts && found && found->algorithm != algorithm) found = find(Collective::send_recv, kRest, symmetric);
   return found && found->algorithm == algorithm ? found->shape : Shape{};
 }
 

@@ -35,7 +35,7 @@ inline constexpr int kAlgorithms = 17;
 
 std::string_view name_of(Algorithm algorithm);
 
-// Whether it reaches into the peers' buffers, so that these must be symmetric.
+// Whether it reaches into the peers' buffers: symmetric ones, or what peers tell of in a call of messages.
 constexpr bool is_direct(Algorithm algorithm) {
   return algorithm == Algorithm::direct || algorithm == Algorithm::two_shot_direct ||
          algorithm == Algorithm::two_shot_push || algorithm == Algorithm::copy_engine;
@@ -97,7 +97,8 @@ class Plan {
   // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
   // its collective.
   void set(const std::vector<Entry>& entries);
-  // `bytes`: of a batch_send_recv, and on GPUs of an all_to_all_v, those of one message.
+  // `bytes`: of a batch_send_recv, and on GPUs of an all_to_all_v, those of one message; there `symmetric`
+  // says whether receivers may tell of their memory.
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric) const;
   // The shape that the table gives such a call by that algorithm.
   Shape shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const;

@@ -17,7 +17,7 @@ UNISONO_PORTABLE inline Args::Part part_from(const Args& a, int p) {
 }
 
 // A round moves a piece of every pair, by put(p, source, piece) and take(p, target, piece). A piece has gone
-// before the piece that takes its place arrives, so equal parts may be exchanged in place.
+// before take() writes to its place, so equal parts may be exchanged in place.
 template <class Channel, class Put, class Take>
 UNISONO_PROGRAM void all_to_all_rounds(Channel& channel, const Args& a, const Put& put, const Take& take) {
   auto& lane = channel.lane;
@@ -86,7 +86,9 @@ UNISONO_PROGRAM void all_to_all_told(Channel& channel, const Args& a) {
         lane.move(&to, 1, &from, 1, piece.bytes);
       },
       [&](int p, byte* to, Range piece) {
-        if (!a.outputs[p]) channel.take(p, {to, a.stream}, piece.bytes);
+        if (a.outputs[p]) return;
+        if (theirs[p].at) settle(lane);
+        channel.take(p, {to, a.stream}, piece.bytes);
       });
   for (int i = 1; i < n; ++i)
     if (const int p = peer_at(lane, i); theirs[p].at) lane.signal(p, Slot::meet);

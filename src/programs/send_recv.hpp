@@ -68,8 +68,9 @@ UNISONO_PROGRAM void send_recv_told(Channel& channel, int dst, std::size_t sent,
         lane.move(&to, 1, &from, 1, bytes);
       },
       [&](Range round) {
-        if (!mine && round.begin < received)
-          channel.take(src, {a.out + round.begin, a.stream}, smaller(round.bytes, received - round.begin));
+        if (mine || round.begin >= received) return;
+        if (theirs) settle(lane);  // in place, what has not been read yet must not be overwritten
+        channel.take(src, {a.out + round.begin, a.stream}, smaller(round.bytes, received - round.begin));
       });
   if (theirs) lane.signal(dst, Slot::meet);
   if (mine && received > 0) lane.wait(src, Slot::meet);

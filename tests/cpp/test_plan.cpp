@@ -150,7 +150,8 @@ TEST(Plan, OfGpusHasOneEntryForAllMemoryOfPairsAndParts) {
   }
 }
 
-// Each message of theirs goes directly where it would alone, in one shape; else by their own entry.
+// Each message of theirs goes directly where it would alone, in one shape: that of their own entry where it
+// is direct. Else by their own entry.
 TEST(Plan, OfGpusGoesByTheSizeOfEachMessage) {
   constexpr Shape kOwn{8, 64, 960}, kSmall{32, 128, 4096}, kLarge{128, 256, 32768};
   Plan plan = Plan::of_gpu("", 2);
@@ -159,13 +160,16 @@ TEST(Plan, OfGpusGoesByTheSizeOfEachMessage) {
             {Collective::send_recv, false, 2000, direct, kSmall},
             {Collective::send_recv, false, kRest, direct, kLarge}});
   for (const Collective collective : {Collective::batch_send_recv, Collective::all_to_all_v}) {
-    EXPECT_EQ(plan.choose(collective, 1000, false), push_ll128);
-    EXPECT_EQ(plan.choose(collective, 1001, false), direct);
+    for (const bool tells : {false, true}) EXPECT_EQ(plan.choose(collective, 1000, tells), push_ll128);
+    EXPECT_EQ(plan.choose(collective, 1001, true), direct);
+    EXPECT_EQ(plan.choose(collective, 1001, false), push_ll128);  // nobody can tell of an address
     for (const std::size_t bytes : {std::size_t{1}, std::size_t{1500}, kRest}) {
       EXPECT_EQ(plan.shape(collective, bytes, false, push_ll128).piece_bytes, kOwn.piece_bytes);
       EXPECT_EQ(plan.shape(collective, bytes, false, direct).piece_bytes, kLarge.piece_bytes);
     }
   }
+  plan.set({{Collective::all_to_all_v, false, kRest, direct, kOwn}});
+  EXPECT_EQ(plan.shape(Collective::all_to_all_v, 1500, false, direct).piece_bytes, kOwn.piece_bytes);
 }
 
 TEST(Plan, OfGpusOverPcieReachesNowhereAndHasNoLines) {

@@ -89,8 +89,12 @@ class CudaBlock {
     else cuda::store_release(at, count);
   }
   // The end of a kernel has published what it wrote. The flag is counted up where it is, so that this waits
-  // for no counter to be loaded.
+  // for no counter to be loaded. What GPUs without NVLink cannot do to each other's memory, signals do.
   __device__ void announce(Slot slot) {
+    if (!context_.counts_up) {
+      for (int i = 1; i < size(); ++i) signal(peer_at(*this, i), slot);
+      return;
+    }
     for (int i = 1; i < size(); ++i)
       if (const int peer = peer_at(*this, i); speaks_to(peer))
         cuda::increment_relaxed(&flag(peer, slot, rank())->count);

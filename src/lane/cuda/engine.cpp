@@ -85,6 +85,7 @@ void GpuEngine::open(const Options& options) {
   base_.layout = layout_;
   for (int r = 0; r < n; ++r) base_.bases[r] = scratch_[static_cast<std::size_t>(r)]->data();
   base_.failure = static_cast<Failure*>(seen);
+  base_.counts_up = nvlink_;
   base_.timeout_ns = static_cast<std::uint64_t>(options.timeout_s * 1e9);
   load_kernels();
   for (cudaStream_t* stream : {&side_, &tell_})

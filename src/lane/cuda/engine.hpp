@@ -17,8 +17,8 @@ class Group;
 
 namespace cuda {
 
-// Which buffers of a call the direct programs reach on peers: these must be symmetric. None in an
-// all_to_all_v, where no rank knows the others' parts, and between two ranks, who tell each other.
+// Which buffers of a call the direct programs reach on peers: these must be symmetric. None of a call by
+// parts or between two ranks, whose receivers tell of theirs.
 struct Sides {
   bool in = false, out = false;
 };

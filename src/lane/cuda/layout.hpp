@@ -48,7 +48,7 @@ struct alignas(16) Counters {
 // The head of each rank's scratch.
 struct Header {
   // Any rank sets it on all, and the host where it loses a peer: waits end, moves are left out, also in later
-  // kernels. What copy engines do behind such a kernel is not.
+  // kernels. What copy engines do behind such a kernel is not, nor what an exchange takes that has come.
   std::uint32_t failed;
   std::uint32_t claimed;  // which of the rank's blocks writes the record
 };
@@ -95,6 +95,7 @@ struct Context {
   byte* bases[kMaxRanks] = {};                  // every rank's scratch, as this device has it mapped
   Failure* failure = nullptr;                   // this rank's, as the device has it mapped
   std::uint64_t timeout_ns = 0;                 // deadline of every wait
+  bool counts_up = false;                       // a peer's counter, by an atomic operation
   std::size_t piece_bytes = 0;                  // what a block takes up at once; a multiple of kAlign
   Collective collective = Collective::barrier;  // for the record of a failure
   std::uint64_t call = 0;
@@ -108,7 +109,7 @@ struct Launch {
   Args args;  // its arrays are taken from here:
   const byte* inputs[kMaxRanks] = {};
   byte* outputs[kMaxRanks] = {};
-  bool by_parts = false;  // all_to_all_v, batch_send_recv
+  bool by_parts = false;  // all_to_all_v, batch_send_recv; and what copy engines leave to a kernel
   Args::Part sends[kMaxRanks], receives[kMaxRanks];
   int to = 0, from = 0;  // send_recv; 0 bytes leave that half out
   std::size_t sent = 0, received = 0;

@@ -33,10 +33,10 @@ int store(Stream stream, void* to, std::size_t bytes, int blocks);
 int bulk_copy(Stream stream, void* to, const void* from, std::size_t bytes, int blocks);
 
 // `rounds` trips of a flag to a peer and back, by one thread on either side, without any order of other
-// accesses. The two calls run at the same
-// time, each on its own GPU: `mine` is a word of the GPU's own, `theirs` the word that the other passes as
-// `mine`; both are 0 before. `first`: this side starts. The GPU's nanoseconds for all rounds go to
-// *elapsed_ns (the GPU's own or mapped host memory); 0 where deadline_s has passed.
+// accesses. The two calls run at the same time, each on its own GPU: `mine` is a word of the GPU's own,
+// `theirs` the word that the other passes as `mine`; both are 0 before. `first`: this side starts. The GPU's
+// nanoseconds for all rounds go to *elapsed_ns (the GPU's own or mapped host memory); 0 where deadline_s has
+// passed.
 int round_trips(Stream stream, std::uint32_t* mine, std::uint32_t* theirs, bool first, std::uint32_t rounds,
                 std::uint64_t* elapsed_ns, double deadline_s);
 

@@ -63,7 +63,8 @@ class Gpu final : public NicGpu {
           "a call of the fabric lane waits for its NICs and cannot be captured in a CUDA graph: call it "
           "outside.");
     const cudaError_t state = cudaStreamQuery(asked);
-    if (state != cudaErrorNotReady) check(state, "work on the GPU before a call of the fabric lane");
+    if (state == cudaErrorNotReady) cudaGetLastError();  // or the process's next look at errors finds it
+    else check(state, "work on the GPU before a call of the fabric lane");
     return state == cudaSuccess;
   }
 
