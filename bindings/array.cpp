@@ -98,6 +98,15 @@ nb::object ask(nb::handle object, PyObject* method) {
   return own(PyObject_CallMethodObjArgs(object.ptr(), method, nullptr));
 }
 
+[[noreturn]] void read_only(const char* what) {
+  throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
+}
+// `copies`: its library's function that makes one.
+[[noreturn]] void not_contiguous(const char* what, const char* copies) {
+  throw UsageError(std::string(what) + " is not contiguous: pass a C-contiguous array (" + copies +
+                   " copies).");
+}
+
 // torch has one object for each dtype; those met are kept, so that none takes another's place.
 DType dtype_of_torch(const nb::object& its, const char* what) {
   static std::vector<std::pair<PyObject*, DType>> met;
@@ -132,7 +141,8 @@ std::string refusal(nb::handle array) {
 
 }  // namespace
 
-Array::Array(nb::handle array, const char* what, bool written) {
+// By way of the other constructor, so that the destructor runs where this one throws.
+Array::Array(nb::handle array, const char* what, bool written) : Array() {
   if (from_torch_table(array) || from_buffer(array, what, written)) return;
   if (has(array, tensor().data_ptr) && has(array, tensor().is_contiguous)) from_torch(array, what);
   else if (nb::hasattr(array, "__cuda_array_interface__")) from_cuda(array, what, written);
@@ -175,11 +185,8 @@ bool Array::from_buffer(nb::handle array, const char* what, bool written) {
   held_ = true;
   const auto known = dtype_of(view_.format, view_.itemsize);
   if (!known) unknown(std::string("'") + (view_.format ? view_.format : "?") + "'", what);
-  if (!PyBuffer_IsContiguous(&view_, 'C'))
-    throw UsageError(std::string(what) +
-                     " is not contiguous: pass a C-contiguous array (numpy.ascontiguousarray copies).");
-  if (written && view_.readonly)
-    throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
+  if (!PyBuffer_IsContiguous(&view_, 'C')) not_contiguous(what, "numpy.ascontiguousarray");
+  if (written && view_.readonly) read_only(what);
   dtype = *known;
   data = view_.buf;
   shape.assign(view_.shape, view_.shape + view_.ndim);
@@ -192,11 +199,8 @@ void Array::from_extension_type(nb::handle array, const char* what, bool written
   const auto known = dtype_named(name);
   if (!known) unknown(name, what);
   const nb::object flags = array.attr("flags");
-  if (!nb::cast<bool>(flags.attr("c_contiguous")))
-    throw UsageError(std::string(what) +
-                     " is not contiguous: pass a C-contiguous array (numpy.ascontiguousarray copies).");
-  if (written && !nb::cast<bool>(flags.attr("writeable")))
-    throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
+  if (!nb::cast<bool>(flags.attr("c_contiguous"))) not_contiguous(what, "numpy.ascontiguousarray");
+  if (written && !nb::cast<bool>(flags.attr("writeable"))) read_only(what);
   dtype = *known;
   data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array.attr("__array_interface__")["data"][0]));
   shape = nb::cast<Shape>(nb::list(array.attr("shape")));
@@ -240,9 +244,7 @@ void Array::from_torch(nb::handle array, const char* what) {
                      ": pass a tensor on the CPU or a CUDA device.");
   }
   dtype = dtype_of_torch(get(array, tensor().dtype), what);
-  if (!nb::cast<bool>(ask(array, tensor().is_contiguous)))
-    throw UsageError(std::string(what) +
-                     " is not contiguous: pass a contiguous tensor (tensor.contiguous() copies).");
+  if (!nb::cast<bool>(ask(array, tensor().is_contiguous))) not_contiguous(what, "tensor.contiguous()");
   data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(ask(array, tensor().data_ptr)));
   const nb::object extents = get(array, tensor().shape);
   shape.reserve(nb::len(extents));
@@ -262,8 +264,7 @@ void Array::from_cuda(nb::handle array, const char* what, bool written) {
     if (type.size() == 3 && type[0] != '>' && type.substr(1) == name) known = one;
   if (!known) unknown("'" + type + "'", what);
   const nb::tuple where = nb::cast<nb::tuple>(its["data"]);
-  if (written && nb::cast<bool>(where[1]))
-    throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
+  if (written && nb::cast<bool>(where[1])) read_only(what);
   shape = nb::cast<Shape>(nb::list(its["shape"]));
   dtype = *known;
   measure();
@@ -271,9 +272,7 @@ void Array::from_cuda(nb::handle array, const char* what, bool written) {
     const auto strides = nb::cast<std::vector<std::int64_t>>(nb::list(its["strides"]));
     auto expected = static_cast<std::int64_t>(size_of(dtype));
     for (std::size_t i = shape.size(); i-- > 0; expected *= static_cast<std::int64_t>(shape[i]))
-      if (shape[i] > 1 && strides[i] != expected)
-        throw UsageError(std::string(what) +
-                         " is not contiguous: pass a C-contiguous array (cupy.ascontiguousarray copies).");
+      if (shape[i] > 1 && strides[i] != expected) not_contiguous(what, "cupy.ascontiguousarray");
   }
   data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(where[0]));
   memory = Memory::device;
@@ -287,15 +286,13 @@ void Array::from_dlpack(nb::handle array, const char* what, bool written) {
   if (!nb::try_cast(array, view))
     throw UsageError(std::string(what) + " cannot be taken by DLPack" + refusal(array) +
                      ": pass a C-contiguous numpy, torch or cupy array.");
-  if (written && nb::hasattr(array, "flags") && nb::hasattr(array.attr("flags"), "writeable") &&
-      !nb::cast<bool>(array.attr("flags").attr("writeable")))
-    throw UsageError(std::string(what) + " is read-only: pass an array that may be written.");
+  if (nb::ndarray<> writable; written && !nb::try_cast(array, writable)) read_only(what);
   const nb::dlpack::dtype type = view.dtype();
   const auto known = dtype_of(type);
   if (!known)
     unknown("DLPack code " + std::to_string(type.code) + " of " + std::to_string(type.bits) + " bits", what);
   if (!contiguous(view.ndim(), view.shape_ptr(), view.stride_ptr()))
-    throw UsageError(std::string(what) + " is not contiguous: pass a C-contiguous array.");
+    not_contiguous(what, "its library's ascontiguousarray");
   shape.assign(view.shape_ptr(), view.shape_ptr() + view.ndim());
   dtype = *known;
   measure();

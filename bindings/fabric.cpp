@@ -33,9 +33,10 @@ void bind_fabric(nb::module_& module) {
       .def_ro("most_channels", &FabricProvider::most_channels)
       .def_ro("line_gbps", &FabricProvider::line_gbps, "Gbit/s of a NIC, None where it does not say.")
       .def_ro("device_memory", &FabricProvider::device_memory);
-  module.def("fabric_providers", &fabric_providers, doc::kFabricProviders);
+  const nb::call_guard<nb::gil_scoped_release> away;  // names that are looked up may take long
+  module.def("fabric_providers", &fabric_providers, away, doc::kFabricProviders);
   module.def(
-      "fabric_provider", &fabric_provider, "name"_a = "",
+      "fabric_provider", &fabric_provider, away, "name"_a = "",
       "The one of fabric_providers() that a communicator takes for that name. Raises UsageError, which "
       "lists those present.");
   module.def("fabric_version", &fabric_version,

@@ -42,16 +42,16 @@ std::optional<bool> flag(const char* name) {
 
 // The least value is the one that leaves the choice to us, and what an unset variable means.
 template <class Whole>
-Whole whole(const char* name, Whole least) {
+Whole whole(const char* name, Whole least, Whole most = std::numeric_limits<Whole>::max()) {
   const char* value = value_of(name);
   if (!value) return least;
   const char* const end = value + std::strlen(value);
   Whole read{};
   if (const auto [last, error] = std::from_chars(value, end, read);
-      last != end || error != std::errc() || read < least)
+      last != end || error != std::errc() || read < least || read > most)
     refuse(name, value,
-           "is not a whole number from " + std::to_string(least) + " to " +
-               std::to_string(std::numeric_limits<Whole>::max()) + ": set it to one, or unset it.");
+           "is not a whole number from " + std::to_string(least) + " to " + std::to_string(most) +
+               ": set it to one, or unset it.");
   return read;
 }
 
@@ -59,7 +59,7 @@ Env read() {
   Env env;
   env.timeout_s = seconds("UNISONO_TIMEOUT_S", env.timeout_s);
   env.check = flag("UNISONO_CHECK").value_or(env.check);
-  env.chunk_bytes = whole("UNISONO_CHUNK_BYTES", env.chunk_bytes);
+  env.chunk_bytes = whole("UNISONO_CHUNK_BYTES", env.chunk_bytes, std::size_t{1} << 30);
   env.stream_bytes = whole("UNISONO_STREAM_BYTES", env.stream_bytes);
   env.stream_chunks = flag("UNISONO_STREAM_CHUNKS");
   env.far = flag("UNISONO_FAR").value_or(env.far);

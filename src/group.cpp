@@ -34,13 +34,8 @@ struct Hello {
   Cores cores;
 };
 
-constexpr std::size_t kMostChunk = std::size_t{1} << 30;
-
 // The chunks of all pairs of a rank take about 32 MiB at the most.
 std::size_t chunk_bytes_for(int ranks) {
-  if (env().chunk_bytes > kMostChunk)
-    throw UsageError("UNISONO_CHUNK_BYTES=" + std::to_string(env().chunk_bytes) +
-                     " is too much: give at most " + std::to_string(kMostChunk) + ".");
   if (env().chunk_bytes) return std::max(round_up(env().chunk_bytes, kAlign), 2 * kAlign);
   const std::size_t share = (std::size_t{32} << 20) / HostThread::kChunks / static_cast<std::size_t>(ranks);
   return std::clamp(share / 4096 * 4096, std::size_t{4096}, std::size_t{65536});

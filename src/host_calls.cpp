@@ -119,12 +119,9 @@ std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_o
       throw ResourceError("symmetric memory of " + std::to_string(bytes) + " bytes a rank could not be had" +
                           (problem.empty() ? " on another rank: see its error." : ": " + problem));
   };
-  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
-  const auto ranks = static_cast<std::size_t>(size());
-  const bool absurd = bytes > most / ranks - 4096;  // and rounding it might wrap
-  const std::size_t rounded = absurd ? bytes : round_up(std::max<std::size_t>(bytes, 1), 4096);
-  attempt([&] { check_room(absurd ? most : rounded * ranks); });  // before any rank has taken its part
+  attempt([&] { check_room(bytes, size()); });  // before any rank has taken its part
   agree();
+  const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), 4096);
   std::shared_ptr<Segment> own;
   attempt([&] { own = Segment::create(rounded); });
   const auto handles = group_.exchange(own ? own->handle() : Segment::Handle{});
@@ -135,6 +132,7 @@ std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_o
     else attempt([&] { segments.push_back(r == rank() ? own : Segment::open(handle, rounded)); });
   }
   agree();
+  own->close_file();
   return {own, symmetric_->add(std::move(segments), rank())};
 }
 

@@ -152,10 +152,10 @@ Request::Request(const Call& c, int me, int n, std::span<const Communicator::Out
 // What comes overwrites nothing that goes or comes.
 void Request::check_apart() const {
   auto overlap = [](const Args::Part& a, const Args::Part& b) {
-    return a.bytes > 0 && b.bytes > 0 && a.at < b.at + b.bytes && b.at < a.at + a.bytes;
+    return b.bytes > 0 && a.at < b.at + b.bytes && b.at < a.at + a.bytes;
   };
   for (std::size_t p = 0; p < receives.size(); ++p)
-    for (std::size_t q = 0; q < receives.size(); ++q)
+    for (std::size_t q = 0; receives[p].bytes > 0 && q < receives.size(); ++q)
       if (overlap(receives[p], sends[q]) || (p < q && overlap(receives[p], receives[q])))
         throw UsageError(
             "a buffer that batch_send_recv receives into overlaps another of its buffers: pass buffers that "

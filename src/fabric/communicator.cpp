@@ -26,6 +26,7 @@ constexpr std::size_t kLeastShare = 64 << 10, kLeastShareOfNic = 4 << 20;
 // What a rank offers in an allocation.
 struct Offer {
   std::uint64_t asked = 0, address = 0, bytes = 0;
+  std::uint32_t number = 0;  // of its region
   std::uint64_t keys[fabric::kMostChannels] = {};
   bool had = false;
 };
@@ -148,9 +149,11 @@ class FabricCommunicator final : public Communicator::Impl {
         region->memory = gpu_->memory(region->bytes);
         lane.enroll(*region, gpu_->dmabuf(region->memory.get(), region->bytes));
       } else {
+        check_room(bytes, group_.ranks_here());
         region->memory = pinned_ ? gpu_->pinned(region->bytes) : fabric::host_memory(region->bytes);
         lane.enroll(*region);
       }
+      mine.number = lane.free_number();
       const fabric::Announcement own = region->announcement();
       mine.address = own.address;
       mine.bytes = own.bytes;
@@ -158,7 +161,6 @@ class FabricCommunicator final : public Communicator::Impl {
       mine.had = true;
     } catch (const ResourceError& error) { problem = error.what(); }
     const auto offers = group_.exchange(mine);
-    std::vector<fabric::Announcement> announced;
     for (int r = 0; r < size(); ++r) {
       const Offer& its = offers[static_cast<std::size_t>(r)];
       if (its.asked != offers[0].asked)
@@ -167,15 +169,18 @@ class FabricCommunicator final : public Communicator::Impl {
                  std::to_string(its.asked) + ": ask for the same on every rank.");
       if (!its.had && problem.empty())
         problem = "rank " + std::to_string(r) + " could not reserve its part: see its error.";
-      announced.push_back({its.address, its.bytes, {its.keys, its.keys + lane.channels()}});
-      if (its.had && !announced.back().possible(bytes))
-        disagree("rank " + std::to_string(r) +
-                 " announced symmetric memory at a place, or of a length, that cannot be.");
     }
     if (std::any_of(offers.begin(), offers.end(), [](const Offer& its) { return !its.had; }))
       throw ResourceError("symmetric memory of " + std::to_string(bytes) +
                           " bytes a rank could not be had: " + problem);
-    lane.meet_region(region, std::move(announced));
+    lane.add_region(region);
+    for (int r = 0; r < size(); ++r) {
+      const Offer& its = offers[static_cast<std::size_t>(r)];
+      const fabric::Announcement one{its.address, its.bytes, {its.keys, its.keys + lane.channels()}};
+      if (!one.possible(bytes) || !lane.learn_region(r, its.number, one))
+        disagree("rank " + std::to_string(r) +
+                 " announced symmetric memory at a place, or of a length, that cannot be.");
+    }
     any_symmetric_ = true;
     // the lane holds the memory too, until the next allocation
     return {region->memory.get(),
@@ -213,8 +218,9 @@ class FabricCommunicator final : public Communicator::Impl {
     if (on_gpu) return Algorithm::direct;
     if (asked != Algorithm::automatic) return asked;
     if (size() == 1) return Plan::staged(request.collective);
-    return plan_.choose(request.collective, request.bytes(),
-                        any_symmetric_ && has_direct(request.collective));
+    const bool symmetric = any_symmetric_ && has_direct(request.collective);
+    const Algorithm planned = plan_.choose(request.collective, request.bytes(), symmetric);
+    return is_direct(planned) && !symmetric ? Plan::staged(request.collective) : planned;
   }
   static bool has_direct(Collective collective) {
     return collective == Collective::all_to_all || collective == Collective::all_gather ||
@@ -307,7 +313,9 @@ class FabricCommunicator final : public Communicator::Impl {
   void run_on_gpu(const Request& request) {
     Args args = request.args;
     const std::size_t own = args.block * static_cast<std::size_t>(rank());
-    gpu_->copy(args.in + own, args.out + own, args.block, request.call->stream);
+    try {
+      gpu_->copy(args.in + own, args.out + own, args.block, request.call->stream);
+    } catch (const ResourceError& error) { group_.fail(Group::Kind::resource, error.what()); }
     parts_.clear();
     for (int p = 0; p < size(); ++p) {
       parts_.push_back({const_cast<byte*>(args.in) + args.block * static_cast<std::size_t>(p),

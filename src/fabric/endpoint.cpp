@@ -54,6 +54,8 @@ struct FabricEndpoint::Layout {
   }
 };
 
+FabricEndpoint::Layout FabricEndpoint::layout() const { return {peers_.size(), settings_.chunk_bytes}; }
+
 FabricEndpoint::FabricEndpoint(int rank, int ranks, const Settings& settings, Watch watch)
     : rank_(rank),
       settings_(settings),
@@ -75,7 +77,7 @@ FabricEndpoint::FabricEndpoint(int rank, int ranks, const Settings& settings, Wa
     most_bytes_ = std::min(most_bytes_, channels_.back()->most_bytes());
   }
   auto scratch = std::make_shared<fabric::Region>();
-  scratch->bytes = Layout{peers_.size(), settings_.chunk_bytes}.bytes();
+  scratch->bytes = layout().bytes();
   scratch->memory = fabric::host_memory(scratch->bytes);
   enroll(*scratch);
   regions_.push_back(std::move(scratch));
@@ -132,13 +134,29 @@ void FabricEndpoint::enroll(fabric::Region& region, const cuda::Dmabuf& dmabuf) 
                                              region.memory.get(), region.bytes, region.device, dmabuf)));
 }
 
-void FabricEndpoint::meet_region(std::shared_ptr<fabric::Region> region,
-                                 std::vector<Announcement> announced) {
-  regions_.push_back(std::move(region));
-  for (std::size_t r = 0; r < peers_.size(); ++r) peers_[r].regions.push_back(std::move(announced[r]));
+std::uint32_t FabricEndpoint::free_number() const {
+  return static_cast<std::uint32_t>(std::find(regions_.begin(), regions_.end(), nullptr) - regions_.begin());
 }
 
-// Their numbers stay taken: the peers count on.
+void FabricEndpoint::add_region(std::shared_ptr<fabric::Region> region) {
+  const std::uint32_t number = free_number();
+  regions_.resize(std::max<std::size_t>(regions_.size(), number + 1));
+  regions_[number] = std::move(region);
+}
+
+bool FabricEndpoint::learn_region(int peer, std::uint32_t number, const Announcement& announced) {
+  auto& regions = of(peer).regions;
+  if (number == kScratch || number > regions.size()) return false;
+  // what it has dropped may have lain there
+  for (std::size_t other = kScratch + 1; other < regions.size(); ++other)
+    if (announced.address < regions[other].address + regions[other].bytes &&
+        regions[other].address < announced.address + announced.bytes)
+      regions[other] = {};
+  regions.resize(std::max<std::size_t>(regions.size(), number + 1));
+  regions[number] = announced;
+  return true;
+}
+
 void FabricEndpoint::forget_released() {
   for (auto& region : regions_)
     if (region && region->released->load()) region.reset();
@@ -251,8 +269,7 @@ void FabricEndpoint::put_far(const Dst& to, const byte* from, std::size_t bytes)
   const int peer = host::rank_of(to.at);
   const std::uint64_t address = host::address_of(to.at);
   const auto& regions = of(peer).regions;
-  // the latest: what a peer has dropped may have lain there before
-  for (std::size_t number = regions.size() - 1; number > kScratch; --number)
+  for (std::size_t number = kScratch + 1; number < regions.size(); ++number)
     if (address >= regions[number].address && regions[number].holds(address - regions[number].address, bytes))
       return start(transfer(peer, from, bytes, number, address - regions[number].address, Kind::bulk));
   watch_.broken(peer,
@@ -265,7 +282,7 @@ void FabricEndpoint::put_far(const Dst& to, const byte* from, std::size_t bytes)
 // looks at only when asked, and this rank may not ask again before the peer has heard it. But a datagram is
 // complete when the peer has looked once more, who may have gone: such a note is not waited for.
 void FabricEndpoint::note(int peer, Kind kind, std::uint64_t value) {
-  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const Layout layout = this->layout();
   const std::uint64_t number = of(peer).number(kind);
   const std::size_t offset = layout.note(rank_, kind, number);
   byte* const own = regions_[kScratch]->memory.get() + layout.own_at() + layout.note(peer, kind, number);
@@ -293,7 +310,7 @@ void FabricEndpoint::wait(int peer, Slot) {
   Peer& its = of(peer);
   const std::uint64_t number = its.met++;
   await(peer, [&] { return its.has(Kind::meet).has(number, number + 1); });
-  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const Layout layout = this->layout();
   std::uint64_t written;
   std::memcpy(&written, regions_[kScratch]->memory.get() + layout.note(peer, Kind::meet, number),
               sizeof written);
@@ -308,19 +325,19 @@ bool FabricEndpoint::must_stage(const byte* from, std::size_t bytes) const {
 }
 
 byte* FabricEndpoint::outbox(int peer, std::uint64_t piece) {
-  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const Layout layout = this->layout();
   return regions_[kScratch]->memory.get() + layout.own_at() + layout.chunk_of(peer, piece);
 }
 
 void FabricEndpoint::give_piece(int peer, const byte* from, std::size_t bytes) {
-  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const Layout layout = this->layout();
   const std::uint64_t piece = of(peer).pieces_given++;
   if (bytes == 0) return note(peer, Kind::piece, 0);
   start(transfer(peer, from, bytes, kScratch, layout.chunk_of(rank_, piece), Kind::piece));
 }
 
 const byte* FabricEndpoint::take_piece(int peer, std::size_t bytes) {
-  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const Layout layout = this->layout();
   Peer& its = of(peer);
   const std::uint64_t first = its.parts_taken, end = first + parts(bytes);
   await(peer, [&] { return its.has(Kind::piece).has(first, end); });
@@ -360,8 +377,9 @@ void FabricEndpoint::await(int peer, const std::function<bool()>& ready) {
     else std::this_thread::sleep_for(kNap);
     if (now - looked < kLook) continue;
     waited += std::min<Clock::duration>(now - looked, kMostCounted);
-    looked = now;
     watch_.look(peer, std::chrono::duration<double>(waited).count(), ready);
+    looked = Clock::now();
+    waited += looked - now;  // in full: a look may itself wait for others, as for Python's lock
   }
 }
 
@@ -376,14 +394,14 @@ void FabricEndpoint::finish() {
 // ---- words that need no answer ----------------------------------------------------------------------------
 
 void FabricEndpoint::tell(int peer, Kind kind) {
-  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const Layout layout = this->layout();
   const std::uint64_t number = of(peer).number(kind);
   start(transfer(peer, regions_[kScratch]->memory.get() + layout.own_at() + layout.note(peer, kind, number),
                  sizeof(std::uint64_t), kScratch, layout.note(rank_, kind, number), kind));
 }
 
 void FabricEndpoint::tell_failure(const std::string& text, const std::function<bool(int peer)>& lives) {
-  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const Layout layout = this->layout();
   byte* const own = regions_[kScratch]->memory.get() + layout.own_at() + layout.failure(rank_);
   const std::string_view said = fitting(text, kFailureBytes - 1);
   std::memcpy(own, said.data(), said.size());
@@ -394,7 +412,7 @@ void FabricEndpoint::tell_failure(const std::string& text, const std::function<b
 }
 
 std::string FabricEndpoint::failure_of(int peer) const {
-  const Layout layout{peers_.size(), settings_.chunk_bytes};
+  const Layout layout = this->layout();
   const auto* text = reinterpret_cast<const char*>(regions_[kScratch]->memory.get() + layout.failure(peer));
   return {text, ::strnlen(text, kFailureBytes)};
 }

@@ -39,7 +39,8 @@ class FabricEndpoint {
   // Called while a wait lasts, or by what it meets; each throws what the wait must end with.
   struct Watch {
     std::function<void(int peer, double waited_s, const std::function<bool()>& arrived)> look;
-    std::function<void(int peer, const std::string& why)> broken;  // a write, or a queue (peer -1), failed
+    // A write, or a queue (Port::kQueue), failed.
+    std::function<void(int peer, const std::string& why)> broken;
     std::function<void(const fabric::Immediate& word, const char* why)> refused;
   };
 
@@ -101,9 +102,12 @@ class FabricEndpoint {
   // Makes progress until `ready`, which is up to that peer, or up to this rank itself.
   void await(int peer, const std::function<bool()>& ready);
 
-  // Regions that peers may write to, and theirs, in rank order. Numbered alike on every rank.
+  // Regions that peers may write to. Each rank numbers its own, from 1, and gives numbers out again.
   void enroll(fabric::Region& region, const cuda::Dmabuf& dmabuf = {}) const;  // registers it
-  void meet_region(std::shared_ptr<fabric::Region> region, std::vector<fabric::Announcement> announced);
+  std::uint32_t free_number() const;
+  void add_region(std::shared_ptr<fabric::Region> region);  // it gets that number
+  // A peer's, in place of what was there; false for a number that it cannot have.
+  bool learn_region(int peer, std::uint32_t number, const fabric::Announcement& announced);
   void forget_released();
   // Where a buffer of this rank lies: the number of its region, from 1, and the offset; 0: in none.
   std::pair<std::uint32_t, std::uint64_t> find(const byte* at, std::size_t bytes) const;
@@ -142,7 +146,7 @@ class FabricEndpoint {
 
  private:
   struct Peer {
-    std::vector<fabric::Announcement> regions;  // 0: its scratch; dropped ones stay
+    std::vector<fabric::Announcement> regions;  // 0: its scratch
     fabric::Arrivals arrived[fabric::kKinds];
     std::uint64_t sent[fabric::kKinds] = {};  // writes to it
     std::uint64_t met = 0;                    // meetings waited for
@@ -152,6 +156,7 @@ class FabricEndpoint {
     std::uint64_t& number(fabric::Kind kind) { return sent[static_cast<int>(kind)]; }
   };
   struct Layout;
+  Layout layout() const;
 
   Peer& of(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   const Peer& of(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }

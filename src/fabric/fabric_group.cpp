@@ -58,7 +58,12 @@ FabricGroup::FabricGroup(Bootstrap& bootstrap, const Options& options)
       rank_, size_, options.lane,
       FabricEndpoint::Watch{
           [this](int peer, double waited_s, const std::function<bool()>& arrived) {
-            let_caller_in();
+            try {
+              let_caller_in();
+            } catch (...) {
+              left_ = true;  // in the middle of a call: the peers are told as it ends
+              throw;
+            }
             look(peer, waited_s, arrived);
           },
           [this](int peer, const std::string& why) { broken(peer, why); },
@@ -104,8 +109,7 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     throw UsageError("the bootstrap gave " + std::to_string(greetings.size()) + " greetings for " +
                      std::to_string(size_) + " ranks.");
   std::vector<FabricEndpoint::Contact> contacts;
-  Cores cores;  // of this machine, and its ranks
-  int here = 0;
+  Cores cores;  // of this machine
   for (int r = 0; r < size_; ++r) {
     const std::string who = "rank " + std::to_string(r);
     std::string_view rest = greetings[static_cast<std::size_t>(r)];
@@ -137,9 +141,15 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
               " does not reach: use tcp, or the NIC's.");
     FabricEndpoint::Contact contact;
     for (int c = 0; c < mine.channels; ++c) contact.addresses.push_back(read());
-    other(std::any_of(contact.addresses.begin(), contact.addresses.end(),
-                      [](const auto& a) { return a.empty(); }),
-          "has an endpoint without an address: name the same provider on every rank.");
+    // libfabric reads as much of an address as one of ours has
+    for (std::size_t c = 0; c < contact.addresses.size(); ++c) {
+      const std::size_t length = contact.addresses[c].size(), ours = own.addresses[c].size();
+      const bool text = lane_->nic(static_cast<int>(c)).addr_format == FI_ADDR_STR;
+      other(
+          length == 0 || (!text && length != ours),
+          "has an endpoint without an address, or with one of another kind: name the same provider on every "
+          "rank.");
+    }
     for (std::size_t c = 0; its.boot != mine.boot && c < contact.addresses.size(); ++c) {
       const fi_info& nic = lane_->nic(static_cast<int>(c));
       const std::string ip = fabric::ip_of(nic, own.addresses[c]);
@@ -153,7 +163,7 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     contacts.push_back(std::move(contact));
     if (its.boot == mine.boot) {
       cores.add(its.cores);
-      ++here;
+      ++here_;
     }
     processes_.emplace_back();
     if (its.machine == mine.machine && its.pid > 0) processes_.back().emplace(its.pid);
@@ -169,7 +179,7 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     for (const std::string& its : greetings) all += its;
     lane_->keep_until_last(all);
   }
-  lane_->connect(std::move(contacts), here > cores.count());
+  lane_->connect(std::move(contacts), here_ > cores.count());
   for (const std::string& its :
        bootstrap.all_gather("connected"))  // nobody writes before everyone can take it
     if (its != "connected") throw UsageError("the bootstrap has lost its order: start the ranks again.");
@@ -243,7 +253,7 @@ void FabricGroup::check() {
 }
 
 void FabricGroup::look_for_failure() {
-  if (left_ || inside_.exchange(true)) return;
+  if (left_ || inherited() || inside_.exchange(true)) return;
   struct End {
     FabricGroup& of;
     ~End() { of.ended(); }
@@ -253,7 +263,7 @@ void FabricGroup::look_for_failure() {
 }
 
 void FabricGroup::record(Group::Kind kind, const std::string& text) {
-  if (recording_.exchange(true)) return;
+  if (inherited() || recording_.exchange(true)) return;
   recorded_ = Failure{kind, text};
   is_recorded_.store(true, std::memory_order_release);
 }

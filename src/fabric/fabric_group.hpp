@@ -65,6 +65,7 @@ class FabricGroup {
   // peers are told when no call is under way.
   void leave() noexcept;
   bool left() const { return left_; }
+  int ranks_here() const { return here_; }  // on this machine
   bool inherited() const { return forks_ != forks(); }
 
  private:
@@ -86,7 +87,7 @@ class FabricGroup {
   void bury(bool this_process_too) const noexcept;  // what processes that have died leave, and one that ends
   std::string who(int rank) const;
 
-  int rank_, size_;
+  int rank_, size_, here_ = 0;
   double timeout_s_;
   std::function<void()> while_waiting_;
   std::atomic<bool> left_ = false;

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "memory/segment.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::fabric {
@@ -45,6 +46,7 @@ Announcement Region::announcement() const {
 }
 
 std::shared_ptr<byte> host_memory(std::size_t bytes) {
+  check_room(bytes);
   void* const memory = std::aligned_alloc(4096, round_up(bytes ? bytes : 1, 4096));
   if (!memory) throw ResourceError(std::to_string(bytes) + " bytes of memory could not be had: use less.");
   std::memset(memory, 0, bytes);  // backed now, as some NICs ask

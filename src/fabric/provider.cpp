@@ -101,11 +101,16 @@ const Info& way_out(const std::vector<Info>& nics, const std::vector<std::string
   return nics.front();
 }
 
-void finish(Provider& provider, const std::vector<std::string>& chosen) {
+// `chosen`: kernels_choice(), once it was asked for: a name that is looked up there may take long.
+using Chosen = std::optional<std::vector<std::string>>;
+void finish(Provider& provider, Chosen& chosen) {
   auto loopback = [](const Info& nic) { return std::string_view(nic->domain_attr->name) == "lo"; };
   if (!std::all_of(provider.nics.begin(), provider.nics.end(), loopback))
     std::erase_if(provider.nics, loopback);
-  if (over_ip(*provider.nics.front())) provider.nics = {way_out(provider.nics, chosen)};
+  if (provider.nics.size() > 1 && over_ip(*provider.nics.front())) {
+    if (!chosen) chosen = kernels_choice();
+    provider.nics = {way_out(provider.nics, *chosen)};
+  }
   std::size_t channels = 0;
   for (const Info& nic : provider.nics)
     channels += std::min<std::size_t>(nic->domain_attr->ep_cnt, kMostChannels);
@@ -119,9 +124,13 @@ std::vector<Provider> found_by(const std::string& name, bool device) {
   std::vector<Provider> known;
   const Info offers = offered(name, device);
   for (const fi_info* one = offers.get(); one; one = one->next) add(known, *one);
-  const auto chosen = kernels_choice();
-  for (Provider& provider : known) finish(provider, chosen);
   return known;
+}
+
+Provider finished(Provider provider) {
+  Chosen chosen;
+  finish(provider, chosen);
+  return provider;
 }
 
 }  // namespace
@@ -131,10 +140,15 @@ std::string ip_of(const fi_info& nic, std::string_view address) {
   return ip_text(reinterpret_cast<const sockaddr*>(address.data()), static_cast<socklen_t>(address.size()));
 }
 
-std::vector<Provider> providers(bool device) { return found_by("", device); }
+std::vector<Provider> providers(bool device) {
+  auto known = found_by("", device);
+  Chosen chosen;
+  for (Provider& provider : known) finish(provider, chosen);
+  return known;
+}
 
 Provider provider_named(const std::string& name, bool device) {
-  const auto known = providers(device);
+  const auto known = found_by("", device);
   auto named = [&](std::string_view wanted) {
     return std::find_if(known.begin(), known.end(), [&](const Provider& p) { return same(wanted, p.name); });
   };
@@ -144,10 +158,10 @@ Provider provider_named(const std::string& name, bool device) {
   // 1.17 puts messages over tcp first; tcp itself has less to do
   if (name.empty() && found != known.end() && found->name == "tcp;ofi_rxm" && named("tcp") != known.end())
     found = named("tcp");
-  if (found != known.end()) return *found;
+  if (found != known.end()) return finished(*found);
   if (!name.empty())  // some are only given to those who name them
     for (const Provider& provider : found_by(name, device))
-      if (same(name, provider.name)) return provider;
+      if (same(name, provider.name)) return finished(provider);
   std::string present;
   for (const Provider& provider : known) present += (present.empty() ? "" : ", ") + provider.name;
   throw UsageError((name.empty() ? std::string("libfabric has no provider that reaches other machines")

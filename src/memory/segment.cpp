@@ -95,15 +95,17 @@ unsigned forks() {
   return count.load(std::memory_order_relaxed);
 }
 
-void check_room(std::size_t bytes) {
+void check_room(std::size_t bytes, int ranks) {
   const std::size_t room =
       std::min({number_in("/proc/meminfo", "MemAvailable:", 1024),
                 room_in("/sys/fs/cgroup/", "memory.max", "memory.current", "inactive_file"),
                 room_in("/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes",
                         "total_inactive_file")});
-  if (bytes > room)
-    throw ResourceError("there is no room for " + std::to_string(bytes >> 20) +
-                        " MiB of shared memory, but for " + std::to_string(room >> 20) +
+  const auto each = room / static_cast<std::size_t>(ranks);
+  if (bytes > each)
+    throw ResourceError("there is no room for " + std::to_string(bytes >> 20) + " MiB of memory" +
+                        (ranks > 1 ? " for each of " + std::to_string(ranks) + " ranks" : "") + ", but for " +
+                        std::to_string(each >> 20) +
                         ": free memory, raise the container's limit, or use fewer ranks.");
 }
 
@@ -150,10 +152,14 @@ std::shared_ptr<Segment> Segment::open(const Handle& handle, std::size_t bytes) 
   if (!S_ISREG(found.st_mode) || static_cast<std::size_t>(found.st_size) != bytes + kPage)
     throw ResourceError(peer + " is not what the rank announced.");
   segment->data_ = map(segment->fd_, bytes + kPage);
-  ::close(std::exchange(segment->fd_, -1));  // the mapping keeps the memory
+  segment->close_file();
   if (segment->head().nonce != handle.nonce)
     throw ResourceError(peer + " does not carry the mark that the rank announced.");
   return segment;
+}
+
+void Segment::close_file() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
 Segment::Handle Segment::handle() const { return {::getpid(), fd_, bytes_, head().nonce}; }
@@ -164,7 +170,7 @@ Segment::~Segment() {
     own().by_nonce.erase(head().nonce);
   }
   if (data_) ::munmap(data_, bytes_ + kPage);
-  if (fd_ >= 0) ::close(fd_);
+  close_file();
 }
 
 }  // namespace unisono

@@ -13,9 +13,10 @@ namespace unisono {
 // parent's: a child that ends must not give it back.
 unsigned forks();
 
-// Throws ResourceError where the machine, or this container, has no room for that much more shared memory. It
-// is taken at once, and where there is not enough the kernel would end a process instead of refusing.
-void check_room(std::size_t bytes);
+// Throws ResourceError where the machine, or this container, has no room for that much more memory of each of
+// so many ranks. It is taken at once, and where there is not enough the kernel would end a process instead of
+// refusing.
+void check_room(std::size_t bytes, int ranks = 1);
 
 class Segment {
  public:
@@ -40,6 +41,7 @@ class Segment {
   std::byte* data() const { return data_ + kPage; }
   std::size_t bytes() const { return bytes_; }
   Handle handle() const;
+  void close_file();  // once all who shall map it have: the mappings keep the memory
   const std::uint64_t& nonce() const { return head().nonce; }
 
   // Says to everyone who has mapped it that its owner needs it no more. False, and nothing said, in a forked

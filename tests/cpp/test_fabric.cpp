@@ -8,6 +8,8 @@
 #include <barrier>
 #include <chrono>
 #include <cstdlib>
+#include <latch>
+#include <limits>
 #include <random>
 #include <set>
 #include <thread>
@@ -132,12 +134,29 @@ TEST_P(Fabric, WritesToRegisteredMemoryByEveryPolicy) {
     }
 }
 
-// It often lies at the same address, but it is registered anew.
+// It often lies at the same address, but it is registered anew. Ranks drop theirs in orders of their own.
 TEST_P(Fabric, WritesToMemoryInThePlaceOfDroppedOnes) {
   on_ranks(2, on_fabric(GetParam()), [&](Communicator& comm) {
-    for (std::uint64_t seed = 0; seed < 5; ++seed) {
-      const Buffer memory = comm.empty(std::size_t{1} << 20);
+    std::vector<Buffer> held;
+    for (std::uint64_t seed = 0; seed < 12; ++seed) {
+      held.push_back(comm.empty((std::size_t{1} << 20) + seed % 3 * 8192));
       run_checked(comm, {Collective::all_to_all, "direct", 4099, DType::f32, Op::sum, 0, false, seed},
+                  static_cast<std::byte*>(held.back().data()), held.back().bytes());
+      const auto oldest = comm.rank() == 0 ? held.begin() : held.end() - 1;
+      if (held.size() > seed % 4) held.erase(oldest);
+    }
+  });
+}
+
+TEST_P(Fabric, StagesWhatAPlanWantsDirectButCannotBe) {
+  constexpr std::size_t rest = std::numeric_limits<std::size_t>::max();
+  on_ranks(3, on_fabric(GetParam()), [&](Communicator& comm) {
+    const Buffer memory = comm.empty(std::size_t{1} << 20);
+    for (const auto& [collective, algorithm] :
+         {std::pair(Collective::all_reduce, "two_shot_direct"), std::pair(Collective::scatter, "direct"),
+          std::pair(Collective::reduce_scatter, "direct")}) {
+      for (const bool symmetric : {false, true}) comm.set_plan({{collective, symmetric, rest, algorithm}});
+      run_checked(comm, {collective, "", 4099, DType::f32, Op::sum, 1, false, 7},
                   static_cast<std::byte*>(memory.data()), memory.bytes());
     }
   });
@@ -248,6 +267,65 @@ TEST_P(Fabric, TimesOutNamingTheRank) {
     EXPECT_TRUE(has(text, "barrier") && has(text, "0.5 s for rank 1")) << text;
     EXPECT_EQ(text_of<TimeoutError>([&] { comm.barrier(); }), text);
     over = true;
+  });
+}
+
+// In full, as on the host lane.
+TEST_P(Fabric, CountsTheTimeOfItsLooks) {
+  std::atomic<bool> over = false;
+  std::atomic<int> looks = 0;
+  Communicator::Options options = on_fabric(GetParam());
+  options.timeout_s = 1;
+  options.while_waiting = [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    ++looks;
+  };
+  on_ranks(2, options, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      while (!over) std::this_thread::yield();
+      return;
+    }
+    looks = 0;
+    text_of<TimeoutError>([&] { comm.barrier(); });
+    EXPECT_LE(looks, 4);
+    over = true;
+  });
+}
+
+TEST_P(Fabric, WhatIsThrownWhileItWaitsClosesIt) {
+  static thread_local bool throws;
+  std::latch closed(1), heard(1);
+  Communicator::Options options = on_fabric(GetParam());
+  options.while_waiting = [] {
+    if (throws) throw TimeoutError("enough");
+  };
+  on_ranks(2, options, [&](Communicator& comm) {
+    comm.barrier();
+    float x = 0;
+    if (comm.rank() == 1) {
+      closed.wait();
+      const std::string text = text_of<PeerLostError>([&] { comm.recv({.out = &x, .count = 1}, 0); });
+      EXPECT_TRUE(has(text, "rank 0") && has(text, "has closed its communicator")) << text;
+      return heard.count_down();
+    }
+    throws = true;
+    EXPECT_EQ(text_of<TimeoutError>([&] { comm.recv({.out = &x, .count = 1}, 1); }), "enough");
+    EXPECT_TRUE(comm.closed());
+    throws = false;
+    closed.count_down();
+    heard.wait();
+  });
+}
+
+TEST_P(Fabric, MemoryThatNobodyHasIsRefusedAndTheCommunicatorGoesOn) {
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  on_ranks(2, on_fabric(GetParam()), [&](Communicator& comm) {
+    for (const std::size_t absurd : {most, most - 4094, most / 2, std::size_t{1} << 50}) {
+      EXPECT_THROW(comm.empty(absurd), ResourceError) << absurd;
+      float one = 1, sum = 0;
+      comm.all_reduce({.in = &one, .out = &sum, .count = 1});
+      EXPECT_EQ(sum, 2);
+    }
   });
 }
 

@@ -179,5 +179,12 @@ TEST_F(FarMoves, MemoryThatIsNotThereIsUnreachable) {
   EXPECT_TRUE(what.error == EFAULT || what.error == EPERM || what.error == ENOSYS) << what.error;
 }
 
+// What a peer has made up leads to no other rank.
+TEST(FarAddress, KeepsItsRank) {
+  const byte* const far = far_address(3, ~std::uint64_t{0});
+  EXPECT_EQ(rank_of(far), 3);
+  EXPECT_EQ(address_of(far), kAddressBits);
+}
+
 }  // namespace
 }  // namespace unisono::host

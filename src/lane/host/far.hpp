@@ -11,16 +11,18 @@
 namespace unisono::host {
 
 // A far address is an address of rank r's process with r + 1 in its upper 16 bits, which user addresses leave
-// free: it can be offset like any pointer, and never be read through.
+// free (what else is there, a tag or what a peer has made up, is cut off): it can be offset like any pointer,
+// and never be read through.
+inline constexpr std::uint64_t kAddressBits = (std::uint64_t{1} << 48) - 1;
 inline byte* far_address(int rank, std::uint64_t at) {
-  return reinterpret_cast<byte*>(at | static_cast<std::uint64_t>(rank + 1) << 48);
+  return reinterpret_cast<byte*>((at & kAddressBits) | static_cast<std::uint64_t>(rank + 1) << 48);
 }
 inline bool is_far(const byte* at) { return reinterpret_cast<std::uint64_t>(at) >> 48 != 0; }
 inline int rank_of(const byte* far) {
   return static_cast<int>(reinterpret_cast<std::uint64_t>(far) >> 48) - 1;
 }
 inline std::uint64_t address_of(const byte* far) {
-  return reinterpret_cast<std::uint64_t>(far) & ((std::uint64_t{1} << 48) - 1);
+  return reinterpret_cast<std::uint64_t>(far) & kAddressBits;
 }
 
 class Far {
