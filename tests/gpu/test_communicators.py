@@ -143,13 +143,15 @@ def exchange(ranks: Gpus, inputs: Any, counts: Any, outs: Any, algorithm: str | 
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("memory", ["plain", "symmetric", "some", "in place"])
+@pytest.mark.parametrize("memory", ["plain", "symmetric", "some", "in place", "one in place"])
 def test_each_message_goes_by_its_own_size(n: int, memory: str) -> None:
     """The long ones to where their receivers say, elsewhere on every rank; the others in packets or lines, in
-    the same call. In place what is received would overwrite what has not gone."""
+    the same call. In place what is received would overwrite what has not gone, also where it goes at once."""
     import torch
 
     rng = np.random.default_rng(n)
+    symmetric = {"plain": [], "some": range(1, n, 2), "one in place": range(1, n)}.get(memory, range(n))
+    in_place = {"in place": range(n), "one in place": [0]}.get(memory, [])
     with gpus(n) as ranks:
         if not ranks.reach:
             pytest.skip("nobody is reached")
@@ -162,21 +164,21 @@ def test_each_message_goes_by_its_own_size(n: int, memory: str) -> None:
         for most, algorithm in itertools.product((4999, 100_000, 1_000_003), (None, "direct", "push")):
             counts = rng.integers(0, most, (n, n))
             counts[0, n - 1], counts[n - 1, 0] = 0, most
-            if memory == "in place":
+            if in_place:
                 counts = np.maximum(counts, counts.T)
             xs = [random_bits(rng, (int(counts[r].sum()),), "u8") for r in range(n)]
             parts = [np.split(xs[r], np.cumsum(counts[r])[:-1]) for r in range(n)]
             wanted = [np.concatenate([parts[s][r] for s in range(n)]) for r in range(n)]
             inputs = [ranks.put(x, r) for r, x in enumerate(xs)]
-            for batch in [False] if memory == "in place" or algorithm else [False, True]:
+            for batch in [False] if in_place or algorithm else [False, True]:
                 outs = [ranks.put(np.zeros_like(x), r) for r, x in enumerate(wanted)]
-                for r in {"plain": [], "some": range(1, n, 2)}.get(memory, range(n)):
+                for r in symmetric:
                     outs[r] = pool[r][3 * r : 3 * r + len(wanted[r])]
                     outs[r].zero_()
-                if memory == "in place":
-                    for out, x in zip(outs, inputs, strict=True):
-                        out.copy_(x)
-                exchange(ranks, outs if memory == "in place" else inputs, counts, outs, algorithm, batch)
+                for r in in_place:
+                    outs[r].copy_(inputs[r])
+                given = [outs[r] if r in in_place else inputs[r] for r in range(n)]
+                exchange(ranks, given, counts, outs, algorithm, batch)
                 for out, right in zip(outs, wanted, strict=True):
                     assert difference(numbers(out, "u8"), right) is None
 

@@ -119,3 +119,9 @@ def test_mismatch(n: int, what: str, marker: dict[str, str]) -> None:
     assert {error["type"] for error in errors} == {"MismatchError"}
     assert len({error["text"] for error in errors}) == 1
     assert "rank 0" in errors[0]["text"] and "rank 1" in errors[0]["text"]
+
+
+def test_other_plans(marker: dict[str, str]) -> None:
+    errors = play(2, "differs", "plan", env=marker).errors()
+    assert {error["type"] for error in errors} == {"MismatchError"}
+    assert all(f" by {name}" in errors[0]["text"] for name in ("direct", "push_ll128"))

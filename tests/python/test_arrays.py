@@ -5,6 +5,7 @@ any length.
 from __future__ import annotations
 
 import array
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,5 +290,22 @@ def test_dlpack() -> None:
             comm.all_reduce(Dlpack(x))
         with pytest.raises(unisono.UsageError, match="not contiguous"):
             comm.all_reduce(Dlpack(x.T), out=x)
+        kept = np.zeros((2, 3), F32)
+        kept.flags.writeable = False
+        with pytest.raises(unisono.UsageError, match="out (is read-only|cannot be taken by DLPack)"):
+            comm.all_reduce(x, out=Dlpack(kept))
+        assert (kept == 0).all()
 
     on_two(body)
+
+
+def test_what_is_refused_is_let_go() -> None:
+    shorts, turned = array.array("H", [1, 2, 3]), np.ones((3, 4), F32).T
+    there = weakref.ref(turned)
+    with unisono.init() as comm:
+        for refused in (shorts, turned):
+            with pytest.raises(unisono.UsageError):
+                comm.all_reduce(refused)
+        shorts.append(4)  # a BufferError while somebody holds it
+        del turned, refused
+        assert there() is None

@@ -111,6 +111,7 @@ def test_deadline_of_the_environment() -> None:
         ("UNISONO_TIMEOUT_S", "-3"),
         ("UNISONO_TIMEOUT_S", "inf"),
         ("UNISONO_CHUNK_BYTES", "64K"),
+        ("UNISONO_CHUNK_BYTES", "2147483648"),
         ("UNISONO_STREAM_BYTES", "-1"),
         ("UNISONO_SPINS", "many"),
         ("UNISONO_SPINS", "1.7"),

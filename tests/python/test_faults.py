@@ -114,6 +114,7 @@ def test_fork(lane: dict[str, str]) -> None:
     child = outcome.results()[0]["child"]
     refused = error_of(child["call"])
     assert refused["type"] == "UsageError" and "forked" in refused["text"]
+    assert "error" not in child["looked"]
     assert child["kept"] == 1 << 18
 
 

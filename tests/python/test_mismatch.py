@@ -247,9 +247,10 @@ def test_mismatch_between_processes() -> None:
     assert "but rank 1 called all_reduce(sum) of 5 f32" in errors[0]["text"]
 
 
-def test_check_on_one_rank_alone() -> None:
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_check_on_one_rank_alone(nodes: int) -> None:
     """A rank that compares and one that does not would take each other's messages for something else."""
-    for error in ranks.play(2, "fault_programs:checks_on_rank_0").errors():
+    for error in ranks.play(2, "fault_programs:checks_on_rank_0", nodes=nodes).errors():
         assert error["type"] == "UsageError"
         assert "UNISONO_CHECK, the same on every rank" in error["text"]
 

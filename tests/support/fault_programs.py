@@ -242,9 +242,11 @@ def forked() -> dict[str, Any]:
         if child == 0:
             with contextlib.suppress(BaseException):
                 tried = attempt(lambda: comm.all_reduce(np.ones(4, FLOATS)))
+                looked = attempt(comm.raise_if_failed)
                 os.read(dropped_by_all, 1)
                 del dropped
-                os.write(writer, json.dumps({"call": tried, "kept": float(kept.sum())}).encode())
+                said = {"call": tried, "looked": looked, "kept": float(kept.sum())}
+                os.write(writer, json.dumps(said).encode())
                 comm.close()
                 del x, kept, comm
             sys.stdout.flush()

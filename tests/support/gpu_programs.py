@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,36 @@ def collectives(dtype: str, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
                     wrong.append(f"{collective} of {count} {dtype} by {algorithm}, symmetric {symmetric}")
     comm.close()
     return {"wrong": wrong, "made": made, "peer_access": comm.peer_access}
+
+
+def messages(most: int) -> dict[str, Any]:
+    """all_to_all_v of parts of `most` bytes at the most, by every algorithm that runs here, to plain and
+    symmetric memory: which were wrong."""
+    import torch
+
+    here = Rank(check=False)
+    comm, me, n = here.comm, here.rank, here.size
+    rng = np.random.default_rng(n)  # the same on every rank
+    counts = rng.integers(0, most, (n, n))
+    parts = [[random_bits(rng, (count,), "u8") for count in row] for row in counts.tolist()]
+    x = here.put(np.concatenate(parts[me]))
+    wanted = np.concatenate([row[me] for row in parts])
+    outs = [
+        comm.empty(n * most, torch.uint8)[: len(wanted)],
+        torch.empty(len(wanted), dtype=torch.uint8).to(x),
+    ]
+    ways = plain_algorithms("all_to_all_v", comm.nvlink)
+    ways += direct_algorithms("all_to_all_v", n) if comm.peer_access else []
+    wrong, made = [], 0
+    for algorithm, out in product(ways, outs):
+        out.zero_()
+        comm.all_to_all_v(x, counts[me].tolist(), counts[:, me].tolist(), out=out, algorithm=algorithm)
+        here.wait()
+        made += 1
+        if difference(numbers(out, "u8"), wanted) is not None:
+            wrong.append(f"all_to_all_v by {algorithm}, symmetric {out is outs[0]}")
+    comm.close()
+    return {"wrong": wrong, "made": made}
 
 
 def threads(n: int) -> int:
@@ -227,6 +258,14 @@ def differs(what: str) -> None:
         x = pool[4:8] if what == "place" and other else pool[:4]
     if what == "out":  # the root's, which the others do not know
         here.comm.reduce(x, out=pool[8:] if here.rank == 0 else None)
+    elif what == "plan":  # of messages, each of which goes by its own size
+        here.comm.set_plan(
+            [
+                ("send_recv", False, None, "direct" if other else "push"),
+                ("all_to_all_v", False, None, "push_ll128"),
+            ]
+        )
+        here.comm.all_to_all_v(x[: here.size], [1] * here.size, [1] * here.size)
     elif what == "collective" and other:
         here.comm.broadcast(x)
     else:

@@ -62,6 +62,13 @@ class Calls:
         self.local = _core.Communicator(
             inner, timeout_s * _LOCAL_PATIENCE + 0.5, check, device, max_sms, peer_access
         )
+        checks = bootstrap.all_gather(bytes([self.local.check]))
+        if len(set(checks)) > 1:  # one's words would be taken for another's data
+            who = ", ".join(str(rank) for rank, its in enumerate(checks) if its == b"\1")
+            raise UsageError(
+                f"of all ranks only {who} check their calls: give check=, or UNISONO_CHECK, the same on every "
+                "rank."
+            )
         setting = Setting(bootstrap, topology, timeout_s, self.local.raise_if_failed)
         self._engine = make(setting)
         self._moves = Moves(topology, self.local, self._engine, HostSpace())
