@@ -292,7 +292,7 @@ def test_dlpack() -> None:
             comm.all_reduce(Dlpack(x.T), out=x)
         kept = np.zeros((2, 3), F32)
         kept.flags.writeable = False
-        with pytest.raises(unisono.UsageError, match="out (is read-only|cannot be taken by DLPack)"):
+        with pytest.raises(unisono.UsageError, match=r"out (is read-only|cannot be taken by DLPack)"):
             comm.all_reduce(x, out=Dlpack(kept))
         assert (kept == 0).all()
 

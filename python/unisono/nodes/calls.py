@@ -66,8 +66,8 @@ class Calls:
         if len(set(checks)) > 1:  # one's words would be taken for another's data
             who = ", ".join(str(rank) for rank, its in enumerate(checks) if its == b"\1")
             raise UsageError(
-                f"of all ranks only {who} check their calls: give check=, or UNISONO_CHECK, the same on every "
-                "rank."
+                f"of all ranks only {who} check their calls: give check=, or UNISONO_CHECK, the same on "
+                "every rank."
             )
         setting = Setting(bootstrap, topology, timeout_s, self.local.raise_if_failed)
         self._engine = make(setting)
