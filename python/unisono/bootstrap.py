@@ -338,11 +338,11 @@ def _inherited_socket(fd: int) -> socket.socket:
         connection.detach()  # not ours: leave the descriptor as it was
         raise
     os.set_inheritable(fd, False)
-    _die_with_parent(struct.unpack("3i", credentials)[0])
+    die_with_parent(struct.unpack("3i", credentials)[0])
     return connection
 
 
-def _die_with_parent(launcher: int) -> None:
+def die_with_parent(launcher: int) -> None:
     """Have the kernel kill this process when the launcher ends, also by SIGKILL: no rank is left behind."""
     if launcher != os.getppid():
         return  # started through a shell or a container: the launcher ends the process group instead

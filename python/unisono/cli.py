@@ -185,7 +185,7 @@ def gate(
     directory: Annotated[Path, typer.Argument(help="Of a run, or of several.")],
     backend: Annotated[str, typer.Option("--backend", help="The backend to judge.")] = "unisono",
     against: Annotated[
-        str, typer.Option("--against", help="A backend, or best: the fastest other one of each case.")
+        str, typer.Option("--against", help="A backend, or best: every other one of each case.")
     ] = "best",
     min_ratio: Annotated[
         float, typer.Option("--min-ratio", help="The other's time over the backend's own must reach this.")

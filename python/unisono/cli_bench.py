@@ -27,8 +27,13 @@ def bench(
         ),
     ] = None,
     preset: Annotated[
-        str, typer.Option("--preset", "-p", help="; ".join(f"{n}: {p.about}" for n, p in PRESETS.items()))
-    ] = "quick",
+        str | None,
+        typer.Option(
+            "--preset",
+            "-p",
+            help="; ".join([*(f"{n}: {p.about}" for n, p in PRESETS.items()), "default: quick"]),
+        ),
+    ] = None,
     device: Annotated[
         str, typer.Option("--device", help="cpu, or cuda: rank r on GPU r, torch tensors as buffers.")
     ] = "cpu",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -30,7 +31,17 @@ from .clock import LOOK_S, Clock
 from .errors import ResourceError, UsageError
 from .hub import HEADER_BYTES, MAX_PAYLOAD, Hub
 
-__all__ = ["FD_VARIABLE", "NODE_VARIABLE", "RANK_VARIABLE", "SIZE_VARIABLE", "run_command", "run_local"]
+__all__ = [
+    "FD_VARIABLE",
+    "NODE_VARIABLE",
+    "RANK_VARIABLE",
+    "SIZE_VARIABLE",
+    "outside_launchers",
+    "run_command",
+    "run_local",
+    "signals_to",
+    "stop_with",
+]
 
 RANK_VARIABLE = "UNISONO_RANK"
 SIZE_VARIABLE = "UNISONO_SIZE"
@@ -41,9 +52,12 @@ _PIECE = 1 << 16  # bytes read from a rank at once
 _PIECES = (MAX_PAYLOAD + HEADER_BYTES) // _PIECE + 2  # enough for one whole message
 _CLOSED_S = 2.0  # a rank closes its socket a moment before it is gone, a long one on a busy machine
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
-# What another launcher told this process is not true for the ranks that it starts.
-_FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_FOREIGN_TORCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+# What a launcher says of this process is not true of the ranks that it starts, and an mpiexec fails by it.
+# OMPI_MCA_*, OMPI_ALLOW_* and HYDRA_* are the user's settings else.
+_FOREIGN = re.compile(
+    r"PMI|PRTE_|HYDI_|MPI_LOCAL|HYDRA_(HOST_FILE|RMK)$|OMPI_(?!MCA_|ALLOW_)|OMPI_MCA_(orte|ess|pmix)(_|$)"
+    rf"|(LOCAL_)?(RANK|WORLD_SIZE)$|({RANK_VARIABLE}|{SIZE_VARIABLE}|{FD_VARIABLE})$"
+)
 
 
 def run_command(n: int, argv: Sequence[str], *, nodes: int = 1) -> int:
@@ -98,9 +112,21 @@ def run_local(
     if not argv:
         raise UsageError("there is nothing to run: argv is empty")
     run = _Run(n, nodes, grace_s, kill_s)
-    with _signals(run), run:  # in this order: a signal must not interrupt the clearing up
+    with signals_to(run.hand_over), run:  # in this order: a signal must not interrupt the clearing up
         run.start(list(argv), dict(os.environ if env is None else env))
         return run.wait()
+
+
+def outside_launchers(env: Mapping[str, str], *, batch_system: bool = True) -> dict[str, str]:
+    """The environment without what a launcher around this process has put there; the user's settings stay.
+
+    `batch_system`: so does what Slurm says of the job, by which an mpiexec would look for other hosts.
+    """
+    return {
+        name: value
+        for name, value in env.items()
+        if not _FOREIGN.match(name) and (batch_system or not name.startswith("SLURM_"))
+    }
 
 
 class _Rank:
@@ -220,9 +246,14 @@ class _Run:
         self.wake_reader.close()
         self.wake_writer.close()
 
+    def hand_over(self, number: int) -> None:
+        """Give a signal to the loop instead of raising in its middle."""
+        self.received.append(number)
+        with contextlib.suppress(OSError):
+            self.wake_writer.send(b"\0")
+
     def start(self, argv: list[str], env: dict[str, str]) -> None:
-        kept = {k: v for k, v in env.items() if not k.startswith(_FOREIGN) and k not in _FOREIGN_TORCH}
-        kept[SIZE_VARIABLE] = str(self._size)
+        kept = {**outside_launchers(env), SIZE_VARIABLE: str(self._size)}
         for number in range(self._size):
             if self._nodes > 1:
                 kept[NODE_VARIABLE] = str(number * self._nodes // self._size)
@@ -312,9 +343,7 @@ class _Run:
         while self.received:
             number = self.received.popleft()
             if number == signal.SIGTSTP:
-                self._send(signal.SIGSTOP)
-                os.kill(os.getpid(), signal.SIGSTOP)
-                self._send(signal.SIGCONT)
+                stop_with(self._send)
                 continue
             if number == signal.SIGINT:
                 self._interrupts += 1
@@ -364,24 +393,29 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _signals(run: _Run) -> Iterator[None]:
-    """Hand signals to the loop instead of raising in its middle. Does nothing outside the main thread."""
+def signals_to(handle: Callable[[int], None]) -> Iterator[None]:
+    """`handle` gets the signals that a launcher passes on. Does nothing outside the main thread."""
 
-    def hand_over(number: int, frame: FrameType | None) -> None:
-        run.received.append(number)
-        with contextlib.suppress(OSError):
-            run.wake_writer.send(b"\0")
+    def handler(number: int, frame: FrameType | None) -> None:
+        handle(number)
 
     before: dict[int, Any] = {}
     try:
         if threading.current_thread() is threading.main_thread():
             for number in _FORWARDED:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means what it says
-                    before[number] = signal.signal(number, hand_over)
+                    before[number] = signal.signal(number, handler)
         yield
     finally:
-        for handled, handler in before.items():
-            signal.signal(handled, signal.SIG_DFL if handler is None else handler)
+        for handled, old in before.items():
+            signal.signal(handled, signal.SIG_DFL if old is None else old)
+
+
+def stop_with(send: Callable[[int], None]) -> None:
+    """What Ctrl-Z means: stop those to whom `send` gives signals, and this process; `fg` continues all."""
+    send(signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    send(signal.SIGCONT)
 
 
 def _reason(error: OSError, program: str, env: Mapping[str, str]) -> str | None:

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jsonschema
@@ -17,14 +19,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+import ranks
 import report_data as data
 from unisono import files
-from unisono.bench import finish, records, request, start
+from unisono.bench import finish, records, request, session, start
 from unisono.bench.cases import COLLECTIVES, CaseError
 from unisono.bench.options import PRESETS, Options
 from unisono.bench.request import Asked, options_of
 from unisono.cli import app
 from unisono.errors import ResourceError
+from unisono.run import outside_launchers
 
 COMMAND = [sys.executable, "-m", "unisono.cli"]
 
@@ -74,6 +78,17 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--budget inf", "seconds above 0"),
         ("--width 2", "relative to the median"),
         ("--wire fp4", "unknown wire 'fp4': choose from fp8, int8"),
+        ("-n 5 --budget 9", "whatever --budget and --width say"),
+        ("-n 5 --width 0.1", "whatever --budget and --width say"),
+        ("--fabric --preset standard", "leave --preset out"),
+        ("--device cuda --to-memory-limit -e 4G", "leave -e out"),
+        ("--device cuda --to-memory-limit -f 4 -i 8", "leave -f, -i out"),
+        ("--device cuda --to-memory-limit --sizes 1G,2G", "leave all but one of --sizes out"),
+        ("--device cuda --to-memory-limit --streams one --mode graph", "leave --streams, --mode out"),
+        ("--device cuda --to-memory-limit --placement in_place", "leave --placement out"),
+        ("--device cuda --to-memory-limit --workload all", "leave --workload out"),
+        ("--device cuda --to-memory-limit -n 5 -w 1 -c 0", "leave -n, -w, -c 0 out"),
+        ("--device cuda --to-memory-limit --budget 9 --width 0.1", "leave --budget, --width out"),
     ],
 )
 def test_a_wrong_command_says_what_is_known_and_exits_with_2(arguments: str, says: str) -> None:
@@ -219,9 +234,83 @@ def test_mpiexec_gets_the_users_settings_and_nothing_of_a_launcher_around_it() -
     launchers = (
         "OMPI_COMM_WORLD_SIZE OMPI_UNIVERSE_SIZE OMPI_FILE_LOCATION OMPI_MCA_ess OMPI_MCA_ess_base_vpid "
         "OMPI_MCA_orte_hnp_uri OMPI_MCA_pmix PMI_RANK PMIX_RANK PRTE_LAUNCHED HYDI_CONTROL_FD "
-        "HYDRA_HOST_FILE HYDRA_RMK MPI_LOCALNRANKS SLURM_JOB_ID"
+        "HYDRA_HOST_FILE HYDRA_RMK MPI_LOCALNRANKS RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "
+        "UNISONO_RANK UNISONO_SIZE UNISONO_BOOTSTRAP_FD"
     )
-    assert start.outside_launchers(settings | dict.fromkeys(launchers.split(), "1")) == settings
+    around = settings | dict.fromkeys(launchers.split(), "1")
+    job = {"SLURM_JOB_ID": "1"}
+    assert outside_launchers(around | job) == settings | job
+    assert outside_launchers(around | job, batch_system=False) == settings
+
+
+@contextmanager
+def mpiexec_of_a_bench() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """What starts an mpiexec, that one as its only child, and its rank: (the first, the pids of the others).
+    SIGINT to mpiexec is told on standard output, whose end is the proof that it has ended."""
+    mpiexec = (
+        "import os, signal, subprocess, sys\n"
+        "signal.signal(signal.SIGINT, lambda *_: (print('SIGINT', flush=True), sys.exit(7)))\n"
+        "pipe = subprocess.PIPE\n"
+        "rank = subprocess.Popen(['cat'], stdin=pipe, stdout=subprocess.DEVNULL, start_new_session=True)\n"
+        "print(os.getpid(), rank.pid, 'WORLD_SIZE' in os.environ, flush=True)\n"
+        "signal.pause()"
+    )
+    starting = (
+        "import signal, sys; from unisono.bench import start\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a run in the background ignores them
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        "sys.exit(start.run_mpiexec([sys.executable, '-c', sys.argv[1]]))"
+    )
+    env = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    command = [sys.executable, "-c", starting, mpiexec]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
+        try:
+            assert child.stdout is not None
+            *pids, in_a_world = child.stdout.readline().split()
+            assert in_a_world == "False"
+            yield child, [int(pid) for pid in pids]
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_mpiexec_is_interrupted_by_what_is_to_end_the_bench(
+    number: signal.Signals, ranks_find_unisono: None
+) -> None:
+    with mpiexec_of_a_bench() as (child, _):
+        child.send_signal(number)
+        assert child.communicate() == ("SIGINT\n", None)
+    assert child.returncode == 7
+
+
+def test_a_stopped_bench_stops_mpiexec_and_its_ranks(ranks_find_unisono: None) -> None:
+    with mpiexec_of_a_bench() as (child, pids):
+        child.send_signal(signal.SIGTSTP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        for pid in pids:
+            ranks.wait_for_state(pid, "T")
+        child.send_signal(signal.SIGCONT)
+        for pid in pids:
+            ranks.wait_for_state(pid, "S")
+
+
+def test_mpiexec_ends_with_a_bench_that_is_killed(ranks_find_unisono: None) -> None:
+    with mpiexec_of_a_bench() as (child, _):
+        child.kill()
+        assert child.communicate() == ("", None)
+
+
+@pytest.mark.parametrize(("rank", "code"), [(0, finish.INTERRUPTED), (1, finish.OK)])
+def test_of_ranks_that_joined_the_first_alone_gives_the_code(
+    rank: int, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A launcher ends all when one fails, and rank 0 has the report to write."""
+    monkeypatch.setattr(session, "run", lambda options: session.Outcome(1, True, []))
+    monkeypatch.setattr(finish, "finish", lambda *_: finish.INTERRUPTED)
+    for name, value in {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}.items():
+        monkeypatch.setenv(name, value)
+    found = CliRunner().invoke(app, ["bench", "-O", str(tmp_path / "run")])
+    assert (found.exit_code, found.stderr) == (code, "")
 
 
 def test_info_names_every_backend() -> None:

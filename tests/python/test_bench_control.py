@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from bench_threads import meetings
-from unisono.bench.control import Control
+from unisono.bench.control import Control, Interrupt
 
 RANKS = 3
 Step = Callable[[Control], str | None]
@@ -82,3 +84,16 @@ def test_a_library_that_asks_again_after_an_error_is_not_waited_for() -> None:
                 control.gather_bytes(b"")
 
     assert in_step(work) == [(1, "OSError: no port")] * RANKS
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_process_whichever_the_first_was(first: signal.Signals) -> None:
+    """A launcher that is told by Ctrl-C to stop sends SIGINT, then SIGTERM."""
+    both = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in both]
+    with Interrupt().watched() as interrupt:
+        assert not interrupt.asked
+        os.kill(os.getpid(), first)
+        assert interrupt.asked
+        assert [signal.getsignal(number) for number in both] == [signal.SIG_DFL] * 2
+    assert [signal.getsignal(number) for number in both] == before

@@ -80,7 +80,9 @@ def test_the_presets_of_gpus() -> None:
 def test_the_memory_limit_begins_at_a_gibibyte() -> None:
     found = options_of(Asked(device="cuda", to_memory_limit=True), [])
     assert (found.to_memory_limit, found.sizes, found.memories) == (True, [1 << 30], ["plain"])
-    assert options_of(Asked(device="cuda", to_memory_limit=True, begin="1M", end="1M"), []).sizes == [1 << 20]
+    assert options_of(Asked(device="cuda", to_memory_limit=True, begin="1M"), []).sizes == [1 << 20]
+    one = Asked(device="cuda", to_memory_limit=True, sizes="4M", workloads="none", memories="symmetric")
+    assert (options_of(one, []).sizes, options_of(one, []).memories) == ([4 << 20], ["symmetric"])
 
 
 def test_one_process_has_backends_whose_ranks_may_be_threads() -> None:

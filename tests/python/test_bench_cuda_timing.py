@@ -1,15 +1,14 @@
-"""The timed loops on GPUs, on a stand-in device, and the watch over them."""
+"""The timed loops on GPUs, on a stand-in device."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from unisono.bench.cuda import device, timing
+from unisono.bench.cuda import timing
 from unisono.bench.device import HangError
 
 
@@ -114,28 +113,6 @@ def test_what_the_alignment_raises_is_told_with_what_the_call_raised_before() ->
     runner = timing.CudaRunner(gpu, "latency", calling(gpu.log, 1), 1, lambda: None)
     with pytest.raises(RuntimeError, match="OSError: no route; then division by zero"):
         runner.timed(4, 1, 1)
-
-
-def test_a_watch_saves_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    ended = threading.Event()
-
-    def leave(code: int) -> None:
-        done.append(f"exit {code}")
-        watch.stop()
-        ended.set()
-
-    def save() -> None:
-        done.append("save")
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(device, "SILENCE_S", 0.0)
-    monkeypatch.setattr(device.os, "_exit", leave)
-    monkeypatch.setattr(threading, "excepthook", lambda told: None)
-    watch = device.Watch(0)
-    watch.save = save
-    assert ended.wait(30)
-    assert done == ["save", "exit 1"]
 
 
 def test_a_hang_is_told_from_an_error() -> None:

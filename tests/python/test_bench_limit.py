@@ -57,6 +57,13 @@ class Broken(UnisonoBackend):
         return wrong
 
 
+class Small(UnisonoBackend):
+    """Has no messages above 128 KiB."""
+
+    def supports(self, case: Case) -> str | None:
+        return "it has at most 128 KiB." if case.bytes > 128 << 10 else None
+
+
 def run(directory: Path, collectives: list[str]) -> records.Records:
     chosen = options(
         directory,
@@ -96,6 +103,16 @@ def test_a_wrong_result_is_a_failure_and_no_limit(tmp_path: Path, monkeypatch: p
     assert "element 0 is 77" in failure.message
     assert failure.case.bytes == 256 << 10
     assert found.largest[0].case.bytes == 128 << 10
+
+
+def test_a_backend_is_asked_whether_it_supports_each_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "load", lambda name: Small())
+    found = run(tmp_path / "run", ["broadcast"])
+    (largest,) = found.largest
+    assert (largest.case.bytes, largest.stopped) == (128 << 10, "it has at most 128 KiB.")
+    assert not found.failures and not found.skips
 
 
 @pytest.mark.parametrize("error", [None, HangError("gone")], ids=["ctrl-c", "hang"])

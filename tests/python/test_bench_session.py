@@ -3,6 +3,8 @@ or absent."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,14 +15,14 @@ import pytest
 
 import unisono
 from bench_threads import options, run_session
-from unisono.bench import cells, records, session
+from unisono.bench import cells, device, measure, records, session, watch
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import UnisonoBackend
 from unisono.bench.cells import Work
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import HangError, HostDevice
 from unisono.bench.records import Case, Records
-from unisono.bench.schedule import Limits
+from unisono.bench.schedule import Limits, Schedule
 
 Call = Callable[[], object]
 
@@ -115,6 +117,31 @@ class Lazy(Wrapped):
         return once
 
 
+class NoWait(Wrapped):
+    """Its barrier returns at once, and all else is right."""
+
+    name = "no_wait"
+
+    def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
+        return (lambda: None) if case.collective == "barrier" else call
+
+
+class NoWaitLater(Wrapped):
+    """Waits in a barrier the first time that it is made."""
+
+    name = "no_wait_later"
+
+    def meddle(self, call: Call, case: Case, buffers: Buffers) -> Call:
+        made: list[bool] = []
+
+        def once() -> None:
+            if not made:
+                call()
+            made.append(True)
+
+        return once
+
+
 class Raises(Wrapped):
     name = "raises"
     good = 3
@@ -127,14 +154,27 @@ class Raises(Wrapped):
             call()
             count += 1
             if case.collective == "all_gather" and count > self.good:
-                raise OSError("the network is gone")
+                self.fail()
 
         return broken
+
+    def fail(self) -> None:
+        raise OSError("the network is gone")
 
 
 class RaisesLater(Raises):
     name = "raises_later"
     good = 25  # calls: of the first round
+
+
+class Stuck(RaisesLater):
+    """Its calls do not return."""
+
+    name = "stuck"
+    let_go = threading.Event()
+
+    def fail(self) -> None:
+        self.let_go.wait()
 
 
 class Hangs(Wrapped):
@@ -234,8 +274,11 @@ KNOWN: dict[str, type[Backend]] = {
         Notes,
         WrongLater,
         Lazy,
+        NoWait,
+        NoWaitLater,
         Raises,
         RaisesLater,
+        Stuck,
         Hangs,
         Absent,
         NoStart,
@@ -288,7 +331,8 @@ def test_a_run_records_every_case_on_every_backend(run: Run) -> None:
     for result in found.results:
         assert result.verification.before
         assert result.verification.after
-        assert result.verification.bound == "bit-exact"
+        barrier = result.case.collective == "barrier"
+        assert result.verification.bound == ("nobody left before all had entered" if barrier else "bit-exact")
         assert len(result.samples_us) == 8
         assert result.ci_low_us <= result.median_us <= result.ci_high_us
         assert result.skew_us is not None
@@ -379,6 +423,29 @@ def test_a_cell_that_is_wrong_afterwards_is_told_from_the_others_of_its_group(
     }
 
 
+def test_a_barrier_that_does_not_wait_is_a_failure_and_no_time(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "LATE_S", 0.2)  # however busy the machine is
+    found, _ = run(["no_wait", "wrapped"], collectives=["barrier", "all_reduce"], sizes=[64])
+    assert {(f.backend, f.case.collective) for f in found.failures} == {("no_wait", "barrier")}
+    assert all("let this rank go before rank" in f.message for f in found.failures)
+    timed = {(r.backend, r.case.collective) for r in found.results}
+    assert timed == {("no_wait", "all_reduce"), ("wrapped", "all_reduce"), ("wrapped", "barrier")}
+
+
+@pytest.mark.parametrize("mode", ["latency", "throughput"])
+def test_the_barrier_that_is_checked_afterwards_is_the_timed_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(cells, "LATE_S", 0.2)
+    found, _ = run(["no_wait_later"], collectives=["barrier"], modes=[mode])
+    (result,) = found.results
+    assert result.verification.before and not result.verification.after
+    (failure,) = found.failures
+    assert failure.message.startswith("after the timed part: the barrier let this rank go")
+
+
 def test_an_exception_drops_the_cell_and_the_others_go_on(run: Run) -> None:
     found, _ = run(["raises", "wrapped"], memories=["plain"])
     failed = {(f.backend, f.case.collective) for f in found.failures}
@@ -444,6 +511,102 @@ def test_whatever_ends_a_run_what_was_measured_is_kept(
         )
 
 
+def test_a_library_that_never_returns_ends_the_run_and_what_was_measured_is_kept(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left: list[tuple[int, Records]] = []
+
+    def leave(code: int) -> None:
+        left.append((code, records.read(tmp_path / "run")))
+        Stuck.let_go.set()
+
+    Stuck.let_go.clear()
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(device, "SILENCE_S", 2.0)
+    run(["stuck"], sizes=[64], memories=["plain"], modes=["latency"])
+    code, found = left[0]
+    assert code == 1 and not found.ends
+    (result,) = [r for r in found.results if r.case.collective == "all_gather"]
+    assert result.samples_us and result.verification.bound == "not checked"
+    assert result.verification.detail == "the run ended before the second check: nothing moved any more"
+    said = capsys.readouterr().err
+    assert "rank 0: nothing has moved for 2 s in all_gather" in said and "on stuck; the run ends here" in said
+
+
+def test_a_watch_saves_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def leave(code: int) -> None:
+        done.append(f"exit {code}")
+        raise SystemExit(code)
+
+    def save() -> None:
+        done.append("save")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "_exit", leave)
+    watching = watch.Watch(0, 0.0)
+    watching.save = save
+    with pytest.raises(SystemExit):
+        watching._run()
+    assert done == ["save", "exit 1"]
+
+
+def test_a_watch_counts_its_looks_since_the_rank_moved_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the clock, which goes on while the process is stopped."""
+    looks: list[float] = []
+    watching = watch.Watch(0, 4 * watch.LOOK_S)
+
+    def look(seconds: float) -> bool:
+        looks.append(seconds)
+        if len(looks) == 3:
+            watching.beat()
+        return False
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(watching._stopped, "wait", look)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(SystemExit):
+        watching._run()
+    assert looks == [watch.LOOK_S] * (3 + 4)
+
+
+def test_the_watch_is_told_before_and_after_the_call_of_a_check(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers of many GiB take minutes to fill and to compare."""
+    log: dict[int, list[str]] = {}
+
+    def noted(word: str, of: Any) -> Any:
+        def noting(*args: Any) -> Any:
+            log.setdefault(threading.get_ident(), []).append(word)
+            return of(*args)
+
+        return noting
+
+    monkeypatch.setattr(HostDevice, "beat", noted("beat", HostDevice.beat))
+    for name in ("arrange", "inspect"):
+        monkeypatch.setattr(cells, name, noted(name, getattr(cells, name)))
+    run(["unisono"], collectives=["all_reduce"], sizes=[64], memories=["plain"], modes=["latency"])
+    assert len(log) == 3
+    for words in log.values():
+        (first, *_) = (n for n, word in enumerate(words) if word == "arrange")
+        assert words[first - 1 : first + 4] == ["beat", "arrange", "beat", "beat", "inspect"]
+
+
+@pytest.mark.parametrize("backend", ["wrong_at_once", "hangs"])
+def test_time_is_kept_only_for_checks_that_are_still_made(
+    run: Run, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    seen: list[Schedule] = []
+    monkeypatch.setattr(HostDevice, "recover", lambda self, backend: True)
+    monkeypatch.setattr(session.Display, "show", lambda self, schedule, doing: seen.append(schedule))
+    run([backend, "wrapped"], modes=["latency"])
+    assert seen[-1].reserve_s == pytest.approx(0.0, abs=1e-9)
+
+
 def test_what_cannot_run_is_skipped_with_its_reason(run: Run) -> None:
     found, _ = run(["absent", "no_start", "no_gather"], memories=["plain"], modes=["latency"])
     whole = {skip.backend: skip.reason for skip in found.skips if skip.case is None}
@@ -465,13 +628,45 @@ def test_a_backend_that_fails_on_one_rank_is_left_out_on_all(run: Run, name: str
     assert sorted(NoStartAtRoot.closed) == ([0, 1, 2] if name == "no_start_at_root" else [])
 
 
-def test_an_interrupt_on_any_rank_keeps_what_was_measured(run: Run) -> None:
+def test_an_interrupt_on_any_rank_keeps_what_was_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "ENDING_S", 100.0)  # however busy the machine is
     found, outcomes = run(["interrupts"], limits=Limits(budget_s=30, samples=2000, rounds=5))
     assert found.ends[0].interrupted
     assert all(o.interrupted for o in outcomes)
     assert found.results
     assert all(r.verification.after and len(r.samples_us) < 2000 for r in found.results)
     assert not found.failures
+
+
+def test_what_there_is_no_time_to_check_after_an_interrupt_is_recorded_as_not_checked(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "ENDING_S", 0.0)
+    found, outcomes = run(["interrupts"], limits=Limits(budget_s=30, samples=2000, rounds=5))
+    assert found.ends[0].interrupted
+    assert all(o.interrupted for o in outcomes)
+    assert found.results and not found.failures
+    for result in found.results:
+        assert result.verification.before and not result.verification.after
+        assert result.verification.bound == "not checked"
+        assert result.verification.detail == "the run was interrupted before the second check"
+
+
+def test_an_interrupt_is_noticed_between_the_last_checks_too(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = measure.Measurement._checked
+
+    def pressing(self: measure.Measurement, group: cells.Group, phase: int) -> list[cells.Wrong]:
+        if phase == 1 and self.control.rank == 1:
+            self._interrupt.asked = True
+        return checked(self, group, phase)
+
+    monkeypatch.setattr(measure, "ENDING_S", 0.0)
+    monkeypatch.setattr(measure.Measurement, "_checked", pressing)
+    found, outcomes = run(["unisono"], sizes=[64], memories=["plain"], modes=["latency"])
+    assert all(o.interrupted for o in outcomes) and found.ends[0].interrupted
+    assert sorted(r.verification.after for r in found.results) == [False, False, True]
 
 
 def test_a_workload_is_recorded_with_its_own_results(run: Run) -> None:

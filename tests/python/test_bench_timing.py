@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from unisono.bench import timing
+from unisono.bench.backends.unisono import UnisonoBackend
+from unisono.bench.cases import make_case
 from unisono.bench.control import Control
-from unisono.bench.device import HostRunner, one_clock
+from unisono.bench.device import HostDevice, HostRunner, one_clock
 from unisono.bench.timing import Timed
 
 
@@ -83,6 +85,14 @@ def test_there_is_no_skew_between_clocks_that_differ(one: bool) -> None:
     samples, skews = timing.combine([found, found], calls=1)
     assert len(samples) == 4
     assert skews == ([0.0] * 4 if one else [])
+
+
+def test_every_sample_tells_the_watch_that_the_rank_moves() -> None:
+    host = HostDevice(Counter())
+    beats = Counter()
+    host.watch.beat = beats  # type: ignore[assignment, method-assign]
+    host.runner(make_case("barrier", 0, "u8", 2), Counter(), UnisonoBackend()).timed(4, 1, 1)
+    assert beats.count == 4
 
 
 def test_the_clock_is_one_on_one_machine_only() -> None:

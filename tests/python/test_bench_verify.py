@@ -288,4 +288,6 @@ def test_the_bound_is_stated() -> None:
     assert "n = 4 ranks, u = 6e-08" in verify.bound_text(exact, bit_exact=False)
     assert verify.bound_text(make_case("all_reduce", 8, "f32", 4, op="max"), bit_exact=False) == "bit-exact"
     assert verify.bound_text(make_case("all_gather", 8, "f32", 4), bit_exact=False) == "bit-exact"
+    barrier = make_case("barrier", 8, "f32", 4)
+    assert verify.bound_text(barrier, bit_exact=True) == "nobody left before all had entered"
     assert "1/127 of the largest" in verify.bound_text(exact, bit_exact=False, wire="int8")

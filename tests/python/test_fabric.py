@@ -292,6 +292,7 @@ def test_info_lists_what_an_unknown_provider_is_told() -> None:
         (["--channels", "0"], "gives 1 to "),
         (["--channels", "1000"], "gives 1 to "),
         (["--device", "cuda"], "--fabric"),
+        (["--ranks", "1"], "give --ranks 2 or more"),
     ],
 )
 def test_bench_refuses(options: list[str], words: str) -> None:

@@ -40,6 +40,36 @@ def test_headline_is_the_geometric_mean_with_verdicts(tmp_path: Path) -> None:
     assert total.worst.own.key.case.bytes == 512
 
 
+def test_a_verdict_is_against_all_peers(tmp_path: Path) -> None:
+    """The peer of the smallest median varies so much that nothing can be said of it; where one of the larger
+    medians does, FASTER than the best is not FASTER than all."""
+
+    def of(size: int, times: dict[str, tuple[float, float]]) -> list[Record]:
+        return [
+            data.result(name, data.case(size=size), [low, *[(low + high) / 2] * 4, high])
+            for name, (low, high) in times.items()
+        ]
+
+    found = _load(
+        tmp_path,
+        of(8, {"unisono": (10, 11), "mpi": (8, 9), "gloo": (4, 12)}),
+        of(64, {"unisono": (10, 11), "mpi": (12, 13), "gloo": (10, 30)}),
+        of(512, {"unisono": (10, 11), "mpi": (12, 13), "gloo": (20, 30)}),
+    )
+    (group,) = analysis.groups(found)
+    assert [pair.verdict for pair in group.total.pairs] == [Verdict.SLOWER, Verdict.UNCLEAR, Verdict.FASTER]
+    assert [pair.peer.backend for pair in group.total.pairs] == ["gloo", "mpi", "mpi"]
+    (curve,) = analysis.curves(found)
+    assert [winner.sure for winner in curve.winners] == [False, False, True]
+
+
+def test_cases_that_only_variants_of_the_subject_ran_are_not_a_peers(tmp_path: Path) -> None:
+    names = ("unisono:two_shot", "mpi")
+    found = _load(tmp_path, _exact("unisono", 8, 5.0), [_exact(n, 64 << i, 5.0) for i, n in enumerate(names)])
+    (group,) = analysis.groups(found)
+    assert (group.total.alone, group.total.missing) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("sizes", "meet"), [((1024, 16384), "≈ 4.00 KiB"), ((1024, 4096, 16384), "1 KiB to 16 KiB")]
 )

@@ -62,6 +62,21 @@ def test_best_is_the_fastest_peer_of_each_case(tmp_path: Path) -> None:
     assert "| 0.810× | 0.900× |" in gates.render_markdown(found)  # noqa: RUF001
 
 
+@pytest.mark.parametrize("visits", [[1] * 6, [2, 2, 2]], ids=["wide", "unsure"])
+def test_a_case_is_below_where_any_peer_says_so(tmp_path: Path, visits: list[int]) -> None:
+    """Gloo's median is smaller, but nothing can be said of it."""
+    rows = [_between("unisono", 10, 11), _between("mpi", 8, 9), _between("gloo", 5, 11, visits=visits)]
+    found = _gate(tmp_path, *rows)
+    assert [pair.peer.backend for pair in found.below] == ["mpi"]
+    assert (len(found.checked), len(found.unsure), found.passed) == (1, 0, False)
+
+
+def test_a_case_whose_best_peer_is_not_sure_is_not_judged_by_the_others(tmp_path: Path) -> None:
+    rows = [_between("unisono", 10, 11), _between("mpi", 12, 13), _between("gloo", 5, 11, visits=[2, 2, 2])]
+    found = _gate(tmp_path, *rows)
+    assert (found.checked, len(found.unsure), found.passed) == ([], 1, False)
+
+
 def test_a_case_that_is_below_by_little_does_not_read_as_equal(tmp_path: Path) -> None:
     found = _gate(tmp_path, _between("unisono", 10, 10), _between("mpi", 9.969, 9.971))
     assert not found.passed
@@ -127,11 +142,27 @@ def test_an_unknown_name_is_said_and_does_not_pass(tmp_path: Path) -> None:
     assert "The records hold no result of mpj: they hold unisono and mpi." in found.notes
 
 
-def test_a_cut_run_is_said(tmp_path: Path) -> None:
-    data.write(tmp_path, data.run(), [_between("unisono", 1, 2), _between("mpi", 3, 4)])
+def test_a_run_that_was_cut_short_does_not_pass(tmp_path: Path) -> None:
+    """A crash leaves neither an end nor a failure, and the case that crashed is absent."""
+    good = [_between("unisono", 1, 2), _between("mpi", 3, 4)]
+    data.write(tmp_path / "whole", data.run(), good, data.end())
+    assert gates.gate(tmp_path).passed
+    data.write(
+        tmp_path / "cut", data.run(), [_between("unisono", 1, 2, size=8), _between("mpi", 3, 4, size=8)]
+    )
+    found = gates.gate(tmp_path)
+    assert not found.below
+    assert not found.passed
+    assert "1 run without an end" in found.summary()
+    assert "cut/records.jsonl is cut short: only what it holds was judged." in found.notes
+
+
+def test_a_run_that_was_interrupted_is_said_and_passes(tmp_path: Path) -> None:
+    good = [_between("unisono", 1, 2), _between("mpi", 3, 4)]
+    data.write(tmp_path, data.run(), good, data.end(interrupted=True))
     found = gates.gate(tmp_path)
     assert found.passed
-    assert any("cut short" in note for note in found.notes)
+    assert found.notes == ["records.jsonl is interrupted: only what it holds was judged."]
 
 
 def test_workload_cases_count(tmp_path: Path) -> None:

@@ -182,10 +182,10 @@ def test_the_best_peer_is_the_fastest_other_library(tmp_path: Path) -> None:
             data.end(),
         )
     )
-    ((pair,), alone) = model.pairs(found.rows, "unisono")
+    ((pair,), alone, missing) = model.pairs(found.rows, "unisono")
     assert pair.peer.backend == "gloo"
-    assert not alone
-    ((named,), _) = model.pairs(found.rows, "unisono", "unisono:two_shot")
+    assert not alone and not missing
+    ((named,), _, _) = model.pairs(found.rows, "unisono", "unisono:two_shot")
     assert named.peer.backend == "unisono:two_shot"
     assert found.backends[:2] == ["unisono", "unisono:two_shot"]
 

@@ -34,7 +34,7 @@ def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 """
 FOREIGN = dict.fromkeys(
-    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK"], "3"
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_ess"], "3"
 )
 
 

@@ -3,9 +3,12 @@ checks."""
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 import msgspec
 
@@ -18,7 +21,9 @@ from unisono.bench.device import Device, HangError, Runner
 from unisono.bench.records import Case
 from unisono.bench.schedule import Cell
 from unisono.bench.timing import Call
-from unisono.bench.verify import Expectation, arrange, bound_text, expectation, inspect
+from unisono.bench.verify import Arithmetic, Expectation, arrange, bound_text, expectation, inspect
+
+LATE_S = 0.02  # one rank enters a barrier that is checked so much later than the others
 
 
 def prepared(case: Case, backend: Backend, placed: Placed, rank: int) -> Call:
@@ -45,6 +50,7 @@ class Work:
     dropped: bool = False
     recorded: bool = False
     probed: bool = False  # a few calls were timed, so that rank 0 knows what one costs
+    call: Call = _nothing  # what the loops repeat, once they are made
     _placed: Placed | None = None
     _runner: Runner | None = None
 
@@ -52,8 +58,8 @@ class Work:
         """The timed loops over the prepared call, and its buffers; made once."""
         if self._runner is None or self._placed is None:
             self._placed = pools.place(self.case, self.backend)
-            call = prepared(self.case, self.backend, self._placed, pools.rank)
-            self._runner = device.runner(self.case, call, self.backend)
+            self.call = prepared(self.case, self.backend, self._placed, pools.rank)
+            self._runner = device.runner(self.case, self.call, self.backend)
             self.algorithm, self.sms = self.backend.algorithm(self.case), self.backend.sms(self.case)
             self.staged = self.backend.staged()
         return self._runner, self._placed
@@ -134,6 +140,9 @@ class Wrong:
     message: str
 
 
+Made = tuple[Placed, Callable[[], str | None]]  # buffers, and what works on them and says what went wrong
+
+
 def check(
     control: Control, pools: Pools, group: Group, seed: int, device: Device, first: bool
 ) -> list[Wrong]:
@@ -142,58 +151,97 @@ def check(
     The `first` time by one call of its own, before which the ranks' calls are compared. After the timed part
     the loops of every cell run once more, so that what was timed is what is checked: the graph, the queue of
     calls. Not so in place, where a second call would work on the result of the first: one call of its own
-    again. Raises HangError, on all ranks."""
+    again. A barrier leaves no data: one more call by itself shows whether it waits for a rank that is late.
+    Raises HangError, on all ranks."""
     wrong = []
+    backend, late = group.backend, random.Random(seed).randrange(control.size)
     for number, variant in enumerate(group.variants):
         works = [work for work in group.works if work.case.placement == variant.placement]
         loops = [work for work in works if work.probed and not work.dropped]
         if first or variant.placement != PLACEMENTS[0]:
             loops = []
-        expected: Expectation | None = None
+        whose = (control.rank, seed + number, backend.bit_exact)
+        expected = cache(partial(expectation, variant, *whose, wire=backend.wire))
         for hit in [[work] for work in loops] or [works]:
             case = hit[0].case if loops else variant
-            error: str | None = None
-            hung = False
-            try:
-                device.beat(f"the check of {label(case)} on {group.backend.name}")
-                if loops:
-                    placed, go = _looped(hit[0], pools, device)
-                else:
-                    placed, go = _called(case, group.backend, pools, device, compared=first)
-                arithmetic = placed.read[0].arithmetic or device.arithmetic
-                if expected is None:
-                    exact, wire = group.backend.bit_exact, group.backend.wire
-                    expected = expectation(case, control.rank, seed + number, exact, arithmetic, wire)
-                arrange(placed, expected, arithmetic)
-                error = go() or inspect(case, placed, expected, arithmetic)
-            except Exception as raised:
-                hung = isinstance(raised, HangError)
-                error = f"{type(raised).__name__}: {raised}"
-            told = control.first_error(error)
+            device.beat(f"the check of {label(case)} on {backend.name}")
+            made = partial(_called, case, backend, pools, device, compared=first)
+            if loops:
+                made = partial(_looped, hit[0], pools, device)
+            told = _first_error(control, case, partial(_moves, case, made, expected, device))
+            if told is None and case.collective == "barrier":
+                single = partial(_called, case, backend, pools, device, call=hit[0].call if loops else None)
+                told = _first_error(control, case, partial(_waits, control, late, single))
             if told is not None:
-                if any(control.gather(hung, bool)):
-                    raise HangError(f"{told[1]} ({label(case)})")
                 wrong.append(Wrong(case, hit, told[0], f"{told[1]} ({label(case)})"))
     return wrong
 
 
+def _first_error(control: Control, case: Case, step: Callable[[], str | None]) -> tuple[int, str] | None:
+    """(rank, text) of the first error that `step` returned or raised on any rank. Raises HangError on all
+    ranks where it did so on one."""
+    error, hung = None, False
+    try:
+        error = step()
+    except Exception as raised:
+        hung = isinstance(raised, HangError)
+        error = f"{type(raised).__name__}: {raised}"
+    told = control.first_error(error)
+    if told is not None and any(control.gather(hung, bool)):
+        raise HangError(f"{told[1]} ({label(case)})")
+    return told
+
+
+def _moves(
+    case: Case, make: Callable[[], Made], expected: Callable[[Arithmetic], Expectation], device: Device
+) -> str | None:
+    """What is wrong with the data that a call leaves."""
+    placed, go = make()
+    arithmetic = placed.read[0].arithmetic or device.arithmetic
+    wanted = expected(arithmetic)
+    arrange(placed, wanted, arithmetic)
+    device.beat()  # here and below: filling and comparing buffers of many GiB takes minutes
+    error = go()
+    device.beat()
+    return error or inspect(case, placed, wanted, arithmetic)
+
+
+def _waits(control: Control, late: int, make: Callable[[], Made]) -> str | None:
+    """Whether a barrier waits for rank `late`, by each rank's own clock, so that no two clocks need be one:
+    that rank enters LATE_S after an exchange before which all others have begun."""
+    began = time.perf_counter()
+    control.gather(True, bool)
+    _, go = make()
+    if control.rank == late:
+        time.sleep(LATE_S)
+    error = go()
+    if error is None and control.rank != late and time.perf_counter() - began < 0.9 * LATE_S:
+        return f"the barrier let this rank go before rank {late} had entered it."
+    return error
+
+
 def _called(
-    case: Case, backend: Backend, pools: Pools, device: Device, compared: bool
-) -> tuple[Placed, Callable[[], str | None]]:
+    case: Case,
+    backend: Backend,
+    pools: Pools,
+    device: Device,
+    compared: bool = False,
+    call: Call | None = None,
+) -> Made:
     """The buffers of a call that is made for the check, and what makes it; it returns what went wrong."""
     placed = pools.place(case, backend)
-    call = prepared(case, backend, placed, pools.rank)
+    single = call or prepared(case, backend, placed, pools.rank)
 
     def go() -> str | None:
         with backend.checked() if compared else nullcontext():
-            call()
+            single()
         device.finish(backend)
         return None
 
     return placed, go
 
 
-def _looped(work: Work, pools: Pools, device: Device) -> tuple[Placed, Callable[[], str | None]]:
+def _looped(work: Work, pools: Pools, device: Device) -> Made:
     """As `_called`, of what is timed: one sample."""
     runner, placed = work.ready(pools, device)
 

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 T = TypeVar("T")
+_ASKING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Bootstrap(Protocol):
@@ -100,12 +101,13 @@ class Interrupt:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+        for either in _ASKING:  # a second one, whichever, ends the process at once
+            signal.signal(either, signal.SIG_DFL)
 
     @contextmanager
     def watched(self) -> Iterator[Interrupt]:
         """Handles both signals inside the block (main thread only) and restores what was there."""
-        before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._ask) for number in _ASKING}
         try:
             yield self
         finally:

@@ -15,9 +15,11 @@ from unisono.bench.control import Control
 from unisono.bench.records import Case, Ceiling, Link
 from unisono.bench.timing import NOT_TIMED, Call, Timed
 from unisono.bench.verify import NUMPY, Arithmetic
+from unisono.bench.watch import Watch
 from unisono.nodes.topology import boot
 
 MEMORY_SHARE = 0.7  # of the memory that is free on a machine, for all its ranks' buffers together
+SILENCE_S = 360.0  # more than the deadlines of session.py, whose errors say who is missing
 
 
 class HangError(RuntimeError):
@@ -37,33 +39,35 @@ class Runner(Protocol):
         """Frees what the loops hold; called once, before the backend is closed."""
 
 
-class Device(Protocol):
-    """One rank's side; all ranks call the same methods in the same order."""
+class Device:
+    """One rank's side; all ranks call the same methods in the same order. Those that raise here are for a
+    subclass to define."""
 
     kind: str  # as in Case.device
-    index: int | None  # of the GPU
-    stream: int  # on which calls are queued, see backends.base.Ranks
+    index: int | None = None  # of the GPU
+    stream: int = 0  # on which calls are queued, see backends.base.Ranks
     arithmetic: Arithmetic
+    watch: Watch
 
     def pools(self, cases: Iterable[Case], rank: int) -> Pools:
         """The plain memory for all `cases`."""
-        ...
+        raise NotImplementedError
 
     def room(self, control: Control, own: int) -> int:
         """Bytes of the largest case for which there is room on every rank, `own` backends having memory of
         their own."""
-        ...
+        raise NotImplementedError
 
     def used_bytes(self) -> tuple[int, int]:
         """Bytes of the memory that are in use, by whomever, and all there are."""
-        ...
+        raise NotImplementedError
 
     def give_back(self) -> None:
         """Returns what is freed already and only kept for later."""
 
     def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
         """The loops of the case's mode."""
-        ...
+        raise NotImplementedError
 
     def finish(self, backend: Backend) -> None:
         """Waits until the calls queued so far are complete; raises where one has failed."""
@@ -71,28 +75,27 @@ class Device(Protocol):
     def recover(self, backend: Backend) -> bool:
         """After a hang of `backend`, which is not used any more: whether this rank's GPU could be had
         back."""
-        ...
+        return False
 
-    def beat(self, doing: str) -> None:
-        """The run goes on with `doing`, a phrase for the message of a hang."""
-
-    def on_silence(self, save: Callable[[], None]) -> None:
-        """`save` is called before this process is ended because nothing has moved for too long."""
+    def beat(self, doing: str | None = None) -> None:
+        """The run goes on, with `doing`, a phrase for the message of a hang."""
+        self.watch.beat(doing)
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
         """What a rank's bus bandwidth is compared with (GB/s, None where it is unknown), and the records."""
-        ...
+        raise NotImplementedError
 
     def gpus(self) -> list[str]:
         """Names of the GPUs of all ranks of this machine."""
-        ...
+        return []
 
     def state(self) -> list[str]:
         """Clocks and the like of the GPUs, for the records."""
-        ...
+        return []
 
     def close(self) -> None:
         """Frees what the device holds."""
+        self.watch.stop()
 
 
 def one_clock(control: Control) -> bool:
@@ -105,10 +108,15 @@ def one_clock(control: Control) -> bool:
 
 
 class HostRunner:
-    """The loops of `timing`, on the host clock; with start times where it is one for all ranks."""
+    """The loops of `timing`, on the host clock; with start times where it is one for all ranks. Before each
+    sample it tells `beat`, since a batch of long ones is long."""
 
-    def __init__(self, call: Call, align: Call, one_clock: bool = True) -> None:
-        self._call, self._align, self._one_clock = call, align, one_clock
+    def __init__(self, call: Call, align: Call, one_clock: bool = True, beat: Call = lambda: None) -> None:
+        def start() -> None:
+            beat()
+            align()
+
+        self._call, self._align, self._one_clock = call, start, one_clock
 
     def timed(self, samples: int, calls: int, warmup: int) -> Timed:
         found = timing.timed(self._call, self._align, samples, calls, warmup)
@@ -129,12 +137,10 @@ class Bystander:
         pass
 
 
-class HostDevice:
+class HostDevice(Device):
     """Numpy arrays in this process's memory."""
 
     kind = "cpu"
-    index: int | None = None
-    stream = 0
     arithmetic = NUMPY
 
     def __init__(
@@ -145,6 +151,7 @@ class HostDevice:
         one_clock: bool = True,
     ) -> None:
         self._align, self._with_peer, self._rank, self._one_clock = align, with_peer, rank, one_clock
+        self.watch = Watch(rank, SILENCE_S)
 
     def pools(self, cases: Iterable[Case], rank: int) -> Pools:
         return Pools(cases, rank)
@@ -159,36 +166,15 @@ class HostDevice:
         total = provenance.memory_bytes()
         return total - provenance.memory_bytes("MemAvailable"), total
 
-    def give_back(self) -> None:
-        pass
-
     def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
-        if case.pair is None or case.ranks == 2 or self._with_peer is None:
-            return HostRunner(call, self._align, self._one_clock)
-        peer = pairs.peer_of(case, self._rank)
-        return Bystander() if peer is None else HostRunner(call, self._with_peer(peer), self._one_clock)
-
-    def finish(self, backend: Backend) -> None:
-        pass
-
-    def recover(self, backend: Backend) -> bool:
-        return False
-
-    def beat(self, doing: str) -> None:
-        pass
-
-    def on_silence(self, save: Callable[[], None]) -> None:
-        pass
+        align = self._align
+        if case.pair is not None and case.ranks > 2 and self._with_peer is not None:
+            peer = pairs.peer_of(case, self._rank)
+            if peer is None:
+                return Bystander()
+            align = self._with_peer(peer)
+        return HostRunner(call, align, self._one_clock, self.watch.beat)
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
         found = ceilings.measure(control, self._align, self._one_clock)
         return found.per_rank_gbps, [found.one_thread, found.all_threads]
-
-    def gpus(self) -> list[str]:
-        return []
-
-    def state(self) -> list[str]:
-        return []
-
-    def close(self) -> None:
-        pass

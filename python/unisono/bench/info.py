@@ -15,15 +15,8 @@ from unisono.bench import fabric, provenance
 from unisono.bench.backends import base
 from unisono.bench.cases import CaseError
 from unisono.bench.start import find_mpiexec
+from unisono.report import text
 from unisono.tables import Tables
-
-
-def size_text(size: int) -> str:
-    """1536 -> "1.5 KiB"."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size >= 1 << shift:
-            return f"{size / (1 << shift):.3g} {unit}"
-    return f"{size} B"
 
 
 def cores_text() -> str:
@@ -96,13 +89,13 @@ def show(console: Console) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("processor", machine.cpu)
     table.add_row("cores", cores_text())
-    table.add_row("caches", ", ".join(f"{name} {size_text(size)}" for name, size in machine.caches.items()))
+    table.add_row("caches", ", ".join(f"{name} {text.size(size)}" for name, size in machine.caches.items()))
     table.add_row("NUMA nodes", str(machine.numa_nodes))
-    free = size_text(provenance.free_bytes())
-    table.add_row("memory", f"{size_text(machine.memory_bytes)}, {free} available")
+    free = text.size(provenance.free_bytes())
+    table.add_row("memory", f"{text.size(machine.memory_bytes)}, {free} available")
     if Path("/dev/shm").is_dir():
         shared = shutil.disk_usage("/dev/shm")
-        table.add_row("shared memory", f"{size_text(shared.total)}, {size_text(shared.free)} free")
+        table.add_row("shared memory", f"{text.size(shared.total)}, {text.size(shared.free)} free")
     table.add_row("kernel", machine.kernel)
     table.add_row(
         "mpiexec", "found" if find_mpiexec() else "not found: the mpi backend needs one (pip install mpich)"
@@ -115,6 +108,6 @@ def show(console: Console) -> None:
         table.add_row(name, version)
     console.print(table)
     backends = Table("backend", "usable", "version, or why not")
-    for name, usable, text in rows:
-        backends.add_row(name, "yes" if usable else "no", text)
+    for name, usable, said in rows:
+        backends.add_row(name, "yes" if usable else "no", said)
     console.print(backends)

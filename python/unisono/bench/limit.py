@@ -96,15 +96,16 @@ class Sweep:
     def _grow(self, backend: Backend, case: Case, seed: int) -> None:
         before = self._fullest()
         largest: tuple[Case, Step] | None = None
-        reason = backend.supports(case)
-        if reason is None and backend.own_memory and case.memory == "symmetric":
+        if backend.own_memory and case.memory == "symmetric":
             reason = "its own memory is given back with its communicator only, so that it cannot grow."
-        if reason is not None:
             self._emit(Skip(backend=backend.name, reason=reason, case=case))
             return
         stopped: str | None = None
         try:
             while not self._stopped():
+                stopped = backend.supports(case)
+                if stopped is not None:
+                    break
                 step = self._step(backend, case, seed)
                 self._give_back()
                 if step.error is not None:

@@ -7,6 +7,7 @@ the bootstrap; the measured libraries are not used for that.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +32,7 @@ from unisono.bench.schedule import Batch, Limits, Schedule
 
 T = TypeVar("T")
 PROBE_S = 0.02  # a call that takes longer is timed only once to know its cost
+ENDING_S = 5.0  # of second checks after an interrupt: launchers end ranks 10 s after SIGTERM
 
 
 def _slowest_s(ranks: list[timing.Timed]) -> float:
@@ -81,11 +83,12 @@ class Measurement:
         device: Device | None = None,
     ) -> None:
         self.control, self.pools, self.groups = control, pools, list(groups)
-        self.device = device or HostDevice(align)
+        self.device = device or HostDevice(align, rank=control.rank)
         self.works = [work for group in groups for work in group.works]
         self.schedule = Schedule([work.state for work in self.works], limits, seed, time.monotonic)
         self.interrupted = False
         self.failures = 0
+        self._check_until = math.inf
         self._seed, self._binding, self._interrupt = seed, binding, interrupt
         self._emit, self._show, self._verified, self._ceiling = emit, show, verified, ceiling_gbps
 
@@ -93,7 +96,7 @@ class Measurement:
         """Returns rank 0's results (those of the other ranks stay empty); `interrupted` and `failures` tell
         how it went. Whatever ends it is raised once what was measured until then is recorded; HangError on
         all ranks."""
-        self.device.on_silence(partial(self._record_unfinished, "nothing moved any more"))
+        self.device.watch.save = partial(self._record_unfinished, "nothing moved any more")
         try:
             return self._run()
         except BaseException as error:
@@ -116,7 +119,10 @@ class Measurement:
                             results += self._surviving(group, partial(self._finish, group)) or []
                 if self.interrupted:
                     break
-        for group in self.groups:
+        # the quickest checks first: after an interrupt there is no time for all
+        rest = sorted((g for g in self.groups if not g.finished), key=lambda group: group.check_s)
+        for index in self.control.from_root(lambda: [group.index for group in rest], list[int]):
+            group = self.groups[index]
             if not group.finished:
                 results += self._surviving(group, partial(self._finish, group)) or []
         return results
@@ -140,7 +146,7 @@ class Measurement:
             if work.backend is not backend:
                 continue
             work.abandon()
-            work.group.finished = True
+            self._leave(work.group)
             if work.dropped or work.recorded:
                 continue
             self.schedule.drop(index)
@@ -149,6 +155,12 @@ class Measurement:
             else:
                 self._emit(Skip(backend=backend.name, reason=reason, case=work.case))
             work.dropped = True
+
+    def _leave(self, group: Group) -> None:
+        """Nothing more is measured of the group, and the time for its second check is no longer kept."""
+        if not group.finished:
+            group.finished = True
+            self.schedule.reserve_s -= group.check_s
 
     def _unfinished(self, group: Group) -> bool:
         return self.control.from_root(lambda: group.unfinished, bool)
@@ -279,13 +291,15 @@ class Measurement:
 
     def _finish(self, group: Group) -> list[Result]:
         """The second check of a group whose cells are all measured, and their results."""
-        group.finished = True
+        self._leave(group)
         wrong: list[checks.Wrong] = []
         if self._verified and self.control.from_root(
             lambda: any(w.state.samples_us for w in group.works), bool
         ):
-            wrong = self._checked(group, 1)
-            self.schedule.reserve_s -= group.check_s
+            if self._in_time(group):
+                wrong = self._checked(group, 1)
+            else:
+                self._record_unchecked(group.works, "the run was interrupted before the second check")
         for one in wrong:
             if not one.works:
                 self._fail_untimed(group, one)
@@ -293,7 +307,7 @@ class Measurement:
         for work in group.works:
             work.state.done = True
             work.close()
-            if self.control.rank != 0 or work.dropped or not work.state.samples_us:
+            if self.control.rank != 0 or work.dropped or work.recorded or not work.state.samples_us:
                 continue
             after = next((one for one in wrong if work in one.works), None)
             if after is not None:
@@ -308,3 +322,12 @@ class Measurement:
             work.recorded = True
             self._emit(results[-1])
         return results
+
+    def _in_time(self, group: Group) -> bool:
+        """Whether there is time for the second check of the group: after an interrupt of any rank, ENDING_S
+        for all of them together."""
+        self.interrupted |= any(self.control.gather(self._interrupt.asked, bool))
+        now = time.monotonic()
+        if self.interrupted:
+            self._check_until = min(self._check_until, now + ENDING_S)
+        return self.control.from_root(lambda: now + group.check_s <= self._check_until, bool)

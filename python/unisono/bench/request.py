@@ -30,6 +30,7 @@ DTYPE_NAMES = {  # of nccl-tests
     "int32": "i32",
     "int64": "i64",
 }
+DEFAULT_PRESET = "quick"
 MOST_BUDGET_S = 1e9
 LIMIT_SIZES = [1 << 30]  # where --to-memory-limit begins
 
@@ -38,7 +39,7 @@ LIMIT_SIZES = [1 << 30]  # where --to-memory-limit begins
 class Asked:
     """The command line of `unisono bench`; None where the user said nothing."""
 
-    preset: str = "quick"
+    preset: str | None = None
     device: str = "cpu"
     backends: str | None = None
     wires: str | None = None
@@ -79,10 +80,13 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         fabric.prepare_environment(os.environ, asked.provider, asked.channels)
     if os.environ.get("UNISONO_LANE", "host") not in ("", "host"):
         raise CaseError("the bench measures the host lane, or with --fabric the other: unset UNISONO_LANE.")
-    preset = FABRIC_PRESET if asked.fabric else (CUDA_PRESETS if on_gpu else PRESETS)[asked.preset]
+    name = asked.preset or DEFAULT_PRESET
+    preset = FABRIC_PRESET if asked.fabric else (CUDA_PRESETS if on_gpu else PRESETS)[name]
     modes = list(CUDA_DEFAULT_MODES if on_gpu else ("latency",) if asked.fabric else cases.MODES)
-    to_limit = asked.to_memory_limit and asked.begin is None and asked.sizes is None
-    memories = ["plain"] if asked.to_memory_limit else list(preset.memories)
+    sizes, memories = _sizes(asked, preset), list(preset.memories)
+    if asked.to_memory_limit:
+        sizes = LIMIT_SIZES if asked.begin is None and asked.sizes is None else sizes[:1]
+        memories = ["plain"]
     models = asked.workloads
     if models is None:  # a run that the user has narrowed down is about what he named
         narrowed = (asked.collectives, asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
@@ -94,7 +98,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     return Options(
         directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
-        preset=None if asked.fabric else asked.preset,
+        preset=None if asked.fabric else name,
         backends=list(
             dict.fromkeys(
                 _backends(asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device)
@@ -105,7 +109,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         patterns=tuple(_names("pattern", asked.patterns, list(pairs.PATTERNS), list(pairs.PATTERNS))),
         pairs=asked.pairs,
         streams=tuple(_names("streams", asked.streams, list(cases.STREAMS), [cases.OWN])),
-        sizes=LIMIT_SIZES if to_limit else _sizes(asked, preset),
+        sizes=sizes,
         dtypes=_dtypes(asked.dtypes, preset),
         ops=_names("op", asked.ops, list(cases.OPS), list(preset.ops)),
         placements=_names("placement", asked.placements, list(cases.PLACEMENTS), list(preset.placements)),
@@ -125,7 +129,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
 
 
 def _refuse_contradictions(asked: Asked) -> None:
-    if asked.preset not in PRESETS:
+    if asked.preset is not None and asked.preset not in PRESETS:
         raise CaseError(f"unknown preset {asked.preset!r}: choose from {', '.join(PRESETS)}.")
     if asked.device not in cases.DEVICES:
         raise CaseError(f"unknown device {asked.device!r}: choose from {', '.join(cases.DEVICES)}.")
@@ -136,10 +140,41 @@ def _refuse_contradictions(asked: Asked) -> None:
         raise CaseError("--one-process is for GPUs, one a thread: add --device cuda.")
     if asked.to_memory_limit and pairs.NAME in _collectives(asked):
         raise CaseError("--to-memory-limit is about collectives: leave pingpong out.")
+    if asked.to_memory_limit and (useless := _useless_to_the_limit(asked)):
+        raise CaseError(
+            "--to-memory-limit doubles one size, and checks and times it in its own way: leave "
+            f"{', '.join(useless)} out."
+        )
+    if asked.iterations is not None and (asked.budget_s is not None or asked.width is not None):
+        raise CaseError("-n takes so many samples, whatever --budget and --width say: give -n or these.")
     if asked.fabric and on_gpu:
         raise CaseError("--fabric measures the NICs' lane, --device cuda the GPUs': give one of them.")
+    if asked.fabric and asked.preset is not None:
+        raise CaseError(
+            "--fabric has a preset of its own: leave --preset out; --sizes and --budget change it."
+        )
     if not asked.fabric and (asked.provider is not None or asked.channels is not None):
         raise CaseError("--provider and --channels are for --fabric: add it.")
+
+
+def _useless_to_the_limit(asked: Asked) -> list[str]:
+    """The options given that --to-memory-limit has no use for."""
+    given: dict[str, object] = {
+        "-e": asked.end,
+        "-f": asked.factor,
+        "-i": asked.step,
+        "all but one of --sizes": "," in (asked.sizes or "") or None,
+        "--streams": asked.streams,
+        "--placement": asked.placements,
+        "--workload": None if asked.workloads == "none" else asked.workloads,
+        "--mode": asked.modes,
+        "-n": asked.iterations,
+        "-w": asked.warmup,
+        "-c 0": None if asked.check else 0,
+        "--budget": asked.budget_s,
+        "--width": asked.width,
+    }
+    return [name for name, value in given.items() if value is not None]
 
 
 def tune_options(
@@ -191,6 +226,8 @@ def collectives_of(named: Sequence[str] | None, listed: str | None) -> str | Non
 def check_ranks(options: Options, ranks: int) -> None:
     """Raises CaseError where so many ranks cannot be measured as the options say."""
     why = pairs.problem(options.pairs, ranks) if pairs.NAME in options.collectives else None
+    if options.fabric and ranks < 2:
+        why = "--fabric measures what passes between ranks: give --ranks 2 or more."
     if why is not None:
         raise CaseError(why)
 

@@ -132,7 +132,7 @@ class Session:
         binding: Binding | None = None,
     ) -> None:
         self.options, self.control, self.launcher = options, control, launcher
-        self.device, self._binding = device or HostDevice(align), binding or Binding()
+        self.device, self._binding = device or HostDevice(align, rank=control.rank), binding or Binding()
         self._align, self._communicator, self._interrupt = align, communicator, interrupt
         self._writer: RecordsWriter | None = None
         self._backends: list[Backend] = []
@@ -167,6 +167,7 @@ class Session:
         """Everything between the first record and the last."""
         options, control = self.options, self.control
         started = _now()
+        self.device.watch.start()
         self._backends, unusable = self._open_backends()
         self._emit_run(started)
         for skip in unusable:
@@ -294,6 +295,7 @@ class Session:
         """The pools for as many of the cases as the memory holds; the largest that do not fit are skipped, in
         words."""
         control = self.control
+        self.device.beat("the buffers")
         owners = [backend for backend in self._backends if backend.own_memory]
         most = self.device.room(control, len(owners))
         room = self.options.room_bytes

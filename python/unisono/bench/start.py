@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
@@ -21,6 +20,8 @@ from unisono import launch
 from unisono.bench.cases import CaseError
 from unisono.bench.cuda.device import count, missing, prepare_environment
 from unisono.bench.options import Options
+from unisono.bootstrap import die_with_parent
+from unisono.run import outside_launchers, signals_to, stop_with
 
 # Variables by which some launcher or other says that it started several processes.
 _COUNTS = (
@@ -30,12 +31,6 @@ _COUNTS = (
     "WORLD_SIZE",
     "MV2_COMM_WORLD_SIZE",
     "PALS_SIZE",
-)
-# What a launcher or batch system around the bench says of its own processes and hosts: an mpiexec in it fails
-# by that, or takes this machine for several. OMPI_MCA_* and HYDRA_* are the user's settings else.
-_FOREIGN = re.compile(
-    r"PMI|PRTE_|SLURM_|HYDI_|MPI_LOCAL|HYDRA_(HOST_FILE|RMK)$"
-    r"|OMPI_(?!MCA_)|OMPI_MCA_(orte|ess|pmix)(_|$)"
 )
 
 
@@ -102,11 +97,6 @@ def mpiexec_command(mpiexec: str, ranks: int) -> list[str]:
     return [mpiexec, "-n", str(ranks)]
 
 
-def outside_launchers(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what a launcher around this process has put there; the user's settings stay."""
-    return {name: value for name, value in env.items() if not _FOREIGN.match(name)}
-
-
 def start(options: Options, ranks: int) -> int:
     """Runs `ranks` ranks of the bench to their end and returns 0, or what the launcher returned.
 
@@ -119,31 +109,48 @@ def start(options: Options, ranks: int) -> int:
     mpiexec = find_mpiexec() if "mpi" in options.backends and find_spec("mpi4py") else None
     if mpiexec is None:
         return launch.run_local(ranks, word)
+    return run_mpiexec([*mpiexec_command(mpiexec, ranks), *word])
+
+
+def run_mpiexec(argv: Sequence[str]) -> int:
+    """Runs an mpiexec, which ends with this process, and returns its exit code.
+
+    SIGINT, SIGTERM and SIGHUP are all passed on as SIGINT: mpiexec gives the first one to the ranks and ends
+    at the second. Ctrl-Z stops it and the ranks."""
     child = subprocess.Popen(
-        [*mpiexec_command(mpiexec, ranks), *word],
-        env=outside_launchers(os.environ),
+        argv,
+        env=outside_launchers(os.environ, batch_system=False),
         stdin=subprocess.DEVNULL,
         process_group=0,
+        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  (no other thread runs Python)
     )
-    with _forwarded(child):
-        return child.wait()
 
-
-@contextlib.contextmanager
-def _forwarded(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Passes this process's SIGINT and SIGTERM on, both as SIGINT: mpiexec gives the first SIGINT to the
-    ranks and ends at the second."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
+    def handle(number: int) -> None:
+        if number == signal.SIGTSTP:
+            stop_with(partial(_send, _family(child.pid)))
+        else:
             child.send_signal(signal.SIGINT)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        with signals_to(handle):
+            return child.wait()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if child.poll() is None:
             child.kill()
             child.wait()
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that it has started: mpiexec's ranks are in sessions of their own, in which SIGTSTP
+    does nothing."""
+    found = [pid]
+    with contextlib.suppress(OSError):  # it has ended
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += [one for child in path.read_text().split() for one in _family(int(child))]
+    return found
+
+
+def _send(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

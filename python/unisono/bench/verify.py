@@ -264,6 +264,8 @@ def _moved(
 
 def bound_text(case: Case, bit_exact: bool, wire: str | None = None) -> str:
     """The records' statement of what was demanded."""
+    if case.collective == "barrier":
+        return "nobody left before all had entered"
     if wire is not None:
         share = "1/127 of the largest |x|" if wire == "int8" else "1/16 of |x|"
         return f"within {share}, for each x and their sum ({wire})"

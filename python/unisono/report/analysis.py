@@ -69,9 +69,8 @@ def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def headline(title: str, rows: list[Row], subject: str | None) -> Headline:
-    matched, alone = pairs(rows, subject)
-    theirs = {row.key for row in rows} - {row.key for row in rows if row.backend == subject}
-    return Headline(title, matched, len(alone), len(theirs))
+    matched, alone, missing = pairs(rows, subject)
+    return Headline(title, matched, len(alone), len(missing))
 
 
 def groups(model: Model) -> list[Group]:
@@ -96,15 +95,20 @@ def collective_order(name: str) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Winner:
-    """The fastest backend of several at one size; `sure` where it is FASTER than the second, or has no
-    rival."""
+    """The fastest backend of several at one size, and its rivals by their medians; `sure` where it is FASTER
+    than all of them."""
 
     row: Row
-    second: Row | None
+    rivals: tuple[Row, ...]
+
+    @property
+    def second(self) -> Row | None:
+        return self.rivals[0] if self.rivals else None
 
     @property
     def sure(self) -> bool:
-        return self.second is None or stats.verdict(self.row.interval, self.second.interval) is Verdict.FASTER
+        own = self.row.interval
+        return all(stats.verdict(own, rival.interval) is Verdict.FASTER for rival in self.rivals)
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def curves(model: Model) -> list[Curve]:
 
 def _winner(rows: Iterable[Row]) -> Winner:
     first, *rest = sorted(rows, key=lambda row: row.interval.median)
-    return Winner(first, rest[0] if rest else None)
+    return Winner(first, tuple(rest))
 
 
 def _crossings(sizes: list[tuple[Row, Row]]) -> list[Crossover]:

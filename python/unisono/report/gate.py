@@ -14,7 +14,7 @@ from unisono.bench.records import Failure
 
 from . import content, text
 from .markdown import table as markdown_table
-from .model import Pair, Row, case_text, family, load, pairs
+from .model import Pair, Row, case_text, load, pairs
 
 _HEAD = ["Ratio", "At best", "Case", "Own", "Own 95 %", "Peer", "Peer time", "Peer 95 %"]
 
@@ -34,13 +34,15 @@ class GateResult:
     missing: list[Row] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)  # of the backend
     unverified: int = 0  # its results that were not checked after they had been measured
+    cut: int = 0  # runs without an end: what ended them may be a case that is not recorded
     notes: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """At least one case was judged, none is confidently below, the backend failed in none, and all its
-        results were checked."""
-        return bool(self.checked) and not self.below and not self.failures and not self.unverified
+        """At least one case was judged, none is confidently below, the backend failed in none, all its
+        results were checked, and no run was cut short."""
+        wrong = self.below or self.failures or self.unverified or self.cut
+        return bool(self.checked) and not wrong
 
     @property
     def exit_code(self) -> int:
@@ -68,6 +70,9 @@ class GateResult:
         if self.unverified:
             results = text.count(self.unverified, "result")
             parts.append(f"{results} of {self.backend} may be wrong: not checked.")
+        if self.cut:
+            runs = text.count(self.cut, "run")
+            parts.append(f"{runs} without an end: a case that is not recorded may have ended it.")
         if self.unsure:
             few = f"{text.count(len(self.unsure), 'case')} had fewer than {stats.MIN_SAMPLES} visits"
             parts.append(f"{few} and were not judged: give the bench a longer --budget.")
@@ -90,29 +95,34 @@ def below(pair: Pair, min_ratio: float) -> bool:
 def gate(path: Path, backend: str = "unisono", against: str = "best", min_ratio: float = 1.0) -> GateResult:
     """Judges every case of `backend` in the records at `path`, sweep and workloads alike.
 
-    Its peer is `against`, or with `best` the other library with the smallest median in that very case
-    (variants such as `unisono:two_shot` are not peers of `unisono`). A case is confidently below as `below`
-    says; an interval that reaches `min_ratio` is not. Not passing: any case confidently below, any failure,
-    wrong or unchecked result of `backend`, or nothing to judge. Cases of too few visits for an interval,
-    without a peer, or that only peers ran are counted and do not decide. Raises what `load` raises, and
-    ValueError for a ratio that is not positive."""
+    Its peer is `against`, or with `best` each other library (variants such as `unisono:two_shot` are not
+    peers of `unisono`): a case is confidently below where it is so, as `below` says, against any peer, also
+    one whose median is not the smallest. It is judged where that is found, or where its own result and the
+    peer's of the smallest median have intervals: that it keeps up with slower ones decides nothing. An
+    interval that reaches `min_ratio` is not below. Not passing: any case confidently below, any failure,
+    wrong or unchecked result of `backend`, a run that was cut short, or nothing to judge. Cases of too few
+    visits for an interval, without a peer, or that only peers ran are counted and do not decide. Raises what
+    `load` raises, and ValueError for a ratio that is not positive."""
     if not min_ratio > 0:
         raise ValueError(f"the minimum ratio is {min_ratio}: it must be greater than 0.")
     model = load(path)
     found = GateResult(backend, against, min_ratio)
-    compared, found.alone = pairs(model.all_rows, backend, against)
-    found.checked = [pair for pair in compared if pair.sure]
-    found.unsure = [pair for pair in compared if not pair.sure]
-    found.below = sorted((p for p in found.checked if below(p, min_ratio)), key=lambda p: (p.ratio, p.own.id))
-    own = {row.key for row in model.all_rows if row.backend == backend}
-    others = [row for row in model.all_rows if row.key not in own and _is_peer(row, backend, against)]
-    found.missing = list({row.key: row for row in others}.values())
+    compared, found.alone, found.missing = pairs(model.all_rows, backend, against)
+    for pair in compared:
+        each = [pair, *(Pair(pair.own, peer) for peer in pair.others)]
+        lost = next((one for one in each if one.sure and below(one, min_ratio)), None)
+        if lost is not None:
+            found.below.append(lost)
+        told = lost or pair
+        (found.checked if told.sure else found.unsure).append(told)
+    found.below.sort(key=lambda pair: (pair.ratio, pair.own.id))
     found.failures = [failure for _, failure in model.failures if failure.backend == backend]
     for name in dict.fromkeys([backend, *([against] if against != "best" else [])]):
         if name not in model.backends:
             found.notes.append(
                 f"The records hold no result of {name}: they hold {text.listing(model.backends)}."
             )
+    found.cut = sum(source.state == "cut short" for source in model.sources)
     unfinished = [source for source in model.sources if source.state != "complete"]
     found.notes += [f"{s.name} is {s.state}: only what it holds was judged." for s in unfinished]
     unchecked = [row.backend for row in model.all_rows if row.unchecked]
@@ -123,10 +133,6 @@ def gate(path: Path, backend: str = "unisono", against: str = "best", min_ratio:
     if rest:
         found.notes.append(f"{text.count(rest, 'failure')} of other backends do not decide.")
     return found
-
-
-def _is_peer(row: Row, backend: str, against: str) -> bool:
-    return family(row.backend) != family(backend) if against == "best" else row.backend == against
 
 
 def _cells(pair: Pair) -> list[str]:

@@ -54,8 +54,12 @@ memory are part of its time.
 Verified
 Fresh random data with poisoned outputs, checked before and after the timed part: bit by bit where the
 semantics are exact, within the stated bound otherwise. What is checked afterwards is, out of place, what was
-timed: the graph, or the queue of calls. A wrong result is a failure, not a time. What quantises is held to
-the bound that the library states for it.
+timed: the graph, or the queue of calls. Its calls all read the same input and write the same output, and what
+stands there in the end is compared: a call that does less than its share, or returns before its data has
+arrived, is not seen where another of the queue brings the same bytes in time. The check before is of a single
+call. A barrier leaves no data: before and after, one rank enters a single call of it 20 ms late, and no other
+may leave before. A wrong result is a failure, not a time. What quantises is held to the bound that the
+library states for it.
 
 Median and interval
 The median with its exact nonparametric {confidence:.0f} % interval: two order statistics, whatever the
@@ -67,11 +71,12 @@ narrow as was asked before the time ran out.
 Verdict
 FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: all of both
 intervals lies within 2 % of each other. Otherwise UNCLEAR, as where either result is of fewer than {least}
-visits; no verdict is forced.
+visits; no verdict is forced. Of several peers SLOWER than any is SLOWER, and only FASTER than all is FASTER.
 
 Gate
 `unisono gate` has no such tolerance: there a case is confidently below the ratio asked for, by however
-little, where the ratio of the peer's upper to the backend's own lower end of the intervals is.
+little, where the ratio of the upper end of any peer's interval to the lower end of the backend's own is. A
+run that was cut short does not pass.
 
 Speed-up
 Median time of the best peer over the median time of {subject} in the same case: above 1, {subject} is

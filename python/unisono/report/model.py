@@ -126,10 +126,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Pair:
-    """The subject's result and the best peer's, of the same case. `ratio` above 1: the subject is faster."""
+    """The subject's result and a peer's, of the same case: the best one's, and `others` are the rest by their
+    medians. `ratio` above 1: the subject is faster."""
 
     own: Row
     peer: Row
+    others: tuple[Row, ...] = ()
 
     @property
     def sure(self) -> bool:
@@ -150,7 +152,11 @@ class Pair:
 
     @property
     def verdict(self) -> Verdict:
-        return stats.verdict(self.own.interval, self.peer.interval)
+        """FASTER than all peers, SLOWER than any, else as against the best."""
+        found = [stats.verdict(self.own.interval, row.interval) for row in (self.peer, *self.others)]
+        if Verdict.SLOWER in found:
+            return Verdict.SLOWER
+        return Verdict.UNCLEAR if found[0] is Verdict.FASTER and len(set(found)) > 1 else found[0]
 
 
 @dataclass
@@ -314,25 +320,32 @@ def subject_of(backends: list[str]) -> str | None:
     return SUBJECT if SUBJECT in backends else backends[0] if len(backends) > 1 else None
 
 
-def pairs(rows: Iterable[Row], subject: str | None, against: str = "best") -> tuple[list[Pair], list[Row]]:
-    """The subject's rows with their peer, and those without: `against` is a backend, or `best`: the peer with
-    the smallest median of that case; variants of the subject (`unisono:two_shot`) are not its peers unless
-    named."""
+def pairs(
+    rows: Iterable[Row], subject: str | None, against: str = "best"
+) -> tuple[list[Pair], list[Row], list[Row]]:
+    """The subject's rows with their peers, those without, and of each case that only peers ran the best row:
+    `against` is a backend, or `best`: the peer with the smallest median of that case; variants of the subject
+    (`unisono:two_shot`) are not its peers unless named."""
     by_case: dict[Key, list[Row]] = {}
     for row in rows:
         by_case.setdefault(row.key, []).append(row)
-    matched, alone = [], []
+    matched, alone, missing = [], [], []
     for members in by_case.values():
-        for own in (row for row in members if row.backend == subject):
-            if against == "best":
-                peers = [r for r in members if family(r.backend) != family(own.backend)]
-            else:
-                peers = [r for r in members if r.backend == against != subject]
-            if peers:
-                matched.append(Pair(own, min(peers, key=lambda r: (r.interval.median, r.backend))))
-            else:
-                alone.append(own)
-    return matched, alone
+        own = [row for row in members if row.backend == subject]
+        peers = [row for row in members if _is_peer(row.backend, subject, against)]
+        peers.sort(key=lambda row: (row.interval.median, row.backend))
+        if peers:
+            matched += [Pair(row, peers[0], tuple(peers[1:])) for row in own]
+            missing += [] if own else peers[:1]
+        else:
+            alone += own
+    return matched, alone, missing
+
+
+def _is_peer(backend: str, subject: str | None, against: str) -> bool:
+    if against == "best":
+        return family(backend) != family(subject or "")
+    return backend == against != subject
 
 
 def family(backend: str) -> str:

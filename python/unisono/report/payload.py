@@ -184,7 +184,7 @@ def _heat_cell(key: Key, cell: str, own: str, pair: Pair | None) -> Json:
 
 def heat(model: Model) -> list[Json]:
     """The cells of the speed-up heatmap. `≈` before a ratio: neither confidently faster nor slower."""
-    matched, alone = pairs(model.rows, model.subject)
+    matched, alone, _ = pairs(model.rows, model.subject)
     columns = shared_columns(model.all_rows)
     cells = []
     for pair in matched:

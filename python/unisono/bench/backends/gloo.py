@@ -111,10 +111,7 @@ class GlooBackend(Backend):
             case "all_to_all":
                 return self._waited(group.alltoall_base, out, x, [], [])
             case "all_to_all_v":
-                item = out.element_size()
-                scale = buffers.out.itemsize // item if buffers.out is not None else 1
-                recv = [count * scale for count in buffers.recv_counts]
-                send = [count * scale for count in buffers.send_counts]
+                recv, send = list(buffers.recv_counts), list(buffers.send_counts)
                 return self._waited(group.alltoall_base, out, x, recv, send)
             case "send_recv":
                 return self._exchange([x], (rank + 1) % n, [out], (rank - 1) % n)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, MutableMapping
 from importlib.util import find_spec
@@ -23,9 +22,10 @@ from unisono.bench.cuda.memory import TensorRegion, flat_bytes
 from unisono.bench.cuda.runtime import CudaError, Driver, Runtime
 from unisono.bench.cuda.start import StartLine
 from unisono.bench.cuda.timing import CudaRunner
-from unisono.bench.device import HangError, Runner
+from unisono.bench.device import Device, HangError, Runner
 from unisono.bench.records import Case, Ceiling, Link
 from unisono.bench.timing import Call
+from unisono.bench.watch import Watch
 
 HANG_S = 20.0
 LIBRARY_S = 15.0  # the communicator's own deadline, shorter so that its error is the one that is told
@@ -33,7 +33,6 @@ RECOVER_S = 20.0
 HOLD_S = 60.0  # a start line that nobody crosses ends by itself
 SILENCE_S = 240.0  # without any progress, wherever the rank is: in a library's start, a call, a close
 MEMORY_SHARE = 0.8  # of what is free on the fullest GPU; the rest is for what the libraries stage
-LATER_S = 6.0  # that the other ranks leave rank 0, which has the records and may be in their process
 STATE = "name,clocks.sm,clocks.mem,temperature.gpu,power.draw"
 # Multicast through the switch (NVLS) is left out, for all libraries alike, unless the user sets these.
 ENVIRONMENT = {
@@ -84,12 +83,11 @@ def near_gpus(devices: int, root: Path = Path("/sys/bus/pci/devices")) -> list[f
     return [parse_cpulist(text) for text in lists]
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """GPU `index` of this machine. Sets torch's current device and stream for the calling thread, and keeps
     multicast out. Raises CaseError where there is no such GPU."""
 
     kind = "cuda"
-    index: int | None
 
     def __init__(self, index: int, control: Control, align: Callable[[], object]) -> None:
         prepare_environment(os.environ)
@@ -111,7 +109,7 @@ class CudaDevice:
         self.line = StartLine(control, align, self.runtime, self.stream, HOLD_S)
         self.arithmetic = verify.arithmetic(f"cuda:{index}")
         self._rank, self._size, self._control = control.rank, control.size, control
-        self._watch = Watch(control.rank)
+        self.watch = Watch(control.rank, SILENCE_S)
         self._ceiling: float | None = None
 
     # ---- time
@@ -122,10 +120,10 @@ class CudaDevice:
         while not query():
             if monotonic() > deadline:
                 raise HangError(
-                    f"{self._watch.doing}: rank {self._rank}'s GPU was not done with {step} after "
+                    f"{self.watch.doing}: rank {self._rank}'s GPU was not done with {step} after "
                     f"{HANG_S:.0f} s."
                 )
-        self._watch.beat()
+        self.watch.beat()
 
     def agree(self, error: str | None) -> None:
         failed = self._control.first_error(error)
@@ -163,12 +161,6 @@ class CudaDevice:
         except Exception:
             return False
         return not aborting.is_alive()
-
-    def beat(self, doing: str) -> None:
-        self._watch.beat(doing)
-
-    def on_silence(self, save: Callable[[], None]) -> None:
-        self._watch.save = save
 
     # ---- memory
 
@@ -225,7 +217,7 @@ class CudaDevice:
         return gpu_state()
 
     def close(self) -> None:
-        self._watch.stop()
+        super().close()
         self.line.close()
 
 
@@ -244,37 +236,3 @@ def gpu_state() -> list[str]:
         if said.returncode == 0:
             return [line.strip() for line in said.stdout.splitlines() if line.strip()]
     return []
-
-
-class Watch:
-    """Ends the process when nothing has moved for SILENCE_S, also where the rank waits inside a library, once
-    `save` has recorded what was measured; the other ranks notice that this one is gone."""
-
-    def __init__(self, rank: int) -> None:
-        self.doing = "the start"
-        self.save: Callable[[], None] = lambda: None
-        self._limit_s = SILENCE_S + (LATER_S if rank else 0.0)
-        self._rank, self._last, self._stopped = rank, monotonic(), threading.Event()
-        threading.Thread(target=self._run, daemon=True, name="bench-watch").start()
-
-    def beat(self, doing: str | None = None) -> None:
-        """The rank moves; from now on it is `doing` that."""
-        self._last = monotonic()
-        if doing is not None:
-            self.doing = doing
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(2.0):
-            if monotonic() - self._last > self._limit_s:
-                sys.stderr.write(
-                    f"unisono bench: rank {self._rank}: nothing has moved for {self._limit_s:.0f} s in "
-                    f"{self.doing}; the run ends here; what was recorded until then is kept.\n"
-                )
-                sys.stderr.flush()
-                try:
-                    self.save()
-                finally:
-                    os._exit(1)
