@@ -25,7 +25,7 @@ MIN_ROUNDS = stats.MIN_SAMPLES  # as many visits carry an interval of their medi
 BATCH = 75  # samples in one visit at most: six visits carry a p99 (368)
 LONG_S = 10.0  # what a cell may take past the budget
 # where the user fixes the number of samples: a visit can be interrupted after it
-BATCH_MOST, BATCH_S = 5000, 2.0
+BATCH_MOST, BATCH_S = 5000, 0.5
 CHEAP_S = 0.005  # samples that take no longer than this together are always taken
 WARMUP_S = 0.005  # untimed calls before a batch take this long at most, but are never fewer than one
 
