@@ -2,8 +2,6 @@
 
 #include <nanobind/stl/vector.h>
 
-#include <cstdint>
-
 #include "unisono/error.hpp"
 
 namespace unisono::python {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <set>
 
@@ -242,10 +241,8 @@ void Group::unreachable(int rank, int error) {
 }
 
 void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g", timeout_s_);
-  fail(Kind::timeout, where() + " has waited " + seconds + " s for rank " + std::to_string(peer) + " (slot " +
-                          kSlotNames[static_cast<int>(slot)] + ", epoch expected " +
+  fail(Kind::timeout, where() + " has waited " + brief(timeout_s_) + " s for rank " + std::to_string(peer) +
+                          " (slot " + kSlotNames[static_cast<int>(slot)] + ", epoch expected " +
                           std::to_string(expected) + ", seen " + std::to_string(seen) +
                           "): see what that rank is doing, or raise UNISONO_TIMEOUT_S.");
 }

@@ -1,7 +1,5 @@
 // Calls on host memory: which program runs, and over which buffers.
 #include <algorithm>
-#include <cstring>
-#include <limits>
 
 #include "dispatch.hpp"
 #include "local.hpp"
@@ -10,13 +8,6 @@
 #include "rendezvous.hpp"
 
 namespace unisono {
-namespace {
-
-void copy(const byte* from, byte* to, std::size_t bytes) {
-  if (from != to) std::memcpy(to, from, bytes);
-}
-
-}  // namespace
 
 void LocalCommunicator::run_on_host(Request& request) {
   if (request.collective == Collective::batch_send_recv) return run_batch_on_host(request);

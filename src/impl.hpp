@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,11 +53,16 @@ class Communicator::Impl {
   virtual std::optional<int> device() const;
   virtual void synchronize(void* stream);
   virtual bool has_engine() const { return false; }
-  virtual cuda::Engine& engine() const {
-    throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
-  }
+  virtual cuda::Engine& engine() const { refuse_gpu(); }
 
  protected:
+  [[noreturn]] static void refuse_gpu() {
+    throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
+  }
+  static void copy(const byte* from, byte* to, std::size_t bytes) {
+    if (from != to) std::memcpy(to, from, bytes);
+  }
+
   virtual void do_run(Request& request) = 0;
   virtual void do_run_pair(Request& request, int to, int from) = 0;
   virtual void do_barrier() = 0;

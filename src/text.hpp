@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdio>
+#include <string>
 #include <string_view>
 
 namespace unisono {
@@ -10,6 +12,13 @@ inline std::string_view fitting(std::string_view text, std::size_t bytes) {
   if (text.size() <= bytes) return text;
   while (bytes > 0 && (text[bytes] & 0xC0) == 0x80) --bytes;
   return text.substr(0, bytes);
+}
+
+// A number as printf's %g has it.
+inline std::string brief(double number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", number);
+  return text;
 }
 
 }  // namespace unisono

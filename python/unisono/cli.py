@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.bench import finish, request
+from unisono.bench import finish, request, stats
 from unisono.bench.cases import CaseError
 from unisono.cli_bench import bench
 from unisono.cli_run import Output, WithReport, check_ranks, console, guarded, readable, refuse, run_bench
@@ -164,7 +164,9 @@ def compare(
     before: Annotated[Path, typer.Argument(metavar="A", help="Directory of one run.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="Directory of the other.")],
     backend: Annotated[str | None, typer.Option("--backend", help="Only this one.")] = None,
-    tolerance: Annotated[float, typer.Option("--tolerance", help="What differs by less is SAME.")] = 0.02,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="What differs by less is SAME.")
+    ] = stats.TOLERANCE,
     everything: Annotated[bool, typer.Option("--all", help="Also what is SAME or UNCLEAR.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
 ) -> None:

@@ -6,7 +6,6 @@
 #include <coroutine>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <thread>
 #include <tuple>
 
@@ -134,8 +133,7 @@ class FabricCommunicator final : public Communicator::Impl {
 
   std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override {
     if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
-    if (memory == Memory::device && !device_)
-      throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
+    if (memory == Memory::device && !device_) refuse_gpu();
     FabricEndpoint& lane = group_.lane();
     lane.forget_released();
     auto region = std::make_shared<fabric::Region>();
@@ -193,15 +191,10 @@ class FabricCommunicator final : public Communicator::Impl {
   void ended() noexcept override { group_.ended(); }
   void disagree(const std::string& text) override { group_.fail(Group::Kind::mismatch, text); }
 
-  static void copy(const byte* from, byte* to, std::size_t bytes) {
-    if (from != to) std::memcpy(to, from, bytes);
-  }
-
   // The algorithm, the same on every rank. Direct: to be agreed on, by the buffers' places.
   Algorithm chosen(const Request& request) const {
     const bool on_gpu = request.call->memory == Memory::device;
-    if (on_gpu && !device_)
-      throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
+    if (on_gpu && !device_) refuse_gpu();
     if (on_gpu && request.collective != Collective::all_to_all)
       throw UsageError("the fabric lane has no " + std::string(name_of(request.collective)) +
                        " of GPU memory: pass host memory, or use the CUDA lane within a machine.");

@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
 #include <thread>
 
 #include "fabric/library.hpp"
+#include "text.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {
@@ -331,9 +330,7 @@ void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& a
     lane_->tell(peer, Kind::probe);  // it fails where the peer is gone
   }
   if (waited_s > timeout_s_) {
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%g", timeout_s_);
-    const std::string waited = where() + " has waited " + seconds + " s for ";
+    const std::string waited = where() + " has waited " + brief(timeout_s_) + " s for ";
     fail(Group::Kind::timeout,
          peer == rank_
              ? waited + "what its stream was given before: see what runs there, or raise UNISONO_TIMEOUT_S."

@@ -4,7 +4,6 @@
 
 #include <rdma/fabric.h>
 
-#include <cstdint>
 #include <string>
 
 namespace unisono::fabric {

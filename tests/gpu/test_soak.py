@@ -1,6 +1,6 @@
 """Small mixed collectives back to back in CUDA graphs, every element of every result checked on the GPU.
 
-UNISONO_SOAK is the number of calls: 10000000 is the issue's ten million; the default keeps `make gpu-test`
+UNISONO_SOAK is the number of calls: 10000000 is the full soak; the default keeps `make gpu-test`
 short. What is sent is a pattern plus the number of the replay, so that each element of a result is a linear
 function of that number: one comparison checks a whole replay.
 """

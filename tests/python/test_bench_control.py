@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -86,14 +86,33 @@ def test_a_library_that_asks_again_after_an_error_is_not_waited_for() -> None:
     assert in_step(work) == [(1, "OSError: no port")] * RANKS
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_the_process_whichever_the_first_was(first: signal.Signals) -> None:
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """SIGHUP does what it does by itself: the tests may be run by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_ends_the_process_whichever_the_first_was(
+    first: signal.Signals, hangups: None
+) -> None:
     """A launcher that is told by Ctrl-C to stop sends SIGINT, then SIGTERM."""
-    both = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in both]
+    all_ = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in all_]
     with Interrupt().watched() as interrupt:
         assert not interrupt.asked
         os.kill(os.getpid(), first)
         assert interrupt.asked
-        assert [signal.getsignal(number) for number in both] == [signal.SIG_DFL] * 2
-    assert [signal.getsignal(number) for number in both] == before
+        assert [signal.getsignal(number) for number in all_] == [signal.SIG_DFL] * 3
+    assert [signal.getsignal(number) for number in all_] == before
+
+
+def test_nohup_means_what_it_says(hangups: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Interrupt().watched() as interrupt:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not interrupt.asked
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -76,7 +76,7 @@ def run(directory: Path, collectives: list[str]) -> records.Records:
 
     def session_of(control: Control, align: Any, measured: Any) -> session.Session:
         device = SmallDevice(align.barrier)
-        return session.Session(chosen, control, align.barrier, measured, Interrupt(), "threads", device)
+        return session.Session(chosen, control, measured, Interrupt(), "threads", device)
 
     found, _ = run_session(chosen, RANKS, session_of)
     return found

@@ -197,7 +197,7 @@ def test_unisono_in_every_pattern_pair_and_way(tmp_path: Path, ranks: int) -> No
     def session_of(control: Control, align: Any, measured: Any) -> Session:
         aligner = Aligner(control, align.barrier, partial(meeting, align))
         device = HostDevice(aligner, aligner.with_peer, control.rank)
-        return Session(chosen, control, aligner, measured, Interrupt(), "threads", device)
+        return Session(chosen, control, measured, Interrupt(), "threads", device)
 
     found, _ = run_session(chosen, ranks, session_of)
     assert [failure.message for failure in found.failures] == []

@@ -310,7 +310,8 @@ def run(
 
         def session_of(control: Control, align: Any, measured: Any) -> session.Session:
             interrupt = interrupts[control.rank]
-            return session.Session(chosen, control, align.barrier, measured, interrupt, "threads")
+            device = HostDevice(align.barrier, rank=control.rank)
+            return session.Session(chosen, control, measured, interrupt, "threads", device)
 
         return run_session(chosen, ranks, session_of, check=False)
 

@@ -140,7 +140,7 @@ def test_workload_costs_and_the_best_of_each(tmp_path: Path) -> None:
     assert totals == {"unisono": 32.0, "mpi": 20.0, "gloo": None}
     assert cost.mix.unit is not None
     assert cost.mix.unit.median == pytest.approx(12.0, rel=1e-2)
-    table = content.workload_table(cost, found)
+    table = content.workload_table(cost)
     assert table.head[1] == "Per layer"
     assert "10 layers" in table.head
     rows = {row[0]: row for row in table.rows}

@@ -1,6 +1,6 @@
 """A long stream of mixed collectives of random sizes, every result checked.
 
-UNISONO_SOAK is the number of calls: 1000000 is the issue's million; the default keeps `make test` short.
+UNISONO_SOAK is the number of calls: 1000000 is the full soak; the default keeps `make test` short.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ _LINE = 8  # 64-bit words in a cache line: one line a rank
 
 class Aligner:
     """Made and called on all ranks in step; `barrier` is the communicator's, and `meet` gives a barrier of
-    this rank and one other. Where the ranks share no
-    directory for the page (several machines), the barrier alone aligns them."""
+    this rank and one other. Where the ranks share no directory for the page (several machines), the barrier
+    alone aligns them."""
 
     def __init__(
         self,

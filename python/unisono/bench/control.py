@@ -7,12 +7,12 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
-_ASKING = (signal.SIGINT, signal.SIGTERM)
+_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Bootstrap(Protocol):
@@ -94,22 +94,25 @@ class Control:
 
 
 class Interrupt:
-    """Remembers a SIGINT or SIGTERM until the ranks reach a point where all of them can stop."""
+    """Remembers a SIGINT, SIGTERM or SIGHUP until the ranks reach a point where all of them can stop."""
 
     def __init__(self) -> None:
         self.asked = False
+        self._before: dict[int, Any] = {}
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        for either in _ASKING:  # a second one, whichever, ends the process at once
-            signal.signal(either, signal.SIG_DFL)
+        for any_ in self._before:  # a second one, whichever, ends the process at once
+            signal.signal(any_, signal.SIG_DFL)
 
     @contextmanager
     def watched(self) -> Iterator[Interrupt]:
-        """Handles both signals inside the block (main thread only) and restores what was there."""
-        before = {number: signal.signal(number, self._ask) for number in _ASKING}
+        """Handles them inside the block (main thread only) and restores what was there."""
+        for number in _ASKING:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+                self._before[number] = signal.signal(number, self._ask)
         try:
             yield self
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for handled, old in self._before.items():
+                signal.signal(handled, old)

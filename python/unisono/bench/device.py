@@ -162,10 +162,6 @@ class HostDevice(Device):
         # two regions a rank of either memory, and as much again for what the libraries stage
         return least // (4 + 2 * own)
 
-    def used_bytes(self) -> tuple[int, int]:
-        total = provenance.memory_bytes()
-        return total - provenance.memory_bytes("MemAvailable"), total
-
     def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
         align = self._align
         if case.pair is not None and case.ranks > 2 and self._with_peer is not None:

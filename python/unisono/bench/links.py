@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -53,7 +52,9 @@ def run(devices: int, directory: Path, command: Sequence[str], console: Console,
         writer.write(ceiling)
     if failed is None:
         elapsed = time.monotonic() - began
-        writer.write(End(finished_at=_now(), elapsed_s=elapsed, interrupted=False, gpu_state=gpu_state()))
+        writer.write(
+            End(finished_at=provenance.now(), elapsed_s=elapsed, interrupted=False, gpu_state=gpu_state())
+        )
     writer.close()
     for table in tables(found):
         console.print(table)
@@ -65,10 +66,6 @@ def run(devices: int, directory: Path, command: Sequence[str], console: Console,
         console.file.flush()
         os._exit(FAILED)  # the driver would wait for the hung GPU
     return OK if failed is None else FAILED
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _measured(devices: int, show: Callable[[str], None]) -> Iterator[Link]:
@@ -84,7 +81,7 @@ def _head(devices: int, command: Sequence[str]) -> Run:
     return Run(
         schema=SCHEMA_VERSION,
         run_id=os.urandom(8).hex(),
-        started_at=_now(),
+        started_at=provenance.now(),
         command=provenance.command(command),
         preset=None,
         seed=0,

@@ -24,7 +24,7 @@ from unisono.bench.buffers import Pools
 from unisono.bench.cases import label
 from unisono.bench.cells import Group, Work
 from unisono.bench.control import Control, Interrupt
-from unisono.bench.device import Device, HangError, HostDevice
+from unisono.bench.device import Device, HangError
 from unisono.bench.pairs import messages, place_alone
 from unisono.bench.records import NOT_CHECKED, Failure, Record, Result, Skip, Verification
 from unisono.bench.results import result_of
@@ -73,17 +73,16 @@ class Measurement:
         groups: Sequence[Group],
         limits: Limits,
         seed: int,
-        align: timing.Call,
         binding: Binding,
         interrupt: Interrupt,
         emit: Callable[[Record], None],
         show: Callable[[Schedule, str], None],
-        verified: bool = True,
-        ceiling_gbps: float | None = None,
-        device: Device | None = None,
+        verified: bool,
+        ceiling_gbps: float | None,
+        device: Device,
     ) -> None:
         self.control, self.pools, self.groups = control, pools, list(groups)
-        self.device = device or HostDevice(align, rank=control.rank)
+        self.device = device
         self.works = [work for group in groups for work in group.works]
         self.schedule = Schedule([work.state for work in self.works], limits, seed, time.monotonic)
         self.interrupted = False

@@ -54,7 +54,7 @@ def run(options: Options) -> Outcome:
                 control = Control(Meeting(number, ranks, slots, door))
                 align = Aligner(control, aligning[number].barrier)
                 device = CudaDevice(number, control, align)
-                session = Session(options, control, align, measured[number], interrupt, "one process", device)
+                session = Session(options, control, measured[number], interrupt, "one process", device)
                 outcome = session.run()
                 session.close()
                 return outcome

@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path, PurePath
 
@@ -135,6 +136,11 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
         key: value for key, value in sorted(env.items()) if key in VARIABLES or key.startswith(_PREFIXES)
     }
     return {key: "set" if "/" in value or len(value) > 200 else value for key, value in chosen.items()}
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def command(argv: Sequence[str]) -> list[str]:

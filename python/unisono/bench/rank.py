@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
             one_process.run(options)
             return 0
         world = launch.from_env(os.environ)
-        session.run(options, os.environ, Binding(cores_of(world, options.device)))
+        session.run(options, Binding(cores_of(world, options.device)))
     except BaseException as error:
         leave(error)
         return 1

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,18 +56,14 @@ class Outcome:
     results: list[Result]
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding | None = None) -> Outcome:
-    """Joins the other ranks as `env` says and runs on the cores of `binding`; None: as its launcher has bound
-    it. Raises UsageError where the ranks turn out to be separate copies, HangError where a GPU does not come
-    back."""
+def run(options: Options, binding: Binding | None = None) -> Outcome:
+    """Joins the other ranks as the environment says and runs on the cores of `binding`; None: as its launcher
+    has bound it. Raises UsageError where the ranks turn out to be separate copies, HangError where a GPU does
+    not come back."""
     import unisono
 
     set_thread_level()
-    world = launch.from_env(env)
+    world = launch.from_env(os.environ)
     with contextlib.ExitStack() as stack:
         joined = bootstrap.make(world, timeout_s=EXCHANGE_TIMEOUT_S)
         stack.callback(joined.close)
@@ -90,7 +85,7 @@ def run(options: Options, env: Mapping[str, str] = os.environ, binding: Binding 
         device, where = _device(chosen, world.local_rank, control, align)
         measured = joining(**where)
         interrupt = stack.enter_context(Interrupt().watched())
-        session = Session(chosen, control, align, measured, interrupt, world.launcher, device, binding)
+        session = Session(chosen, control, measured, interrupt, world.launcher, device, binding)
         stack.callback(session.close)
         try:
             return session.run()
@@ -124,16 +119,15 @@ class Session:
         self,
         options: Options,
         control: Control,
-        align: Callable[[], object],
         communicator: Any,
         interrupt: Interrupt,
         launcher: str,
-        device: Device | None = None,
+        device: Device,
         binding: Binding | None = None,
     ) -> None:
         self.options, self.control, self.launcher = options, control, launcher
-        self.device, self._binding = device or HostDevice(align, rank=control.rank), binding or Binding()
-        self._align, self._communicator, self._interrupt = align, communicator, interrupt
+        self.device, self._binding = device, binding or Binding()
+        self._communicator, self._interrupt = communicator, interrupt
         self._writer: RecordsWriter | None = None
         self._backends: list[Backend] = []
         self._works: list[Work] = []
@@ -166,7 +160,7 @@ class Session:
     def run(self) -> Outcome:
         """Everything between the first record and the last."""
         options, control = self.options, self.control
-        started = _now()
+        started = provenance.now()
         self.device.watch.start()
         self._backends, unusable = self._open_backends()
         self._emit_run(started)
@@ -189,7 +183,6 @@ class Session:
             groups,
             options.limits,
             options.seed,
-            self._align,
             self._binding,
             self._interrupt,
             self.emit,
@@ -218,7 +211,9 @@ class Session:
         if self.control.rank == 0:
             elapsed = time.monotonic() - self._began
             state = self.device.state()
-            self.emit(End(finished_at=_now(), elapsed_s=elapsed, interrupted=interrupted, gpu_state=state))
+            self.emit(
+                End(finished_at=provenance.now(), elapsed_s=elapsed, interrupted=interrupted, gpu_state=state)
+            )
 
     def _wanted(self, models: Sequence[tuple[Workload, list[Case]]]) -> list[tuple[Case, str | None]]:
         options = self.options

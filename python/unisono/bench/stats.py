@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 CONFIDENCE = 0.95
+TOLERANCE = 0.02  # what differs by less is the same
 MIN_SAMPLES = 6  # below it no pair of order statistics covers the median with 95 %
 QUANTILES = (0.5, 0.95, 0.99)
 
@@ -120,7 +121,7 @@ def variation(samples: Samples) -> float | None:
     return float(values.std(ddof=1) / values.mean())
 
 
-def verdict(a: Interval, b: Interval, tolerance: float = 0.02) -> Verdict:
+def verdict(a: Interval, b: Interval, tolerance: float = TOLERANCE) -> Verdict:
     """Is `a` faster than `b`? Both are intervals of a time.
 
     FASTER or SLOWER: the intervals do not overlap and the medians differ by more than `tolerance`. SAME:

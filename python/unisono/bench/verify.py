@@ -15,6 +15,7 @@ n u times its magnitude.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,19 +85,17 @@ def combine(blocks: Sequence[Array], op: str, dtype: str) -> Array:
     return total.astype(kind)
 
 
-def tolerance(blocks: Sequence[Array], op: str, dtype: str) -> tuple[F64, F64] | None:
+def tolerance(blocks: Sequence[Any], op: str, dtype: str) -> tuple[Any, Any] | None:
     """(exact result, allowed distance) per element for libraries that combine in any order; None where only
-    the exact bits will do: integers, min and max."""
+    the exact bits will do: integers, min and max. Arrays of f64, of numpy or torch."""
     if dtype in INTEGERS or op in ("min", "max"):
         return None
-    unit = ROUNDOFF[dtype]
-    wide = [block.astype(np.float64) for block in blocks]
-    n = len(wide)
+    unit, n = ROUNDOFF[dtype], len(blocks)
     if op == "prod":
-        exact = np.prod(wide, axis=0)
-        return exact, n * unit * np.abs(exact)
+        exact = math.prod(blocks)
+        return exact, n * unit * abs(exact)
     scale = n if op == "avg" else 1
-    return np.sum(wide, axis=0) / scale, n * unit * np.sum(np.abs(wide), axis=0) / scale
+    return sum(blocks) / scale, sum(map(abs, blocks)) * (n * unit / scale)
 
 
 def rounding(blocks: Sequence[Any], exact: Any, op: str, wire: str) -> Any:
@@ -150,7 +149,6 @@ class Arithmetic:
 
     random_block: Callable[[Case, int, int, int], Any]
     combine: Callable[[Sequence[Any], str, str], Any]
-    tolerance: Callable[[Sequence[Any], str, str], tuple[Any, Any] | None]
     write: Callable[[Any, Sequence[Piece]], None]
     differences: Callable[[Any, Sequence[Piece]], tuple[int, str | None]]
     wide: Callable[[Any], Any]
@@ -197,7 +195,7 @@ def wide(block: Array) -> F64:
     return block.astype(np.float64)
 
 
-NUMPY = Arithmetic(random_block, combine, tolerance, write, differences, wide)
+NUMPY = Arithmetic(random_block, combine, write, differences, wide)
 
 
 def expectation(
@@ -226,10 +224,10 @@ def expectation(
     if known.reduces:
         ordered = [blocks[r] for r in range(n)]
         result = arithmetic.combine(ordered, str(case.op), case.dtype)
-        allowed = None if bit_exact else arithmetic.tolerance(ordered, str(case.op), case.dtype)
+        wide = [] if bit_exact else [arithmetic.wide(block) for block in ordered]
+        allowed = None if bit_exact else tolerance(wide, str(case.op), case.dtype)
         if allowed is not None and wire is not None and n > 1:
             exact, unit = allowed
-            wide = [arithmetic.wide(block) for block in ordered]
             allowed = exact, unit + rounding(wide, exact, str(case.op), wire)
         offset = rank * out_count if case.collective == "reduce_scatter" else 0
         return Expectation(x, (Piece(0, out_count, result, offset, allowed),))

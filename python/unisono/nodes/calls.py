@@ -239,9 +239,9 @@ class Calls:
     ) -> tuple[Any, Array]:
         if out is None:
             out = _core.empty_like(like, shape, self._device or 0, stream if given.gpu else None)
-        return out, self._output(out, like, given, shape)
+        return out, self._output(out, given, shape)
 
-    def _output(self, out: Any, like: Any, given: Array, shape: tuple[int, ...]) -> Array:
+    def _output(self, out: Any, given: Array, shape: tuple[int, ...]) -> Array:
         taken = self._array(out, "out", written=True)
         if taken.dtype != given.dtype:
             raise UsageError(f"out has dtype {taken.dtype}, but x has {given.dtype}: give both the same.")

@@ -50,7 +50,7 @@ class HierarchicalCommunicator(Calls):
     ) -> Any:
         """See `unisono.Communicator.broadcast`."""
         given = self._array(x, "x", written=out is None and self.rank != root)
-        taken = given if out is None else self._output(out, x, given, given.shape)
+        taken = given if out is None else self._output(out, given, given.shape)
         self._check_call("broadcast", given, taken, given.elements, root)
         with self._call("broadcast", given, root=root, algorithm=algorithm, stream=stream):
             if self.rank == root:

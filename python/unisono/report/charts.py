@@ -1,4 +1,4 @@
-"""The charts, as Altair templates over rows of `payload.columns`: one template each, used by the page and by
+"""The charts, as Altair templates over rows of `payload.result`: one template each, used by the page and by
 the PNGs."""
 
 from __future__ import annotations

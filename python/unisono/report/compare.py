@@ -18,7 +18,6 @@ from . import text
 from .markdown import table as markdown_table
 from .model import Model, Row, case_text, load
 
-TOLERANCE = 0.02
 _STYLES = {Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.SAME: "dim", Verdict.UNCLEAR: "yellow"}
 _HEAD = ["Verdict", "Backend", "Case", "A", "A 95 %", "B", "B 95 %", "A / B"]
 
@@ -29,7 +28,7 @@ class Change:
 
     a: Row
     b: Row
-    tolerance: float = TOLERANCE
+    tolerance: float = stats.TOLERANCE
 
     @property
     def ratio(self) -> float:
@@ -103,7 +102,7 @@ def _index(
     }
 
 
-def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = TOLERANCE) -> Comparison:
+def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = stats.TOLERANCE) -> Comparison:
     """Compares the records at `b` with those at `a` (files or directories), on every backend or only on
     `backend`.
 

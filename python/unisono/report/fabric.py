@@ -9,13 +9,9 @@ from .content import Table
 from .model import Model, Row
 
 
-def is_way(backend: str) -> bool:
-    return backend.startswith("fabric:")
-
-
 def rows(model: Model) -> list[Row]:
     """The results on all cases of which a way of the fabric lane has one, by case, the fastest first."""
-    cases = {row.key for row in model.all_rows if is_way(row.backend)}
+    cases = {row.key for row in model.all_rows if row.backend.startswith("fabric:")}
     chosen = [row for row in model.all_rows if row.key in cases]
     return sorted(chosen, key=lambda row: (row.key.case.collective, row.key.case.bytes, row.interval.median))
 

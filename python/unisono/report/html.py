@@ -113,7 +113,7 @@ def _workloads(model: Model) -> list[dict[str, Any]]:
         {
             "cost": cost,
             "where": content.slice_text(cost.key, model),
-            "table": content.workload_table(cost, model),
+            "table": content.workload_table(cost),
             "bars": any(c.unit is not None for c in cost.costs),
         }
         for cost in costs
@@ -153,7 +153,7 @@ def render(model: Model) -> str:
         links=links.matrices(model),
         pairs=pairs.matrices(model),
         scaling=[(kind, scaling.table(model, kind)) for kind in scaling.kinds(model)],
-        largest=links.largest(model),
+        largest=content.largest(model),
         fabric=fabric.table(model),
         fabric_ceiling=fabric.ceiling_text(model),
         few=method.few(),

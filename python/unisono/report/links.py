@@ -123,21 +123,3 @@ def cells(matrix: Matrix) -> list[Json]:
         for target, (number, name) in zip(matrix.names, row, strict=True)
         if number
     ]
-
-
-def largest(model: Model) -> Table:
-    """The largest size of each collective that ran before the memory was full."""
-    rows = [
-        [
-            item.backend,
-            f"{item.case.collective} {item.case.dtype}, {text.count(item.case.ranks, 'rank')}, "
-            f"{item.case.memory}",
-            text.size(item.case.bytes),
-            text.time(item.time_us),
-            f"{text.size(item.used_bytes)} of {text.size(item.total_bytes)}",
-            item.stopped,
-        ]
-        for item in model.largest
-    ]
-    head = ["Backend", "Case", "Largest", "Time", "Memory of the fullest GPU", "Why no larger one"]
-    return Table(head, rows, frozenset({2, 3}))

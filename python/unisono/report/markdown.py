@@ -189,7 +189,7 @@ def _links(model: Model, images: Sequence[str]) -> list[str]:
         for matrix in links.matrices(model):
             lines += _matrix(matrix)
     if model.largest:
-        lines += _section("Largest messages", images) + _table(links.largest(model))
+        lines += _section("Largest messages", images) + _table(content.largest(model))
     return lines
 
 
@@ -225,7 +225,7 @@ def _workloads(model: Model) -> list[str]:
     for cost in analysis.workload_costs(model):
         lines += [f"### {_md(cost.workload.title)}", ""]
         lines += [f"{_md(content.slice_text(cost.key, model))}; source: {_md(cost.workload.source)}", ""]
-        lines += _table(content.workload_table(cost, model))
+        lines += _table(content.workload_table(cost))
     return lines or ["No workload was measured.", ""]
 
 

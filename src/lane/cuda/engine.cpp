@@ -8,6 +8,7 @@
 
 #include "env.hpp"
 #include "lane/cuda/gpu_engine.hpp"
+#include "text.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::cuda {
@@ -316,10 +317,8 @@ void GpuEngine::watch(const std::stop_token& stop) {
 
 std::string GpuEngine::story() const {
   const Failure& f = *failure_;
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g", timeout_s_);
   return std::string(name_of(static_cast<Collective>(f.collective % kCollectives))) + " (call " +
-         std::to_string(f.call) + " of rank " + std::to_string(f.rank) + ") has waited " + seconds +
+         std::to_string(f.call) + " of rank " + std::to_string(f.rank) + ") has waited " + brief(timeout_s_) +
          " s on the GPU for rank " + std::to_string(f.peer) + " (slot " + kSlotNames[f.slot % kSlots] +
          ", block " + std::to_string(f.block) + ", epoch expected " + std::to_string(f.expected) + ", seen " +
          std::to_string(f.seen) +

@@ -2,7 +2,6 @@
 // Consistency Model".
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "lane/cuda/layout.hpp"

@@ -2,8 +2,6 @@
 // reduction of the call from a table, or have it compiled in where that pays.
 #pragma once
 
-#include <cstdint>
-
 #include "lane/cuda/move.cuh"
 
 namespace unisono::cuda {

@@ -1,7 +1,6 @@
 // The host lane: one thread of one rank, over memory that all ranks of the machine have mapped.
 #pragma once
 
-#include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>

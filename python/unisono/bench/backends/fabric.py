@@ -17,7 +17,8 @@ import numpy as np
 
 from unisono import launch
 from unisono.bench.backends.base import Backend, Buffers, Ranks
-from unisono.bench.cases import COLLECTIVES, CaseError
+from unisono.bench.backends.unisono import bound
+from unisono.bench.cases import CaseError
 from unisono.bench.records import Case
 
 POLICIES = ("single", "multi", "round-robin")
@@ -113,19 +114,9 @@ class FabricBackend(Backend):
         return made[0], made[1]
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        comm, x, out = self._comm, buffers.x, buffers.out
-        rank, n = comm.rank, comm.size
         if case.collective == "barrier":
-            return partial(comm.barrier)
-        if case.collective == "send_recv":
-            return partial(comm.send_recv, x, (rank + 1) % n, out, (rank - 1) % n)
-        if case.collective == "all_to_all_v":
-            return partial(comm.all_to_all_v, x, list(buffers.send_counts), list(buffers.recv_counts), out)
-        known = COLLECTIVES[case.collective]
-        arguments: list[Any] = [x]
-        arguments += [case.root] if known.rooted else []
-        arguments += [case.op] if known.reduces else []
-        return partial(getattr(comm, case.collective), *arguments, out)
+            return partial(self._comm.barrier)
+        return bound(self._comm, case, buffers, {})
 
     def algorithm(self, case: Case) -> str | None:
         if case.collective == "barrier":

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,22 @@ def all_algorithms() -> list[str]:
     found = [known(name, device) for device in DEVICES for name in COLLECTIVES]
     found += [HierarchicalCommunicator.algorithms(name) for name in COLLECTIVES]
     return list(dict.fromkeys(algorithm for names in found for algorithm in names))
+
+
+def bound(comm: Any, case: Case, buffers: Buffers, options: dict[str, Any]) -> Callable[[], object]:
+    """The communicator's method on the case's buffers: positional, as a caller who counts nanoseconds would
+    write it."""
+    x, out, rank, n = buffers.x, buffers.out, comm.rank, comm.size
+    if case.collective == "send_recv":
+        return partial(comm.send_recv, x, (rank + 1) % n, out, (rank - 1) % n, **options)
+    if case.collective == "all_to_all_v":
+        counts = list(buffers.send_counts), list(buffers.recv_counts)
+        return partial(comm.all_to_all_v, x, *counts, out, **options)
+    known = KNOWN[case.collective]
+    arguments: list[Any] = [x]
+    arguments += [case.root] if known.rooted else []
+    arguments += [case.op] if known.reduces else []
+    return partial(getattr(comm, case.collective), *arguments, out, **options)
 
 
 class UnisonoBackend(Backend):
@@ -142,10 +159,10 @@ class UnisonoBackend(Backend):
             self._comm._reset_shape()
 
     def _prepared(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        comm, x, out, rank, n = self._comm, buffers.x, buffers.out, self._comm.rank, self._comm.size
+        comm = self._comm
         if self._device == "cuda" and case.memory == "symmetric" and KNOWN[case.collective].rooted:
             # without a copy only where every rank names the place
-            x, out = buffers.x_place, buffers.out_place
+            buffers = replace(buffers, x=buffers.x_place, out=buffers.out_place)
         if case.collective == "barrier":
             if self._one is not None:  # on a stream: the smallest sum, as nccl's
                 return partial(comm.all_reduce, self._one, "sum", self._one, **self._queued)
@@ -155,21 +172,10 @@ class UnisonoBackend(Backend):
         if self.wire is not None:
             options["wire"] = self.wire
         if case.collective == pairs.NAME:
-            return self._pingpong(case, x, out, options)
+            return self._pingpong(case, buffers.x, buffers.out, options)
         if case.streams:
-            return self._all_to_all(case, x, out, options)
-        if case.collective == "send_recv":
-            return partial(comm.send_recv, x, (rank + 1) % n, out, (rank - 1) % n, **options)
-        if case.collective == "all_to_all_v":
-            return partial(
-                comm.all_to_all_v, x, list(buffers.send_counts), list(buffers.recv_counts), out, **options
-            )
-        # positional, as a caller who counts nanoseconds would write it
-        known = KNOWN[case.collective]
-        arguments: list[Any] = [x]
-        arguments += [case.root] if known.rooted else []
-        arguments += [case.op] if known.reduces else []
-        return partial(getattr(comm, case.collective), *arguments, out, **options)
+            return self._all_to_all(case, buffers.x, buffers.out, options)
+        return bound(comm, case, buffers, options)
 
     def _pingpong(self, case: Case, x: Any, out: Any, options: dict[str, Any]) -> Callable[[], object]:
         comm, peer = self._comm, pairs.peer_of(case, self._comm.rank)

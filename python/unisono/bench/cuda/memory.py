@@ -8,18 +8,6 @@ from typing import Any
 from unisono.bench.buffers import POISON, Region
 from unisono.bench.cases import DTYPES
 
-TORCH_NAMES = {
-    "f32": "float32",
-    "f64": "float64",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f8e4m3": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-    "i8": "int8",
-    "u8": "uint8",
-    "i32": "int32",
-    "i64": "int64",
-}
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
@@ -27,7 +15,7 @@ def torch_dtype(dtype: str) -> Any:
     """Torch's type of a case's dtype."""
     import torch
 
-    return getattr(torch, TORCH_NAMES[dtype])
+    return getattr(torch, DTYPES[dtype].name)
 
 
 def bits_dtype(dtype: str) -> Any:

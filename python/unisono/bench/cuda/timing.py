@@ -13,6 +13,7 @@ No wait is without a deadline; past it the sample says `hung`, and nothing can b
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import repeat
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -22,9 +23,7 @@ import numpy as np
 from unisono.bench.cuda.runtime import Graph, Runtime
 from unisono.bench.cuda.start import StartLine
 from unisono.bench.device import HangError
-from unisono.bench.timing import Call, Timed, collector_off
-
-NO_STARTS = np.zeros(0, np.int64)
+from unisono.bench.timing import NOT_TIMED, Call, Timed, collector_off
 
 
 class Waiting(Protocol):
@@ -78,7 +77,7 @@ class CudaRunner:
             self._raise_if_failed()
         except Exception as raised:
             return self._given_up(raised, 0)
-        return Timed(NO_STARTS, np.asarray(durations, np.float64).astype(np.int64))
+        return Timed(NOT_TIMED.starts, np.asarray(durations, np.float64).astype(np.int64))
 
     def _given_up(self, raised: Exception, samples_left: int) -> Timed:
         """Makes the alignments of the samples that are left, so that no other rank waits for this one
@@ -90,7 +89,7 @@ class CudaRunner:
                 meet()
         except Exception as late:
             raise RuntimeError(f"{text}; then {late}") from late
-        return Timed(NO_STARTS, np.zeros(0, np.int64), text, isinstance(raised, HangError))
+        return replace(NOT_TIMED, error=text, hung=isinstance(raised, HangError))
 
     @property
     def _by_events(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from unisono.bench.cases import INTEGERS
 from unisono.bench.cuda.memory import torch_dtype
 from unisono.bench.records import Case
-from unisono.bench.verify import ROUNDOFF, Arithmetic, Piece, rows
+from unisono.bench.verify import Arithmetic, Piece, rows
 
 TILES = 8  # a row of a long piece has so many blocks: beyond, its temporaries are felt at the memory's limit
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -101,24 +101,6 @@ def combine(blocks: Sequence[Any], op: str, dtype: str) -> Any:
     return total.to(kind)
 
 
-def tolerance(blocks: Sequence[Any], op: str, dtype: str) -> tuple[Any, Any] | None:
-    """As verify.tolerance."""
-    import torch
-
-    if dtype in INTEGERS or op in ("min", "max"):
-        return None
-    unit, n = ROUNDOFF[dtype], len(blocks)
-    wide = [block.to(torch.float64) for block in blocks]
-    exact, magnitude = wide[0], wide[0].abs()
-    for block in wide[1:]:
-        exact = exact * block if op == "prod" else exact + block
-        magnitude = magnitude + block.abs()
-    if op == "prod":
-        return exact, n * unit * exact.abs()
-    scale = n if op == "avg" else 1
-    return exact / scale, magnitude * (n * unit / scale)
-
-
 def _tiled(pieces: Sequence[Piece]) -> list[Piece]:
     """The same pieces with a longer block where they are long: fewer and longer rows, for fewer kernels."""
     return [
@@ -201,4 +183,4 @@ def arithmetic(device: str) -> Arithmetic:
     def block(case: Case, rank: int, seed: int, count: int) -> Any:
         return random_block(case, rank, seed, count, device)
 
-    return Arithmetic(block, combine, tolerance, write, differences, lambda block: block.double())
+    return Arithmetic(block, combine, write, differences, lambda block: block.double())
