@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "array.hpp"
-#include "rank_number.hpp"
+#include "given.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono::python {

@@ -83,6 +83,7 @@ struct TensorNames {
   PyObject* const get_device = made("get_device");
   PyObject* const dtype = made("dtype");
   PyObject* const shape = made("shape");
+  PyObject* const array_struct = made("__array_struct__");
 };
 const TensorNames& tensor() {
   static const TensorNames names;
@@ -107,18 +108,55 @@ nb::object ask(nb::handle object, PyObject* method) {
                    " copies).");
 }
 
-// torch has one object for each dtype; those met are kept, so that none takes another's place.
-DType dtype_of_torch(const nb::object& its, const char* what) {
-  static std::vector<std::pair<PyObject*, DType>> met;
-  for (const auto& [object, dtype] : met)
-    if (object == its.ptr()) return dtype;
-  // str of an object, not of an accessor: that would be a cast
-  const std::string name = nb::cast<std::string>(nb::str(its));
-  const auto known = dtype_named(std::string_view(name).substr(name.find('.') + 1));
-  if (!known) unknown(name, what);
-  if (met.size() < std::size(kNames)) met.emplace_back(its.inc_ref().ptr(), *known);
-  return *known;
-}
+// Libraries have one object for each dtype; those met are kept, so that none takes another's place.
+class Dtypes {
+ public:
+  std::optional<DType> find(const nb::object& its) const {
+    for (const auto& [object, dtype] : met_)
+      if (object == its.ptr()) return dtype;
+    return std::nullopt;
+  }
+  // Its str may have a module in front.
+  DType learn(const nb::object& its, const char* what) {
+    if (const auto known = find(its)) return *known;
+    // str of an object, not of an accessor: that would be a cast
+    const std::string name = nb::cast<std::string>(nb::str(its));
+    const auto known = dtype_named(std::string_view(name).substr(name.find('.') + 1));
+    if (!known) unknown(name, what);
+    if (met_.size() < std::size(kNames)) met_.emplace_back(its.inc_ref().ptr(), *known);
+    return *known;
+  }
+
+ private:
+  std::vector<std::pair<PyObject*, DType>> met_;
+} torch_dtypes;
+
+// numpy's arrays of types that its buffers cannot describe (ml_dtypes'): the type of those arrays, once one
+// has come, and theirs.
+struct Extensions {
+  PyTypeObject* type = nullptr;
+  Dtypes dtypes;
+  std::optional<DType> find(nb::handle array) const {
+    if (Py_TYPE(array.ptr()) != type) return std::nullopt;
+    return dtypes.find(get(array, tensor().dtype));
+  }
+  DType learn(nb::handle array, const char* what) {
+    const DType known = dtypes.learn(get(array, tensor().dtype), what);
+    if (!type) Py_INCREF(type = Py_TYPE(array.ptr()));
+    return known;
+  }
+} extensions;
+
+// What numpy's __array_struct__ points to (NumPy reference, "The array interface protocol", version 3).
+struct ArrayStruct {
+  int two, dims;
+  char kind;
+  int item_bytes, flags;
+  Py_ssize_t *extents, *strides;
+  void* data;
+  PyObject* description;
+};
+constexpr int kContiguous = 0x1, kWriteable = 0x400;
 
 // torch.Tensor, and its table of functions: null before the first one has come, and of versions without.
 struct TorchTable {
@@ -143,10 +181,16 @@ std::string refusal(nb::handle array) {
 
 // By way of the other constructor, so that the destructor runs where this one throws.
 Array::Array(nb::handle array, const char* what, bool written) : Array() {
-  if (from_torch_table(array) || from_buffer(array, what, written)) return;
+  if (from_torch_table(array)) return;
+  if (const auto known = extensions.find(array)) {
+    from_extension_type(array, *known, what, written);
+    return;
+  }
+  if (from_buffer(array, what, written)) return;
   if (has(array, tensor().data_ptr) && has(array, tensor().is_contiguous)) from_torch(array, what);
   else if (nb::hasattr(array, "__cuda_array_interface__")) from_cuda(array, what, written);
-  else if (nb::hasattr(array, "__array_interface__")) from_extension_type(array, what, written);
+  else if (has(array, tensor().array_struct))
+    from_extension_type(array, extensions.learn(array, what), what, written);
   else if (nb::hasattr(array, "__dlpack__")) from_dlpack(array, what, written);
   else
     throw UsageError(std::string(what) + " is a " + nb::type_name(array.type()).c_str() +
@@ -184,7 +228,10 @@ bool Array::from_buffer(nb::handle array, const char* what, bool written) {
   }
   held_ = true;
   const auto known = dtype_of(view_.format, view_.itemsize);
-  if (!known) unknown(std::string("'") + (view_.format ? view_.format : "?") + "'", what);
+  if (!known)
+    unknown(has(array, tensor().dtype) ? nb::cast<std::string>(nb::str(get(array, tensor().dtype)))
+                                       : std::string("'") + (view_.format ? view_.format : "?") + "'",
+            what);
   if (!PyBuffer_IsContiguous(&view_, 'C')) not_contiguous(what, "numpy.ascontiguousarray");
   if (written && view_.readonly) read_only(what);
   dtype = *known;
@@ -194,16 +241,15 @@ bool Array::from_buffer(nb::handle array, const char* what, bool written) {
   return true;
 }
 
-void Array::from_extension_type(nb::handle array, const char* what, bool written) {
-  const std::string name = nb::cast<std::string>(nb::str(array.attr("dtype").attr("name")));
-  const auto known = dtype_named(name);
-  if (!known) unknown(name, what);
-  const nb::object flags = array.attr("flags");
-  if (!nb::cast<bool>(flags.attr("c_contiguous"))) not_contiguous(what, "numpy.ascontiguousarray");
-  if (written && !nb::cast<bool>(flags.attr("writeable"))) read_only(what);
-  dtype = *known;
-  data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array.attr("__array_interface__")["data"][0]));
-  shape = nb::cast<Shape>(nb::list(array.attr("shape")));
+void Array::from_extension_type(nb::handle array, DType known, const char* what, bool written) {
+  const nb::object capsule = get(array, tensor().array_struct);
+  const auto* its = static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
+  if (!its) throw nb::python_error();
+  if (!(its->flags & kContiguous)) not_contiguous(what, "numpy.ascontiguousarray");
+  if (written && !(its->flags & kWriteable)) read_only(what);
+  dtype = known;
+  data = its->data;
+  shape.assign(its->extents, its->extents + its->dims);
   measure();
 }
 
@@ -243,7 +289,7 @@ void Array::from_torch(nb::handle array, const char* what) {
                      nb::cast<std::string>(array.attr("device").attr("type")) +
                      ": pass a tensor on the CPU or a CUDA device.");
   }
-  dtype = dtype_of_torch(get(array, tensor().dtype), what);
+  dtype = torch_dtypes.learn(get(array, tensor().dtype), what);
   if (!nb::cast<bool>(ask(array, tensor().is_contiguous))) not_contiguous(what, "tensor.contiguous()");
   data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(ask(array, tensor().data_ptr)));
   const nb::object extents = get(array, tensor().shape);

@@ -38,7 +38,7 @@ class Array {
 
  private:
   bool from_buffer(nb::handle array, const char* what, bool written);
-  void from_extension_type(nb::handle array, const char* what, bool written);
+  void from_extension_type(nb::handle array, DType known, const char* what, bool written);
   bool from_torch_table(nb::handle array);
   void from_torch(nb::handle array, const char* what);
   void from_cuda(nb::handle array, const char* what, bool written);

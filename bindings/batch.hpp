@@ -6,7 +6,7 @@
 
 #include "arguments.hpp"
 #include "array.hpp"
-#include "rank_number.hpp"
+#include "given.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono::python {

@@ -84,6 +84,11 @@ void bind_communicator(nb::module_& module) {
           "Whether the ranks' calls are compared before anything moves. May be set, between the same "
           "calls on every rank.")
       .def("close", &C::close, doc::kClose)
+      .def("__repr__",
+           [](const C& self) {
+             return "<Communicator: rank " + std::to_string(self.rank()) + " of " +
+                    std::to_string(self.size()) + ">";
+           })
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](C& self, nb::args) { self.close(); })
       .def("barrier", &C::barrier, "Returns when every rank has called it. Raises as every call does.")

@@ -16,8 +16,10 @@ algorithm gives the same bits on every rank. Integers wrap. avg is the sum divid
 the exact 64-bit sum, truncated toward zero). min and max give NaN where any operand is NaN, and of equal values the
 earlier rank's. f8e4m3 overflows to NaN, the other floats to infinity.
 
-Errors: UsageError for a call that is wrong by itself, before anything moves; MismatchError (with check=True or
-UNISONO_CHECK=1) where the ranks' calls differ; TimeoutError past the deadline; PeerLostError for a rank that died;
+Errors: UsageError for a call that is wrong by itself, before anything moves; MismatchError where the ranks' calls differ: with
+check=True or UNISONO_CHECK=1 always, before anything moves; without, on the CPUs of one machine, where data of another
+call comes (messages of a batch of another length are not noticed, nor two ranks that both take themselves for the root), and
+elsewhere such calls may give wrong results, or wait for the deadline; TimeoutError past the deadline; PeerLostError for a rank that died;
 ResourceError for memory, a file or a handle that the system refuses. After a mismatch, a deadline or a lost rank, and where a
 peer's buffer cannot be reached, the communicator is failed on every rank, and every call raises the same error. Another exception in the middle
 of a call, such as MemoryError or KeyboardInterrupt, closes it.)";

@@ -54,11 +54,11 @@ Call call_of(Address in, Address out, std::size_t count, const std::string& dtyp
 }
 
 void check_call(const std::string& collective, int rank, int size, Address in, Address out, std::size_t count,
-                const std::string& dtype, const RankNumber& root, const std::string& op,
+                const std::string& dtype, const RankNumber& root, const OpName& op,
                 const std::optional<std::string>& wire) {
   Call call = call_of(in, out, count, dtype);
   call.root = read_rank("root", root, size);
-  call.op = read_op(op);
+  call.op = read_op(op.text);
   call.wire = read_wire(wire);
   Request(read_collective(collective), call, rank, size);
 }

@@ -101,22 +101,22 @@ void PyCommunicator::barrier() {
   communicator_.barrier();
 }
 
-nb::object PyCommunicator::all_reduce(nb::handle x, const char* op, nb::handle out,
+nb::object PyCommunicator::all_reduce(nb::handle x, const OpName& op, nb::handle out,
                                       const Algorithm& algorithm, nb::handle stream,
                                       const std::optional<std::string>& wire) {
   const Array in(x, "x", false);
   const Output to(out, x, in, in.shape, stream);
   call(&Communicator::all_reduce, in, in.data, to.array.data, in.count,
-       {algorithm, stream, read_op(op), 0, read_wire(wire)});
+       {algorithm, stream, read_op(op.text), 0, read_wire(wire)});
   return to.object;
 }
 
-nb::object PyCommunicator::reduce(nb::handle x, const RankNumber& given, const char* op, nb::handle out,
+nb::object PyCommunicator::reduce(nb::handle x, const RankNumber& given, const OpName& op, nb::handle out,
                                   const Algorithm& algorithm, nb::handle stream) {
   const int root = read_rank("root", given, size());
   const Array in(x, "x", false);
   const OutputAtRoot to(out, x, in, in.shape, rank() == root, stream);
-  call(&Communicator::reduce, in, in.data, to.data(), in.count, {algorithm, stream, read_op(op), root});
+  call(&Communicator::reduce, in, in.data, to.data(), in.count, {algorithm, stream, read_op(op.text), root});
   return to.object();
 }
 
@@ -151,12 +151,12 @@ nb::object PyCommunicator::gather(nb::handle x, const RankNumber& given, nb::han
   return to.object();
 }
 
-nb::object PyCommunicator::reduce_scatter(nb::handle x, const char* op, nb::handle out,
+nb::object PyCommunicator::reduce_scatter(nb::handle x, const OpName& op, nb::handle out,
                                           const Algorithm& algorithm, nb::handle stream) {
   const Array in(x, "x", false);
   const Output to(out, x, in, without_ranks(in, size(), "x"), stream);
   call(&Communicator::reduce_scatter, in, in.data, to.array.data, to.array.count,
-       {algorithm, stream, read_op(op)});
+       {algorithm, stream, read_op(op.text)});
   return to.object;
 }
 

@@ -34,16 +34,16 @@ class PyCommunicator {
   void close();
 
   void barrier();
-  nb::object all_reduce(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm,
+  nb::object all_reduce(nb::handle x, const OpName& op, nb::handle out, const Algorithm& algorithm,
                         nb::handle stream, const std::optional<std::string>& wire);
-  nb::object reduce(nb::handle x, const RankNumber& given, const char* op, nb::handle out,
+  nb::object reduce(nb::handle x, const RankNumber& given, const OpName& op, nb::handle out,
                     const Algorithm& algorithm, nb::handle stream);
   nb::object broadcast(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
                        nb::handle stream);
   nb::object all_gather(nb::handle x, nb::handle out, const Algorithm& algorithm, nb::handle stream);
   nb::object gather(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
                     nb::handle stream);
-  nb::object reduce_scatter(nb::handle x, const char* op, nb::handle out, const Algorithm& algorithm,
+  nb::object reduce_scatter(nb::handle x, const OpName& op, nb::handle out, const Algorithm& algorithm,
                             nb::handle stream);
   nb::object scatter(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
                      nb::handle stream);

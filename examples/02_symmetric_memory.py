@@ -11,6 +11,6 @@ with unisono.init() as comm:
     comm.all_reduce(gradient, op="avg", out=gradient)  # in place
     assert (gradient == (comm.size - 1) / 2).all()
     if comm.rank == 0:
-        plain = comm.plan("all_reduce", gradient.nbytes)
-        symmetric = comm.plan("all_reduce", gradient.nbytes, symmetric=True)
-        print(f"plain buffers would go by {plain}, these by {symmetric}")
+        for size in (1 << 10, 16 << 10, 1 << 20):
+            plain, symmetric = (comm.plan("all_reduce", size, symmetric=kind) for kind in (False, True))
+            print(f"{size} bytes: plain buffers go by {plain}, symmetric ones by {symmetric}")

@@ -130,7 +130,8 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
           [this](int peer, const std::function<bool()>& arrived) { interrupted(peer, arrived); },
           [this](int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
             late(peer, slot, expected, seen);
-          }});
+          },
+          [this](int peer) { differs(peer); }});
   // Nobody may be gone before everyone has mapped everyone's memory: only then is each rank's own end of it
   // dispensable.
   far_ = true;
@@ -244,7 +245,15 @@ void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen
   fail(Kind::timeout, where() + " has waited " + brief(timeout_s_) + " s for rank " + std::to_string(peer) +
                           " (slot " + kSlotNames[static_cast<int>(slot)] + ", epoch expected " +
                           std::to_string(expected) + ", seen " + std::to_string(seen) +
-                          "): see what that rank is doing, or raise UNISONO_TIMEOUT_S.");
+                          "): see what that rank is doing, compare the calls with UNISONO_CHECK=1, or raise "
+                          "UNISONO_TIMEOUT_S.");
+}
+
+void Group::differs(int peer) {
+  fail(Kind::mismatch,
+       where() + " met another call of rank " + std::to_string(peer) +
+           ": make the same calls on every rank, in the same order, of the same counts, dtypes, "
+           "operations and roots (UNISONO_CHECK=1 says which differ).");
 }
 
 void Group::fail(Kind kind, const std::string& text) {

@@ -101,6 +101,7 @@ class Group {
   void interrupted(int peer, const std::function<bool()>& arrived);
   [[noreturn]] void unreachable(int rank, int error);
   void late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen);
+  void differs(int peer);
   std::string where() const;
   std::string who(int rank) const;
   std::string death_of(int rank, const std::string& noticed) const;  // where, or by whom

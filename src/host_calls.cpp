@@ -20,12 +20,14 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (size() == 1) return copy(args.in, args.out, args.bytes);
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
-  const Algorithm algorithm = asks ? meet_places(request) : request.algorithm;
-  unisono::run(group_.lane(), request.collective, algorithm, args);
+  if (asks) request.algorithm = meet_places(request);
+  group_.lane().mark(request.mark());
+  unisono::run(group_.lane(), request.collective, request.algorithm, args);
 }
 
 void LocalCommunicator::run_quantised(const Request& request) {
   group_.lane().prepare(request.call->dtype, request.call->op, request.call->wire);
+  group_.lane().mark(request.mark());
   ChunkChannel<HostThread> channel(group_.lane());
   all_reduce_quantised(channel, request.args);
 }
@@ -40,6 +42,7 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   if (args.bytes == 0) return;
   args.stream = request.out_bytes >= stream_bytes_;
   if (to == rank() && from == rank()) return copy(args.in, args.out, args.bytes);
+  group_.lane().mark(request.mark());
   const std::size_t sent = to < 0 ? 0 : args.bytes, received = from < 0 ? 0 : args.bytes;
   if (is_direct(algorithm)) {
     // in place, the source's half would overwrite what has not been sent
@@ -68,6 +71,7 @@ void LocalCommunicator::run_batch_on_host(Request& request) {
   Args& args = request.args;
   if (size() == 1) return copy(args.in, args.out, args.bytes);
   group_.lane().prepare(request.call->dtype, request.call->op);
+  group_.lane().mark(request.mark());
   args.stream = args.bytes >= stream_bytes_;
   for (const Algorithm algorithm : {Algorithm::push_packets, Algorithm::push}) {
     const auto some = request.with_parts([&](const Args::Part& part) {

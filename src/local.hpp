@@ -41,6 +41,7 @@ class LocalCommunicator final : public Communicator::Impl {
   void enter(std::string_view what, std::uint64_t call) override {
     group_.doing(what, call);
     group_.check();
+    group_.lane().mark(0);  // of what the ranks tell each other before the call runs
     symmetric_->drop_released();
   }
   void disagree(const std::string& text) override { group_.fail(Group::Kind::mismatch, text); }

@@ -235,6 +235,20 @@ Reached Request::reached_by_peers(int owner) const {
   }
 }
 
+std::uint32_t Request::mark() const {
+  const bool pair = collective == Collective::send || collective == Collective::recv;
+  const bool counted = collective != Collective::all_to_all_v && collective != Collective::batch_send_recv;
+  auto bits = [](auto value, int at) { return static_cast<std::uint64_t>(value) << at; };
+  std::uint64_t what =
+      bits(pair ? Collective::send_recv : collective, 0) | bits(call->dtype, 8) | bits(algorithm, 16);
+  if (combines(collective)) what |= bits(call->op, 24) | bits(call->wire, 28);
+  if (rooted(collective)) what |= bits(call->root, 32);
+  // a product spreads bits upwards only: what is mixed down after one is spread by the next
+  std::uint64_t mixed = what * 0x9E3779B97F4A7C15 ^ (counted ? call->count : 0) * 0xBF58476D1CE4E5B9;
+  mixed = (mixed ^ mixed >> 32) * 0x94D049BB133111EB;
+  return static_cast<std::uint32_t>(mixed >> 40) | 1;
+}
+
 bool Ticket::matches(const Ticket& other) const {
   if (collective != other.collective || dtype != other.dtype || algorithm != other.algorithm ||
       memory != other.memory)

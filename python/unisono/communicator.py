@@ -49,10 +49,12 @@ def init(
     `HierarchicalCommunicator`, which has the same methods.
 
     rank, size: instead of what the environment says; then `bootstrap` must be given unless size is 1.
-    bootstrap: an mpi4py communicator, a torch.distributed Store, or an object with rank, size and
-        all_gather(bytes) -> list[bytes]; None: the launcher's own.
+    bootstrap: an mpi4py communicator (of some of the ranks: `COMM_WORLD.Split(...)`), a torch.distributed
+        Store, or an object with rank, size, all_gather(bytes) -> list[bytes] and close(); None: the
+        launcher's own.
     timeout_s: deadline of every wait in seconds; None: UNISONO_TIMEOUT_S, else 30.
-    check: compare the ranks' calls before anything moves; None: UNISONO_CHECK, else no.
+    check: compare the ranks' calls before anything moves, and say how they differ; None: UNISONO_CHECK, else
+        no, and most differences are noticed on the CPUs of one machine only (see `Communicator`).
     device: CUDA ordinal of this rank's GPU, for calls on arrays there; all ranks give one, or none does.
     max_sms: that a kernel may take of the GPU; 0: UNISONO_MAX_SMS, else as many as pay, at most 128. The
         GPU memory that the communicator keeps for itself goes with it: with 128 it is 96 MiB a GPU for 2

@@ -260,3 +260,64 @@ def test_same_calls_with_different_shapes_fit() -> None:
     shapes = ((6,), (2, 3), (3, 2, 1))
     results = threads.with_threads(3, lambda c: c.all_reduce(np.ones(shapes[c.rank], F32)).shape)
     assert results == list(shapes)
+
+
+def large_and_small(comm: unisono.Communicator) -> Any:
+    """One rank is a call ahead of the others."""
+    if comm.rank == 0:
+        comm.broadcast(ones(4))
+    return comm.all_reduce(ones(4))
+
+
+def caught(comm: unisono.Communicator) -> Any:
+    """Rank 1's call is wrong by itself, which its program passes over."""
+    x = np.zeros(2, F32)
+    if comm.rank == 1:
+        x.flags.writeable = False
+        with pytest.raises(unisono.UsageError, match="read-only"):
+            comm.broadcast(x)
+    else:
+        comm.broadcast(x)
+    return comm.all_to_all_v(ones(2), [1, 1], [1, 1])
+
+
+def either(of_zero: Call, of_one: Call) -> Call:
+    return lambda comm: (of_zero if comm.rank == 0 else of_one)(comm)
+
+
+# without check=True
+NOTICED: dict[str, Call] = {
+    "a call ahead": large_and_small,
+    "after an error": caught,
+    "count": either(lambda c: c.all_reduce(ones(5)), lambda c: c.all_reduce(ones(6))),
+    "count, in chunks": either(
+        lambda c: c.all_gather(ones(1 << 14), algorithm="push"),
+        lambda c: c.all_gather(ones((1 << 14) - 1), algorithm="push"),
+    ),
+    "dtype": either(lambda c: c.all_reduce(ones(4)), lambda c: c.all_reduce(ones(4, np.int32))),
+    "op": either(lambda c: c.all_reduce(ones(4)), lambda c: c.all_reduce(ones(4), "prod")),
+    "op, in chunks": either(
+        lambda c: c.reduce_scatter(rows(c, 1 << 14), algorithm="push"),
+        lambda c: c.reduce_scatter(rows(c, 1 << 14), "min", algorithm="push"),
+    ),
+    "wire": either(
+        lambda c: c.all_reduce(ones(64), wire="fp8"), lambda c: c.all_reduce(ones(64), wire="int8")
+    ),
+    "collective": either(lambda c: c.all_reduce(ones(4)), lambda c: c.all_gather(ones(4))),
+    "shorter": either(lambda c: c.send(ones(8), 1), lambda c: c.recv(ones(4), 0)),
+    "longer": either(lambda c: c.send(ones(4), 1), lambda c: c.recv(ones(8), 0)),
+    "longer, direct": either(lambda c: c.send(ones(1 << 18), 1), lambda c: c.recv(ones((1 << 18) + 1), 0)),
+}
+
+
+@pytest.mark.parametrize("name", NOTICED)
+def test_most_mismatches_are_noticed_without_a_check(name: str) -> None:
+    """Each piece says which call it is of. Only the ranks that get one notice; the others hear of it."""
+
+    def body(comm: unisono.Communicator) -> None:
+        NOTICED[name](comm)
+        comm.barrier()
+
+    with threads.team(2, check=False) as comms:
+        errors = threads.attempt(comms, body)
+    assert_same_mismatch(errors, ("met another call of rank", "UNISONO_CHECK=1"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any
 
 import ml_dtypes
@@ -167,6 +168,15 @@ NO_ARGUMENTS: dict[str, Call] = {
     "shape None": lambda c: c.empty(None),
     "peer None": lambda c: c.send(ones(4), None),
 }
+
+
+def test_op_of_another_library(comms: list[unisono.Communicator]) -> None:
+    class RedOpType(Enum):
+        SUM = 0
+
+    op: Any = RedOpType.SUM
+    assert_refused(comms, lambda c: c.all_reduce(ones(4), op), "no op 'RedOpType.SUM': use sum, prod,")
+    assert_refused(comms, lambda c: c.reduce(ones(4), op=1), "no op '1': use sum, prod,")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", NO_ARGUMENTS)

@@ -120,7 +120,8 @@ void GpuEngine::meet_cards(const Options& options) {
   int count = 0;
   const cudaError_t counted = cudaGetDeviceCount(&count);
   if (counted != cudaSuccess)
-    problem = std::string("CUDA cannot be used: ") + cudaGetErrorString(counted) + ".";
+    problem = std::string("no GPU, or no driver for it, is here (") + cudaGetErrorString(counted) +
+              "): see what nvidia-smi says, or leave device= out.";
   else if (device_ < 0 || device_ >= count)
     problem = "device " + std::to_string(device_) + " is not among the " + std::to_string(count) +
               " GPUs that this process sees: give another, or check CUDA_VISIBLE_DEVICES.";

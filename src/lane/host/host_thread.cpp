@@ -34,7 +34,7 @@ void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {
     const std::size_t some = std::min(bytes, kPacketBytes);
     if (some == kPacketBytes) std::memcpy(line.payload, src, kPacketBytes);
     else std::memcpy(line.payload, src, some);
-    host::raise(line, lap_of(c.packets_sent), patience_.crowded);
+    host::raise(line, lap_of(c.packets_sent) | mark_, patience_.crowded);
     src += some;
     bytes -= some;
   }
@@ -45,7 +45,8 @@ void HostThread::take_packets(int peer, byte* dst, std::size_t bytes) {
   for (; bytes > 0; ++c.packets_taken) {
     host::Line& line = *packet(rank_, peer, c.packets_taken);
     const std::uint32_t lap = lap_of(c.packets_taken);
-    if (!host::reached(line, lap)) await(line, lap, peer, Slot::packet_credit);
+    if (!host::reached(line, lap)) await(line, lap, peer, Slot::packet_credit, kMarks + 1);
+    if ((line.flag.load(std::memory_order_relaxed) & kMarks) != mark_) watch_.differs(peer);
     const std::size_t some = std::min(bytes, kPacketBytes);
     if (some == kPacketBytes) std::memcpy(dst, line.payload, kPacketBytes);
     else std::memcpy(dst, line.payload, some);
@@ -54,11 +55,11 @@ void HostThread::take_packets(int peer, byte* dst, std::size_t bytes) {
   }
 }
 
-void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot) {
+void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit) {
   host::await(
       line, expected, patience_,
       [&] { watch_.interrupted(peer, [&] { return host::reached(line, expected); }); },
-      [&](std::uint32_t seen) { watch_.late(peer, slot, expected, seen); });
+      [&](std::uint32_t seen) { watch_.late(peer, slot, expected / unit, seen / unit); });
 }
 
 }  // namespace unisono

@@ -35,6 +35,7 @@ class HostThread {
   struct Watch {
     std::function<void(int peer, const std::function<bool()>& arrived)> interrupted;
     std::function<void(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen)> late;
+    std::function<void(int peer)> differs;  // a piece of another call has come
   };
 
   HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments, host::Far far,
@@ -51,6 +52,10 @@ class HostThread {
     average_ = op == Op::avg;
     element_bytes_ = size_of(dtype);
   }
+
+  // What the pieces of the next program carry, and must carry: of at most kMarks.
+  void mark(std::uint32_t mark) { mark_ = mark; }
+  static constexpr std::uint32_t kMarks = (1u << 24) - 1;
 
   int rank() const { return rank_; }
   int size() const { return layout_.ranks; }
@@ -88,13 +93,16 @@ class HostThread {
   std::size_t element_bytes() const { return element_bytes_; }
 
   void signal(int peer, Slot slot) {
-    host::raise(*line(peer, slot, rank_), ++signals(peer).signalled[static_cast<int>(slot)],
-                patience_.crowded);
+    host::Line& its = *line(peer, slot, rank_);
+    std::uint32_t& sent = signals(peer).signalled[static_cast<int>(slot)];
+    if (slot == Slot::chunk) mark_of(its, sent) = mark_;
+    host::raise(its, ++sent, patience_.crowded);
   }
   void wait(int peer, Slot slot) {
     const std::uint32_t expected = ++signals(peer).awaited[static_cast<int>(slot)];
     host::Line& mine = *line(rank_, slot, peer);
     if (!host::reached(mine, expected)) await(mine, expected, peer, slot);
+    if (slot == Slot::chunk && mark_of(mine, expected - 1) != mark_) watch_.differs(peer);
   }
   // Whether the next wait returns at once.
   bool reached(int peer, Slot slot) {
@@ -170,10 +178,17 @@ class HostThread {
     return false;
   }
   byte* scratch(int index) { return scratch_.data() + static_cast<std::size_t>(index) * kScratch; }
+  // A packet's flag is its lap around the ring, then its mark.
   static std::uint32_t lap_of(std::uint64_t packet) {
-    return static_cast<std::uint32_t>(packet / kPackets + 1);
+    return static_cast<std::uint32_t>(packet / kPackets + 1) * (kMarks + 1);
   }
-  void await(host::Line& line, std::uint32_t expected, int peer, Slot slot);
+  // A chunk's mark lies with its signal, one for each place in the ring.
+  static std::uint32_t& mark_of(host::Line& line, std::uint32_t chunk) {
+    static_assert(kChunks * sizeof(std::uint32_t) <= kPacketBytes);
+    return reinterpret_cast<std::uint32_t*>(line.payload)[chunk % kChunks];
+  }
+  // unit: of the flag, in errors.
+  void await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit = 1);
 
   int rank_;
   Layout layout_;
@@ -188,6 +203,7 @@ class HostThread {
   host::Requantise requantise_ = nullptr;
   bool average_ = false;
   std::size_t element_bytes_ = 1;
+  std::uint32_t mark_ = 0;
   std::vector<byte*> bases_;
   std::vector<Counters> counters_;
   std::vector<byte> scratch_;

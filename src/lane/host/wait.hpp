@@ -8,8 +8,8 @@
 
 namespace unisono::host {
 
-// A cache line that one rank writes and one rank polls: a signal (flag counts), or a packet (flag numbers its
-// lap).
+// A cache line that one rank writes and one rank polls: a signal (flag counts), or a packet (flag has its lap
+// in the upper bits).
 struct alignas(64) Line {
   std::atomic<std::uint32_t> flag;
   std::atomic<std::uint32_t> sleepers;
