@@ -29,6 +29,23 @@ app.command()(bench)
 app.command()(scaling)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        import unisono
+
+        print(unisono.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def unisono(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it, and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 def tune(
     device: Annotated[str, typer.Option("--device", help="cpu, or cuda: rank r on GPU r.")] = "cpu",
@@ -141,7 +158,12 @@ def run(
     from unisono import launch
 
     if context.args and context.args[0].startswith("-"):
-        refuse(CaseError(f"unisono run has no option {context.args[0]}: it has -n and --nodes."))
+        refuse(
+            CaseError(
+                f"unisono run has no option {context.args[0]}: it has -n and --nodes, and what follows "
+                "is the program (python -m ... for a module)."
+            )
+        )
     raise typer.Exit(guarded(lambda: launch.run_command(ranks, context.args, nodes=nodes)))
 
 
@@ -192,12 +214,19 @@ def gate(
     min_ratio: Annotated[
         float, typer.Option("--min-ratio", help="The other's time over the backend's own must reach this.")
     ] = 1.0,
+    min_judged: Annotated[
+        float,
+        typer.Option(
+            "--min-judged",
+            help="Share of all cases, 0 to 1, to be judged: that have a peer, and visits enough.",
+        ),
+    ] = 0.0,
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
 ) -> None:
     """Exits 1 and lists the cases in which the backend is confidently below the ratio."""
     from unisono.report import gate as gating
 
-    found = readable(lambda: gating.gate(directory, backend, against, min_ratio))
+    found = readable(lambda: gating.gate(directory, backend, against, min_ratio, min_judged))
     if markdown:
         print(gating.render_markdown(found))
     else:

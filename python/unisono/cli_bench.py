@@ -223,4 +223,8 @@ def bench(
     check_ranks(ranks)
     given["collectives"] = guarded(lambda: request.collectives_of(named, collectives))
     options = guarded(lambda: request.options_of(request.Asked(**given), sys.argv[1:]))
-    run_bench(options, ranks, lambda found, code: finish.finish(found, code, console(), report))
+    run_bench(
+        options,
+        ranks,
+        lambda found, code: finish.finish(found, code, console(), report, directory is not None),
+    )

@@ -35,6 +35,12 @@ def test_no_size_is_0() -> None:
         cases.parse_size("0K")
 
 
+def test_sizes_below_an_element_are_named() -> None:
+    said = cases.too_few([3, 4, 8], ["u8", "f32", "f64"])
+    assert said is not None and said.startswith("3 B of f32, 3 B of f64, 4 B of f64: less than an element")
+    assert cases.too_few([8], list(cases.DTYPES)) is None
+
+
 def test_ranges() -> None:
     assert cases.size_range(8, 64, 2) == [8, 16, 32, 64]
     assert cases.size_range(8, 100, 8) == [8, 64]

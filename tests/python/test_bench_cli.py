@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import ranks
 import report_data as data
+import unisono
 from unisono import files
 from unisono.bench import finish, records, request, session, start
 from unisono.bench.cases import COLLECTIVES, CaseError
@@ -160,6 +161,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_keeps_what_was_recorded(tmp_path:
     try:
         with pytest.raises(ResourceError, match=r"records\.jsonl cannot be written: File too large"):
             writer.write(skip)
+        writer.write(skip)  # the sentence was said
         with pytest.raises(ResourceError, match=r"new cannot be written"):
             files.write(tmp_path / "new", bytes(1000))
         writer.close()
@@ -176,7 +178,7 @@ def test_a_report_that_cannot_be_written_is_said_and_the_records_named(tmp_path:
     assert result.exit_code == finish.FAILED
     assert "report.html cannot be written: Is a directory." in " ".join(result.stderr.split())
     screen = Console(file=io.StringIO(), width=200)
-    finish.show_report(tmp_path / "run", screen)
+    assert finish.finish(tmp_path / "run", 0, screen) == finish.FAILED
     assert "records.jsonl; " in screen.file.getvalue()  # type: ignore[attr-defined]
     assert not list(tmp_path.rglob("*.part"))
 
@@ -313,6 +315,11 @@ def test_of_ranks_that_joined_the_first_alone_gives_the_code(
     assert (found.exit_code, found.stderr) == (code, "")
 
 
+def test_version() -> None:
+    found = CliRunner().invoke(app, ["--version"])
+    assert (found.exit_code, found.stdout) == (0, f"{unisono.__version__}\n")
+
+
 def test_info_names_every_backend() -> None:
     done = subprocess.run([*COMMAND, "info"], capture_output=True, text=True, timeout=120, check=True)
     for word in ("processor", "cores", "memory", "unisono", "mpi", "gloo"):
@@ -442,6 +449,19 @@ def test_ranks_of_a_foreign_launcher_are_refused(tmp_path: Path) -> None:
     done = bench(tmp_path / "run", "--backend", "unisono", env=environment)
     assert done.returncode == finish.USAGE
     assert "separate copies" in done.stderr
+
+
+def test_a_run_that_cannot_measure_says_why_and_leaves_no_folder_of_its_own(tmp_path: Path) -> None:
+    what = ["all_to_all", "--streams", "per-peer", "--backend", "unisono", "--ranks", "2", "--sizes", "8"]
+    for name in (None, "mine"):
+        place = ["-O", name] if name else []
+        done = subprocess.run(
+            [*COMMAND, "bench", *what, *place, "--no-report"],
+            capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == finish.FAILED
+        assert done.stdout.count("calls of unisono here are the host's and have no streams") == 1
+        assert os.listdir(tmp_path) == ([name] if name else [])
 
 
 def wait_for_measurements(directory: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.bench import schedule, stats
+from unisono.bench.progress import PLAIN_EVERY_S, Display
 from unisono.bench.schedule import Cell, Limits, Schedule
 
 
@@ -178,4 +179,30 @@ def test_the_progress_ends_at_one_and_the_time_left_at_zero() -> None:
     assert plan.estimate_s() == 0.0
     fresh = Schedule([Cell()], Limits(budget_s=20), 1, clock)
     assert fresh.share_done() == 0.0
-    assert 0 < fresh.estimate_s() <= 20.0
+    left = fresh.estimate_s()
+    assert left is not None and 0 < left <= 20.0
+
+
+def test_the_time_left_holds_the_second_checks_and_is_none_past_the_budget() -> None:
+    clock = Clock()
+    plan = Schedule([Cell()], Limits(budget_s=20), 1, clock)
+    plan.order()
+    plan.reserve_s = 8.0
+    plan.know(0, 1.0)
+    assert plan.estimate_s() == 20.0  # 12 s for samples, the rest for the checks
+    clock.now += 12.0
+    assert plan.estimate_s() is None
+
+
+def test_the_progress_promises_no_time_past_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    plan, display = Schedule([Cell()], Limits(budget_s=75), 1, clock), Display(None)
+    plan.order()
+    plan.know(0, 1.0)
+    for _ in range(2):
+        display._last -= PLAIN_EVERY_S
+        display.show(plan, "barrier 0 B on mpi")
+        clock.now += 75.0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.strip() == "0% of the cells are done, about 1:15 left, now barrier 0 B on mpi"
+    assert second.strip() == "0% of the cells are done, the budget is used up, now barrier 0 B on mpi"

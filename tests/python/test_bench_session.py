@@ -3,6 +3,7 @@ or absent."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 
 import unisono
 from bench_threads import options, run_session
-from unisono.bench import cells, device, measure, records, session, watch
+from unisono.bench import cells, device, measure, rank, records, session, watch
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import UnisonoBackend
 from unisono.bench.cells import Work
@@ -302,11 +303,10 @@ def run(
     monkeypatch.setattr(session, "load", load)
     monkeypatch.setattr(session.Session, "_ceilings", lambda self: 10.0)
 
-    def start(backends: list[str], **changes: Any) -> tuple[Records, list[session.Outcome]]:
-        ranks = 3
+    def start(backends: list[str], ranks: int = 3, **changes: Any) -> tuple[Records, list[session.Outcome]]:
         chosen = options(tmp_path / "run", backends, **changes)
         interrupts = [Interrupt() for _ in range(ranks)]
-        Interrupts.pressed = interrupts[1]
+        Interrupts.pressed = interrupts[1 % ranks]
 
         def session_of(control: Control, align: Any, measured: Any) -> session.Session:
             interrupt = interrupts[control.rank]
@@ -340,7 +340,7 @@ def test_a_run_records_every_case_on_every_backend(run: Run) -> None:
         assert (result.calls_per_sample == 1) == (result.case.mode == "latency")
         assert result.algorithm is not None or result.case.collective == "barrier"
     assert [o.failures for o in outcomes] == [0, 0, 0]
-    assert (found.runs[0].ranks, found.runs[0].machine.cores) == (3, 5)
+    assert (found.runs[0].ranks, found.runs[0].machine.cores) == (3, max(5, len(os.sched_getaffinity(0))))
     assert not found.ends[0].interrupted
     assert len(outcomes[0].results) == len(found.results)
 
@@ -601,11 +601,12 @@ def test_the_watch_is_told_before_and_after_the_call_of_a_check(
 def test_time_is_kept_only_for_checks_that_are_still_made(
     run: Run, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    seen: list[Schedule] = []
+    seen: list[tuple[Schedule, str]] = []
     monkeypatch.setattr(HostDevice, "recover", lambda self, backend: True)
-    monkeypatch.setattr(session.Display, "show", lambda self, schedule, doing: seen.append(schedule))
+    monkeypatch.setattr(session.Display, "show", lambda self, *told: seen.append(told))
     run([backend, "wrapped"], modes=["latency"])
-    assert seen[-1].reserve_s == pytest.approx(0.0, abs=1e-9)
+    assert seen[-1][0].reserve_s == pytest.approx(0.0, abs=1e-9)
+    assert any(doing.startswith("checking ") and "on wrapped" in doing for _, doing in seen)
 
 
 def test_what_cannot_run_is_skipped_with_its_reason(run: Run) -> None:
@@ -686,11 +687,47 @@ def test_without_checks_the_records_say_so(run: Run) -> None:
     assert {(r.verification.before, r.verification.bound) for r in found.results} == {(False, "not checked")}
 
 
-def test_cases_that_do_not_fit_in_memory_are_skipped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_is_all_that_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though cells are left whose samples are not recorded yet."""
+    write = records.RecordsWriter.write
+
+    def full(self: records.RecordsWriter, record: records.Record) -> None:
+        if isinstance(record, records.Result) and not self._file.closed:
+            self._file.close()
+            self._file = open("/dev/full", "wb")  # noqa: SIM115
+        write(self, record)
+
+    monkeypatch.setattr(records.RecordsWriter, "write", full)
+    with pytest.raises(unisono.ResourceError) as raised:
+        run(["unisono"], ranks=1)
+    said = rank.explain(raised.value)
+    assert said.startswith("unisono bench: ") and "\n" not in said
+    assert "records.jsonl cannot be written: No space left on device" in said
+
+
+def test_the_cores_are_those_of_all_ranks_together(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a launcher has bound each to one of its own."""
+    cores = itertools.count()
+    monkeypatch.setattr(session.Binding, "allowed", property(lambda self: frozenset({next(cores)})))
+    found, _ = run(["unisono"], cores=1, collectives=["barrier"])
+    assert found.runs[0].machine.cores == 3
+
+
+def test_sizes_below_an_element_are_said_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    found, _ = run(["unisono"], sizes=[3, 64], memories=["plain"], collectives=["all_reduce"])
+    assert {r.case.bytes for r in found.results} == {4, 64}
+    assert capsys.readouterr().out.count("3 B of f32: less than an element") == 1
+
+
+def test_cases_that_do_not_fit_in_memory_are_skipped(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(session.provenance, "memory_bytes", lambda field="": 100_000)
     found, _ = run(["unisono"], collectives=["all_reduce"], sizes=[4096, 1 << 20])
     assert {r.case.bytes for r in found.results} == {4096}
     assert any("do not fit" in skip.reason for skip in found.skips)
+    left_out = "The largest cases are left out, 4 of 8: 3 ranks have room for buffers of 0 MiB each."
+    assert left_out in capsys.readouterr().out
 
 
 def test_without_symmetric_memory_the_plain_cases_are_measured(

@@ -10,7 +10,7 @@ from rich.console import Console
 import report_data as data
 from unisono.bench import terminal
 from unisono.bench.finish import FAILED, OK, finish
-from unisono.bench.records import NOT_CHECKED, Record, Verification
+from unisono.bench.records import NOT_CHECKED, Record, Skip, Verification
 
 UNCHECKED = Verification(before=False, after=False, bound=NOT_CHECKED)
 
@@ -52,3 +52,36 @@ def test_of_many_results_the_first_are_printed(tmp_path: Path) -> None:
     said = printed(tmp_path, [*many])
     assert sum(line.endswith("ok") for line in said) == terminal.MOST_ROWS
     assert "5 more rows: `unisono report` shows all of them." in said
+
+
+def test_how_many_cases_are_judged_is_said_where_not_all_are(tmp_path: Path) -> None:
+    """Six visits carry a verdict, five do not."""
+    pairs = [
+        data.result(name, data.case(size=size), [us] * 6, visits=[1] * (6 if size < 4096 else 5))
+        for size in (8, 64, 4096)
+        for name, us in (("unisono", 1.0), ("mpi", 2.0))
+    ]
+    said = printed(tmp_path / "some", pairs)
+    assert "2 ranks: 2.00× over 3 cases, 2 of them judged." in said  # noqa: RUF001
+    hint = "2 results of fewer than 6 visits: verdicts on them are UNCLEAR. Give the bench a longer --budget."
+    assert hint in said
+    said = printed(tmp_path / "all", pairs[:4])
+    assert not any("of them judged" in line or "--budget" in line for line in said)
+
+
+def test_why_cases_were_not_measured_on_any_backend_is_said_once(tmp_path: Path) -> None:
+    ways = [data.case("all_to_all", size, streams="one") for size in (8, 4096)]
+    other = data.case("all_gather")
+    skips: list[Record] = [
+        *(
+            Skip(backend=name, reason="no [streams].", case=way)
+            for name in ("unisono", "mpi")
+            for way in ways
+        ),
+        Skip(backend="gloo", reason="gloo cannot.", case=other),
+        Skip(backend="all", reason="they do not fit.", case=data.case(size=1 << 40)),
+        Skip(backend="nccl", reason="it works on cuda only."),
+    ]
+    said = printed(tmp_path, data.result("unisono", other, [1.0] * 6), skips)
+    what = "left out 2 cases of all_to_all: no [streams]."
+    assert [line for line in said if "left out" in line] == [f"unisono {what}", f"mpi {what}"]

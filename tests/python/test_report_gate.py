@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 import report_data as data
+from unisono.bench.finish import USAGE
 from unisono.bench.records import Record, Result, Verification
+from unisono.cli import app
 from unisono.report import gate as gates
 
 
@@ -111,6 +114,33 @@ def test_cases_of_few_visits_are_counted_and_not_judged(tmp_path: Path) -> None:
     rows = [_between("unisono", 1, 2, size=8, visits=[1] * 6), _between("mpi", 3, 4, size=8)]
     found = _gate(tmp_path, brief, _between("mpi", 1, 1), *rows)
     assert (len(found.unsure), len(found.checked), found.passed) == (1, 1, True)
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.0, True), (0.25, True), (0.26, False), (1.0, False)])
+def test_a_share_of_the_cases_must_be_judged(tmp_path: Path, share: float, passes: bool) -> None:
+    """Of four cases one is judged; one was visited too rarely, and each side has one alone."""
+    rows = [_between("unisono", 1, 2), _between("mpi", 3, 4)]
+    rows += [_between(name, 1, 2, size=8, visits=[2, 2, 2]) for name in ("unisono", "mpi")]
+    found = _gate(
+        tmp_path, *rows, _between("unisono", 1, 2, size=64), _between("mpi", 1, 2, size=72), min_judged=share
+    )
+    assert (found.passed, found.exit_code) == (passes, 0 if passes else 1)
+    said = f"Only 1 of 4 cases were judged: --min-judged {share:g} asks for more."
+    assert (said in found.summary()) is not passes
+
+
+def test_a_share_of_seven_in_a_hundred_is_met_by_seven(tmp_path: Path) -> None:
+    rows = [_between(name, 1, 2, size=8 * n) for name in ("unisono", "mpi") for n in range(1, 8)]
+    rows += [_between("unisono", 1, 2, size=8 * n) for n in range(8, 101)]
+    assert _gate(tmp_path, *rows, min_judged=0.07).passed
+
+
+@pytest.mark.parametrize("share", ["-0.1", "1.1", "nan"])
+def test_a_share_is_from_0_to_1(tmp_path: Path, share: str) -> None:
+    data.write(tmp_path, data.run(), _between("unisono", 1, 2), data.end())
+    found = CliRunner().invoke(app, ["gate", str(tmp_path), "--min-judged", share])
+    assert found.exit_code == USAGE
+    assert "must be from 0 to 1" in " ".join(found.stderr.split())
 
 
 def test_failures_of_a_peer_do_not_decide(tmp_path: Path) -> None:

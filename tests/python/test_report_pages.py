@@ -273,6 +273,53 @@ def test_a_cut_run_says_so_first(tmp_path: Path) -> None:
         assert words.index("was cut short") < words.index("There is nothing to compare")
 
 
+CROWDED = "8 ranks shared 2 cores: libraries that busy-wait, as MPICH does, are slowed by that"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "run", "case", "warned"),
+    [
+        (8, {}, {}, True),
+        (2, {}, {}, False),
+        (8, {"launcher": "slurm", "nodes": [0, 1, 2, 3] * 2}, {}, False),
+        (8, {"launcher": "unisono", "nodes": [0, 1, 2, 3] * 2}, {}, True),
+        (8, {}, {"device": "cuda", "mode": "graph"}, False),
+        (8, {}, {"collective": "pingpong", "pattern": "one_way", "pair": (0, 1), "op": None}, False),
+    ],
+    ids=["crowded", "a core each", "four machines", "virtual nodes", "GPUs", "a pair alone"],
+)
+def test_more_ranks_than_cores_are_said(
+    tmp_path: Path, ranks: int, run: dict[str, object], case: dict[str, object], warned: bool
+) -> None:
+    results = [data.timed(name, data.case(ranks=ranks, **case)) for name in ("unisono", "mpi")]
+    page, text = _render(tmp_path, data.run(ranks, **run), results, data.end())
+    assert (CROWDED in page.text, CROWDED in text) == (warned, warned)
+    if warned:
+        assert text.index(CROWDED) < text.index("geometric mean")
+
+
+def test_the_headline_says_how_many_cases_are_judged(tmp_path: Path) -> None:
+    """Of 512 B too: mpi, the best, was visited too rarely, but gloo is faster for sure."""
+    few, many = {"visits": [20] * 3}, {"visits": [10] * 6}
+    sizes = (8, 64, 512)
+    results = [data.timed("unisono", data.case(size=size), 4.0, **many) for size in sizes]
+    results += [
+        data.timed("mpi", data.case(size=8), 8.0, **many),
+        data.timed("mpi", data.case(size=64), 8.0, **few),
+        data.timed("mpi", data.case(size=512), 1.0, **few),
+        data.timed("gloo", data.case(size=512), 2.0, **many),
+    ]
+    for words in _render(tmp_path, data.run(), results, data.end()):
+        said = words.text if isinstance(words, Page) else words
+        assert "3 cases, 2 of them judged, 2 ranks" in said
+
+
+def test_no_text_of_the_reports_own_has_code_in_it(built: dict[str, Path]) -> None:
+    """It would stand there with its backquotes."""
+    assert "\\`" not in built["report.md"].read_text()
+    assert "`" not in Page(built["report.html"].read_text()).text
+
+
 def test_several_rank_counts_in_one_report(tmp_path: Path) -> None:
     for ranks in (2, 4):
         data.write(

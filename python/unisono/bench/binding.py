@@ -49,6 +49,11 @@ class Binding:
         self._wanted = self._all if core is None else {core} if isinstance(core, int) else set(core)
         self._now = self._all
 
+    @property
+    def allowed(self) -> frozenset[int]:
+        """The cores that the thread might run on before it was bound."""
+        return frozenset(self._all)
+
     @staticmethod
     def core_of(local_rank: int, local_size: int, size: int) -> int | None:
         """Of one rank where all run here and each can have its own: hyperthreads of one core only where there

@@ -263,6 +263,14 @@ def make_case(
     )
 
 
+def too_few(sizes: Sequence[int], dtypes: Sequence[str]) -> str | None:
+    """A sentence where sizes are less than an element, so that `make_case` takes more."""
+    less = [f"{size} B of {name}" for name in dtypes for size in sizes if size < DTYPES[name].itemsize]
+    if not less:
+        return None
+    return f"{', '.join(less)}: less than an element, so each collective's smallest case is measured."
+
+
 def point_to_point(
     case: Case, patterns: Sequence[str], chosen: Sequence[pairs.Pair | None], streams: Sequence[str]
 ) -> list[Case]:

@@ -3,6 +3,7 @@ alone."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from rich.console import Console
@@ -23,9 +24,12 @@ def exit_code(records: Records, launcher_code: int = 0) -> int:
     return FAILED if broken else OK
 
 
-def finish(directory: Path, launcher_code: int, console: Console, with_report: bool = True) -> int:
-    """Builds the report of what was recorded, prints results, summary and where it is; returns the exit
-    code."""
+def finish(
+    directory: Path, launcher_code: int, console: Console, with_report: bool = True, named: bool = True
+) -> int:
+    """Builds the report of what was recorded, prints results, summary and where it is; returns the exit code.
+    A directory that the user has not `named` is removed where a run that ended in good order could not
+    measure anything."""
     records = read(directory) if any(directory.rglob(FILE_NAME)) else Records()
     if not records.runs:
         console.print("The ranks ended before anything was recorded; their messages are above.", style="red")
@@ -42,19 +46,27 @@ def finish(directory: Path, launcher_code: int, console: Console, with_report: b
     loaded = model.load(directory)
     for part in (*terminal.results(loaded), *terminal.summary(loaded)):
         console.print(part)
+    for line in terminal.unmeasured(loaded):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if records.failures:
         console.print(f"{len(records.failures)} case(s) failed; the report lists them.", style="red")
+    code = exit_code(records, launcher_code)
+    outcomes = (records.results, records.largest, records.failures)
+    if not named and launcher_code == 0 and records.ends and not any(outcomes):
+        shutil.rmtree(directory)
+        console.print("Nothing was measured, so no records are kept.")
+        return code
     if not with_report:
         for path in files(directory):
             console.print(f"records: {shown(path)}", soft_wrap=True)
-        return exit_code(records, launcher_code)
-    show_report(directory, console)
-    return exit_code(records, launcher_code)
+        return code
+    written = show_report(directory, console)
+    return code or (OK if written else FAILED)
 
 
-def show_report(directory: Path, console: Console) -> None:
+def show_report(directory: Path, console: Console) -> bool:
     """Builds the report and says where it is; where a package for it is missing or it cannot be written, says
-    that and where the records are."""
+    that and where the records are. False: it cannot be written."""
     from unisono import report
 
     try:
@@ -63,6 +75,8 @@ def show_report(directory: Path, console: Console) -> None:
                 console.print(f"report: {shown(path)}", soft_wrap=True)
     except (ImportError, OSError) as error:
         console.print(f"records: {shown(directory / FILE_NAME)}; {error}", soft_wrap=True)
+        return isinstance(error, ImportError)
+    return True
 
 
 def shown(path: Path) -> str:

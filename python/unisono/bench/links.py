@@ -60,12 +60,11 @@ def run(devices: int, directory: Path, command: Sequence[str], console: Console,
         console.print(table)
     if failed is not None:
         console.print(f"unisono links: {failed}", style="red")
-    if with_report:
-        show_report(directory, console)
+    written = show_report(directory, console) if with_report else True
     if isinstance(failed, HangError):
         console.file.flush()
         os._exit(FAILED)  # the driver would wait for the hung GPU
-    return OK if failed is None else FAILED
+    return OK if failed is None and written else FAILED
 
 
 def _measured(devices: int, show: Callable[[str], None]) -> Iterator[Link]:

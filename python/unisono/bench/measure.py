@@ -177,14 +177,18 @@ class Measurement:
                 return
             if self.control.rank == 0:
                 self.schedule.know(index, call_s)
-        if self.control.rank == 0:
-            self._show(self.schedule, f"{work.case.collective} {work.case.bytes} B on {work.backend.name}")
+        self._tell("", work)
         batch = self.control.from_root(lambda: self.schedule.batch(index), Batch)
         began = time.monotonic()
         ranks = self._batch(work, batch)
         if ranks is not None and self.control.rank == 0:
             samples, skews = timing.combine(ranks, batch.calls * messages(work.case))
             self.schedule.add(index, samples, skews, time.monotonic() - began)
+
+    def _tell(self, doing: str, work: Work) -> None:
+        if self.control.rank == 0:
+            case = work.case
+            self._show(self.schedule, f"{doing}{case.collective} {case.bytes} B on {work.backend.name}")
 
     def _probe(self, work: Work) -> float | None:
         """Prepares the call on all ranks and says what it costs in seconds: the least of a few, where it is
@@ -296,6 +300,7 @@ class Measurement:
             lambda: any(w.state.samples_us for w in group.works), bool
         ):
             if self._in_time(group):
+                self._tell("checking ", group.works[0])
                 wrong = self._checked(group, 1)
             else:
                 self._record_unchecked(group.works, "the run was interrupted before the second check")

@@ -1,4 +1,5 @@
-"""Live progress on rank 0: a bar with the time left, drawn only between batches and at most twice a second.
+"""Live progress on rank 0: a bar with about the time left, drawn only between batches, twice a second
+at most.
 
 Without a terminal a plain line is printed every 15 seconds. No thread draws anything, so that no core is
 taken from a rank while it is timed.
@@ -19,10 +20,12 @@ EVERY_S = 0.5
 PLAIN_EVERY_S = 15.0
 
 
-def clock_text(seconds: float) -> str:
-    """75 -> "1:15"."""
+def left_text(seconds: float | None) -> str:
+    """75 -> "about 1:15 left"; None: the budget is used up."""
+    if seconds is None:
+        return "the budget is used up"
     whole = max(0, int(seconds + 0.5))
-    return f"{whole // 60}:{whole % 60:02d}"
+    return f"about {whole // 60}:{whole % 60:02d} left"
 
 
 class Display:
@@ -35,7 +38,7 @@ class Display:
         self._bar = Progress(
             TextColumn("{task.percentage:>3.0f}%"),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[left]} left · {task.description}"),
+            TextColumn("{task.fields[left]} · {task.description}"),
             console=console,
             auto_refresh=False,
             transient=True,
@@ -68,9 +71,9 @@ class Display:
         if now - self._last < (PLAIN_EVERY_S if self._plain else EVERY_S):
             return
         self._last = now
-        share, left = schedule.share_done(), clock_text(schedule.estimate_s())
+        share, left = schedule.share_done(), left_text(schedule.estimate_s())
         if self._plain:
-            print(f"{share:4.0%} of the cells are done, at most {left} left, now {doing}", flush=True)
+            print(f"{share:4.0%} of the cells are done, {left}, now {doing}", flush=True)
             return
         self._bar.update(self._task, completed=share, left=left, description=doing)
         self._bar.refresh()

@@ -220,7 +220,7 @@ _decoder = msgspec.json.Decoder(Record)
 
 class RecordsWriter:
     """Appends records to `directory`/records.jsonl, a whole line and a flush each: a cut loses one line. What
-    the disk refuses is a ResourceError, which names the file."""
+    the disk refuses is a ResourceError, which names the file; what comes after it is not written."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -228,6 +228,8 @@ class RecordsWriter:
         self._file: IO[bytes] = open(self.path, "xb")  # noqa: SIM115  (closed in close)
 
     def write(self, record: Record) -> None:
+        if self._file.closed:
+            return
         with self._writing():
             self._file.write(_encoder.encode(record) + b"\n")
             self._file.flush()

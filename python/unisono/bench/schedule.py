@@ -220,13 +220,16 @@ class Schedule:
         done = sum(1.0 if cell.done else min(cell.rounds, self.limits.rounds) / rounds for cell in self.cells)
         return done / max(1, len(self.cells))
 
-    def estimate_s(self) -> float:
-        """Seconds until everything will be done. Within a budget: at most what is left of it, less where the
-        unfinished cells need less for as many samples as they may have. For a fixed number of samples: at the
-        pace so far."""
+    def estimate_s(self) -> float | None:
+        """Seconds until everything will be done, about. Within a budget: what is left of it, less where the
+        unfinished cells need less for as many samples as they may have; None once it is used up, when the
+        fewest samples and the second checks may still be to come. For a fixed number of samples: at the pace
+        so far."""
         if self.limits.samples is not None:
             share = self.share_done()
             return (self._now() - self._began) * (1.0 - share) / share if share > 0 else self.limits.budget_s
+        if self.left_s() <= 0.0:
+            return None
         wanted = self.limits.max_samples
         need = sum(
             (wanted - len(c.samples_us)) * (c.sample_s or 0.01) + c.visit_s for c in self.cells if not c.done
@@ -234,4 +237,4 @@ class Schedule:
         visits = sum(cell.rounds for cell in self.cells)
         untouched = sum(not cell.rounds and not cell.done for cell in self.cells)
         pace = (self._now() - self._began) / max(1, visits)  # every cell is visited, whatever the budget
-        return max(min(need, self.left_s()), untouched * pace if visits else 0.0)
+        return max(min(need, self.left_s()), untouched * pace if visits else 0.0) + self.reserve_s

@@ -163,7 +163,7 @@ class Session:
         started = provenance.now()
         self.device.watch.start()
         self._backends, unusable = self._open_backends()
-        self._emit_run(started)
+        self._emit_run(started, self._cores())
         for skip in unusable:
             self.emit(skip)
         if options.to_memory_limit:
@@ -224,6 +224,8 @@ class Session:
             for case in grid
             for one in cases.point_to_point(case, options.patterns, chosen, options.streams)
         ]
+        if few := cases.too_few(options.sizes, options.dtypes):
+            self._say(few)
         wanted += [(case, workload.name) for workload, needed in models for case in needed]
         threads = bool(options.threads)
         return [(msgspec.structs.replace(case, one_process=threads), name) for case, name in wanted]
@@ -262,7 +264,14 @@ class Session:
         if self.control.rank == 0:
             self._display.say(text)
 
-    def _emit_run(self, started: str) -> None:
+    def _cores(self) -> int:
+        """Of rank 0's machine, that its ranks may use: a launcher may have bound each to some of them."""
+        allowed = self.control.gather(sorted(self._binding.allowed), list[int])
+        nodes = nodes_of(self._communicator) or [0] * self.control.size
+        here = [cores for cores, node in zip(allowed, nodes, strict=True) if node == nodes[0]]
+        return max(self.options.cores, len(set().union(*here)))
+
+    def _emit_run(self, started: str, cores: int) -> None:
         if self.control.rank != 0:
             return
         options = self.options
@@ -276,7 +285,7 @@ class Session:
                 seed=options.seed,
                 ranks=self.control.size,
                 launcher=self.launcher,
-                machine=provenance.machine(options.cores, self.device.gpus(), self.device.state()),
+                machine=provenance.machine(cores, self.device.gpus(), self.device.state()),
                 libraries=provenance.libraries(
                     {backend.name: backend.version() for backend in self._backends}
                 ),
@@ -299,7 +308,8 @@ class Session:
         for case, _ in (one for one in wanted if max(room, one[0].bytes) > most):
             self.emit(Skip(backend="all", reason=reason, case=case))
         if len(kept) < len(wanted):
-            self._say(f"cases that are left out: {len(wanted) - len(kept)}, the largest; of each {reason}")
+            left_out = f"The largest cases are left out, {len(wanted) - len(kept)} of {len(wanted)}"
+            self._say(f"{left_out}: {control.size} ranks have room for buffers of {most >> 20} MiB each.")
         listed = [case for case, _ in kept]
         # sizes that are not run, but have room
         listed += [msgspec.structs.replace(case, bytes=room) for case in listed if case.bytes < room]

@@ -10,7 +10,7 @@ from rich.table import Table
 from unisono.bench.cases import pair_name, title
 from unisono.bench.records import NOT_CHECKED
 from unisono.bench.stats import Verdict
-from unisono.report import analysis, text
+from unisono.report import analysis, content, text
 from unisono.report.model import Key, Model, Row, scaling_text
 
 MOST_ROWS = 60
@@ -72,9 +72,11 @@ def _numbers(row: Row) -> list[str]:
     ]
 
 
-def summary(model: Model) -> Iterator[Table]:
+def summary(model: Model) -> Iterator[Table | str]:
     """The report's headlines: the subject against the fastest other backend of each case, a row per
-    collective; one table for each number of ranks, none where there is nothing to compare."""
+    collective; one table for each number of ranks, none where there is nothing to compare. A sentence below
+    says how much of it is judged."""
+    compared = False
     for group in analysis.groups(model):
         if not group.total.pairs:
             continue
@@ -86,3 +88,17 @@ def summary(model: Model) -> Iterator[Table]:
                 numbers = [str(len(line.pairs)), f"{line.mean:.2f}", f"{line.worst.ratio:.2f}"]
                 table.add_row(line.title, *numbers, *(str(line.verdicts[v]) for v in Verdict))
         yield table
+        compared = True
+        if group.total.judged < len(group.total.pairs):
+            yield f"{ranks}: {text.ratio(group.total.mean)} over {content.cases_text(group.total)}."
+    if compared and model.unsure:
+        yield content.brief(model)
+
+
+def unmeasured(model: Model) -> Iterator[str]:
+    """Why a backend left out cases of which nothing was measured on any, once for each reason. What concerns
+    all backends the run has said when it began."""
+    known = {row.key.case for row in model.all_rows} | {failure.case for _, failure in model.failures}
+    alone = [skip for skip in model.skips if skip.case not in known and skip.case and skip.backend != "all"]
+    for backend, what, reason in content.skips(alone).rows:
+        yield text.plain(f"{backend} left out {what}: {reason}")

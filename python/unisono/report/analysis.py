@@ -42,6 +42,11 @@ class Headline:
         return Counter(pair.verdict for pair in self.pairs)
 
     @property
+    def judged(self) -> int:
+        """Cases on which a verdict can be given."""
+        return sum(pair.sure or pair.verdict is Verdict.SLOWER for pair in self.pairs)
+
+    @property
     def best(self) -> Pair:
         return max(self.pairs, key=lambda pair: pair.ratio)
 

@@ -98,9 +98,10 @@ def notices(model: Model) -> list[Notice]:
     if model.unchecked:
         found.append(Notice("warn", "Not checked", model.unchecked))
     if model.unsure:
-        few = f"{text.count(model.unsure, 'result')} of fewer than {stats.MIN_SAMPLES} visits"
-        item = f"{few}: verdicts on them are UNCLEAR. Give the bench a longer --budget."
-        found.append(Notice("warn", "Measured too briefly", [item]))
+        found.append(Notice("warn", "Measured too briefly", [brief(model)]))
+    crowd = crowded(model)
+    if crowd:
+        found.append(Notice("warn", "More ranks than cores", crowd))
     if model.problems:
         title = f"{text.count(len(model.problems), 'problem')} with the records"
         found.append(Notice("warn", title, text.shortened(model.problems)))
@@ -122,6 +123,30 @@ def crossed_runs(model: Model) -> int:
     )
 
 
+def brief(model: Model) -> str:
+    """On the results of too few visits."""
+    few = f"{text.count(model.unsure, 'result')} of fewer than {stats.MIN_SAMPLES} visits"
+    return f"{few}: verdicts on them are UNCLEAR. Give the bench a longer --budget."
+
+
+def crowded(model: Model) -> list[str]:
+    """A sentence for each number of ranks that worked at once on fewer cores."""
+    found = set()
+    for row in model.all_rows:
+        case, runs = row.key.case, model.sources[row.source].runs
+        if case.device == "cpu" and case.pair is None and runs:  # of a pair alone the other ranks sleep
+            run = runs[0]
+            spread = run.nodes if run.launcher != "unisono" else []  # whose nodes are virtual
+            ranks = spread.count(spread[0]) if spread else run.ranks
+            if ranks > run.machine.cores:
+                found.add((ranks, run.machine.cores))
+    return [
+        f"{ranks} ranks shared {text.count(cores, 'core')}: libraries that busy-wait, as MPICH does, are "
+        "slowed by that; such ratios say nothing about machines with a core for each rank."
+        for ranks, cores in sorted(found)
+    ]
+
+
 def failure_text(failure: Failure) -> str:
     where = "" if failure.rank is None else f", rank {failure.rank}"
     return f"{failure.backend}: {case_text(failure.case)}{where}: {failure.message}"
@@ -137,6 +162,13 @@ def pair_text(pair: Pair) -> str:
 
 def group_title(model: Model, group: Group) -> str:
     return ", ".join([text.count(group.ranks, "rank"), *model.machine_if_several(group.machine)])
+
+
+def cases_text(line: Headline) -> str:
+    """`102 cases`, and where not all are, `10 of them judged`."""
+    judged = line.judged
+    few = [f"{judged:,} of them judged"] if judged < len(line.pairs) else []
+    return ", ".join([text.count(len(line.pairs), "case"), *few])
 
 
 def headline_cells(line: Headline) -> list[str]:
@@ -334,9 +366,9 @@ def failures(model: Model) -> Table:
     return Table(head, rows)
 
 
-def skips(model: Model) -> Table:
+def skips(found: Sequence[Skip]) -> Table:
     """Skips with the same backend and reason become one row."""
-    grouped = analysis.group_by(model.skips, lambda skip: (skip.backend, skip.reason))
+    grouped = analysis.group_by(found, lambda skip: (skip.backend, skip.reason))
     rows = [[backend, _skipped(members), reason] for (backend, reason), members in grouped.items()]
     return Table(["Backend", "What", "Reason"], rows)
 

@@ -26,6 +26,7 @@ class GateResult:
     backend: str
     against: str
     min_ratio: float
+    min_judged: float = 0.0
     checked: list[Pair] = field(default_factory=list)
     below: list[Pair] = field(default_factory=list)  # confidently below min_ratio, the worst first
     unsure: list[Pair] = field(default_factory=list)  # of too few visits: not judged
@@ -39,10 +40,20 @@ class GateResult:
 
     @property
     def passed(self) -> bool:
-        """At least one case was judged, none is confidently below, the backend failed in none, all its
-        results were checked, and no run was cut short."""
-        wrong = self.below or self.failures or self.unverified or self.cut
+        """At least one case and the share asked for were judged, none is confidently below, the backend
+        failed in none, all its results were checked, and no run was cut short."""
+        wrong = self.below or self.failures or self.unverified or self.cut or self.few
         return bool(self.checked) and not wrong
+
+    @property
+    def cases(self) -> int:
+        """Judged and not judged."""
+        return len(self.checked) + len(self.unsure) + len(self.alone) + len(self.missing)
+
+    @property
+    def few(self) -> bool:
+        """Whether a smaller share of the cases was judged than was asked for."""
+        return len(self.checked) < self.cases and len(self.checked) / self.cases < self.min_judged
 
     @property
     def exit_code(self) -> int:
@@ -65,6 +76,9 @@ class GateResult:
             limit = f"confidently below {self.min_ratio:g}× of {peer}"  # noqa: RUF001
             mean = text.ratio(self.mean)
             parts = [f"{head}: {cases} of {self.backend} are {limit}; geometric mean {mean}."]
+        if self.few:
+            judged = f"{len(self.checked)} of {text.count(self.cases, 'case')} were judged"
+            parts.append(f"Only {judged}: --min-judged {self.min_judged:g} asks for more.")
         if self.failures:
             parts.append(f"{text.count(len(self.failures), 'failure')} of {self.backend}.")
         if self.unverified:
@@ -92,7 +106,13 @@ def below(pair: Pair, min_ratio: float) -> bool:
     return pair.high < min_ratio
 
 
-def gate(path: Path, backend: str = "unisono", against: str = "best", min_ratio: float = 1.0) -> GateResult:
+def gate(
+    path: Path,
+    backend: str = "unisono",
+    against: str = "best",
+    min_ratio: float = 1.0,
+    min_judged: float = 0.0,
+) -> GateResult:
     """Judges every case of `backend` in the records at `path`, sweep and workloads alike.
 
     Its peer is `against`, or with `best` each other library (variants such as `unisono:two_shot` are not
@@ -101,12 +121,15 @@ def gate(path: Path, backend: str = "unisono", against: str = "best", min_ratio:
     peer's of the smallest median have intervals: that it keeps up with slower ones decides nothing. An
     interval that reaches `min_ratio` is not below. Not passing: any case confidently below, any failure,
     wrong or unchecked result of `backend`, a run that was cut short, or nothing to judge. Cases of too few
-    visits for an interval, without a peer, or that only peers ran are counted and do not decide. Raises what
-    `load` raises, and ValueError for a ratio that is not positive."""
+    visits for an interval, without a peer, or that only peers ran are counted and decide only where they
+    leave less than the share `min_judged` of all. Raises what `load` raises, and ValueError for a ratio that
+    is not positive or a share that is none."""
     if not min_ratio > 0:
         raise ValueError(f"the minimum ratio is {min_ratio}: it must be greater than 0.")
+    if not 0 <= min_judged <= 1:
+        raise ValueError(f"the minimum share of judged cases is {min_judged}: it must be from 0 to 1.")
     model = load(path)
-    found = GateResult(backend, against, min_ratio)
+    found = GateResult(backend, against, min_ratio, min_judged)
     compared, found.alone, found.missing = pairs(model.all_rows, backend, against)
     for pair in compared:
         each = [pair, *(Pair(pair.own, peer) for peer in pair.others)]

@@ -92,7 +92,7 @@ def _groups(model: Model) -> list[dict[str, Any]]:
             {
                 "title": content.group_title(model, group),
                 "mean": text.ratio(group.total.mean),
-                "pairs": text.count(len(group.total.pairs), "case"),
+                "pairs": content.cases_text(group.total),
                 "bar": bar(group.total, 520),
                 "verdicts": [
                     (name, verdict, group.total.verdicts[verdict]) for verdict, name in _VERDICT_CLASSES
@@ -147,7 +147,7 @@ def render(model: Model) -> str:
         uncrossed=content.uncrossed(model),
         workloads=_workloads(model),
         failures=content.failures(model),
-        skips=content.skips(model),
+        skips=content.skips(model.skips),
         ceilings=content.ceilings(model),
         link_summary=links.summary(model),
         links=links.matrices(model),

@@ -90,7 +90,7 @@ def _summary(model: Model) -> list[str]:
     for group in analysis.groups(model):
         if group.total.pairs:
             total = group.total
-            where = f"{text.count(len(total.pairs), 'case')}, {_md(content.group_title(model, group))}"
+            where = f"{content.cases_text(total)}, {_md(content.group_title(model, group))}"
             lines += [
                 f"**{_md(text.ratio(total.mean))}** geometric mean speed-up of {_md(model.subject)} over the "
                 f"best peer of each case: {where}.",
@@ -241,7 +241,7 @@ def _crossovers(model: Model) -> list[str]:
 
 
 def _failures(model: Model) -> list[str]:
-    failures, skips = content.failures(model), content.skips(model)
+    failures, skips = content.failures(model), content.skips(model.skips)
     lines = _table(failures) if failures.rows else ["No case failed.", ""]
     return [*lines, *(_table(skips) if skips.rows else ["Nothing was skipped.", ""])]
 

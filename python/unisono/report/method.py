@@ -74,9 +74,9 @@ intervals lies within 2 % of each other. Otherwise UNCLEAR, as where either resu
 visits; no verdict is forced. Of several peers SLOWER than any is SLOWER, and only FASTER than all is FASTER.
 
 Gate
-`unisono gate` has no such tolerance: there a case is confidently below the ratio asked for, by however
-little, where the ratio of the upper end of any peer's interval to the lower end of the backend's own is. A
-run that was cut short does not pass.
+The command unisono gate has no such tolerance: there a case is confidently below the ratio asked for, by
+however little, where the ratio of the upper end of any peer's interval to the lower end of the backend's own
+is. A run that was cut short does not pass.
 
 Speed-up
 Median time of the best peer over the median time of {subject} in the same case: above 1, {subject} is
