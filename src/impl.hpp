@@ -101,9 +101,10 @@ class Communicator::Impl {
     for (std::size_t r = 1; r < tickets.size(); ++r)
       if (!tickets[0].matches(tickets[r])) mismatch(0, tickets[0], static_cast<int>(r), tickets[r]);
   }
-  void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b) {
+  void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b,
+                const char* advice = "make the same call, by the same plan, on every rank.") {
     disagree("rank " + std::to_string(a) + " called " + of_a.text() + ", but rank " + std::to_string(b) +
-             " called " + of_b.text() + ": make the same call, by the same plan, on every rank.");
+             " called " + of_b.text() + ": " + advice);
   }
   // The ends of a pair compare in passing: the receiver sees what the sender sends.
   template <class Channel>
@@ -114,7 +115,8 @@ class Communicator::Impl {
     if (from < 0 || from == rank()) return;
     Ticket its;
     channel.take(from, {reinterpret_cast<byte*>(&its)}, sizeof its);
-    if (!mine.matches(its)) mismatch(rank(), mine, from, its);
+    if (!mine.matches(its))
+      mismatch(rank(), mine, from, its, "give both ends of a message the same count, dtype and plan.");
   }
 
   // So do those of each part of a call by parts, which both of its ranks must give alike: `of(part, p)` is

@@ -105,7 +105,8 @@ def tune(
             entries = tune.choose(found.results, device)
             guarded(lambda: tune.write(path, run.ranks, run.machine, entries))
             where = f"{run.ranks} {'GPUs' if device == 'cuda' else 'ranks'}"
-            screen.print(f"plan for {where}: {finish.shown(path)}", soft_wrap=True)
+            again = "remove it for the built-in plan"
+            screen.print(f"plan for {where}: {finish.shown(path)} ({again})", soft_wrap=True)
             if few := tune.brief(found.results):
                 share = f"of {few} cases the fastest was visited fewer than six times"
                 screen.print(f"{share}: with a longer --budget the table is surer.")
