@@ -116,7 +116,8 @@ class Communicator::Impl {
     Ticket its;
     channel.take(from, {reinterpret_cast<byte*>(&its)}, sizeof its);
     if (!mine.matches(its))
-      mismatch(rank(), mine, from, its, "give both ends of a message the same count, dtype and plan.");
+      mismatch(rank(), mine, from, its,
+               "give both ends of a message the same count and dtype, by the same plan.");
   }
 
   // So do those of each part of a call by parts, which both of its ranks must give alike: `of(part, p)` is
