@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -42,6 +42,20 @@ class _Gpu(NamedTuple):
     space: Any
     engine: Any
     moves: Moves
+
+
+class _Body:
+    """A call under way. Not a generator: of small calls that is a good part of their time."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self._calls._end(error)
 
 
 class Calls:
@@ -140,7 +154,6 @@ class Calls:
         _core.Communicator.algorithms(collective, device)  # which refuses what is none
         return list(sums.ALGORITHMS.get(collective, ()))
 
-    @contextmanager
     def _call(
         self,
         name: str,
@@ -153,8 +166,8 @@ class Calls:
         wire: str | None = None,
         together: bool = True,
         counted: bool = True,
-    ) -> Iterator[None]:
-        """A call from its checks to its end; what goes wrong in it fails the communicator."""
+    ) -> AbstractContextManager[None]:
+        """A call's body, after the checks of its words; what goes wrong in it fails the communicator."""
         if self.closed:
             raise UsageError(f"the communicator is closed: make a new one to call {name}.")
         self._raise_failure()
@@ -172,22 +185,26 @@ class Calls:
                 "chain needs as many ranks on every node, with consecutive numbers: use two_shot, or place "
                 "the ranks node by node."
             )
-        try:
-            if self.check and together:
+        if self.check and together:
+            with _Body(self):
                 self._compare(_words(name, array if counted else None, op, root, algorithm, wire))
-            with self._gpu.space.on(handle) if on_gpu else nullcontext():
-                yield
-        except UsageError:
-            raise
-        except UnisonoError as error:
-            self._failure = error
-            abandon()  # where MPI has started the ranks, its end would wait for those that are out of reach
-            self.local.fail(str(error), isinstance(error, TimeoutError))
-            self._engine.close()  # where that breaks connections, the peers hear of it now
-            raise
-        except BaseException:
-            self.close()  # in the middle of a call: the peers cannot go on with this rank
-            raise
+        return self._on_stream(handle) if on_gpu else _Body(self)
+
+    @contextmanager
+    def _on_stream(self, handle: Any) -> Iterator[None]:
+        with _Body(self), self._gpu.space.on(handle):
+            yield
+
+    def _end(self, error: BaseException) -> None:
+        """What a call has raised."""
+        if isinstance(error, UsageError):
+            return
+        if not isinstance(error, UnisonoError):
+            return self.close()  # in the middle of a call: the peers cannot go on with this rank
+        self._failure = error
+        abandon()  # where MPI has started the ranks, its end would wait for those that are out of reach
+        self.local.fail(str(error), isinstance(error, TimeoutError))
+        self._engine.close()  # where that breaks connections, the peers hear of it now
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

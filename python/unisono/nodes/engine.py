@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import UsageError
 from .topology import Topology
@@ -15,8 +15,7 @@ __all__ = ["ENGINE_VARIABLE", "Engine", "Part", "Pending", "Setting", "make"]
 ENGINE_VARIABLE = "UNISONO_ENGINE"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Bytes to or from a rank of another node: a flat array of bytes (numpy; on GPUs torch), never empty."""
 
     rank: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 from .. import _core
@@ -68,11 +67,9 @@ def padded(moves: Moves, x: Any, item: int, parts: int) -> Any:
 def staggered(blocks: Iterable[Steps]) -> None:
     """Each block goes one step when the next has begun: one travels while another is combined."""
     under_way: list[Steps] = []
-    waiting = iter(blocks)
-    while True:
-        under_way = [*islice(waiting, 1), *under_way]
-        if not under_way:
-            return
+    for begun in blocks:
+        under_way = [block for block in (begun, *under_way) if next(block, _ENDED) is None]
+    while under_way:
         under_way = [block for block in under_way if next(block, _ENDED) is None]
 
 
@@ -89,26 +86,22 @@ def everyones(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequence[Any]
     """Everyone's `x`, in rank order."""
     staged = moves.space.scratch(f"everyone's {slot}", len(x) * what.ranks)
     rows = cut(staged, what.ranks)
-    if not _alone(moves):
-        return rows, moves.all_gather(x, staged)
-    return _exchanged(moves, rows, [x] * what.ranks)
+    if moves.topology.apart:
+        return _exchanged(moves, rows, [x] * what.ranks)
+    return rows, moves.all_gather(x, staged)
 
 
 def everyones_shards(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequence[Any], Pending]:
     """This rank's shard of everyone's `x`, in rank order."""
     staged = moves.space.scratch(f"everyone's {slot}", len(x))
     rows = cut(staged, what.ranks)
-    if not _alone(moves):
-        return rows, moves.all_to_all(x, staged, slot)
-    return _exchanged(moves, rows, cut(x, what.ranks))
-
-
-def _alone(moves: Moves) -> bool:
-    """Whether every node has a rank only: what is this rank's own need not be copied."""
-    return all(len(ranks) == 1 for ranks in moves.topology.nodes)
+    if moves.topology.apart:
+        return _exchanged(moves, rows, cut(x, what.ranks))
+    return rows, moves.all_to_all(x, staged, slot)
 
 
 def _exchanged(moves: Moves, rows: list[Any], given: Sequence[Any]) -> tuple[Sequence[Any], Pending]:
+    """Part p of `given` goes to rank p, whose part comes to row p: what is this rank's own is not copied."""
     me = moves.topology.rank
     others = [rank for rank in range(len(rows)) if rank != me]
     pending = moves.exchange(

@@ -127,6 +127,11 @@ class Topology:
         """Whether all nodes have as many ranks, and consecutive ones."""
         return self.in_order and self.even
 
+    @cached_property
+    def apart(self) -> bool:
+        """Whether every node has one rank only."""
+        return len(self.nodes) == self.size
+
     def counterpart(self, node: int) -> int:
         """The rank of a node that this one exchanges with: of the same local rank, where there is one."""
         ranks = self.nodes[node]
