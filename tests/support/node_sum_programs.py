@@ -23,7 +23,7 @@ def long_sums(nodes: str) -> list[str]:
     layout(nodes)
     comm = unisono.init(timeout_s=60, check=False)
     wrong = []
-    block = shards.BLOCK_BYTES // F32().itemsize * comm.size
+    block = shards.SHARD_BYTES // F32().itemsize * comm.size
     for count in (2 * block + 1, 3 * block - 5):
         everyone = [
             np.random.default_rng((count, rank)).standard_normal(count, F32) for rank in range(comm.size)
@@ -51,7 +51,7 @@ def quantised_sums(nodes: str) -> list[str]:
     layout(nodes)
     comm = unisono.init(timeout_s=60, check=True)
     wrong = []
-    several = 2 * shards.BLOCK_BYTES // F32().itemsize * comm.size + 37
+    several = 2 * shards.SHARD_BYTES // F32().itemsize * comm.size + 37
     for count in (0, 1, 31, 33, 1000, several):
         for dtype in quantised.DTYPES if count < several else ("f32", "bf16"):
             made = [np.random.default_rng((count, rank)).standard_normal(count) for rank in range(comm.size)]

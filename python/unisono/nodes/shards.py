@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from .. import _core
 from .engine import Part, Pending
 from .moves import Moves
+from .space import WIRE_BLOCK
 
 __all__ = [
-    "BLOCK_BYTES",
+    "SHARD_BYTES",
     "Steps",
     "Sum",
     "blocks",
@@ -21,7 +22,8 @@ __all__ = [
     "staggered",
 ]
 
-BLOCK_BYTES = 512 << 10  # of the input, for each rank, that one_shot and two_shot take at once
+SHARD_BYTES = 512 << 10  # of a block, for each rank, at least
+BLOCK_BYTES = 4 << 20  # of one of a long input, of few ranks: each costs the engine its start
 Steps = Iterator[None]  # what becomes of a block; it yields where it would wait for other nodes
 _ENDED = object()
 _INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
@@ -74,10 +76,11 @@ def staggered(blocks: Iterable[Steps]) -> None:
 
 
 def blocks(x: Any, out: Any, what: Sum) -> Iterator[tuple[int, Any, Any]]:
-    """Blocks of both, and a slot for the scratch of each: two neighbours have different ones. All but the
-    last can be cut into equal shards."""
-    unit = what.item * what.ranks
-    block = BLOCK_BYTES // what.item * unit
+    """Blocks of both that one_shot and two_shot take at once, at least two where they are long enough, with a
+    slot for the scratch of each: two neighbours have different ones. All but the last can be cut into equal
+    shards of whole wire blocks."""
+    unit = WIRE_BLOCK * what.item * what.ranks
+    block = max(SHARD_BYTES * what.ranks, min(len(x) // 2, BLOCK_BYTES)) // unit * unit
     for index, begin in enumerate(range(0, len(x), block)):
         yield index % 2, x[begin : begin + block], out[begin : begin + block]
 
