@@ -1,58 +1,83 @@
-"""Virtual nodes of two GPUs each: within a node by the CUDA lane, between nodes by NCCL; on 4 GPUs."""
+"""Virtual nodes with GPUs: within one by the CUDA lane, between nodes by NCCL."""
 
 from __future__ import annotations
 
 import pytest
 
 import ranks
-import unisono
+from gpus import devices_for
 
 pytestmark = pytest.mark.gpu
-of_one = pytest.mark.skipif(unisono.device_count() < 1, reason="needs a GPU: this machine has none")
-of_four = pytest.mark.skipif(
-    unisono.device_count() < 4, reason=f"needs 4 GPUs: this machine has {unisono.device_count()}"
+
+
+# nodes by a letter for each rank, and what they send; the long one fills several blocks
+LONG = (1, 1000, 300_001, 5_000_000)
+SHORT = (0, 1, 33, 100_003)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dtype", "counts"),
+    [
+        ("aabb", "float32", LONG),
+        ("aabb", "bfloat16", LONG),
+        ("aabb", "int32", LONG),
+        ("ab", "float32", LONG),
+        ("abc", "bfloat16", LONG),
+        ("abab", "float16", SHORT),
+        ("abb", "float64", SHORT),
+        ("aabbcc", "float8_e4m3fn", SHORT),
+        ("aabb", "float8_e5m2", SHORT),
+        ("aab", "uint8", SHORT),
+        ("abc", "int8", SHORT),
+        ("aabb", "int64", SHORT),
+    ],
 )
-
-
-@of_four
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
-def test_collectives_of_two_nodes(dtype: str) -> None:
+def test_collectives(nodes: str, dtype: str, counts: tuple[int, ...]) -> None:
     """Every collective on GPU arrays gives the bits of the same call on host arrays, which have the
     contract's tests."""
-    outcome = ranks.play(4, "node_programs:gpu_and_host", dtype, nodes=2, timeout_s=200)
-    for said in outcome.results():
-        assert said == {"nodes": [[0, 1], [2, 3]], "wrong": []}
+    n = len(nodes)
+    devices_for(n)
+    outcome = ranks.play(n, "gpu_node_programs:like_the_host", nodes, dtype, counts, timeout_s=200)
+    assert outcome.results() == [[]] * n
 
 
-@of_four
+@pytest.mark.parametrize("nodes", ["aabb", "abc"])
+def test_graphs(nodes: str) -> None:
+    n = len(nodes)
+    devices_for(n)
+    outcome = ranks.play(n, "gpu_node_programs:graphs", nodes, 50_001, 3, timeout_s=200)
+    assert outcome.results() == [[]] * n
+
+
 def test_sums_on_several_streams() -> None:
-    assert ranks.play(4, "node_programs:gpu_streams", 60, nodes=2, timeout_s=200).results() == [0, 0, 0, 0]
+    devices_for(4)
+    assert ranks.play(4, "gpu_node_programs:streams", 60, nodes=2, timeout_s=200).results() == [0, 0, 0, 0]
 
 
-@of_four
 def test_a_rank_that_stays_away() -> None:
     """Also those come back who wait for their stream by CUDA alone."""
-    *others, _ = ranks.play(4, "node_programs:gpu_one_is_late", 4.0, nodes=2, timeout_s=200).results()
+    devices_for(4)
+    *others, _ = ranks.play(4, "gpu_node_programs:one_is_late", 4.0, nodes=2, timeout_s=200).results()
     for said in others:
         assert said["waited"] < 12
         assert said["next"]["error"]["type"] in ("TimeoutError", "PeerLostError"), said
 
 
-@of_four
 def test_close_lets_what_is_under_way_end() -> None:
-    outcome = ranks.play(4, "node_programs:gpu_closes_at_once", nodes=2, timeout_s=200)
+    devices_for(4)
+    outcome = ranks.play(4, "gpu_node_programs:closes_at_once", nodes=2, timeout_s=200)
     assert outcome.results() == [True] * 4
 
 
-@of_one
 def test_nobody_joins() -> None:
-    (said,) = ranks.play(1, "node_programs:gpu_joins_alone", 3.0, timeout_s=200).results()
+    devices_for(1)
+    (said,) = ranks.play(1, "gpu_node_programs:joins_alone", 3.0, timeout_s=200).results()
     assert said["error"]["type"] == "TimeoutError" and "NCCL_SOCKET_IFNAME" in said["error"]["text"]
 
 
-@of_one
 def test_a_graph_keeps_its_scratch() -> None:
     """Also when a later call has made it larger: nothing else gets that memory."""
+    devices_for(1)
     import torch
 
     from unisono.nodes.cuda_space import CudaSpace
@@ -71,9 +96,9 @@ def test_a_graph_keeps_its_scratch() -> None:
     assert all(bool((other == 3).all()) for other in others)
 
 
-@of_one
 def test_calls_on_two_streams_share_their_scratch() -> None:
     """The later one waits for the earlier one, whose stream is still busy."""
+    devices_for(1)
     import torch
 
     from unisono.nodes.cuda_space import CudaSpace

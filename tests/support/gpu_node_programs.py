@@ -1,0 +1,174 @@
+"""The programs of tests/gpu/test_nodes.py: virtual nodes with GPUs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import quantised
+import unisono
+from fault_programs import attempt
+from gpus import devices_for
+from node_programs import layout
+
+
+def _joined(timeout_s: float, check: bool | None = None) -> Any:
+    """This rank's communicator. NCCL takes one GPU for several ranks only if they seem to be of different
+    hosts."""
+    world = unisono.launch.from_env(os.environ)
+    devices, max_sms = devices_for(world.size)
+    if len(set(devices)) < world.size:
+        os.environ["NCCL_HOSTID"] = f"host of rank {world.rank}"
+    torch.cuda.set_device(devices[world.rank])
+    return unisono.init(timeout_s=timeout_s, device=devices[world.rank], max_sms=max_sms, check=check)
+
+
+def streams(rounds: int) -> int:
+    """Sums on three streams by turns, queued without a wait: how many differ from those of host arrays."""
+    comm = _joined(60)
+    streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    made, pairs = torch.Generator().manual_seed(comm.rank), []
+    for turn in range(rounds):
+        host = torch.randn(1 + 40_000 * (turn % 5), generator=made)
+        how = ("one_shot", "two_shot", "chain")[turn % 7 % 3]
+        expected = comm.all_reduce(host, algorithm=how)
+        x = host.cuda()
+        torch.cuda.current_stream().synchronize()
+        pairs.append((x, comm.all_reduce(x, algorithm=how, stream=streams[turn % 3]), expected))
+    for stream in streams:
+        comm.synchronize(stream)
+    return sum(not torch.equal(got.cpu(), expected) for _, got, expected in pairs)
+
+
+def one_is_late(timeout_s: float) -> dict[str, Any]:
+    """The last rank stays away from an all_reduce until the others have given up, and those wait by CUDA."""
+    comm = _joined(timeout_s)
+    x = torch.ones(1 << 20, device="cuda")
+    comm.all_reduce(x)
+    comm.synchronize()
+    if comm.rank == comm.size - 1:
+        time.sleep(4 * timeout_s)
+        return {}
+    began = time.monotonic()
+    attempt(lambda: comm.all_reduce(x))
+    torch.cuda.synchronize()
+    return {"waited": time.monotonic() - began, "next": attempt(lambda: comm.all_reduce(x))}
+
+
+def closes_at_once() -> bool:
+    """Whether a message of another node has come although both ranks closed when they had queued it."""
+    comm = _joined(60)
+    x = torch.full((1 << 26,), comm.rank, dtype=torch.uint8, device="cuda")
+    peer = (comm.rank + 2) % 4
+    out = comm.send_recv(x, peer, None, peer)
+    comm.close()
+    torch.cuda.synchronize()
+    return bool((out == peer).all())
+
+
+def joins_alone(timeout_s: float) -> dict[str, Any]:
+    """NCCL among two ranks, of which one never comes."""
+    from unisono.nodes.cuda import NcclEngine
+    from unisono.nodes.cuda_space import CudaSpace
+    from unisono.nodes.engine import Setting
+    from unisono.nodes.topology import Topology
+
+    class Alone:
+        rank, size = 0, 2
+
+        def all_gather(self, data: bytes) -> list[bytes]:
+            return [data, b"ready"]
+
+    setting = Setting(Alone(), Topology.of(0, ["a", "b"]), timeout_s, lambda: None)
+    return attempt(lambda: NcclEngine(setting, CudaSpace(torch.device("cuda", 0)), 0))
+
+
+def like_the_host(nodes: str, dtype: str, counts: Sequence[int]) -> list[str]:
+    """The same calls on GPU and host arrays, on nodes as `layout` has them: those whose bits differ."""
+    layout(nodes)
+    comm = _joined(60, check=True)
+    kind, wrong = getattr(torch, dtype), []
+    made = torch.Generator().manual_seed(comm.rank)
+    for count in counts:
+        stack = torch.randn(comm.size, count, generator=made) * 20
+        stack = stack.to(kind if kind.is_floating_point else torch.int32).to(kind)
+        for name, call in _calls(comm, kind).items():
+            expected, got = call(stack), call(stack.cuda())
+            comm.synchronize()
+            wrong += [] if _same(got, expected) else [f"{name} of {count}"]
+    return wrong
+
+
+def graphs(nodes: str, count: int, replays: int) -> list[str]:
+    """Calls that graphs have captured, on fresh data each time: those whose bits differ."""
+    layout(nodes)
+    comm, wrong = _joined(60), []
+    made, stream = torch.Generator().manual_seed(comm.rank), torch.cuda.Stream()
+    stack = torch.zeros(comm.size, count, device="cuda")
+    for name, call in _calls(comm, stack.dtype).items():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            call(stack)  # NCCL makes its connections
+        comm.synchronize(stream)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            got = call(stack)
+        for _ in range(replays):
+            fresh = torch.randn(comm.size, count, generator=made)
+            expected = call(fresh)
+            with torch.cuda.stream(stream):
+                stack.copy_(fresh)
+                graph.replay()
+            comm.synchronize(stream)
+            wrong += [] if _same(got, expected) else [name]
+    return wrong
+
+
+def _calls(comm: Any, kind: torch.dtype) -> dict[str, Callable[[Any], Any]]:
+    """By name: calls on a block for each rank, of which some take the first."""
+    n, ahead, behind = comm.size, (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    chain = ("chain",) if comm.topology.uniform else ()
+
+    def uneven(x: Any) -> Any:
+        counts = [x.shape[1] * ((comm.rank + peer) % 3) // 3 for peer in range(n)]
+        return comm.all_to_all_v(x.reshape(-1)[: sum(counts)], counts, counts)
+
+    calls: dict[str, Callable[[Any], Any]] = {
+        "all_reduce in place": lambda x: comm.all_reduce(y := x[0].clone(), out=y),
+        "all_gather": lambda x: comm.all_gather(x[0]),
+        "all_to_all": comm.all_to_all,
+        "all_to_all_v": uneven,
+        "broadcast": lambda x: comm.broadcast(x[0].clone(), n - 1),
+        "gather": lambda x: comm.gather(x[0], n - 1),
+        "scatter": lambda x: comm.scatter(x, 0),
+        "send_recv": lambda x: comm.send_recv(x[0], ahead, None, behind),
+    }
+    for how in (None, "one_shot", "two_shot", *chain):
+        for op in ("sum", "avg", "prod", "min", "max"):
+            calls[f"all_reduce {op} {how}"] = lambda x, op=op, how=how: comm.all_reduce(
+                x[0], op, algorithm=how
+            )
+    for how in (None, "two_shot", *chain):
+        calls[f"reduce {how}"] = lambda x, how=how: comm.reduce(x[0], n // 2, algorithm=how)
+        calls[f"reduce_scatter {how}"] = lambda x, how=how: comm.reduce_scatter(x, algorithm=how)
+    if kind in (torch.float32, torch.bfloat16, torch.float16):
+        for wire in quantised.WIRES:
+            for op in ("sum", "avg"):
+                calls[f"all_reduce {op} as {wire}"] = lambda x, op=op, wire=wire: comm.all_reduce(
+                    x[0], op, wire=wire
+                )
+    return calls
+
+
+def _same(got: Any, expected: Any) -> bool:
+    """Whether the bits are; one NaN is as good as another."""
+    if got is None or expected is None:
+        return got is expected
+    got = got.cpu()
+    if got.dtype.is_floating_point:
+        both = got.double().isnan() & expected.double().isnan()
+        got, expected = (x.double().masked_fill(both, 0) for x in (got, expected))
+    return torch.equal(got.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
