@@ -25,7 +25,7 @@ def test_calls_stay_in_order_around_a_capture() -> None:
 
     from unisono.bench.cuda.runtime import CAPTURE_THREAD_LOCAL, Runtime
 
-    runtime = Runtime(int(str(torch.version.cuda).partition(".")[0]))
+    runtime = Runtime(torch.version.cuda)
     with gpus(2, timeout_s=20) as ranks:
         first, captured, last = (
             [ranks.put(np.full(1000, r + 1, "f4"), r) for r in range(2)] for _ in range(3)

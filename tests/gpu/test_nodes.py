@@ -41,11 +41,12 @@ def test_collectives(nodes: str, dtype: str, counts: tuple[int, ...]) -> None:
     assert outcome.results() == [[]] * n
 
 
+@pytest.mark.parametrize("by_torch", [True, False])
 @pytest.mark.parametrize("nodes", ["aabb", "abc"])
-def test_graphs(nodes: str) -> None:
+def test_graphs(nodes: str, by_torch: bool) -> None:
     n = len(nodes)
     devices_for(n)
-    outcome = ranks.play(n, "gpu_node_programs:graphs", nodes, 50_001, 3, timeout_s=200)
+    outcome = ranks.play(n, "gpu_node_programs:graphs", nodes, by_torch, 50_001, 3, timeout_s=200)
     assert outcome.results() == [[]] * n
 
 

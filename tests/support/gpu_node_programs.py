@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import unisono
 from fault_programs import attempt
 from gpus import devices_for
 from node_programs import layout
+from unisono.bench.cuda.runtime import Graph, Runtime
 
 
 def _joined(timeout_s: float, check: bool | None = None) -> Any:
@@ -103,28 +105,42 @@ def like_the_host(nodes: str, dtype: str, counts: Sequence[int]) -> list[str]:
     return wrong
 
 
-def graphs(nodes: str, count: int, replays: int) -> list[str]:
-    """Calls that graphs have captured, on fresh data each time: those whose bits differ."""
+def graphs(nodes: str, by_torch: bool, count: int, replays: int) -> list[str]:
+    """Calls that graphs have captured, on fresh data each time: those whose bits differ, or that write to
+    the memory of others."""
     layout(nodes)
     comm, wrong = _joined(60), []
     made, stream = torch.Generator().manual_seed(comm.rank), torch.cuda.Stream()
     stack = torch.zeros(comm.size, count, device="cuda")
     for name, call in _calls(comm, stack.dtype).items():
-        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             call(stack)  # NCCL makes its connections
-        comm.synchronize(stream)
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            got = call(stack)
-        for _ in range(replays):
-            fresh = torch.randn(comm.size, count, generator=made)
-            expected = call(fresh)
-            with torch.cuda.stream(stream):
-                stack.copy_(fresh)
-                graph.replay()
             comm.synchronize(stream)
-            wrong += [] if _same(got, expected) else [name]
+            replay, got = _captured(partial(call, stack), stream, by_torch)
+            others = [torch.zeros(n * count, device="cuda") for n in (1, comm.size) for _ in range(8)]
+            for _ in range(replays):
+                fresh = torch.randn(comm.size, count, generator=made)
+                expected = call(fresh)
+                stack.copy_(fresh)
+                replay()
+                comm.synchronize(stream)
+                wrong += [] if _same(got, expected) and _same(stack, fresh) else [name]
+            wrong += [f"{name} elsewhere" for other in others if bool(other.any())]
     return wrong
+
+
+def _captured(call: Callable[[], Any], stream: Any, by_torch: bool) -> tuple[Callable[[], object], Any]:
+    """How to run what has been captured, and what the call returned. CUDA's own capture, unlike torch's,
+    leaves what torch allocates meanwhile to whoever allocates next."""
+    given: list[Any] = []
+    if by_torch:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            given.append(call())
+        return graph.replay, given[0]
+    cuda = Runtime(torch.version.cuda)
+    launch = Graph(cuda, stream.cuda_stream, lambda: given.append(call()), 1).launch
+    return launch, given[0]
 
 
 def _calls(comm: Any, kind: torch.dtype) -> dict[str, Callable[[Any], Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class CudaSpace:
         self._last: torch.cuda.Event | None = None  # the end of the last call
         self._captured = False  # whether a graph may use what `_kept` holds
         self._replaced: list[Any] = []  # by larger scratch, and perhaps still used by a graph
+        self._pool: Any = None  # what torch allocates in a captured call, which nothing else may be given
 
     def handle(self, stream: Any) -> int:
         """Of a stream: torch's or cupy's, or a handle; None: the current one."""
@@ -77,8 +78,12 @@ class CudaSpace:
             if self._last is not None and not captured:
                 stream.wait_event(self._last)
             self.options["stream"] = handle
+            if captured and self._pool is None:
+                self._pool = torch.cuda.MemPool()
+            pool = torch.cuda.use_mem_pool(self._pool, self._device) if captured else nullcontext()
             try:
-                yield
+                with pool:
+                    yield
             finally:
                 if not captured:
                     self._last = stream.record_event()

@@ -105,7 +105,7 @@ class CudaDevice(Device):
         self._torch_stream = torch.cuda.Stream(index)
         torch.cuda.set_stream(self._torch_stream)
         self.index, self.stream, self.align = index, int(self._torch_stream.cuda_stream), align
-        self.runtime = Runtime(int(str(torch.version.cuda).partition(".")[0]))
+        self.runtime = Runtime(torch.version.cuda)
         self.line = StartLine(control, align, self.runtime, self.stream, HOLD_S)
         self.arithmetic = verify.arithmetic(f"cuda:{index}")
         self._rank, self._size, self._control = control.rank, control.size, control

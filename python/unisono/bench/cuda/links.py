@@ -47,7 +47,7 @@ class Links:
         import torch
 
         self._torch, self.devices, self.size = torch, list(devices), BYTES
-        self._runtime = Runtime(int(str(torch.version.cuda).partition(".")[0]))
+        self._runtime = Runtime(torch.version.cuda)
         self._kernels = kernels()
         self._epoch = 0
         self._streams: dict[tuple[int, int], Any] = {}

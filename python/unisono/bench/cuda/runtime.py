@@ -39,9 +39,10 @@ class CudaError(RuntimeError):
 
 
 class Runtime:
-    """libcudart as torch has loaded it; `major` is its version, as in torch.version.cuda."""
+    """libcudart as torch has loaded it; `version` is torch.version.cuda."""
 
-    def __init__(self, major: int) -> None:
+    def __init__(self, version: str | None) -> None:
+        major = str(version).partition(".")[0]
         try:
             self._library = ctypes.CDLL(f"libcudart.so.{major}")
         except OSError as error:
