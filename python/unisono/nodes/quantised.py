@@ -8,11 +8,12 @@ nodes is a byte for each element, and one for each block of 32.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from .. import _core
 from .moves import Moves
-from .shards import Steps, Sum, blocks, everyones_shards, staggered
+from .shards import Steps, Sum, everyones_shards, staggered
 from .space import WIRE_BLOCK, Quantised
 
 __all__ = ["all_reduce"]
@@ -21,10 +22,10 @@ __all__ = ["all_reduce"]
 def all_reduce(moves: Moves, x: Any, out: Any, what: Sum, wire: str) -> None:
     """The quantised sum or mean of everyone's `x` to everyone's `out`, which may be `x`."""
     form = Quantised(wire, what.dtype, what.op)
-    staggered(_two_shot(moves, *block, what, form) for block in blocks(x, out, what))
+    staggered(partial(_two_shot, moves, what, form), x, out, what)
 
 
-def _two_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum, form: Quantised) -> Steps:
+def _two_shot(moves: Moves, what: Sum, form: Quantised, slot: int, x: Any, out: Any) -> Steps:
     """Shards are whole blocks of 32 elements, but for what there is of the last."""
     space, rank = moves.space, moves.topology.rank
     count = len(x) // what.item

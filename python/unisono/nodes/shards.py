@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import _core
@@ -10,17 +10,7 @@ from .engine import Part, Pending
 from .moves import Moves
 from .space import WIRE_BLOCK
 
-__all__ = [
-    "SHARD_BYTES",
-    "Steps",
-    "Sum",
-    "blocks",
-    "cut",
-    "everyones",
-    "everyones_shards",
-    "padded",
-    "staggered",
-]
+__all__ = ["SHARD_BYTES", "Steps", "Sum", "cut", "everyones", "everyones_shards", "padded", "staggered"]
 
 SHARD_BYTES = 512 << 10  # of a block, for each rank, at least
 BLOCK_BYTES = 4 << 20  # of one of a long input, of few ranks: each costs the engine its start
@@ -66,23 +56,22 @@ def padded(moves: Moves, x: Any, item: int, parts: int) -> Any:
     return longer
 
 
-def staggered(blocks: Iterable[Steps]) -> None:
-    """Each block goes one step when the next has begun: one travels while another is combined."""
-    under_way: list[Steps] = []
-    for begun in blocks:
-        under_way = [block for block in (begun, *under_way) if next(block, _ENDED) is None]
-    while under_way:
-        under_way = [block for block in under_way if next(block, _ENDED) is None]
-
-
-def blocks(x: Any, out: Any, what: Sum) -> Iterator[tuple[int, Any, Any]]:
-    """Blocks of both that one_shot and two_shot take at once, at least two where they are long enough, with a
-    slot for the scratch of each: two neighbours have different ones. All but the last can be cut into equal
-    shards of whole wire blocks."""
+def staggered(step: Callable[[int, Any, Any], Steps], x: Any, out: Any, what: Sum) -> None:
+    """`step` of each block of both, with a slot for the block's scratch: two neighbours have different ones.
+    Each goes one step when the next has begun: one travels while another is combined. All blocks but the last
+    can be cut into equal shards of whole wire blocks."""
     unit = WIRE_BLOCK * what.item * what.ranks
     block = max(SHARD_BYTES * what.ranks, min(len(x) // 2, BLOCK_BYTES)) // unit * unit
+    if len(x) <= block:  # the same in less time, which counts for small ones
+        for _ in step(0, x, out):
+            pass
+        return
+    under_way: list[Steps] = []
     for index, begin in enumerate(range(0, len(x), block)):
-        yield index % 2, x[begin : begin + block], out[begin : begin + block]
+        begun = step(index % 2, x[begin : begin + block], out[begin : begin + block])
+        under_way = [steps for steps in (begun, *under_way) if next(steps, _ENDED) is None]
+    while under_way:
+        under_way = [steps for steps in under_way if next(steps, _ENDED) is None]
 
 
 def everyones(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequence[Any], Pending]:
@@ -104,11 +93,10 @@ def everyones_shards(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequen
 
 
 def _exchanged(moves: Moves, rows: list[Any], given: Sequence[Any]) -> tuple[Sequence[Any], Pending]:
-    """Part p of `given` goes to rank p, whose part comes to row p: what is this rank's own is not copied."""
-    me = moves.topology.rank
-    others = [rank for rank in range(len(rows)) if rank != me]
-    pending = moves.exchange(
-        [Part(rank, given[rank]) for rank in others], [Part(rank, rows[rank]) for rank in others]
-    )
-    rows[me] = given[me]
-    return rows, pending
+    """Part p of `given` goes to rank p, whose part comes to row p: what is this rank's own is not copied.
+    None of them is empty."""
+    place = moves.topology
+    sends = [Part(rank, given[rank]) for rank in place.peers]
+    receives = [Part(rank, rows[rank]) for rank in place.peers]
+    rows[place.rank] = given[place.rank]
+    return rows, moves.engine.exchange(sends, receives)

@@ -12,11 +12,12 @@ two_shot or the chain.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from . import chain
 from .moves import Moves
-from .shards import Steps, Sum, blocks, everyones, everyones_shards, padded, staggered
+from .shards import Steps, Sum, everyones, everyones_shards, padded, staggered
 
 __all__ = ["ALGORITHMS", "Sum", "all_reduce", "choose", "reduce", "reduce_scatter"]
 
@@ -56,9 +57,9 @@ def all_reduce(moves: Moves, x: Any, out: Any, what: Sum, algorithm: str | None)
     """The combination of everyone's `x` to everyone's `out`, which may be `x`."""
     match algorithm or choose("all_reduce", moves, len(x), what.wide / what.item):
         case "one_shot":
-            staggered(_one_shot(moves, *block, what) for block in blocks(x, out, what))
+            staggered(partial(_one_shot, moves, what), x, out, what)
         case "two_shot":
-            staggered(_two_shot(moves, *block, what) for block in blocks(x, out, what))
+            staggered(partial(_two_shot, moves, what), x, out, what)
         case _:
             chain.AllReduce(moves, what, x, out).run()
 
@@ -77,17 +78,17 @@ def reduce(moves: Moves, x: Any, out: Any, what: Sum, root: int, algorithm: str 
     if (algorithm or choose("reduce", moves, len(x), what.wide / what.item, root)) == "chain":
         return chain.Reduce(moves, what, x, out, root).run()
     taken = x if out is None else out  # read by the root alone
-    staggered(_to_root(moves, *block, what, root) for block in blocks(x, taken, what))
+    staggered(partial(_to_root, moves, what, root), x, taken, what)
 
 
-def _one_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum) -> Steps:
+def _one_shot(moves: Moves, what: Sum, slot: int, x: Any, out: Any) -> Steps:
     rows, pending = everyones(moves, x, what, slot)
     yield
     pending.wait()
     moves.space.combine(out, None, rows, what.dtype, what.op, what.ranks)
 
 
-def _two_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum) -> Steps:
+def _two_shot(moves: Moves, what: Sum, slot: int, x: Any, out: Any) -> Steps:
     rows, pending = everyones_shards(moves, padded(moves, x, what.item, what.ranks), what, slot)
     yield
     pending.wait()
@@ -102,7 +103,7 @@ def _two_shot(moves: Moves, slot: int, x: Any, out: Any, what: Sum) -> Steps:
         moves.space.copy(out, whole[: len(out)])
 
 
-def _to_root(moves: Moves, slot: int, x: Any, out: Any, what: Sum, root: int) -> Steps:
+def _to_root(moves: Moves, what: Sum, root: int, slot: int, x: Any, out: Any) -> Steps:
     rows, pending = everyones_shards(moves, padded(moves, x, what.item, what.ranks), what, slot)
     yield
     pending.wait()

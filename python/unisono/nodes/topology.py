@@ -132,6 +132,11 @@ class Topology:
         """Whether every node has one rank only."""
         return len(self.nodes) == self.size
 
+    @cached_property
+    def peers(self) -> list[int]:
+        """Every other rank."""
+        return [rank for rank in range(self.size) if rank != self.rank]
+
     def counterpart(self, node: int) -> int:
         """The rank of a node that this one exchanges with: of the same local rank, where there is one."""
         ranks = self.nodes[node]
