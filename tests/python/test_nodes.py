@@ -151,7 +151,8 @@ def test_the_way_of_sums() -> None:
         ("aabb", "all_reduce", 2, 0, "two_shot"),  # 1.5 against 2
         ("aabbcc", "all_reduce", 1, 0, "chain"),  # 2 against 2
         ("aaaabbbb", "all_reduce", 2, 0, "chain"),  # 2.5 against 2
-        ("ab", "reduce", 1, 0, "two_shot"),  # 1 against 1
+        ("ab", "reduce", 1, 0, "one_shot"),
+        ("abc", "reduce", 1, 0, "chain"),  # 1.33 against 1
         ("aabb", "reduce", 1, 0, "chain"),  # 1.5 against 1
         ("aabb", "reduce", 2, 0, "two_shot"),  # 1.5 against 2
         ("aaaabbbb", "reduce", 2, 7, "chain"),  # 2.5 against 2
@@ -165,6 +166,9 @@ def test_the_way_of_sums() -> None:
         ("aaaabbb", "reduce_scatter", 1, 0, "two_shot"),
     ]:
         assert chosen(nodes, collective, wide=wide, root=root) == way, (nodes, collective, wide, root)
+    for collective in ("all_reduce", "reduce"):
+        assert chosen("abc", collective, sums.ONE_SHOT_BYTES // 3) == "one_shot"
+        assert chosen("abc", collective, sums.ONE_SHOT_BYTES // 3 + 1) == "two_shot"
     assert chosen("aaaabbbb", "reduce", sums.CHAIN_BYTES - 1) == "two_shot"
     assert chosen("aabb", "reduce", sums.CHAIN_BYTES) == "two_shot"  # 4 blocks take as long as 6
 

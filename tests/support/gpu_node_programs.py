@@ -167,8 +167,8 @@ def _calls(comm: Any, kind: torch.dtype) -> dict[str, Callable[[Any], Any]]:
             calls[f"all_reduce {op} {how}"] = lambda x, op=op, how=how: comm.all_reduce(
                 x[0], op, algorithm=how
             )
-    for how in (None, "two_shot", *chain):
         calls[f"reduce {how}"] = lambda x, how=how: comm.reduce(x[0], n // 2, algorithm=how)
+    for how in (None, "two_shot", *chain):
         calls[f"reduce_scatter {how}"] = lambda x, how=how: comm.reduce_scatter(x, algorithm=how)
     if kind in (torch.float32, torch.bfloat16, torch.float16):
         for wire in quantised.WIRES:

@@ -36,12 +36,11 @@ def long_sums(nodes: str) -> list[str]:
                 x = everyone[comm.rank].copy()
                 out = comm.all_reduce(x, algorithm=algorithm, out=x if in_place else None)
                 wrong += [] if np.array_equal(out, expected) else [f"{algorithm} of {count}, {in_place=}"]
-        for root in (0, comm.size - 1):
+        for root, algorithm in product((0, comm.size - 1), ("one_shot", "two_shot")):
             x = everyone[comm.rank].copy()
-            got = comm.reduce(x, root, out=x if root else None)
-            wrong += (
-                [] if comm.rank != root or np.array_equal(got, expected) else [f"reduce of {count} to {root}"]
-            )
+            got = comm.reduce(x, root, out=x if root else None, algorithm=algorithm)
+            right = comm.rank != root or np.array_equal(got, expected)
+            wrong += [] if right else [f"reduce of {count} to {root} by {algorithm}"]
     comm.close()
     return wrong
 

@@ -79,7 +79,7 @@ class HierarchicalCommunicator(Calls):
         self._check_call("gather", given, taken, given.elements, root)
         with self._call("gather", given, root=root, algorithm=algorithm, stream=stream):
             if len(given.bytes):
-                self._way(given).gather(given.bytes, taken and taken.bytes, root)
+                self._way(given).gather(given.bytes, taken and taken.bytes, root).wait()
         return out if self.rank == root else None
 
     def scatter(
@@ -223,7 +223,7 @@ class HierarchicalCommunicator(Calls):
         algorithm: str | None = None,
         stream: Any = None,
     ) -> Any:
-        """See `unisono.Communicator.reduce`. algorithm: two_shot, chain or None."""
+        """See `unisono.Communicator.reduce`. algorithm: one_shot, two_shot, chain or None."""
         given, taken = self._array(x, "x"), None
         if self.rank == root:
             out, taken = self._new_output(out, x, given, given.shape, stream)

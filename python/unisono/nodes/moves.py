@@ -210,12 +210,12 @@ class Moves:
         if place.rank == root:
             pending.wait()
 
-    def gather(self, x: Any, out: Any, root: int) -> None:
-        """The root's `out` gets everyone's `x`, in rank order; elsewhere it is None."""
+    def gather(self, x: Any, out: Any, root: int) -> Pending:
+        """The root's `out` gets everyone's `x`, in rank order; elsewhere it is None. Begun and waited for as
+        an all_gather is."""
         place, n = self.topology, len(x)
         if place.node != place.node_of[root]:
-            self.exchange([Part(root, x)], []).wait()
-            return
+            return self.exchange([Part(root, x)], [])
         pending: Pending = _Begun()
         landed = None
         if place.rank == root:
@@ -226,7 +226,7 @@ class Moves:
         if landed is not None:
             for row, rank in zip(landed, place.local, strict=True):
                 self.space.copy(out[rank * n : (rank + 1) * n], row)
-        pending.wait()
+        return pending
 
     def scatter(self, x: Any, out: Any, root: int) -> None:
         """Block p of the root's `x` goes to rank p; elsewhere `x` is None."""

@@ -10,7 +10,17 @@ from .engine import Part, Pending
 from .moves import Moves
 from .space import WIRE_BLOCK
 
-__all__ = ["SHARD_BYTES", "Steps", "Sum", "cut", "everyones", "everyones_shards", "padded", "staggered"]
+__all__ = [
+    "SHARD_BYTES",
+    "Steps",
+    "Sum",
+    "cut",
+    "everyones",
+    "everyones_at",
+    "everyones_shards",
+    "padded",
+    "staggered",
+]
 
 SHARD_BYTES = 512 << 10  # of a block, for each rank, at least
 BLOCK_BYTES = 4 << 20  # of one of a long input, of few ranks: each costs the engine its start
@@ -81,6 +91,18 @@ def everyones(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequence[Any]
     if moves.topology.apart:
         return _exchanged(moves, rows, [x] * what.ranks)
     return rows, moves.all_gather(x, staged)
+
+
+def everyones_at(moves: Moves, x: Any, what: Sum, slot: int, root: int) -> tuple[Sequence[Any], Pending]:
+    """Everyone's `x`, in rank order, at the root; elsewhere nothing."""
+    if moves.topology.rank != root:
+        return [], moves.gather(x, None, root)
+    staged = moves.space.scratch(f"everyone's {slot}", len(x) * what.ranks)
+    rows = cut(staged, what.ranks)
+    if not moves.topology.apart:
+        return rows, moves.gather(x, staged, root)
+    rows[root] = x
+    return rows, moves.engine.exchange([], [Part(rank, rows[rank]) for rank in moves.topology.peers])
 
 
 def everyones_shards(moves: Moves, x: Any, what: Sum, slot: int) -> tuple[Sequence[Any], Pending]:

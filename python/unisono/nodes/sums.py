@@ -1,13 +1,13 @@
 """Sums across nodes, in rank order: every algorithm gives the bits of a communicator on one node.
 
-- `one_shot`: everyone gets every input and combines all of them. One step between nodes.
+- `one_shot`: everyone gets every input and combines all of them; of a reduce, the root alone. One step
+  between nodes.
 - `two_shot`: rank r gets everyone's r-th shard and combines it; the sums go to everyone (R. Rabenseifner,
   Optimization of Collective Reduction Operations, ICCS 2004).
 - `chain`: partial sums travel from node to node (chain.py). It needs nodes whose ranks are consecutive, and
   as many on each.
 
-A reduce_scatter is the first half of a two_shot, and a reduce's second half goes to the root alone; both take
-two_shot or the chain.
+A reduce_scatter is the first half of a two_shot, and a reduce's second half goes to the root alone.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 
 from . import chain
 from .moves import Moves
-from .shards import Steps, Sum, everyones, everyones_shards, padded, staggered
+from .shards import Steps, Sum, everyones, everyones_at, everyones_shards, padded, staggered
 
 __all__ = ["ALGORITHMS", "Sum", "all_reduce", "choose", "reduce", "reduce_scatter"]
 
 ALGORITHMS = {
     "all_reduce": ("one_shot", "two_shot", "chain"),
-    "reduce": ("two_shot", "chain"),
+    "reduce": ("one_shot", "two_shot", "chain"),
     "reduce_scatter": ("two_shot", "chain"),
 }
-ONE_SHOT_BYTES = 256 << 10  # of all inputs: up to here everyone gets everything
+ONE_SHOT_BYTES = 256 << 10  # of all inputs: up to here they go as they are to everyone, or to the root
 CHAIN_BYTES = 8 << 20  # from here on in a chain, where it saves traffic
 
 
@@ -34,7 +34,7 @@ def choose(collective: str, moves: Moves, size: int, wide: float = 1, root: int 
     """The algorithm for inputs of `size` bytes, whose partial sums are `wide` times as large."""
     place = moves.topology
     here, last = len(place.local), len(place.nodes) - 1
-    if collective == "all_reduce" and (size * place.size <= ONE_SHOT_BYTES or place.size == 2):
+    if collective != "reduce_scatter" and (size * place.size <= ONE_SHOT_BYTES or place.size == 2):
         return "one_shot"
     if size < CHAIN_BYTES or not place.uniform:
         return "two_shot"
@@ -75,10 +75,14 @@ def reduce_scatter(moves: Moves, x: Any, out: Any, what: Sum, algorithm: str | N
 
 def reduce(moves: Moves, x: Any, out: Any, what: Sum, root: int, algorithm: str | None) -> None:
     """The root's `out` gets the combination of everyone's `x`; elsewhere it is None."""
-    if (algorithm or choose("reduce", moves, len(x), what.wide / what.item, root)) == "chain":
-        return chain.Reduce(moves, what, x, out, root).run()
     taken = x if out is None else out  # read by the root alone
-    staggered(partial(_to_root, moves, what, root), x, taken, what)
+    match algorithm or choose("reduce", moves, len(x), what.wide / what.item, root):
+        case "one_shot":
+            staggered(partial(_at_root, moves, what, root), x, taken, what)
+        case "two_shot":
+            staggered(partial(_to_root, moves, what, root), x, taken, what)
+        case _:
+            chain.Reduce(moves, what, x, out, root).run()
 
 
 def _one_shot(moves: Moves, what: Sum, slot: int, x: Any, out: Any) -> Steps:
@@ -103,6 +107,14 @@ def _two_shot(moves: Moves, what: Sum, slot: int, x: Any, out: Any) -> Steps:
         moves.space.copy(out, whole[: len(out)])
 
 
+def _at_root(moves: Moves, what: Sum, root: int, slot: int, x: Any, out: Any) -> Steps:
+    rows, pending = everyones_at(moves, x, what, slot, root)
+    yield
+    pending.wait()
+    if rows:
+        moves.space.combine(out, None, rows, what.dtype, what.op, what.ranks)
+
+
 def _to_root(moves: Moves, what: Sum, root: int, slot: int, x: Any, out: Any) -> Steps:
     rows, pending = everyones_shards(moves, padded(moves, x, what.item, what.ranks), what, slot)
     yield
@@ -112,6 +124,6 @@ def _to_root(moves: Moves, what: Sum, root: int, slot: int, x: Any, out: Any) ->
     moves.space.combine(shard, None, rows, what.dtype, what.op, what.ranks)
     here = moves.topology.rank == root
     whole = moves.space.scratch("whole", n * what.ranks) if here else None
-    moves.gather(shard, whole, root)
+    moves.gather(shard, whole, root).wait()
     if whole is not None:
         moves.space.copy(out, whole[: len(out)])
