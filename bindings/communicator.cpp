@@ -6,28 +6,16 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
-#include <functional>
 #include <optional>
 
 #include "bootstrap.hpp"
 #include "docstrings.hpp"
 #include "module.hpp"
 #include "py_communicator.hpp"
+#include "signals.hpp"
 
 namespace unisono::python {
 namespace {
-
-// Lets Ctrl-C through while a call waits, on Python's main thread: no other handles signals, or needs the GIL
-// for that.
-std::function<void()> check_signals() {
-  const auto main =
-      nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
-  return [main] {
-    if (PyThread_get_thread_ident() != main) return;
-    const nb::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-  };
-}
 
 std::vector<std::string> algorithms_of(const std::string& collective, const std::string& device) {
   std::vector<std::string> names;

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "arguments.hpp"
@@ -55,6 +56,11 @@ class PyCommunicator {
   nb::object send_recv(nb::handle x, const RankNumber& dst, nb::handle out, const RankNumber& src,
                        const Algorithm& algorithm, nb::handle stream);
   void batch_send_recv(const Messages& sends, const Messages& receives, nb::handle stream);
+
+  // What only moves, of bytes in the host's memory. The counts are all_to_all_v's.
+  void move(Collective collective, const Call& call, std::span<const std::size_t> sends,
+            std::span<const std::size_t> receives);
+  void move(std::span<const Communicator::Outgoing> sends, std::span<const Communicator::Incoming> receives);
 
   void synchronize(nb::handle stream);
   nb::object empty(nb::handle shape, nb::handle dtype, const std::optional<std::string>& device);

@@ -10,8 +10,10 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/communicator.cpp
   bindings/fabric.cpp
   bindings/module.cpp
+  bindings/mpi_engine.cpp
   bindings/nodes.cpp
   bindings/py_communicator.cpp
+  bindings/replays.cpp
 )
 target_include_directories(_core PRIVATE src)
 target_compile_definitions(_core PRIVATE UNISONO_VERSION="${PROJECT_VERSION}")

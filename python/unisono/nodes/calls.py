@@ -15,6 +15,8 @@ from ..errors import MismatchError, TimeoutError, UnisonoError, UsageError
 from . import sums
 from .engine import Setting, make
 from .moves import Moves
+from .mpi import MpiEngine
+from .record import record
 from .space import HostSpace
 from .topology import NodeBootstrap, Topology
 
@@ -86,6 +88,9 @@ class Calls:
         setting = Setting(bootstrap, topology, timeout_s, self.local.raise_if_failed)
         self._engine = make(setting)
         self._moves = Moves(topology, self.local, self._engine, HostSpace())
+        self._replays: _core.Replays | None = None  # what the host's calls have been, until one fails
+        if isinstance(self._engine, MpiEngine):
+            self._replays = _core.Replays(self.local, self._engine.core, self.rank, self.size)
         self._gpu: Any = None  # the space, the engine and the moves on arrays of the GPU
         if device is not None:
             try:
@@ -195,10 +200,41 @@ class Calls:
         with _Body(self), self._gpu.space.on(handle):
             yield
 
+    def _again(
+        self,
+        name: str,
+        x: Any,
+        out: Any = None,
+        op: str = "sum",
+        root: int = 0,
+        algorithm: str | None = None,
+        *more: Any,
+    ) -> Any:
+        """The result of a call that has been made before. Else, and of calls that say `more`, NotImplemented:
+        it is made in the usual way, in which `_play` may write it down."""
+        if self._replays is None:
+            return NotImplemented
+        usual = any(word is not None for word in more)
+        try:
+            return self._replays.run(name, x, out, op, root, algorithm, usual)
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    def _play(self, given: Array | None, taken: Array | None, steps: Callable[[Moves], object]) -> None:
+        """What a call of those arrays does."""
+        some = given or taken
+        if some is not None and not len(some.bytes):
+            return
+        steps(self._moves if some is None else self._way(some))
+        if self._replays is not None and self._replays.wanted:
+            record(self._replays, self.topology, given and given.bytes, taken and taken.bytes, steps)
+
     def _end(self, error: BaseException) -> None:
         """What a call has raised."""
         if isinstance(error, UsageError):
             return
+        self._replays = None
         if not isinstance(error, UnisonoError):
             return self.close()  # in the middle of a call: the peers cannot go on with this rank
         self._failure = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from .. import _core
@@ -10,6 +11,7 @@ from ..errors import ResourceError, UsageError
 from . import quantised, sums
 from .calls import Calls, same, spans
 from .engine import Part
+from .moves import Moves
 
 __all__ = ["HierarchicalCommunicator"]
 
@@ -42,50 +44,58 @@ class HierarchicalCommunicator(Calls):
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""
-        with self._call("barrier"):
-            self._moves.barrier()
+        if self._again("barrier", None) is NotImplemented:
+            with self._call("barrier"):
+                self._play(None, None, Moves.barrier)
 
     def broadcast(
         self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.broadcast`."""
+        done = self._again("broadcast", x, out, "sum", root, algorithm, stream)
+        if done is not NotImplemented:
+            return done
         given = self._array(x, "x", written=out is None and self.rank != root)
         taken = given if out is None else self._output(out, given, given.shape)
         self._check_call("broadcast", given, taken, given.elements, root)
         with self._call("broadcast", given, root=root, algorithm=algorithm, stream=stream):
-            if self.rank == root:
-                self._way(given).space.copy(taken.bytes, given.bytes)
-            if len(taken.bytes):
-                self._way(given).broadcast(taken.bytes, root)
+            self._play(given, taken, lambda way: way.broadcast(given.bytes, taken.bytes, root))
         return x if out is None else out
 
     def all_gather(self, x: Any, out: Any = None, algorithm: str | None = None, stream: Any = None) -> Any:
         """See `unisono.Communicator.all_gather`."""
+        done = self._again("all_gather", x, out, "sum", 0, algorithm, stream)
+        if done is not NotImplemented:
+            return done
         given = self._array(x, "x")
         out, taken = self._new_output(out, x, given, (self.size, *given.shape), stream)
         self._check_call("all_gather", given, taken, given.elements)
         with self._call("all_gather", given, algorithm=algorithm, stream=stream):
-            if len(given.bytes):
-                self._way(given).all_gather(given.bytes, taken.bytes).wait()
+            self._play(given, taken, lambda way: way.all_gather(given.bytes, taken.bytes).wait())
         return out
 
     def gather(
         self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.gather`."""
+        done = self._again("gather", x, out, "sum", root, algorithm, stream)
+        if done is not NotImplemented:
+            return done
         given, taken = self._array(x, "x"), None
         if self.rank == root:
             out, taken = self._new_output(out, x, given, (self.size, *given.shape), stream)
         self._check_call("gather", given, taken, given.elements, root)
         with self._call("gather", given, root=root, algorithm=algorithm, stream=stream):
-            if len(given.bytes):
-                self._way(given).gather(given.bytes, taken and taken.bytes, root).wait()
+            self._play(given, taken, lambda way: way.gather(given.bytes, taken and taken.bytes, root).wait())
         return out if self.rank == root else None
 
     def scatter(
         self, x: Any, root: int = 0, out: Any = None, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.scatter`."""
+        done = self._again("scatter", x, out, "sum", root, algorithm, stream)
+        if done is not NotImplemented:
+            return done
         if x is None:
             if self.rank == root:
                 raise UsageError(f"scatter needs x at the root, rank {root}.")
@@ -97,21 +107,22 @@ class HierarchicalCommunicator(Calls):
             out, taken = self._new_output(out, x, given, self._without_ranks(given), stream)
         self._check_call("scatter", given or taken, taken, taken.elements, root)
         with self._call("scatter", taken, root=root, algorithm=algorithm, stream=stream):
-            if len(taken.bytes):
-                self._way(taken).scatter(
-                    given.bytes if given and self.rank == root else None, taken.bytes, root
-                )
+            whole = given.bytes if given and self.rank == root else None
+            self._play(given, taken, lambda way: way.scatter(whole, taken.bytes, root))
         return out
 
     def all_to_all(self, x: Any, out: Any = None, algorithm: str | None = None, stream: Any = None) -> Any:
         """See `unisono.Communicator.all_to_all`."""
+        done = self._again("all_to_all", x, out, "sum", 0, algorithm, stream)
+        if done is not NotImplemented:
+            return done
         given = self._array(x, "x")
         self._without_ranks(given)
         out, taken = self._new_output(out, x, given, given.shape, stream)
         self._check_call("all_to_all", given, taken, given.elements // self.size)
         with self._call("all_to_all", given, algorithm=algorithm, stream=stream):
-            if len(given.bytes):
-                self._way(given).all_to_all(same(given, taken), taken.bytes).wait()
+            x = same(given, taken)
+            self._play(given, taken, lambda way: way.all_to_all(x, taken.bytes).wait())
         return out
 
     def all_to_all_v(
@@ -200,6 +211,9 @@ class HierarchicalCommunicator(Calls):
         algorithm: one_shot, two_shot or chain (sums.py says what they do); None: by size and topology.
         wire: by two_shot, which crosses between two nodes of L ranks with (L + 1) / 2 bytes an element: from
         7 ranks on each it sends no less than an exact sum by chain."""
+        done = self._again("all_reduce", x, out, op, 0, algorithm, stream, wire)
+        if done is not NotImplemented:
+            return done
         given = self._array(x, "x")
         out, taken = self._new_output(out, x, given, given.shape, stream)
         self._check_call("all_reduce", given, taken, given.elements, op=op, wire=wire)
@@ -207,11 +221,11 @@ class HierarchicalCommunicator(Calls):
         if wire is not None and algorithm not in (None, "two_shot"):
             raise UsageError(f"wire={wire} runs by two_shot only, not by {algorithm}: leave algorithm out.")
         with self._call("all_reduce", given, op=op, algorithm=algorithm, stream=stream, wire=wire):
-            way = self._way(given)
-            if len(given.bytes) and wire is not None:
-                quantised.all_reduce(way, given.bytes, taken.bytes, what, wire)
-            elif len(given.bytes):
-                sums.all_reduce(way, given.bytes, taken.bytes, what, algorithm)
+            if wire is None:
+                steps = partial(sums.all_reduce, algorithm=algorithm)
+            else:
+                steps = partial(quantised.all_reduce, wire=wire)
+            self._play(given, taken, lambda way: steps(way, given.bytes, taken.bytes, what))
         return out
 
     def reduce(
@@ -224,27 +238,34 @@ class HierarchicalCommunicator(Calls):
         stream: Any = None,
     ) -> Any:
         """See `unisono.Communicator.reduce`. algorithm: one_shot, two_shot, chain or None."""
+        done = self._again("reduce", x, out, op, root, algorithm, stream)
+        if done is not NotImplemented:
+            return done
         given, taken = self._array(x, "x"), None
         if self.rank == root:
             out, taken = self._new_output(out, x, given, given.shape, stream)
         self._check_call("reduce", given, taken, given.elements, root, op)
         what = sums.Sum(given.dtype, op, given.item, self.size)
         with self._call("reduce", given, op=op, root=root, algorithm=algorithm, stream=stream):
-            if len(given.bytes):
-                sums.reduce(self._way(given), given.bytes, taken and taken.bytes, what, root, algorithm)
+            whole = taken and taken.bytes
+            self._play(given, taken, lambda way: sums.reduce(way, given.bytes, whole, what, root, algorithm))
         return out if self.rank == root else None
 
     def reduce_scatter(
         self, x: Any, op: str = "sum", out: Any = None, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.reduce_scatter`. algorithm: two_shot, chain or None."""
+        done = self._again("reduce_scatter", x, out, op, 0, algorithm, stream)
+        if done is not NotImplemented:
+            return done
         given = self._array(x, "x")
         out, taken = self._new_output(out, x, given, self._without_ranks(given), stream)
         self._check_call("reduce_scatter", given, taken, taken.elements, op=op)
         what = sums.Sum(given.dtype, op, given.item, self.size)
         with self._call("reduce_scatter", given, op=op, algorithm=algorithm, stream=stream):
-            if len(given.bytes):
-                sums.reduce_scatter(self._way(given), given.bytes, taken.bytes, what, algorithm)
+            self._play(
+                given, taken, lambda way: sums.reduce_scatter(way, given.bytes, taken.bytes, what, algorithm)
+            )
         return out
 
     # ---- memory and plan -----------------------------------------------------------------------------------

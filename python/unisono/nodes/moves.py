@@ -155,9 +155,11 @@ class Moves:
             space.copy(cut(out, receives, rank), landed[begin : begin + length])
         pending.wait()
 
-    def broadcast(self, data: Any, root: int) -> None:
-        """`data` of the root to everyone's: small to each node at once, large along a chain of nodes."""
+    def broadcast(self, x: Any, data: Any, root: int) -> None:
+        """The root's `x` to everyone's `data`: small to each node at once, large along a chain of nodes."""
         place, grain = self.topology, self.space.grain
+        if place.rank == root:
+            self.space.copy(data, x)
         rails, nodes = len(place.local), len(place.nodes)
         chained = 0
         if place.even and (rails > 1 or nodes > 2) and len(data) >= LEAST_BLOCKS * rails * grain:
