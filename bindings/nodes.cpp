@@ -194,11 +194,12 @@ void bind_replays(nb::module_& module) {
       .def(
           "run",
           [](const nb::handle_t<R>& self, const char* collective, nb::handle x, nb::handle out, nb::handle op,
-             nb::handle root, nb::handle algorithm, bool usual) {
-            return nb::cast<R&>(self).run(nb::borrow(self), collective, x, out, op, root, algorithm, usual);
+             nb::handle root, nb::handle source, nb::handle algorithm, bool usual) {
+            return nb::cast<R&>(self).run(nb::borrow(self), collective, x, out, op, root, source, algorithm,
+                                          usual);
           },
-          "collective"_a, "x"_a.none(), "out"_a.none(), "op"_a, "root"_a, "algorithm"_a.none(), "usual"_a,
-          "The call's result, or NotImplemented where it is not known, or must be made as usual.")
+          "collective"_a, "x"_a.none(), "out"_a.none(), "op"_a, "root"_a, "source"_a, "algorithm"_a.none(),
+          "usual"_a, "The call's result, or NotImplemented where it is not known, or must be made as usual.")
       .def_prop_ro("wanted", &R::wanted, "Whether the call that was not known may be written down.")
       .def("scratch", &R::scratch, "name"_a, "bytes"_a)
       .def(
@@ -236,6 +237,11 @@ void bind_replays(nb::module_& module) {
           "collective"_a, "x"_a = none, "out"_a = none, "count"_a = 0, "root"_a = 0,
           "sends"_a = std::vector<std::size_t>{}, "receives"_a = std::vector<std::size_t>{},
           "A collective of bytes within the node; count as in unisono::Call.")
+      .def(
+          "pair",
+          [](R& replays, const std::optional<SpanTuple>& in, const std::optional<SpanTuple>& out, int to,
+             int from) { replays.pair(span_of(in), span_of(out), to, from); },
+          "x"_a.none(), "out"_a.none(), "to"_a, "from_"_a, "A send, recv or send_recv within the node.")
       .def(
           "batch",
           [](R& replays, const std::vector<MessageTuple>& sends, const std::vector<MessageTuple>& receives) {

@@ -247,6 +247,13 @@ void PyCommunicator::move(Collective collective, const Call& call, std::span<con
   }
 }
 
+void PyCommunicator::move(const Call& call, int to, int from) {
+  const Away away(*this);
+  if (to < 0) communicator_.recv(call, from);
+  else if (from < 0) communicator_.send(call, to);
+  else communicator_.send_recv(call, to, from);
+}
+
 void PyCommunicator::move(std::span<const Communicator::Outgoing> sends,
                           std::span<const Communicator::Incoming> receives) {
   const Away away(*this);

@@ -60,6 +60,7 @@ class PyCommunicator {
   // What only moves, of bytes in the host's memory. The counts are all_to_all_v's.
   void move(Collective collective, const Call& call, std::span<const std::size_t> sends,
             std::span<const std::size_t> receives);
+  void move(const Call& call, int to, int from);  // -1: none
   void move(std::span<const Communicator::Outgoing> sends, std::span<const Communicator::Incoming> receives);
 
   void synchronize(nb::handle stream);

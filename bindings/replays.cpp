@@ -54,24 +54,25 @@ class Key {
 // A call's arrays, and its key. Throws what is wrong with them; nothing has moved then.
 struct Replays::Call {
   Call(const Replays& of, std::string_view name, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
-       nb::handle algorithm)
+       nb::handle source, nb::handle algorithm)
       : given(nb::borrow(x)), result(nb::none()) {
     const Collective collective = read_collective(name);
     const auto at = nb::cast<int>(root);
     const bool to_root = collective == Collective::reduce || collective == Collective::gather;
+    const bool no_output = (to_root && of.rank_ != at) || collective == Collective::send;
     const bool in_place = collective == Collective::broadcast && out.is_none();
-    key << name << nb::cast<const char*>(op) << at
+    key << name << nb::cast<const char*>(op) << at << nb::cast<int>(source)
         << (algorithm.is_none() ? "" : nb::cast<const char*>(algorithm));
     if (!x.is_none()) in.emplace(x, "x", in_place && of.rank_ != at);
     if (in) key << 'x' << name_of(in->dtype) << in->shape;
-    if (!in && !out.is_none()) {  // scatter
+    if (!in && !out.is_none()) {  // scatter, recv
       to.emplace(out, "out", true);
       result = nb::borrow(out);
       key << 'o' << name_of(to->dtype) << to->shape;
     } else if (in_place) {
       result = nb::borrow(x);
       key << 'i';
-    } else if (in && !(to_root && of.rank_ != at)) {
+    } else if (in && !no_output) {
       switch (collective) {
         case Collective::all_gather:
         case Collective::gather: shape = with_ranks(in->shape, of.size_); break;
@@ -122,18 +123,21 @@ struct Replays::Call {
 };
 
 nb::object Replays::run(const nb::object& self, const char* collective, nb::handle x, nb::handle out,
-                        nb::handle op, nb::handle root, nb::handle algorithm, bool usual) {
+                        nb::handle op, nb::handle root, nb::handle source, nb::handle algorithm, bool usual) {
   wanted_ = nullptr;
   written_.clear();
   if (usual || inside_.closed() || inside_.check()) return unknown();
   std::optional<Call> call;
   try {
-    call.emplace(*this, collective, x, out, op, root, algorithm);
+    call.emplace(*this, collective, x, out, op, root, source, algorithm);
   } catch (const std::exception&) {  // which the usual way raises again
     return unknown();
   }
   if (!call->host || call->bytes > kMostBytes) return unknown();
-  if (known_.size() >= kMostKnown) known_.clear();
+  if (known_.size() >= kMostKnown) {
+    std::erase_if(known_, [](const auto& one) { return one.second.empty(); });
+    if (known_.size() >= kMostKnown / 2) known_.clear();
+  }
   const auto [its, first] = known_.try_emplace(call->key.text);
   if (!its->second.empty()) return play(self, its->second, *call);
   if (!first) wanted_ = &its->second;
@@ -202,6 +206,16 @@ void Replays::move(Collective collective, const std::optional<Span>& in, const s
                   .dtype = DType::u8,
                   .root = root},
                  sends, receives);
+  });
+}
+
+void Replays::pair(const std::optional<Span>& in, const std::optional<Span>& out, int to, int from) {
+  written_.push_back([=, this](Playing& now) {
+    inside_.move({.in = in ? now.at(*in) : nullptr,
+                  .out = out ? now.at(*out) : nullptr,
+                  .count = (in ? *in : *out).bytes,
+                  .dtype = DType::u8},
+                 to, from);
   });
 }
 

@@ -42,11 +42,11 @@ class Replays {
   Replays(PyCommunicator& inside, MpiEngine& engine, int rank, int size)
       : inside_(inside), engine_(engine), rank_(rank), size_(size) {}
 
-  // Plays the call and gives its result, or NotImplemented where it is not known (or `usual` says that it has
-  // more to it): to be made, and so to fail, in the usual way. `self` is this object. What it raises has
-  // happened in the middle of the call.
+  // root: or the destination. source: of a send_recv or recv. Plays the call and gives its result, or
+  // NotImplemented where it is not known (or `usual` says that it has more to it): to be made, and so to
+  // fail, in the usual way. `self` is this object. What it raises has happened in the middle of the call.
   nb::object run(const nb::object& self, const char* collective, nb::handle x, nb::handle out, nb::handle op,
-                 nb::handle root, nb::handle algorithm, bool usual);
+                 nb::handle root, nb::handle source, nb::handle algorithm, bool usual);
   // Whether the last call was not known, but seen before. If so it may be written down: `scratch` gives a
   // base of its own to each name, `keep` ends that, and the others add a step each.
   bool wanted() const { return wanted_ != nullptr; }
@@ -58,6 +58,7 @@ class Replays {
                Op op, int ranks);
   void move(Collective collective, const std::optional<Span>& in, const std::optional<Span>& out,
             std::size_t count, int root, std::vector<std::size_t> sends, std::vector<std::size_t> receives);
+  void pair(const std::optional<Span>& in, const std::optional<Span>& out, int to, int from);
   void batch(std::vector<Message> sends, std::vector<Message> receives);
   void keep();
 

@@ -226,6 +226,20 @@ def test_lengths_that_differ_over_mpi(tmp_path: Path) -> None:
         assert f"where rank {rank} (node {rank}) expects {40 * (1 + rank)} bytes: make the same" in text
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "abab", "abb"])
+def test_calls_that_are_made_again(nodes: str) -> None:
+    """The core plays them; what is wrong is said as before."""
+    for told in play_mpi(len(nodes), "node_replay_programs:repeated", nodes).results():
+        assert told["wrong"] == [] and told["late"] == []
+        said = told["said"]
+        assert "out has shape (8,)" in said["shape"] and "out has dtype f64" in said["dtype"]
+        assert "no op 'median'" in said["op"] and "no algorithm 'ring'" in said["algorithm"]
+        differ = "rank 0 called all_reduce(sum) of 7 f32, but rank 1 called all_reduce(max) of 7 f32: make"
+        assert said["checked"] == said["failed"] == f"{differ} the same call on every rank."
+        assert "is closed" in said["closed"]
+
+
 def test_it_has_what_a_communicator_has() -> None:
     inner = {"rank", "size", "fail"}  # attributes; and what only the own node is asked for
     public = {name for name in dir(unisono.Communicator) if not name.startswith("_")}

@@ -209,6 +209,7 @@ class Calls:
         root: int = 0,
         algorithm: str | None = None,
         *more: Any,
+        source: int = -1,
     ) -> Any:
         """The result of a call that has been made before. Else, and of calls that say `more`, NotImplemented:
         it is made in the usual way, in which `_play` may write it down."""
@@ -216,7 +217,7 @@ class Calls:
             return NotImplemented
         usual = any(word is not None for word in more)
         try:
-            return self._replays.run(name, x, out, op, root, algorithm, usual)
+            return self._replays.run(name, x, out, op, root, source, algorithm, usual)
         except BaseException as error:
             self._end(error)
             raise

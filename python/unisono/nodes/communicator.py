@@ -149,36 +149,42 @@ class HierarchicalCommunicator(Calls):
 
     def send(self, x: Any, peer: int, algorithm: str | None = None, stream: Any = None) -> None:
         """See `unisono.Communicator.send`. To another node it returns when x may be overwritten."""
+        if self._again("send", x, None, "sum", peer, algorithm, stream) is not NotImplemented:
+            return
         given = self._array(x, "x")
         ends = (given.address, 0, given.elements, given.dtype)
         _core.check_pair("send", self.rank, self.size, *ends, peer, -1)
         with self._call("send", given, algorithm=algorithm, stream=stream, together=False):
-            if len(given.bytes):
-                self._way(given).send_recv(given.bytes, peer, None, None)
+            self._play(given, None, lambda way: way.send_recv(given.bytes, peer, None, None))
 
     def recv(self, out: Any, peer: int, algorithm: str | None = None, stream: Any = None) -> Any:
         """See `unisono.Communicator.recv`."""
+        if self._again("recv", None, out, "sum", -1, algorithm, stream, source=peer) is not NotImplemented:
+            return out
         taken = self._array(out, "out", written=True)
         ends = (0, taken.address, taken.elements, taken.dtype)
         _core.check_pair("recv", self.rank, self.size, *ends, -1, peer)
         with self._call("recv", taken, algorithm=algorithm, stream=stream, together=False):
-            if len(taken.bytes):
-                self._way(taken).send_recv(None, None, taken.bytes, peer)
+            self._play(None, taken, lambda way: way.send_recv(None, None, taken.bytes, peer))
         return out
 
     def send_recv(
         self, x: Any, dst: int, out: Any, src: int, algorithm: str | None = None, stream: Any = None
     ) -> Any:
         """See `unisono.Communicator.send_recv`."""
+        done = self._again("send_recv", x, out, "sum", dst, algorithm, stream, source=src)
+        if done is not NotImplemented:
+            return done
         given = self._array(x, "x")
         out, taken = self._new_output(out, x, given, given.shape, stream)
         ends = (given.address, taken.address, given.elements, given.dtype)
         _core.check_pair("send_recv", self.rank, self.size, *ends, dst, src)
         with self._call("send_recv", given, algorithm=algorithm, stream=stream, together=False):
+            x = same(given, taken)
             if dst == self.rank:
-                self._way(given).space.copy(taken.bytes, given.bytes)
-            elif len(given.bytes):
-                self._way(given).send_recv(same(given, taken), dst, taken.bytes, src)
+                self._play(given, taken, lambda way: way.space.copy(taken.bytes, x))
+            else:
+                self._play(given, taken, lambda way: way.send_recv(x, dst, taken.bytes, src))
         return out
 
     def batch_send_recv(

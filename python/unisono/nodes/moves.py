@@ -158,8 +158,6 @@ class Moves:
     def broadcast(self, x: Any, data: Any, root: int) -> None:
         """The root's `x` to everyone's `data`: small to each node at once, large along a chain of nodes."""
         place, grain = self.topology, self.space.grain
-        if place.rank == root:
-            self.space.copy(data, x)
         rails, nodes = len(place.local), len(place.nodes)
         chained = 0
         if place.even and (rails > 1 or nodes > 2) and len(data) >= LEAST_BLOCKS * rails * grain:
@@ -167,9 +165,11 @@ class Moves:
             # where the grain lets it
             part = min(max(len(data) // (4 * nodes * rails), grain), MOST_GRAINS * grain)
             chained = len(data) // (_ALIGNED * rails) * _ALIGNED * rails
+            if place.rank == root:
+                self.space.copy(data[:chained], x[:chained])
             self._broadcast_by_rails(data[:chained], root, part // _ALIGNED * _ALIGNED)
         if chained < len(data):
-            self._broadcast_at_once(data[chained:], root)
+            self._broadcast_at_once(x[chained:], data[chained:], root)
 
     def _broadcast_by_rails(self, data: Any, root: int, most: int) -> None:
         """Block by block from node to node: local rank r takes part r of a block, `most` bytes, from its
@@ -196,13 +196,14 @@ class Moves:
                 self.inside("all_gather", blocks[leaving][place.local_rank], blocks[leaving])
             exchange.wait()
 
-    def _broadcast_at_once(self, data: Any, root: int) -> None:
+    def _broadcast_at_once(self, x: Any, data: Any, root: int) -> None:
         place = self.topology
         home = place.node_of[root]
         index = place.nodes[home].index(root)
         heads = [ranks[index % len(ranks)] for ranks in place.nodes]
         if place.rank == root:
-            pending = self.exchange([Part(heads[node], data) for node in place.others], [])
+            pending = self.exchange([Part(heads[node], x) for node in place.others], [])
+            self.space.copy(data, x)
         elif place.rank == heads[place.node]:
             pending = self.exchange([], [Part(root, data)])
             pending.wait()
@@ -218,14 +219,17 @@ class Moves:
         place, n = self.topology, len(x)
         if place.node != place.node_of[root]:
             return self.exchange([Part(root, x)], [])
-        pending: Pending = _Begun()
-        landed = None
-        if place.rank == root:
-            remote = [rank for node in place.others for rank in place.nodes[node]]
-            pending = self.exchange([], [Part(rank, out[rank * n : (rank + 1) * n]) for rank in remote])
+        index = place.local.index(root)
+        if place.rank != root:
+            self.inside("gather", x, index, None)
+            return _Begun()
+        remote = [rank for node in place.others for rank in place.nodes[node]]
+        pending = self.exchange([], [Part(rank, out[rank * n : (rank + 1) * n]) for rank in remote])
+        if place.together:
+            self.inside("gather", x, index, self._of_node(out, n))
+        else:
             landed = self.space.scratch("landed", len(place.local) * n).reshape(-1, n)
-        self.inside("gather", x, place.local.index(root), landed)
-        if landed is not None:
+            self.inside("gather", x, index, landed)
             for row, rank in zip(landed, place.local, strict=True):
                 self.space.copy(out[rank * n : (rank + 1) * n], row)
         return pending
@@ -236,16 +240,25 @@ class Moves:
         if place.node != place.node_of[root]:
             self.exchange([], [Part(root, out)]).wait()
             return
-        pending: Pending = _Begun()
-        packed = None
-        if place.rank == root:
-            remote = [rank for node in place.others for rank in place.nodes[node]]
-            pending = self.exchange([Part(rank, x[rank * n : (rank + 1) * n]) for rank in remote], [])
+        index = place.local.index(root)
+        if place.rank != root:
+            self.inside("scatter", None, index, out)
+            return
+        remote = [rank for node in place.others for rank in place.nodes[node]]
+        pending = self.exchange([Part(rank, x[rank * n : (rank + 1) * n]) for rank in remote], [])
+        if place.together:
+            packed = self._of_node(x, n)
+        else:
             packed = self.space.scratch("packed", len(place.local) * n).reshape(-1, n)
             for row, rank in zip(packed, place.local, strict=True):
                 self.space.copy(row, x[rank * n : (rank + 1) * n])
-        self.inside("scatter", packed, place.local.index(root), out)
+        self.inside("scatter", packed, index, out)
         pending.wait()
+
+    def _of_node(self, whole: Any, n: int) -> Any:
+        """The blocks of this node's ranks, which are consecutive."""
+        first, here = self.topology.local[0], len(self.topology.local)
+        return whole[first * n : (first + here) * n].reshape(here, n)
 
     def batch_send_recv(self, sends: Sequence[Part], receives: Sequence[Part]) -> None:
         """All of them at once, this rank's to itself too."""

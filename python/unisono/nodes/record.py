@@ -104,6 +104,15 @@ class _Recorder:
     def all_to_all_v(self, x: Any, sends: Sequence[int], receives: Sequence[int], out: Any) -> None:
         self._replays.move("all_to_all_v", self._span(x), self._span(out), 0, 0, sends, receives)
 
+    def send(self, x: Any, peer: int) -> None:
+        self._replays.pair(self._span(x), None, peer, -1)
+
+    def recv(self, out: Any, peer: int) -> None:
+        self._replays.pair(None, self._span(out), -1, peer)
+
+    def send_recv(self, x: Any, dst: int, out: Any, src: int) -> None:
+        self._replays.pair(self._span(x), self._span(out), dst, src)
+
     def batch_send_recv(self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]]) -> None:
         given, taken = ([(rank, self._span(part)) for part, rank in some] for some in (sends, receives))
         self._replays.batch(given, taken)

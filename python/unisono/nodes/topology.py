@@ -115,7 +115,12 @@ class Topology:
     @cached_property
     def in_order(self) -> bool:
         """Whether each node has consecutive ranks, so that the order of nodes is that of ranks."""
-        return all(ranks == tuple(range(ranks[0], ranks[0] + len(ranks))) for ranks in self.nodes)
+        return all(map(_consecutive, self.nodes))
+
+    @cached_property
+    def together(self) -> bool:
+        """Whether this node has consecutive ranks."""
+        return _consecutive(self.local)
 
     @cached_property
     def even(self) -> bool:
@@ -144,6 +149,10 @@ class Topology:
 
     def __str__(self) -> str:
         return f"rank {self.rank} (node {self.node})"
+
+
+def _consecutive(ranks: Sequence[int]) -> bool:
+    return ranks == tuple(range(ranks[0], ranks[0] + len(ranks)))
 
 
 def meet(bootstrap: Any, env: Mapping[str, str]) -> Topology:
