@@ -29,6 +29,11 @@ Wire read_wire(const std::optional<std::string>& name) {
   throw UsageError("there is no wire '" + *name + "': use fp8 or int8, or leave it out.");
 }
 
+DType dtype_named(std::string_view name) {
+  if (const auto dtype = from_name<DType>(name, kDTypes)) return *dtype;
+  throw UsageError("there is no dtype '" + std::string(name) + "'.");
+}
+
 Collective read_collective(std::string_view name) {
   if (const auto collective = from_name<Collective>(name, kCollectives)) return *collective;
   std::string known;

@@ -15,6 +15,7 @@
 
 namespace unisono::python {
 
+DType dtype_named(std::string_view name);
 Op read_op(std::string_view name);
 Wire read_wire(const std::optional<std::string>& name);  // None: exact
 Collective read_collective(std::string_view name);

@@ -15,6 +15,9 @@ void bind_fabric(nanobind::module_& module);
 // What the collectives across nodes (python/unisono/nodes/) take from the core.
 void bind_nodes(nanobind::module_& module);
 
+// The same, of MPI's calls.
+void bind_mpi(nanobind::module_& module);
+
 // Where the extension is built with CUDA.
 void bind_links(nanobind::module_& module);
 

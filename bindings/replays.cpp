@@ -1,7 +1,9 @@
 #include "replays.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -86,7 +88,7 @@ struct Replays::Call {
       } else {
         to.emplace(out, "out", true);
         result = nb::borrow(out);
-        key << 'o' << name_of(to->dtype) << to->shape << overlap();
+        key << 'o' << name_of(to->dtype) << to->shape << overlap(*in, *to);
       }
     }
     for (const auto& array : {&in, &to})
@@ -104,11 +106,11 @@ struct Replays::Call {
   }
 
   // How far the output begins behind the input, where they share memory.
-  std::ptrdiff_t overlap() const {
-    const auto* from = static_cast<const std::byte*>(in->data);
-    const auto* target = static_cast<const std::byte*>(to->data);
-    const bool apart = std::less_equal<>()(from + in->count * size_of(in->dtype), target) ||
-                       std::less_equal<>()(target + to->count * size_of(to->dtype), from);
+  static std::ptrdiff_t overlap(const Array& in, const Array& to) {
+    const auto* from = static_cast<const std::byte*>(in.data);
+    const auto* target = static_cast<const std::byte*>(to.data);
+    const bool apart = std::less_equal<>()(from + in.count * size_of(in.dtype), target) ||
+                       std::less_equal<>()(target + to.count * size_of(to.dtype), from);
     return apart ? PTRDIFF_MAX : target - from;
   }
 

@@ -10,6 +10,7 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/communicator.cpp
   bindings/fabric.cpp
   bindings/module.cpp
+  bindings/mpi.cpp
   bindings/mpi_engine.cpp
   bindings/nodes.cpp
   bindings/py_communicator.cpp
