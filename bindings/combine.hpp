@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "lane/host/move.hpp"
+#include "host/move.hpp"
 
 namespace unisono::python {
 

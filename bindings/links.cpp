@@ -1,6 +1,6 @@
 // unisono._core.links: the kernels by which the bench measures links and starts GPUs together. Built with
 // CUDA only.
-#include "lane/cuda/links.hpp"
+#include "cuda/links.hpp"
 
 #include <cuda_runtime.h>
 
@@ -35,8 +35,7 @@ void bind_links(nb::module_& module) {
   struct Links {};
   // a class, so that the stubs of the module have it in one file
   nb::class_<Links> links(
-      module, "links",
-      "Kernels for the bench, see src/lane/cuda/links.hpp. Streams and addresses are integers.");
+      module, "links", "Kernels for the bench, see src/cuda/links.hpp. Streams and addresses are integers.");
   links.def_static(
       "hold",
       [](Address stream, Address flag, std::uint32_t value, double deadline_s) {

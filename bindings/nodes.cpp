@@ -12,13 +12,13 @@
 
 #include "arguments.hpp"
 #include "array.hpp"
+#include "base/wire.hpp"
 #include "batch.hpp"
 #include "combine.hpp"
-#include "lane/host/move.hpp"
+#include "core/request.hpp"
+#include "host/move.hpp"
 #include "module.hpp"
-#include "request.hpp"
 #include "unisono/error.hpp"
-#include "wire.hpp"
 
 namespace unisono::python {
 namespace {
@@ -126,7 +126,7 @@ void bind_nodes(nb::module_& module) {
              "(an array in the host's memory as bytes without a copy, else None; dtype; bytes of an element; "
              "shape; address; on a GPU its library's current stream). Raises UsageError for what a call "
              "would not take; `what` is the array's name there.");
-  // refusals of src/request.cpp, before anything moves
+  // refusals of src/core/request.cpp, before anything moves
   module.def(
       "check_call", &check_call, "collective"_a, "rank"_a, "size"_a, "input"_a, "output"_a, "count"_a,
       "dtype"_a, "root"_a = 0, "op"_a = "sum", "wire"_a = nb::none(),

@@ -27,8 +27,8 @@ endif()
 function(add_cuda_lane library)
   # Separable: a kernel calls the reductions through a table, and would otherwise hold a copy of each. What is called from
   # a kernel of kMaxThreads threads has no more than 65536 / 512 registers.
-  add_library(unisono_cuda STATIC src/lane/cuda/exchange.cu src/lane/cuda/links.cu src/lane/cuda/programs.cu src/lane/cuda/quantised.cu
-    src/lane/cuda/reductions.cu)
+  add_library(unisono_cuda STATIC src/cuda/kernels/exchange.cu src/cuda/kernels/links.cu src/cuda/kernels/programs.cu src/cuda/kernels/quantised.cu
+    src/cuda/kernels/reductions.cu)
   set_target_properties(unisono_cuda PROPERTIES
     CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_SEPARABLE_COMPILATION ON CUDA_RESOLVE_DEVICE_SYMBOLS ON
     CUDA_RUNTIME_LIBRARY Static
@@ -37,7 +37,7 @@ function(add_cuda_lane library)
   target_compile_options(unisono_cuda PRIVATE
     --expt-relaxed-constexpr --fmad=false --maxrregcount=128 --threads=2 -Xcompiler=-Wall,-Wextra
   )
-  target_sources(${library} PRIVATE src/lane/cuda/api.cpp src/lane/cuda/calls.cpp src/lane/cuda/copy_calls.cpp src/lane/cuda/engine.cpp
-    src/lane/cuda/exchange_calls.cpp src/lane/cuda/nic.cpp src/memory/device.cpp)
+  target_sources(${library} PRIVATE src/cuda/api.cpp src/cuda/calls.cpp src/cuda/copy_calls.cpp src/cuda/engine.cpp
+    src/cuda/exchange_calls.cpp src/cuda/nic.cpp src/cuda/memory.cpp)
   target_link_libraries(${library} PRIVATE unisono_cuda CUDA::cudart_static)
 endfunction()

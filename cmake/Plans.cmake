@@ -1,7 +1,7 @@
-# The tables of src/plans/ (what `unisono tune` writes) as rows of Plan's built-in table, in plans.inc.
+# The tables of src/core/plans/ (what `unisono tune` writes) as rows of Plan's built-in table, in plans.inc.
 
 function(add_plans library)
-  file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/plans/*.json)
+  file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/core/plans/*.json)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${files})
   set(rows "")
   foreach(file IN LISTS files)

@@ -1,6 +1,6 @@
 // Stands in for the fabric lane in a build without libfabric.
+#include "core/backend.hpp"
 #include "fabric/communicator.hpp"
-#include "impl.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "cuda/nic.hpp"
 #include "fabric/port.hpp"
 #include "fabric/shm_file.hpp"
 #include "fabric/task.hpp"
-#include "lane/cuda/nic.hpp"
 #include "lane/lane.hpp"
 
 namespace unisono::fabric {

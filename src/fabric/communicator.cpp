@@ -5,12 +5,12 @@
 #include <thread>
 #include <tuple>
 
-#include "dispatch.hpp"
-#include "env.hpp"
+#include "base/env.hpp"
+#include "core/backend.hpp"
+#include "core/dispatch.hpp"
+#include "cuda/nic.hpp"
 #include "fabric/fabric_group.hpp"
 #include "fabric/library.hpp"
-#include "impl.hpp"
-#include "lane/cuda/nic.hpp"
 #include "programs/send_recv.hpp"
 
 namespace unisono {

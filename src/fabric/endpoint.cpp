@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "text.hpp"
+#include "base/text.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {

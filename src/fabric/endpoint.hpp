@@ -13,8 +13,8 @@
 #include "fabric/channel.hpp"
 #include "fabric/immediate.hpp"
 #include "fabric/memory.hpp"
-#include "lane/host/far.hpp"
-#include "lane/host/move.hpp"
+#include "host/far.hpp"
+#include "host/move.hpp"
 #include "lane/lane.hpp"
 #include "unisono/communicator.hpp"
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <thread>
 
+#include "base/text.hpp"
 #include "fabric/library.hpp"
-#include "text.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {

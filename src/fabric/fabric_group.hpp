@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "base/process.hpp"
 #include "fabric/endpoint.hpp"
 #include "fabric/ring.hpp"
-#include "group.hpp"
-#include "process.hpp"
+#include "host/group.hpp"
 #include "unisono/bootstrap.hpp"
 
 namespace unisono {

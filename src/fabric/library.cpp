@@ -4,7 +4,7 @@
 
 #include <csignal>
 
-#include "env.hpp"
+#include "base/env.hpp"
 #include "fabric/communicator.hpp"
 #include "unisono/error.hpp"
 

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "memory/segment.hpp"
+#include "host/segment.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::fabric {

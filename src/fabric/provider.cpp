@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "env.hpp"
+#include "base/env.hpp"
 #include "fabric/library.hpp"
 #include "unisono/error.hpp"
 

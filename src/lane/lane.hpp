@@ -1,8 +1,8 @@
 // What a program sees of the machine. A lane is one worker of one rank: a CPU thread, a CUDA thread block, an
 // endpoint.
 //
-// The verbs of a lane (HostThread in host/, CudaBlock in cuda/, FabricEndpoint in ../fabric/; a program is a
-// template over them):
+// The verbs of a lane (HostThread in host/, CudaBlock in cuda/device/, FabricEndpoint in fabric/; a program
+// is a template over them):
 //
 // move(dsts, n_dsts, srcs, n_srcs, bytes)
 //   Reads every source once, combines them in the order given with the wide accumulator, writes every
@@ -32,17 +32,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define UNISONO_PROGRAM __device__
-#define UNISONO_PORTABLE __host__ __device__
-#else
-#define UNISONO_PROGRAM
-#define UNISONO_PORTABLE
-#endif
+#include "base/bytes.hpp"
 
 namespace unisono {
-
-using byte = std::byte;
 
 // What a signal means. Counters of different slots are independent of each other.
 enum class Slot : int { meet, chunk, chunk_credit, packet_credit, reply };
@@ -83,13 +75,6 @@ struct Args {
 struct Range {
   std::size_t begin = 0, bytes = 0;
 };
-
-inline constexpr std::size_t kAlign = 64;  // shards and chunks begin at multiples of it
-
-UNISONO_PORTABLE constexpr std::size_t round_up(std::size_t value, std::size_t to) {
-  return (value + to - 1) / to * to;
-}
-UNISONO_PORTABLE constexpr std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
 // Block `index` of a buffer of `bytes` cut into blocks of `block`: empty past the end.
 UNISONO_PORTABLE constexpr Range block_of(std::size_t bytes, std::size_t block, int index) {

@@ -2,8 +2,8 @@
 // bf16 does.
 #pragma once
 
+#include "base/wire.hpp"
 #include "lane/channel.hpp"
-#include "wire.hpp"
 
 namespace unisono {
 

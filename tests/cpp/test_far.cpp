@@ -1,6 +1,6 @@
 // Far::move on memory of another process: a fork, whose private copy of `kept` lies at the same address as
 // the test's.
-#include "lane/host/far.hpp"
+#include "host/far.hpp"
 
 #include <gtest/gtest.h>
 

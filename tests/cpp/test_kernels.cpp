@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "lane/host/move.hpp"
+#include "base/wire.hpp"
+#include "host/move.hpp"
 #include "reference.hpp"
-#include "wire.hpp"
 
 namespace unisono::host {
 namespace {

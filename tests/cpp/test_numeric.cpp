@@ -1,5 +1,5 @@
 // numeric.hpp against formats decoded and encoded by ldexp and rounding in double (reference.hpp).
-#include "numeric.hpp"
+#include "base/numeric.hpp"
 
 #include <gtest/gtest.h>
 

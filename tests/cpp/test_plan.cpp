@@ -1,5 +1,5 @@
 // The plan's table: what it chooses, what replaces what, what it refuses.
-#include "plan.hpp"
+#include "core/plan.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // A call by itself: sizes, roots, peers, overlaps, and how it compares with another rank's.
-#include "request.hpp"
+#include "core/request.hpp"
 
 #include <gtest/gtest.h>
 

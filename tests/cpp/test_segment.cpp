@@ -1,5 +1,5 @@
 // Shared memory between processes: that a handle opens it, and that a wrong one does not.
-#include "memory/segment.hpp"
+#include "host/segment.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -11,7 +11,7 @@ The file holds one table per number of ranks, and of GPUs per card too:
 
 and, once there is more than one, a list of them. `bytes` is the larger buffer of the call. A line may have
 blocks, threads and piece_bytes (what a block takes up at once), by which kernels are cut; absent: as pays.
-The tables for GPUs that are built in are such files in src/plans/.
+The tables for GPUs that are built in are such files in src/core/plans/.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from .. import _core
 __all__ = ["WIRE_BLOCK", "HostSpace", "Quantised", "Space"]
 
 Bytes = npt.NDArray[np.uint8]
-WIRE_BLOCK = 32  # elements that share a scale (src/wire.hpp)
+WIRE_BLOCK = 32  # elements that share a scale (src/base/wire.hpp)
 
 
 class Quantised(NamedTuple):

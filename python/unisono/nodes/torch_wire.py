@@ -1,4 +1,4 @@
-"""The wire form of quantised sums in torch, for arrays on GPUs: the bytes of src/wire.hpp.
+"""The wire form of quantised sums in torch, for arrays on GPUs: the bytes of src/base/wire.hpp.
 
 Codes where an element is no finite number are arbitrary: their block's scale says that it is NaN.
 """

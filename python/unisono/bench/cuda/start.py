@@ -27,7 +27,7 @@ _MASK = 0xFFFFFFFF
 
 
 def kernels() -> Any:
-    """unisono._core.links (src/lane/cuda/links.hpp), None where the extension was built without CUDA."""
+    """unisono._core.links (src/cuda/links.hpp), None where the extension was built without CUDA."""
     return getattr(import_module("unisono._core"), "links", None)
 
 

@@ -1,0 +1,191 @@
+// What a communicator is, whichever lane carries its calls: LocalCommunicator (local.hpp: the host lane, and
+// the GPU's engine) or FabricCommunicator (fabric/communicator.cpp).
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "core/plan.hpp"
+#include "core/request.hpp"
+#include "unisono/communicator.hpp"
+
+namespace unisono {
+
+namespace cuda {
+class Engine;
+}
+
+class Communicator::Impl {
+ public:
+  virtual ~Impl() = default;
+  explicit Impl(bool check) : check_(check) {}
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual bool closed() const = 0;
+  virtual void close() noexcept = 0;
+  virtual void fail(const std::string& text, bool late) noexcept = 0;
+  virtual void raise_if_failed() = 0;
+  virtual Plan& plan(Memory memory) = 0;
+  // Whether direct programs reach memory that is not symmetric; where not, automatic calls are staged.
+  virtual bool reaches_any_memory() const { return false; }
+
+  bool check() const { return check_; }
+  void set_check(bool check) { check_ = check; }
+
+  void run(Request request) {
+    turn(request.collective, [&] { do_run(request); });
+  }
+  void run_pair(Request request, int to, int from) {
+    turn(request.collective, [&] { do_run_pair(request, to, from); });
+  }
+  void barrier() {
+    turn(Collective::barrier, [&] { do_barrier(); });
+  }
+  std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) {
+    return turn(Collective::empty, [&] { return do_allocate(bytes, memory); });
+  }
+
+  virtual std::optional<int> device() const;
+  virtual void synchronize(void* stream);
+  virtual bool has_engine() const { return false; }
+  virtual cuda::Engine& engine() const { refuse_gpu(); }
+
+ protected:
+  [[noreturn]] static void refuse_gpu() {
+    throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
+  }
+  static void copy(const byte* from, byte* to, std::size_t bytes) {
+    if (from != to) std::memcpy(to, from, bytes);
+  }
+
+  virtual void do_run(Request& request) = 0;
+  virtual void do_run_pair(Request& request, int to, int from) = 0;
+  virtual void do_barrier() = 0;
+  virtual std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) = 0;
+
+  static double timeout_of(const Options& options);  // throws UsageError for what is none
+
+  // What carries a message of a call in which each goes by its own size.
+  virtual Algorithm planned(const Request& request, const Args::Part& part) {
+    return plan(request.call->memory).choose(request.collective, part.bytes, false);
+  }
+
+  virtual bool inherited() const = 0;
+  // `close` from within a call.
+  virtual void leave() noexcept = 0;
+  // A call begins; throws the failure of the group, if there is one.
+  virtual void enter(std::string_view what, std::uint64_t call) = 0;
+  virtual void ended() noexcept {}  // after `enter`, also one that has thrown
+
+  // The ranks' calls differ: fails the group on every rank, and throws.
+  virtual void disagree(const std::string& text) = 0;
+
+  static Ticket ticket(Collective collective, const Call& call, std::uint64_t count) {
+    Ticket ticket{};
+    ticket.collective = collective;
+    ticket.dtype = call.dtype;
+    ticket.op = call.op;
+    ticket.wire = call.wire;
+    ticket.memory = call.memory;
+    ticket.root = static_cast<std::uint16_t>(call.root);
+    ticket.count = count;
+    return ticket;
+  }
+  // All the same, or one error that names two that differ, the same on every rank.
+  void compare(const std::vector<Ticket>& tickets) {
+    for (std::size_t r = 1; r < tickets.size(); ++r)
+      if (!tickets[0].matches(tickets[r])) mismatch(0, tickets[0], static_cast<int>(r), tickets[r]);
+  }
+  void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b,
+                const char* advice = "make the same call, by the same plan, on every rank.") {
+    disagree("rank " + std::to_string(a) + " called " + of_a.text() + ", but rank " + std::to_string(b) +
+             " called " + of_b.text() + ": " + advice);
+  }
+  // The ends of a pair compare in passing: the receiver sees what the sender sends.
+  template <class Channel>
+  void compare_pair(Channel channel, const Request& request, int to, int from) {
+    Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
+    mine.algorithm = request.algorithm;
+    if (to >= 0 && to != rank()) channel.put(to, reinterpret_cast<const byte*>(&mine), sizeof mine);
+    if (from < 0 || from == rank()) return;
+    Ticket its;
+    channel.take(from, {reinterpret_cast<byte*>(&its)}, sizeof its);
+    if (!mine.matches(its))
+      mismatch(rank(), mine, from, its,
+               "give both ends of a message the same count and dtype, by the same plan.");
+  }
+
+  // So do those of each part of a call by parts, which both of its ranks must give alike: `of(part, p)` is
+  // what this rank says of a part to rank p, or expects of one from there. Gives what the others have said.
+  template <class Channel, class Of>
+  std::vector<Ticket> compare_parts(Channel channel, const Request& request, const Of& of) {
+    auto told = [&](const std::vector<Args::Part>& parts, int p) {
+      return request.collective == Collective::all_to_all_v || parts[static_cast<std::size_t>(p)].at;
+    };
+    std::vector<Ticket> tickets(static_cast<std::size_t>(size()));
+    for (int i = 1; i < size(); ++i) {
+      const int p = peer_at(channel.lane, i);
+      if (!told(request.sends, p)) continue;
+      const Ticket mine = of(request.sends[static_cast<std::size_t>(p)], p);
+      channel.put(p, reinterpret_cast<const byte*>(&mine), sizeof mine);
+    }
+    for (int i = 1; i < size(); ++i) {
+      const int p = peer_at(channel.lane, i);
+      if (!told(request.receives, p)) continue;
+      const Ticket expected = of(request.receives[static_cast<std::size_t>(p)], p);
+      Ticket& its = tickets[static_cast<std::size_t>(p)];
+      channel.take(p, {reinterpret_cast<byte*>(&its)}, sizeof its);
+      if (!expected.matches(its) || expected.count != its.count) mismatch(rank(), expected, p, its);
+    }
+    return tickets;
+  }
+  template <class Channel>
+  void compare_messages(Channel channel, const Request& request) {
+    compare_parts(channel, request, [&](const Args::Part& part, int) {
+      Ticket one = ticket(request.collective, *request.call, part.bytes);
+      one.algorithm = planned(request, part);
+      return one;
+    });
+  }
+
+  std::uint64_t calls_ = 0;
+  bool check_;  // whether the ranks compare their calls first
+
+ private:
+  // One call at a time: its place in the order of calls, and in the text of errors. What is no error of
+  // Unisono's (no memory, an interrupt) ends it on this rank alone, out of step with its peers: it closes.
+  template <class Body>
+  std::invoke_result_t<Body> turn(Collective collective, const Body& body) {
+    const std::string name(name_of(collective));
+    if (closed()) throw UsageError("the communicator is closed: make a new one to call " + name + ".");
+    if (inherited())
+      throw UsageError("this process was forked from a rank and is none itself: call " + name +
+                       " in the rank's own process, or start the ranks with a launcher.");
+    if (busy_.exchange(true, std::memory_order_acquire))
+      throw UsageError(
+          "another thread is inside a call of this communicator: make one communicator for each thread.");
+    struct End {
+      Impl& of;
+      ~End() {
+        of.ended();
+        of.busy_.store(false, std::memory_order_release);
+      }
+    } const end{*this};
+    try {
+      enter(name_of(collective), ++calls_);
+      return body();
+    } catch (const Error&) { throw; } catch (...) {
+      leave();
+      throw;
+    }
+  }
+
+  std::atomic<bool> busy_ = false;
+};
+
+}  // namespace unisono

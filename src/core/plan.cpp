@@ -1,0 +1,298 @@
+#include "core/plan.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <string>
+
+#include "cuda/layout.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono {
+namespace {
+
+constexpr std::size_t kRest = std::numeric_limits<std::size_t>::max();
+constexpr Collective kOthers[] = {
+    Collective::reduce,         Collective::broadcast, Collective::all_gather,
+    Collective::gather,         Collective::scatter,   Collective::all_to_all,
+    Collective::reduce_scatter, Collective::send_recv, Collective::all_to_all_v};
+
+// The built-in tables for GPUs: src/core/plans/*.json, by cmake/Plans.cmake.
+struct Row {
+  std::string_view card;
+  int ranks;
+  Plan::Entry entry;
+};
+constexpr Row kTables[] = {
+#include "plans.inc"
+};
+constexpr std::string_view kUsualCard = "NVIDIA H200";
+
+}  // namespace
+
+std::string_view name_of(Algorithm algorithm) {
+  constexpr std::string_view names[kAlgorithms] = {"automatic",
+                                                   "one_shot_packets",
+                                                   "one_shot",
+                                                   "two_shot_packets",
+                                                   "two_shot",
+                                                   "two_shot_push",
+                                                   "two_shot_direct",
+                                                   "reduce_scatter_all_gather",
+                                                   "push_packets",
+                                                   "push",
+                                                   "scatter_all_gather",
+                                                   "direct",
+                                                   "copy_engine",
+                                                   "one_shot_ll128",
+                                                   "two_shot_ll128",
+                                                   "push_ll128",
+                                                   "chain"};
+  return names[static_cast<int>(algorithm)];
+}
+
+std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
+  using enum Algorithm;
+  const bool on_gpu = memory == Memory::device;
+  std::vector<Algorithm> known{push_packets, push, direct};
+  bool copies = true;  // copy engines can do it
+  switch (collective) {
+    case Collective::all_reduce:
+      known = {one_shot_packets, one_shot,        two_shot_packets,         two_shot,
+               two_shot_push,    two_shot_direct, reduce_scatter_all_gather};
+      if (on_gpu) known.insert(known.end(), {one_shot_ll128, two_shot_ll128, copy_engine});
+      return known;
+    case Collective::batch_send_recv:
+    case Collective::barrier:
+    case Collective::empty: return {};
+    case Collective::all_to_all_v:
+    case Collective::send:
+    case Collective::recv:
+    case Collective::send_recv:
+    case Collective::reduce_scatter: copies = false; break;
+    case Collective::reduce:
+    case Collective::broadcast:
+      if (collective == Collective::broadcast) known.push_back(scatter_all_gather);
+      known.push_back(collective == Collective::broadcast ? chain : two_shot_push);
+      if (on_gpu) known.push_back(two_shot_ll128);
+      break;
+    default: break;
+  }
+  if (on_gpu) known.push_back(push_ll128);
+  if (on_gpu && copies) known.push_back(copy_engine);
+  return known;
+}
+
+namespace {
+
+constexpr std::size_t kKiB = 1024;
+
+// Up to which size of a call each kind of program is the best; 0: of none.
+struct Borders {
+  std::size_t one_shot, two_shot = 0;  // of all_reduce
+  std::size_t push;                    // of most
+  std::size_t push_of_all = push;      // of all_gather and all_to_all, with and without counts
+  std::size_t push_of_pair = push;     // of send_recv
+  std::size_t push_of_broadcast = push;
+  std::size_t push_of_parts = push;  // of gather and scatter
+
+  std::size_t push_up_to(Collective collective) const {
+    switch (collective) {
+      case Collective::all_gather:
+      case Collective::all_to_all:
+      case Collective::all_to_all_v: return push_of_all;
+      case Collective::send_recv: return push_of_pair;
+      case Collective::broadcast: return push_of_broadcast;
+      case Collective::gather:
+      case Collective::scatter: return push_of_parts;
+      default: return push;
+    }
+  }
+};
+
+// `reached`: a direct move between two ranks needs no help of the kernel.
+Borders borders_of(const Plan::Host& host, bool reached) {
+  const auto n = static_cast<std::size_t>(host.ranks);
+  const auto a_core = static_cast<std::size_t>(host.ranks_a_core);
+  const bool crowded = a_core > 1;
+  if (crowded && reached) {
+    const std::size_t turns = 16 * kKiB * n;
+    return {.one_shot = 16 * kKiB, .push = turns, .push_of_parts = 4 * turns};
+  }
+  if (crowded) {  // the kernel's copies are fast or slow by the caller's pages, which nobody here knows
+    const std::size_t most = 4096 * kKiB / (a_core * a_core);  // chunks of all ranks share a cache
+    return {.one_shot = 16 * kKiB,
+            .two_shot = 256 * kKiB,
+            .push = most,
+            .push_of_all = most / 2,
+            .push_of_pair = 128 * kKiB};
+  }
+  if (reached) {
+    const std::size_t step = (host.cached ? 16 : 4) * kKiB;
+    return {.one_shot = 2 * step / n, .push = step, .push_of_pair = step / 2};
+  }
+  if (!host.cached)
+    return {.one_shot = 64 * kKiB / n,
+            .push = 32 * kKiB,
+            .push_of_pair = 16 * kKiB,
+            .push_of_broadcast = 128 * kKiB};
+  const std::size_t through = 512 * kKiB;
+  // one step for two carries what two steps would
+  if (n == 2) return {.one_shot = 128 * through, .push = through, .push_of_pair = through / 4};
+  return {.one_shot = 64 * kKiB / n, .two_shot = through, .push = through, .push_of_pair = through / 4};
+}
+
+}  // namespace
+
+// The built-in table, measured on 2 cores with 2, 3, 4 and 8 ranks (DESIGN.md, "Plans"): packets while a
+// piece is a few lines; then one step over chunks, as long as what a direct program needs to begin (places
+// told, a meeting at the end) costs more than its copies. Where ranks take turns on a core that is dear, and
+// so is the kernel's help; where chunks stay in the cache, two copies through them cost less than the
+// kernel's one.
+Plan Plan::of_host(const Host& host) {
+  using enum Algorithm;
+  Plan plan(Memory::host);
+  const auto n = static_cast<std::size_t>(host.ranks);
+  const std::size_t packets = host.ranks_a_core > 1 ? kKiB : kKiB / 4;  // of a message
+  for (const bool symmetric : {false, true}) {
+    const Borders up_to = borders_of(host, symmetric || host.one_process);
+    plan.add({Collective::all_reduce, symmetric, packets, one_shot_packets});
+    plan.add({Collective::all_reduce, symmetric, up_to.one_shot, one_shot});
+    plan.add({Collective::all_reduce, symmetric, up_to.two_shot, two_shot});
+    plan.add({Collective::all_reduce, symmetric, kRest, two_shot_direct});
+    for (const Collective collective : kOthers) {
+      const bool whole = collective == Collective::send_recv || collective == Collective::broadcast ||
+                         collective == Collective::reduce;
+      plan.add({collective, symmetric, whole ? packets : packets / 2 * n, push_packets});
+      plan.add({collective, symmetric, up_to.push_up_to(collective), push});
+      plan.add({collective, symmetric, kRest, direct});
+    }
+  }
+  return plan;
+}
+
+bool Plan::has_table(std::string_view card) {
+  return std::any_of(std::begin(kTables), std::end(kTables),
+                     [&](const Row& row) { return row.card == card; });
+}
+
+Plan Plan::of_gpu(std::string_view card, int ranks) {
+  const std::string_view of = has_table(card) ? card : kUsualCard;
+  int fewest = 0, most = 0;  // of the tables with enough ranks, and of all
+  for (const Row& row : kTables) {
+    if (row.card != of) continue;
+    most = std::max(most, row.ranks);
+    if (row.ranks >= ranks) fewest = fewest ? std::min(fewest, row.ranks) : row.ranks;
+  }
+  std::vector<Entry> entries;
+  for (const Row& row : kTables)
+    if (row.card == of && row.ranks == (fewest ? fewest : most)) entries.push_back(row.entry);
+  Plan plan(Memory::device);
+  plan.set(entries);
+  return plan;
+}
+
+// Packets, which double what crosses PCIe, while that costs less than the flags of a chunk; the copy out of a
+// ring costs little beside PCIe. By reckoning, not by measurement.
+Plan Plan::of_gpu_over_pcie(int ranks) {
+  using enum Algorithm;
+  Plan plan(Memory::device);
+  for (const bool symmetric : {false, true}) {
+    plan.add({Collective::all_reduce, symmetric, (ranks == 2 ? 64 : 16) * kKiB, one_shot_packets});
+    plan.add({Collective::all_reduce, symmetric, 128 * kKiB, two_shot_packets});
+    plan.add({Collective::all_reduce, symmetric, kRest, two_shot});
+    for (const Collective collective : kOthers) {
+      plan.add({collective, symmetric, 64 * kKiB, push_packets});
+      plan.add({collective, symmetric, kRest, push});
+    }
+  }
+  return plan;
+}
+
+// One step while latency counts; then as few bytes as there can be. What goes to registered memory needs no
+// ring.
+Plan Plan::of_fabric() {
+  using enum Algorithm;
+  Plan plan(Memory::host);
+  for (const bool symmetric : {false, true}) {
+    plan.add({Collective::all_reduce, symmetric, std::size_t{32} << 10, one_shot});
+    plan.add({Collective::all_reduce, symmetric, kRest, two_shot});
+    for (const Collective collective : kOthers) {
+      const bool to_all = collective == Collective::all_to_all || collective == Collective::all_gather ||
+                          collective == Collective::gather;
+      if (symmetric && to_all) {
+        plan.add({collective, symmetric, std::size_t{64} << 10, push});
+        plan.add({collective, symmetric, kRest, direct});
+      } else {
+        plan.add({collective, symmetric, kRest, push});
+      }
+    }
+  }
+  return plan;
+}
+
+Plan Plan::of_fabric_gpu() {
+  Plan plan(Memory::device);
+  for (const bool symmetric : {false, true})
+    plan.add({Collective::all_to_all, symmetric, kRest, Algorithm::direct});
+  return plan;
+}
+
+void check_shape(const Shape& shape, const std::string& who) {
+  if (shape.blocks >= 0 && shape.threads >= 0 && shape.threads % 32 == 0 &&
+      shape.threads <= cuda::kMaxThreads)
+    return;
+  throw UsageError(who + " " + std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads) +
+                   " threads: blocks count from 0, threads are whole warps of 32, up to " +
+                   std::to_string(cuda::kMaxThreads) + ".");
+}
+
+void Plan::set(const std::vector<Entry>& entries) {
+  for (const Entry& entry : entries) {
+    const auto known = algorithms(entry.collective, memory_);
+    if (std::find(known.begin(), known.end(), entry.algorithm) == known.end())
+      throw UsageError("the plan table gives " + std::string(name_of(entry.collective)) + " the algorithm " +
+                       std::string(name_of(entry.algorithm)) +
+                       ", which it cannot run: write the table again with `unisono tune`.");
+    check_shape(entry.shape, "the plan table gives " + std::string(name_of(entry.collective)));
+  }
+  for (const Entry& entry : entries) range(entry.collective, entry.symmetric).clear();
+  for (const Entry& entry : entries) {
+    auto& known = range(entry.collective, entry.symmetric);
+    const auto larger =
+        std::upper_bound(known.begin(), known.end(), entry.up_to_bytes,
+                         [](std::size_t bytes, const Entry& other) { return bytes < other.up_to_bytes; });
+    known.insert(larger, entry);
+  }
+}
+
+const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool symmetric) const {
+  // on GPUs no rank knows the others' parts, or whether the other of two has symmetric memory
+  if (memory_ == Memory::device && collective == Collective::all_to_all_v) symmetric = false, bytes = kRest;
+  if (memory_ == Memory::device && collective == Collective::send_recv) symmetric = false;
+  for (const Entry& entry : entries_[static_cast<int>(collective)][symmetric])
+    if (bytes <= entry.up_to_bytes) return &entry;
+  return nullptr;
+}
+
+Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric) const {
+  const bool on_gpu = memory_ == Memory::device;
+  // each message by its own size, so that both of its ends do alike
+  if (collective == Collective::batch_send_recv || (on_gpu && collective == Collective::all_to_all_v)) {
+    const Algorithm alone = choose(Collective::send_recv, bytes, false);
+    if (!on_gpu) return is_packets(alone) ? Algorithm::push_packets : Algorithm::push;
+    if (is_direct(alone) && symmetric) return alone;
+    collective = Collective::all_to_all_v;
+  }
+  const Entry* found = find(collective, bytes, symmetric);
+  return found ? found->algorithm : staged(collective);
+}
+
+Shape Plan::shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const {
+  const bool parts = memory_ == Memory::device && by_parts(collective);
+  const Entry* found = find(parts ? Collective::all_to_all_v : collective, bytes, symmetric);
+  if (parts && found && found->algorithm != algorithm) found = find(Collective::send_recv, kRest, symmetric);
+  return found && found->algorithm == algorithm ? found->shape : Shape{};
+}
+
+}  // namespace unisono

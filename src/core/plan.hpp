@@ -1,0 +1,124 @@
+// Which program runs a call: a table, measured, that `unisono tune` replaces by one of the machine at hand.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "unisono/types.hpp"
+
+namespace unisono {
+
+enum class Algorithm : std::uint8_t {
+  automatic,
+  one_shot_packets,
+  one_shot,
+  two_shot_packets,
+  two_shot,
+  two_shot_push,
+  two_shot_direct,
+  reduce_scatter_all_gather,
+  push_packets,
+  push,
+  scatter_all_gather,
+  direct,
+  copy_engine,
+  one_shot_ll128,
+  two_shot_ll128,
+  push_ll128,
+  chain,
+};
+inline constexpr int kAlgorithms = 17;
+
+std::string_view name_of(Algorithm algorithm);
+
+// Whether it reaches into the peers' buffers: symmetric ones, or what peers tell of in a call of messages.
+constexpr bool is_direct(Algorithm algorithm) {
+  return algorithm == Algorithm::direct || algorithm == Algorithm::two_shot_direct ||
+         algorithm == Algorithm::two_shot_push || algorithm == Algorithm::copy_engine;
+}
+
+// Whether its pieces are packets.
+constexpr bool is_packets(Algorithm algorithm) {
+  return algorithm == Algorithm::push_packets || algorithm == Algorithm::one_shot_packets ||
+         algorithm == Algorithm::two_shot_packets;
+}
+
+// Whether they are lines of 128 bytes with a flag each, as NVLink carries them whole: on GPUs.
+constexpr bool is_lines(Algorithm algorithm) {
+  return algorithm == Algorithm::push_ll128 || algorithm == Algorithm::one_shot_ll128 ||
+         algorithm == Algorithm::two_shot_ll128;
+}
+
+// Whether each pair of ranks has a size of its own.
+constexpr bool by_parts(Collective collective) {
+  return collective == Collective::all_to_all_v || collective == Collective::batch_send_recv;
+}
+
+// How a kernel is cut; zeros are the engine's choice.
+struct Shape {
+  int blocks = 0, threads = 0;
+  std::size_t piece_bytes = 0;  // what a block takes up at once
+};
+// UsageError, of what `who` says, where no kernel can be so.
+void check_shape(const Shape& shape, const std::string& who);
+
+class Plan {
+ public:
+  struct Entry {
+    Collective collective;
+    // Every buffer is; otherwise direct needs ranks that can copy from each other's memory. Not told apart on
+    // GPUs in send_recv and all_to_all_v, whose entries are those of plain memory.
+    bool symmetric;
+    std::size_t up_to_bytes;  // of the call's larger buffer; the first entry that is not too small counts
+    Algorithm algorithm;
+    Shape shape{};  // on a GPU
+  };
+
+  // For host memory.
+  struct Host {
+    int ranks;
+    int ranks_a_core = 1;      // that take turns on it
+    bool cached = false;       // chunks go through the cache
+    bool one_process = false;  // plain memory is reached like symmetric memory
+  };
+  static Plan of_host(const Host& host);
+  static Plan of_fabric();
+  static Plan of_fabric_gpu();  // for GPU memory, which one algorithm of one collective takes
+  // For memory of GPUs named `card` (cudaDeviceProp::name): the table of src/core/plans/ for it, or for the
+  // card that all tables are of by default, with the fewest ranks from `ranks` on, else the most.
+  static Plan of_gpu(std::string_view card, int ranks);
+  static bool has_table(std::string_view card);  // one of its own: all such cards are joined by NVLink
+  static Plan of_gpu_over_pcie(int ranks);       // to each other's memory, or through the host's
+
+  // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
+  // its collective.
+  void set(const std::vector<Entry>& entries);
+  // `bytes`: of a batch_send_recv, and on GPUs of an all_to_all_v, those of one message; there `symmetric`
+  // says whether receivers may tell of their memory.
+  Algorithm choose(Collective collective, std::size_t bytes, bool symmetric) const;
+  // The shape that the table gives such a call by that algorithm.
+  Shape shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const;
+
+  // The program that takes any size and any pointer.
+  static Algorithm staged(Collective collective) {
+    return collective == Collective::all_reduce ? Algorithm::two_shot : Algorithm::push;
+  }
+
+  // The algorithms of a collective, as they may be asked for by name.
+  static std::vector<Algorithm> algorithms(Collective collective, Memory memory);
+
+ private:
+  explicit Plan(Memory memory) : memory_(memory) {}
+  void add(const Entry& entry) { range(entry.collective, entry.symmetric).push_back(entry); }
+  const Entry* find(Collective collective, std::size_t bytes, bool symmetric) const;
+  Memory memory_;
+  std::vector<Entry>& range(Collective collective, bool symmetric) {
+    return entries_[static_cast<int>(collective)][symmetric];
+  }
+  std::vector<Entry> entries_[kCollectives][2];
+};
+
+}  // namespace unisono

@@ -1,0 +1,280 @@
+#include "core/request.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace unisono {
+namespace {
+
+bool combines(Collective c) {
+  return c == Collective::all_reduce || c == Collective::reduce || c == Collective::reduce_scatter;
+}
+bool rooted(Collective c) {
+  return c == Collective::reduce || c == Collective::broadcast || c == Collective::gather ||
+         c == Collective::scatter;
+}
+
+// So that two sizes can be added.
+constexpr std::size_t kMostBytes = std::numeric_limits<std::size_t>::max() / 4;
+
+[[noreturn]] void too_many(std::size_t count) {
+  throw UsageError("a count of " + std::to_string(count) +
+                   " elements is more than memory can hold: check the counts.");
+}
+
+std::size_t bytes_of(const Call& call, std::size_t times) {
+  const std::size_t element = size_of(call.dtype) * times;
+  if (call.count > kMostBytes / element) too_many(call.count);
+  return call.count * element;
+}
+
+void check_peer(std::string_view what, int peer, int rank, int ranks, bool self) {
+  if (peer < 0 || peer >= ranks)
+    throw UsageError(std::string(what) + " " + std::to_string(peer) +
+                     " is not a rank: there are ranks 0 to " + std::to_string(ranks - 1) + ".");
+  if (!self && peer == rank)
+    throw UsageError("rank " + std::to_string(rank) +
+                     " cannot send to itself alone: use send_recv, which copies.");
+}
+
+}  // namespace
+
+Request::Request(Collective what, const Call& c, int me, int n)
+    : collective(what), call(&c), rank(me), ranks(n) {
+  if (rooted(what)) check_peer("root", c.root, me, n, true);
+  const bool root = me == c.root, whole = what == Collective::all_reduce || what == Collective::reduce ||
+                                          what == Collective::broadcast;
+  args.block = bytes_of(c, 1);
+  args.bytes = whole ? args.block : bytes_of(c, static_cast<std::size_t>(n));
+  args.in = static_cast<const byte*>(c.in);
+  args.out = static_cast<byte*>(c.out);
+  args.root = c.root;
+  in_bytes = out_bytes = args.block;
+  std::size_t at_in = 0, at_out = 0;  // where, from the other's begin, a buffer may lie within the other
+  const std::size_t mine = args.block * static_cast<std::size_t>(me);
+  switch (what) {
+    case Collective::all_gather: out_bytes = args.bytes, at_in = mine; break;
+    case Collective::gather: out_bytes = root ? args.bytes : 0, at_in = mine; break;
+    case Collective::reduce: out_bytes = root ? args.bytes : 0; break;
+    case Collective::broadcast: in_bytes = root ? args.bytes : 0; break;
+    case Collective::reduce_scatter: in_bytes = args.bytes, at_out = mine; break;
+    case Collective::scatter: in_bytes = root ? args.bytes : 0, at_out = mine; break;
+    case Collective::all_to_all: in_bytes = out_bytes = args.bytes; break;
+    default: break;
+  }
+  name_algorithm();
+  check_buffers(at_in, at_out);
+}
+
+Request::Request(const Call& c, int me, int n, std::span<const std::size_t> sent,
+                 std::span<const std::size_t> received)
+    : collective(Collective::all_to_all_v), call(&c), rank(me), ranks(n) {
+  for (const auto& [kind, given] : {std::pair("send", sent.size()), std::pair("receive", received.size())})
+    if (given != static_cast<std::size_t>(n))
+      throw UsageError("all_to_all_v needs " + std::to_string(n) + " " + kind +
+                       " counts, one for each rank, not " + std::to_string(given) + ".");
+  auto parts = [&](byte* at, std::span<const std::size_t> counts, std::vector<Args::Part>& to) {
+    std::size_t total = 0;
+    for (const std::size_t count : counts) {
+      Call part = c;
+      part.count = count;
+      to.push_back({at ? at + total : nullptr, bytes_of(part, 1)});
+      total += to.back().bytes;
+      if (total > kMostBytes) too_many(count);
+    }
+    return total;
+  };
+  const auto own = static_cast<std::size_t>(me);
+  if (sent[own] != received[own])
+    throw UsageError("all_to_all_v: rank " + std::to_string(me) + " sends itself " +
+                     std::to_string(sent[own]) + " elements, but receives " + std::to_string(received[own]) +
+                     " from itself: give both the same count.");
+  args.in = static_cast<const byte*>(c.in);
+  args.out = static_cast<byte*>(c.out);
+  in_bytes = parts(const_cast<byte*>(args.in), sent, sends);
+  out_bytes = parts(args.out, received, receives);
+  args.bytes = std::max(in_bytes, out_bytes);
+  args.sends = sends.data();
+  args.receives = receives.data();
+  if (in_place() && in_bytes > 0 && !std::equal(sent.begin(), sent.end(), received.begin()))
+    throw UsageError("all_to_all_v in place needs the same send and receive counts: give it another output.");
+  name_algorithm();
+  check_buffers(0, 0);
+}
+
+Request::Request(Collective what, const Call& c, int me, int n, int to, int from)
+    : collective(what), call(&c), rank(me), ranks(n) {
+  const bool both = what == Collective::send_recv;
+  if (what != Collective::recv) check_peer("destination", to, me, n, both);
+  if (what != Collective::send) check_peer("source", from, me, n, both);
+  if (both && (to == me) != (from == me))
+    throw UsageError("send_recv with itself needs this rank as both destination and source.");
+  args.bytes = bytes_of(c, 1);
+  args.in = static_cast<const byte*>(c.in);
+  args.out = static_cast<byte*>(c.out);
+  in_bytes = what == Collective::recv ? 0 : args.bytes;
+  out_bytes = what == Collective::send ? 0 : args.bytes;
+  name_algorithm();
+  check_buffers(0, 0);
+}
+
+Request::Request(const Call& c, int me, int n, std::span<const Communicator::Outgoing> outgoing,
+                 std::span<const Communicator::Incoming> incoming)
+    : collective(Collective::batch_send_recv), call(&c), rank(me), ranks(n) {
+  sends.resize(static_cast<std::size_t>(n));
+  receives.resize(static_cast<std::size_t>(n));
+  auto add = [&](std::vector<Args::Part>& parts, const char* what, int peer, const void* data,
+                 std::size_t bytes) {
+    check_peer(what, peer, me, n, true);
+    Args::Part& part = parts[static_cast<std::size_t>(peer)];
+    if (part.at)
+      throw UsageError(std::string("batch_send_recv has two messages with ") + what + " " +
+                       std::to_string(peer) + ": give each peer one, or call it again.");
+    if (!data) throw UsageError("batch_send_recv needs a buffer for each message.");
+    if (bytes > kMostBytes) too_many(bytes);
+    part = {static_cast<byte*>(const_cast<void*>(data)), bytes};
+    args.bytes = std::max(args.bytes, bytes);
+  };
+  for (const auto& message : outgoing) add(sends, "destination", message.to, message.data, message.bytes);
+  for (const auto& message : incoming) add(receives, "source", message.from, message.data, message.bytes);
+  const auto own = static_cast<std::size_t>(me);
+  if (!sends[own].at != !receives[own].at || sends[own].bytes != receives[own].bytes)
+    throw UsageError("batch_send_recv: rank " + std::to_string(me) + " sends itself " +
+                     std::to_string(sends[own].bytes) + " bytes, but receives " +
+                     std::to_string(receives[own].bytes) + " from itself: give both ends the same.");
+  check_apart();
+  args.in = sends[own].at;  // of a rank alone, which copies
+  args.out = receives[own].at;
+  args.sends = sends.data();
+  args.receives = receives.data();
+}
+
+// What comes overwrites nothing that goes or comes.
+void Request::check_apart() const {
+  auto overlap = [](const Args::Part& a, const Args::Part& b) {
+    return b.bytes > 0 && a.at < b.at + b.bytes && b.at < a.at + a.bytes;
+  };
+  for (std::size_t p = 0; p < receives.size(); ++p)
+    for (std::size_t q = 0; receives[p].bytes > 0 && q < receives.size(); ++q)
+      if (overlap(receives[p], sends[q]) || (p < q && overlap(receives[p], receives[q])))
+        throw UsageError(
+            "a buffer that batch_send_recv receives into overlaps another of its buffers: pass buffers that "
+            "are apart.");
+}
+
+// There is one algorithm that quantises.
+void Request::check_wire() {
+  if (call->wire == Wire::exact) return;
+  const std::string name(name_of(call->wire));
+  if (collective != Collective::all_reduce)
+    throw UsageError(std::string(name_of(collective)) +
+                     " cannot quantise: only all_reduce takes wire=" + name + ".");
+  if (call->dtype != DType::f32 && call->dtype != DType::f16 && call->dtype != DType::bf16)
+    throw UsageError("wire=" + name + " is for f32, f16 and bf16, not " + std::string(name_of(call->dtype)) +
+                     ": leave it out.");
+  if (call->op != Op::sum && call->op != Op::avg)
+    throw UsageError("wire=" + name + " is for sum and avg, not " + std::string(name_of(call->op)) +
+                     ": leave it out.");
+  if (algorithm != Algorithm::automatic && algorithm != Algorithm::two_shot)
+    throw UsageError("wire=" + name + " runs by two_shot only, not by " + std::string(name_of(algorithm)) +
+                     ": leave algorithm out.");
+  algorithm = Algorithm::two_shot;
+}
+
+void Request::name_algorithm() {
+  if (call->algorithm.empty()) return check_wire();
+  std::string known;
+  for (const Algorithm one : Plan::algorithms(collective, call->memory)) {
+    if (name_of(one) == call->algorithm) {
+      algorithm = one;
+      return check_wire();
+    }
+    known += (known.empty() ? "" : ", ") + std::string(name_of(one));
+  }
+  throw UsageError(std::string(name_of(collective)) + " has no algorithm '" + std::string(call->algorithm) +
+                   "': use one of " + known + ".");
+}
+
+// A GPU loads no element from elsewhere.
+void Request::check_alignment() const {
+  if (call->memory != Memory::device || !combines(collective)) return;
+  const auto all = reinterpret_cast<std::uintptr_t>(args.in) | reinterpret_cast<std::uintptr_t>(args.out);
+  if (const std::size_t size = size_of(call->dtype); all % size != 0)
+    throw UsageError(std::string(name_of(collective)) + " of " + std::string(name_of(call->dtype)) +
+                     " on a GPU needs buffers at multiples of " + std::to_string(size) +
+                     " bytes: pass an array that is aligned.");
+}
+
+void Request::check_buffers(std::size_t at_in, std::size_t at_out) const {
+  const bool no_input = in_bytes > 0 && !args.in;
+  if (no_input || (out_bytes > 0 && !args.out))
+    throw UsageError(std::string(name_of(collective)) + " needs " + (no_input ? "an input" : "an output") +
+                     " buffer on this rank.");
+  check_alignment();
+  if (in_bytes == 0 || out_bytes == 0) return;
+  const bool apart = args.in + in_bytes <= args.out || args.out + out_bytes <= args.in;
+  if (!apart && args.in + at_out != args.out + at_in)
+    throw UsageError(
+        "the input and the output of " + std::string(name_of(collective)) +
+        " overlap without being in place (equal, or this rank's own block of the larger one): pass buffers "
+        "that are in place or apart.");
+}
+
+Reached Request::reached_by_peers(int owner) const {
+  const std::size_t bytes = args.bytes, roots = owner == args.root ? bytes : 0;
+  switch (collective) {
+    case Collective::all_reduce: return {bytes, bytes};
+    case Collective::reduce: return {bytes, roots};
+    case Collective::broadcast: return {roots, bytes};
+    case Collective::gather: return {0, roots};
+    case Collective::reduce_scatter: return {bytes, 0};
+    case Collective::scatter: return {roots, 0};
+    case Collective::all_to_all_v: return {0, sends[static_cast<std::size_t>(owner)].bytes};
+    case Collective::all_gather: return {args.block, 0};
+    default: return {bytes, 0};  // all_to_all
+  }
+}
+
+std::uint32_t Request::mark() const {
+  const bool pair = collective == Collective::send || collective == Collective::recv;
+  const bool counted = collective != Collective::all_to_all_v && collective != Collective::batch_send_recv;
+  auto bits = [](auto value, int at) { return static_cast<std::uint64_t>(value) << at; };
+  std::uint64_t what =
+      bits(pair ? Collective::send_recv : collective, 0) | bits(call->dtype, 8) | bits(algorithm, 16);
+  if (combines(collective)) what |= bits(call->op, 24) | bits(call->wire, 28);
+  if (rooted(collective)) what |= bits(call->root, 32);
+  // a product spreads bits upwards only: what is mixed down after one is spread by the next
+  std::uint64_t mixed = what * 0x9E3779B97F4A7C15 ^ (counted ? call->count : 0) * 0xBF58476D1CE4E5B9;
+  mixed = (mixed ^ mixed >> 32) * 0x94D049BB133111EB;
+  return static_cast<std::uint32_t>(mixed >> 40) | 1;
+}
+
+bool Ticket::matches(const Ticket& other) const {
+  if (collective != other.collective || dtype != other.dtype || algorithm != other.algorithm ||
+      memory != other.memory)
+    return false;
+  if (combines(collective) && (op != other.op || wire != other.wire)) return false;
+  if (rooted(collective) && root != other.root) return false;
+  return collective == Collective::all_to_all_v || collective == Collective::batch_send_recv ||
+         collective == Collective::barrier || count == other.count;
+}
+
+std::string Ticket::text() const {
+  // it comes from another rank, whose packet may have been meant for another kind of call
+  if (static_cast<int>(collective) >= kCollectives || static_cast<int>(dtype) >= kDTypes ||
+      static_cast<int>(op) >= kOps || static_cast<int>(wire) >= kWires ||
+      static_cast<int>(algorithm) >= kAlgorithms)
+    return "something else";
+  std::string text(name_of(collective));
+  if (collective == Collective::barrier) return text;
+  if (combines(collective)) text += "(" + std::string(name_of(op)) + ")";
+  text += " of " + std::to_string(count) +
+          (collective == Collective::empty ? " bytes" : " " + std::string(name_of(dtype)));
+  if (wire != Wire::exact) text += " as " + std::string(name_of(wire));
+  if (rooted(collective)) text += " with root " + std::to_string(root);
+  if (memory == Memory::device) text += " on the GPU";
+  if (algorithm != Algorithm::automatic) text += " by " + std::string(name_of(algorithm));
+  return text;
+}
+
+}  // namespace unisono

@@ -1,0 +1,95 @@
+// A call as the core sees it: sizes in bytes, checked, and comparable with the other ranks' calls.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/plan.hpp"
+#include "core/symmetric.hpp"
+#include "host/host_thread.hpp"
+#include "unisono/communicator.hpp"
+
+namespace unisono {
+
+// The bytes of a rank's input and output that direct programs read and write from other ranks.
+struct Reached {
+  std::size_t in = 0, out = 0;
+};
+
+struct Request {
+  Collective collective;
+  const Call* call;
+  int rank, ranks;
+  Algorithm algorithm = Algorithm::automatic;  // as asked for; then as chosen, which the ranks compare
+  std::size_t in_bytes = 0, out_bytes = 0;     // of this rank's buffers; 0: it has none
+  Args args;
+
+  // Throws UsageError when the call is wrong by itself.
+  Request(Collective collective, const Call& call, int rank, int ranks);
+  Request(const Call& call, int rank, int ranks, std::span<const std::size_t> sends,
+          std::span<const std::size_t> receives);
+  Request(Collective collective, const Call& call, int rank, int ranks, int to, int from);
+  Request(const Call& call, int rank, int ranks, std::span<const Communicator::Outgoing> sends,
+          std::span<const Communicator::Incoming> receives);
+
+  // Of the larger buffer of any rank: what the plan goes by.
+  std::size_t bytes() const { return args.bytes; }
+  bool in_place() const { return args.in == args.out; }
+
+  Reached reached_by_peers(int owner) const;
+
+  // What Ticket::matches compares, in 24 bits, never 0: of calls that differ, but for one case in millions,
+  // others.
+  std::uint32_t mark() const;
+
+  // The parts of all_to_all_v and batch_send_recv, which args points to.
+  std::vector<Args::Part> sends, receives;
+
+  // The same call with `of(part)` in place of each part; none if that leaves this rank without bytes.
+  template <class Of>
+  std::optional<Request> with_parts(const Of& of) const {
+    Request some = *this;
+    bool any = false;
+    for (auto* parts : {&some.sends, &some.receives})
+      for (Args::Part& part : *parts) {
+        part = of(part);
+        any = any || part.bytes > 0;
+      }
+    if (!any) return std::nullopt;
+    some.args.sends = some.sends.data();
+    some.args.receives = some.receives.data();
+    return some;
+  }
+
+ private:
+  // Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out` bytes
+  // into the input.
+  void check_buffers(std::size_t at_in, std::size_t at_out) const;
+  void check_apart() const;
+  void check_alignment() const;
+  void name_algorithm();
+  void check_wire();
+};
+
+// What each rank tells the others of its call: one packet.
+struct Ticket {
+  Collective collective;
+  DType dtype;
+  Op op : 4;
+  Wire wire : 4;
+  Algorithm algorithm;
+  bool in_place;
+  Memory memory;
+  std::uint16_t root;
+  std::uint64_t count;
+  Place in, out;        // of the buffers; in all_to_all_v: of the whole output, and of its part for this peer
+  std::uint64_t total;  // all_to_all_v: bytes of the larger buffer
+
+  // Whether the call is the same up to the buffers.
+  bool matches(const Ticket& other) const;
+  std::string text() const;  // "all_reduce(sum) of 1024 f32"
+};
+static_assert(sizeof(Ticket) <= HostThread::kPacketBytes);
+
+}  // namespace unisono

@@ -1,0 +1,88 @@
+// The symmetric allocations of a communicator: which of a caller's pointers every rank reaches, and where.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "host/segment.hpp"
+#include "lane/lane.hpp"
+
+namespace unisono {
+
+// Where a buffer lies: `offset` bytes into a symmetric allocation, or at an address of its own process.
+struct Place {
+  static constexpr std::uint32_t kNone = 0, kAddress = ~std::uint32_t{0};
+  static constexpr std::uint32_t kAnywhere = kAddress - 1;  // it is empty
+  std::uint32_t allocation = kNone;
+  std::uint64_t offset = 0;
+  bool operator==(const Place&) const = default;
+};
+
+// An allocation is dropped when every rank has released it: until then a peer may name it, and every rank
+// must find it.
+class Symmetric {
+ public:
+  // `segments` of all ranks, in rank order. Every rank adds the same allocations in the same order.
+  std::uint32_t add(std::vector<std::shared_ptr<Segment>> segments, int rank) {
+    std::scoped_lock lock(mutex_);
+    Allocation& made = allocations_[++made_];
+    made.own = segments[static_cast<std::size_t>(rank)];
+    made.segments = std::move(segments);
+    return made_;
+  }
+  void release(std::uint32_t allocation) {
+    std::scoped_lock lock(mutex_);
+    // a forked child keeps all: what the parent has released, the child may still use
+    if (allocations_.at(allocation).own->release()) ++pending_;
+  }
+  // For the begin of each call: at no cost where this rank has released nothing that a peer still holds.
+  void drop_released() {
+    if (pending_ == 0) return;
+    std::scoped_lock lock(mutex_);
+    pending_ -= std::erase_if(allocations_, [](const auto& allocation) {
+      const auto& segments = allocation.second.segments;
+      return std::all_of(segments.begin(), segments.end(),
+                         [](const auto& segment) { return segment->released(); });
+    });
+  }
+  // Whether there ever was one: the same on every rank, unlike whether there still is.
+  bool ever() const { return made_ > 0; }
+
+  Place find(const byte* at, std::size_t bytes) const {
+    std::scoped_lock lock(mutex_);
+    for (const auto& [number, a] : allocations_) {
+      const byte* base = a.own->data();
+      const std::size_t size = a.own->bytes();
+      if (at >= base && at <= base + size && bytes <= size - static_cast<std::size_t>(at - base))
+        return {number, static_cast<std::uint64_t>(at - base)};
+    }
+    return {};
+  }
+  // Where rank `rank` has `place`, or null when this rank has no such allocation or it ends before `bytes`: a
+  // peer's place is checked like any message.
+  byte* resolve(const Place& place, int rank, std::size_t bytes) const {
+    std::scoped_lock lock(mutex_);
+    const auto found = allocations_.find(place.allocation);
+    if (found == allocations_.end()) return nullptr;
+    const Segment& segment = *found->second.segments[static_cast<std::size_t>(rank)];
+    if (place.offset > segment.bytes() || bytes > segment.bytes() - place.offset) return nullptr;
+    return segment.data() + place.offset;
+  }
+
+ private:
+  struct Allocation {
+    std::shared_ptr<Segment> own;
+    std::vector<std::shared_ptr<Segment>> segments;
+  };
+  mutable std::mutex mutex_;              // buffers are given back from any thread
+  std::atomic<std::size_t> pending_ = 0;  // allocations that this rank has released
+  std::map<std::uint32_t, Allocation> allocations_;
+  std::uint32_t made_ = 0;
+};
+
+}  // namespace unisono

@@ -1,0 +1,66 @@
+#include "cuda/api.hpp"
+
+#include <string>
+
+#include "unisono/error.hpp"
+
+namespace unisono::cuda {
+namespace {
+
+// `result`: the runtime's or the driver's code, which are the same number for what is told apart here.
+[[noreturn]] void refuse(std::string_view what, int result, const std::string& why,
+                         const std::source_location& where) {
+  std::string cure;
+  if (result == cudaErrorMemoryAllocation) cure = ": see nvidia-smi for the free memory of the GPU.";
+  else if (result == cudaErrorNoKernelImageForDevice)
+    cure = ": build Unisono for this GPU, with CMAKE_CUDA_ARCHITECTURES=native.";
+  else cure = ".";
+  throw ResourceError(std::string(what) + " failed: " + why + " (" + where.function_name() + ")" + cure);
+}
+
+template <class F>
+void look_up(F& function, const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  check(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result), name);
+  if (!found)
+    throw ResourceError(std::string("the CUDA driver has no ") + name + ": install one of 12.0 or newer.");
+  function = reinterpret_cast<F>(found);
+}
+
+}  // namespace
+
+void check(cudaError_t result, std::string_view what, std::source_location where) {
+  if (result == cudaSuccess) return;
+  cudaGetLastError();  // it is told here: the next call must not find it again
+  refuse(what, result, cudaGetErrorString(result), where);
+}
+
+void check(CUresult result, std::string_view what, std::source_location where) {
+  if (result == CUDA_SUCCESS) return;
+  const char* text = nullptr;
+  driver().error_string(result, &text);
+  refuse(what, static_cast<int>(result), text ? text : "error " + std::to_string(result), where);
+}
+
+const Driver& driver() {
+  static const Driver once = [] {
+    Driver d{};
+    look_up(d.granularity, "cuMemGetAllocationGranularity");
+    look_up(d.create, "cuMemCreate");
+    look_up(d.release, "cuMemRelease");
+    look_up(d.reserve, "cuMemAddressReserve");
+    look_up(d.free, "cuMemAddressFree");
+    look_up(d.map, "cuMemMap");
+    look_up(d.unmap, "cuMemUnmap");
+    look_up(d.set_access, "cuMemSetAccess");
+    look_up(d.export_handle, "cuMemExportToShareableHandle");
+    look_up(d.import_handle, "cuMemImportFromShareableHandle");
+    look_up(d.range_handle, "cuMemGetHandleForAddressRange");
+    look_up(d.error_string, "cuGetErrorString");
+    return d;
+  }();
+  return once;
+}
+
+}  // namespace unisono::cuda

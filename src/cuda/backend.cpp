@@ -1,0 +1,112 @@
+// Calls on device memory: they are only enqueued.
+#include "host/backend.hpp"
+
+namespace unisono {
+
+Algorithm cuda::Engine::choose(const Plan& plan, Collective collective, std::size_t bytes, bool symmetric,
+                               bool in_place) const {
+  const bool told = by_parts(collective) || collective == Collective::send_recv;
+  const bool reached = told ? peer_access() : symmetric && reaches(collective, in_place);
+  const Algorithm chosen = plan.choose(collective, bytes, reached);
+  if ((is_direct(chosen) && !reached) || !carries(collective, chosen, bytes)) return Plan::staged(collective);
+  if (chosen != Algorithm::copy_engine || !in_place) return chosen;
+  // whose sums pass through the output
+  if (collective == Collective::all_reduce) return Algorithm::two_shot_push;
+  if (collective == Collective::reduce) return Algorithm::direct;
+  return chosen;
+}
+
+void LocalCommunicator::run_on_gpu(Request& request, int to, int from) {
+  cuda::Engine& gpu = engine();
+  gpu.check();
+  const bool pair = to >= 0 || from >= 0;
+  const bool symmetric = !pair && gpu.symmetric(request);
+  const Collective planned = pair ? Collective::send_recv : request.collective;
+  const std::size_t bytes = request.bytes();
+  Algorithm& algorithm = request.algorithm;
+  const bool by_message = by_parts(planned) && algorithm == Algorithm::automatic && size() > 1;
+  if (algorithm == Algorithm::automatic && !by_message)
+    algorithm = gpu.choose(gpu_plan_, planned, bytes, symmetric, request.in_place());
+  if (check_ && size() > 1) {
+    if (pair) compare_pair(request, to, from);
+    else if (request.collective == Collective::all_to_all_v) exchange_parts(request);
+    else if (request.collective == Collective::batch_send_recv) compare_messages(request);
+    else compare_places(request, symmetric);
+  }
+  if (bytes == 0) return;
+  if (by_message) run_messages_on_gpu(request);
+  else enqueue(request, algorithm, symmetric, to, from);
+}
+
+// Each by its own size, so that both of its ends do alike: those that go directly last, on every rank.
+void LocalCommunicator::run_messages_on_gpu(const Request& request) {
+  for (const bool direct : {false, true}) {
+    Algorithm algorithm{};
+    const auto some = request.with_parts([&](const Args::Part& part) {
+      const Algorithm its = planned(request, part);
+      if (part.bytes == 0 || is_direct(its) != direct) return Args::Part{};
+      algorithm = its;
+      return part;
+    });
+    if (some) enqueue(*some, algorithm, false);
+  }
+}
+
+Algorithm LocalCommunicator::planned(const Request& request, const Args::Part& part) {
+  if (request.call->memory == Memory::host) return Impl::planned(request, part);
+  return engine().choose(gpu_plan_, request.collective, part.bytes, false, false);
+}
+
+void LocalCommunicator::enqueue(const Request& request, Algorithm algorithm, bool symmetric, int to,
+                                int from) {
+  cuda::Engine& gpu = engine();
+  const bool pair = to >= 0 || from >= 0;
+  const Collective planned = pair ? Collective::send_recv : request.collective;
+  if (is_direct(algorithm) && !gpu.peer_access())
+    throw UsageError(
+        std::string(name_of(algorithm)) +
+        " needs GPUs with peer access, which a pair of this communicator's lacks or an option has "
+        "switched off: use another algorithm.");
+  if (is_lines(algorithm) && !gpu.nvlink())
+    throw UsageError(std::string(name_of(algorithm)) +
+                     " needs peer access over NVLink, which this process does not find between all of this "
+                     "communicator's GPUs or an option has switched off: use another algorithm.");
+  if (is_direct(algorithm) && !symmetric && !pair && !by_parts(planned))
+    throw UsageError(
+        std::string(name_of(algorithm)) +
+        " needs buffers from Communicator::empty at the same offset on every rank, out of place in an "
+        "all_to_all: use them, or another algorithm.");
+  const Shape shape = gpu_plan_.shape(planned, request.bytes(), symmetric, algorithm);
+  gpu.run(request, algorithm, shape, calls_, to, from);
+}
+
+std::shared_ptr<void> LocalCommunicator::allocate_on_gpu(std::size_t bytes) {
+  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
+  return engine().allocate(bytes);
+}
+
+// On a GPU, one rank's place stands for all, of the buffers that peers reach.
+void LocalCommunicator::compare_places(const Request& request, bool symmetric) {
+  Ticket mine = ticket(request.collective, *request.call, request.call->count);
+  mine.algorithm = request.algorithm;
+  const auto [in, out] = cuda::reached(request.collective);
+  if (in) mine.in = engine_->place(request.args.in, 0);
+  if (out) mine.out = engine_->place(request.args.out, 0);
+  mine.in_place = symmetric;
+  const auto tickets = group_.exchange(mine);
+  for (int r = 1; r < size(); ++r) {
+    Ticket its = tickets[static_cast<std::size_t>(r)];
+    const bool same = its.in_place == tickets[0].in_place &&
+                      (!its.in_place || (its.in == tickets[0].in && its.out == tickets[0].out));
+    its.algorithm = tickets[0].algorithm;  // other places lead to another
+    if (!same && tickets[0].matches(its))
+      group_.fail(Group::Kind::mismatch,
+                  "rank 0 and rank " + std::to_string(r) + " gave " +
+                      std::string(name_of(request.collective)) +
+                      " different places of symmetric memory: give the same offset of the same allocation on "
+                      "every rank, or none.");
+  }
+  compare(tickets);
+}
+
+}  // namespace unisono

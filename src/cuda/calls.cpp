@@ -1,0 +1,211 @@
+// From a call to what is enqueued for it.
+#include <algorithm>
+
+#include "base/wire.hpp"
+#include "cuda/gpu_engine.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono::cuda {
+
+bool GpuEngine::symmetric(const Request& request) const {
+  if (!reaches(request.collective, request.in_place())) return false;
+  const Args& a = request.args;
+  const auto [in, out] = reached(request.collective);
+  auto lies = [&](const byte* at) { return at && place(at, a.bytes).allocation != Place::kNone; };
+  return (!in || lies(a.in)) && (!out || lies(a.out));
+}
+
+std::size_t GpuEngine::unit_of(Collective collective, Algorithm algorithm, std::size_t bytes) const {
+  const auto n = static_cast<std::size_t>(group_.size());
+  using enum Algorithm;
+  switch (collective) {
+    case Collective::all_reduce:
+      return algorithm == one_shot || algorithm == one_shot_packets || algorithm == one_shot_ll128
+                 ? bytes
+                 : bytes / n;
+    case Collective::reduce:
+    case Collective::broadcast:
+      if (algorithm == scatter_all_gather) return bytes / n;
+      return algorithm == direct || algorithm == two_shot_push || algorithm == two_shot_ll128
+                 ? bytes / std::max<std::size_t>(n - 1, 1)
+                 : bytes;
+    case Collective::all_to_all_v:  // no rank knows the longest of all
+    case Collective::batch_send_recv:
+      return is_packets(algorithm) || is_lines(algorithm) ? std::size_t{1} << 20
+                                                          : layout_.chunk_bytes * kMostBlocks;
+    case Collective::send:
+    case Collective::recv:
+    case Collective::send_recv: return bytes;
+    default: return bytes / n;
+  }
+}
+
+Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const {
+  struct Kind {
+    std::size_t of_thread;  // bytes that a thread moves at once
+    std::size_t align;      // of pieces, which begin at multiples of kAlign
+    std::size_t most;       // of a piece
+    std::size_t share;      // of a block
+    int least_threads, most_blocks;
+  };
+  const bool packets = is_packets(algorithm), lines = is_lines(algorithm), exchange = packets || lines;
+  constexpr std::size_t line = kLineBytes / kLineUnits, eight = 8 * kLineBytes;
+  Kind kind{16, 1024, layout_.chunk_bytes, 8192, 128, blocks_};
+  if (packets) kind = {kPacketBytes, kAlign, kPackets * kPacketBytes, 1024, 32, blocks_};
+  // About 64 blocks, while their pieces are neither too small for their start nor too large for a ring.
+  if (lines)
+    kind = {line,
+            eight,
+            kPackets * line,
+            std::max(round_up(unit / 64, eight), 2 * eight),
+            32,
+            std::min(blocks_, kMostLineBlocks)};
+  if (exchange && asked.threads) {  // each thread has one unit of a piece
+    const std::size_t fits = kind.of_thread * static_cast<std::size_t>(asked.threads);
+    kind.most = std::clamp(fits / kind.align * kind.align, kind.align, kind.most);
+  }
+  const std::size_t share = std::min(asked.piece_bytes ? asked.piece_bytes : kind.share, kind.most);
+  const auto limit =
+      static_cast<std::size_t>(asked.blocks ? std::min(asked.blocks, blocks_) : kind.most_blocks);
+  const std::size_t blocks = std::clamp<std::size_t>((unit + share - 1) / share, 1, limit);
+  const std::size_t piece = asked.piece_bytes ? asked.piece_bytes : (unit + blocks - 1) / blocks;
+  Shape shape;
+  shape.blocks = static_cast<int>(blocks);
+  shape.piece_bytes = std::clamp(round_up(piece, kind.align), kind.align, kind.most);
+  const std::size_t wanted = round_up((shape.piece_bytes + kind.of_thread - 1) / kind.of_thread, 32);
+  shape.threads = asked.threads && !exchange
+                      ? asked.threads
+                      : std::clamp(static_cast<int>(wanted), kind.least_threads, kMaxThreads);
+  return shape;
+}
+
+void GpuEngine::meet(const Launch& given, cudaStream_t stream) const {
+  Launch launch = given;
+  this->launch(kernel(Collective::barrier, Algorithm::automatic, DType::u8, Op::sum), launch,
+               {1, 32 * kMaxRanks, kAlign}, stream);
+}
+
+void GpuEngine::order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const {
+  check(cudaEventRecord(event, earlier), "ordering two streams");
+  check(cudaStreamWaitEvent(later, event, 0), "ordering two streams");
+}
+
+namespace {
+
+// The number of the capture that a stream takes part in; 0: calls on it are eager.
+unsigned long long capture_of(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long number = 0;
+  if (cudaStreamGetCaptureInfo(stream, &status, &number) != cudaSuccess)
+    cudaGetLastError();  // the legacy stream, while another captures
+  return status == cudaStreamCaptureStatusNone ? 0 : number;
+}
+
+}  // namespace
+
+// An eager call and a captured one cannot wait for each other, nor can those of two captures: the one runs
+// now, the other when its graph is launched.
+void GpuEngine::take_turn(cudaStream_t stream) {
+  const unsigned long long capture = capture_of(stream);
+  Last& last = capture ? captured_ : eager_;
+  if (stream != last.stream && capture == last.capture && capture == capture_of(last.stream))
+    order(last.stream, stream, turn_);
+  last = {stream, capture};
+}
+
+void GpuEngine::start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t how{};
+  how.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  how.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  how.stream = stream;
+  how.attrs = &early;
+  how.numAttrs = early_ ? 1 : 0;
+  void* parameters[] = {parameter};
+  check(cudaLaunchKernelExC(&how, kernel, parameters), "starting a kernel");
+}
+
+void GpuEngine::launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const {
+  launch.context.piece_bytes = shape.piece_bytes;
+  start(reinterpret_cast<const void*>(kernel), &launch, shape, stream);
+}
+
+void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call,
+                    int to, int from) {
+  const OnDevice on(device_);
+  auto* const stream = static_cast<cudaStream_t>(request.call->stream);
+  const Args& args = request.args;
+  const int n = group_.size(), me = group_.rank();
+  if (n == 1 || (to == me && from == me)) return copy(args.out, args.in, args.bytes, stream);
+  take_turn(stream);
+  const Shape asked = asked_.value_or(planned);
+  if (is_packets(algorithm) || is_lines(algorithm))
+    return exchange(request, algorithm, asked, call, to, from, stream);
+  Launch launch;
+  launch.context = base_;
+  launch.context.collective = request.collective;
+  launch.context.call = call;
+  launch.dtype = request.call->dtype;
+  launch.op = request.call->op;
+  launch.args = args;
+  launch.to = std::max(to, 0);
+  launch.from = std::max(from, 0);
+  launch.sent = to < 0 ? 0 : args.bytes;
+  launch.received = from < 0 ? 0 : args.bytes;
+  if (by_parts(request.collective)) {
+    launch.by_parts = true;
+    std::copy_n(request.sends.begin(), n, launch.sends);
+    std::copy_n(request.receives.begin(), n, launch.receives);
+  }
+  const bool pair = to >= 0 || from >= 0;
+  if (is_direct(algorithm) && (pair || launch.by_parts)) {
+    // in place, what comes would overwrite what has not gone; a batch's buffers are apart
+    const bool apart = request.collective == Collective::batch_send_recv || !request.in_place();
+    if (apart && from >= 0) launch.mine = seen_by(from, args.out, args.bytes);
+    for (int p = 0; apart && p < n; ++p)
+      if (const Args::Part& part = launch.receives[p]; p != me && part.bytes > 0)
+        launch.outputs[p] = seen_by(p, part.at, part.bytes);
+  } else if (is_direct(algorithm)) {
+    const std::scoped_lock lock(symmetric_->mutex);
+    auto reach = [&](const byte* at, auto& of_ranks) {
+      const Found mine = find(at, 0);
+      for (int r = 0; mine.allocation && r < n; ++r)
+        of_ranks[r] = mine.allocation->parts[static_cast<std::size_t>(r)]->data() + mine.place.offset;
+    };
+    reach(args.in, launch.inputs);
+    reach(args.out, launch.outputs);
+  }
+  const bool reduces = request.collective == Collective::reduce;
+  if (algorithm == Algorithm::copy_engine && (reduces || request.collective == Collective::all_reduce)) {
+    if (request.in_place())
+      throw UsageError(
+          "copy engines need an output apart from the input: leave algorithm out, or give another.");
+    if (!carries(request.collective, algorithm, request.bytes()))
+      throw UsageError("a reduce by copy engines is for two ranks: leave algorithm out, or give another.");
+    if (reduces) return reduce_by_engine(launch, asked, stream);
+    // whole shards, and what is left over
+    const std::size_t even = args.bytes - args.bytes % (kAlign * static_cast<std::size_t>(n));
+    if (even > 0) all_reduce_by_engine(launch, even, asked, stream);
+    if (even == args.bytes) return;
+    Request rest = request;
+    rest.args.in += even;
+    rest.args.out += even;
+    rest.args.bytes -= even;
+    return exchange(rest, Algorithm::one_shot_packets, {}, call, to, from, stream);
+  }
+  if (algorithm == Algorithm::copy_engine) return copy_by_engine(launch, request.collective, stream);
+  if (const Wire as = request.call->wire; as != Wire::exact) {
+    const std::size_t shard = wire::bytes_of(request.call->count) / static_cast<std::size_t>(n);
+    return this->launch(quantised_kernel(launch.dtype, as), launch, cut(algorithm, asked, shard), stream);
+  }
+  const Kernel found = kernel(request.collective, algorithm, launch.dtype, launch.op);
+  if (!found)
+    throw UsageError(std::string(name_of(request.collective)) + " has no kernel for " +
+                     std::string(name_of(algorithm)) + ": use another algorithm.");
+  this->launch(found, launch, cut(algorithm, asked, unit_of(request.collective, algorithm, args.bytes)),
+               stream);
+}
+
+}  // namespace unisono::cuda

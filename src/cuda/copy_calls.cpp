@@ -1,0 +1,142 @@
+// Calls by copy engines.
+#include <algorithm>
+#include <utility>
+
+#include "cuda/gpu_engine.hpp"
+
+namespace unisono::cuda {
+namespace {
+
+constexpr std::size_t kStart = std::size_t{2} << 20;  // what the links carry until a copy has begun
+
+}  // namespace
+
+void GpuEngine::copy(byte* to, const byte* from, std::size_t bytes, cudaStream_t stream) {
+  if (to != from && bytes > 0)
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "a copy");
+}
+
+// Between two meetings of all ranks: the copies to the peers one after the other, in the order of the ring,
+// so that each rank gets one at a time. A kernel beside them gives the first peer what the links carry until
+// a copy engine has begun, then moves this rank's own block, which would slow the other copies down.
+void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream) {
+  const Args& a = launch.args;
+  const int n = group_.size(), me = group_.rank();
+  struct Copy {
+    byte* to;
+    const byte* from;
+    std::size_t bytes;
+  };
+  auto block = [&](int p) { return a.block * static_cast<std::size_t>(p); };
+  auto copy_to = [&](int p) -> Copy {
+    switch (collective) {
+      case Collective::all_gather: return {launch.outputs[p] + block(me), a.in, a.block};
+      case Collective::all_to_all: return {launch.outputs[p] + block(me), a.in + block(p), a.block};
+      case Collective::gather: return {p == a.root ? launch.outputs[p] + block(me) : nullptr, a.in, a.block};
+      case Collective::scatter:  // each takes its own
+        return {p == a.root ? a.out : nullptr, (me == a.root ? a.in : launch.inputs[p]) + block(me), a.block};
+      default: return {me == a.root ? launch.outputs[p] : nullptr, a.in, a.bytes};  // broadcast
+    }
+  };
+  const bool by_kernel = blocks_ >= kBeside.blocks;  // fewer are slower
+  Launch beside = launch;
+  beside.by_parts = true;
+  std::size_t longest = 0;
+  auto leave = [&](int p, const Copy& one) {
+    beside.inputs[p] = one.from;
+    beside.outputs[p] = one.to;
+    beside.sends[p].bytes = one.bytes;
+    longest = std::max(longest, one.bytes);
+  };
+  meet(launch, stream);
+  order(stream, side_, fork_);
+  std::size_t start = by_kernel ? kStart : 0;
+  for (int i = 1; i < n; ++i) {
+    const int p = (me + i) % n;
+    const Copy one = copy_to(p);
+    if (!one.to) continue;
+    const std::size_t first = std::min(std::exchange(start, 0), one.bytes);
+    if (first > 0) leave(p, {one.to, one.from, first});
+    copy(one.to + first, one.from + first, one.bytes - first, side_);
+  }
+  if (const Copy own = copy_to(me); own.to && own.to != own.from) {
+    if (by_kernel) leave(me, own);
+    else copy(own.to, own.from, own.bytes, stream);
+  }
+  if (longest > 0)
+    this->launch(kernel(Collective::all_to_all, Algorithm::copy_engine, DType::u8, Op::sum), beside,
+                 cut(Algorithm::copy_engine, kBeside, longest), stream);
+  order(side_, stream, join_);
+  meet(launch, stream);
+}
+
+void GpuEngine::combine(Launch& launch, Range part, const Shape& asked, cudaStream_t stream) const {
+  launch.args.out += part.begin;
+  launch.args.bytes = part.bytes;
+  this->launch(kernel(Collective::all_reduce, Algorithm::copy_engine, launch.dtype, launch.op), launch,
+               cut(Algorithm::copy_engine, asked, std::max<std::size_t>(part.bytes, 1)), stream);
+}
+
+// Of two ranks: the other's input goes to where the sums will be, and a kernel beside the copies combines
+// what has come. Each part is half of what is left: when the last has come, little is left to combine.
+void GpuEngine::reduce_by_engine(const Launch& launch, const Shape& asked, cudaStream_t stream) {
+  const Args& a = launch.args;
+  const int me = group_.rank();
+  constexpr std::size_t kLeast = std::size_t{16} << 20;
+  meet(launch, stream);
+  for (Range part; part.begin < a.bytes; part.begin += part.bytes) {
+    const std::size_t left = a.bytes - part.begin;
+    part.bytes = left < 2 * kLeast ? left : round_up(left / 2, kAlign);
+    if (me != a.root) copy(launch.outputs[a.root] + part.begin, a.in + part.begin, part.bytes, stream);
+    order(stream, side_, fork_);
+    meet(launch, side_);
+    if (me != a.root) continue;
+    Launch sum = launch;
+    for (int p = 0; p < 2; ++p) sum.inputs[p] = (p == me ? a.in : a.out) + part.begin;
+    combine(sum, part, asked, side_);
+  }
+  order(side_, stream, join_);
+}
+
+// Each rank's shards go to their owners, part by part and in the order of the ring (one peer's at a time
+// comes in); what has come is combined by a kernel beside the copies, and the sums follow all shards the same
+// way. Until its sum arrives, the place of a shard in the owner's output holds what that rank has sent.
+void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, const Shape& asked,
+                                     cudaStream_t stream) {
+  const Args& a = launch.args;
+  const int n = group_.size(), me = group_.rank();
+  constexpr std::size_t kPart = std::size_t{32} << 20;  // a copy's start costs as much as 4 MiB of it
+  const std::size_t shard = bytes / static_cast<std::size_t>(n);
+  const int parts = static_cast<int>(std::clamp<std::size_t>(shard / kPart, 1, kMostParts));
+  const std::size_t part =
+      round_up((shard + static_cast<std::size_t>(parts) - 1) / static_cast<std::size_t>(parts), kAlign);
+  auto piece = [&](int owner, int index) {
+    const Range in = block_of(shard, part, index);
+    return Range{shard * static_cast<std::size_t>(owner) + in.begin, in.bytes};
+  };
+  meet(launch, stream);  // everyone's input is there, and every output may be written
+  for (int index = 0; index < parts; ++index) {
+    for (int i = 1; i < n; ++i) {
+      const int p = (me + i) % n;
+      const Range its = piece(p, index);
+      copy(launch.outputs[p] + piece(me, index).begin, a.in + its.begin, its.bytes, stream);
+    }
+    order(stream, side_, fork_);
+    meet(launch, side_);
+    const Range mine = piece(me, index);
+    Launch sum = launch;
+    for (int p = 0; p < n; ++p) sum.inputs[p] = p == me ? a.in + mine.begin : a.out + piece(p, index).begin;
+    combine(sum, mine, asked, side_);
+    meet(launch, side_);  // everyone has combined it: the sums may go where it came
+    check(cudaEventRecord(combined_[index], side_), "ordering two streams");
+  }
+  for (int index = 0; index < parts; ++index) {
+    check(cudaStreamWaitEvent(stream, combined_[index], 0), "ordering two streams");
+    const Range mine = piece(me, index);
+    for (int i = 1; i < n; ++i)
+      copy(launch.outputs[(me + i) % n] + mine.begin, a.out + mine.begin, mine.bytes, stream);
+  }
+  meet(launch, stream);
+}
+
+}  // namespace unisono::cuda

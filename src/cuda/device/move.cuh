@@ -1,0 +1,133 @@
+// The arithmetic of the CUDA lane: one block copies, or combines in rank order, with packs of 16 bytes where
+// it can.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/numeric.hpp"
+#include "cuda/layout.hpp"
+
+namespace unisono::cuda {
+
+// Whether every pointer is a multiple of `to` bytes.
+__device__ inline bool aligned(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                               std::size_t to) {
+  std::uintptr_t all = 0;
+  for (int d = 0; d < n_dsts; ++d) all |= reinterpret_cast<std::uintptr_t>(dsts[d].at);
+  for (int s = 0; s < n_srcs; ++s) all |= reinterpret_cast<std::uintptr_t>(srcs[s]);
+  return all % to == 0;
+}
+
+// A warp takes strips of `rows` rows of 32 words, so that a thread's loads go out back to back at constant
+// distances: what it does before its first load, and between two, is most of what a short move takes. Where
+// its thread begins, and the way to its next strip:
+__device__ inline unsigned strip_begin(unsigned rows) {
+  return threadIdx.x / 32 * 32 * rows + threadIdx.x % 32;
+}
+__device__ inline unsigned strip_step(unsigned rows) { return blockDim.x * rows; }
+
+// Copies `count` words from word `begin` on.
+template <class Word>
+__device__ void copy_words(const Dst* dsts, int n_dsts, const byte* src, std::size_t begin, unsigned count) {
+  constexpr unsigned kRows = 8;
+  const auto* from = reinterpret_cast<const Word*>(src) + begin;
+  for (unsigned i = strip_begin(kRows); i < count; i += strip_step(kRows)) {
+    Word words[kRows];
+#pragma unroll
+    for (unsigned u = 0; u < kRows; ++u)
+      if (i + 32 * u < count) words[u] = from[i + 32 * u];
+#pragma unroll 1
+    for (int d = 0; d < n_dsts; ++d) {
+      auto* to = reinterpret_cast<Word*>(dsts[d].at) + begin;
+#pragma unroll
+      for (unsigned u = 0; u < kRows; ++u)
+        if (i + 32 * u < count) to[i + 32 * u] = words[u];
+    }
+  }
+}
+
+// One source, any number of destinations, by the widest word that every address allows. Bytes: below 4 GiB.
+__device__ __noinline__ inline void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
+  const auto all = static_cast<unsigned>(bytes);
+  unsigned whole = 0;  // bytes that have gone in words
+  if (aligned(dsts, n_dsts, &src, 1, sizeof(uint4))) {
+    copy_words<uint4>(dsts, n_dsts, src, 0, all / sizeof(uint4));
+    whole = all / sizeof(uint4) * sizeof(uint4);
+  } else if (aligned(dsts, n_dsts, &src, 1, sizeof(std::uint32_t))) {
+    copy_words<std::uint32_t>(dsts, n_dsts, src, 0, all / sizeof(std::uint32_t));
+    whole = all / sizeof(std::uint32_t) * sizeof(std::uint32_t);
+  } else if (aligned(dsts, n_dsts, &src, 1, sizeof(std::uint16_t))) {
+    copy_words<std::uint16_t>(dsts, n_dsts, src, 0, all / sizeof(std::uint16_t));
+    whole = all / sizeof(std::uint16_t) * sizeof(std::uint16_t);
+  }
+  if (whole < all) copy_words<std::uint8_t>(dsts, n_dsts, src, whole, all - whole);
+}
+
+// A pack of elements, which travels in one load or store.
+template <class T, std::size_t kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T elements[kCount];
+};
+
+// One pack of each source, at most kSources, to one.
+template <class T, Op op, std::size_t kCount, int kSources>
+__device__ Pack<T, kCount> combine_packs(const Pack<T, kCount> (&packs)[kSources], int n_srcs) {
+  Pack<T, kCount> result;
+#pragma unroll
+  for (std::size_t e = 0; e < kCount; ++e) {
+    auto wide = Wide<T>::from(packs[0].elements[e]);
+#pragma unroll
+    for (int s = 1; s < kSources; ++s)
+      if (s < n_srcs) wide = unisono::combine<op, T>(wide, Wide<T>::from(packs[s].elements[e]));
+    result.elements[e] = Wide<T>::to(finish<op, T>(wide, n_srcs));
+  }
+  return result;
+}
+
+// Combines `count` packs from pack `begin` on. At most kSources sources; kFlight packs of each are in flight
+// in each thread. A position is read from every source before it is written, so that a destination may be a
+// source. All warps share few packs, since to combine one takes long.
+template <class T, Op op, std::size_t kCount, int kSources, unsigned kFlight>
+__device__ void combine_range(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                              std::size_t begin, unsigned count) {
+  using P = Pack<T, kCount>;
+  for (unsigned i = threadIdx.x; i < count; i += kFlight * blockDim.x) {
+    P packs[kFlight][kSources];
+#pragma unroll
+    for (int s = 0; s < kSources; ++s) {
+      if (s >= n_srcs) break;
+      const auto* from = reinterpret_cast<const P*>(srcs[s]) + begin;
+#pragma unroll
+      for (unsigned u = 0; u < kFlight; ++u)
+        if (const unsigned at = i + u * blockDim.x; at < count) packs[u][s] = from[at];
+    }
+#pragma unroll
+    for (unsigned u = 0; u < kFlight; ++u) {
+      const unsigned at = i + u * blockDim.x;
+      if (at >= count) break;
+      const P result = combine_packs<T, op>(packs[u], n_srcs);
+#pragma unroll 1
+      for (int d = 0; d < n_dsts; ++d) (reinterpret_cast<P*>(dsts[d].at) + begin)[at] = result;
+    }
+  }
+}
+
+// Several sources, any number of destinations. Bytes: below 4 GiB.
+template <class T, Op op>
+__device__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
+  constexpr unsigned kWide = sizeof(uint4) / sizeof(T);
+  const unsigned count = static_cast<unsigned>(bytes) / sizeof(T);
+  unsigned whole = 0;  // elements that have gone in packs
+  if (aligned(dsts, n_dsts, srcs, n_srcs, sizeof(uint4))) {
+    constexpr unsigned kFlight = sizeof(T) == 1 ? 1 : 2;
+    const unsigned packs = count / kWide;
+    if (n_srcs == 2) combine_range<T, op, kWide, 2, 2 * kFlight>(dsts, n_dsts, srcs, 2, 0, packs);
+    else if (n_srcs <= 4) combine_range<T, op, kWide, 4, kFlight>(dsts, n_dsts, srcs, n_srcs, 0, packs);
+    else combine_range<T, op, kWide, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, 0, packs);
+    whole = packs * kWide;
+  }
+  if (whole < count) combine_range<T, op, 1, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, whole, count - whole);
+}
+
+}  // namespace unisono::cuda

@@ -1,0 +1,30 @@
+// What a lane's move does with several sources. A program that only moves has none; the others take the
+// reduction of the call from a table, or have it compiled in where that pays.
+#pragma once
+
+#include "cuda/device/move.cuh"
+
+namespace unisono::cuda {
+
+struct Bytes {};
+
+using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
+extern __device__ const Reduce reductions[kDTypes][kOps];  // reductions.cu
+
+struct ByTable {
+  Reduce reduce;
+  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                             std::size_t bytes) const {
+    reduce(dsts, n_dsts, srcs, n_srcs, bytes);
+  }
+};
+
+template <class T, Op op>
+struct Inline {
+  __device__ void operator()(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                             std::size_t bytes) const {
+    reduce<T, op>(dsts, n_dsts, srcs, n_srcs, bytes);
+  }
+};
+
+}  // namespace unisono::cuda

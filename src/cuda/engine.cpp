@@ -1,0 +1,341 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <set>
+
+#include "base/env.hpp"
+#include "base/text.hpp"
+#include "cuda/gpu_engine.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono::cuda {
+namespace {
+
+// What ranks tell each other before they share memory.
+struct Card {
+  std::int32_t pid, device;
+  char uuid[16], pci[20];
+  std::int32_t blocks;
+  std::uint32_t name;  // hashed
+  bool usable;
+};
+
+struct Offer {
+  DeviceMemory::Handle handle;
+  std::uint64_t asked;
+  bool had;
+};
+struct Verdict {
+  bool good;
+};
+struct Mapped {
+  byte* at[kMaxRanks];
+};
+
+// Whether a GPU may touch another's memory, and whether NVLink lies between them.
+struct Path {
+  bool reached, nvlink;
+};
+
+// From `device` of this process to that GPU. One that this process does not see counts as reached, since
+// mapping its memory will tell; nothing would tell of NVLink, so that only a `known` card counts as joined.
+Path path(int device, const char* pci, bool known) {
+  int other = 0, reached = 0, atomics = 0;
+  if (cudaDeviceGetByPCIBusId(&other, pci) != cudaSuccess) {
+    cudaGetLastError();
+    return {true, known};
+  }
+  if (other == device) return {true, true};
+  check(cudaDeviceCanAccessPeer(&reached, device, other), "cudaDeviceCanAccessPeer");
+  // what NVLink has and PCIe lacks
+  check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device, other),
+        "cudaDeviceGetP2PAttribute");
+  return {reached != 0, atomics != 0};
+}
+
+DeviceMemory::Kind peer_kind() { return env().cuda_ipc ? DeviceMemory::Kind::ipc : DeviceMemory::Kind::vmm; }
+
+}  // namespace
+
+GpuEngine::GpuEngine(Group& group, const Options& options)
+    : group_(group), device_(options.device), timeout_s_(options.timeout_s) {
+  try {
+    open(options);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+void GpuEngine::open(const Options& options) {
+  meet_cards(options);
+  const int n = group_.size();
+  layout_ = Layout(n, blocks_, std::size_t{n > 4 ? 32u : 64u} << 10);
+  scratch_ = share(layout_.bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::host);
+  const OnDevice on(device_);
+  void* record = nullptr;
+  check(cudaHostAlloc(&record, sizeof(Failure), cudaHostAllocPortable | cudaHostAllocMapped),
+        "pinning memory");
+  failure_ = new (record) Failure{};
+  void* seen = nullptr;
+  check(cudaHostGetDevicePointer(&seen, record, 0), "mapping pinned memory");
+  base_.rank = group_.rank();
+  base_.layout = layout_;
+  for (int r = 0; r < n; ++r) base_.bases[r] = scratch_[static_cast<std::size_t>(r)]->data();
+  base_.failure = static_cast<Failure*>(seen);
+  base_.counts_up = nvlink_;
+  base_.timeout_ns = static_cast<std::uint64_t>(options.timeout_s * 1e9);
+  load_kernels();
+  for (cudaStream_t* stream : {&side_, &tell_})
+    check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "making a stream");
+  for (cudaEvent_t* event : events())
+    check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
+  group_.exchange(Verdict{true});  // nobody launches before everyone has cleared and mapped
+  watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+}
+
+GpuEngine::~GpuEngine() { release(); }
+
+void GpuEngine::release() noexcept {
+  watcher_ = {};
+  if (!failure_) return;
+  int before = 0;
+  if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
+  cudaDeviceSynchronize();  // waits of kernels in flight end by their deadline
+  free_dropped([] {});
+  for (const cudaEvent_t* event : events())
+    if (*event) cudaEventDestroy(*event);
+  for (cudaStream_t stream : {side_, tell_})
+    if (stream) cudaStreamDestroy(stream);
+  cudaFreeHost(failure_);
+  cudaSetDevice(before);
+}
+
+void GpuEngine::meet_cards(const Options& options) {
+  Card mine{::getpid(), device_, {}, {}, 0, 0, false};
+  std::string problem;
+  int count = 0;
+  const cudaError_t counted = cudaGetDeviceCount(&count);
+  if (counted != cudaSuccess)
+    problem = std::string("no GPU, or no driver for it, is here (") + cudaGetErrorString(counted) +
+              "): see what nvidia-smi says, or leave device= out.";
+  else if (device_ < 0 || device_ >= count)
+    problem = "device " + std::to_string(device_) + " is not among the " + std::to_string(count) +
+              " GPUs that this process sees: give another, or check CUDA_VISIBLE_DEVICES.";
+  else {
+    cudaDeviceProp card;
+    check(cudaGetDeviceProperties(&card, device_), "cudaGetDeviceProperties");
+    std::memcpy(mine.uuid, card.uuid.bytes, sizeof mine.uuid);
+    check(cudaDeviceGetPCIBusId(mine.pci, sizeof mine.pci, device_), "cudaDeviceGetPCIBusId");
+    card_ = card.name;
+    mine.name = static_cast<std::uint32_t>(std::hash<std::string>{}(card_));
+    const int max_sms = options.max_sms > 0 ? options.max_sms : env().max_sms;
+    mine.blocks = std::min({kMostBlocks, card.multiProcessorCount, max_sms > 0 ? max_sms : kMostBlocks});
+    mine.usable = true;
+    // one that waits holds SMs: another's of a GPU that is shared, or more than max_sms
+    early_ = card.major >= 9 && !env().share_device && max_sms == 0;
+  }
+  if (group_.size() > kMaxRanks && problem.empty()) {
+    problem = "the CUDA lane joins up to " + std::to_string(kMaxRanks) + " ranks of one machine, not " +
+              std::to_string(group_.size()) + ".";
+    mine.usable = false;
+  }
+  const auto cards = group_.exchange(mine);
+  if (!problem.empty()) throw UsageError(problem);
+  blocks_ = mine.blocks;
+  Path all{options.peer_access && env().peer_access, true};
+  auto join = [&](const Path& one) { all = {all.reached && one.reached, all.nvlink && one.nvlink}; };
+  for (int r = 0; r < group_.size(); ++r) {
+    const Card& its = cards[static_cast<std::size_t>(r)];
+    if (!its.usable) throw UsageError("rank " + std::to_string(r) + " cannot use its GPU: see its error.");
+    for (int q = 0; q < r; ++q)
+      if (std::memcmp(its.uuid, cards[static_cast<std::size_t>(q)].uuid, sizeof its.uuid) == 0 &&
+          !env().share_device)
+        throw UsageError("ranks " + std::to_string(q) + " and " + std::to_string(r) +
+                         " have the same GPU: give each its own, by device= or CUDA_VISIBLE_DEVICES.");
+    blocks_ = std::min(blocks_, its.blocks);
+    if (its.name != mine.name) card_.clear();
+    if (its.pid == mine.pid && its.device != device_) neighbours_.push_back(its.device);
+    join(path(device_, its.pci, Plan::has_table(card_)));
+  }
+  for (const Path& of_rank : group_.exchange(all)) join(of_rank);
+  peer_access_ = all.reached;
+  nvlink_ = all.reached && all.nvlink;
+  if (!peer_access_) blocks_ = std::min(blocks_, kMostStagedBlocks);
+}
+
+std::vector<std::shared_ptr<DeviceMemory>> GpuEngine::share(std::size_t bytes, DeviceMemory::Kind kind) {
+  std::shared_ptr<DeviceMemory> own;
+  std::string problem;
+  Offer mine{{}, bytes, false};
+  try {
+    own = DeviceMemory::create(std::max<std::size_t>(bytes, 1), device_, neighbours_, kind);
+    mine.handle = own->handle();
+    mine.had = true;
+  } catch (const ResourceError& error) { problem = error.what(); }
+  const auto offers = group_.exchange(mine);
+  std::vector<std::shared_ptr<DeviceMemory>> parts;
+  for (int r = 0; r < group_.size(); ++r) {
+    const Offer& its = offers[static_cast<std::size_t>(r)];
+    if (its.asked != bytes)
+      group_.fail(Group::Kind::mismatch,
+                  "rank " + std::to_string(r) + " asked for " + std::to_string(its.asked) +
+                      " bytes of symmetric GPU memory, but rank " + std::to_string(group_.rank()) + " for " +
+                      std::to_string(bytes) + ": ask for the same on every rank.");
+    if (!problem.empty()) continue;
+    if (!its.had) problem = "rank " + std::to_string(r) + " could not reserve its part";
+    else if (r == group_.rank()) parts.push_back(own);
+    else if (kind == DeviceMemory::Kind::local) parts.emplace_back();
+    else try {
+        parts.push_back(DeviceMemory::open(its.handle, std::max<std::size_t>(bytes, 1), device_, kind));
+      } catch (const ResourceError& error) { problem = error.what(); }
+  }
+  for (const Verdict& verdict : group_.exchange(Verdict{problem.empty()}))
+    if (!verdict.good)
+      throw ResourceError((kind == DeviceMemory::Kind::host ? "pinned host memory of " : "GPU memory of ") +
+                          std::to_string(bytes) + " bytes a rank could not be had" +
+                          (problem.empty() ? " on another rank: see its error." : ": " + problem));
+  return parts;
+}
+
+void GpuEngine::load_kernels() {
+  std::set<const void*> loaded;
+  auto load = [&](const void* one) {
+    if (!one || !loaded.insert(one).second) return;
+    cudaFuncAttributes attributes;
+    check(cudaFuncGetAttributes(&attributes, one), "loading a kernel");
+    early_ = early_ && attributes.ptxVersion >= 90;  // follow_last_kernel: code for older GPUs does not wait
+  };
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const Wire wire : {Wire::fp8, Wire::int8})
+      load(reinterpret_cast<const void*>(quantised_kernel(dtype, wire)));
+  for (int d = 0; d < kDTypes; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    for (int c = 0; c < kCollectives; ++c)
+      for (int a = 0; a < kAlgorithms; ++a)
+        load(reinterpret_cast<const void*>(
+            kernel(static_cast<Collective>(c), static_cast<Algorithm>(a), dtype, Op::sum)));
+    for (const Step step : {Step::move, Step::combine, Step::two_shot, Step::relay})
+      for (const bool lines : {false, true})
+        for (const bool whole : {false, true})
+          load(reinterpret_cast<const void*>(
+              exchange_kernel(step, lines, whole, group_.size(), dtype, Op::sum)));
+  }
+}
+
+GpuEngine::Found GpuEngine::find(const byte* at, std::size_t bytes) const {
+  for (const auto& [number, allocation] : symmetric_->all) {
+    const DeviceMemory& mine = *allocation.parts[static_cast<std::size_t>(group_.rank())];
+    // not its end, where another one may begin
+    if (at >= mine.data() && at < mine.data() + mine.bytes() &&
+        bytes <= mine.bytes() - static_cast<std::size_t>(at - mine.data()))
+      return {&allocation, {number, static_cast<std::uint64_t>(at - mine.data())}};
+  }
+  return {};
+}
+
+Place GpuEngine::place(const byte* at, std::size_t bytes) const {
+  const std::scoped_lock lock(symmetric_->mutex);
+  return find(at, bytes).place;
+}
+
+byte* GpuEngine::seen_by(int peer, const byte* at, std::size_t bytes) const {
+  const std::scoped_lock lock(symmetric_->mutex);
+  const Found mine = find(at, bytes);
+  byte* const there = mine.allocation ? mine.allocation->seen[static_cast<std::size_t>(peer)] : nullptr;
+  return there ? there + mine.place.offset : nullptr;
+}
+
+std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
+  free_dropped([this] { group_.exchange(Verdict{true}); });
+  auto parts = share(bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::local);
+  const auto me = static_cast<std::size_t>(group_.rank());
+  Mapped mine{};
+  for (std::size_t r = 0; r < parts.size(); ++r) mine.at[r] = parts[r] ? parts[r]->data() : nullptr;
+  std::vector<byte*> seen;
+  for (const Mapped& its : group_.exchange(mine)) seen.push_back(its.at[me]);
+  void* data = parts[me]->data();
+  const std::scoped_lock lock(symmetric_->mutex);
+  const std::uint32_t number = ++symmetric_->made;
+  symmetric_->all[number] = {std::move(parts), std::move(seen)};
+  // a buffer may outlive the engine
+  return {data, [symmetric = symmetric_, number](void*) {
+            const std::scoped_lock lock(symmetric->mutex);
+            symmetric->dropped.insert(symmetric->all.extract(number));
+          }};
+}
+
+void GpuEngine::free_dropped(const std::function<void()>& meet) {
+  decltype(symmetric_->dropped) dropped;  // freed without the lock
+  {
+    const std::scoped_lock lock(symmetric_->mutex);
+    dropped.swap(symmetric_->dropped);
+  }
+  for (auto& [number, allocation] : dropped)
+    for (std::size_t r = 0; r < allocation.parts.size(); ++r)
+      if (static_cast<int>(r) != group_.rank()) allocation.parts[r].reset();
+  meet();
+}
+
+void GpuEngine::check() {
+  if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2) group_.fail(Group::Kind::timeout, story());
+  group_.check();
+  if (__atomic_load_n(&failure_->cut, __ATOMIC_ACQUIRE) == 0) return;
+  // another rank has failed: its text is on its way
+  for (int i = 0; i < 2000; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(1))) group_.check();
+  group_.fail(Group::Kind::peer_lost, "another rank's GPU gave up a call: see that rank's own error.");
+}
+
+void GpuEngine::synchronize(void* stream) {
+  const OnDevice on(device_);
+  auto* const at = static_cast<cudaStream_t>(stream);
+  for (std::uint64_t looks = 0;; ++looks) {
+    const cudaError_t state = cudaStreamQuery(at);
+    if (state == cudaSuccess) break;
+    if (state != cudaErrorNotReady) check(state, "a call on the GPU");
+    cudaGetLastError();  // not ready counts as one
+    if (looks % 1024 == 1023) group_.let_caller_in();
+    if (looks > 10000) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  check();
+}
+
+void GpuEngine::watch(const std::stop_token& stop) {
+  cudaSetDevice(device_);
+  for (bool told = false; !stop.stop_requested();) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2)
+      group_.record(Group::Kind::timeout, story());
+    if (told || !group_.broken()) continue;
+    auto* const header = reinterpret_cast<Header*>(base_.bases[group_.rank()]);
+    told = cudaMemcpyAsync(&header->failed, &failure_->yes, sizeof header->failed, cudaMemcpyDefault,
+                           tell_) == cudaSuccess;
+  }
+}
+
+std::string GpuEngine::story() const {
+  const Failure& f = *failure_;
+  return std::string(name_of(static_cast<Collective>(f.collective % kCollectives))) + " (call " +
+         std::to_string(f.call) + " of rank " + std::to_string(f.rank) + ") has waited " + brief(timeout_s_) +
+         " s on the GPU for rank " + std::to_string(f.peer) + " (slot " + kSlotNames[f.slot % kSlots] +
+         ", block " + std::to_string(f.block) + ", epoch expected " + std::to_string(f.expected) + ", seen " +
+         std::to_string(f.seen) +
+         "): see what that rank is doing, compare the calls with UNISONO_CHECK=1, or raise "
+         "UNISONO_TIMEOUT_S.";
+}
+
+std::unique_ptr<Engine> Engine::make(Group& group, const Options& options) {
+  return std::make_unique<GpuEngine>(group, options);
+}
+
+int Engine::devices() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+}  // namespace unisono::cuda

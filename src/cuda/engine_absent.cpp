@@ -1,0 +1,15 @@
+// Stands in for engine.cpp in a build without CUDA.
+#include "cuda/engine.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono::cuda {
+
+std::unique_ptr<Engine> Engine::make(Group&, const Options&) {
+  throw ResourceError(
+      "this build of Unisono has no CUDA lane: install it where a CUDA compiler (nvcc 12.8 or newer) is "
+      "found, or leave device= out.");
+}
+
+int Engine::devices() { return 0; }
+
+}  // namespace unisono::cuda

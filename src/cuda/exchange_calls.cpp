@@ -1,0 +1,191 @@
+// Calls as exchanges: what each rank gives and gets, and the kernel that moves it.
+#include <algorithm>
+
+#include "cuda/gpu_engine.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono::cuda {
+
+std::size_t GpuEngine::longest(Collective collective, Algorithm algorithm, std::size_t bytes) const {
+  const int n = group_.size();
+  switch (collective) {
+    case Collective::all_reduce:
+      return algorithm == Algorithm::two_shot_packets || algorithm == Algorithm::two_shot_ll128
+                 ? shard_bytes(bytes, n)
+                 : bytes;
+    case Collective::reduce:
+    case Collective::broadcast:
+      return algorithm == Algorithm::two_shot_ll128 ? shard_bytes(bytes, std::max(n - 1, 1)) : bytes;
+    case Collective::send:
+    case Collective::recv:
+    case Collective::send_recv: return bytes;
+    default: return bytes / static_cast<std::size_t>(n);
+  }
+}
+
+std::size_t GpuEngine::longest_part(const Request& request) {
+  std::size_t most = 0;
+  for (const auto* parts : {&request.sends, &request.receives})
+    for (const Args::Part& part : *parts) most = std::max(most, part.bytes);
+  return most;
+}
+
+// A call as an exchange of one step: every rank gives each peer its part.
+void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) const {
+  const Args& a = request.args;
+  const int n = group_.size(), me = group_.rank();
+  auto give = [&](int p, const byte* data, std::size_t bytes) {
+    (p == me ? x.own : x.from[peer_of(p, me)]) = data;
+    (p == me ? x.own_bytes : x.send[peer_of(p, me)]) = static_cast<std::uint32_t>(bytes);
+  };
+  auto get = [&](int p, byte* data, std::size_t bytes) {
+    (p == me ? x.result : x.into[peer_of(p, me)]) = data;
+    (p == me ? x.own_bytes : x.receive[peer_of(p, me)]) = static_cast<std::uint32_t>(bytes);
+  };
+  auto at = [&](int p) { return a.block * static_cast<std::size_t>(p); };
+  for (int p = 0; p < n; ++p) {
+    const bool mine = p == me;
+    switch (request.collective) {
+      case Collective::all_reduce:
+        give(p, a.in, a.bytes);
+        get(p, mine ? a.out : nullptr, a.bytes);
+        break;
+      case Collective::reduce:
+        if (p == a.root) give(p, a.in, a.bytes);
+        if (me == a.root) get(p, mine ? a.out : nullptr, a.bytes);
+        break;
+      case Collective::broadcast:
+        if (me == a.root) give(p, a.in, a.bytes);
+        if (p == a.root) get(p, a.out, a.bytes);
+        break;
+      case Collective::all_gather:
+        give(p, a.in, a.block);
+        get(p, a.out + at(p), a.block);
+        break;
+      case Collective::gather:
+        if (p == a.root) give(p, a.in, a.block);
+        if (me == a.root) get(p, a.out + at(p), a.block);
+        break;
+      case Collective::reduce_scatter:
+        give(p, a.in + at(p), a.block);
+        get(p, mine ? a.out : nullptr, a.block);
+        break;
+      case Collective::scatter:
+        if (me == a.root) give(p, a.in + at(p), a.block);
+        if (p == a.root) get(p, a.out, a.block);
+        break;
+      case Collective::all_to_all:
+        give(p, a.in + at(p), a.block);
+        get(p, a.out + at(p), a.block);
+        break;
+      case Collective::all_to_all_v:
+      case Collective::batch_send_recv:
+        give(p, a.sends[p].at, a.sends[p].bytes);
+        get(p, a.receives[p].at, a.receives[p].bytes);
+        break;
+      default:  // send, recv, send_recv
+        if (p == to) give(p, a.in, a.bytes);
+        if (p == from) get(p, a.out, a.bytes);
+    }
+  }
+}
+
+// As one of two: each owner gets its shard from everyone who has a part of it, and passes the result on. An
+// all_reduce is everyone's; else the root has no shard.
+void GpuEngine::two_steps(Exchange& x, const Request& request) const {
+  const Args& a = request.args;
+  const int n = group_.size(), me = group_.rank();
+  const bool all = request.collective == Collective::all_reduce;
+  auto gives = [&](int p) { return request.collective != Collective::broadcast || p == a.root; };
+  auto gets = [&](int p) { return all || (request.collective == Collective::reduce) == (p == a.root); };
+  auto share = [&](int p) {
+    return all ? block_of(a.bytes, shard_bytes(a.bytes, n), p) : share_without(a.bytes, n, a.root, p);
+  };
+  auto narrow = [](std::size_t bytes) { return static_cast<std::uint32_t>(bytes); };
+  x.root = a.root;
+  const std::uint32_t mine = narrow(share(me).bytes);
+  const bool copies = request.collective == Collective::broadcast && me == a.root && a.out != a.in;
+  for (int p = 0; p < n; ++p) {
+    const Range its = share(p);
+    const int i = peer_of(p, me);
+    (p == me ? x.own : x.from[i]) = gives(me) ? a.in + its.begin : nullptr;
+    (p == me ? x.result : x.into[i]) = gets(me) || copies ? a.out + its.begin : nullptr;
+    if (p == me) continue;
+    x.send[i] = gives(me) ? narrow(its.bytes) : 0;
+    x.receive[i] = gives(p) ? mine : 0;
+    if (gets(p) && mine > 0) x.passes.add(i, me);
+    x.back[i] = gets(me) ? narrow(its.bytes) : 0;
+  }
+  x.own_bytes = mine;
+}
+
+// Parts that may be too long for one message. Every rank cuts every part at the same places, so that both
+// ends of a pair do alike; how many slices the others' parts take none needs to know, since a pair whose
+// parts are empty does not speak.
+void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, const Shape& asked,
+                                std::uint64_t call, cudaStream_t stream) const {
+  auto slice = [&](std::size_t at) {
+    return request.with_parts([at](const Args::Part& part) -> Args::Part {
+      const std::size_t begin = smaller(at, part.bytes);
+      return {part.at + begin, smaller(kSlice, part.bytes - begin)};
+    });
+  };
+  std::size_t at = 0;
+  for (auto some = slice(at); some; some = slice(at += kSlice))
+    exchange(*some, algorithm, asked, call, -1, -1, stream);
+}
+
+void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
+                         int to, int from, cudaStream_t stream) const {
+  const bool parts = by_parts(request.collective);
+  const std::size_t most =
+      parts ? longest_part(request) : longest(request.collective, algorithm, request.bytes());
+  if (parts && most > kSlice) return exchange_slices(request, algorithm, asked, call, stream);
+  if (most >= kMostMessage)
+    throw UsageError(std::string(name_of(algorithm)) +
+                     " carries messages below 2 GiB: leave algorithm out, or name another.");
+  const int n = group_.size(), me = group_.rank();
+  const bool lines = is_lines(algorithm);
+  Exchange x;
+  Step step = Step::move;
+  if (algorithm == Algorithm::two_shot_packets || algorithm == Algorithm::two_shot_ll128) {
+    two_steps(x, request);
+    step = request.collective == Collective::broadcast ? Step::relay : Step::two_shot;
+  } else {
+    one_step(x, request, to, from);
+    if (request.collective == Collective::all_reduce || request.collective == Collective::reduce ||
+        request.collective == Collective::reduce_scatter)
+      step = Step::combine;
+  }
+  x.bytes = static_cast<std::uint32_t>(most);
+  x.ranks = n;
+  x.rank = me;
+  x.dtype = request.call->dtype;
+  x.op = request.call->op;
+  if (step == Step::move && x.result == x.own) x.result = nullptr;
+  const std::size_t area = lines ? layout_.lines : layout_.packets;
+  auto at = [&](int p, std::size_t offset) { return base_.bases[p] + offset; };
+  std::uintptr_t all =
+      reinterpret_cast<std::uintptr_t>(x.own) | reinterpret_cast<std::uintptr_t>(x.result) | x.own_bytes;
+  for (int i = 0; i < n - 1; ++i) {
+    all |= reinterpret_cast<std::uintptr_t>(x.from[i]) | reinterpret_cast<std::uintptr_t>(x.into[i]) |
+           x.send[i] | x.receive[i] | x.back[i];
+    if (x.send[i] > 0) x.gives.add(i, me);
+    const int p = rank_of(i, me), seen = peer_of(me, p);  // this rank as p numbers its peers
+    x.rings[i] = reinterpret_cast<Packet*>(at(p, area)) + static_cast<std::size_t>(seen) * kPackets;
+    x.tokens[i] = reinterpret_cast<Counts*>(at(p, layout_.tokens))->of + seen;
+  }
+  x.arrived = reinterpret_cast<const Packet*>(at(me, area));
+  x.begun = reinterpret_cast<Counts*>(at(me, layout_.tokens));
+  x.counts = reinterpret_cast<Counts*>(at(me, layout_.counts));
+  const bool whole = all % kPacketBytes == 0;
+  x.context = base_;
+  x.context.collective = request.collective;
+  x.context.call = call;
+  const Shape shape = cut(algorithm, asked, unit_of(request.collective, algorithm, request.args.bytes));
+  x.piece_bytes = static_cast<std::uint32_t>(shape.piece_bytes);
+  start(reinterpret_cast<const void*>(exchange_kernel(step, lines, whole, n, x.dtype, x.op)), &x, shape,
+        stream);
+}
+
+}  // namespace unisono::cuda

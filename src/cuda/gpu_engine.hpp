@@ -1,0 +1,189 @@
+// The engine of this build: class GpuEngine, its memory and failures in engine.cpp, its calls in calls.cpp;
+// those that are exchanges in exchange_calls.cpp, those by copy engines in copy_calls.cpp.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "cuda/api.hpp"
+#include "cuda/engine.hpp"
+#include "cuda/exchange.hpp"
+#include "cuda/layout.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/programs.hpp"
+#include "host/group.hpp"
+
+namespace unisono::cuda {
+
+inline constexpr int kMostBlocks = 128;
+inline constexpr int kMostLineBlocks = 96;                       // where no table has asked for more
+inline constexpr int kMostStagedBlocks = 32;                     // through host memory
+inline constexpr Shape kBeside{16, 256, std::size_t{32} << 10};  // of a kernel beside copy engines
+// Of packets and lines, which count narrowly; and where all_to_all_v cuts its parts.
+inline constexpr std::size_t kMostMessage = std::size_t{1} << 31, kSlice = kMostMessage / 2;
+
+class GpuEngine final : public Engine {
+ public:
+  GpuEngine(Group& group, const Options& options);
+
+  ~GpuEngine() override;
+
+  int device() const override { return device_; }
+  bool peer_access() const override { return peer_access_; }
+  bool nvlink() const override { return nvlink_; }
+  std::string_view card() const override { return card_; }
+
+  Place place(const byte* at, std::size_t bytes) const override;
+
+  // The buffers that peers read or store into; where the root's lies, the others know by their own at the
+  // same offset. A buffer that only its own rank touches may be anywhere: in place, the root's does not tell
+  // of theirs.
+  bool symmetric(const Request& request) const override;
+
+  Shape shape(Collective collective, Algorithm algorithm, const Shape& planned,
+              std::size_t bytes) const override {
+    const bool sums = collective == Collective::all_reduce || collective == Collective::reduce;
+    if (algorithm == Algorithm::copy_engine && !sums) return blocks_ < kBeside.blocks ? Shape{} : kBeside;
+    return cut(algorithm, asked_.value_or(planned), unit_of(collective, algorithm, bytes));
+  }
+  void set_shape(const std::optional<Shape>& shape) override { asked_ = shape; }
+
+  bool carries(Collective collective, Algorithm algorithm, std::size_t bytes) const override {
+    if (algorithm == Algorithm::copy_engine && collective == Collective::reduce && group_.size() > 2)
+      return false;
+    if ((is_lines(algorithm) && !nvlink_) || (is_direct(algorithm) && !peer_access_)) return false;
+    return !(is_packets(algorithm) || is_lines(algorithm)) || by_parts(collective) ||
+           longest(collective, algorithm, bytes) < kMostMessage;
+  }
+
+  void run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call, int to,
+           int from) override;
+
+  std::shared_ptr<void> allocate(std::size_t bytes) override;
+
+  void check() override;
+
+  void synchronize(void* stream) override;
+
+  void* last_stream() const override { return eager_.stream; }
+
+ private:
+  static void check(cudaError_t state, std::string_view what) { cuda::check(state, what); }
+
+  // Makes what the engine holds; should that fail, `release` takes back what there is.
+  void open(const Options& options);
+  void release() noexcept;
+
+  // Whether every rank has a GPU of its own, which of them are this process's, and whether all reach each
+  // other.
+  void meet_cards(const Options& options);
+
+  // `bytes` of every rank, in rank order; of kind local only this rank's. Everyone gets it, or nobody.
+  std::vector<std::shared_ptr<DeviceMemory>> share(std::size_t bytes, DeviceMemory::Kind kind);
+
+  // The peers' parts, then this rank's: between the two the ranks `meet`, since CUDA wants what is shared by
+  // cudaIpc closed before it is freed.
+  void free_dropped(const std::function<void()>& meet);
+
+  // A kernel that is loaded when it is first launched may wait for one that waits for this rank. Finds out
+  // whether kernels may start early.
+  void load_kernels();
+
+  std::vector<cudaEvent_t*> events() {
+    std::vector<cudaEvent_t*> all{&turn_, &fork_, &join_};
+    for (cudaEvent_t& one : combined_) all.push_back(&one);
+    return all;
+  }
+
+  // Tells the kernels when a peer is lost, and the peers when this rank's kernels have failed.
+  void watch(const std::stop_token& stop);
+
+  // What the device's record says.
+  std::string story() const;
+
+  // The bytes that a program's rounds cut up: the same on every rank.
+  std::size_t unit_of(Collective collective, Algorithm algorithm, std::size_t bytes) const;
+
+  Shape cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const;
+
+  // Of packets and lines: the bytes of the longest message between two ranks. Of a call by parts, of those
+  // that this rank has.
+  std::size_t longest(Collective collective, Algorithm algorithm, std::size_t bytes) const;
+  static std::size_t longest_part(const Request& request);
+  void one_step(Exchange& x, const Request& request, int to, int from) const;
+  void two_steps(Exchange& x, const Request& request) const;
+  void exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call, int to,
+                int from, cudaStream_t stream) const;
+  void exchange_slices(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
+                       cudaStream_t stream) const;
+  void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
+  void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
+  // Not of 0 bytes, nor to where they are.
+  static void copy(byte* to, const byte* from, std::size_t bytes, cudaStream_t stream);
+  void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);
+  void all_reduce_by_engine(const Launch& launch, std::size_t bytes, const Shape& asked, cudaStream_t stream);
+  void reduce_by_engine(const Launch& launch, const Shape& asked, cudaStream_t stream);
+  // Combines launch.inputs into a part of the output.
+  void combine(Launch& launch, Range part, const Shape& asked, cudaStream_t stream) const;
+  void meet(const Launch& given, cudaStream_t stream) const;
+  // What follows on `later` waits for what is on `earlier` now.
+  void order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const;
+
+  // The symmetric allocation that has these bytes of mine, or null, and where; under the lock of symmetric_.
+  struct Allocation {
+    std::vector<std::shared_ptr<DeviceMemory>> parts;  // of every rank
+    std::vector<byte*> seen;                           // where every rank has mapped mine
+  };
+  struct Found {
+    const Allocation* allocation = nullptr;
+    Place place;
+  };
+  Found find(const byte* at, std::size_t bytes) const;
+
+  // Where a peer has this buffer of mine mapped, or null.
+  byte* seen_by(int peer, const byte* at, std::size_t bytes) const;
+
+  // A communicator's calls follow each other, on whichever streams they are: eager ones, and those of a
+  // capture.
+  void take_turn(cudaStream_t stream);
+
+  Group& group_;
+  int device_;
+  bool peer_access_ = true, nvlink_ = true;
+  std::string card_;
+  double timeout_s_;
+  int blocks_ = 0;
+  std::vector<int> neighbours_;  // GPUs of other ranks of this process
+  Layout layout_;
+  std::vector<std::shared_ptr<DeviceMemory>> scratch_;
+  Failure* failure_ = nullptr;
+  Context base_;
+  std::optional<Shape> asked_;
+  cudaStream_t side_ = nullptr, tell_ = nullptr;  // beside the caller's, and of the watcher
+  struct Last {
+    cudaStream_t stream = nullptr;
+    unsigned long long capture = ~0ull;  // 0: none; at first no call's
+  };
+  Last eager_, captured_;               // of the last eager call and of the last captured one
+  bool early_ = false;                  // kernels may start before the last one has ended
+  static constexpr int kMostParts = 3;  // of an all_reduce by copy engines
+  cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, combined_[kMostParts] = {};
+  struct Symmetric {
+    std::mutex mutex;  // buffers are given back from any thread
+    // Freeing waits for the whole GPU, where a kernel may wait for what this thread has yet to enqueue, and
+    // breaks captures of graphs: what is dropped is left to the next `allocate`, which waits anyway.
+    std::map<std::uint32_t, Allocation> all, dropped;
+    std::uint32_t made = 0;
+  };
+  std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
+  std::jthread watcher_;
+};
+
+}  // namespace unisono::cuda

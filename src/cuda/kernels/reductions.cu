@@ -1,0 +1,10 @@
+// Every dtype with every op, once: kernels call them through the table, so that their number does not
+// multiply.
+#include "cuda/device/reduction.cuh"
+
+namespace unisono::cuda {
+
+#define UNISONO_REDUCE(T, op) reduce<T, op>
+__device__ const Reduce reductions[kDTypes][kOps] = UNISONO_TABLE(UNISONO_REDUCE);
+
+}  // namespace unisono::cuda

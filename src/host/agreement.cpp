@@ -1,0 +1,40 @@
+// What the ranks tell each other of a call before it runs.
+#include "host/backend.hpp"
+#include "lane/channel.hpp"
+
+namespace unisono {
+
+std::vector<Ticket> LocalCommunicator::exchange(const Request& request) {
+  Ticket mine = ticket(request.collective, *request.call, request.call->count);
+  mine.algorithm = request.algorithm;
+  mine.in = place(request.args.in, request.in_bytes);
+  mine.out = place(request.args.out, request.out_bytes);
+  mine.in_place = request.in_place();
+  return group_.exchange(mine);
+}
+
+// In all_to_all_v each pair has a count of its own, which both of its ranks must give alike, and each peer
+// a place of its own in my output.
+std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
+  const std::size_t element = size_of(request.call->dtype);
+  auto of = [&](const Args::Part& part, int p) {
+    const Args::Part& theirs = request.receives[static_cast<std::size_t>(p)];
+    Ticket ticket = this->ticket(request.collective, *request.call, part.bytes / element);
+    const bool by_message =
+        request.call->memory == Memory::device && request.algorithm == Algorithm::automatic;
+    ticket.algorithm = by_message ? planned(request, part) : request.algorithm;
+    // of the whole output, so that every rank decides alike; empty, it is no obstacle
+    ticket.in =
+        request.out_bytes > 0 ? place(request.args.out, request.out_bytes) : Place{Place::kAnywhere, 0};
+    ticket.out = place(theirs.at, theirs.bytes);
+    ticket.total = request.bytes();
+    ticket.in_place = request.in_place() && request.out_bytes > 0;
+    return ticket;
+  };
+  auto tickets = compare_parts(PacketChannel<HostThread>(group_.lane()), request, of);
+  tickets[static_cast<std::size_t>(rank())] = of(request.sends[static_cast<std::size_t>(rank())], rank());
+  if (check_) meet(group_.lane());  // whoever has not failed waits here for those who have
+  return tickets;
+}
+
+}  // namespace unisono

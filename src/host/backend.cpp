@@ -1,0 +1,53 @@
+#include "host/backend.hpp"
+
+#include <unistd.h>
+
+#include "base/env.hpp"
+
+namespace unisono {
+namespace {
+
+// Outputs from this size on are written around the cache: they would not stay in it until somebody reads
+// them.
+std::size_t default_stream_bytes() {
+  const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return cache > 0 ? static_cast<std::size_t>(cache) / 4 : std::size_t{4} << 20;
+}
+
+}  // namespace
+
+LocalCommunicator::LocalCommunicator(Bootstrap& bootstrap, const Communicator::Options& options)
+    : Impl(options.check.value_or(env().check)),
+      stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
+      group_(bootstrap, timeout_of(options), check_, options.while_waiting),
+      plan_(Plan::of_host({.ranks = group_.size(),
+                           .ranks_a_core = group_.ranks_a_core(),
+                           .cached = group_.cached(),
+                           .one_process = group_.one_process()})),
+      gpu_plan_(Plan::of_gpu({}, group_.size())) {
+  if (!options.device) return;
+  engine_ = cuda::Engine::make(group_, {.device = *options.device,
+                                        .max_sms = options.max_sms,
+                                        .peer_access = options.peer_access,
+                                        .timeout_s = timeout_of(options)});
+  gpu_plan_ = engine_->nvlink() ? Plan::of_gpu(engine_->card(), group_.size())
+                                : Plan::of_gpu_over_pcie(group_.size());
+}
+
+void LocalCommunicator::do_run(Request& request) {
+  if (request.call->memory == Memory::device) run_on_gpu(request, -1, -1);
+  else run_on_host(request);
+}
+
+void LocalCommunicator::do_run_pair(Request& request, int to, int from) {
+  if (request.call->memory == Memory::device) run_on_gpu(request, to, from);
+  else run_pair_on_host(request, to, from);
+}
+
+std::shared_ptr<void> LocalCommunicator::do_allocate(std::size_t bytes, Memory memory) {
+  if (memory == Memory::device) return allocate_on_gpu(bytes);
+  auto [segment, number] = allocate_on_host(bytes);
+  return {segment->data(), [symmetric = symmetric_, number = number](void*) { symmetric->release(number); }};
+}
+
+}  // namespace unisono

@@ -1,0 +1,219 @@
+// Calls on host memory: which program runs, and over which buffers.
+#include <algorithm>
+
+#include "core/dispatch.hpp"
+#include "host/backend.hpp"
+#include "host/rendezvous.hpp"
+#include "programs/all_reduce_quantised.hpp"
+#include "programs/send_recv.hpp"
+
+namespace unisono {
+
+void LocalCommunicator::run_on_host(Request& request) {
+  if (request.collective == Collective::batch_send_recv) return run_batch_on_host(request);
+  Args& args = request.args;
+  const bool asks = asks_for_places(request);
+  if (!asks) request.algorithm = plain(request);
+  if (check_ && size() > 1 && !asks) compare(exchange(request));
+  if (args.bytes == 0 && !asks) return;
+  args.stream = request.out_bytes >= stream_bytes_;
+  if (size() == 1) return copy(args.in, args.out, args.bytes);
+  if (request.call->wire != Wire::exact) return run_quantised(request);
+  group_.lane().prepare(request.call->dtype, request.call->op);
+  if (asks) request.algorithm = meet_places(request);
+  group_.lane().mark(request.mark());
+  unisono::run(group_.lane(), request.collective, request.algorithm, args);
+}
+
+void LocalCommunicator::run_quantised(const Request& request) {
+  group_.lane().prepare(request.call->dtype, request.call->op, request.call->wire);
+  group_.lane().mark(request.mark());
+  ChunkChannel<HostThread> channel(group_.lane());
+  all_reduce_quantised(channel, request.args);
+}
+
+void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
+  Args& args = request.args;
+  // one table for both ends, whichever of send, recv and send_recv each has called
+  Algorithm& algorithm = request.algorithm;
+  if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, args.bytes, false);
+  if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
+  if (check_) compare_pair(request, to, from);
+  if (args.bytes == 0) return;
+  args.stream = request.out_bytes >= stream_bytes_;
+  if (to == rank() && from == rank()) return copy(args.in, args.out, args.bytes);
+  group_.lane().mark(request.mark());
+  const std::size_t sent = to < 0 ? 0 : args.bytes, received = from < 0 ? 0 : args.bytes;
+  if (is_direct(algorithm)) {
+    // in place, the source's half would overwrite what has not been sent
+    std::vector<byte> kept;
+    if (request.in_place() && sent > 0 && received > 0) {
+      kept.assign(args.in, args.in + sent);
+      args.in = kept.data();
+    }
+    const Place in = place(args.in, sent), out = place(args.out, received);
+    group_.lane().reach_far(!group_.one_process());
+    send_recv_direct(
+        group_.lane(), to, in, sent, from, out, received, args,
+        [this](const Place& place, int rank, std::size_t bytes) { return reach(place, rank, bytes); });
+  } else if (is_packets(algorithm)) {
+    PacketChannel<HostThread> channel(group_.lane());
+    send_recv_push(channel, to, sent, from, received, args);
+  } else {
+    ChunkChannel<HostThread> channel(group_.lane());
+    send_recv_push(channel, to, sent, from, received, args);
+  }
+}
+
+// The short messages first, on every rank.
+void LocalCommunicator::run_batch_on_host(Request& request) {
+  if (check_) compare_messages(request);
+  Args& args = request.args;
+  if (size() == 1) return copy(args.in, args.out, args.bytes);
+  group_.lane().prepare(request.call->dtype, request.call->op);
+  group_.lane().mark(request.mark());
+  args.stream = args.bytes >= stream_bytes_;
+  for (const Algorithm algorithm : {Algorithm::push_packets, Algorithm::push}) {
+    const auto some = request.with_parts([&](const Args::Part& part) {
+      return plan_.choose(request.collective, part.bytes, false) == algorithm ? part : Args::Part{};
+    });
+    if (some) unisono::run(group_.lane(), request.collective, algorithm, some->args);
+  }
+}
+
+void LocalCommunicator::do_barrier() {
+  if (size() == 1) return;
+  const Call call;
+  if (check_) compare(group_.exchange(ticket(Collective::barrier, call, 0)));
+  meet(group_.lane());
+}
+
+// This rank's part of a new allocation, and the allocation's number.
+std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_on_host(std::size_t bytes) {
+  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
+  std::string problem;
+  auto attempt = [&](const auto& step) {
+    try {
+      step();
+    } catch (const ResourceError& error) { problem = error.what(); }
+  };
+  struct Verdict {
+    std::uint64_t asked;
+    bool failed;
+  };
+  // everyone has it, or nobody: later calls count on that
+  auto agree = [&] {
+    const auto verdicts = group_.exchange(Verdict{bytes, !problem.empty()});
+    for (int r = 0; r < size(); ++r)
+      if (const std::uint64_t asked = verdicts[static_cast<std::size_t>(r)].asked; asked != verdicts[0].asked)
+        group_.fail(Group::Kind::mismatch, "rank 0 asked for " + std::to_string(verdicts[0].asked) +
+                                               " bytes of symmetric memory, but rank " + std::to_string(r) +
+                                               " for " + std::to_string(asked) +
+                                               ": ask for the same on every rank.");
+    if (std::any_of(verdicts.begin(), verdicts.end(), [](const Verdict& its) { return its.failed; }))
+      throw ResourceError("symmetric memory of " + std::to_string(bytes) + " bytes a rank could not be had" +
+                          (problem.empty() ? " on another rank: see its error." : ": " + problem));
+  };
+  attempt([&] { check_room(bytes, size()); });  // before any rank has taken its part
+  agree();
+  const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), 4096);
+  std::shared_ptr<Segment> own;
+  attempt([&] { own = Segment::create(rounded); });
+  const auto handles = group_.exchange(own ? own->handle() : Segment::Handle{});
+  std::vector<std::shared_ptr<Segment>> segments;
+  for (int r = 0; r < size() && problem.empty(); ++r) {
+    const Segment::Handle& handle = handles[static_cast<std::size_t>(r)];
+    if (handle.fd < 0) problem = "rank " + std::to_string(r) + " could not reserve its part";
+    else attempt([&] { segments.push_back(r == rank() ? own : Segment::open(handle, rounded)); });
+  }
+  agree();
+  own->close_file();
+  return {own, symmetric_->add(std::move(segments), rank())};
+}
+
+// Large calls first tell each other their buffers' places, wherever these may be within reach: if they are,
+// the program is a direct one. Every rank decides this alike. all_to_all_v always does: no rank knows the
+// others' sizes.
+bool LocalCommunicator::asks_for_places(const Request& request) const {
+  if (size() == 1) return false;
+  if (request.collective == Collective::all_to_all_v) return true;
+  if (request.bytes() == 0) return false;
+  if (request.algorithm != Algorithm::automatic) return is_direct(request.algorithm);
+  return (symmetric_->ever() && is_direct(plan_.choose(request.collective, request.bytes(), true))) ||
+         (group_.reaches_all() && is_direct(plan_.choose(request.collective, request.bytes(), false)));
+}
+
+Algorithm LocalCommunicator::plain(const Request& request) const {
+  if (request.algorithm != Algorithm::automatic) return request.algorithm;
+  const Algorithm chosen = plan_.choose(request.collective, request.bytes(), false);
+  return is_direct(chosen) ? Plan::staged(request.collective)
+                           : chosen;  // direct is for those who ask for places
+}
+
+Place LocalCommunicator::place(const byte* at, std::size_t bytes) const {
+  if (bytes == 0) return {};
+  if (const Place found = symmetric_->find(at, bytes); found.allocation != Place::kNone) return found;
+  if (group_.reaches_all()) return {Place::kAddress, reinterpret_cast<std::uint64_t>(at)};
+  return {};
+}
+
+byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) {
+  if (place.allocation == Place::kAddress && group_.reaches_all()) return group_.reach(rank, place.offset);
+  if (byte* at = symmetric_->resolve(place, rank, bytes)) return at;
+  group_.fail(Group::Kind::mismatch,
+              "rank " + std::to_string(rank) + " announced a buffer outside its symmetric memory.");
+}
+
+// Exchanges places; gives the plan's algorithm, and every buffer's address when that is a direct one.
+Algorithm LocalCommunicator::meet_places(Request& request) {
+  const bool by_parts = request.collective == Collective::all_to_all_v;
+  const auto tickets = by_parts ? exchange_parts(request) : exchange(request);
+  if (!by_parts) compare(tickets);
+  std::size_t bytes = request.bytes();
+  bool within_reach = true, symmetric = true;
+  for (int r = 0; r < size(); ++r) {
+    const Ticket& its = tickets[static_cast<std::size_t>(r)];
+    const Reached needed = by_parts ? Reached{its.total, 0} : request.reached_by_peers(r);
+    for (const auto& [need, place] : {std::pair(needed.in, its.in), std::pair(needed.out, its.out)}) {
+      if (need == 0 || place.allocation == Place::kAnywhere) continue;
+      within_reach = within_reach && place.allocation != Place::kNone;
+      symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
+    }
+    // in place, a peer may overwrite a block before its owner has sent it
+    if (by_parts || request.collective == Collective::all_to_all)
+      within_reach = within_reach && !its.in_place;
+    if (by_parts) bytes = std::max<std::size_t>(bytes, its.total);
+  }
+  Algorithm algorithm = request.algorithm;
+  if (algorithm == Algorithm::automatic) {
+    algorithm = plan_.choose(request.collective, bytes, symmetric);
+    if (check_) {
+      Ticket mine = tickets[static_cast<std::size_t>(rank())];
+      mine.algorithm = algorithm;
+      compare(group_.exchange(mine));
+    }
+  }
+  if (!is_direct(algorithm)) return algorithm;
+  if (!within_reach && request.algorithm == Algorithm::automatic) return Plan::staged(request.collective);
+  if (!within_reach)
+    throw UsageError(std::string(name_of(algorithm)) +
+                     " needs buffers from Communicator::empty on every rank, out of place " +
+                     "in an all_to_all: use them, or another algorithm.");
+  const bool far = !symmetric && !group_.one_process();
+  inputs_.assign(tickets.size(), nullptr);
+  outputs_.assign(tickets.size(), nullptr);
+  for (int r = 0; r < size(); ++r) {
+    const Ticket& its = tickets[static_cast<std::size_t>(r)];
+    Reached needed = request.reached_by_peers(r);
+    if (far && request.collective == Collective::gather)
+      needed.in = request.in_bytes;  // HostThread::root_reads
+    if (needed.in) inputs_[static_cast<std::size_t>(r)] = reach(its.in, r, needed.in);
+    if (needed.out) outputs_[static_cast<std::size_t>(r)] = reach(its.out, r, needed.out);
+  }
+  request.args.inputs = inputs_.data();
+  request.args.outputs = outputs_.data();
+  group_.lane().reach_far(far);
+  return algorithm;
+}
+
+}  // namespace unisono

@@ -1,0 +1,52 @@
+// Memory of another process that is not mapped here: the kernel copies it (process_vm_readv and
+// process_vm_writev, "cross memory attach"), so that any pointer of any rank can be moved without staging.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "host/move.hpp"
+
+namespace unisono::host {
+
+// A far address is an address of rank r's process with r + 1 in its upper 16 bits, which user addresses leave
+// free (what else is there, a tag or what a peer has made up, is cut off): it can be offset like any pointer,
+// and never be read through.
+inline constexpr std::uint64_t kAddressBits = (std::uint64_t{1} << 48) - 1;
+inline byte* far_address(int rank, std::uint64_t at) {
+  return reinterpret_cast<byte*>((at & kAddressBits) | static_cast<std::uint64_t>(rank + 1) << 48);
+}
+inline bool is_far(const byte* at) { return reinterpret_cast<std::uint64_t>(at) >> 48 != 0; }
+inline int rank_of(const byte* far) {
+  return static_cast<int>(reinterpret_cast<std::uint64_t>(far) >> 48) - 1;
+}
+inline std::uint64_t address_of(const byte* far) {
+  return reinterpret_cast<std::uint64_t>(far) & kAddressBits;
+}
+
+class Far {
+ public:
+  // `unreachable` throws what a failed copy from or to a rank's memory means; it is given errno.
+  Far(std::vector<int> pids, std::function<void(int rank, int error)> unreachable);
+
+  // A lane's move of which some operands are far. `reduce` combines when there are several sources.
+  void move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dsts, const byte* const* srcs,
+            int n_srcs, std::size_t bytes);
+
+  // Whether `bytes` at `at` of process `pid` can be read into `to`.
+  static bool read(int pid, std::uint64_t at, void* to, std::size_t bytes);
+
+ private:
+  enum class Way { read, write };
+  void copy(Way way, byte* near, const byte* far, std::size_t bytes);
+  byte* bounce(int index);
+
+  std::vector<int> pids_;
+  std::function<void(int, int)> unreachable_;
+  std::vector<byte> bounces_;
+  std::vector<const byte*> near_srcs_;
+  std::vector<Dst> near_dsts_;
+};
+
+}  // namespace unisono::host

@@ -1,0 +1,299 @@
+#include "host/group.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <set>
+
+#include "base/env.hpp"
+#include "base/text.hpp"
+#include "lane/channel.hpp"
+
+namespace unisono {
+namespace {
+
+constexpr int kMostRanks = 1024;
+constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece, when chunks are measured
+constexpr int kMeasuredRounds = 20;
+constexpr std::uint32_t kVersion = 1;  // of the memory layout and of Hello
+
+// What a rank tells the others at the bootstrap. Every field is checked: it comes from outside.
+struct Hello {
+  char magic[8] = {'u', 'n', 'i', 's', 'o', 'n', 'o', '\0'};
+  std::uint32_t version = kVersion;
+  std::int32_t rank = 0, size = 0;
+  std::uint32_t check = 0;    // whether the rank compares its calls with the others', which all do or none
+  std::uint64_t machine = 0;  // boot and PID namespace: ranks that differ cannot share memory
+  std::uint64_t chunk_bytes = 0;
+  Segment::Handle segment;
+  std::uint64_t nonce_at = 0;  // where in its process the segment's nonce lies
+  Cores cores;
+};
+
+// The chunks of all pairs of a rank take about 32 MiB at the most.
+std::size_t chunk_bytes_for(int ranks) {
+  if (env().chunk_bytes) return std::max(round_up(env().chunk_bytes, kAlign), 2 * kAlign);
+  const std::size_t share = (std::size_t{32} << 20) / HostThread::kChunks / static_cast<std::size_t>(ranks);
+  return std::clamp(share / 4096 * 4096, std::size_t{4096}, std::size_t{65536});
+}
+
+Hello read(const std::string& bytes, int rank, const Hello& mine) {
+  const std::string who = "rank " + std::to_string(rank);
+  Hello hello;
+  if (bytes.size() != sizeof hello)
+    throw UsageError("what " + who + " sent at the bootstrap is not this version's greeting (" +
+                     std::to_string(bytes.size()) +
+                     " bytes): start every rank with the same version of Unisono.");
+  std::memcpy(&hello, bytes.data(), sizeof hello);
+  if (std::memcmp(hello.magic, mine.magic, sizeof hello.magic) != 0 || hello.version != mine.version)
+    throw UsageError("what " + who +
+                     " sent at the bootstrap is not this version's greeting: start every rank with the "
+                     "same version of Unisono.");
+  if (hello.rank != rank)
+    throw UsageError("two ranks are numbered " + std::to_string(hello.rank) +
+                     ": give each its own number below the size.");
+  if (hello.size != mine.size)
+    throw UsageError(who + " counts " + std::to_string(hello.size) + " ranks, this one " +
+                     std::to_string(mine.size) + ": start them with the same size.");
+  if (hello.machine != mine.machine)
+    throw UsageError(
+        who +
+        " runs on another machine or in another container: the host lane joins ranks that share one "
+        "machine and one PID namespace.");
+  if (hello.chunk_bytes != mine.chunk_bytes)
+    throw UsageError(who + " has another UNISONO_CHUNK_BYTES: set it the same on every rank.");
+  if (hello.check != mine.check)
+    throw UsageError((hello.check ? who + " checks" : who + " does not check") +
+                     " its calls, unlike this one: give check=, or UNISONO_CHECK, the same on every rank.");
+  return hello;
+}
+
+}  // namespace
+
+Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<void()> while_waiting)
+    : rank_(bootstrap.rank()),
+      size_(bootstrap.size()),
+      timeout_s_(timeout_s),
+      while_waiting_(std::move(while_waiting)) {
+  if (size_ < 1 || size_ > kMostRanks || rank_ < 0 || rank_ >= size_)
+    throw UsageError("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
+                     " is not possible: the rank is from 0 to size-1, the size from 1 to " +
+                     std::to_string(kMostRanks) + ".");
+  const HostThread::Layout layout(size_, chunk_bytes_for(size_), sizeof(Board));
+  auto own = Segment::create(layout.bytes);
+  Hello mine;
+  mine.rank = rank_;
+  mine.size = size_;
+  mine.machine = this_machine();
+  mine.check = check;
+  mine.chunk_bytes = layout.chunk_bytes;
+  mine.segment = own->handle();
+  mine.nonce_at = reinterpret_cast<std::uint64_t>(&own->nonce());
+  mine.cores = Cores::of_this_process();
+  const auto greetings = bootstrap.all_gather(std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
+  if (greetings.size() != static_cast<std::size_t>(size_))
+    throw UsageError("the bootstrap gave " + std::to_string(greetings.size()) + " greetings for " +
+                     std::to_string(size_) + " ranks.");
+
+  bool far = env().far;
+  std::vector<int> pids;
+  Cores cores;
+  std::set<std::uint64_t> segments;
+  for (int r = 0; r < size_; ++r) {
+    const Hello hello = read(greetings[static_cast<std::size_t>(r)], r, mine);
+    if (!segments.insert(hello.segment.nonce).second)
+      throw UsageError("two ranks announce the same memory: give each rank its own number.");
+    segments_.push_back(r == rank_ ? own : Segment::open(hello.segment, layout.bytes));
+    const bool thread = hello.segment.pid == ::getpid();
+    std::uint64_t nonce = 0;
+    far = far && (thread || (host::Far::read(hello.segment.pid, hello.nonce_at, &nonce, sizeof nonce) &&
+                             nonce == hello.segment.nonce));
+    one_process_ = one_process_ && thread;
+    processes_.emplace_back(hello.segment.pid);
+    pids.push_back(hello.segment.pid);
+    cores.add(hello.cores);
+  }
+
+  host::Patience patience;
+  const int known = std::max(cores.count(), 1);
+  ranks_a_core_ = (size_ + known - 1) / known;
+  patience.crowded = ranks_a_core_ > 1;
+  patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 1000;
+  patience.timeout = std::chrono::duration<double>(timeout_s);
+  lane_ = std::make_unique<HostThread>(
+      rank_, layout, segments_, host::Far(pids, [this](int rank, int error) { unreachable(rank, error); }),
+      patience,
+      HostThread::Watch{
+          [this](int peer, const std::function<bool()>& arrived) { interrupted(peer, arrived); },
+          [this](int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
+            late(peer, slot, expected, seen);
+          },
+          [this](int peer) { differs(peer); }});
+  // Nobody may be gone before everyone has mapped everyone's memory: only then is each rank's own end of it
+  // dispensable.
+  far_ = true;
+  for (const std::string& its : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && its == "far";
+  if (size_ == 1) return;
+  // One choice for all, since plans depend on it: what all ranks' pieces take together.
+  double saved = saved_around_cache(), all = 0;
+  if (const auto& asked = env().stream_chunks) saved = *asked ? 1e9 : -1e9;
+  for (const double its : exchange(saved)) all += its;
+  cached_ = all <= 0;
+  lane_->stream_chunks(!cached_);
+}
+
+// Microseconds that a piece to a peer, and one from a peer, take less where chunks are written around the
+// cache. Stores into the cache first fetch the lines from the other core's: how that compares with the trip
+// through memory is the machine's, and no size or name of it tells. What counts is a rank's own copies: its
+// waits may begin on one core, and to wake a sleeper takes longer than a piece.
+double Group::saved_around_cache() {
+  using Clock = std::chrono::steady_clock;
+  ChunkChannel channel(*lane_);
+  const int next = peer_at(*lane_, 1), last = peer_at(*lane_, size_ - 1);
+  const std::vector<byte> given(std::min(lane_->chunk_bytes(), kMeasuredBytes));
+  std::vector<byte> taken(given.size());
+  auto copy = [&](Dst to, const byte* from) {
+    const auto began = Clock::now();
+    lane_->move(&to, 1, &from, 1, given.size());
+    return std::chrono::duration<double, std::micro>(Clock::now() - began).count();
+  };
+  const int rounds = ranks_a_core_ > 1 ? kMeasuredRounds / 3 : kMeasuredRounds;
+  std::vector<double> took[2];
+  for (int round = -static_cast<int>(HostThread::kChunks) / 2; round < rounds; ++round)
+    for (const bool around : {false, true}) {
+      lane_->stream_chunks(around);
+      const double put = copy(channel.reserve(next, given.size()), given.data());
+      channel.commit(next, given.size());
+      const double taken_in = copy({taken.data()}, channel.arrived(last, taken.size()));
+      channel.release(last);
+      if (round >= 0) took[around].push_back(put + taken_in);  // before, the chunks' pages are new
+    }
+  auto median = [&](std::vector<double>& times) {
+    std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
+    return times[static_cast<std::size_t>(rounds / 2)];
+  };
+  return median(took[false]) - median(took[true]);
+}
+
+Group::~Group() { leave(); }
+
+void Group::leave() noexcept {
+  left_ = true;
+  if (inherited()) return;
+  board(rank_).departed.store(1, std::memory_order_release);
+}
+
+std::string Group::where() const {
+  return std::string(doing_) + " (call " + std::to_string(call_) + " of rank " + std::to_string(rank_) + ")";
+}
+
+std::string Group::who(int rank) const {
+  return "rank " + std::to_string(rank) + " (process " +
+         std::to_string(processes_[static_cast<std::size_t>(rank)].pid()) + ")";
+}
+
+std::string Group::death_of(int rank, const std::string& noticed) const {
+  return who(rank) + " has died; noticed " + noticed +
+         ": look at that process's own output, then start the ranks again.";
+}
+
+void Group::interrupted(int peer, const std::function<bool()>& arrived) {
+  if (left())
+    throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
+  check();
+  try {
+    let_caller_in();
+  } catch (...) {
+    leave();  // of a wait in the constructor too, which nobody else tells the peers of
+    throw;
+  }
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const bool died = dead(r);  // before the next line: who leaves in good order says so before it ends
+    const bool left = board(r).departed.load(std::memory_order_acquire) != 0;
+    // A rank that has left in good order is missed only by those who still wait for it.
+    if (left ? r != peer : !died) continue;
+    if (arrived()) return;
+    fail(Kind::peer_lost, left ? who(r) + " has closed its communicator, but " + where() +
+                                     " still waits for it: make the same calls on every rank."
+                               : death_of(r, "in " + where()));
+  }
+}
+
+bool Group::broken() {
+  if (board(0).failure.stage.load(std::memory_order_acquire) != 0) return true;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_ || !dead(r) || board(r).departed.load(std::memory_order_acquire) != 0) continue;
+    record(Kind::peer_lost, death_of(r, "by rank " + std::to_string(rank_)));
+    return true;
+  }
+  return false;
+}
+
+void Group::unreachable(int rank, int error) {
+  check();
+  if (error == ESRCH || dead(rank)) fail(Kind::peer_lost, death_of(rank, "in " + where()));
+  fail(Kind::resource, "the buffer of rank " + std::to_string(rank) + " could not be reached in " + where() +
+                           " (" + std::strerror(error) +
+                           "): see that it is as large as the call says, or set UNISONO_FAR=0.");
+}
+
+void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
+  fail(Kind::timeout, where() + " has waited " + brief(timeout_s_) + " s for rank " + std::to_string(peer) +
+                          " (slot " + kSlotNames[static_cast<int>(slot)] + ", epoch expected " +
+                          std::to_string(expected) + ", seen " + std::to_string(seen) +
+                          "): see what that rank is doing, compare the calls with UNISONO_CHECK=1, or raise "
+                          "UNISONO_TIMEOUT_S.");
+}
+
+void Group::differs(int peer) {
+  fail(Kind::mismatch,
+       where() + " met another call of rank " + std::to_string(peer) +
+           ": make the same calls on every rank, in the same order, of the same counts, dtypes, "
+           "operations and roots (UNISONO_CHECK=1 says which differ).");
+}
+
+void Group::fail(Kind kind, const std::string& text) {
+  record(kind, text);
+  raise_failure();
+}
+
+void Group::record(Kind kind, const std::string& text) {
+  Failure& failure = board(0).failure;
+  std::uint32_t none = 0;
+  if (failure.stage.compare_exchange_strong(none, 1)) {
+    failure.kind = kind;
+    const std::string_view said = fitting(text, sizeof failure.text - 1);
+    std::memcpy(failure.text, said.data(), said.size());
+    failure.text[said.size()] = '\0';
+    failure.stage.store(2, std::memory_order_release);
+  }
+}
+
+void Group::raise_failure() const {
+  const Failure& failure = board(0).failure;
+  // Whoever writes it is at it now; should it die there, the kind stays unknown.
+  const auto given_up = [this](int ms) {
+    for (int r = 0; ms > 1000 && r < size_; ++r)
+      if (r != rank_ && dead(r)) return true;
+    return ms > 30000;
+  };
+  for (int ms = 0; failure.stage.load(std::memory_order_acquire) != 2 && !given_up(ms); ++ms) ::usleep(1000);
+  if (failure.stage.load(std::memory_order_acquire) != 2)
+    throw PeerLostError("a rank died while it reported a failure: start the ranks again.");
+  raise(failure.kind, {failure.text, ::strnlen(failure.text, sizeof failure.text)});
+}
+
+void Group::raise(Kind kind, const std::string& text) {
+  switch (kind) {
+    case Kind::mismatch: throw MismatchError(text);
+    case Kind::timeout: throw TimeoutError(text);
+    case Kind::resource: throw ResourceError(text);
+    default: throw PeerLostError(text);
+  }
+}
+
+}  // namespace unisono

@@ -1,0 +1,124 @@
+// The ranks of one machine that have joined: their shared memory, their lane, and what happens when one is
+// lost.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/process.hpp"
+#include "host/host_thread.hpp"
+#include "host/segment.hpp"
+#include "lane/channel.hpp"
+#include "unisono/bootstrap.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono {
+
+class Group {
+ public:
+  // `check`: whether this rank's calls begin with a comparison, so that all must have it or none.
+  Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<void()> while_waiting);
+  ~Group();
+  Group(const Group&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  HostThread& lane() { return *lane_; }
+  int ranks_a_core() const { return ranks_a_core_; }  // that take turns on it
+  bool cached() const { return cached_; }  // what goes into chunks stays in the cache; the same on every rank
+
+  // Whether a rank's plain pointers are within every rank's reach: as they are, for threads of one process,
+  // or as far addresses, where the kernel lets every rank copy from and to every other's memory. The same on
+  // every rank.
+  bool one_process() const { return one_process_; }
+  bool reaches_all() const { return one_process_ || far_; }
+  byte* reach(int rank, std::uint64_t address) const {
+    return processes_[static_cast<std::size_t>(rank)].own() ? reinterpret_cast<byte*>(address)
+                                                            : host::far_address(rank, address);
+  }
+
+  // What is running, for the text of errors.
+  void doing(std::string_view what, std::uint64_t call) {
+    doing_ = what;
+    call_ = call;
+  }
+
+  // Throws the failure of the group, if there is one; cheap.
+  void check() const {
+    if (board(0).failure.stage.load(std::memory_order_acquire) != 0) raise_failure();
+  }
+
+  // Fails the group on every rank and throws; the first failure is everyone's.
+  enum class Kind : std::uint32_t { mismatch, timeout, peer_lost, resource };
+  [[noreturn]] void fail(Kind kind, const std::string& text);
+  [[noreturn]] static void raise(Kind kind, const std::string& text);
+
+  // The same without throwing, for threads that make no call.
+  void record(Kind kind, const std::string& text);
+
+  // Everyone's `mine`, in rank order, over packets: T is a trivially copyable struct.
+  template <class T>
+  std::vector<T> exchange(const T& mine) {
+    PacketChannel<HostThread> channel(*lane_);
+    return unisono::exchange(channel, mine);
+  }
+
+  // Whether the group has failed, or has lost a rank, which fails it. From any thread.
+  bool broken();
+
+  // Between two looks of a long wait that is none of the lane's.
+  void let_caller_in() {
+    if (while_waiting_) while_waiting_();
+  }
+
+  // This rank will not communicate any more.
+  void leave() noexcept;
+  bool left() const { return left_; }
+
+  // Whether this process was forked from the rank: it has the rank's memory, but must not speak for it.
+  bool inherited() const { return forks_ != forks(); }
+
+ private:
+  // The head of each rank's segment.
+  struct Failure {
+    std::atomic<std::uint32_t> stage;  // 0: none, 1: being written, 2: readable
+    Kind kind;
+    char text[1000];
+  };
+  struct Board {
+    std::atomic<std::uint32_t> departed;
+    Failure failure;  // used in rank 0's board only
+  };
+
+  Board& board(int rank) const {
+    return *reinterpret_cast<Board*>(segments_[static_cast<std::size_t>(rank)]->data());
+  }
+  double saved_around_cache();
+  [[noreturn]] void raise_failure() const;
+  void interrupted(int peer, const std::function<bool()>& arrived);
+  [[noreturn]] void unreachable(int rank, int error);
+  void late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen);
+  void differs(int peer);
+  std::string where() const;
+  std::string who(int rank) const;
+  std::string death_of(int rank, const std::string& noticed) const;  // where, or by whom
+  bool dead(int rank) const { return processes_[static_cast<std::size_t>(rank)].dead(); }
+
+  int rank_, size_;
+  double timeout_s_;
+  std::function<void()> while_waiting_;
+  std::atomic<bool> left_ = false;
+  unsigned forks_ = forks();
+  std::string_view doing_ = "init";
+  std::uint64_t call_ = 0;
+  bool one_process_ = true, far_ = false, cached_ = false;
+  int ranks_a_core_ = 1;
+  std::vector<std::shared_ptr<Segment>> segments_;
+  std::vector<Process> processes_;
+  std::unique_ptr<HostThread> lane_;
+};
+
+}  // namespace unisono

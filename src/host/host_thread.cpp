@@ -1,0 +1,65 @@
+#include "host/host_thread.hpp"
+
+#include <algorithm>
+
+namespace unisono {
+
+HostThread::Layout::Layout(int n, std::size_t chunk, std::size_t header_bytes)
+    : ranks(n), chunk_bytes(chunk), lines(round_up(header_bytes, 4096)) {
+  const auto peers = static_cast<std::size_t>(n);
+  chunks = round_up(lines + peers * (kSlots + kPackets) * sizeof(host::Line), 4096);
+  bytes = chunks + peers * kChunks * chunk_bytes;
+}
+
+HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments,
+                       host::Far far, const host::Patience& patience, Watch watch)
+    : rank_(rank),
+      layout_(layout),
+      segments_(std::move(segments)),
+      far_(std::move(far)),
+      patience_(patience),
+      watch_(std::move(watch)),
+      kernels_(host::kernels()),
+      counters_(segments_.size()),
+      scratch_(2 * segments_.size() * kScratch),
+      sources_(segments_.size()),
+      destinations_(segments_.size()) {
+  for (const auto& segment : segments_) bases_.push_back(segment->data());
+}
+
+void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {
+  Counters& c = signals(peer);
+  for (; bytes > 0; ++c.packets_sent) {
+    host::Line& line = *packet(peer, rank_, c.packets_sent);
+    const std::size_t some = std::min(bytes, kPacketBytes);
+    if (some == kPacketBytes) std::memcpy(line.payload, src, kPacketBytes);
+    else std::memcpy(line.payload, src, some);
+    host::raise(line, lap_of(c.packets_sent) | mark_, patience_.crowded);
+    src += some;
+    bytes -= some;
+  }
+}
+
+void HostThread::take_packets(int peer, byte* dst, std::size_t bytes) {
+  Counters& c = signals(peer);
+  for (; bytes > 0; ++c.packets_taken) {
+    host::Line& line = *packet(rank_, peer, c.packets_taken);
+    const std::uint32_t lap = lap_of(c.packets_taken);
+    if (!host::reached(line, lap)) await(line, lap, peer, Slot::packet_credit, kMarks + 1);
+    if ((line.flag.load(std::memory_order_relaxed) & kMarks) != mark_) watch_.differs(peer);
+    const std::size_t some = std::min(bytes, kPacketBytes);
+    if (some == kPacketBytes) std::memcpy(dst, line.payload, kPacketBytes);
+    else std::memcpy(dst, line.payload, some);
+    dst += some;
+    bytes -= some;
+  }
+}
+
+void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit) {
+  host::await(
+      line, expected, patience_,
+      [&] { watch_.interrupted(peer, [&] { return host::reached(line, expected); }); },
+      [&](std::uint32_t seen) { watch_.late(peer, slot, expected / unit, seen / unit); });
+}
+
+}  // namespace unisono

@@ -1,0 +1,214 @@
+// The host lane: one thread of one rank, over memory that all ranks of the machine have mapped.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "host/far.hpp"
+#include "host/move.hpp"
+#include "host/segment.hpp"
+#include "host/wait.hpp"
+#include "lane/lane.hpp"
+
+namespace unisono {
+
+class HostThread {
+ public:
+  static constexpr std::uint32_t kChunks = 8;     // chunks in the ring of a pair
+  static constexpr std::uint32_t kPackets = 512;  // packets in the ring of a pair
+  static constexpr bool kPulls = true;  // reading from a peer is as good as writing to it, or better
+  static constexpr bool kMulticasts = false;
+  static constexpr bool kLinked = false;
+  static constexpr std::size_t kPacketBytes = 56;  // payload of a cache line beside its flag
+
+  // What a rank keeps in its segment for its peers: a board for `header` bytes, then signals, packets and
+  // chunks by peer.
+  struct Layout {
+    Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
+    int ranks;
+    std::size_t chunk_bytes, lines, chunks, bytes;
+  };
+
+  // Called while a wait lasts; each throws what the wait must end with.
+  struct Watch {
+    std::function<void(int peer, const std::function<bool()>& arrived)> interrupted;
+    std::function<void(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen)> late;
+    std::function<void(int peer)> differs;  // a piece of another call has come
+  };
+
+  HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments, host::Far far,
+             const host::Patience& patience, Watch watch);
+
+  // The reduction that a move with several sources makes, for the next program.
+  void prepare(DType dtype, Op op) {
+    reduce_ = kernels_.reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+  }
+
+  // What requantise makes, and what element_bytes gives, for the next program.
+  void prepare(DType dtype, Op op, Wire wire) {
+    requantise_ = kernels_.requantise[static_cast<int>(dtype)][static_cast<int>(wire)];
+    average_ = op == Op::avg;
+    element_bytes_ = size_of(dtype);
+  }
+
+  // What the pieces of the next program carry, and must carry: of at most kMarks.
+  void mark(std::uint32_t mark) { mark_ = mark; }
+  static constexpr std::uint32_t kMarks = (1u << 24) - 1;
+
+  int rank() const { return rank_; }
+  int size() const { return layout_.ranks; }
+  static constexpr int worker() { return 0; }
+  static constexpr int workers() { return 1; }
+  std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
+  // Pieces of this size and more are written into peers' chunks around the cache (Group::saved_around_cache).
+  std::size_t stream_from() const { return stream_from_; }
+  void stream_chunks(bool around) { stream_from_ = around ? kStreamFrom : ~std::size_t{0}; }
+  static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }
+  static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
+
+  // Whether the programs that follow move between far addresses.
+  void reach_far(bool far) { far_operands_ = far; }
+
+  // The bytes of a peer's block that the root of a gather reads, where the rest is written to it: the kernel
+  // writes large far blocks so slowly that the root is done with its own before.
+  std::size_t root_reads(std::size_t block) const {
+    if (!far_operands_ || block < kReadFrom) return 0;
+    return block / (static_cast<std::size_t>(size()) + 1) / 4096 * 4096;
+  }
+
+  void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
+    if (bytes == 0) return;
+    if (far_operands_ && any_far(dsts, n_dsts, srcs, n_srcs))
+      far_.move(kernels_, reduce_, dsts, n_dsts, srcs, n_srcs, bytes);
+    else if (n_srcs == 1) kernels_.copy(dsts, n_dsts, srcs[0], bytes);
+    else reduce_(dsts, n_dsts, srcs, n_srcs, bytes);
+  }
+
+  void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
+                  std::size_t count) {
+    requantise_(dsts, n_dsts, srcs, n_srcs, plain, average_, count);
+  }
+  std::size_t element_bytes() const { return element_bytes_; }
+
+  void signal(int peer, Slot slot) {
+    host::Line& its = *line(peer, slot, rank_);
+    std::uint32_t& sent = signals(peer).signalled[static_cast<int>(slot)];
+    if (slot == Slot::chunk) mark_of(its, sent) = mark_;
+    host::raise(its, ++sent, patience_.crowded);
+  }
+  void wait(int peer, Slot slot) {
+    const std::uint32_t expected = ++signals(peer).awaited[static_cast<int>(slot)];
+    host::Line& mine = *line(rank_, slot, peer);
+    if (!host::reached(mine, expected)) await(mine, expected, peer, slot);
+    if (slot == Slot::chunk && mark_of(mine, expected - 1) != mark_) watch_.differs(peer);
+  }
+  // Whether the next wait returns at once.
+  bool reached(int peer, Slot slot) {
+    return host::reached(*line(rank_, slot, peer), signals(peer).awaited[static_cast<int>(slot)] + 1);
+  }
+  // A signal that carries a note of up to kPacketBytes, readable until the peer's next one in that slot.
+  template <class Note>
+  void signal_note(int peer, Slot slot, const Note& note) {
+    static_assert(sizeof(Note) <= kPacketBytes);
+    std::memcpy(line(peer, slot, rank_)->payload, &note, sizeof note);
+    signal(peer, slot);
+  }
+  template <class Note>
+  Note wait_note(int peer, Slot slot) {
+    wait(peer, slot);
+    Note note;
+    std::memcpy(&note, line(rank_, slot, peer)->payload, sizeof note);
+    return note;
+  }
+  std::uint32_t signalled(int peer, Slot slot) { return signals(peer).signalled[static_cast<int>(slot)]; }
+  std::uint32_t awaited(int peer, Slot slot) { return signals(peer).awaited[static_cast<int>(slot)]; }
+
+  void put_packets(int peer, const byte* src, std::size_t bytes);
+  void take_packets(int peer, byte* dst, std::size_t bytes);
+  std::uint64_t packets_sent(int peer) { return signals(peer).packets_sent; }
+  std::uint64_t packets_taken(int peer) { return signals(peer).packets_taken; }
+
+  // Packets as operands of a move: they pass through memory of this rank.
+  Dst packets_to(int peer, std::size_t) { return {scratch(2 * peer)}; }
+  void commit_packets(int peer, std::size_t bytes) { put_packets(peer, scratch(2 * peer), bytes); }
+  const byte* packets_from(int peer, std::size_t bytes) {
+    take_packets(peer, scratch(2 * peer + 1), bytes);
+    return scratch(2 * peer + 1);
+  }
+
+  // Chunk `index` of the ring from me in the peer's memory, and of the ring from the peer in mine.
+  byte* chunk_at(int peer, std::uint32_t index) { return chunk(peer, rank_, index); }
+  const byte* chunk_from(int peer, std::uint32_t index) { return chunk(rank_, peer, index); }
+
+  // Arrays of size() pointers, for the next move.
+  const byte** sources() { return sources_.data(); }
+  Dst* destinations() { return destinations_.data(); }
+
+ private:
+  struct Counters {
+    std::uint32_t signalled[kSlots] = {}, awaited[kSlots] = {};
+    std::uint64_t packets_sent = 0, packets_taken = 0;
+  };
+  static constexpr std::size_t kStreamFrom = 3072;
+  static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
+  static constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;
+
+  Counters& signals(int peer) { return counters_[static_cast<std::size_t>(peer)]; }
+  host::Line* lines(int owner) {
+    return reinterpret_cast<host::Line*>(bases_[static_cast<std::size_t>(owner)] + layout_.lines);
+  }
+  host::Line* line(int owner, Slot slot, int writer) {
+    return lines(owner) + static_cast<std::ptrdiff_t>(slot) * size() + writer;
+  }
+  host::Line* packet(int owner, int writer, std::uint64_t number) {
+    const std::uint64_t before = static_cast<std::uint64_t>(kSlots) * static_cast<std::uint64_t>(size());
+    return lines(owner) + before + static_cast<std::uint64_t>(writer) * kPackets + number % kPackets;
+  }
+  byte* chunk(int owner, int writer, std::uint32_t index) {
+    return bases_[static_cast<std::size_t>(owner)] + layout_.chunks +
+           (static_cast<std::size_t>(writer) * kChunks + index) * layout_.chunk_bytes;
+  }
+  static bool any_far(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs) {
+    for (int d = 0; d < n_dsts; ++d)
+      if (host::is_far(dsts[d].at)) return true;
+    for (int s = 0; s < n_srcs; ++s)
+      if (host::is_far(srcs[s])) return true;
+    return false;
+  }
+  byte* scratch(int index) { return scratch_.data() + static_cast<std::size_t>(index) * kScratch; }
+  // A packet's flag is its lap around the ring, then its mark.
+  static std::uint32_t lap_of(std::uint64_t packet) {
+    return static_cast<std::uint32_t>(packet / kPackets + 1) * (kMarks + 1);
+  }
+  // A chunk's mark lies with its signal, one for each place in the ring.
+  static std::uint32_t& mark_of(host::Line& line, std::uint32_t chunk) {
+    static_assert(kChunks * sizeof(std::uint32_t) <= kPacketBytes);
+    return reinterpret_cast<std::uint32_t*>(line.payload)[chunk % kChunks];
+  }
+  // unit: of the flag, in errors.
+  void await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit = 1);
+
+  int rank_;
+  Layout layout_;
+  std::vector<std::shared_ptr<Segment>> segments_;
+  host::Far far_;
+  bool far_operands_ = false;
+  std::size_t stream_from_ = kStreamFrom;
+  host::Patience patience_;
+  Watch watch_;
+  const host::Kernels& kernels_;
+  host::Reduce reduce_ = nullptr;
+  host::Requantise requantise_ = nullptr;
+  bool average_ = false;
+  std::size_t element_bytes_ = 1;
+  std::uint32_t mark_ = 0;
+  std::vector<byte*> bases_;
+  std::vector<Counters> counters_;
+  std::vector<byte> scratch_;
+  std::vector<const byte*> sources_;
+  std::vector<Dst> destinations_;
+};
+
+}  // namespace unisono

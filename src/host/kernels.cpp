@@ -1,0 +1,224 @@
+// Compiled once for each instruction set, with UNISONO_ISA naming it: the compiler's vectoriser does the rest
+// (DESIGN.md, "SIMD", tells why no library is used here).
+#include <algorithm>
+#include <cstring>
+
+#include "base/wire.hpp"
+#include "host/lanes.hpp"
+#include "host/move.hpp"
+
+namespace unisono::host::UNISONO_ISA {
+namespace {
+
+// Bytes of a destination that stay in the first-level cache between passes.
+constexpr std::size_t kBlock = 4096;
+
+// Streaming stores are weakly ordered: whoever signals next must not overtake them.
+inline void drain([[maybe_unused]] const Dst* dsts, [[maybe_unused]] int n_dsts) {
+#if defined(__x86_64__)
+  for (int d = 0; d < n_dsts; ++d)
+    if (dsts[d].stream) return _mm_sfence();
+#endif
+}
+
+// The bytes before the first place from `to` on that a whole vector can be streamed to.
+std::size_t head_of(const byte* to, std::size_t bytes) {
+  return std::min((kVector - reinterpret_cast<std::uintptr_t>(to) % kVector) % kVector, bytes);
+}
+
+void stream(byte* to, const byte* from, std::size_t bytes) {
+  std::size_t i = head_of(to, bytes);
+  std::memcpy(to, from, i);
+  for (; i + kVector <= bytes; i += kVector) stream_vector(to + i, load<Bytes>(from + i, 0));
+  std::memcpy(to + i, from + i, bytes - i);
+}
+
+void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
+  // several destinations: by blocks, so that the source comes from memory once
+  const std::size_t step = n_dsts > 1 ? 4 * kBlock : bytes;
+  for (std::size_t at = 0; at < bytes; at += step) {
+    const std::size_t some = std::min(step, bytes - at);
+    for (int d = 0; d < n_dsts; ++d) {
+      if (dsts[d].stream) stream(dsts[d].at + at, src + at, some);
+      else std::memcpy(dsts[d].at + at, src + at, some);
+    }
+  }
+  drain(dsts, n_dsts);
+}
+
+// Combines N sources in order, after what `wide` holds unless they are the first, into `wide` unless they are
+// the last. N is known to the compiler, so that a sum stays in a register. `to` is one of the sources or
+// apart from all of them, hence ivdep.
+template <class T, Op op, int N, bool kFirst, bool kLast>
+[[gnu::noinline]] void pass(byte* to, typename Wide<T>::type* wide, const byte* const* srcs, std::size_t at,
+                            std::size_t count, int n_srcs) {
+  const byte* from[N];
+  for (int s = 0; s < N; ++s) from[s] = srcs[s] + at;
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < count; ++i) {
+    typename Wide<T>::type sum = kFirst ? Wide<T>::from(load<T>(from[0], i)) : wide[i];
+    for (int s = kFirst ? 1 : 0; s < N; ++s) sum = combine<op, T>(sum, Wide<T>::from(load<T>(from[s], i)));
+    if constexpr (kLast) store<T>(to, i, Wide<T>::to(finish<op, T>(sum, n_srcs)));
+    else wide[i] = sum;
+  }
+}
+
+// One block of any number of sources, by passes over the first-level cache.
+template <class T, Op op>
+void reduce_block(byte* to, const byte* const* srcs, int n_srcs, std::size_t at, std::size_t count) {
+  if (n_srcs == 2) return pass<T, op, 2, true, true>(to, nullptr, srcs, at, count, 2);
+  if (n_srcs == 4) return pass<T, op, 4, true, true>(to, nullptr, srcs, at, count, 4);
+  alignas(64) typename Wide<T>::type wide[kBlock / sizeof(T)];
+  pass<T, op, 2, true, false>(nullptr, wide, srcs, at, count, n_srcs);
+  int s = 2;
+  for (; s + 2 < n_srcs; s += 2) pass<T, op, 2, false, false>(nullptr, wide, srcs + s, at, count, n_srcs);
+  if (s + 2 == n_srcs) pass<T, op, 2, false, true>(to, wide, srcs + s, at, count, n_srcs);
+  else pass<T, op, 1, false, true>(to, wide, srcs + s, at, count, n_srcs);
+}
+
+// To one destination, straight from the registers. Gives the bytes that are done, which may leave a rest.
+template <class T, Op op>
+std::size_t reduce_straight(const Dst& dst, const byte* const* srcs, int n_srcs, std::size_t bytes) {
+  if constexpr (!Lanes<T>::kAny) return 0;
+  else {
+    const std::size_t head = dst.stream ? head_of(dst.at, bytes) : 0, count = (bytes - head) / sizeof(T);
+    if (head % sizeof(T) != 0) return 0;
+    if (head > 0) reduce_block<T, op>(dst.at, srcs, n_srcs, 0, head / sizeof(T));
+    const std::size_t done = dst.stream ? reduce_lanes<T, op, true>(dst.at + head, srcs, n_srcs, head, count)
+                                        : reduce_lanes<T, op, false>(dst.at, srcs, n_srcs, 0, count);
+    return head + done * sizeof(T);
+  }
+}
+
+// The first destination may be one of the sources: what is written has been read, element by element in
+// order.
+template <class T, Op op>
+void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
+  alignas(64) byte result[kBlock];
+  for (std::size_t at = n_dsts == 1 ? reduce_straight<T, op>(dsts[0], srcs, n_srcs, bytes) : 0; at < bytes;
+       at += kBlock) {
+    const std::size_t some = std::min(kBlock, bytes - at), count = some / sizeof(T);
+    byte* first = dsts[0].stream || n_dsts > 1 ? result : dsts[0].at + at;
+    std::size_t done = 0;
+    if constexpr (Lanes<T>::kAny) done = reduce_lanes<T, op, false>(first, srcs, n_srcs, at, count);
+    if (done < count)
+      reduce_block<T, op>(first + done * sizeof(T), srcs, n_srcs, at + done * sizeof(T), count - done);
+    if (first != result) continue;
+    for (int d = 0; d < n_dsts; ++d) {
+      if (dsts[d].stream) stream(dsts[d].at + at, result, some);
+      else std::memcpy(dsts[d].at + at, result, some);
+    }
+  }
+  drain(dsts, n_dsts);
+}
+
+// A block on the wire.
+template <class Code>
+struct Block {
+  std::uint8_t codes[wire::kBlock];
+  std::uint32_t scale;
+
+  void encode(const float* values) {
+    std::uint32_t largest = 0;
+    for (std::size_t i = 0; i < wire::kBlock; ++i)
+      largest = std::max(largest, numeric::as_bits(values[i]) & 0x7fffffffu);
+    scale = wire::scale_of<Code>(largest);
+    const float inverse = wire::inverse_of(scale);
+    for (std::size_t i = 0; i < wire::kBlock; ++i) codes[i] = Code::encode(values[i] * inverse);
+  }
+  void decode(float* values) const {
+    const float step = wire::step_of(scale);
+    for (std::size_t i = 0; i < wire::kBlock; ++i) values[i] = Code::decode(codes[i]) * step;
+  }
+};
+
+// Of a block: all but the last have a length that the compiler knows.
+template <class T>
+inline void copy_elements(void* to, const void* from, std::size_t count) {
+  if (count == wire::kBlock) std::memcpy(to, from, wire::kBlock * sizeof(T));
+  else std::memcpy(to, from, count * sizeof(T));
+}
+
+template <class T, class Code>
+void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain, bool average,
+                std::size_t count) {
+  const std::size_t blocks = wire::blocks_of(count);
+  for (std::size_t b = 0; b < blocks; ++b) {
+    const std::size_t begin = b * wire::kBlock, some = std::min(wire::kBlock, count - begin);
+    Block<Code> block{};
+    float values[wire::kBlock], sum[wire::kBlock];
+    for (int s = 0; s < n_srcs; ++s) {
+      if (s == plain.src) {
+        T elements[wire::kBlock] = {};
+        copy_elements<T>(elements, srcs[s] + begin * sizeof(T), some);
+        for (std::size_t i = 0; i < wire::kBlock; ++i) values[i] = Wide<T>::from(elements[i]);
+        block.encode(values);
+      } else {
+        std::memcpy(block.codes, srcs[s] + begin, wire::kBlock);
+        block.scale = static_cast<std::uint32_t>(srcs[s][blocks * wire::kBlock + b]);
+      }
+      if (n_srcs == 1) break;  // it goes on as it is
+      block.decode(values);
+      if (s == 0) std::memcpy(sum, values, sizeof sum);
+      else
+        for (std::size_t i = 0; i < wire::kBlock; ++i) sum[i] = sum[i] + values[i];
+    }
+    if (n_srcs > 1) {
+      if (average)
+        for (float& value : sum) value = value / static_cast<float>(n_srcs);
+      block.encode(sum);
+    }
+    for (int d = 0; d < n_dsts; ++d) {
+      if (d == plain.dst) {
+        block.decode(values);
+        T elements[wire::kBlock];
+        for (std::size_t i = 0; i < wire::kBlock; ++i) elements[i] = Wide<T>::to(values[i]);
+        copy_elements<T>(dsts[d].at + begin * sizeof(T), elements, some);
+      } else {
+        std::memcpy(dsts[d].at + begin, block.codes, wire::kBlock);
+        dsts[d].at[blocks * wire::kBlock + b] = static_cast<byte>(block.scale);
+      }
+    }
+  }
+}
+
+template <class T, Op op>
+void resume(byte* out, const byte* prior, const byte* const* srcs, int n_srcs, std::size_t count, int ranks) {
+  using W = typename Wide<T>::type;
+  constexpr std::size_t kStep = kBlock / sizeof(W);
+  W wide[kStep];
+  for (std::size_t at = 0; at < count; at += kStep) {
+    const std::size_t some = std::min(kStep, count - at);
+    const std::size_t offset = at * sizeof(T);
+    if (prior) std::memcpy(wide, prior + at * sizeof(W), some * sizeof(W));
+    else
+      for (std::size_t i = 0; i < some; ++i) wide[i] = Wide<T>::from(load<T>(srcs[0] + offset, i));
+    for (int s = prior ? 0 : 1; s < n_srcs; ++s)
+      for (std::size_t i = 0; i < some; ++i)
+        wide[i] = combine<op, T>(wide[i], Wide<T>::from(load<T>(srcs[s] + offset, i)));
+    if (ranks == 0) std::memcpy(out + at * sizeof(W), wide, some * sizeof(W));
+    else
+      for (std::size_t i = 0; i < some; ++i)
+        store<T>(out + offset, i, Wide<T>::to(finish<op, T>(wide[i], ranks)));
+  }
+}
+
+#define UNISONO_WIRES(T) {nullptr, requantise<T, wire::Fp8>, requantise<T, wire::Int8>}
+#define UNISONO_REDUCE(T, op) reduce<T, op>
+#define UNISONO_RESUME(T, op) resume<T, op>
+#define UNISONO_WIDE(T) sizeof(Wide<T>::type)
+#define UNISONO_STRING_(x) #x
+#define UNISONO_STRING(x) UNISONO_STRING_(x)
+
+}  // namespace
+
+const Kernels kernels = {UNISONO_STRING(UNISONO_ISA),
+                         copy,
+                         UNISONO_TABLE(UNISONO_REDUCE),
+                         UNISONO_TABLE(UNISONO_RESUME),
+                         {UNISONO_WIDE(float), UNISONO_WIDE(double), UNISONO_WIDE(F16), UNISONO_WIDE(BF16),
+                          UNISONO_WIDE(std::int8_t), UNISONO_WIDE(std::uint8_t), UNISONO_WIDE(std::int32_t),
+                          UNISONO_WIDE(std::int64_t), UNISONO_WIDE(E4M3), UNISONO_WIDE(E5M2)},
+                         {UNISONO_WIRES(float), {}, UNISONO_WIRES(F16), UNISONO_WIRES(BF16)}};
+
+}  // namespace unisono::host::UNISONO_ISA

@@ -1,0 +1,77 @@
+#include "host/wait.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <ctime>
+
+namespace unisono::host {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kYielding = std::chrono::microseconds(50);  // how long a wait yields before it sleeps
+// The longest sleep: a wake that was missed costs no more.
+constexpr auto kNap = std::chrono::microseconds(500);
+constexpr auto kLook = std::chrono::milliseconds(5);  // between two looks at the peers
+// What the time from one look to the next counts at the most: a machine or a process that was stopped has not
+// waited. A look itself counts in full: it may wait for others, as for Python's lock.
+constexpr Clock::duration kMostCounted = std::chrono::milliseconds(200);
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Shared futexes (no FUTEX_PRIVATE_FLAG): the word lies in memory of several processes.
+void nap(Line& line, std::uint32_t expected) {
+  line.sleepers.store(1, std::memory_order_seq_cst);
+  const std::uint32_t seen = line.flag.load(std::memory_order_seq_cst);
+  if (static_cast<std::int32_t>(seen - expected) < 0) {
+    const timespec most{0, std::chrono::nanoseconds(kNap).count()};
+    ::syscall(SYS_futex, &line.flag, FUTEX_WAIT, seen, &most, nullptr, 0);
+  }
+  line.sleepers.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void raise(Line& line, std::uint32_t value, bool crowded) {
+  // The look at `sleepers` may pass a plain store, and a wake be missed until the nap ends: an exchange,
+  // which it cannot pass, is worth it only where cores are scarce and somebody sleeps.
+  if (crowded) line.flag.exchange(value, std::memory_order_seq_cst);
+  else line.flag.store(value, std::memory_order_release);
+  if (line.sleepers.load(std::memory_order_seq_cst) != 0)
+    ::syscall(SYS_futex, &line.flag, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void await(Line& line, std::uint32_t expected, const Patience& patience,
+           const std::function<void()>& interrupted, const std::function<void(std::uint32_t seen)>& late) {
+  for (int i = 0; i < patience.spins; ++i) {
+    if (reached(line, expected)) return;
+    pause();
+  }
+  const auto began = Clock::now();
+  auto looked = began;
+  Clock::duration waited{};
+  for (auto now = began;; now = Clock::now()) {
+    if (reached(line, expected)) return;
+    if (now - began < kYielding) ::sched_yield();
+    else nap(line, expected);
+    if (now - looked < kLook) continue;
+    interrupted();
+    waited += std::min(now - looked, kMostCounted);
+    looked = Clock::now();
+    waited += looked - now;
+    if (waited > patience.timeout && !reached(line, expected))
+      late(line.flag.load(std::memory_order_relaxed));
+  }
+}
+
+}  // namespace unisono::host
