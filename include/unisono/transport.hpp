@@ -1,0 +1,93 @@
+// What carries messages between ranks of different nodes.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace unisono {
+
+// A message to a rank: `bytes` bytes from `data`.
+struct Outgoing {
+  const void* data;
+  std::size_t bytes;
+  int to;
+};
+
+// A message from a rank: `bytes` bytes into `data`.
+struct Incoming {
+  void* data;
+  std::size_t bytes;
+  int from;
+};
+
+// What a transport throws when a message to or from a rank fails.
+class TransportError : public std::runtime_error {
+ public:
+  // The peer is lost, or the library has failed. why: the library's own words.
+  TransportError(int peer, const std::string& why) : std::runtime_error(why), peer_(peer) {}
+  // The peer's message has another length than the receive. sent: nothing where the library does not say.
+  TransportError(int peer, std::optional<std::size_t> sent, std::size_t expected)
+      : std::runtime_error("a message has another length"),
+        peer_(peer),
+        other_length_(true),
+        sent_(sent),
+        expected_(expected) {}
+
+  int peer() const { return peer_; }
+  bool other_length() const { return other_length_; }
+  std::optional<std::size_t> sent() const { return sent_; }  // bytes
+  std::size_t expected() const { return expected_; }         // bytes
+
+ private:
+  int peer_;
+  bool other_length_ = false;
+  std::optional<std::size_t> sent_;
+  std::size_t expected_ = 0;
+};
+
+// Messages between the ranks of a communicator. Ranks are the communicator's numbers.
+//
+// Order: between two ranks, messages arrive in the order of the exchanges. Every rank begins its exchanges in
+// the same order, and both ends of a message are in the same one.
+// Threads: one thread at a time calls a transport, except `close`, which may come from any thread.
+// Errors: TransportError. The communicator then fails on every rank. Any other exception passes through the
+// call and closes the communicator on this rank.
+class Transport {
+ public:
+  // An exchange that has begun. To destroy one that is not complete abandons it: the transport keeps what the
+  // library may still touch, and the caller keeps the messages' memory.
+  class Pending {
+   public:
+    virtual ~Pending() = default;
+    // Moves the exchange on and returns whether it is complete: what was sent may be overwritten, and all
+    // has been received. On a GPU: whether it is enqueued.
+    virtual bool test() = 0;
+    // Returns the peers whose messages are not complete.
+    virtual std::vector<int> open() const = 0;
+  };
+
+  virtual ~Transport() = default;
+
+  // Returns the name of the library, for the text of errors.
+  virtual std::string name() const = 0;
+
+  // Begins all messages at once and returns without waiting for a peer. No message is empty, or is to or from
+  // this rank. Requires: the memory stays as it is until `test` has returned true.
+  virtual std::unique_ptr<Pending> exchange(std::span<const Outgoing> sends,
+                                            std::span<const Incoming> receives) = 0;
+
+  // Tells the other ranks, as far as they can be reached, that this one has failed. Does not wait for them.
+  virtual void tell(const std::string& failure) noexcept { (void)failure; }
+  // Returns what another rank has told. Called every few milliseconds of a wait.
+  virtual std::optional<std::string> heard() { return {}; }
+
+  // Frees what was made, also while an exchange is under way. Idempotent; not collective.
+  virtual void close() noexcept = 0;
+};
+
+}  // namespace unisono
