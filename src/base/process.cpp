@@ -1,11 +1,13 @@
 #include "base/process.hpp"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <csignal>
@@ -32,6 +34,13 @@ std::uint64_t this_machine() {
   struct stat pid_namespace{};
   if (::stat("/proc/self/ns/pid", &pid_namespace) == 0) boot += std::to_string(pid_namespace.st_ino);
   return std::hash<std::string>{}(boot);
+}
+
+unsigned forks() {
+  static std::atomic<unsigned> count = 0;
+  [[maybe_unused]] static const int counted =
+      ::pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1, std::memory_order_relaxed); });
+  return count.load(std::memory_order_relaxed);
 }
 
 Cores Cores::of_this_process() {

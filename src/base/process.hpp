@@ -11,6 +11,10 @@ std::uint64_t this_machine();
 // The boot alone, which containers of a machine share.
 std::uint64_t this_boot();
 
+// Returns how many forks lie between this process and the first that asked. What was shared before a fork
+// stays the parent's: a child that ends must not give it back.
+unsigned forks();
+
 // Cores of a machine on which ranks may run, as they tell each other.
 struct Cores {
   std::uint64_t words[16] = {};

@@ -75,6 +75,8 @@ class Communicator::Impl {
     return plan(request.call->memory).choose(request.collective, part.bytes, false);
   }
 
+  // The rank in the whole job, for the text of errors.
+  virtual int number(int rank) const { return rank; }
   virtual bool inherited() const = 0;
   // `close` from within a call.
   virtual void leave() noexcept = 0;
@@ -103,8 +105,8 @@ class Communicator::Impl {
   }
   void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b,
                 const char* advice = "make the same call, by the same plan, on every rank.") {
-    disagree("rank " + std::to_string(a) + " called " + of_a.text() + ", but rank " + std::to_string(b) +
-             " called " + of_b.text() + ": " + advice);
+    disagree("rank " + std::to_string(number(a)) + " called " + of_a.text() + ", but rank " +
+             std::to_string(number(b)) + " called " + of_b.text() + ": " + advice);
   }
   // The ends of a pair compare in passing: the receiver sees what the sender sends.
   template <class Channel>

@@ -150,11 +150,13 @@ void GpuEngine::meet_cards(const Options& options) {
   auto join = [&](const Path& one) { all = {all.reached && one.reached, all.nvlink && one.nvlink}; };
   for (int r = 0; r < group_.size(); ++r) {
     const Card& its = cards[static_cast<std::size_t>(r)];
-    if (!its.usable) throw UsageError("rank " + std::to_string(r) + " cannot use its GPU: see its error.");
+    if (!its.usable)
+      throw UsageError("rank " + std::to_string(group_.number(r)) + " cannot use its GPU: see its error.");
     for (int q = 0; q < r; ++q)
       if (std::memcmp(its.uuid, cards[static_cast<std::size_t>(q)].uuid, sizeof its.uuid) == 0 &&
           !env().share_device)
-        throw UsageError("ranks " + std::to_string(q) + " and " + std::to_string(r) +
+        throw UsageError("ranks " + std::to_string(group_.number(q)) + " and " +
+                         std::to_string(group_.number(r)) +
                          " have the same GPU: give each its own, by device= or CUDA_VISIBLE_DEVICES.");
     blocks_ = std::min(blocks_, its.blocks);
     if (its.name != mine.name) card_.clear();
@@ -181,7 +183,7 @@ std::vector<std::shared_ptr<DeviceMemory>> GpuEngine::share(std::size_t bytes, D
   for (int r = 0; r < group_.size(); ++r) {
     const Offer& its = offers[static_cast<std::size_t>(r)];
     if (its.asked != bytes)
-      group_.fail(Group::Kind::mismatch,
+      group_.fail(FailureKind::mismatch,
                   "rank " + std::to_string(r) + " asked for " + std::to_string(its.asked) +
                       " bytes of symmetric GPU memory, but rank " + std::to_string(group_.rank()) + " for " +
                       std::to_string(bytes) + ": ask for the same on every rank.");
@@ -281,12 +283,12 @@ void GpuEngine::free_dropped(const std::function<void()>& meet) {
 }
 
 void GpuEngine::check() {
-  if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2) group_.fail(Group::Kind::timeout, story());
+  if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2) group_.fail(FailureKind::timeout, story());
   group_.check();
   if (__atomic_load_n(&failure_->cut, __ATOMIC_ACQUIRE) == 0) return;
   // another rank has failed: its text is on its way
   for (int i = 0; i < 2000; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(1))) group_.check();
-  group_.fail(Group::Kind::peer_lost, "another rank's GPU gave up a call: see that rank's own error.");
+  group_.fail(FailureKind::peer_lost, "another rank's GPU gave up a call: see that rank's own error.");
 }
 
 void GpuEngine::synchronize(void* stream) {
@@ -308,7 +310,7 @@ void GpuEngine::watch(const std::stop_token& stop) {
   for (bool told = false; !stop.stop_requested();) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2)
-      group_.record(Group::Kind::timeout, story());
+      group_.record(FailureKind::timeout, story());
     if (told || !group_.broken()) continue;
     auto* const header = reinterpret_cast<Header*>(base_.bases[group_.rank()]);
     told = cudaMemcpyAsync(&header->failed, &failure_->yes, sizeof header->failed, cudaMemcpyDefault,
@@ -319,10 +321,10 @@ void GpuEngine::watch(const std::stop_token& stop) {
 std::string GpuEngine::story() const {
   const Failure& f = *failure_;
   return std::string(name_of(static_cast<Collective>(f.collective % kCollectives))) + " (call " +
-         std::to_string(f.call) + " of rank " + std::to_string(f.rank) + ") has waited " + brief(timeout_s_) +
-         " s on the GPU for rank " + std::to_string(f.peer) + " (slot " + kSlotNames[f.slot % kSlots] +
-         ", block " + std::to_string(f.block) + ", epoch expected " + std::to_string(f.expected) + ", seen " +
-         std::to_string(f.seen) +
+         std::to_string(f.call) + " of rank " + std::to_string(group_.number(f.rank)) + ") has waited " +
+         brief(timeout_s_) + " s on the GPU for rank " + std::to_string(group_.number(f.peer)) + " (slot " +
+         kSlotNames[f.slot % kSlots] + ", block " + std::to_string(f.block) + ", epoch expected " +
+         std::to_string(f.expected) + ", seen " + std::to_string(f.seen) +
          "): see what that rank is doing, compare the calls with UNISONO_CHECK=1, or raise "
          "UNISONO_TIMEOUT_S.";
 }

@@ -37,8 +37,10 @@ std::size_t chunk_bytes_for(int ranks) {
   return std::clamp(share / 4096 * 4096, std::size_t{4096}, kMostChunk);
 }
 
-FabricEndpoint::Settings settings_of(const Communicator::Fabric& asked, int ranks, bool device) {
+FabricEndpoint::Settings settings_of(const Communicator::Fabric& asked, int ranks, bool device,
+                                     double timeout_s) {
   FabricEndpoint::Settings made;
+  made.timeout = std::chrono::duration<double>(timeout_s);
   made.provider =
       fabric::provider_named(asked.provider.empty() ? env().fabric_provider : asked.provider, device);
   made.channels = asked.channels.value_or(
@@ -64,9 +66,9 @@ class FabricCommunicator final : public Communicator::Impl {
         pinned_(settings.pinned),
         device_(options.device),
         gpu_(pinned_ || device_ ? cuda::NicGpu::make(device_) : nullptr),
-        group_(bootstrap, {.timeout_s = timeout_of(options),
-                           .check = check_,
-                           .lane = settings_of(settings, bootstrap.size(), options.device.has_value()),
+        group_(bootstrap, {.check = check_,
+                           .lane = settings_of(settings, bootstrap.size(), options.device.has_value(),
+                                               timeout_of(options)),
                            .while_waiting = options.while_waiting}),
         plan_(Plan::of_fabric()),
         gpu_plan_(Plan::of_fabric_gpu()) {}
@@ -76,7 +78,7 @@ class FabricCommunicator final : public Communicator::Impl {
   bool closed() const override { return group_.left(); }
   void close() noexcept override { group_.leave(); }
   void fail(const std::string& text, bool late) noexcept override {
-    group_.record(late ? Group::Kind::timeout : Group::Kind::peer_lost, text);
+    group_.record(late ? FailureKind::timeout : FailureKind::peer_lost, text);
   }
   void raise_if_failed() override { group_.look_for_failure(); }
   Plan& plan(Memory memory) override { return memory == Memory::host ? plan_ : gpu_plan_; }
@@ -189,7 +191,7 @@ class FabricCommunicator final : public Communicator::Impl {
   void leave() noexcept override { group_.leave(); }
   void enter(std::string_view what, std::uint64_t call) override { group_.enter(what, call); }
   void ended() noexcept override { group_.ended(); }
-  void disagree(const std::string& text) override { group_.fail(Group::Kind::mismatch, text); }
+  void disagree(const std::string& text) override { group_.fail(FailureKind::mismatch, text); }
 
   // The algorithm, the same on every rank. Direct: to be agreed on, by the buffers' places.
   Algorithm chosen(const Request& request) const {
@@ -308,7 +310,7 @@ class FabricCommunicator final : public Communicator::Impl {
     const std::size_t own = args.block * static_cast<std::size_t>(rank());
     try {
       gpu_->copy(args.in + own, args.out + own, args.block, request.call->stream);
-    } catch (const ResourceError& error) { group_.fail(Group::Kind::resource, error.what()); }
+    } catch (const ResourceError& error) { group_.fail(FailureKind::resource, error.what()); }
     parts_.clear();
     for (int p = 0; p < size(); ++p) {
       parts_.push_back({const_cast<byte*>(args.in) + args.block * static_cast<std::size_t>(p),

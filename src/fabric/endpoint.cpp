@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/deadline.hpp"
 #include "base/text.hpp"
 #include "unisono/error.hpp"
 
@@ -23,8 +24,6 @@ namespace {
 
 constexpr std::size_t kNotes = 4;            // of a kind: a peer is never more than two signals ahead
 constexpr std::size_t kMostWrite = 1 << 30;  // of one write, whatever the provider allows
-constexpr auto kLook = std::chrono::milliseconds(5);           // between two looks at the peers
-constexpr auto kMostCounted = std::chrono::milliseconds(200);  // of the time between; more: it was stopped
 // Of an idle wait, before it sleeps. A rank that yields takes its turns from those that copy.
 constexpr std::chrono::microseconds kYielding{2000}, kYieldingCrowded{50};
 constexpr auto kNap = std::chrono::microseconds(50);
@@ -364,23 +363,17 @@ bool FabricEndpoint::progress() {
 }
 
 void FabricEndpoint::await(int peer, const std::function<bool()>& ready) {
-  using Clock = std::chrono::steady_clock;
-  if (ready()) return;
-  auto looked = Clock::now(), busy = looked;
-  Clock::duration waited{};
-  for (;;) {
-    const bool any = progress();
-    if (ready()) return;
-    const auto now = Clock::now();
-    if (any) busy = now;
-    else if (now - busy < yielding_) ::sched_yield();
-    else std::this_thread::sleep_for(kNap);
-    if (now - looked < kLook) continue;
-    waited += std::min<Clock::duration>(now - looked, kMostCounted);
-    watch_.look(peer, std::chrono::duration<double>(waited).count(), ready);
-    looked = Clock::now();
-    waited += looked - now;  // in full: a look may itself wait for others, as for Python's lock
-  }
+  Clock::duration now{}, busy{};
+  wait_until(
+      ready, settings_.timeout,
+      [&](Clock::duration elapsed) {
+        now = elapsed;
+        if (progress()) busy = now;
+        else if (now - busy < yielding_) ::sched_yield();
+        else std::this_thread::sleep_for(kNap);
+      },
+      [&] { watch_.look(peer, std::chrono::duration<double>(now).count(), ready); },
+      [&] { watch_.late(peer); });
 }
 
 void FabricEndpoint::finish() {

@@ -35,10 +35,12 @@ class FabricEndpoint {
     std::size_t chunk_bytes = 0;
     std::size_t least_share = 1;  // of a transfer that `multi` splits, for one channel
     std::size_t completions = 0;  // of a channel's queue; 0: by the NIC
+    std::chrono::duration<double> timeout{30};
   };
   // Called while a wait lasts, or by what it meets; each throws what the wait must end with.
   struct Watch {
-    std::function<void(int peer, double waited_s, const std::function<bool()>& arrived)> look;
+    std::function<void(int peer, double elapsed_s, const std::function<bool()>& arrived)> look;
+    std::function<void(int peer)> late;  // the wait has lasted Settings::timeout
     // A write, or a queue (Port::kQueue), failed.
     std::function<void(int peer, const std::string& why)> broken;
     std::function<void(const fabric::Immediate& word, const char* why)> refused;

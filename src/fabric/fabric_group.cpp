@@ -46,7 +46,7 @@ struct Greeting {
 FabricGroup::FabricGroup(Bootstrap& bootstrap, const Options& options)
     : rank_(bootstrap.rank()),
       size_(bootstrap.size()),
-      timeout_s_(options.timeout_s),
+      timeout_s_(options.lane.timeout.count()),
       while_waiting_(options.while_waiting),
       gone_(static_cast<std::size_t>(std::max(size_, 0))) {
   if (size_ < 1 || size_ > fabric::kMostRanks || rank_ < 0 || rank_ >= size_)
@@ -56,18 +56,18 @@ FabricGroup::FabricGroup(Bootstrap& bootstrap, const Options& options)
   lane_ = std::make_unique<FabricEndpoint>(
       rank_, size_, options.lane,
       FabricEndpoint::Watch{
-          [this](int peer, double waited_s, const std::function<bool()>& arrived) {
+          [this](int peer, double elapsed_s, const std::function<bool()>& arrived) {
             try {
               let_caller_in();
             } catch (...) {
               left_ = true;  // in the middle of a call: the peers are told as it ends
               throw;
             }
-            look(peer, waited_s, arrived);
+            look(peer, elapsed_s, arrived);
           },
-          [this](int peer, const std::string& why) { broken(peer, why); },
+          [this](int peer) { late(peer); }, [this](int peer, const std::string& why) { broken(peer, why); },
           [this](const Immediate& word, const char* why) {
-            fail(Group::Kind::resource,
+            fail(FailureKind::resource,
                  where() + " has got the immediate " +
                      std::string(static_cast<int>(word.kind) < fabric::kKinds ? name_of(word.kind) : "?") +
                      " " + std::to_string(word.number) + " of rank " + std::to_string(word.rank) +
@@ -248,7 +248,7 @@ void FabricGroup::check() {
     throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
   if (!failure_ && is_recorded_.load(std::memory_order_acquire) && recorded_)
     fail(recorded_->kind, recorded_->text);
-  if (failure_) Group::raise(failure_->kind, failure_->text);
+  if (failure_) raise(*failure_);
 }
 
 void FabricGroup::look_for_failure() {
@@ -261,7 +261,7 @@ void FabricGroup::look_for_failure() {
   look(-1, 0, [] { return false; });
 }
 
-void FabricGroup::record(Group::Kind kind, const std::string& text) {
+void FabricGroup::record(FailureKind kind, const std::string& text) {
   if (inherited() || recording_.exchange(true)) return;
   recorded_ = Failure{kind, text};
   is_recorded_.store(true, std::memory_order_release);
@@ -272,12 +272,12 @@ void FabricGroup::broken(int peer, const std::string& why) {
   if (failure_ || left_) return;  // while it tells others, best effort
   if (peer >= 0 && lane_->told(peer, Kind::departed)) return;
   if (peer == fabric::Port::kQueue)
-    fail(Group::Kind::resource, "an endpoint has failed in " + where() + ": " + why + ".");
+    fail(FailureKind::resource, "an endpoint has failed in " + where() + ": " + why + ".");
   if (peer == fabric::Port::kSomePeer) {  // which one, is found out by `look`
     if (!suspicion_) suspicion_ = {Clock::now(), why};
     return;
   }
-  fail(Group::Kind::peer_lost, who(peer) + " does not take writes any more (" + why + "); noticed in " +
+  fail(FailureKind::peer_lost, who(peer) + " does not take writes any more (" + why + "); noticed in " +
                                    where() +
                                    ": see whether it has died, and that the network between reaches it.");
 }
@@ -285,7 +285,7 @@ void FabricGroup::broken(int peer, const std::string& why) {
 void FabricGroup::heed(int rank) {
   if (!lane_->told(rank, Kind::failure)) return;
   const std::string told = lane_->failure_of(rank);
-  const auto kind = static_cast<Group::Kind>(std::clamp(told.empty() ? 0 : told[0] - '0', 0, 3));
+  const auto kind = static_cast<FailureKind>(std::clamp(told.empty() ? 0 : told[0] - '0', 0, 3));
   failure_ = Failure{kind, told.substr(std::min<std::size_t>(told.size(), 1))};
   lane_->abandon();
   check();
@@ -302,14 +302,14 @@ bool FabricGroup::gone_for_good(int rank, int awaited) {
   return std::chrono::duration<double>(now - *since).count() > kGraceS;
 }
 
-void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& arrived) {
+void FabricGroup::look(int peer, double elapsed_s, const std::function<bool()>& arrived) {
   check();
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     if (arrived()) return;
     heed(r);
     if (!gone_for_good(r, peer)) continue;
-    fail(Group::Kind::peer_lost,
+    fail(FailureKind::peer_lost,
          lane_->told(r, Kind::departed)
              ? who(r) + " has closed its communicator, but " + where() +
                    " still waits for it: make the same calls on every rank."
@@ -320,27 +320,28 @@ void FabricGroup::look(int peer, double waited_s, const std::function<bool()>& a
     for (int r = 0; r < size_; ++r)
       if (r != rank_ && lane_->quiet(r)) lane_->tell(r, Kind::probe);
     if (std::chrono::duration<double>(Clock::now() - suspicion_->since).count() > 2 * kGraceS)
-      fail(Group::Kind::resource,
+      fail(FailureKind::resource,
            "an endpoint has failed in " + where() + ": " + suspicion_->why +
                "; see whether a rank has died, and that the network between them works.");
   }
-  if (peer >= 0 && peer != rank_ && waited_s > kProbeS && lane_->quiet(peer) &&
+  if (peer >= 0 && peer != rank_ && elapsed_s > kProbeS && lane_->quiet(peer) &&
       std::chrono::duration<double>(Clock::now() - probed_).count() > kProbeS) {
     probed_ = Clock::now();
     lane_->tell(peer, Kind::probe);  // it fails where the peer is gone
   }
-  if (waited_s > timeout_s_) {
-    const std::string waited = where() + " has waited " + brief(timeout_s_) + " s for ";
-    fail(Group::Kind::timeout,
-         peer == rank_
-             ? waited + "what its stream was given before: see what runs there, or raise UNISONO_TIMEOUT_S."
-             : waited + "rank " + std::to_string(peer) +
-                   ": see what that rank is doing, and that the network between reaches it, or raise "
-                   "UNISONO_TIMEOUT_S.");
-  }
 }
 
-void FabricGroup::fail(Group::Kind kind, const std::string& text) {
+void FabricGroup::late(int peer) {
+  const std::string waited = where() + " has waited " + brief(timeout_s_) + " s for ";
+  fail(FailureKind::timeout,
+       peer == rank_
+           ? waited + "what its stream was given before: see what runs there, or raise UNISONO_TIMEOUT_S."
+           : waited + "rank " + std::to_string(peer) +
+                 ": see what that rank is doing, and that the network between reaches it, or raise "
+                 "UNISONO_TIMEOUT_S.");
+}
+
+void FabricGroup::fail(FailureKind kind, const std::string& text) {
   if (!failure_) {
     failure_ = Failure{kind, text};
     lane_->abandon();
@@ -354,8 +355,7 @@ void FabricGroup::fail(Group::Kind kind, const std::string& text) {
     settle(kFarewellS);
     bury(false);
   }
-  const Failure first = failure_.value_or(Failure{kind, text});
-  Group::raise(first.kind, first.text);
+  raise(failure_.value_or(Failure{kind, text}));
 }
 
 // Until what this rank writes is complete, for a while.

@@ -10,10 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.hpp"
+#include "base/failure.hpp"
 #include "base/process.hpp"
 #include "fabric/endpoint.hpp"
 #include "fabric/ring.hpp"
-#include "host/group.hpp"
+#include "lane/channel.hpp"
 #include "unisono/bootstrap.hpp"
 
 namespace unisono {
@@ -21,7 +23,6 @@ namespace unisono {
 class FabricGroup {
  public:
   struct Options {
-    double timeout_s;
     bool check;
     FabricEndpoint::Settings lane;
     std::function<void()> while_waiting;
@@ -43,9 +44,9 @@ class FabricGroup {
   void look_for_failure();
   // From any thread: the group fails at this rank's next check or look, with the first text that was
   // recorded.
-  void record(Group::Kind kind, const std::string& text);
+  void record(FailureKind kind, const std::string& text);
   // Fails the group and throws; peers that can be reached are told, and fail with the same text.
-  [[noreturn]] void fail(Group::Kind kind, const std::string& text);
+  [[noreturn]] void fail(FailureKind kind, const std::string& text);
 
   template <class T>
   std::vector<T> exchange(const T& mine) {
@@ -69,15 +70,10 @@ class FabricGroup {
   bool inherited() const { return forks_ != forks(); }
 
  private:
-  struct Failure {
-    Group::Kind kind;
-    std::string text;
-  };
-  using Clock = std::chrono::steady_clock;
-
   void join(Bootstrap& bootstrap, const Options& options);
   void check();
-  void look(int peer, double waited_s, const std::function<bool()>& arrived);
+  void look(int peer, double elapsed_s, const std::function<bool()>& arrived);
+  [[noreturn]] void late(int peer);
   void broken(int peer, const std::string& why);
   void heed(int rank);  // what a peer has told of a failure
   void settle(double seconds) noexcept;

@@ -16,10 +16,11 @@ std::size_t default_stream_bytes() {
 
 }  // namespace
 
-LocalCommunicator::LocalCommunicator(Bootstrap& bootstrap, const Communicator::Options& options)
+LocalCommunicator::LocalCommunicator(Bootstrap& bootstrap, const Communicator::Options& options,
+                                     const std::vector<int>& numbers)
     : Impl(options.check.value_or(env().check)),
       stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
-      group_(bootstrap, timeout_of(options), check_, options.while_waiting),
+      group_(bootstrap, timeout_of(options), check_, options.while_waiting, numbers),
       plan_(Plan::of_host({.ranks = group_.size(),
                            .ranks_a_core = group_.ranks_a_core(),
                            .cached = group_.cached(),

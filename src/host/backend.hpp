@@ -18,7 +18,9 @@ namespace unisono {
 
 class LocalCommunicator final : public Communicator::Impl {
  public:
-  LocalCommunicator(Bootstrap& bootstrap, const Communicator::Options& options);
+  // `numbers`: as Group's.
+  LocalCommunicator(Bootstrap& bootstrap, const Communicator::Options& options,
+                    const std::vector<int>& numbers = {});
 
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
@@ -29,13 +31,14 @@ class LocalCommunicator final : public Communicator::Impl {
   bool closed() const override { return group_.left(); }
   void close() noexcept override { group_.leave(); }
   void fail(const std::string& text, bool late) noexcept override {
-    group_.record(late ? Group::Kind::timeout : Group::Kind::peer_lost, text);
+    group_.record(late ? FailureKind::timeout : FailureKind::peer_lost, text);
   }
   void raise_if_failed() override {
     if (group_.broken()) group_.check();
   }
 
  private:
+  int number(int rank) const override { return group_.number(rank); }
   bool inherited() const override { return group_.inherited(); }
   void leave() noexcept override { group_.leave(); }
   void enter(std::string_view what, std::uint64_t call) override {
@@ -44,7 +47,7 @@ class LocalCommunicator final : public Communicator::Impl {
     group_.lane().mark(0);  // of what the ranks tell each other before the call runs
     symmetric_->drop_released();
   }
-  void disagree(const std::string& text) override { group_.fail(Group::Kind::mismatch, text); }
+  void disagree(const std::string& text) override { group_.fail(FailureKind::mismatch, text); }
 
   void do_run(Request& request) override;
   void do_run_pair(Request& request, int to, int from) override;

@@ -106,7 +106,7 @@ std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_o
     const auto verdicts = group_.exchange(Verdict{bytes, !problem.empty()});
     for (int r = 0; r < size(); ++r)
       if (const std::uint64_t asked = verdicts[static_cast<std::size_t>(r)].asked; asked != verdicts[0].asked)
-        group_.fail(Group::Kind::mismatch, "rank 0 asked for " + std::to_string(verdicts[0].asked) +
+        group_.fail(FailureKind::mismatch, "rank 0 asked for " + std::to_string(verdicts[0].asked) +
                                                " bytes of symmetric memory, but rank " + std::to_string(r) +
                                                " for " + std::to_string(asked) +
                                                ": ask for the same on every rank.");
@@ -160,8 +160,8 @@ Place LocalCommunicator::place(const byte* at, std::size_t bytes) const {
 byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) {
   if (place.allocation == Place::kAddress && group_.reaches_all()) return group_.reach(rank, place.offset);
   if (byte* at = symmetric_->resolve(place, rank, bytes)) return at;
-  group_.fail(Group::Kind::mismatch,
-              "rank " + std::to_string(rank) + " announced a buffer outside its symmetric memory.");
+  group_.fail(FailureKind::mismatch,
+              "rank " + std::to_string(number(rank)) + " announced a buffer outside its symmetric memory.");
 }
 
 // Exchanges places; gives the plan's algorithm, and every buffer's address when that is a direct one.

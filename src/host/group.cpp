@@ -8,6 +8,7 @@
 #include <cstring>
 #include <set>
 
+#include "base/deadline.hpp"
 #include "base/env.hpp"
 #include "base/text.hpp"
 #include "lane/channel.hpp"
@@ -40,8 +41,7 @@ std::size_t chunk_bytes_for(int ranks) {
   return std::clamp(share / 4096 * 4096, std::size_t{4096}, std::size_t{65536});
 }
 
-Hello read(const std::string& bytes, int rank, const Hello& mine) {
-  const std::string who = "rank " + std::to_string(rank);
+Hello read(const std::string& bytes, int rank, const Hello& mine, const std::string& who) {
   Hello hello;
   if (bytes.size() != sizeof hello)
     throw UsageError("what " + who + " sent at the bootstrap is not this version's greeting (" +
@@ -73,15 +73,20 @@ Hello read(const std::string& bytes, int rank, const Hello& mine) {
 
 }  // namespace
 
-Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<void()> while_waiting)
+Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<void()> while_waiting,
+             std::vector<int> numbers)
     : rank_(bootstrap.rank()),
       size_(bootstrap.size()),
+      numbers_(std::move(numbers)),
       timeout_s_(timeout_s),
       while_waiting_(std::move(while_waiting)) {
   if (size_ < 1 || size_ > kMostRanks || rank_ < 0 || rank_ >= size_)
     throw UsageError("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
                      " is not possible: the rank is from 0 to size-1, the size from 1 to " +
                      std::to_string(kMostRanks) + ".");
+  if (!numbers_.empty() && numbers_.size() != static_cast<std::size_t>(size_))
+    throw UsageError("there are " + std::to_string(numbers_.size()) + " numbers for " +
+                     std::to_string(size_) + " ranks: give each rank its number in the whole job.");
   const HostThread::Layout layout(size_, chunk_bytes_for(size_), sizeof(Board));
   auto own = Segment::create(layout.bytes);
   Hello mine;
@@ -103,7 +108,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   Cores cores;
   std::set<std::uint64_t> segments;
   for (int r = 0; r < size_; ++r) {
-    const Hello hello = read(greetings[static_cast<std::size_t>(r)], r, mine);
+    const Hello hello = read(greetings[static_cast<std::size_t>(r)], r, mine, name(r));
     if (!segments.insert(hello.segment.nonce).second)
       throw UsageError("two ranks announce the same memory: give each rank its own number.");
     segments_.push_back(r == rank_ ? own : Segment::open(hello.segment, layout.bytes));
@@ -150,7 +155,6 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
 // through memory is the machine's, and no size or name of it tells. What counts is a rank's own copies: its
 // waits may begin on one core, and to wake a sleeper takes longer than a piece.
 double Group::saved_around_cache() {
-  using Clock = std::chrono::steady_clock;
   ChunkChannel channel(*lane_);
   const int next = peer_at(*lane_, 1), last = peer_at(*lane_, size_ - 1);
   const std::vector<byte> given(std::min(lane_->chunk_bytes(), kMeasuredBytes));
@@ -187,12 +191,13 @@ void Group::leave() noexcept {
 }
 
 std::string Group::where() const {
-  return std::string(doing_) + " (call " + std::to_string(call_) + " of rank " + std::to_string(rank_) + ")";
+  return std::string(doing_) + " (call " + std::to_string(call_) + " of " + name(rank_) + ")";
 }
 
+std::string Group::name(int rank) const { return "rank " + std::to_string(number(rank)); }
+
 std::string Group::who(int rank) const {
-  return "rank " + std::to_string(rank) + " (process " +
-         std::to_string(processes_[static_cast<std::size_t>(rank)].pid()) + ")";
+  return name(rank) + " (process " + std::to_string(processes_[static_cast<std::size_t>(rank)].pid()) + ")";
 }
 
 std::string Group::death_of(int rank, const std::string& noticed) const {
@@ -217,9 +222,9 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
     // A rank that has left in good order is missed only by those who still wait for it.
     if (left ? r != peer : !died) continue;
     if (arrived()) return;
-    fail(Kind::peer_lost, left ? who(r) + " has closed its communicator, but " + where() +
-                                     " still waits for it: make the same calls on every rank."
-                               : death_of(r, "in " + where()));
+    fail(FailureKind::peer_lost, left ? who(r) + " has closed its communicator, but " + where() +
+                                            " still waits for it: make the same calls on every rank."
+                                      : death_of(r, "in " + where()));
   }
 }
 
@@ -227,7 +232,7 @@ bool Group::broken() {
   if (board(0).failure.stage.load(std::memory_order_acquire) != 0) return true;
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || !dead(r) || board(r).departed.load(std::memory_order_acquire) != 0) continue;
-    record(Kind::peer_lost, death_of(r, "by rank " + std::to_string(rank_)));
+    record(FailureKind::peer_lost, death_of(r, "by " + name(rank_)));
     return true;
   }
   return false;
@@ -235,34 +240,35 @@ bool Group::broken() {
 
 void Group::unreachable(int rank, int error) {
   check();
-  if (error == ESRCH || dead(rank)) fail(Kind::peer_lost, death_of(rank, "in " + where()));
-  fail(Kind::resource, "the buffer of rank " + std::to_string(rank) + " could not be reached in " + where() +
-                           " (" + std::strerror(error) +
-                           "): see that it is as large as the call says, or set UNISONO_FAR=0.");
+  if (error == ESRCH || dead(rank)) fail(FailureKind::peer_lost, death_of(rank, "in " + where()));
+  fail(FailureKind::resource, "the buffer of " + name(rank) + " could not be reached in " + where() + " (" +
+                                  std::strerror(error) +
+                                  "): see that it is as large as the call says, or set UNISONO_FAR=0.");
 }
 
 void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
-  fail(Kind::timeout, where() + " has waited " + brief(timeout_s_) + " s for rank " + std::to_string(peer) +
-                          " (slot " + kSlotNames[static_cast<int>(slot)] + ", epoch expected " +
-                          std::to_string(expected) + ", seen " + std::to_string(seen) +
-                          "): see what that rank is doing, compare the calls with UNISONO_CHECK=1, or raise "
-                          "UNISONO_TIMEOUT_S.");
+  fail(FailureKind::timeout,
+       where() + " has waited " + brief(timeout_s_) + " s for " + name(peer) + " (slot " +
+           kSlotNames[static_cast<int>(slot)] + ", epoch expected " + std::to_string(expected) + ", seen " +
+           std::to_string(seen) +
+           "): see what that rank is doing, compare the calls with UNISONO_CHECK=1, or raise "
+           "UNISONO_TIMEOUT_S.");
 }
 
 void Group::differs(int peer) {
-  fail(Kind::mismatch,
-       where() + " met another call of rank " + std::to_string(peer) +
+  fail(FailureKind::mismatch,
+       where() + " met another call of " + name(peer) +
            ": make the same calls on every rank, in the same order, of the same counts, dtypes, "
            "operations and roots (UNISONO_CHECK=1 says which differ).");
 }
 
-void Group::fail(Kind kind, const std::string& text) {
+void Group::fail(FailureKind kind, const std::string& text) {
   record(kind, text);
   raise_failure();
 }
 
-void Group::record(Kind kind, const std::string& text) {
-  Failure& failure = board(0).failure;
+void Group::record(FailureKind kind, const std::string& text) {
+  SharedFailure& failure = board(0).failure;
   std::uint32_t none = 0;
   if (failure.stage.compare_exchange_strong(none, 1)) {
     failure.kind = kind;
@@ -274,7 +280,7 @@ void Group::record(Kind kind, const std::string& text) {
 }
 
 void Group::raise_failure() const {
-  const Failure& failure = board(0).failure;
+  const SharedFailure& failure = board(0).failure;
   // Whoever writes it is at it now; should it die there, the kind stays unknown.
   const auto given_up = [this](int ms) {
     for (int r = 0; ms > 1000 && r < size_; ++r)
@@ -284,16 +290,7 @@ void Group::raise_failure() const {
   for (int ms = 0; failure.stage.load(std::memory_order_acquire) != 2 && !given_up(ms); ++ms) ::usleep(1000);
   if (failure.stage.load(std::memory_order_acquire) != 2)
     throw PeerLostError("a rank died while it reported a failure: start the ranks again.");
-  raise(failure.kind, {failure.text, ::strnlen(failure.text, sizeof failure.text)});
-}
-
-void Group::raise(Kind kind, const std::string& text) {
-  switch (kind) {
-    case Kind::mismatch: throw MismatchError(text);
-    case Kind::timeout: throw TimeoutError(text);
-    case Kind::resource: throw ResourceError(text);
-    default: throw PeerLostError(text);
-  }
+  raise({failure.kind, {failure.text, ::strnlen(failure.text, sizeof failure.text)}});
 }
 
 }  // namespace unisono

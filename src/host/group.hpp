@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/failure.hpp"
 #include "base/process.hpp"
 #include "host/host_thread.hpp"
 #include "host/segment.hpp"
@@ -20,12 +21,16 @@ namespace unisono {
 class Group {
  public:
   // `check`: whether this rank's calls begin with a comparison, so that all must have it or none.
-  Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<void()> while_waiting);
+  // `numbers`: the rank in the whole job of each rank of this group, for the text of errors. Empty: the same.
+  Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<void()> while_waiting,
+        std::vector<int> numbers = {});
   ~Group();
   Group(const Group&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  // Returns the rank in the whole job of a rank of this group.
+  int number(int rank) const { return numbers_.empty() ? rank : numbers_.at(static_cast<std::size_t>(rank)); }
   HostThread& lane() { return *lane_; }
   int ranks_a_core() const { return ranks_a_core_; }  // that take turns on it
   bool cached() const { return cached_; }  // what goes into chunks stays in the cache; the same on every rank
@@ -52,12 +57,10 @@ class Group {
   }
 
   // Fails the group on every rank and throws; the first failure is everyone's.
-  enum class Kind : std::uint32_t { mismatch, timeout, peer_lost, resource };
-  [[noreturn]] void fail(Kind kind, const std::string& text);
-  [[noreturn]] static void raise(Kind kind, const std::string& text);
+  [[noreturn]] void fail(FailureKind kind, const std::string& text);
 
   // The same without throwing, for threads that make no call.
-  void record(Kind kind, const std::string& text);
+  void record(FailureKind kind, const std::string& text);
 
   // Everyone's `mine`, in rank order, over packets: T is a trivially copyable struct.
   template <class T>
@@ -83,14 +86,14 @@ class Group {
 
  private:
   // The head of each rank's segment.
-  struct Failure {
+  struct SharedFailure {
     std::atomic<std::uint32_t> stage;  // 0: none, 1: being written, 2: readable
-    Kind kind;
+    FailureKind kind;
     char text[1000];
   };
   struct Board {
     std::atomic<std::uint32_t> departed;
-    Failure failure;  // used in rank 0's board only
+    SharedFailure failure;  // used in rank 0's board only
   };
 
   Board& board(int rank) const {
@@ -103,11 +106,13 @@ class Group {
   void late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen);
   void differs(int peer);
   std::string where() const;
-  std::string who(int rank) const;
+  std::string name(int rank) const;                                  // "rank 3"
+  std::string who(int rank) const;                                   // "rank 3 (process 1234)"
   std::string death_of(int rank, const std::string& noticed) const;  // where, or by whom
   bool dead(int rank) const { return processes_[static_cast<std::size_t>(rank)].dead(); }
 
   int rank_, size_;
+  std::vector<int> numbers_;
   double timeout_s_;
   std::function<void()> while_waiting_;
   std::atomic<bool> left_ = false;

@@ -1,7 +1,6 @@
 #include "host/segment.hpp"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -87,13 +86,6 @@ std::byte* map(int fd, std::size_t bytes) {
 }
 
 }  // namespace
-
-unsigned forks() {
-  static std::atomic<unsigned> count = 0;
-  [[maybe_unused]] static const int counted =
-      ::pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1, std::memory_order_relaxed); });
-  return count.load(std::memory_order_relaxed);
-}
 
 void check_room(std::size_t bytes, int ranks) {
   const std::size_t room =

@@ -7,11 +7,9 @@
 #include <cstdint>
 #include <memory>
 
-namespace unisono {
+#include "base/process.hpp"
 
-// How many forks lie between this process and the first that asked. What was shared before a fork stays the
-// parent's: a child that ends must not give it back.
-unsigned forks();
+namespace unisono {
 
 // Throws ResourceError where the machine, or this container, has no room for that much more memory of each of
 // so many ranks. It is taken at once, and where there is not enough the kernel would end a process instead of

@@ -5,21 +5,17 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <climits>
 #include <ctime>
+
+#include "base/deadline.hpp"
 
 namespace unisono::host {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr auto kYielding = std::chrono::microseconds(50);  // how long a wait yields before it sleeps
 // The longest sleep: a wake that was missed costs no more.
 constexpr auto kNap = std::chrono::microseconds(500);
-constexpr auto kLook = std::chrono::milliseconds(5);  // between two looks at the peers
-// What the time from one look to the next counts at the most: a machine or a process that was stopped has not
-// waited. A look itself counts in full: it may wait for others, as for Python's lock.
-constexpr Clock::duration kMostCounted = std::chrono::milliseconds(200);
 
 void pause() {
 #if defined(__x86_64__)
@@ -57,21 +53,12 @@ void await(Line& line, std::uint32_t expected, const Patience& patience,
     if (reached(line, expected)) return;
     pause();
   }
-  const auto began = Clock::now();
-  auto looked = began;
-  Clock::duration waited{};
-  for (auto now = began;; now = Clock::now()) {
-    if (reached(line, expected)) return;
-    if (now - began < kYielding) ::sched_yield();
-    else nap(line, expected);
-    if (now - looked < kLook) continue;
-    interrupted();
-    waited += std::min(now - looked, kMostCounted);
-    looked = Clock::now();
-    waited += looked - now;
-    if (waited > patience.timeout && !reached(line, expected))
-      late(line.flag.load(std::memory_order_relaxed));
-  }
+  wait_until([&] { return reached(line, expected); }, patience.timeout,
+             [&](Clock::duration elapsed) {
+               if (elapsed < kYielding) ::sched_yield();
+               else nap(line, expected);
+             },
+             interrupted, [&] { late(line.flag.load(std::memory_order_relaxed)); });
 }
 
 }  // namespace unisono::host

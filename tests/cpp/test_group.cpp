@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/backend.hpp"
 #include "ranks.hpp"
 
 namespace unisono::test {
@@ -80,6 +81,53 @@ TEST(Timeout, NamesTheSlotOfEachKindOfWait) {
                over.count_down();
              });
   }
+}
+
+// Ranks 4 and 7 of a larger job, as on a node of several.
+void on_ranks_4_and_7(bool check, const std::function<void(LocalCommunicator&)>& body) {
+  const auto bootstraps = thread_bootstraps(2, std::chrono::seconds(120));
+  auto rank = [&](std::size_t r) {
+    LocalCommunicator comm(*bootstraps[r], {.timeout_s = kShort, .check = check}, {4, 7});
+    body(comm);
+  };
+  std::thread peer(rank, 1);
+  rank(0);
+  peer.join();
+}
+
+TEST(Numbers, OfTheWholeJobAreInTheTexts) {
+  std::string late, lost, differing[2];
+  std::latch over(1), left(1);
+  on_ranks_4_and_7(false, [&](LocalCommunicator& comm) {
+    if (comm.rank() == 1) return over.wait();
+    late = text_of<TimeoutError>([&] { comm.barrier(); });
+    over.count_down();
+  });
+  on_ranks_4_and_7(false, [&](LocalCommunicator& comm) {
+    if (comm.rank() == 1) {
+      comm.close();
+      return left.count_down();
+    }
+    left.wait();
+    lost = text_of<PeerLostError>([&] { comm.barrier(); });
+  });
+  on_ranks_4_and_7(true, [&](LocalCommunicator& comm) {
+    float in = 1, out = 0;
+    const Call call{.in = &in, .out = &out, .count = 1, .op = comm.rank() == 0 ? Op::sum : Op::max};
+    differing[comm.rank()] =
+        text_of<MismatchError>([&] { comm.run({Collective::all_reduce, call, comm.rank(), comm.size()}); });
+  });
+  EXPECT_TRUE(has(late, "of rank 4)") && has(late, "for rank 7 ")) << late;
+  EXPECT_TRUE(has(lost, "rank 7 (process") && has(lost, "of rank 4)")) << lost;
+  EXPECT_TRUE(has(differing[0], "rank 4 called") && has(differing[0], "rank 7 called")) << differing[0];
+  EXPECT_EQ(differing[0], differing[1]);
+}
+
+TEST(Numbers, AreThoseOfAllRanks) {
+  const auto bootstraps = thread_bootstraps(1, std::chrono::seconds(1));
+  const std::string text =
+      text_of<UsageError>([&] { LocalCommunicator(*bootstraps[0], {.timeout_s = kShort}, {4, 7}); });
+  EXPECT_TRUE(has(text, "2 numbers for 1 ranks")) << text;
 }
 
 TEST(Departed, IsMissedByThoseWhoWait) {
