@@ -96,8 +96,8 @@ int read_rank(const char* what, const RankNumber& rank, int size) {
   return static_cast<int>(number);
 }
 
-std::vector<Communicator::PlanEntry> read_plan(const PlanRows& rows) {
-  std::vector<Communicator::PlanEntry> read;
+std::vector<PlanEntry> read_plan(const PlanRows& rows) {
+  std::vector<PlanEntry> read;
   for (const auto& one : rows)
     std::visit(
         [&](const auto& row) {

@@ -11,7 +11,7 @@
 
 #include "array.hpp"
 #include "given.hpp"
-#include "unisono/communicator.hpp"
+#include "unisono/tuning.hpp"
 
 namespace unisono::python {
 
@@ -42,6 +42,6 @@ using PlanRow = std::tuple<std::string, bool, std::optional<std::size_t>, std::s
 using ShapedPlanRow =
     std::tuple<std::string, bool, std::optional<std::size_t>, std::string, std::tuple<int, int, std::size_t>>;
 using PlanRows = std::vector<std::variant<PlanRow, ShapedPlanRow>>;
-std::vector<Communicator::PlanEntry> read_plan(const PlanRows& rows);
+std::vector<PlanEntry> read_plan(const PlanRows& rows);
 
 }  // namespace unisono::python

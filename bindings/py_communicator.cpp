@@ -297,18 +297,18 @@ Memory PyCommunicator::memory_of(const std::optional<std::string>& device) const
 }
 
 std::string PyCommunicator::plan(const std::string& collective, std::size_t bytes, bool symmetric,
-                                 const std::optional<std::string>& device, bool in_place) const {
+                                 const std::optional<std::string>& device, bool in_place) {
   return std::string(
-      communicator_.plan(read_collective(collective), bytes, symmetric, memory_of(device), in_place));
+      Tuning(communicator_).plan(read_collective(collective), bytes, symmetric, memory_of(device), in_place));
 }
 
 int PyCommunicator::sms(const std::string& collective, std::size_t bytes, const std::string& algorithm,
-                        bool symmetric, bool in_place) const {
-  return communicator_.sms(read_collective(collective), bytes, symmetric, algorithm, in_place);
+                        bool symmetric, bool in_place) {
+  return Tuning(communicator_).sms(read_collective(collective), bytes, symmetric, algorithm, in_place);
 }
 
 void PyCommunicator::set_plan(const PlanRows& rows, const std::optional<std::string>& device) {
-  communicator_.set_plan(read_plan(rows), memory_of(device));
+  Tuning(communicator_).set_plan(read_plan(rows), memory_of(device));
 }
 
 }  // namespace unisono::python

@@ -10,6 +10,7 @@
 #include "array.hpp"
 #include "batch.hpp"
 #include "unisono/communicator.hpp"
+#include "unisono/tuning.hpp"
 
 namespace unisono::python {
 
@@ -67,14 +68,14 @@ class PyCommunicator {
   nb::object empty(nb::handle shape, nb::handle dtype, const std::optional<std::string>& device);
 
   std::string plan(const std::string& collective, std::size_t bytes, bool symmetric,
-                   const std::optional<std::string>& device, bool in_place) const;
+                   const std::optional<std::string>& device, bool in_place);
   int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm, bool symmetric,
-          bool in_place) const;
+          bool in_place);
   void set_plan(const PlanRows& rows, const std::optional<std::string>& device);
   void set_shape(int blocks, int threads, std::size_t piece_bytes) {
-    communicator_.set_shape(blocks, threads, piece_bytes);
+    Tuning(communicator_).set_shape(blocks, threads, piece_bytes);
   }
-  void reset_shape() { communicator_.reset_shape(); }
+  void reset_shape() { Tuning(communicator_).reset_shape(); }
 
   void fail(const std::string& text, bool late) { communicator_.fail(text, late); }
   void raise_if_failed() { communicator_.raise_if_failed(); }

@@ -13,6 +13,7 @@
 #include "unisono/bootstrap.hpp"
 #include "unisono/buffer.hpp"
 #include "unisono/error.hpp"
+#include "unisono/transport.hpp"
 #include "unisono/types.hpp"
 
 namespace unisono {
@@ -104,16 +105,8 @@ class Communicator {
   // Several of both at once: at most one to each peer and one from each, this rank included. Both ends of a
   // message give it so; ranks without one need not call. `data` is not null, of an empty message neither. Of
   // `call`, memory and stream are used.
-  struct Outgoing {
-    const void* data;
-    std::size_t bytes;
-    int to;
-  };
-  struct Incoming {
-    void* data;
-    std::size_t bytes;
-    int from;
-  };
+  using Outgoing = unisono::Outgoing;
+  using Incoming = unisono::Incoming;
   void batch_send_recv(const Call& call, std::span<const Outgoing> sends, std::span<const Incoming> receives);
 
   void barrier();
@@ -136,27 +129,6 @@ class Communicator {
   // That of the last call on device memory that no graph has captured: see Call::stream.
   void* last_stream() const;
 
-  // The algorithm that a call takes whose larger buffer has `bytes`.
-  std::string_view plan(Collective collective, std::size_t bytes, bool symmetric,
-                        Memory memory = Memory::host, bool in_place = false) const;
-  // The SMs that the largest kernel of such a call takes of a GPU; 0: it is left to the copy engines.
-  int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm,
-          bool in_place = false) const;
-  struct PlanEntry {
-    Collective collective;
-    bool symmetric;
-    std::size_t up_to_bytes;
-    std::string_view algorithm;
-    int blocks = 0, threads = 0;  // of the kernel, and what a block takes up at once; zeros: as pays
-    std::size_t piece_bytes = 0;
-  };
-  // Replaces the plan of every (collective, symmetric) that `entries` has. The same on every rank.
-  void set_plan(const std::vector<PlanEntry>& entries, Memory memory = Memory::host);
-  // For measurements: how the kernels of the calls that follow are cut, zeros: as pays; and the plan's choice
-  // again. The same on every rank.
-  void set_shape(int blocks, int threads, std::size_t piece_bytes);
-  void reset_shape();
-
   // For who carries data between communicators: fails this one on every rank (calls under way and later ones
   // raise TimeoutError where `late`, else PeerLostError, with that text), and throws if it has failed already
   // or a rank has died. From any thread.
@@ -176,6 +148,7 @@ class Communicator {
   class Impl;
 
  private:
+  friend class Tuning;
   std::unique_ptr<Impl> impl_;
 };
 

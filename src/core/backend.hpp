@@ -1,5 +1,5 @@
-// What a communicator is, whichever lane carries its calls: LocalCommunicator (local.hpp: the host lane, and
-// the GPU's engine) or FabricCommunicator (fabric/communicator.cpp).
+// What a communicator is, whichever backend carries its calls: the host (host/backend.hpp), a GPU
+// (cuda/backend.hpp) or the fabric (fabric/communicator.cpp). backends.cpp chooses.
 #pragma once
 
 #include <atomic>
@@ -10,15 +10,13 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/failure.hpp"
 #include "core/plan.hpp"
 #include "core/request.hpp"
+#include "lane/channel.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono {
-
-namespace cuda {
-class Engine;
-}
 
 class Communicator::Impl {
  public:
@@ -28,11 +26,9 @@ class Communicator::Impl {
   virtual int size() const = 0;
   virtual bool closed() const = 0;
   virtual void close() noexcept = 0;
-  virtual void fail(const std::string& text, bool late) noexcept = 0;
+  // Fails the communicator on every rank, unless it has failed already. From any thread.
+  virtual void fail(const Failure& failure) noexcept = 0;
   virtual void raise_if_failed() = 0;
-  virtual Plan& plan(Memory memory) = 0;
-  // Whether direct programs reach memory that is not symmetric; where not, automatic calls are staged.
-  virtual bool reaches_any_memory() const { return false; }
 
   bool check() const { return check_; }
   void set_check(bool check) { check_ = check; }
@@ -50,12 +46,26 @@ class Communicator::Impl {
     return turn(Collective::empty, [&] { return do_allocate(bytes, memory); });
   }
 
-  virtual std::optional<int> device() const;
-  virtual void synchronize(void* stream);
-  virtual bool has_engine() const { return false; }
-  virtual cuda::Engine& engine() const { refuse_gpu(); }
+  // The GPU's part: communicator.hpp says what each returns. A backend without a GPU refuses.
+  virtual std::optional<int> device() const { return std::nullopt; }
+  virtual bool peer_access() const { return false; }
+  virtual bool nvlink() const { return false; }
+  virtual std::string_view card() const { refuse_gpu(); }
+  virtual void synchronize(void*) { refuse_gpu(); }
+  virtual void* last_stream() const { return nullptr; }
+
+  // Tuning: tuning.hpp says what each does. send and recv are asked for as send_recv.
+  virtual Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
+                           bool in_place);
+  virtual int sms(Collective, std::size_t, bool, Algorithm, bool) { refuse_gpu(); }
+  virtual void set_plan(const std::vector<Plan::Entry>& entries, Memory memory) { plan(memory).set(entries); }
+  virtual void set_shape(const std::optional<Shape>&) { refuse_gpu(); }  // none: the plan's
 
  protected:
+  virtual Plan& plan(Memory memory) = 0;
+  // Whether direct programs reach memory that is not symmetric; where not, automatic calls are staged.
+  virtual bool reaches_any_memory() const { return false; }
+
   [[noreturn]] static void refuse_gpu() {
     throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
   }
@@ -189,5 +199,9 @@ class Communicator::Impl {
 
   std::atomic<bool> busy_ = false;
 };
+
+// Collective. Makes the backend that the options ask for.
+std::unique_ptr<Communicator::Impl> make_backend(const std::shared_ptr<Bootstrap>& bootstrap,
+                                                 const Communicator::Options& options);
 
 }  // namespace unisono

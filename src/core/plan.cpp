@@ -5,7 +5,6 @@
 #include <limits>
 #include <string>
 
-#include "cuda/layout.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {
@@ -240,11 +239,11 @@ Plan Plan::of_fabric_gpu() {
 
 void check_shape(const Shape& shape, const std::string& who) {
   if (shape.blocks >= 0 && shape.threads >= 0 && shape.threads % 32 == 0 &&
-      shape.threads <= cuda::kMaxThreads)
+      shape.threads <= Shape::kMostThreads)
     return;
   throw UsageError(who + " " + std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads) +
                    " threads: blocks count from 0, threads are whole warps of 32, up to " +
-                   std::to_string(cuda::kMaxThreads) + ".");
+                   std::to_string(Shape::kMostThreads) + ".");
 }
 
 void Plan::set(const std::vector<Entry>& entries) {

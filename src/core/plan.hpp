@@ -57,8 +57,9 @@ constexpr bool by_parts(Collective collective) {
   return collective == Collective::all_to_all_v || collective == Collective::batch_send_recv;
 }
 
-// How a kernel is cut; zeros are the engine's choice.
+// How a GPU's kernel is cut. Zeros: the backend decides.
 struct Shape {
+  static constexpr int kMostThreads = 512;  // of a block
   int blocks = 0, threads = 0;
   std::size_t piece_bytes = 0;  // what a block takes up at once
 };

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "core/plan.hpp"
-#include "core/symmetric.hpp"
-#include "host/host_thread.hpp"
+#include "lane/lane.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono {
@@ -72,7 +71,16 @@ struct Request {
   void check_wire();
 };
 
-// What each rank tells the others of its call: one packet.
+// Where a buffer lies: `offset` bytes into a symmetric allocation, or at an address of its own process.
+struct Place {
+  static constexpr std::uint32_t kNone = 0, kAddress = ~std::uint32_t{0};
+  static constexpr std::uint32_t kAnywhere = kAddress - 1;  // it is empty
+  std::uint32_t allocation = kNone;
+  std::uint64_t offset = 0;
+  bool operator==(const Place&) const = default;
+};
+
+// What each rank tells the others of its call.
 struct Ticket {
   Collective collective;
   DType dtype;
@@ -90,6 +98,5 @@ struct Ticket {
   bool matches(const Ticket& other) const;
   std::string text() const;  // "all_reduce(sum) of 1024 f32"
 };
-static_assert(sizeof(Ticket) <= HostThread::kPacketBytes);
 
 }  // namespace unisono

@@ -1,5 +1,5 @@
 // Calls on device memory: they are only enqueued.
-#include "host/backend.hpp"
+#include "cuda/backend.hpp"
 
 namespace unisono {
 
@@ -16,8 +16,43 @@ Algorithm cuda::Engine::choose(const Plan& plan, Collective collective, std::siz
   return chosen;
 }
 
-void LocalCommunicator::run_on_gpu(Request& request, int to, int from) {
-  cuda::Engine& gpu = engine();
+GpuCommunicator::GpuCommunicator(Bootstrap& bootstrap, const Communicator::Options& options,
+                                 const std::vector<int>& numbers)
+    : LocalCommunicator(bootstrap, options, numbers),
+      engine_(cuda::Engine::make(group(), {.device = *options.device,
+                                           .max_sms = options.max_sms,
+                                           .peer_access = options.peer_access,
+                                           .timeout_s = timeout_of(options)})),
+      gpu_plan_(engine_->nvlink() ? Plan::of_gpu(engine_->card(), size()) : Plan::of_gpu_over_pcie(size())) {}
+
+void GpuCommunicator::do_run(Request& request) {
+  if (request.call->memory == Memory::device) run_on_gpu(request, -1, -1);
+  else LocalCommunicator::do_run(request);
+}
+
+void GpuCommunicator::do_run_pair(Request& request, int to, int from) {
+  if (request.call->memory == Memory::device) run_on_gpu(request, to, from);
+  else LocalCommunicator::do_run_pair(request, to, from);
+}
+
+Algorithm GpuCommunicator::choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
+                                  bool in_place) {
+  if (memory == Memory::host)
+    return LocalCommunicator::choose(collective, bytes, symmetric, memory, in_place);
+  if (collective == Collective::all_to_all_v)
+    bytes /= static_cast<std::size_t>(size());  // its messages, if they are of one size
+  return engine_->choose(gpu_plan_, collective, bytes, symmetric, in_place);
+}
+
+int GpuCommunicator::sms(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm,
+                         bool in_place) {
+  const bool reached = symmetric && engine_->reaches(collective, in_place);
+  const Shape shape = gpu_plan_.shape(collective, bytes, reached, algorithm);
+  return engine_->shape(collective, algorithm, shape, bytes).blocks;
+}
+
+void GpuCommunicator::run_on_gpu(Request& request, int to, int from) {
+  cuda::Engine& gpu = *engine_;
   gpu.check();
   const bool pair = to >= 0 || from >= 0;
   const bool symmetric = !pair && gpu.symmetric(request);
@@ -39,7 +74,7 @@ void LocalCommunicator::run_on_gpu(Request& request, int to, int from) {
 }
 
 // Each by its own size, so that both of its ends do alike: those that go directly last, on every rank.
-void LocalCommunicator::run_messages_on_gpu(const Request& request) {
+void GpuCommunicator::run_messages_on_gpu(const Request& request) {
   for (const bool direct : {false, true}) {
     Algorithm algorithm{};
     const auto some = request.with_parts([&](const Args::Part& part) {
@@ -52,14 +87,13 @@ void LocalCommunicator::run_messages_on_gpu(const Request& request) {
   }
 }
 
-Algorithm LocalCommunicator::planned(const Request& request, const Args::Part& part) {
-  if (request.call->memory == Memory::host) return Impl::planned(request, part);
-  return engine().choose(gpu_plan_, request.collective, part.bytes, false, false);
+Algorithm GpuCommunicator::planned(const Request& request, const Args::Part& part) {
+  if (request.call->memory == Memory::host) return LocalCommunicator::planned(request, part);
+  return engine_->choose(gpu_plan_, request.collective, part.bytes, false, false);
 }
 
-void LocalCommunicator::enqueue(const Request& request, Algorithm algorithm, bool symmetric, int to,
-                                int from) {
-  cuda::Engine& gpu = engine();
+void GpuCommunicator::enqueue(const Request& request, Algorithm algorithm, bool symmetric, int to, int from) {
+  cuda::Engine& gpu = *engine_;
   const bool pair = to >= 0 || from >= 0;
   const Collective planned = pair ? Collective::send_recv : request.collective;
   if (is_direct(algorithm) && !gpu.peer_access())
@@ -80,27 +114,28 @@ void LocalCommunicator::enqueue(const Request& request, Algorithm algorithm, boo
   gpu.run(request, algorithm, shape, calls_, to, from);
 }
 
-std::shared_ptr<void> LocalCommunicator::allocate_on_gpu(std::size_t bytes) {
-  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
-  return engine().allocate(bytes);
+std::shared_ptr<void> GpuCommunicator::do_allocate(std::size_t bytes, Memory memory) {
+  if (memory == Memory::host) return LocalCommunicator::do_allocate(bytes, memory);
+  if (check_ && size() > 1) compare(group().exchange(ticket(Collective::empty, Call{}, bytes)));
+  return engine_->allocate(bytes);
 }
 
 // On a GPU, one rank's place stands for all, of the buffers that peers reach.
-void LocalCommunicator::compare_places(const Request& request, bool symmetric) {
+void GpuCommunicator::compare_places(const Request& request, bool symmetric) {
   Ticket mine = ticket(request.collective, *request.call, request.call->count);
   mine.algorithm = request.algorithm;
   const auto [in, out] = cuda::reached(request.collective);
   if (in) mine.in = engine_->place(request.args.in, 0);
   if (out) mine.out = engine_->place(request.args.out, 0);
   mine.in_place = symmetric;
-  const auto tickets = group_.exchange(mine);
+  const auto tickets = group().exchange(mine);
   for (int r = 1; r < size(); ++r) {
     Ticket its = tickets[static_cast<std::size_t>(r)];
     const bool same = its.in_place == tickets[0].in_place &&
                       (!its.in_place || (its.in == tickets[0].in && its.out == tickets[0].out));
     its.algorithm = tickets[0].algorithm;  // other places lead to another
     if (!same && tickets[0].matches(its))
-      group_.fail(FailureKind::mismatch,
+      group().fail(FailureKind::mismatch,
                   "rank " + std::to_string(number(0)) + " and rank " + std::to_string(number(r)) + " gave " +
                       std::string(name_of(request.collective)) +
                       " different places of symmetric memory: give the same offset of the same allocation on "

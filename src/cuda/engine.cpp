@@ -9,6 +9,7 @@
 #include "base/env.hpp"
 #include "base/text.hpp"
 #include "cuda/gpu_engine.hpp"
+#include "unisono/communicator.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::cuda {
@@ -333,11 +334,11 @@ std::unique_ptr<Engine> Engine::make(Group& group, const Options& options) {
   return std::make_unique<GpuEngine>(group, options);
 }
 
-int Engine::devices() {
+}  // namespace unisono::cuda
+
+int unisono::device_count() {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
   cudaGetLastError();
   return 0;
 }
-
-}  // namespace unisono::cuda

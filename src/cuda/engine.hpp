@@ -49,7 +49,6 @@ class Engine {
   // Collective. UsageError when there is no such GPU, or two ranks have the same; ResourceError when memory
   // cannot be had or shared, or this build has no CUDA lane.
   static std::unique_ptr<Engine> make(Group& group, const Options& options);
-  static int devices();
   virtual ~Engine() = default;
 
   virtual int device() const = 0;

@@ -1,5 +1,6 @@
 // Stands in for engine.cpp in a build without CUDA.
 #include "cuda/engine.hpp"
+#include "unisono/communicator.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::cuda {
@@ -10,6 +11,6 @@ std::unique_ptr<Engine> Engine::make(Group&, const Options&) {
       "found, or leave device= out.");
 }
 
-int Engine::devices() { return 0; }
-
 }  // namespace unisono::cuda
+
+int unisono::device_count() { return 0; }

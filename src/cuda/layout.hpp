@@ -5,14 +5,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/plan.hpp"
 #include "lane/lane.hpp"
 #include "unisono/types.hpp"
 
 namespace unisono::cuda {
 
-inline constexpr int kMaxRanks = 8;          // of one NVLink domain of one machine
-inline constexpr int kMaxThreads = 512;      // of a block; blocks are whole warps, in one dimension
-inline constexpr std::uint32_t kChunks = 4;  // chunks in the ring of a pair of blocks
+inline constexpr int kMaxRanks = 8;  // of one NVLink domain of one machine
+// Of a block; blocks are whole warps, in one dimension.
+inline constexpr int kMaxThreads = Shape::kMostThreads;
+inline constexpr std::uint32_t kChunks = 4;             // chunks in the ring of a pair of blocks
 inline constexpr std::uint32_t kPackets = kMaxThreads;  // of a message of a block: one for each thread
 inline constexpr std::uint32_t kTurns = 4;      // messages between a pair of blocks that may be on their way
 inline constexpr std::size_t kPacketBytes = 8;  // payload of a packet

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "cuda/api.hpp"
-#include "cuda/engine.hpp"
 #include "cuda/memory.hpp"
 #include "lane/lane.hpp"
+#include "unisono/communicator.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::cuda {
@@ -90,7 +90,7 @@ class Gpu final : public NicGpu {
 }  // namespace
 
 std::unique_ptr<NicGpu> NicGpu::make(std::optional<int> device) {
-  const int count = Engine::devices();
+  const int count = device_count();
   if (count == 0)
     throw ResourceError(
         "CUDA sees no GPU here, which pinned and GPU memory need: see nvidia-smi, or leave device= and "

@@ -77,11 +77,10 @@ class FabricCommunicator final : public Communicator::Impl {
   int size() const override { return group_.size(); }
   bool closed() const override { return group_.left(); }
   void close() noexcept override { group_.leave(); }
-  void fail(const std::string& text, bool late) noexcept override {
-    group_.record(late ? FailureKind::timeout : FailureKind::peer_lost, text);
+  void fail(const Failure& failure) noexcept override {
+    group_.record(failure.kind, failure.text);
   }
   void raise_if_failed() override { group_.look_for_failure(); }
-  Plan& plan(Memory memory) override { return memory == Memory::host ? plan_ : gpu_plan_; }
   std::optional<int> device() const override { return device_; }
   // A call on GPU memory is complete when it returns: what is waited for is the caller's own.
   void synchronize(void* stream) override {
@@ -93,6 +92,8 @@ class FabricCommunicator final : public Communicator::Impl {
   }
 
  private:
+  Plan& plan(Memory memory) override { return memory == Memory::host ? plan_ : gpu_plan_; }
+
   void do_run(Request& request) override {
     Args& args = request.args;
     const Algorithm algorithm = chosen(request);

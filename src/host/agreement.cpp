@@ -4,6 +4,8 @@
 
 namespace unisono {
 
+static_assert(sizeof(Ticket) <= HostThread::kPacketBytes);
+
 std::vector<Ticket> LocalCommunicator::exchange(const Request& request) {
   Ticket mine = ticket(request.collective, *request.call, request.call->count);
   mine.algorithm = request.algorithm;

@@ -24,29 +24,20 @@ LocalCommunicator::LocalCommunicator(Bootstrap& bootstrap, const Communicator::O
       plan_(Plan::of_host({.ranks = group_.size(),
                            .ranks_a_core = group_.ranks_a_core(),
                            .cached = group_.cached(),
-                           .one_process = group_.one_process()})),
-      gpu_plan_(Plan::of_gpu({}, group_.size())) {
-  if (!options.device) return;
-  engine_ = cuda::Engine::make(group_, {.device = *options.device,
-                                        .max_sms = options.max_sms,
-                                        .peer_access = options.peer_access,
-                                        .timeout_s = timeout_of(options)});
-  gpu_plan_ = engine_->nvlink() ? Plan::of_gpu(engine_->card(), group_.size())
-                                : Plan::of_gpu_over_pcie(group_.size());
-}
+                           .one_process = group_.one_process()})) {}
 
 void LocalCommunicator::do_run(Request& request) {
-  if (request.call->memory == Memory::device) run_on_gpu(request, -1, -1);
-  else run_on_host(request);
+  if (request.call->memory == Memory::device) refuse_gpu();
+  run_on_host(request);
 }
 
 void LocalCommunicator::do_run_pair(Request& request, int to, int from) {
-  if (request.call->memory == Memory::device) run_on_gpu(request, to, from);
-  else run_pair_on_host(request, to, from);
+  if (request.call->memory == Memory::device) refuse_gpu();
+  run_pair_on_host(request, to, from);
 }
 
 std::shared_ptr<void> LocalCommunicator::do_allocate(std::size_t bytes, Memory memory) {
-  if (memory == Memory::device) return allocate_on_gpu(bytes);
+  if (memory == Memory::device) refuse_gpu();
   auto [segment, number] = allocate_on_host(bytes);
   return {segment->data(), [symmetric = symmetric_, number = number](void*) { symmetric->release(number); }};
 }

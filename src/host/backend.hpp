@@ -1,5 +1,5 @@
-// The ranks of one machine. Members are defined by topic: local.cpp (itself), agreement.cpp (comparing calls
-// with the peers), host_calls.cpp and gpu_calls.cpp.
+// The ranks of one machine, on host memory. Members are defined by topic: backend.cpp (itself), agreement.cpp
+// (comparing calls with the peers) and calls.cpp.
 #pragma once
 
 #include <memory>
@@ -9,14 +9,13 @@
 #include "core/backend.hpp"
 #include "core/plan.hpp"
 #include "core/request.hpp"
-#include "core/symmetric.hpp"
-#include "cuda/engine.hpp"
 #include "host/group.hpp"
+#include "host/symmetric.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono {
 
-class LocalCommunicator final : public Communicator::Impl {
+class LocalCommunicator : public Communicator::Impl {
  public:
   // `numbers`: as Group's.
   LocalCommunicator(Bootstrap& bootstrap, const Communicator::Options& options,
@@ -24,58 +23,26 @@ class LocalCommunicator final : public Communicator::Impl {
 
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
-  Plan& plan(Memory memory) override { return memory == Memory::host ? plan_ : gpu_plan_; }
-  bool reaches_any_memory() const override { return group_.reaches_all(); }
-  cuda::Engine& engine() const override { return engine_ ? *engine_ : Impl::engine(); }
-  bool has_engine() const override { return engine_ != nullptr; }
   bool closed() const override { return group_.left(); }
   void close() noexcept override { group_.leave(); }
-  void fail(const std::string& text, bool late) noexcept override {
-    group_.record(late ? FailureKind::timeout : FailureKind::peer_lost, text);
+  void fail(const Failure& failure) noexcept override {
+    group_.record(failure.kind, failure.text);
   }
   void raise_if_failed() override {
     if (group_.broken()) group_.check();
   }
 
- private:
-  int number(int rank) const override { return group_.number(rank); }
-  bool inherited() const override { return group_.inherited(); }
-  void leave() noexcept override { group_.leave(); }
-  void enter(std::string_view what, std::uint64_t call) override {
-    group_.doing(what, call);
-    group_.check();
-    group_.lane().mark(0);  // of what the ranks tell each other before the call runs
-    symmetric_->drop_released();
+ protected:
+  Plan& plan(Memory memory) override {
+    if (memory == Memory::device) refuse_gpu();
+    return plan_;
   }
-  void disagree(const std::string& text) override { group_.fail(FailureKind::mismatch, text); }
-
   void do_run(Request& request) override;
   void do_run_pair(Request& request, int to, int from) override;
-  void do_barrier() override;
   std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override;
 
-  // This rank's part of a new allocation, and the allocation's number.
-  std::pair<std::shared_ptr<Segment>, std::uint32_t> allocate_on_host(std::size_t bytes);
-  std::shared_ptr<void> allocate_on_gpu(std::size_t bytes);
-
-  // Host memory: which program, and where the buffers lie.
-  void run_on_host(Request& request);
-  void run_quantised(const Request& request);
-  void run_pair_on_host(Request& request, int to, int from);
-  void run_batch_on_host(Request& request);
-  bool asks_for_places(const Request& request) const;
-  Algorithm plain(const Request& request) const;
-  Algorithm meet_places(Request& request);
-  Place place(const byte* at, std::size_t bytes) const;
-  byte* reach(const Place& place, int rank, std::size_t bytes);
-
-  // Device memory.
-  void run_on_gpu(Request& request, int to, int from);
-  void run_messages_on_gpu(const Request& request);
-  Algorithm planned(const Request& request, const Args::Part& part) override;
-  void enqueue(const Request& request, Algorithm algorithm, bool symmetric, int to = -1, int from = -1);
-  void compare_places(const Request& request, bool symmetric);
-
+  int number(int rank) const override { return group_.number(rank); }
+  Group& group() { return group_; }
   // What the ranks tell each other of their calls.
   std::vector<Ticket> exchange(const Request& request);
   std::vector<Ticket> exchange_parts(const Request& request);
@@ -86,10 +53,37 @@ class LocalCommunicator final : public Communicator::Impl {
     Impl::compare_messages(PacketChannel<HostThread>(group_.lane()), request);
   }
 
+ private:
+  bool reaches_any_memory() const override { return group_.reaches_all(); }
+  bool inherited() const override { return group_.inherited(); }
+  void leave() noexcept override { group_.leave(); }
+  void enter(std::string_view what, std::uint64_t call) override {
+    group_.doing(what, call);
+    group_.check();
+    group_.lane().mark(0);  // of what the ranks tell each other before the call runs
+    symmetric_->drop_released();
+  }
+  void disagree(const std::string& text) override { group_.fail(FailureKind::mismatch, text); }
+
+  void do_barrier() override;
+
+  // This rank's part of a new allocation, and the allocation's number.
+  std::pair<std::shared_ptr<Segment>, std::uint32_t> allocate_on_host(std::size_t bytes);
+
+  // Which program runs, and where the buffers lie.
+  void run_on_host(Request& request);
+  void run_quantised(const Request& request);
+  void run_pair_on_host(Request& request, int to, int from);
+  void run_batch_on_host(Request& request);
+  bool asks_for_places(const Request& request) const;
+  Algorithm plain(const Request& request) const;
+  Algorithm meet_places(Request& request);
+  Place place(const byte* at, std::size_t bytes) const;
+  byte* reach(const Place& place, int rank, std::size_t bytes);
+
   std::size_t stream_bytes_;
   Group group_;
-  Plan plan_, gpu_plan_;
-  std::unique_ptr<cuda::Engine> engine_;
+  Plan plan_;
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
   std::vector<const byte*> inputs_;
   std::vector<byte*> outputs_;

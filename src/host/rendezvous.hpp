@@ -1,7 +1,7 @@
 // A large message between two ranks, without staging.
 #pragma once
 
-#include "core/symmetric.hpp"
+#include "core/request.hpp"
 #include "host/host_thread.hpp"
 #include "lane/channel.hpp"
 

@@ -22,6 +22,7 @@
 #include "fabric/task.hpp"
 #include "leaks.hpp"
 #include "programs.hpp"
+#include "unisono/tuning.hpp"
 
 namespace unisono::test {
 namespace {
@@ -155,7 +156,8 @@ TEST_P(Fabric, StagesWhatAPlanWantsDirectButCannotBe) {
     for (const auto& [collective, algorithm] :
          {std::pair(Collective::all_reduce, "two_shot_direct"), std::pair(Collective::scatter, "direct"),
           std::pair(Collective::reduce_scatter, "direct")}) {
-      for (const bool symmetric : {false, true}) comm.set_plan({{collective, symmetric, rest, algorithm}});
+      for (const bool symmetric : {false, true})
+        Tuning(comm).set_plan({{collective, symmetric, rest, algorithm}});
       run_checked(comm, {collective, "", 4099, DType::f32, Op::sum, 1, false, 7},
                   static_cast<std::byte*>(memory.data()), memory.bytes());
     }

@@ -14,6 +14,7 @@
 
 #include "host/backend.hpp"
 #include "ranks.hpp"
+#include "unisono/tuning.hpp"
 
 namespace unisono::test {
 namespace {
@@ -254,7 +255,8 @@ TEST(Mismatch, OfPlans) {
     Texts texts(2);
     on_ranks(2, {.timeout_s = kLong, .check = true}, [&](Communicator& comm) {
       const char* algorithm = comm.rank() == 0 ? one.mine : one.theirs;
-      comm.set_plan({{one.collective, false, rest, algorithm}, {one.collective, true, rest, algorithm}});
+      Tuning(comm).set_plan(
+          {{one.collective, false, rest, algorithm}, {one.collective, true, rest, algorithm}});
       texts[comm.rank()] = text_of<MismatchError>([&] { one.call(comm); });
     });
     texts.expect_one();

@@ -9,19 +9,11 @@
 #include <mutex>
 #include <vector>
 
+#include "base/bytes.hpp"
+#include "core/request.hpp"
 #include "host/segment.hpp"
-#include "lane/lane.hpp"
 
 namespace unisono {
-
-// Where a buffer lies: `offset` bytes into a symmetric allocation, or at an address of its own process.
-struct Place {
-  static constexpr std::uint32_t kNone = 0, kAddress = ~std::uint32_t{0};
-  static constexpr std::uint32_t kAnywhere = kAddress - 1;  // it is empty
-  std::uint32_t allocation = kNone;
-  std::uint64_t offset = 0;
-  bool operator==(const Place&) const = default;
-};
 
 // An allocation is dropped when every rank has released it: until then a peer may name it, and every rank
 // must find it.

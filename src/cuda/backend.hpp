@@ -1,0 +1,51 @@
+// The ranks of one machine, each with a GPU. Calls on host memory are LocalCommunicator's.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "cuda/engine.hpp"
+#include "host/backend.hpp"
+
+namespace unisono {
+
+class GpuCommunicator final : public LocalCommunicator {
+ public:
+  // Requires: options.device. numbers: as Group's.
+  GpuCommunicator(Bootstrap& bootstrap, const Communicator::Options& options,
+                  const std::vector<int>& numbers = {});
+
+  std::optional<int> device() const override { return engine_->device(); }
+  bool peer_access() const override { return engine_->peer_access(); }
+  bool nvlink() const override { return engine_->nvlink(); }
+  std::string_view card() const override { return engine_->card(); }
+  void synchronize(void* stream) override { engine_->synchronize(stream); }
+  void* last_stream() const override { return engine_->last_stream(); }
+
+  Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
+                   bool in_place) override;
+  int sms(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm,
+          bool in_place) override;
+  void set_shape(const std::optional<Shape>& shape) override { engine_->set_shape(shape); }
+
+ private:
+  Plan& plan(Memory memory) override {
+    return memory == Memory::device ? gpu_plan_ : LocalCommunicator::plan(memory);
+  }
+  void do_run(Request& request) override;
+  void do_run_pair(Request& request, int to, int from) override;
+  std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override;
+  Algorithm planned(const Request& request, const Args::Part& part) override;
+
+  void run_on_gpu(Request& request, int to, int from);
+  void run_messages_on_gpu(const Request& request);
+  void enqueue(const Request& request, Algorithm algorithm, bool symmetric, int to = -1, int from = -1);
+  void compare_places(const Request& request, bool symmetric);
+
+  std::unique_ptr<cuda::Engine> engine_;
+  Plan gpu_plan_;
+};
+
+}  // namespace unisono
