@@ -66,7 +66,11 @@ class Communicator {
     int max_sms = 0;                    // that a kernel may take; 0: UNISONO_MAX_SMS, else as many as pay
     // False on any rank: no GPU touches another's memory (also UNISONO_PEER_ACCESS=0).
     bool peer_access = true;
-    std::optional<bool> check{};     // compare the ranks' calls first; default UNISONO_CHECK, else no
+    std::optional<bool> check{};  // compare the ranks' calls first; default UNISONO_CHECK, else no
+    // Makes what carries messages between nodes. Called if the ranks are on several, on every rank. Without
+    // it the fabric lane does (UNISONO_TRANSPORT=fabric).
+    std::function<std::shared_ptr<Transport>()> transport{};
+    std::string node{};  // the name of this rank's node; empty: UNISONO_NODE, else by the kernel's namespaces
     std::optional<Fabric> fabric{};  // the fabric lane instead of the host's; the same on every rank
     std::function<void()>
         while_waiting{};  // called every few ms of a long wait; what it throws ends the call and closes
@@ -81,6 +85,8 @@ class Communicator {
 
   int rank() const;
   int size() const;
+  // The ranks of each node, in rank order. Ranks of a node share memory.
+  std::vector<std::vector<int>> nodes() const;
 
   void all_reduce(const Call& call);      // in, out: count. In place: out == in
   void reduce(const Call& call);          // in: count; out: count at the root. In place: out == in
@@ -164,6 +170,9 @@ std::vector<FabricProvider> fabric_providers();
 // The one that a communicator takes for that name; UsageError, which lists those present.
 FabricProvider fabric_provider(const std::string& name);
 std::string fabric_version();
+
+// The deadline of a wait where Options has none, in seconds: UNISONO_TIMEOUT_S, else 30.
+double default_timeout_s();
 
 // How many GPUs CUDA sees; 0 where there is no driver, or no CUDA lane in this build.
 int device_count();

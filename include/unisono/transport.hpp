@@ -68,7 +68,7 @@ class Transport {
     // has been received. On a GPU: whether it is enqueued.
     virtual bool test() = 0;
     // Returns the peers whose messages are not complete.
-    virtual std::vector<int> open() const = 0;
+    virtual std::vector<int> open() = 0;
   };
 
   virtual ~Transport() = default;

@@ -73,6 +73,8 @@ Env read() {
   if (const char* provider = value_of("UNISONO_FABRIC_PROVIDER")) env.fabric_provider = provider;
   if (const char* host = value_of("MASTER_ADDR")) env.master_address = host;
   if (const char* file = value_of("UNISONO_LIBFABRIC")) env.libfabric = file;
+  if (const char* node = value_of("UNISONO_NODE")) env.node = node;
+  if (const char* transport = value_of("UNISONO_TRANSPORT")) env.transport = transport;
   if (const char* memory = value_of("UNISONO_CUDA_MEMORY")) {
     const std::string_view kind(memory);
     if (kind != "vmm" && kind != "ipc")

@@ -25,6 +25,11 @@ struct Env {
   // UNISONO_ISA: baseline, avx2 or avx512; empty: the best that the machine has.
   std::string instruction_set;
 
+  // UNISONO_NODE: the name of this rank's node; empty: by the kernel's namespaces.
+  std::string node;
+  // UNISONO_TRANSPORT: what carries data between nodes; empty: what the ranks were started by.
+  std::string transport;
+
   // UNISONO_MAX_SMS: that a kernel may take of a GPU; 0: as many as pay.
   int max_sms = 0;
   // UNISONO_CUDA_MEMORY=ipc: share GPU memory by cudaIpc handles; vmm: by descriptors.

@@ -1,5 +1,6 @@
 // What a communicator is, whichever backend carries its calls: the host (host/backend.hpp), a GPU
-// (cuda/backend.hpp) or the fabric (fabric/communicator.cpp). backends.cpp chooses.
+// (cuda/backend.hpp), the fabric (fabric/communicator.cpp) or several nodes (nodes/backend.hpp). backends.cpp
+// chooses.
 #pragma once
 
 #include <atomic>
@@ -34,9 +35,11 @@ class Communicator::Impl {
   void set_check(bool check) { check_ = check; }
 
   void run(Request request) {
+    name_algorithm(request);
     turn(request.collective, [&] { do_run(request); });
   }
   void run_pair(Request request, int to, int from) {
+    name_algorithm(request);
     turn(request.collective, [&] { do_run_pair(request, to, from); });
   }
   void barrier() {
@@ -61,8 +64,15 @@ class Communicator::Impl {
   virtual void set_plan(const std::vector<Plan::Entry>& entries, Memory memory) { plan(memory).set(entries); }
   virtual void set_shape(const std::optional<Shape>&) { refuse_gpu(); }  // none: the plan's
 
+  // The ranks of each node.
+  virtual std::vector<std::vector<int>> nodes() const;
+
  protected:
   virtual Plan& plan(Memory memory) = 0;
+  // The algorithms that a call may name.
+  virtual std::vector<Algorithm> algorithms(Collective collective, Memory memory) const {
+    return Plan::algorithms(collective, memory);
+  }
   // Whether direct programs reach memory that is not symmetric; where not, automatic calls are staged.
   virtual bool reaches_any_memory() const { return false; }
 
@@ -169,6 +179,12 @@ class Communicator::Impl {
   bool check_;  // whether the ranks compare their calls first
 
  private:
+  void name_algorithm(Request& request) const {
+    if (!request.call->algorithm.empty())
+      request.name_algorithm(algorithms(request.collective, request.call->memory));
+    request.check_wire();
+  }
+
   // One call at a time: its place in the order of calls, and in the text of errors. What is no error of
   // Unisono's (no memory, an interrupt) ends it on this rank alone, out of step with its peers: it closes.
   template <class Body>
@@ -200,7 +216,12 @@ class Communicator::Impl {
   std::atomic<bool> busy_ = false;
 };
 
-// Collective. Makes the backend that the options ask for.
+// Makes the backend of ranks that share a machine. Collective. numbers: what errors call each of them; empty:
+// by its number here.
+std::unique_ptr<Communicator::Impl> make_machine_backend(Bootstrap& bootstrap,
+                                                         const Communicator::Options& options,
+                                                         const std::vector<int>& numbers);
+// Makes the backend that the options ask for, on as many nodes as there are. Collective.
 std::unique_ptr<Communicator::Impl> make_backend(const std::shared_ptr<Bootstrap>& bootstrap,
                                                  const Communicator::Options& options);
 

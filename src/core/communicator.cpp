@@ -1,9 +1,12 @@
 #include "unisono/communicator.hpp"
 
+#include <numeric>
+
 #include "base/env.hpp"
 #include "core/backend.hpp"
 
 namespace unisono {
+
 double Communicator::Impl::timeout_of(const Options& options) {
   const double seconds = options.timeout_s.value_or(env().timeout_s);
   constexpr double kMost = 1e9;  // clocks count them in narrow numbers
@@ -19,6 +22,15 @@ Communicator::~Communicator() = default;
 Communicator::Communicator(Communicator&&) noexcept = default;
 Communicator& Communicator::operator=(Communicator&&) noexcept = default;
 
+std::vector<std::vector<int>> Communicator::Impl::nodes() const {
+  std::vector<int> all(static_cast<std::size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  return {all};
+}
+
+double default_timeout_s() { return env().timeout_s; }
+
+std::vector<std::vector<int>> Communicator::nodes() const { return impl_->nodes(); }
 int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
 void Communicator::close() noexcept { impl_->close(); }

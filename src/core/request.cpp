@@ -62,7 +62,6 @@ Request::Request(Collective what, const Call& c, int me, int n)
     case Collective::all_to_all: in_bytes = out_bytes = args.bytes; break;
     default: break;
   }
-  name_algorithm();
   check_buffers(at_in, at_out);
 }
 
@@ -98,7 +97,6 @@ Request::Request(const Call& c, int me, int n, std::span<const std::size_t> sent
   args.receives = receives.data();
   if (in_place() && in_bytes > 0 && !std::equal(sent.begin(), sent.end(), received.begin()))
     throw UsageError("all_to_all_v in place needs the same send and receive counts: give it another output.");
-  name_algorithm();
   check_buffers(0, 0);
 }
 
@@ -114,7 +112,6 @@ Request::Request(Collective what, const Call& c, int me, int n, int to, int from
   args.out = static_cast<byte*>(c.out);
   in_bytes = what == Collective::recv ? 0 : args.bytes;
   out_bytes = what == Collective::send ? 0 : args.bytes;
-  name_algorithm();
   check_buffers(0, 0);
 }
 
@@ -181,18 +178,17 @@ void Request::check_wire() {
   algorithm = Algorithm::two_shot;
 }
 
-void Request::name_algorithm() {
-  if (call->algorithm.empty()) return check_wire();
-  std::string known;
-  for (const Algorithm one : Plan::algorithms(collective, call->memory)) {
+void Request::name_algorithm(const std::vector<Algorithm>& known) {
+  std::string names;
+  for (const Algorithm one : known) {
     if (name_of(one) == call->algorithm) {
       algorithm = one;
-      return check_wire();
+      return;
     }
-    known += (known.empty() ? "" : ", ") + std::string(name_of(one));
+    names += (names.empty() ? "use one of " : ", ") + std::string(name_of(one));
   }
   throw UsageError(std::string(name_of(collective)) + " has no algorithm '" + std::string(call->algorithm) +
-                   "': use one of " + known + ".");
+                   "' here: " + (names.empty() ? "leave it out" : names) + ".");
 }
 
 // A GPU loads no element from elsewhere.

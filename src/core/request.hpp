@@ -36,6 +36,11 @@ struct Request {
   std::size_t bytes() const { return args.bytes; }
   bool in_place() const { return args.in == args.out; }
 
+  // Takes the algorithm that the call names. Throws UsageError if `known` has none of that name.
+  void name_algorithm(const std::vector<Algorithm>& known);
+  // Throws UsageError for a quantised call that is wrong by itself, and names its algorithm.
+  void check_wire();
+
   Reached reached_by_peers(int owner) const;
 
   // What Ticket::matches compares, in 24 bits, never 0: of calls that differ, but for one case in millions,
@@ -67,8 +72,6 @@ struct Request {
   void check_buffers(std::size_t at_in, std::size_t at_out) const;
   void check_apart() const;
   void check_alignment() const;
-  void name_algorithm();
-  void check_wire();
 };
 
 // Where a buffer lies: `offset` bytes into a symmetric allocation, or at an address of its own process.

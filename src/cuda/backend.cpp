@@ -135,11 +135,12 @@ void GpuCommunicator::compare_places(const Request& request, bool symmetric) {
                       (!its.in_place || (its.in == tickets[0].in && its.out == tickets[0].out));
     its.algorithm = tickets[0].algorithm;  // other places lead to another
     if (!same && tickets[0].matches(its))
-      group().fail(FailureKind::mismatch,
-                  "rank " + std::to_string(number(0)) + " and rank " + std::to_string(number(r)) + " gave " +
-                      std::string(name_of(request.collective)) +
-                      " different places of symmetric memory: give the same offset of the same allocation on "
-                      "every rank, or none.");
+      group().fail(
+          FailureKind::mismatch,
+          "rank " + std::to_string(number(0)) + " and rank " + std::to_string(number(r)) + " gave " +
+              std::string(name_of(request.collective)) +
+              " different places of symmetric memory: give the same offset of the same allocation on "
+              "every rank, or none.");
   }
   compare(tickets);
 }

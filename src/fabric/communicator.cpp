@@ -11,6 +11,7 @@
 #include "cuda/nic.hpp"
 #include "fabric/fabric_group.hpp"
 #include "fabric/library.hpp"
+#include "host/segment.hpp"
 #include "programs/send_recv.hpp"
 
 namespace unisono {
@@ -77,9 +78,7 @@ class FabricCommunicator final : public Communicator::Impl {
   int size() const override { return group_.size(); }
   bool closed() const override { return group_.left(); }
   void close() noexcept override { group_.leave(); }
-  void fail(const Failure& failure) noexcept override {
-    group_.record(failure.kind, failure.text);
-  }
+  void fail(const Failure& failure) noexcept override { group_.record(failure.kind, failure.text); }
   void raise_if_failed() override { group_.look_for_failure(); }
   std::optional<int> device() const override { return device_; }
   // A call on GPU memory is complete when it returns: what is waited for is the caller's own.

@@ -25,9 +25,7 @@ class LocalCommunicator : public Communicator::Impl {
   int size() const override { return group_.size(); }
   bool closed() const override { return group_.left(); }
   void close() noexcept override { group_.leave(); }
-  void fail(const Failure& failure) noexcept override {
-    group_.record(failure.kind, failure.text);
-  }
+  void fail(const Failure& failure) noexcept override { group_.record(failure.kind, failure.text); }
   void raise_if_failed() override {
     if (group_.broken()) group_.check();
   }

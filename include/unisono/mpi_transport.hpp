@@ -1,0 +1,174 @@
+// Messages between nodes by an MPI, over a small set of its functions: mpi.hpp binds those of the user's own
+// mpi.h, Python those of the library that mpi4py has loaded.
+//
+// MPI's own wait has no deadline, so that requests are tested, never waited for.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "unisono/error.hpp"
+#include "unisono/transport.hpp"
+
+namespace unisono {
+
+// Api is copyable, and has
+//   Request, Status     MPI's types, or storage for them
+//   isend(data, bytes, rank, tag, Request*), irecv(data, bytes, rank, tag, Request*), test(Request*, int*
+//   flag, Status*), get_count(const Status*, int* bytes), recv_from_any(data, bytes, tag), probe_any(tag,
+//   int* flag)
+//                       which give MPI's error code, over one communicator on which nothing else sends
+//   running()           whether MPI is initialized and not finalized
+//   truncated(code)     whether a receive was too short
+//   text(code)          MPI's words
+//   abandon()           is told that MPI may still touch memory of messages that nobody waits for:
+//   MPI_Finalize and
+//                       MPI_Comm_free may then wait for ranks that do not answer
+template <class Api>
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(Api api, int rank, int size) : api_(std::move(api)), rank_(rank), size_(size) {}
+
+  std::string name() const override { return "MPI"; }
+
+  std::unique_ptr<Pending> exchange(std::span<const Outgoing> sends,
+                                    std::span<const Incoming> receives) override {
+    require_running();
+    auto begun = std::make_unique<Exchange>(*this);
+    std::size_t count = 0;
+    for (const Incoming& one : receives) count += pieces(one.bytes);
+    for (const Outgoing& one : sends) count += pieces(one.bytes);
+    begun->open_requests(count);
+    for (const Incoming& one : receives)
+      begun->post(one.from, static_cast<std::byte*>(one.data), one.bytes, true);
+    for (const Outgoing& one : sends)
+      begun->post(one.to, const_cast<std::byte*>(static_cast<const std::byte*>(one.data)), one.bytes, false);
+    return begun;
+  }
+
+  // Sends the text to every rank. A rank that waits in `exchange` hears it.
+  void tell(const std::string& failure) noexcept override {
+    if (closed_ || !api_.running()) return;
+    auto& told = *new Told;  // never freed: MPI may send it later
+    failure.copy(told.text.data(), told.text.size() - 1);
+    told.requests.resize(static_cast<std::size_t>(size_));
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_)
+        api_.isend(told.text.data(), static_cast<int>(told.text.size()), r, kFailureTag,
+                   &told.requests[static_cast<std::size_t>(r)]);
+    api_.abandon();
+  }
+
+  std::optional<std::string> heard() override {
+    if (closed_ || !api_.running()) return {};
+    int there = 0;
+    if (api_.probe_any(kFailureTag, &there) != 0 || !there) return {};
+    Text text{};
+    if (api_.recv_from_any(text.data(), static_cast<int>(text.size()), kFailureTag) != 0) return {};
+    text.back() = '\0';
+    return std::string(text.data());
+  }
+
+  void close() noexcept override { closed_ = true; }
+
+ private:
+  static constexpr int kTag = 1, kFailureTag = 2;
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // of one message: MPI counts in int
+  using Text = std::array<char, 1000>;
+  struct Told {
+    Text text{};
+    std::vector<typename Api::Request> requests;
+  };
+
+  static std::size_t pieces(std::size_t bytes) { return (bytes + kMostBytes - 1) / kMostBytes; }
+  void require_running() const {
+    if (!api_.running())
+      throw ResourceError(
+          "MPI has been finalized, but a communicator over it is in use: close the communicator "
+          "before MPI_Finalize.");
+  }
+
+  class Exchange final : public Pending {
+   public:
+    explicit Exchange(MpiTransport& transport) : transport_(transport) {}
+    ~Exchange() override {
+      if (ended_ == messages_.size()) return;
+      transport_.api_.abandon();
+      new auto(std::move(requests_));  // MPI may write to them later
+    }
+
+    void open_requests(std::size_t count) {
+      requests_.resize(count);
+      messages_.reserve(count);
+    }
+
+    void post(int rank, std::byte* data, std::size_t bytes, bool receive) {
+      Api& api = transport_.api_;
+      for (std::size_t begin = 0; begin < bytes; begin += kMostBytes) {
+        const int length = static_cast<int>(std::min(bytes - begin, kMostBytes));
+        auto* request = &requests_[messages_.size()];
+        const int code = receive ? api.irecv(data + begin, length, rank, kTag, request)
+                                 : api.isend(data + begin, length, rank, kTag, request);
+        if (code != 0) throw TransportError(rank, api.text(code));
+        messages_.push_back({rank, length, receive});
+      }
+    }
+
+    // In order: a message that has come waits for those before it, which costs nothing.
+    bool test() override {
+      Api& api = transport_.api_;
+      for (; ended_ < messages_.size(); ++ended_) {
+        const Message& message = messages_[ended_];
+        int over = 0;
+        if (const int code = api.test(&requests_[ended_], &over, &status_)) {
+          if (message.receive && api.truncated(code))
+            throw TransportError(message.rank, std::nullopt, static_cast<std::size_t>(message.bytes));
+          throw TransportError(message.rank, api.text(code));
+        }
+        if (!over) return false;
+        int bytes = message.bytes;
+        if (message.receive) api.get_count(&status_, &bytes);
+        if (bytes != message.bytes)
+          throw TransportError(message.rank, static_cast<std::size_t>(bytes),
+                               static_cast<std::size_t>(message.bytes));
+      }
+      return true;
+    }
+
+    std::vector<int> open() override {
+      std::vector<int> ranks;
+      for (std::size_t i = ended_; i < messages_.size(); ++i) {
+        int over = 0;
+        if (transport_.api_.test(&requests_[i], &over, &status_) == 0 && over) continue;
+        if (std::find(ranks.begin(), ranks.end(), messages_[i].rank) == ranks.end())
+          ranks.push_back(messages_[i].rank);
+      }
+      std::sort(ranks.begin(), ranks.end());
+      return ranks;
+    }
+
+   private:
+    struct Message {
+      int rank, bytes;
+      bool receive;
+    };
+    MpiTransport& transport_;
+    std::vector<Message> messages_;
+    std::vector<typename Api::Request> requests_;
+    std::size_t ended_ = 0;  // from the first on
+    typename Api::Status status_{};
+  };
+
+  Api api_;
+  int rank_, size_;
+  bool closed_ = false;
+};
+
+}  // namespace unisono

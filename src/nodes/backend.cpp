@@ -1,0 +1,283 @@
+#include "nodes/backend.hpp"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/deadline.hpp"
+#include "base/env.hpp"
+#include "nodes/host_space.hpp"
+#include "nodes/transport_fabric.hpp"
+
+namespace unisono::nodes {
+namespace {
+
+// A wait within the node outlasts one between nodes, whose error says more.
+constexpr double kLocalPatience = 1.25, kLocalGraceS = 0.5;
+// How long a rank that has lost a peer listens for what that peer, or its neighbours, say of the cause.
+constexpr auto kListening = std::chrono::milliseconds(500);
+
+bool combines(Collective c) {
+  return c == Collective::all_reduce || c == Collective::reduce || c == Collective::reduce_scatter;
+}
+
+}  // namespace
+
+std::shared_ptr<Transport> make_transport(Bootstrap& bootstrap, const Communicator::Options& options) {
+  if (options.transport) return options.transport();
+  if (env().transport == "fabric") return fabric_transport(bootstrap, options);
+  throw UsageError(
+      "the ranks are on several nodes, and nothing carries data between them: make the communicator by "
+      "unisono::mpi::communicator, give Options::transport, or set UNISONO_TRANSPORT=fabric.");
+}
+
+NodesCommunicator::Carrier::Carrier(NodesCommunicator& of, std::shared_ptr<Transport> transport,
+                                    std::unique_ptr<Space> where)
+    : space(std::move(where)),
+      courier(of.place_, std::move(transport), of.timeout_s_, [&of] { of.look(); }),
+      moves(of.place_, *of.local_, courier, *space),
+      sums(moves, of.limits_) {}
+
+NodesCommunicator::NodesCommunicator(Bootstrap& bootstrap, Topology place,
+                                     const Communicator::Options& options, const Limits& limits)
+    : Impl(options.check.value_or(env().check)),
+      place_(std::move(place)),
+      limits_(limits),
+      timeout_s_(timeout_of(options)),
+      while_waiting_(options.while_waiting) {
+  NodeBootstrap of_node(bootstrap, place_);
+  Communicator::Options inner = options;
+  inner.timeout_s = timeout_s_ * kLocalPatience + kLocalGraceS;
+  inner.check = false;  // calls are compared here, among all ranks
+  inner.while_waiting = [this] {
+    if (while_waiting_) while_waiting_();
+    hear();
+  };
+  inner.transport = {};
+  local_ = make_machine_backend(of_node, inner, place_.local());
+  transport_ = make_transport(bootstrap, options);
+  host_ = std::make_unique<Carrier>(*this, transport_, std::make_unique<HostSpace>());
+}
+
+NodesCommunicator::~NodesCommunicator() { close(); }
+
+std::vector<Algorithm> NodesCommunicator::algorithms(Collective collective, Memory) const {
+  using enum Algorithm;
+  if (collective == Collective::all_reduce || collective == Collective::reduce)
+    return {one_shot, two_shot, chain};
+  if (collective == Collective::reduce_scatter) return {two_shot, chain};
+  return {};
+}
+
+void NodesCommunicator::close() noexcept {
+  closed_ = true;
+  if (inherited()) return;  // the parent's peers are not told of a child's end
+  local_->close();
+  transport_->close();
+}
+
+void NodesCommunicator::fail(const Failure& failure) noexcept {
+  {
+    const std::scoped_lock lock(failing_);
+    if (failure_) return;
+    failure_ = failure;
+  }
+  failed_ = true;
+  local_->fail(failure);
+}
+
+void NodesCommunicator::raise_if_failed() {
+  if (failed_) {
+    const std::scoped_lock lock(failing_);
+    raise(*failure_);
+  }
+  local_->raise_if_failed();
+}
+
+void NodesCommunicator::enter(std::string_view what, std::uint64_t) {
+  doing_ = what;
+  if (failed_) raise_if_failed();
+}
+
+void NodesCommunicator::hear() {
+  if (failed_ || !transport_) return;
+  const auto told = transport_->heard();
+  if (!told || told->empty()) return;
+  const int kind = std::clamp(told->front() - '0', 0, static_cast<int>(FailureKind::resource));
+  const Failure failure{static_cast<FailureKind>(kind), told->substr(1)};
+  fail(failure);
+  raise(failure);
+}
+
+void NodesCommunicator::look() {
+  if (closed_)
+    throw UsageError("the communicator was closed by another thread while it waited in " + doing_ + ".");
+  if (while_waiting_) while_waiting_();
+  raise_if_failed();
+  hear();
+}
+
+// A rank that has lost a peer may have lost one that left because of a third rank's end. Listens for a while
+// to what the others say.
+Failure NodesCommunicator::cause_of(const Error& error) {
+  const Failure own = failure_of(error);
+  if (own.kind != FailureKind::peer_lost) return own;
+  for (const auto until = Clock::now() + kListening; Clock::now() < until; std::this_thread::sleep_for(kLook))
+    try {
+      local_->raise_if_failed();
+      hear();
+    } catch (const Error& other) { return failure_of(other); }
+  return own;
+}
+
+template <class Body>
+auto NodesCommunicator::guarded(const Body& body) {
+  try {
+    return body();
+  } catch (const UsageError&) { throw; } catch (const Error& error) {
+    const Failure cause = failed_ ? failure_of(error) : cause_of(error);
+    if (!failed_) {
+      fail(cause);
+      transport_->tell(static_cast<char>('0' + static_cast<int>(cause.kind)) + cause.text);
+    }
+    transport_->close();  // where that breaks connections, the peers notice now
+    raise_if_failed();
+    throw;
+  }
+}
+
+NodesCommunicator::Carrier& NodesCommunicator::carrier(Memory memory) {
+  if (memory == Memory::device) refuse_gpu();
+  return *host_;
+}
+
+void NodesCommunicator::do_run(Request& request) {
+  Carrier& by = carrier(request.call->memory);
+  request.algorithm = chosen(request);
+  guarded([&] {
+    if (check_) compare_calls(by, request);
+    if (request.args.bytes > 0 || request.collective == Collective::all_to_all_v) run_by(by, request);
+  });
+}
+
+void NodesCommunicator::run_by(Carrier& by, const Request& request) {
+  const Args& a = request.args;
+  const Call& call = *request.call;
+  const Sum what{call.dtype, call.op, call.wire, size()};
+  switch (request.collective) {
+    case Collective::all_reduce:
+      if (call.wire != Wire::exact) return by.sums.quantised(a.in, a.out, call.count, what);
+      return by.sums.all_reduce(a.in, a.out, call.count, what, request.algorithm);
+    case Collective::reduce:
+      return by.sums.reduce(a.in, rank() == a.root ? a.out : nullptr, call.count, what, a.root,
+                            request.algorithm);
+    case Collective::reduce_scatter:
+      return by.sums.reduce_scatter(a.in, a.out, call.count, what, request.algorithm);
+    case Collective::broadcast: return by.moves.broadcast(a.in, a.out, a.bytes, a.root);
+    case Collective::all_gather: return by.moves.all_gather(a.in, a.out, a.block).wait();
+    case Collective::gather: return by.moves.gather(a.in, a.out, a.block, a.root).wait();
+    case Collective::scatter: return by.moves.scatter(a.in, a.out, a.block, a.root);
+    case Collective::all_to_all: return by.moves.all_to_all(a.in, a.out, a.block).wait();
+    case Collective::all_to_all_v:
+      return by.moves.all_to_all_v(request.sends, request.receives, request.in_place());
+    default: return by.moves.batch(request.sends, request.receives);
+  }
+}
+
+void NodesCommunicator::do_run_pair(Request& request, int to, int from) {
+  Carrier& by = carrier(request.call->memory);
+  const Args& a = request.args;
+  guarded([&] {
+    if (check_) compare_ends(by, request, to, from);
+    if (a.bytes == 0) return;
+    if (to == rank()) return by.space->copy(a.out, a.in, a.bytes);
+    by.moves.send_recv(a.in, to < 0 ? 0 : a.bytes, to, a.out, from < 0 ? 0 : a.bytes, from);
+  });
+}
+
+void NodesCommunicator::do_barrier() {
+  guarded([&] {
+    if (check_) compare(everyones(ticket(Collective::barrier, Call{}, 0)));
+    host_->moves.barrier();
+  });
+}
+
+std::shared_ptr<void> NodesCommunicator::do_allocate(std::size_t bytes, Memory memory) {
+  if (check_) guarded([&] { compare(everyones(ticket(Collective::empty, Call{}, bytes))); });
+  try {
+    return local_->allocate(bytes, memory);
+  } catch (const ResourceError&) {
+    throw;  // no rank of this node has it: nothing is lost
+  } catch (const UsageError&) { throw; } catch (const Error&) {
+    return guarded([&]() -> std::shared_ptr<void> { throw; });
+  }
+}
+
+Algorithm NodesCommunicator::choose(Collective collective, std::size_t bytes, bool, Memory, bool) {
+  if (!combines(collective)) return Algorithm::automatic;
+  return nodes::choose(collective, place_, limits_, bytes, 1, 0);
+}
+
+Algorithm NodesCommunicator::chosen(const Request& request) const {
+  if (!combines(request.collective) || request.call->wire != Wire::exact) return request.algorithm;
+  if (request.algorithm == Algorithm::chain && !place_.uniform())
+    throw UsageError(
+        "chain needs as many ranks on every node, with consecutive numbers: use two_shot, or place the "
+        "ranks node by node.");
+  if (request.algorithm != Algorithm::automatic) return request.algorithm;
+  const Sum what{request.call->dtype, request.call->op, Wire::exact, size()};
+  return nodes::choose(request.collective, place_, limits_, request.in_bytes,
+                       static_cast<double>(what.wide()) / static_cast<double>(what.item()),
+                       request.args.root);
+}
+
+std::vector<Ticket> NodesCommunicator::everyones(const Ticket& mine) {
+  std::vector<Ticket> all(static_cast<std::size_t>(size()));
+  host_->moves
+      .all_gather(reinterpret_cast<const byte*>(&mine), reinterpret_cast<byte*>(all.data()), sizeof mine)
+      .wait();
+  return all;
+}
+
+void NodesCommunicator::compare_calls(Carrier& by, const Request& request) {
+  if (by_parts(request.collective)) return compare_parts(by, request);
+  Ticket mine = ticket(request.collective, *request.call, request.call->count);
+  mine.algorithm = request.algorithm;
+  compare(everyones(mine));
+}
+
+// Each part is compared by the ranks of both ends: of an all_to_all_v every part, of a batch the messages.
+void NodesCommunicator::compare_parts(Carrier&, const Request& request) {
+  const auto ranks = static_cast<std::size_t>(size());
+  std::vector<Ticket> mine(ranks), expected(ranks), told(ranks);
+  std::vector<Args::Part> sends(ranks), receives(ranks);
+  const std::size_t item = request.collective == Collective::all_to_all_v ? size_of(request.call->dtype) : 1;
+  auto fill = [&](std::vector<Args::Part>& to, std::vector<Ticket>& tickets, std::vector<Ticket>& of,
+                  const std::vector<Args::Part>& parts) {
+    for (std::size_t p = 0; p < ranks; ++p) {
+      if (request.collective == Collective::batch_send_recv && !parts[p].at) continue;
+      of[p] = ticket(request.collective, *request.call, parts[p].bytes / item);
+      to[p] = {reinterpret_cast<byte*>(&tickets[p]), sizeof(Ticket)};
+    }
+  };
+  fill(sends, mine, mine, request.sends);
+  fill(receives, told, expected, request.receives);
+  host_->moves.batch(sends, receives);
+  for (int p = 0; p < size(); ++p) {
+    const auto at = static_cast<std::size_t>(p);
+    if (receives[at].at && p != rank() &&
+        !(expected[at].matches(told[at]) && expected[at].count == told[at].count))
+      mismatch(rank(), expected[at], p, told[at]);
+  }
+}
+
+void NodesCommunicator::compare_ends(Carrier&, const Request& request, int to, int from) {
+  if (to == rank()) return;
+  const Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
+  Ticket told{};
+  host_->moves.send_recv(reinterpret_cast<const byte*>(&mine), to < 0 ? 0 : sizeof mine, to,
+                         reinterpret_cast<byte*>(&told), from < 0 ? 0 : sizeof told, from);
+  if (from >= 0 && !mine.matches(told))
+    mismatch(rank(), mine, from, told, "give both ends of a message the same count and dtype.");
+}
+
+}  // namespace unisono::nodes

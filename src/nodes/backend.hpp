@@ -1,0 +1,103 @@
+// The ranks of several nodes: within a node by its own communicator, between nodes by a transport.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/failure.hpp"
+#include "core/backend.hpp"
+#include "host/segment.hpp"
+#include "nodes/courier.hpp"
+#include "nodes/moves.hpp"
+#include "nodes/sums.hpp"
+#include "nodes/topology.hpp"
+
+namespace unisono::nodes {
+
+// Makes the transport that Options or UNISONO_TRANSPORT names. Collective.
+std::shared_ptr<Transport> make_transport(Bootstrap& bootstrap, const Communicator::Options& options);
+
+class NodesCommunicator final : public Communicator::Impl {
+ public:
+  NodesCommunicator(Bootstrap& bootstrap, Topology place, const Communicator::Options& options,
+                    const Limits& limits = {});
+  ~NodesCommunicator() override;
+
+  int rank() const override { return place_.rank; }
+  int size() const override { return place_.size(); }
+  std::vector<std::vector<int>> nodes() const override { return place_.nodes; }
+  std::optional<int> device() const override { return local_->device(); }
+  bool peer_access() const override { return local_->peer_access(); }
+  bool nvlink() const override { return local_->nvlink(); }
+  std::string_view card() const override { return local_->card(); }
+  void* last_stream() const override { return local_->last_stream(); }
+  Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
+                   bool in_place) override;
+  void set_plan(const std::vector<Plan::Entry>& entries, Memory memory) override {
+    local_->set_plan(entries, memory);
+  }
+  bool closed() const override { return closed_; }
+  void close() noexcept override;
+  void fail(const Failure& failure) noexcept override;
+  void raise_if_failed() override;
+
+ private:
+  Plan& plan(Memory) override { throw UsageError("across nodes calls follow no plan of one machine."); }
+  std::vector<Algorithm> algorithms(Collective collective, Memory memory) const override;
+
+  // What carries a call's data: where it lies, and how it crosses.
+  struct Carrier {
+    Carrier(NodesCommunicator& of, std::shared_ptr<Transport> transport, std::unique_ptr<Space> where);
+    std::unique_ptr<Space> space;
+    Courier courier;
+    Moves moves;
+    Sums sums;
+  };
+
+  void do_run(Request& request) override;
+  void do_run_pair(Request& request, int to, int from) override;
+  void do_barrier() override;
+  std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override;
+
+  bool inherited() const override { return forks_ != forks(); }
+  void leave() noexcept override { close(); }
+  void enter(std::string_view what, std::uint64_t call) override;
+  void disagree(const std::string& text) override { raise({FailureKind::mismatch, text}); }
+
+  void run_by(Carrier& carrier, const Request& request);
+  Algorithm chosen(const Request& request) const;
+  void compare_calls(Carrier& carrier, const Request& request);
+  void compare_parts(Carrier& carrier, const Request& request);
+  void compare_ends(Carrier& carrier, const Request& request, int to, int from);
+  Carrier& carrier(Memory memory);
+  // Runs what a call does. What goes wrong in it fails the communicator on every rank that can be reached.
+  template <class Body>
+  auto guarded(const Body& body);
+  // Called every few milliseconds of a wait between nodes.
+  void look();
+  void hear();
+  Failure cause_of(const Error& error);
+  // Everyone's ticket, in rank order.
+  std::vector<Ticket> everyones(const Ticket& mine);
+
+  const Topology place_;
+  const Limits limits_;
+  const double timeout_s_;
+  const std::function<void()> while_waiting_;
+  const unsigned forks_ = forks();
+  std::string doing_ = "init";
+  std::atomic<bool> closed_ = false;
+  mutable std::mutex failing_;  // fail() comes from any thread
+  std::optional<Failure> failure_;
+  std::atomic<bool> failed_ = false;
+  std::unique_ptr<Communicator::Impl> local_;
+  std::shared_ptr<Transport> transport_;
+  std::unique_ptr<Carrier> host_;
+};
+
+}  // namespace unisono::nodes

@@ -1,0 +1,83 @@
+// Collectives that only move data, across nodes: calls within the node and one exchange between nodes; a
+// large broadcast is one exchange for each of its blocks.
+//
+// Each byte crosses between two nodes once for each node that needs it. The ranks of a node share the work:
+// local rank r exchanges with local rank r of the other nodes ("rails", as NCCL calls them).
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "core/backend.hpp"
+#include "nodes/courier.hpp"
+#include "nodes/space.hpp"
+
+namespace unisono::nodes {
+
+class Moves {
+ public:
+  // local: the communicator of this node's ranks.
+  Moves(const Topology& place, Communicator::Impl& local, Courier& courier, Space& space)
+      : place(place), space(space), local_(local), courier_(courier) {}
+
+  const Topology& place;
+  Space& space;
+
+  // A collective that has begun: an exchange, and what is left to do after it.
+  class Begun {
+   public:
+    Begun() = default;
+    Begun(Courier::Exchange exchange, std::function<void()> then = {})
+        : exchange_(std::move(exchange)), then_(std::move(then)) {}
+    // Every rank of a node waits for its collectives in the order in which it has begun them.
+    void wait() {
+      exchange_.wait();
+      if (then_) then_();
+    }
+    void poll() { exchange_.poll(); }
+
+   private:
+    Courier::Exchange exchange_;
+    std::function<void()> then_;
+  };
+
+  Courier::Exchange exchange(const Messages& messages) { return courier_.begin(messages); }
+  // A collective of bytes within the node. count: as in Call.
+  void inside(Collective collective, const byte* in, byte* out, std::size_t count, int root = 0);
+  // Copies in pieces, between which the exchange moves on.
+  void copy_beside(Courier::Exchange& under_way, byte* to, const byte* from, std::size_t bytes);
+
+  void barrier();
+  // Everyone's `n` bytes of `x` to `out`, in rank order. In place, `x` is this rank's part of `out`.
+  Begun all_gather(const byte* x, byte* out, std::size_t n);
+  // Block p of `x`, of n bytes, to rank p. In place: x == out. slot: of those that are under way together,
+  // each has its own.
+  Begun all_to_all(const byte* x, byte* out, std::size_t n, int slot = 0);
+  // What goes to each rank, and what comes from it. Where in_place, what goes is copied first.
+  void all_to_all_v(std::span<const Args::Part> sends, std::span<const Args::Part> receives, bool in_place);
+  // The root's `x` to everyone's `out`: small ones to each node at once, large ones along a chain of nodes.
+  void broadcast(const byte* x, byte* out, std::size_t bytes, int root);
+  // Whether a broadcast goes along the chain.
+  bool chained(std::size_t bytes) const;
+  // Everyone's `n` bytes to the root's `out`; elsewhere it is null.
+  Begun gather(const byte* x, byte* out, std::size_t n, int root);
+  // Block p of the root's `x` to rank p; elsewhere `x` is null.
+  void scatter(const byte* x, byte* out, std::size_t n, int root);
+  // The parts of a batch, this rank's to itself too. A part with data is a message, also an empty one.
+  void batch(std::span<const Args::Part> sends, std::span<const Args::Part> receives);
+  // `sent` bytes to rank `to` and `received` bytes from rank `from`; -1: none. Not to this rank itself.
+  void send_recv(const byte* x, std::size_t sent, int to, byte* out, std::size_t received, int from);
+
+ private:
+  Call call(const byte* in, byte* out, std::size_t count, int root = 0) const;
+  void share(const std::vector<int>& ranks, byte* out, std::size_t n);
+  void broadcast_along_chain(byte* data, std::size_t bytes, int root, std::size_t most);
+  void broadcast_at_once(const byte* x, byte* data, std::size_t bytes, int root);
+  std::vector<int> remote() const;  // the ranks of other nodes
+
+  Communicator::Impl& local_;
+  Courier& courier_;
+};
+
+}  // namespace unisono::nodes

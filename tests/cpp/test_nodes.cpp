@@ -1,0 +1,237 @@
+// Collectives across nodes over a transport of threads: every layout, algorithm and failure, against a
+// reference.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <thread>
+
+#include "nodes/backend.hpp"
+#include "ranks.hpp"
+#include "reference.hpp"
+#include "thread_transport.hpp"
+
+namespace unisono::test {
+namespace {
+
+// Runs `body` on a thread for each letter of `layout`, which names the rank's node. fails: see
+// ThreadTransport.
+using Body = std::function<void(Communicator::Impl&)>;
+struct World {
+  std::string layout;
+  nodes::Limits limits{};
+  double timeout_s = 60;
+  bool check = false;
+  std::function<void(int rank, int exchange)> fails{};
+  std::shared_ptr<Post> post = std::make_shared<Post>();
+
+  void run(const Body& body) const {
+    const int n = static_cast<int>(layout.size());
+    const auto bootstraps = thread_bootstraps(n, std::chrono::seconds(60));
+    auto rank = [&](int r) {
+      try {
+        Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(r)];
+        Communicator::Options options;
+        options.timeout_s = timeout_s;
+        options.check = check;
+        options.transport = [&, r] {
+          auto failing = fails ? std::function<void(int)>([this, r](int exchange) { fails(r, exchange); })
+                               : std::function<void(int)>();
+          return std::make_shared<ThreadTransport>(post, r, std::move(failing));
+        };
+        auto place = nodes::meet(bootstrap, layout.substr(static_cast<std::size_t>(r), 1), check);
+        nodes::NodesCommunicator comm(bootstrap, std::move(place), options, limits);
+        body(comm);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << r << " of " << layout << ": " << error.what();
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int r = 0; r < n; ++r) threads.emplace_back(rank, r);
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+// Small limits, so that short inputs take many blocks.
+constexpr nodes::Limits kSmall{.one_shot = 600, .chain = 2000, .shard = 64, .block = 256, .chain_block = 300};
+
+Bytes of_rank(int rank, std::size_t bytes) {
+  return random_bytes(bytes, 1000 + static_cast<std::uint64_t>(rank));
+}
+
+Request request(Communicator::Impl& comm, Collective collective, const Call& call) {
+  return {collective, call, comm.rank(), comm.size()};
+}
+
+class Layout : public testing::TestWithParam<const char*> {};
+
+TEST_P(Layout, Moves) {
+  World{GetParam()}.run([](Communicator::Impl& comm) {
+    const int n = comm.size(), me = comm.rank();
+    for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{37}, std::size_t{70000}}) {
+      const auto all = count * static_cast<std::size_t>(n);
+      std::vector<Bytes> given;
+      for (int r = 0; r < n; ++r) given.push_back(of_rank(r, all));
+      const Bytes& mine = given[static_cast<std::size_t>(me)];
+      auto block = [&](const Bytes& of, int index) {
+        return of.data() + count * static_cast<std::size_t>(index);
+      };
+      auto same = [&](const byte* a, const byte* b, std::size_t bytes, const char* what) {
+        EXPECT_TRUE(bytes == 0 || std::memcmp(a, b, bytes) == 0)
+            << what << " of " << count << " on rank " << me;
+      };
+      Bytes out(all + 1);
+      comm.run(request(comm, Collective::all_gather,
+                       {.in = mine.data(), .out = out.data(), .count = count, .dtype = DType::u8}));
+      for (int r = 0; r < n; ++r)
+        same(block(out, r), given[static_cast<std::size_t>(r)].data(), count, "all_gather");
+      for (const bool in_place : {false, true}) {
+        Bytes x = mine, y(all + 1);
+        byte* to = in_place ? x.data() : y.data();
+        comm.run(request(comm, Collective::all_to_all,
+                         {.in = x.data(), .out = to, .count = count, .dtype = DType::u8}));
+        for (int r = 0; r < n; ++r)
+          same(to + count * static_cast<std::size_t>(r), block(given[static_cast<std::size_t>(r)], me), count,
+               "all_to_all");
+      }
+      for (int root = 0; root < n; ++root) {
+        const Bytes& at_root = given[static_cast<std::size_t>(root)];
+        Call call{.in = mine.data(), .out = out.data(), .count = count, .dtype = DType::u8, .root = root};
+        comm.run(request(comm, Collective::broadcast, call));
+        same(out.data(), at_root.data(), count, "broadcast");
+        comm.run(request(comm, Collective::scatter, call));
+        same(out.data(), block(at_root, me), count, "scatter");
+        comm.run(request(comm, Collective::gather, call));
+        for (int r = 0; me == root && r < n; ++r)
+          same(block(out, r), given[static_cast<std::size_t>(r)].data(), count, "gather");
+      }
+      // parts of all lengths, some of them empty
+      std::vector<std::size_t> sends, receives;
+      for (int r = 0; r < n; ++r) {
+        sends.push_back(static_cast<std::size_t>((me * 3 + r * 5) % 4) * count / 3);
+        receives.push_back(static_cast<std::size_t>((r * 3 + me * 5) % 4) * count / 3);
+      }
+      const Bytes x = of_rank(me, std::accumulate(sends.begin(), sends.end(), std::size_t{0}));
+      Bytes y(std::accumulate(receives.begin(), receives.end(), std::size_t{0}) + 1);
+      const Call call{.in = x.data(), .out = y.data(), .dtype = DType::u8};
+      comm.run({call, me, n, sends, receives});
+      std::size_t at = 0;
+      for (int r = 0; r < n; ++r) {
+        std::size_t from = 0;
+        for (int q = 0; q < me; ++q) from += static_cast<std::size_t>((r * 3 + q * 5) % 4) * count / 3;
+        const std::size_t length = receives[static_cast<std::size_t>(r)];
+        const Bytes its = of_rank(r, from + length);
+        same(y.data() + at, its.data() + from, length, "all_to_all_v");
+        at += length;
+      }
+      const int ahead = (me + 1) % n, behind = (me + n - 1) % n;
+      const Call ring{.in = mine.data(), .out = out.data(), .count = count, .dtype = DType::u8};
+      comm.run_pair({Collective::send_recv, ring, me, n, ahead, behind}, ahead, behind);
+      same(out.data(), given[static_cast<std::size_t>(behind)].data(), count, "send_recv");
+      comm.barrier();
+    }
+  });
+}
+
+TEST_P(Layout, Sums) {
+  World{GetParam(), kSmall}.run([](Communicator::Impl& comm) {
+    const int n = comm.size(), me = comm.rank();
+    const bool uniform = [&] {
+      const auto all = comm.nodes();
+      for (const auto& ranks : all)
+        if (ranks.size() != all[0].size() ||
+            ranks.back() - ranks.front() + 1 != static_cast<int>(ranks.size()))
+          return false;
+      return true;
+    }();
+    for (const auto& [dtype, op] : {std::pair(DType::f32, Op::sum),
+                                    {DType::bf16, Op::avg},
+                                    {DType::f16, Op::prod},
+                                    {DType::i32, Op::max},
+                                    {DType::u8, Op::avg},
+                                    {DType::f8e4m3, Op::sum}}) {
+      for (const std::size_t count : {std::size_t{1}, std::size_t{33}, std::size_t{1001}}) {
+        const std::size_t bytes = count * size_of(dtype), all = bytes * static_cast<std::size_t>(n);
+        std::vector<Bytes> given;
+        std::vector<const byte*> sources;
+        for (int r = 0; r < n; ++r) given.push_back(of_rank(r, all));
+        for (const Bytes& one : given) sources.push_back(one.data());
+        const Bytes whole = reduced(dtype, op, sources, count * static_cast<std::size_t>(n));
+        auto right = [&, d = dtype](const byte* got, const byte* expected, const char* what,
+                                    std::string_view how) {
+          EXPECT_EQ(first_difference(d, expected, got, count), -1)
+              << what << " " << how << " of " << count << " " << name_of(d) << " on rank " << me;
+        };
+        std::vector<std::string_view> ways{"", "one_shot", "two_shot"};
+        if (uniform) ways.push_back("chain");
+        for (const std::string_view how : ways) {
+          for (const bool in_place : {false, true}) {
+            Bytes x = given[static_cast<std::size_t>(me)], y(all);
+            byte* to = in_place ? x.data() : y.data();
+            comm.run(request(
+                comm, Collective::all_reduce,
+                {.in = x.data(), .out = to, .count = count, .dtype = dtype, .op = op, .algorithm = how}));
+            right(to, whole.data(), "all_reduce", how);
+            for (int root = 0; root < n; ++root) {
+              Bytes z = given[static_cast<std::size_t>(me)];
+              byte* at = in_place ? z.data() : y.data();
+              comm.run(request(comm, Collective::reduce,
+                               {.in = z.data(),
+                                .out = at,
+                                .count = count,
+                                .dtype = dtype,
+                                .op = op,
+                                .root = root,
+                                .algorithm = how}));
+              if (me == root) right(at, whole.data(), "reduce", how);
+              else EXPECT_EQ(z, given[static_cast<std::size_t>(me)]) << "reduce has changed an input";
+            }
+            if (how == "one_shot") continue;
+            Bytes z = given[static_cast<std::size_t>(me)];
+            byte* at = in_place ? z.data() + bytes * static_cast<std::size_t>(me) : y.data();
+            comm.run(request(
+                comm, Collective::reduce_scatter,
+                {.in = z.data(), .out = at, .count = count, .dtype = dtype, .op = op, .algorithm = how}));
+            right(at, whole.data() + bytes * static_cast<std::size_t>(me), "reduce_scatter", how);
+          }
+        }
+      }
+    }
+  });
+}
+
+// Quantised sums have the bits of one node.
+TEST_P(Layout, QuantisedSums) {
+  const std::string layout = GetParam();
+  constexpr std::size_t kCount = 5003;
+  auto quantise = [&](Communicator::Impl& comm, Wire wire, DType dtype, Op op) {
+    Bytes x(kCount * size_of(dtype) + 8), y = x;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const float value = static_cast<float>(std::sin(static_cast<double>(i + 1) * (comm.rank() + 2))) * 9;
+      if (dtype == DType::f32) put(x.data(), i, value);
+      else put(x.data(), i, static_cast<std::uint16_t>(encode(kBF16, value)));
+    }
+    comm.run(
+        request(comm, Collective::all_reduce,
+                {.in = x.data(), .out = y.data(), .count = kCount, .dtype = dtype, .op = op, .wire = wire}));
+    return y;
+  };
+  for (const auto& [wire, dtype, op] :
+       {std::tuple(Wire::fp8, DType::f32, Op::sum), {Wire::int8, DType::bf16, Op::avg}}) {
+    Bytes expected;
+    World{std::string(layout.size(), 'a')}.run(
+        [&, wire = wire, dtype = dtype, op = op](Communicator::Impl& comm) {
+          Bytes got = quantise(comm, wire, dtype, op);
+          if (comm.rank() == 0) expected = std::move(got);
+        });
+    World{layout, kSmall}.run([&, wire = wire, dtype = dtype, op = op](Communicator::Impl& comm) {
+      EXPECT_EQ(first_difference(dtype, expected.data(), quantise(comm, wire, dtype, op).data(), kCount), -1);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Nodes, Layout,
+                         testing::Values("ab", "abc", "aabb", "abab", "abb", "aabbcc", "abcbca"));
+
+}  // namespace
+}  // namespace unisono::test

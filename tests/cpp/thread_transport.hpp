@@ -1,0 +1,107 @@
+// A transport between threads of one process, for tests of the nodes' protocol. It can be made to fail.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "unisono/transport.hpp"
+
+namespace unisono::test {
+
+// What the ranks share: the messages that are on their way between each two, and what a rank has told of its
+// failure.
+struct Post {
+  using Message = std::vector<std::byte>;
+  std::mutex mutex;
+  // By (from, to) and number: the k-th receive takes the k-th message.
+  std::map<std::pair<int, int>, std::map<int, Message>> on_the_way;
+  std::map<std::pair<int, int>, int> sent, posted;
+  std::map<int, std::string> told;                                // by rank
+  std::atomic<int> exchanges = 0;                                 // of all ranks, so far
+};
+
+class ThreadTransport final : public Transport {
+ public:
+  // fails(n): called at the begin of this rank's n-th exchange, from 0; what it throws passes through.
+  ThreadTransport(std::shared_ptr<Post> post, int rank, std::function<void(int)> fails = {})
+      : post_(std::move(post)), rank_(rank), fails_(std::move(fails)) {}
+
+  std::string name() const override { return "threads"; }
+
+  std::unique_ptr<Pending> exchange(std::span<const Outgoing> sends,
+                                    std::span<const Incoming> receives) override {
+    ++post_->exchanges;
+    if (fails_) fails_(exchanged_);
+    ++exchanged_;
+    const std::scoped_lock lock(post_->mutex);
+    for (const Outgoing& one : sends) {
+      const auto* data = static_cast<const std::byte*>(one.data);
+      const std::pair pair(rank_, one.to);
+      post_->on_the_way[pair].emplace(post_->sent[pair]++, Post::Message(data, data + one.bytes));
+    }
+    std::vector<Receive> open;
+    for (const Incoming& one : receives) open.push_back({one, post_->posted[{one.from, rank_}]++});
+    return std::make_unique<Exchange>(*this, std::move(open));
+  }
+
+  void tell(const std::string& failure) noexcept override {
+    const std::scoped_lock lock(post_->mutex);
+    post_->told.emplace(rank_, failure);
+  }
+  std::optional<std::string> heard() override {
+    const std::scoped_lock lock(post_->mutex);
+    for (const auto& [rank, text] : post_->told)
+      if (rank != rank_) return text;
+    return {};
+  }
+  void close() noexcept override {}
+
+ private:
+  struct Receive {
+    Incoming to;
+    int number;
+  };
+  class Exchange final : public Pending {
+   public:
+    Exchange(ThreadTransport& transport, std::vector<Receive> open)
+        : transport_(transport), open_(std::move(open)) {}
+    bool test() override {
+      const std::scoped_lock lock(transport_.post_->mutex);
+      std::erase_if(open_, [&](const Receive& receive) {
+        const Incoming& one = receive.to;
+        auto& messages = transport_.post_->on_the_way[{one.from, transport_.rank_}];
+        const auto found = messages.find(receive.number);
+        if (found == messages.end()) return false;
+        const Post::Message message = std::move(found->second);
+        messages.erase(found);
+        if (message.size() != one.bytes) throw TransportError(one.from, message.size(), one.bytes);
+        std::memcpy(one.data, message.data(), message.size());
+        return true;
+      });
+      return open_.empty();
+    }
+    std::vector<int> open() override {
+      std::vector<int> ranks;
+      for (const Receive& one : open_) ranks.push_back(one.to.from);
+      return ranks;
+    }
+
+   private:
+    ThreadTransport& transport_;
+    std::vector<Receive> open_;
+  };
+
+  std::shared_ptr<Post> post_;
+  int rank_, exchanged_ = 0;
+  std::function<void(int)> fails_;
+};
+
+}  // namespace unisono::test
