@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +16,6 @@ from . import analysis, charts, content, links, pairs, payload, text, theme
 from .model import Model, Row
 from .payload import Json
 
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SCALE = 2.0  # pixels per point
 _PANEL_WIDTH = 300
 _PANEL_HEIGHT = 190
@@ -53,22 +50,7 @@ def write(model: Model, directory: Path) -> list[Path]:
 
 def _save(spec: Json, path: Path) -> Path:
     version = ".".join(alt.VEGALITE_VERSION.split(".")[:2])
-    return files.write(path, _repack(vl_convert.vegalite_to_png(spec, vl_version=version, scale=_SCALE)))
-
-
-def _repack(png: bytes) -> bytes:
-    """The same picture in a third of the bytes: the renderer's compression is its fastest."""
-    chunks, position = [], len(_PNG_SIGNATURE)
-    while position < len(png):
-        (length,) = struct.unpack_from(">I", png, position)
-        chunks.append((png[position + 4 : position + 8], png[position + 8 : position + 8 + length]))
-        position += 12 + length
-    pixels = zlib.decompress(b"".join(body for kind, body in chunks if kind == b"IDAT"))
-    found = [(kind, body) for kind, body in chunks if kind not in (b"IDAT", b"IEND")]
-    parts = [_PNG_SIGNATURE]
-    for kind, body in [*found, (b"IDAT", zlib.compress(pixels, 7)), (b"IEND", b"")]:
-        parts += [struct.pack(">I", len(body)), kind, body, struct.pack(">I", zlib.crc32(kind + body))]
-    return b"".join(parts)
+    return files.write(path, vl_convert.vegalite_to_png(spec, vl_version=version, scale=_SCALE))
 
 
 def _figure(title: str, subtitle: str, panels: list[Json], columns: int) -> Json:
