@@ -17,7 +17,7 @@ from math import prod
 import numpy as np
 
 from reference import DTYPES, INTEGERS, OPS, Array, bound, combine, data
-from unisono.bench.records import Case
+from unisono.records import Case
 
 COLLECTIVES = (
     "all_reduce reduce broadcast all_gather gather reduce_scatter scatter all_to_all all_to_all_v"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("msgspec", reason="the bench needs msgspec: put its wheel into .whl")
-from unisono.bench import records
+from unisono import records
 from unisono.bench.cuda import device
 
 pytestmark = pytest.mark.gpu
-BENCH = [sys.executable, "-m", "unisono.cli"]
+BENCH = [sys.executable, "-m", "unisono"]
 PEERS = "nccl,nccl-windows,torch-symm"
 
 

@@ -170,7 +170,7 @@ def test_a_gpu_that_is_not_there(provider: str) -> None:
 
 def test_bench_on_pinned_and_gpu_memory(tmp_path: Path) -> None:
     pytest.importorskip("msgspec", reason="the bench needs msgspec: put its wheel into .whl")
-    from unisono.bench import records
+    from unisono import records
     from unisono.bench.backends.fabric import WAYS
 
     if unisono.device_count() < 2 or "shm" not in NAMES:

@@ -19,8 +19,7 @@ from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import CaseError, make_case
 from unisono.bench.control import Control
 from unisono.bench.device import HostDevice
-from unisono.bench.records import Case
-from unisono.nodes.topology import boot
+from unisono.records import Case
 
 
 class Mine(Backend):
@@ -182,7 +181,7 @@ def test_room_is_what_the_fullest_machine_has_for_each_of_its_ranks(monkeypatch:
         rank, size = 0, 3
 
         def __init__(self, others: int) -> None:
-            self._said = iter(([boot(), "another"], [350_000, others]))
+            self._said = iter(([provenance.boot(), "another"], [350_000, others]))
 
         def all_gather(self, data: bytes) -> list[bytes]:
             return [data, *map(msgspec.msgpack.encode, next(self._said))]

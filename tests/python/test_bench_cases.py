@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.bench import cases
-from unisono.bench.cases import CaseError, bus_factor, layout, make_case
+from unisono.bench.cases import CaseError, layout, make_case
+from unisono.records import vocabulary
+from unisono.records.vocabulary import bus_factor
 
-names = st.sampled_from(list(cases.COLLECTIVES))
-dtypes = st.sampled_from(list(cases.DTYPES))
+names = st.sampled_from(list(vocabulary.COLLECTIVES))
+dtypes = st.sampled_from(list(vocabulary.DTYPES))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def test_no_size_is_0() -> None:
 def test_sizes_below_an_element_are_named() -> None:
     said = cases.too_few([3, 4, 8], ["u8", "f32", "f64"])
     assert said is not None and said.startswith("3 B of f32, 3 B of f64, 4 B of f64: less than an element")
-    assert cases.too_few([8], list(cases.DTYPES)) is None
+    assert cases.too_few([8], list(vocabulary.DTYPES)) is None
 
 
 def test_ranges() -> None:
@@ -55,20 +57,20 @@ def test_ranges() -> None:
 
 def test_unknown_names_list_the_known() -> None:
     with pytest.raises(CaseError, match=r"all_reduce, reduce, .*barrier"):
-        cases.split_names("collective", "all_reduce,allreduce", list(cases.COLLECTIVES))
+        cases.split_names("collective", "all_reduce,allreduce", list(vocabulary.COLLECTIVES))
     with pytest.raises(CaseError, match="f32"):
         make_case("all_reduce", 8, "float32", 2)
     with pytest.raises(CaseError, match="sum, prod"):
         make_case("all_reduce", 8, "f32", 2, op="mean")
-    assert cases.split_names("op", "max, sum,max", cases.OPS) == ["max", "sum"]
-    assert cases.split_names("op", "all", cases.OPS) == list(cases.OPS)
+    assert cases.split_names("op", "max, sum,max", vocabulary.OPS) == ["max", "sum"]
+    assert cases.split_names("op", "all", vocabulary.OPS) == list(vocabulary.OPS)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
 def test_bus_factors_are_those_of_nccl_tests(ranks: int) -> None:
     share = Fraction(ranks - 1, ranks)
     expected = {"all_reduce": 2 * share, "barrier": 0, "broadcast": 1, "reduce": 1, "send_recv": 1}
-    for name in cases.COLLECTIVES:
+    for name in vocabulary.COLLECTIVES:
         assert bus_factor(name, ranks) == pytest.approx(float(expected.get(name, share)))
 
 
@@ -78,8 +80,8 @@ def test_a_case_is_whole_and_no_larger_than_asked(name: str, size: int, dtype: s
     if name == "barrier":
         assert case.bytes == 0
         return
-    item = cases.DTYPES[dtype].itemsize
-    unit = item * ranks if cases.COLLECTIVES[name].blocked else item
+    item = vocabulary.DTYPES[dtype].itemsize
+    unit = item * ranks if vocabulary.COLLECTIVES[name].blocked else item
     assert case.bytes % unit == 0
     assert case.bytes >= unit
     assert size - unit < case.bytes <= max(size, unit)
@@ -88,7 +90,7 @@ def test_a_case_is_whole_and_no_larger_than_asked(name: str, size: int, dtype: s
 @given(names, st.integers(1, 10**7), dtypes, st.integers(1, 9))
 def test_bytes_is_the_largest_buffer_of_any_rank(name: str, size: int, dtype: str, ranks: int) -> None:
     case = make_case(name, size, dtype, ranks)
-    item = cases.DTYPES[dtype].itemsize
+    item = vocabulary.DTYPES[dtype].itemsize
     shapes = [layout(case, rank) for rank in range(ranks)]
     buffers = [prod(shape) * item for s in shapes for shape in (s.x, s.out) if shape is not None]
     assert max(buffers, default=0) == case.bytes
@@ -120,9 +122,9 @@ def test_rooted_buffers_exist_only_at_the_root() -> None:
 
 
 def test_the_grid_has_every_case_once() -> None:
-    grid = cases.grid(2, list(cases.COLLECTIVES), [1, 8, 9, 1024], placements=cases.PLACEMENTS)
+    grid = cases.grid(2, list(vocabulary.COLLECTIVES), [1, 8, 9, 1024], placements=vocabulary.PLACEMENTS)
     assert len(grid) == len(set(grid))
-    assert sum(case.collective == "barrier" for case in grid) == len(cases.MODES)
+    assert sum(case.collective == "barrier" for case in grid) == len(vocabulary.MODES)
     sizes = {case.bytes for case in grid if case.collective == "all_gather"}
     assert sizes == {8, 1024}  # 1 and 9 round to a block of one f32 for each of two ranks
     assert all(case.op is None for case in grid if case.collective == "broadcast")

@@ -22,16 +22,19 @@ from typer.testing import CliRunner
 import ranks
 import report_data as data
 import unisono
-from unisono import files
-from unisono.bench import finish, records, request, session, start
-from unisono.bench.cases import COLLECTIVES, CaseError
+from unisono import files, records
+from unisono.bench import session, start, workloads
+from unisono.bench.cases import CaseError
 from unisono.bench.options import PRESETS, Options
-from unisono.bench.request import Asked, options_of
-from unisono.cli import app
+from unisono.cli import finish
+from unisono.cli.app import app
+from unisono.cli.asked import Asked
+from unisono.cli.resolve import options_of
 from unisono.errors import ResourceError
+from unisono.records.vocabulary import COLLECTIVES
 from unisono.run import outside_launchers
 
-COMMAND = [sys.executable, "-m", "unisono.cli"]
+COMMAND = [sys.executable, "-m", "unisono"]
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +205,7 @@ def test_a_preset_alone_brings_its_workloads_and_a_directory_of_its_own() -> Non
     assert one.workloads == list(PRESETS["quick"].workloads)
     assert one.collectives == list(COLLECTIVES)
     assert Options.unpack(one.pack()) == one
-    assert options_of(Asked(workloads="all"), []).workloads == list(request.workloads.entries())
+    assert options_of(Asked(workloads="all"), []).workloads == list(workloads.entries())
 
 
 def test_the_world_that_is_joined() -> None:

@@ -15,16 +15,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from unisono import nccl
-from unisono.bench import cases, options, provenance, records, start, workloads
+from unisono import nccl, records
+from unisono.bench import cases, options, provenance, start, workloads
 from unisono.bench.backends import base
 from unisono.bench.backends import nccl as nccl_backend
 from unisono.bench.backends.torch_symm import TorchSymmBackend
 from unisono.bench.buffers import Pools, plain_region
 from unisono.bench.cuda import device, staging
 from unisono.bench.cuda.memory import TensorRegion
-from unisono.bench.request import Asked, options_of
-from unisono.cli import app
+from unisono.cli.app import app
+from unisono.cli.asked import Asked
+from unisono.cli.resolve import options_of
+from unisono.records import vocabulary
 
 needs_no_gpu = pytest.mark.skipif(device.missing() is None, reason="this machine has a GPU")
 
@@ -203,8 +205,8 @@ def test_what_nccl_has() -> None:
 def test_the_types_of_nccl() -> None:
     """As in nccl.h: sizes, and every dtype and op of the bench."""
     assert ctypes.sizeof(nccl.UniqueId) == 128
-    assert nccl.DTYPES.keys() == cases.DTYPES.keys()
-    assert set(nccl.OPS) == set(cases.OPS)
+    assert nccl.DTYPES.keys() == vocabulary.DTYPES.keys()
+    assert set(nccl.OPS) == set(vocabulary.OPS)
     assert nccl.DTYPES["bf16"] == 9
     assert nccl.OPS == {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
     for name, types in (nccl.REQUIRED | nccl.NEWER).items():
@@ -222,7 +224,7 @@ def test_a_name_can_stand_for_its_variants() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("placement", cases.PLACEMENTS)
+@pytest.mark.parametrize("placement", vocabulary.PLACEMENTS)
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "scatter"])
 def test_staged_calls_copy_in_and_out(collective: str, placement: str) -> None:
     import torch
@@ -256,7 +258,7 @@ def test_staged_calls_copy_in_and_out(collective: str, placement: str) -> None:
     assert bool((placed.buffers.out == 3).all())
 
 
-@pytest.mark.parametrize("placement", cases.PLACEMENTS)
+@pytest.mark.parametrize("placement", vocabulary.PLACEMENTS)
 @pytest.mark.parametrize("collective", ["gather", "scatter", "reduce", "broadcast"])
 def test_every_rank_knows_the_place_of_the_roots_buffers(collective: str, placement: str) -> None:
     case = cases.make_case(collective, 960, "f32", 3, placement=placement)

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from unisono.bench import records, request
+from unisono import records
 from unisono.bench.cuda import links
+from unisono.cli import resolve
 
 
 def test_the_transfers_of_a_pattern() -> None:
@@ -71,5 +72,5 @@ def test_rings_count_also_where_a_later_one_fails(tmp_path: Path, monkeypatch: p
 
 def test_a_directory_for_links_has_its_own_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert request.directory_of(None, "links").name.startswith("unisono-links-")
+    assert resolve.directory_of(None, "links").name.startswith("unisono-links-")
     assert os.listdir(tmp_path) == []

@@ -13,12 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from unisono import nccl as api  # noqa: E402
-from unisono.bench import cases, pairs  # noqa: E402
+from unisono.bench import cases  # noqa: E402
 from unisono.bench.backends import nccl  # noqa: E402
 from unisono.bench.backends.base import Buffers, Ranks  # noqa: E402
 from unisono.bench.backends.unisono import UnisonoBackend  # noqa: E402
 from unisono.bench.cuda import streams  # noqa: E402
-from unisono.bench.records import Case  # noqa: E402
+from unisono.records import Case, vocabulary  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -124,9 +124,9 @@ def nccl_rank(rank: int, size: int, made: dict[str, Comm]) -> nccl.NcclBackend:
     return backend
 
 
-@pytest.mark.parametrize("pattern", pairs.PATTERNS)
+@pytest.mark.parametrize("pattern", vocabulary.PATTERNS)
 def test_a_pingpong_of_nccl(pattern: str) -> None:
-    case = a_case(pairs.NAME, 3, pattern=pattern, pair=(2, 0))
+    case = a_case(vocabulary.PINGPONG, 3, pattern=pattern, pair=(2, 0))
     said = {}
     for rank in (2, 0):
         made: dict[str, Comm] = {}

@@ -15,11 +15,12 @@ from unisono.bench import cells  # noqa: E402
 from unisono.bench import verify as host  # noqa: E402
 from unisono.bench.backends.base import Backend, Buffers  # noqa: E402
 from unisono.bench.buffers import Pools, needed_bytes  # noqa: E402
-from unisono.bench.cases import COLLECTIVES, DTYPES, OPS, make_case  # noqa: E402
+from unisono.bench.cases import make_case  # noqa: E402
 from unisono.bench.control import Control  # noqa: E402
 from unisono.bench.cuda import memory, verify  # noqa: E402
 from unisono.bench.device import HostDevice  # noqa: E402
-from unisono.bench.records import Case  # noqa: E402
+from unisono.records import Case  # noqa: E402
+from unisono.records.vocabulary import COLLECTIVES, DTYPES, OPS  # noqa: E402
 
 pytestmark = pytest.mark.torch
 HERE = verify.arithmetic("cpu")

@@ -13,14 +13,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from bench_threads import options, run_session  # noqa: E402
-from unisono.bench import limit, records, session  # noqa: E402
+from unisono import records  # noqa: E402
+from unisono.bench import limit, session  # noqa: E402
 from unisono.bench.backends.unisono import UnisonoBackend  # noqa: E402
 from unisono.bench.buffers import Pools  # noqa: E402
 from unisono.bench.control import Control, Interrupt  # noqa: E402
 from unisono.bench.cuda import verify  # noqa: E402
 from unisono.bench.cuda.memory import TensorRegion  # noqa: E402
 from unisono.bench.device import HangError, HostDevice  # noqa: E402
-from unisono.bench.records import Case  # noqa: E402
+from unisono.records import Case  # noqa: E402
 
 pytestmark = pytest.mark.torch
 RANKS, ROOM = 2, 1 << 20

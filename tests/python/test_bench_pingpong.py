@@ -19,20 +19,22 @@ from typer.testing import CliRunner
 
 import unisono
 from bench_threads import meetings, options, run_session
-from unisono.bench import cases, finish, pairs, records, timing, verify
+from unisono import records
+from unisono.bench import cases, pairs, timing, verify
 from unisono.bench.align import Aligner
 from unisono.bench.backends.base import Backend, Buffers
 from unisono.bench.buffers import Pools
 from unisono.bench.cells import make_groups
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import HostDevice
-from unisono.bench.records import Case
 from unisono.bench.session import Session, meeting
-from unisono.cli import app
+from unisono.cli import finish
+from unisono.cli.app import app
+from unisono.records import Case, vocabulary
 
 
 def a_pingpong(ranks: int, pattern: str, pair: pairs.Pair | None, size: int = 4000) -> Case:
-    case = cases.make_case(pairs.NAME, size, "f32", ranks)
+    case = cases.make_case(vocabulary.PINGPONG, size, "f32", ranks)
     return msgspec.structs.replace(case, pattern=pattern, pair=pair)
 
 
@@ -42,7 +44,7 @@ def a_pingpong(ranks: int, pattern: str, pair: pairs.Pair | None, size: int = 40
 def test_every_two_ranks_are_a_pair_once() -> None:
     assert pairs.select(pairs.ALL, 4) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     assert pairs.select("3-0,1-2", 4) == [(3, 0), (1, 2)]
-    assert pairs.select(pairs.HALVES, 4) == [None]
+    assert pairs.select(vocabulary.HALVES, 4) == [None]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6])
@@ -54,7 +56,7 @@ def test_in_halves_every_rank_has_one_peer_who_has_it(ranks: int) -> None:
     assert sum(pairs.goes_first(case, rank) for rank in range(ranks)) == ranks // 2
 
 
-@pytest.mark.parametrize("pattern", pairs.PATTERNS)
+@pytest.mark.parametrize("pattern", vocabulary.PATTERNS)
 @pytest.mark.parametrize("pair", [(0, 2), (2, 1)])
 def test_who_sends_and_who_receives(pattern: str, pair: pairs.Pair) -> None:
     case = a_pingpong(4, pattern, pair)
@@ -83,7 +85,7 @@ def test_the_time_of_a_half_round_trip_is_half_a_call() -> None:
 
 
 @pytest.mark.parametrize("pair", [(2, 0), None])
-@pytest.mark.parametrize("pattern", pairs.PATTERNS)
+@pytest.mark.parametrize("pattern", vocabulary.PATTERNS)
 def test_a_message_that_does_not_arrive_is_seen(pattern: str, pair: pairs.Pair | None) -> None:
     case = a_pingpong(4, pattern, pair)
     placed = [Pools([case], rank).place(case) for rank in range(4)]
@@ -142,7 +144,7 @@ class Sends(Collectives):
 
 
 def test_a_backend_without_sends_is_left_out_in_words() -> None:
-    built = cases.point_to_point(cases.make_case("all_to_all", 64, "f32", 2), (), (), cases.STREAMS)
+    built = cases.point_to_point(cases.make_case("all_to_all", 64, "f32", 2), (), (), vocabulary.STREAMS)
     assert [case.streams for case in built] == [None, "one", "per-peer"]
     wanted = [(case, None) for case in [*built[1:], a_pingpong(2, "one_way", (0, 1))]]
     groups, skipped = make_groups(wanted, [Collectives(), Sends()])
@@ -157,7 +159,7 @@ def test_a_backend_without_sends_is_left_out_in_words() -> None:
 
 def test_what_is_built_of_sends_has_no_in_place_form() -> None:
     case = cases.make_case("all_to_all", 64, "f32", 2, placement="in_place")
-    assert cases.point_to_point(case, (), (), cases.STREAMS) == [case]
+    assert cases.point_to_point(case, (), (), vocabulary.STREAMS) == [case]
 
 
 # ---- runs
@@ -191,7 +193,7 @@ def test_a_pair_starts_together_and_the_others_sleep() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_unisono_in_every_pattern_pair_and_way(tmp_path: Path, ranks: int) -> None:
     """Ranks as threads, with the rest of the pairs asleep."""
-    changes: dict[str, Any] = {"collectives": ["pingpong", "all_to_all"], "streams": cases.STREAMS}
+    changes: dict[str, Any] = {"collectives": ["pingpong", "all_to_all"], "streams": vocabulary.STREAMS}
     chosen = options(tmp_path / "run", ["unisono"], sizes=[4, 70000], **changes)
 
     def session_of(control: Control, align: Any, measured: Any) -> Session:
@@ -201,9 +203,9 @@ def test_unisono_in_every_pattern_pair_and_way(tmp_path: Path, ranks: int) -> No
 
     found, _ = run_session(chosen, ranks, session_of)
     assert [failure.message for failure in found.failures] == []
-    both = [result for result in found.results if result.case.collective == pairs.NAME]
+    both = [result for result in found.results if result.case.collective == vocabulary.PINGPONG]
     # sizes x memories x modes
-    assert len(both) == ranks * (ranks - 1) // 2 * len(pairs.PATTERNS) * 2 * 2 * 2
+    assert len(both) == ranks * (ranks - 1) // 2 * len(vocabulary.PATTERNS) * 2 * 2 * 2
     assert {result.case.streams for result in found.results} == {None, "one"}
     assert all(result.verification.before and result.verification.after for result in found.results)
     assert len({result.algorithm for result in found.results}) > 1
@@ -218,7 +220,7 @@ def test_unisono_in_every_pattern_pair_and_way(tmp_path: Path, ranks: int) -> No
 @pytest.mark.timeout(600)
 def test_all_backends_send_what_they_should(tmp_path: Path) -> None:
     words = "pingpong all_to_all --streams own,one,per-peer --ranks 3 --sizes 8,100K -d bf16 -n 2"
-    command = [sys.executable, "-m", "unisono.cli", "bench", *words.split(), "--no-report"]
+    command = [sys.executable, "-m", "unisono", "bench", *words.split(), "--no-report"]
     done = subprocess.run(
         [*command, "-O", str(tmp_path / "run")], capture_output=True, text=True, timeout=500, check=False
     )

@@ -12,14 +12,17 @@ import pytest
 from typer.testing import CliRunner
 
 from bench_threads import options
-from unisono.bench import cases, finish, records, scaling
-from unisono.cli import app
+from unisono import records
+from unisono.bench import cases, scaling
+from unisono.cli import finish
+from unisono.cli.app import app
+from unisono.records import vocabulary
 
-COMMAND = [sys.executable, "-m", "unisono.cli", "scaling"]
+COMMAND = [sys.executable, "-m", "unisono", "scaling"]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE")
 
 
-@pytest.mark.parametrize("name", list(cases.COLLECTIVES))
+@pytest.mark.parametrize("name", list(vocabulary.COLLECTIVES))
 def test_what_stays_the_same(name: str) -> None:
     """Weak: what a rank brings; strong: what all bring together."""
     for ranks in (1, 2, 4, 8):

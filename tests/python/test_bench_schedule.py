@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.bench import schedule, stats
+from unisono.bench import schedule
 from unisono.bench.progress import PLAIN_EVERY_S, Display
 from unisono.bench.schedule import Cell, Limits, Schedule
+from unisono.records import stats
 
 
 class Clock:

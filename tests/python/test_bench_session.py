@@ -16,14 +16,15 @@ import pytest
 
 import unisono
 from bench_threads import options, run_session
-from unisono.bench import cells, device, measure, rank, records, session, watch
+from unisono import records
+from unisono.bench import cells, device, measure, rank, session, watch
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import UnisonoBackend
 from unisono.bench.cells import Work
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import HangError, HostDevice
-from unisono.bench.records import Case, Records
 from unisono.bench.schedule import Limits, Schedule
+from unisono.records import Case, Records
 
 Call = Callable[[], object]
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.bench import stats
-from unisono.bench.stats import Interval, Verdict, verdict
+from unisono.records import stats
+from unisono.records.stats import Interval, Verdict, verdict
 
 times = st.floats(min_value=1e-3, max_value=1e6, allow_nan=False)
 

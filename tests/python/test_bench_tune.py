@@ -11,10 +11,13 @@ import msgspec
 import pytest
 
 import unisono
-from unisono.bench import records, request, tune
+from unisono import records
+from unisono.bench import tune
 from unisono.bench.backends import base
-from unisono.bench.cases import MEMORIES, CaseError, make_case
-from unisono.bench.records import Machine, Result, Verification
+from unisono.bench.cases import CaseError, make_case
+from unisono.cli import resolve
+from unisono.records import Machine, Result, Verification
+from unisono.records.vocabulary import MEMORIES
 
 MACHINE = Machine(cpu="a processor", cores=2, memory_bytes=1, numa_nodes=1, kernel="Linux", caches={})
 
@@ -94,7 +97,7 @@ def test_a_shape_is_three_numbers(text: str) -> None:
 
 def test_shapes_are_for_gpus() -> None:
     with pytest.raises(CaseError, match="--device cuda"):
-        request.tune_options(None, 10.0, Path("run"), [], "cpu", shaped=True)
+        resolve.tune_options(None, 10.0, Path("run"), [], "cpu", shaped=True)
 
 
 def test_each_memory_has_its_own_entries() -> None:
@@ -173,7 +176,7 @@ def test_the_library_loads_what_tune_writes(tmp_path: Path, monkeypatch: pytest.
 def test_the_command_writes_a_table(tmp_path: Path) -> None:
     words = ["tune", "--ranks", "2", "--collective", "broadcast", "--budget", "4", "-O", "plan.json"]
     words += ["--records", "measured"]
-    command = [sys.executable, "-m", "unisono.cli", *words]
+    command = [sys.executable, "-m", "unisono", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     table = json.loads((tmp_path / "plan.json").read_text())
@@ -185,7 +188,7 @@ def test_the_command_writes_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path, device: str) -> None:
-    options = request.tune_options(None, 10, tmp_path, [], device)
+    options = resolve.tune_options(None, 10, tmp_path, [], device)
     assert options.device == device
     assert "barrier" not in options.collectives
     for collective in options.collectives:
@@ -195,7 +198,7 @@ def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path, devi
 
 
 def test_on_gpus_one_measurement_is_for_all_memory_and_both_ways_of_calling(tmp_path: Path) -> None:
-    grid = request.tune_options(None, 10, tmp_path, [], "cuda").grid(2)
+    grid = resolve.tune_options(None, 10, tmp_path, [], "cuda").grid(2)
     for name in tune.tunable("cuda"):
         assert {(c.memory, c.mode) for c in grid if c.collective == name} == {
             ("symmetric", "graph"),
@@ -257,10 +260,10 @@ def test_a_shape_that_is_no_faster_is_not_chosen() -> None:
 
 def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaseError, match="unknown device 'tpu'"):
-        request.tune_options(None, 10, tmp_path, [], "tpu")
+        resolve.tune_options(None, 10, tmp_path, [], "tpu")
 
 
 @pytest.mark.parametrize("budget_s", [0, -5, float("nan"), float("inf")])
 def test_a_budget_that_is_no_time(tmp_path: Path, budget_s: float) -> None:
     with pytest.raises(CaseError, match="give seconds above 0"):
-        request.tune_options(None, budget_s, tmp_path, [])
+        resolve.tune_options(None, budget_s, tmp_path, [])

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quantised
-from unisono.bench import cases, verify
+from unisono.bench import verify
 from unisono.bench.buffers import Placed, Pools
-from unisono.bench.cases import DTYPES, INTEGERS, make_case
-from unisono.bench.records import Case
+from unisono.bench.cases import make_case
+from unisono.records import Case, vocabulary
+from unisono.records.vocabulary import DTYPES, INTEGERS
 
 FLOATS = [name for name in DTYPES if name not in INTEGERS]
 
@@ -91,15 +92,15 @@ def arrange(case: Case, placed: list[Placed], seed: int = 1, exact: bool = True)
 
 @st.composite
 def any_case(draw: st.DrawFn) -> Case:
-    name = draw(st.sampled_from([n for n in cases.COLLECTIVES if n != "barrier"]))
+    name = draw(st.sampled_from([n for n in vocabulary.COLLECTIVES if n != "barrier"]))
     return make_case(
         name,
         draw(st.integers(1, 3000)),
         draw(st.sampled_from(list(DTYPES))),
         draw(st.integers(1, 5)),
-        draw(st.sampled_from(cases.OPS)),
-        draw(st.sampled_from(cases.PLACEMENTS)),
-        draw(st.sampled_from(cases.MEMORIES)),
+        draw(st.sampled_from(vocabulary.OPS)),
+        draw(st.sampled_from(vocabulary.PLACEMENTS)),
+        draw(st.sampled_from(vocabulary.MEMORIES)),
     )
 
 
@@ -142,7 +143,7 @@ def test_a_signalling_nan_is_a_wrong_element_like_any() -> None:
     assert verify.differences(got, [verify.Piece(0, 1, np.array([np.nan], dtype))])[0] == 0
 
 
-@pytest.mark.parametrize("name", [n for n in cases.COLLECTIVES if n != "barrier"])
+@pytest.mark.parametrize("name", [n for n in vocabulary.COLLECTIVES if n != "barrier"])
 def test_an_output_that_is_not_written_is_seen(name: str) -> None:
     case = make_case(name, 4096, "f32", 3)
     placed = place(case)
@@ -175,7 +176,7 @@ def test_a_changed_input_is_seen() -> None:
     assert [m and "changed 1 element" in m for m in checked(case, placed)] == [None, True]
 
 
-@pytest.mark.parametrize("placement", cases.PLACEMENTS)
+@pytest.mark.parametrize("placement", vocabulary.PLACEMENTS)
 def test_a_write_past_the_end_is_seen(placement: str) -> None:
     case = make_case("all_reduce", 1000, "f32", 2, placement=placement)
     placed = place(case)
@@ -253,7 +254,7 @@ def test_the_bound_refuses_what_is_further_away(op: str) -> None:
 
 def test_buffers_longer_than_the_period_are_checked_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "PERIOD", 97)
-    for name in cases.COLLECTIVES:
+    for name in vocabulary.COLLECTIVES:
         case = make_case(name, 4096, "i32", 3)
         placed = place(case)
         arrange(case, placed)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.bench import cases, workloads
+from unisono.bench import workloads
 from unisono.bench.cases import CaseError
 from unisono.bench.options import PRESETS
-from unisono.bench.records import Workload
+from unisono.records import Workload, vocabulary
 
 
 def by_name(ranks: int = 2) -> dict[str, Workload]:
@@ -77,6 +77,6 @@ def test_names() -> None:
 def test_the_presets_name_what_exists() -> None:
     for preset in PRESETS.values():
         workloads.split_workloads(",".join(preset.workloads))
-        assert set(preset.dtypes) <= set(cases.DTYPES)
+        assert set(preset.dtypes) <= set(vocabulary.DTYPES)
         assert list(preset.sizes) == sorted(set(preset.sizes))
     assert PRESETS["quick"].workloads

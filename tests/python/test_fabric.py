@@ -19,7 +19,7 @@ import ranks
 import threads
 import unisono
 from faults import NOTICED_S, assert_lost, assert_nothing_left, error_of
-from unisono.bench import records
+from unisono import records
 from unisono.bench.backends.fabric import WAYS
 
 pytestmark = pytest.mark.fabric

@@ -16,13 +16,13 @@ import quantised
 import ranks
 import unisono.__main__
 from reference import DTYPES, OPS, combine, difference, wild
-from unisono.bench.cases import COLLECTIVES
 from unisono.bench.start import find_mpiexec, mpiexec_command
 from unisono.errors import UsageError
 from unisono.nodes import HierarchicalCommunicator, sums, topology
 from unisono.nodes.moves import Moves
 from unisono.nodes.space import HostSpace, Quantised
 from unisono.nodes.topology import Topology, identity
+from unisono.records.vocabulary import COLLECTIVES
 
 
 def test_a_topology() -> None:

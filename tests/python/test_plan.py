@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import ranks
 import threads
 import unisono
-from unisono.bench import finish
-from unisono.cli import app
+from unisono.cli import finish
+from unisono.cli.app import app
 from unisono.tables import Tables, name_of
 
 F32 = np.float32

@@ -10,9 +10,9 @@ import pytest
 
 import report_data as data
 from unisono.bench import cases
-from unisono.bench.records import Record, Workload, WorkloadStep
-from unisono.bench.stats import Verdict
-from unisono.report import analysis, content, model, payload, text, theme
+from unisono.records import Record, Workload, WorkloadStep, text
+from unisono.records.stats import Verdict
+from unisono.report import analysis, content, model, payload, theme
 
 
 def _load(tmp_path: Path, *found: Record | list[Record]) -> model.Model:

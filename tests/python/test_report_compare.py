@@ -11,9 +11,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import report_data as data
-from unisono.bench.records import Record, Result
-from unisono.bench.stats import Verdict
-from unisono.cli import app
+from unisono.cli.app import app
+from unisono.records import Record, Result
+from unisono.records.stats import Verdict
 from unisono.report import compare as comparing
 
 

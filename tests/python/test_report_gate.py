@@ -9,9 +9,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import report_data as data
-from unisono.bench.finish import USAGE
-from unisono.bench.records import Record, Result, Verification
-from unisono.cli import app
+from unisono.cli.app import app
+from unisono.cli.finish import USAGE
+from unisono.records import Record, Result, Verification
 from unisono.report import gate as gates
 
 

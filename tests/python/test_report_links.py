@@ -11,16 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 import report_data as data
 from unisono import report
 from unisono.bench import cases, links
 from unisono.bench.cuda.runtime import CudaError
-from unisono.bench.finish import FAILED, exit_code
-from unisono.bench.records import Ceiling, Largest, Link, Record, read
+from unisono.cli.app import app
+from unisono.cli.finish import FAILED, exit_code
 from unisono.errors import UnisonoError
+from unisono.records import Ceiling, Largest, Link, Record, read
 from unisono.report import links as shown
-from unisono.report import model, payload
+from unisono.report import model, payload, terminal
 
 
 def link(engine: str, pattern: str, **changes: Any) -> Link:
@@ -136,7 +138,7 @@ def test_a_run_to_the_memory_limit_is_good_without_results(tmp_path: Path) -> No
 
 def test_the_tables_of_the_command() -> None:
     console = Console(file=io.StringIO(), width=160)
-    for table in links.tables(measured()):
+    for table in terminal.link_tables(measured()):
         console.print(table)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "200 to 390" in said
@@ -153,12 +155,12 @@ def test_links_that_fail_are_said_and_the_others_kept(
         yield from measured()[:before]
         raise error
 
+    monkeypatch.setattr(links, "gpus", lambda: 3)
     monkeypatch.setattr(links, "_head", lambda *given: gpu_run())
     monkeypatch.setattr(links, "_measured", failing)
-    console = Console(file=io.StringIO(), width=160)
-    assert links.run(3, tmp_path, ["links"], console, with_report=True) == FAILED
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert f"unisono links: {error}" in said
-    assert "report: " in said
+    done = CliRunner().invoke(app, ["links", "-O", str(tmp_path)])
+    assert done.exit_code == FAILED, done.output
+    assert f"unisono links: {error}" in done.output
+    assert "report: " in done.output
     found = read(tmp_path)
     assert (len(found.links), len(found.ceilings), len(found.ends)) == (before, before > 0, 0)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import report_data as data
-from unisono.bench.records import NOT_CHECKED, Record, Skip, Verification
+from unisono.records import NOT_CHECKED, Record, Skip, Verification
 from unisono.report import content, gate, model, payload
 
 

@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 import report_data as data
 from unisono import report
 from unisono.bench import cases
-from unisono.bench.records import Ceiling, Skip, Workload, WorkloadStep
+from unisono.records import Ceiling, Skip, Workload, WorkloadStep
 from unisono.report import html, markdown, model
 
 MARKDOWN_TAGS = set("h1 h2 h3 p strong ul li table thead tbody tr th td details summary pre code".split())

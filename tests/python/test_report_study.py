@@ -9,9 +9,9 @@ import pytest
 
 import report_data as data
 from unisono import report
-from unisono.bench import cases, pairs, scaling
-from unisono.bench.records import Scaling
-from unisono.report import analysis, compare, gate, method, model, payload, text
+from unisono.bench import cases, scaling
+from unisono.records import Scaling, text, vocabulary
+from unisono.report import analysis, compare, gate, method, model, payload
 from unisono.report import pairs as shown
 from unisono.report import scaling as tables
 
@@ -143,10 +143,10 @@ def test_gate_and_compare_work_on_them(built: Path) -> None:
 
 
 def test_a_case_in_words() -> None:
-    case = data.case(pairs.NAME, 8, 4, pattern="one_way", pair=(0, 3))
+    case = data.case(vocabulary.PINGPONG, 8, 4, pattern="one_way", pair=(0, 3))
     assert model.case_text(case) == "pingpong, one way 8 B f32, 4 ranks, latency, plain, pair 0-3"
     assert "ranks 0-3" in cases.label(case)
-    assert cases.pair_name(msgspec.structs.replace(case, pair=None)) == "halves"
+    assert vocabulary.pair_name(msgspec.structs.replace(case, pair=None)) == "halves"
     point = data.case(size=8, scaling=Scaling(kind="weak", bytes=8))
     assert model.case_text(point).endswith(f"scaling weak, {text.size(8)}")
-    assert cases.title(data.case("all_to_all", 8, streams="per-peer")).endswith("a stream per peer")
+    assert vocabulary.title(data.case("all_to_all", 8, streams="per-peer")).endswith("a stream per peer")

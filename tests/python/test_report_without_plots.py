@@ -26,7 +26,7 @@ cli.main()
 SUMMARY = """
 from pathlib import Path
 from rich.console import Console
-from unisono.bench.finish import finish
+from unisono.cli.finish import finish
 sys.exit(finish(Path(sys.argv[1]), 0, Console(width=160), sys.argv[2] == "report"))
 """
 

@@ -17,7 +17,8 @@ from soak import Soak
 from unisono import launch
 from unisono.bench import tune
 from unisono.bench.backends import base
-from unisono.bench.cases import COLLECTIVES, make_case
+from unisono.bench.cases import make_case
+from unisono.records.vocabulary import COLLECTIVES
 
 F32 = np.float32
 

@@ -10,7 +10,7 @@ from threading import Barrier
 from typing import Any
 
 import unisono
-from unisono.bench import records
+from unisono import records
 from unisono.bench.control import Control
 from unisono.bench.one_process import Meeting
 from unisono.bench.options import Options

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from unisono.bench import cases, pairs, records, scaling, stats
-from unisono.bench.records import Case, End, Failure, Machine, Record, Result, Run, Verification
+from unisono import records
+from unisono.bench import cases, pairs, scaling
+from unisono.records import Case, End, Failure, Machine, Record, Result, Run, Verification, stats, vocabulary
 
 GOOD = Verification(before=True, after=True, bound="bit-exact")
 _SPEED = {"unisono": 1.0, "mpi": 2.0, "gloo": 3.0}
@@ -58,7 +59,7 @@ def result(backend: str, what: Case, samples: Iterable[float], **other: Any) -> 
     times = [float(sample) for sample in samples]
     interval = stats.median_interval(times)
     bandwidth = what.bytes / interval.median / 1e3
-    bus = bandwidth * cases.bus_factor(what.collective, what.ranks)
+    bus = bandwidth * vocabulary.bus_factor(what.collective, what.ranks)
     values: dict[str, Any] = {
         "algorithm": "two_shot" if backend == "unisono" else None,
         "samples_us": times,
@@ -112,10 +113,10 @@ def pingpongs(ranks: int, slow: pairs.Pair) -> list[Record]:
     """1 us and 100 us for 8 B and 1 MiB; the slow pair takes twice as long."""
     found: list[Record] = []
     for pair in pairs.select(pairs.ALL, ranks):
-        for pattern in pairs.PATTERNS:
+        for pattern in vocabulary.PATTERNS:
             for size, us in ((8, 1.0), (1 << 20, 100.0)):
-                for mode in cases.MODES:
-                    what = case(pairs.NAME, size, ranks, pattern=pattern, pair=pair, mode=mode)
+                for mode in vocabulary.MODES:
+                    what = case(vocabulary.PINGPONG, size, ranks, pattern=pattern, pair=pair, mode=mode)
                     time = us * (2 if pair == slow else 1)
                     found += [exact("unisono", what, time), exact("mpi", what, 3 * time)]
     return found

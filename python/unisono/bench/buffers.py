@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono.bench.backends.base import Backend, Buffers
-from unisono.bench.cases import DTYPES, layout
-from unisono.bench.records import Case
+from unisono.bench.cases import layout
+from unisono.records import Case
+from unisono.records.vocabulary import DTYPES
 
 GUARD = 64
 PAGE, HUGE_PAGE = 4096, 2 << 20

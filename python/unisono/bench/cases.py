@@ -1,9 +1,7 @@
 """What can be measured: collectives, dtypes, sizes, and the grid of cases that a bench run goes through.
 
 `bytes` of a case is the larger buffer of the call on the busiest rank, as in nccl-tests, so that algbw =
-bytes / time. Bus bandwidth = algbw x factor; the factors are those of nccl-tests (doc/PERFORMANCE.md and its
-sources), and they are stated here for every collective: the share of `bytes` that must cross the link of the
-busiest rank.
+bytes / time.
 """
 
 from __future__ import annotations
@@ -11,40 +9,31 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from unisono.bench import pairs
-from unisono.bench.records import Case
+from unisono.records import Case, vocabulary
+from unisono.records.vocabulary import (
+    DEVICES,
+    DTYPES,
+    KNOWN,
+    MEMORIES,
+    MODES,
+    OPS,
+    OWN,
+    PATTERNS,
+    PINGPONG,
+    PLACEMENTS,
+    modes_of,
+    pair_name,
+    title,
+)
 
-DTYPES: dict[str, np.dtype[np.generic]] = {
-    "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "f8e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
-    "i8": np.dtype(np.int8),
-    "u8": np.dtype(np.uint8),
-    "i32": np.dtype(np.int32),
-    "i64": np.dtype(np.int64),
-}
-INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
-OPS = ("sum", "prod", "min", "max", "avg")
-PLACEMENTS = ("out_of_place", "in_place")
-MEMORIES = ("plain", "symmetric")
-DEVICES = ("cpu", "cuda")
-# Forms in which unisono quantises an all_reduce, and the bits that an element takes on the wire.
-WIRES = {"fp8": 8.25, "int8": 8.25}
-OWN = "own"  # the library's own all_to_all
-STREAMS = (OWN, "one", "per-peer")
-MODES = ("latency", "throughput")
-CUDA_MODES = ("graph", "events", "throughput", "latency")
 # The length of a queue on GPUs: as many calls as last GRAPH_US, were each CALL_US + bytes / GPU_BYTES_PER_US.
 GRAPH_US, CALL_US, GPU_BYTES_PER_US = 1000.0, 5.0, 300e3
 FEWEST_CALLS, MOST_CALLS = 4, 200
@@ -53,56 +42,6 @@ FEWEST_CALLS, MOST_CALLS = 4, 200
 class CaseError(ValueError):
     """A collective, size, dtype, op, placement, memory or mode that the bench does not know; the text lists
     the known."""
-
-
-@dataclass(frozen=True)
-class Collective:
-    """How the bench treats a collective: `blocked` means that the larger buffer holds one block per rank."""
-
-    name: str
-    factor: Callable[[int], float]  # bus bandwidth / algorithm bandwidth, of the number of ranks
-    reduces: bool = False
-    rooted: bool = False
-    blocked: bool = False
-    in_place: bool = True
-
-
-def _all_but_own(ranks: int) -> float:
-    return (ranks - 1) / ranks
-
-
-COLLECTIVES: dict[str, Collective] = {
-    c.name: c
-    for c in (
-        Collective("all_reduce", lambda n: 2 * (n - 1) / n, reduces=True),
-        Collective("reduce", lambda n: 1.0, reduces=True, rooted=True),
-        Collective("broadcast", lambda n: 1.0, rooted=True),
-        Collective("all_gather", _all_but_own, blocked=True),
-        Collective("gather", _all_but_own, rooted=True, blocked=True),
-        Collective("reduce_scatter", _all_but_own, reduces=True, blocked=True),
-        Collective("scatter", _all_but_own, rooted=True, blocked=True),
-        Collective("all_to_all", _all_but_own, blocked=True),
-        # the busiest rank receives one full block from everyone, see all_to_all_v_blocks
-        Collective("all_to_all_v", _all_but_own, blocked=True, in_place=False),
-        # a ring: everyone sends to the next rank and receives from the one before
-        Collective("send_recv", lambda n: 1.0, in_place=False),
-        Collective("barrier", lambda n: 0.0, in_place=False),
-    )
-}
-
-
-# What a run can measure; the collectives are what it measures unless something is named.
-KNOWN = COLLECTIVES | {pairs.NAME: Collective(pairs.NAME, lambda n: 1.0, in_place=False)}
-
-
-def modes_of(device: str) -> tuple[str, ...]:
-    """The timing modes of a device, those of GPUs in the order in which a reader wants them."""
-    return CUDA_MODES if device == "cuda" else MODES
-
-
-def bus_factor(collective: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth; 0 for a barrier, which moves no data."""
-    return KNOWN[collective].factor(ranks)
 
 
 def _known(kind: str, name: str, known: Iterable[str]) -> str:
@@ -213,7 +152,7 @@ def layout(case: Case, rank: int) -> Layout:
             return Layout((sum(to),), (n * to[rank],), tuple(to), (to[rank],) * n)
         case "reduce":
             return Layout((block,), (block,) if at_root else None)
-        case pairs.NAME:
+        case vocabulary.PINGPONG:
             return Layout(
                 (block,) if pairs.sends(case, rank) else None,
                 (block,) if pairs.receives(case, rank) else None,
@@ -259,7 +198,7 @@ def make_case(
         memory=memory if collective != "barrier" else "plain",
         mode=mode,
         device=device,
-        pattern=pairs.PATTERNS[0] if collective == pairs.NAME else None,
+        pattern=PATTERNS[0] if collective == PINGPONG else None,
     )
 
 
@@ -275,7 +214,7 @@ def point_to_point(
     case: Case, patterns: Sequence[str], chosen: Sequence[pairs.Pair | None], streams: Sequence[str]
 ) -> list[Case]:
     """A ping-pong in every pattern on every pair, an all_to_all in every way; any other case as it is."""
-    if case.collective == pairs.NAME:
+    if case.collective == PINGPONG:
         product = itertools.product(chosen, patterns)
         return [msgspec.structs.replace(case, pair=pair, pattern=pattern) for pair, pattern in product]
     if case.collective != "all_to_all":
@@ -318,25 +257,11 @@ def calls_per_sample(case: Case) -> int:
     return min(20, max(2, (4 << 20) // max(1, case.bytes)))
 
 
-def title(case: Case) -> str:
-    """The collective, with the pattern of a ping-pong or how an all_to_all is built."""
-    ways = {"one": "sends on one stream", "per-peer": "sends on a stream per peer"}
-    how = str(case.pattern).replace("_", " ") if case.pattern else ways.get(case.streams or "")
-    return f"{case.collective}, {how}" if how else case.collective
-
-
-def pair_name(case: Case) -> str | None:
-    """The pair of a ping-pong: `0-3`, or `halves`; None for anything else."""
-    if case.collective != pairs.NAME:
-        return None
-    return pairs.HALVES if case.pair is None else "-".join(map(str, case.pair))
-
-
 def label(case: Case) -> str:
     """One line that names the case for a person."""
     parts = [
         title(case),
-        f"ranks {pair_name(case)}" if case.collective == pairs.NAME else "",
+        f"ranks {pair_name(case)}" if case.collective == PINGPONG else "",
         f"{case.bytes} B",
         case.dtype,
         case.op or "",

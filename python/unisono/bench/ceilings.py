@@ -22,8 +22,8 @@ import numpy as np
 from unisono.bench import provenance
 from unisono.bench.buffers import Bytes
 from unisono.bench.control import Control
-from unisono.bench.records import Case, Ceiling
 from unisono.bench.timing import Call, collector_off
+from unisono.records import Case, Ceiling
 
 SAMPLES = 7
 LEAST_BYTES, MOST_BYTES = 32 << 20, 256 << 20

@@ -15,13 +15,14 @@ import msgspec
 from unisono.bench import pairs
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import Placed, Pools
-from unisono.bench.cases import PLACEMENTS, calls_per_sample, has_in_place, label
+from unisono.bench.cases import calls_per_sample, has_in_place, label
 from unisono.bench.control import Control
 from unisono.bench.device import Device, HangError, Runner
-from unisono.bench.records import Case
 from unisono.bench.schedule import Cell
 from unisono.bench.timing import Call
 from unisono.bench.verify import Arithmetic, Expectation, arrange, bound_text, expectation, inspect
+from unisono.records import Case, vocabulary
+from unisono.records.vocabulary import PLACEMENTS
 
 LATE_S = 0.02  # one rank enters a barrier that is checked so much later than the others
 
@@ -120,7 +121,7 @@ def make_groups(
 
 def _lacking(case: Case, backend: Backend) -> str | None:
     """Why a kind of case is beyond the backend, whatever its size."""
-    if (case.collective == pairs.NAME or case.streams) and not backend.point_to_point:
+    if (case.collective == vocabulary.PINGPONG or case.streams) and not backend.point_to_point:
         return f"{backend.name} offers no sends and receives of its own."
     if case.streams == "per-peer" and not (case.device == "cuda" and backend.queues()):
         return f"calls of {backend.name} here are the host's and have no streams (--streams one)."

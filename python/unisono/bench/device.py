@@ -12,11 +12,10 @@ from unisono.bench import ceilings, pairs, provenance, timing
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import Pools
 from unisono.bench.control import Control
-from unisono.bench.records import Case, Ceiling, Link
 from unisono.bench.timing import NOT_TIMED, Call, Timed
 from unisono.bench.verify import NUMPY, Arithmetic
 from unisono.bench.watch import Watch
-from unisono.nodes.topology import boot
+from unisono.records import Case, Ceiling, Link
 
 MEMORY_SHARE = 0.7  # of the memory that is free on a machine, for all its ranks' buffers together
 SILENCE_S = 360.0  # more than the deadlines of session.py, whose errors say who is missing
@@ -104,7 +103,7 @@ def one_clock(control: Control) -> bool:
         offsets = Path("/proc/self/timens_offsets").read_text()
     except OSError:  # before Linux 5.6
         offsets = ""
-    return len(set(control.gather(f"{boot()} {offsets}", str))) == 1
+    return len(set(control.gather(f"{provenance.boot()} {offsets}", str))) == 1
 
 
 class HostRunner:
@@ -157,8 +156,8 @@ class HostDevice(Device):
         return Pools(cases, rank)
 
     def room(self, control: Control, own: int) -> int:
-        free, machines = int(provenance.free_bytes() * MEMORY_SHARE), control.gather(boot(), str)
-        least = min(control.gather(free // machines.count(boot()), int))
+        free, machines = int(provenance.free_bytes() * MEMORY_SHARE), control.gather(provenance.boot(), str)
+        least = min(control.gather(free // machines.count(provenance.boot()), int))
         # two regions a rank of either memory, and as much again for what the libraries stage
         return least // (4 + 2 * own)
 

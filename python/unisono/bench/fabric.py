@@ -19,7 +19,7 @@ import numpy as np
 from unisono.bench.cases import CaseError
 from unisono.bench.control import Control
 from unisono.bench.device import HostDevice
-from unisono.bench.records import Ceiling, Link
+from unisono.records import Ceiling, Link
 
 PROVIDER, CHANNELS = "UNISONO_FABRIC_PROVIDER", "UNISONO_FABRIC_CHANNELS"
 DEFAULT_CHANNELS = 4  # where there are fewer NICs, so that the policies differ

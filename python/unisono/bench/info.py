@@ -15,7 +15,7 @@ from unisono.bench import fabric, provenance
 from unisono.bench.backends import base
 from unisono.bench.cases import CaseError
 from unisono.bench.start import find_mpiexec
-from unisono.report import text
+from unisono.records import text
 from unisono.tables import Tables
 
 

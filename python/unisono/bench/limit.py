@@ -20,12 +20,13 @@ import msgspec
 from unisono.bench import cells
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import needed_bytes
-from unisono.bench.cases import KNOWN, PLACEMENTS, label, make_case
+from unisono.bench.cases import label, make_case
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device
 from unisono.bench.options import Options
-from unisono.bench.records import Case, Failure, Largest, Record, Skip
 from unisono.errors import UnisonoError
+from unisono.records import Case, Failure, Largest, Record, Skip
+from unisono.records.vocabulary import KNOWN, PLACEMENTS
 
 FULL = ("out of memory", "outofmemory", "cannot allocate", "no space left", "memory allocation")
 SAMPLES = 5

@@ -26,9 +26,9 @@ from unisono.bench.cells import Group, Work
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device, HangError
 from unisono.bench.pairs import messages, place_alone
-from unisono.bench.records import NOT_CHECKED, Failure, Record, Result, Skip, Verification
 from unisono.bench.results import result_of
 from unisono.bench.schedule import Batch, Limits, Schedule
+from unisono.records import NOT_CHECKED, Failure, Record, Result, Skip, Verification
 
 T = TypeVar("T")
 PROBE_S = 0.02  # a call that takes longer is timed only once to know its cost

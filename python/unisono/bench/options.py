@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from unisono.bench import cases
-from unisono.bench.cases import OWN, size_range
-from unisono.bench.pairs import ALL, PATTERNS
-from unisono.bench.records import Case
+from unisono.bench import cases, pairs
+from unisono.bench.cases import size_range
+from unisono.bench.pairs import ALL
 from unisono.bench.schedule import Limits
+from unisono.records import Case
+from unisono.records.vocabulary import OWN, PATTERNS, PINGPONG
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -129,6 +130,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             self.modes,
             self.device,
         )
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises CaseError if so many ranks cannot be measured as the options say."""
+        why = pairs.problem(self.pairs, ranks) if PINGPONG in self.collectives else None
+        if self.fabric and ranks < 2:
+            why = "--fabric measures what passes between ranks: give --ranks 2 or more."
+        if why is not None:
+            raise cases.CaseError(why)
 
     def pack(self) -> str:
         """As one word of a command line."""

@@ -11,11 +11,10 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from unisono.bench.records import Case
+from unisono.records import Case
+from unisono.records.vocabulary import HALVES, PINGPONG
 
-NAME = "pingpong"
-PATTERNS = ("half_round_trip", "one_way", "bidirectional")
-ALL, HALVES = "all", "halves"
+ALL = "all"
 
 Pair = tuple[int, int]
 _PAIR = re.compile(r"(\d{1,6})-(\d{1,6})")
@@ -73,7 +72,7 @@ def receives(case: Case, rank: int) -> bool:
 
 def takes_part(case: Case, rank: int) -> bool:
     """Every rank does in a collective."""
-    return case.collective != NAME or peer_of(case, rank) is not None
+    return case.collective != PINGPONG or peer_of(case, rank) is not None
 
 
 def place_alone(case: Case, rank: int) -> int | None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path, PurePath
 
-from unisono.bench.records import Machine
+from unisono.records import Machine
 
 PACKAGES = ("numpy", "ml_dtypes", "mpi4py", "mpich", "torch")
 # Settings that change how a library communicates or computes. Their values are kept unless they hold a path.
@@ -54,6 +54,14 @@ def caches() -> dict[str, int]:
             kind = {"Data": "d", "Instruction": "i"}.get(_text(index / "type"), "")
             found[f"L{_text(index / 'level')}{kind}"] = int(size[1]) << {"": 0, "K": 10, "M": 20}[size[2]]
     return found
+
+
+def boot() -> str:
+    """Returns what all processes of a machine share until it starts again; "" if it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def usable_cores() -> int:

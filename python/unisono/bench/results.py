@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.bench import ceilings
-from unisono.bench.cases import DTYPES, WIRES, bus_factor
 from unisono.bench.cells import Work
-from unisono.bench.records import Result, Verification
+from unisono.records import Result, Verification
+from unisono.records.vocabulary import DTYPES, WIRES, bus_factor
 
 
 def result_of(work: Work, verification: Verification, ceiling_gbps: float | None) -> Result:

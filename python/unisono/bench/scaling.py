@@ -13,10 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from unisono.bench import records, start
+from unisono import records
+from unisono.bench import start
 from unisono.bench.cases import CaseError
 from unisono.bench.options import Options
-from unisono.bench.records import Case, Scaling
+from unisono.records import Case, Scaling
 
 KINDS = ("weak", "strong")
 BUFFERS = ("used", "largest")

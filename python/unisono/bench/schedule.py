@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unisono.bench import stats
+from unisono.records import stats
 
 MIN_ROUNDS = stats.MIN_SAMPLES  # as many visits carry an interval of their medians
 BATCH = 75  # samples in one visit at most: six visits carry a p99 (368)

@@ -28,7 +28,7 @@ from unisono.bench.fabric import FabricDevice
 from unisono.bench.measure import Measurement
 from unisono.bench.options import Options
 from unisono.bench.progress import Display
-from unisono.bench.records import (
+from unisono.records import (
     SCHEMA_VERSION,
     Case,
     End,
@@ -40,7 +40,6 @@ from unisono.bench.records import (
     Skip,
     Workload,
 )
-from unisono.nodes import HierarchicalCommunicator
 
 # one exchange of the bench's own: as long as the slowest call that others may be in
 EXCHANGE_TIMEOUT_S = 300.0
@@ -343,9 +342,8 @@ class Session:
 
 def nodes_of(communicator: Any) -> list[int]:
     """The node of each rank; empty where all are on one."""
-    if isinstance(communicator, HierarchicalCommunicator):
-        return list(communicator.topology.node_of)
-    return []
+    topology = getattr(communicator, "topology", None)  # only a communicator across nodes has one
+    return [] if topology is None else list(topology.node_of)
 
 
 def _available(backend: Backend, ranks: int, wrong_place: str | None) -> str | None:

@@ -28,9 +28,10 @@ import msgspec
 
 from unisono import files
 from unisono.bench.backends.unisono import reaches_peers, shape_of
-from unisono.bench.cases import COLLECTIVES, MEMORIES, size_range
-from unisono.bench.records import Case, Machine, Result
-from unisono.bench.stats import MIN_SAMPLES, Interval, Verdict, geometric_mean, verdict
+from unisono.bench.cases import size_range
+from unisono.records import Case, Machine, Result
+from unisono.records.stats import MIN_SAMPLES, Interval, Verdict, geometric_mean, verdict
+from unisono.records.vocabulary import COLLECTIVES, MEMORIES
 
 SCHEMA = "1.0"
 TOLERANCE = 0.01  # what is faster by less is as fast

@@ -25,8 +25,9 @@ import numpy.typing as npt
 
 from unisono.bench import pairs
 from unisono.bench.buffers import POISON, Placed
-from unisono.bench.cases import DTYPES, INTEGERS, KNOWN, Array, layout
-from unisono.bench.records import Case
+from unisono.bench.cases import Array, layout
+from unisono.records import Case, vocabulary
+from unisono.records.vocabulary import DTYPES, INTEGERS, KNOWN
 
 PERIOD = 1_048_573
 ROUNDOFF = {  # half the distance from 1 to the next number
@@ -211,10 +212,10 @@ def expectation(
     own_out = shapes[rank].out
     out_count = int(np.prod(own_out)) if own_out is not None else 0
     known = KNOWN[case.collective]
-    peer = pairs.peer_of(case, rank) if case.collective == pairs.NAME else None
+    peer = pairs.peer_of(case, rank) if case.collective == vocabulary.PINGPONG else None
     sources = (
         range(n)
-        if case.collective not in ("broadcast", "scatter", "send_recv", pairs.NAME)
+        if case.collective not in ("broadcast", "scatter", "send_recv", vocabulary.PINGPONG)
         else {rank, (rank - 1) % n, 0, peer or 0}
     )
     blocks = {r: arithmetic.random_block(case, r, seed, period) for r in sources}
@@ -252,7 +253,7 @@ def _moved(
             return [Piece(0, count, blocks[0], rank * count)]
         case "send_recv":
             return [Piece(0, count, blocks[(rank - 1) % n])]
-        case pairs.NAME:
+        case vocabulary.PINGPONG:
             return [Piece(0, count, blocks[peer])]
         case "all_to_all":
             return [Piece(r * share, share, blocks[r], rank * share) for r in range(n)]

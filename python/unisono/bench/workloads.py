@@ -9,8 +9,9 @@ from math import prod
 
 import msgspec
 
-from unisono.bench.cases import DTYPES, CaseError, make_case
-from unisono.bench.records import Case, Workload, WorkloadStep
+from unisono.bench.cases import CaseError, make_case
+from unisono.records import Case, Workload, WorkloadStep
+from unisono.records.vocabulary import DTYPES
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

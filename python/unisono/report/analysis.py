@@ -10,12 +10,11 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from unisono.bench import stats
-from unisono.bench.cases import title
-from unisono.bench.records import Case, Workload, WorkloadStep
-from unisono.bench.stats import Interval, Verdict
+from unisono.records import Case, Workload, WorkloadStep, stats
+from unisono.records.stats import Interval, Verdict
+from unisono.records.vocabulary import collective_order, family, title
 
-from .model import COLLECTIVES, Key, Model, Pair, Row, family, pairs
+from .model import Key, Model, Pair, Row, pairs
 
 BEST_OF_EACH = "best of each"
 
@@ -90,12 +89,6 @@ def groups(model: Model) -> list[Group]:
         each = [headline(name, members, model.subject) for name, members in by_collective]
         found.append(Group(machine, ranks, headline("all cases", rows, model.subject), each))
     return found
-
-
-def collective_order(name: str) -> tuple[int, str]:
-    """The order of collectives everywhere in the report; `name` may be a title."""
-    name = name.partition(",")[0]
-    return (COLLECTIVES.index(name) if name in COLLECTIVES else len(COLLECTIVES), name)
 
 
 @dataclass(frozen=True)

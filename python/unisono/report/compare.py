@@ -10,11 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from unisono.bench import stats
-from unisono.bench.records import Case
-from unisono.bench.stats import Verdict
+from unisono.records import Case, stats, text
+from unisono.records.stats import Verdict
 
-from . import text
 from .markdown import table as markdown_table
 from .model import Model, Row, case_text, load
 

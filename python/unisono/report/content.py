@@ -7,12 +7,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from unisono.bench import stats
-from unisono.bench.cases import pair_name, title
-from unisono.bench.records import Failure, Skip
-from unisono.bench.stats import Verdict
+from unisono.records import Failure, Skip, stats, text
+from unisono.records.stats import Verdict
+from unisono.records.vocabulary import pair_name, title
 
-from . import analysis, text
+from . import analysis
 from .analysis import Curve, Group, Headline, Winner, WorkloadCost
 from .model import Key, Model, Pair, case_text
 

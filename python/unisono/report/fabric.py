@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from unisono.bench.cases import DTYPES
+from unisono.records import text
+from unisono.records.vocabulary import DTYPES
 
-from . import text
 from .content import Table
 from .model import Model, Row
 

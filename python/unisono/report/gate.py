@@ -9,10 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from unisono.bench import stats
-from unisono.bench.records import Failure
+from unisono.records import Failure, stats, text
 
-from . import content, text
+from . import content
 from .markdown import table as markdown_table
 from .model import Pair, Row, case_text, load, pairs
 

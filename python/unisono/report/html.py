@@ -15,9 +15,10 @@ import vl_convert
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from unisono.bench.stats import Verdict
+from unisono.records import text
+from unisono.records.stats import Verdict
 
-from . import analysis, content, fabric, links, method, pairs, payload, scaling, text, theme
+from . import analysis, charts, content, fabric, links, method, pairs, payload, scaling, theme
 from .model import Model
 
 _VERDICT_CLASSES = tuple(
@@ -134,7 +135,7 @@ def render(model: Model) -> str:
         style=Markup(styles[0]),
         vega=Markup(scripts[0]),
         script=Markup(scripts[1]),
-        data=script_json(payload.page(model)),
+        data=script_json({**payload.page(model), "specs": charts.templates(model.backends)}),
         model=model,
         content=content,
         lead=content.lead(model),

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.bench.records import Link
+from unisono.records import Link, text
 
-from . import analysis, text, theme
+from . import analysis, theme
 from .content import Table
 from .model import Model
 from .payload import Json

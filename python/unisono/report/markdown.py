@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from . import analysis, content, fabric, links, method, pairs, payload, scaling, text
+from unisono.records import text
+
+from . import analysis, content, fabric, links, method, pairs, payload, scaling
 from .content import Table
 from .model import Model
 

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from unisono.bench import cases, stats
+from unisono.records import stats, text, vocabulary
 
-from . import text
 from .model import Model
 
-_FACTORS = {
-    "all_reduce": "2(n-1)/n",
-    "all_gather": "(n-1)/n",
-    "reduce_scatter": "(n-1)/n",
-    "all_to_all": "(n-1)/n",
-    "all_to_all_v": "(n-1)/n, of the busiest rank's bytes",
-    "gather": "(n-1)/n",
-    "scatter": "(n-1)/n",
-    "broadcast": "1",
-    "reduce": "1",
-    "send_recv": "1",
-    "barrier": "0, no data",
-    "pingpong": "1, of one direction",
-}
 # A term on a line of its own, its explanation below it, an empty line between two.
 _TEXT = """
 One run, many backends
@@ -145,9 +130,9 @@ def factors(model: Model) -> list[tuple[str, str, str]]:
     ranks = sorted({row.key.case.ranks for row in model.all_rows})
     names = {row.key.case.collective for row in model.all_rows}
     found = []
-    for name in (n for n in cases.KNOWN if n in names):
-        values = (f"{text.digits(cases.bus_factor(name, n))} ({text.count(n, 'rank')})" for n in ranks)
-        found.append((name, _FACTORS.get(name, "as measured"), ", ".join(values)))
+    for name in (n for n in vocabulary.KNOWN if n in names):
+        values = (f"{text.digits(vocabulary.bus_factor(name, n))} ({text.count(n, 'rank')})" for n in ranks)
+        found.append((name, vocabulary.KNOWN[name].formula, ", ".join(values)))
     return found
 
 

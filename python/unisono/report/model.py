@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from unisono.bench import records, stats
-from unisono.bench.cases import pair_name, title
-from unisono.bench.records import (
+from unisono import records
+from unisono.records import (
     Case,
     Ceiling,
     End,
@@ -27,26 +26,13 @@ from unisono.bench.records import (
     Run,
     Skip,
     Workload,
+    stats,
+    text,
 )
-from unisono.bench.stats import Interval, Verdict
-
-from . import text
+from unisono.records.stats import Interval, Verdict
+from unisono.records.vocabulary import collective_order, family, pair_name, title
 
 SUBJECT = "unisono"  # the backend whose speed-up the report is about, where it was measured
-COLLECTIVES = (
-    "all_reduce",
-    "reduce",
-    "reduce_scatter",
-    "all_gather",
-    "gather",
-    "broadcast",
-    "scatter",
-    "all_to_all",
-    "all_to_all_v",
-    "send_recv",
-    "barrier",
-    "pingpong",
-)
 
 
 @dataclass(frozen=True)
@@ -61,7 +47,7 @@ class Key:
     def order(self) -> tuple[object, ...]:
         """Sorts rows as a reader expects them: by ranks and mode, then collective, then size."""
         c = self.case
-        place = COLLECTIVES.index(c.collective) if c.collective in COLLECTIVES else len(COLLECTIVES)
+        place = collective_order(c.collective)
         slice_ = (
             self.machine,
             self.workload or "",
@@ -74,7 +60,7 @@ class Key:
             (c.scaling.kind, c.scaling.bytes) if c.scaling else ("", 0),
         )
         how = (c.collective, c.pattern or "", c.streams or "", c.pair or ())
-        return (*slice_, place, *how, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
+        return (*slice_, *place, *how, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
 
 
 Cell = tuple[int, str, Case | None]  # machine, backend, and the case; None: all that a backend skips
@@ -346,11 +332,6 @@ def _is_peer(backend: str, subject: str | None, against: str) -> bool:
     if against == "best":
         return family(backend) != family(subject or "")
     return backend == against != subject
-
-
-def family(backend: str) -> str:
-    """The library of a backend, whatever its variant: `unisono` of `unisono:two_shot`."""
-    return backend.partition(":")[0]
 
 
 def _rank(backend: str) -> tuple[bool, bool, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import analysis, links, text
+from unisono.records import text
+
+from . import analysis, links
 from .links import Matrix
 from .model import Model, Row
 

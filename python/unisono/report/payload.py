@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from unisono.bench.cases import DTYPES, pair_name, title
-from unisono.bench.records import Case, Result
+from unisono.records import Case, Result, text
+from unisono.records.vocabulary import DTYPES, pair_name, title
 
-from . import text, theme
+from . import theme
 from .analysis import BEST_OF_EACH, Efficiency, WorkloadCost, efficiencies, group_by, workload_costs
 from .model import Key, Model, Pair, Row, pairs
 
@@ -308,9 +308,7 @@ def table(rows: list[Json]) -> Json:
 
 
 def page(model: Model) -> Json:
-    """All that the page's script needs, each thing once."""
-    from . import charts  # needs altair, which a machine that only measures may lack
-
+    """Returns all that the page's script needs, each thing once, except the charts' templates."""
     columns = shared_columns(model.all_rows)
     rows = [result(row, columns) for row in model.all_rows]
     sweep = {row.id for row in model.rows}
@@ -326,6 +324,5 @@ def page(model: Model) -> Json:
         "costs": costs(workload_costs(model)),
         "efficiency": efficiency_panels(efficiencies(model)),
         "samples": [order_statistics(row, limit) for row in model.all_rows],
-        "specs": charts.templates(model.backends),
         "config": theme.config(),
     }

@@ -11,8 +11,9 @@ import altair as alt
 import vl_convert
 
 from unisono import files
+from unisono.records import text
 
-from . import analysis, charts, content, links, pairs, payload, text, theme
+from . import analysis, charts, content, links, pairs, payload, theme
 from .model import Model, Row
 from .payload import Json
 

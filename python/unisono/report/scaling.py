@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from unisono.bench.cases import title
+from unisono.records import text
+from unisono.records.vocabulary import title
 
-from . import analysis, text
+from . import analysis
 from .content import Table
 from .model import Model
 

@@ -26,7 +26,7 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from unisono.bench.cases import CaseError
-from unisono.bench.records import Case
+from unisono.records import Case
 
 GROUP = "unisono.bench_backends"
 BUILT_IN = {  # those for GPUs last

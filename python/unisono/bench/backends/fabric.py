@@ -19,7 +19,7 @@ from unisono import launch
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import bound
 from unisono.bench.cases import CaseError
-from unisono.bench.records import Case
+from unisono.records import Case
 
 POLICIES = ("single", "multi", "round-robin")
 WAYS = (*POLICIES, "single-pin", "multi-pin", *(f"{policy}-dma" for policy in POLICIES))

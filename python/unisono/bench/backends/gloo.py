@@ -14,9 +14,10 @@ import numpy as np
 from unisono.bench import pairs
 from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
-from unisono.bench.cases import INTEGERS, KNOWN, Array
-from unisono.bench.records import Case
+from unisono.bench.cases import Array
 from unisono.nodes.gloo import make_group
+from unisono.records import Case, vocabulary
+from unisono.records.vocabulary import INTEGERS, KNOWN
 
 TIMEOUT_S = 120.0
 _IN_PLACE = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter"})
@@ -115,7 +116,7 @@ class GlooBackend(Backend):
                 return self._waited(group.alltoall_base, out, x, recv, send)
             case "send_recv":
                 return self._exchange([x], (rank + 1) % n, [out], (rank - 1) % n)
-            case pairs.NAME:
+            case vocabulary.PINGPONG:
                 peer = pairs.peer_of(case, rank)
                 verbs = {
                     "send": self._waited(group.send, [x], peer, 0),

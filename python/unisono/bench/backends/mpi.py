@@ -23,8 +23,8 @@ import numpy as np
 from unisono.bench import pairs
 from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
-from unisono.bench.cases import DTYPES
-from unisono.bench.records import Case
+from unisono.records import Case, vocabulary
+from unisono.records.vocabulary import DTYPES
 
 THREAD_LEVEL = "funneled"
 NO_LOCAL = "MPIR_CVAR_NOLOCAL"
@@ -131,7 +131,7 @@ class MpiBackend(Backend):
         return [memory, array.nbytes, MPI.BYTE]  # moves only: supports() refuses their reductions
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        bind = self._pingpong if case.collective == pairs.NAME else self._bound
+        bind = self._pingpong if case.collective == vocabulary.PINGPONG else self._bound
         if case.streams:
             bind = self._all_to_all
         if not self._staged or case.collective == "barrier":

@@ -18,15 +18,16 @@ from unisono import nccl
 from unisono.bench import pairs
 from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
-from unisono.bench.cases import DTYPES, block_elements
+from unisono.bench.cases import block_elements
 from unisono.bench.cuda.device import missing
 from unisono.bench.cuda.memory import tensor_at
 from unisono.bench.cuda.streams import Fork
-from unisono.bench.records import Case
+from unisono.records import Case, vocabulary
+from unisono.records.vocabulary import DTYPES
 
 _KINDS = ("ring", "pairs", "rooted")
 _KIND_OF = {"gather": "rooted", "scatter": "rooted"} | dict.fromkeys(
-    ("all_to_all", "all_to_all_v", "send_recv", pairs.NAME), "pairs"
+    ("all_to_all", "all_to_all_v", "send_recv", vocabulary.PINGPONG), "pairs"
 )
 _NO_IN_PLACE = frozenset({"all_to_all", "all_to_all_v", "send_recv"})
 
@@ -104,7 +105,7 @@ class NcclBackend(Backend):
                 return comm.bound("ncclAllGather", x, out, count, dtype)
             case "reduce_scatter":
                 return comm.bound("ncclReduceScatter", x, out, count, dtype, op)
-            case pairs.NAME:
+            case vocabulary.PINGPONG:
                 return self._pingpong(comm, case, buffers)
             case "all_to_all" if case.streams == "per-peer":
                 return self._on_streams(case, buffers)

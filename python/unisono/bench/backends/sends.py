@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from unisono.bench import pairs
-from unisono.bench.records import Case
 from unisono.bench.timing import Call
+from unisono.records import Case
 
 
 def pingpong(case: Case, rank: int, bind: Callable[[str], Call]) -> Call:

@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from unisono import tables
+from unisono import _core, tables
 from unisono.bench import pairs
 from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
-from unisono.bench.cases import COLLECTIVES, DEVICES, DTYPES, KNOWN, WIRES, CaseError
+from unisono.bench.cases import CaseError
 from unisono.bench.cuda.streams import Fork
-from unisono.bench.records import Case
 from unisono.errors import UsageError
-from unisono.nodes import HierarchicalCommunicator
-from unisono.nodes.shards import Sum
+from unisono.records import Case, vocabulary
+from unisono.records.vocabulary import COLLECTIVES, DEVICES, DTYPES, INTEGERS, KNOWN, WIRES
 
 MOST_BLOCKS = 128  # of a kernel: so many are resident at once, whatever else they need
 
@@ -33,7 +32,8 @@ def all_algorithms() -> list[str]:
 
     known = unisono.Communicator.algorithms
     found = [known(name, device) for device in DEVICES for name in COLLECTIVES]
-    found += [HierarchicalCommunicator.algorithms(name) for name in COLLECTIVES]
+    kinds = get_args(get_type_hints(unisono.init)["return"])  # of communicators, that across nodes too
+    found += [kind.algorithms(name) for kind in kinds for name in COLLECTIVES]
     return list(dict.fromkeys(algorithm for names in found for algorithm in names))
 
 
@@ -171,7 +171,7 @@ class UnisonoBackend(Backend):
         options |= self._queued
         if self.wire is not None:
             options["wire"] = self.wire
-        if case.collective == pairs.NAME:
+        if case.collective == vocabulary.PINGPONG:
             return self._pingpong(case, buffers.x, buffers.out, options)
         if case.streams:
             return self._all_to_all(case, buffers.x, buffers.out, options)
@@ -240,9 +240,8 @@ class UnisonoBackend(Backend):
         symmetric = case.memory == "symmetric" and not alone
         in_place = case.placement == "in_place"
         more: dict[str, Any] = {}
-        if isinstance(self._comm, HierarchicalCommunicator):
-            what = Sum(case.dtype, case.op or "sum", DTYPES[case.dtype].itemsize, case.ranks)
-            more = {"wide": what.wide / what.item, "root": case.root or 0}
+        if getattr(self._comm, "topology", None) is not None:
+            more = {"wide": _wide(case), "root": case.root or 0}
         return str(self._comm.plan(_verb(case), size, symmetric, self._device, in_place, **more))
 
     def sms(self, case: Case) -> int | None:
@@ -272,6 +271,12 @@ def shape_of(text: str) -> tuple[int, int, int]:
     return blocks, threads, piece
 
 
+def _wide(case: Case) -> float:
+    """Returns how many times as large as an element a partial result is that ranks send each other."""
+    exact = case.op in ("min", "max") or (case.op != "avg" and case.dtype in INTEGERS | {"f32", "f64"})
+    return 1.0 if exact else _core.wide_bytes(case.dtype) / DTYPES[case.dtype].itemsize
+
+
 def reaches_peers(algorithm: str) -> bool:
     """Whether it reads or writes the peers' buffers themselves."""
     return algorithm.endswith(("direct", "two_shot_push", "copy_engine"))
@@ -281,7 +286,7 @@ def _verb(case: Case) -> str:
     """The library's call that a case is built of; sends and receives share the plan of send_recv."""
     if case.streams == "one":
         return "batch_send_recv"
-    return "send_recv" if case.collective == pairs.NAME or case.streams else case.collective
+    return "send_recv" if case.collective == vocabulary.PINGPONG or case.streams else case.collective
 
 
 def reach_any_memory(comm: Any) -> bool:

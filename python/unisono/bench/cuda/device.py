@@ -23,9 +23,9 @@ from unisono.bench.cuda.runtime import CudaError, Driver, Runtime
 from unisono.bench.cuda.start import StartLine
 from unisono.bench.cuda.timing import CudaRunner
 from unisono.bench.device import Device, HangError, Runner
-from unisono.bench.records import Case, Ceiling, Link
 from unisono.bench.timing import Call
 from unisono.bench.watch import Watch
+from unisono.records import Case, Ceiling, Link
 
 HANG_S = 20.0
 LIBRARY_S = 15.0  # the communicator's own deadline, shorter so that its error is the one that is told

@@ -24,8 +24,8 @@ import msgspec
 from unisono.bench.cuda.runtime import MEMCPY_DEFAULT, CudaError, Runtime
 from unisono.bench.cuda.start import PAGE_WORDS, Gate, kernels
 from unisono.bench.device import HangError
-from unisono.bench.records import Ceiling, Link
 from unisono.errors import UnisonoError
+from unisono.records import Ceiling, Link
 
 COPY_ENGINE, SM_LOAD, SM_STORE, BULK_STORE = "copy_engine", "sm_load", "sm_store", "bulk_store"
 BYTES = 256 << 20  # of one transfer; beyond every cache

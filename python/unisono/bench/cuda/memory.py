@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from unisono.bench.buffers import POISON, Region
-from unisono.bench.cases import DTYPES
+from unisono.records.vocabulary import DTYPES
 
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 

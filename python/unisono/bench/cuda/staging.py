@@ -12,7 +12,7 @@ import numpy as np
 from unisono.bench.backends.base import Buffers
 from unisono.bench.buffers import Pools, Region
 from unisono.bench.device import HangError
-from unisono.bench.records import Case
+from unisono.records import Case
 
 WAIT_S = 60.0
 

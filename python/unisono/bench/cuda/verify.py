@@ -12,10 +12,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.bench.cases import INTEGERS
 from unisono.bench.cuda.memory import torch_dtype
-from unisono.bench.records import Case
 from unisono.bench.verify import Arithmetic, Piece, rows
+from unisono.records import Case
+from unisono.records.vocabulary import INTEGERS
 
 TILES = 8  # a row of a long piece has so many blocks: beyond, its temporaries are felt at the memory's limit
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -1,28 +1,18 @@
 """The records of a bench run: JSON Lines, one tagged object a line, written as they are measured.
 
-The first line is a `Run`; results, ceilings, skips and failures follow in the order in which they were
-measured; an `End` closes a run that was not cut short. Times are in microseconds, bandwidths in GB/s (1e9
-bytes per second), sizes in bytes.
-`unisono schema` prints the JSON Schema of a line.
+The first line is a `Run`. Results, ceilings, skips and failures follow in the order in which they were
+measured. An `End` closes a run that was not cut short. Times are in microseconds, bandwidths in GB/s (1e9
+bytes per second), sizes in bytes. `unisono schema` prints the JSON Schema of a line.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
-from unisono.errors import ResourceError
-
 SCHEMA_VERSION = "1.4"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
 # 1.4: a sample from the first start to the last end
-FILE_NAME = "records.jsonl"
-FILES = "records*.jsonl"  # what is read below a directory
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,120 +204,8 @@ class End(msgspec.Struct, tag="end", kw_only=True):
 
 
 Record = Run | Ceiling | Link | Largest | Result | Skip | Failure | Workload | End
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Record)
 
 
-class RecordsWriter:
-    """Appends records to `directory`/records.jsonl, a whole line and a flush each: a cut loses one line. What
-    the disk refuses is a ResourceError, which names the file; what comes after it is not written."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / FILE_NAME
-        self._file: IO[bytes] = open(self.path, "xb")  # noqa: SIM115  (closed in close)
-
-    def write(self, record: Record) -> None:
-        if self._file.closed:
-            return
-        with self._writing():
-            self._file.write(_encoder.encode(record) + b"\n")
-            self._file.flush()
-
-    def close(self) -> None:
-        if not self._file.closed:
-            with self._writing():
-                os.fsync(self._file.fileno())
-                self._file.close()
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._file.close()  # would fail again, later
-            raise ResourceError(
-                f"{self.path} cannot be written: {error.strerror}. It holds what was recorded until then."
-            ) from error
-
-
-@dataclass
-class Records:
-    """All that could be read of one or more records files, and a sentence for every line that could not."""
-
-    runs: list[Run] = field(default_factory=list)
-    ceilings: list[Ceiling] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
-    largest: list[Largest] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
-    skips: list[Skip] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    workloads: list[Workload] = field(default_factory=list)
-    ends: list[End] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def empty(self) -> bool:
-        """Whether no line held a record."""
-        return not any(found for name, found in vars(self).items() if name != "problems")
-
-    def add(self, record: Record) -> None:
-        where: dict[type, list[Any]] = {
-            Run: self.runs,
-            Ceiling: self.ceilings,
-            Link: self.links,
-            Largest: self.largest,
-            Result: self.results,
-            Skip: self.skips,
-            Failure: self.failures,
-            Workload: self.workloads,
-            End: self.ends,
-        }
-        where[type(record)].append(record)
-
-
-def files(path: Path) -> list[Path]:
-    """The records files of `path`: itself, or those below a directory (several runs make one report)."""
-    found = [path] if path.is_file() else sorted(path.rglob(FILES))
-    if not found:
-        raise FileNotFoundError(
-            f"no {FILE_NAME} in {path}: run `unisono bench -O DIR` first, or name its directory."
-        )
-    return found
-
-
-def _major(version: str) -> str:
-    return version.partition(".")[0]
-
-
-def read(path: Path) -> Records:
-    """Reads every line that holds a record of this schema's major version; `problems` names the others."""
-    records = Records()
-    for file in files(path):
-        with open(file, "rb") as lines:
-            _read_lines(file, lines, records)
-    return records
-
-
-def _read_lines(file: Path, lines: Iterable[bytes], records: Records) -> None:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = _decoder.decode(line)
-        except msgspec.MsgspecError as error:
-            cut = "" if line.endswith(b"\n") else " (the file ends in the middle of it)"
-            records.problems.append(f"{file.name} line {number} was left out{cut}: {error}")
-            continue
-        if isinstance(record, Run) and _major(record.schema) != _major(SCHEMA_VERSION):
-            raise ValueError(
-                f"{file} has schema {record.schema}, this is {SCHEMA_VERSION}: read it with the version "
-                "that wrote it."
-            )
-        records.add(record)
-
-
-def schema() -> dict[str, Any]:
+def json_schema() -> dict[str, Any]:
     """JSON Schema of one line of a records file."""
     return msgspec.json.schema(Record)

@@ -1,5 +1,5 @@
-"""From what the user typed to the options of a run: presets, what overrides them, and errors that list what
-is known."""
+"""From the command line to the options of a run: presets, what overrides them, and errors that list what is
+known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,8 +16,11 @@ from unisono.bench import cases, fabric, pairs, provenance, tune, workloads
 from unisono.bench.backends import base
 from unisono.bench.cases import CaseError
 from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, FABRIC_PRESET, PRESETS, Options, Preset
-from unisono.bench.records import FILES
 from unisono.bench.schedule import Limits
+from unisono.records import FILES, vocabulary
+from unisono.records.vocabulary import PATTERNS, PLACEMENTS
+
+from .asked import Asked
 
 DTYPE_NAMES = {  # of nccl-tests
     "float": "f32",
@@ -35,43 +37,6 @@ MOST_BUDGET_S = 1e9
 LIMIT_SIZES = [1 << 30]  # where --to-memory-limit begins
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The command line of `unisono bench`; None where the user said nothing."""
-
-    preset: str | None = None
-    device: str = "cpu"
-    backends: str | None = None
-    wires: str | None = None
-    collectives: str | None = None
-    begin: str | None = None
-    end: str | None = None
-    factor: int | None = None
-    step: str | None = None
-    sizes: str | None = None
-    dtypes: str | None = None
-    ops: str | None = None
-    placements: str | None = None
-    memories: str | None = None
-    modes: str | None = None
-    workloads: str | None = None
-    iterations: int | None = None
-    warmup: int | None = None
-    check: int = 1
-    budget_s: float | None = None
-    width: float | None = None
-    seed: int | None = None
-    directory: Path | None = None
-    to_memory_limit: bool = False
-    one_process: bool = False
-    patterns: str | None = None
-    pairs: str = pairs.ALL
-    streams: str | None = None
-    fabric: bool = False
-    provider: str | None = None
-    channels: int | None = None
-
-
 def options_of(asked: Asked, command: Sequence[str]) -> Options:
     """Raises CaseError, in words for the user, where something is unknown or contradicts itself."""
     _refuse_contradictions(asked)
@@ -82,16 +47,16 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         raise CaseError("the bench measures the host lane, or with --fabric the other: unset UNISONO_LANE.")
     name = asked.preset or DEFAULT_PRESET
     preset = FABRIC_PRESET if asked.fabric else (CUDA_PRESETS if on_gpu else PRESETS)[name]
-    modes = list(CUDA_DEFAULT_MODES if on_gpu else ("latency",) if asked.fabric else cases.MODES)
+    modes = list(CUDA_DEFAULT_MODES if on_gpu else ("latency",) if asked.fabric else vocabulary.MODES)
     sizes, memories = _sizes(asked, preset), list(preset.memories)
     if asked.to_memory_limit:
         sizes = LIMIT_SIZES if asked.begin is None and asked.sizes is None else sizes[:1]
         memories = ["plain"]
     models = asked.workloads
     if models is None:  # a run that the user has narrowed down is about what he named
-        narrowed = (asked.collectives, asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
+        narrowed = (_listed(asked), asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
         models = ",".join(preset.workloads) if all(value is None for value in narrowed) else "none"
-    modes = _names("mode", asked.modes, list(cases.modes_of(asked.device)), modes)
+    modes = _names("mode", asked.modes, list(vocabulary.modes_of(asked.device)), modes)
     if asked.one_process and not set(modes) <= set(CUDA_DEFAULT_MODES):
         raise CaseError("--one-process has the GPU's clock only: choose --mode graph, events or both.")
     collectives = _collectives(asked)
@@ -106,14 +71,14 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
             )
         ),
         collectives=collectives,
-        patterns=tuple(_names("pattern", asked.patterns, list(pairs.PATTERNS), list(pairs.PATTERNS))),
+        patterns=tuple(_names("pattern", asked.patterns, list(PATTERNS), list(PATTERNS))),
         pairs=asked.pairs,
-        streams=tuple(_names("streams", asked.streams, list(cases.STREAMS), [cases.OWN])),
+        streams=tuple(_names("streams", asked.streams, list(vocabulary.STREAMS), [vocabulary.OWN])),
         sizes=sizes,
         dtypes=_dtypes(asked.dtypes, preset),
-        ops=_names("op", asked.ops, list(cases.OPS), list(preset.ops)),
-        placements=_names("placement", asked.placements, list(cases.PLACEMENTS), list(preset.placements)),
-        memories=_names("memory", asked.memories, list(cases.MEMORIES), memories),
+        ops=_names("op", asked.ops, list(vocabulary.OPS), list(preset.ops)),
+        placements=_names("placement", asked.placements, list(PLACEMENTS), list(preset.placements)),
+        memories=_names("memory", asked.memories, list(vocabulary.MEMORIES), memories),
         modes=modes,
         fabric=asked.fabric,
         threads=int(asked.one_process),  # how many is known when they are started
@@ -131,14 +96,14 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
 def _refuse_contradictions(asked: Asked) -> None:
     if asked.preset is not None and asked.preset not in PRESETS:
         raise CaseError(f"unknown preset {asked.preset!r}: choose from {', '.join(PRESETS)}.")
-    if asked.device not in cases.DEVICES:
-        raise CaseError(f"unknown device {asked.device!r}: choose from {', '.join(cases.DEVICES)}.")
+    if asked.device not in vocabulary.DEVICES:
+        raise CaseError(f"unknown device {asked.device!r}: choose from {', '.join(vocabulary.DEVICES)}.")
     on_gpu = asked.device == "cuda"
     if asked.to_memory_limit and not on_gpu:
         raise CaseError("--to-memory-limit fills the memory of GPUs: add --device cuda.")
     if asked.one_process and not on_gpu:
         raise CaseError("--one-process is for GPUs, one a thread: add --device cuda.")
-    if asked.to_memory_limit and pairs.NAME in _collectives(asked):
+    if asked.to_memory_limit and vocabulary.PINGPONG in _collectives(asked):
         raise CaseError("--to-memory-limit is about collectives: leave pingpong out.")
     if asked.to_memory_limit and (useless := _useless_to_the_limit(asked)):
         raise CaseError(
@@ -187,8 +152,8 @@ def tune_options(
 ) -> Options:
     """The options of `unisono tune`: every algorithm of the collectives as a backend of its own, and each of
     its kernels' shapes where these are asked for. Raises CaseError."""
-    if device not in cases.DEVICES:
-        raise CaseError(f"unknown device {device!r}: choose from {', '.join(cases.DEVICES)}.")
+    if device not in vocabulary.DEVICES:
+        raise CaseError(f"unknown device {device!r}: choose from {', '.join(vocabulary.DEVICES)}.")
     if shaped and device != "cuda":
         raise CaseError("only kernels on GPUs have shapes: --shapes goes with --device cuda.")
     known = tune.tunable(device)
@@ -216,37 +181,29 @@ def tune_options(
     )
 
 
-def collectives_of(named: Sequence[str] | None, listed: str | None) -> str | None:
-    """The list of collectives, from the arguments of the command or from its option. Raises CaseError."""
-    if named and listed is not None:
-        raise CaseError("the collectives are named twice, as arguments and by --collective: name them once.")
-    return ",".join(named) if named else listed
-
-
-def check_ranks(options: Options, ranks: int) -> None:
-    """Raises CaseError where so many ranks cannot be measured as the options say."""
-    why = pairs.problem(options.pairs, ranks) if pairs.NAME in options.collectives else None
-    if options.fabric and ranks < 2:
-        why = "--fabric measures what passes between ranks: give --ranks 2 or more."
-    if why is not None:
-        raise CaseError(why)
-
-
 def _collectives(asked: Asked) -> list[str]:
     """What is measured. Raises CaseError for a name that is unknown, and for an option of something else."""
-    if asked.collectives is None and asked.fabric:
+    listed = _listed(asked)
+    if listed is None and asked.fabric:
         chosen = ["all_to_all"]
-    elif asked.collectives is None or asked.collectives.strip() == "all":
-        chosen = list(cases.COLLECTIVES)
+    elif listed is None or listed.strip() == "all":
+        chosen = list(vocabulary.COLLECTIVES)
     else:
-        chosen = cases.split_names("collective", asked.collectives, list(cases.KNOWN))
-    if pairs.NAME not in chosen and (asked.patterns is not None or asked.pairs != pairs.ALL):
+        chosen = cases.split_names("collective", listed, list(vocabulary.KNOWN))
+    if vocabulary.PINGPONG not in chosen and (asked.patterns is not None or asked.pairs != pairs.ALL):
         raise CaseError("--pattern and --pairs are of a ping-pong: name it, `unisono bench pingpong`.")
-    if asked.pairs not in (pairs.ALL, pairs.HALVES) and pairs.parse(asked.pairs) is None:
+    if asked.pairs not in (pairs.ALL, vocabulary.HALVES) and pairs.parse(asked.pairs) is None:
         raise CaseError(f"--pairs {asked.pairs}: write all, halves, or pairs of ranks like 0-1,0-3.")
     if "all_to_all" not in chosen and asked.streams is not None:
         raise CaseError("--streams is of all_to_all: name it, `unisono bench all_to_all`.")
     return chosen
+
+
+def _listed(asked: Asked) -> str | None:
+    """Returns the list of collectives, from the arguments or from the option. Raises CaseError."""
+    if asked.named and asked.collectives is not None:
+        raise CaseError("the collectives are named twice, as arguments and by --collective: name them once.")
+    return ",".join(asked.named) if asked.named else asked.collectives
 
 
 def _names(kind: str, text: str | None, known: list[str], default: list[str]) -> list[str]:
@@ -269,14 +226,14 @@ def _backends(text: str | None, device: str) -> list[str]:
 def _wires(text: str | None, collectives: Sequence[str]) -> list[str]:
     if text is not None and "all_reduce" not in collectives:
         raise CaseError("--wire is about all_reduce: name that collective too.")
-    return [f"unisono:{wire}" for wire in _names("wire", text, list(cases.WIRES), [])]
+    return [f"unisono:{wire}" for wire in _names("wire", text, list(vocabulary.WIRES), [])]
 
 
 def _dtypes(text: str | None, preset: Preset) -> list[str]:
     if text is None:
         return list(preset.dtypes)
     short = ",".join(DTYPE_NAMES.get(part.strip(), part.strip()) for part in text.split(","))
-    return cases.split_names("dtype", short, list(cases.DTYPES))
+    return cases.split_names("dtype", short, list(vocabulary.DTYPES))
 
 
 def _sizes(asked: Asked, preset: Preset) -> list[int]:

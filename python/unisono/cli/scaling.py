@@ -10,11 +10,17 @@ from typing import Annotated
 import msgspec
 import typer
 
-from unisono.bench import cases, finish, request, start
 from unisono.bench import scaling as points
-from unisono.bench.cases import COLLECTIVES, DTYPES, MEMORIES, CaseError
+from unisono.bench import start
+from unisono.bench.cases import CaseError
 from unisono.bench.options import Options
-from unisono.cli_run import Output, WithReport, check_ranks, console, guarded, run_bench
+from unisono.records import vocabulary
+from unisono.records.vocabulary import COLLECTIVES, DTYPES, MEMORIES
+
+from . import finish
+from .asked import Asked
+from .common import Output, WithReport, check_ranks, console, guarded, run_bench
+from .resolve import directory_of, options_of
 
 
 def scaling(
@@ -51,19 +57,19 @@ def scaling(
     report: WithReport = True,
 ) -> None:
     """Measures collectives on 1, 2, 4, 8, ... ranks and reports the efficiency against the fewest."""
-    asked = request.Asked(
+    asked = Asked(
+        named=named,
         device=device,
         backends=backend,
-        collectives=guarded(lambda: request.collectives_of(named, None)),
         sizes=sizes,
         dtypes=dtype,
         memories=memory,
         modes=mode or ("graph" if device == "cuda" else "latency"),
         budget_s=budget,
         seed=seed,
-        directory=output or guarded(lambda: request.directory_of(None, "scaling")),
+        directory=output or guarded(lambda: directory_of(None, "scaling")),
     )
-    options = guarded(lambda: request.options_of(asked, sys.argv[1:]))
+    options = guarded(lambda: options_of(asked, sys.argv[1:]))
     counts = guarded(lambda: _counts(ranks, device))
     options = guarded(lambda: _scaled(options, weak, strong, buffers, counts))
     world = guarded(lambda: start.joined_world(os.environ, None))
@@ -90,7 +96,7 @@ def _refuse_count(size: int, counts: list[int]) -> None:
 
 def _scaled(options: Options, weak: bool, strong: bool, buffers: str, counts: list[int]) -> Options:
     kinds = points.kinds_of(weak, strong)
-    if not set(options.collectives) <= set(cases.COLLECTIVES):
+    if not set(options.collectives) <= set(vocabulary.COLLECTIVES):
         raise CaseError("scaling is about collectives: leave pingpong out.")
     if buffers not in points.BUFFERS:
         raise CaseError(f"unknown --buffers {buffers!r}: choose from {', '.join(points.BUFFERS)}.")

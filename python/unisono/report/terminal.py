@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.table import Table
 
-from unisono.bench.cases import pair_name, title
-from unisono.bench.records import NOT_CHECKED
-from unisono.bench.stats import Verdict
-from unisono.report import analysis, content, text
+from unisono.records import NOT_CHECKED, Link, text
+from unisono.records.stats import Verdict
+from unisono.records.vocabulary import pair_name, title
+from unisono.report import analysis, content, links
 from unisono.report.model import Key, Model, Row, scaling_text
 
 MOST_ROWS = 60
@@ -102,3 +102,19 @@ def unmeasured(model: Model) -> Iterator[str]:
     alone = [skip for skip in model.skips if skip.case not in known and skip.case and skip.backend != "all"]
     for backend, what, reason in content.skips(alone).rows:
         yield text.plain(f"{backend} left out {what}: {reason}")
+
+
+def link_tables(found: Sequence[Link]) -> list[Table]:
+    """Returns a summary by engine and pattern, and a matrix of pairs for each engine."""
+    shown = Model(hardware=[None], links=[(0, link) for link in found])
+    summary = links.summary(shown)
+    first = Table(*summary.head, title="Links between the GPUs")
+    for row in summary.rows:
+        first.add_row(*row)
+    made = [first]
+    for matrix in links.matrices(shown):
+        table = Table("from \\ to", *matrix.names, title=matrix.title)
+        for name, cells in zip(matrix.names, matrix.cells, strict=True):
+            table.add_row(name, *(value for value, _ in cells))
+        made.append(table)
+    return made

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 import report_data as data
-from unisono.bench import terminal
-from unisono.bench.finish import FAILED, OK, finish
-from unisono.bench.records import NOT_CHECKED, Record, Skip, Verification
+from unisono.cli.finish import FAILED, OK, finish
+from unisono.records import NOT_CHECKED, Record, Skip, Verification
+from unisono.report import terminal
 
 UNCHECKED = Verification(before=False, after=False, bound=NOT_CHECKED)
 

@@ -4,6 +4,7 @@ itself is wrong, 130 interrupted."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Annotated
 
 import typer
 
-from unisono.bench import finish, request, stats
 from unisono.bench.cases import CaseError
-from unisono.cli_bench import bench
-from unisono.cli_run import Output, WithReport, check_ranks, console, guarded, readable, refuse, run_bench
-from unisono.cli_scaling import scaling
+from unisono.records import stats
+
+from . import finish, resolve
+from .bench import bench
+from .common import Output, WithReport, check_ranks, console, guarded, readable, refuse, run_bench
+from .scaling import scaling
 
 app = typer.Typer(
     help="Collective communication, measured and verified.",
@@ -82,8 +85,8 @@ def tune(
 ) -> None:
     """Measures every algorithm here and writes the table by which the library chooses among them, for this
     number of ranks; other numbers keep the tables that they have."""
-    from unisono import tables
-    from unisono.bench import records, tune
+    from unisono import records, tables
+    from unisono.bench import tune
 
     check_ranks(ranks)
     path = output or tables.path()
@@ -91,7 +94,7 @@ def tune(
         refuse(CaseError("this user has no home for the table: name a file with --output, or UNISONO_PLAN."))
     if path.is_dir():
         refuse(CaseError(f"{path} is a directory: name a file with --output."))
-    guarded(lambda: request.check_writable(path.parent))
+    guarded(lambda: resolve.check_writable(path.parent))
     screen = console()
 
     def write(directory: Path, code: int) -> int:
@@ -115,9 +118,9 @@ def tune(
         return result
 
     with tempfile.TemporaryDirectory(prefix="unisono-tune-") as scratch:
-        measured = guarded(lambda: request.directory_of(kept)) if kept else Path(scratch) / "run"
+        measured = guarded(lambda: resolve.directory_of(kept)) if kept else Path(scratch) / "run"
         options = guarded(
-            lambda: request.tune_options(collective, budget, measured, sys.argv[1:], device, shapes)
+            lambda: resolve.tune_options(collective, budget, measured, sys.argv[1:], device, shapes)
         )
         run_bench(options, ranks, write)
 
@@ -126,10 +129,27 @@ def tune(
 def links(output: Output = None, report: WithReport = True) -> None:
     """Measures what the links between the GPUs carry: copy engines, loads, stores; pairs, ring, all pairs."""
     from unisono.bench import links
+    from unisono.bench.device import HangError
+    from unisono.report import terminal
 
     devices = guarded(links.gpus)
-    directory = guarded(lambda: request.directory_of(output, "links"))
-    raise typer.Exit(guarded(lambda: links.run(devices, directory, sys.argv[1:], console(), report)))
+    directory = guarded(lambda: resolve.directory_of(output, "links"))
+    screen = console()
+    with screen.status("links") as status:
+
+        def show(doing: str) -> None:
+            status.update(f"links: {doing}")
+
+        found, failed = guarded(lambda: links.run(devices, directory, sys.argv[1:], show))
+    for table in terminal.link_tables(found):
+        screen.print(table)
+    if failed is not None:
+        screen.print(f"unisono links: {failed}", style="red", markup=False)
+    written = finish.show_report(directory, screen) if report else True
+    if isinstance(failed, HangError):
+        screen.file.flush()
+        os._exit(finish.FAILED)  # the driver would wait for the hung GPU
+    raise typer.Exit(finish.OK if failed is None and written else finish.FAILED)
 
 
 @app.command()
@@ -238,9 +258,9 @@ def gate(
 @app.command()
 def schema() -> None:
     """Prints the JSON Schema of a line of records.jsonl."""
-    from unisono.bench import records
+    from unisono import records
 
-    print(json.dumps(records.schema(), indent=2))
+    print(json.dumps(records.json_schema(), indent=2))
 
 
 def main() -> None:

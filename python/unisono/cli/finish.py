@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from unisono.bench.records import FILE_NAME, Records, files, read
+from unisono.records import FILE_NAME, Records, files, read
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -40,8 +40,7 @@ def finish(
         )
     if any(end.interrupted for end in records.ends):
         console.print("Interrupted: the report holds what was measured until then.")
-    from unisono.bench import terminal
-    from unisono.report import model
+    from unisono.report import model, terminal
 
     loaded = model.load(directory)
     for part in (*terminal.results(loaded), *terminal.summary(loaded)):

@@ -13,12 +13,14 @@ import typer
 from rich.console import Console
 
 from unisono import launch
-from unisono.bench import finish, request, start
+from unisono.bench import start
 from unisono.bench.cases import CaseError
 from unisono.bench.options import FABRIC_RANKS, Options
 from unisono.bench.provenance import usable_cores
 from unisono.errors import ResourceError, UnisonoError, UsageError
 from unisono.run import MAX_RANKS
+
+from .finish import FAILED, OK, USAGE
 
 T = TypeVar("T")
 
@@ -40,7 +42,7 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 160)
 
 
-def refuse(error: Exception, code: int = finish.USAGE) -> NoReturn:
+def refuse(error: Exception, code: int = USAGE) -> NoReturn:
     """Ends with that exit code; of several ranks only the first says why."""
     if _is_first():
         Console(stderr=True).print(
@@ -62,7 +64,7 @@ def guarded(step: Callable[[], T]) -> T:
     except (CaseError, UsageError) as error:
         refuse(error)
     except UnisonoError as error:  # what the machine refused
-        refuse(error, finish.FAILED)
+        refuse(error, FAILED)
 
 
 def readable(step: Callable[[], T]) -> T:
@@ -73,10 +75,10 @@ def readable(step: Callable[[], T]) -> T:
     except (FileNotFoundError, ValueError, ImportError) as error:
         refuse(error)
     except ResourceError as error:
-        refuse(error, finish.FAILED)
+        refuse(error, FAILED)
     except OSError as error:
         text = f"{error.filename or 'the records'} cannot be read: {error.strerror}."
-        refuse(ResourceError(text), finish.FAILED)
+        refuse(ResourceError(text), FAILED)
 
 
 def run_bench(options: Options, ranks: int | None, done: Callable[[Path, int], int]) -> NoReturn:
@@ -86,11 +88,11 @@ def run_bench(options: Options, ranks: int | None, done: Callable[[Path, int], i
     directory = Path(options.directory)
     if world is not None and options.threads:
         refuse(CaseError("--one-process starts its ranks as threads: start it alone, not under a launcher."))
-    guarded(lambda: request.check_ranks(options, world.size) if world is not None else None)
+    guarded(lambda: options.check_ranks(world.size) if world is not None else None)
     if world is None:
         wanted = FABRIC_RANKS if options.fabric and ranks is None else ranks
         count = guarded(lambda: start.ranks_to_start(wanted, options.device, usable_cores()))
-        guarded(lambda: request.check_ranks(options, count))
+        guarded(lambda: options.check_ranks(count))
         code = guarded(lambda: start.start(options, count))
         raise typer.Exit(done(directory, code))
     from unisono.bench import rank, session
@@ -101,9 +103,9 @@ def run_bench(options: Options, ranks: int | None, done: Callable[[Path, int], i
         refuse(error)
     except BaseException as error:
         rank.leave(error)
-        raise typer.Exit(finish.FAILED) from None
+        raise typer.Exit(FAILED) from None
     # any other code of another rank would have the launcher end rank 0 while it writes the report
-    raise typer.Exit(done(directory, 0) if world.rank == 0 else finish.OK)
+    raise typer.Exit(done(directory, 0) if world.rank == 0 else OK)
 
 
 def check_ranks(ranks: int | None) -> None:

@@ -1,0 +1,161 @@
+"""The options of `unisono bench`, each in one place: its command line is made from this class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from unisono.bench.options import PRESETS
+from unisono.bench.pairs import ALL
+from unisono.records.vocabulary import (
+    CUDA_MODES,
+    DTYPES,
+    KNOWN,
+    MEMORIES,
+    MODES,
+    OPS,
+    PATTERNS,
+    PLACEMENTS,
+    STREAMS,
+    WIRES,
+)
+
+from .common import Output, WithReport
+
+
+def _what(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="What to measure")
+
+
+def _how(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="How to measure", **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The command line of `unisono bench`; None if the user said nothing."""
+
+    named: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[COLLECTIVE]...",
+            help=f"Of {', '.join(KNOWN)}; default: all collectives.",
+            show_default=False,
+        ),
+    ] = None
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            "-p",
+            help="; ".join([*(f"{n}: {p.about}" for n, p in PRESETS.items()), "default: quick"]),
+        ),
+    ] = None
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, or cuda: rank r on GPU r, torch tensors as buffers.")
+    ] = "cpu"
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks", help="Ranks to start; default: one a core, 2 to 8, or one a GPU. Not under a launcher."
+        ),
+    ] = None
+    one_process: Annotated[
+        bool, typer.Option("--one-process", help="On GPUs: the ranks are threads of one process.")
+    ] = False
+    backends: Annotated[
+        str | None,
+        typer.Option(
+            "--backend",
+            "--backends",
+            help="List, or all but those to be named (fabric; on GPUs mpi). unisono:ALGORITHM forces one.",
+        ),
+    ] = None
+    collectives: Annotated[
+        str | None, _what("--collective", "--collectives", help="List, instead of naming them as arguments.")
+    ] = None
+    fabric: Annotated[
+        bool, typer.Option("--fabric", help="All-to-all over libfabric, by channels and memory, beside MPI.")
+    ] = False
+    provider: Annotated[
+        str | None, typer.Option("--provider", help="With --fabric: libfabric's name, like tcp or shm.")
+    ] = None
+    channels: Annotated[
+        int | None,
+        typer.Option("--channels", help="With --fabric: endpoints a rank; default: 4, or the NICs."),
+    ] = None
+    wires: Annotated[
+        str | None,
+        typer.Option(
+            "--wire", help=f"List of {', '.join(WIRES)}: also unisono's all_reduce quantised by these."
+        ),
+    ] = None
+    begin: Annotated[str | None, _what("-b", "--begin", "--minbytes", help="First size, like 8 or 64K.")] = (
+        None
+    )
+    end: Annotated[str | None, _what("-e", "--end", "--maxbytes", help="Last size, like 256M.")] = None
+    factor: Annotated[
+        int | None, _what("-f", "--factor", "--stepfactor", help="From size to size; default: 2.")
+    ] = None
+    step: Annotated[
+        str | None, _what("-i", "--step", "--stepbytes", help="From size to size, instead of -f.")
+    ] = None
+    sizes: Annotated[str | None, _what("--sizes", help="Explicit list, like 8,4K,25M.")] = None
+    dtypes: Annotated[
+        str | None, _what("-d", "--dtype", "--datatype", help=f"List of {', '.join(DTYPES)}, or all.")
+    ] = None
+    ops: Annotated[str | None, _what("-o", "--op", help=f"List of {', '.join(OPS)}, or all.")] = None
+    placements: Annotated[str | None, _what("--placement", help=f"List of {', '.join(PLACEMENTS)}.")] = None
+    memories: Annotated[str | None, _what("--memory", help=f"List of {', '.join(MEMORIES)}.")] = None
+    patterns: Annotated[
+        str | None, _what("--pattern", help=f"Of pingpong: list of {', '.join(PATTERNS)}.")
+    ] = None
+    pairs: Annotated[
+        str,
+        _what(
+            "--pairs",
+            help="Of pingpong: all (each alone), a list like 0-1,0-3, or halves (r with r + n/2, at once).",
+        ),
+    ] = ALL
+    streams: Annotated[
+        str | None,
+        _what(
+            "--streams",
+            help=f"Of all_to_all: list of {', '.join(STREAMS)}; all but own are built of sends and receives.",
+        ),
+    ] = None
+    workloads: Annotated[
+        str | None, _what("--workload", help="Real models, measured too: by name, all, or none.")
+    ] = None
+    modes: Annotated[
+        str | None, _how("--mode", help=f"List of {', '.join(MODES)}; on GPUs of {', '.join(CUDA_MODES)}.")
+    ] = None
+    iterations: Annotated[
+        int | None,
+        _how("-n", "--iters", help="Samples of every case; default: until the interval is narrow enough."),
+    ] = None
+    warmup: Annotated[
+        int | None,
+        _how("-w", "--warmup", "--warmup_iters", help="Untimed calls before a batch, at most; at least one."),
+    ] = None
+    check: Annotated[
+        int, _how("-c", "--check", min=0, max=1, help="0 leaves out the checks of the results.")
+    ] = 1
+    budget_s: Annotated[
+        float | None, _how("--budget", help="Seconds for checks and measurements together.")
+    ] = None
+    width: Annotated[
+        float | None, _how("--width", help="Stop at this width of the median's 95 % interval, 0.05 is 5 %.")
+    ] = None
+    seed: Annotated[int | None, _how("--seed", help="Of the order of cases and of the data.")] = None
+    to_memory_limit: Annotated[
+        bool,
+        _what(
+            "--to-memory-limit",
+            help="On GPUs: grow each collective from 1G (or -b) until the memory is full, to within 2 %.",
+        ),
+    ] = False
+    directory: Output = None
+    report: WithReport = True

@@ -1,0 +1,130 @@
+"""The words of a case: collectives, dtypes, operations and modes, each named once for bench and report.
+
+Bus bandwidth is algorithm bandwidth (`bytes` / time) times a factor: the share of `bytes` that must cross
+the link of the busiest rank. The factors are those of nccl-tests (doc/PERFORMANCE.md and its sources).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from .schema import Case
+
+DTYPES: dict[str, np.dtype[np.generic]] = {
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f8e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "i8": np.dtype(np.int8),
+    "u8": np.dtype(np.uint8),
+    "i32": np.dtype(np.int32),
+    "i64": np.dtype(np.int64),
+}
+INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
+OPS = ("sum", "prod", "min", "max", "avg")
+PLACEMENTS = ("out_of_place", "in_place")
+MEMORIES = ("plain", "symmetric")
+DEVICES = ("cpu", "cuda")
+# Forms in which unisono quantises an all_reduce, and the bits that an element takes on the wire.
+WIRES = {"fp8": 8.25, "int8": 8.25}
+OWN = "own"  # the library's own all_to_all
+STREAMS = (OWN, "one", "per-peer")
+MODES = ("latency", "throughput")
+CUDA_MODES = ("graph", "events", "throughput", "latency")
+PINGPONG = "pingpong"
+PATTERNS = ("half_round_trip", "one_way", "bidirectional")  # of a ping-pong
+HALVES = "halves"  # all pairs of a ping-pong at once, rank r with r + n/2
+
+
+@dataclass(frozen=True)
+class Collective:
+    """How the bench treats a collective: `blocked` means that the larger buffer holds one block per rank."""
+
+    name: str
+    factor: Callable[[int], float]  # bus bandwidth / algorithm bandwidth, of the number of ranks
+    formula: str  # the factor in words, with n ranks
+    reduces: bool = False
+    rooted: bool = False
+    blocked: bool = False
+    in_place: bool = True
+
+
+def _one(_ranks: int) -> float:
+    return 1.0
+
+
+def _all_but_own(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+_SHARE = "(n-1)/n"
+
+# In the order in which a reader wants them.
+COLLECTIVES: dict[str, Collective] = {
+    c.name: c
+    for c in (
+        Collective("all_reduce", lambda n: 2 * (n - 1) / n, f"2{_SHARE}", reduces=True),
+        Collective("reduce", _one, "1", reduces=True, rooted=True),
+        Collective("reduce_scatter", _all_but_own, _SHARE, reduces=True, blocked=True),
+        Collective("all_gather", _all_but_own, _SHARE, blocked=True),
+        Collective("gather", _all_but_own, _SHARE, rooted=True, blocked=True),
+        Collective("broadcast", _one, "1", rooted=True),
+        Collective("scatter", _all_but_own, _SHARE, rooted=True, blocked=True),
+        Collective("all_to_all", _all_but_own, _SHARE, blocked=True),
+        # The busiest rank receives one full block from every rank: see all_to_all_v_blocks in bench/cases.py.
+        Collective(
+            "all_to_all_v",
+            _all_but_own,
+            f"{_SHARE}, of the busiest rank's bytes",
+            blocked=True,
+            in_place=False,
+        ),
+        # A ring: every rank sends to the next one and receives from the one before.
+        Collective("send_recv", _one, "1", in_place=False),
+        Collective("barrier", lambda n: 0.0, "0, no data", in_place=False),
+    )
+}
+# What a run can measure. Unless the user names something, a run measures the collectives.
+KNOWN = COLLECTIVES | {PINGPONG: Collective(PINGPONG, _one, "1, of one direction", in_place=False)}
+
+
+def modes_of(device: str) -> tuple[str, ...]:
+    """Returns the timing modes of a device, those of GPUs in the order in which a reader wants them."""
+    return CUDA_MODES if device == "cuda" else MODES
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Returns bus bandwidth over algorithm bandwidth; 0 for a barrier, which moves no data."""
+    return KNOWN[collective].factor(ranks)
+
+
+def collective_order(name: str) -> tuple[int, str]:
+    """Returns the sort key of a collective, or of a case's title: the known ones first, in their order."""
+    name = name.partition(",")[0]
+    known = list(KNOWN)
+    return (known.index(name) if name in KNOWN else len(known), name)
+
+
+def family(backend: str) -> str:
+    """Returns the library of a backend, whatever its variant: `unisono` of `unisono:two_shot`."""
+    return backend.partition(":")[0]
+
+
+def title(case: Case) -> str:
+    """Returns the collective, with the pattern of a ping-pong or how an all_to_all is built."""
+    ways = {"one": "sends on one stream", "per-peer": "sends on a stream per peer"}
+    how = str(case.pattern).replace("_", " ") if case.pattern else ways.get(case.streams or "")
+    return f"{case.collective}, {how}" if how else case.collective
+
+
+def pair_name(case: Case) -> str | None:
+    """Returns the pair of a ping-pong: `0-3`, or `halves`; None for anything else."""
+    if case.collective != PINGPONG:
+        return None
+    return HALVES if case.pair is None else "-".join(map(str, case.pair))

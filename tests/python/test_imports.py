@@ -1,0 +1,127 @@
+"""What the modules of the package import, also inside functions: layers hold, and there are no circles."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "python" / "unisono"
+# Packages that must not be imported by another, by the importer.
+FORBIDDEN = {
+    "unisono.records": ("unisono.bench", "unisono.report", "unisono.cli"),
+    "unisono.bench": ("unisono.report", "unisono.cli"),
+    "unisono.report": ("unisono.bench", "unisono.cli"),
+}
+# What the peer gloo needs of the library's own: everything else of the nodes is behind the communicator.
+GLOO = {"unisono.bench.backends.gloo", "unisono.bench.backends.torch_symm"}
+
+
+NATIVE = "_core"  # imports nothing of the package
+# Replaced by the core's own backend for nodes, which has no such circle; the exception goes with the folder.
+LEAVING = "unisono.nodes"
+
+
+def modules(package: Path) -> dict[str, Path]:
+    found = {}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _targets(node: ast.AST, name: str, path: Path, known: Container[str]) -> Iterator[str]:
+    """The modules that an import statement of module `name` means. `from . import x` means x, and the package
+    itself only if x is no module."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        parts = name.split(".")
+        above = parts[: len(parts) - node.level + (path.name == "__init__.py")] if node.level else []
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        for alias in node.names:
+            if alias.name != NATIVE:
+                yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base
+
+
+def _only_for_types(tree: ast.Module) -> set[ast.AST]:
+    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+    return {stmt for block in blocks for stmt in block.body}
+
+
+def imports(package: Path) -> dict[str, set[str]]:
+    """Each module with those of the package that it imports, anywhere in it."""
+    known = modules(package)
+    found: dict[str, set[str]] = {}
+    for name, path in known.items():
+        tree = ast.parse(path.read_text())
+        ignored = _only_for_types(tree)
+        statements = [node for node in ast.walk(tree) if node not in ignored]
+        targets = {target for node in statements for target in _targets(node, name, path, known)}
+        found[name] = (targets & known.keys()) - {name}
+    return found
+
+
+def circle(graph: dict[str, set[str]]) -> list[str] | None:
+    """The modules of one circle, in order; None without one."""
+    done: set[str] = set()
+
+    def visit(name: str, way: list[str]) -> list[str] | None:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return None
+        for target in sorted(graph[name]):
+            if (found := visit(target, [*way, name])) is not None:
+                return found
+        done.add(name)
+        return None
+
+    return next((found for name in sorted(graph) if (found := visit(name, [])) is not None), None)
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+@pytest.mark.parametrize("importer", FORBIDDEN)
+def test_bench_and_report_meet_in_records_only(importer: str) -> None:
+    wrong = [
+        f"{name} imports {target}"
+        for name, targets in imports(PACKAGE).items()
+        for target in targets
+        if within(name, importer) and any(within(target, package) for package in FORBIDDEN[importer])
+    ]
+    assert not wrong
+
+
+def test_the_bench_reaches_nodes_for_the_peer_gloo_only() -> None:
+    graph = imports(PACKAGE)
+    users = {
+        n
+        for n, to in graph.items()
+        if within(n, "unisono.bench") and any(within(t, "unisono.nodes") for t in to)
+    }
+    assert users <= GLOO
+
+
+def test_no_circle() -> None:
+    graph = {n: {t for t in to if not within(t, LEAVING)} for n, to in imports(PACKAGE).items()}
+    found = circle({name: to for name, to in graph.items() if not within(name, LEAVING)})
+    assert found is None, " imports ".join(found)
+
+
+def test_a_circle_hidden_in_a_function_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "toy"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "one.py").write_text("from . import two\n")
+    (package / "two.py").write_text("def later():\n    from toy.three import x\n")
+    (package / "three.py").write_text("from .one import y\n")
+    assert circle(imports(package)) == ["toy.one", "toy.two", "toy.three", "toy.one"]
+    (package / "three.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .one import y\n"
+    )
+    assert circle(imports(package)) is None
