@@ -8,7 +8,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .ONESHELL:
-.PHONY: bench test test-cpp test-python lint lint-python lint-types lint-cpp lint-shell lint-tidy format \
+.PHONY: bench test test-cpp test-python lint lint-includes lint-python lint-types lint-cpp lint-shell lint-tidy format \
         sanitize sanitize-thread sanitize-address cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
 
 PYTHON ?= python3
@@ -45,7 +45,10 @@ test-cpp: build/tests.configured
 test-python: $(HAVE)unisono $(HAVE)test $(if $(TORCH),$(HAVE)torch)
 	python -m pytest -m 'not gpu' -n $(WORKERS) --dist loadfile $(PYTEST)
 
-lint: lint-python lint-types lint-cpp lint-shell lint-tidy # `make -k lint` shows the findings of all
+lint: lint-includes lint-python lint-types lint-cpp lint-shell lint-tidy # `make -k lint` shows the findings of all
+
+lint-includes:
+	python3 tools/check_includes.py
 
 lint-python: $(HAVE)dev
 	ruff check .

@@ -31,6 +31,7 @@ NB_MODULE(_core, module) {
   unisono::python::bind_errors();
   unisono::python::bind_fabric(module);
   unisono::python::bind_communicator(module);
+  unisono::python::bind_traits(module);
   unisono::python::bind_nodes(module);
   unisono::python::bind_mpi(module);
 #ifdef UNISONO_CUDA

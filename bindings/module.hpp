@@ -12,6 +12,9 @@ void bind_communicator(nanobind::module_& module);
 // What a communicator of the fabric lane is made with.
 void bind_fabric(nanobind::module_& module);
 
+// What each collective, algorithm and dtype is.
+void bind_traits(nanobind::module_& module);
+
 // What the collectives across nodes (python/unisono/nodes/) take from the core.
 void bind_nodes(nanobind::module_& module);
 

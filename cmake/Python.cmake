@@ -15,6 +15,7 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/nodes.cpp
   bindings/py_communicator.cpp
   bindings/replays.cpp
+  bindings/traits.cpp
 )
 target_include_directories(_core PRIVATE src)
 target_compile_definitions(_core PRIVATE UNISONO_VERSION="${PROJECT_VERSION}")

@@ -44,7 +44,7 @@ enum class Collective : std::uint8_t {
   barrier,
   empty,  // the collective allocation of symmetric memory
 };
-inline constexpr int kCollectives = 15;
+inline constexpr int kCollectives = static_cast<int>(Collective::empty) + 1;
 
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {

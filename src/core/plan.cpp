@@ -5,16 +5,51 @@
 #include <limits>
 #include <string>
 
+#include "programs/list.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {
 namespace {
 
 constexpr std::size_t kRest = std::numeric_limits<std::size_t>::max();
-constexpr Collective kOthers[] = {
-    Collective::reduce,         Collective::broadcast, Collective::all_gather,
-    Collective::gather,         Collective::scatter,   Collective::all_to_all,
-    Collective::reduce_scatter, Collective::send_recv, Collective::all_to_all_v};
+
+#define UNISONO_PROGRAM_CASE(collective, algorithm, program, operand) \
+  case program_key(Collective::collective, Algorithm::algorithm):
+#define UNISONO_GPU_CASE(collective, algorithm) \
+  case program_key(Collective::collective, Algorithm::algorithm):
+
+// Whether there is a program of that form; programs/list.hpp does not name those of calls between two ranks.
+bool has_program(Collective collective, Algorithm form) {
+  if (traits_of(collective).two_ended) return form == Algorithm::push || form == Algorithm::direct;
+  switch (program_key(collective, form)) {
+    UNISONO_PUSH_PROGRAMS(UNISONO_PROGRAM_CASE)
+    UNISONO_STORE_PROGRAMS(UNISONO_PROGRAM_CASE)
+    UNISONO_LOAD_PROGRAMS(UNISONO_PROGRAM_CASE)
+    return true;
+    default: return false;
+  }
+}
+
+bool gpu_has(Collective collective, Algorithm algorithm) {
+  switch (program_key(collective, algorithm)) {
+    UNISONO_GPU_ALGORITHMS(UNISONO_GPU_CASE)
+    return true;
+    default: return false;
+  }
+}
+
+#undef UNISONO_PROGRAM_CASE
+#undef UNISONO_GPU_CASE
+
+// The collectives with a plan of their own that go by push, which are all but all_reduce.
+std::vector<Collective> pushed() {
+  std::vector<Collective> all;
+  for (int i = 0; i < kCollectives; ++i)
+    if (const auto c = static_cast<Collective>(i);
+        planned_as(c) == c && c != Collective::batch_send_recv && has_program(c, Algorithm::push))
+      all.push_back(c);
+  return all;
+}
 
 // The built-in tables for GPUs: src/core/plans/*.json, by cmake/Plans.cmake.
 struct Row {
@@ -29,57 +64,19 @@ constexpr std::string_view kUsualCard = "NVIDIA H200";
 
 }  // namespace
 
-std::string_view name_of(Algorithm algorithm) {
-  constexpr std::string_view names[kAlgorithms] = {"automatic",
-                                                   "one_shot_packets",
-                                                   "one_shot",
-                                                   "two_shot_packets",
-                                                   "two_shot",
-                                                   "two_shot_push",
-                                                   "two_shot_direct",
-                                                   "reduce_scatter_all_gather",
-                                                   "push_packets",
-                                                   "push",
-                                                   "scatter_all_gather",
-                                                   "direct",
-                                                   "copy_engine",
-                                                   "one_shot_ll128",
-                                                   "two_shot_ll128",
-                                                   "push_ll128",
-                                                   "chain"};
-  return names[static_cast<int>(algorithm)];
+bool Plan::has(Collective collective, Algorithm algorithm, Memory memory) {
+  if (collective == Collective::batch_send_recv) return false;  // its messages have a size each
+  const bool on_gpu = memory == Memory::device;
+  if (on_gpu && gpu_has(collective, algorithm)) return true;
+  return has_program(collective, form_of(algorithm)) && (on_gpu || !is_lines(algorithm));
 }
 
 std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
-  using enum Algorithm;
-  const bool on_gpu = memory == Memory::device;
-  std::vector<Algorithm> known{push_packets, push, direct};
-  bool copies = true;  // copy engines can do it
-  switch (collective) {
-    case Collective::all_reduce:
-      known = {one_shot_packets, one_shot,        two_shot_packets,         two_shot,
-               two_shot_push,    two_shot_direct, reduce_scatter_all_gather};
-      if (on_gpu) known.insert(known.end(), {one_shot_ll128, two_shot_ll128, copy_engine});
-      return known;
-    case Collective::batch_send_recv:
-    case Collective::barrier:
-    case Collective::empty: return {};
-    case Collective::all_to_all_v:
-    case Collective::send:
-    case Collective::recv:
-    case Collective::send_recv:
-    case Collective::reduce_scatter: copies = false; break;
-    case Collective::reduce:
-    case Collective::broadcast:
-      if (collective == Collective::broadcast) known.push_back(scatter_all_gather);
-      known.push_back(collective == Collective::broadcast ? chain : two_shot_push);
-      if (on_gpu) known.push_back(two_shot_ll128);
-      break;
-    default: break;
-  }
-  if (on_gpu) known.push_back(push_ll128);
-  if (on_gpu && copies) known.push_back(copy_engine);
-  return known;
+  std::vector<Algorithm> all;
+  for (int i = 0; i < kAlgorithms; ++i)
+    if (const auto algorithm = static_cast<Algorithm>(i); has(collective, algorithm, memory))
+      all.push_back(algorithm);
+  return all;
 }
 
 namespace {
@@ -96,16 +93,12 @@ struct Borders {
   std::size_t push_of_parts = push;  // of gather and scatter
 
   std::size_t push_up_to(Collective collective) const {
-    switch (collective) {
-      case Collective::all_gather:
-      case Collective::all_to_all:
-      case Collective::all_to_all_v: return push_of_all;
-      case Collective::send_recv: return push_of_pair;
-      case Collective::broadcast: return push_of_broadcast;
-      case Collective::gather:
-      case Collective::scatter: return push_of_parts;
-      default: return push;
-    }
+    const CollectiveTraits& traits = traits_of(collective);
+    if (traits.two_ended) return push_of_pair;
+    if (traits.combines) return push;
+    if (traits.by_parts()) return push_of_all;
+    if (traits.by_blocks()) return traits.rooted() ? push_of_parts : push_of_all;
+    return traits.rooted() ? push_of_broadcast : push;
   }
 };
 
@@ -159,12 +152,13 @@ Plan Plan::of_host(const Host& host) {
     plan.add({Collective::all_reduce, symmetric, up_to.one_shot, one_shot});
     plan.add({Collective::all_reduce, symmetric, up_to.two_shot, two_shot});
     plan.add({Collective::all_reduce, symmetric, kRest, two_shot_direct});
-    for (const Collective collective : kOthers) {
-      const bool whole = collective == Collective::send_recv || collective == Collective::broadcast ||
-                         collective == Collective::reduce;
-      plan.add({collective, symmetric, whole ? packets : packets / 2 * n, push_packets});
-      plan.add({collective, symmetric, up_to.push_up_to(collective), push});
-      plan.add({collective, symmetric, kRest, direct});
+    for (const Collective collective : pushed()) {
+      const CollectiveTraits& traits = traits_of(collective);
+      const bool split = traits.by_blocks() || traits.by_parts();  // into a message for each rank
+      const bool reaches = has_program(collective, direct);
+      plan.add({collective, symmetric, split ? packets / 2 * n : packets, push_packets});
+      plan.add({collective, symmetric, reaches ? up_to.push_up_to(collective) : kRest, push});
+      if (reaches) plan.add({collective, symmetric, kRest, direct});
     }
   }
   return plan;
@@ -200,7 +194,7 @@ Plan Plan::of_gpu_over_pcie(int ranks) {
     plan.add({Collective::all_reduce, symmetric, (ranks == 2 ? 64 : 16) * kKiB, one_shot_packets});
     plan.add({Collective::all_reduce, symmetric, 128 * kKiB, two_shot_packets});
     plan.add({Collective::all_reduce, symmetric, kRest, two_shot});
-    for (const Collective collective : kOthers) {
+    for (const Collective collective : pushed()) {
       plan.add({collective, symmetric, 64 * kKiB, push_packets});
       plan.add({collective, symmetric, kRest, push});
     }
@@ -216,10 +210,8 @@ Plan Plan::of_fabric() {
   for (const bool symmetric : {false, true}) {
     plan.add({Collective::all_reduce, symmetric, std::size_t{32} << 10, one_shot});
     plan.add({Collective::all_reduce, symmetric, kRest, two_shot});
-    for (const Collective collective : kOthers) {
-      const bool to_all = collective == Collective::all_to_all || collective == Collective::all_gather ||
-                          collective == Collective::gather;
-      if (symmetric && to_all) {
+    for (const Collective collective : pushed()) {
+      if (symmetric && stores_only(collective)) {
         plan.add({collective, symmetric, std::size_t{64} << 10, push});
         plan.add({collective, symmetric, kRest, direct});
       } else {
@@ -248,8 +240,7 @@ void check_shape(const Shape& shape, const std::string& who) {
 
 void Plan::set(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
-    const auto known = algorithms(entry.collective, memory_);
-    if (std::find(known.begin(), known.end(), entry.algorithm) == known.end())
+    if (!has(entry.collective, entry.algorithm, memory_))
       throw UsageError("the plan table gives " + std::string(name_of(entry.collective)) + " the algorithm " +
                        std::string(name_of(entry.algorithm)) +
                        ", which it cannot run: write the table again with `unisono tune`.");
@@ -288,7 +279,7 @@ Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric)
 }
 
 Shape Plan::shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const {
-  const bool parts = memory_ == Memory::device && by_parts(collective);
+  const bool parts = memory_ == Memory::device && traits_of(collective).by_parts();
   const Entry* found = find(parts ? Collective::all_to_all_v : collective, bytes, symmetric);
   if (parts && found && found->algorithm != algorithm) found = find(Collective::send_recv, kRest, symmetric);
   return found && found->algorithm == algorithm ? found->shape : Shape{};

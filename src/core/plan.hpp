@@ -7,55 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/traits.hpp"
 #include "unisono/types.hpp"
 
 namespace unisono {
-
-enum class Algorithm : std::uint8_t {
-  automatic,
-  one_shot_packets,
-  one_shot,
-  two_shot_packets,
-  two_shot,
-  two_shot_push,
-  two_shot_direct,
-  reduce_scatter_all_gather,
-  push_packets,
-  push,
-  scatter_all_gather,
-  direct,
-  copy_engine,
-  one_shot_ll128,
-  two_shot_ll128,
-  push_ll128,
-  chain,
-};
-inline constexpr int kAlgorithms = 17;
-
-std::string_view name_of(Algorithm algorithm);
-
-// Whether it reaches into the peers' buffers: symmetric ones, or what peers tell of in a call of messages.
-constexpr bool is_direct(Algorithm algorithm) {
-  return algorithm == Algorithm::direct || algorithm == Algorithm::two_shot_direct ||
-         algorithm == Algorithm::two_shot_push || algorithm == Algorithm::copy_engine;
-}
-
-// Whether its pieces are packets.
-constexpr bool is_packets(Algorithm algorithm) {
-  return algorithm == Algorithm::push_packets || algorithm == Algorithm::one_shot_packets ||
-         algorithm == Algorithm::two_shot_packets;
-}
-
-// Whether they are lines of 128 bytes with a flag each, as NVLink carries them whole: on GPUs.
-constexpr bool is_lines(Algorithm algorithm) {
-  return algorithm == Algorithm::push_ll128 || algorithm == Algorithm::one_shot_ll128 ||
-         algorithm == Algorithm::two_shot_ll128;
-}
-
-// Whether each pair of ranks has a size of its own.
-constexpr bool by_parts(Collective collective) {
-  return collective == Collective::all_to_all_v || collective == Collective::batch_send_recv;
-}
 
 // How a GPU's kernel is cut. Zeros: the backend decides.
 struct Shape {
@@ -108,7 +63,8 @@ class Plan {
     return collective == Collective::all_reduce ? Algorithm::two_shot : Algorithm::push;
   }
 
-  // The algorithms of a collective, as they may be asked for by name.
+  // Whether a call may ask for that algorithm by name; and all such.
+  static bool has(Collective collective, Algorithm algorithm, Memory memory);
   static std::vector<Algorithm> algorithms(Collective collective, Memory memory);
 
  private:

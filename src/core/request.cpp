@@ -6,13 +6,9 @@
 namespace unisono {
 namespace {
 
-bool combines(Collective c) {
-  return c == Collective::all_reduce || c == Collective::reduce || c == Collective::reduce_scatter;
-}
-bool rooted(Collective c) {
-  return c == Collective::reduce || c == Collective::broadcast || c == Collective::gather ||
-         c == Collective::scatter;
-}
+bool combines(Collective collective) { return traits_of(collective).combines; }
+bool rooted(Collective collective) { return traits_of(collective).rooted(); }
+bool by_parts(Collective collective) { return traits_of(collective).by_parts(); }
 
 // So that two sizes can be added.
 constexpr std::size_t kMostBytes = std::numeric_limits<std::size_t>::max() / 4;
@@ -41,27 +37,19 @@ void check_peer(std::string_view what, int peer, int rank, int ranks, bool self)
 
 Request::Request(Collective what, const Call& c, int me, int n)
     : collective(what), call(&c), rank(me), ranks(n) {
-  if (rooted(what)) check_peer("root", c.root, me, n, true);
-  const bool root = me == c.root, whole = what == Collective::all_reduce || what == Collective::reduce ||
-                                          what == Collective::broadcast;
+  const CollectiveTraits& traits = traits_of(what);
+  if (traits.rooted()) check_peer("root", c.root, me, n, true);
   args.block = bytes_of(c, 1);
-  args.bytes = whole ? args.block : bytes_of(c, static_cast<std::size_t>(n));
+  args.bytes = traits.by_blocks() ? bytes_of(c, static_cast<std::size_t>(n)) : args.block;
   args.in = static_cast<const byte*>(c.in);
   args.out = static_cast<byte*>(c.out);
   args.root = c.root;
-  in_bytes = out_bytes = args.block;
-  std::size_t at_in = 0, at_out = 0;  // where, from the other's begin, a buffer may lie within the other
+  in_bytes = side_bytes(traits.in, me);
+  out_bytes = side_bytes(traits.out, me);
+  // in place, the smaller buffer is this rank's block of the larger one
   const std::size_t mine = args.block * static_cast<std::size_t>(me);
-  switch (what) {
-    case Collective::all_gather: out_bytes = args.bytes, at_in = mine; break;
-    case Collective::gather: out_bytes = root ? args.bytes : 0, at_in = mine; break;
-    case Collective::reduce: out_bytes = root ? args.bytes : 0; break;
-    case Collective::broadcast: in_bytes = root ? args.bytes : 0; break;
-    case Collective::reduce_scatter: in_bytes = args.bytes, at_out = mine; break;
-    case Collective::scatter: in_bytes = root ? args.bytes : 0, at_out = mine; break;
-    case Collective::all_to_all: in_bytes = out_bytes = args.bytes; break;
-    default: break;
-  }
+  const bool to_blocks = traits.out.extent == Extent::blocks, of_blocks = traits.in.extent == Extent::blocks;
+  const std::size_t at_in = to_blocks && !of_blocks ? mine : 0, at_out = of_blocks && !to_blocks ? mine : 0;
   check_buffers(at_in, at_out);
 }
 
@@ -216,27 +204,22 @@ void Request::check_buffers(std::size_t at_in, std::size_t at_out) const {
         "that are in place or apart.");
 }
 
+std::size_t Request::side_bytes(const Side& side, int owner) const {
+  if (side.root_only && owner != args.root) return 0;
+  return side.extent == Extent::blocks ? args.bytes : args.block;
+}
+
 Reached Request::reached_by_peers(int owner) const {
-  const std::size_t bytes = args.bytes, roots = owner == args.root ? bytes : 0;
-  switch (collective) {
-    case Collective::all_reduce: return {bytes, bytes};
-    case Collective::reduce: return {bytes, roots};
-    case Collective::broadcast: return {roots, bytes};
-    case Collective::gather: return {0, roots};
-    case Collective::reduce_scatter: return {bytes, 0};
-    case Collective::scatter: return {roots, 0};
-    case Collective::all_to_all_v: return {0, sends[static_cast<std::size_t>(owner)].bytes};
-    case Collective::all_gather: return {args.block, 0};
-    default: return {bytes, 0};  // all_to_all
-  }
+  if (by_parts(collective)) return {0, sends[static_cast<std::size_t>(owner)].bytes};
+  const CollectiveTraits& traits = traits_of(collective);
+  return {traits.loads.in ? side_bytes(traits.in, owner) : 0,
+          traits.loads.out ? side_bytes(traits.out, owner) : 0};
 }
 
 std::uint32_t Request::mark() const {
-  const bool pair = collective == Collective::send || collective == Collective::recv;
-  const bool counted = collective != Collective::all_to_all_v && collective != Collective::batch_send_recv;
+  const bool counted = !by_parts(collective);
   auto bits = [](auto value, int at) { return static_cast<std::uint64_t>(value) << at; };
-  std::uint64_t what =
-      bits(pair ? Collective::send_recv : collective, 0) | bits(call->dtype, 8) | bits(algorithm, 16);
+  std::uint64_t what = bits(planned_as(collective), 0) | bits(call->dtype, 8) | bits(algorithm, 16);
   if (combines(collective)) what |= bits(call->op, 24) | bits(call->wire, 28);
   if (rooted(collective)) what |= bits(call->root, 32);
   // a product spreads bits upwards only: what is mixed down after one is spread by the next
@@ -251,8 +234,7 @@ bool Ticket::matches(const Ticket& other) const {
     return false;
   if (combines(collective) && (op != other.op || wire != other.wire)) return false;
   if (rooted(collective) && root != other.root) return false;
-  return collective == Collective::all_to_all_v || collective == Collective::batch_send_recv ||
-         collective == Collective::barrier || count == other.count;
+  return by_parts(collective) || count == other.count;
 }
 
 std::string Ticket::text() const {

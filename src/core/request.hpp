@@ -11,7 +11,7 @@
 
 namespace unisono {
 
-// The bytes of a rank's input and output that direct programs read and write from other ranks.
+// The bytes of a rank's input and output that direct programs reach from other ranks, on lanes that load.
 struct Reached {
   std::size_t in = 0, out = 0;
 };
@@ -67,6 +67,8 @@ struct Request {
   }
 
  private:
+  // The bytes of rank `owner`'s input or output.
+  std::size_t side_bytes(const Side& side, int owner) const;
   // Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out` bytes
   // into the input.
   void check_buffers(std::size_t at_in, std::size_t at_out) const;

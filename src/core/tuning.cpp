@@ -7,12 +7,6 @@
 namespace unisono {
 namespace {
 
-// Both ends of a message have one plan, whichever call each makes.
-Collective planned(Collective collective) {
-  return collective == Collective::send || collective == Collective::recv ? Collective::send_recv
-                                                                          : collective;
-}
-
 Algorithm named(std::string_view algorithm, const std::string& who) {
   if (const auto known = from_name<Algorithm>(algorithm, kAlgorithms)) return *known;
   throw UsageError(who + " the algorithm '" + std::string(algorithm) + "', which does not exist.");
@@ -22,18 +16,18 @@ Algorithm named(std::string_view algorithm, const std::string& who) {
 
 std::string_view Tuning::plan(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                               bool in_place) const {
-  return name_of(impl_.choose(planned(collective), bytes, symmetric, memory, in_place));
+  return name_of(impl_.choose(planned_as(collective), bytes, symmetric, memory, in_place));
 }
 
 int Tuning::sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm,
                 bool in_place) const {
-  return impl_.sms(planned(collective), bytes, symmetric, named(algorithm, "sms is asked of"), in_place);
+  return impl_.sms(planned_as(collective), bytes, symmetric, named(algorithm, "sms is asked of"), in_place);
 }
 
 void Tuning::set_plan(const std::vector<PlanEntry>& entries, Memory memory) {
   std::vector<Plan::Entry> read;
   for (const PlanEntry& entry : entries)
-    read.push_back({.collective = planned(entry.collective),
+    read.push_back({.collective = planned_as(entry.collective),
                     .symmetric = entry.symmetric,
                     .up_to_bytes = entry.up_to_bytes,
                     .algorithm = named(entry.algorithm, "the plan table names"),
@@ -51,11 +45,9 @@ void Tuning::reset_shape() { impl_.set_shape(std::nullopt); }
 
 Algorithm Communicator::Impl::choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                                      bool in_place) {
-  if (collective == Collective::send_recv) symmetric = false;  // as the call does
+  if (traits_of(collective).two_ended) symmetric = false;  // as the call does
   const Algorithm chosen = plan(memory).choose(collective, bytes, symmetric);
-  // in place, a peer may overwrite a block before its owner has sent it
-  const bool kept =
-      !in_place || (collective != Collective::all_to_all && collective != Collective::all_to_all_v);
+  const bool kept = !in_place || !traits_of(collective).swaps;
   const bool reached = symmetric || memory == Memory::device || reaches_any_memory();
   return is_direct(chosen) && !(reached && kept) ? Plan::staged(collective) : chosen;
 }

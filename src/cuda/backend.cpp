@@ -5,7 +5,7 @@ namespace unisono {
 
 Algorithm cuda::Engine::choose(const Plan& plan, Collective collective, std::size_t bytes, bool symmetric,
                                bool in_place) const {
-  const bool told = by_parts(collective) || collective == Collective::send_recv;
+  const bool told = traits_of(collective).by_parts() || traits_of(collective).two_ended;
   const bool reached = told ? peer_access() : symmetric && reaches(collective, in_place);
   const Algorithm chosen = plan.choose(collective, bytes, reached);
   if ((is_direct(chosen) && !reached) || !carries(collective, chosen, bytes)) return Plan::staged(collective);
@@ -59,7 +59,7 @@ void GpuCommunicator::run_on_gpu(Request& request, int to, int from) {
   const Collective planned = pair ? Collective::send_recv : request.collective;
   const std::size_t bytes = request.bytes();
   Algorithm& algorithm = request.algorithm;
-  const bool by_message = by_parts(planned) && algorithm == Algorithm::automatic && size() > 1;
+  const bool by_message = traits_of(planned).by_parts() && algorithm == Algorithm::automatic && size() > 1;
   if (algorithm == Algorithm::automatic && !by_message)
     algorithm = gpu.choose(gpu_plan_, planned, bytes, symmetric, request.in_place());
   if (check_ && size() > 1) {
@@ -105,7 +105,7 @@ void GpuCommunicator::enqueue(const Request& request, Algorithm algorithm, bool 
     throw UsageError(std::string(name_of(algorithm)) +
                      " needs peer access over NVLink, which this process does not find between all of this "
                      "communicator's GPUs or an option has switched off: use another algorithm.");
-  if (is_direct(algorithm) && !symmetric && !pair && !by_parts(planned))
+  if (is_direct(algorithm) && !symmetric && !pair && !traits_of(planned).by_parts())
     throw UsageError(
         std::string(name_of(algorithm)) +
         " needs buffers from Communicator::empty at the same offset on every rank, out of place in an "
@@ -124,7 +124,7 @@ std::shared_ptr<void> GpuCommunicator::do_allocate(std::size_t bytes, Memory mem
 void GpuCommunicator::compare_places(const Request& request, bool symmetric) {
   Ticket mine = ticket(request.collective, *request.call, request.call->count);
   mine.algorithm = request.algorithm;
-  const auto [in, out] = cuda::reached(request.collective);
+  const auto [in, out] = traits_of(request.collective).stores;
   if (in) mine.in = engine_->place(request.args.in, 0);
   if (out) mine.out = engine_->place(request.args.out, 0);
   mine.in_place = symmetric;

@@ -10,34 +10,25 @@ namespace unisono::cuda {
 bool GpuEngine::symmetric(const Request& request) const {
   if (!reaches(request.collective, request.in_place())) return false;
   const Args& a = request.args;
-  const auto [in, out] = reached(request.collective);
+  const auto [in, out] = traits_of(request.collective).stores;
   auto lies = [&](const byte* at) { return at && place(at, a.bytes).allocation != Place::kNone; };
   return (!in || lies(a.in)) && (!out || lies(a.out));
 }
 
 std::size_t GpuEngine::unit_of(Collective collective, Algorithm algorithm, std::size_t bytes) const {
-  const auto n = static_cast<std::size_t>(group_.size());
-  using enum Algorithm;
-  switch (collective) {
-    case Collective::all_reduce:
-      return algorithm == one_shot || algorithm == one_shot_packets || algorithm == one_shot_ll128
-                 ? bytes
-                 : bytes / n;
-    case Collective::reduce:
-    case Collective::broadcast:
-      if (algorithm == scatter_all_gather) return bytes / n;
-      return algorithm == direct || algorithm == two_shot_push || algorithm == two_shot_ll128
-                 ? bytes / std::max<std::size_t>(n - 1, 1)
-                 : bytes;
-    case Collective::all_to_all_v:  // no rank knows the longest of all
-    case Collective::batch_send_recv:
-      return is_packets(algorithm) || is_lines(algorithm) ? std::size_t{1} << 20
-                                                          : layout_.chunk_bytes * kMostBlocks;
-    case Collective::send:
-    case Collective::recv:
-    case Collective::send_recv: return bytes;
-    default: return bytes / n;
-  }
+  const CollectiveTraits& call = traits_of(collective);
+  const AlgorithmTraits& how = traits_of(algorithm);
+  if (call.by_parts())  // no rank knows the longest of all
+    return how.pieces == Pieces::chunks ? layout_.chunk_bytes * kMostBlocks : std::size_t{1} << 20;
+  if (call.two_ended) return bytes;
+  if (!call.by_blocks() && !how.shards) return bytes;
+  return bytes / static_cast<std::size_t>(owners(collective, algorithm));
+}
+
+int GpuEngine::owners(Collective collective, Algorithm algorithm) const {
+  const bool all = !traits_of(collective).rooted() || traits_of(collective).by_blocks() ||
+                   algorithm == Algorithm::scatter_all_gather;
+  return all ? group_.size() : std::max(group_.size() - 1, 1);
 }
 
 Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const {
@@ -50,16 +41,27 @@ Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) 
   };
   const bool packets = is_packets(algorithm), lines = is_lines(algorithm), exchange = packets || lines;
   constexpr std::size_t line = kLineBytes / kLineUnits, eight = 8 * kLineBytes;
-  Kind kind{16, 1024, layout_.chunk_bytes, 8192, 128, blocks_};
-  if (packets) kind = {kPacketBytes, kAlign, kPackets * kPacketBytes, 1024, 32, blocks_};
+  Kind kind{.of_thread = 16,
+            .align = 1024,
+            .most = layout_.chunk_bytes,
+            .share = 8192,
+            .least_threads = 128,
+            .most_blocks = blocks_};
+  if (packets)
+    kind = {.of_thread = kPacketBytes,
+            .align = kAlign,
+            .most = kPackets * kPacketBytes,
+            .share = 1024,
+            .least_threads = 32,
+            .most_blocks = blocks_};
   // About 64 blocks, while their pieces are neither too small for their start nor too large for a ring.
   if (lines)
-    kind = {line,
-            eight,
-            kPackets * line,
-            std::max(round_up(unit / 64, eight), 2 * eight),
-            32,
-            std::min(blocks_, kMostLineBlocks)};
+    kind = {.of_thread = line,
+            .align = eight,
+            .most = kPackets * line,
+            .share = std::max(round_up(unit / 64, eight), 2 * eight),
+            .least_threads = 32,
+            .most_blocks = std::min(blocks_, kMostLineBlocks)};
   if (exchange && asked.threads) {  // each thread has one unit of a piece
     const std::size_t fits = kind.of_thread * static_cast<std::size_t>(asked.threads);
     kind.most = std::clamp(fits / kind.align * kind.align, kind.align, kind.most);
@@ -136,76 +138,94 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
                     int to, int from) {
   const OnDevice on(device_);
   auto* const stream = static_cast<cudaStream_t>(request.call->stream);
-  const Args& args = request.args;
-  const int n = group_.size(), me = group_.rank();
-  if (n == 1 || (to == me && from == me)) return copy(args.out, args.in, args.bytes, stream);
+  const int me = group_.rank();
+  if (group_.size() == 1 || (to == me && from == me))
+    return copy(request.args.out, request.args.in, request.args.bytes, stream);
   take_turn(stream);
   const Shape asked = asked_.value_or(planned);
-  if (is_packets(algorithm) || is_lines(algorithm))
+  if (traits_of(algorithm).pieces != Pieces::chunks)
     return exchange(request, algorithm, asked, call, to, from, stream);
+  Launch launch = launch_of(request, call, to, from);
+  if (is_direct(algorithm)) reach_peers(launch, request, from);
+  if (algorithm == Algorithm::copy_engine) return run_by_engine(launch, request, asked, call, stream);
+  run_program(launch, request, algorithm, asked, stream);
+}
+
+Launch GpuEngine::launch_of(const Request& request, std::uint64_t call, int to, int from) const {
   Launch launch;
   launch.context = base_;
   launch.context.collective = request.collective;
   launch.context.call = call;
   launch.dtype = request.call->dtype;
   launch.op = request.call->op;
-  launch.args = args;
+  launch.args = request.args;
   launch.to = std::max(to, 0);
   launch.from = std::max(from, 0);
-  launch.sent = to < 0 ? 0 : args.bytes;
-  launch.received = from < 0 ? 0 : args.bytes;
-  if (by_parts(request.collective)) {
-    launch.by_parts = true;
-    std::copy_n(request.sends.begin(), n, launch.sends);
-    std::copy_n(request.receives.begin(), n, launch.receives);
+  launch.sent = to < 0 ? 0 : request.args.bytes;
+  launch.received = from < 0 ? 0 : request.args.bytes;
+  launch.by_parts = traits_of(request.collective).by_parts();
+  if (launch.by_parts) {
+    std::copy_n(request.sends.begin(), group_.size(), launch.sends);
+    std::copy_n(request.receives.begin(), group_.size(), launch.receives);
   }
-  const bool pair = to >= 0 || from >= 0;
-  if (is_direct(algorithm) && (pair || launch.by_parts)) {
+  return launch;
+}
+
+void GpuEngine::reach_peers(Launch& launch, const Request& request, int from) const {
+  const Args& args = request.args;
+  const int n = group_.size(), me = group_.rank();
+  if (launch.by_parts || traits_of(request.collective).two_ended) {
     // in place, what comes would overwrite what has not gone; a batch's buffers are apart
     const bool apart = request.collective == Collective::batch_send_recv || !request.in_place();
     if (apart && from >= 0) launch.mine = seen_by(from, args.out, args.bytes);
     for (int p = 0; apart && p < n; ++p)
       if (const Args::Part& part = launch.receives[p]; p != me && part.bytes > 0)
         launch.outputs[p] = seen_by(p, part.at, part.bytes);
-  } else if (is_direct(algorithm)) {
-    const std::scoped_lock lock(symmetric_->mutex);
-    auto reach = [&](const byte* at, auto& of_ranks) {
-      const Found mine = find(at, 0);
-      for (int r = 0; mine.allocation && r < n; ++r)
-        of_ranks[r] = mine.allocation->parts[static_cast<std::size_t>(r)]->data() + mine.place.offset;
-    };
-    reach(args.in, launch.inputs);
-    reach(args.out, launch.outputs);
+    return;
   }
-  const bool reduces = request.collective == Collective::reduce;
-  if (algorithm == Algorithm::copy_engine && (reduces || request.collective == Collective::all_reduce)) {
-    if (request.in_place())
-      throw UsageError(
-          "copy engines need an output apart from the input: leave algorithm out, or give another.");
-    if (!carries(request.collective, algorithm, request.bytes()))
-      throw UsageError("a reduce by copy engines is for two ranks: leave algorithm out, or give another.");
-    if (reduces) return reduce_by_engine(launch, asked, stream);
-    // whole shards, and what is left over
-    const std::size_t even = args.bytes - args.bytes % (kAlign * static_cast<std::size_t>(n));
-    if (even > 0) all_reduce_by_engine(launch, even, asked, stream);
-    if (even == args.bytes) return;
-    Request rest = request;
-    rest.args.in += even;
-    rest.args.out += even;
-    rest.args.bytes -= even;
-    return exchange(rest, Algorithm::one_shot_packets, {}, call, to, from, stream);
-  }
-  if (algorithm == Algorithm::copy_engine) return copy_by_engine(launch, request.collective, stream);
+  const std::scoped_lock lock(symmetric_->mutex);
+  auto reach = [&](const byte* at, auto& of_ranks) {
+    const Found mine = find(at, 0);
+    for (int r = 0; mine.allocation && r < n; ++r)
+      of_ranks[r] = mine.allocation->parts[static_cast<std::size_t>(r)]->data() + mine.place.offset;
+  };
+  reach(args.in, launch.inputs);
+  reach(args.out, launch.outputs);
+}
+
+void GpuEngine::run_by_engine(const Launch& launch, const Request& request, const Shape& asked,
+                              std::uint64_t call, cudaStream_t stream) {
+  if (!traits_of(request.collective).combines) return copy_by_engine(launch, request.collective, stream);
+  if (request.in_place())
+    throw UsageError(
+        "copy engines need an output apart from the input: leave algorithm out, or give another.");
+  if (!carries(request.collective, Algorithm::copy_engine, request.bytes()))
+    throw UsageError("a reduce by copy engines is for two ranks: leave algorithm out, or give another.");
+  if (request.collective == Collective::reduce) return reduce_by_engine(launch, asked, stream);
+  // whole shards, and what is left over
+  const std::size_t shards = kAlign * static_cast<std::size_t>(group_.size());
+  const std::size_t even = request.args.bytes - request.args.bytes % shards;
+  if (even > 0) all_reduce_by_engine(launch, even, asked, stream);
+  if (even == request.args.bytes) return;
+  Request rest = request;
+  rest.args.in += even;
+  rest.args.out += even;
+  rest.args.bytes -= even;
+  exchange(rest, Algorithm::one_shot_packets, {}, call, -1, -1, stream);
+}
+
+void GpuEngine::run_program(Launch& launch, const Request& request, Algorithm algorithm, const Shape& asked,
+                            cudaStream_t stream) const {
   if (const Wire as = request.call->wire; as != Wire::exact) {
-    const std::size_t shard = wire::bytes_of(request.call->count) / static_cast<std::size_t>(n);
+    const std::size_t shard = wire::bytes_of(request.call->count) / static_cast<std::size_t>(group_.size());
     return this->launch(quantised_kernel(launch.dtype, as), launch, cut(algorithm, asked, shard), stream);
   }
   const Kernel found = kernel(request.collective, algorithm, launch.dtype, launch.op);
   if (!found)
     throw UsageError(std::string(name_of(request.collective)) + " has no kernel for " +
                      std::string(name_of(algorithm)) + ": use another algorithm.");
-  this->launch(found, launch, cut(algorithm, asked, unit_of(request.collective, algorithm, args.bytes)),
-               stream);
+  const std::size_t unit = unit_of(request.collective, algorithm, request.args.bytes);
+  this->launch(found, launch, cut(algorithm, asked, unit), stream);
 }
 
 }  // namespace unisono::cuda

@@ -27,16 +27,14 @@ void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cuda
     const byte* from;
     std::size_t bytes;
   };
-  auto block = [&](int p) { return a.block * static_cast<std::size_t>(p); };
+  const CollectiveTraits& traits = traits_of(collective);
+  const std::size_t bytes = traits.by_blocks() ? a.block : a.bytes;
   auto copy_to = [&](int p) -> Copy {
-    switch (collective) {
-      case Collective::all_gather: return {launch.outputs[p] + block(me), a.in, a.block};
-      case Collective::all_to_all: return {launch.outputs[p] + block(me), a.in + block(p), a.block};
-      case Collective::gather: return {p == a.root ? launch.outputs[p] + block(me) : nullptr, a.in, a.block};
-      case Collective::scatter:  // each takes its own
-        return {p == a.root ? a.out : nullptr, (me == a.root ? a.in : launch.inputs[p]) + block(me), a.block};
-      default: return {me == a.root ? launch.outputs[p] : nullptr, a.in, a.bytes};  // broadcast
-    }
+    if (!traits.stores.out)  // each takes its own
+      return {traits.moves(p, me, a.root) ? a.out : nullptr,
+              (p == me ? a.in : launch.inputs[p]) + traits.in.begin(a.block, me), bytes};
+    return {traits.moves(me, p, a.root) ? launch.outputs[p] + traits.out.begin(a.block, me) : nullptr,
+            a.in + traits.in.begin(a.block, p), bytes};
   };
   const bool by_kernel = blocks_ >= kBeside.blocks;  // fewer are slower
   Launch beside = launch;

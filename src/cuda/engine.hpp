@@ -17,25 +17,6 @@ class Group;
 
 namespace cuda {
 
-// Which buffers of a call the direct programs reach on peers: these must be symmetric. None of a call by
-// parts or between two ranks, whose receivers tell of theirs.
-struct Sides {
-  bool in = false, out = false;
-};
-constexpr Sides reached(Collective collective) {
-  switch (collective) {
-    case Collective::all_reduce:
-    case Collective::reduce:
-    case Collective::broadcast: return {true, true};
-    case Collective::reduce_scatter:
-    case Collective::scatter: return {.in = true};
-    case Collective::all_gather:
-    case Collective::gather:
-    case Collective::all_to_all: return {.out = true};
-    default: return {};
-  }
-}
-
 // Calls come in the same order on every rank, as for the communicator; they only enqueue. A kernel that has
 // waited past the deadline ends, and so do all that follow; the next `check` or `synchronize` raises that.
 class Engine {
@@ -66,8 +47,8 @@ class Engine {
   // Whether direct programs reach the peers' buffers in such a call, where these are symmetric. In place, an
   // all_to_all would overwrite what its owner has not sent.
   bool reaches(Collective collective, bool in_place) const {
-    const Sides sides = reached(collective);
-    return peer_access() && (sides.in || sides.out) && !(collective == Collective::all_to_all && in_place);
+    const CollectiveTraits& traits = traits_of(collective);
+    return peer_access() && (traits.stores.in || traits.stores.out) && !(traits.swaps && in_place);
   }
   // Whether the buffers that a direct program reaches lie in symmetric memory of this rank.
   virtual bool symmetric(const Request& request) const = 0;

@@ -7,20 +7,10 @@
 namespace unisono::cuda {
 
 std::size_t GpuEngine::longest(Collective collective, Algorithm algorithm, std::size_t bytes) const {
-  const int n = group_.size();
-  switch (collective) {
-    case Collective::all_reduce:
-      return algorithm == Algorithm::two_shot_packets || algorithm == Algorithm::two_shot_ll128
-                 ? shard_bytes(bytes, n)
-                 : bytes;
-    case Collective::reduce:
-    case Collective::broadcast:
-      return algorithm == Algorithm::two_shot_ll128 ? shard_bytes(bytes, std::max(n - 1, 1)) : bytes;
-    case Collective::send:
-    case Collective::recv:
-    case Collective::send_recv: return bytes;
-    default: return bytes / static_cast<std::size_t>(n);
-  }
+  const CollectiveTraits& traits = traits_of(collective);
+  if (traits.by_blocks() || traits.by_parts()) return bytes / static_cast<std::size_t>(group_.size());
+  const bool two_steps = form_of(algorithm) == Algorithm::two_shot;
+  return two_steps ? shard_bytes(bytes, owners(collective, algorithm)) : bytes;
 }
 
 std::size_t GpuEngine::longest_part(const Request& request) {
@@ -42,50 +32,20 @@ void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) 
     (p == me ? x.result : x.into[peer_of(p, me)]) = data;
     (p == me ? x.own_bytes : x.receive[peer_of(p, me)]) = static_cast<std::uint32_t>(bytes);
   };
-  auto at = [&](int p) { return a.block * static_cast<std::size_t>(p); };
+  const CollectiveTraits& traits = traits_of(request.collective);
+  const std::size_t bytes = traits.by_blocks() ? a.block : a.bytes;
   for (int p = 0; p < n; ++p) {
-    const bool mine = p == me;
-    switch (request.collective) {
-      case Collective::all_reduce:
-        give(p, a.in, a.bytes);
-        get(p, mine ? a.out : nullptr, a.bytes);
-        break;
-      case Collective::reduce:
-        if (p == a.root) give(p, a.in, a.bytes);
-        if (me == a.root) get(p, mine ? a.out : nullptr, a.bytes);
-        break;
-      case Collective::broadcast:
-        if (me == a.root) give(p, a.in, a.bytes);
-        if (p == a.root) get(p, a.out, a.bytes);
-        break;
-      case Collective::all_gather:
-        give(p, a.in, a.block);
-        get(p, a.out + at(p), a.block);
-        break;
-      case Collective::gather:
-        if (p == a.root) give(p, a.in, a.block);
-        if (me == a.root) get(p, a.out + at(p), a.block);
-        break;
-      case Collective::reduce_scatter:
-        give(p, a.in + at(p), a.block);
-        get(p, mine ? a.out : nullptr, a.block);
-        break;
-      case Collective::scatter:
-        if (me == a.root) give(p, a.in + at(p), a.block);
-        if (p == a.root) get(p, a.out, a.block);
-        break;
-      case Collective::all_to_all:
-        give(p, a.in + at(p), a.block);
-        get(p, a.out + at(p), a.block);
-        break;
-      case Collective::all_to_all_v:
-      case Collective::batch_send_recv:
-        give(p, a.sends[p].at, a.sends[p].bytes);
-        get(p, a.receives[p].at, a.receives[p].bytes);
-        break;
-      default:  // send, recv, send_recv
-        if (p == to) give(p, a.in, a.bytes);
-        if (p == from) get(p, a.out, a.bytes);
+    if (traits.by_parts()) {
+      give(p, a.sends[p].at, a.sends[p].bytes);
+      get(p, a.receives[p].at, a.receives[p].bytes);
+    } else if (traits.two_ended) {
+      if (p == to) give(p, a.in, a.bytes);
+      if (p == from) get(p, a.out, a.bytes);
+    } else {
+      byte* const to = a.out + traits.out.begin(a.block, p);
+      if (traits.moves(me, p, a.root)) give(p, a.in + traits.in.begin(a.block, p), bytes);
+      // what comes from peers to be combined stays in registers
+      if (traits.moves(p, me, a.root)) get(p, traits.combines && p != me ? nullptr : to, bytes);
     }
   }
 }
@@ -95,16 +55,17 @@ void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) 
 void GpuEngine::two_steps(Exchange& x, const Request& request) const {
   const Args& a = request.args;
   const int n = group_.size(), me = group_.rank();
-  const bool all = request.collective == Collective::all_reduce;
-  auto gives = [&](int p) { return request.collective != Collective::broadcast || p == a.root; };
-  auto gets = [&](int p) { return all || (request.collective == Collective::reduce) == (p == a.root); };
+  const CollectiveTraits& traits = traits_of(request.collective);
+  const bool all = !traits.rooted();
+  auto gives = [&](int p) { return !traits.in.root_only || p == a.root; };
+  auto gets = [&](int p) { return all || traits.out.root_only == (p == a.root); };
   auto share = [&](int p) {
     return all ? block_of(a.bytes, shard_bytes(a.bytes, n), p) : share_without(a.bytes, n, a.root, p);
   };
   auto narrow = [](std::size_t bytes) { return static_cast<std::uint32_t>(bytes); };
   x.root = a.root;
   const std::uint32_t mine = narrow(share(me).bytes);
-  const bool copies = request.collective == Collective::broadcast && me == a.root && a.out != a.in;
+  const bool copies = traits.in.root_only && me == a.root && a.out != a.in;
   for (int p = 0; p < n; ++p) {
     const Range its = share(p);
     const int i = peer_of(p, me);
@@ -137,7 +98,8 @@ void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, con
 
 void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
                          int to, int from, cudaStream_t stream) const {
-  const bool parts = by_parts(request.collective);
+  const CollectiveTraits& traits = traits_of(request.collective);
+  const bool parts = traits.by_parts();
   const std::size_t most =
       parts ? longest_part(request) : longest(request.collective, algorithm, request.bytes());
   if (parts && most > kSlice) return exchange_slices(request, algorithm, asked, call, stream);
@@ -148,14 +110,12 @@ void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shap
   const bool lines = is_lines(algorithm);
   Exchange x;
   Step step = Step::move;
-  if (algorithm == Algorithm::two_shot_packets || algorithm == Algorithm::two_shot_ll128) {
+  if (form_of(algorithm) == Algorithm::two_shot) {
     two_steps(x, request);
-    step = request.collective == Collective::broadcast ? Step::relay : Step::two_shot;
+    step = traits.combines ? Step::two_shot : Step::relay;
   } else {
     one_step(x, request, to, from);
-    if (request.collective == Collective::all_reduce || request.collective == Collective::reduce ||
-        request.collective == Collective::reduce_scatter)
-      step = Step::combine;
+    if (traits.combines) step = Step::combine;
   }
   x.bytes = static_cast<std::uint32_t>(most);
   x.ranks = n;

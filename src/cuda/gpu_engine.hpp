@@ -49,8 +49,8 @@ class GpuEngine final : public Engine {
 
   Shape shape(Collective collective, Algorithm algorithm, const Shape& planned,
               std::size_t bytes) const override {
-    const bool sums = collective == Collective::all_reduce || collective == Collective::reduce;
-    if (algorithm == Algorithm::copy_engine && !sums) return blocks_ < kBeside.blocks ? Shape{} : kBeside;
+    if (algorithm == Algorithm::copy_engine && !traits_of(collective).combines)
+      return blocks_ < kBeside.blocks ? Shape{} : kBeside;
     return cut(algorithm, asked_.value_or(planned), unit_of(collective, algorithm, bytes));
   }
   void set_shape(const std::optional<Shape>& shape) override { asked_ = shape; }
@@ -59,7 +59,7 @@ class GpuEngine final : public Engine {
     if (algorithm == Algorithm::copy_engine && collective == Collective::reduce && group_.size() > 2)
       return false;
     if ((is_lines(algorithm) && !nvlink_) || (is_direct(algorithm) && !peer_access_)) return false;
-    return !(is_packets(algorithm) || is_lines(algorithm)) || by_parts(collective) ||
+    return traits_of(algorithm).pieces == Pieces::chunks || traits_of(collective).by_parts() ||
            longest(collective, algorithm, bytes) < kMostMessage;
   }
 
@@ -111,6 +111,9 @@ class GpuEngine final : public Engine {
   // The bytes that a program's rounds cut up: the same on every rank.
   std::size_t unit_of(Collective collective, Algorithm algorithm, std::size_t bytes) const;
 
+  // The ranks that have a shard each; a root has none of what the others do for it.
+  int owners(Collective collective, Algorithm algorithm) const;
+
   Shape cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const;
 
   // Of packets and lines: the bytes of the longest message between two ranks. Of a call by parts, of those
@@ -125,6 +128,13 @@ class GpuEngine final : public Engine {
                        cudaStream_t stream) const;
   void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
   void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
+  // The kernel's parameter, but for what it reaches of peers; and that.
+  Launch launch_of(const Request& request, std::uint64_t call, int to, int from) const;
+  void reach_peers(Launch& launch, const Request& request, int from) const;
+  void run_program(Launch& launch, const Request& request, Algorithm algorithm, const Shape& asked,
+                   cudaStream_t stream) const;
+  void run_by_engine(const Launch& launch, const Request& request, const Shape& asked, std::uint64_t call,
+                     cudaStream_t stream);
   // Not of 0 bytes, nor to where they are.
   static void copy(byte* to, const byte* from, std::size_t bytes, cudaStream_t stream);
   void copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream);

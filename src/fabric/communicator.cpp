@@ -100,7 +100,7 @@ class FabricCommunicator final : public Communicator::Impl {
     const auto current = on_gpu ? gpu_->current() : nullptr;
     if (on_gpu) finish_stream(request);  // neither this rank's NIC nor a peer's waits for it
     // of all_to_all_v each rank plans by its own parts, which go the same way by any algorithm
-    if (!is_direct(algorithm) && !by_parts(request.collective)) request.algorithm = algorithm;
+    if (!is_direct(algorithm) && !traits_of(request.collective).by_parts()) request.algorithm = algorithm;
     if (is_direct(algorithm) && request.bytes() > 0) meet_places(request);
     else if (check_ && size() > 1) compare_calls(request);
     if (args.bytes == 0) return group_.lane().finish();
@@ -109,8 +109,11 @@ class FabricCommunicator final : public Communicator::Impl {
     group_.lane().prepare(
         host::kernels().reduce[static_cast<int>(request.call->dtype)][static_cast<int>(request.call->op)],
         sources_stay(request));
-    if (args.outputs) run_direct(request.collective, args);
-    else run_push(RingChannel(group_.lane()), request.collective, algorithm, args);
+    const Collective collective = request.collective;
+    if (args.outputs) run_stores(group_.lane(), collective, Algorithm::direct, args);
+    else if (is_direct(algorithm))  // planned, but some buffer is not symmetric
+      run_push(RingChannel(group_.lane()), collective, Plan::staged(collective), args);
+    else run_push(RingChannel(group_.lane()), collective, algorithm, args);
     group_.lane().finish();
   }
 
@@ -206,30 +209,24 @@ class FabricCommunicator final : public Communicator::Impl {
                        " of GPU memory, only direct: leave algorithm out.");
     if (request.call->wire != Wire::exact)
       throw UsageError("the fabric lane sends elements as they are: leave wire out.");
-    if (is_packets(asked) || is_lines(asked) || (is_direct(asked) && !has_direct(request.collective)))
+    if (is_packets(asked) || is_lines(asked) || (is_direct(asked) && !stores_only(request.collective)))
       throw UsageError("the fabric lane has no " + std::string(name_of(asked)) + " for " +
                        std::string(name_of(request.collective)) + ": leave algorithm out, or name " +
                        std::string(name_of(Plan::staged(request.collective))) + ".");
     if (on_gpu) return Algorithm::direct;
     if (asked != Algorithm::automatic) return asked;
     if (size() == 1) return Plan::staged(request.collective);
-    const bool symmetric = any_symmetric_ && has_direct(request.collective);
+    const bool symmetric = any_symmetric_ && stores_only(request.collective);
     const Algorithm planned = plan_.choose(request.collective, request.bytes(), symmetric);
     return is_direct(planned) && !symmetric ? Plan::staged(request.collective) : planned;
-  }
-  static bool has_direct(Collective collective) {
-    return collective == Collective::all_to_all || collective == Collective::all_gather ||
-           collective == Collective::gather;
   }
 
   // Whether what is sent stays as it is until the call ends: nothing that arrives takes its place.
   static bool sources_stay(const Request& request) {
-    const Collective c = request.collective;
-    const bool overwrites = c == Collective::all_reduce || c == Collective::reduce ||
-                            c == Collective::reduce_scatter || c == Collective::all_to_all ||
-                            c == Collective::all_to_all_v || c == Collective::send_recv;
+    const CollectiveTraits& traits = traits_of(request.collective);
     const Args& a = request.args;
-    return !overwrites || a.in + request.in_bytes <= a.out || a.out + request.out_bytes <= a.in;
+    return !(traits.combines || traits.swaps || traits.two_ended) || a.in + request.in_bytes <= a.out ||
+           a.out + request.out_bytes <= a.in;
   }
 
   Ticket ticket_of(const Request& request) const {
@@ -274,7 +271,7 @@ class FabricCommunicator final : public Communicator::Impl {
       const bool receives = !to_root || r == request.args.root;
       direct = direct && (!receives || its.out.allocation != unisono::Place::kNone) &&
                (!all_registered || its.in.allocation != unisono::Place::kNone) &&
-               !(request.collective == Collective::all_to_all && its.in_place);
+               !(traits_of(request.collective).swaps && its.in_place);
     }
     if (!direct) {
       if (on_gpu)
@@ -323,14 +320,6 @@ class FabricCommunicator final : public Communicator::Impl {
     group_.lane().finish();
     finish_stream(request);
     gpu_->take_in();
-  }
-
-  void run_direct(Collective collective, const Args& args) {
-    switch (collective) {
-      case Collective::all_gather: return all_gather_direct(group_.lane(), args);
-      case Collective::gather: return gather_direct(group_.lane(), args);
-      default: return all_to_all_direct(group_.lane(), args);
-    }
   }
 
   bool pinned_;  // the host memory of `allocate`

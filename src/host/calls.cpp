@@ -179,9 +179,7 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
       within_reach = within_reach && place.allocation != Place::kNone;
       symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
     }
-    // in place, a peer may overwrite a block before its owner has sent it
-    if (by_parts || request.collective == Collective::all_to_all)
-      within_reach = within_reach && !its.in_place;
+    if (traits_of(request.collective).swaps) within_reach = within_reach && !its.in_place;
     if (by_parts) bytes = std::max<std::size_t>(bytes, its.total);
   }
   Algorithm algorithm = request.algorithm;

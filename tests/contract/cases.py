@@ -17,6 +17,7 @@ from math import prod
 import numpy as np
 
 from reference import DTYPES, INTEGERS, OPS, Array, bound, combine, data
+from unisono import traits
 from unisono.records import Case
 
 COLLECTIVES = (
@@ -136,7 +137,7 @@ def works_of_unisono(
         if not _exists(collective, placement, memory):
             continue
         for algorithm in (None, *algorithms[collective]):
-            direct = algorithm is not None and algorithm.endswith(("direct", "two_shot_push"))
+            direct = algorithm is not None and traits.algorithm(algorithm).direct
             if direct and ((memory == "plain" and not direct_reaches_all) or _swaps(collective, placement)):
                 continue
             half = None if algorithm is None else (ranks + (memory == "symmetric")) % 2

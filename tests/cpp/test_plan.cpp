@@ -29,7 +29,10 @@ TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {
       for (const bool symmetric : {false, true})
         for (const Collective collective : collectives()) {
           const auto known = Plan::algorithms(collective, Memory::host);
-          const Plan plan = Plan::of_host({ranks, (kind & 1) != 0, (kind & 2) != 0, (kind & 4) != 0});
+          const Plan plan = Plan::of_host({.ranks = ranks,
+                                           .ranks_a_core = (kind & 1) != 0 ? 4 : 1,
+                                           .cached = (kind & 2) != 0,
+                                           .one_process = (kind & 4) != 0});
           for (std::size_t bytes = 0; bytes < std::size_t{1} << 40; bytes = bytes * 3 + 1)
             EXPECT_NE(std::find(known.begin(), known.end(), plan.choose(collective, bytes, symmetric)),
                       known.end());
@@ -130,7 +133,8 @@ void expect_an_algorithm_that_reaches(const Plan& plan, bool nvlink) {
       for (std::size_t bytes = 1; bytes < std::size_t{1} << 40; bytes *= 3) {
         const Algorithm chosen = plan.choose(collective, bytes, symmetric);
         EXPECT_NE(std::find(known.begin(), known.end(), chosen), known.end()) << name_of(collective);
-        const bool reached = symmetric || collective == Collective::send_recv || by_parts(collective);
+        const bool reached =
+            symmetric || collective == Collective::send_recv || traits_of(collective).by_parts();
         EXPECT_TRUE((reached && nvlink) || !is_direct(chosen)) << name_of(collective);
         EXPECT_TRUE(nvlink || !is_lines(chosen)) << name_of(collective);
       }

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/traits.hpp"
 #include "programs.hpp"
 
 namespace unisono::test {
@@ -19,7 +20,10 @@ std::vector<std::string_view> all_algorithms(Collective collective) {
   names.insert(names.begin(), "");
   return names;
 }
-bool direct(std::string_view algorithm) { return algorithm == "direct" || algorithm == "two_shot_direct"; }
+bool direct(std::string_view algorithm) {
+  const auto named = from_name<Algorithm>(algorithm, kAlgorithms);
+  return named && is_direct(*named);
+}
 
 // Of f32: nothing, one, a packet (56 B), the most that packets carry in a piece (7168 B), a chunk (64 KiB),
 // each and its neighbours; and, not for every rank, more than a ring of chunks holds.

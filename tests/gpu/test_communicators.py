@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import unisono
-from gpu_cases import ALL, DIRECT, check, direct_algorithms
+from gpu_cases import ALL, check, direct_algorithms
 from gpus import Gpus, gpus, numbers, random_bits
 from reference import difference
+from unisono import traits
 
 pytestmark = pytest.mark.gpu
 
@@ -58,7 +59,8 @@ def test_without_peer_access_nothing_is_reached() -> None:
 
     with gpus(2, peer_access=False) as ranks:
         assert [comm.peer_access for comm in ranks.comms] == [False, False]
-        assert not {ranks.comms[0].plan(name, 1 << 30, True) for name in ALL} & set(DIRECT)
+        planned = {ranks.comms[0].plan(name, 1 << 30, True) for name in ALL}
+        assert not any(traits.algorithm(name).direct for name in planned)
         x = ranks.comms.empty(4096, torch.uint8)[0]
         for algorithm in direct_algorithms("all_reduce", 2):
             with pytest.raises(unisono.UsageError, match="needs GPUs with peer access"):

@@ -14,7 +14,7 @@ import numpy as np
 import unisono
 from fault_programs import Meeting, attempt
 from soak import Soak
-from unisono import launch
+from unisono import launch, traits
 from unisono.bench import tune
 from unisono.bench.backends import base
 from unisono.bench.cases import make_case
@@ -40,7 +40,7 @@ def supported(reach: bool) -> list[str]:
             backend = base.load(name)
             backend.setup(base.Ranks(comm.rank, comm.size, lambda data: [data], comm))
             algorithm = name.partition(":")[2]
-            direct = algorithm.endswith(("direct", "two_shot_push"))
+            direct = bool(algorithm) and traits.algorithm(algorithm).direct
             for collective, memory in itertools.product(COLLECTIVES, ("plain", "symmetric")):
                 why = backend.supports(make_case(collective, 64, "f32", 2, memory=memory))
                 runs = algorithm in comm.algorithms(collective) and (
@@ -48,8 +48,8 @@ def supported(reach: bool) -> list[str]:
                 )
                 wrong += [f"{name}, {collective}, {memory}: {why}"] if (why is None) != runs else []
         for collective in ("all_reduce", "all_gather", "send_recv"):
-            planned = comm.plan(collective, 1 << 30)
-            wrong += [f"{collective} is planned by {planned}"] if planned.endswith("direct") != reach else []
+            planned = traits.algorithm(comm.plan(collective, 1 << 30))
+            wrong += [f"{collective} is planned by {planned.name}"] if planned.direct != reach else []
     return wrong
 
 

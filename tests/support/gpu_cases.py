@@ -9,20 +9,22 @@ import numpy as np
 import unisono
 from gpus import Array, Gpus, numbers, random_bits
 from reference import DTYPES, combine, difference
+from unisono import traits
 
 MOVING = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
 ALL = ("all_reduce", "reduce", "reduce_scatter", *MOVING)
-DIRECT = ("direct", "two_shot_direct", "two_shot_push", "copy_engine")
 
 
 def plain_algorithms(collective: str, nvlink: bool) -> list[str | None]:
     """Those that take any pointer, the plan's choice first; `nvlink`: it joins the GPUs."""
     names = unisono.Communicator.algorithms(collective, "cuda")
-    return [None, *(name for name in names if name not in DIRECT and (nvlink or not name.endswith("ll128")))]
+    known = [traits.algorithm(name) for name in names]
+    return [None, *(how.name for how in known if not how.direct and (nvlink or how.pieces != "lines"))]
 
 
 def direct_algorithms(collective: str, n: int) -> list[str]:
-    names = [name for name in unisono.Communicator.algorithms(collective, "cuda") if name in DIRECT]
+    known = unisono.Communicator.algorithms(collective, "cuda")
+    names = [name for name in known if traits.algorithm(name).direct]
     if collective == "reduce" and n > 2:
         names.remove("copy_engine")
     return names

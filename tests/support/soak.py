@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import unisono
+from unisono import traits
 
 Array = npt.NDArray[Any]
 _BASE = 1 << 17  # elements of the pattern
@@ -70,7 +71,7 @@ class Soak:
     def _how(self, name: str) -> dict[str, Any]:
         algorithms = self._algorithms[name]
         pick = self._random.choice(algorithms) if self._random.random() < 0.5 else None
-        return {} if pick is None or pick.endswith(("direct", "two_shot_push")) else {"algorithm": pick}
+        return {} if pick is None or traits.algorithm(pick).direct else {"algorithm": pick}
 
     def _x(self, number: int, rank: int, count: int, kind: Any) -> Array:
         begin = (number * 31 + rank * 7919) % (_BASE - (1 << 16))

@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from unisono import files
+from unisono import files, traits
 from unisono.bench.backends.unisono import reaches_peers, shape_of
 from unisono.bench.cases import size_range
 from unisono.records import Case, Machine, Result
@@ -70,9 +70,10 @@ def tunable(device: str = "cpu") -> list[str]:
 
 def shapes(algorithm: str) -> list[str]:
     """Of its kernels, that paid somewhere: blocks, threads, bytes of a piece."""
-    if algorithm.endswith("ll128"):
+    pieces = traits.algorithm(algorithm).pieces
+    if pieces == "lines":
         return ["128x256x3840", "128x384x5760", "128x512x7680"]
-    if algorithm.endswith("packets") or algorithm == "copy_engine":
+    if pieces == "packets" or algorithm == "copy_engine":
         return []
     return ["128x256x16384", "128x128x32768", "128x256x32768", "128x256x65536", "128x512x65536"]
 

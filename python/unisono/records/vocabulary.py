@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from .. import traits
 from .schema import Case
 
 DTYPES: dict[str, np.dtype[np.generic]] = {
@@ -27,7 +28,7 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
     "i64": np.dtype(np.int64),
 }
 INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
-OPS = ("sum", "prod", "min", "max", "avg")
+OPS = tuple(traits.op_names())
 PLACEMENTS = ("out_of_place", "in_place")
 MEMORIES = ("plain", "symmetric")
 DEVICES = ("cpu", "cuda")
@@ -63,31 +64,39 @@ def _all_but_own(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
+def _collective(
+    name: str, factor: Callable[[int], float], formula: str, in_place: bool = True
+) -> Collective:
+    """The row of a collective of the library, whose shape is the core's."""
+    what = traits.collective(name)
+    blocked = what.by_blocks or what.by_parts
+    return Collective(name, factor, formula, what.combines, what.rooted, blocked, in_place)
+
+
 _SHARE = "(n-1)/n"
 
 # In the order in which a reader wants them.
 COLLECTIVES: dict[str, Collective] = {
     c.name: c
     for c in (
-        Collective("all_reduce", lambda n: 2 * (n - 1) / n, f"2{_SHARE}", reduces=True),
-        Collective("reduce", _one, "1", reduces=True, rooted=True),
-        Collective("reduce_scatter", _all_but_own, _SHARE, reduces=True, blocked=True),
-        Collective("all_gather", _all_but_own, _SHARE, blocked=True),
-        Collective("gather", _all_but_own, _SHARE, rooted=True, blocked=True),
-        Collective("broadcast", _one, "1", rooted=True),
-        Collective("scatter", _all_but_own, _SHARE, rooted=True, blocked=True),
-        Collective("all_to_all", _all_but_own, _SHARE, blocked=True),
+        _collective("all_reduce", lambda n: 2 * (n - 1) / n, f"2{_SHARE}"),
+        _collective("reduce", _one, "1"),
+        _collective("reduce_scatter", _all_but_own, _SHARE),
+        _collective("all_gather", _all_but_own, _SHARE),
+        _collective("gather", _all_but_own, _SHARE),
+        _collective("broadcast", _one, "1"),
+        _collective("scatter", _all_but_own, _SHARE),
+        _collective("all_to_all", _all_but_own, _SHARE),
         # The busiest rank receives one full block from every rank: see all_to_all_v_blocks in bench/cases.py.
-        Collective(
+        _collective(
             "all_to_all_v",
             _all_but_own,
             f"{_SHARE}, of the busiest rank's bytes",
-            blocked=True,
             in_place=False,
         ),
         # A ring: every rank sends to the next one and receives from the one before.
-        Collective("send_recv", _one, "1", in_place=False),
-        Collective("barrier", lambda n: 0.0, "0, no data", in_place=False),
+        _collective("send_recv", _one, "1", in_place=False),
+        _collective("barrier", lambda n: 0.0, "0, no data", in_place=False),
     )
 }
 # What a run can measure. Unless the user names something, a run measures the collectives.

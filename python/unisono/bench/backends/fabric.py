@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono import launch
+from unisono import launch, traits
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import bound
 from unisono.bench.cases import CaseError
@@ -23,7 +23,6 @@ from unisono.records import Case
 
 POLICIES = ("single", "multi", "round-robin")
 WAYS = (*POLICIES, "single-pin", "multi-pin", *(f"{policy}-dma" for policy in POLICIES))
-DIRECT = ("all_to_all", "all_gather", "gather")  # written straight to where they belong
 
 
 def _own_gpu() -> int:
@@ -95,7 +94,7 @@ class FabricBackend(Backend):
             return f"it is about {self.memory} memory of its own: measure symmetric memory."
         if self.memory == "device" and case.collective != "all_to_all":
             return f"the fabric lane has no {case.collective} of GPU memory."
-        if case.memory == "symmetric" and case.collective not in DIRECT:
+        if case.memory == "symmetric" and not traits.collective(case.collective).stores_only:
             return f"{case.collective} has no program that writes to registered memory: measure plain memory."
         if case.memory == "symmetric" and case.placement == "in_place" and case.collective == "all_to_all":
             return "in place, a block could be overwritten before it has been sent."

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from unisono import _core, tables
+from unisono import _core, tables, traits
 from unisono.bench import pairs
 from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
@@ -124,16 +124,13 @@ class UnisonoBackend(Backend):
             if forced == "chain" and not topology.uniform:
                 return "chain needs as many ranks on every node, with consecutive numbers."
             return None
-        overwrites = {
-            "all_to_all": ("direct", "copy_engine"),
-            "all_reduce": ("copy_engine",),
-            "reduce": ("copy_engine",),
-        }
-        if case.placement == "in_place" and forced in overwrites.get(case.collective, ()):
+        what, how = traits.collective(case.collective), traits.algorithm(forced)
+        overwrites = (what.swaps and how.direct) or (what.combines and forced == "copy_engine")
+        if case.placement == "in_place" and overwrites:
             return f"{forced} needs another output than the input here."
         if (case.collective, forced) == ("reduce", "copy_engine") and case.ranks > 2:
             return "a reduce by copy engines is for two ranks."
-        if forced.endswith("ll128") and self._device == "cuda" and not self._comm.nvlink:
+        if how.pieces == "lines" and self._device == "cuda" and not self._comm.nvlink:
             return f"{forced} needs GPUs with peer access over NVLink."
         if reaches_peers(self._forced or ""):
             # by the receiver, if it has any
@@ -279,7 +276,7 @@ def _wide(case: Case) -> float:
 
 def reaches_peers(algorithm: str) -> bool:
     """Whether it reads or writes the peers' buffers themselves."""
-    return algorithm.endswith(("direct", "two_shot_push", "copy_engine"))
+    return bool(algorithm) and traits.algorithm(algorithm).direct
 
 
 def _verb(case: Case) -> str:
