@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <set>
+#include <thread>
 
 #include "base/deadline.hpp"
 #include "base/env.hpp"
@@ -17,6 +18,8 @@ namespace unisono {
 namespace {
 
 constexpr int kMostRanks = 1024;
+constexpr std::size_t kMostNamed =
+    8;  // ranks, in the text of a failure, which has room for some 1000 letters
 constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece, when chunks are measured
 constexpr int kMeasuredRounds = 20;
 constexpr std::uint32_t kVersion = 1;  // of the memory layout and of Hello
@@ -209,6 +212,7 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
   if (left())
     throw UsageError("the communicator was closed by another thread while it waited in " + where() + ".");
   check();
+  beat();
   try {
     let_caller_in();
   } catch (...) {
@@ -246,13 +250,37 @@ void Group::unreachable(int rank, int error) {
                                   "): see that it is as large as the call says, or set UNISONO_FAR=0.");
 }
 
+std::vector<int> Group::absent() {
+  std::vector<std::pair<int, std::uint32_t>> still;  // with the beats at the begin
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_) still.emplace_back(r, board(r).beats.load(std::memory_order_relaxed));
+  for (const auto began = Clock::now(); !still.empty() && Clock::now() - began < kMostCounted;) {
+    std::this_thread::sleep_for(kLook);
+    check();
+    beat();
+    std::erase_if(still, [this](const auto& one) {
+      return board(one.first).beats.load(std::memory_order_relaxed) != one.second;
+    });
+  }
+  std::vector<int> ranks;
+  for (const auto& [r, beats] : still) ranks.push_back(r);
+  return ranks;
+}
+
+// The ranks to blame are those that have not come. The one that was waited for may itself wait for them.
 void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
+  std::vector<int> missing = absent();
+  if (missing.empty()) missing = {peer};
+  std::string names = missing.size() > 1 ? "ranks " : "rank ";
+  for (std::size_t i = 0; i < std::min(missing.size(), kMostNamed); ++i)
+    names += (i == 0 ? "" : i + 1 == missing.size() ? " and " : ", ") + std::to_string(number(missing[i]));
+  if (missing.size() > kMostNamed) names += " and " + std::to_string(missing.size() - kMostNamed) + " more";
   fail(FailureKind::timeout,
-       where() + " has waited " + brief(timeout_s_) + " s for " + name(peer) + " (slot " +
-           kSlotNames[static_cast<int>(slot)] + ", epoch expected " + std::to_string(expected) + ", seen " +
-           std::to_string(seen) +
-           "): see what that rank is doing, compare the calls with UNISONO_CHECK=1, or raise "
-           "UNISONO_TIMEOUT_S.");
+       where() + " has waited " + brief(timeout_s_) + " s for " + names + " (slot " +
+           kSlotNames[static_cast<int>(slot)] + (missing == std::vector{peer} ? "" : " of " + name(peer)) +
+           ", epoch expected " + std::to_string(expected) + ", seen " + std::to_string(seen) +
+           "): see what " + (missing.size() > 1 ? "those ranks are" : "that rank is") +
+           " doing, compare the calls with UNISONO_CHECK=1, or raise UNISONO_TIMEOUT_S.");
 }
 
 void Group::differs(int peer) {

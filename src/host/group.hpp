@@ -45,10 +45,11 @@ class Group {
                                                             : host::far_address(rank, address);
   }
 
-  // What is running, for the text of errors.
+  // A call begins, whose name and number are for the text of errors.
   void doing(std::string_view what, std::uint64_t call) {
     doing_ = what;
     call_ = call;
+    beat();
   }
 
   // Throws the failure of the group, if there is one; cheap.
@@ -93,7 +94,8 @@ class Group {
   };
   struct Board {
     std::atomic<std::uint32_t> departed;
-    SharedFailure failure;  // used in rank 0's board only
+    std::atomic<std::uint32_t> beats;  // raised as each call begins, and at each look of a wait
+    SharedFailure failure;             // used in rank 0's board only
   };
 
   Board& board(int rank) const {
@@ -104,6 +106,10 @@ class Group {
   void interrupted(int peer, const std::function<bool()>& arrived);
   [[noreturn]] void unreachable(int rank, int error);
   void late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen);
+  void beat() { board(rank_).beats.store(++beats_, std::memory_order_relaxed); }
+  // Returns the ranks that neither wait in a call nor begin one, after a look at them that lasts
+  // kMostCounted.
+  std::vector<int> absent();
   void differs(int peer);
   std::string where() const;
   std::string name(int rank) const;                                  // "rank 3"
@@ -119,6 +125,7 @@ class Group {
   unsigned forks_ = forks();
   std::string_view doing_ = "init";
   std::uint64_t call_ = 0;
+  std::uint32_t beats_ = 0;
   bool one_process_ = true, far_ = false, cached_ = false;
   int ranks_a_core_ = 1;
   std::vector<std::shared_ptr<Segment>> segments_;

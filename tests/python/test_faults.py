@@ -87,6 +87,17 @@ def test_rank_that_is_stopped() -> None:
         assert error_of(one["again"][0]) == error_of(one["first"])
 
 
+@pytest.mark.parametrize("victim", [1, 2])
+def test_only_the_rank_that_is_stopped_is_blamed(victim: int) -> None:
+    """Also where the first to give up has waited for a rank that itself waits for that one."""
+    rounds = 6
+    for said in ranks.play(3, programs("stopped_in_traffic"), rounds, victim).results():
+        errors = [error_of(one) for one in said]
+        assert [error["type"] for error in errors] == ["TimeoutError"] * rounds
+        for error in errors:
+            assert f"has waited 0.5 s for rank {victim} (slot " in error["text"], error["text"]
+
+
 @pytest.mark.parametrize("how", ["close", "del", "exit", "raise", "_exit"])
 def test_rank_that_leaves_early(how: str, lane: dict[str, str]) -> None:
     outcome = ranks.play(2, programs("leaves_early"), how, env=lane)

@@ -191,6 +191,36 @@ def stopped() -> dict[str, Any]:
     return {"first": first, "again": [attempt(comm.barrier)]}
 
 
+def stopped_in_traffic(rounds: int, victim: int) -> list[dict[str, Any]]:
+    """Rank `victim` is stopped anywhere in a stream of calls, in each round of a new communicator."""
+    meeting = Meeting()
+    pids = meeting.tell(os.getpid())
+    said = []
+    for _ in range(rounds):
+        comm = init_in_peace(0.5)
+        x, row = np.ones(1 << 12, FLOATS), np.ones((comm.size, 64), FLOATS)
+
+        def stream(comm: unisono.Communicator = comm, x: Any = x, row: Any = row) -> None:
+            while True:
+                comm.all_reduce(x)
+                comm.barrier()
+                comm.all_to_all(row)
+                comm.broadcast(x, root=comm.size - 1)
+
+        meeting.tell()
+        if comm.rank == 0:
+            stop = threading.Timer(0.05, lambda: os.kill(pids[victim], signal.SIGSTOP))
+            stop.start()
+        first = attempt(stream)
+        if comm.rank == 0:
+            stop.join()
+            os.kill(pids[victim], signal.SIGCONT)
+        said.append(first)
+        meeting.tell()
+        comm.close()
+    return said
+
+
 def leaves_early(how: str) -> dict[str, Any]:
     """Rank 1 ends in one way or another, while rank 0 calls on."""
     comm = unisono.init(timeout_s=30)
