@@ -8,6 +8,7 @@
 
 #include "base/env.hpp"
 #include "base/text.hpp"
+#include "core/allocation.hpp"
 #include "cuda/gpu_engine.hpp"
 #include "unisono/communicator.hpp"
 #include "unisono/error.hpp"
@@ -24,14 +25,6 @@ struct Card {
   bool usable;
 };
 
-struct Offer {
-  DeviceMemory::Handle handle;
-  std::uint64_t asked;
-  bool had;
-};
-struct Verdict {
-  bool good;
-};
 struct Mapped {
   byte* at[kMaxRanks];
 };
@@ -94,7 +87,7 @@ void GpuEngine::open(const Options& options) {
     check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "making a stream");
   for (cudaEvent_t* event : events())
     check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
-  group_.exchange(Verdict{true});  // nobody launches before everyone has cleared and mapped
+  group_.exchange(char{});  // nobody launches before everyone has cleared and mapped
   watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
 }
 
@@ -171,36 +164,21 @@ void GpuEngine::meet_cards(const Options& options) {
 }
 
 std::vector<std::shared_ptr<DeviceMemory>> GpuEngine::share(std::size_t bytes, DeviceMemory::Kind kind) {
+  AllocationAgreement agreement(group_, bytes,
+                                kind == DeviceMemory::Kind::host ? "pinned host memory" : "GPU memory");
+  const std::size_t size = std::max<std::size_t>(bytes, 1);
   std::shared_ptr<DeviceMemory> own;
-  std::string problem;
-  Offer mine{{}, bytes, false};
-  try {
-    own = DeviceMemory::create(std::max<std::size_t>(bytes, 1), device_, neighbours_, kind);
-    mine.handle = own->handle();
-    mine.had = true;
-  } catch (const ResourceError& error) { problem = error.what(); }
-  const auto offers = group_.exchange(mine);
+  agreement.attempt([&] { own = DeviceMemory::create(size, device_, neighbours_, kind); });
+  const auto handles = agreement.meet(own ? own->handle() : DeviceMemory::Handle{});
   std::vector<std::shared_ptr<DeviceMemory>> parts;
-  for (int r = 0; r < group_.size(); ++r) {
-    const Offer& its = offers[static_cast<std::size_t>(r)];
-    if (its.asked != bytes)
-      group_.fail(FailureKind::mismatch,
-                  "rank " + std::to_string(r) + " asked for " + std::to_string(its.asked) +
-                      " bytes of symmetric GPU memory, but rank " + std::to_string(group_.rank()) + " for " +
-                      std::to_string(bytes) + ": ask for the same on every rank.");
-    if (!problem.empty()) continue;
-    if (!its.had) problem = "rank " + std::to_string(r) + " could not reserve its part";
-    else if (r == group_.rank()) parts.push_back(own);
-    else if (kind == DeviceMemory::Kind::local) parts.emplace_back();
-    else try {
-        parts.push_back(DeviceMemory::open(its.handle, std::max<std::size_t>(bytes, 1), device_, kind));
-      } catch (const ResourceError& error) { problem = error.what(); }
-  }
-  for (const Verdict& verdict : group_.exchange(Verdict{problem.empty()}))
-    if (!verdict.good)
-      throw ResourceError((kind == DeviceMemory::Kind::host ? "pinned host memory of " : "GPU memory of ") +
-                          std::to_string(bytes) + " bytes a rank could not be had" +
-                          (problem.empty() ? " on another rank: see its error." : ": " + problem));
+  agreement.attempt([&] {
+    for (int r = 0; r < group_.size(); ++r) {
+      if (r == group_.rank()) parts.push_back(own);
+      else if (kind == DeviceMemory::Kind::local) parts.emplace_back();
+      else parts.push_back(DeviceMemory::open(handles[static_cast<std::size_t>(r)], size, device_, kind));
+    }
+  });
+  agreement.meet();
   return parts;
 }
 
@@ -253,7 +231,7 @@ byte* GpuEngine::seen_by(int peer, const byte* at, std::size_t bytes) const {
 }
 
 std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
-  free_dropped([this] { group_.exchange(Verdict{true}); });
+  free_dropped([this] { group_.exchange(char{}); });
   auto parts = share(bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::local);
   const auto me = static_cast<std::size_t>(group_.rank());
   Mapped mine{};

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "base/env.hpp"
+#include "core/allocation.hpp"
 #include "core/backend.hpp"
 #include "core/dispatch.hpp"
 #include "cuda/nic.hpp"
@@ -25,10 +26,9 @@ constexpr std::size_t kLeastShare = 64 << 10, kLeastShareOfNic = 4 << 20;
 
 // What a rank offers in an allocation.
 struct Offer {
-  std::uint64_t asked = 0, address = 0, bytes = 0;
+  std::uint64_t address = 0, bytes = 0;
   std::uint32_t number = 0;  // of its region
   std::uint64_t keys[fabric::kMostChannels] = {};
-  bool had = false;
 };
 
 std::size_t chunk_bytes_for(int ranks) {
@@ -143,9 +143,8 @@ class FabricCommunicator final : public Communicator::Impl {
     lane.forget_released();
     auto region = std::make_shared<fabric::Region>();
     Offer mine;
-    mine.asked = bytes;
-    std::string problem;
-    try {
+    AllocationAgreement agreement(group_, bytes, "symmetric memory");
+    agreement.attempt([&] {
       region->bytes = std::max<std::size_t>(bytes, 1);
       if (memory == Memory::device) {
         region->device = device_;
@@ -161,21 +160,8 @@ class FabricCommunicator final : public Communicator::Impl {
       mine.address = own.address;
       mine.bytes = own.bytes;
       std::copy(own.keys.begin(), own.keys.end(), mine.keys);
-      mine.had = true;
-    } catch (const ResourceError& error) { problem = error.what(); }
-    const auto offers = group_.exchange(mine);
-    for (int r = 0; r < size(); ++r) {
-      const Offer& its = offers[static_cast<std::size_t>(r)];
-      if (its.asked != offers[0].asked)
-        disagree("rank 0 asked for " + std::to_string(offers[0].asked) +
-                 " bytes of symmetric memory, but rank " + std::to_string(r) + " for " +
-                 std::to_string(its.asked) + ": ask for the same on every rank.");
-      if (!its.had && problem.empty())
-        problem = "rank " + std::to_string(r) + " could not reserve its part: see its error.";
-    }
-    if (std::any_of(offers.begin(), offers.end(), [](const Offer& its) { return !its.had; }))
-      throw ResourceError("symmetric memory of " + std::to_string(bytes) +
-                          " bytes a rank could not be had: " + problem);
+    });
+    const auto offers = agreement.meet(mine);
     lane.add_region(region);
     for (int r = 0; r < size(); ++r) {
       const Offer& its = offers[static_cast<std::size_t>(r)];

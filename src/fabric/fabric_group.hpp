@@ -33,6 +33,7 @@ class FabricGroup {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  static int number(int rank) { return rank; }  // in the whole job, as Group::number
   FabricEndpoint& lane() { return *lane_; }
 
   // A call begins, whose name is for the text of errors; throws the failure of the group, if this rank knows

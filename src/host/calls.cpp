@@ -1,6 +1,7 @@
 // Calls on host memory: which program runs, and over which buffers.
 #include <algorithm>
 
+#include "core/allocation.hpp"
 #include "core/dispatch.hpp"
 #include "host/backend.hpp"
 #include "host/rendezvous.hpp"
@@ -91,42 +92,19 @@ void LocalCommunicator::do_barrier() {
 // This rank's part of a new allocation, and the allocation's number.
 std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_on_host(std::size_t bytes) {
   if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
-  std::string problem;
-  auto attempt = [&](const auto& step) {
-    try {
-      step();
-    } catch (const ResourceError& error) { problem = error.what(); }
-  };
-  struct Verdict {
-    std::uint64_t asked;
-    bool failed;
-  };
-  // everyone has it, or nobody: later calls count on that
-  auto agree = [&] {
-    const auto verdicts = group_.exchange(Verdict{bytes, !problem.empty()});
-    for (int r = 0; r < size(); ++r)
-      if (const std::uint64_t asked = verdicts[static_cast<std::size_t>(r)].asked; asked != verdicts[0].asked)
-        group_.fail(FailureKind::mismatch, "rank 0 asked for " + std::to_string(verdicts[0].asked) +
-                                               " bytes of symmetric memory, but rank " + std::to_string(r) +
-                                               " for " + std::to_string(asked) +
-                                               ": ask for the same on every rank.");
-    if (std::any_of(verdicts.begin(), verdicts.end(), [](const Verdict& its) { return its.failed; }))
-      throw ResourceError("symmetric memory of " + std::to_string(bytes) + " bytes a rank could not be had" +
-                          (problem.empty() ? " on another rank: see its error." : ": " + problem));
-  };
-  attempt([&] { check_room(bytes, size()); });  // before any rank has taken its part
-  agree();
+  AllocationAgreement agreement(group_, bytes, "symmetric memory");
+  agreement.attempt([&] { check_room(bytes, size()); });
+  agreement.meet();  // before any rank has taken its part
   const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), 4096);
   std::shared_ptr<Segment> own;
-  attempt([&] { own = Segment::create(rounded); });
-  const auto handles = group_.exchange(own ? own->handle() : Segment::Handle{});
+  agreement.attempt([&] { own = Segment::create(rounded); });
+  const auto handles = agreement.meet(own ? own->handle() : Segment::Handle{});
   std::vector<std::shared_ptr<Segment>> segments;
-  for (int r = 0; r < size() && problem.empty(); ++r) {
-    const Segment::Handle& handle = handles[static_cast<std::size_t>(r)];
-    if (handle.fd < 0) problem = "rank " + std::to_string(r) + " could not reserve its part";
-    else attempt([&] { segments.push_back(r == rank() ? own : Segment::open(handle, rounded)); });
-  }
-  agree();
+  agreement.attempt([&] {
+    for (int r = 0; r < size(); ++r)
+      segments.push_back(r == rank() ? own : Segment::open(handles[static_cast<std::size_t>(r)], rounded));
+  });
+  agreement.meet();
   own->close_file();
   return {own, symmetric_->add(std::move(segments), rank())};
 }
