@@ -9,6 +9,13 @@ namespace {
 
 constexpr std::size_t kMostElements = static_cast<std::size_t>(PTRDIFF_MAX) / 16;
 
+// Returns 'name', in which a NUL, where an error's text would end, is written as an escape.
+std::string quoted(std::string_view name) {
+  std::string text(1, '\'');
+  for (const char c : name) c == '\0' ? text += "\\0" : text += c;
+  return text += '\'';
+}
+
 // Of a Python number; throws nb::python_error or std::bad_cast for what is none from 0.
 std::size_t whole(nb::handle number) {
   const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
@@ -20,18 +27,18 @@ std::size_t whole(nb::handle number) {
 
 Op read_op(std::string_view name) {
   if (const auto op = from_name<Op>(name, kOps)) return *op;
-  throw UsageError("there is no op '" + std::string(name) + "': use sum, prod, min, max or avg.");
+  throw UsageError("there is no op " + quoted(name) + ": use sum, prod, min, max or avg.");
 }
 
 Wire read_wire(const std::optional<std::string>& name) {
   if (!name) return Wire::exact;
   if (const auto wire = from_name<Wire>(*name, kWires); wire && *wire != Wire::exact) return *wire;
-  throw UsageError("there is no wire '" + *name + "': use fp8 or int8, or leave it out.");
+  throw UsageError("there is no wire " + quoted(*name) + ": use fp8 or int8, or leave it out.");
 }
 
 DType dtype_named(std::string_view name) {
   if (const auto dtype = from_name<DType>(name, kDTypes)) return *dtype;
-  throw UsageError("there is no dtype '" + std::string(name) + "'.");
+  throw UsageError("there is no dtype " + quoted(name) + ".");
 }
 
 Collective read_collective(std::string_view name) {
@@ -39,19 +46,18 @@ Collective read_collective(std::string_view name) {
   std::string known;
   for (int c = 0; c < kCollectives; ++c)
     known += (c ? ", " : "") + std::string(name_of(static_cast<Collective>(c)));
-  throw UsageError("there is no collective '" + std::string(name) + "': use one of " + known + ".");
+  throw UsageError("there is no collective " + quoted(name) + ": use one of " + known + ".");
 }
 
 ChannelPolicy read_policy(std::string_view name) {
   if (const auto policy = from_name<ChannelPolicy>(name, kChannelPolicies)) return *policy;
-  throw UsageError("there is no channel policy '" + std::string(name) +
-                   "': use single, multi or round-robin.");
+  throw UsageError("there is no channel policy " + quoted(name) + ": use single, multi or round-robin.");
 }
 
 Memory read_device(std::string_view name) {
   if (name == "cpu") return Memory::host;
   if (name == "cuda") return Memory::device;
-  throw UsageError("device='" + std::string(name) + "' is unknown: use cpu or cuda.");
+  throw UsageError("device=" + quoted(name) + " is unknown: use cpu or cuda.");
 }
 
 Shape read_shape(nb::handle shape) {

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <typeinfo>
 #include <utility>
 
 #include "exchange_api.hpp"
@@ -78,6 +79,7 @@ struct TensorNames {
   static PyObject* made(const char* name) { return PyUnicode_InternFromString(name); }
   PyObject* const data_ptr = made("data_ptr");
   PyObject* const is_contiguous = made("is_contiguous");
+  PyObject* const is_neg = made("is_neg");
   PyObject* const is_cuda = made("is_cuda");
   PyObject* const is_cpu = made("is_cpu");
   PyObject* const get_device = made("get_device");
@@ -126,6 +128,9 @@ class Dtypes {
     if (met_.size() < std::size(kNames)) met_.emplace_back(its.inc_ref().ptr(), *known);
     return *known;
   }
+  void forget() {
+    for (const auto& [object, dtype] : std::exchange(met_, {})) Py_DECREF(object);
+  }
 
  private:
   std::vector<std::pair<PyObject*, DType>> met_;
@@ -144,6 +149,10 @@ struct Extensions {
     const DType known = dtypes.learn(get(array, tensor().dtype), what);
     if (!type) Py_INCREF(type = Py_TYPE(array.ptr()));
     return known;
+  }
+  void forget() {
+    Py_XDECREF(std::exchange(type, nullptr));
+    dtypes.forget();
   }
 } extensions;
 
@@ -167,17 +176,49 @@ struct TorchTable {
     Py_INCREF(met);
     type = met;
   }
+  void forget() { Py_XDECREF(std::exchange(type, nullptr)); }
 } torch_table;
 
-// Why an array does not come by DLPack, in its library's own words.
+// torch's function that gives the current stream of a GPU; null before the first tensor there has come.
+PyObject* current_stream = nullptr;
+
+// " (why)", in a library's own words.
+std::string reason(const nb::python_error& error) { return " (" + readable(nb::str(error.value())) + ")"; }
+
+// Why an array does not come by DLPack.
 std::string refusal(nb::handle array) {
   try {
     array.attr("__dlpack__")();
-  } catch (const nb::python_error& error) { return std::string(" (") + nb::str(error.value()).c_str() + ")"; }
+  } catch (const nb::python_error& error) { return reason(error); }
   return {};
 }
 
+// Returns cupy, if the program has imported it. An array of cupy's is there only then.
+nb::object cupy() { return nb::module_::import_("sys").attr("modules").attr("get")("cupy", nb::none()); }
+
+// Whether a tensor may have the negative bit, of what DLPack's table tells. torch sets the bit on the
+// imaginary part of a conjugate (z.conj().imag), which lies an odd number of elements into its memory, and
+// whose neighbours in every dimension are two elements apart, so that a contiguous one has one element.
+bool may_be_negated(const void* data, std::size_t element, std::size_t count) {
+  return count == 1 || reinterpret_cast<std::uintptr_t>(data) / element % 2 == 1;
+}
+
 }  // namespace
+
+void forget_libraries() {
+  torch_dtypes.forget();
+  extensions.forget();
+  torch_table.forget();
+  Py_CLEAR(current_stream);
+}
+
+std::string readable(nb::handle text) {
+  const nb::object bytes = nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  std::string read(PyBytes_AS_STRING(bytes.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())));
+  for (std::size_t at = 0; (at = read.find('\0', at)) != std::string::npos;) read.replace(at, 1, "\\0");
+  return read;
+}
 
 // By way of the other constructor, so that the destructor runs where this one throws.
 Array::Array(nb::handle array, const char* what, bool written) : Array() {
@@ -187,14 +228,30 @@ Array::Array(nb::handle array, const char* what, bool written) : Array() {
     return;
   }
   if (from_buffer(array, what, written)) return;
-  if (has(array, tensor().data_ptr) && has(array, tensor().is_contiguous)) from_torch(array, what);
+  std::string why;
+  try {
+    if (from_others(array, what, written)) return;
+  } catch (const std::bad_cast&) {
+    why = ", whose description of its memory is malformed";
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) throw;
+    why = ", whose description of its memory is malformed" + reason(error);
+  }
+  const bool is_class = PyType_Check(array.ptr());
+  throw UsageError(std::string(what) + (is_class ? " is the class " : " is a ") +
+                   nb::type_name(is_class ? array : array.type()).c_str() + why +
+                   ": pass a numpy or cupy array, or a torch tensor.");
+}
+
+bool Array::from_others(nb::handle array, const char* what, bool written) {
+  if (PyType_Check(array.ptr())) return false;  // a class has its arrays' attributes, but no memory
+  if (has(array, tensor().data_ptr) && has(array, tensor().is_contiguous)) from_torch(array, what, written);
   else if (nb::hasattr(array, "__cuda_array_interface__")) from_cuda(array, what, written);
   else if (has(array, tensor().array_struct))
     from_extension_type(array, extensions.learn(array, what), what, written);
   else if (nb::hasattr(array, "__dlpack__")) from_dlpack(array, what, written);
-  else
-    throw UsageError(std::string(what) + " is a " + nb::type_name(array.type()).c_str() +
-                     ": pass a numpy or cupy array, or a torch tensor.");
+  else return false;
+  return true;
 }
 
 Array::Array(Array&& other) noexcept
@@ -253,8 +310,8 @@ void Array::from_extension_type(nb::handle array, DType known, const char* what,
   measure();
 }
 
-// Of a type that from_torch has met. False for what is not contiguous, of an unknown type or elsewhere: of
-// these from_torch has more to say.
+// Of a type that from_torch has met. False for what is not contiguous, of an unknown type, elsewhere or
+// perhaps negated: of these from_torch has more to say.
 bool Array::from_torch_table(nb::handle array) {
   if (Py_TYPE(array.ptr()) != torch_table.type) return false;
   nb::dlpack::dltensor its;
@@ -275,10 +332,12 @@ bool Array::from_torch_table(nb::handle array) {
   data = static_cast<std::byte*>(its.data) + its.byte_offset;
   shape.assign(its.shape, its.shape + dims);
   measure();
+  if (may_be_negated(data, size_of(dtype), count) && nb::cast<bool>(ask(array, tensor().is_neg)))
+    return false;
   return true;
 }
 
-void Array::from_torch(nb::handle array, const char* what) {
+void Array::from_torch(nb::handle array, const char* what, bool written) {
   library_ = Library::torch;
   torch_table.learn(Py_TYPE(array.ptr()));
   if (nb::cast<bool>(get(array, tensor().is_cuda))) {
@@ -291,6 +350,10 @@ void Array::from_torch(nb::handle array, const char* what) {
   }
   dtype = torch_dtypes.learn(get(array, tensor().dtype), what);
   if (!nb::cast<bool>(ask(array, tensor().is_contiguous))) not_contiguous(what, "tensor.contiguous()");
+  // the bit says that each element stands for its negative, which the memory does not show
+  if (has(array, tensor().is_neg) && nb::cast<bool>(ask(array, tensor().is_neg)))
+    throw UsageError(std::string(what) + " has torch's negative bit set: pass " +
+                     (written ? "another tensor." : std::string(what) + ".resolve_neg()."));
   data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(ask(array, tensor().data_ptr)));
   const nb::object extents = get(array, tensor().shape);
   shape.reserve(nb::len(extents));
@@ -310,21 +373,23 @@ void Array::from_cuda(nb::handle array, const char* what, bool written) {
     if (type.size() == 3 && type[0] != '>' && type.substr(1) == name) known = one;
   if (!known) unknown("'" + type + "'", what);
   const nb::tuple where = nb::cast<nb::tuple>(its["data"]);
+  if (where.size() != 2) throw std::bad_cast();
   if (written && nb::cast<bool>(where[1])) read_only(what);
   shape = nb::cast<Shape>(nb::list(its["shape"]));
   dtype = *known;
   measure();
   if (its.contains("strides") && !its["strides"].is_none() && count > 0) {
     const auto strides = nb::cast<std::vector<std::int64_t>>(nb::list(its["strides"]));
+    if (strides.size() != shape.size()) throw std::bad_cast();
     auto expected = static_cast<std::int64_t>(size_of(dtype));
     for (std::size_t i = shape.size(); i-- > 0; expected *= static_cast<std::int64_t>(shape[i]))
       if (shape[i] > 1 && strides[i] != expected) not_contiguous(what, "cupy.ascontiguousarray");
   }
   data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(where[0]));
   memory = Memory::device;
-  library_ = nb::hasattr(array, "device") && nb::hasattr(array.attr("device"), "id") ? Library::cupy
-                                                                                     : Library::other;
-  device = library_ == Library::cupy ? nb::cast<int>(array.attr("device").attr("id")) : -1;
+  const bool numbered = nb::hasattr(array, "device") && nb::hasattr(array.attr("device"), "id");
+  library_ = numbered && !cupy().is_none() ? Library::cupy : Library::other;
+  device = numbered ? nb::cast<int>(array.attr("device").attr("id")) : -1;
 }
 
 void Array::from_dlpack(nb::handle array, const char* what, bool written) {
@@ -355,12 +420,13 @@ nb::object Array::stream(nb::handle asked) const {
   }
   if (!asked.is_none()) return nb::borrow(asked);
   if (library_ == Library::torch) {
-    static const nb::handle current =
-        nb::object(nb::module_::import_("torch").attr("_C").attr("_cuda_getCurrentRawStream")).release();
-    return current(device);
+    if (!current_stream)
+      current_stream = nb::object(nb::module_::import_("torch").attr("_C").attr("_cuda_getCurrentRawStream"))
+                           .release()
+                           .ptr();
+    return nb::handle(current_stream)(device);
   }
-  if (library_ == Library::cupy)
-    return nb::module_::import_("cupy").attr("cuda").attr("get_current_stream")();
+  if (library_ == Library::cupy) return cupy().attr("cuda").attr("get_current_stream")();
   return nb::none();
 }
 
@@ -376,9 +442,10 @@ void* stream_handle(nb::handle stream) {
 
 nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::handle stream) {
   const bool torch = nb::hasattr(like, "new_empty");
-  if (stream.is_none() || (!torch && !nb::hasattr(like, "__cuda_array_interface__")))
+  if (stream.is_none() || (!torch && (cupy().is_none() || !nb::hasattr(like, "__cuda_array_interface__"))))
     return empty_like(like, shape);
-  const nb::object cuda = nb::module_::import_(torch ? "torch" : "cupy").attr("cuda");
+  const nb::object cuda =
+      torch ? nb::object(nb::module_::import_("torch").attr("cuda")) : nb::object(cupy().attr("cuda"));
   const auto handle = reinterpret_cast<std::uintptr_t>(stream_handle(stream));
   // of an ExternalStream(0) torch makes a new stream
   const nb::object of_library = torch && handle == 0
@@ -399,12 +466,12 @@ nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::ha
 
 nb::object empty_like(nb::handle like, const Shape& shape) {
   const nb::tuple extents = nb::tuple(nb::cast(shape));
-  if (nb::hasattr(like, "__cuda_array_interface__") && !nb::hasattr(like, "new_empty")) {
-    const nb::object module = nb::module_::import_("cupy");
-    return module.attr("empty")(extents, like.attr("dtype"));
-  }
   if (nb::hasattr(like, "new_empty")) return like.attr("new_empty")(extents);
-  if (!nb::hasattr(like, "dtype"))
+  const bool on_gpu = nb::hasattr(like, "__cuda_array_interface__");
+  if (on_gpu && nb::hasattr(like, "dtype"))
+    if (const nb::object library = cupy(); !library.is_none())
+      return library.attr("empty")(extents, like.attr("dtype"));
+  if (on_gpu || !nb::hasattr(like, "dtype"))
     throw UsageError(std::string("x is a ") + nb::type_name(like.type()).c_str() +
                      ", of which no new array can be made: give out.");
   return nb::module_::import_("numpy").attr("empty")(extents, like.attr("dtype"));
@@ -424,11 +491,11 @@ nb::object numpy_dtype(DType dtype) {
 
 DType read_dtype(nb::handle dtype) {
   std::string name;
-  if (nb::isinstance<nb::str>(dtype)) name = nb::cast<std::string>(dtype);
+  if (nb::isinstance<nb::str>(dtype)) name = readable(dtype);
   else if (nb::hasattr(dtype, "name") && nb::isinstance<nb::str>(dtype.attr("name")))
-    name = nb::cast<std::string>(dtype.attr("name"));
-  else if (nb::hasattr(dtype, "__name__")) name = nb::cast<std::string>(dtype.attr("__name__"));
-  else name = nb::cast<std::string>(nb::str(dtype));
+    name = readable(dtype.attr("name"));
+  else if (PyType_Check(dtype.ptr())) name = readable(dtype.attr("__name__"));
+  else name = readable(nb::str(dtype));
   if (const auto dot = name.find('.'); dot != std::string::npos) name = name.substr(dot + 1);
   const auto known = dtype_named(name);
   const bool native = !nb::hasattr(dtype, "isnative") || nb::cast<bool>(dtype.attr("isnative"));

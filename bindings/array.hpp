@@ -40,7 +40,8 @@ class Array {
   bool from_buffer(nb::handle array, const char* what, bool written);
   void from_extension_type(nb::handle array, DType known, const char* what, bool written);
   bool from_torch_table(nb::handle array);
-  void from_torch(nb::handle array, const char* what);
+  bool from_others(nb::handle array, const char* what, bool written);  // false: it is no array
+  void from_torch(nb::handle array, const char* what, bool written);
   void from_cuda(nb::handle array, const char* what, bool written);
   void from_dlpack(nb::handle array, const char* what, bool written);
   void measure();
@@ -72,5 +73,12 @@ nb::object device_array(void* data, std::size_t bytes, int device, DType type, c
 void* stream_handle(nb::handle stream);
 
 std::string text(const Shape& shape);
+
+// Gives up the types and functions of other libraries that are kept from call to call. For the interpreter's
+// end: what they refer to would outlive it.
+void forget_libraries();
+
+// Returns a Python string for use in a message: what UTF-8 or a C string cannot hold is written as an escape.
+std::string readable(nb::handle text);
 
 }  // namespace unisono::python

@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <string_view>
+
 namespace unisono::python {
 
 // Any integer, also one which no int holds.
@@ -12,8 +14,8 @@ struct RankNumber {
 
 // A name, or what another library has in its place (torch's ReduceOp), by its str.
 struct OpName {
-  nanobind::object given;  // a Python str
-  const char* text;
+  nanobind::object given;  // a Python str, which holds the text
+  std::string_view text;
 };
 
 }  // namespace unisono::python
@@ -37,8 +39,10 @@ struct nanobind::detail::type_caster<unisono::python::OpName> {
   bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
     if (source.is_none()) return false;
     value.given = steal(PyObject_Str(source.ptr()));
-    value.text = value.given.is_valid() ? PyUnicode_AsUTF8(value.given.ptr()) : nullptr;
-    if (!value.text) PyErr_Clear();
-    return value.text != nullptr;
+    Py_ssize_t length = 0;
+    const char* text = value.given.is_valid() ? PyUnicode_AsUTF8AndSize(value.given.ptr(), &length) : nullptr;
+    if (!text) PyErr_Clear();
+    else value.text = {text, static_cast<std::size_t>(length)};
+    return text != nullptr;
   }
 };

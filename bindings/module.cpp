@@ -1,5 +1,6 @@
 #include "module.hpp"
 
+#include "array.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::python {
@@ -28,7 +29,12 @@ void bind_errors() {
 NB_MODULE(_core, module) {
   module.doc() = "The compiled core of Unisono. Use it through the package unisono.";
   module.attr("version") = UNISONO_VERSION;
+  // A library that leaks may hold a program's communicator to the end. It is closed by then, and its user can
+  // do nothing about it.
+  nanobind::set_leak_warnings(false);
   unisono::python::bind_errors();
+  nanobind::module_::import_("atexit").attr("register")(
+      nanobind::cpp_function(&unisono::python::forget_libraries));
   unisono::python::bind_fabric(module);
   unisono::python::bind_communicator(module);
   unisono::python::bind_traits(module);

@@ -248,6 +248,12 @@ TEST_F(PartRequests, RefuseWhatDoesNotFit) {
   EXPECT_THROW(Request(call, kMe, kRanks, four, swapped), UsageError);  // in place
   call.out = memory.data() + 4;
   EXPECT_THROW(Request(call, kMe, kRanks, four, four), UsageError);
+  const Counts nothing(kRanks, 0);
+  Counts one = nothing;
+  one[(kMe + 1) % kRanks] = 1;
+  call.out = memory.data();  // where nothing lies
+  EXPECT_NO_THROW(Request(call, kMe, kRanks, one, nothing));
+  EXPECT_NO_THROW(Request(call, kMe, kRanks, nothing, one));
 }
 
 TEST_F(PartRequests, RefuseCountsBeyondMemory) {

@@ -8,6 +8,7 @@ import array
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -247,6 +248,89 @@ def test_torch_tensors_that_do_not_fit() -> None:
         for words, tensor in refused.items():
             with pytest.raises(unisono.UsageError, match=words):
                 comm.all_reduce(tensor)
+
+
+@pytest.mark.torch
+def test_torch_negative_bit() -> None:
+    """A tensor may stand for the negatives of what lies in its memory."""
+    import torch
+
+    pairs = torch.complex(torch.ones(4), torch.full((4,), 2.0))
+    negated = [pairs[:1].conj().imag, pairs[2].conj().imag, pairs.conj().imag.as_strided((4,), (1,))]
+    with unisono.init() as comm:
+        assert comm.all_reduce(torch.ones(1)).item() == 1  # from here on tensors come by DLPack's table
+        for tensor in negated:
+            assert tensor.is_neg() and tensor.is_contiguous()
+            with pytest.raises(
+                unisono.UsageError, match=r"x has .* negative bit set: pass x.resolve_neg\(\)\."
+            ):
+                comm.all_reduce(tensor)
+            with pytest.raises(
+                unisono.UsageError, match=r"out has .* negative bit set: pass another tensor\."
+            ):
+                comm.all_reduce(torch.ones(tensor.shape), out=tensor)
+            assert torch.equal(comm.all_reduce(tensor.resolve_neg()), tensor)
+        for plain in (torch.ones(3)[1:], pairs[:1].imag, pairs[2].imag):
+            assert torch.equal(comm.all_reduce(plain), plain)
+
+
+@pytest.mark.torch
+def test_torch_class() -> None:
+    import torch
+
+    with unisono.init() as comm, pytest.raises(unisono.UsageError, match=r"x is the class torch\.Tensor: "):
+        comm.all_reduce(torch.Tensor)  # type: ignore[arg-type]
+
+
+class CudaArray:
+    """What says that it lies on a GPU, as cupy's arrays do."""
+
+    def __init__(self, described: Any, dtype: str = "float32") -> None:
+        self.__cuda_array_interface__ = described
+        self.dtype = np.dtype(dtype)
+        self.device = SimpleNamespace(id=0)
+
+
+GOOD = {"typestr": "<f4", "shape": (4,), "data": (4096, False), "version": 3}
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        *(None, {}, 3, "text"),
+        *({**GOOD, key: wrong} for key in ("typestr", "shape", "data") for wrong in (None, 3, object())),
+        {**GOOD, "shape": (-1,)},
+        {**GOOD, "data": ()},
+        {**GOOD, "data": ("here", False)},
+        {**GOOD, "strides": (4, 4)},
+        {**GOOD, "strides": ()},
+        {**GOOD, "strides": "abcd"},
+    ],
+    ids=str,
+)
+def test_malformed_cuda_array_interface(described: Any) -> None:
+    with unisono.init() as comm:
+        for call in (
+            lambda: comm.all_reduce(CudaArray(described)),
+            lambda: comm.all_reduce(np.ones(4, F32), out=CudaArray(described)),
+        ):
+            with pytest.raises(
+                unisono.UsageError, match=r"^(x|out) (is a .*CudaArray, whose|has elements of)"
+            ):
+                call()
+        assert comm.all_reduce(np.ones(4, F32))[3] == 1
+
+
+def test_cuda_array_without_a_gpu() -> None:
+    """Refused in words, also where there is no cupy to make an output."""
+    with unisono.init() as comm:
+        x = CudaArray(GOOD)
+        with pytest.raises(
+            unisono.UsageError, match=r"CudaArray, of which no new array can be made: give out\."
+        ):
+            comm.all_reduce(x)
+        with pytest.raises(unisono.UsageError, match="the communicator has no GPU"):
+            comm.all_reduce(x, out=x)
 
 
 # ---- long arrays ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -257,23 +258,35 @@ def test_two_threads_in_one_communicator() -> None:
         assert threads.together(comms, lambda c: float(c.all_reduce(np.ones(1, F32))[0])) == [2, 2]
 
 
+def _inside_a_call(comm: unisono.Communicator) -> bool:
+    """Whether another thread is: then a call that needs no peer is refused."""
+    try:
+        comm.send_recv(np.ones(1, F32), comm.rank, None, comm.rank)
+    except unisono.UsageError as error:
+        assert "another thread is inside a call" in str(error)
+        return True
+    return False
+
+
 def test_close_ends_the_wait_of_another_thread() -> None:
     with threads.team(2) as comms:
-        errors: list[Exception] = []
+        errors: list[str] = []
 
         def wait() -> None:
-            try:
-                comms[0].barrier()
-            except unisono.UnisonoError as error:
-                errors.append(error)
+            while not errors or "another thread is inside" in errors[-1]:
+                try:
+                    comms[0].barrier()
+                except unisono.UsageError as error:
+                    errors.append(str(error))
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        threading.Event().wait(0.1)
+        while not _inside_a_call(comms[0]):
+            pass
         comms[0].close()
         waiting.join(10)
         assert not waiting.is_alive()
-        assert isinstance(errors[0], unisono.UsageError) and "closed" in str(errors[0])
+        assert "was closed by another thread while it waited in barrier" in errors[-1]
 
 
 def test_calls_release_the_interpreter() -> None:
@@ -340,6 +353,13 @@ def test_dropped_communicator_leaves() -> None:
     with pytest.raises(unisono.PeerLostError, match=r"rank 1 .* has closed its communicator"):
         comms[0].barrier()
     comms[0].close()
+
+
+def test_what_another_library_holds_is_no_news_at_the_end() -> None:
+    program = "import ctypes, unisono; comm = unisono.init(); comm.barrier(); "
+    program += "ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))"
+    ended = ranks.run([sys.executable, "-c", program])
+    assert (ended.code, ended.output) == (0, "")
 
 
 # ---- what a reader sees -----------------------------------------------------------------------------------

@@ -72,6 +72,10 @@ ARRAYS = {
     ),
     "str": (lambda c: c.all_reduce("abcd"), "x is a str: pass a numpy or cupy array, or a torch tensor."),
     "number": (lambda c: c.all_reduce(3.5), "x is a float: pass a numpy or cupy array, or a torch tensor."),
+    "class": (
+        lambda c: c.all_reduce(np.ndarray),
+        "x is the class ndarray: pass a numpy or cupy array, or a torch tensor.",
+    ),
     "list as out": (
         lambda c: c.all_reduce(ones(2), out=[0.0, 0.0]),
         "out is a list: pass a numpy or cupy array, or a torch tensor.",
@@ -297,6 +301,8 @@ def exchange_in_place(comm: unisono.Communicator) -> Any:
 
 NAMES: dict[str, tuple[Call, str]] = {
     "op": (lambda c: c.all_reduce(ones(4), op="mean"), "no op 'mean': use sum, prod, min, max or avg"),
+    "op with a NUL": (lambda c: c.all_reduce(ones(4), op="sum\0x"), r"no op 'sum\0x': use sum, prod"),
+    "dtype that is no UTF-8": (lambda c: c.empty(3, "\ud800"), r"elements of type \ud800: use f32,"),
     "empty op": (lambda c: c.reduce_scatter(ones(2, 4), op=""), "no op ''"),
     "algorithm": (
         lambda c: c.all_reduce(ones(4), algorithm="ring"),

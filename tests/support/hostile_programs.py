@@ -19,8 +19,8 @@ import numpy as np
 import unisono
 from rank_main import describe
 
-# The greeting of src/host/group.cpp: magic, version, rank, size, check, machine, chunk_bytes; the handle's pid,
-# fd, bytes and nonce; nonce_at and 16 words of cores.
+# The greeting of src/host/group.cpp: magic, version, rank, size, check, machine, chunk_bytes; the handle's
+# pid, fd, bytes and nonce; nonce_at and 16 words of cores.
 GREETING = struct.Struct("=8sIiiIQQiiQQQ16Q")
 FIELDS = "magic version rank size check machine chunk_bytes pid fd bytes nonce nonce_at".split()
 
