@@ -24,20 +24,30 @@ if(with_cuda)
   find_package(CUDAToolkit REQUIRED)
 endif()
 
+# A static library of CUDA sources, with its device code linked.
+function(add_kernels name)
+  add_library(${name} STATIC ${ARGN})
+  set_target_properties(${name} PROPERTIES
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_SEPARABLE_COMPILATION ON CUDA_RESOLVE_DEVICE_SYMBOLS ON
+    CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET hidden
+  )
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_compile_options(${name} PRIVATE
+    --expt-relaxed-constexpr --fmad=false --maxrregcount=128 --threads=2 -Xcompiler=-Wall,-Wextra
+  )
+endfunction()
+
 function(add_cuda_lane library)
   # Separable: a kernel calls the reductions through a table, and would otherwise hold a copy of each. What is called from
   # a kernel of kMaxThreads threads has no more than 65536 / 512 registers.
-  add_library(unisono_cuda STATIC src/cuda/kernels/exchange.cu src/cuda/kernels/links.cu src/cuda/kernels/programs.cu src/cuda/kernels/quantised.cu
-    src/cuda/kernels/reductions.cu)
-  set_target_properties(unisono_cuda PROPERTIES
-    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_SEPARABLE_COMPILATION ON CUDA_RESOLVE_DEVICE_SYMBOLS ON
-    CUDA_RUNTIME_LIBRARY Static
+  add_kernels(unisono_cuda
+    src/cuda/kernels/exchange.cu
+    src/cuda/kernels/programs.cu
+    src/cuda/kernels/quantised.cu
+    src/cuda/kernels/reductions.cu
   )
-  target_include_directories(unisono_cuda PRIVATE include src)
-  target_compile_options(unisono_cuda PRIVATE
-    --expt-relaxed-constexpr --fmad=false --maxrregcount=128 --threads=2 -Xcompiler=-Wall,-Wextra
-  )
+  add_kernels(unisono_links src/cuda/kernels/links.cu) # the bench's, for the Python extension alone
   target_sources(${library} PRIVATE src/cuda/api.cpp src/cuda/calls.cpp src/cuda/copy_calls.cpp src/cuda/engine.cpp
     src/cuda/exchange_calls.cpp src/cuda/nic.cpp src/cuda/memory.cpp)
-  target_link_libraries(${library} PRIVATE unisono_cuda CUDA::cudart_static)
+  target_link_libraries(${library} PRIVATE CUDA::cudart_static) # its headers
 endfunction()

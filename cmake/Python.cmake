@@ -20,12 +20,13 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
 target_include_directories(_core PRIVATE src)
 target_compile_definitions(_core PRIVATE UNISONO_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE unisono unisono_flags)
+set_target_properties(_core PROPERTIES INSTALL_RPATH "$ORIGIN/lib") # libunisono.so of the same package
 if(with_cuda)
   target_sources(_core PRIVATE bindings/links.cpp)
   target_compile_definitions(_core PRIVATE UNISONO_CUDA)
-  target_link_libraries(_core PRIVATE unisono_cuda CUDA::cudart_static)
+  target_link_libraries(_core PRIVATE unisono_links CUDA::cudart_static)
 endif()
-install(TARGETS _core LIBRARY DESTINATION . COMPONENT python)
+install(TARGETS _core LIBRARY DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
 
 nanobind_add_stub(_core_stub
   MODULE _core
@@ -33,4 +34,9 @@ nanobind_add_stub(_core_stub
   PYTHON_PATH $<TARGET_FILE_DIR:_core>
   DEPENDS _core
 )
-install(FILES ${PROJECT_SOURCE_DIR}/python/unisono/_core.pyi DESTINATION . COMPONENT python)
+install(FILES ${PROJECT_SOURCE_DIR}/python/unisono/_core.pyi DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
+
+# A wheel holds no symbolic links: libunisono.so, which -lunisono looks for, is there a linker's script.
+file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/package/libunisono.so CONTENT "INPUT($<TARGET_SONAME_FILE_NAME:unisono>)\n")
+install(FILES ${PROJECT_BINARY_DIR}/package/libunisono.so DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT python EXCLUDE_FROM_ALL)
+

@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "unisono/version.hpp"
+
 namespace unisono {
 
-class Bootstrap {
+class UNISONO_API Bootstrap {
  public:
   virtual ~Bootstrap() = default;
   virtual int rank() const = 0;
@@ -20,6 +22,7 @@ class Bootstrap {
 };
 
 // Ranks that are threads of this process: element r is the bootstrap of rank r.
-std::vector<std::shared_ptr<Bootstrap>> thread_bootstraps(int size, std::chrono::duration<double> timeout);
+UNISONO_API std::vector<std::shared_ptr<Bootstrap>> thread_bootstraps(int size,
+                                                                      std::chrono::duration<double> timeout);
 
 }  // namespace unisono

@@ -15,6 +15,7 @@
 #include "unisono/error.hpp"
 #include "unisono/transport.hpp"
 #include "unisono/types.hpp"
+#include "unisono/version.hpp"
 
 namespace unisono {
 
@@ -51,7 +52,7 @@ struct Call {
 //
 // Device memory of `empty` is used without a copy: every rank gives the same offset of the same allocation
 // (as NCCL's windows and NVSHMEM ask), the root's buffer included, or every rank another buffer.
-class Communicator {
+class UNISONO_API Communicator {
  public:
   // The lane on libfabric: between machines, or by one machine's NICs and shared memory.
   struct Fabric {
@@ -77,8 +78,10 @@ class Communicator {
   };
 
   // Collective over the bootstrap. Throws ResourceError when memory cannot be shared, UsageError when the
-  // ranks do not fit together (two with one number, different versions, more than one machine).
-  Communicator(const std::shared_ptr<Bootstrap>& bootstrap, const Options& options);
+  // ranks do not fit together (two with one number, different versions, more than one machine), or when the
+  // program was compiled with the headers of another version than the library that it has loaded.
+  Communicator(const std::shared_ptr<Bootstrap>& bootstrap, const Options& options)
+      : Communicator(kHeaderVersion, bootstrap, options) {}
   ~Communicator();
   Communicator(Communicator&&) noexcept;
   Communicator& operator=(Communicator&&) noexcept;
@@ -155,6 +158,8 @@ class Communicator {
 
  private:
   friend class Tuning;
+  // Checks `header_version` before anything else: `options` may have another layout.
+  Communicator(int header_version, const std::shared_ptr<Bootstrap>& bootstrap, const Options& options);
   std::unique_ptr<Impl> impl_;
 };
 
@@ -166,18 +171,18 @@ struct FabricProvider {
   bool device_memory = false;       // it reads and writes GPU memory
 };
 // Throws ResourceError, with the reason, where this build or this machine has no libfabric.
-std::vector<FabricProvider> fabric_providers();
+UNISONO_API std::vector<FabricProvider> fabric_providers();
 // The one that a communicator takes for that name; UsageError, which lists those present.
-FabricProvider fabric_provider(const std::string& name);
-std::string fabric_version();
+UNISONO_API FabricProvider fabric_provider(const std::string& name);
+UNISONO_API std::string fabric_version();
 
 // The deadline of a wait where Options has none, in seconds: UNISONO_TIMEOUT_S, else 30.
-double default_timeout_s();
+UNISONO_API double default_timeout_s();
 
 // How many GPUs CUDA sees; 0 where there is no driver, or no CUDA lane in this build.
-int device_count();
+UNISONO_API int device_count();
 
 // The names that `Call::algorithm` may have for a collective.
-std::vector<std::string_view> algorithms(Collective collective, Memory memory = Memory::host);
+UNISONO_API std::vector<std::string_view> algorithms(Collective collective, Memory memory = Memory::host);
 
 }  // namespace unisono

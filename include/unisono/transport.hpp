@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "unisono/version.hpp"
+
 namespace unisono {
 
 // A message to a rank: `bytes` bytes from `data`.
@@ -26,7 +28,7 @@ struct Incoming {
 };
 
 // What a transport throws when a message to or from a rank fails.
-class TransportError : public std::runtime_error {
+class UNISONO_API TransportError : public std::runtime_error {
  public:
   // The peer is lost, or the library has failed. why: the library's own words.
   TransportError(int peer, const std::string& why) : std::runtime_error(why), peer_(peer) {}
@@ -57,7 +59,7 @@ class TransportError : public std::runtime_error {
 // Threads: one thread at a time calls a transport, except `close`, which may come from any thread.
 // Errors: TransportError. The communicator then fails on every rank. Any other exception passes through the
 // call and closes the communicator on this rank.
-class Transport {
+class UNISONO_API Transport {
  public:
   // An exchange that has begun. To destroy one that is not complete abandons it: the transport keeps what the
   // library may still touch, and the caller keeps the messages' memory.

@@ -24,7 +24,7 @@ struct PlanEntry {
 
 // The plan of a communicator, which must live longer. Every rank makes the same changes between the same
 // calls. Throws UsageError for what the communicator does not have.
-class Tuning {
+class UNISONO_API Tuning {
  public:
   explicit Tuning(Communicator& communicator) : impl_(*communicator.impl_) {}
 

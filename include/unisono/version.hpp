@@ -1,8 +1,20 @@
-// The version of these headers.
+// The version of these headers. CMakeLists.txt and pyproject.toml read it here.
 #pragma once
+
+#define UNISONO_VERSION_MAJOR 0
+#define UNISONO_VERSION_MINOR 1
+#define UNISONO_VERSION_PATCH 0
+
+// Marks what libunisono.so exports. Everything else in it is hidden (cmake/exports.txt lists the result).
+#define UNISONO_API __attribute__((visibility("default")))
 
 namespace unisono {
 
-inline constexpr char kVersion[] = "0.1.0";
+// The version of the headers that a program is compiled with: 10000·major + 100·minor + patch.
+inline constexpr int kHeaderVersion =
+    10000 * UNISONO_VERSION_MAJOR + 100 * UNISONO_VERSION_MINOR + UNISONO_VERSION_PATCH;
+
+// Returns the version of the library that a program has loaded, in the same form.
+UNISONO_API int library_version();
 
 }  // namespace unisono

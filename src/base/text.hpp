@@ -21,4 +21,10 @@ inline std::string brief(double number) {
   return text;
 }
 
+// A version as its parts: 10203 is "1.2.3".
+inline std::string version_text(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
 }  // namespace unisono

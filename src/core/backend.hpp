@@ -19,7 +19,7 @@
 
 namespace unisono {
 
-class Communicator::Impl {
+class [[gnu::visibility("hidden")]] Communicator::Impl {
  public:
   virtual ~Impl() = default;
   explicit Impl(bool check) : check_(check) {}

@@ -3,9 +3,22 @@
 #include <numeric>
 
 #include "base/env.hpp"
+#include "base/text.hpp"
 #include "core/backend.hpp"
 
 namespace unisono {
+namespace {
+
+// Throws UsageError unless `header_version` has this library's major and minor number. Patches change no
+// layout.
+void check_headers(int header_version) {
+  if (header_version / 100 == kHeaderVersion / 100) return;
+  throw UsageError("this program was compiled with the headers of Unisono " + version_text(header_version) +
+                   ", but has loaded the library " + version_text(kHeaderVersion) +
+                   ": compile it with the headers of that library, or load the library of those headers.");
+}
+
+}  // namespace
 
 double Communicator::Impl::timeout_of(const Options& options) {
   const double seconds = options.timeout_s.value_or(env().timeout_s);
@@ -16,8 +29,11 @@ double Communicator::Impl::timeout_of(const Options& options) {
   return seconds;
 }
 
-Communicator::Communicator(const std::shared_ptr<Bootstrap>& bootstrap, const Options& options)
-    : impl_(make_backend(bootstrap, options)) {}
+int library_version() { return kHeaderVersion; }
+
+Communicator::Communicator(int header_version, const std::shared_ptr<Bootstrap>& bootstrap,
+                           const Options& options)
+    : impl_((check_headers(header_version), make_backend(bootstrap, options))) {}
 Communicator::~Communicator() = default;
 Communicator::Communicator(Communicator&&) noexcept = default;
 Communicator& Communicator::operator=(Communicator&&) noexcept = default;

@@ -13,6 +13,6 @@ std::unique_ptr<Communicator::Impl> make_communicator(Bootstrap& bootstrap,
 
 // Of libfabric's settings, those that the lane rests on, where the environment has no others. libfabric reads
 // them once, also one that MPI brings: to be called before either is opened.
-void set_library_defaults();
+UNISONO_API void set_library_defaults();
 
 }  // namespace unisono::fabric

@@ -6,6 +6,7 @@
 
 #include "lane/lane.hpp"
 #include "unisono/types.hpp"
+#include "unisono/version.hpp"
 
 namespace unisono::host {
 
@@ -37,7 +38,7 @@ struct Kernels {
 };
 
 // The kernels for this machine, or for UNISONO_ISA; UsageError when the machine lacks that instruction set.
-const Kernels& kernels();
+UNISONO_API const Kernels& kernels();
 
 // One for each instruction set that this build has (kernels.cpp, compiled once for each).
 namespace baseline {

@@ -8,6 +8,7 @@
 
 #include "base/env.hpp"
 #include "base/process.hpp"
+#include "base/text.hpp"
 #include "unisono/error.hpp"
 #include "unisono/version.hpp"
 
@@ -55,11 +56,11 @@ struct Greeting {
     Greeting made;
     std::string magic;
     in >> magic >> made.version;
-    if (magic != "unisono" || made.version != kVersion)
+    if (magic != "unisono" || made.version != version_text(kHeaderVersion))
       throw UsageError("rank " + std::to_string(rank) + " runs " +
                        (magic == "unisono" ? "Unisono " + made.version.substr(0, 20)
                                            : "another program, or another version of Unisono") +
-                       ", this rank Unisono " + kVersion + ": start every rank with the same version.");
+                       ", this rank Unisono " + version_text(kHeaderVersion) + ": start every rank with the same version.");
     in >> made.check >> made.boot;
     for (std::uint64_t& word : made.cores.words) in >> word;
     in.get();
@@ -102,7 +103,7 @@ std::string Topology::who(int of) const {
 }
 
 Topology meet(Bootstrap& bootstrap, const std::string& node, bool check) {
-  Greeting mine{kVersion, check, this_boot(), Cores::of_this_process(), identity(node)};
+  Greeting mine{version_text(kHeaderVersion), check, this_boot(), Cores::of_this_process(), identity(node)};
   const int size = bootstrap.size();
   const auto told = bootstrap.all_gather(mine.text());
   if (told.size() != static_cast<std::size_t>(size))
