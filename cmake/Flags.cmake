@@ -10,8 +10,6 @@ target_compile_options(unisono_flags INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>
   # a fused multiply-add would round once where the portable code rounds twice: the bits would differ between machines
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
-  # what libunisono.so exports may be inlined within it
-  $<$<COMPILE_LANGUAGE:CXX>:-fno-semantic-interposition>
 )
 
 if(UNISONO_SANITIZE STREQUAL "thread")

@@ -40,10 +40,27 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _cmake_dir(asked: bool) -> None:
+    if asked:
+        from unisono import _core
+
+        print(Path(_core.__file__).parent / "lib" / "cmake" / "unisono")  # what wheels install
+        raise typer.Exit
+
+
 @app.callback()
 def unisono(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it, and exit.")
+    ] = False,
+    cmake_dir: Annotated[
+        bool,
+        typer.Option(
+            "--cmake-dir",
+            callback=_cmake_dir,
+            is_eager=True,
+            help="Print the folder of the CMake package: cmake -Dunisono_DIR=$(unisono --cmake-dir).",
+        ),
     ] = False,
 ) -> None:
     pass
