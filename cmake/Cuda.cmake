@@ -41,6 +41,7 @@ function(add_cuda_lane library)
   # Separable: a kernel calls the reductions through a table, and would otherwise hold a copy of each. What is called from
   # a kernel of kMaxThreads threads has no more than 65536 / 512 registers.
   add_kernels(unisono_cuda
+    src/cuda/kernels/combine.cu
     src/cuda/kernels/exchange.cu
     src/cuda/kernels/programs.cu
     src/cuda/kernels/quantised.cu
@@ -48,6 +49,6 @@ function(add_cuda_lane library)
   )
   add_kernels(unisono_links src/cuda/kernels/links.cu) # the bench's, for the Python extension alone
   target_sources(${library} PRIVATE src/cuda/api.cpp src/cuda/calls.cpp src/cuda/copy_calls.cpp src/cuda/engine.cpp
-    src/cuda/exchange_calls.cpp src/cuda/nic.cpp src/cuda/memory.cpp)
+    src/cuda/exchange_calls.cpp src/cuda/nic.cpp src/cuda/memory.cpp src/cuda/space.cpp)
   target_link_libraries(${library} PRIVATE CUDA::cudart_static) # its headers
 endfunction()

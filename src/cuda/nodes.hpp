@@ -1,0 +1,14 @@
+// What collectives across nodes need of this rank's GPU.
+#pragma once
+
+#include <memory>
+
+#include "nodes/gpu_space.hpp"
+
+namespace unisono::cuda {
+
+// Returns the space of a GPU. device: its CUDA ordinal.
+// Throws UsageError if there is no such GPU; ResourceError if there is no GPU, or no CUDA in this build.
+std::unique_ptr<nodes::GpuSpace> make_space(int device);
+
+}  // namespace unisono::cuda
