@@ -75,6 +75,7 @@ Env read() {
   if (const char* file = value_of("UNISONO_LIBFABRIC")) env.libfabric = file;
   if (const char* node = value_of("UNISONO_NODE")) env.node = node;
   if (const char* transport = value_of("UNISONO_TRANSPORT")) env.transport = transport;
+  if (const char* file = value_of("UNISONO_NCCL")) env.nccl = file;
   if (const char* memory = value_of("UNISONO_CUDA_MEMORY")) {
     const std::string_view kind(memory);
     if (kind != "vmm" && kind != "ipc")

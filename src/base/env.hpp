@@ -51,6 +51,9 @@ struct Env {
   std::string master_address;
   // UNISONO_LIBFABRIC: the library's file; empty: the one that the build found.
   std::string libfabric;
+
+  // UNISONO_NCCL: the library's file; empty: libnccl.so.2, else that of pip's package beside this one.
+  std::string nccl;
 };
 
 // Throws UsageError naming the variable when a value cannot be read.
