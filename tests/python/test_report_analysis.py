@@ -211,7 +211,7 @@ def test_a_collective_with_both_sizes_keeps_both_columns(tmp_path: Path) -> None
         (text.duration, 3725.0, "1 h 2 min"),
         (text.moment, "2026-01-02T03:04:05+00:00", "2026-01-02 03:04 UTC"),
         (text.moment, "yesterday", "yesterday"),
-        (text.plain, "a\x1b[31mb\n", "a?[31mb?"),
+        (text.plain, "a\x1b[31mb\n", "a\ufffd[31mb"),
         (text.markdown, "a|b\n<c>`d`", "a\\|b \\<c\\>\\`d\\`"),
     ],
 )

@@ -144,9 +144,9 @@ def test_gate_and_compare_work_on_them(built: Path) -> None:
 
 def test_a_case_in_words() -> None:
     case = data.case(vocabulary.PINGPONG, 8, 4, pattern="one_way", pair=(0, 3))
-    assert model.case_text(case) == "pingpong, one way 8 B f32, 4 ranks, latency, plain, pair 0-3"
+    assert vocabulary.case_text(case) == "pingpong, one way 8 B f32, 4 ranks, latency, plain, pair 0-3"
     assert "ranks 0-3" in cases.label(case)
     assert vocabulary.pair_name(msgspec.structs.replace(case, pair=None)) == "halves"
     point = data.case(size=8, scaling=Scaling(kind="weak", bytes=8))
-    assert model.case_text(point).endswith(f"scaling weak, {text.size(8)}")
+    assert vocabulary.case_text(point).endswith(f"scaling weak, {text.size(8)}")
     assert vocabulary.title(data.case("all_to_all", 8, streams="per-peer")).endswith("a stream per peer")

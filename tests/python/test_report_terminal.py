@@ -57,7 +57,7 @@ def test_of_many_results_the_first_are_printed(tmp_path: Path) -> None:
 def test_how_many_cases_are_judged_is_said_where_not_all_are(tmp_path: Path) -> None:
     """Six visits carry a verdict, five do not."""
     pairs = [
-        data.result(name, data.case(size=size), [us] * 6, visits=[1] * (6 if size < 4096 else 5))
+        data.result(name, data.case(size=size), [us] * 12, visits=[2] * 6 if size < 4096 else [3] * 4)
         for size in (8, 64, 4096)
         for name, us in (("unisono", 1.0), ("mpi", 2.0))
     ]

@@ -13,7 +13,19 @@ import numpy as np
 
 from unisono import records
 from unisono.bench import cases, pairs, scaling
-from unisono.records import Case, End, Failure, Machine, Record, Result, Run, Verification, stats, vocabulary
+from unisono.records import (
+    Case,
+    End,
+    Failure,
+    Machine,
+    Record,
+    Result,
+    Run,
+    Verification,
+    derived,
+    stats,
+    vocabulary,
+)
 
 GOOD = Verification(before=True, after=True, bound="bit-exact")
 _SPEED = {"unisono": 1.0, "mpi": 2.0, "gloo": 3.0}
@@ -57,9 +69,9 @@ def case(collective: str = "all_reduce", size: int = 65536, ranks: int = 2, **ot
 def result(backend: str, what: Case, samples: Iterable[float], **other: Any) -> Result:
     """A result with exactly these samples (us)."""
     times = [float(sample) for sample in samples]
-    interval = stats.median_interval(times)
-    bandwidth = what.bytes / interval.median / 1e3
-    bus = bandwidth * vocabulary.bus_factor(what.collective, what.ranks)
+    visits = other.get("visits", [])
+    interval = stats.visited_interval(times, visits) if visits else stats.median_interval(times)
+    bandwidth, bus, share = derived.bandwidths(what, interval.median, 12.0, other.get("wire_bits"))
     values: dict[str, Any] = {
         "algorithm": "two_shot" if backend == "unisono" else None,
         "samples_us": times,
@@ -71,8 +83,8 @@ def result(backend: str, what: Case, samples: Iterable[float], **other: Any) -> 
         "verification": GOOD,
         "algbw_gbps": bandwidth,
         "busbw_gbps": bus,
-        "ceiling_gbps": 12.0 if bus else None,
-        "sol": bus / 12.0 if bus else None,
+        "ceiling_gbps": 12.0 if share else None,
+        "sol": share,
         "converged": True,
     }
     return Result(case=what, backend=backend, **(values | other))

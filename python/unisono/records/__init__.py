@@ -4,7 +4,7 @@ share (statistics, words, units).
 Bench and report import this package, and neither imports the other.
 """
 
-from .reading import FILES, Records, files, read
+from .reading import FILES, Records, files, name_of, read, read_file
 from .schema import (
     NOT_CHECKED,
     SCHEMA_VERSION,
@@ -51,5 +51,7 @@ __all__ = [
     "WorkloadStep",
     "files",
     "json_schema",
+    "name_of",
     "read",
+    "read_file",
 ]

@@ -1,7 +1,13 @@
-"""Reading records: every line that holds one, and a sentence about every line that does not."""
+"""Reading records: every line that holds one, and a sentence about every line that does not.
+
+A records file may come from anywhere. What is wrong with a line is said with its file and number, and the
+other lines stay usable. Control characters never leave this module, and what a result says about its samples
+is computed from them again.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,16 +15,26 @@ from typing import Any
 
 import msgspec
 
+from . import derived
 from .schema import SCHEMA_VERSION, Ceiling, End, Failure, Largest, Link, Record, Result, Run, Skip, Workload
+from .text import printable
+from .vocabulary import DTYPES, PATTERNS, PINGPONG, case_text
 from .writing import FILE_NAME
 
 FILES = "records*.jsonl"  # what is read below a directory
 _decoder = msgspec.json.Decoder(Record)
+# Bytes of a line in which a character that is not printable may stand: an escape, or anything but ASCII.
+_SUSPICIOUS = re.compile(rb"\\[ubf]|[\x7f-\xff]")
 
 
 @dataclass
 class Records:
-    """All that could be read of one or more records files, and a sentence for every line that could not."""
+    """All that could be read of one or more records files, and a sentence for every line that could not.
+
+    Attributes:
+        problems: a sentence for every line that was left out or changed.
+        left_out: how many lines were left out. A failure may stand in them.
+    """
 
     runs: list[Run] = field(default_factory=list)
     ceilings: list[Ceiling] = field(default_factory=list)
@@ -30,11 +46,12 @@ class Records:
     workloads: list[Workload] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    left_out: int = 0
 
     @property
     def empty(self) -> bool:
         """Whether no line held a record."""
-        return not any(found for name, found in vars(self).items() if name != "problems")
+        return not any(found for name, found in vars(self).items() if name not in ("problems", "left_out"))
 
     def add(self, record: Record) -> None:
         where: dict[type, list[Any]] = {
@@ -52,7 +69,9 @@ class Records:
 
 
 def files(path: Path) -> list[Path]:
-    """The records files of `path`: itself, or those below a directory (several runs make one report)."""
+    """Returns the records files of `path`: itself, or those below a directory (several runs make one report).
+
+    Raises FileNotFoundError if there is none."""
     found = [path] if path.is_file() else sorted(path.rglob(FILES))
     if not found:
         raise FileNotFoundError(
@@ -61,32 +80,97 @@ def files(path: Path) -> list[Path]:
     return found
 
 
-def _major(version: str) -> str:
-    return version.partition(".")[0]
+def name_of(file: Path, path: Path) -> str:
+    """Returns how `file`, one of `files(path)`, is called in what is said about it."""
+    return file.relative_to(path if path.is_dir() else path.parent).as_posix()
 
 
 def read(path: Path) -> Records:
-    """Reads every line that holds a record of this schema's major version; `problems` names the others."""
+    """Reads the lines of every file of `path`; `problems` says what was wrong with a line.
+
+    Raises ValueError for a schema of another major version."""
     records = Records()
     for file in files(path):
-        with open(file, "rb") as lines:
-            _read_lines(file, lines, records)
+        read_file(file, name_of(file, path), records)
     return records
 
 
-def _read_lines(file: Path, lines: Iterable[bytes], records: Records) -> None:
+def read_file(file: Path, name: str, records: Records) -> None:
+    """Adds the records of one file, which problems call `name`."""
+    with open(file, "rb") as lines:
+        _read_lines(file, name, lines, records)
+
+
+def _read_lines(file: Path, name: str, lines: Iterable[bytes], records: Records) -> None:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        where = f"{name} line {number}"
         try:
-            record = _decoder.decode(line)
-        except msgspec.MsgspecError as error:
+            record, changed = _decoded(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             cut = "" if line.endswith(b"\n") else " (the file ends in the middle of it)"
-            records.problems.append(f"{file.name} line {number} was left out{cut}: {error}")
+            records.problems.append(f"{where} was left out{cut}: {printable(str(error))}")
+            records.left_out += 1
             continue
         if isinstance(record, Run) and _major(record.schema) != _major(SCHEMA_VERSION):
             raise ValueError(
                 f"{file} has schema {record.schema}, this is {SCHEMA_VERSION}: read it with the version "
                 "that wrote it."
             )
+        if changed:
+            records.problems.append(
+                f"{where}: its control characters are replaced by \N{REPLACEMENT CHARACTER}."
+            )
+        if (wrong := _wrong(record)) is not None:
+            records.problems.append(f"{where} was left out: {wrong}.")
+            records.left_out += 1
+            continue
+        if isinstance(record, Result):
+            record, difference = derived.from_samples(record)
+            if difference is not None:
+                records.problems.append(f"{where}: {difference}; what was computed counts.")
         records.add(record)
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
+
+
+def _decoded(line: bytes) -> tuple[Record, bool]:
+    """Returns the record of a line, and whether characters of it had to be replaced."""
+    if _SUSPICIOUS.search(line) is None:
+        return _decoder.decode(line), False
+    raw = msgspec.json.decode(line)
+    clean = _clean(raw)
+    return msgspec.convert(clean, Record), clean != raw
+
+
+def _clean(value: Any) -> Any:
+    """Returns a JSON value in which every character of a text is printable, a new line or a tab."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): _clean(item) for key, item in value.items()}
+    return value
+
+
+def _wrong(record: Record) -> str | None:
+    """Returns why a record cannot be used, None if it can."""
+    if isinstance(record, Result | Failure | Skip | Largest) and record.case is not None:
+        case, name = record.case, f"{record.backend} on {record.case.collective}"
+        if case.dtype not in DTYPES:
+            return f"{name} has dtype {case.dtype!r}, which is none of {', '.join(DTYPES)}"
+        if case.collective == PINGPONG and case.pattern not in PATTERNS:
+            return f"{name} has pattern {case.pattern!r}, which is none of {', '.join(PATTERNS)}"
+        if case.ranks < 1 or case.bytes < 0:
+            return f"{name} has {case.ranks} ranks and {case.bytes} bytes"
+    if isinstance(record, Result):
+        what = f"the result of {record.backend} on {case_text(record.case, record.workload)}"
+        if not record.samples_us or min(record.samples_us) <= 0:
+            return f"{what} holds no samples, or some that are no positive times"
+        if record.visits and (min(record.visits) < 1 or sum(record.visits) != len(record.samples_us)):
+            return f"{what} holds {len(record.samples_us)} samples, and its visits do not add up to them"
+    return None

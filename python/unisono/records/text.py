@@ -100,9 +100,18 @@ def listing(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
 
 
+def printable(value: str) -> str:
+    """Returns `value` with U+FFFD for every character that is not printable, except new lines and tabs.
+
+    No escape sequence and no mark that turns the direction of a text then reaches a terminal or a page."""
+    if value.isprintable():
+        return value
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in value)
+
+
 def plain(value: object) -> str:
-    """`value` for a terminal: no control character of a record reaches it."""
-    return "".join(c if c.isprintable() else "?" for c in str(value))
+    """Returns `value` on one line of a terminal."""
+    return printable(" ".join(str(value).split()))
 
 
 def markdown(value: object) -> str:

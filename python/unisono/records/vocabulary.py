@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from .. import traits
+from . import text
 from .schema import Case
 
 DTYPES: dict[str, np.dtype[np.generic]] = {
@@ -137,3 +138,29 @@ def pair_name(case: Case) -> str | None:
     if case.collective != PINGPONG:
         return None
     return HALVES if case.pair is None else "-".join(map(str, case.pair))
+
+
+def scaling_text(case: Case) -> str | None:
+    """`weak, 64 KiB`; None for a case that is no point of a scaling."""
+    return None if case.scaling is None else f"{case.scaling.kind}, {text.size(case.scaling.bytes)}"
+
+
+def case_text(case: Case, workload: str | None = None) -> str:
+    """A case in words, with what is not the default: `all_reduce 64 KiB f32 sum, 2 ranks, latency, plain`."""
+    head = " ".join(part for part in (title(case), text.size(case.bytes), case.dtype, case.op) if part)
+    extra = [text.count(case.ranks, "rank"), case.mode, case.memory]
+    if case.placement != "out_of_place":
+        extra.append(case.placement.replace("_", " "))
+    if case.collective == "pingpong":
+        extra.append(f"pair {pair_name(case)}")
+    if case.scaling is not None:
+        extra.append(f"scaling {scaling_text(case)}")
+    if case.root:
+        extra.append(f"root {case.root}")
+    if case.device != "cpu":
+        extra.append(case.device)
+    if case.one_process:
+        extra.append("one process")
+    if workload:
+        extra.append(f"workload {workload}")
+    return ", ".join([head, *extra])

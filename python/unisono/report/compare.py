@@ -12,9 +12,10 @@ from rich.text import Text
 
 from unisono.records import Case, stats, text
 from unisono.records.stats import Verdict
+from unisono.records.vocabulary import case_text
 
 from .markdown import table as markdown_table
-from .model import Model, Row, case_text, load
+from .model import Model, Row, load
 
 _STYLES = {Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.SAME: "dim", Verdict.UNCLEAR: "yellow"}
 _HEAD = ["Verdict", "Backend", "Case", "A", "A 95 %", "B", "B 95 %", "A / B"]

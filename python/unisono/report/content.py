@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from unisono.records import Failure, Skip, stats, text
 from unisono.records.stats import Verdict
-from unisono.records.vocabulary import pair_name, title
+from unisono.records.vocabulary import case_text, pair_name, title
 
 from . import analysis
 from .analysis import Curve, Group, Headline, Winner, WorkloadCost
-from .model import Key, Model, Pair, case_text
+from .model import Key, Model, Pair
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from unisono.records import Failure, stats, text
+from unisono.records.vocabulary import case_text
 
 from . import content
 from .markdown import table as markdown_table
-from .model import Pair, Row, case_text, load, pairs
+from .model import Pair, Row, load, pairs
 
 _HEAD = ["Ratio", "At best", "Case", "Own", "Own 95 %", "Peer", "Peer time", "Peer 95 %"]
 
@@ -34,14 +35,15 @@ class GateResult:
     missing: list[Row] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)  # of the backend
     unverified: int = 0  # its results that were not checked after they had been measured
+    left_out: int = 0  # lines that could not be read, in which a failure may stand
     cut: int = 0  # runs without an end: what ended them may be a case that is not recorded
     notes: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
         """At least one case and the share asked for were judged, none is confidently below, the backend
-        failed in none, all its results were checked, and no run was cut short."""
-        wrong = self.below or self.failures or self.unverified or self.cut or self.few
+        failed in none, all its results were checked, no run was cut short, and every line could be read."""
+        wrong = self.below or self.failures or self.unverified or self.cut or self.left_out or self.few
         return bool(self.checked) and not wrong
 
     @property
@@ -86,6 +88,9 @@ class GateResult:
         if self.cut:
             runs = text.count(self.cut, "run")
             parts.append(f"{runs} without an end: a case that is not recorded may have ended it.")
+        if self.left_out:
+            lines = text.count(self.left_out, "line")
+            parts.append(f"{lines} could not be read: a failure may stand there.")
         if self.unsure:
             few = f"{text.count(len(self.unsure), 'case')} had fewer than {stats.MIN_SAMPLES} visits"
             parts.append(f"{few} and were not judged: give the bench a longer --budget.")
@@ -145,6 +150,7 @@ def gate(
                 f"The records hold no result of {name}: they hold {text.listing(model.backends)}."
             )
     found.cut = sum(source.state == "cut short" for source in model.sources)
+    found.left_out = model.left_out
     unfinished = [source for source in model.sources if source.state != "complete"]
     found.notes += [f"{s.name} is {s.state}: only what it holds was judged." for s in unfinished]
     unchecked = [row.backend for row in model.all_rows if row.unchecked]

@@ -30,7 +30,7 @@ from unisono.records import (
     text,
 )
 from unisono.records.stats import Interval, Verdict
-from unisono.records.vocabulary import collective_order, family, pair_name, title
+from unisono.records.vocabulary import collective_order, family
 
 SUBJECT = "unisono"  # the backend whose speed-up the report is about, where it was measured
 
@@ -179,6 +179,7 @@ class Model:
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     workloads: list[tuple[int, Workload]] = field(default_factory=list)  # as defined for so many ranks
     problems: list[str] = field(default_factory=list)
+    left_out: int = 0  # lines of the records in which something else may stand
     replaced: int = 0  # results and failures that a later run has superseded
 
     @property
@@ -228,32 +229,6 @@ def machine_text(m: Machine | None) -> str:
     return ", ".join(parts)
 
 
-def scaling_text(case: Case) -> str | None:
-    """`weak, 64 KiB`; None for a case that is no point of a scaling."""
-    return None if case.scaling is None else f"{case.scaling.kind}, {text.size(case.scaling.bytes)}"
-
-
-def case_text(case: Case, workload: str | None = None) -> str:
-    """A case in words, with what is not the default: `all_reduce 64 KiB f32 sum, 2 ranks, latency, plain`."""
-    head = " ".join(part for part in (title(case), text.size(case.bytes), case.dtype, case.op) if part)
-    extra = [text.count(case.ranks, "rank"), case.mode, case.memory]
-    if case.placement != "out_of_place":
-        extra.append(case.placement.replace("_", " "))
-    if case.collective == "pingpong":
-        extra.append(f"pair {pair_name(case)}")
-    if case.scaling is not None:
-        extra.append(f"scaling {scaling_text(case)}")
-    if case.root:
-        extra.append(f"root {case.root}")
-    if case.device != "cpu":
-        extra.append(case.device)
-    if case.one_process:
-        extra.append("one process")
-    if workload:
-        extra.append(f"workload {workload}")
-    return ", ".join([head, *extra])
-
-
 def load(path: Path) -> Model:
     """The model of a records file, or of all those below a directory.
 
@@ -262,9 +237,12 @@ def load(path: Path) -> Model:
     where there are no files, ValueError where they hold no record, or one of a schema of another major
     version."""
     model = Model()
-    files = records.files(path)
-    base = path if path.is_dir() else path.parent
-    found = [(file.relative_to(base).as_posix(), records.read(file)) for file in files]
+    found = []
+    for file in records.files(path):
+        content = records.Records()
+        name = records.name_of(file, path)
+        records.read_file(file, name, content)
+        found.append((name, content))
     if all(content.empty for _, content in found):
         raise ValueError(f"{path} holds no record of a bench: name a records file or its directory.")
     found.sort(key=lambda item: (item[1].runs[0].started_at if item[1].runs else "", item[0]))
@@ -276,7 +254,8 @@ def load(path: Path) -> Model:
         model.sources.append(Source(name, content.runs, content.ends, machine))
         if not content.runs:
             model.problems.append(f"{name} has no head line that could be read: its provenance is unknown.")
-        model.problems += [_located(problem, name) for problem in content.problems]
+        model.problems += content.problems
+        model.left_out += content.left_out
         model.ceilings += [(index, ceiling) for ceiling in content.ceilings]
         model.links += [(machine, link) for link in content.links]
         model.largest += content.largest
@@ -284,7 +263,9 @@ def load(path: Path) -> Model:
         for result in content.results:
             wrong = _wrong(result)
             if wrong is None:
-                _add(model, latest, Key(machine, result.workload, result.case), result, index)
+                cell = Key(machine, result.workload, result.case), result.backend
+                model.replaced += cell in latest
+                latest[cell] = Row(0, *cell, result, index)
             elif not any((f.backend, f.case) == (result.backend, result.case) for f in failures):
                 failures.append(wrong)
         failed += [(index, (machine, f.backend, f.case), f) for f in failures]
@@ -338,12 +319,6 @@ def _rank(backend: str) -> tuple[bool, bool, str]:
     return (backend != SUBJECT, family(backend) != SUBJECT, backend)
 
 
-def _located(problem: str, name: str) -> str:
-    """Several files have the same base name: say which one."""
-    base = name.rsplit("/", 1)[-1]
-    return name + problem.removeprefix(base) if problem.startswith(base) else f"{name}: {problem}"
-
-
 def _machine(model: Model, runs: list[Run]) -> int:
     """The index of the machine that a file is of. A run on some of a machine's GPUs is of that machine; one
     across nodes, or over a fabric, is of another."""
@@ -377,17 +352,6 @@ def _wrong(result: Result) -> Failure | None:
     detail = f": {check.detail}" if check.detail else ""
     message = f"the result was wrong {when} the timed part ({check.bound} was required){detail}"
     return Failure(backend=result.backend, case=result.case, rank=None, message=message)
-
-
-def _add(model: Model, latest: dict[tuple[Key, str], Row], key: Key, result: Result, source: int) -> None:
-    """Takes a result in; one without usable numbers becomes a problem."""
-    ordered = 0 < result.ci_low_us <= result.median_us <= result.ci_high_us
-    if not ordered or not result.samples_us or min(result.samples_us) <= 0:
-        name = f"{result.backend} on {case_text(result.case, result.workload)}"
-        model.problems.append(f"The result of {name} was left out: it holds no positive times in order.")
-        return
-    model.replaced += (key, result.backend) in latest
-    latest[key, result.backend] = Row(0, key, result.backend, result, source)
 
 
 def _superseded(

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from unisono.records import NOT_CHECKED, Link, text
 from unisono.records.stats import Verdict
-from unisono.records.vocabulary import pair_name, title
+from unisono.records.vocabulary import pair_name, scaling_text, title
 from unisono.report import analysis, content, links
-from unisono.report.model import Key, Model, Row, scaling_text
+from unisono.report.model import Key, Model, Row
 
 MOST_ROWS = 60
 NUMBERS = ("time µs", "95 %", "algbw GB/s", "busbw GB/s")

@@ -1,0 +1,65 @@
+"""What a result says about its samples: median, interval and bandwidths.
+
+They are computed here when a result is written, and again when it is read.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .schema import Case, Result
+from .stats import Interval, median_interval, visited_interval
+from .vocabulary import DTYPES, KNOWN, bus_factor
+
+# Samples are written with 4 decimals: a median of those read differs by at most half a unit of the last one.
+_ROUNDING_US = 1e-4
+_SHARE = 1e-3  # of a bandwidth: what that rounding makes of the shortest times that are measured, 0.1 µs
+
+
+def interval_of(result: Result) -> Interval:
+    """Returns the median of the samples and its interval, which covers that of the visits' medians."""
+    if result.visits:
+        return visited_interval(result.samples_us, result.visits)
+    return median_interval(result.samples_us)
+
+
+def bandwidths(
+    case: Case, median_us: float, ceiling_gbps: float | None, wire_bits: float | None
+) -> tuple[float, float, float | None]:
+    """Returns algorithm bandwidth, bus bandwidth (both GB/s) and the share of the ceiling that is reached.
+
+    The share counts what travels: `wire_bits` an element if they are not the element's own."""
+    algbw = case.bytes / (median_us * 1e3) if median_us > 0 else 0.0
+    busbw = algbw * bus_factor(case.collective, case.ranks)
+    travels = busbw * wire_bits / (8 * DTYPES[case.dtype].itemsize) if wire_bits else busbw
+    return algbw, busbw, travels / ceiling_gbps if ceiling_gbps and busbw > 0 else None
+
+
+def from_samples(result: Result) -> tuple[Result, str | None]:
+    """Returns the result with what follows from its samples, and how the written values differ; None if not.
+
+    Requires: samples, and visits that add up to them. Bandwidths of an unknown collective stay as written."""
+    found = interval_of(result)
+    times = {"median_us": found.median, "ci_low_us": found.low, "ci_high_us": found.high}
+    wrong = [name for name, value in times.items() if abs(value - getattr(result, name)) > _ROUNDING_US]
+    rates: dict[str, float | None] = {}
+    if result.case.collective in KNOWN:
+        values = bandwidths(result.case, found.median, result.ceiling_gbps, result.wire_bits)
+        rates = dict(zip(("algbw_gbps", "busbw_gbps", "sol"), values, strict=True))
+        wrong += [name for name, value in rates.items() if _differ(getattr(result, name), value)]
+    difference = None
+    if wrong:
+        written, computed = getattr(result, wrong[0]), {**times, **rates}[wrong[0]]
+        example = f"{wrong[0]}: {_number(written)} written, {_number(computed)} computed"
+        difference = f"{', '.join(wrong)} differ from the samples ({example})"
+    return msgspec.structs.replace(result, **times, **rates), difference
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
+def _differ(written: float | None, computed: float | None) -> bool:
+    if written is None or computed is None:
+        return written is not computed
+    return abs(written - computed) > _SHARE * abs(computed)
