@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
+import typer
 from rich.console import Console
 
 import report_data as data
+from unisono.bench.progress import Display
+from unisono.cli import common
 from unisono.cli.finish import FAILED, OK, finish
 from unisono.records import NOT_CHECKED, Record, Skip, Verification
 from unisono.report import terminal
@@ -18,7 +22,7 @@ UNCHECKED = Verification(before=False, after=False, bound=NOT_CHECKED)
 def printed(directory: Path, *found: Record | list[Record], code: int = OK) -> list[str]:
     """The lines that are not empty, each with single blanks."""
     data.write(directory, data.run(), *found, data.end())
-    console = Console(file=io.StringIO(), width=160)
+    console = Console(file=io.StringIO(), width=160, markup=False)
     assert finish(directory, 0, console, with_report=False) == code
     lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     return [" ".join(line.split()) for line in lines if line.strip()]
@@ -85,3 +89,26 @@ def test_why_cases_were_not_measured_on_any_backend_is_said_once(tmp_path: Path)
     said = printed(tmp_path, data.result("unisono", other, [1.0] * 6), skips)
     what = "left out 2 cases of all_to_all: no [streams]."
     assert [line for line in said if "left out" in line] == [f"unisono {what}", f"mpi {what}"]
+
+
+def test_brackets_and_colons_are_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, run = "mpi[red]:smile:", tmp_path / "[bold]run[/bold]"
+    rows = [data.timed(backend, data.case()) for backend in ("unisono", name)]
+    skip = Skip(backend=name, case=data.case(size=16), reason="it has no [streams].")
+    data.write(run, data.run(), rows, skip, data.end())
+    assert finish(run, 0, common.console(), with_report=False) == OK
+    said = capsys.readouterr().out
+    assert name in said and "it has no [streams]." in said
+    assert "[bold]run[/bold]/records.jsonl" in said
+    with pytest.raises(typer.Exit):
+        common.refuse(ValueError("no [bench] :smile:"))
+    assert "no [bench] :smile:" in capsys.readouterr().err
+
+
+def test_the_bar_shows_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(columns=120) as display:
+        display.say("a [red] line :smile:")
+        display._bar.update(0, description="unisono [bold] now", left="?")
+        display._bar.refresh()
+    said = capsys.readouterr().out
+    assert "a [red] line :smile:" in said and "unisono [bold] now" in said

@@ -25,9 +25,9 @@ cli.main()
 """
 SUMMARY = """
 from pathlib import Path
-from rich.console import Console
+from unisono.cli import common
 from unisono.cli.finish import finish
-sys.exit(finish(Path(sys.argv[1]), 0, Console(width=160), sys.argv[2] == "report"))
+sys.exit(finish(Path(sys.argv[1]), 0, common.console(), sys.argv[2] == "report"))
 """
 
 
@@ -45,7 +45,7 @@ def test_the_summary_and_the_gate_need_no_altair(tmp_path: Path) -> None:
     assert "against the fastest other backend" in found.stdout
     found = run(summary, str(tmp_path), "report")
     assert found.returncode == 0, found.stderr
-    assert "the report needs altair, jinja2, vl_convert" in found.stdout
+    assert "the report needs altair, jinja2, vl_convert: `pip install 'unisono[bench]'`" in found.stdout
     assert run(WITHOUT, "gate", str(tmp_path)).returncode in (0, 1)
 
 
@@ -53,5 +53,5 @@ def test_the_report_says_what_it_lacks(tmp_path: Path) -> None:
     data.write(tmp_path, data.run(), data.sweep(), data.end())
     found = run(WITHOUT, "report", str(tmp_path))
     assert found.returncode == 2
-    assert "pip install '.[bench]'" in found.stderr
+    assert "pip install 'unisono[bench]'" in found.stderr
     assert "Traceback" not in found.stderr

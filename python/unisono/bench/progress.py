@@ -34,11 +34,13 @@ class Display:
 
     def __init__(self, columns: int | None) -> None:
         self._plain = columns is None
-        console = Console(file=sys.stdout, width=columns, force_terminal=not self._plain or None)
+        console = Console(
+            file=sys.stdout, width=columns, force_terminal=not self._plain or None, markup=False, emoji=False
+        )
         self._bar = Progress(
-            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.percentage:>3.0f}%", markup=False),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[left]} · {task.description}"),
+            TextColumn("{task.fields[left]} · {task.description}", markup=False),
             console=console,
             auto_refresh=False,
             transient=True,
@@ -63,7 +65,7 @@ class Display:
         if self._plain:
             print(text, flush=True)
         else:
-            self._bar.console.print(text, highlight=False, markup=False)
+            self._bar.console.print(text, highlight=False)
 
     def show(self, schedule: Schedule, doing: str) -> None:
         """To be called between batches; draws only when it is time to."""

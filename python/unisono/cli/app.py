@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from unisono.bench.cases import CaseError
 from unisono.records import stats
@@ -155,13 +156,13 @@ def links(output: Output = None, report: WithReport = True) -> None:
     with screen.status("links") as status:
 
         def show(doing: str) -> None:
-            status.update(f"links: {doing}")
+            status.update(Text(f"links: {doing}"))
 
         found, failed = guarded(lambda: links.run(devices, directory, sys.argv[1:], show))
     for table in terminal.link_tables(found):
         screen.print(table)
     if failed is not None:
-        screen.print(f"unisono links: {failed}", style="red", markup=False)
+        screen.print(f"unisono links: {failed}", style="red", soft_wrap=True)
     written = finish.show_report(directory, screen) if report else True
     if isinstance(failed, HangError):
         screen.file.flush()

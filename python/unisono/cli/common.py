@@ -37,17 +37,18 @@ WithReport = Annotated[
 ]
 
 
-def console() -> Console:
-    """Of the terminal's width; wide enough for every table where the output goes to a file."""
-    return Console(width=None if sys.stdout.isatty() else 160)
+def console(stderr: bool = False) -> Console:
+    """Returns a console of the terminal's width, or wide enough for every table if the output goes to a file.
+
+    What it prints is text: brackets and colons are no markup, since names and paths may hold them."""
+    wide = None if (sys.stderr if stderr else sys.stdout).isatty() else 160
+    return Console(width=wide, stderr=stderr, markup=False, emoji=False)
 
 
 def refuse(error: Exception, code: int = USAGE) -> NoReturn:
     """Ends with that exit code; of several ranks only the first says why."""
     if _is_first():
-        Console(stderr=True).print(
-            f"unisono: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
+        console(stderr=True).print(f"unisono: {error}", style="red", highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 
 

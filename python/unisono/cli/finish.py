@@ -46,7 +46,7 @@ def finish(
     for part in (*terminal.results(loaded), *terminal.summary(loaded)):
         console.print(part)
     for line in terminal.unmeasured(loaded):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
     if records.failures:
         console.print(f"{len(records.failures)} case(s) failed; the report lists them.", style="red")
     code = exit_code(records, launcher_code)

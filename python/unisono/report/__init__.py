@@ -19,8 +19,8 @@ def build(path: Path, out: Path | None = None) -> list[Path]:
     missing = [name for name in ("altair", "jinja2", "vl_convert") if find_spec(name) is None]
     if missing:
         raise ImportError(
-            f"the report needs {', '.join(missing)}: install what `pip install '.[bench]'` does, or copy the "
-            "records to a machine that has them and run `unisono report DIR` there."
+            f"the report needs {', '.join(missing)}: `pip install 'unisono[bench]'`, or copy the records to "
+            "a machine that has them and run `unisono report DIR` there."
         )
     from unisono import files
 
