@@ -14,7 +14,12 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from ._core import Communicator
 
-__all__ = ["Tables", "name_of", "path"]
+__all__ = ["MOST_BYTES", "Tables", "name_of", "path", "read"]
+
+# The largest file of tables, in bytes. Rank 0 tells the others in one all_gather of the bootstrap, which
+# carries 1 MiB (hub.MAX_PAYLOAD); 64 KiB of it are left for the file's path. An entry that `unisono tune`
+# writes has about 110 bytes, so that some 8,900 of them fit. The tables of a machine have a few hundred.
+MOST_BYTES = (1 << 20) - (1 << 16)
 
 _names: weakref.WeakKeyDictionary[Communicator, str] = weakref.WeakKeyDictionary()
 
@@ -29,6 +34,20 @@ def path() -> Path | None:
         return (Path(cache) if cache else Path.home() / ".cache") / "unisono" / "plan.json"
     except RuntimeError:  # a user without a name, as in containers
         return None
+
+
+def read(file: Path) -> str:
+    """Returns the text of a file of tables. Raises UsageError, which names the file, also above MOST_BYTES."""
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES:,} bytes")
+        if 0 in content:
+            raise ValueError("a byte 0 in it")
+        return content.decode()
+    except (OSError, ValueError) as error:
+        raise UsageError(_unreadable(file, error)) from error
 
 
 class Tables(NamedTuple):
@@ -48,9 +67,9 @@ class Tables(NamedTuple):
             why = f"UNISONO_PLAN={named} is not a file: write it with `unisono tune`, or unset it."
             return cls(refusal=why if named else "")
         try:
-            return cls(str(found), found.read_text())
-        except (OSError, ValueError) as error:
-            return cls(refusal=_unreadable(found, error))
+            return cls(str(found), read(found))
+        except UsageError as error:
+            return cls(refusal=str(error))
 
     @classmethod
     def of_rank_0(cls, meeting: Any) -> Tables:
@@ -58,11 +77,11 @@ class Tables(NamedTuple):
         Collective."""
         if meeting.size == 1:
             return cls.find()
-        found = json.dumps(cls.find()) if meeting.rank == 0 else ""
-        told = meeting.all_gather(found.encode())
+        found = "\0".join(cls.find()) if meeting.rank == 0 else ""
+        received = meeting.all_gather(found.encode(errors="surrogateescape"))[0]
         try:
-            return cls(*json.loads(told[0]))
-        except (ValueError, TypeError, LookupError):
+            return cls._make(received.decode(errors="surrogateescape").split("\0"))
+        except TypeError:
             raise UsageError(
                 "rank 0 is of another version of Unisono: start every rank with the same one."
             ) from None

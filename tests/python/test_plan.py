@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 import ranks
+import report_data
 import threads
 import unisono
+from unisono.bench import tune
 from unisono.cli import finish
 from unisono.cli.app import app
-from unisono.tables import Tables, name_of
+from unisono.tables import MOST_BYTES, Tables, name_of, read
 
 F32 = np.float32
 MOVING = (
@@ -266,3 +270,33 @@ def test_a_table_of_many_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("UNISONO_PLAN", str(path))
     with pytest.raises(unisono.UsageError, match="is not a plan table"):
         unisono.init()
+
+
+def test_the_largest_file_is_taken_and_a_larger_one_is_named(tmp_path: Path) -> None:
+    """Whatever its size: one of 8 GiB is not read as a whole while the others wait for rank 0."""
+    most, more, huge = (tmp_path / name for name in ("most.json", "more.json", "huge.json"))
+    text = json.dumps(table(2))
+    most.write_text(text.ljust(MOST_BYTES))
+    assert planned({"UNISONO_PLAN": str(most)}) == ["two_shot"] * 2
+    more.write_text(text.ljust(MOST_BYTES + 1))
+    huge.touch()
+    os.truncate(huge, 8 << 30)
+    for path in (more, huge):
+        errors = ranks.play(2, "basic_programs:planned", [str(path)] * 2).errors()
+        assert {error["type"] for error in errors} == {"UsageError"}
+        assert all(
+            str(path) in error["text"] and f"{MOST_BYTES:,} bytes" in error["text"] for error in errors
+        )
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff", b"{}\0{}", b" " * (MOST_BYTES + 1)], ids=["utf-8", "zero", "size"]
+)
+def test_tune_replaces_a_file_that_cannot_be_read(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    with pytest.raises(unisono.UsageError, match=re.escape(str(path))):
+        read(path)
+    machine = report_data.run().machine
+    tune.write(path, 2, machine, table(2)["entries"])
+    assert json.loads(read(path))["entries"] == table(2)["entries"]

@@ -26,9 +26,10 @@ from typing import Any
 
 import msgspec
 
-from unisono import files, traits
+from unisono import files, tables, traits
 from unisono.bench.backends.unisono import reaches_peers, shape_of
 from unisono.bench.cases import size_range
+from unisono.errors import UsageError
 from unisono.records import Case, Machine, Result
 from unisono.records.stats import MIN_SAMPLES, Interval, Verdict, geometric_mean, verdict
 from unisono.records.vocabulary import COLLECTIVES, MEMORIES
@@ -200,9 +201,9 @@ def merge(existing: str | None, table: dict[str, Any]) -> list[dict[str, Any]] |
     unreadable file is replaced."""
     try:
         parsed = json.loads(existing or "[]")
-        tables = parsed if isinstance(parsed, list) else [parsed]
-        others = [old for old in tables if _place(old) != _place(table) and old["schema"] == SCHEMA]
-        same = [e for old in tables if _place(old) == _place(table) for e in old["entries"]]
+        found = parsed if isinstance(parsed, list) else [parsed]
+        others = [old for old in found if _place(old) != _place(table) and old["schema"] == SCHEMA]
+        same = [e for old in found if _place(old) == _place(table) for e in old["entries"]]
         told = {(entry["collective"], entry["memory"]) for entry in table["entries"]}
         kept = [entry for entry in same if (entry["collective"], entry["memory"]) not in told]
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -211,12 +212,12 @@ def merge(existing: str | None, table: dict[str, Any]) -> list[dict[str, Any]] |
     return [*others, new] if others else new
 
 
-def _text(tables: list[dict[str, Any]] | dict[str, Any]) -> str:
+def _text(made: list[dict[str, Any]] | dict[str, Any]) -> str:
     """As JSON with an entry a line, so that a table can be read and compared."""
-    if isinstance(tables, list):
-        return "[" + ",\n".join(_text(table) for table in tables) + "]"
-    fields = [f'"{name}": {json.dumps(value)}' for name, value in tables.items() if name != "entries"]
-    entries = ",\n  ".join(json.dumps(entry) for entry in tables["entries"])
+    if isinstance(made, list):
+        return "[" + ",\n".join(_text(table) for table in made) + "]"
+    fields = [f'"{name}": {json.dumps(value)}' for name, value in made.items() if name != "entries"]
+    entries = ",\n  ".join(json.dumps(entry) for entry in made["entries"])
     return "{" + ",\n ".join([*fields, f'"entries": [\n  {entries}\n ]']) + "}"
 
 
@@ -232,5 +233,9 @@ def write(path: Path, ranks: int, machine: Machine, entries: Sequence[dict[str, 
         "ranks": ranks,
         "entries": list(entries),
     }
-    text = _text(merge(path.read_text() if path.is_file() else None, table))
+    try:
+        existing = tables.read(path) if path.is_file() else None
+    except UsageError:
+        existing = None
+    text = _text(merge(existing, table))
     files.write(path, f"{text}\n".encode())
