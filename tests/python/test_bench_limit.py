@@ -17,6 +17,7 @@ from unisono import records  # noqa: E402
 from unisono.bench import limit, session  # noqa: E402
 from unisono.bench.backends.unisono import UnisonoBackend  # noqa: E402
 from unisono.bench.buffers import Pools  # noqa: E402
+from unisono.bench.cases import make_case  # noqa: E402
 from unisono.bench.control import Control, Interrupt  # noqa: E402
 from unisono.bench.cuda import verify  # noqa: E402
 from unisono.bench.cuda.memory import TensorRegion  # noqa: E402
@@ -24,7 +25,7 @@ from unisono.bench.device import HangError, HostDevice  # noqa: E402
 from unisono.records import Case  # noqa: E402
 
 pytestmark = pytest.mark.torch
-RANKS, ROOM = 2, 1 << 20
+RANKS, ROOM, SLACK = 2, 1_900_000, 4096  # bytes of a buffer, and what its alignment takes
 
 
 class SmallDevice(HostDevice):
@@ -34,7 +35,7 @@ class SmallDevice(HostDevice):
 
     def pools(self, cases: Iterable[Case], rank: int) -> Pools:
         def region(size: int) -> TensorRegion:
-            if size > ROOM + 4096:
+            if size > ROOM + SLACK:
                 raise MemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
             return TensorRegion(torch.empty(size, dtype=torch.uint8))
 
@@ -90,11 +91,25 @@ def test_each_collective_grows_until_the_memory_is_full(tmp_path: Path) -> None:
     by_name = {item.case.collective: item for item in found.largest}
     assert by_name.keys() == {"all_reduce", "all_gather", "all_to_all_v"}
     for item in found.largest:
-        assert ROOM * 0.9 < item.case.bytes <= ROOM
+        assert item.case.bytes * (1 + limit.WITHIN) >= ROOM and item.case.bytes <= ROOM + SLACK
         assert item.time_us > 0
         assert (item.used_bytes, item.total_bytes) == (3 << 20, 4 << 20)
         assert "out of memory" in item.stopped
     assert found.ends[0].interrupted is False
+
+
+@pytest.mark.parametrize("room", [8, 100, 1 << 20, (1 << 20) + 7, 1_500_000, (2 << 20) - 1])
+def test_the_largest_size_that_fits_is_found_to_within_the_share(room: int) -> None:
+    ran, full, steps = make_case("all_gather", 8, "f32", 2), None, 0
+    while (case := limit._following(ran, full)) is not None:
+        assert case.bytes % 8 == 0  # whole elements of two ranks
+        assert case.bytes > ran.bytes and (full is None or case.bytes < full.bytes)
+        ran, full = (case, full) if case.bytes <= room else (ran, case)
+        steps += 1
+    assert full is not None
+    assert ran.bytes <= room < full.bytes
+    assert full.bytes - ran.bytes <= max(8, limit.WITHIN * ran.bytes)
+    assert steps <= 18 + 1 + 6  # doublings to 2 MiB, the one that does not fit, and 2 ** -6 < 0.02
 
 
 def test_a_wrong_result_is_a_failure_and_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +149,7 @@ def test_what_had_run_is_recorded_however_it_ends(
         run(tmp_path / "run", ["broadcast"])
     (largest,) = records.read(tmp_path / "run").largest
     assert largest.case.bytes == (128 if error else 256) << 10
-    assert largest.stopped == "the run ended before 0 MiB had run."
+    assert largest.stopped == f"the run ended before {256 if error else 512} KiB had run."
 
 
 def test_what_says_that_memory_is_full() -> None:

@@ -1,5 +1,7 @@
-"""`unisono bench --to-memory-limit`: each collective on each backend, twofold larger each time, until its
-buffers, or what the library needs beside them, no longer fit into the GPUs' memory.
+"""`unisono bench --to-memory-limit`: the largest size of each collective on each backend, to within 2 %.
+
+The size doubles until its buffers, or what the library needs beside them, no longer fit into the GPUs'
+memory. Then the interval between the largest that ran and the smallest that did not is halved.
 
 Every size is checked on random data and timed by a few calls; all of its memory is given back before the
 next. What does not come back is said.
@@ -25,11 +27,12 @@ from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device
 from unisono.bench.options import Options
 from unisono.errors import UnisonoError
-from unisono.records import Case, Failure, Largest, Record, Skip
+from unisono.records import Case, Failure, Largest, Record, Skip, text
 from unisono.records.vocabulary import KNOWN, PLACEMENTS
 
 FULL = ("out of memory", "outofmemory", "cannot allocate", "no space left", "memory allocation")
 SAMPLES = 5
+WITHIN = 0.02  # of the largest size that ran: the next larger one did not
 LEAK_BYTES = 64 << 20  # what a library may keep for the next call without it being a leak
 
 
@@ -53,6 +56,18 @@ class Step:
 def is_full(message: str) -> bool:
     """Whether an error says that memory ran out."""
     return any(words in message.lower() for words in FULL)
+
+
+def _following(ran: Case, full: Case | None) -> Case | None:
+    """Returns the size to try after `ran`, the largest that ran, if `full` is the smallest that did not fit.
+
+    None: there is no size between them, or `full` is within WITHIN of `ran`."""
+    if full is None:
+        return msgspec.structs.replace(ran, bytes=2 * ran.bytes)
+    if full.bytes - ran.bytes <= WITHIN * ran.bytes:
+        return None
+    middle = make_case(ran.collective, (ran.bytes + full.bytes) // 2, ran.dtype, ran.ranks, ran.op)
+    return None if middle.bytes == ran.bytes else msgspec.structs.replace(ran, bytes=middle.bytes)
 
 
 class Sweep:
@@ -95,12 +110,14 @@ class Sweep:
         return self.interrupted
 
     def _grow(self, backend: Backend, case: Case, seed: int) -> None:
+        """Doubles the size until the memory is full, then bisects."""
         before = self._fullest()
         largest: tuple[Case, Step] | None = None
         if backend.own_memory and case.memory == "symmetric":
             reason = "its own memory is given back with its communicator only, so that it cannot grow."
             self._emit(Skip(backend=backend.name, reason=reason, case=case))
             return
+        full: tuple[Case, str] | None = None  # the smallest size that did not run for want of memory, and why
         stopped: str | None = None
         try:
             while not self._stopped():
@@ -109,14 +126,21 @@ class Sweep:
                     break
                 step = self._step(backend, case, seed)
                 self._give_back()
-                if step.error is not None:
+                if step.error is None:
+                    largest = case, step
+                elif step.full and largest is not None:
+                    full = case, self._why(backend, case, step)
+                else:
                     stopped = self._why(backend, case, step)
                     break
-                largest = case, step
-                case = msgspec.structs.replace(case, bytes=2 * case.bytes)
+                following = _following(largest[0], full and full[0])
+                if following is None:
+                    stopped = full and full[1]
+                    break
+                case = following
         finally:
-            size = f"{case.bytes >> 20} MiB"
-            self._record(backend, case, largest, stopped or f"the run ended before {size} had run.")
+            unmeasured = f"the run ended before {text.size(case.bytes)} had run."
+            self._record(backend, case, largest, stopped or unmeasured)
         leaked = self._fullest().used - before.used
         if leaked > LEAK_BYTES:
             self._say(f"{backend.name} {case.collective}: {leaked >> 20} MiB were not given back.")
@@ -128,7 +152,7 @@ class Sweep:
         if not step.full:
             self.failures += 1
             self._emit(Failure(backend=backend.name, case=case, rank=rank, message=message))
-        return f"{case.bytes >> 20} MiB did not run on rank {rank}: {first_line}"
+        return f"{text.size(case.bytes)} did not run on rank {rank}: {first_line}"
 
     def _record(self, backend: Backend, case: Case, largest: tuple[Case, Step] | None, stopped: str) -> None:
         """Records the last size that ran, and why `case`, the next, did not."""

@@ -107,7 +107,7 @@ def _refuse_contradictions(asked: Asked) -> None:
         raise CaseError("--to-memory-limit is about collectives: leave pingpong out.")
     if asked.to_memory_limit and (useless := _useless_to_the_limit(asked)):
         raise CaseError(
-            "--to-memory-limit doubles one size, and checks and times it in its own way: leave "
+            "--to-memory-limit grows one size, and checks and times it in its own way: leave "
             f"{', '.join(useless)} out."
         )
     if asked.iterations is not None and (asked.budget_s is not None or asked.width is not None):

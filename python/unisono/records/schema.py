@@ -172,7 +172,7 @@ class Link(msgspec.Struct, tag="link", kw_only=True):
 
 
 class Largest(msgspec.Struct, tag="largest", kw_only=True):
-    """The largest size of a collective that a backend ran before the memory was full
+    """The largest size of a collective that a backend ran before the memory was full, to within 2 %
     (`unisono bench --to-memory-limit`)."""
 
     case: Case
