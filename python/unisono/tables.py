@@ -37,7 +37,7 @@ def path() -> Path | None:
 
 
 def read(file: Path) -> str:
-    """Returns the text of a file of tables. Raises UsageError, which names the file, also above MOST_BYTES."""
+    """Returns the text of a file of tables. Raises UsageError, which names it, also above MOST_BYTES."""
     try:
         with open(file, "rb") as opened:
             content = opened.read(MOST_BYTES + 1)
