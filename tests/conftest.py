@@ -50,7 +50,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def ranks_find_unisono(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that a test starts import the same package as the test."""
-    package = str(Path(launch.__file__).parents[1])
+    package = str(Path(launch.__file__).parents[2])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]))
 
 

@@ -31,8 +31,8 @@ from unisono.cli.app import app
 from unisono.cli.asked import Asked
 from unisono.cli.resolve import options_of
 from unisono.errors import ResourceError
+from unisono.launch.run import outside_launchers
 from unisono.records.vocabulary import COLLECTIVES
-from unisono.run import outside_launchers
 
 COMMAND = [sys.executable, "-m", "unisono"]
 

@@ -13,9 +13,9 @@ import pytest
 
 from bootstrap_programs import GATHER, MAKE, MEET
 from unisono import bootstrap, launch
-from unisono.bootstrap import HubBootstrap, SingleBootstrap
+from unisono.bootstrap import HubBootstrap, SingleBootstrap, client
+from unisono.bootstrap.hub import MAX_PAYLOAD, Kind, encode
 from unisono.errors import MismatchError, PeerLostError, TimeoutError, UnisonoError, UsageError
-from unisono.hub import MAX_PAYLOAD, Kind, encode
 from unisono.launch import World
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_find_unisono")]
@@ -28,12 +28,12 @@ GOOD = encode(Kind.DATA, 1, (0, 0), b"payload", 1000)
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, int]]:
     """(the launcher's end, the descriptor that the rank inherits)"""
-    monkeypatch.setattr(bootstrap._Connection, "_all", {})
+    monkeypatch.setattr(client._Connection, "_all", {})
     monkeypatch.setattr(bootstrap, "_ANSWER_GRACE_S", 0.05)
     ours, theirs = socket.socketpair()
     with ours:
         yield ours, theirs.detach()
-    for connection in bootstrap._Connection._all.values():
+    for connection in client._Connection._all.values():
         connection.close()
 
 

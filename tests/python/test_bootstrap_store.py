@@ -16,9 +16,9 @@ import pytest
 from bootstrap_programs import AGAIN, GATHER, shell
 from ranks import free_port
 from unisono import bootstrap
-from unisono.bootstrap_store import StoreBootstrap
+from unisono.bootstrap.hub import HEADER_BYTES, Kind, encode
+from unisono.bootstrap.store import StoreBootstrap
 from unisono.errors import PeerLostError, TimeoutError, UnisonoError, UsageError
-from unisono.hub import HEADER_BYTES, Kind, encode
 from unisono.launch import World
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_find_unisono")]

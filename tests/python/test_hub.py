@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.bootstrap.hub import (
+    HEADER_BYTES,
+    MAX_PAYLOAD,
+    Decoder,
+    Frame,
+    FrameError,
+    Header,
+    Hub,
+    Kind,
+    encode,
+)
 from unisono.clock import Clock
 from unisono.errors import MismatchError
-from unisono.hub import HEADER_BYTES, MAX_PAYLOAD, Decoder, Frame, FrameError, Header, Hub, Kind, encode
 
 U32 = st.integers(0, 0xFFFFFFFF)
 

@@ -334,7 +334,7 @@ def test_a_killed_launcher_takes_its_ranks_along(nothing_left: None) -> None:
 def test_a_stopped_launcher_stops_its_ranks(nothing_left: None) -> None:
     """And the time in which they were stopped, longer than the deadline here, is no time that they waited."""
     code = """
-bootstrap._ANSWER_GRACE_S = 0
+bootstrap.client._ANSWER_GRACE_S = 0
 b = bootstrap.make(launch.from_env(os.environ), timeout_s=2)
 say(os.getpid())
 if rank == 0: sys.stdin.read()

@@ -20,8 +20,8 @@ from unisono import launch
 from unisono.bench.cases import CaseError
 from unisono.bench.cuda.device import count, missing, prepare_environment
 from unisono.bench.options import Options
-from unisono.bootstrap import die_with_parent
-from unisono.run import outside_launchers, signals_to, stop_with
+from unisono.bootstrap.client import die_with_parent
+from unisono.launch.run import outside_launchers, signals_to, stop_with
 
 # Variables by which some launcher or other says that it started several processes.
 _COUNTS = (

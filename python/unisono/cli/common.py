@@ -18,7 +18,7 @@ from unisono.bench.cases import CaseError
 from unisono.bench.options import FABRIC_RANKS, Options
 from unisono.bench.provenance import usable_cores
 from unisono.errors import ResourceError, UnisonoError, UsageError
-from unisono.run import MAX_RANKS
+from unisono.launch.run import MAX_RANKS
 
 from .finish import FAILED, OK, USAGE
 

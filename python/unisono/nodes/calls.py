@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _core
-from ..bootstrap_mpi import abandon
+from ..bootstrap.mpi import abandon
 from ..errors import MismatchError, TimeoutError, UnisonoError, UsageError
 from . import sums
 from .engine import Setting, make

@@ -64,7 +64,7 @@ def make(setting: Setting, env: Mapping[str, str] = os.environ) -> Engine:
     UNISONO_ENGINE names another, or the fabric lane. Raises UsageError, or ResourceError, where the engine
     cannot be used, which says what to do.
     """
-    from ..bootstrap_mpi import MpiBootstrap
+    from ..bootstrap.mpi import MpiBootstrap
 
     over_mpi = isinstance(setting.bootstrap, MpiBootstrap)
     name = env.get(ENGINE_VARIABLE) or ("mpi" if over_mpi else "gloo")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _core
-from ..bootstrap_mpi import abandon
+from ..bootstrap.mpi import abandon
 from .engine import Setting
 
 __all__ = ["MpiEngine"]

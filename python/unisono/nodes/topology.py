@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..run import NODE_VARIABLE
+from ..launch.detect import NODE_VARIABLE
 
 __all__ = ["NodeBootstrap", "Topology", "boot", "identity", "meet"]
 

@@ -9,11 +9,11 @@ import time
 from types import ModuleType
 from typing import Any
 
-from .bootstrap import at_exit, check_payload, check_timeout
-from .clock import Clock
-from .errors import ResourceError, TimeoutError, UnisonoError, UsageError
+from ..clock import Clock
+from ..errors import ResourceError, TimeoutError, UnisonoError, UsageError
+from ..launch.detect import World
+from .base import at_exit, check_payload, check_timeout
 from .hub import FrameError, Header, Kind
-from .launch import World
 
 __all__ = ["MpiBootstrap", "abandon", "from_launcher"]
 

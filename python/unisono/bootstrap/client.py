@@ -1,18 +1,10 @@
-"""How the ranks of a run find each other: one call, an all_gather of bytes.
+"""The rank's side of `unisono run`: an all_gather over a socket that the launcher hands down.
 
-A bootstrap is used to set a communicator up and to hand out symmetric memory, never to move a user's data.
-
-| started by             | bootstrap         | over                                        |
-|------------------------|-------------------|---------------------------------------------|
-| nothing                | `SingleBootstrap` | nothing: one rank                           |
-| `unisono run`          | `HubBootstrap`    | a socket inherited from the launcher        |
-| mpirun, mpiexec, srun  | `MpiBootstrap`    | mpi4py (bootstrap_mpi.py)                   |
-| torchrun               | `StoreBootstrap`  | a torch.distributed Store (bootstrap_store.py) |
+hub.py has the format of the messages.
 """
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import contextlib
 import ctypes
@@ -22,59 +14,20 @@ import signal
 import socket
 import stat
 import struct
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
-from .clock import LOOK_S, Clock
-from .errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
-from .hub import MAX_PAYLOAD, Decoder, Frame, FrameError, Kind, encode
-from .launch import FD_VARIABLE, World
-
-__all__ = ["MAX_PAYLOAD", "Bootstrap", "HubBootstrap", "SingleBootstrap", "make"]
+from ..clock import LOOK_S, Clock
+from ..errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
+from ..launch.detect import FD_VARIABLE
+from .base import at_exit, check_payload, check_timeout
+from .hub import Decoder, Frame, FrameError, Kind, encode
 
 A = TypeVar("A")
 T = TypeVar("T")
-MOST_TIMEOUT_S = 1e9  # clocks and sockets count them in narrow numbers
 _ANSWER_GRACE_S = 5.0  # how long past the deadline a rank waits for the launcher to say who is missing
 _PR_SET_PDEATHSIG = 1
-# Registered on import, so as to run after what communicators do at exit, which may still need a bootstrap.
-at_exit = contextlib.ExitStack()
-atexit.register(at_exit.close)
-
-
-@runtime_checkable
-class Bootstrap(Protocol):
-    """What a communicator needs to meet the other ranks; any object of this shape can be given to `make`."""
-
-    rank: int
-    size: int
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        """Give `data` (at most MAX_PAYLOAD bytes, lengths may differ), get one entry per rank, in rank order.
-
-        A collective call. Raises TimeoutError, PeerLostError, MismatchError or UnisonoError; afterwards the
-        bootstrap is of no more use.
-        """
-
-    def close(self) -> None:
-        """Release what the bootstrap holds. Idempotent."""
-
-
-class SingleBootstrap:
-    """One rank that is alone."""
-
-    def __init__(self) -> None:
-        self.rank = 0
-        self.size = 1
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        """`[data]`."""
-        return [check_payload(data)]
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 class HubBootstrap:
@@ -209,106 +162,7 @@ class _Connection:
                     raise
 
 
-def make(
-    world: World,
-    bootstrap: object | None = None,
-    timeout_s: float = 30.0,
-    env: Mapping[str, str] | None = None,
-) -> Bootstrap:
-    """The bootstrap for this process.
-
-    Args:
-        world: where this process is, from `launch.from_env` or from the user's explicit rank and size.
-        bootstrap: None to follow `world.launcher`; or an mpi4py intracommunicator, a torch.distributed Store
-            (any object with `set(key, bytes)` and a blocking `get(key) -> bytes`), or an object with the
-            `Bootstrap` protocol. A communicator or protocol object decides rank and size itself (it may be a
-            part of the world); where the user gave them explicitly as well they must agree.
-        timeout_s: seconds that one all_gather waits for the last rank, above 0.
-        env: the environment to read addresses from, default `os.environ`.
-
-    Raises UsageError when the run cannot be joined as it was started; the message says what to do.
-    """
-    timeout_s = check_timeout(timeout_s)
-    if bootstrap is not None:
-        return _from_object(world, bootstrap, timeout_s)
-    env = os.environ if env is None else env
-    if world.launcher == "unisono":
-        return HubBootstrap(world.rank, world.size, _fd(env), timeout_s)
-    if world.size == 1:
-        return SingleBootstrap()
-    if world.launcher == "torchrun":
-        from .bootstrap_store import from_torchrun
-
-        return from_torchrun(world, timeout_s, env)
-    if world.launcher in ("openmpi", "mpich", "slurm"):
-        from .bootstrap_mpi import from_launcher
-
-        return from_launcher(world, timeout_s)
-    raise UsageError(
-        f"rank {world.rank} of {world.size} does not know how to reach the others: give init() bootstrap= "
-        "(an mpi4py communicator or a torch.distributed Store), or start the program with `unisono run`, "
-        "mpirun, srun or torchrun"
-    )
-
-
-def _from_object(world: World, given: object, timeout_s: float) -> Bootstrap:
-    mpi = sys.modules.get("mpi4py.MPI")
-    made: Bootstrap
-    if mpi is not None and isinstance(given, mpi.Comm):
-        from .bootstrap_mpi import MpiBootstrap
-
-        made = MpiBootstrap(given, timeout_s)
-    elif callable(getattr(given, "all_gather", None)) and hasattr(given, "rank") and hasattr(given, "size"):
-        if not isinstance(given, Bootstrap):
-            raise UsageError(
-                f"bootstrap= is a {type(given).__name__} without close(): add it (Bootstrap protocol)"
-            )
-        made = given
-    elif callable(getattr(given, "set", None)) and callable(getattr(given, "get", None)):
-        from .bootstrap_store import StoreBootstrap
-
-        if world.launcher == "none":
-            raise UsageError(
-                "a Store does not know the ranks: call init(rank=..., size=..., bootstrap=store)"
-            )
-        return StoreBootstrap(given, world.rank, world.size, timeout_s)
-    else:
-        raise UsageError(
-            f"bootstrap= is a {type(given).__name__}: give an mpi4py communicator, a torch.distributed "
-            "Store, or an object with rank, size, all_gather(bytes) and close()"
-        )
-    rank, size = made.rank, made.size
-    if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
-        raise UsageError(f"bootstrap= says rank {rank!r} of {size!r}: rank must be from 0 to size - 1")
-    if world.launcher == "explicit" and (world.rank, world.size) != (rank, size):
-        raise UsageError(
-            f"init() was given rank {world.rank} of {world.size}, its bootstrap= says rank {rank} of {size}: "
-            "leave rank and size out"
-        )
-    return made
-
-
-def check_payload(data: bytes) -> bytes:
-    """`data` as bytes, or UsageError when it is above MAX_PAYLOAD."""
-    if len(data) > MAX_PAYLOAD:
-        raise UsageError(f"an all_gather of the bootstrap takes at most {MAX_PAYLOAD} bytes, not {len(data)}")
-    return bytes(data)
-
-
-def check_timeout(given: object, name: str = "timeout_s") -> float:
-    """It as a number of seconds, or UsageError when it is none from above 0 to MOST_TIMEOUT_S."""
-    try:
-        seconds = float(given)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        seconds = math.nan
-    if not 0 < seconds <= MOST_TIMEOUT_S:
-        raise UsageError(
-            f"{name}={given} is no deadline: give seconds above 0, at most {MOST_TIMEOUT_S:.0e}."
-        )
-    return seconds
-
-
-def _fd(env: Mapping[str, str]) -> int:
+def inherited_fd(env: Mapping[str, str]) -> int:
     text = env.get(FD_VARIABLE, "")
     if not (text.isascii() and text.isdecimal() and len(text) < 8 and int(text) > 2):
         raise UsageError(

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from .bootstrap import at_exit, check_payload, check_timeout
-from .errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
+from ..errors import PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
+from ..launch.detect import World
+from .base import at_exit, check_payload, check_timeout
 from .hub import Decoder, FrameError, Kind, encode
-from .launch import World
 
 __all__ = ["StoreBootstrap", "from_torchrun"]
 

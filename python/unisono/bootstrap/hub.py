@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .errors import MismatchError, PeerLostError, TimeoutError, UnisonoError
+from ..errors import MismatchError, PeerLostError, TimeoutError, UnisonoError
 
 __all__ = ["HEADER_BYTES", "MAX_PAYLOAD", "Decoder", "Frame", "FrameError", "Header", "Hub", "Kind", "encode"]
 

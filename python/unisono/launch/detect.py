@@ -1,7 +1,4 @@
-"""Where this process is in a run: `World`, and `from_env`, which finds it in the environment.
-
-`run_local` and `run_command`, which start a run on this machine, live in run.py and are exported here.
-"""
+"""Where this process is in a run: `World`, and `from_env`, which finds it in the environment."""
 
 from __future__ import annotations
 
@@ -10,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .errors import UsageError
-from .run import FD_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE, run_command, run_local
+from ..errors import UsageError
 
-__all__ = ["FD_VARIABLE", "Launcher", "World", "from_env", "run_command", "run_local"]
+RANK_VARIABLE = "UNISONO_RANK"
+SIZE_VARIABLE = "UNISONO_SIZE"
+FD_VARIABLE = "UNISONO_BOOTSTRAP_FD"
+NODE_VARIABLE = "UNISONO_NODE"
 
 Launcher = Literal["explicit", "unisono", "torchrun", "openmpi", "mpich", "slurm", "none"]
 # Step ids from here on are Slurm's own: batch script, interactive shell, ...

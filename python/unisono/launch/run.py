@@ -1,8 +1,8 @@
 """`unisono run`: start the ranks of a run as processes of this machine, and end them all.
 
-The launcher is also the hub through which the ranks meet (hub.py): each rank inherits one end of a socket
-pair, so that there is no server, no port and no file. The launcher sleeps in one selector over the sockets,
-the ranks' pidfds and its signals; it takes no time from the ranks.
+The launcher is also the hub through which the ranks meet (bootstrap/hub.py): each rank inherits one end of a
+socket pair, so that there is no server, no port and no file. The launcher sleeps in one selector over the
+sockets, the ranks' pidfds and its signals; it takes no time from the ranks.
 
 Each rank leads a process group of its own. A signal therefore reaches a rank once, through the launcher,
 whether it came from the terminal or from `kill`; and at the end the whole group goes, with whatever the rank
@@ -27,26 +27,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from .clock import LOOK_S, Clock
-from .errors import ResourceError, UsageError
-from .hub import HEADER_BYTES, MAX_PAYLOAD, Hub
+from ..bootstrap.hub import HEADER_BYTES, MAX_PAYLOAD, Hub
+from ..clock import LOOK_S, Clock
+from ..errors import ResourceError, UsageError
+from .detect import FD_VARIABLE, NODE_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE
 
-__all__ = [
-    "FD_VARIABLE",
-    "NODE_VARIABLE",
-    "RANK_VARIABLE",
-    "SIZE_VARIABLE",
-    "outside_launchers",
-    "run_command",
-    "run_local",
-    "signals_to",
-    "stop_with",
-]
+__all__ = ["outside_launchers", "run_command", "run_local", "signals_to", "stop_with"]
 
-RANK_VARIABLE = "UNISONO_RANK"
-SIZE_VARIABLE = "UNISONO_SIZE"
-FD_VARIABLE = "UNISONO_BOOTSTRAP_FD"
-NODE_VARIABLE = "UNISONO_NODE"
 MAX_RANKS = 1024
 _PIECE = 1 << 16  # bytes read from a rank at once
 _PIECES = (MAX_PAYLOAD + HEADER_BYTES) // _PIECE + 2  # enough for one whole message
