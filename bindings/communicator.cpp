@@ -19,7 +19,9 @@ namespace {
 
 std::vector<std::string> algorithms_of(const std::string& collective, const std::string& device) {
   std::vector<std::string> names;
-  for (const std::string_view name : algorithms(read_collective(collective), read_device(device)))
+  const Collective known = read_collective(collective);
+  for (const std::string_view name :
+       device == "nodes" ? algorithms_across_nodes(known) : algorithms(known, read_device(device)))
     names.emplace_back(name);
   return names;
 }
@@ -46,12 +48,13 @@ void bind_communicator(nb::module_& module) {
           "__init__",
           [](C* self, nb::object bootstrap, std::optional<double> timeout_s, std::optional<bool> check,
              std::optional<int> device, int max_sms, bool peer_access,
-             const std::optional<Communicator::Fabric>& fabric) {
+             const std::optional<Communicator::Fabric>& fabric, nb::object transport) {
             const Communicator::Options options{.timeout_s = timeout_s,
                                                 .device = device,
                                                 .max_sms = max_sms,
                                                 .peer_access = peer_access,
                                                 .check = check,
+                                                .transport = transport_factory(std::move(transport)),
                                                 .fabric = fabric,
                                                 .while_waiting = check_signals()};
             std::shared_ptr<Bootstrap> meeting;
@@ -62,9 +65,13 @@ void bind_communicator(nb::module_& module) {
             new (self) C(std::move(meeting), options);
           },
           "bootstrap"_a, "timeout_s"_a = none, "check"_a = none, "device"_a = none, "max_sms"_a = 0,
-          "peer_access"_a = true, "fabric"_a = none)
+          "peer_access"_a = true, "fabric"_a = none, "transport"_a = none)
       .def_prop_ro("rank", &C::rank, "This rank's number, from 0.")
       .def_prop_ro("size", &C::size, "How many ranks there are.")
+      .def_prop_ro("nodes", &C::nodes, "The ranks of each node, in rank order. Ranks of a node share memory.")
+      .def_prop_ro("transport", &C::transport,
+                   "What carries messages between nodes: MPI, gloo, the fabric, or the name of the user's own. "
+                   "Empty: the ranks are on one node.")
       .def_prop_ro("closed", &C::closed,
                    "Whether it has been closed, by close() or by an interrupt within a call.")
       .def_prop_rw(
@@ -115,7 +122,8 @@ void bind_communicator(nb::module_& module) {
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",
-                  "The names that `algorithm` may have for a collective, on `cpu` or `cuda`.")
+                  "The names that `algorithm` may have for a collective, on `cpu` or `cuda`, or of how "
+                  "`nodes` work together.")
       .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, "device"_a = none,
            "in_place"_a = false, doc::kPlan)
       .def_prop_ro("card", &C::card, doc::kCard)
@@ -125,8 +133,6 @@ void bind_communicator(nb::module_& module) {
           "The SMs that the largest kernel of such a call takes of a GPU, `bytes` being its larger buffer; 0 "
           "where copy engines do it all.")
       .def("set_plan", &C::set_plan, "entries"_a, "device"_a = none, doc::kSetPlan)
-      .def("fail", &C::fail, "text"_a, "late"_a,
-           "Fails it on every rank with TimeoutError (late) or PeerLostError; what unisono.nodes needs.")
       .def("raise_if_failed", &C::raise_if_failed,
            "Raises its failure, also a rank's death that no call has met yet.")
       .def("_set_shape", &C::set_shape, "blocks"_a = 0, "threads"_a = 0, "piece_bytes"_a = 0,

@@ -36,10 +36,9 @@ NB_MODULE(_core, module) {
   nanobind::module_::import_("atexit").attr("register")(
       nanobind::cpp_function(&unisono::python::forget_libraries));
   unisono::python::bind_fabric(module);
+  unisono::python::bind_transports(module);
   unisono::python::bind_communicator(module);
   unisono::python::bind_traits(module);
-  unisono::python::bind_nodes(module);
-  unisono::python::bind_mpi(module);
 #ifdef UNISONO_CUDA
   unisono::python::bind_links(module);
 #endif

@@ -232,34 +232,6 @@ void PyCommunicator::batch_send_recv(const Messages& sends, const Messages& rece
        [&](const Call& c) { communicator_.batch_send_recv(c, batch.outgoing, batch.incoming); });
 }
 
-void PyCommunicator::move(Collective collective, const Call& call, std::span<const std::size_t> sends,
-                          std::span<const std::size_t> receives) {
-  const Away away(*this);
-  switch (collective) {
-    case Collective::barrier: return communicator_.barrier();
-    case Collective::broadcast: return communicator_.broadcast(call);
-    case Collective::all_gather: return communicator_.all_gather(call);
-    case Collective::gather: return communicator_.gather(call);
-    case Collective::scatter: return communicator_.scatter(call);
-    case Collective::all_to_all: return communicator_.all_to_all(call);
-    case Collective::all_to_all_v: return communicator_.all_to_all_v(call, sends, receives);
-    default: throw UsageError(std::string(name_of(collective)) + " does more than move.");
-  }
-}
-
-void PyCommunicator::move(const Call& call, int to, int from) {
-  const Away away(*this);
-  if (to < 0) communicator_.recv(call, from);
-  else if (from < 0) communicator_.send(call, to);
-  else communicator_.send_recv(call, to, from);
-}
-
-void PyCommunicator::move(std::span<const Communicator::Outgoing> sends,
-                          std::span<const Communicator::Incoming> receives) {
-  const Away away(*this);
-  communicator_.batch_send_recv({}, sends, receives);
-}
-
 void PyCommunicator::synchronize(nb::handle stream) {
   void* handle = stream_handle(stream);
   const Away away(*this);

@@ -23,6 +23,8 @@ class PyCommunicator {
 
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
+  std::vector<std::vector<int>> nodes() const { return communicator_.nodes(); }
+  std::string transport() const { return communicator_.transport(); }
   bool closed() const { return communicator_.closed(); }
   bool check() const { return communicator_.check(); }
   void set_check(bool check) { communicator_.set_check(check); }
@@ -58,12 +60,6 @@ class PyCommunicator {
                        const Algorithm& algorithm, nb::handle stream);
   void batch_send_recv(const Messages& sends, const Messages& receives, nb::handle stream);
 
-  // What only moves, of bytes in the host's memory. The counts are all_to_all_v's.
-  void move(Collective collective, const Call& call, std::span<const std::size_t> sends,
-            std::span<const std::size_t> receives);
-  void move(const Call& call, int to, int from);  // -1: none
-  void move(std::span<const Communicator::Outgoing> sends, std::span<const Communicator::Incoming> receives);
-
   void synchronize(nb::handle stream);
   nb::object empty(nb::handle shape, nb::handle dtype, const std::optional<std::string>& device);
 
@@ -77,7 +73,6 @@ class PyCommunicator {
   }
   void reset_shape() { Tuning(communicator_).reset_shape(); }
 
-  void fail(const std::string& text, bool late) { communicator_.fail(text, late); }
   void raise_if_failed() { communicator_.raise_if_failed(); }
 
  private:

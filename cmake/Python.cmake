@@ -10,12 +10,9 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/communicator.cpp
   bindings/fabric.cpp
   bindings/module.cpp
-  bindings/mpi.cpp
-  bindings/mpi_engine.cpp
-  bindings/nodes.cpp
   bindings/py_communicator.cpp
-  bindings/replays.cpp
   bindings/traits.cpp
+  bindings/transports.cpp
 )
 target_include_directories(_core PRIVATE src)
 target_compile_definitions(_core PRIVATE UNISONO_VERSION="${PROJECT_VERSION}")

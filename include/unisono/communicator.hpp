@@ -90,6 +90,8 @@ class UNISONO_API Communicator {
   int size() const;
   // The ranks of each node, in rank order. Ranks of a node share memory.
   std::vector<std::vector<int>> nodes() const;
+  // What carries messages between nodes; empty: the ranks are on one.
+  std::string transport() const;
 
   void all_reduce(const Call& call);      // in, out: count. In place: out == in
   void reduce(const Call& call);          // in: count; out: count at the root. In place: out == in
@@ -138,10 +140,7 @@ class UNISONO_API Communicator {
   // That of the last call on device memory that no graph has captured: see Call::stream.
   void* last_stream() const;
 
-  // For who carries data between communicators: fails this one on every rank (calls under way and later ones
-  // raise TimeoutError where `late`, else PeerLostError, with that text), and throws if it has failed already
-  // or a rank has died. From any thread.
-  void fail(const std::string& text, bool late) noexcept;
+  // Throws the communicator's failure, also a rank's death that no call has met yet. From any thread.
   void raise_if_failed();
 
   // Whether the ranks' calls are compared first (Options::check), from the next call on. Set it between the
@@ -176,6 +175,12 @@ UNISONO_API std::vector<FabricProvider> fabric_providers();
 UNISONO_API FabricProvider fabric_provider(const std::string& name);
 UNISONO_API std::string fabric_version();
 
+// Makes a transport of the fabric lane: remote writes of libfabric, without an MPI. UNISONO_FABRIC_PROVIDER
+// and UNISONO_FABRIC_CHANNELS name its provider and channels. Of the options, timeout_s is used. Collective.
+// Throws ResourceError if this build or machine has no libfabric.
+UNISONO_API std::shared_ptr<Transport> fabric_transport(Bootstrap& bootstrap,
+                                                        const Communicator::Options& options);
+
 // The deadline of a wait where Options has none, in seconds: UNISONO_TIMEOUT_S, else 30.
 UNISONO_API double default_timeout_s();
 
@@ -184,5 +189,7 @@ UNISONO_API int device_count();
 
 // The names that `Call::algorithm` may have for a collective.
 UNISONO_API std::vector<std::string_view> algorithms(Collective collective, Memory memory = Memory::host);
+// The same of a communicator across nodes.
+UNISONO_API std::vector<std::string_view> algorithms_across_nodes(Collective collective);
 
 }  // namespace unisono

@@ -8,20 +8,17 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 from . import bootstrap as bootstraps
 from . import launch
 from ._core import Communicator, Fabric, device_count, thread_bootstraps
 from .errors import UsageError
-from .nodes import HierarchicalCommunicator
-from .nodes.topology import meet
 from .tables import Tables
+from .transport import maker
 
 _DEFAULT_TIMEOUT_S = 30.0
-_Any = TypeVar("_Any", Communicator, HierarchicalCommunicator)
-_open: weakref.WeakSet[Communicator | HierarchicalCommunicator] = weakref.WeakSet()
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 @atexit.register
@@ -41,12 +38,12 @@ def init(
     max_sms: int = 0,
     peer_access: bool = True,
     lane: str | Fabric | None = None,
-) -> Communicator | HierarchicalCommunicator:
+) -> Communicator:
     """The communicator of all ranks that were started together. Collective.
 
     Without arguments it finds where it is: `unisono run`, torchrun, Open MPI, MPICH or another PMI launcher,
-    a Slurm step, or a process alone (one rank). Where the ranks are on several nodes, it is a
-    `HierarchicalCommunicator`, which has the same methods.
+    a Slurm step, or a process alone (one rank). If the ranks are on several nodes, messages between nodes go
+    by MPI if it has started them, else by gloo; UNISONO_TRANSPORT names another.
 
     rank, size: instead of what the environment says; then `bootstrap` must be given unless size is 1.
     bootstrap: an mpi4py communicator (of some of the ranks: `COMM_WORLD.Split(...)`), a torch.distributed
@@ -79,27 +76,24 @@ def init(
     fabric = _fabric_of(lane)
     timeout_s = _deadline_s(timeout_s)
     meeting = bootstraps.make(world, bootstrap, timeout_s)
-    with ExitStack() as made:
-        if meeting is not bootstrap:
-            made.callback(meeting.close)
-        if fabric is not None:  # it reaches every rank by itself
-            return _opened(Communicator(meeting, timeout_s, check, device, max_sms, peer_access, fabric))
-        topology = meet(meeting, os.environ)
-        tables = Tables.of_rank_0(meeting)
-        if len(topology.nodes) == 1:
-            inner = _opened(Communicator(meeting, timeout_s, check, device, max_sms, peer_access))
-            tables.load(inner)
-            return inner
-        across = _opened(
-            HierarchicalCommunicator(meeting, topology, timeout_s, check, device, max_sms, peer_access)
+    carried = False  # whether messages between nodes go over the bootstrap
+
+    def transport() -> Any:
+        nonlocal carried
+        made = maker(meeting, timeout_s)()
+        carried = True
+        return made
+
+    try:
+        tables = Tables.of_rank_0(meeting) if fabric is None else Tables()
+        communicator = Communicator(
+            meeting, timeout_s, check, device, max_sms, peer_access, fabric, transport
         )
-        across.at_close = made.pop_all().close  # its engine speaks over the bootstrap
-        tables.load(across.local)
-        return across
-
-
-def _opened(communicator: _Any) -> _Any:
-    _open.add(communicator)
+        _open.add(communicator)
+        tables.load(communicator)
+    finally:
+        if meeting is not bootstrap and not carried:
+            meeting.close()
     return communicator
 
 

@@ -66,6 +66,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
 
   // The ranks of each node.
   virtual std::vector<std::vector<int>> nodes() const;
+  virtual std::string transport() const { return {}; }
 
  protected:
   virtual Plan& plan(Memory memory) = 0;

@@ -47,13 +47,11 @@ std::vector<std::vector<int>> Communicator::Impl::nodes() const {
 double default_timeout_s() { return env().timeout_s; }
 
 std::vector<std::vector<int>> Communicator::nodes() const { return impl_->nodes(); }
+std::string Communicator::transport() const { return impl_->transport(); }
 int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
 void Communicator::close() noexcept { impl_->close(); }
 bool Communicator::closed() const { return impl_->closed(); }
-void Communicator::fail(const std::string& text, bool late) noexcept {
-  impl_->fail({late ? FailureKind::timeout : FailureKind::peer_lost, text});
-}
 void Communicator::raise_if_failed() { impl_->raise_if_failed(); }
 
 void Communicator::all_reduce(const Call& call) {

@@ -5,8 +5,8 @@
 
 #include "base/deadline.hpp"
 #include "base/env.hpp"
+#include "base/traits.hpp"
 #include "nodes/host_space.hpp"
-#include "nodes/transport_fabric.hpp"
 
 namespace unisono::nodes {
 namespace {
@@ -16,8 +16,13 @@ constexpr double kLocalPatience = 1.25, kLocalGraceS = 0.5;
 // How long a rank that has lost a peer listens for what that peer, or its neighbours, say of the cause.
 constexpr auto kListening = std::chrono::milliseconds(500);
 
-bool combines(Collective c) {
-  return c == Collective::all_reduce || c == Collective::reduce || c == Collective::reduce_scatter;
+bool combines(Collective collective) { return traits_of(collective).combines; }
+
+std::vector<Algorithm> known_algorithms(Collective collective) {
+  using enum Algorithm;
+  if (collective == Collective::reduce_scatter) return {two_shot, chain};
+  if (combines(collective)) return {one_shot, two_shot, chain};
+  return {};
 }
 
 }  // namespace
@@ -61,11 +66,7 @@ NodesCommunicator::NodesCommunicator(Bootstrap& bootstrap, Topology place,
 NodesCommunicator::~NodesCommunicator() { close(); }
 
 std::vector<Algorithm> NodesCommunicator::algorithms(Collective collective, Memory) const {
-  using enum Algorithm;
-  if (collective == Collective::all_reduce || collective == Collective::reduce)
-    return {one_shot, two_shot, chain};
-  if (collective == Collective::reduce_scatter) return {two_shot, chain};
-  return {};
+  return known_algorithms(collective);
 }
 
 void NodesCommunicator::close() noexcept {
@@ -239,7 +240,7 @@ std::vector<Ticket> NodesCommunicator::everyones(const Ticket& mine) {
 }
 
 void NodesCommunicator::compare_calls(Carrier& by, const Request& request) {
-  if (by_parts(request.collective)) return compare_parts(by, request);
+  if (traits_of(request.collective).by_parts()) return compare_parts(by, request);
   Ticket mine = ticket(request.collective, *request.call, request.call->count);
   mine.algorithm = request.algorithm;
   compare(everyones(mine));
@@ -281,3 +282,9 @@ void NodesCommunicator::compare_ends(Carrier&, const Request& request, int to, i
 }
 
 }  // namespace unisono::nodes
+
+std::vector<std::string_view> unisono::algorithms_across_nodes(Collective collective) {
+  std::vector<std::string_view> names;
+  for (const Algorithm one : nodes::known_algorithms(collective)) names.push_back(name_of(one));
+  return names;
+}

@@ -31,6 +31,7 @@ class NodesCommunicator final : public Communicator::Impl {
   int rank() const override { return place_.rank; }
   int size() const override { return place_.size(); }
   std::vector<std::vector<int>> nodes() const override { return place_.nodes; }
+  std::string transport() const override { return transport_->name(); }
   std::optional<int> device() const override { return local_->device(); }
   bool peer_access() const override { return local_->peer_access(); }
   bool nvlink() const override { return local_->nvlink(); }

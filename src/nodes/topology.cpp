@@ -60,7 +60,8 @@ struct Greeting {
       throw UsageError("rank " + std::to_string(rank) + " runs " +
                        (magic == "unisono" ? "Unisono " + made.version.substr(0, 20)
                                            : "another program, or another version of Unisono") +
-                       ", this rank Unisono " + version_text(kHeaderVersion) + ": start every rank with the same version.");
+                       ", this rank Unisono " + version_text(kHeaderVersion) +
+                       ": start every rank with the same version.");
     in >> made.check >> made.boot;
     for (std::uint64_t& word : made.cores.words) in >> word;
     in.get();

@@ -1,5 +1,4 @@
-#include "nodes/transport_fabric.hpp"
-
+// Messages between nodes by the fabric lane.
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -10,6 +9,7 @@
 
 #include "core/backend.hpp"
 #include "fabric/communicator.hpp"
+#include "unisono/communicator.hpp"
 
 namespace unisono::nodes {
 namespace {
@@ -123,12 +123,13 @@ class FabricTransport final : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Transport> fabric_transport(Bootstrap& bootstrap, const Communicator::Options& options) {
+}  // namespace unisono::nodes
+
+std::shared_ptr<unisono::Transport> unisono::fabric_transport(Bootstrap& bootstrap,
+                                                              const Communicator::Options& options) {
   Communicator::Options own;
   own.timeout_s = options.timeout_s;
   own.check = false;
   own.fabric.emplace();
-  return std::make_shared<FabricTransport>(fabric::make_communicator(bootstrap, own));
+  return std::make_shared<nodes::FabricTransport>(fabric::make_communicator(bootstrap, own));
 }
-
-}  // namespace unisono::nodes

@@ -24,7 +24,7 @@ constexpr auto kWatch = std::chrono::milliseconds(100);
 class Enqueued final : public Transport::Pending {
  public:
   bool test() override { return true; }
-  std::vector<int> open() const override { return {}; }
+  std::vector<int> open() override { return {}; }
 };
 
 // What a thread that joins shares with the one that waits for it. NCCL's own wait for the others has no

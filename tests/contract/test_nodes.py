@@ -30,24 +30,24 @@ GROUPS = [
 
 
 @cache
-def reports(engine: str, layout: str) -> tuple[list[Report | None], ranks.Ended]:
+def reports(transport: str, layout: str) -> tuple[list[Report | None], ranks.Ended]:
     """What every rank reports of its whole matrix."""
     n = len(layout)
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, WORKER, f"unisono:{layout}", str(n), folder]
-        if engine == "mpi":
+        if transport == "mpi":
             ended = ranks.run([*mpiexec_command(str(find_mpiexec()), n), *argv], None, TIMEOUT_S)
         else:
-            ended = ranks.launch(n, argv, {"UNISONO_ENGINE": engine}, TIMEOUT_S)
+            ended = ranks.launch(n, argv, {"UNISONO_TRANSPORT": transport}, TIMEOUT_S)
         return _read(folder, n), ended
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize(("engine", "layout"), GROUPS)
-def test_contract_across_nodes(engine: str, layout: str, collective: str) -> None:
-    if engine == "fabric" and (reason := fabric.missing("tcp")):
+@pytest.mark.parametrize(("transport", "layout"), GROUPS)
+def test_contract_across_nodes(transport: str, layout: str, collective: str) -> None:
+    if transport == "fabric" and (reason := fabric.missing("tcp")):
         pytest.skip(reason)
-    told, ended = reports(engine, layout)
+    told, ended = reports(transport, layout)
     if complaints := _complaints(told, collective):
         pytest.fail("\n".join([*complaints, str(ended)]), pytrace=False)
     errors = [f"rank {rank}: {said['error']}" for rank, said in enumerate(told) if said and said["error"]]

@@ -20,8 +20,7 @@ from body import OtherSubject, Report, UnisonoSubject, run
 from cases import COLLECTIVES, Work, works_of_others, works_of_unisono
 from unisono import bootstrap, launch
 from unisono.bench.backends.base import Backend, Ranks, load
-from unisono.bench.backends.unisono import reach_any_memory
-from unisono.nodes import HierarchicalCommunicator
+from unisono.bench.backends.unisono import is_uniform, reach_any_memory
 
 _TIMEOUT_S = 60.0
 
@@ -37,9 +36,10 @@ def _reported(path: Path, body: Callable[[Report], None]) -> bool:
     return report.error is None
 
 
-def _works(communicator: unisono.Communicator | HierarchicalCommunicator) -> list[Work]:
-    algorithms = {name: list(communicator.algorithms(name)) for name in COLLECTIVES}
-    if isinstance(communicator, HierarchicalCommunicator) and not communicator.topology.uniform:
+def _works(communicator: unisono.Communicator) -> list[Work]:
+    device = "nodes" if len(communicator.nodes) > 1 else "cpu"
+    algorithms = {name: list(communicator.algorithms(name, device)) for name in COLLECTIVES}
+    if not is_uniform(communicator.nodes):
         algorithms = {name: [one for one in known if one != "chain"] for name, known in algorithms.items()}
     return works_of_unisono(communicator.size, algorithms, reach_any_memory(communicator))
 

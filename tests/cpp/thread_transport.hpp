@@ -24,8 +24,8 @@ struct Post {
   // By (from, to) and number: the k-th receive takes the k-th message.
   std::map<std::pair<int, int>, std::map<int, Message>> on_the_way;
   std::map<std::pair<int, int>, int> sent, posted;
-  std::map<int, std::string> told;                                // by rank
-  std::atomic<int> exchanges = 0;                                 // of all ranks, so far
+  std::map<int, std::string> told;  // by rank
+  std::atomic<int> exchanges = 0;   // of all ranks, so far
 };
 
 class ThreadTransport final : public Transport {

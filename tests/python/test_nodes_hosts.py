@@ -32,10 +32,10 @@ def play(
     return ranks.play_by(start, EACH * len(made.numbers), program, *args, within_s=10)
 
 
-def right(said: Sequence[Any], count: int, engine: str, calls: int) -> None:
+def right(said: Sequence[Any], count: int, transport: str, calls: int) -> None:
     nodes = [[EACH * node, EACH * node + 1] for node in range(count)]
     for one in said:
-        assert (one["nodes"], one["engine"], one["words"]) == (nodes, f"{engine.capitalize()}Engine", {})
+        assert (one["nodes"], one["transport"], one["words"]) == (nodes, transport, {})
         assert one["calls"] >= calls
 
 
@@ -43,15 +43,15 @@ def right(said: Sequence[Any], count: int, engine: str, calls: int) -> None:
 def test_hosts_of_an_mpi_run(count: int, step: int) -> None:
     with hosts.hosts(count) as made:
         outcome = play(made, "mpiexec", "node_programs:sample", step)
-    right(outcome.results(), count, "mpi", 30)
+    right(outcome.results(), count, "MPI", 30)
 
 
 @needs_fabric
 @pytest.mark.fabric
 def test_hosts_that_speak_by_the_fabric_lane() -> None:
     with hosts.hosts(3) as made:
-        outcome = play(made, "mpiexec", "node_programs:sample", 24, UNISONO_ENGINE="fabric")
-    right(outcome.results(), 3, "fabric", 30)
+        outcome = play(made, "mpiexec", "node_programs:sample", 24, UNISONO_TRANSPORT="fabric")
+    right(outcome.results(), 3, "the fabric", 30)
 
 
 @needs_fabric
@@ -59,7 +59,7 @@ def test_hosts_that_speak_by_the_fabric_lane() -> None:
 @pytest.mark.parametrize("known", ["MASTER_ADDR", "route"])
 def test_hosts_with_a_bridge_of_containers(known: str) -> None:
     """An interface whose address is that of the other host's: the lane takes the one between the hosts."""
-    env = {"UNISONO_ENGINE": "fabric", "UNISONO_FABRIC_PROVIDER": "tcp", "UCX_NET_DEVICES": "e0"}
+    env = {"UNISONO_TRANSPORT": "fabric", "UNISONO_FABRIC_PROVIDER": "tcp", "UCX_NET_DEVICES": "e0"}
     with hosts.hosts(2) as made:
         for number in made.numbers:
             made.add_bridge(number)
@@ -68,7 +68,7 @@ def test_hosts_with_a_bridge_of_containers(known: str) -> None:
         if known == "MASTER_ADDR":
             env["MASTER_ADDR"] = made.address(1)
         outcome = play(made, "mpiexec", "node_programs:sample", 96, **env)
-    right(outcome.results(), 2, "fabric", 10)
+    right(outcome.results(), 2, "the fabric", 10)
 
 
 @pytest.mark.torch
@@ -81,7 +81,7 @@ def test_hosts_of_torchrun() -> None:
 def test_a_host_that_knows_itself_by_its_loopback() -> None:
     """Gloo takes the address of its default route, and without one none at all."""
     set_address = "import os; os.environ['MASTER_ADDR'] = '127.0.1.1'"
-    code = f"{set_address}; from unisono.nodes.gloo import _address; print(_address())"
+    code = f"{set_address}; from unisono.gloo import _address; print(_address())"
     with hosts.hosts(1) as made:
         inside = ["ip", "netns", "exec", made.name(1), sys.executable, "-c", code]
         refused = ranks.run(inside)
@@ -100,7 +100,7 @@ def test_packets_late_and_lost(how: str) -> None:
             pytest.skip(f"this kernel lacks the queue ({error})")
         outcome = play(made, "mpiexec", "node_programs:sample", 60, 7)
         dropped = made.dropped(2)
-    right(outcome.results(), 2, "mpi", 20)
+    right(outcome.results(), 2, "MPI", 20)
     assert dropped > 0
 
 
@@ -130,19 +130,19 @@ def cut_when(flag: Path, made: hosts.Hosts, number: int) -> threading.Thread:
 
 @pytest.mark.parametrize("count", [500, 4_000_000])
 @pytest.mark.parametrize(
-    "engine",
+    "transport",
     [
         "mpi",
         pytest.param("gloo", marks=pytest.mark.torch),
         pytest.param("fabric", marks=[needs_fabric, pytest.mark.fabric]),
     ],
 )
-def test_a_link_cut_within_a_collective(engine: str, count: int, tmp_path: Path) -> None:
+def test_a_link_cut_within_a_collective(transport: str, count: int, tmp_path: Path) -> None:
     """Every rank hears within the deadline whom it waited for, and hears it again in the next call."""
     timeout_s, program = 4.0, "node_programs:until_it_fails"
     with hosts.hosts(2) as made:
         cutting = cut_when(tmp_path / "flag", made, 2)
-        env = {"UNISONO_ENGINE": engine, "GLOO_SOCKET_IFNAME": "e0"}
+        env = {"UNISONO_TRANSPORT": transport, "GLOO_SOCKET_IFNAME": "e0"}
         args = (str(tmp_path / "flag"), timeout_s, count)
         try:
             outcome = play(made, "mpiexec", program, *args, timeout_s=120, **env)

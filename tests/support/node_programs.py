@@ -33,8 +33,8 @@ def sample(step: int, first: int = 0) -> dict[str, Any]:
     report = Report()
     run(_works(unchecked)[first::step], UnisonoSubject(unchecked, checked), report)
     return {
-        "nodes": checked.topology.nodes,
-        "engine": type(checked._engine).__name__,
+        "nodes": checked.nodes,
+        "transport": checked.transport,
         "calls": sum(report.done.values()),
         "words": report.words,
     }
@@ -82,8 +82,18 @@ def refusals() -> dict[str, str]:
         "TypeError": [
             lambda: comm.empty(4, None),
             lambda: comm.broadcast(x, 0.5),
-            lambda: comm.send_recv(x, 0.5, None, 0.5),
+            lambda: comm.send_recv(x, 0.5, x.copy(), 0.5),
             lambda: comm.batch_send_recv([(x, 0.5)], []),
+            lambda: comm.all_reduce(x, op=None),
+            lambda: comm.broadcast(x, root=None),
+            lambda: comm.send(x, peer=None),
+        ],
+        "UsageError": [
+            lambda: comm.empty((0, 2**62)),
+            lambda: comm.empty((1,) * 65),
+            lambda: comm.empty(3, "\ud800"),
+            lambda: comm.all_reduce(x, algorithm="ring"),
+            lambda: comm.all_reduce(x, op="sum\0x"),
         ],
     }
     for kind, calls in harmless.items():
@@ -127,7 +137,7 @@ def dies(rank: int, count: int) -> None:
 def until_it_fails(flag: str, timeout_s: float, count: int) -> dict[str, Any]:
     """All_reduces until one fails; rank 0 says in the file `flag` that they are under way. Every result is
     right, the failure comes in time, and the next call raises the same."""
-    if os.environ["UNISONO_ENGINE"] == "gloo":
+    if os.environ["UNISONO_TRANSPORT"] == "gloo":
         import torch.distributed  # noqa: F401  # takes seconds, which the deadline is not for
     comm = unisono.init(timeout_s=timeout_s, check=False)
     x, right = np.full(count, comm.rank + 1, F32), sum(range(1, comm.size + 1))
@@ -138,7 +148,7 @@ def until_it_fails(flag: str, timeout_s: float, count: int) -> dict[str, Any]:
         tried = attempt(lambda: comm.all_reduce(x, out=out))
         if "error" in tried:
             again = attempt(lambda: comm.all_reduce(x, out=out))
-            atexit.register(_meet, flag, comm, comm.topology.local)
+            atexit.register(_meet, flag, comm, next(node for node in comm.nodes if comm.rank in node))
             return {"error": tried["error"], "again": again.get("error"), "waited": tried["at"] - began}
         if not (out == right).all():
             return {"wrong": call}

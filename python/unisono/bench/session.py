@@ -342,8 +342,10 @@ class Session:
 
 def nodes_of(communicator: Any) -> list[int]:
     """The node of each rank; empty where all are on one."""
-    topology = getattr(communicator, "topology", None)  # only a communicator across nodes has one
-    return [] if topology is None else list(topology.node_of)
+    if len(communicator.nodes) == 1:
+        return []
+    node_of = {rank: node for node, ranks in enumerate(communicator.nodes) for rank in ranks}
+    return [node_of[rank] for rank in range(communicator.size)]
 
 
 def _available(backend: Backend, ranks: int, wrong_place: str | None) -> str | None:

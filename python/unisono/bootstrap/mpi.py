@@ -83,6 +83,11 @@ class MpiBootstrap:
         """The copy, on which the bootstrap itself sends nothing from one rank to another."""
         return self._comm
 
+    def abandon(self) -> None:
+        """Says that messages may never end: neither the copy is freed nor MPI finalized, which would wait."""
+        self._failed = True
+        abandon()
+
     def close(self) -> None:
         """Free the copy of the communicator. Idempotent."""
         if not self._closed and not self._failed and not self._mpi.Is_finalized():

@@ -65,9 +65,7 @@ def _all_but_own(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def _collective(
-    name: str, factor: Callable[[int], float], formula: str, in_place: bool = True
-) -> Collective:
+def _collective(name: str, factor: Callable[[int], float], formula: str, in_place: bool = True) -> Collective:
     """The row of a collective of the library, whose shape is the core's."""
     what = traits.collective(name)
     blocked = what.by_blocks or what.by_parts
@@ -89,12 +87,7 @@ COLLECTIVES: dict[str, Collective] = {
         _collective("scatter", _all_but_own, _SHARE),
         _collective("all_to_all", _all_but_own, _SHARE),
         # The busiest rank receives one full block from every rank: see all_to_all_v_blocks in bench/cases.py.
-        _collective(
-            "all_to_all_v",
-            _all_but_own,
-            f"{_SHARE}, of the busiest rank's bytes",
-            in_place=False,
-        ),
+        _collective("all_to_all_v", _all_but_own, f"{_SHARE}, of the busiest rank's bytes", in_place=False),
         # A ring: every rank sends to the next one and receives from the one before.
         _collective("send_recv", _one, "1", in_place=False),
         _collective("barrier", lambda n: 0.0, "0, no data", in_place=False),

@@ -15,7 +15,7 @@ from unisono.bench import pairs
 from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import Array
-from unisono.nodes.gloo import make_group
+from unisono.gloo import make_group
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import INTEGERS, KNOWN
 
@@ -51,7 +51,7 @@ class GlooBackend(Backend):
         import torch.distributed as dist
 
         torch.set_num_threads(1)  # one rank is one core, as for the other backends
-        self._group = make_group(ranks.rank, ranks.size, ranks.all_gather, TIMEOUT_S)
+        self._group, _ = make_group(ranks.rank, ranks.size, ranks.all_gather, TIMEOUT_S)
         self._group.barrier().wait()
         self._ops = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "avg": dist.ReduceOp.AVG}
         self._ops |= {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}

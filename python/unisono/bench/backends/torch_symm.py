@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import CaseError
 from unisono.bench.cuda.device import missing
-from unisono.nodes.gloo import INTERFACE_VARIABLE, make_store
+from unisono.gloo import INTERFACE_VARIABLE, make_store
 from unisono.records import Case
 
 TIMEOUT = timedelta(seconds=120)

@@ -5,7 +5,7 @@ quantises the all_reduces."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from unisono import _core, tables, traits
+from unisono import tables, traits
 from unisono.bench import pairs
 from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks
@@ -21,7 +21,7 @@ from unisono.bench.cases import CaseError
 from unisono.bench.cuda.streams import Fork
 from unisono.errors import UsageError
 from unisono.records import Case, vocabulary
-from unisono.records.vocabulary import COLLECTIVES, DEVICES, DTYPES, INTEGERS, KNOWN, WIRES
+from unisono.records.vocabulary import COLLECTIVES, DEVICES, DTYPES, KNOWN, WIRES
 
 MOST_BLOCKS = 128  # of a kernel: so many are resident at once, whatever else they need
 
@@ -84,11 +84,16 @@ class UnisonoBackend(Backend):
 
         words = [str(getattr(unisono, "__version__", ""))]
         if self._comm is not None:
-            name = tables.name_of(getattr(self._comm, "local", self._comm))
+            name = tables.name_of(self._comm)
             words += [f"plan table {name}"] if name else []
         if self.staged():
             words.append("staged through pinned host memory")
         return ", ".join(words)
+
+    @property
+    def _across(self) -> bool:
+        """Whether the ranks are on several nodes."""
+        return len(self._comm.nodes) > 1
 
     def staged(self) -> bool:
         return self._device == "cuda" and not self._comm.peer_access
@@ -105,7 +110,7 @@ class UnisonoBackend(Backend):
             self._any_memory = reach_any_memory(self._comm)
 
     def supports(self, case: Case) -> str | None:
-        if self._shape is not None and (self._device != "cuda" or not hasattr(self._comm, "_set_shape")):
+        if self._shape is not None and (self._device != "cuda" or self._across):
             return "kernels have a shape, and only those on GPUs of one node."
         if self._shape is not None and case.streams == "per-peer":
             return "on a stream per peer other communicators call, whose kernels are cut as pays."
@@ -116,12 +121,12 @@ class UnisonoBackend(Backend):
             fits = case.dtype in ("f32", "f16", "bf16") and case.op in ("sum", "avg")
             if case.collective != "all_reduce" or not fits:
                 return f"{self.wire} is for all_reduce only, sum and avg of f32, f16 and bf16."
-        known = list(self._comm.algorithms(_verb(case), self._device))
+        known = list(self._comm.algorithms(_verb(case), "nodes" if self._across else self._device))
         if forced not in known:
             choice = ", ".join(known) or "no choice"
             return f"{case.collective} has no algorithm {forced}: it has {choice}."
-        if (topology := getattr(self._comm, "topology", None)) is not None:  # across nodes any memory will do
-            if forced == "chain" and not topology.uniform:
+        if self._across:  # any memory will do
+            if forced == "chain" and not is_uniform(self._comm.nodes):
                 return "chain needs as many ranks on every node, with consecutive numbers."
             return None
         what, how = traits.collective(case.collective), traits.algorithm(forced)
@@ -236,10 +241,7 @@ class UnisonoBackend(Backend):
         alone = case.pattern in ("half_round_trip", "one_way") or case.streams is not None
         symmetric = case.memory == "symmetric" and not alone
         in_place = case.placement == "in_place"
-        more: dict[str, Any] = {}
-        if getattr(self._comm, "topology", None) is not None:
-            more = {"wide": _wide(case), "root": case.root or 0}
-        return str(self._comm.plan(_verb(case), size, symmetric, self._device, in_place, **more))
+        return str(self._comm.plan(_verb(case), size, symmetric, self._device, in_place))
 
     def sms(self, case: Case) -> int | None:
         algorithm = self.algorithm(case)
@@ -268,10 +270,9 @@ def shape_of(text: str) -> tuple[int, int, int]:
     return blocks, threads, piece
 
 
-def _wide(case: Case) -> float:
-    """Returns how many times as large as an element a partial result is that ranks send each other."""
-    exact = case.op in ("min", "max") or (case.op != "avg" and case.dtype in INTEGERS | {"f32", "f64"})
-    return 1.0 if exact else _core.wide_bytes(case.dtype) / DTYPES[case.dtype].itemsize
+def is_uniform(nodes: Sequence[Sequence[int]]) -> bool:
+    """Returns whether all nodes have as many ranks, and consecutive ones."""
+    return all(len(ranks) == len(nodes[0]) and ranks[-1] - ranks[0] + 1 == len(ranks) for ranks in nodes)
 
 
 def reaches_peers(algorithm: str) -> bool:

@@ -1,0 +1,23 @@
+// A Python object that C++ holds, copies and drops without the GIL.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <utility>
+
+namespace unisono::python {
+
+namespace nb = nanobind;
+
+using Held = std::shared_ptr<nb::object>;
+
+// Requires the GIL. To use what it holds requires the GIL; to copy or drop it does not.
+inline Held hold(nb::object object) {
+  return {new nb::object(std::move(object)), [](nb::object* held) {
+            const nb::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+}  // namespace unisono::python
