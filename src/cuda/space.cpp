@@ -150,13 +150,19 @@ void CudaSpace::begin(void* stream) {
   stream_ = static_cast<cudaStream_t>(stream);
   capturing_ = is_capturing(stream_);
   ever_captured_ |= capturing_;
-  if (ended_one_ && !capturing_)
-    check(cudaStreamWaitEvent(stream_, last_, 0), "ordering a call behind the one before");
+  if (!ended_one_ || capturing_) return;
+  if (const cudaError_t result = cudaStreamWaitEvent(stream_, last_, 0); result != cudaSuccess) {
+    on_.reset();  // no call has begun
+    check(result, "ordering a call behind the one before");
+  }
 }
 
 void CudaSpace::end() noexcept {
   if (!on_) return;
-  if (!capturing_ && cudaEventRecord(last_, stream_) == cudaSuccess) ended_one_ = true;
+  if (!capturing_) {
+    if (cudaEventRecord(last_, stream_) == cudaSuccess) ended_one_ = true;
+    else cudaGetLastError();  // what broke the stream is told by the next call
+  }
   capturing_ = false;
   stream_ = nullptr;
   on_.reset();

@@ -77,9 +77,14 @@ struct Rank {
   byte* put(const Bytes& host) {
     void* at = nullptr;
     check(cudaMalloc(&at, host.size()), "a test's memory");
-    check(cudaMemcpy(at, host.data(), host.size(), cudaMemcpyHostToDevice), "a test's copy");
     made.push_back(static_cast<byte*>(at));
+    write(made.back(), host);
     return made.back();
+  }
+  void write(byte* at, const Bytes& host) {
+    check(cudaMemcpy(at, host.data(), host.size(), cudaMemcpyHostToDevice), "a test's copy");
+    check(cudaDeviceSynchronize(),
+          "a test's copy");  // it may still be under way, and other streams do not wait
   }
   Bytes get(const byte* at, std::size_t bytes) {
     Bytes host(bytes);
@@ -213,8 +218,7 @@ TEST(CudaNccl, AGraphOfACallRunsOnFreshData) {
     check(cudaStreamEndCapture(rank.stream, &graph), "a test's capture");
     check(cudaGraphInstantiate(&ready, graph, 0), "a test's graph");
     for (int round = 1; round < 4; ++round) {
-      const Bytes fresh = numbers(me, round);
-      check(cudaMemcpy(mine, fresh.data(), fresh.size(), cudaMemcpyHostToDevice), "a test's copy");
+      rank.write(mine, numbers(me, round));
       check(cudaGraphLaunch(ready, rank.stream), "a test's graph");
       rank.transport.synchronize(rank.stream);
       expect_sum(rank, out, round);

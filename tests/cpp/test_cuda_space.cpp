@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -34,12 +36,15 @@ class DeviceBytes {
     check(cudaMalloc(&made, std::max<std::size_t>(bytes, 1)), "a test's memory");
     at_ = static_cast<byte*>(made);
   }
-  explicit DeviceBytes(const Bytes& host) : DeviceBytes(host.size()) {
-    check(cudaMemcpy(at_, host.data(), host.size(), cudaMemcpyHostToDevice), "a test's copy");
-  }
+  explicit DeviceBytes(const Bytes& host) : DeviceBytes(host.size()) { write(host); }
   DeviceBytes(const DeviceBytes&) = delete;
   ~DeviceBytes() { cudaFree(at_); }
   byte* at() const { return at_; }
+  void write(const Bytes& host) const {
+    check(cudaMemcpy(at_, host.data(), host.size(), cudaMemcpyHostToDevice), "a test's copy");
+    check(cudaDeviceSynchronize(),
+          "a test's copy");  // it may still be under way, and other streams do not wait
+  }
 
  private:
   byte* at_ = nullptr;
@@ -109,6 +114,16 @@ class Gpu : public testing::Test {
     cudaGraphDestroy(graph);
     return ready;
   }
+  // What follows on the stream waits until `held` is false.
+  void hold(cudaStream_t stream) {
+    held = true;
+    auto wait = [](void* flag) {
+      for (int i = 0; i < 20'000 && *static_cast<std::atomic<bool>*>(flag); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    check(cudaLaunchHostFunc(stream, wait, &held), "a test's wait");
+  }
+  std::atomic<bool> held = false;
   std::unique_ptr<nodes::GpuSpace> space;
   cudaStream_t streams[2] = {};
 };
@@ -426,7 +441,7 @@ TEST_F(Gpu, ScratchGrowsWithinACapture) {
     space->combine({out.at(), nullptr, {&source, 1}, a.size(), DType::u8, Op::sum, 1});
   });
   for (const Bytes& data : {a, b}) {
-    check(cudaMemcpy(input.at(), data.data(), data.size(), cudaMemcpyHostToDevice), "a test's copy");
+    input.write(data);
     check(cudaGraphLaunch(graph, streams[0]), "a test's graph");
     check(cudaStreamSynchronize(streams[0]), "a test's graph");
     EXPECT_EQ(read_back(out.at(), data.size()), data);
@@ -439,17 +454,17 @@ TEST_F(Gpu, CallsOnTwoStreamsShareTheirScratch) {
   constexpr std::size_t kSize = 4096;
   const DeviceBytes seen(kSize), after(kSize);
   call(streams[0], [&] {
-    cudaLaunchHostFunc(
-        streams[0], [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }, nullptr);
+    hold(streams[0]);
     cudaMemsetAsync(space->scratch(Scratch::packed, 0, kSize), 1, kSize, streams[0]);
   });
-  EXPECT_FALSE(space->idle(streams[0]));
   call(streams[1], [&] {
     space->copy(seen.at(), space->scratch(Scratch::packed, 0, kSize), kSize);
     byte* const larger = space->scratch(Scratch::packed, 0, kMiB);
     cudaMemsetAsync(larger, 2, kMiB, streams[1]);
   });
   call(nullptr, [&] { space->copy(after.at(), space->scratch(Scratch::packed, 0, kSize), kSize); });
+  EXPECT_FALSE(space->idle(streams[0]));
+  held = false;
   check(cudaDeviceSynchronize(), "a test's calls");
   EXPECT_TRUE(space->idle(streams[0]));
   EXPECT_EQ(read_back(seen.at(), kSize), Bytes(kSize, std::byte{1}));
@@ -460,11 +475,11 @@ TEST_F(Gpu, MarksAreReachedInTheStreamsOrder) {
   std::unique_ptr<nodes::GpuSpace::Mark> before, behind;
   call(streams[0], [&] {
     before = space->mark();
-    cudaLaunchHostFunc(
-        streams[0], [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }, nullptr);
+    hold(streams[0]);
     behind = space->mark();
   });
   EXPECT_FALSE(behind->reached());
+  held = false;
   std::thread([&] {
     const auto here = space->enter_thread();
     while (!behind->reached()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
