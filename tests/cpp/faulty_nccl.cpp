@@ -2,6 +2,7 @@
 // has asked for it, it fails, or waits for ever until it is aborted.
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -29,11 +30,13 @@ struct Operation {
   Comm* comm;
 };
 
-std::mutex mutex;
-std::condition_variable changed;
+// Never destroyed: a thread that nobody joins waits for them when the process ends.
+std::mutex& mutex = *new std::mutex;
+std::condition_variable& changed = *new std::condition_variable;
 std::string wanted;
+std::deque<Comm>& comms = *new std::deque<Comm>;  // they stay when they are aborted: a thread may be within
 int jobs = 0, aborts = 0;
-std::map<int, int> joined;                                                     // ranks of each job
+std::map<int, int>& joined = *new std::map<int, int>;                          // ranks of each job
 std::map<std::tuple<int, int, int>, std::vector<std::vector<char>>> messages;  // by job, sender, receiver
 thread_local std::vector<Operation> group;
 
@@ -72,13 +75,13 @@ UNISONO_EXPORT int ncclCommInitRank(Comm** made, int size, UniqueId id, int rank
   ++joined[job];
   changed.notify_all();
   changed.wait(lock, [&] { return joined[job] == size; });
-  *made = new Comm{job, rank, size};
+  *made = &comms.emplace_back(Comm{job, rank, size});
   return kSuccess;
 }
 
 UNISONO_EXPORT int ncclCommAbort(Comm* comm) {
   const std::scoped_lock lock(mutex);
-  comm->aborted = true;  // it stays: a thread may be within
+  comm->aborted = true;
   ++aborts;
   changed.notify_all();
   return kSuccess;

@@ -278,6 +278,25 @@ TEST_F(Nccl, AFailedNodeEndsWaits) {
   rank.transport.close();  // without a wait for what is under way
 }
 
+TEST_F(Nccl, AForkedChildLeavesNcclToItsParent) {
+  std::latch joined(1), over(1);
+  on_ranks(2, 60, [&](int me, Rank& rank) {
+    if (me == 1) {
+      joined.count_down();
+      return over.wait();
+    }
+    joined.wait();
+    const int before = aborts();
+    test::Child child([&] {
+      rank.transport.close();
+      return aborts() - before;
+    });
+    EXPECT_EQ(child.wait(), 0);
+    send_to(rank, 1);
+    over.count_down();
+  });
+}
+
 TEST_F(Nccl, ItsErrorsComeWithItsOwnWords) {
   on_ranks(2, 60, [this](int me, Rank& rank) {
     if (me == 1) return;
