@@ -5,8 +5,8 @@
 #include <string>
 
 #include "base/wire.hpp"
-#include "cuda/engine.hpp"
 #include "cuda/nodes.hpp"
+#include "unisono/communicator.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::cuda {
@@ -269,7 +269,7 @@ void CudaSpace::requantise(const nodes::Requantise& sum) {
 }
 
 std::unique_ptr<nodes::GpuSpace> make_space(int device) {
-  const int count = Engine::devices();
+  const int count = device_count();
   if (count == 0)
     throw ResourceError("CUDA sees no GPU here: see what nvidia-smi says, or leave device= out.");
   if (device < 0 || device >= count)

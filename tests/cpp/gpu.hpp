@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "cuda/api.hpp"
-#include "cuda/engine.hpp"
 #include "cuda/nodes.hpp"
 #include "reference.hpp"
+#include "unisono/communicator.hpp"
 
 namespace unisono::cuda {
 
@@ -75,7 +75,7 @@ class Arrays {
 class Gpu : public testing::Test {
  protected:
   void SetUp() override {
-    if (Engine::devices() == 0) GTEST_SKIP() << "needs a GPU";
+    if (device_count() == 0) GTEST_SKIP() << "needs a GPU";
     check(cudaSetDevice(0), "cudaSetDevice");
     space = make_space(0);
     for (cudaStream_t& stream : streams)

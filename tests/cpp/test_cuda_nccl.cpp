@@ -8,13 +8,12 @@
 #include <vector>
 
 #include "cuda/api.hpp"
-#include "cuda/engine.hpp"
 #include "cuda/nodes.hpp"
-#include "host/move.hpp"
 #include "nodes/transport_nccl.hpp"
 #include "processes.hpp"
 #include "ranks.hpp"
 #include "reference.hpp"
+#include "unisono/communicator.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::nodes {
@@ -60,7 +59,7 @@ bool has_gpu_and_nccl() {
   try {
     nccl::library();
   } catch (const nccl::NcclError&) { return false; }
-  return cuda::Engine::devices() > 0;
+  return device_count() > 0;
 }
 
 struct Rank {
