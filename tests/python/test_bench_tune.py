@@ -205,10 +205,16 @@ def test_on_gpus_one_measurement_is_for_all_memory_and_both_ways_of_calling(tmp_
             ("symmetric", "events"),
         }
     found = tune.choose(
-        [result(8, name, time, memory="symmetric") for name, time in (("a", 3), ("b", 2), ("a_direct", 1))],
+        [
+            result(8, name, time, memory="symmetric")
+            for name, time in (("push", 3), ("push_packets", 2), ("direct", 1))
+        ],
         "cuda",
     )
-    assert [(e["memory"], e["algorithm"]) for e in found] == [("plain", "b"), ("symmetric", "a_direct")]
+    assert [(e["memory"], e["algorithm"]) for e in found] == [
+        ("plain", "push_packets"),
+        ("symmetric", "direct"),
+    ]
 
 
 def test_what_asks_for_no_memory_is_plain(tmp_path: Path) -> None:
@@ -220,16 +226,22 @@ def test_what_asks_for_no_memory_is_plain(tmp_path: Path) -> None:
 
 
 def test_what_asks_for_no_size_has_one_line() -> None:
-    sizes = [(8, {"a": 1.0, "b": 3.0, "c": 0.5}), (64, {"a": 2.0, "b": 1.5}), (512, {"a": 9.0, "b": 8.0})]
+    sizes = [
+        (8, {"push": 1.0, "push_packets": 3.0, "push_ll128": 0.5}),
+        (64, {"push": 2.0, "push_packets": 1.5}),
+        (512, {"push": 9.0, "push_packets": 8.0}),
+    ]
     found = [
         msgspec.structs.replace(result(size, name, time), case=make_case("all_to_all_v", size, "f32", 2))
         for size, times in sizes
         for name, time in times.items()
     ]
     line = {"collective": "all_to_all_v", "memory": "plain", "up_to_bytes": None}
-    assert tune.choose(found, "cuda") == [{**line, "algorithm": "a"}]  # c has not run at every size
-    assert tune.choose([r for r in found if r.case.bytes > 8], "cuda") == [{**line, "algorithm": "b"}]
-    assert [e["algorithm"] for e in tune.choose(found)] == ["c", "b"]
+    assert tune.choose(found, "cuda") == [{**line, "algorithm": "push"}]  # lines have not run at every size
+    assert tune.choose([r for r in found if r.case.bytes > 8], "cuda") == [
+        {**line, "algorithm": "push_packets"}
+    ]
+    assert [e["algorithm"] for e in tune.choose(found)] == ["push_ll128", "push_packets"]
 
 
 def test_of_several_modes_the_geometric_mean_counts() -> None:
@@ -238,10 +250,17 @@ def test_of_several_modes_the_geometric_mean_counts() -> None:
             result(8, algorithm, median), case=make_case("all_reduce", 8, "f32", 2, mode=mode, device="cuda")
         )
 
-    graph = [in_mode("graph", "a", 1.0), in_mode("graph", "b", 1.3), in_mode("graph", "c", 0.1)]
-    events = [in_mode("events", "a", 9.0), in_mode("events", "b", 6.0)]  # c has failed there
-    assert [e["algorithm"] for e in tune.choose(graph)] == ["c"]
-    assert [e["algorithm"] for e in tune.choose(graph + events)] == ["b"]
+    graph = [
+        in_mode("graph", "push", 1.0),
+        in_mode("graph", "push_packets", 1.3),
+        in_mode("graph", "push_ll128", 0.1),
+    ]
+    events = [
+        in_mode("events", "push", 9.0),
+        in_mode("events", "push_packets", 6.0),
+    ]  # lines have failed there
+    assert [e["algorithm"] for e in tune.choose(graph)] == ["push_ll128"]
+    assert [e["algorithm"] for e in tune.choose(graph + events)] == ["push_packets"]
 
 
 def test_copy_engines_are_chosen_where_no_kernel_is_faster() -> None:
@@ -253,7 +272,7 @@ def test_copy_engines_are_chosen_where_no_kernel_is_faster() -> None:
 
 def test_a_shape_that_is_no_faster_is_not_chosen() -> None:
     near = [result(8, "a@0x0x0", 1.0), result(8, "a@64x256x3840", 0.995), result(8, "b@0x0x0", 0.99)]
-    assert [e["algorithm"] for e in tune.choose(near)] == ["b"]
+    assert [e["algorithm"] for e in tune.choose(near)] == ["push_packets"]
     assert "blocks" not in tune.choose(near[:2])[0]
     assert tune.choose([near[0], result(8, "a@64x256x3840", 0.9)])[0]["blocks"] == 64
 

@@ -32,10 +32,13 @@ SIZES = [1 << power for power in range(32)]
 def test_names() -> None:
     names = unisono.Communicator.algorithms
     assert names("all_reduce") == [
-        *("one_shot_packets", "one_shot", "two_shot_packets", "two_shot", "two_shot_push", "two_shot_direct"),
-        "reduce_scatter_all_gather",
+        *("one_shot_packets", "one_shot", "two_shot_packets", "two_shot", "reduce_scatter_all_gather"),
+        *("two_shot_push", "two_shot_direct"),
     ]
-    assert names("broadcast") == ["push_packets", "push", "direct", "scatter_all_gather", "chain"]
+    assert names("broadcast") == ["push_packets", "push", "chain", "scatter_all_gather", "direct"]
+    assert names("reduce", "cuda") == [
+        *("push_packets", "push", "two_shot_push", "direct", "two_shot_ll128", "push_ll128", "copy_engine")
+    ]
     for collective in MOVING:
         assert {"push_packets", "push", "direct"} <= set(names(collective))
     assert names("barrier") == names("empty") == []
