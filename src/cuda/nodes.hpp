@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "nodes/gpu_space.hpp"
+#include "core/gpu_space.hpp"
 
 namespace unisono::cuda {
 

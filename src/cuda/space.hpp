@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/gpu_space.hpp"
 #include "cuda/api.hpp"
 #include "cuda/combine.hpp"
-#include "nodes/gpu_space.hpp"
 
 namespace unisono::cuda {
 

@@ -214,12 +214,12 @@ std::shared_ptr<void> NodesCommunicator::do_allocate(std::size_t bytes, Memory m
 }
 
 Algorithm NodesCommunicator::choose(Collective collective, std::size_t bytes, bool, Memory, bool) {
-  if (!combines(collective)) return Algorithm::automatic;
+  if (!traits_of(collective).combines) return Algorithm::automatic;
   return nodes::choose(collective, place_, limits_, bytes, 1, 0);
 }
 
 Algorithm NodesCommunicator::chosen(const Request& request) const {
-  if (!combines(request.collective) || request.call->wire != Wire::exact) return request.algorithm;
+  if (!traits_of(request.collective).combines || request.call->wire != Wire::exact) return request.algorithm;
   if (request.algorithm == Algorithm::chain && !place_.uniform())
     throw UsageError(
         "chain needs as many ranks on every node, with consecutive numbers: use two_shot, or place the "

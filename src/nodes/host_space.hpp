@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/wire.hpp"
+#include "core/space.hpp"
 #include "host/move.hpp"
-#include "nodes/space.hpp"
 
 namespace unisono::nodes {
 

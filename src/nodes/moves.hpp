@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/backend.hpp"
+#include "core/space.hpp"
 #include "nodes/courier.hpp"
-#include "nodes/space.hpp"
 
 namespace unisono::nodes {
 

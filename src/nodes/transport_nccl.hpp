@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include "nodes/gpu_space.hpp"
+#include "core/gpu_space.hpp"
 #include "nodes/nccl.hpp"
 #include "unisono/bootstrap.hpp"
 #include "unisono/transport.hpp"

@@ -153,7 +153,7 @@ def test_a_collective_is_added_in_these_steps(tmp_path: Path) -> None:
     if shutil.which("ccache"):
         options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
     run("cmake", "-S", ".", "-B", "build", "-G", "Ninja", *options, cwd=tmp_path)
-    run("cmake", "--build", "build", "--target", "unisono", cwd=tmp_path)
+    run("cmake", "--build", "build", "--target", "unisono_static", cwd=tmp_path)
     (tmp_path / "main.cpp").write_text(MAIN)
     flags = [
         "-std=c++20",

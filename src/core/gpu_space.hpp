@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "nodes/space.hpp"
+#include "core/space.hpp"
 
 namespace unisono::nodes {
 
