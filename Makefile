@@ -64,8 +64,8 @@ lint-shell: $(HAVE)dev
 	shellcheck $(SCRIPTS)
 
 # What this machine builds: the rest is left to cuda-check.
-lint-tidy: build/tests.configured $(HAVE)dev
-	grep -o '"$(CURDIR)/src/[^"]*[.]cpp"' build/tests/compile_commands.json | tr -d '"' | sort -u |
+lint-tidy: $(HAVE)unisono build/tests.configured $(HAVE)dev
+	grep -oE '"$(CURDIR)/(src|bindings|tests/cpp)/[^"]*[.]cpp"' build/tests/compile_commands.json | tr -d '"' | sort -u |
 	  xargs -P $(JOBS) -n 1 clang-tidy -quiet -p build/tests
 
 format: $(HAVE)dev

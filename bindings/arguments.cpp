@@ -16,6 +16,17 @@ std::string quoted(std::string_view name) {
   return text += '\'';
 }
 
+// Runs `read`. Returns false if the Python object that it reads is of another kind.
+template <class Read>
+bool could(const Read& read) {
+  try {
+    read();
+    return true;
+  } catch (const std::bad_cast&) { return false; } catch (const nb::python_error&) {
+    return false;
+  }
+}
+
 // Of a Python number; throws nb::python_error or std::bad_cast for what is none from 0.
 std::size_t whole(nb::handle number) {
   const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
@@ -61,11 +72,12 @@ Memory read_device(std::string_view name) {
 }
 
 Shape read_shape(nb::handle shape) {
-  try {
-    if (PyIndex_Check(shape.ptr())) return {whole(shape)};
-    return nb::cast<Shape>(nb::list(nb::borrow(shape)));
-  } catch (const std::bad_cast&) {
-  } catch (const nb::python_error&) {}
+  Shape extents;
+  const bool read = could([&] {
+    if (PyIndex_Check(shape.ptr())) extents = {whole(shape)};
+    else extents = nb::cast<Shape>(nb::list(nb::borrow(shape)));
+  });
+  if (read) return extents;
   throw UsageError(std::string(nb::repr(shape).c_str()) +
                    " is not a shape: pass a number of elements from 0, or a tuple of them.");
 }
@@ -73,16 +85,15 @@ Shape read_shape(nb::handle shape) {
 Counts::Counts(const Array& x, nb::handle sent, nb::handle got) {
   auto read = [](const char* what, nb::handle counts, std::vector<std::size_t>& to) {
     std::size_t total = 0;
-    try {
+    const bool read = could([&] {
       for (const nb::handle one : nb::list(nb::borrow(counts))) {
         to.push_back(whole(one));
         if (__builtin_add_overflow(total, to.back(), &total) || total > kMostElements)
           throw UsageError(std::string("the ") + what +
                            " counts add up to more than memory can hold: check them.");
       }
-      return total;
-    } catch (const std::bad_cast&) {
-    } catch (const nb::python_error&) {}
+    });
+    if (read) return total;
     throw UsageError(std::string("the ") + what + " counts " + nb::repr(counts).c_str() +
                      " are no numbers of elements: give a whole one from 0 for each rank.");
   };

@@ -172,7 +172,9 @@ struct TorchTable {
   PyTypeObject* type = nullptr;
   const ExchangeApi* api = nullptr;
   void learn(PyTypeObject* met) {
-    if (type || !(api = exchange_api(met))) return;
+    if (type) return;
+    api = exchange_api(met);
+    if (!api) return;
     Py_INCREF(met);
     type = met;
   }

@@ -32,6 +32,7 @@ void bind_communicator(nb::module_& module) {
   using namespace nb::literals;
   using C = PyCommunicator;
   const auto none = nb::none();
+  // NOLINTNEXTLINE(bugprone-unused-raii): the module keeps it
   nb::class_<Bootstrap>(module, "Bootstrap", "A way for ranks to meet; see unisono.bootstrap.");
   module.def(
       "thread_bootstraps",
@@ -85,7 +86,7 @@ void bind_communicator(nb::module_& module) {
                     std::to_string(self.size()) + ">";
            })
       .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](C& self, nb::args) { self.close(); })
+      .def("__exit__", [](C& self, const nb::args&) { self.close(); })
       .def("barrier", &C::barrier, "Returns when every rank has called it. Raises as every call does.")
       .def("all_reduce", &C::all_reduce, "x"_a, "op"_a = "sum", "out"_a.none() = none, "algorithm"_a = none,
            "stream"_a = none, "wire"_a = none, doc::kAllReduce)

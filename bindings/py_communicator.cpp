@@ -255,7 +255,7 @@ nb::object PyCommunicator::empty(nb::handle shape, nb::handle dtype,
   void* data = buffer->data();
   const nb::capsule owner(buffer.release(), [](void* held) noexcept { delete static_cast<Buffer*>(held); });
   if (memory == Memory::device)
-    return device_array(data, bytes, *communicator_.device(), type, extents, owner);
+    return device_array(data, bytes, communicator_.device().value_or(0), type, extents, owner);
   const nb::ndarray<nb::numpy, std::uint8_t> flat(data, {bytes}, owner);
   return nb::cast(flat).attr("view")(numpy_dtype(type)).attr("reshape")(nb::tuple(nb::cast(extents)));
 }

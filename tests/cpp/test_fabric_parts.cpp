@@ -124,7 +124,7 @@ TEST(FabricMemory, OfAGpuIsRefusedWithWhatToDo) {
 
 TEST(FabricMemory, AsksForAGpuThatIsNotThere) {
   if (device_count() > 0) GTEST_SKIP() << "there is a GPU: tests/gpu/test_fabric.py";
-  auto make = [](Communicator::Options options) {
+  auto make = [](const Communicator::Options& options) {
     Communicator(thread_bootstraps(1, std::chrono::seconds(5)).front(), options);
   };
   Communicator::Options pinned{.fabric = Communicator::Fabric{}}, device = pinned;

@@ -306,11 +306,11 @@ NAMES: dict[str, tuple[Call, str]] = {
     "empty op": (lambda c: c.reduce_scatter(ones(2, 4), op=""), "no op ''"),
     "algorithm": (
         lambda c: c.all_reduce(ones(4), algorithm="ring"),
-        "no algorithm 'ring': use one of one_shot_packets",
+        "no algorithm 'ring' here: use one of one_shot_packets",
     ),
     "algorithm of another collective": (
         lambda c: c.all_gather(ones(4), algorithm="two_shot"),
-        "all_gather has no algorithm 'two_shot': use one of push_packets, push, direct",
+        "all_gather has no algorithm 'two_shot' here: use one of push_packets, push, direct",
     ),
     "algorithm of a send": (
         lambda c: c.send(ones(4), 1 - c.rank, algorithm="one_shot"),
