@@ -1,6 +1,7 @@
 # make bench   installs into .venv, builds, runs the quick preset, says where the report is
 # make test    builds and runs every test that needs no GPU
-# The rest:    lint format sanitize cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
+# The rest:    wheel wheel-aarch64 lint format sanitize cross-test cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels
+#              clean distclean
 # Variables:   PYTHON (3.11 or newer), VENV, TORCH (empty: no PyTorch), BENCH (flags of unisono bench), OUT (its folder),
 #              JOBS, CUDA_ARCHITECTURES, WHEELS (a folder of wheels for gpu-*), WORKERS (of pytest, each a file at a time),
 #              PYTEST and CTEST (more flags)
@@ -9,7 +10,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .PHONY: bench test test-cpp test-python lint lint-includes lint-python lint-types lint-cpp lint-shell lint-tidy format \
-        sanitize sanitize-thread sanitize-address cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
+        sanitize sanitize-thread sanitize-address cross-test wheel wheel-aarch64 cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
 
 PYTHON ?= python3
 # found now, before .venv comes first in PATH
@@ -79,6 +80,30 @@ sanitize-thread sanitize-address: sanitize-%: build/%.configured
 	cmake --build --preset $*
 	ctest --preset $* $(CTEST)
 
+# The C++ tests for aarch64, under qemu-user (Debian: g++-aarch64-linux-gnu, qemu-user).
+cross-test: build/aarch64.configured
+	cmake --build --preset aarch64
+	ctest --preset aarch64 -j $(JOBS) $(CTEST)
+
+# Wheels in dist/: as manylinux as the C and C++ libraries of this machine allow, which auditwheel finds out. They are
+# built where the tests are; libfabric is found when it is first used, so its place here is kept out.
+wheel: $(HAVE)unisono $(HAVE)wheel
+	include=$$(tools/bootstrap.sh headers $(BIN)/python)
+	rm -rf build/wheel && mkdir -p build/wheel dist
+	SKBUILD_BUILD_DIR=build/tests SKBUILD_CMAKE_DEFINE="Python_INCLUDE_DIR=$$include;LIBFABRIC_LIBRARY=libfabric.so.1" \
+	  $(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
+	auditwheel repair -w dist build/wheel/*.whl
+
+# Python's headers are this machine's: for aarch64 only what CPython's own sources ask for differs (pyconfig.h).
+wheel-aarch64: $(HAVE)unisono $(HAVE)wheel build/aarch64.configured
+	include=$$(tools/bootstrap.sh headers $(BIN)/python)
+	suffix=$$(python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX").replace("x86_64", "aarch64"))')
+	rm -rf build/wheel-aarch64 && mkdir -p build/wheel-aarch64 dist
+	_PYTHON_HOST_PLATFORM=linux-aarch64 SETUPTOOLS_EXT_SUFFIX=$$suffix CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake \
+	  SKBUILD_BUILD_DIR=build/aarch64 SKBUILD_CMAKE_DEFINE="Python_INCLUDE_DIR=$$include;UNISONO_CUDA=OFF" \
+	  $(PIP) wheel --no-build-isolation --no-deps -w build/wheel-aarch64 .
+	AUDITWHEEL_LD_LIBRARY_PATH=/usr/aarch64-linux-gnu/lib auditwheel repair -w dist build/wheel-aarch64/*.whl
+
 cuda-check: $(HAVE)cuda
 	nvcc=$$(compgen -G '$(abspath $(VENV))/lib/python3*/site-packages/nvidia/cu13/bin/nvcc')
 	cmake --preset cuda -DCMAKE_CUDA_COMPILER="$$nvcc" -DCMAKE_CUDA_HOST_COMPILER="$${CXX:-g++}" \
@@ -112,7 +137,7 @@ gpu-wheels:
 	  --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --platform manylinux2014_x86_64 -d $(WHEELS)
 
 clean:
-	rm -rf build python/unisono/_core.pyi $(HAVE)unisono
+	rm -rf build dist python/unisono/_core.pyi $(HAVE)unisono
 
 distclean: clean
 	rm -rf $(VENV)
@@ -123,7 +148,7 @@ $(HAVE)pip:
 	PYTHON=$(PYTHON) tools/bootstrap.sh venv $(VENV)
 	touch $@
 
-$(HAVE)build $(HAVE)run $(HAVE)test $(HAVE)dev: $(HAVE)%: $(HAVE)pip pyproject.toml
+$(HAVE)build $(HAVE)run $(HAVE)test $(HAVE)dev $(HAVE)wheel: $(HAVE)%: $(HAVE)pip pyproject.toml
 	@echo 'Installing into $(VENV): $*'
 	python tools/requirements.py $* $(if $(filter run,$*),bench mpi) >$@.txt
 	$(PIP) install -r $@.txt
@@ -160,4 +185,13 @@ build/tests.configured build/thread.configured build/address.configured: build/%
 	mkdir -p build
 	gtest=$$(tools/bootstrap.sh googletest)
 	cmake --preset $* -DUNISONO_GTEST_SOURCE="$$gtest" >build/$*.log || { cat build/$*.log; exit 1; }
+	touch $@
+
+build/aarch64.configured: $(HAVE)build
+	@echo 'Configuring build/aarch64'
+	mkdir -p build
+	gtest=$$(tools/bootstrap.sh googletest-source)
+	fabric=$$(tools/bootstrap.sh libfabric)
+	cmake --preset aarch64 -DUNISONO_GTEST_SOURCE="$$gtest" -DLIBFABRIC_INCLUDE_DIR="$$fabric" -DLIBFABRIC_LIBRARY=libfabric.so.1 \
+	  >build/aarch64.log || { cat build/aarch64.log; exit 1; }
 	touch $@

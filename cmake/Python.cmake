@@ -17,6 +17,9 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
 target_include_directories(_core PRIVATE src)
 target_compile_definitions(_core PRIVATE UNISONO_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE unisono unisono_flags)
+foreach(target IN ITEMS _core nanobind-static) # the texts of nanobind's assertions name its files
+  target_compile_options(${target} PRIVATE -fmacro-prefix-map=${NB_DIR}=nanobind)
+endforeach()
 set_target_properties(_core PROPERTIES INSTALL_RPATH "$ORIGIN/lib") # libunisono.so of the same package
 if(with_cuda)
   target_sources(_core PRIVATE bindings/links.cpp)
@@ -25,13 +28,15 @@ if(with_cuda)
 endif()
 install(TARGETS _core LIBRARY DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
 
-nanobind_add_stub(_core_stub
-  MODULE _core
-  OUTPUT ${PROJECT_SOURCE_DIR}/python/unisono/_core.pyi
-  PYTHON_PATH $<TARGET_FILE_DIR:_core>
-  DEPENDS _core
-)
-install(FILES ${PROJECT_SOURCE_DIR}/python/unisono/_core.pyi DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
+set(stub ${PROJECT_SOURCE_DIR}/python/unisono/_core.pyi)
+if(NOT CMAKE_CROSSCOMPILING)
+  nanobind_add_stub(_core_stub MODULE _core OUTPUT ${stub} PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core)
+elseif(EXISTS ${stub})
+  add_custom_target(_core_stub) # that of this machine's own build: the interpreter cannot load the extension
+else()
+  message(FATAL_ERROR "${stub} is missing: build the package for this machine first (make wheel).")
+endif()
+install(FILES ${stub} DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
 
 # A wheel holds no symbolic links: libunisono.so, which -lunisono looks for, is there a linker's script.
 file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/package/libunisono.so CONTENT "INPUT($<TARGET_SONAME_FILE_NAME:unisono>)\n")

@@ -4,6 +4,8 @@
 #   bootstrap.sh venv DIR      makes a virtual environment with pip in it
 #   bootstrap.sh headers PY    prints the folder of Python.h for the interpreter PY
 #   bootstrap.sh googletest    prints the folder of GoogleTest's sources, or nothing where CMake finds an installed one
+#   bootstrap.sh googletest-source   prints that folder in any case
+#   bootstrap.sh libfabric     prints the folder of libfabric's headers, which are the same for every processor
 set -euo pipefail
 cd "$(dirname "$0")/.."
 debian=$PWD/build/debian
@@ -53,7 +55,10 @@ headers() {
 }
 
 googletest() {
-  [[ -e /usr/include/gtest/gtest.h ]] && return
+  [[ -e /usr/include/gtest/gtest.h ]] || googletest_source
+}
+
+googletest_source() {
   if [[ -e /usr/src/googletest/CMakeLists.txt ]]; then
     echo /usr/src/googletest
     return
@@ -62,9 +67,20 @@ googletest() {
   echo "$debian/root/usr/src/googletest"
 }
 
+# A folder with nothing else in it: /usr/include holds what the cross compiler must not see.
+libfabric() {
+  local include=$debian/libfabric
+  unpack libfabric-dev libfabric-dev
+  mkdir -p "$include"
+  cp -r "$debian/root/usr/include/rdma" "$include"
+  echo "$include"
+}
+
 case "${1:-} $#" in
   'venv 2') venv "$2" ;;
   'headers 2') headers "$2" ;;
   'googletest 1') googletest ;;
-  *) die 'say venv DIR, headers PYTHON or googletest.' ;;
+  'googletest-source 1') googletest_source ;;
+  'libfabric 1') libfabric ;;
+  *) die 'say venv DIR, headers PYTHON, googletest, googletest-source or libfabric.' ;;
 esac
