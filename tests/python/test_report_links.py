@@ -21,8 +21,7 @@ from unisono.cli.app import app
 from unisono.cli.finish import FAILED, exit_code
 from unisono.errors import UnisonoError
 from unisono.records import Ceiling, Largest, Link, Record, read
-from unisono.report import links as shown
-from unisono.report import model, payload, terminal
+from unisono.report import model, payload, studies, terminal
 
 
 def link(engine: str, pattern: str, **changes: Any) -> Link:
@@ -90,7 +89,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_slow_pair_stands_out(built: Path) -> None:
-    found = {matrix.title: matrix for matrix in shown.matrices(model.load(built))}
+    found = {matrix.title: matrix for matrix in studies.link_matrices(model.load(built))}
     copies = found["copy engine, one pair, one way, GB/s"]
     assert copies.names == ["GPU 0", "GPU 1", "GPU 2"]
     assert copies.cells[0] == [("", ""), ("390", "v0"), ("200", "v6")]

@@ -11,9 +11,7 @@ import report_data as data
 from unisono import report
 from unisono.bench import cases, scaling
 from unisono.records import Scaling, text, vocabulary
-from unisono.report import analysis, compare, gate, method, model, payload
-from unisono.report import pairs as shown
-from unisono.report import scaling as tables
+from unisono.report import analysis, compare, gate, method, model, payload, studies
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_slow_pair_stands_out(built: Path) -> None:
-    found = {matrix.title: matrix for matrix in shown.matrices(model.load(built))}
+    found = {matrix.title: matrix for matrix in studies.pair_matrices(model.load(built))}
     assert list(found) == [
         "half round trip: unisono, 8 B, µs (4 ranks, latency, plain)",
         "half round trip: mpi, 8 B, µs (4 ranks, latency, plain)",
@@ -50,7 +48,7 @@ def test_the_slow_pair_stands_out(built: Path) -> None:
 
 def test_one_pair_is_no_matrix(tmp_path: Path) -> None:
     data.write(tmp_path, data.run(), data.pingpongs(2, (0, 1)), data.end())
-    assert shown.matrices(model.load(tmp_path)) == []
+    assert studies.pair_matrices(model.load(tmp_path)) == []
 
 
 def test_the_efficiency_of_either_kind(built: Path) -> None:
@@ -61,7 +59,7 @@ def test_the_efficiency_of_either_kind(built: Path) -> None:
     assert [point.efficiency.median for point in strong.points] == pytest.approx([1, 0.25, 0.1])
     for point in weak.points[1:]:
         assert point.efficiency.low < point.efficiency.median < point.efficiency.high
-    head = tables.table(model.load(built), "weak").head
+    head = studies.scaling_table(model.load(built), "weak").head
     assert head[4:] == ["1 rank", "2 ranks", "4 ranks"]
 
 
@@ -92,7 +90,7 @@ def test_efficiency_is_against_the_fewest_ranks_measured(tmp_path: Path) -> None
     loaded = model.load(tmp_path)
     (one,) = analysis.efficiencies(loaded)  # of one number of ranks alone nothing can be said
     assert [point.efficiency.median for point in one.points] == pytest.approx([1, 0.5])
-    assert tables.table(loaded, "strong").head[4:] == ["2 ranks", "8 ranks on 2 nodes"]
+    assert studies.scaling_table(loaded, "strong").head[4:] == ["2 ranks", "8 ranks on 2 nodes"]
 
 
 def test_the_points_of_a_scaling_stay_apart_from_the_sweep(tmp_path: Path) -> None:

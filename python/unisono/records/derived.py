@@ -36,23 +36,24 @@ def bandwidths(
 
 
 def from_samples(result: Result) -> tuple[Result, str | None]:
-    """Returns the result with what follows from its samples, and how the written values differ; None if not.
+    """Returns the result with what follows from its samples, and how the written values differ, if they do.
 
-    Requires: samples, and visits that add up to them. Bandwidths of an unknown collective stay as written."""
-    found = interval_of(result)
-    times = {"median_us": found.median, "ci_low_us": found.low, "ci_high_us": found.high}
+    Requires: samples, and visits that add up to them. Values that agree with the samples as written, which are
+    rounded, stay. Bandwidths of an unknown collective cannot be computed and stay too."""
+    interval = interval_of(result)
+    times = {"median_us": interval.median, "ci_low_us": interval.low, "ci_high_us": interval.high}
+    found: dict[str, float | None] = {**times}
     wrong = [name for name, value in times.items() if abs(value - getattr(result, name)) > _ROUNDING_US]
-    rates: dict[str, float | None] = {}
     if result.case.collective in KNOWN:
-        values = bandwidths(result.case, found.median, result.ceiling_gbps, result.wire_bits)
+        values = bandwidths(result.case, interval.median, result.ceiling_gbps, result.wire_bits)
         rates = dict(zip(("algbw_gbps", "busbw_gbps", "sol"), values, strict=True))
         wrong += [name for name, value in rates.items() if _differ(getattr(result, name), value)]
-    difference = None
-    if wrong:
-        written, computed = getattr(result, wrong[0]), {**times, **rates}[wrong[0]]
-        example = f"{wrong[0]}: {_number(written)} written, {_number(computed)} computed"
-        difference = f"{', '.join(wrong)} differ from the samples ({example})"
-    return msgspec.structs.replace(result, **times, **rates), difference
+        found |= rates
+    if not wrong:
+        return result, None
+    example = f"{wrong[0]}: {_number(getattr(result, wrong[0]))} written, {_number(found[wrong[0]])} computed"
+    changed = msgspec.structs.replace(result, **found)
+    return changed, f"{', '.join(wrong)} differ from the samples ({example})"
 
 
 def _number(value: float | None) -> str:

@@ -292,24 +292,6 @@ def uncrossed(model: Model) -> str:
     return f"Of {curves}, one backend is never confidently overtaken in {len(single)}: {parts}."
 
 
-def largest(model: Model) -> Table:
-    """The largest size of each collective that ran before the memory was full."""
-    rows = [
-        [
-            item.backend,
-            f"{item.case.collective} {item.case.dtype}, {text.count(item.case.ranks, 'rank')}, "
-            f"{item.case.memory}",
-            text.size(item.case.bytes),
-            text.time(item.time_us),
-            f"{text.size(item.used_bytes)} of {text.size(item.total_bytes)}",
-            item.stopped,
-        ]
-        for item in model.largest
-    ]
-    head = ["Backend", "Case", "Largest", "Time", "Memory of the fullest GPU", "Why no larger one"]
-    return Table(head, rows, frozenset({2, 3}))
-
-
 def workload_table(cost: WorkloadCost) -> Table:
     """A workload's time per unit and per step on each backend, and what the best of each would save."""
     workload = cost.workload

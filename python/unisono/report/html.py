@@ -18,7 +18,7 @@ from markupsafe import Markup
 from unisono.records import text
 from unisono.records.stats import Verdict
 
-from . import analysis, charts, content, fabric, links, method, pairs, payload, scaling, theme
+from . import analysis, charts, content, method, payload, studies, theme
 from .model import Model
 
 _VERDICT_CLASSES = tuple(
@@ -150,13 +150,7 @@ def render(model: Model) -> str:
         failures=content.failures(model),
         skips=content.skips(model.skips),
         ceilings=content.ceilings(model),
-        link_summary=links.summary(model),
-        links=links.matrices(model),
-        pairs=pairs.matrices(model),
-        scaling=[(kind, scaling.table(model, kind)) for kind in scaling.kinds(model)],
-        largest=content.largest(model),
-        fabric=fabric.table(model),
-        fabric_ceiling=fabric.ceiling_text(model),
+        studies=studies.studies(model),
         few=method.few(),
         paragraphs=method.paragraphs(model),
         factors=method.factors(model),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from unisono.records import text
 
-from . import analysis, content, fabric, links, method, pairs, payload, scaling
+from . import analysis, content, method, payload, studies
 from .content import Table
 from .model import Model
 
@@ -62,7 +62,8 @@ def render(model: Model, images: Sequence[str]) -> str:
     lines += _section("Distribution", images)
     lines += _section("Stability", images)
     lines += _section("Speed of light", images) + _table(content.ceilings(model))
-    lines += _links(model, images) + _pairs(model, images) + _scaling(model, images) + _fabric(model, images)
+    for study in studies.studies(model):
+        lines += _study(study, images)
     lines += _section("Workloads", images) + _workloads(model)
     lines += _section("Crossovers", images) + _crossovers(model)
     lines += _section("All results", images) + _results(model)
@@ -176,49 +177,16 @@ def _folded(title: str, head: Sequence[str], rows: list[list[str]], numeric: Ite
     return [summary, "", *table(head, rows, numeric), "</details>", ""]
 
 
-def _fabric(model: Model, images: Sequence[str]) -> list[str]:
-    found = fabric.table(model)
-    if not found.rows:
-        return []
-    return [*_section("Fabric", images), _md(fabric.ceiling_text(model)), "", *_table(found)]
-
-
-def _links(model: Model, images: Sequence[str]) -> list[str]:
-    """The sections on links and on the largest messages, where they were measured."""
-    lines = []
-    if model.links:
-        lines += _section("Links", images) + _table(links.summary(model))
-        for matrix in links.matrices(model):
-            lines += _matrix(matrix)
-    if model.largest:
-        lines += _section("Largest messages", images) + _table(content.largest(model))
-    return lines
-
-
-def _matrix(matrix: links.Matrix) -> list[str]:
-    rows = [
-        [name, *(cell[0] for cell in cells)] for name, cells in zip(matrix.names, matrix.cells, strict=True)
-    ]
-    head = ["from \\ to", *matrix.names]
-    return [f"### {_md(matrix.title)}", "", *table(head, rows, range(1, len(head)))]
-
-
-def _pairs(model: Model, images: Sequence[str]) -> list[str]:
-    """The section on the pairs of a ping-pong, where several were measured."""
-    found = pairs.matrices(model)
-    lines = _section("Pairs", images) if found else []
-    for matrix in found:
-        lines += _matrix(matrix)
-    return lines
-
-
-def _scaling(model: Model, images: Sequence[str]) -> list[str]:
-    """The section on `unisono scaling`, where it was run."""
-    kinds = scaling.kinds(model)
-    lines = _section("Scaling", images) if kinds else []
-    for kind in kinds:
-        lines += [f"### {kind.capitalize()} scaling: efficiency (median time)", ""]
-        lines += _table(scaling.table(model, kind))
+def _study(study: studies.Study, images: Sequence[str]) -> list[str]:
+    lines = [*_section(study.title, images), _md(study.words), ""]
+    for heading, _, found in study.tables:
+        lines += [*([f"### {_md(heading)}", ""] if heading else []), *_table(found)]
+    for matrix in study.matrices:
+        lines += [f"### {_md(matrix.title)}", ""]
+        head = ["from \\ to", *matrix.names]
+        named = zip(matrix.names, matrix.cells, strict=True)
+        rows = [[name, *(cell[0] for cell in cells)] for name, cells in named]
+        lines += table(head, rows, range(1, len(head)))
     return lines
 
 

@@ -13,7 +13,7 @@ import vl_convert
 from unisono import files
 from unisono.records import text
 
-from . import analysis, charts, content, links, pairs, payload, theme
+from . import analysis, charts, content, payload, studies, theme
 from .model import Model, Row
 from .payload import Json
 
@@ -38,8 +38,8 @@ def write(model: Model, directory: Path) -> list[Path]:
                 written.append(_save(spec, directory / f"{name}{suffix}.png"))
     others = {
         "workloads": _workloads(model),
-        "links": _matrices("Links between the GPUs", links.matrices(model)),
-        "pairs": _matrices("Ping-pong by pair", pairs.matrices(model)),
+        "links": _matrices("Links between the GPUs", studies.link_matrices(model)),
+        "pairs": _matrices("Ping-pong by pair", studies.pair_matrices(model)),
         "efficiency_weak": _efficiency(model, "weak"),
         "efficiency_strong": _efficiency(model, "strong"),
     }
@@ -230,8 +230,8 @@ def distribution(model: Model, members: list[Json]) -> list[Json]:
     return rows
 
 
-def _matrices(title: str, found: list[links.Matrix]) -> Json | None:
-    panels = [_panel(charts.pairs(one.names), links.cells(one), one.title) for one in found]
+def _matrices(title: str, found: list[studies.Matrix]) -> Json | None:
+    panels = [_panel(charts.pairs(one.names), studies.cells(one), one.title) for one in found]
     return _figure(title, "rows send, columns receive", panels, 2) if panels else None
 
 

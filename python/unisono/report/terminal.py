@@ -10,7 +10,7 @@ from rich.table import Table
 from unisono.records import NOT_CHECKED, Link, text
 from unisono.records.stats import Verdict
 from unisono.records.vocabulary import pair_name, scaling_text, title
-from unisono.report import analysis, content, links
+from unisono.report import analysis, content, studies
 from unisono.report.model import Key, Model, Row
 
 MOST_ROWS = 60
@@ -107,12 +107,12 @@ def unmeasured(model: Model) -> Iterator[str]:
 def link_tables(found: Sequence[Link]) -> list[Table]:
     """Returns a summary by engine and pattern, and a matrix of pairs for each engine."""
     shown = Model(hardware=[None], links=[(0, link) for link in found])
-    summary = links.summary(shown)
+    summary = studies.link_table(shown)
     first = Table(*summary.head, title="Links between the GPUs")
     for row in summary.rows:
         first.add_row(*row)
     made = [first]
-    for matrix in links.matrices(shown):
+    for matrix in studies.link_matrices(shown):
         table = Table("from \\ to", *matrix.names, title=matrix.title)
         for name, cells in zip(matrix.names, matrix.cells, strict=True):
             table.add_row(name, *(value for value, _ in cells))
