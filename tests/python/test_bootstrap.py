@@ -29,7 +29,7 @@ GOOD = encode(Kind.DATA, 1, (0, 0), b"payload", 1000)
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, int]]:
     """(the launcher's end, the descriptor that the rank inherits)"""
     monkeypatch.setattr(client._Connection, "_all", {})
-    monkeypatch.setattr(bootstrap, "_ANSWER_GRACE_S", 0.05)
+    monkeypatch.setattr(client, "_ANSWER_GRACE_S", 0.05)
     ours, theirs = socket.socketpair()
     with ours:
         yield ours, theirs.detach()

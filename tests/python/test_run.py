@@ -21,8 +21,8 @@ import pytest
 
 import ranks
 from unisono import launch
-from unisono import run as run_module
 from unisono.errors import UsageError
+from unisono.launch import run as run_module
 
 pytestmark = pytest.mark.timeout(60)
 MEET = """
@@ -142,7 +142,7 @@ def test_what_a_rank_sent_before_it_ended_counts(
     nothing_left: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code = """
-from unisono import hub
+from unisono.bootstrap import hub
 b.all_gather(b"")
 if rank == 1:
     last = hub.encode(hub.Kind.DATA, 1, (0, 1), b"last words", 9000)

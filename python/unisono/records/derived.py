@@ -36,10 +36,10 @@ def bandwidths(
 
 
 def from_samples(result: Result) -> tuple[Result, str | None]:
-    """Returns the result with what follows from its samples, and how the written values differ, if they do.
+    """Returns the result with what follows from its samples, and how the written values differ, or None.
 
-    Requires: samples, and visits that add up to them. Values that agree with the samples as written, which are
-    rounded, stay. Bandwidths of an unknown collective cannot be computed and stay too."""
+    Requires: samples, and visits that add up to them. Values that agree with the samples, which were
+    rounded when written, stay. So do bandwidths of an unknown collective, which cannot be computed."""
     interval = interval_of(result)
     times = {"median_us": interval.median, "ci_low_us": interval.low, "ci_high_us": interval.high}
     found: dict[str, float | None] = {**times}
