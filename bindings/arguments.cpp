@@ -71,6 +71,10 @@ Memory read_device(std::string_view name) {
   throw UsageError("device=" + quoted(name) + " is unknown: use cpu or cuda.");
 }
 
+Level read_level(std::string_view name) {
+  return name == "nodes" ? Level::nodes : level_of(read_device(name));
+}
+
 Shape read_shape(nb::handle shape) {
   Shape extents;
   const bool read = could([&] {

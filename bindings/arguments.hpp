@@ -21,6 +21,7 @@ Wire read_wire(const std::optional<std::string>& name);  // None: exact
 Collective read_collective(std::string_view name);
 ChannelPolicy read_policy(std::string_view name);
 Memory read_device(std::string_view name);  // cpu or cuda
+Level read_level(std::string_view name);    // cpu, cuda or nodes
 
 // A number, or any iterable of numbers.
 Shape read_shape(nb::handle shape);

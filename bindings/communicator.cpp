@@ -19,9 +19,7 @@ namespace {
 
 std::vector<std::string> algorithms_of(const std::string& collective, const std::string& device) {
   std::vector<std::string> names;
-  const Collective known = read_collective(collective);
-  for (const std::string_view name :
-       device == "nodes" ? algorithms_across_nodes(known) : algorithms(known, read_device(device)))
+  for (const std::string_view name : algorithms(read_collective(collective), read_level(device)))
     names.emplace_back(name);
   return names;
 }
@@ -70,9 +68,10 @@ void bind_communicator(nb::module_& module) {
       .def_prop_ro("rank", &C::rank, "This rank's number, from 0.")
       .def_prop_ro("size", &C::size, "How many ranks there are.")
       .def_prop_ro("nodes", &C::nodes, "The ranks of each node, in rank order. Ranks of a node share memory.")
-      .def_prop_ro("transport", &C::transport,
-                   "What carries messages between nodes: MPI, gloo, the fabric, or the name of the user's own. "
-                   "Empty: the ranks are on one node.")
+      .def_prop_ro(
+          "transport", &C::transport,
+          "What carries messages between nodes: MPI, gloo, the fabric, or the name of the user's own. "
+          "Empty: the ranks are on one node.")
       .def_prop_ro("closed", &C::closed,
                    "Whether it has been closed, by close() or by an interrupt within a call.")
       .def_prop_rw(

@@ -167,7 +167,8 @@ GPUs of an all_to_all_v, goes by its own size: `bytes` are those of one message 
 constexpr const char* kSetPlan =
     R"(Replaces the plan: a list of (collective, symmetric, up_to_bytes or None, algorithm) in rising order of bytes, the same on
 every rank. An entry may end with how the kernel is cut on a GPU: (blocks, threads, bytes that a block takes up at
-once), zeros for what pays. Collectives that it does not name keep their plan. `unisono tune` measures one.)";
+once), zeros for what pays. Collectives that it does not name keep their plan. `unisono tune` measures one. device: of calls on `cpu` or `cuda`
+memory within a node, or of how `nodes` work together.)";
 
 constexpr const char* kCard =
     R"(The name of the ranks' GPUs, by which plans are chosen; empty where they differ. Raises UsageError where there is no GPU.)";

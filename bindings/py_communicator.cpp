@@ -280,7 +280,8 @@ int PyCommunicator::sms(const std::string& collective, std::size_t bytes, const 
 }
 
 void PyCommunicator::set_plan(const PlanRows& rows, const std::optional<std::string>& device) {
-  Tuning(communicator_).set_plan(read_plan(rows), memory_of(device));
+  const bool across = device && read_level(*device) == Level::nodes;
+  Tuning(communicator_).set_plan(read_plan(rows), across ? Level::nodes : level_of(memory_of(device)));
 }
 
 }  // namespace unisono::python

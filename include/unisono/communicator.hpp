@@ -188,8 +188,6 @@ UNISONO_API double default_timeout_s();
 UNISONO_API int device_count();
 
 // The names that `Call::algorithm` may have for a collective.
-UNISONO_API std::vector<std::string_view> algorithms(Collective collective, Memory memory = Memory::host);
-// The same of a communicator across nodes.
-UNISONO_API std::vector<std::string_view> algorithms_across_nodes(Collective collective);
+UNISONO_API std::vector<std::string_view> algorithms(Collective collective, Level level = Level::host);
 
 }  // namespace unisono

@@ -35,8 +35,9 @@ class UNISONO_API Tuning {
   int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm,
           bool in_place = false) const;
 
-  // Replaces the plan of every (collective, symmetric) that `entries` has.
-  void set_plan(const std::vector<PlanEntry>& entries, Memory memory = Memory::host);
+  // Replaces the plan of every (collective, symmetric) that `entries` has. Across nodes, host and device are
+  // the plans within this rank's node.
+  void set_plan(const std::vector<PlanEntry>& entries, Level level = Level::host);
   // Cuts the kernels of all later calls so, for measurements. Zeros: the library decides.
   void set_shape(int blocks, int threads, std::size_t piece_bytes);
   // Cuts the kernels of all later calls by the plan again.

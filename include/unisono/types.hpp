@@ -27,6 +27,10 @@ enum class Memory : std::uint8_t { host, device };
 enum class ChannelPolicy : std::uint8_t { single, multi, round_robin };
 inline constexpr int kChannelPolicies = 3;
 
+// Whose algorithms: those on host memory, on a GPU's, or of how nodes work together.
+enum class Level : std::uint8_t { host, device, nodes };
+constexpr Level level_of(Memory memory) { return memory == Memory::device ? Level::device : Level::host; }
+
 enum class Collective : std::uint8_t {
   all_reduce,
   reduce,

@@ -61,7 +61,11 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   virtual Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                            bool in_place);
   virtual int sms(Collective, std::size_t, bool, Algorithm, bool) { refuse_gpu(); }
-  virtual void set_plan(const std::vector<Plan::Entry>& entries, Memory memory) { plan(memory).set(entries); }
+  virtual void set_plan(const std::vector<Plan::Entry>& entries, Level level) {
+    if (level == Level::nodes)
+      throw UsageError("the ranks are on one node: give it a plan of host or device.");
+    plan(level == Level::device ? Memory::device : Memory::host).set(entries);
+  }
   virtual void set_shape(const std::optional<Shape>&) { refuse_gpu(); }  // none: the plan's
 
   // The ranks of each node.
@@ -72,7 +76,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   virtual Plan& plan(Memory memory) = 0;
   // The algorithms that a call may name.
   virtual std::vector<Algorithm> algorithms(Collective collective, Memory memory) const {
-    return Plan::algorithms(collective, memory);
+    return Plan::algorithms(collective, level_of(memory));
   }
   // Whether direct programs reach memory that is not symmetric; where not, automatic calls are staged.
   virtual bool reaches_any_memory() const { return false; }

@@ -109,9 +109,9 @@ void* Communicator::last_stream() const { return impl_->last_stream(); }
 bool Communicator::check() const { return impl_->check(); }
 void Communicator::set_check(bool check) { impl_->set_check(check); }
 
-std::vector<std::string_view> algorithms(Collective collective, Memory memory) {
+std::vector<std::string_view> algorithms(Collective collective, Level level) {
   std::vector<std::string_view> names;
-  for (const Algorithm one : Plan::algorithms(collective, memory)) names.push_back(name_of(one));
+  for (const Algorithm one : Plan::algorithms(collective, level)) names.push_back(name_of(one));
   return names;
 }
 

@@ -62,19 +62,27 @@ constexpr Row kTables[] = {
 };
 constexpr std::string_view kUsualCard = "NVIDIA H200";
 
+// How sums go across nodes (nodes/sums.hpp); what only moves goes one way.
+bool nodes_have(Collective collective, Algorithm algorithm) {
+  if (!traits_of(collective).combines) return false;
+  if (algorithm == Algorithm::one_shot) return collective != Collective::reduce_scatter;
+  return algorithm == Algorithm::two_shot || algorithm == Algorithm::chain;
+}
+
 }  // namespace
 
-bool Plan::has(Collective collective, Algorithm algorithm, Memory memory) {
+bool Plan::has(Collective collective, Algorithm algorithm, Level level) {
+  if (level == Level::nodes) return nodes_have(collective, algorithm);
   if (collective == Collective::batch_send_recv) return false;  // its messages have a size each
-  const bool on_gpu = memory == Memory::device;
+  const bool on_gpu = level == Level::device;
   if (on_gpu && gpu_has(collective, algorithm)) return true;
   return has_program(collective, form_of(algorithm)) && (on_gpu || !is_lines(algorithm));
 }
 
-std::vector<Algorithm> Plan::algorithms(Collective collective, Memory memory) {
+std::vector<Algorithm> Plan::algorithms(Collective collective, Level level) {
   std::vector<Algorithm> all;
   for (int i = 0; i < kAlgorithms; ++i)
-    if (const auto algorithm = static_cast<Algorithm>(i); has(collective, algorithm, memory))
+    if (const auto algorithm = static_cast<Algorithm>(i); has(collective, algorithm, level))
       all.push_back(algorithm);
   return all;
 }
@@ -143,7 +151,7 @@ Borders borders_of(const Plan::Host& host, bool reached) {
 // kernel's one.
 Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
-  Plan plan(Memory::host);
+  Plan plan(Level::host);
   const auto n = static_cast<std::size_t>(host.ranks);
   const std::size_t packets = host.ranks_a_core > 1 ? kKiB : kKiB / 4;  // of a message
   for (const bool symmetric : {false, true}) {
@@ -180,7 +188,7 @@ Plan Plan::of_gpu(std::string_view card, int ranks) {
   std::vector<Entry> entries;
   for (const Row& row : kTables)
     if (row.card == of && row.ranks == (fewest ? fewest : most)) entries.push_back(row.entry);
-  Plan plan(Memory::device);
+  Plan plan(Level::device);
   plan.set(entries);
   return plan;
 }
@@ -189,7 +197,7 @@ Plan Plan::of_gpu(std::string_view card, int ranks) {
 // ring costs little beside PCIe. By reckoning, not by measurement.
 Plan Plan::of_gpu_over_pcie(int ranks) {
   using enum Algorithm;
-  Plan plan(Memory::device);
+  Plan plan(Level::device);
   for (const bool symmetric : {false, true}) {
     plan.add({Collective::all_reduce, symmetric, (ranks == 2 ? 64 : 16) * kKiB, one_shot_packets});
     plan.add({Collective::all_reduce, symmetric, 128 * kKiB, two_shot_packets});
@@ -206,7 +214,7 @@ Plan Plan::of_gpu_over_pcie(int ranks) {
 // ring.
 Plan Plan::of_fabric() {
   using enum Algorithm;
-  Plan plan(Memory::host);
+  Plan plan(Level::host);
   for (const bool symmetric : {false, true}) {
     plan.add({Collective::all_reduce, symmetric, std::size_t{32} << 10, one_shot});
     plan.add({Collective::all_reduce, symmetric, kRest, two_shot});
@@ -223,7 +231,7 @@ Plan Plan::of_fabric() {
 }
 
 Plan Plan::of_fabric_gpu() {
-  Plan plan(Memory::device);
+  Plan plan(Level::device);
   for (const bool symmetric : {false, true})
     plan.add({Collective::all_to_all, symmetric, kRest, Algorithm::direct});
   return plan;
@@ -240,7 +248,7 @@ void check_shape(const Shape& shape, const std::string& who) {
 
 void Plan::set(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
-    if (!has(entry.collective, entry.algorithm, memory_))
+    if (!has(entry.collective, entry.algorithm, level_))
       throw UsageError("the plan table gives " + std::string(name_of(entry.collective)) + " the algorithm " +
                        std::string(name_of(entry.algorithm)) +
                        ", which it cannot run: write the table again with `unisono tune`.");
@@ -258,15 +266,15 @@ void Plan::set(const std::vector<Entry>& entries) {
 
 const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool symmetric) const {
   // on GPUs no rank knows the others' parts, or whether the other of two has symmetric memory
-  if (memory_ == Memory::device && collective == Collective::all_to_all_v) symmetric = false, bytes = kRest;
-  if (memory_ == Memory::device && collective == Collective::send_recv) symmetric = false;
+  if (level_ == Level::device && collective == Collective::all_to_all_v) symmetric = false, bytes = kRest;
+  if (level_ == Level::device && collective == Collective::send_recv) symmetric = false;
   for (const Entry& entry : entries_[static_cast<int>(collective)][symmetric])
     if (bytes <= entry.up_to_bytes) return &entry;
   return nullptr;
 }
 
 Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric) const {
-  const bool on_gpu = memory_ == Memory::device;
+  const bool on_gpu = level_ == Level::device;
   // each message by its own size, so that both of its ends do alike
   if (collective == Collective::batch_send_recv || (on_gpu && collective == Collective::all_to_all_v)) {
     const Algorithm alone = choose(Collective::send_recv, bytes, false);
@@ -279,7 +287,7 @@ Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric)
 }
 
 Shape Plan::shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const {
-  const bool parts = memory_ == Memory::device && traits_of(collective).by_parts();
+  const bool parts = level_ == Level::device && traits_of(collective).by_parts();
   const Entry* found = find(parts ? Collective::all_to_all_v : collective, bytes, symmetric);
   if (parts && found && found->algorithm != algorithm) found = find(Collective::send_recv, kRest, symmetric);
   return found && found->algorithm == algorithm ? found->shape : Shape{};

@@ -47,7 +47,8 @@ class Plan {
   // card that all tables are of by default, with the fewest ranks from `ranks` on, else the most.
   static Plan of_gpu(std::string_view card, int ranks);
   static bool has_table(std::string_view card);  // one of its own: all such cards are joined by NVLink
-  static Plan of_gpu_over_pcie(int ranks);       // to each other's memory, or through the host's
+  static Plan of_nodes() { return Plan(Level::nodes); }  // empty: nodes/sums.hpp chooses by what links carry
+  static Plan of_gpu_over_pcie(int ranks);               // to each other's memory, or through the host's
 
   // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
   // its collective.
@@ -55,6 +56,11 @@ class Plan {
   // `bytes`: of a batch_send_recv, and on GPUs of an all_to_all_v, those of one message; there `symmetric`
   // says whether receivers may tell of their memory.
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric) const;
+  // The algorithm that the table has for such a call; automatic: it has none.
+  Algorithm listed(Collective collective, std::size_t bytes, bool symmetric) const {
+    const Entry* found = find(collective, bytes, symmetric);
+    return found ? found->algorithm : Algorithm::automatic;
+  }
   // The shape that the table gives such a call by that algorithm.
   Shape shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const;
 
@@ -64,14 +70,14 @@ class Plan {
   }
 
   // Whether a call may ask for that algorithm by name; and all such.
-  static bool has(Collective collective, Algorithm algorithm, Memory memory);
-  static std::vector<Algorithm> algorithms(Collective collective, Memory memory);
+  static bool has(Collective collective, Algorithm algorithm, Level level);
+  static std::vector<Algorithm> algorithms(Collective collective, Level level);
 
  private:
-  explicit Plan(Memory memory) : memory_(memory) {}
+  explicit Plan(Level level) : level_(level) {}
   void add(const Entry& entry) { range(entry.collective, entry.symmetric).push_back(entry); }
   const Entry* find(Collective collective, std::size_t bytes, bool symmetric) const;
-  Memory memory_;
+  Level level_;
   std::vector<Entry>& range(Collective collective, bool symmetric) {
     return entries_[static_cast<int>(collective)][symmetric];
   }

@@ -24,7 +24,7 @@ int Tuning::sms(Collective collective, std::size_t bytes, bool symmetric, std::s
   return impl_.sms(planned_as(collective), bytes, symmetric, named(algorithm, "sms is asked of"), in_place);
 }
 
-void Tuning::set_plan(const std::vector<PlanEntry>& entries, Memory memory) {
+void Tuning::set_plan(const std::vector<PlanEntry>& entries, Level level) {
   std::vector<Plan::Entry> read;
   for (const PlanEntry& entry : entries)
     read.push_back({.collective = planned_as(entry.collective),
@@ -32,7 +32,7 @@ void Tuning::set_plan(const std::vector<PlanEntry>& entries, Memory memory) {
                     .up_to_bytes = entry.up_to_bytes,
                     .algorithm = named(entry.algorithm, "the plan table names"),
                     .shape = {entry.blocks, entry.threads, entry.piece_bytes}});
-  impl_.set_plan(read, memory);
+  impl_.set_plan(read, level);
 }
 
 void Tuning::set_shape(int blocks, int threads, std::size_t piece_bytes) {

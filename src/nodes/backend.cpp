@@ -6,6 +6,7 @@
 #include "base/deadline.hpp"
 #include "base/env.hpp"
 #include "base/traits.hpp"
+#include "cuda/nodes.hpp"
 #include "nodes/host_space.hpp"
 
 namespace unisono::nodes {
@@ -15,15 +16,6 @@ namespace {
 constexpr double kLocalPatience = 1.25, kLocalGraceS = 0.5;
 // How long a rank that has lost a peer listens for what that peer, or its neighbours, say of the cause.
 constexpr auto kListening = std::chrono::milliseconds(500);
-
-bool combines(Collective collective) { return traits_of(collective).combines; }
-
-std::vector<Algorithm> known_algorithms(Collective collective) {
-  using enum Algorithm;
-  if (collective == Collective::reduce_scatter) return {two_shot, chain};
-  if (combines(collective)) return {one_shot, two_shot, chain};
-  return {};
-}
 
 }  // namespace
 
@@ -61,19 +53,37 @@ NodesCommunicator::NodesCommunicator(Bootstrap& bootstrap, Topology place,
   local_ = make_machine_backend(of_node, inner, place_.local());
   transport_ = make_transport(bootstrap, options);
   host_ = std::make_unique<Carrier>(*this, transport_, std::make_unique<HostSpace>());
+  if (!options.device) return;
+  auto space = cuda::make_space(*options.device);
+  gpu_space_ = space.get();
+  nccl_ = std::make_shared<NcclTransport>(NcclTransport::Setting{
+      bootstrap, *space, timeout_s_, [this](int of) { return place_.who(of); }, [this] { look(); }});
+  gpu_ = std::make_unique<Carrier>(*this, nccl_, std::move(space));
 }
 
 NodesCommunicator::~NodesCommunicator() { close(); }
 
-std::vector<Algorithm> NodesCommunicator::algorithms(Collective collective, Memory) const {
-  return known_algorithms(collective);
-}
+// A call on the GPU's memory: from begin to end of its space.
+class NodesCommunicator::OnStream {
+ public:
+  OnStream(GpuSpace* space, const Call& call) : space_(call.memory == Memory::device ? space : nullptr) {
+    if (space_) space_->begin(call.stream);
+  }
+  ~OnStream() {
+    if (space_) space_->end();
+  }
+  OnStream(const OnStream&) = delete;
+
+ private:
+  GpuSpace* space_;
+};
 
 void NodesCommunicator::close() noexcept {
   closed_ = true;
   if (inherited()) return;  // the parent's peers are not told of a child's end
   local_->close();
   transport_->close();
+  if (nccl_) nccl_->close();
 }
 
 void NodesCommunicator::fail(const Failure& failure) noexcept {
@@ -141,14 +151,16 @@ auto NodesCommunicator::guarded(const Body& body) {
       transport_->tell(static_cast<char>('0' + static_cast<int>(cause.kind)) + cause.text);
     }
     transport_->close();  // where that breaks connections, the peers notice now
+    if (nccl_) nccl_->close();
     raise_if_failed();
     throw;
   }
 }
 
 NodesCommunicator::Carrier& NodesCommunicator::carrier(Memory memory) {
-  if (memory == Memory::device) refuse_gpu();
-  return *host_;
+  if (memory == Memory::host) return *host_;
+  if (!gpu_) refuse_gpu();
+  return *gpu_;
 }
 
 void NodesCommunicator::do_run(Request& request) {
@@ -156,6 +168,7 @@ void NodesCommunicator::do_run(Request& request) {
   request.algorithm = chosen(request);
   guarded([&] {
     if (check_) compare_calls(by, request);
+    const OnStream on(gpu_space_, *request.call);
     if (request.args.bytes > 0 || request.collective == Collective::all_to_all_v) run_by(by, request);
   });
 }
@@ -190,6 +203,7 @@ void NodesCommunicator::do_run_pair(Request& request, int to, int from) {
   guarded([&] {
     if (check_) compare_ends(by, request, to, from);
     if (a.bytes == 0) return;
+    const OnStream on(gpu_space_, *request.call);
     if (to == rank()) return by.space->copy(a.out, a.in, a.bytes);
     by.moves.send_recv(a.in, to < 0 ? 0 : a.bytes, to, a.out, from < 0 ? 0 : a.bytes, from);
   });
@@ -213,9 +227,22 @@ std::shared_ptr<void> NodesCommunicator::do_allocate(std::size_t bytes, Memory m
   }
 }
 
+// Partial sums as wide as an element, to rank 0.
 Algorithm NodesCommunicator::choose(Collective collective, std::size_t bytes, bool, Memory, bool) {
+  return planned(collective, bytes, 1, 0);
+}
+
+int NodesCommunicator::sms(Collective collective, std::size_t bytes, bool symmetric, Algorithm,
+                           bool in_place) {
+  const Algorithm inside = local_->choose(collective, bytes, symmetric, Memory::device, in_place);
+  return local_->sms(collective, bytes, symmetric, inside, in_place);
+}
+
+Algorithm NodesCommunicator::planned(Collective collective, std::size_t bytes, double wide, int root) const {
   if (!traits_of(collective).combines) return Algorithm::automatic;
-  return nodes::choose(collective, place_, limits_, bytes, 1, 0);
+  const Algorithm listed = plan_.listed(collective, bytes, false);
+  const bool runs = listed != Algorithm::automatic && (listed != Algorithm::chain || place_.uniform());
+  return runs ? listed : nodes::choose(collective, place_, limits_, bytes, wide, root);
 }
 
 Algorithm NodesCommunicator::chosen(const Request& request) const {
@@ -226,9 +253,16 @@ Algorithm NodesCommunicator::chosen(const Request& request) const {
         "ranks node by node.");
   if (request.algorithm != Algorithm::automatic) return request.algorithm;
   const Sum what{request.call->dtype, request.call->op, Wire::exact, size()};
-  return nodes::choose(request.collective, place_, limits_, request.in_bytes,
-                       static_cast<double>(what.wide()) / static_cast<double>(what.item()),
-                       request.args.root);
+  return planned(request.collective, request.in_bytes,
+                 static_cast<double>(what.wide()) / static_cast<double>(what.item()), request.args.root);
+}
+
+void NodesCommunicator::synchronize(void* stream) {
+  if (!nccl_) refuse_gpu();
+  guarded([&] {
+    nccl_->synchronize(stream);
+    local_->synchronize(stream);
+  });
 }
 
 std::vector<Ticket> NodesCommunicator::everyones(const Ticket& mine) {
@@ -282,9 +316,3 @@ void NodesCommunicator::compare_ends(Carrier&, const Request& request, int to, i
 }
 
 }  // namespace unisono::nodes
-
-std::vector<std::string_view> unisono::algorithms_across_nodes(Collective collective) {
-  std::vector<std::string_view> names;
-  for (const Algorithm one : nodes::known_algorithms(collective)) names.push_back(name_of(one));
-  return names;
-}

@@ -11,11 +11,13 @@
 
 #include "base/failure.hpp"
 #include "core/backend.hpp"
+#include "core/gpu_space.hpp"
 #include "host/segment.hpp"
 #include "nodes/courier.hpp"
 #include "nodes/moves.hpp"
 #include "nodes/sums.hpp"
 #include "nodes/topology.hpp"
+#include "nodes/transport_nccl.hpp"
 
 namespace unisono::nodes {
 
@@ -39,17 +41,24 @@ class NodesCommunicator final : public Communicator::Impl {
   void* last_stream() const override { return local_->last_stream(); }
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                    bool in_place) override;
-  void set_plan(const std::vector<Plan::Entry>& entries, Memory memory) override {
-    local_->set_plan(entries, memory);
+  int sms(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm,
+          bool in_place) override;
+  void set_shape(const std::optional<Shape>& shape) override { local_->set_shape(shape); }
+  void set_plan(const std::vector<Plan::Entry>& entries, Level level) override {
+    if (level == Level::nodes) plan_.set(entries);
+    else local_->set_plan(entries, level);
   }
+  void synchronize(void* stream) override;
   bool closed() const override { return closed_; }
   void close() noexcept override;
   void fail(const Failure& failure) noexcept override;
   void raise_if_failed() override;
 
  private:
-  Plan& plan(Memory) override { throw UsageError("across nodes calls follow no plan of one machine."); }
-  std::vector<Algorithm> algorithms(Collective collective, Memory memory) const override;
+  Plan& plan(Memory) override { return plan_; }
+  std::vector<Algorithm> algorithms(Collective collective, Memory) const override {
+    return Plan::algorithms(collective, Level::nodes);
+  }
 
   // What carries a call's data: where it lies, and how it crosses.
   struct Carrier {
@@ -71,7 +80,10 @@ class NodesCommunicator final : public Communicator::Impl {
   void disagree(const std::string& text) override { raise({FailureKind::mismatch, text}); }
 
   void run_by(Carrier& carrier, const Request& request);
+  // A call's data lies there from begin to end.
+  class OnStream;
   Algorithm chosen(const Request& request) const;
+  Algorithm planned(Collective collective, std::size_t bytes, double wide, int root) const;
   void compare_calls(Carrier& carrier, const Request& request);
   void compare_parts(Carrier& carrier, const Request& request);
   void compare_ends(Carrier& carrier, const Request& request, int to, int from);
@@ -99,6 +111,10 @@ class NodesCommunicator final : public Communicator::Impl {
   std::unique_ptr<Communicator::Impl> local_;
   std::shared_ptr<Transport> transport_;
   std::unique_ptr<Carrier> host_;
+  std::unique_ptr<Carrier> gpu_;  // null: no GPU
+  GpuSpace* gpu_space_ = nullptr;
+  std::shared_ptr<NcclTransport> nccl_;  // before gpu_, whose space it uses, in the order of destruction
+  Plan plan_ = Plan::of_nodes();
 };
 
 }  // namespace unisono::nodes

@@ -18,7 +18,7 @@ constexpr std::size_t kRest = std::numeric_limits<std::size_t>::max();
 std::vector<Collective> collectives() {
   std::vector<Collective> all;
   for (int i = 0; i < kCollectives; ++i)
-    if (!Plan::algorithms(static_cast<Collective>(i), Memory::host).empty())
+    if (!Plan::algorithms(static_cast<Collective>(i), Level::host).empty())
       all.push_back(static_cast<Collective>(i));
   return all;
 }
@@ -28,7 +28,7 @@ TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {
     for (int kind = 0; kind < 8; ++kind)
       for (const bool symmetric : {false, true})
         for (const Collective collective : collectives()) {
-          const auto known = Plan::algorithms(collective, Memory::host);
+          const auto known = Plan::algorithms(collective, Level::host);
           const Plan plan = Plan::of_host({.ranks = ranks,
                                            .ranks_a_core = (kind & 1) != 0 ? 4 : 1,
                                            .cached = (kind & 2) != 0,
@@ -128,7 +128,7 @@ TEST(Plan, RefusesAnAlgorithmOfAnotherCollective) {
 // buffers are reached or two ranks tell each other whether they are; lines only over NVLink too.
 void expect_an_algorithm_that_reaches(const Plan& plan, bool nvlink) {
   for (const Collective collective : collectives()) {
-    const auto known = Plan::algorithms(collective, Memory::device);
+    const auto known = Plan::algorithms(collective, Level::device);
     for (const bool symmetric : {false, true})
       for (std::size_t bytes = 1; bytes < std::size_t{1} << 40; bytes *= 3) {
         const Algorithm chosen = plan.choose(collective, bytes, symmetric);
@@ -219,7 +219,7 @@ TEST(Plan, RefusesAShapeThatNoKernelHas) {
 
 TEST(Plan, StagedProgramsTakeAnyPointer) {
   for (const Collective collective : collectives()) {
-    const auto known = Plan::algorithms(collective, Memory::host);
+    const auto known = Plan::algorithms(collective, Level::host);
     const Algorithm staged = Plan::staged(collective);
     EXPECT_NE(std::find(known.begin(), known.end(), staged), known.end());
     EXPECT_FALSE(is_direct(staged));

@@ -117,7 +117,7 @@ TEST_P(Requests, RefuseUnknownAlgorithms) {
   Call c = call(0, 2048);
   c.algorithm = "quantum";
   EXPECT_THROW(make(c), UsageError);
-  for (const Algorithm algorithm : Plan::algorithms(GetParam(), Memory::host)) {
+  for (const Algorithm algorithm : Plan::algorithms(GetParam(), Level::host)) {
     c.algorithm = name_of(algorithm);
     EXPECT_EQ(make(c).algorithm, algorithm);
   }
