@@ -80,10 +80,13 @@ sanitize-thread sanitize-address: sanitize-%: build/%.configured
 	cmake --build --preset $*
 	ctest --preset $* $(CTEST)
 
-# The C++ tests for aarch64, under qemu-user (Debian: g++-aarch64-linux-gnu, qemu-user).
+# The C++ tests for aarch64, under qemu-user (Debian: g++-aarch64-linux-gnu, qemu-user). Left out for their length: the
+# soak, and the programs on 5 and 8 ranks; and the fabric's faults, whose stand-in for libfabric spins without a real one.
+# The fabric's other tests and the copies between processes skip themselves: this machine has no libfabric for aarch64,
+# and qemu has no process_vm_readv.
 cross-test: build/aarch64.configured
 	cmake --build --preset aarch64
-	ctest --preset aarch64 -j $(JOBS) $(CTEST)
+	ctest --preset aarch64 -j $(JOBS) -E '^Soak|Programs[.].*/[58]$$|/Faults[.]' $(CTEST)
 
 # Wheels in dist/: as manylinux as the C and C++ libraries of this machine allow, which auditwheel finds out. They are
 # built where the tests are; libfabric is found when it is first used, so its place here is kept out.
