@@ -81,6 +81,7 @@ bool Plan::has(Collective collective, Algorithm algorithm, Level level) {
 
 std::vector<Algorithm> Plan::algorithms(Collective collective, Level level) {
   std::vector<Algorithm> all;
+  all.reserve(kAlgorithms);
   for (int i = 0; i < kAlgorithms; ++i)
     if (const auto algorithm = static_cast<Algorithm>(i); has(collective, algorithm, level))
       all.push_back(algorithm);

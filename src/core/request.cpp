@@ -167,14 +167,14 @@ void Request::check_wire() {
 }
 
 void Request::name_algorithm(const std::vector<Algorithm>& known) {
-  std::string names;
-  for (const Algorithm one : known) {
+  for (const Algorithm one : known)
     if (name_of(one) == call->algorithm) {
       algorithm = one;
       return;
     }
+  std::string names;
+  for (const Algorithm one : known)
     names += (names.empty() ? "use one of " : ", ") + std::string(name_of(one));
-  }
   throw UsageError(std::string(name_of(collective)) + " has no algorithm '" + std::string(call->algorithm) +
                    "' here: " + (names.empty() ? "leave it out" : names) + ".");
 }
