@@ -150,8 +150,9 @@ class GlooTransport:
                     )
                 )
         except RuntimeError as error:
-            return exchange.fail(rank, _brief(error))
-        self._jobs.put(job)
+            exchange.fail(rank, _brief(error))
+        else:
+            self._jobs.put(job)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -162,7 +163,8 @@ class GlooTransport:
                 for rank, data, length, work in job.receives:
                     work.wait(self._limit)
                     if (sent := int(length[0])) != data.nbytes:
-                        return job.exchange.other_length(rank, sent, data.nbytes)
+                        job.exchange.other_length(rank, sent, data.nbytes)
+                        return
                     under_way.append((rank, self._group.recv([self._torch.from_numpy(data)], rank, _BYTES)))
                 for rank, work in under_way:
                     work.wait(self._limit)
@@ -170,7 +172,8 @@ class GlooTransport:
                 for rank, work, _ in job.sends:  # noqa: B007 - the handler below names it
                     work.wait(self._limit)
             except RuntimeError as error:
-                return job.exchange.fail(rank, _brief(error))
+                job.exchange.fail(rank, _brief(error))
+                return
             self._busy = False
             job.exchange.complete()
 

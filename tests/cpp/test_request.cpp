@@ -33,6 +33,14 @@ Sizes sizes_of(Collective collective) {
   }
 }
 
+// As a communicator takes it: with the algorithm that the call names.
+Request named(Request request) {
+  if (!request.call->algorithm.empty())
+    request.name_algorithm(Plan::algorithms(request.collective, level_of(request.call->memory)));
+  request.check_wire();
+  return request;
+}
+
 class Requests : public testing::TestWithParam<Collective> {
  protected:
   const Sizes sizes = sizes_of(GetParam());
@@ -41,7 +49,7 @@ class Requests : public testing::TestWithParam<Collective> {
   Call call(std::size_t in, std::size_t out, int root = kMe) {
     return {.in = memory.data() + in, .out = memory.data() + out, .count = kCount, .root = root};
   }
-  Request make(const Call& call) const { return {GetParam(), call, kMe, kRanks}; }
+  Request make(const Call& call) const { return named({GetParam(), call, kMe, kRanks}); }
 };
 INSTANTIATE_TEST_SUITE_P(All, Requests, testing::ValuesIn(kRegular),
                          [](const auto& info) { return std::string(name_of(info.param)); });
@@ -141,7 +149,7 @@ TEST(QuantisedRequests, AreSumsAndAveragesOfFloatsByTwoShot) {
                     .op = op,
                     .algorithm = algorithm,
                     .wire = Wire::int8};
-    return Request(collective, call, 1, 2).algorithm;
+    return named({collective, call, 1, 2}).algorithm;
   };
   for (int d = 0; d < kDTypes; ++d)
     for (int o = 0; o < kOps; ++o) {

@@ -271,7 +271,11 @@ def test_copy_engines_are_chosen_where_no_kernel_is_faster() -> None:
 
 
 def test_a_shape_that_is_no_faster_is_not_chosen() -> None:
-    near = [result(8, "push@0x0x0", 1.0), result(8, "push@64x256x3840", 0.995), result(8, "push_packets@0x0x0", 0.99)]
+    near = [
+        result(8, "push@0x0x0", 1.0),
+        result(8, "push@64x256x3840", 0.995),
+        result(8, "push_packets@0x0x0", 0.99),
+    ]
     assert [e["algorithm"] for e in tune.choose(near)] == ["push_packets"]
     assert "blocks" not in tune.choose(near[:2])[0]
     assert tune.choose([near[0], result(8, "push@64x256x3840", 0.9)])[0]["blocks"] == 64

@@ -15,13 +15,9 @@ FORBIDDEN = {
     "unisono.bench": ("unisono.report", "unisono.cli"),
     "unisono.report": ("unisono.bench", "unisono.cli"),
 }
-# What the peer gloo needs of the library's own: everything else of the nodes is behind the communicator.
-GLOO = {"unisono.bench.backends.gloo", "unisono.bench.backends.torch_symm"}
 
 
 NATIVE = "_core"  # imports nothing of the package
-# Replaced by the core's own backend for nodes, which has no such circle; the exception goes with the folder.
-LEAVING = "unisono.nodes"
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -97,19 +93,8 @@ def test_bench_and_report_meet_in_records_only(importer: str) -> None:
     assert not wrong
 
 
-def test_the_bench_reaches_nodes_for_the_peer_gloo_only() -> None:
-    graph = imports(PACKAGE)
-    users = {
-        n
-        for n, to in graph.items()
-        if within(n, "unisono.bench") and any(within(t, "unisono.nodes") for t in to)
-    }
-    assert users <= GLOO
-
-
 def test_no_circle() -> None:
-    graph = {n: {t for t in to if not within(t, LEAVING)} for n, to in imports(PACKAGE).items()}
-    found = circle({name: to for name, to in graph.items() if not within(name, LEAVING)})
+    found = circle(imports(PACKAGE))
     assert found is None, " imports ".join(found)
 
 

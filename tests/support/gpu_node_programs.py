@@ -15,6 +15,7 @@ import unisono
 from fault_programs import attempt
 from gpus import devices_for
 from node_programs import layout
+from unisono.bench.backends.unisono import is_uniform
 from unisono.bench.cuda.runtime import Graph, Runtime
 
 
@@ -70,23 +71,6 @@ def closes_at_once() -> bool:
     comm.close()
     torch.cuda.synchronize()
     return bool((out == peer).all())
-
-
-def joins_alone(timeout_s: float) -> dict[str, Any]:
-    """NCCL among two ranks, of which one never comes."""
-    from unisono.nodes.cuda import NcclEngine
-    from unisono.nodes.cuda_space import CudaSpace
-    from unisono.nodes.engine import Setting
-    from unisono.nodes.topology import Topology
-
-    class Alone:
-        rank, size = 0, 2
-
-        def all_gather(self, data: bytes) -> list[bytes]:
-            return [data, b"ready"]
-
-    setting = Setting(Alone(), Topology.of(0, ["a", "b"]), timeout_s, lambda: None)
-    return attempt(lambda: NcclEngine(setting, CudaSpace(torch.device("cuda", 0)), 0))
 
 
 def like_the_host(nodes: str, dtype: str, counts: Sequence[int]) -> list[str]:
@@ -146,7 +130,7 @@ def _captured(call: Callable[[], Any], stream: Any, by_torch: bool) -> tuple[Cal
 def _calls(comm: Any, kind: torch.dtype) -> dict[str, Callable[[Any], Any]]:
     """By name: calls on a block for each rank, of which some take the first."""
     n, ahead, behind = comm.size, (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    chain = ("chain",) if comm.topology.uniform else ()
+    chain = ("chain",) if is_uniform(comm.nodes) else ()
 
     def uneven(x: Any) -> Any:
         counts = [x.shape[1] * ((comm.rank + peer) % 3) // 3 for peer in range(n)]
