@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t kMostElements = static_cast<std::size_t>(PTRDIFF_MAX) / 16;
 
 // Returns 'name', in which a NUL, where an error's text would end, is written as an escape.
-std::string quoted(std::string_view name) {
+std::string in_quotes(std::string_view name) {
   std::string text(1, '\'');
   for (const char c : name) c == '\0' ? text += "\\0" : text += c;
   return text += '\'';
@@ -38,18 +38,18 @@ std::size_t whole(nb::handle number) {
 
 Op read_op(std::string_view name) {
   if (const auto op = from_name<Op>(name, kOps)) return *op;
-  throw UsageError("there is no op " + quoted(name) + ": use sum, prod, min, max or avg.");
+  throw UsageError("there is no op " + in_quotes(name) + ": use sum, prod, min, max or avg.");
 }
 
 Wire read_wire(const std::optional<std::string>& name) {
   if (!name) return Wire::exact;
   if (const auto wire = from_name<Wire>(*name, kWires); wire && *wire != Wire::exact) return *wire;
-  throw UsageError("there is no wire " + quoted(*name) + ": use fp8 or int8, or leave it out.");
+  throw UsageError("there is no wire " + in_quotes(*name) + ": use fp8 or int8, or leave it out.");
 }
 
 DType dtype_named(std::string_view name) {
   if (const auto dtype = from_name<DType>(name, kDTypes)) return *dtype;
-  throw UsageError("there is no dtype " + quoted(name) + ".");
+  throw UsageError("there is no dtype " + in_quotes(name) + ".");
 }
 
 Collective read_collective(std::string_view name) {
@@ -57,18 +57,18 @@ Collective read_collective(std::string_view name) {
   std::string known;
   for (int c = 0; c < kCollectives; ++c)
     known += (c ? ", " : "") + std::string(name_of(static_cast<Collective>(c)));
-  throw UsageError("there is no collective " + quoted(name) + ": use one of " + known + ".");
+  throw UsageError("there is no collective " + in_quotes(name) + ": use one of " + known + ".");
 }
 
 ChannelPolicy read_policy(std::string_view name) {
   if (const auto policy = from_name<ChannelPolicy>(name, kChannelPolicies)) return *policy;
-  throw UsageError("there is no channel policy " + quoted(name) + ": use single, multi or round-robin.");
+  throw UsageError("there is no channel policy " + in_quotes(name) + ": use single, multi or round-robin.");
 }
 
 Memory read_device(std::string_view name) {
   if (name == "cpu") return Memory::host;
   if (name == "cuda") return Memory::device;
-  throw UsageError("device=" + quoted(name) + " is unknown: use cpu or cuda.");
+  throw UsageError("device=" + in_quotes(name) + " is unknown: use cpu or cuda.");
 }
 
 Level read_level(std::string_view name) {

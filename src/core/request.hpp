@@ -25,12 +25,12 @@ struct Request {
   Args args;
 
   // Throws UsageError when the call is wrong by itself.
-  UNISONO_API Request(Collective collective, const Call& call, int rank, int ranks);
-  UNISONO_API Request(const Call& call, int rank, int ranks, std::span<const std::size_t> sends,
-                      std::span<const std::size_t> receives);
-  UNISONO_API Request(Collective collective, const Call& call, int rank, int ranks, int to, int from);
-  UNISONO_API Request(const Call& call, int rank, int ranks, std::span<const Communicator::Outgoing> sends,
-                      std::span<const Communicator::Incoming> receives);
+  Request(Collective collective, const Call& call, int rank, int ranks);
+  Request(const Call& call, int rank, int ranks, std::span<const std::size_t> sends,
+          std::span<const std::size_t> receives);
+  Request(Collective collective, const Call& call, int rank, int ranks, int to, int from);
+  Request(const Call& call, int rank, int ranks, std::span<const Communicator::Outgoing> sends,
+          std::span<const Communicator::Incoming> receives);
 
   // Of the larger buffer of any rank: what the plan goes by.
   std::size_t bytes() const { return args.bytes; }

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/text.hpp"
+#include "core/greetings.hpp"
 #include "fabric/library.hpp"
 #include "unisono/error.hpp"
 
@@ -49,10 +50,7 @@ FabricGroup::FabricGroup(Bootstrap& bootstrap, const Options& options)
       timeout_s_(options.lane.timeout.count()),
       while_waiting_(options.while_waiting),
       gone_(static_cast<std::size_t>(std::max(size_, 0))) {
-  if (size_ < 1 || size_ > fabric::kMostRanks || rank_ < 0 || rank_ >= size_)
-    throw UsageError("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
-                     " is not possible: the rank is from 0 to size-1, the size from 1 to " +
-                     std::to_string(fabric::kMostRanks) + ".");
+  check_rank(rank_, size_, fabric::kMostRanks);
   lane_ = std::make_unique<FabricEndpoint>(
       rank_, size_, options.lane,
       FabricEndpoint::Watch{
@@ -103,10 +101,7 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
   for (const std::string& address : own.addresses) text(address);
   own.scratch.write(message);
 
-  const auto greetings = bootstrap.all_gather(message);
-  if (greetings.size() != static_cast<std::size_t>(size_))
-    throw UsageError("the bootstrap gave " + std::to_string(greetings.size()) + " greetings for " +
-                     std::to_string(size_) + " ranks.");
+  const auto greetings = greet(bootstrap, message);
   std::vector<FabricEndpoint::Contact> contacts;
   Cores cores;  // of this machine
   for (int r = 0; r < size_; ++r) {

@@ -12,6 +12,7 @@
 #include "base/deadline.hpp"
 #include "base/env.hpp"
 #include "base/text.hpp"
+#include "core/greetings.hpp"
 #include "lane/channel.hpp"
 
 namespace unisono {
@@ -83,10 +84,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
       numbers_(std::move(numbers)),
       timeout_s_(timeout_s),
       while_waiting_(std::move(while_waiting)) {
-  if (size_ < 1 || size_ > kMostRanks || rank_ < 0 || rank_ >= size_)
-    throw UsageError("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
-                     " is not possible: the rank is from 0 to size-1, the size from 1 to " +
-                     std::to_string(kMostRanks) + ".");
+  check_rank(rank_, size_, kMostRanks);
   if (!numbers_.empty() && numbers_.size() != static_cast<std::size_t>(size_))
     throw UsageError("there are " + std::to_string(numbers_.size()) + " numbers for " +
                      std::to_string(size_) + " ranks: give each rank its number in the whole job.");
@@ -101,10 +99,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   mine.segment = own->handle();
   mine.nonce_at = reinterpret_cast<std::uint64_t>(&own->nonce());
   mine.cores = Cores::of_this_process();
-  const auto greetings = bootstrap.all_gather(std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
-  if (greetings.size() != static_cast<std::size_t>(size_))
-    throw UsageError("the bootstrap gave " + std::to_string(greetings.size()) + " greetings for " +
-                     std::to_string(size_) + " ranks.");
+  const auto greetings = greet(bootstrap, std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
 
   bool far = env().far;
   std::vector<int> pids;

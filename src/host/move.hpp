@@ -38,7 +38,7 @@ struct Kernels {
 };
 
 // The kernels for this machine, or for UNISONO_ISA; UsageError when the machine lacks that instruction set.
-UNISONO_API const Kernels& kernels();
+const Kernels& kernels();
 
 // One for each instruction set that this build has (kernels.cpp, compiled once for each).
 namespace baseline {

@@ -9,12 +9,14 @@
 #include "base/env.hpp"
 #include "base/process.hpp"
 #include "base/text.hpp"
+#include "core/greetings.hpp"
 #include "unisono/error.hpp"
 #include "unisono/version.hpp"
 
 namespace unisono::nodes {
 namespace {
 
+constexpr int kMostRanks = 65536;         // of all nodes: a greeting each is gathered
 constexpr std::size_t kMostLetters = 64;  // of a node's name: it is in every rank's greeting
 
 std::string namespace_of(const char* kind) {
@@ -39,6 +41,7 @@ bool consecutive(const std::vector<int>& ranks) {
 // What a rank tells the others, as text: every field is checked, since it comes from outside.
 struct Greeting {
   std::string version;
+  int rank = 0;
   bool check = false;
   std::uint64_t boot = 0;
   Cores cores;
@@ -46,7 +49,7 @@ struct Greeting {
 
   std::string text() const {
     std::ostringstream out;
-    out << "unisono " << version << ' ' << check << ' ' << boot;
+    out << "unisono " << version << ' ' << rank << ' ' << check << ' ' << boot;
     for (const std::uint64_t word : cores.words) out << ' ' << word;
     out << ' ' << node;
     return out.str();
@@ -62,7 +65,7 @@ struct Greeting {
                                            : "another program, or another version of Unisono") +
                        ", this rank Unisono " + version_text(kHeaderVersion) +
                        ": start every rank with the same version.");
-    in >> made.check >> made.boot;
+    in >> made.rank >> made.check >> made.boot;
     for (std::uint64_t& word : made.cores.words) in >> word;
     in.get();
     std::getline(in, made.node, '\0');
@@ -70,6 +73,9 @@ struct Greeting {
       throw UsageError(
           "rank " + std::to_string(rank) +
           " sent a greeting that cannot be read: start every rank with the same version of Unisono.");
+    if (made.rank != rank)
+      throw UsageError("two ranks are numbered " + std::to_string(made.rank) +
+                       ": give each its own number below the size.");
     return made;
   }
 };
@@ -104,12 +110,11 @@ std::string Topology::who(int of) const {
 }
 
 Topology meet(Bootstrap& bootstrap, const std::string& node, bool check) {
-  Greeting mine{version_text(kHeaderVersion), check, this_boot(), Cores::of_this_process(), identity(node)};
+  Greeting mine{version_text(kHeaderVersion), bootstrap.rank(), check, this_boot(),
+                Cores::of_this_process(),     identity(node)};
   const int size = bootstrap.size();
-  const auto told = bootstrap.all_gather(mine.text());
-  if (told.size() != static_cast<std::size_t>(size))
-    throw UsageError("the bootstrap's all_gather gave the bytes of " + std::to_string(told.size()) +
-                     " ranks, not of " + std::to_string(size) + ": return one entry for each rank.");
+  check_rank(bootstrap.rank(), size, kMostRanks);
+  const auto told = greet(bootstrap, mine.text());
   std::vector<std::string> names, checking;
   Cores cores;
   int here = 0;
