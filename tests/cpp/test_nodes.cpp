@@ -1,67 +1,13 @@
-// Collectives across nodes over a transport of threads: every layout, algorithm and failure, against a
-// reference.
+// Collectives across nodes over a transport of threads: every layout and algorithm, against a reference.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <numeric>
-#include <thread>
 
-#include "nodes/backend.hpp"
-#include "ranks.hpp"
-#include "reference.hpp"
-#include "thread_transport.hpp"
+#include "nodes_world.hpp"
 
 namespace unisono::test {
 namespace {
-
-// Runs `body` on a thread for each letter of `layout`, which names the rank's node. fails: see
-// ThreadTransport.
-using Body = std::function<void(Communicator::Impl&)>;
-struct World {
-  std::string layout;
-  nodes::Limits limits{};
-  double timeout_s = 60;
-  bool check = false;
-  std::function<void(int rank, int exchange)> fails{};
-  std::shared_ptr<Post> post = std::make_shared<Post>();
-
-  void run(const Body& body) const {
-    const int n = static_cast<int>(layout.size());
-    const auto bootstraps = thread_bootstraps(n, std::chrono::seconds(60));
-    auto rank = [&](int r) {
-      try {
-        Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(r)];
-        Communicator::Options options;
-        options.timeout_s = timeout_s;
-        options.check = check;
-        options.transport = [&, r] {
-          auto failing = fails ? std::function<void(int)>([this, r](int exchange) { fails(r, exchange); })
-                               : std::function<void(int)>();
-          return std::make_shared<ThreadTransport>(post, r, std::move(failing));
-        };
-        auto place = nodes::meet(bootstrap, layout.substr(static_cast<std::size_t>(r), 1), check);
-        nodes::NodesCommunicator comm(bootstrap, std::move(place), options, limits);
-        body(comm);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "rank " << r << " of " << layout << ": " << error.what();
-      }
-    };
-    std::vector<std::thread> threads;
-    for (int r = 0; r < n; ++r) threads.emplace_back(rank, r);
-    for (std::thread& thread : threads) thread.join();
-  }
-};
-
-// Small limits, so that short inputs take many blocks.
-constexpr nodes::Limits kSmall{.one_shot = 600, .chain = 2000, .shard = 64, .block = 256, .chain_block = 300};
-
-Bytes of_rank(int rank, std::size_t bytes) {
-  return random_bytes(bytes, 1000 + static_cast<std::uint64_t>(rank));
-}
-
-Request request(Communicator::Impl& comm, Collective collective, const Call& call) {
-  return {collective, call, comm.rank(), comm.size()};
-}
 
 class Layout : public testing::TestWithParam<const char*> {};
 
@@ -71,7 +17,7 @@ TEST_P(Layout, Moves) {
     for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{37}, std::size_t{70000}}) {
       const auto all = count * static_cast<std::size_t>(n);
       std::vector<Bytes> given;
-      for (int r = 0; r < n; ++r) given.push_back(of_rank(r, all));
+      for (int r = 0; r < n; ++r) given.push_back(rank_bytes(r, all));
       const Bytes& mine = given[static_cast<std::size_t>(me)];
       auto block = [&](const Bytes& of, int index) {
         return of.data() + count * static_cast<std::size_t>(index);
@@ -111,7 +57,7 @@ TEST_P(Layout, Moves) {
         sends.push_back(static_cast<std::size_t>((me * 3 + r * 5) % 4) * count / 3);
         receives.push_back(static_cast<std::size_t>((r * 3 + me * 5) % 4) * count / 3);
       }
-      const Bytes x = of_rank(me, std::accumulate(sends.begin(), sends.end(), std::size_t{0}));
+      const Bytes x = rank_bytes(me, std::accumulate(sends.begin(), sends.end(), std::size_t{0}));
       Bytes y(std::accumulate(receives.begin(), receives.end(), std::size_t{0}) + 1);
       const Call call{.in = x.data(), .out = y.data(), .dtype = DType::u8};
       comm.run({call, me, n, sends, receives});
@@ -120,7 +66,7 @@ TEST_P(Layout, Moves) {
         std::size_t from = 0;
         for (int q = 0; q < me; ++q) from += static_cast<std::size_t>((r * 3 + q * 5) % 4) * count / 3;
         const std::size_t length = receives[static_cast<std::size_t>(r)];
-        const Bytes its = of_rank(r, from + length);
+        const Bytes its = rank_bytes(r, from + length);
         same(y.data() + at, its.data() + from, length, "all_to_all_v");
         at += length;
       }
@@ -154,7 +100,7 @@ TEST_P(Layout, Sums) {
         const std::size_t bytes = count * size_of(dtype), all = bytes * static_cast<std::size_t>(n);
         std::vector<Bytes> given;
         std::vector<const byte*> sources;
-        for (int r = 0; r < n; ++r) given.push_back(of_rank(r, all));
+        for (int r = 0; r < n; ++r) given.push_back(rank_bytes(r, all));
         for (const Bytes& one : given) sources.push_back(one.data());
         const Bytes whole = reduced(dtype, op, sources, count * static_cast<std::size_t>(n));
         auto right = [&, d = dtype](const byte* got, const byte* expected, const char* what,
@@ -227,6 +173,30 @@ TEST_P(Layout, QuantisedSums) {
     World{layout, kSmall}.run([&, wire = wire, dtype = dtype, op = op](Communicator::Impl& comm) {
       EXPECT_EQ(first_difference(dtype, expected.data(), quantise(comm, wire, dtype, op).data(), kCount), -1);
     });
+  }
+}
+
+// Long enough for the chain of nodes, with an end that no rail shares.
+TEST(NodesBroadcast, AlongTheChain) {
+  constexpr std::size_t kBytes = (std::size_t{3} << 20) + 7;
+  const Bytes input = rank_bytes(0, kBytes);
+  for (const std::string layout : {"aabb", "abc", "abcd", "abab", "abb", "ab"}) {
+    const World world{layout};
+    world.run([&](Communicator::Impl& comm) {
+      for (int root = 0; root < comm.size(); ++root)
+        for (const bool in_place : {false, true}) {
+          Bytes x = comm.rank() == root ? input : Bytes(kBytes), y(kBytes);
+          byte* out = in_place ? x.data() : y.data();
+          comm.run(request(comm, Collective::broadcast,
+                           {.in = x.data(), .out = out, .count = kBytes, .dtype = DType::u8, .root = root}));
+          EXPECT_EQ(std::memcmp(out, input.data(), kBytes), 0)
+              << layout << " from " << root << (in_place ? " in place" : "") << " on rank " << comm.rank();
+        }
+    });
+    // At once, the root has one exchange and a rank of each other node one.
+    const int calls = 2 * static_cast<int>(layout.size()), nodes = layout.back() - 'a' + 1;
+    if (layout == "abb" || layout == "ab") EXPECT_EQ(world.post->exchanges, calls * nodes) << layout;
+    else EXPECT_GT(world.post->exchanges, calls * nodes * 4) << layout;
   }
 }
 
