@@ -127,9 +127,7 @@ class FabricTransport final : public Transport {
 
 std::shared_ptr<unisono::Transport> unisono::fabric_transport(Bootstrap& bootstrap,
                                                               const Communicator::Options& options) {
-  Communicator::Options own;
-  own.timeout_s = options.timeout_s;
-  own.check = false;
-  own.fabric.emplace();
+  const Communicator::Options own{
+      .timeout_s = options.timeout_s, .check = false, .fabric = Communicator::Fabric{}};
   return std::make_shared<nodes::FabricTransport>(fabric::make_communicator(bootstrap, own));
 }
