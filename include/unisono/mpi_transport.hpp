@@ -123,21 +123,18 @@ class MpiTransport final : public Transport {
 
     // In order: a message that has come waits for those before it, which costs nothing.
     bool test() override {
-      Api& api = transport_.api_;
+      const Api& api = transport_.api_;
       for (; ended_ < messages_.size(); ++ended_) {
+        if (!complete(ended_)) return false;
         const Message& message = messages_[ended_];
-        int over = 0;
-        if (const int code = api.test(&requests_[ended_], &over, &status_)) {
-          if (message.receive && api.truncated(code))
-            throw TransportError(message.rank, std::nullopt, static_cast<std::size_t>(message.bytes));
-          throw TransportError(message.rank, api.text(code));
+        const auto expected = static_cast<std::size_t>(message.bytes);
+        if (message.code != 0) {
+          if (message.receive && api.truncated(message.code))
+            throw TransportError(message.rank, std::nullopt, expected);
+          throw TransportError(message.rank, api.text(message.code));
         }
-        if (!over) return false;
-        int bytes = message.bytes;
-        if (message.receive) api.get_count(&status_, &bytes);
-        if (bytes != message.bytes)
-          throw TransportError(message.rank, static_cast<std::size_t>(bytes),
-                               static_cast<std::size_t>(message.bytes));
+        if (message.moved != message.bytes)
+          throw TransportError(message.rank, static_cast<std::size_t>(message.moved), expected);
       }
       return true;
     }
@@ -145,10 +142,9 @@ class MpiTransport final : public Transport {
     std::vector<int> open() override {
       std::vector<int> ranks;
       for (std::size_t i = ended_; i < messages_.size(); ++i) {
-        int over = 0;
-        if (transport_.api_.test(&requests_[i], &over, &status_) == 0 && over) continue;
-        if (std::find(ranks.begin(), ranks.end(), messages_[i].rank) == ranks.end())
-          ranks.push_back(messages_[i].rank);
+        const Message& message = messages_[i];
+        if (complete(i) && message.code == 0) continue;
+        if (std::find(ranks.begin(), ranks.end(), message.rank) == ranks.end()) ranks.push_back(message.rank);
       }
       std::sort(ranks.begin(), ranks.end());
       return ranks;
@@ -158,12 +154,27 @@ class MpiTransport final : public Transport {
     struct Message {
       int rank, bytes;
       bool receive;
+      bool over = false;
+      int code = 0, moved = 0;  // when over: MPI's error code, and bytes
     };
+
+    // Returns whether message i is over. MPI says only once how a request has ended.
+    bool complete(std::size_t i) {
+      Message& message = messages_[i];
+      if (message.over) return true;
+      typename Api::Status status{};
+      int over = 0;
+      message.code = transport_.api_.test(&requests_[i], &over, &status);
+      message.over = over || message.code != 0;
+      message.moved = message.bytes;
+      if (over && message.code == 0 && message.receive) transport_.api_.get_count(&status, &message.moved);
+      return message.over;
+    }
+
     MpiTransport& transport_;
     std::vector<Message> messages_;
     std::vector<typename Api::Request> requests_;
     std::size_t ended_ = 0;  // from the first on
-    typename Api::Status status_{};
   };
 
   Api api_;

@@ -18,7 +18,7 @@
 namespace unisono::test {
 
 // Runs `body` on a thread for each letter of `layout`, which names the rank's node. fails: see
-// ThreadTransport.
+// ThreadTransport. transport: makes a rank's transport in place of a ThreadTransport.
 using Body = std::function<void(Communicator::Impl&)>;
 struct World {
   std::string layout;
@@ -26,6 +26,7 @@ struct World {
   double timeout_s = 60;
   bool check = false;
   std::function<void(int rank, int exchange)> fails{};
+  std::function<std::shared_ptr<Transport>(int rank)> transport{};
   std::shared_ptr<Post> post = std::make_shared<Post>();
 
   void run(const Body& body) const {
@@ -37,7 +38,8 @@ struct World {
         Communicator::Options options;
         options.timeout_s = timeout_s;
         options.check = check;
-        options.transport = [&, r] {
+        options.transport = [&, r]() -> std::shared_ptr<Transport> {
+          if (transport) return transport(r);
           auto failing = fails ? std::function<void(int)>([this, r](int exchange) { fails(r, exchange); })
                                : std::function<void(int)>();
           return std::make_shared<ThreadTransport>(post, r, std::move(failing));
