@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import mpi_programs
 import ranks
 from unisono.bench.start import find_mpiexec, mpiexec_command
 
@@ -17,7 +18,10 @@ EXAMPLES = [
     pytest.param(path, marks=[pytest.mark.mpi] if "mpi4py" in path.read_text() else [])
     for path in sorted((ROOT / "examples").glob("[0-9]*.py"))
 ]
-SOURCES = sorted((ROOT / "examples").glob("[0-9]*.cpp"))
+SOURCES = [
+    pytest.param(path, marks=[pytest.mark.mpi] if "mpi.hpp" in path.read_text() else [])
+    for path in sorted((ROOT / "examples").glob("[0-9]*.cpp"))
+]
 
 
 def test_there_are_examples() -> None:
@@ -51,9 +55,12 @@ def test_under_mpiexec(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_cpp(path: Path) -> None:
-    """Compiles against the public headers alone; CTest runs it (tests/cpp)."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
+    """Compiles against the public headers alone; CTest (tests/cpp) or test_nodes_cpp.py runs it."""
+    if "mpi.hpp" in path.read_text():
+        compiler = mpi_programs.find_mpicxx()
+    elif (found := shutil.which(os.environ.get("CXX", "g++"))) is not None:
+        compiler = found
+    else:
         pytest.skip("there is no C++ compiler: install g++")
     ended = ranks.run([compiler, "-std=c++20", "-fsyntax-only", f"-I{ROOT / 'include'}", str(path)])
     assert ended.code == 0, str(ended)

@@ -1,0 +1,78 @@
+"""C++ programs across nodes: the user's own MPI through include/unisono/mpi.hpp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hosts
+import mpi_programs
+import ranks
+
+pytestmark = pytest.mark.mpi
+
+# With an argument, MPI ends while the communicator is in use; without, it never begins.
+ENDED = r"""
+#include <cstdio>
+#include <optional>
+#include "unisono/mpi.hpp"
+int main(int argc, char** argv) {
+  const float x = 1;
+  float y = 0;
+  std::optional<unisono::Communicator> comm;
+  try {
+    if (argc == 1) comm = unisono::mpi::communicator(MPI_COMM_WORLD);
+    MPI_Init(&argc, &argv);
+    comm = unisono::mpi::communicator(MPI_COMM_WORLD, {.timeout_s = 30});
+    comm->all_reduce({.in = &x, .out = &y, .count = 1});
+    MPI_Finalize();
+    comm->all_reduce({.in = &x, .out = &y, .count = 1});
+  } catch (const unisono::Error& error) {
+    std::printf("%s\n", error.what());
+    comm.reset();
+    return 0;
+  }
+  return 1;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = mpi_programs.ROOT / "examples" / "07_nodes.cpp"
+    return mpi_programs.build(source, tmp_path_factory.mktemp("nodes") / "nodes")
+
+
+def assert_right(ended: ranks.Ended, nodes: list[int]) -> None:
+    """nodes: the number of each rank's node."""
+    assert ended.code == 0, str(ended)
+    size, count = len(nodes), max(nodes) + 1
+    between = ", by MPI between nodes" if count > 1 else ""
+    assert sorted(ended.output.splitlines()) == [
+        f"rank {rank} of {size}, node {node} of {count}: the sum is right{between}"
+        for rank, node in enumerate(nodes)
+    ]
+
+
+@pytest.mark.parametrize("layout", ["a", "aaa", "ab", "aabb", "abab", "abc"])
+def test_the_example_on_virtual_nodes(example: Path, layout: str) -> None:
+    assert_right(mpi_programs.run(layout, [example]), ["abc".index(letter) for letter in layout])
+
+
+@pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or "")
+def test_the_example_on_hosts(example: Path) -> None:
+    with hosts.hosts(2) as made:
+        assert_right(made.mpiexec(2, [str(example)]), [0, 0, 1, 1])
+
+
+def test_mpi_that_is_not_running(tmp_path: Path) -> None:
+    source = tmp_path / "ended.cpp"
+    source.write_text(ENDED)
+    program = mpi_programs.build(source, tmp_path / "ended")
+    before = mpi_programs.run("ab", [program])
+    assert before.code == 0, str(before)
+    assert before.output.count("MPI is not running: call MPI_Init before unisono::mpi::communicator") == 2
+    after = mpi_programs.run("ab", [program, "end"])
+    assert after.code == 0, str(after)
+    assert after.output.count("MPI has been finalized, but a communicator over it is in use: close") == 2
