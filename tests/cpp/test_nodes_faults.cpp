@@ -137,7 +137,7 @@ std::string who(const std::string& layout, int rank) {
 void at_once(const std::vector<std::function<void()>>& tasks) {
   std::atomic<std::size_t> next = 0;
   std::vector<std::jthread> threads;
-  for (int i = 0; i < 8; ++i)
+  for (int i = 0; i < 16; ++i)
     threads.emplace_back([&] {
       for (std::size_t task; (task = next++) < tasks.size();) tasks[task]();
     });
@@ -149,7 +149,9 @@ struct Named {
   bool uniform = false;  // needs a uniform layout
 };
 std::vector<Named> operations() {
-  const auto parts_bytes = [](int from, int to) { return static_cast<std::size_t>(1 + 7 * from + 3 * to); };
+  const auto parts_bytes = [](int from, int to) {
+    return 1 + 7 * static_cast<std::size_t>(from) + 3 * static_cast<std::size_t>(to);
+  };
   const auto pair = [](int) { return Call{.count = kCount}; };
   return {
       {"all_reduce one_shot", collective(Collective::all_reduce, "one_shot")},
@@ -174,6 +176,23 @@ std::vector<Named> operations() {
   };
 }
 
+// The k-th exchange of one rank fails.
+void expect_lost(const std::string& layout, const Named& operation, int victim, int k, bool breaks) {
+  const int n = static_cast<int>(layout.size());
+  int peer = victim;
+  while (layout[static_cast<std::size_t>(peer)] == layout[static_cast<std::size_t>(victim)])
+    peer = (peer + 1) % n;
+  const World world{.layout = layout, .limits = kSmall, .fails = [=](int rank, int exchange) {
+                      if (rank == victim && exchange == k) throw TransportError(peer, "the cable is cut");
+                    }};
+  world.post->breaks = breaks;
+  expect_same(
+      ends_of(world, operation.run), "lost",
+      who(layout, victim) + " has lost " + who(layout, peer) + " over threads (the cable is cut): look at",
+      std::string(operation.name) + ", exchange " + std::to_string(k) + " of rank " + std::to_string(victim) +
+          (breaks ? ", which breaks its connections" : ""));
+}
+
 class Faults : public testing::TestWithParam<const char*> {};
 
 TEST_P(Faults, EachExchangeOfEachRank) {
@@ -192,20 +211,10 @@ TEST_P(Faults, EachExchangeOfEachRank) {
     EXPECT_GT(std::accumulate(exchanges.begin(), exchanges.end(), 0), 0) << operation.name;
     for (int victim = 0; victim < n; ++victim)
       for (int k = 0; k < exchanges[static_cast<std::size_t>(victim)]; ++k)
-        tasks.emplace_back([&layout, &operation, n, victim, k] {
-          int peer = victim;
-          while (layout[static_cast<std::size_t>(peer)] == layout[static_cast<std::size_t>(victim)])
-            peer = (peer + 1) % n;
-          auto fail = [=](int rank, int exchange) {
-            if (rank == victim && exchange == k) throw TransportError(peer, "the cable is cut");
-          };
-          const auto ends = ends_of({.layout = layout, .limits = kSmall, .fails = fail}, operation.run);
-          expect_same(ends, "lost",
-                      who(layout, victim) + " has lost " + who(layout, peer) +
-                          " over threads (the cable is cut): look at",
-                      std::string(operation.name) + ", exchange " + std::to_string(k) + " of rank " +
-                          std::to_string(victim));
-        });
+        for (const bool breaks : {false, true})
+          tasks.emplace_back([&layout, &operation, victim, k, breaks] {
+            expect_lost(layout, operation, victim, k, breaks);
+          });
   }
   at_once(tasks);
 }
@@ -239,7 +248,7 @@ TEST(NodesFaults, AnotherException) {
 TEST(NodesFaults, LengthsThatDiffer) {
   for (const std::string layout : {"ab", "abc"}) {
     const auto ends = ends_of({.layout = layout, .timeout_s = 20}, [](Communicator::Impl& comm) {
-      const auto count = static_cast<std::size_t>(40 * (1 + comm.rank()));
+      const auto count = 40 * (1 + static_cast<std::size_t>(comm.rank()));
       collective(Collective::all_gather, {}, 0, count, DType::u8)(comm);
     });
     for (const Ended& end : ends) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,8 @@ struct Post {
   std::map<std::pair<int, int>, std::map<int, Message>> on_the_way;
   std::map<std::pair<int, int>, int> sent, posted;
   std::map<int, std::string> told;  // by rank
+  std::set<int> closed;             // ranks
+  bool breaks = false;              // a rank that closes is lost to its peers, as by TCP
   std::atomic<int> exchanges = 0;   // of all ranks, so far
 };
 
@@ -62,7 +65,10 @@ class ThreadTransport final : public Transport {
       if (rank != rank_) return text;
     return {};
   }
-  void close() noexcept override {}
+  void close() noexcept override {
+    const std::scoped_lock lock(post_->mutex);
+    post_->closed.insert(rank_);
+  }
 
  private:
   struct Receive {
@@ -79,7 +85,11 @@ class ThreadTransport final : public Transport {
         const Incoming& one = receive.to;
         auto& messages = transport_.post_->on_the_way[{one.from, transport_.rank_}];
         const auto found = messages.find(receive.number);
-        if (found == messages.end()) return false;
+        if (found == messages.end()) {
+          if (transport_.post_->breaks && transport_.post_->closed.contains(one.from))
+            throw TransportError(one.from, "it has closed");
+          return false;
+        }
         const Post::Message message = std::move(found->second);
         messages.erase(found);
         if (message.size() != one.bytes) throw TransportError(one.from, message.size(), one.bytes);
