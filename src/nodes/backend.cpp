@@ -229,7 +229,7 @@ std::shared_ptr<void> NodesCommunicator::do_allocate(std::size_t bytes, Memory m
 
 // Partial sums as wide as an element, to rank 0.
 Algorithm NodesCommunicator::choose(Collective collective, std::size_t bytes, bool, Memory, bool) {
-  return planned(collective, bytes, 1, 0);
+  return planned_algorithm(collective, bytes, 1, 0);
 }
 
 int NodesCommunicator::sms(Collective collective, std::size_t bytes, bool symmetric, Algorithm,
@@ -238,7 +238,8 @@ int NodesCommunicator::sms(Collective collective, std::size_t bytes, bool symmet
   return local_->sms(collective, bytes, symmetric, inside, in_place);
 }
 
-Algorithm NodesCommunicator::planned(Collective collective, std::size_t bytes, double wide, int root) const {
+Algorithm NodesCommunicator::planned_algorithm(Collective collective, std::size_t bytes, double wide,
+                                               int root) const {
   if (!traits_of(collective).combines) return Algorithm::automatic;
   const Algorithm listed = plan_.listed(collective, bytes, false);
   const bool runs = listed != Algorithm::automatic && (listed != Algorithm::chain || place_.uniform());
@@ -253,8 +254,9 @@ Algorithm NodesCommunicator::chosen(const Request& request) const {
         "ranks node by node.");
   if (request.algorithm != Algorithm::automatic) return request.algorithm;
   const Sum what{request.call->dtype, request.call->op, Wire::exact, size()};
-  return planned(request.collective, request.in_bytes,
-                 static_cast<double>(what.wide()) / static_cast<double>(what.item()), request.args.root);
+  return planned_algorithm(request.collective, request.in_bytes,
+                           static_cast<double>(what.wide()) / static_cast<double>(what.item()),
+                           request.args.root);
 }
 
 void NodesCommunicator::synchronize(void* stream) {

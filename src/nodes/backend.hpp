@@ -83,7 +83,7 @@ class NodesCommunicator final : public Communicator::Impl {
   // A call's data lies there from begin to end.
   class OnStream;
   Algorithm chosen(const Request& request) const;
-  Algorithm planned(Collective collective, std::size_t bytes, double wide, int root) const;
+  Algorithm planned_algorithm(Collective collective, std::size_t bytes, double wide, int root) const;
   void compare_calls(Carrier& carrier, const Request& request);
   void compare_parts(Carrier& carrier, const Request& request);
   void compare_ends(Carrier& carrier, const Request& request, int to, int from);
