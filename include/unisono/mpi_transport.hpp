@@ -34,7 +34,9 @@ namespace unisono {
 template <class Api>
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(Api api, int rank, int size) : api_(std::move(api)), rank_(rank), size_(size) {}
+  MpiTransport(Api api, int rank, int size) : api_(std::move(api)), rank_(rank), size_(size) {
+    told_->requests.resize(static_cast<std::size_t>(size));
+  }
 
   std::string name() const override { return "MPI"; }
 
@@ -53,12 +55,11 @@ class MpiTransport final : public Transport {
     return begun;
   }
 
-  // Sends the text to every rank. A rank that waits in `exchange` hears it.
+  // Sends the text to every rank, once. A rank that waits in `exchange` hears it.
   void tell(const std::string& failure) noexcept override {
-    if (closed_ || !api_.running()) return;
-    auto& told = *new Told;  // never freed: MPI may send it later
+    if (closed_ || !told_ || !api_.running()) return;
+    Told& told = *told_.release();  // never freed: MPI may send it later
     failure.copy(told.text.data(), told.text.size() - 1);
-    told.requests.resize(static_cast<std::size_t>(size_));
     for (int r = 0; r < size_; ++r)
       if (r != rank_)
         api_.isend(told.text.data(), static_cast<int>(told.text.size()), r, kFailureTag,
@@ -82,9 +83,10 @@ class MpiTransport final : public Transport {
   static constexpr int kTag = 1, kFailureTag = 2;
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // of one message: MPI counts in int
   using Text = std::array<char, 1000>;
+  using Requests = std::vector<typename Api::Request>;
   struct Told {
     Text text{};
-    std::vector<typename Api::Request> requests;
+    Requests requests;
   };
 
   static std::size_t pieces(std::size_t bytes) { return (bytes + kMostBytes - 1) / kMostBytes; }
@@ -101,11 +103,11 @@ class MpiTransport final : public Transport {
     ~Exchange() override {
       if (ended_ == messages_.size()) return;
       transport_.api_.abandon();
-      new auto(std::move(requests_));  // MPI may write to them later
+      (void)requests_.release();  // MPI may write to them later
     }
 
     void open_requests(std::size_t count) {
-      requests_.resize(count);
+      requests_->resize(count);
       messages_.reserve(count);
     }
 
@@ -113,7 +115,7 @@ class MpiTransport final : public Transport {
       Api& api = transport_.api_;
       for (std::size_t begin = 0; begin < bytes; begin += kMostBytes) {
         const int length = static_cast<int>(std::min(bytes - begin, kMostBytes));
-        auto* request = &requests_[messages_.size()];
+        auto* request = &(*requests_)[messages_.size()];
         const int code = receive ? api.irecv(data + begin, length, rank, kTag, request)
                                  : api.isend(data + begin, length, rank, kTag, request);
         if (code != 0) throw TransportError(rank, api.text(code));
@@ -164,7 +166,7 @@ class MpiTransport final : public Transport {
       if (message.over) return true;
       typename Api::Status status{};
       int over = 0;
-      message.code = transport_.api_.test(&requests_[i], &over, &status);
+      message.code = transport_.api_.test(&(*requests_)[i], &over, &status);
       message.over = over || message.code != 0;
       message.moved = message.bytes;
       if (over && message.code == 0 && message.receive) transport_.api_.get_count(&status, &message.moved);
@@ -173,12 +175,13 @@ class MpiTransport final : public Transport {
 
     MpiTransport& transport_;
     std::vector<Message> messages_;
-    std::vector<typename Api::Request> requests_;
+    std::unique_ptr<Requests> requests_ = std::make_unique<Requests>();
     std::size_t ended_ = 0;  // from the first on
   };
 
   Api api_;
   int rank_, size_;
+  std::unique_ptr<Told> told_ = std::make_unique<Told>();  // null: it has told
   bool closed_ = false;
 };
 

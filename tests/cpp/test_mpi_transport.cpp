@@ -23,8 +23,8 @@ using Mpi = MpiTransport<FakeApi>;
 class MpiTransports : public testing::Test {
  protected:
   MpiTransports() {
-    for (int rank = 0; rank < 3; ++rank)
-      ranks_.push_back(std::make_unique<Mpi>(FakeApi{mpi_, rank}, rank, 3));
+    for (int rank = 0; rank < 4; ++rank)
+      ranks_.push_back(std::make_unique<Mpi>(FakeApi{mpi_, rank}, rank, 4));
   }
   Transport& rank(int number) { return *ranks_[static_cast<std::size_t>(number)]; }
   std::unique_ptr<Transport::Pending> send(int from, int to, const Bytes& data) {
@@ -176,14 +176,14 @@ TEST_F(MpiTransports, TellsAFailure) {
   rank(2).tell(std::string(5000, 'x'));
   EXPECT_EQ(rank(1).heard(), std::string(999, 'x')) << "a text is cut to what a message holds";
   mpi_->fails = [](const std::string&, int, int) { return FakeMpi::kFailed; };
-  rank(0).tell("nobody hears");
+  rank(1).tell("nobody hears");
   EXPECT_EQ(rank(0).heard(), std::nullopt);
   mpi_->fails = {};
   EXPECT_EQ(rank(0).heard(), std::string(999, 'x'));
-  rank(1).close();
+  rank(3).close();
   const int calls = mpi_->calls;
-  rank(1).tell("closed");
-  EXPECT_EQ(rank(1).heard(), std::nullopt);
+  rank(3).tell("closed");
+  EXPECT_EQ(rank(3).heard(), std::nullopt);
   EXPECT_EQ(mpi_->calls, calls) << "a closed transport leaves MPI alone";
 }
 
