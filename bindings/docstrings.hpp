@@ -4,173 +4,297 @@
 namespace unisono::python::doc {
 
 constexpr const char* kCommunicator =
-    R"(The ranks that communicate. Made by unisono.init() or unisono.init_threads().
+    R"(The ranks that communicate. Made by unisono.init(), init_threads() or init_all(); the same class everywhere.
 
-Arrays are C-contiguous numpy or cupy arrays, torch tensors, or what speaks DLPack, of dtype f32, f64, f16, bf16, i8, u8, i32, i64, f8e4m3 or
-f8e5m2 (ml_dtypes names the last), used without a copy. Calls are made by one thread at a time, in the same order on
-every rank; each returns the output once it is complete. Calls on arrays of the communicator's GPU only enqueue on
-`stream` (None: the current one of torch or cupy), and may be captured in a CUDA graph.
+Arrays are C-contiguous: numpy or cupy arrays, torch tensors, or what speaks DLPack. They are used without a copy.
+Dtypes: f32, f64, f16, bf16, i8, u8, i32, i64, f8e4m3, f8e5m2 (ml_dtypes names the last).
 
-Sums: every element is combined once, in rank order, in f32 (f64 for f64), and rounded once at the end, so that every
-algorithm gives the same bits on every rank. Integers wrap. avg is the sum divided by the number of ranks (integers:
-the exact 64-bit sum, truncated toward zero). min and max give NaN where any operand is NaN, and of equal values the
-earlier rank's. f8e4m3 overflows to NaN, the other floats to infinity.
+Order: one thread at a time makes calls, in the same order on every rank. Each call returns its output once it is
+complete. A call on arrays of the communicator's GPU only enqueues on `stream`, and a CUDA graph may capture it.
 
-Errors: UsageError for a call that is wrong by itself, before anything moves; MismatchError where the ranks' calls differ: with
-check=True or UNISONO_CHECK=1 always, before anything moves; without, on the CPUs of one machine, where data of another
-call comes (messages of a batch of another length are not noticed, nor two ranks that both take themselves for the root), and
-elsewhere such calls may give wrong results, or wait for the deadline; TimeoutError past the deadline; PeerLostError for a rank that died;
-ResourceError for memory, a file or a handle that the system refuses. After a mismatch, a deadline or a lost rank, and where a
-peer's buffer cannot be reached, the communicator is failed on every rank, and every call raises the same error. Another exception in the middle
-of a call, such as MemoryError or KeyboardInterrupt, closes it.)";
+Sums: every element is combined once, in rank order, in f32 (f64 for f64), and rounded once at the end. Every
+algorithm therefore gives the same bits on every rank, on one node or several.
+
+- Integers wrap. avg is the sum divided by the number of ranks; of integers the exact 64-bit sum, truncated toward
+  zero.
+- min and max give NaN if an operand is NaN, and of equal values the earlier rank's.
+- f8e4m3 overflows to NaN, the other floats to infinity.
+
+Every call takes these:
+
+- algorithm: a name of Communicator.algorithms(); None: the plan's choice.
+- stream: of arrays on a GPU, a torch or cupy stream, or a handle; None: the current one of torch or cupy.
+
+Errors of every call:
+
+- UsageError: the call is wrong by itself. Nothing has moved.
+- MismatchError: the ranks' calls differ. With check=True or UNISONO_CHECK=1 it is raised before anything moves.
+- TimeoutError: a wait has passed the deadline.
+- PeerLostError: a rank has died, or has closed its communicator while others wait for it.
+- ResourceError: the system refuses memory, a file or a handle.
+
+Without check, ranks on the CPUs of one machine notice data of another call, except a batch's message of another
+length and two ranks that both take themselves for the root. Between nodes MPI and gloo notice a message of another
+length. Elsewhere such calls may give wrong results, or wait for the deadline.
+
+After a mismatch, a deadline, a lost rank, or a peer's buffer that cannot be reached, the communicator is failed: every
+call raises the same error on every rank. Another exception in the middle of a call, such as MemoryError or
+KeyboardInterrupt, closes it.)";
 
 constexpr const char* kFabric =
     R"(The fabric lane, for unisono.init(lane=...): remote writes by libfabric, between machines or within one.
 
-provider: a name of fabric_providers(); empty: UNISONO_FABRIC_PROVIDER, else libfabric's best between machines.
-channels: endpoints, by turns on the NICs; None: UNISONO_FABRIC_CHANNELS, else one a NIC. policy: single (the first channel for all peers), multi (each
-transfer split over all), round-robin (channel (peer + rank) mod channels). pinned: CUDA pins the host memory
-of `empty`.
+Args:
+    provider: a name of fabric_providers(); empty: UNISONO_FABRIC_PROVIDER, else libfabric's best between machines.
+    channels: endpoints, by turns on the NICs; None: UNISONO_FABRIC_CHANNELS, else one a NIC.
+    policy: single (the first channel for all peers), multi (each transfer split over all channels), or round-robin
+        (channel (peer + rank) mod channels).
+    pinned: whether CUDA pins the host memory of `empty`.
 
-A communicator that also has device= takes GPU memory of `empty` in all_to_all, out of place: such a call waits for its
-stream before and after, is complete when it returns, and is not for CUDA graphs. Where there is no GPU, or a provider
-that takes its memory, ResourceError or UsageError says so.)";
+A communicator that also has device= takes GPU memory of `empty` in all_to_all, out of place. Such a call waits for its
+stream before and after, is complete when it returns, and is not for CUDA graphs.
+
+Raises:
+    ResourceError or UsageError: there is no GPU, or no provider that takes its memory.)";
 
 constexpr const char* kFabricProviders =
-    R"(What libfabric offers here that the fabric lane can use, best first.
+    R"(Returns what libfabric offers here that the fabric lane can use, best first.
 
-Raises ResourceError, with the reason, where this build or this machine has no libfabric.)";
+Raises:
+    ResourceError: this build or this machine has no libfabric; the text says why.)";
 
 constexpr const char* kClose =
     R"(Leaves the communicator. Idempotent, and not collective: peers that still wait for this rank get a PeerLostError.)";
 
 constexpr const char* kAllReduce =
-    R"(Everyone gets the combination of everyone's x.
+    R"(Gives everyone the combination of everyone's x.
 
-x: any shape. out: the same shape; None: a new array; x itself: in place. op: sum, prod, min, max, avg.
-algorithm: one_shot_packets, one_shot (everyone combines everything), two_shot_packets, two_shot, two_shot_push,
-two_shot_direct (each combines a shard: R. Rabenseifner, Optimization of Collective Reduction Operations, ICCS 2004), or
-reduce_scatter_all_gather; on a GPU also one_shot_ll128, two_shot_ll128 (in lines of 128 bytes, over NVLink) and
-copy_engine; None: the plan's choice. Communicator.algorithms() lists them. Returns out.
+Args:
+    x: any shape.
+    op: sum, prod, min, max or avg.
+    out: the shape of x; None: a new array; x itself: in place.
+    algorithm: one_shot_packets or one_shot (everyone combines everything); two_shot_packets, two_shot, two_shot_push or
+        two_shot_direct (each rank combines a shard); reduce_scatter_all_gather. On a GPU also one_shot_ll128 and
+        two_shot_ll128 (lines of 128 bytes, over NVLink) and copy_engine. Across nodes one_shot, two_shot or chain
+        (partial sums travel from node to node). None: the plan's choice.
+    wire: fp8 or int8 sends a byte for each element and one for each block of 32. It rounds every x, and the sum. For sum
+        and avg of f32, f16 and bf16, by two_shot. Every rank still gets the same bits, those of every lane, NaNs aside.
 
-wire: fp8 or int8 sends a byte for each element and one for each block of 32, in place of the elements, and rounds: every
-x, and the sum. Every rank still gets the same bits, those of every lane, NaNs aside. For sum and avg of f32, f16 and
-bf16, by two_shot.
-Blocks are 32 elements, from the first on. With x(r) rank r's element, y its exact sum, s
-the sum of the rounded x(r), and A(r) and S the largest magnitudes of x(r) and s in the element's block:
+Returns:
+    out.
+
+Bounds of wire: blocks are 32 elements, from the first on. x(r) is rank r's element, y the exact sum, and s the sum of the
+rounded x(r). A(r) and S are the largest magnitudes of x(r) and s in the element's block.
   int8: |out - y| <= (sum of A(r) + S) / 127
   fp8:  |out - y| <= (sum of |x(r)| + |s|) / 16 + (sum of A(r) + S) / 2^17
-(for avg, with x(r) and A(r) divided by the number of ranks), beside the rounding of f32 sums and of the result to its dtype; a
-magnitude below 2^-127 may become zero. A block in which an infinity, a NaN or an overflow occurs is NaN throughout. One
-rank alone gets x. The layout is that of MXFP8 and MXINT8 (OCP Microscaling Formats 1.0); two shots with a rounding before each
-as in EQuARX (I. Ahmed et al., arXiv 2506.17615) and ZeRO++ (G. Wang et al., arXiv 2306.10209).)";
+For avg, x(r) and A(r) are divided by the number of ranks. Beside these stand the rounding of f32 sums and of the result to
+its dtype. A magnitude below 2^-127 may become zero. A block in which an infinity, a NaN or an overflow occurs is NaN
+throughout. One rank alone gets x.
+
+Sources: R. Rabenseifner, Optimization of Collective Reduction Operations, ICCS 2004 (two_shot). OCP Microscaling Formats
+1.0 (the layout of MXFP8 and MXINT8). I. Ahmed et al., EQuARX, arXiv 2506.17615, and G. Wang et al., ZeRO++, arXiv
+2306.10209 (two shots with a rounding before each).)";
 
 constexpr const char* kReduce =
-    R"(The root gets the combination of everyone's x.
+    R"(Gives the root the combination of everyone's x.
 
-x: any shape. out: the same shape, at the root (elsewhere ignored; but on a GPU, where the root's is of `empty`, every
-rank gives its own, at the same place: see `empty`); None: a new array; x itself: in place.
-algorithm: push_packets, push, direct, two_shot_push (each but the root combines a shard); on a GPU also push_ll128,
-two_shot_ll128 and, of two ranks, copy_engine. Returns out at the root, None elsewhere.)";
+Args:
+    x: any shape.
+    root: the rank that gets the result.
+    op: sum, prod, min, max or avg.
+    out: the shape of x, at the root; None: a new array; x itself: in place. Elsewhere ignored, except on a GPU if the
+        root's is of `empty`: then every rank gives its own, at the same place (see `empty`).
+    algorithm: push_packets, push, direct, or two_shot_push (each rank but the root combines a shard). On a GPU also
+        push_ll128, two_shot_ll128 and, of two ranks, copy_engine. Across nodes one_shot, two_shot or chain.
+
+Returns:
+    out at the root, None elsewhere.)";
 
 constexpr const char* kBroadcast =
-    R"(Everyone gets the root's x.
+    R"(Gives everyone the root's x.
 
-x: any shape, the same on every rank. out None: x is overwritten on all but the root, and returned. Otherwise out, of the
-same shape, is written on every rank, and x is read at the root only (but on a GPU, where the root's is of `empty`, every
-rank gives its own, at the same place: see `empty`).
-algorithm: push_packets, push, scatter_all_gather (R. van de Geijn, On Global Combine Operations, 1994), direct, chain
-(each passes every piece on to the next); on a GPU also push_ll128, two_shot_ll128 and copy_engine.)";
+Args:
+    x: any shape, the same on every rank.
+    root: the rank whose x is given.
+    out: None: x is overwritten on all ranks but the root, and returned. Otherwise an array of the same shape, which is
+        written on every rank; x is then read at the root only. On a GPU, if the root's x is of `empty`, every rank gives
+        its own, at the same place (see `empty`).
+    algorithm: push_packets, push, scatter_all_gather, direct, or chain (each rank passes every piece on to the next). On a
+        GPU also push_ll128, two_shot_ll128 and copy_engine.
+
+Returns:
+    out, else x.
+
+Source: R. van de Geijn, On Global Combine Operations, 1994 (scatter_all_gather).)";
 
 constexpr const char* kAllGather =
-    R"(Everyone gets everyone's x, in rank order.
+    R"(Gives everyone everyone's x, in rank order.
 
-x: any shape s. out: shape (size, *s); None: a new array. In place: x is out[rank]. Returns out.)";
+Args:
+    x: any shape s. In place: x is out[rank].
+    out: shape (size, *s); None: a new array.
+
+Returns:
+    out.)";
 
 constexpr const char* kGather =
-    R"(The root gets everyone's x, in rank order.
+    R"(Gives the root everyone's x, in rank order.
 
-x: any shape s. out: shape (size, *s) at the root (elsewhere ignored; but on a GPU, where the root's is of `empty`, every
-rank gives its own, at the same place: see `empty`); None: a new array. In place: x is out[rank] at the root. Returns out
-at the root, None elsewhere.)";
+Args:
+    x: any shape s. In place: x is out[rank] at the root.
+    root: the rank that gets the result.
+    out: shape (size, *s), at the root; None: a new array. Elsewhere ignored, except on a GPU if the root's is of `empty`:
+        then every rank gives its own, at the same place (see `empty`).
+
+Returns:
+    out at the root, None elsewhere.)";
 
 constexpr const char* kReduceScatter =
-    R"(Rank r gets the combination of everyone's x[r].
+    R"(Gives rank r the combination of everyone's x[r].
 
-x: shape (size, *s). out: shape s; None: a new array. In place: out is x[rank]. Returns out.)";
+Args:
+    x: shape (size, *s).
+    op: sum, prod, min, max or avg.
+    out: shape s; None: a new array. In place: out is x[rank].
+
+Returns:
+    out.)";
 
 constexpr const char* kScatter =
-    R"(Rank r gets the root's x[r].
+    R"(Gives rank r the root's x[r].
 
-x: shape (size, *s) at the root; elsewhere None (then out must be given) or an array of that shape, which is not read
-(but on a GPU, where the root's is of `empty`, every rank gives its own, at the same place: see `empty`).
-out: shape s; None: a new array. In place: out is x[rank] at the root. Returns out.)";
+Args:
+    x: shape (size, *s) at the root. Elsewhere None (out must then be given), or an array of that shape, which is not read.
+        On a GPU, if the root's is of `empty`, every rank gives its own, at the same place (see `empty`).
+    root: the rank whose x is given.
+    out: shape s; None: a new array. In place: out is x[rank] at the root.
+
+Returns:
+    out.)";
 
 constexpr const char* kAllToAll =
-    R"(out[p] on rank r becomes x[r] of rank p.
+    R"(Makes out[p] on rank r the x[r] of rank p.
 
-x: shape (size, *s). out: the same shape; None: a new array; x itself: in place. Returns out.)";
+Args:
+    x: shape (size, *s).
+    out: the same shape; None: a new array; x itself: in place.
+
+Returns:
+    out.)";
 
 constexpr const char* kAllToAllV =
-    R"(Rank r sends send_counts[p] elements to each rank p and gets recv_counts[p] from it.
+    R"(Sends send_counts[p] elements to each rank p, and receives recv_counts[p] elements from it.
 
-x: 1-D, packed in rank order, as many elements as the send counts add up to. out: likewise by the receive counts; None: a
-new array; x itself: in place, with equal send and receive counts. Returns out.)";
+Args:
+    x: 1-D, packed in rank order, as many elements as the send counts add up to.
+    send_counts: elements, one count for each rank.
+    recv_counts: elements, one count for each rank. Both ends of a pair give the same count.
+    out: 1-D, packed in rank order, by the receive counts; None: a new array; x itself: in place, with equal send and
+        receive counts.
+
+Returns:
+    out.)";
 
 constexpr const char* kSend =
-    R"(Sends x, of any shape, to rank `peer`, which calls recv or send_recv with as many elements.
+    R"(Sends x to rank `peer`, which calls recv or send_recv with as many elements.
 
-It may return before that or wait for it: the size, the plan, the machine and the run decide. Ranks that send to each other must
-use send_recv or batch_send_recv.)";
+The call may return before the peer's call, or wait for it: size, plan, machine and run decide. Ranks that send to each other
+must use send_recv or batch_send_recv.
 
-constexpr const char* kRecv = R"(Receives into out, of any shape, from rank `peer`. Returns out.)";
+Args:
+    x: any shape.
+    peer: the rank that receives.)";
+
+constexpr const char* kRecv =
+    R"(Receives into out from rank `peer`, which calls send or send_recv with as many elements.
+
+Args:
+    out: any shape.
+    peer: the rank that sends.
+
+Returns:
+    out.)";
 
 constexpr const char* kSendRecv =
-    R"(Sends x to rank dst while it receives out, of the same shape and dtype, from rank src: rings and exchanges in which
-every rank calls it cannot lock up. Against a rank that calls recv, then send, a large message of GPU memory may wait
-for its deadline, and with check any.
+    R"(Sends x to rank dst while it receives out from rank src.
 
-out None: a new array. Returns out.)";
+Rings and exchanges in which every rank calls it cannot lock up. Against a rank that calls recv, then send, a large
+message of GPU memory may wait for its deadline, and with check any message.
+
+Args:
+    x: any shape.
+    dst: the rank that gets x.
+    out: the shape and dtype of x; None: a new array.
+    src: the rank that out comes from.
+
+Returns:
+    out.)";
 
 constexpr const char* kBatchSendRecv =
-    R"(Several sends and receives at once, as one call: NCCL's group, torch.distributed's batch_isend_irecv.
+    R"(Makes several sends and receives at once, as one call: NCCL's group, torch.distributed's batch_isend_irecv.
 
-sends: (x, rank) for each message that goes. recvs: (out, rank) for each that comes. Arrays of any shape and dtype, all on the CPU
-or all on the GPU, apart from each other; at most one to each rank and one from each, this one included. Both ends of a message
-call it, with as many bytes; ranks that have none need not.)";
+Both ends of a message call it, with as many bytes. Ranks that have no message need not.
+
+Args:
+    sends: (x, rank) for each message that goes.
+    recvs: (out, rank) for each message that comes.
+
+Arrays have any shape and dtype, lie all on the CPU or all on the GPU, and do not overlap. At most one message goes to each
+rank and one comes from each, this rank included.)";
 
 constexpr const char* kEmpty =
-    R"(An array in symmetric memory: calls on it need no copy (algorithm direct).
+    R"(Returns an array in symmetric memory: calls on it need no copy (algorithm direct). Collective.
 
-Collective: every rank calls it with the same shape and dtype (a numpy or torch dtype, or a name such as "bf16"). Not
-initialised by contract. It may be used, and dropped, like any array; GPU memory that was dropped is freed by the next
-`empty`, or with the communicator. Raises ResourceError on every rank when one of them has no memory for it.
+Its contents are not initialised. The array may be used, and dropped, like any other. GPU memory that was dropped is freed by the
+next `empty`, or with the communicator. Across nodes the ranks of a node reach each other's memory.
 
-device: cpu: a numpy array; cuda: memory of this rank's GPU, as a torch tensor where torch has been imported, else a
-cupy array where cupy has, else an object with __dlpack__; None: cuda where the communicator has a GPU. A call on a GPU
-takes such arrays without a copy: every rank gives the same offset of the same allocation, or every rank another array;
-ranks that differ wait for each other until the deadline (check=True tells). So that the others know the root's, reduce
-and gather take out, and broadcast and scatter x, on every rank. What recv, send_recv, all_to_all_v and batch_send_recv
-receive into may lie anywhere.)";
+Args:
+    shape: the same on every rank.
+    dtype: the same on every rank: a numpy or torch dtype, or a name such as "bf16".
+    device: cpu: a numpy array. cuda: memory of this rank's GPU, as a torch tensor if torch has been imported, else a cupy
+        array if cupy has, else an object with __dlpack__. None: cuda if the communicator has a GPU.
+
+Raises:
+    ResourceError: one of the ranks has no memory for it; raised on every rank.
+
+A call on a GPU takes such arrays without a copy if every rank gives the same offset of the same allocation, or every rank
+another array. Ranks that differ wait for each other until the deadline (check=True tells). So that the others know the
+root's, reduce and gather take out, and broadcast and scatter x, on every rank. What recv, send_recv, all_to_all_v and
+batch_send_recv receive into may lie anywhere.)";
 
 constexpr const char* kSynchronize =
-    R"(Waits until what is enqueued on the stream is done, and raises what went wrong there (see the errors above).
+    R"(Waits until what is enqueued on the stream is done, and raises what went wrong there.
 
-stream: a torch or cupy stream, or a handle; None: the legacy default stream. Calls on a GPU only enqueue: each raises
-what an earlier one has met, and this one all of it.)";
+Calls on a GPU only enqueue. Each raises what an earlier one has met, and this one all of it.
+
+Args:
+    stream: a torch or cupy stream, or a handle; None: the legacy default stream.)";
 
 constexpr const char* kPlan =
-    R"(The algorithm that is taken for a call of `collective` whose larger buffer on any rank has `bytes`, with symmetric
-buffers or plain ones, in place or not. Each message of a batch_send_recv, and on
-GPUs of an all_to_all_v, goes by its own size: `bytes` are those of one message there, and here of equal ones together.)";
+    R"(Returns the algorithm that an automatic call takes.
+
+Args:
+    collective: its name.
+    bytes: of the larger buffer of the call, on any rank. Each message of a batch_send_recv, and on GPUs of an all_to_all_v,
+        goes by its own size: of a batch_send_recv `bytes` are those of one message, of an all_to_all_v those of equal
+        messages together.
+    symmetric: whether every buffer is of `empty`.
+    device: cpu or cuda, where the arrays lie; None: cuda if the communicator has a GPU.
+    in_place: whether the output is the input.)";
 
 constexpr const char* kSetPlan =
-    R"(Replaces the plan: a list of (collective, symmetric, up_to_bytes or None, algorithm) in rising order of bytes, the same on
-every rank. An entry may end with how the kernel is cut on a GPU: (blocks, threads, bytes that a block takes up at
-once), zeros for what pays. Collectives that it does not name keep their plan. `unisono tune` measures one. device: of calls on `cpu` or `cuda`
-memory within a node, or of how `nodes` work together.)";
+    R"(Replaces rows of the plan. Every rank makes the same change, between the same calls.
+
+Args:
+    entries: (collective, symmetric, up_to_bytes or None, algorithm), in rising order of bytes. An entry may end with how a
+        GPU's kernel is cut: (blocks, threads, bytes that a block takes up at once), zeros for what pays. Collectives that
+        it does not name keep their plan. `unisono tune` measures such a list.
+    device: cpu or cuda: of calls on that memory within a node; nodes: of how nodes work together.)";
 
 constexpr const char* kCard =
-    R"(The name of the ranks' GPUs, by which plans are chosen; empty where they differ. Raises UsageError where there is no GPU.)";
+    R"(Returns the name of the ranks' GPUs, by which plans are chosen; empty if they differ.
+
+Raises:
+    UsageError: the communicator has no GPU.)";
 
 }  // namespace unisono::python::doc
