@@ -16,12 +16,12 @@ class UNISONO_API Bootstrap {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Collective. Gives everyone's bytes in rank order. What comes back is checked by the caller: it may be
-  // hostile.
+  // Returns everyone's bytes, in rank order. Collective. The caller checks what comes: it may be hostile.
   virtual std::vector<std::string> all_gather(const std::string& data) = 0;
 };
 
-// Ranks that are threads of this process: element r is the bootstrap of rank r.
+// Returns the bootstraps of ranks that are threads of this process: element r is that of rank r. timeout: of
+// a wait for the others.
 UNISONO_API std::vector<std::shared_ptr<Bootstrap>> thread_bootstraps(int size,
                                                                       std::chrono::duration<double> timeout);
 

@@ -6,8 +6,7 @@
 
 namespace unisono {
 
-// This rank's part. It stays valid memory when the communicator is closed; it is given back when the last
-// copy goes.
+// This rank's part. The memory stays valid when the communicator is closed, and is freed with the last copy.
 class Buffer {
  public:
   Buffer() = default;

@@ -19,39 +19,44 @@
 
 namespace unisono {
 
-// One rank's part of a collective. Elements are combined in rank order with a wide accumulator, so that every
-// algorithm gives the same bits (DESIGN.md, "Sums"). Buffers may be anywhere; those from
-// `Communicator::empty` are used without a copy.
+// One rank's part of a collective. Elements are combined in rank order in a wide type, so that every
+// algorithm gives the same bits (DESIGN.md, "Sums"). Buffers may be anywhere; those of `Communicator::empty`
+// are used without a copy.
 struct Call {
   const void* in = nullptr;
   void* out = nullptr;
-  // Elements: all_reduce, reduce, broadcast, send: of the buffer; else of one rank's block.
+  // Elements of the buffer (all_reduce, reduce, broadcast, send, recv, send_recv); else of one rank's block.
   std::size_t count = 0;
   DType dtype = DType::f32;
   Op op = Op::sum;
   int root = 0;
   Memory memory = Memory::host;  // of `in` and `out`
-  // Device memory: the cudaStream_t that the call is enqueued on. It must live until the next call is made
-  // that no graph captures, which waits for it where it is on another stream.
+  // Device memory: the cudaStream_t that the call is enqueued on. The next call that no graph captures may
+  // wait for this stream, which must live until then.
   void* stream = nullptr;
   std::string_view algorithm{};  // empty: the plan's choice; else one of `algorithms(collective)`
-  // all_reduce only, sum and avg of f32, f16 and bf16. Other than exact, every input and the sum are rounded
-  // to the format, and every rank gets the same bits: each is off by at most 1/127 of the largest magnitude
-  // of its block (int8), or by 1/16 of its own magnitude and 2^-17 of that (fp8); by 2^-127 at least. Blocks
-  // are 32 elements, from the buffer's begin; one in which an infinity, a NaN or an overflow occurs becomes
-  // NaN.
+  // all_reduce only, sum and avg of f32, f16 and bf16. Except with exact, every input and the sum are rounded
+  // to the format. Every rank gets the same bits. int8: a rounding is off by at most 1/127 of the largest
+  // magnitude of the element's block. fp8: by 1/16 of the element's magnitude and 2^-17 of that largest one.
+  // Either: by 2^-127 at least. Blocks are 32 elements, from the buffer's begin. A block in which an
+  // infinity, a NaN or an overflow occurs becomes NaN.
   Wire wire = Wire::exact;
 };
 
-// The calls of a communicator come from one thread at a time, in the same order on every rank. Each returns
-// when this rank's output is complete and its input may be overwritten; a call on device memory only enqueues
-// that on its stream, and may be captured in a CUDA graph (on the fabric lane it waits for the stream
-// before and after, and is complete when it returns). Errors are those of error.hpp; what goes wrong on the
-// GPU later is raised by the next call, or by `synchronize`. Any other exception in the middle of a call,
-// such as std::bad_alloc, closes the communicator: this rank is out of step with its peers.
+// The ranks that communicate, on one node or several.
 //
-// Device memory of `empty` is used without a copy: every rank gives the same offset of the same allocation
-// (as NCCL's windows and NVSHMEM ask), the root's buffer included, or every rank another buffer.
+// Order: calls come from one thread at a time, in the same order on every rank.
+//
+// A call returns when this rank's output is complete and its input may be overwritten. A call on device
+// memory only enqueues that on its stream, and a CUDA graph may capture it. On the fabric lane such a call
+// waits for the stream before and after, and is complete when it returns.
+//
+// Throws: the errors of error.hpp. The next call, or `synchronize`, throws what goes wrong on a GPU later.
+// Any other exception in the middle of a call, such as std::bad_alloc, closes the communicator: this rank is
+// out of step with its peers.
+//
+// Device memory of `empty` is used without a copy if every rank gives the same offset of the same allocation
+// (as NCCL's windows and NVSHMEM ask), the root's buffer included, or if every rank gives other memory.
 class UNISONO_API Communicator {
  public:
   // The lane on libfabric: between machines, or by one machine's NICs and shared memory.
@@ -77,9 +82,10 @@ class UNISONO_API Communicator {
         while_waiting{};  // called every few ms of a long wait; what it throws ends the call and closes
   };
 
-  // Collective over the bootstrap. Throws ResourceError when memory cannot be shared, UsageError when the
-  // ranks do not fit together (two with one number, different versions, more than one machine), or when the
-  // program was compiled with the headers of another version than the library that it has loaded.
+  // Meets the other ranks. Collective over the bootstrap.
+  // Throws UsageError if the ranks do not fit together (two with one number, different versions), if nothing
+  // carries messages between their nodes, or if the program was compiled with the headers of another minor
+  // version than the library that it has loaded. Throws ResourceError if memory cannot be shared.
   Communicator(const std::shared_ptr<Bootstrap>& bootstrap, const Options& options)
       : Communicator(kHeaderVersion, bootstrap, options) {}
   ~Communicator();
@@ -88,9 +94,9 @@ class UNISONO_API Communicator {
 
   int rank() const;
   int size() const;
-  // The ranks of each node, in rank order. Ranks of a node share memory.
+  // Returns the ranks of each node, in rank order. Ranks of a node share memory.
   std::vector<std::vector<int>> nodes() const;
-  // What carries messages between nodes; empty: the ranks are on one.
+  // Returns the name of what carries messages between nodes. Empty: the ranks are on one node.
   std::string transport() const;
 
   void all_reduce(const Call& call);      // in, out: count. In place: out == in
@@ -102,49 +108,50 @@ class UNISONO_API Communicator {
   void scatter(const Call& call);     // in: size·count at the root; out: count. In place as reduce_scatter
   void all_to_all(const Call& call);  // in, out: size·count. In place: out == in
 
-  // `sends[r]` elements go to rank r and `receives[r]` come from it, packed in rank order; `count` is not
-  // used.
+  // Sends `sends[r]` elements to rank r and receives `receives[r]` from it, packed in rank order. `count` is
+  // not used.
   void all_to_all_v(const Call& call, std::span<const std::size_t> sends,
                     std::span<const std::size_t> receives);
 
-  // To and from one peer. A send may return before the receive or wait for it: the size, the plan, the
-  // machine and the run decide. Ranks that send to each other must use send_recv or batch_send_recv.
+  // Sends to one peer, or receives from one. A send may return before the receive, or wait for it: size,
+  // plan, machine and run decide. Ranks that send to each other must use send_recv or batch_send_recv.
   void send(const Call& call, int to);
   void recv(const Call& call, int from);
-  // Both at once, so that rings and exchanges cannot lock up: `count` elements each way.
+  // Sends and receives at once, `count` elements each way, so that rings cannot lock up.
   void send_recv(const Call& call, int to, int from);
-  // Several of both at once: at most one to each peer and one from each, this rank included. Both ends of a
-  // message give it so; ranks without one need not call. `data` is not null, of an empty message neither. Of
-  // `call`, memory and stream are used.
+  // Makes several sends and receives at once: at most one to each rank and one from each, this rank included.
+  // Both ends of a message call it; ranks without a message need not.
+  // Requires: no `data` is null, also of an empty message. Of `call`, memory and stream are used.
   using Outgoing = unisono::Outgoing;
   using Incoming = unisono::Incoming;
   void batch_send_recv(const Call& call, std::span<const Outgoing> sends, std::span<const Incoming> receives);
 
   void barrier();
 
-  // Collective: memory that every rank reaches, for calls without a copy. Every rank asks for the same number
-  // of bytes.
+  // Returns memory that every rank of the node reaches, for calls without a copy. Collective.
+  // Requires: every rank asks for the same number of bytes.
   Buffer empty(std::size_t bytes, Memory memory = Memory::host);
 
   std::optional<int> device() const;
-  // Whether the ranks' GPUs reach each other's memory. Where one pair cannot, or an option says so, messages
-  // go through pinned host memory, and no algorithm reaches into peers' buffers. False without a GPU.
+  // Returns whether the ranks' GPUs reach each other's memory. If one pair cannot, or an option says so,
+  // messages go through pinned host memory, and no algorithm reaches into peers' buffers. False without a
+  // GPU.
   bool peer_access() const;
-  // Whether they do so over NVLink, as far as the processes see each other's GPUs (CUDA_VISIBLE_DEVICES):
-  // what the algorithms …_ll128 need.
+  // Returns whether they do so over NVLink, as the algorithms …_ll128 need, as far as the processes see each
+  // other's GPUs (CUDA_VISIBLE_DEVICES).
   bool nvlink() const;
-  // The name of the ranks' GPUs, by which plans are chosen; empty where they differ.
+  // Returns the name of the ranks' GPUs, by which plans are chosen. Empty: the names differ.
   std::string_view card() const;
-  // Returns when what is enqueued on the stream is done; raises what went wrong there.
+  // Waits until what is enqueued on the stream is done. Throws what went wrong there.
   void synchronize(void* stream);
-  // That of the last call on device memory that no graph has captured: see Call::stream.
+  // Returns the stream of the last call on device memory that no graph has captured: see Call::stream.
   void* last_stream() const;
 
   // Throws the communicator's failure, also a rank's death that no call has met yet. From any thread.
   void raise_if_failed();
 
-  // Whether the ranks' calls are compared first (Options::check), from the next call on. Set it between the
-  // same calls on every rank.
+  // Returns, or sets from the next call on, whether the ranks' calls are compared first (Options::check).
+  // Every rank sets it between the same calls.
   bool check() const;
   void set_check(bool check);
 
@@ -162,16 +169,17 @@ class UNISONO_API Communicator {
   std::unique_ptr<Impl> impl_;
 };
 
-// What libfabric offers here that the fabric lane can use, best first.
+// A provider of libfabric that the fabric lane can use.
 struct FabricProvider {
   std::string name;
   int nics = 0, most_channels = 0;
   std::optional<double> line_gbps;  // Gbit/s of a NIC, where it says
   bool device_memory = false;       // it reads and writes GPU memory
 };
-// Throws ResourceError, with the reason, where this build or this machine has no libfabric.
+// Returns the providers here, best first. Throws ResourceError, with the reason, if this build or this
+// machine has no libfabric.
 UNISONO_API std::vector<FabricProvider> fabric_providers();
-// The one that a communicator takes for that name; UsageError, which lists those present.
+// Returns the provider that a communicator takes for a name. Throws UsageError, which lists those present.
 UNISONO_API FabricProvider fabric_provider(const std::string& name);
 UNISONO_API std::string fabric_version();
 
@@ -181,13 +189,14 @@ UNISONO_API std::string fabric_version();
 UNISONO_API std::shared_ptr<Transport> fabric_transport(Bootstrap& bootstrap,
                                                         const Communicator::Options& options);
 
-// The deadline of a wait where Options has none, in seconds: UNISONO_TIMEOUT_S, else 30.
+// Returns the deadline of a wait, in seconds, if Options has none: UNISONO_TIMEOUT_S, else 30.
 UNISONO_API double default_timeout_s();
 
-// How many GPUs CUDA sees; 0 where there is no driver, or no CUDA lane in this build.
+// Returns how many GPUs CUDA sees; 0 without a driver, or without the CUDA lane in this build.
 UNISONO_API int device_count();
 
-// The names that `Call::algorithm` may have for a collective.
+// Returns the names that `Call::algorithm` may have for a collective. Across nodes they are those of
+// Level::nodes.
 UNISONO_API std::vector<std::string_view> algorithms(Collective collective, Level level = Level::host);
 
 }  // namespace unisono

@@ -23,7 +23,7 @@ class UNISONO_API MismatchError : public Error {
   using Error::Error;
 };
 
-// A wait has passed the deadline (UNISONO_TIMEOUT_S). The communicator is failed on every rank.
+// A wait has passed the deadline (Options::timeout_s). The communicator is failed on every rank.
 class UNISONO_API TimeoutError : public Error {
   using Error::Error;
 };
@@ -33,8 +33,8 @@ class UNISONO_API PeerLostError : public Error {
   using Error::Error;
 };
 
-// The system has refused memory, a file or a handle. Where that is a peer's buffer in the middle of a call,
-// the communicator is failed.
+// The system has refused memory, a file or a handle. If that is a peer's buffer in the middle of a call, the
+// communicator is failed.
 class UNISONO_API ResourceError : public Error {
   using Error::Error;
 };

@@ -1,7 +1,7 @@
 // Messages between nodes by an MPI, over a small set of its functions: mpi.hpp binds those of the user's own
 // mpi.h, Python those of the library that mpi4py has loaded.
 //
-// MPI's own wait has no deadline, so that requests are tested, never waited for.
+// MPI's own wait has no deadline. Requests are therefore tested, never waited for.
 #pragma once
 
 #include <algorithm>
@@ -20,17 +20,16 @@
 namespace unisono {
 
 // Api is copyable, and has
-//   Request, Status     MPI's types, or storage for them
-//   isend(data, bytes, rank, tag, Request*), irecv(data, bytes, rank, tag, Request*), test(Request*, int*
-//   flag, Status*), get_count(const Status*, int* bytes), recv_from_any(data, bytes, tag), probe_any(tag,
-//   int* flag)
-//                       which give MPI's error code, over one communicator on which nothing else sends
-//   running()           whether MPI is initialized and not finalized
-//   truncated(code)     whether a receive was too short
-//   text(code)          MPI's words
-//   abandon()           is told that MPI may still touch memory of messages that nobody waits for:
-//   MPI_Finalize and
-//                       MPI_Comm_free may then wait for ranks that do not answer
+// - Request, Status: MPI's types, or storage for them.
+// - isend(data, bytes, rank, tag, Request*), irecv(data, bytes, rank, tag, Request*),
+//   test(Request*, int* flag, Status*), get_count(const Status*, int* bytes), recv_from_any(data, bytes,
+//   tag), probe_any(tag, int* flag): return MPI's error code, over one communicator on which nothing else
+//   sends.
+// - running(): returns whether MPI is initialized and not finalized.
+// - truncated(code): returns whether a receive was too short.
+// - text(code): returns MPI's words.
+// - abandon(): hears that MPI may still touch memory of messages that nobody waits for. MPI_Finalize and
+//   MPI_Comm_free may then wait for ranks that do not answer.
 template <class Api>
 class MpiTransport final : public Transport {
  public:

@@ -61,8 +61,8 @@ class UNISONO_API TransportError : public std::runtime_error {
 // call and closes the communicator on this rank.
 class UNISONO_API Transport {
  public:
-  // An exchange that has begun. To destroy one that is not complete abandons it: the transport keeps what the
-  // library may still touch, and the caller keeps the messages' memory.
+  // An exchange that has begun. The destructor abandons one that is not complete: the transport then keeps
+  // what the library may still touch, and the caller keeps the messages' memory.
   class Pending {
    public:
     virtual ~Pending() = default;

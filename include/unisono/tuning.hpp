@@ -31,7 +31,8 @@ class UNISONO_API Tuning {
   // Returns the algorithm of a call whose larger buffer has `bytes` bytes.
   std::string_view plan(Collective collective, std::size_t bytes, bool symmetric,
                         Memory memory = Memory::host, bool in_place = false) const;
-  // Returns the SMs that the largest kernel of such a call takes of a GPU. 0: copy engines do it all.
+  // Returns the SMs of a GPU that the largest kernel of such a call takes. 0: copy engines do all of the
+  // call.
   int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm,
           bool in_place = false) const;
 

@@ -14,20 +14,20 @@ inline constexpr int kDTypes = 10;
 enum class Op : std::uint8_t { sum, prod, min, max, avg };
 inline constexpr int kOps = 5;
 
-// How elements travel in an all_reduce: as they are, or a byte each with a scale for each block of 32, as an
-// 8-bit float (e4m3) or an integer.
+// How elements travel in an all_reduce: as they are, or as a byte each with a scale for each block of 32. The
+// byte is an 8-bit float (e4m3) or an integer.
 enum class Wire : std::uint8_t { exact, fp8, int8 };
 inline constexpr int kWires = 3;
 
 // Where an array lies: in the host's memory, or in that of the communicator's GPU.
 enum class Memory : std::uint8_t { host, device };
 
-// How transfers to peers use the channels of the fabric lane: all the first; each all of them, split; or each
-// one of them, by turns ((peer + rank) mod channels).
+// How transfers to peers use the channels of the fabric lane. single: all take the first. multi: each is
+// split over all. round_robin: each takes one, number (peer + rank) mod channels.
 enum class ChannelPolicy : std::uint8_t { single, multi, round_robin };
 inline constexpr int kChannelPolicies = 3;
 
-// Whose algorithms: those on host memory, on a GPU's, or of how nodes work together.
+// Whose algorithms a plan has: of calls on host memory, of calls on a GPU's, or of how nodes work together.
 enum class Level : std::uint8_t { host, device, nodes };
 constexpr Level level_of(Memory memory) { return memory == Memory::device ? Level::device : Level::host; }
 
@@ -91,7 +91,7 @@ constexpr std::string_view name_of(Collective collective) {
   return names[static_cast<int>(collective)];
 }
 
-// The value of an enumeration whose name is `name`, if there is one.
+// Returns the value of an enumeration whose name is `name`, if there is one. values: how many it has.
 template <class E>
 constexpr std::optional<E> from_name(std::string_view name, int values) {
   for (int i = 0; i < values; ++i)

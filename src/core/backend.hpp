@@ -68,17 +68,17 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   }
   virtual void set_shape(const std::optional<Shape>&) { refuse_gpu(); }  // none: the plan's
 
-  // The ranks of each node.
+  // Returns the ranks of each node.
   virtual std::vector<std::vector<int>> nodes() const;
   virtual std::string transport() const { return {}; }
 
  protected:
   virtual Plan& plan(Memory memory) = 0;
-  // The algorithms that a call may name.
+  // Returns the algorithms that a call may name.
   virtual std::vector<Algorithm> algorithms(Collective collective, Memory memory) const {
     return Plan::algorithms(collective, level_of(memory));
   }
-  // Whether direct programs reach memory that is not symmetric; where not, automatic calls are staged.
+  // Returns whether direct programs reach memory that is not symmetric. If not, automatic calls are staged.
   virtual bool reaches_any_memory() const { return false; }
 
   [[noreturn]] static void refuse_gpu() {
@@ -95,21 +95,21 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
 
   static double timeout_of(const Options& options);  // throws UsageError for what is none
 
-  // What carries a message of a call in which each goes by its own size.
+  // Returns the algorithm of a message, of a call in which each message goes by its own size.
   virtual Algorithm planned(const Request& request, const Args::Part& part) {
     return plan(request.call->memory).choose(request.collective, part.bytes, false);
   }
 
-  // The rank in the whole job, for the text of errors.
+  // Returns a rank's number in the whole job, for the text of errors.
   virtual int number(int rank) const { return rank; }
   virtual bool inherited() const = 0;
-  // `close` from within a call.
+  // Closes the communicator from within a call.
   virtual void leave() noexcept = 0;
-  // A call begins; throws the failure of the group, if there is one.
+  // Begins a call. Throws the communicator's failure, if there is one.
   virtual void enter(std::string_view what, std::uint64_t call) = 0;
   virtual void ended() noexcept {}  // after `enter`, also one that has thrown
 
-  // The ranks' calls differ: fails the group on every rank, and throws.
+  // Fails the communicator on every rank, since the ranks' calls differ, and throws.
   virtual void disagree(const std::string& text) = 0;
 
   static Ticket ticket(Collective collective, const Call& call, std::uint64_t count) {
@@ -123,7 +123,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     ticket.count = count;
     return ticket;
   }
-  // All the same, or one error that names two that differ, the same on every rank.
+  // Compares tickets, one of each rank. Two that differ give one error, the same on every rank.
   void compare(const std::vector<Ticket>& tickets) {
     for (std::size_t r = 1; r < tickets.size(); ++r)
       if (!tickets[0].matches(tickets[r])) mismatch(0, tickets[0], static_cast<int>(r), tickets[r]);
@@ -133,7 +133,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     disagree("rank " + std::to_string(number(a)) + " called " + of_a.text() + ", but rank " +
              std::to_string(number(b)) + " called " + of_b.text() + ": " + advice);
   }
-  // The ends of a pair compare in passing: the receiver sees what the sender sends.
+  // Compares the ends of a pair in passing: the receiver sees the sender's ticket.
   template <class Channel>
   void compare_pair(Channel channel, const Request& request, int to, int from) {
     Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
@@ -147,8 +147,9 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
                "give both ends of a message the same count and dtype, by the same plan.");
   }
 
-  // So do those of each part of a call by parts, which both of its ranks must give alike: `of(part, p)` is
-  // what this rank says of a part to rank p, or expects of one from there. Gives what the others have said.
+  // Compares each part of a call by parts, of which both of its ranks must say the same. of(part, p): the
+  // ticket of a part to rank p, or the ticket that this rank expects of a part from there. Returns the
+  // others' tickets.
   template <class Channel, class Of>
   std::vector<Ticket> compare_parts(Channel channel, const Request& request, const Of& of) {
     auto told = [&](const std::vector<Args::Part>& parts, int p) {
@@ -190,8 +191,8 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     request.check_wire();
   }
 
-  // One call at a time: its place in the order of calls, and in the text of errors. What is no error of
-  // Unisono's (no memory, an interrupt) ends it on this rank alone, out of step with its peers: it closes.
+  // Runs one call at a time, and numbers it for the text of errors. An exception that is no Error (no memory,
+  // an interrupt) ends the call on this rank alone. The rank is then out of step with its peers, and closes.
   template <class Body>
   std::invoke_result_t<Body> turn(Collective collective, const Body& body) {
     const std::string name(name_of(collective));

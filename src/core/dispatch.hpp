@@ -49,6 +49,7 @@ void run_direct(Lane& lane, Collective collective, Algorithm algorithm, const Ar
 
 #undef UNISONO_CASE
 
+// Runs the program of an algorithm.
 template <class Lane>
 void run(Lane& lane, Collective collective, Algorithm algorithm, const Args& args) {
   if (is_direct(algorithm)) return run_direct(lane, collective, algorithm, args);

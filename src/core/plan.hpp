@@ -18,17 +18,17 @@ struct Shape {
   int blocks = 0, threads = 0;
   std::size_t piece_bytes = 0;  // what a block takes up at once
 };
-// UsageError, of what `who` says, where no kernel can be so.
+// Throws UsageError if no kernel can be cut so. who: the begin of the error's text.
 void check_shape(const Shape& shape, const std::string& who);
 
 class Plan {
  public:
   struct Entry {
     Collective collective;
-    // Every buffer is; otherwise direct needs ranks that can copy from each other's memory. Not told apart on
-    // GPUs in send_recv and all_to_all_v, whose entries are those of plain memory.
+    // Whether every buffer is symmetric. On plain memory direct needs ranks that can copy from each other's.
+    // On GPUs send_recv and all_to_all_v have one list for both, that of plain memory.
     bool symmetric;
-    std::size_t up_to_bytes;  // of the call's larger buffer; the first entry that is not too small counts
+    std::size_t up_to_bytes;  // of the call's larger buffer; the first entry with enough counts
     Algorithm algorithm;
     Shape shape{};  // on a GPU
   };
@@ -50,26 +50,26 @@ class Plan {
   static Plan of_nodes() { return Plan(Level::nodes); }  // empty: nodes/sums.hpp chooses by what links carry
   static Plan of_gpu_over_pcie(int ranks);               // to each other's memory, or through the host's
 
-  // Replaces the entries of each (collective, symmetric) that `entries` has. UsageError when one is not of
-  // its collective.
+  // Replaces the entries of each (collective, symmetric) that `entries` has. Throws UsageError if a
+  // collective has not the algorithm that an entry gives it.
   void set(const std::vector<Entry>& entries);
-  // `bytes`: of a batch_send_recv, and on GPUs of an all_to_all_v, those of one message; there `symmetric`
-  // says whether receivers may tell of their memory.
+  // Returns the algorithm of a call. bytes: of a batch_send_recv, and on GPUs of an all_to_all_v, those of
+  // one message; there `symmetric` says whether receivers may tell of their memory.
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric) const;
-  // The algorithm that the table has for such a call; automatic: it has none.
+  // Returns the algorithm that the table has for such a call; automatic: none.
   Algorithm listed(Collective collective, std::size_t bytes, bool symmetric) const {
     const Entry* found = find(collective, bytes, symmetric);
     return found ? found->algorithm : Algorithm::automatic;
   }
-  // The shape that the table gives such a call by that algorithm.
+  // Returns the shape that the table gives such a call by that algorithm.
   Shape shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const;
 
-  // The program that takes any size and any pointer.
+  // Returns the algorithm whose program takes any size and any pointer.
   static Algorithm staged(Collective collective) {
     return collective == Collective::all_reduce ? Algorithm::two_shot : Algorithm::push;
   }
 
-  // Whether a call may ask for that algorithm by name; and all such.
+  // Returns whether a call may name that algorithm; returns all such algorithms.
   static bool has(Collective collective, Algorithm algorithm, Level level);
   static std::vector<Algorithm> algorithms(Collective collective, Level level);
 

@@ -24,7 +24,7 @@ struct Request {
   std::size_t in_bytes = 0, out_bytes = 0;     // of this rank's buffers; 0: it has none
   Args args;
 
-  // Throws UsageError when the call is wrong by itself.
+  // Throws UsageError if the call is wrong by itself.
   Request(Collective collective, const Call& call, int rank, int ranks);
   Request(const Call& call, int rank, int ranks, std::span<const std::size_t> sends,
           std::span<const std::size_t> receives);
@@ -32,7 +32,7 @@ struct Request {
   Request(const Call& call, int rank, int ranks, std::span<const Communicator::Outgoing> sends,
           std::span<const Communicator::Incoming> receives);
 
-  // Of the larger buffer of any rank: what the plan goes by.
+  // Returns the bytes of the larger buffer of any rank, by which the plan chooses.
   std::size_t bytes() const { return args.bytes; }
   bool in_place() const { return args.in == args.out; }
 
@@ -43,14 +43,14 @@ struct Request {
 
   Reached reached_by_peers(int owner) const;
 
-  // What Ticket::matches compares, in 24 bits, never 0: of calls that differ, but for one case in millions,
-  // others.
+  // Returns a nonzero 24-bit hash of the fields that Ticket::matches compares. Two different calls collide
+  // with probability 2^-24.
   std::uint32_t mark() const;
 
   // The parts of all_to_all_v and batch_send_recv, which args points to.
   std::vector<Args::Part> sends, receives;
 
-  // The same call with `of(part)` in place of each part; none if that leaves this rank without bytes.
+  // Returns the same call with `of(part)` in place of each part; none if that leaves this rank without bytes.
   template <class Of>
   std::optional<Request> with_parts(const Of& of) const {
     Request some = *this;

@@ -56,7 +56,7 @@ class Space {
   virtual ~Space() = default;
   virtual Memory memory() const = 0;
   virtual void* stream() const { return nullptr; }  // of the call; null on the host
-  // Bytes of a message from which on its start costs little.
+  // Returns the bytes of a message from which on its start costs little.
   virtual std::size_t grain() const = 0;
   // Returns at least `bytes` bytes, kept until the next request for the same purpose and slot.
   virtual byte* scratch(Scratch purpose, int slot, std::size_t bytes) = 0;

@@ -63,7 +63,7 @@ NodesCommunicator::NodesCommunicator(Bootstrap& bootstrap, Topology place,
 
 NodesCommunicator::~NodesCommunicator() { close(); }
 
-// A call on the GPU's memory: from begin to end of its space.
+// A call on the GPU's memory, from begin to end. Does nothing for a call on host memory.
 class NodesCommunicator::OnStream {
  public:
   OnStream(GpuSpace* space, const Call& call) : space_(call.memory == Memory::device ? space : nullptr) {
@@ -127,7 +127,7 @@ void NodesCommunicator::look() {
   hear();
 }
 
-// A rank that has lost a peer may have lost one that left because of a third rank's end. Listens for a while
+// Returns what has ended a call. A lost peer may have left because of a third rank's end: listens for a while
 // to what the others say.
 Failure NodesCommunicator::cause_of(const Error& error) {
   const Failure own = failure_of(error);
@@ -227,7 +227,7 @@ std::shared_ptr<void> NodesCommunicator::do_allocate(std::size_t bytes, Memory m
   }
 }
 
-// Partial sums as wide as an element, to rank 0.
+// Asks as for partial sums of an element's size, and for root 0.
 Algorithm NodesCommunicator::choose(Collective collective, std::size_t bytes, bool, Memory, bool) {
   return planned_algorithm(collective, bytes, 1, 0);
 }

@@ -80,22 +80,21 @@ class NodesCommunicator final : public Communicator::Impl {
   void disagree(const std::string& text) override { raise({FailureKind::mismatch, text}); }
 
   void run_by(Carrier& carrier, const Request& request);
-  // A call's data lies there from begin to end.
-  class OnStream;
+  class OnStream;  // a call on the GPU's memory
   Algorithm chosen(const Request& request) const;
   Algorithm planned_algorithm(Collective collective, std::size_t bytes, double wide, int root) const;
   void compare_calls(Carrier& carrier, const Request& request);
   void compare_parts(Carrier& carrier, const Request& request);
   void compare_ends(Carrier& carrier, const Request& request, int to, int from);
   Carrier& carrier(Memory memory);
-  // Runs what a call does. What goes wrong in it fails the communicator on every rank that can be reached.
+  // Runs the body of a call. An error in it fails the communicator on every rank that can be reached.
   template <class Body>
   auto guarded(const Body& body);
   // Called every few milliseconds of a wait between nodes.
   void look();
   void hear();
   Failure cause_of(const Error& error);
-  // Everyone's ticket, in rank order.
+  // Returns everyone's ticket, in rank order.
   std::vector<Ticket> everyones(const Ticket& mine);
 
   const Topology place_;

@@ -61,7 +61,7 @@ class AllReduceChain : public Chain {
   void land(int step) override;
   std::size_t begin(int block) const { return static_cast<std::size_t>(block) * block_; }  // elements
   std::size_t length(int block) const { return std::min(block_, total_ - begin(block)); }
-  // The sums of a block to the node's ranks, or to the root alone.
+  // Gives a block's sums to the node's ranks, or to the root alone.
   void hand_out(int block, Collective collective, int root = 0);
 
   const byte* x_;
@@ -80,7 +80,7 @@ class ReduceChain final : public AllReduceChain {
   int home_, root_;  // the root's node, and its number there
 };
 
-// A block of this chain is a range of columns of the blocks of one node. Nodes take turns, so that none gets
+// A block of this chain is a range of columns of one node's blocks. Nodes take turns, so that no node gets
 // all its sums at once.
 class ReduceScatterChain final : public Chain {
  public:

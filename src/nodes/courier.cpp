@@ -10,7 +10,8 @@
 namespace unisono::nodes {
 namespace {
 
-// How long a wait keeps its core if there are enough, then how long it yields; then it sleeps between polls.
+// How long a wait keeps its core if there are enough cores, and until when it yields; then it naps between
+// polls.
 constexpr auto kSpinning = std::chrono::microseconds(200);
 constexpr auto kYielding = std::chrono::milliseconds(5);
 constexpr auto kNap = std::chrono::microseconds(100);

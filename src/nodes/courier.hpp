@@ -37,10 +37,10 @@ class Courier {
   class Exchange {
    public:
     Exchange() = default;
-    // Returns when it is complete. Throws TimeoutError past the deadline, PeerLostError where the transport
-    // fails, and Error where a message has another length than its receive; all name the peer.
+    // Waits until the exchange is complete. Throws TimeoutError past the deadline, PeerLostError if the
+    // transport fails, and MismatchError if a message has another length than its receive. All name the peer.
     void wait();
-    // Moves it on, for work that goes on beside it.
+    // Moves the exchange on, for work that goes on beside it.
     void poll();
 
    private:

@@ -30,7 +30,7 @@ class Moves {
     Begun() = default;
     Begun(Courier::Exchange exchange, std::function<void()> then = {})
         : exchange_(std::move(exchange)), then_(std::move(then)) {}
-    // Every rank of a node waits for its collectives in the order in which it has begun them.
+    // Order: every rank of a node waits for its collectives in the order in which it has begun them.
     void wait() {
       exchange_.wait();
       if (then_) then_();
@@ -43,30 +43,32 @@ class Moves {
   };
 
   Courier::Exchange exchange(const Messages& messages) { return courier_.begin(messages); }
-  // A collective of bytes within the node. count: as in Call.
+  // Runs a collective of bytes within the node. count: as in Call.
   void inside(Collective collective, const byte* in, byte* out, std::size_t count, int root = 0);
   // Copies in pieces, between which the exchange moves on.
   void copy_beside(Courier::Exchange& under_way, byte* to, const byte* from, std::size_t bytes);
 
   void barrier();
-  // Everyone's `n` bytes of `x` to `out`, in rank order. In place, `x` is this rank's part of `out`.
+  // Gives everyone everyone's `n` bytes of `x`, in rank order. In place, `x` is this rank's part of `out`.
   Begun all_gather(const byte* x, byte* out, std::size_t n);
-  // Block p of `x`, of n bytes, to rank p. In place: x == out. slot: of those that are under way together,
-  // each has its own.
+  // Sends block p of `x`, of n bytes, to rank p. In place: x == out. slot: different for collectives that are
+  // under way together.
   Begun all_to_all(const byte* x, byte* out, std::size_t n, int slot = 0);
-  // What goes to each rank, and what comes from it. Where in_place, what goes is copied first.
+  // Sends a part to each rank and receives one from each. in_place: what goes is copied first.
   void all_to_all_v(std::span<const Args::Part> sends, std::span<const Args::Part> receives, bool in_place);
-  // The root's `x` to everyone's `out`: small ones to each node at once, large ones along a chain of nodes.
+  // Gives everyone the root's `x`: a small one goes to each node at once, a large one along a chain of nodes.
   void broadcast(const byte* x, byte* out, std::size_t bytes, int root);
-  // Whether a broadcast goes along the chain.
+  // Returns whether a broadcast of `bytes` bytes goes along the chain.
   bool chained(std::size_t bytes) const;
-  // Everyone's `n` bytes to the root's `out`; elsewhere it is null.
+  // Gives the root everyone's `n` bytes, in rank order. out: null on the other ranks.
   Begun gather(const byte* x, byte* out, std::size_t n, int root);
-  // Block p of the root's `x` to rank p; elsewhere `x` is null.
+  // Gives rank p block p of the root's `x`, of n bytes. x: null on the other ranks.
   void scatter(const byte* x, byte* out, std::size_t n, int root);
-  // The parts of a batch, this rank's to itself too. A part with data is a message, also an empty one.
+  // Sends and receives the parts of a batch, this rank's to itself too. A part with data is a message, also
+  // an empty one.
   void batch(std::span<const Args::Part> sends, std::span<const Args::Part> receives);
-  // `sent` bytes to rank `to` and `received` bytes from rank `from`; -1: none. Not to this rank itself.
+  // Sends `sent` bytes to rank `to` and receives `received` bytes from rank `from`; rank -1: none. Requires:
+  // neither is this rank.
   void send_recv(const byte* x, std::size_t sent, int to, byte* out, std::size_t received, int from);
 
  private:
