@@ -1,4 +1,5 @@
-"""Unisono: collective communication between the ranks of a machine, and the bench that proves it.
+"""Unisono: collective communication between the ranks of a machine or of several, and the bench that
+proves it.
 
 >>> import numpy, unisono
 >>> with unisono.init() as comm:

@@ -39,30 +39,37 @@ def init(
     peer_access: bool = True,
     lane: str | Fabric | None = None,
 ) -> Communicator:
-    """The communicator of all ranks that were started together. Collective.
+    """Returns the communicator of all ranks that were started together. Collective.
 
     Without arguments it finds where it is: `unisono run`, torchrun, Open MPI, MPICH or another PMI launcher,
-    a Slurm step, or a process alone (one rank). If the ranks are on several nodes, messages between nodes go
-    by MPI if it has started them, else by gloo; UNISONO_TRANSPORT names another.
+    a Slurm step, or a process alone (one rank). Ranks of a node share memory. Messages between nodes go by
+    MPI if it has started the ranks, else by gloo; UNISONO_TRANSPORT names another. Arrays on GPUs go between
+    nodes by NCCL.
 
-    rank, size: instead of what the environment says; then `bootstrap` must be given unless size is 1.
-    bootstrap: an mpi4py communicator (of some of the ranks: `COMM_WORLD.Split(...)`), a torch.distributed
-        Store, or an object with rank, size, all_gather(bytes) -> list[bytes] and close(); None: the
-        launcher's own.
-    timeout_s: deadline of every wait in seconds; None: UNISONO_TIMEOUT_S, else 30.
-    check: compare the ranks' calls before anything moves, and say how they differ; None: UNISONO_CHECK, else
-        no, and most differences are noticed on the CPUs of one machine only (see `Communicator`).
-    device: CUDA ordinal of this rank's GPU, for calls on arrays there; all ranks give one, or none does.
-    max_sms: that a kernel may take of the GPU; 0: UNISONO_MAX_SMS, else as many as pay, at most 128. The
-        GPU memory that the communicator keeps for itself goes with it: with 128 it is 96 MiB a GPU for 2
-        ranks, 192 MiB for 4, 256 MiB for 8.
-    peer_access: False on any rank (or UNISONO_PEER_ACCESS=0): no GPU touches another's memory; messages go
-        through pinned host memory, as they do where two of the GPUs cannot reach each other.
-    lane: host (shared memory of one machine), fabric (libfabric; also between machines), or a `Fabric` that
-        says its provider, channels and policy; None: UNISONO_LANE, else host. The same on every rank.
+    Args:
+        rank: this rank's number, instead of what the environment says. `bootstrap` must then be given, unless
+            size is 1.
+        size: the number of ranks; rank and size go together.
+        bootstrap: an mpi4py communicator (of some of the ranks: `COMM_WORLD.Split(...)`), a torch.distributed
+            Store, or an object with rank, size, all_gather(bytes) -> list[bytes] and close(). None: the
+            launcher's own.
+        timeout_s: deadline of every wait, in seconds; None: UNISONO_TIMEOUT_S, else 30.
+        check: whether the ranks' calls are compared before anything moves. None: UNISONO_CHECK, else no; most
+            differences are then noticed on the CPUs of one machine only (see `Communicator`).
+        device: CUDA ordinal of this rank's GPU, for calls on arrays there; all ranks give one, or none does.
+        max_sms: the most SMs that a kernel may take; 0: UNISONO_MAX_SMS, else as many as pay, at most 128.
+            The GPU memory that the communicator keeps for itself goes with it: with 128 it is 96 MiB a GPU
+            for 2 ranks, 192 MiB for 4, 256 MiB for 8.
+        peer_access: False on any rank (or UNISONO_PEER_ACCESS=0): no GPU touches another's memory. Messages
+            then go through pinned host memory, as they do if two of the GPUs cannot reach each other.
+        lane: host (shared memory, and a transport between nodes), fabric (libfabric for all ranks), or a
+            `Fabric` that says its provider, channels and policy. None: UNISONO_LANE, else host. The same on
+            every rank.
 
-    Raises UsageError where the environment or the arguments make no sense, TimeoutError when ranks do not
-    come, ResourceError when memory cannot be shared.
+    Raises:
+        UsageError: the environment or the arguments make no sense.
+        TimeoutError: ranks do not come.
+        ResourceError: memory cannot be shared.
     """
     if (rank is None) != (size is None):
         raise UsageError("rank and size go together: give both, or neither.")
@@ -119,10 +126,15 @@ def _fabric_of(lane: str | Fabric | None) -> Fabric | None:
 def init_threads(
     n: int, timeout_s: float | None = None, check: bool | None = None, lane: str | Fabric | None = None
 ) -> list[Communicator]:
-    """`n` communicators, one for each of `n` threads of this process; element r is rank r's.
+    """Returns `n` communicators, one for each of `n` threads of this process; element r is rank r's.
 
     Calls release the GIL. Every buffer is within every rank's reach, so that all large calls are zero-copy.
-    timeout_s, check and lane as in `init`.
+
+    Args:
+        n: the number of ranks.
+        timeout_s: as in `init`.
+        check: as in `init`.
+        lane: as in `init`.
     """
     return _of_threads([None] * _number("n", n), timeout_s, check, fabric=_fabric_of(lane))
 
@@ -131,11 +143,15 @@ class Communicators(list[Communicator]):
     """The communicators of one process's GPUs; element r is rank r's, on the r-th device."""
 
     def empty(self, shape: Any, dtype: Any = "float32") -> list[Any]:
-        """`Communicator.empty` of every rank, in rank order."""
+        """Returns `Communicator.empty` of every rank, in rank order."""
         return self.each(lambda communicator: communicator.empty(shape, dtype))
 
     def each(self, call: Callable[[Communicator], Any]) -> list[Any]:
-        """Runs `call` for every communicator, side by side: for calls that wait for the other ranks."""
+        """Runs `call` for every communicator, side by side: for calls that wait for the other ranks.
+
+        Returns:
+            what each call returns, in rank order.
+        """
         with ThreadPoolExecutor(len(self)) as pool:
             return list(pool.map(call, self))
 
@@ -147,13 +163,18 @@ def init_all(
     max_sms: int = 0,
     peer_access: bool = True,
 ) -> Communicators:
-    """One process, all GPUs: a communicator for each of `devices`, in that order.
+    """Returns a communicator for each of `devices`, in that order: one process drives several GPUs.
 
-    One thread may drive them all, since calls on GPU arrays only enqueue; with check=True, which compares
-    calls as they are made, each needs its own. `Communicators.empty` makes symmetric memory of all ranks at
-    once.
+    One thread may drive them all, since calls on GPU arrays only enqueue. With check=True, which compares
+    calls as they are made, each communicator needs a thread of its own. `Communicators.empty` makes symmetric
+    memory of all ranks at once.
 
-    devices: CUDA ordinals; None: all that this process sees. The others as in `init`.
+    Args:
+        devices: CUDA ordinals; None: all that this process sees.
+        timeout_s: as in `init`.
+        check: as in `init`.
+        max_sms: as in `init`.
+        peer_access: as in `init`.
     """
     found = list(range(device_count())) if devices is None else list(devices)
     if not found:

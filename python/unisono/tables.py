@@ -25,8 +25,8 @@ _names: weakref.WeakKeyDictionary[Communicator, str] = weakref.WeakKeyDictionary
 
 
 def path() -> Path | None:
-    """Of the file, on rank 0 of a communicator: UNISONO_PLAN, else in the user's cache. None where the user
-    has no home."""
+    """Returns where rank 0 looks for the file: UNISONO_PLAN, else in the user's cache. None: the user has no
+    home."""
     if named := os.environ.get("UNISONO_PLAN"):
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -60,7 +60,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def find(cls) -> Tables:
-        """The file that `path` names."""
+        """Returns the tables of the file that `path` names."""
         found = path()
         if found is None or not found.is_file():
             named = os.environ.get("UNISONO_PLAN")
@@ -73,8 +73,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def of_rank_0(cls, meeting: Any) -> Tables:
-        """The same on every rank, wherever each would look: plans that differ give wrong results.
-        Collective."""
+        """Returns rank 0's tables, on every rank: plans that differ give wrong results. Collective."""
         if meeting.size == 1:
             return cls.find()
         found = "\0".join(cls.find()) if meeting.rank == 0 else ""
@@ -87,7 +86,7 @@ class Tables(NamedTuple):
             ) from None
 
     def load(self, communicator: Communicator) -> None:
-        """Gives the communicator the tables for it. Raises UsageError where they cannot be taken."""
+        """Gives the communicator the tables for it. Raises UsageError if they cannot be taken."""
         if self.refusal:
             raise UsageError(self.refusal)
         try:
@@ -103,7 +102,7 @@ class Tables(NamedTuple):
             raise UsageError(_unreadable(self.path, error)) from error
 
     def in_words(self) -> str:
-        """Which tables choose the algorithms of communicators made here."""
+        """Returns a text: which tables choose the algorithms of communicators made here."""
         if not self.path:
             return self.refusal or f"built in; `unisono tune` writes {path() or 'a table'}"
         try:
@@ -118,7 +117,8 @@ class Tables(NamedTuple):
 
 
 def name_of(communicator: Communicator) -> str | None:
-    """The first digits of the SHA-256 of the file whose tables it has; None: it has the built-in ones."""
+    """Returns the first digits of the SHA-256 of the file whose tables the communicator has; None: it has the
+    built-in ones."""
     return _names.get(communicator)
 
 

@@ -67,10 +67,10 @@ struct Request {
   }
 
  private:
-  // The bytes of rank `owner`'s input or output.
+  // Returns the bytes of rank `owner`'s input or output.
   std::size_t side_bytes(const Side& side, int owner) const;
-  // Of two buffers in place, the input begins `at_in` bytes into the output, or the output `at_out` bytes
-  // into the input.
+  // Throws UsageError if a buffer is missing, or if both overlap, except in place: the input begins `at_in`
+  // bytes into the output, or the output `at_out` bytes into the input.
   void check_buffers(std::size_t at_in, std::size_t at_out) const;
   void check_apart() const;
   void check_alignment() const;
@@ -79,13 +79,13 @@ struct Request {
 // Where a buffer lies: `offset` bytes into a symmetric allocation, or at an address of its own process.
 struct Place {
   static constexpr std::uint32_t kNone = 0, kAddress = ~std::uint32_t{0};
-  static constexpr std::uint32_t kAnywhere = kAddress - 1;  // it is empty
+  static constexpr std::uint32_t kAnywhere = kAddress - 1;  // an empty buffer
   std::uint32_t allocation = kNone;
   std::uint64_t offset = 0;
   bool operator==(const Place&) const = default;
 };
 
-// What each rank tells the others of its call.
+// A rank's description of its call, which the ranks compare.
 struct Ticket {
   Collective collective;
   DType dtype;
@@ -99,9 +99,10 @@ struct Ticket {
   Place in, out;        // of the buffers; in all_to_all_v: of the whole output, and of its part for this peer
   std::uint64_t total;  // all_to_all_v: bytes of the larger buffer
 
-  // Whether the call is the same up to the buffers.
+  // Returns whether two calls are the same, except for their buffers.
   bool matches(const Ticket& other) const;
-  std::string text() const;  // "all_reduce(sum) of 1024 f32"
+  // Returns the call in words: "all_reduce(sum) of 1024 f32".
+  std::string text() const;
 };
 
 }  // namespace unisono

@@ -26,8 +26,8 @@ enum class Scratch : int {
 };
 inline constexpr int kScratches = 12;
 
-// A sum of elements in rank order (host::Resume): of `sources` after `prior`, which is in wide elements or
-// null. ranks 0: the result stays wide; else it is finished for so many ranks and rounded.
+// A sum of elements in rank order (host::Resume): of `sources` after `prior`, which is in wide elements, or
+// null. ranks: 0 leaves the result wide; otherwise the result is finished for so many ranks and rounded.
 struct Combine {
   byte* out;
   const byte* prior;
@@ -38,8 +38,8 @@ struct Combine {
   int ranks;
 };
 
-// A sum of `sources` in their wire form (base/wire.hpp), rounded to it (host::Requantise). from_elements: the
-// one source is elements. to_elements: so is the result.
+// A sum of `sources` in their wire form (base/wire.hpp), rounded to that form (host::Requantise).
+// from_elements: the one source holds elements. to_elements: the result holds elements.
 struct Requantise {
   byte* out;
   std::span<const byte* const> sources;

@@ -60,7 +60,7 @@ class NodesCommunicator final : public Communicator::Impl {
     return Plan::algorithms(collective, Level::nodes);
   }
 
-  // What carries a call's data: where it lies, and how it crosses.
+  // The memory of a call's data, and what moves and sums the data there.
   struct Carrier {
     Carrier(NodesCommunicator& of, std::shared_ptr<Transport> transport, std::unique_ptr<Space> where);
     std::unique_ptr<Space> space;

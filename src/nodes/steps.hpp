@@ -1,4 +1,4 @@
-// What becomes of a block of a sum: a coroutine that yields where it would wait for other nodes.
+// The work on a block of a sum: a coroutine that yields where it would wait for other nodes.
 #pragma once
 
 #include <coroutine>

@@ -48,7 +48,7 @@ struct Topology {
 // Gathers what identifies each rank's node: boot, PID namespace, and network namespace or `node`. Collective.
 // node: a name of this rank's node; empty: UNISONO_NODE, else what the kernel says. check: see
 // Communicator::Options; the ranks must agree.
-// Throws UsageError where a rank runs another version of Unisono, or its `check` differs.
+// Throws UsageError if a rank runs another version of Unisono, or if its `check` differs.
 Topology meet(Bootstrap& bootstrap, const std::string& node, bool check);
 
 // The bootstrap among the ranks of this node, over that of all ranks: each node gathers as often as the

@@ -249,7 +249,8 @@ void NcclTransport::forget_ended() {
     under_way_.pop_front();
 }
 
-// Whoever waits for a stream by CUDA itself would wait for a lost peer for ever.
+// Aborts NCCL past the deadline: a caller that waits for a stream by CUDA would wait for a lost peer for
+// ever.
 void NcclTransport::watch() noexcept {
   std::unique_lock lock(mutex_);
   try {

@@ -21,8 +21,8 @@ namespace unisono::nodes {
 
 // An exchange is one group of sends and receives of bytes. It is complete once it is enqueued.
 //
-// Deadline: a thread of the transport's watches what is under way, except what graphs have captured. Past the
-// deadline it aborts NCCL, so that whoever waits for the stream, by CUDA itself too, comes back.
+// Deadline: a thread of the transport watches what is under way, except what graphs have captured. Past the
+// deadline the thread aborts NCCL, so that a wait for the stream ends, by CUDA itself too.
 // Errors: PeerLostError and TimeoutError with their whole text. They name the ranks that the calls since the
 // last `synchronize` have waited for.
 class NcclTransport final : public Transport {
