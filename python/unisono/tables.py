@@ -91,7 +91,7 @@ class Tables(NamedTuple):
             raise UsageError(self.refusal)
         try:
             for table in self._tables():
-                if table["ranks"] != communicator.size or not _is_for(table, communicator):
+                if not _is_for(table, communicator):
                     continue
                 entries = [_entry(entry) for entry in table["entries"]]
                 communicator.set_plan(entries, table.get("device", "cpu"))
@@ -123,11 +123,19 @@ def name_of(communicator: Communicator) -> str | None:
 
 
 def _is_for(table: dict[str, Any], communicator: Communicator) -> bool:
-    if table.get("device", "cpu") == "cpu":
-        return True
-    if not communicator.peer_access:  # tables are for GPUs that reach each other
+    """Returns whether a table is for these ranks: of `nodes`, for all ranks on that many nodes; of `cpu` and
+    `cuda`, for the ranks of this node."""
+    device = table.get("device", "cpu")
+    if device == "nodes":
+        nodes = communicator.nodes
+        return bool(len(nodes) > 1 and (table["nodes"], table["ranks"]) == (len(nodes), communicator.size))
+    here = next(len(ranks) for ranks in communicator.nodes if communicator.rank in ranks)
+    if table["ranks"] != here:
         return False
-    return bool(table["card"] == communicator.card)
+    if device == "cpu":
+        return True
+    # tables are for GPUs that reach each other
+    return bool(communicator.peer_access and table["card"] == communicator.card)
 
 
 def _entry(entry: dict[str, Any]) -> tuple[Any, ...]:

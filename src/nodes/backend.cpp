@@ -17,6 +17,11 @@ constexpr double kLocalPatience = 1.25, kLocalGraceS = 0.5;
 // How long a rank that has lost a peer listens for what that peer, or its neighbours, say of the cause.
 constexpr auto kListening = std::chrono::milliseconds(500);
 
+// No rank has the memory: nothing is lost.
+class Refused : public ResourceError {
+  using ResourceError::ResourceError;
+};
+
 }  // namespace
 
 std::shared_ptr<Transport> make_transport(Bootstrap& bootstrap, const Communicator::Options& options) {
@@ -144,7 +149,9 @@ template <class Body>
 auto NodesCommunicator::guarded(const Body& body) {
   try {
     return body();
-  } catch (const UsageError&) { throw; } catch (const Error& error) {
+  } catch (const UsageError&) { throw; } catch (const Refused&) {
+    throw;
+  } catch (const Error& error) {
     const Failure cause = failed_ ? failure_of(error) : cause_of(error);
     if (!failed_) {
       fail(cause);
@@ -216,15 +223,23 @@ void NodesCommunicator::do_barrier() {
   });
 }
 
+// Everyone has it, or nobody: later calls count on that.
 std::shared_ptr<void> NodesCommunicator::do_allocate(std::size_t bytes, Memory memory) {
-  if (check_) guarded([&] { compare(everyones(ticket(Collective::empty, Call{}, bytes))); });
-  try {
-    return local_->allocate(bytes, memory);
-  } catch (const ResourceError&) {
-    throw;  // no rank of this node has it: nothing is lost
-  } catch (const UsageError&) { throw; } catch (const Error&) {
-    return guarded([&]() -> std::shared_ptr<void> { throw; });
-  }
+  return guarded([&] {
+    if (check_) compare(everyones(ticket(Collective::empty, Call{}, bytes)));
+    std::shared_ptr<void> made;
+    std::string problem;
+    try {
+      made = local_->allocate(bytes, memory);
+    } catch (const ResourceError& error) { problem = error.what(); }
+    const auto verdicts = everyones(ticket(Collective::empty, Call{}, made != nullptr));
+    if (!made) throw Refused(problem);
+    for (int r = 0; r < size(); ++r)
+      if (verdicts[static_cast<std::size_t>(r)].count == 0)
+        throw Refused("symmetric memory of " + std::to_string(bytes) + " bytes a rank could not be had on " +
+                      place_.who(r) + ": see its error.");
+    return made;
+  });
 }
 
 // Asks as for partial sums of an element's size, and for root 0.

@@ -298,7 +298,7 @@ GOOD = {"typestr": "<f4", "shape": (4,), "data": (4096, False), "version": 3}
     "described",
     [
         *(None, {}, 3, "text"),
-        *({**GOOD, key: wrong} for key in ("typestr", "shape", "data") for wrong in (None, 3, object())),
+        *({**GOOD, key: wrong} for key in ("typestr", "shape", "data") for wrong in (None, 3, b"bytes")),
         {**GOOD, "shape": (-1,)},
         {**GOOD, "data": ()},
         {**GOOD, "data": ("here", False)},

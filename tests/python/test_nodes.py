@@ -109,3 +109,26 @@ def test_a_transport_that_is_not_there() -> None:
         ended.code != 0
         and "UNISONO_TRANSPORT=pigeon is no transport: use mpi, gloo or fabric" in ended.output
     )
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_plan_of_nodes(tmp_path: Path) -> None:
+    """`unisono tune --nodes` writes rows that communicators on as many nodes take."""
+    table = tmp_path / "plan.json"
+    where = "import os, sys; os.environ['UNISONO_NODE'] = os.environ['PMI_RANK']; "
+    words = f"tune --nodes --collective reduce_scatter --budget 5 -O {table}".split()
+    tune = where + f"sys.argv = ['unisono', *{words!r}]; from unisono.cli import main; main()"
+    ended = ranks.run([*mpiexec_command(str(find_mpiexec()), 3), sys.executable, "-c", tune], None, 120)
+    written = json.loads(table.read_text())
+    assert (written["device"], written["nodes"], written["ranks"]) == ("nodes", 3, 3), str(ended)
+    assert {row["algorithm"] for row in written["entries"]} <= {"two_shot", "chain"}
+    written["entries"] = [
+        {"collective": "all_reduce", "memory": "plain", "up_to_bytes": limit, "algorithm": name}
+        for limit, name in ((64, "chain"), (None, "one_shot"))
+    ]
+    table.write_text(json.dumps(written))
+    plan = "import unisono; comm = unisono.init(); print([comm.plan('all_reduce', n) for n in (64, 1 << 26)])"
+    argv = [*mpiexec_command(str(find_mpiexec()), 3), sys.executable, "-c", where + plan]
+    ended = ranks.run(argv, {"UNISONO_PLAN": str(table)}, 60)
+    assert ended.code == 0 and ended.output.count("['chain', 'one_shot']") == 3, str(ended)

@@ -57,6 +57,8 @@ class Grid:
 
 GRIDS = {
     "cpu": Grid(size_range(8, 64 << 20, 4), "f32", list(MEMORIES), ["latency"], 3.0),  # cores may be shared
+    # Of how nodes work together: any memory will do.
+    "nodes": Grid(size_range(8, 64 << 20, 4), "f32", ["plain"], ["latency"], 3.0),
     # In a queue, and alone: a program that only gives is fast in the one and slow in the other.
     "cuda": Grid(size_range(1 << 10, 1 << 30, 4), "bf16", ["symmetric"], ["graph", "events"], 1.4),
 }
@@ -192,7 +194,7 @@ def _columns(variant: str) -> dict[str, Any]:
 
 def _place(table: dict[str, Any]) -> tuple[Any, ...]:
     """What a table is for."""
-    return table.get("device", "cpu"), table.get("card"), table["ranks"]
+    return table.get("device", "cpu"), table.get("card"), table.get("nodes"), table["ranks"]
 
 
 def merge(existing: str | None, table: dict[str, Any]) -> list[dict[str, Any]] | dict[str, Any]:
@@ -221,11 +223,16 @@ def _text(made: list[dict[str, Any]] | dict[str, Any]) -> str:
     return "{" + ",\n ".join([*fields, f'"entries": [\n  {entries}\n ]']) + "}"
 
 
-def write(path: Path, ranks: int, machine: Machine, entries: Sequence[dict[str, Any]]) -> None:
+def write(
+    path: Path, ranks: int, machine: Machine, entries: Sequence[dict[str, Any]], nodes: int = 0
+) -> None:
     """Adds the table to `path` in one step, so that a library that starts meanwhile reads the old or the new
-    file. The table is one for GPUs where the machine's record names some. Raises ResourceError."""
+    file. The table is one for GPUs where the machine's record names some, and one of how that many `nodes`
+    work together where there are some. Raises ResourceError."""
     cards = set(machine.gpus)
-    where = {"device": "cuda", "card": cards.pop() if len(cards) == 1 else ""} if cards else {}
+    where: dict[str, Any] = {"device": "nodes", "nodes": nodes} if nodes else {}
+    if cards and not nodes:
+        where = {"device": "cuda", "card": cards.pop() if len(cards) == 1 else ""}
     table = {
         "schema": SCHEMA,
         "machine": msgspec.to_builtins(machine),

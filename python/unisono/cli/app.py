@@ -87,6 +87,10 @@ def tune(
             help="On GPUs: kernels of several blocks, threads and pieces too; some five times the cells.",
         ),
     ] = False,
+    nodes: Annotated[
+        bool,
+        typer.Option("--nodes", help="How nodes work together: start it on several nodes, as with mpiexec."),
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -121,11 +125,16 @@ def tune(
             return finish.FAILED
         found = records.read(directory)
         result = finish.exit_code(found, code)
+        if result == finish.OK and nodes and not found.runs[0].nodes:
+            screen.print("The ranks are on one node: start --nodes on several, as with mpiexec.", style="red")
+            return finish.FAILED
         if result == finish.OK:
             run = found.runs[0]
+            across = len(set(run.nodes)) if nodes else 0
             entries = tune.choose(found.results, device)
-            guarded(lambda: tune.write(path, run.ranks, run.machine, entries))
+            guarded(lambda: tune.write(path, run.ranks, run.machine, entries, across))
             where = f"{run.ranks} {'GPUs' if device == 'cuda' else 'ranks'}"
+            where += f" on {across} nodes" if across else ""
             again = "remove it for the built-in plan"
             screen.print(f"plan for {where}: {finish.shown(path)} ({again})", soft_wrap=True)
             if few := tune.brief(found.results):
@@ -138,7 +147,7 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="unisono-tune-") as scratch:
         measured = guarded(lambda: resolve.directory_of(kept)) if kept else Path(scratch) / "run"
         options = guarded(
-            lambda: resolve.tune_options(collective, budget, measured, sys.argv[1:], device, shapes)
+            lambda: resolve.tune_options(collective, budget, measured, sys.argv[1:], device, shapes, nodes)
         )
         run_bench(options, ranks, write)
 

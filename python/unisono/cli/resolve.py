@@ -149,6 +149,7 @@ def tune_options(
     command: Sequence[str],
     device: str = "cpu",
     shaped: bool = False,
+    nodes: bool = False,
 ) -> Options:
     """The options of `unisono tune`: every algorithm of the collectives as a backend of its own, and each of
     its kernels' shapes where these are asked for. Raises CaseError."""
@@ -156,15 +157,18 @@ def tune_options(
         raise CaseError(f"unknown device {device!r}: choose from {', '.join(vocabulary.DEVICES)}.")
     if shaped and device != "cuda":
         raise CaseError("only kernels on GPUs have shapes: --shapes goes with --device cuda.")
-    known = tune.tunable(device)
+    if nodes and device != "cpu":
+        raise CaseError("how nodes work together is measured on CPUs: --nodes goes without --device.")
+    place = "nodes" if nodes else device
+    known = tune.tunable(place)
     chosen = _names("collective", collectives, known, known)
     check_budget(budget_s)
-    grid = tune.GRIDS[device]
+    grid = tune.GRIDS[place]
     return Options(
         directory=str(directory),
         command=provenance.command(command),
         preset=None,
-        backends=tune.variants(chosen, device, shaped),
+        backends=tune.variants(chosen, place, shaped),
         device=device,
         collectives=chosen,
         sizes=grid.sizes,
