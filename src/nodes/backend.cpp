@@ -104,7 +104,7 @@ void NodesCommunicator::fail(const Failure& failure) noexcept {
 void NodesCommunicator::raise_if_failed() {
   if (failed_) {
     const std::scoped_lock lock(failing_);
-    raise(*failure_);
+    if (failure_) raise(*failure_);
   }
   local_->raise_if_failed();
 }
@@ -135,7 +135,7 @@ void NodesCommunicator::look() {
 // Returns what has ended a call. A lost peer may have left because of a third rank's end: listens for a while
 // to what the others say.
 Failure NodesCommunicator::cause_of(const Error& error) {
-  const Failure own = failure_of(error);
+  Failure own = failure_of(error);
   if (own.kind != FailureKind::peer_lost) return own;
   for (const auto until = Clock::now() + kListening; Clock::now() < until; std::this_thread::sleep_for(kLook))
     try {
