@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from . import _core, launch
 from . import bootstrap as bootstraps
-from . import launch
 from ._core import Communicator, Fabric, device_count, thread_bootstraps
 from .errors import UsageError
 from .tables import Tables
-from .transport import maker
 
 _DEFAULT_TIMEOUT_S = 30.0
+_TRANSPORT = "UNISONO_TRANSPORT"
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
@@ -87,7 +87,7 @@ def init(
 
     def transport() -> Any:
         nonlocal carried
-        made = maker(meeting, timeout_s)()
+        made = _transport(meeting, timeout_s)
         carried = True
         return made
 
@@ -102,6 +102,31 @@ def init(
         if meeting is not bootstrap and not carried:
             meeting.close()
     return communicator
+
+
+def _transport(bootstrap: Any, timeout_s: float) -> Any:
+    """Makes what carries messages between nodes: MPI if it has started the ranks, else gloo, or what
+    UNISONO_TRANSPORT names. Collective.
+
+    Raises UsageError or ResourceError, which say what to do, if the transport cannot be used.
+    """
+    from .bootstrap.mpi import MpiBootstrap
+
+    over_mpi = isinstance(bootstrap, MpiBootstrap)
+    name = os.environ.get(_TRANSPORT) or ("mpi" if over_mpi else "gloo")
+    if name == "mpi" and not over_mpi:
+        raise UsageError(
+            f"{_TRANSPORT}=mpi needs ranks that MPI has started: use mpiexec or srun, or unset it."
+        )
+    if name == "mpi":
+        return _core.mpi_transport(bootstrap)
+    if name == "fabric":
+        return _core.fabric_transport(bootstrap, timeout_s)
+    if name == "gloo":
+        from .gloo import GlooTransport
+
+        return GlooTransport(bootstrap, timeout_s)
+    raise UsageError(f"{_TRANSPORT}={name} is no transport: use mpi, gloo or fabric, or unset it.")
 
 
 def _number(name: str, given: Any) -> int:

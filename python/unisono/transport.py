@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from . import _core
-from .errors import UsageError
 
-__all__ = ["VARIABLE", "Message", "Transport", "maker"]
+__all__ = ["Message", "Transport"]
 
-VARIABLE = "UNISONO_TRANSPORT"
 Message = tuple[int, Any]  # a rank, and a view of its bytes: a numpy array of uint8, never empty
 
 
@@ -47,33 +44,3 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Frees what was made. Idempotent, not collective, from any thread."""
-
-
-def maker(bootstrap: Any, timeout_s: float, env: Mapping[str, str] = os.environ) -> Callable[[], Any]:
-    """Returns what makes the transport: MPI if it has started the ranks, else gloo, or what
-    UNISONO_TRANSPORT names.
-
-    The core calls it if the ranks are on several nodes. It raises UsageError or ResourceError, which say what
-    to do, if the transport cannot be used.
-    """
-
-    def make() -> Any:
-        from .bootstrap.mpi import MpiBootstrap
-
-        over_mpi = isinstance(bootstrap, MpiBootstrap)
-        name = env.get(VARIABLE) or ("mpi" if over_mpi else "gloo")
-        if name == "mpi" and not over_mpi:
-            raise UsageError(
-                f"{VARIABLE}=mpi needs ranks that MPI has started: use mpiexec or srun, or unset it."
-            )
-        if name == "mpi":
-            return _core.mpi_transport(bootstrap)
-        if name == "fabric":
-            return _core.fabric_transport(bootstrap, timeout_s)
-        if name == "gloo":
-            from .gloo import GlooTransport
-
-            return GlooTransport(bootstrap, timeout_s)
-        raise UsageError(f"{VARIABLE}={name} is no transport: use mpi, gloo or fabric, or unset it.")
-
-    return make

@@ -188,7 +188,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   void name_algorithm(Request& request) const {
     if (!request.call->algorithm.empty())
       request.name_algorithm(algorithms(request.collective, request.call->memory));
-    request.check_wire();
+    if (request.call->wire != Wire::exact) request.check_wire();
   }
 
   // Runs one call at a time, and numbers it for the text of errors. An exception that is no Error (no memory,

@@ -114,6 +114,7 @@ Topology meet(Bootstrap& bootstrap, const std::string& node, bool check) {
                 Cores::of_this_process(),     identity(node)};
   const int size = bootstrap.size();
   check_rank(bootstrap.rank(), size, kMostRanks);
+  if (size == 1) return {0, {mine.node}};
   const auto told = greet(bootstrap, mine.text());
   std::vector<std::string> names, checking;
   Cores cores;

@@ -426,6 +426,22 @@ TEST(Memory, OutlivesItsCommunicator) {
 }
 
 // A bootstrap that gives `count` greetings, each changed by `change`.
+// The board holds so much of a text, in whole letters.
+TEST(Failures, ALongTextIsCutBetweenLetters) {
+  const auto bootstraps = thread_bootstraps(2, std::chrono::seconds(60));
+  std::vector<std::thread> threads;
+  std::string heard;
+  for (int r = 0; r < 2; ++r)
+    threads.emplace_back([&, r] {
+      LocalCommunicator comm(*bootstraps[static_cast<std::size_t>(r)], {.timeout_s = 60, .check = false});
+      if (r == 0) comm.fail({FailureKind::peer_lost, std::string(998, 'x') + "\u00e9 and more"});
+      const std::string text = text_of<PeerLostError>([&] { comm.barrier(); });
+      if (r == 1) heard = text;
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(heard, std::string(998, 'x'));
+}
+
 class Forged final : public Bootstrap {
  public:
   Forged(int rank, int size, std::function<std::vector<std::string>(std::string)> answer)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 import fabric
 import hosts
 import ranks
-import threads
 import unisono
 from faults import NOTICED_S, assert_lost, assert_nothing_left, error_of
 from unisono import records
@@ -158,26 +156,6 @@ def test_what_is_refused_by_name(provider: str) -> None:
         lane = unisono.Fabric(provider)
         text = _error(lambda: unisono.init_threads(2, timeout_s=seconds, lane=lane))  # noqa: B023
         assert "no deadline" in text
-
-
-@pytest.mark.parametrize(("late", "expected"), [(True, TimeoutError), (False, unisono.PeerLostError)])
-def test_failed_by_another_thread(faulty: str, late: bool, expected: type[Exception]) -> None:
-    comms = unisono.init_threads(2, timeout_s=30.0, lane=unisono.Fabric(faulty))
-    threads.together(comms, lambda comm: comm.barrier())  # no write waits for the other rank to be connected
-    for comm in comms:
-        comm.raise_if_failed()
-    with ThreadPoolExecutor(2) as pool:
-        waiting = pool.submit(comms[1].recv, np.zeros(4, np.uint8), 0)
-        comms[0].fail("the other side is gone", late)
-        comms[0].fail("a later failure", not late)
-        with pytest.raises(expected, match="the other side is gone"):
-            comms[0].raise_if_failed()
-        with pytest.raises(expected, match="the other side is gone"):
-            waiting.result()
-    for comm in comms:
-        with pytest.raises(expected, match="the other side is gone"):
-            comm.barrier()
-        comm.close()
 
 
 def test_shm_names_no_file_after_a_process() -> None:

@@ -12,8 +12,6 @@ import pytest
 
 import fabric
 import ranks
-import threads
-import unisono
 from faults import NOTICED_S, assert_lost, assert_nothing_left, error_of
 
 
@@ -194,14 +192,6 @@ def test_exit_with_a_thread_in_a_call() -> None:
     ended = ranks.run([sys.executable, "-c", textwrap.dedent(program)], timeout_s=60)
     assert ended.code == 0, str(ended)
     assert ended.output.splitlines()[0] == "main ends"
-
-
-def test_a_long_failure_is_cut_between_letters() -> None:
-    with threads.team(2, check=False) as comms:
-        comms[0].fail("x" * 998 + "é and more", False)
-        with pytest.raises(unisono.PeerLostError) as caught:
-            comms[1].barrier()
-        assert str(caught.value) == "x" * 998
 
 
 def test_launcher_that_is_killed_takes_its_ranks_along() -> None:

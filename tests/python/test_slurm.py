@@ -23,19 +23,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluster]
 
 
 @pytest.mark.parametrize(
-    ("script", "engine"),
+    ("script", "transport"),
     [
-        pytest.param("mpi.sbatch", "MpiEngine", marks=pytest.mark.mpi),
-        pytest.param("torchrun.sbatch", "GlooEngine", marks=pytest.mark.torch),
+        pytest.param("mpi.sbatch", "MPI", marks=pytest.mark.mpi),
+        pytest.param("torchrun.sbatch", "gloo", marks=pytest.mark.torch),
     ],
 )
-def test_a_batch_job(cluster: slurm.Cluster, script: str, engine: str) -> None:
+def test_a_batch_job(cluster: slurm.Cluster, script: str, transport: str) -> None:
     def start(argv: Sequence[str]) -> ranks.Ended:
         return cluster.batch(SCRIPTS / script, EACH, argv)
 
     outcome = ranks.play_by(start, 2 * EACH, "node_programs:sample", 48, within_s=10)
     for said in outcome.results():
-        assert (said["nodes"], said["engine"], said["words"]) == ([[0, 1], [2, 3]], engine, {})
+        assert (said["nodes"], said["transport"], said["words"]) == ([[0, 1], [2, 3]], transport, {})
         assert said["calls"] > 0
 
 

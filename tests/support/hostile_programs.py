@@ -34,7 +34,9 @@ class Liar:
         self._forge = forge
 
     def all_gather(self, data: bytes) -> Any:
-        return [data, self._forge(data) if len(data) == GREETING.size else data]
+        if len(data) == GREETING.size:
+            return [data, self._forge(data)]
+        return [data, data.replace(b" 0 ", b" 1 ", 1)]  # src/nodes/topology.cpp: name, version, rank, ...
 
     def close(self) -> None:
         pass

@@ -88,9 +88,8 @@ def refusals() -> dict[str, str]:
             lambda: comm.broadcast(x, root=None),
             lambda: comm.send(x, peer=None),
         ],
+        "ValueError": [lambda: comm.empty((0, 2**62)), lambda: comm.empty((1,) * 65)],
         "UsageError": [
-            lambda: comm.empty((0, 2**62)),
-            lambda: comm.empty((1,) * 65),
             lambda: comm.empty(3, "\ud800"),
             lambda: comm.all_reduce(x, algorithm="ring"),
             lambda: comm.all_reduce(x, op="sum\0x"),
