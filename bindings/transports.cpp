@@ -145,6 +145,7 @@ std::function<std::shared_ptr<Transport>()> transport_factory(nb::object make) {
 
 void bind_transports(nb::module_& module) {
   using namespace nb::literals;
+  // NOLINTNEXTLINE(bugprone-unused-raii): the module keeps it
   nb::class_<Transport>(module, "Transport", "What carries messages between nodes; see unisono.transport.");
   nb::class_<PythonExchange>(module, "Exchange",
                              "An exchange under way; see unisono.transport.Transport.exchange.")

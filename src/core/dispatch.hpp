@@ -15,6 +15,7 @@ namespace unisono {
                    std::string(name_of(algorithm)) + ": use another algorithm.");
 }
 
+// NOLINTBEGIN(bugprone-branch-clone): the algorithms of a collective may share a program
 #define UNISONO_CASE(collective, algorithm, program, operand) \
   case program_key(Collective::collective, Algorithm::algorithm): return program(operand, args);
 
@@ -48,6 +49,7 @@ void run_direct(Lane& lane, Collective collective, Algorithm algorithm, const Ar
 }
 
 #undef UNISONO_CASE
+// NOLINTEND(bugprone-branch-clone)
 
 // Runs the program of an algorithm.
 template <class Lane>

@@ -19,7 +19,7 @@ Algorithm cuda::Engine::choose(const Plan& plan, Collective collective, std::siz
 GpuCommunicator::GpuCommunicator(Bootstrap& bootstrap, const Communicator::Options& options,
                                  const std::vector<int>& numbers)
     : LocalCommunicator(bootstrap, options, numbers),
-      engine_(cuda::Engine::make(group(), {.device = *options.device,
+      engine_(cuda::Engine::make(group(), {.device = options.device.value_or(0),
                                            .max_sms = options.max_sms,
                                            .peer_access = options.peer_access,
                                            .timeout_s = timeout_of(options)})),

@@ -22,6 +22,15 @@ class Refused : public ResourceError {
   using ResourceError::ResourceError;
 };
 
+// Keeps scratch of a call that failed to the end of the process: a transport, or a neighbour's direct write,
+// may still reach it.
+void keep(std::unique_ptr<Space> scratch) {
+  static auto& kept = *new std::vector<std::unique_ptr<Space>>;
+  static std::mutex keeping;
+  const std::scoped_lock lock(keeping);
+  kept.push_back(std::move(scratch));
+}
+
 }  // namespace
 
 std::shared_ptr<Transport> make_transport(Bootstrap& bootstrap, const Communicator::Options& options) {
@@ -66,7 +75,11 @@ NodesCommunicator::NodesCommunicator(Bootstrap& bootstrap, Topology place,
   gpu_ = std::make_unique<Carrier>(*this, nccl_, std::move(space));
 }
 
-NodesCommunicator::~NodesCommunicator() { close(); }
+NodesCommunicator::~NodesCommunicator() {
+  close();
+  if (!host_ || !(failed_ || abandoned_)) return;
+  keep(std::move(host_->space));
+}
 
 // A call on the GPU's memory, from begin to end. Does nothing for a call on host memory.
 class NodesCommunicator::OnStream {

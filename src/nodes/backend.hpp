@@ -75,7 +75,10 @@ class NodesCommunicator final : public Communicator::Impl {
   std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override;
 
   bool inherited() const override { return forks_ != forks(); }
-  void leave() noexcept override { close(); }
+  void leave() noexcept override {
+    abandoned_ = true;
+    close();
+  }
   void enter(std::string_view what, std::uint64_t call) override;
   void disagree(const std::string& text) override { raise({FailureKind::mismatch, text}); }
 
@@ -104,6 +107,7 @@ class NodesCommunicator final : public Communicator::Impl {
   const unsigned forks_ = forks();
   std::string doing_ = "init";
   std::atomic<bool> closed_ = false;
+  bool abandoned_ = false;      // closed in the middle of a call
   mutable std::mutex failing_;  // fail() comes from any thread
   std::optional<Failure> failure_;
   std::atomic<bool> failed_ = false;

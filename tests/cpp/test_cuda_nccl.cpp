@@ -183,7 +183,8 @@ void sum(int me, Rank& rank, const byte* mine, byte* out) {
   rank.space->end();
 }
 Bytes numbers(int rank, int round) {
-  return test::random_bytes(kCount * sizeof(float), static_cast<std::uint64_t>(rank + 2 * round));
+  return test::random_bytes(kCount * sizeof(float),
+                            static_cast<std::uint64_t>(rank) + 2 * static_cast<std::uint64_t>(round));
 }
 void expect_sum(Rank& rank, const byte* out, int round) {
   const Bytes a = numbers(0, round), b = numbers(1, round);

@@ -134,8 +134,8 @@ TEST_F(Nccl, CarriesEveryMessageOfAnExchange) {
   constexpr int kRanks = 3;
   on_ranks(kRanks, 60, [](int me, Rank& rank) {
     auto text = [](int from, int to, int round) {
-      return test::random_bytes(static_cast<std::size_t>(1 + 1000 * from + 10 * to + round),
-                                static_cast<std::uint64_t>(from * 16 + to));
+      return test::random_bytes(static_cast<unsigned>(1 + 1000 * from + 10 * to + round),
+                                static_cast<unsigned>(from * 16 + to));
     };
     for (int round = 0; round < 20; ++round) {
       std::vector<Bytes> out(kRanks), in(kRanks);

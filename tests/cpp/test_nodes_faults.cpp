@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <latch>
 #include <mutex>
 #include <numeric>
@@ -18,12 +19,27 @@ constexpr std::size_t kChained = 1100 * 1000;  // bytes of a broadcast along the
 
 using Operation = std::function<void(Communicator::Impl&)>;
 
+// Buffers of calls that may fail. A peer may still finish a direct write into one when its own rank has heard
+// of the failure: all are kept until every rank has ended.
+class Kept {
+ public:
+  Bytes& make(std::size_t bytes) {
+    const std::scoped_lock lock(mutex_);
+    return all_.emplace_back(bytes);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<Bytes> all_;
+} everything;
+thread_local Kept* kept = &everything;  // of this thread's world
+
 Operation collective(Collective which, std::string_view algorithm = {}, int root = 1,
                      std::size_t count = kCount, DType dtype = DType::f32, Wire wire = Wire::exact,
                      Op op = Op::sum) {
   return [=](Communicator::Impl& comm) {
     const std::size_t bytes = count * size_of(dtype) * static_cast<std::size_t>(comm.size());
-    Bytes x(bytes), y(bytes);
+    Bytes &x = kept->make(bytes), &y = kept->make(bytes);
     comm.run(request(comm, which,
                      {.in = x.data(),
                       .out = y.data(),
@@ -51,7 +67,7 @@ Operation parts(bool batch, const std::function<std::size_t(int from, int to)>& 
     const auto total = [n](const std::vector<std::size_t>& all) {
       return std::accumulate(all.begin(), all.end(), static_cast<std::size_t>(n));
     };
-    Bytes x(total(sent)), y(total(received));
+    Bytes &x = kept->make(total(sent)), &y = kept->make(total(received));
     const Call call{.in = batch ? nullptr : x.data(), .out = batch ? nullptr : y.data(), .dtype = DType::u8};
     if (!batch) return comm.run({call, me, n, sent, received});
     std::vector<Outgoing> sends;
@@ -73,7 +89,7 @@ Operation ring(const std::function<Call(int rank)>& call_of) {
   return [=](Communicator::Impl& comm) {
     const int n = comm.size(), me = comm.rank(), ahead = (me + 1) % n, behind = (me + n - 1) % n;
     Call call = call_of(me);
-    Bytes x(call.count * 4), y(call.count * 4);
+    Bytes &x = kept->make(call.count * 4), &y = kept->make(call.count * 4);
     call.in = x.data();
     call.out = y.data();
     comm.run_pair({Collective::send_recv, call, me, n, ahead, behind}, ahead, behind);
@@ -103,7 +119,9 @@ Ended end_of(const std::function<void()>& call) {
 // may complete its part of the first call before a peer fails; its barrier cannot.
 std::vector<Ended> ends_of(const World& world, const Operation& operation) {
   std::vector<Ended> ends(world.layout.size());
+  Kept of_all;
   world.run([&](Communicator::Impl& comm) {
+    kept = &of_all;
     Ended& mine = ends[static_cast<std::size_t>(comm.rank())];
     mine = end_of([&] { operation(comm); });
     const Ended again = end_of([&] { comm.barrier(); });
