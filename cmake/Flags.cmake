@@ -10,6 +10,8 @@ target_compile_options(unisono_flags INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>
   # a fused multiply-add would round once where the portable code rounds twice: the bits would differ between machines
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
+  # errors of CUDA name their source file: the place of the build machine is not in the library
+  $<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>
 )
 
 if(UNISONO_SANITIZE STREQUAL "thread")
