@@ -15,37 +15,6 @@
 namespace unisono::python {
 namespace {
 
-// The type and dtypes of numpy arrays that the buffer protocol cannot describe (ml_dtypes'). Null before the
-// first has come.
-struct Extensions {
-  PyTypeObject* type = nullptr;
-  DtypeCache dtypes;
-  std::optional<DType> find(nb::handle array) const {
-    if (Py_TYPE(array.ptr()) != type) return std::nullopt;
-    return dtypes.find(get(array, names().dtype));
-  }
-  DType learn(nb::handle array, const char* what) {
-    const DType known = dtypes.learn(get(array, names().dtype), what);
-    if (!type) Py_INCREF(type = Py_TYPE(array.ptr()));
-    return known;
-  }
-  void forget() {
-    Py_XDECREF(std::exchange(type, nullptr));
-    dtypes.forget();
-  }
-} extensions;
-
-// The target of numpy's __array_struct__ (NumPy reference, "The array interface protocol", version 3).
-struct ArrayStruct {
-  int two, dims;
-  char kind;
-  int item_bytes, flags;
-  Py_ssize_t *extents, *strides;
-  void* data;
-  PyObject* description;
-};
-constexpr int kContiguous = 0x1, kWriteable = 0x400;
-
 // Returns " (why)", in a library's own words.
 std::string reason(const nb::python_error& error) { return " (" + readable(nb::str(error.value())) + ")"; }
 
@@ -60,7 +29,7 @@ std::string refusal(nb::handle array) {
 }  // namespace
 
 void forget_libraries() {
-  extensions.forget();
+  forget_numpy();
   forget_torch();
 }
 
@@ -84,10 +53,7 @@ bool contiguous(std::size_t dims, const std::int64_t* extents, const std::int64_
 // Delegates to the default constructor, so that the destructor runs if this one throws.
 Array::Array(nb::handle array, const char* what, bool written) : Array() {
   if (from_torch_table(array)) return;
-  if (const auto known = extensions.find(array)) {
-    from_array_struct(array, *known, what, written);
-    return;
-  }
+  if (from_numpy(array, what, written)) return;
   if (from_buffer(array, what, written)) return;
   std::string why;
   try {
@@ -108,8 +74,7 @@ bool Array::from_others(nb::handle array, const char* what, bool written) {
   if (PyType_Check(array.ptr())) return false;  // a class has the attributes of its arrays, but no memory
   if (has(array, names().data_ptr) && has(array, names().is_contiguous)) from_torch(array, what, written);
   else if (nb::hasattr(array, "__cuda_array_interface__")) from_cuda(array, what, written);
-  else if (has(array, names().array_struct))
-    from_array_struct(array, extensions.learn(array, what), what, written);
+  else if (has(array, names().array_struct)) from_array_struct(array, what, written);
   else if (nb::hasattr(array, "__dlpack__")) from_dlpack(array, what, written);
   else return false;
   return true;
@@ -123,7 +88,7 @@ Array::Array(Array&& other) noexcept
       shape(std::move(other.shape)),
       count(other.count),
       library_(other.library_),
-      dlpack_(std::move(other.dlpack_)),
+      owner_(std::move(other.owner_)),
       view_(other.view_),
       held_(other.held_) {
   other.held_ = false;
@@ -140,7 +105,7 @@ void Array::measure() {
 
 bool Array::from_buffer(nb::handle array, const char* what, bool written) {
   if (!PyObject_CheckBuffer(array.ptr())) return false;
-  if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_FULL_RO) != 0) {  // numpy has no format for bf16 and fp8
+  if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_FULL_RO) != 0) {
     PyErr_Clear();
     return false;
   }
@@ -157,18 +122,6 @@ bool Array::from_buffer(nb::handle array, const char* what, bool written) {
   shape.assign(view_.shape, view_.shape + view_.ndim);
   measure();
   return true;
-}
-
-void Array::from_array_struct(nb::handle array, DType known, const char* what, bool written) {
-  const nb::object capsule = get(array, names().array_struct);
-  const auto* fields = static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
-  if (!fields) throw nb::python_error();
-  if (!(fields->flags & kContiguous)) refuse_gaps(what, "numpy.ascontiguousarray");
-  if (written && !(fields->flags & kWriteable)) refuse_read_only(what);
-  dtype = known;
-  data = fields->data;
-  shape.assign(fields->extents, fields->extents + fields->dims);
-  measure();
 }
 
 // Reads version 3 of the interface, as cupy and others offer it: typestr is numpy's, and strides are left out
@@ -222,7 +175,7 @@ void Array::from_dlpack(nb::handle array, const char* what, bool written) {
   data = const_cast<void*>(static_cast<const void*>(view.data()));
   memory = view.device_type() == nb::device::cpu::value ? Memory::host : Memory::device;
   device = view.device_id();
-  dlpack_ = nb::cast(view);
+  owner_ = nb::cast(view);
 }
 
 nb::object Array::stream(nb::handle asked) const {

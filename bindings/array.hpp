@@ -15,7 +15,7 @@ namespace unisono::python {
 namespace nb = nanobind;
 using Shape = std::vector<std::size_t>;
 
-// The memory of a Python array, and its layout. Requires: the caller keeps the Python object alive.
+// The memory of a Python array, and its layout.
 class Array {
  public:
   Array() = default;
@@ -40,19 +40,20 @@ class Array {
 
  private:
   // Each reads one protocol. Those that return bool return false if the array does not offer the protocol.
+  bool from_numpy(nb::handle array, const char* what, bool written);         // numpy_array.cpp
+  void from_array_struct(nb::handle array, const char* what, bool written);  // numpy_array.cpp
   bool from_buffer(nb::handle array, const char* what, bool written);
-  void from_array_struct(nb::handle array, DType known, const char* what, bool written);
   bool from_torch_table(nb::handle array);                            // torch_tensor.cpp
   void from_torch(nb::handle array, const char* what, bool written);  // torch_tensor.cpp
   void from_cuda(nb::handle array, const char* what, bool written);
   void from_dlpack(nb::handle array, const char* what, bool written);
-  // Chooses among the last four. Returns false if the object is no array.
+  // Chooses among those that return nothing. Returns false if the object is no array.
   bool from_others(nb::handle array, const char* what, bool written);
   void measure();
 
   enum class Library { other, torch, cupy };
   Library library_ = Library::other;
-  nb::object dlpack_;
+  nb::object owner_;  // keeps the memory alive
   Py_buffer view_{};
   bool held_ = false;
 };
@@ -77,6 +78,7 @@ std::string text(const Shape& shape);
 // Drops the types and functions of other libraries that are kept from call to call. They would otherwise
 // outlive the interpreter.
 void forget_libraries();
-void forget_torch();  // the part of forget_libraries for torch
+void forget_torch();  // the parts of forget_libraries
+void forget_numpy();
 
 }  // namespace unisono::python

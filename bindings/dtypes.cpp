@@ -87,7 +87,7 @@ nb::dlpack::dtype dlpack_of(DType dtype) {
   return {};
 }
 
-std::optional<DType> DtypeCache::find(const nb::object& dtype) const {
+std::optional<DType> DtypeCache::find(nb::handle dtype) const {
   for (const auto& [object, known] : met_)
     if (object == dtype.ptr()) return known;
   return std::nullopt;

@@ -36,7 +36,7 @@ nb::dlpack::dtype dlpack_of(DType dtype);
 // address.
 class DtypeCache {
  public:
-  std::optional<DType> find(const nb::object& dtype) const;
+  std::optional<DType> find(nb::handle dtype) const;
   // Finds the DType by the object's str, and keeps the object. Throws UsageError for an unknown dtype.
   DType learn(const nb::object& dtype, const char* what);
   void forget();

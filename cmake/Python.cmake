@@ -12,6 +12,7 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/fabric.cpp
   bindings/module.cpp
   bindings/new_array.cpp
+  bindings/numpy_array.cpp
   bindings/py_communicator.cpp
   bindings/torch_tensor.cpp
   bindings/traits.cpp

@@ -94,8 +94,10 @@ class Group {
   };
   struct Board {
     std::atomic<std::uint32_t> departed;
-    std::atomic<std::uint32_t> beats;  // raised as each call begins, and at each look of a wait
-    SharedFailure failure;             // used in rank 0's board only
+    SharedFailure failure;  // used in rank 0's board only; every rank reads its stage at each call
+    // Raised as each call begins, and at each look of a wait. On a cache line of its own: the store would
+    // otherwise take `failure` from the other ranks' caches.
+    alignas(128) std::atomic<std::uint32_t> beats;
   };
 
   Board& board(int rank) const {
