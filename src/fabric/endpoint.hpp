@@ -37,7 +37,7 @@ class FabricEndpoint {
     std::size_t completions = 0;  // of a channel's queue; 0: by the NIC
     std::chrono::duration<double> timeout{30};
   };
-  // Functions that a wait calls while it lasts, or when it meets a problem. What they throw ends the wait.
+  // Functions that a wait calls while it lasts or when it meets a problem, and ends by their exceptions.
   struct Watch {
     std::function<void(int peer, double elapsed_s, const std::function<bool()>& arrived)> look;
     std::function<void(int peer)> late;  // the wait has lasted Settings::timeout

@@ -32,9 +32,7 @@ Announcement Announcement::read(std::string_view& message, std::size_t channels,
   for (std::size_t c = 0; c < channels; ++c) theirs.keys.push_back(take<std::uint64_t>(message, who));
   if (!theirs.possible(least))
     throw UsageError(who + " announces a region of " + std::to_string(theirs.bytes) +
-                     " bytes at an address that cannot be, "
-                     "or less than the " +
-                     std::to_string(least) +
+                     " bytes at an impossible address, or of fewer than the " + std::to_string(least) +
                      " agreed on: start every rank with the same version of Unisono.");
   return theirs;
 }
@@ -48,7 +46,7 @@ Announcement Region::announcement() const {
 std::shared_ptr<byte> host_memory(std::size_t bytes) {
   check_room(bytes);
   void* const memory = std::aligned_alloc(4096, round_up(bytes ? bytes : 1, 4096));
-  if (!memory) throw ResourceError(std::to_string(bytes) + " bytes of memory could not be had: use less.");
+  if (!memory) throw ResourceError(std::to_string(bytes) + " bytes could not be allocated: use less.");
   std::memset(memory, 0, bytes);  // gives the pages memory now, as some NICs need
   return {static_cast<byte*>(memory), std::free};
 }

@@ -31,7 +31,7 @@ class HostThread {
     std::size_t chunk_bytes, lines, chunks, bytes;
   };
 
-  // Functions that a wait calls while it lasts. What they throw ends the wait.
+  // Functions that a wait calls while it lasts, and ends by their exceptions.
   struct Watch {
     std::function<void(int peer, const std::function<bool()>& arrived)> interrupted;
     std::function<void(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen)> late;

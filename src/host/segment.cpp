@@ -96,8 +96,8 @@ void check_room(std::size_t bytes, int ranks) {
   const auto each = room / static_cast<std::size_t>(ranks);
   if (bytes > each)
     throw ResourceError("there is no room for " + std::to_string(bytes >> 20) + " MiB of memory" +
-                        (ranks > 1 ? " for each of " + std::to_string(ranks) + " ranks" : "") + ", but for " +
-                        std::to_string(each >> 20) +
+                        (ranks > 1 ? " for each of " + std::to_string(ranks) + " ranks" : "") +
+                        ", only for " + std::to_string(each >> 20) +
                         ": free memory, raise the container's limit, or use fewer ranks.");
 }
 

@@ -17,7 +17,7 @@ void check_room(std::size_t bytes, int ranks = 1);
 
 class Segment {
  public:
-  // What a peer needs to map a segment. Handles travel as bytes: `open` trusts nothing in them.
+  // A peer's means to map a segment. Handles travel as bytes: `open` trusts nothing in them.
   struct Handle {
     std::int32_t pid = 0, fd = -1;
     std::uint64_t bytes = 0, nonce = 0;

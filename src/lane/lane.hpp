@@ -195,7 +195,7 @@ UNISONO_PORTABLE Range share_of(const Lane& lane, std::size_t bytes, int root) {
   return share_without(bytes, n, root, me);
 }
 
-// Returns when every rank has called it. What any rank wrote before the call is then readable.
+// Returns when every rank has called it. Data that any rank wrote before its call is then readable.
 template <class Lane>
 UNISONO_PROGRAM void meet(Lane& lane) {
   for (int i = 1; i < lane.size(); ++i) lane.signal(peer_at(lane, i), Slot::meet);

@@ -54,8 +54,7 @@ UNISONO_PROGRAM void reduce_two_shot_push(Channel& channel, const Args& a) {
 }
 
 // Works on buffers that every rank reaches: each rank combines its shard and writes it to the root. On a
-// linked lane the root has no shard: only the sums enter it. Of two ranks the root has all: the other's input
-// enters it.
+// linked lane the root has no shard: only the sums enter it. With two ranks the root has it all.
 template <class Lane>
 UNISONO_PROGRAM void reduce_direct(Lane& lane, const Args& a) {
   const int n = lane.size();

@@ -1,6 +1,6 @@
 # cmake -DNM=... -DLIBRARY=... -DEXPECTED=... -P exports.cmake
-# Compares the library's exports with the list in the tree. Leaves out weak functions: the destructors of the error classes,
-# which are inline, and whose number the compiler decides.
+# Compares the exports with the checked list, except weak functions: destructors of the error classes, which
+# are inline and whose number the compiler decides.
 execute_process(COMMAND ${NM} -DC --defined-only ${LIBRARY} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "[0-9a-f]+ [^W] [^\n]+" symbols "${symbols}")
 list(TRANSFORM symbols REPLACE "^[0-9a-f]+ . " "")

@@ -1,4 +1,4 @@
-// A transport between threads of one process, for tests of the nodes' protocol. It can be made to fail.
+// A transport between threads of one process, for tests of the nodes' protocol. Tests can make it fail.
 #pragma once
 
 #include <atomic>
