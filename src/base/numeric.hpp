@@ -2,9 +2,8 @@
 // Contracted multiply-adds must be off (-ffp-contract=off, nvcc --fmad=false) and denormals on.
 //
 // f16, bf16 and fp8 convert exactly to f32 and back with one rounding, to nearest even. Overflow gives
-// infinity in f16, bf16 and e5m2; e4m3 has no infinity and gives NaN (OCP 8-bit Floating Point
-// Specification 1.0, non-saturating). GPUs convert by an instruction if they have one: a NaN's payload may
-// differ.
+// infinity in f16, bf16 and e5m2; e4m3 has no infinity and gives NaN (OCP 8-bit Floating Point Specification
+// 1.0, non-saturating). GPUs convert by an instruction if they have one: a NaN's payload may differ.
 #pragma once
 
 #include <bit>
@@ -163,8 +162,7 @@ UNISONO_PORTABLE inline typename Wide<T>::type combine(typename Wide<T>::type a,
   return static_cast<W>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
 }
 
-// Finishes a value, once, after the last combine: avg divides by the number of ranks. Integers truncate
-// toward zero.
+// Finishes a value after the last combine: avg divides by the number of ranks, truncating integers toward 0.
 template <Op op, class T>
 UNISONO_PORTABLE inline typename Wide<T>::type finish(typename Wide<T>::type value, int ranks) {
   using W = typename Wide<T>::type;

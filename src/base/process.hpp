@@ -6,8 +6,8 @@
 
 namespace unisono {
 
-// Returns a hash of boot and PID namespace. Ranks of different hashes neither see each other's processes nor
-// share memory.
+// Returns a hash of boot and PID namespace. Only ranks of one hash see each other's processes or share
+// memory.
 std::uint64_t this_machine();
 // Returns a hash of the boot alone, which containers of a machine share.
 std::uint64_t this_boot();

@@ -112,8 +112,7 @@ constexpr bool stores_only(Collective collective) {
   return sides.out && !sides.in;
 }
 
-// Returns the collective whose plan rows hold for a call. Both ends of a message have the same rows,
-// whichever call each makes.
+// Returns the collective whose plan rows hold for a call. Both ends of a message have the same rows.
 constexpr Collective planned_as(Collective collective) {
   return traits_of(collective).two_ended ? Collective::send_recv : collective;
 }

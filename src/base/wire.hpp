@@ -17,14 +17,13 @@ inline constexpr std::size_t kBlock = 32;
 inline constexpr std::uint32_t kNan = 255;  // the scale of a block with an infinity or a NaN
 
 UNISONO_PORTABLE constexpr std::size_t blocks_of(std::size_t count) { return (count + kBlock - 1) / kBlock; }
-// Returns the length in bytes of `count` elements: a byte for each, zeros up to whole blocks, then the
-// blocks' scales.
+// Returns the bytes of `count` elements: a byte for each, zeros up to whole blocks, then the blocks' scales.
 UNISONO_PORTABLE constexpr std::size_t bytes_of(std::size_t count) { return blocks_of(count) * (kBlock + 1); }
 UNISONO_PORTABLE constexpr std::size_t count_in(std::size_t bytes) { return bytes / (kBlock + 1) * kBlock; }
 
-// A number format of one byte. The scale brings a block's largest magnitude to 2^kTop or more, and below the
-// values that would round past the format's largest. kCarry carries the 23-bit mantissas of those values to
-// the next power of two.
+// A number format of one byte. The scale brings a block's largest magnitude to 2^kTop or more, below the
+// values that round past the format's largest. kCarry carries the 23-bit mantissas of those to the next
+// power.
 struct Int8 {
   static constexpr std::uint32_t kTop = 6, kCarry = 0x010000;  // 64 to 127.5
   // Adding 1.5·2^23 rounds to an integer, to nearest even, in the low bits.

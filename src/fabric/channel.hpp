@@ -18,7 +18,7 @@
 
 namespace unisono::fabric {
 
-// A registration of memory that peers write to, which then need the key, or that this rank writes from.
+// A registration of memory that this rank writes from, or that peers write to, who then need the key.
 struct Registration {
   Owned<fid_mr> mr;
   std::uint64_t key = 0;
@@ -75,8 +75,7 @@ class Channel {
   // queue is full: make progress and try again.
   bool try_inject(const Write& one);
 
-  // Queues the writes that have waited for room in the NIC's queue, and resumes their writers. Returns
-  // whether there was one.
+  // Queues the writes that waited for room, and resumes their writers. Returns whether there were any.
   bool progress();
   void complete(Operation* operation);
 

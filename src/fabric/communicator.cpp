@@ -236,8 +236,7 @@ class FabricCommunicator final : public Communicator::Impl {
     meet(group_.lane());  // ranks without a mismatch learn here of those with one
   }
 
-  // Exchanges the buffers' places. Fills in the addresses of outputs if all that is written to is symmetric
-  // memory.
+  // Exchanges the buffers' places. Fills in the outputs' addresses if all those written to are symmetric.
   void meet_places(Request& request) {
     Ticket mine = ticket_of(request);
     FabricEndpoint& lane = group_.lane();

@@ -232,9 +232,7 @@ void* FabricEndpoint::descriptor(const byte* from, std::size_t bytes, int channe
   return nullptr;
 }
 
-// Takes the writes' numbers before the first wait: transfers of one kind to one peer are numbered in the
-// order
-// of the calls.
+// Takes its numbers before the first wait: transfers of a kind to a peer are numbered in the order of calls.
 fabric::Task FabricEndpoint::transfer(int peer, const byte* from, std::size_t bytes, std::size_t region,
                                       std::uint64_t offset, Kind kind) {
   const std::size_t writes = parts(bytes);
@@ -280,8 +278,7 @@ void FabricEndpoint::put_far(const Dst& to, const byte* from, std::size_t bytes)
 
 // Sends a note, which `finish` waits for like other writes. A note behind others may lie in a queue that
 // libfabric looks at only when asked, and this rank may not ask again before the peer has the note. A
-// datagram
-// is complete only when the peer looks once more, and the peer may have gone: such a note is not waited for.
+// datagram is complete only when the peer looks once more, who may have gone: such a note is not waited for.
 void FabricEndpoint::note(int peer, Kind kind, std::uint64_t value) {
   const Layout layout = this->layout();
   const std::uint64_t number = of(peer).number(kind);
@@ -305,8 +302,7 @@ Kind kind_of(Slot slot) { return slot == Slot::chunk_credit ? Kind::credit : Kin
 
 void FabricEndpoint::signal(int peer, Slot slot) { note(peer, kind_of(slot), of(peer).number(Kind::bulk)); }
 
-// Waits for a meeting's note, which counts the peer's earlier writes to regions of this rank, and for all of
-// these writes.
+// Waits for a meeting's note, which counts the peer's earlier writes to this rank's regions, and for those.
 void FabricEndpoint::wait(int peer, Slot) {
   Peer& its = of(peer);
   const std::uint64_t number = its.met++;

@@ -36,15 +36,12 @@ class FabricGroup {
   static int number(int rank) { return rank; }  // in the whole job, like Group::number
   FabricEndpoint& lane() { return *lane_; }
 
-  // Begins a call; `what` is for the text of errors. Throws the failure of the group, if this rank knows of
-  // one. `ended` follows in either case.
+  // Begins a call named `what`. Throws the group's failure if this rank knows of one. `ended` must follow.
   void enter(std::string_view what, std::uint64_t call);
   void ended() noexcept;
-  // Looks at the peers and throws the failure of the group, if there is one. From any thread. Does nothing
-  // during a call, which looks itself.
+  // Looks at the peers. Throws the group's failure, if any. From any thread; a call under way looks itself.
   void look_for_failure();
-  // Lets the group fail at this rank's next check or look, with the first text that was recorded. From any
-  // thread.
+  // Lets the group fail at this rank's next check or look, with the first recorded text. From any thread.
   void record(FailureKind kind, const std::string& text);
   // Fails the group and throws. Tells the peers that can be reached, which fail with the same text.
   [[noreturn]] void fail(FailureKind kind, const std::string& text);

@@ -33,8 +33,7 @@ class Arrivals {
  public:
   static constexpr std::uint32_t kWindow = 4096;
 
-  // Counts a number that is new and within the window, and returns true. Any other number is a duplicate or
-  // stale: returns false.
+  // Counts a number that is new and within the window. Returns false for any other: a duplicate, or stale.
   bool accept(std::uint32_t number) {
     const std::uint32_t ahead = (number - static_cast<std::uint32_t>(base_)) % Immediate::kNumbers;
     if (ahead >= kWindow || above_[(base_ + ahead) % kWindow]) return false;

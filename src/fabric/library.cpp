@@ -11,9 +11,9 @@
 namespace unisono::fabric {
 namespace {
 
-// Opens libfabric once in a process: two copies share symbols, names and environment. A copy that is loaded
-// already is MPI's (the mpich wheel brings a newer one than Debian's). Another copy, linked or loaded before
-// it, would keep MPI from starting.
+// Opens one copy of libfabric in a process: two would share symbols, names and environment. A copy that is
+// loaded already is MPI's (the mpich wheel's is newer than Debian's). Ours, if loaded before it, would keep
+// MPI from starting.
 void* open_library() {
   constexpr const char* kName = "libfabric.so.1";
   const std::string& named = env().libfabric;

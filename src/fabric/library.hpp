@@ -1,6 +1,5 @@
 // libfabric, opened at its first use. A program without the fabric lane needs no libfabric. A program that
-// runs
-// MPI keeps the libfabric of its MPI.
+// runs MPI keeps the libfabric of its MPI.
 #pragma once
 
 #include <rdma/fabric.h>

@@ -61,8 +61,7 @@ template <class T>
 void append(std::string& message, const T& value) {
   message.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
-// Takes `bytes` bytes off the front of a message. Throws UsageError, which names the sender, if there are
-// fewer.
+// Takes `bytes` bytes off the front of a message. Throws UsageError, which names the sender, if it has fewer.
 std::string_view take(std::string_view& message, std::size_t bytes, const std::string& who);
 template <class T>
 T take(std::string_view& message, const std::string& who) {

@@ -68,8 +68,7 @@ class Port {
   // Returns a new key of a registration, for providers that leave the choice to the caller.
   std::uint64_t fresh_key() { return next_key_++; }
 
-  // Reads the completion queue: completes batches and passes immediates to `arrived`. Returns whether there
-  // were entries.
+  // Reads completions: completes batches and passes immediates to `arrived`. Returns whether there were any.
   bool progress(const Arrived& arrived);
 
  private:

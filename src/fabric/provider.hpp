@@ -1,6 +1,5 @@
 // The providers of libfabric on this machine that the lane can use: reliable unconnected endpoints with
-// remote
-// writes whose 32 bits of immediate data arrive at the receiver.
+// remote writes whose 32 bits of immediate data arrive at the receiver.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -29,8 +28,7 @@ struct Provider {
 // Returns the providers, in libfabric's order, best first. device: only those that write GPU memory too.
 std::vector<Provider> providers(bool device = false);
 
-// Returns the IP address, as text, in the address of an endpoint of that NIC. Empty: the NIC has no IP
-// addresses.
+// Returns the IP address, as text, in the address of an endpoint of that NIC. Empty: a NIC without IP.
 std::string ip_of(const fi_info& nic, std::string_view address);
 
 // Returns the provider of that name; tcp and net are one (renamed in libfabric 1.18). Empty: the first that

@@ -1,6 +1,5 @@
 // The channel of programs on the fabric lane: pieces in a ring of chunks in the receiver's memory, with the
-// functions of ChunkChannel. A piece is written straight from the caller's buffer if the buffer stays as it
-// is.
+// functions of ChunkChannel. A piece is written straight from the caller's buffer if that stays as it is.
 #pragma once
 
 #include <chrono>

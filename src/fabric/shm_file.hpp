@@ -1,8 +1,7 @@
-// The files of provider shm's endpoints. Provider shm keeps an endpoint in a file of shared memory, which
-// stays
-// behind when its process is killed. It names the file after the process: the next process of that number
-// would be refused. Unisono's files have unique names. Their process holds a lock (flock) on them, which ends
-// with the process: a file without a lock is left over.
+// The files of endpoints of provider shm. The provider keeps an endpoint in a file of shared memory, which
+// stays behind when the process is killed, and names it after the process. A later process of the same number
+// would be refused. Unisono's files have unique names, and a lock (flock) that ends with the process: a file
+// without a lock is left over.
 #pragma once
 
 #include <string>
@@ -11,8 +10,8 @@
 
 namespace unisono::fabric {
 
-// Returns the entry to make an endpoint from, with a unique name for its file. Other providers' entries stay
-// as they are.
+// Returns a copy of the entry with a unique name for an endpoint's file; other providers' entries as they
+// are.
 Info with_own_file(const Info& nic);
 
 // The lock on the file of an endpoint.

@@ -39,8 +39,7 @@ class Task {
   Handle handle_;
 };
 
-// Writes that are waited for together. Once all are done, their sources may be overwritten. A batch outlives
-// its writes.
+// Writes that are waited for together, which a batch outlives. When done, their sources may be overwritten.
 class Batch {
  public:
   void add() { ++open_; }

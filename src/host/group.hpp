@@ -34,9 +34,8 @@ class Group {
   int ranks_a_core() const { return ranks_a_core_; }  // ranks that take turns on a core
   bool cached() const { return cached_; }  // whether chunks stay in the cache; the same on every rank
 
-  // Return whether every rank reaches the others' plain pointers: as they are, if all are threads of one
-  // process, or also as far addresses, if the kernel lets every rank copy from and to every other's memory.
-  // The same on every rank.
+  // Return, alike on every rank, whether ranks reach each other's plain pointers: as they are, in one
+  // process; or also as far addresses, if the kernel lets every rank copy from and to every other's memory.
   bool one_process() const { return one_process_; }
   bool reaches_all() const { return one_process_ || far_; }
   byte* reach(int rank, std::uint64_t address) const {

@@ -23,8 +23,7 @@ class HostThread {
   static constexpr bool kLinked = false;
   static constexpr std::size_t kPacketBytes = 56;  // payload of a cache line beside its flag
 
-  // The layout of a rank's segment: a board of `header_bytes` bytes, then signals, packets and chunks by
-  // peer.
+  // A rank's segment: a board of `header_bytes` bytes, then signals, packets and chunks by peer.
   struct Layout {
     Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
     int ranks;
@@ -138,8 +137,8 @@ class HostThread {
     return scratch(2 * peer + 1);
   }
 
-  // Return chunk `index` of the ring to the peer, in the peer's memory, and of the ring from the peer, in
-  // this rank's.
+  // Return chunk `index` of the ring to the peer, in its memory, and of the ring from the peer, in this
+  // rank's.
   byte* chunk_at(int peer, std::uint32_t index) { return chunk(peer, rank_, index); }
   const byte* chunk_from(int peer, std::uint32_t index) { return chunk(rank_, peer, index); }
 

@@ -76,8 +76,7 @@ void reduce_block(byte* to, const byte* const* srcs, int n_srcs, std::size_t at,
   else pass<T, op, 1, false, true>(to, wide, srcs + s, at, count, n_srcs);
 }
 
-// Reduces to one destination, straight from the registers. Returns the bytes that are done; a rest may
-// remain.
+// Reduces to one destination, straight from the registers. Returns the bytes done, which may be fewer.
 template <class T, Op op>
 std::size_t reduce_straight(const Dst& dst, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   if constexpr (!Lanes<T>::kAny) return 0;
@@ -91,8 +90,7 @@ std::size_t reduce_straight(const Dst& dst, const byte* const* srcs, int n_srcs,
   }
 }
 
-// Reduces to every destination. The first one may be one of the sources: an element is read before it is
-// written.
+// Reduces to every destination. The first may be a source: each element is read before it is written.
 template <class T, Op op>
 void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   alignas(64) byte result[kBlock];

@@ -19,8 +19,7 @@ namespace unisono {
 // must find it.
 class Symmetric {
  public:
-  // Returns the allocation's number. segments: of all ranks, in rank order. Requires: every rank adds the
-  // same allocations in the same order.
+  // segments: of all ranks, in rank order. Requires: ranks add the same allocations in the same order.
   std::uint32_t add(std::vector<std::shared_ptr<Segment>> segments, int rank) {
     std::scoped_lock lock(mutex_);
     Allocation& made = allocations_[++made_];
@@ -34,8 +33,7 @@ class Symmetric {
     if (allocations_.at(allocation).own->release()) ++pending_;
   }
   // Drops the allocations that every rank has released. For the begin of each call: costs nothing if this
-  // rank
-  // has released none that a peer still holds.
+  // rank has released none that a peer still holds.
   void drop_released() {
     if (pending_ == 0) return;
     std::scoped_lock lock(mutex_);

@@ -9,8 +9,7 @@
 namespace unisono::host {
 
 // A cache line that one rank writes and one rank polls: a signal, whose flag counts, or a packet, whose flag
-// has
-// the lap in its upper bits.
+// has the lap in its upper bits.
 struct alignas(64) Line {
   std::atomic<std::uint32_t> flag;
   std::atomic<std::uint32_t> sleepers;

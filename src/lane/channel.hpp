@@ -16,8 +16,7 @@
 namespace unisono {
 
 // Pieces in a ring of chunks in the receiver's memory, each announced by a signal. The receiver returns
-// credit
-// by half rings, so that a sender seldom waits for it.
+// credit by half rings, so that a sender seldom waits for it.
 template <class Lane>
 class ChunkChannel {
  public:

@@ -1,8 +1,8 @@
-// The machine as programs see it. A lane object is one worker of one rank: a CPU thread, a CUDA thread block
-// or an endpoint.
+// The machine as programs see it. A lane is one worker of one rank: a CPU thread, a thread block, an
+// endpoint.
 //
-// The verbs of a lane (HostThread in host/, CudaBlock in cuda/device/, FabricEndpoint in fabric/). A program
-// is a template over a lane.
+// The verbs of lanes (HostThread in host/, CudaBlock in cuda/device/, FabricEndpoint in fabric/). Programs
+// are templates over a lane.
 //
 // move(dsts, n_dsts, srcs, n_srcs, bytes)
 //   Reads every source once, combines the sources in order with the wide accumulator, and writes every
@@ -23,11 +23,10 @@
 //   Moves `count` elements in their wire form (wire.hpp). The operands of `plain` hold elements of
 //   element_bytes() instead, and count with the values that they have in wire form.
 //
-// rank() of size(), worker() of workers(). piece_bytes(): the most that a worker takes up at once;
-// piece_bytes()
-// and chunk_bytes() are 2·kAlign or more. kPulls: reading from peers is better than writing to them.
-// kMulticasts: a move to several peers costs less than a move to each. kLinked: the bytes that enter and
-// leave a rank bound a call, so that a root with all the data leaves the work to the others.
+// Place: rank() of size(), worker() of workers(). piece_bytes() is the most that a worker takes up at once.
+// piece_bytes() and chunk_bytes() are 2·kAlign or more. kPulls: reading from peers is better than writing to
+// them. kMulticasts: a move to several peers costs less than a move to each. kLinked: the bytes that enter
+// and leave a rank bound a call, so that a root with all the data leaves the work to the others.
 #pragma once
 
 #include <cstddef>
@@ -132,8 +131,7 @@ UNISONO_PROGRAM void one_ahead(const Lane& lane, Rounds rounds, const Give& give
   }
 }
 
-// Returns the peer that a rank turns to in a step, from 1 on. In each step every rank has another peer. Step
-// size() gives the rank itself.
+// Returns a rank's peer in a step from 1 to size(). No two ranks have the same; the last is the rank itself.
 template <class Lane>
 UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
   const int at = lane.rank() + step;
@@ -156,9 +154,9 @@ UNISONO_PROGRAM void meet_first(Lane& lane) {
   meet_first(lane, [] {});
 }
 
-// Meets all ranks. Then moves bytes(p) of each rank p by move(p, range), in peer_at's order. Pieces of this
-// rank's own part go between pieces of peers, so that the links never idle for them. The first goes while the
-// ranks meet.
+// Meets all ranks. Then moves bytes(p) of each rank p by move(p, range), in peer_at's order. This rank's own
+// pieces go between those of peers, so that the links never idle for them; the first goes while the ranks
+// meet.
 template <class Lane, class Bytes, class Move>
 UNISONO_PROGRAM void meet_in_turn(Lane& lane, const Bytes& bytes, const Move& move) {
   const int n = lane.size(), me = lane.rank();
@@ -181,8 +179,7 @@ UNISONO_PROGRAM void meet_in_turn(Lane& lane, const Bytes& bytes, const Move& mo
   }
 }
 
-// Returns the shard of `rank` if the root has none. Only the data that leaves or enters the root then bounds
-// the call.
+// Returns the shard of `rank` if the root has none: only what leaves or enters the root then bounds a call.
 UNISONO_PORTABLE constexpr Range share_without(std::size_t bytes, int ranks, int root, int rank) {
   return rank == root ? Range{} : block_of(bytes, shard_bytes(bytes, ranks - 1), rank - (rank > root));
 }

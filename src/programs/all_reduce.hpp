@@ -7,8 +7,8 @@
 
 namespace unisono {
 
-// Sends each rank's input to everyone, who combine all inputs: (n-1)·N bytes leave each rank, in one step. In
-// place is safe.
+// Sends each input to everyone, and combines all: (n-1)·N bytes leave each rank, in one step. In place is
+// safe.
 template <class Channel>
 UNISONO_PROGRAM void all_reduce_one_shot(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -35,9 +35,9 @@ UNISONO_PROGRAM void put_shards(Channel& channel, const Args& a, Range round) {
   }
 }
 
-// Combines this rank's shard of every input and sends the sum to everyone: 2·N·(n-1)/n bytes leave each rank,
-// in two steps. These are Rabenseifner's reduce-scatter and all-gather, fused so that the sum is written once
-// to all. In place is safe.
+// Combines this rank's shard of every input and sends the sum to everyone (Rabenseifner's reduce-scatter and
+// all-gather, fused so that the sum is written once to all): 2·N·(n-1)/n bytes leave each rank, in two steps.
+// In place is safe.
 template <class Channel>
 UNISONO_PROGRAM void all_reduce_two_shot(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -111,8 +111,7 @@ UNISONO_PROGRAM void all_reduce_two_shot_direct(Lane& lane, const Args& a) {
   meet(lane);
 }
 
-// Does the SMs' part of an all_reduce by copy engines: combines the inputs, which lie with this rank, into
-// its output.
+// Does the SMs' part of an all_reduce by copy engines: combines inputs that lie with this rank.
 template <class Lane>
 UNISONO_PROGRAM void all_reduce_combine(Lane& lane, const Args& a) {
   for (Rounds r(lane, a.bytes, lane.tile_bytes()); r.more(); r.next()) {
@@ -123,8 +122,7 @@ UNISONO_PROGRAM void all_reduce_combine(Lane& lane, const Args& a) {
   }
 }
 
-// Composes two collectives, as every library does: a reduce_scatter into the output, then an all_gather in
-// place.
+// Composes a reduce_scatter into the output and an all_gather in place, as every library does.
 template <class Channel>
 UNISONO_PROGRAM void all_reduce_reduce_scatter_all_gather(Channel& channel, const Args& a) {
   auto& lane = channel.lane;

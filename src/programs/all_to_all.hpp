@@ -1,6 +1,5 @@
-// all_to_all: rank r gets everyone's block r, in rank order. all_to_all_v and batch_send_recv: the same with
-// a
-// size for every pair.
+// all_to_all: rank r gets everyone's block r, in rank order. all_to_all_v, batch_send_recv: a size for each
+// pair.
 #pragma once
 
 #include "lane/channel.hpp"

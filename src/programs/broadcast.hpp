@@ -22,9 +22,8 @@ UNISONO_PROGRAM void broadcast_push(Channel& channel, const Args& a) {
   }
 }
 
-// Sends each rank a shard from the root, which that rank passes on to the others, in two steps (van de
-// Geijn's scatter and all-gather, by rounds). The root's own shard goes straight to everyone: 2·N·(n-1)/n
-// bytes leave the root.
+// Sends each rank a shard, which the rank passes on to the others (van de Geijn's scatter and all-gather, by
+// rounds). The root's own shard goes straight to everyone: 2·N·(n-1)/n bytes leave the root, in two steps.
 template <class Channel>
 UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& a) {
   auto& lane = channel.lane;

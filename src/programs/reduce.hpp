@@ -23,9 +23,8 @@ UNISONO_PROGRAM void reduce_push(Channel& channel, const Args& a) {
   }
 }
 
-// Gives a shard to each rank except the root. The rank gets its shard of every input, and writes the sum to
-// the root's output, which every rank reaches (Rabenseifner's reduce-scatter and gather). Only stores cross
-// between ranks.
+// Combines a shard on each rank except the root, and writes the sum to the root's output, which every rank
+// reaches (Rabenseifner's reduce-scatter and gather). Only stores cross between ranks.
 template <class Channel>
 UNISONO_PROGRAM void reduce_two_shot_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;

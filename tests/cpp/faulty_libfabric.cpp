@@ -1,7 +1,6 @@
 // A libfabric with faults. Passes all calls on to the real one. If the test asks for it, refuses a
-// registration,
-// reports an overrun of a completion queue, delivers a remote completion twice or too late, or keeps writes
-// waiting in a queue on this side.
+// registration, reports an overrun of a completion queue, delivers a remote completion twice or too late, or
+// keeps writes waiting in a queue on this side.
 #include <dlfcn.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>

@@ -1,6 +1,5 @@
 // Keeps the address sanitizer from reporting libfabric: its tcp keeps a copy of the provider's description
-// for
-// every connection (1.17; after the same calls, its shm leaves nothing).
+// for every connection (1.17; after the same calls, its shm leaves nothing).
 #pragma once
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -19,9 +19,8 @@
 
 namespace unisono::test {
 
-// Runs body(comm) on every rank. A rank that ends by an exception fails the test. Its peers then end because
-// it
-// has left.
+// Runs body(comm) on every rank. An exception of a rank fails the test, and ends the peers, as the rank
+// leaves.
 inline void on_ranks(int size, const Communicator::Options& options,
                      const std::function<void(Communicator&)>& body) {
   const auto bootstraps = thread_bootstraps(size, std::chrono::seconds(120));

@@ -1,5 +1,4 @@
-// A reference for numbers and reductions, written without the library's numeric.hpp: by ldexp, and in wider
-// types.
+// A reference for numbers and reductions without the library's numeric.hpp: by ldexp, and in wider types.
 #pragma once
 
 #include <cmath>

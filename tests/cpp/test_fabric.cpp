@@ -135,8 +135,7 @@ TEST_P(Fabric, WritesToRegisteredMemoryByEveryPolicy) {
     }
 }
 
-// New memory often has the address of released memory, but a new registration. Each rank has its own order of
-// releases.
+// New memory often has the address of released memory, but a new registration. Ranks release in any order.
 TEST_P(Fabric, WritesToMemoryAtTheAddressOfReleasedMemory) {
   on_ranks(2, on_fabric(GetParam()), [&](Communicator& comm) {
     std::vector<Buffer> held;

@@ -1,5 +1,4 @@
-// Far::move on memory of another process: a fork, whose own copy of `kept` lies at the same address as the
-// test's.
+// Far::move on memory of another process: a fork, whose own copy of `kept` lies at the test's address.
 #include "host/far.hpp"
 
 #include <gtest/gtest.h>
@@ -21,8 +20,7 @@ using test::Pipe;
 constexpr int kFar = 1;
 constexpr std::size_t kRoom = 400000;
 
-// Each process fills its own copy of `kept` from a seed. In the end the child compares its copy with the
-// expected bytes.
+// Each process fills its own copy of `kept` from a seed. The child compares its copy with the expected bytes.
 class FarMoves : public testing::Test {
  protected:
   Bytes kept = test::random_bytes(kRoom, 1);  // the parent's; the child's begins as `theirs`

@@ -54,8 +54,7 @@ INSTANTIATE_TEST_SUITE_P(All, Reductions,
 constexpr std::size_t kGuard = 64;
 
 // Sources lie at odd offsets. Plain, streamed and several destinations get the same result, and nothing
-// beside
-// them changes.
+// beside them changes.
 TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
   for (const std::size_t count :
        {std::size_t{1}, std::size_t{3}, std::size_t{67}, 4096 / size + 5, 3 * 4096 / size - 1}) {

@@ -125,8 +125,7 @@ TEST(Plan, RefusesAnAlgorithmOfAnotherCollective) {
 }
 
 // A plan of GPUs has an algorithm of every collective. Over NVLink it may take lines, and direct algorithms
-// if
-// buffers are reached or two ranks tell each other whether they are. Without NVLink it takes neither.
+// if buffers are reached or two ranks tell each other whether they are. Without NVLink it takes neither.
 void expect_an_algorithm_that_reaches(const Plan& plan, bool nvlink) {
   for (const Collective collective : collectives()) {
     const auto known = Plan::algorithms(collective, Level::device);

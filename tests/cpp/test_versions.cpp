@@ -1,6 +1,5 @@
 // Programs with headers of another version. Compiled twice: the headers' minor or patch number differs from
-// the
-// library's (CMakeLists.txt). Each program runs the case of its name.
+// the library's (CMakeLists.txt). Each program runs the case of its name.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -17,8 +17,7 @@
 
 namespace unisono::test {
 
-// The shared state of the ranks: the messages under way between each two ranks, and the failures that ranks
-// have told.
+// The shared state of the ranks: messages under way between each two, and failures that ranks have told.
 struct Post {
   using Message = std::vector<std::byte>;
   std::mutex mutex;
