@@ -113,24 +113,25 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     other(take(rest, std::min(rest.size(), kMagic.size()), who) != kMagic,
           "is no rank of this version's fabric lane: start every rank with the same version of Unisono and "
           "the same lane.");
-    const auto its = take<Greeting>(rest, who);
+    const auto theirs = take<Greeting>(rest, who);
     auto read = [&] { return std::string(take(rest, take<std::uint32_t>(rest, who), who)); };
     const std::string provider = read();
-    other(its.rank != r,
-          "says that it is rank " + std::to_string(its.rank) + ": give each its own number below the size.");
-    other(its.size != size_, "counts " + std::to_string(its.size) + " ranks, this one " +
-                                 std::to_string(size_) + ": start them with the same size.");
+    other(theirs.rank != r, "says that it is rank " + std::to_string(theirs.rank) +
+                                ": give each its own number below the size.");
+    other(theirs.size != size_, "counts " + std::to_string(theirs.size) + " ranks, this one " +
+                                    std::to_string(size_) + ": start them with the same size.");
     other(provider != options.lane.provider.name, "has provider " + provider + ", this one " +
                                                       options.lane.provider.name +
                                                       ": name the same on every rank.");
-    other(its.channels != mine.channels || its.policy != mine.policy || its.chunk_bytes != mine.chunk_bytes ||
-              its.most_bytes != mine.most_bytes || its.least_share != mine.least_share,
+    other(theirs.channels != mine.channels || theirs.policy != mine.policy ||
+              theirs.chunk_bytes != mine.chunk_bytes || theirs.most_bytes != mine.most_bytes ||
+              theirs.least_share != mine.least_share,
           "has other channels, another policy, UNISONO_CHUNK_BYTES or UNISONO_FABRIC_SHARE than this one, or "
           "NICs where this one has a single NIC: set them the same on every rank.");
     other(
-        its.check != mine.check,
+        theirs.check != mine.check,
         "and this one do not both check their calls: give check=, or UNISONO_CHECK, the same on every rank.");
-    other(its.machine != mine.machine && options.lane.provider.one_machine,
+    other(theirs.machine != mine.machine && options.lane.provider.one_machine,
           "runs on another machine or in another container, which provider " + provider +
               " does not reach: use tcp, or the NIC's.");
     FabricEndpoint::Contact contact;
@@ -144,7 +145,7 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
           "has an endpoint without an address, or with one of another kind: name the same provider on every "
           "rank.");
     }
-    for (std::size_t c = 0; its.boot != mine.boot && c < contact.addresses.size(); ++c) {
+    for (std::size_t c = 0; theirs.boot != mine.boot && c < contact.addresses.size(); ++c) {
       const fi_info& nic = lane_->nic(static_cast<int>(c));
       const std::string ip = fabric::ip_of(nic, own.addresses[c]);
       other(!ip.empty() && ip == fabric::ip_of(nic, contact.addresses[c]),
@@ -155,12 +156,12 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     contact.scratch =
         Announcement::read(rest, static_cast<std::size_t>(mine.channels), own.scratch.bytes, who);
     contacts.push_back(std::move(contact));
-    if (its.boot == mine.boot) {
-      cores.add(its.cores);
+    if (theirs.boot == mine.boot) {
+      cores.add(theirs.cores);
       ++here_;
     }
     processes_.emplace_back();
-    if (its.machine == mine.machine && its.pid > 0) processes_.back().emplace(its.pid);
+    if (theirs.machine == mine.machine && theirs.pid > 0) processes_.back().emplace(theirs.pid);
   }
   if (std::count_if(processes_.begin(), processes_.end(), [](const auto& one) { return one && one->own(); }) >
       1) {
@@ -190,9 +191,8 @@ std::string FabricGroup::stuck(double seconds) {
   if (!without_end && seconds < std::max(timeout_s_, kStuckAliveS)) return {};
   bury(true);
   if (without_end)
-    return who(*first_dead_) + " has died within libfabric, whose locks " + where() +
-           " now waits for without end; this process ends: use another provider (tcp), or libfabric 1.20 or "
-           "newer.";
+    return who(*first_dead_) + " has died within libfabric and left locks that " + where() +
+           " waits for; this process ends: use another provider (tcp), or libfabric 1.20 or newer.";
   return where() + " has not come back from libfabric for " + std::to_string(std::lround(seconds)) +
          " s; this process ends: see whether the other ranks are stuck too, or use another provider (tcp).";
 }
@@ -249,8 +249,8 @@ void FabricGroup::check() {
 void FabricGroup::look_for_failure() {
   if (left_ || inherited() || inside_.exchange(true)) return;
   struct End {
-    FabricGroup& of;
-    ~End() { of.ended(); }
+    FabricGroup& group;
+    ~End() { group.ended(); }
   } const end{*this};
   lane_->progress();
   look(-1, 0, [] { return false; });

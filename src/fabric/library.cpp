@@ -12,8 +12,8 @@ namespace unisono::fabric {
 namespace {
 
 // Opens one copy of libfabric in a process: two would share symbols, names and environment. A copy that is
-// loaded already is MPI's (the mpich wheel's is newer than Debian's). Ours, if loaded before it, would keep
-// MPI from starting.
+// loaded already is MPI's (the mpich wheel's is newer than Debian's). Another one, if loaded before it, would
+// keep MPI from starting.
 void* open_library() {
   constexpr const char* kName = "libfabric.so.1";
   const std::string& named = env().libfabric;

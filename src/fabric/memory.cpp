@@ -10,9 +10,8 @@ namespace unisono::fabric {
 
 std::string_view take(std::string_view& message, std::size_t bytes, const std::string& who) {
   if (message.size() < bytes)
-    throw UsageError(
-        "what " + who +
-        " sent at the bootstrap is cut short: start every rank with the same version of Unisono.");
+    throw UsageError("the greeting of " + who +
+                     " at the bootstrap is too short: start every rank with the same version of Unisono.");
   const std::string_view front = message.substr(0, bytes);
   message.remove_prefix(bytes);
   return front;

@@ -10,8 +10,7 @@
 
 namespace unisono::fabric {
 
-// Returns a copy of the entry with a unique name for an endpoint's file; other providers' entries as they
-// are.
+// Returns a copy of shm's entry with a unique name for an endpoint's file. Returns any other entry as it is.
 Info with_own_file(const Info& nic);
 
 // The lock on the file of an endpoint.

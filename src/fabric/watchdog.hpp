@@ -1,6 +1,6 @@
-// Ends the process when a call into libfabric does not return. Before 1.20 its provider shm holds locks that
-// processes share while it copies. A rank that is killed then leaves the others in a loop of the library,
-// which nothing else ends.
+// Ends the process when a call into libfabric does not return. While provider shm of libfabric before 1.20
+// copies, it holds locks that processes share. A rank that is killed then leaves the others in a loop of the
+// library, which nothing else ends.
 #pragma once
 
 #include <atomic>

@@ -108,9 +108,9 @@ std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_o
   return {own, symmetric_->add(std::move(segments), rank())};
 }
 
-// Returns whether the ranks first exchange their buffers' places, for a direct program. Large calls do if
-// every rank may reach the buffers. all_to_all_v always does: no rank knows the others' sizes. All ranks
-// decide alike.
+// Returns, alike on every rank, whether the ranks first exchange their buffers' places, for a direct program.
+// Large calls do if every rank may reach the buffers. all_to_all_v always does: no rank knows the others'
+// sizes.
 bool LocalCommunicator::asks_for_places(const Request& request) const {
   if (size() == 1) return false;
   if (request.collective == Collective::all_to_all_v) return true;

@@ -47,13 +47,13 @@ std::size_t chunk_bytes_for(int ranks) {
 Hello read(const std::string& bytes, int rank, const Hello& mine, const std::string& who) {
   Hello hello;
   if (bytes.size() != sizeof hello)
-    throw UsageError("what " + who + " sent at the bootstrap is not this version's greeting (" +
+    throw UsageError(who + " sent another version's greeting at the bootstrap (" +
                      std::to_string(bytes.size()) +
                      " bytes): start every rank with the same version of Unisono.");
   std::memcpy(&hello, bytes.data(), sizeof hello);
   if (std::memcmp(hello.magic, mine.magic, sizeof hello.magic) != 0 || hello.version != mine.version)
-    throw UsageError("what " + who +
-                     " sent at the bootstrap is not this version's greeting: start every rank with the "
+    throw UsageError(who +
+                     " sent another version's greeting at the bootstrap: start every rank with the "
                      "same version of Unisono.");
   if (hello.rank != rank)
     throw UsageError("two ranks are numbered " + std::to_string(hello.rank) +

@@ -137,8 +137,8 @@ class HostThread {
     return scratch(2 * peer + 1);
   }
 
-  // Return chunk `index` of the ring to the peer, in its memory, and of the ring from the peer, in this
-  // rank's.
+  // Return chunk `index` of the ring to the peer (in its memory), and of the ring from the peer (in this
+  // rank's).
   byte* chunk_at(int peer, std::uint32_t index) { return chunk(peer, rank_, index); }
   const byte* chunk_from(int peer, std::uint32_t index) { return chunk(rank_, peer, index); }
 

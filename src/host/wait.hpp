@@ -31,8 +31,8 @@ struct Patience {
 void raise(Line& line, std::uint32_t value, bool crowded);
 
 // Waits until the line has reached `expected`: polls, then yields, then sleeps on a futex. Calls
-// `interrupted` every few milliseconds, which throws if further waiting is pointless. Calls `late`, which
-// throws the timeout.
+// `interrupted` every few milliseconds, which throws if waiting on is pointless. Calls `late` at the timeout,
+// which throws.
 void await(Line& line, std::uint32_t expected, const Patience& patience,
            const std::function<void()>& interrupted, const std::function<void(std::uint32_t seen)>& late);
 
