@@ -1,4 +1,4 @@
-// Which backend carries the calls of a communicator.
+// Chooses the backend of a communicator.
 #include "base/env.hpp"
 #include "core/backend.hpp"
 #include "cuda/backend.hpp"

@@ -1,4 +1,4 @@
-// Bytes, and what marks code that also runs on a GPU.
+// Bytes, and the markers of code that also runs on a GPU.
 #pragma once
 
 #include <cstddef>

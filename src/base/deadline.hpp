@@ -10,12 +10,12 @@ using Clock = std::chrono::steady_clock;
 
 // The time between two looks at the peers.
 inline constexpr Clock::duration kLook = std::chrono::milliseconds(5);
-// The most that the time between two looks counts. A process that was stopped has not waited.
+// The longest time between two looks that counts as waiting. A process that was stopped has not waited.
 inline constexpr Clock::duration kMostCounted = std::chrono::milliseconds(200);
 
-// Returns when done() is true. Calls rest(elapsed) between two polls, which gives the core away. Calls look()
-// every kLook of waiting. Calls late() when the wait has counted `timeout`. look() and late() end the wait by
-// an exception. A look counts in full: it may wait for others, as for Python's lock.
+// Returns when done() is true. Calls rest(elapsed), which gives the core away, between two polls. Calls
+// look() every kLook of waiting. Calls late() when the wait has counted `timeout`. look() and late() end the
+// wait by an exception. The time in look() counts in full: look() may wait for others, as for Python's lock.
 template <class Done, class Rest, class Look, class Late>
 void wait_until(const Done& done, std::chrono::duration<double> timeout, const Rest& rest, const Look& look,
                 const Late& late) {

@@ -40,7 +40,7 @@ std::optional<bool> flag(const char* name) {
   return read == "1";
 }
 
-// The least value is the one that leaves the choice to us, and what an unset variable means.
+// Returns the whole number in a variable; if it is unset, `least`, which leaves the choice to the library.
 template <class Whole>
 Whole whole(const char* name, Whole least, Whole most = std::numeric_limits<Whole>::max()) {
   const char* value = value_of(name);

@@ -1,4 +1,4 @@
-// Everything that the environment decides, read once.
+// The settings in environment variables, read once.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ struct Env {
   bool check = false;
   // UNISONO_CHUNK_BYTES: size of a staging chunk; 0: by the number of ranks.
   std::size_t chunk_bytes = 0;
-  // UNISONO_STREAM_BYTES: outputs from here on bypass the cache; 0: by the machine's cache.
+  // UNISONO_STREAM_BYTES: outputs of this size and more bypass the cache; 0: by the machine's cache.
   std::size_t stream_bytes = 0;
   // UNISONO_STREAM_CHUNKS: chunks bypass the cache, or not; unset: measured.
   std::optional<bool> stream_chunks;
@@ -27,10 +27,10 @@ struct Env {
 
   // UNISONO_NODE: the name of this rank's node; empty: by the kernel's namespaces.
   std::string node;
-  // UNISONO_TRANSPORT: what carries data between nodes; empty: what the ranks were started by.
+  // UNISONO_TRANSPORT: the transport between nodes; empty: by the launcher that started the ranks.
   std::string transport;
 
-  // UNISONO_MAX_SMS: that a kernel may take of a GPU; 0: as many as pay.
+  // UNISONO_MAX_SMS: the most SMs that a kernel may take; 0: as many as make it faster.
   int max_sms = 0;
   // UNISONO_CUDA_MEMORY=ipc: share GPU memory by cudaIpc handles; vmm: by descriptors.
   bool cuda_ipc = false;
@@ -39,11 +39,11 @@ struct Env {
   // UNISONO_SHARE_DEVICE=1: let ranks have the same GPU, for tests.
   bool share_device = false;
 
-  // UNISONO_FABRIC_PROVIDER: libfabric's name of one; empty: its best between machines.
+  // UNISONO_FABRIC_PROVIDER: libfabric's name of a provider; empty: its best between machines.
   std::string fabric_provider;
-  // UNISONO_FABRIC_CHANNELS: endpoints of a rank; 0: one a NIC.
+  // UNISONO_FABRIC_CHANNELS: endpoints of a rank; 0: one for each NIC.
   int fabric_channels = 0;
-  // UNISONO_FABRIC_SHARE: the least bytes of a transfer for one of several channels; 0: by the NICs.
+  // UNISONO_FABRIC_SHARE: the fewest bytes of a split transfer for one channel; 0: by the NICs.
   std::size_t fabric_share = 0;
   // UNISONO_FABRIC_COMPLETIONS: entries of a completion queue; 0: by the NIC.
   std::size_t fabric_completions = 0;
@@ -56,7 +56,7 @@ struct Env {
   std::string nccl;
 };
 
-// Throws UsageError naming the variable when a value cannot be read.
+// Returns the settings. Throws UsageError, which names the variable, if a value cannot be read.
 const Env& env();
 
 }  // namespace unisono

@@ -2,9 +2,8 @@
 // Contracted multiply-adds must be off (-ffp-contract=off, nvcc --fmad=false) and denormals on.
 //
 // f16, bf16 and fp8 convert exactly to f32 and back with one rounding, to nearest even. Overflow gives
-// infinity in f16, bf16 and e5m2; e4m3 has no infinity and gives NaN (OCP 8-bit Floating Point
-// Specification 1.0, non-saturating). Where GPUs have the same conversion, they take it: a NaN's payload may
-// differ.
+// infinity in f16, bf16 and e5m2; e4m3 has no infinity and gives NaN (OCP 8-bit Floating Point Specification
+// 1.0, non-saturating). GPUs convert by an instruction if they have one: a NaN's payload may differ.
 #pragma once
 
 #include <bit>
@@ -45,8 +44,8 @@ struct Format {
   static constexpr std::uint32_t kOverflow = HasInfinity ? kInfinity : kNan;
   static constexpr int kShift = 23 - M;
 
-  // Exponent fields differ by the biases: one exact multiplication, which also turns denormals into normal
-  // numbers.
+  // Widens by one exact multiplication, since the exponent fields differ by the biases. The multiplication
+  // also turns denormals into normal numbers.
   UNISONO_PORTABLE static float widen(std::uint32_t word) {
     const std::uint32_t magnitude = word & kMagnitude;
     const float scaled = as_float(magnitude << kShift) * as_float((254u - kBias) << 23);
@@ -76,7 +75,7 @@ struct Format {
 
 }  // namespace numeric
 
-// The type in which elements of T are combined, and the ways there and back.
+// The type in which elements of T are combined, and the conversions to it and back.
 template <class T>
 struct Wide {
   using type = std::conditional_t<std::is_same_v<T, std::int64_t>, std::uint64_t, T>;
@@ -133,7 +132,7 @@ template <>
 struct Wide<E4M3> : WideFloat<E4M3, numeric::Format<4, 3, false>> {};
 template <>
 struct Wide<E5M2> : WideFloat<E5M2, numeric::Format<5, 2, true>> {};
-// Integers wrap; their sums are exact before that, which avg needs.
+// Integers wrap at the end. Their wide sums are exact, as avg needs.
 template <class T, class W>
 struct WideInteger {
   using type = W;
@@ -147,7 +146,7 @@ struct Wide<std::int8_t> : WideInteger<std::int8_t, std::int32_t> {};
 template <>
 struct Wide<std::uint8_t> : WideInteger<std::uint8_t, std::uint32_t> {};
 
-// a, then b: a NaN in either gives NaN, and of equal values (0 and -0) min and max keep the earlier.
+// Combines a, then b. A NaN in either gives NaN. Of equal values (0 and -0) min and max keep the earlier.
 template <Op op, class T>
 UNISONO_PORTABLE inline typename Wide<T>::type combine(typename Wide<T>::type a, typename Wide<T>::type b) {
   using W = typename Wide<T>::type;
@@ -163,8 +162,7 @@ UNISONO_PORTABLE inline typename Wide<T>::type combine(typename Wide<T>::type a,
   return static_cast<W>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
 }
 
-// What is done once, after the last combine: avg divides by the number of ranks, integers truncating toward
-// zero.
+// Finishes a value after the last combine: avg divides by the number of ranks, truncating integers toward 0.
 template <Op op, class T>
 UNISONO_PORTABLE inline typename Wide<T>::type finish(typename Wide<T>::type value, int ranks) {
   using W = typename Wide<T>::type;
@@ -176,7 +174,7 @@ UNISONO_PORTABLE inline typename Wide<T>::type finish(typename Wide<T>::type val
 
 }  // namespace unisono
 
-// [kDTypes][kOps] of F(type, op), in the order of the enumerations.
+// A table [kDTypes][kOps] of F(type, op), in the order of the enumerations.
 #define UNISONO_OPS(F, T) {F(T, Op::sum), F(T, Op::prod), F(T, Op::min), F(T, Op::max), F(T, Op::avg)}
 #define UNISONO_TABLE(F)                                                                     \
   {UNISONO_OPS(F, float),        UNISONO_OPS(F, double),       UNISONO_OPS(F, F16),          \

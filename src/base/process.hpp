@@ -1,4 +1,4 @@
-// The processes of other ranks on this machine: which they are, and whether they still run.
+// Machines, forks, cores, and the processes of other ranks on this machine.
 #pragma once
 
 #include <cstdint>
@@ -6,16 +6,17 @@
 
 namespace unisono {
 
-// Boot and PID namespace: ranks that differ in it cannot see each other's processes, nor share memory.
+// Returns a hash of boot and PID namespace. Only ranks of one hash see each other's processes or share
+// memory.
 std::uint64_t this_machine();
-// The boot alone, which containers of a machine share.
+// Returns a hash of the boot alone, which containers of a machine share.
 std::uint64_t this_boot();
 
-// Returns how many forks lie between this process and the first that asked. What was shared before a fork
-// stays the parent's: a child that ends must not give it back.
+// Returns how many forks lie between this process and the first that called it. Resources shared before a
+// fork stay the parent's: a child that ends must not give them back.
 unsigned forks();
 
-// Cores of a machine on which ranks may run, as they tell each other.
+// The cores of a machine on which ranks may run, as ranks tell each other.
 struct Cores {
   std::uint64_t words[16] = {};
 
@@ -32,13 +33,13 @@ class Process {
   ~Process();
 
   int pid() const { return pid_; }
-  bool own() const { return own_; }  // this one
-  bool dead() const;                 // it has ended, or is a zombie
+  bool own() const { return own_; }  // whether it is this process
+  bool dead() const;                 // whether it has ended, or is a zombie
 
  private:
   int pid_;
   bool own_;
-  int descriptor_ = -1;  // a pidfd, of others
+  int descriptor_ = -1;  // a pidfd; -1 for this process
 };
 
 }  // namespace unisono

@@ -1,5 +1,5 @@
-// What each collective and each algorithm is. Every layer, the bindings and the tests read these facts here;
-// names, dtypes and ops are in unisono/types.hpp.
+// Facts about each collective and each algorithm, for every layer, the bindings and the tests. Names of
+// collectives, dtypes and ops are in unisono/types.hpp.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct Side {
   Extent extent = Extent::none;
   bool root_only = false;  // the other ranks have no such buffer
 
-  // Where the part of rank `rank` begins, for blocks of `block` bytes.
+  // Returns the offset in bytes of rank `rank`'s part, for blocks of `block` bytes.
   constexpr std::size_t begin(std::size_t block, int rank) const {
     return extent == Extent::blocks ? block * static_cast<std::size_t>(rank) : 0;
   }
@@ -33,25 +33,25 @@ struct Sides {
   bool in = false, out = false;
 };
 
-// In place, a rank's input equals its output where both have one length. Else the smaller buffer is the
+// In place, a rank's input equals its output if both have one length. If not, the smaller buffer is the
 // rank's own block of the larger one.
 struct CollectiveTraits {
   Collective collective;
   Side in{}, out{};
   bool combines = false;   // with an op, so that the dtype matters
   bool two_ended = false;  // between two ranks
-  bool swaps = false;      // in place, what arrives takes the place of what has not gone
-  // The peers' buffers that a direct program reaches, on lanes that load from peers and on those that store
-  // to peers. Neither: receivers tell their senders of an address.
+  bool swaps = false;      // in place, arriving data takes the place of data not yet sent
+  // The peers' buffers that a direct program reaches, on lanes that load from peers and on lanes that store
+  // to peers. Neither: receivers tell their senders an address.
   Sides loads{}, stores{};
 
   constexpr bool rooted() const { return in.root_only || out.root_only; }
   constexpr bool by_parts() const { return in.extent == Extent::parts; }
-  // Whether something goes from one rank to another.
+  // Returns whether data goes from rank `from` to rank `to`.
   constexpr bool moves(int from, int to, int root) const {
     return (!in.root_only || from == root) && (!out.root_only || to == root);
   }
-  // Whether the larger buffer has a block for each rank.
+  // Returns whether the larger buffer has a block for each rank.
   constexpr bool by_blocks() const { return in.extent == Extent::blocks || out.extent == Extent::blocks; }
 };
 
@@ -106,13 +106,13 @@ constexpr const CollectiveTraits& traits_of(Collective collective) {
   return traits::kCollectiveTraits[static_cast<int>(collective)];
 }
 
-// Whether its direct program only stores to peers, as a NIC does.
+// Returns whether a collective's direct program only stores to peers, as a NIC does.
 constexpr bool stores_only(Collective collective) {
   const Sides sides = traits_of(collective).stores;
   return sides.out && !sides.in;
 }
 
-// The collective whose plan a call goes by. Both ends of a message have one plan, whichever call each makes.
+// Returns the collective whose plan rows hold for a call. Both ends of a message have the same rows.
 constexpr Collective planned_as(Collective collective) {
   return traits_of(collective).two_ended ? Collective::send_recv : collective;
 }
@@ -138,7 +138,7 @@ enum class Algorithm : std::uint8_t {
 };
 inline constexpr int kAlgorithms = 17;
 
-// What a program's pieces travel in.
+// The ways in which a program's pieces travel.
 enum class Pieces : std::uint8_t {
   chunks,
   packets,  // data and flag in one store
@@ -149,9 +149,9 @@ struct AlgorithmTraits {
   Algorithm algorithm;
   std::string_view name;
   bool direct = false;  // reaches into the peers' buffers
-  bool shards = false;  // of a call without blocks, ranks handle a part each
+  bool shards = false;  // if the call has no blocks, each rank handles a part
   Pieces pieces = Pieces::chunks;
-  Algorithm form = Algorithm::automatic;  // the same algorithm over chunks; automatic: this one
+  Algorithm form = Algorithm::automatic;  // the same algorithm over chunks; automatic: itself
 };
 
 namespace traits {
@@ -197,7 +197,7 @@ inline constexpr AlgorithmTraits kAlgorithmTraits[] = {
     {.algorithm = Algorithm::copy_engine, .name = "copy_engine", .direct = true, .shards = true},
 };
 
-// Whether every value of the enumerations has its row.
+// Returns whether every value of the enumerations has its row.
 constexpr bool complete() {
   for (int i = 0; i < kCollectives; ++i)
     if (kCollectiveTraits[i].collective != static_cast<Collective>(i)) return false;

@@ -1,8 +1,8 @@
 // The wire form of quantised collectives: a byte for each element and a power of two for each block of 32, as
-// in MXFP8 and MXINT8 (OCP Microscaling Formats 1.0). There the largest elements of a block may saturate;
-// here the scale is the next power of two instead, so that every element is within half a step.
+// in MXFP8 and MXINT8 (OCP Microscaling Formats 1.0). In those the largest elements of a block may saturate.
+// Here the scale is the next power of two instead: every element is within half a step.
 //
-// Scaling by powers of two is exact, so that every compiler, instruction set and lane gives the same bytes.
+// Scaling by powers of two is exact: every compiler, instruction set and lane gives the same bytes.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +14,16 @@
 namespace unisono::wire {
 
 inline constexpr std::size_t kBlock = 32;
-inline constexpr std::uint32_t kNan = 255;  // as a scale: of a block with an infinity or a NaN
+inline constexpr std::uint32_t kNan = 255;  // the scale of a block with an infinity or a NaN
 
 UNISONO_PORTABLE constexpr std::size_t blocks_of(std::size_t count) { return (count + kBlock - 1) / kBlock; }
-// A piece of `count` elements: their bytes, filled up with zeros to whole blocks, then the blocks' scales.
+// Returns the bytes of `count` elements: a byte for each, zeros up to whole blocks, then the blocks' scales.
 UNISONO_PORTABLE constexpr std::size_t bytes_of(std::size_t count) { return blocks_of(count) * (kBlock + 1); }
 UNISONO_PORTABLE constexpr std::size_t count_in(std::size_t bytes) { return bytes / (kBlock + 1) * kBlock; }
 
-// A number format of a byte. The scale makes a block's largest magnitude a number from 2^kTop on, below what
-// would round past the format's largest: kCarry takes mantissas from there on, of 23 bits, to the next power.
+// A number format of one byte. The scale brings a block's largest magnitude to 2^kTop or more, below the
+// values that round past the format's largest. kCarry carries the 23-bit mantissas of those to the next
+// power.
 struct Int8 {
   static constexpr std::uint32_t kTop = 6, kCarry = 0x010000;  // 64 to 127.5
   // Adding 1.5·2^23 rounds to an integer, to nearest even, in the low bits.
@@ -42,14 +43,14 @@ struct Fp8 {
   UNISONO_PORTABLE static float decode(std::uint8_t code) { return Format::widen(code); }
 };
 
-// The scale of a block whose largest magnitude has the bits `largest` as f32: 2^(scale-127) is a step of the
-// format, at least 2^-126.
+// Returns the scale of a block: 2^(scale-127) is a step of the format, at least 2^-126. largest: the bits, as
+// f32, of the block's largest magnitude.
 template <class Code>
 UNISONO_PORTABLE inline std::uint32_t scale_of(std::uint32_t largest) {
   const std::uint32_t exponent = (largest + Code::kCarry) >> 23;
   return largest >= 0x7f800000u ? kNan : exponent > Code::kTop ? exponent - Code::kTop : 1;
 }
-// What codes are multiplied by, and what elements are before they are encoded.
+// Returns the factor for codes; inverse_of returns the factor for elements before they are encoded.
 UNISONO_PORTABLE inline float step_of(std::uint32_t scale) {
   return numeric::as_float(scale == kNan ? 0x7fc00000u : scale << 23);
 }

@@ -1,4 +1,4 @@
-// Stands in for the fabric lane in a build without libfabric.
+// Replaces the fabric backend in a build without libfabric.
 #include "core/backend.hpp"
 #include "fabric/communicator.hpp"
 #include "unisono/error.hpp"

@@ -15,7 +15,7 @@
 namespace unisono::fabric {
 
 Channel::Channel(Port& port) : port_(port) {
-  constexpr int kTries = 100;  // each process that starts may come between once
+  constexpr int kTries = 100;  // each process that starts may take one file away
   for (int tries = 0; tries < kTries; ++tries) {
     open();
     if (file_.take(address())) return;
@@ -90,7 +90,7 @@ Registration Channel::enroll(byte* at, std::size_t bytes, std::optional<int> dev
   attributes.iface = device ? FI_HMEM_CUDA : FI_HMEM_SYSTEM;
   attributes.device.cuda = device.value_or(0);
   fid_mr* mr = nullptr;
-#ifdef FI_MR_DMABUF  // libfabric 1.20; one older than the headers is not opened
+#ifdef FI_MR_DMABUF  // since libfabric 1.20; a library older than the headers is not opened
   if (dmabuf.descriptor >= 0) {
     const fi_mr_dmabuf range{dmabuf.descriptor, static_cast<std::uint64_t>(at - dmabuf.begin), bytes,
                              dmabuf.begin};

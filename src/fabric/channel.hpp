@@ -1,4 +1,4 @@
-// One endpoint of a NIC: writes to the same channel of every other rank, and what arrives.
+// An endpoint of a NIC, which writes to the same channel of every other rank and receives their writes.
 #pragma once
 
 #include <rdma/fi_rma.h>
@@ -18,7 +18,7 @@
 
 namespace unisono::fabric {
 
-// What a rank lets others write to, or writes from: its address and keys are what they need.
+// A registration of memory that this rank writes from, or that peers write to, who then need the key.
 struct Registration {
   Owned<fid_mr> mr;
   std::uint64_t key = 0;
@@ -28,7 +28,7 @@ struct Registration {
 struct Write {
   int peer = 0;
   const byte* from = nullptr;
-  void* descriptor = nullptr;  // of the region that `from` lies in, where the provider wants one
+  void* descriptor = nullptr;  // of the region that `from` lies in, if the provider wants one
   std::size_t bytes = 0;
   std::uint64_t to = 0, key = 0;  // as the peer has announced them
   std::uint32_t immediate = 0;
@@ -39,25 +39,25 @@ class Channel {
   explicit Channel(Port& port);  // which outlives it
   Channel(const Channel&) = delete;
 
-  // For the bootstrap: `connect` takes what every rank's channel of this number said, in rank order.
+  // For the bootstrap: `connect` takes the addresses of every rank's channel of this number, in rank order.
   std::string address() const;
   void connect(const std::vector<std::string>& addresses);
-  // Removes what the provider has left on this machine of a rank that has died. For any thread.
+  // Removes the files that the provider has left on this machine of a rank that has died. For any thread.
   void bury(int peer) const noexcept;
 
   const fi_info& nic() const { return *nic_; }
   bool needs_local_registration() const { return (nic_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
-  // Whether peers name places of a region by its addresses, otherwise by offsets into it.
+  // Returns whether peers name places of a region by addresses. If not, they name them by offsets.
   bool by_address() const { return (nic_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0; }
-  // Whether a registration is for this channel only, not for all of the NIC.
+  // Returns whether a registration is for this channel only, not for all channels of the NIC.
   bool enrolls_alone() const { return (nic_->domain_attr->mr_mode & FI_MR_ENDPOINT) != 0; }
   std::size_t most_bytes() const { return nic_->ep_attr->max_msg_size; }
 
-  // `device`: the GPU whose memory it is, and `dmabuf`, where the driver gives one, by which the NIC finds
-  // it; neither is needed afterwards. Throws ResourceError, which says what to do, where the system refuses.
+  // Registers memory. device: the GPU that has it. dmabuf: finds it for the NIC, if the driver gives one.
+  // Neither is needed afterwards. Throws ResourceError, which says what to do, if the system refuses.
   Registration enroll(byte* at, std::size_t bytes, std::optional<int> device, const cuda::Dmabuf& dmabuf);
 
-  // `co_await write(one, batch)`: returns when the write has been queued, at once unless the NIC's queue is
+  // `co_await write(one, batch)` returns when the NIC has the write queued: at once, except if its queue is
   // full. The batch is complete when its writes are.
   struct Queued {
     Channel& channel;
@@ -71,15 +71,15 @@ class Channel {
   };
   Queued write(const Write& one, Batch& batch) { return {*this, one, batch}; }
 
-  // A write of up to 8 bytes whose source may be overwritten at once; false: the queue is full, make
-  // progress.
+  // Queues a write of at most 8 bytes, whose source may be overwritten at once. Returns false if the NIC's
+  // queue is full: make progress and try again.
   bool try_inject(const Write& one);
 
-  // Queues what has waited for room in the NIC's queue, and resumes its writers. Whether anything has.
+  // Queues the writes that waited for room, and resumes their writers. Returns whether there were any.
   bool progress();
   void complete(Operation* operation);
 
-  // After a failure: nobody waits any more.
+  // Forgets the writes that wait for room, after a failure.
   void abandon() { blocked_.assign(blocked_.size(), {}); }
 
  private:
@@ -98,7 +98,7 @@ class Channel {
   // destroyed in reverse: operations outlive the endpoint
   std::deque<Operation> operations_;
   std::vector<Operation*> idle_;
-  std::vector<std::deque<Blocked>> blocked_;  // by peer: one that does not take writes holds up no other
+  std::vector<std::deque<Blocked>> blocked_;  // by peer: a peer that takes no writes holds up no other
   ShmLock file_;
   Owned<fid_av> addresses_;
   Owned<fid_ep> endpoint_;

@@ -20,11 +20,10 @@ namespace {
 
 constexpr std::size_t kMostScratch = std::size_t{64} << 20;  // for the rings of a rank
 constexpr std::size_t kMostChunk = std::size_t{256} << 10;
-// Of a transfer that is split over channels: what a NIC of its own pays for, or another channel of the same
-// NIC.
+// The fewest bytes of a split transfer that pay for another NIC, and for another channel of the same NIC.
 constexpr std::size_t kLeastShare = 64 << 10, kLeastShareOfNic = 4 << 20;
 
-// What a rank offers in an allocation.
+// A rank's part of an allocation, as its peers need it.
 struct Offer {
   std::uint64_t address = 0, bytes = 0;
   std::uint32_t number = 0;  // of its region
@@ -81,7 +80,7 @@ class FabricCommunicator final : public Communicator::Impl {
   void fail(const Failure& failure) noexcept override { group_.record(failure.kind, failure.text); }
   void raise_if_failed() override { group_.look_for_failure(); }
   std::optional<int> device() const override { return device_; }
-  // A call on GPU memory is complete when it returns: what is waited for is the caller's own.
+  // Waits for the caller's own work: a call on GPU memory is complete when it returns.
   void synchronize(void* stream) override {
     if (!device_) return Impl::synchronize(stream);
     while (!gpu_->idle(stream)) {
@@ -99,7 +98,7 @@ class FabricCommunicator final : public Communicator::Impl {
     const bool on_gpu = request.call->memory == Memory::device;
     const auto current = on_gpu ? gpu_->current() : nullptr;
     if (on_gpu) finish_stream(request);  // neither this rank's NIC nor a peer's waits for it
-    // of all_to_all_v each rank plans by its own parts, which go the same way by any algorithm
+    // in all_to_all_v each rank plans by its own parts, which go the same way by any algorithm
     if (!is_direct(algorithm) && !traits_of(request.collective).by_parts()) request.algorithm = algorithm;
     if (is_direct(algorithm) && request.bytes() > 0) meet_places(request);
     else if (check_ && size() > 1) compare_calls(request);
@@ -111,7 +110,7 @@ class FabricCommunicator final : public Communicator::Impl {
         sources_stay(request));
     const Collective collective = request.collective;
     if (args.outputs) run_stores(group_.lane(), collective, Algorithm::direct, args);
-    else if (is_direct(algorithm))  // planned, but some buffer is not symmetric
+    else if (is_direct(algorithm))  // planned, but a rank's buffer is not symmetric
       run_push(RingChannel(group_.lane()), collective, Plan::staged(collective), args);
     else run_push(RingChannel(group_.lane()), collective, algorithm, args);
     group_.lane().finish();
@@ -182,7 +181,7 @@ class FabricCommunicator final : public Communicator::Impl {
   void ended() noexcept override { group_.ended(); }
   void disagree(const std::string& text) override { group_.fail(FailureKind::mismatch, text); }
 
-  // The algorithm, the same on every rank. Direct: to be agreed on, by the buffers' places.
+  // Returns the algorithm, the same on every rank. The ranks must still agree on direct, by their buffers.
   Algorithm chosen(const Request& request) const {
     const bool on_gpu = request.call->memory == Memory::device;
     if (on_gpu && !device_) refuse_gpu();
@@ -207,7 +206,7 @@ class FabricCommunicator final : public Communicator::Impl {
     return is_direct(planned) && !symmetric ? Plan::staged(request.collective) : planned;
   }
 
-  // Whether what is sent stays as it is until the call ends: nothing that arrives takes its place.
+  // Returns whether the input stays as it is until the call ends: no arriving data takes its place.
   static bool sources_stay(const Request& request) {
     const CollectiveTraits& traits = traits_of(request.collective);
     const Args& a = request.args;
@@ -234,11 +233,10 @@ class FabricCommunicator final : public Communicator::Impl {
       one.count = part.bytes / size_of(request.call->dtype);
       return one;
     });
-    meet(group_.lane());  // whoever has not failed waits here for those who have
+    meet(group_.lane());  // ranks without a mismatch learn here of those with one
   }
 
-  // Tells the others where the buffers lie; where all that is written to is symmetric memory, gives its
-  // addresses.
+  // Exchanges the buffers' places. Fills in the outputs' addresses if all those written to are symmetric.
   void meet_places(Request& request) {
     Ticket mine = ticket_of(request);
     FabricEndpoint& lane = group_.lane();
@@ -287,7 +285,7 @@ class FabricCommunicator final : public Communicator::Impl {
     group_.lane().await(rank(), [&] { return gpu_->idle(request.call->stream); });
   }
 
-  // Complete when it returns. The rank's own block is copied while the others are on their way.
+  // Returns when the call is complete. The rank's own block is copied while the others travel.
   void run_on_gpu(const Request& request) {
     Args args = request.args;
     const std::size_t own = args.block * static_cast<std::size_t>(rank());

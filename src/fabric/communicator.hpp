@@ -1,4 +1,4 @@
-// The communicator on the fabric lane.
+// The fabric backend.
 #pragma once
 
 #include <memory>
@@ -7,12 +7,12 @@
 
 namespace unisono::fabric {
 
-// ResourceError where this build or this machine has no libfabric.
+// Makes the fabric backend. Throws ResourceError if this build or this machine has no libfabric.
 std::unique_ptr<Communicator::Impl> make_communicator(Bootstrap& bootstrap,
                                                       const Communicator::Options& options);
 
-// Of libfabric's settings, those that the lane rests on, where the environment has no others. libfabric reads
-// them once, also one that MPI brings: to be called before either is opened.
+// Sets the environment variables of libfabric that the lane relies on, except those that are set already.
+// libfabric reads them once, also if MPI brings it: call this before either is opened.
 UNISONO_API void set_library_defaults();
 
 }  // namespace unisono::fabric

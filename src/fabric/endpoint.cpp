@@ -24,14 +24,14 @@ namespace {
 
 constexpr std::size_t kNotes = 4;            // of a kind: a peer is never more than two signals ahead
 constexpr std::size_t kMostWrite = 1 << 30;  // of one write, whatever the provider allows
-// Of an idle wait, before it sleeps. A rank that yields takes its turns from those that copy.
+// How long an idle wait yields before it sleeps. A rank that yields takes turns from ranks that copy.
 constexpr std::chrono::microseconds kYielding{2000}, kYieldingCrowded{50};
 constexpr auto kNap = std::chrono::microseconds(50);
 constexpr std::size_t kScratch = 0;  // number of the scratch among the regions
 
 }  // namespace
 
-// Of the scratch: what peers write to, by writer, then what only its own rank uses, by peer.
+// Offsets in the scratch: first what peers write to, by writer, then what only its own rank uses, by peer.
 struct FabricEndpoint::Layout {
   std::size_t ranks, chunk;
   std::size_t notes() const { return fabric::kKinds * kNotes * sizeof(std::uint64_t); }  // of a writer
@@ -82,7 +82,7 @@ FabricEndpoint::FabricEndpoint(int rank, int ranks, const Settings& settings, Wa
   regions_.push_back(std::move(scratch));
 }
 
-// Of the ranks of a group in this process.
+// The estates of a group's ranks in this process that are destroyed, kept until the last rank is.
 struct FabricEndpoint::House {
   std::mutex mutex;
   std::vector<Estate> left;
@@ -232,8 +232,7 @@ void* FabricEndpoint::descriptor(const byte* from, std::size_t bytes, int channe
   return nullptr;
 }
 
-// The numbers are taken before it first waits: transfers of one kind to one peer are numbered in the order of
-// the calls.
+// Takes its numbers before the first wait: transfers of a kind to a peer are numbered in the order of calls.
 fabric::Task FabricEndpoint::transfer(int peer, const byte* from, std::size_t bytes, std::size_t region,
                                       std::uint64_t offset, Kind kind) {
   const std::size_t writes = parts(bytes);
@@ -260,7 +259,7 @@ void FabricEndpoint::move(const Dst* dsts, int n_dsts, const byte* const* srcs, 
   if (n_srcs > 1) return reduce_(dsts, n_dsts, srcs, n_srcs, bytes);
   for (int d = 0; d < n_dsts; ++d)
     if (host::is_far(dsts[d].at)) put_far(dsts[d], srcs[0], bytes);
-  for (int d = 0; d < n_dsts; ++d)  // while those are on their way
+  for (int d = 0; d < n_dsts; ++d)  // while the far writes travel
     if (!host::is_far(dsts[d].at)) kernels_.copy(&dsts[d], 1, srcs[0], bytes);
 }
 
@@ -277,9 +276,9 @@ void FabricEndpoint::put_far(const Dst& to, const byte* from, std::size_t bytes)
 
 // ---- signals and pieces -----------------------------------------------------------------------------------
 
-// It is one of the writes that `finish` waits for: behind others, it may still lie in a queue that libfabric
-// looks at only when asked, and this rank may not ask again before the peer has heard it. But a datagram is
-// complete when the peer has looked once more, who may have gone: such a note is not waited for.
+// Sends a note, which `finish` waits for like other writes. A note behind others may lie in a queue that
+// libfabric looks at only when asked, and this rank may not ask again before the peer has the note. A
+// datagram is complete only when the peer looks once more, who may have gone: such a note is not waited for.
 void FabricEndpoint::note(int peer, Kind kind, std::uint64_t value) {
   const Layout layout = this->layout();
   const std::uint64_t number = of(peer).number(kind);
@@ -303,8 +302,7 @@ Kind kind_of(Slot slot) { return slot == Slot::chunk_credit ? Kind::credit : Kin
 
 void FabricEndpoint::signal(int peer, Slot slot) { note(peer, kind_of(slot), of(peer).number(Kind::bulk)); }
 
-// A meeting's note says how many writes the peer has made to regions of mine before it: all of them must have
-// come.
+// Waits for a meeting's note, which counts the peer's earlier writes to this rank's regions, and for those.
 void FabricEndpoint::wait(int peer, Slot) {
   Peer& its = of(peer);
   const std::uint64_t number = its.met++;

@@ -1,8 +1,8 @@
 // The fabric lane: one rank, whose peers it reaches by remote writes only.
 //
-// What a rank keeps for its peers (its scratch, registered once): notes, which go with signals, and a ring of
-// chunks from each. Larger buffers of `Communicator::empty` are regions of their own, which direct programs
-// write to. Every write carries an immediate; nothing here relies on the order in which writes arrive.
+// A rank's scratch, registered once, has notes, which go with signals, and a ring of chunks from each peer.
+// Buffers of `Communicator::empty` are regions of their own, which direct programs write to. Every write
+// carries an immediate. Nothing here relies on the order in which writes arrive.
 #pragma once
 
 #include <chrono>
@@ -37,7 +37,7 @@ class FabricEndpoint {
     std::size_t completions = 0;  // of a channel's queue; 0: by the NIC
     std::chrono::duration<double> timeout{30};
   };
-  // Called while a wait lasts, or by what it meets; each throws what the wait must end with.
+  // Functions that a wait calls while it lasts or when it meets a problem, and ends by their exceptions.
   struct Watch {
     std::function<void(int peer, double elapsed_s, const std::function<bool()>& arrived)> look;
     std::function<void(int peer)> late;  // the wait has lasted Settings::timeout
@@ -49,8 +49,8 @@ class FabricEndpoint {
   FabricEndpoint(int rank, int ranks, const Settings& settings, Watch watch);
   ~FabricEndpoint();
 
-  // For the bootstrap: what others need of this rank, and theirs in rank order; `crowded`: this machine has
-  // fewer cores than ranks.
+  // For the bootstrap: what peers need to reach this rank. `connect` takes all contacts, in rank order.
+  // crowded: this machine has fewer cores than ranks.
   struct Contact {
     std::vector<std::string> addresses;  // of the channels
     fabric::Announcement scratch;
@@ -58,11 +58,11 @@ class FabricEndpoint {
   Contact contact() const;
   void connect(std::vector<Contact> contacts, bool crowded);
 
-  // Ranks of this process write into each other's endpoints and memory without looking (provider shm): they
-  // stay until the last rank of the group `name` in this process is destroyed.
+  // Keeps endpoints and memory until the last rank of the group `name` in this process is destroyed. Ranks of
+  // one process write into each other's without looking (provider shm).
   void keep_until_last(const std::string& name);
 
-  // The reduction that a move with several sources makes, and whether sources stay as they are until `finish`
+  // Sets the reduction of moves with several sources. sources_stay: sources stay as they are until `finish`
   // returns (input and output do not overlap), so that they need not be copied first.
   void prepare(host::Reduce reduce, bool sources_stay) {
     reduce_ = reduce;
@@ -77,15 +77,15 @@ class FabricEndpoint {
   static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }
   static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
 
-  // A destination may be far (host/far.hpp): a place of a peer's region, which is written to from a single
-  // source; that is complete for the peer after the next signal's wait, and here after `finish`.
+  // A destination may be far (host/far.hpp): a place of a peer's region, which is written from a single
+  // source.
+  // The write is complete for the peer after its wait for the next signal, and here after `finish`.
   void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
 
   void signal(int peer, Slot slot);
   void wait(int peer, Slot slot);
 
-  // Pieces, for RingChannel: chunk `index` of the ring to the peer, and whether the next from it has come, at
-  // least in part.
+  // Pieces, for RingChannel. piece_comes: whether the next piece from the peer has come, at least in part.
   std::uint64_t pieces_given(int peer) const { return of(peer).pieces_given; }
   std::uint64_t pieces_taken(int peer) const { return of(peer).pieces_taken; }
   std::uint64_t credits(int peer) const { return of(peer).has(fabric::Kind::credit).count(); }
@@ -101,20 +101,20 @@ class FabricEndpoint {
   // Returns when all writes are complete here, so that their sources may be overwritten.
   void finish();
 
-  // Makes progress until `ready`, which is up to that peer, or up to this rank itself.
+  // Makes progress until ready() is true. peer: the rank that the wait depends on, which may be this one.
   void await(int peer, const std::function<bool()>& ready);
 
   // Regions that peers may write to. Each rank numbers its own, from 1, and gives numbers out again.
   void enroll(fabric::Region& region, const cuda::Dmabuf& dmabuf = {}) const;  // registers it
   std::uint32_t free_number() const;
   void add_region(std::shared_ptr<fabric::Region> region);  // it gets that number
-  // A peer's, in place of what was there; false for a number that it cannot have.
+  // Takes a peer's region, in place of an older one. Returns false for a number that it cannot have.
   bool learn_region(int peer, std::uint32_t number, const fabric::Announcement& announced);
   void forget_released();
-  // Where a buffer of this rank lies: the number of its region, from 1, and the offset; 0: in none.
+  // Returns the number of the region that a buffer of this rank lies in, and the offset; number 0: in none.
   std::pair<std::uint32_t, std::uint64_t> find(const byte* at, std::size_t bytes) const;
-  // A far address of `offset` in a peer's region; null when it has none of that number, or it ends before
-  // `bytes`.
+  // Returns a far address of `offset` in a peer's region. Returns null if the peer has no region of that
+  // number, or if the region ends before `bytes`.
   byte* reach(int peer, std::uint32_t number, std::uint64_t offset, std::size_t bytes) const;
 
   bool needs_local_registration() const { return channels_.front()->needs_local_registration(); }
@@ -124,7 +124,7 @@ class FabricEndpoint {
   const fi_info& nic(int channel) const { return channels_[static_cast<std::size_t>(channel)]->nic(); }
   const fabric::Calls& calls() const { return calls_; }
 
-  // Words to peers that ask for no answer: best effort.
+  // Words to peers that need no answer, by best effort.
   void tell(int peer, fabric::Kind kind);
   void tell_failure(const std::string& text, const std::function<bool(int peer)>& lives);
   std::string failure_of(int peer) const;
@@ -132,12 +132,12 @@ class FabricEndpoint {
   void bury(int peer) const noexcept {  // Channel::bury
     for (const auto& channel : channels_) channel->bury(peer);
   }
-  // Whether all that this rank writes to that peer is complete.
+  // Returns whether all writes of this rank to that peer are complete.
   bool quiet(int peer) const { return of(peer).in_flight.done(); }
 
-  // Takes in what has happened; whether anything has.
+  // Handles completions, arrivals and queued writes. Returns whether there were any.
   bool progress();
-  // Nothing that is still to be written will be.
+  // Gives up all writes that are still to be queued.
   void abandon() noexcept;
 
   // Arrays of size() pointers, for the next move.
@@ -163,7 +163,7 @@ class FabricEndpoint {
   Peer& of(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   const Peer& of(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
 
-  // How many writes a transfer to a peer takes, and the k-th.
+  // The writes of a transfer to a peer: their number, and each of them.
   struct Part {
     int channel;
     std::size_t begin, bytes;
@@ -193,8 +193,8 @@ class FabricEndpoint {
   std::chrono::microseconds yielding_{};  // how long an idle wait yields before it sleeps
   std::vector<Peer> peers_;
   fabric::Calls calls_;
-  // What libfabric knows of a rank. Registrations end before the channels that they are made with, and memory
-  // after them: a provider's thread may read and write it as long as there is an endpoint.
+  // A rank's objects in libfabric. Registrations end before the channels that they are made with. Memory ends
+  // after the channels: a provider's thread may use memory as long as there is an endpoint.
   struct Estate {
     std::vector<std::shared_ptr<fabric::Region>> regions;  // 0: the scratch
     std::vector<std::unique_ptr<fabric::Port>> ports;
@@ -213,7 +213,7 @@ class FabricEndpoint {
   std::vector<std::unique_ptr<fabric::Channel>>& channels_ = estate_.channels;
   std::vector<std::shared_ptr<fabric::Region>>& regions_ = estate_.regions;
   std::vector<fabric::Task> tasks_;      // those that still write
-  std::vector<fabric::Task> abandoned_;  // kept to the end: what fails within one abandons it while it runs
+  std::vector<fabric::Task> abandoned_;  // kept to the end: a task whose failure abandons it still runs
   std::vector<const byte*> sources_;
   std::vector<Dst> destinations_;
 };

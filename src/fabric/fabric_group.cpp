@@ -22,11 +22,11 @@ using fabric::take;
 namespace {
 
 constexpr std::string_view kMagic = "unisono-fabric-1";
-constexpr double kProbeS = 0.2;  // between two looks whether a silent peer still takes writes
-constexpr double kGraceS = 0.5;  // in which what a rank wrote before it went may still arrive
-constexpr double kFarewellS = 1;
-constexpr double kStuckS = 1.5;      // in one call of libfabric's, after a peer's death
-constexpr double kStuckAliveS = 10;  // the same while all live: within less, it may only have lost its core
+constexpr double kProbeS = 0.2;      // between two probes whether a silent peer still takes writes
+constexpr double kGraceS = 0.5;      // for writes of a rank that has gone to arrive
+constexpr double kFarewellS = 1;     // for this rank's last writes to complete
+constexpr double kStuckS = 1.5;      // in one call of libfabric, after a peer's death
+constexpr double kStuckAliveS = 10;  // the same while all live: a shorter call may only have lost its core
 
 constexpr std::string_view name_of(Kind kind) {
   constexpr std::string_view names[fabric::kKinds] = {"meet",  "piece",   "credit",  "bulk",
@@ -34,7 +34,7 @@ constexpr std::string_view name_of(Kind kind) {
   return names[static_cast<int>(kind)];
 }
 
-// What a rank tells the others at the bootstrap. It comes from outside: every field is checked.
+// A rank's greeting at the bootstrap. Every field comes from outside and is checked.
 struct Greeting {
   std::int32_t rank = 0, size = 0, pid = 0, channels = 0;
   std::uint32_t check = 0, policy = 0;
@@ -58,7 +58,7 @@ FabricGroup::FabricGroup(Bootstrap& bootstrap, const Options& options)
             try {
               let_caller_in();
             } catch (...) {
-              left_ = true;  // in the middle of a call: the peers are told as it ends
+              left_ = true;  // in the middle of a call: the peers are told when it ends
               throw;
             }
             look(peer, elapsed_s, arrived);
@@ -113,29 +113,30 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     other(take(rest, std::min(rest.size(), kMagic.size()), who) != kMagic,
           "is no rank of this version's fabric lane: start every rank with the same version of Unisono and "
           "the same lane.");
-    const auto its = take<Greeting>(rest, who);
+    const auto theirs = take<Greeting>(rest, who);
     auto read = [&] { return std::string(take(rest, take<std::uint32_t>(rest, who), who)); };
     const std::string provider = read();
-    other(its.rank != r,
-          "says that it is rank " + std::to_string(its.rank) + ": give each its own number below the size.");
-    other(its.size != size_, "counts " + std::to_string(its.size) + " ranks, this one " +
-                                 std::to_string(size_) + ": start them with the same size.");
+    other(theirs.rank != r, "says that it is rank " + std::to_string(theirs.rank) +
+                                ": give each its own number below the size.");
+    other(theirs.size != size_, "counts " + std::to_string(theirs.size) + " ranks, this one " +
+                                    std::to_string(size_) + ": start them with the same size.");
     other(provider != options.lane.provider.name, "has provider " + provider + ", this one " +
                                                       options.lane.provider.name +
                                                       ": name the same on every rank.");
-    other(its.channels != mine.channels || its.policy != mine.policy || its.chunk_bytes != mine.chunk_bytes ||
-              its.most_bytes != mine.most_bytes || its.least_share != mine.least_share,
+    other(theirs.channels != mine.channels || theirs.policy != mine.policy ||
+              theirs.chunk_bytes != mine.chunk_bytes || theirs.most_bytes != mine.most_bytes ||
+              theirs.least_share != mine.least_share,
           "has other channels, another policy, UNISONO_CHUNK_BYTES or UNISONO_FABRIC_SHARE than this one, or "
           "NICs where this one has a single NIC: set them the same on every rank.");
     other(
-        its.check != mine.check,
+        theirs.check != mine.check,
         "and this one do not both check their calls: give check=, or UNISONO_CHECK, the same on every rank.");
-    other(its.machine != mine.machine && options.lane.provider.one_machine,
+    other(theirs.machine != mine.machine && options.lane.provider.one_machine,
           "runs on another machine or in another container, which provider " + provider +
               " does not reach: use tcp, or the NIC's.");
     FabricEndpoint::Contact contact;
     for (int c = 0; c < mine.channels; ++c) contact.addresses.push_back(read());
-    // libfabric reads as much of an address as one of ours has
+    // libfabric reads as many bytes of an address as this rank's addresses have
     for (std::size_t c = 0; c < contact.addresses.size(); ++c) {
       const std::size_t length = contact.addresses[c].size(), ours = own.addresses[c].size();
       const bool text = lane_->nic(static_cast<int>(c)).addr_format == FI_ADDR_STR;
@@ -144,7 +145,7 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
           "has an endpoint without an address, or with one of another kind: name the same provider on every "
           "rank.");
     }
-    for (std::size_t c = 0; its.boot != mine.boot && c < contact.addresses.size(); ++c) {
+    for (std::size_t c = 0; theirs.boot != mine.boot && c < contact.addresses.size(); ++c) {
       const fi_info& nic = lane_->nic(static_cast<int>(c));
       const std::string ip = fabric::ip_of(nic, own.addresses[c]);
       other(!ip.empty() && ip == fabric::ip_of(nic, contact.addresses[c]),
@@ -155,28 +156,28 @@ void FabricGroup::join(Bootstrap& bootstrap, const Options& options) {
     contact.scratch =
         Announcement::read(rest, static_cast<std::size_t>(mine.channels), own.scratch.bytes, who);
     contacts.push_back(std::move(contact));
-    if (its.boot == mine.boot) {
-      cores.add(its.cores);
+    if (theirs.boot == mine.boot) {
+      cores.add(theirs.cores);
       ++here_;
     }
     processes_.emplace_back();
-    if (its.machine == mine.machine && its.pid > 0) processes_.back().emplace(its.pid);
+    if (theirs.machine == mine.machine && theirs.pid > 0) processes_.back().emplace(theirs.pid);
   }
   if (std::count_if(processes_.begin(), processes_.end(), [](const auto& one) { return one && one->own(); }) >
       1) {
-    // its endpoints of one process do not tell each other where they have mapped each other
+    // shm endpoints of one process do not tell each other where they have mapped each other
     if (options.lane.provider.name == "shm" && FI_VERSION_GE(fabric::library().version(), FI_VERSION(2, 5)))
       throw ResourceError("provider shm of libfabric " + fabric::library().version_text() +
                           " crashes between ranks that are threads of one process: use tcp, or a process for "
                           "each rank.");
     std::string all;
-    for (const std::string& its : greetings) all += its;
+    for (const std::string& greeting : greetings) all += greeting;
     lane_->keep_until_last(all);
   }
   lane_->connect(std::move(contacts), here_ > cores.count());
-  for (const std::string& its :
-       bootstrap.all_gather("connected"))  // nobody writes before everyone can take it
-    if (its != "connected") throw UsageError("the bootstrap has lost its order: start the ranks again.");
+  // no rank writes before every rank can take it
+  for (const std::string& word : bootstrap.all_gather("connected"))
+    if (word != "connected") throw UsageError("the bootstrap has lost its order: start the ranks again.");
   if (options.lane.provider.one_machine && size_ > 1)
     watchdog_ =
         std::make_unique<fabric::Watchdog>(lane_->calls(), [this](double seconds) { return stuck(seconds); });
@@ -190,9 +191,8 @@ std::string FabricGroup::stuck(double seconds) {
   if (!without_end && seconds < std::max(timeout_s_, kStuckAliveS)) return {};
   bury(true);
   if (without_end)
-    return who(*first_dead_) + " has died within libfabric, whose locks " + where() +
-           " now waits for without end; this process ends: use another provider (tcp), or libfabric 1.20 or "
-           "newer.";
+    return who(*first_dead_) + " has died within libfabric and left locks that " + where() +
+           " waits for; this process ends: use another provider (tcp), or libfabric 1.20 or newer.";
   return where() + " has not come back from libfabric for " + std::to_string(std::lround(seconds)) +
          " s; this process ends: see whether the other ranks are stuck too, or use another provider (tcp).";
 }
@@ -200,8 +200,8 @@ std::string FabricGroup::stuck(double seconds) {
 FabricGroup::~FabricGroup() {
   leave();
   if (!inherited()) return;
-  // A forked child's copies are never destroyed: closing the endpoints would shut the parent's connections
-  // down and remove its files, and the watchdog's thread has stayed there.
+  // A forked child's copies are never destroyed. Closing the endpoints would shut the parent's connections
+  // down and remove its files. The watchdog's thread is only in the parent.
   [[maybe_unused]] const auto* const lane = lane_.release();
   [[maybe_unused]] const auto* const watchdog = watchdog_.release();
 }
@@ -220,13 +220,13 @@ std::string FabricGroup::who(int rank) const {
 
 void FabricGroup::bury(bool this_process_too) const noexcept {
   for (int r = 0; r < size_; ++r)
-    if (const auto& its = processes_[static_cast<std::size_t>(r)];
-        its && (its->dead() || (this_process_too && its->own())))
+    if (const auto& process = processes_[static_cast<std::size_t>(r)];
+        process && (process->dead() || (this_process_too && process->own())))
       lane_->bury(r);
 }
 
 void FabricGroup::enter(std::string_view what, std::uint64_t call) {
-  // not for long: another call is refused before, and what else is inside calls nobody's code
+  // short: another call is refused earlier, and nothing else that is inside calls the program's code
   while (inside_.exchange(true)) std::this_thread::sleep_for(std::chrono::microseconds(50));
   doing_ = what;
   call_ = call;
@@ -235,7 +235,7 @@ void FabricGroup::enter(std::string_view what, std::uint64_t call) {
 
 void FabricGroup::ended() noexcept {
   inside_ = false;
-  if (left_) leave();  // whoever left meanwhile could not tell the peers
+  if (left_) leave();  // a thread that left meanwhile could not tell the peers
 }
 
 void FabricGroup::check() {
@@ -249,8 +249,8 @@ void FabricGroup::check() {
 void FabricGroup::look_for_failure() {
   if (left_ || inherited() || inside_.exchange(true)) return;
   struct End {
-    FabricGroup& of;
-    ~End() { of.ended(); }
+    FabricGroup& group;
+    ~End() { group.ended(); }
   } const end{*this};
   lane_->progress();
   look(-1, 0, [] { return false; });
@@ -262,13 +262,13 @@ void FabricGroup::record(FailureKind kind, const std::string& text) {
   is_recorded_.store(true, std::memory_order_release);
 }
 
-// A write that failed: its peer is gone, or cannot be reached.
+// Handles a failed write: its peer is gone, or cannot be reached.
 void FabricGroup::broken(int peer, const std::string& why) {
-  if (failure_ || left_) return;  // while it tells others, best effort
+  if (failure_ || left_) return;  // words to the peers are best effort
   if (peer >= 0 && lane_->told(peer, Kind::departed)) return;
   if (peer == fabric::Port::kQueue)
     fail(FailureKind::resource, "an endpoint has failed in " + where() + ": " + why + ".");
-  if (peer == fabric::Port::kSomePeer) {  // which one, is found out by `look`
+  if (peer == fabric::Port::kSomePeer) {  // `look` finds out which one
     if (!suspicion_) suspicion_ = {Clock::now(), why};
     return;
   }
@@ -279,9 +279,9 @@ void FabricGroup::broken(int peer, const std::string& why) {
 
 void FabricGroup::heed(int rank) {
   if (!lane_->told(rank, Kind::failure)) return;
-  const std::string told = lane_->failure_of(rank);
-  const auto kind = static_cast<FailureKind>(std::clamp(told.empty() ? 0 : told[0] - '0', 0, 3));
-  failure_ = Failure{kind, told.substr(std::min<std::size_t>(told.size(), 1))};
+  const std::string text = lane_->failure_of(rank);
+  const auto kind = static_cast<FailureKind>(std::clamp(text.empty() ? 0 : text[0] - '0', 0, 3));
+  failure_ = Failure{kind, text.substr(std::min<std::size_t>(text.size(), 1))};
   lane_->abandon();
   check();
 }
@@ -289,7 +289,7 @@ void FabricGroup::heed(int rank) {
 bool FabricGroup::gone_for_good(int rank, int awaited) {
   const bool departed = lane_->told(rank, Kind::departed);
   const auto& process = processes_[static_cast<std::size_t>(rank)];
-  // a rank that has left in good order is missed only by those who still wait for it
+  // a rank that has left in good order matters only to ranks that still wait for it
   if (departed ? rank != awaited : !(process && process->dead())) return false;
   auto& since = gone_[static_cast<std::size_t>(rank)];
   const auto now = Clock::now();
@@ -322,7 +322,7 @@ void FabricGroup::look(int peer, double elapsed_s, const std::function<bool()>& 
   if (peer >= 0 && peer != rank_ && elapsed_s > kProbeS && lane_->quiet(peer) &&
       std::chrono::duration<double>(Clock::now() - probed_).count() > kProbeS) {
     probed_ = Clock::now();
-    lane_->tell(peer, Kind::probe);  // it fails where the peer is gone
+    lane_->tell(peer, Kind::probe);  // fails if the peer is gone
   }
 }
 
@@ -345,7 +345,7 @@ void FabricGroup::fail(FailureKind kind, const std::string& text) {
         const auto& process = processes_[static_cast<std::size_t>(r)];
         return !process || !process->dead();
       });
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): whoever cannot be told finds out
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a peer that cannot be told finds out
     }
     settle(kFarewellS);
     bury(false);
@@ -353,7 +353,7 @@ void FabricGroup::fail(FailureKind kind, const std::string& text) {
   raise(failure_.value_or(Failure{kind, text}));
 }
 
-// Until what this rank writes is complete, for a while.
+// Waits until this rank's writes are complete, but not longer than `seconds`.
 void FabricGroup::settle(double seconds) noexcept {
   const auto began = Clock::now();
   try {
@@ -364,20 +364,20 @@ void FabricGroup::settle(double seconds) noexcept {
     for (int r = 0; r < size_; ++r)
       while (open(r) && std::chrono::duration<double>(Clock::now() - began).count() < seconds)
         if (!lane_->progress()) std::this_thread::sleep_for(std::chrono::microseconds(50));
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it is left as it is
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the writes are best effort
   }
 }
 
 void FabricGroup::leave() noexcept {
   left_ = true;
-  if (inside_.exchange(true)) return;         // whoever is tells them as it ends
-  if (!inherited() && !told_ && !failure_) {  // of a failure all have been told
-    told_ = true;
+  if (inside_.exchange(true)) return;             // the thread inside tells the peers when it ends
+  if (!inherited() && !farewell_ && !failure_) {  // of a failure the peers have been told
+    farewell_ = true;
     try {
       for (int i = 1; i < size_; ++i)
         if (const int peer = peer_at(*lane_, i); !gone_[static_cast<std::size_t>(peer)])
           lane_->tell(peer, Kind::departed);
-    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever cannot be told finds out
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): a peer that cannot be told finds out
     }
     settle(kFarewellS);
   }

@@ -1,5 +1,5 @@
-// The ranks that meet over the fabric: how they join, and what happens when one is lost. They may be on
-// several machines, so that nothing is shared but what they write to each other.
+// The ranks that have joined over the fabric, and their failures. The ranks may be on several machines: they
+// share nothing except what they write to each other.
 #pragma once
 
 #include <atomic>
@@ -33,20 +33,17 @@ class FabricGroup {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  static int number(int rank) { return rank; }  // in the whole job, as Group::number
+  static int number(int rank) { return rank; }  // in the whole job, like Group::number
   FabricEndpoint& lane() { return *lane_; }
 
-  // A call begins, whose name is for the text of errors; throws the failure of the group, if this rank knows
-  // of one. `ended` follows in either case.
+  // Begins a call named `what`. Throws the group's failure if this rank knows of one. `ended` must follow.
   void enter(std::string_view what, std::uint64_t call);
   void ended() noexcept;
-  // Throws the failure of the group after a look at the peers. From any thread; a call under way looks
-  // itself.
+  // Looks at the peers. Throws the group's failure, if any. From any thread; a call under way looks itself.
   void look_for_failure();
-  // From any thread: the group fails at this rank's next check or look, with the first text that was
-  // recorded.
+  // Lets the group fail at this rank's next check or look, with the first recorded text. From any thread.
   void record(FailureKind kind, const std::string& text);
-  // Fails the group and throws; peers that can be reached are told, and fail with the same text.
+  // Fails the group and throws. Tells the peers that can be reached, which fail with the same text.
   [[noreturn]] void fail(FailureKind kind, const std::string& text);
 
   template <class T>
@@ -58,16 +55,16 @@ class FabricGroup {
     return all;
   }
 
-  // Between two looks of a long wait.
+  // Calls the caller's while_waiting, between two looks of a long wait.
   void let_caller_in() {
     if (while_waiting_) while_waiting_();
   }
 
-  // This rank will not communicate any more. From any thread: a call that waits ends by an error, and the
-  // peers are told when no call is under way.
+  // Ends this rank's communication, from any thread. A call that waits ends by an error. The peers are told
+  // when no call is under way.
   void leave() noexcept;
   bool left() const { return left_; }
-  int ranks_here() const { return here_; }  // on this machine
+  int ranks_here() const { return here_; }  // ranks on this machine
   bool inherited() const { return forks_ != forks(); }
 
  private:
@@ -76,25 +73,25 @@ class FabricGroup {
   void look(int peer, double elapsed_s, const std::function<bool()>& arrived);
   [[noreturn]] void late(int peer);
   void broken(int peer, const std::string& why);
-  void heed(int rank);  // what a peer has told of a failure
+  void heed(int rank);  // throws the failure that a peer has told, if any
   void settle(double seconds) noexcept;
-  std::string stuck(double seconds);  // in a call of libfabric's: what to end the process with
+  std::string stuck(double seconds);  // the watchdog's verdict
   bool gone_for_good(int rank, int awaited);
   std::string where() const;
-  void bury(bool this_process_too) const noexcept;  // what processes that have died leave, and one that ends
+  void bury(bool this_process_too) const noexcept;  // removes the files of processes that have died
   std::string who(int rank) const;
 
   int rank_, size_, here_ = 0;
   double timeout_s_;
   std::function<void()> while_waiting_;
   std::atomic<bool> left_ = false;
-  std::atomic<bool> inside_ = false;  // a thread is, in a call or between two: the lane is for one at a time
-  bool told_ = false;
+  std::atomic<bool> inside_ = false;  // whether a thread uses the lane, in a call or between two
+  bool farewell_ = false;             // whether the peers have been told that this rank leaves
   unsigned forks_ = forks();
   std::string_view doing_ = "init";
   std::uint64_t call_ = 0;
   std::optional<Failure> failure_;
-  std::optional<Failure> recorded_;  // of another thread
+  std::optional<Failure> recorded_;  // by another thread
   std::atomic<bool> recording_ = false, is_recorded_ = false;
   std::vector<std::optional<Process>> processes_;       // of this machine's ranks
   std::vector<std::optional<Clock::time_point>> gone_;  // when a rank was first seen to be gone
@@ -103,9 +100,9 @@ class FabricGroup {
     Clock::time_point since;
     std::string why;
   };
-  std::optional<Suspicion> suspicion_;  // a write has failed, of which nobody says to whom
+  std::optional<Suspicion> suspicion_;  // a write to an unknown peer has failed
   std::unique_ptr<FabricEndpoint> lane_;
-  std::optional<int> first_dead_;  // that the watchdog has seen
+  std::optional<int> first_dead_;  // as the watchdog has seen
   std::unique_ptr<fabric::Watchdog> watchdog_;
 };
 

@@ -1,6 +1,5 @@
-// The 32 bits that travel with a write, and what a receiver concludes from them. No order of arrival is
-// assumed: every write from a rank to another has a number of its own, by kind, and a receiver knows which
-// numbers it waits for.
+// The 32 bits that travel with a write, and a receiver's account of them. No order of arrival is assumed:
+// writes from one rank to another are numbered by kind, and a receiver knows the numbers that it waits for.
 #pragma once
 
 #include <bitset>
@@ -29,13 +28,12 @@ struct Immediate {
   }
 };
 
-// The numbers that have come from one rank in one kind: all below `base_`, and some in the window above.
+// The numbers that have come from one rank in one kind: all below `base_`, and others in the window above.
 class Arrivals {
  public:
   static constexpr std::uint32_t kWindow = 4096;
 
-  // Whether the number is new and within the window; otherwise it is a duplicate, or stale, and is not
-  // counted.
+  // Counts a number that is new and within the window. Returns false for any other: a duplicate, or stale.
   bool accept(std::uint32_t number) {
     const std::uint32_t ahead = (number - static_cast<std::uint32_t>(base_)) % Immediate::kNumbers;
     if (ahead >= kWindow || above_[(base_ + ahead) % kWindow]) return false;
@@ -44,7 +42,7 @@ class Arrivals {
     for (; above_[base_ % kWindow]; ++base_) above_[base_ % kWindow] = false;
     return true;
   }
-  // Whether all of [first, end) have come.
+  // Returns whether all of [first, end) have come.
   bool has(std::uint64_t first, std::uint64_t end) const {
     for (std::uint64_t number = first < base_ ? base_ : first; number < end; ++number)
       if (number >= base_ + kWindow || !above_[number % kWindow]) return false;

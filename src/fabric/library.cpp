@@ -11,9 +11,9 @@
 namespace unisono::fabric {
 namespace {
 
-// One copy in a process: two share symbols, names and environment. The one that is there already is MPI's
-// (the mpich wheel brings a newer one than Debian's); ours, linked or loaded before it, would keep MPI from
-// starting.
+// Opens one copy of libfabric in a process: two would share symbols, names and environment. A copy that is
+// loaded already is MPI's (the mpich wheel's is newer than Debian's). Another one, if loaded before it, would
+// keep MPI from starting.
 void* open_library() {
   constexpr const char* kName = "libfabric.so.1";
   const std::string& named = env().libfabric;
@@ -25,8 +25,8 @@ void* open_library() {
   return ::dlopen(kName, RTLD_NOW | RTLD_LOCAL);
 }
 
-// Debian's libfabric brings libraries (of PSM) that take over the program's signals when they are loaded:
-// Ctrl-C would end Python where it stands.
+// Restores the program's signal handlers. Debian's libfabric loads libraries (of PSM) that replace them:
+// Ctrl-C would end Python at once, without an exception.
 class KeptSignals {
  public:
   KeptSignals() {
@@ -75,11 +75,11 @@ Library open() {
 }  // namespace
 
 void set_library_defaults() {
-  // rxd sends 128 datagrams of up to 64 KiB before the first answer; a socket's buffer overflows, and not all
-  // of what was dropped came in the end.
+  // rxd sends 128 datagrams of up to 64 KiB before the first answer: a socket's buffer overflows, and some of
+  // the dropped data never came.
   ::setenv("FI_OFI_RXD_MAX_UNACKED", "8", 0);
-  // tcp (net is its name in 1.17) calls a write complete that it has only put aside because the socket is
-  // full. The rest leaves when libfabric is called again, which after a call's last word may be never.
+  // tcp (in 1.17 its name is net) calls a write complete that it has only put aside because the socket is
+  // full. The rest leaves when libfabric is called again, which may never happen after a call's last word.
   ::setenv("FI_TCP_STAGING_SBUF_SIZE", "0", 0);
   ::setenv("FI_NET_STAGING_SBUF_SIZE", "0", 0);
 }

@@ -1,5 +1,5 @@
-// libfabric, opened when it is first used: a program that never asks for the fabric lane needs none, and one
-// that runs MPI keeps the libfabric of its MPI.
+// libfabric, opened at its first use. A program without the fabric lane needs no libfabric. A program that
+// runs MPI keeps the libfabric of its MPI.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -8,7 +8,7 @@
 
 namespace unisono::fabric {
 
-// The functions that libfabric exports; all others go through the objects that these make.
+// The functions that libfabric exports. All others go through the objects that these make.
 struct Library {
   decltype(&::fi_getinfo) getinfo;
   decltype(&::fi_freeinfo) freeinfo;
@@ -20,10 +20,10 @@ struct Library {
   std::string version_text() const;
 };
 
-// Throws ResourceError, which says what to install, where there is none.
+// Returns the library, opened. Throws ResourceError, which says what to install, if there is none.
 const Library& library();
 
-// Throws ResourceError with libfabric's text when `result` is negative; returns it otherwise.
+// Returns `result`. Throws ResourceError with libfabric's text if `result` is negative.
 long checked(long result, const std::string& what);
 std::string error_text(long code);
 

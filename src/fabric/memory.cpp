@@ -10,9 +10,8 @@ namespace unisono::fabric {
 
 std::string_view take(std::string_view& message, std::size_t bytes, const std::string& who) {
   if (message.size() < bytes)
-    throw UsageError(
-        "what " + who +
-        " sent at the bootstrap is cut short: start every rank with the same version of Unisono.");
+    throw UsageError("the greeting of " + who +
+                     " at the bootstrap is too short: start every rank with the same version of Unisono.");
   const std::string_view front = message.substr(0, bytes);
   message.remove_prefix(bytes);
   return front;
@@ -26,17 +25,15 @@ void Announcement::write(std::string& message) const {
 
 Announcement Announcement::read(std::string_view& message, std::size_t channels, std::uint64_t least,
                                 const std::string& who) {
-  Announcement its;
-  its.address = take<std::uint64_t>(message, who);
-  its.bytes = take<std::uint64_t>(message, who);
-  for (std::size_t c = 0; c < channels; ++c) its.keys.push_back(take<std::uint64_t>(message, who));
-  if (!its.possible(least))
-    throw UsageError(who + " announces a region of " + std::to_string(its.bytes) +
-                     " bytes at an address that cannot be, "
-                     "or less than the " +
-                     std::to_string(least) +
+  Announcement theirs;
+  theirs.address = take<std::uint64_t>(message, who);
+  theirs.bytes = take<std::uint64_t>(message, who);
+  for (std::size_t c = 0; c < channels; ++c) theirs.keys.push_back(take<std::uint64_t>(message, who));
+  if (!theirs.possible(least))
+    throw UsageError(who + " announces a region of " + std::to_string(theirs.bytes) +
+                     " bytes at an impossible address, or of fewer than the " + std::to_string(least) +
                      " agreed on: start every rank with the same version of Unisono.");
-  return its;
+  return theirs;
 }
 
 Announcement Region::announcement() const {
@@ -48,8 +45,8 @@ Announcement Region::announcement() const {
 std::shared_ptr<byte> host_memory(std::size_t bytes) {
   check_room(bytes);
   void* const memory = std::aligned_alloc(4096, round_up(bytes ? bytes : 1, 4096));
-  if (!memory) throw ResourceError(std::to_string(bytes) + " bytes of memory could not be had: use less.");
-  std::memset(memory, 0, bytes);  // backed now, as some NICs ask
+  if (!memory) throw ResourceError(std::to_string(bytes) + " bytes could not be allocated: use less.");
+  std::memset(memory, 0, bytes);  // gives the pages memory now, as some NICs need
   return {static_cast<byte*>(memory), std::free};
 }
 

@@ -53,7 +53,7 @@ bool Port::progress(const Arrived& arrived) {
     }
     for (long i = 0; i < count; ++i) {
       const fi_cq_data_entry& entry = entries[static_cast<std::size_t>(i)];
-      // sockets sets the flag for the writer's own completion too
+      // provider sockets sets the flag for the writer's own completion too
       if ((entry.flags & FI_REMOTE_CQ_DATA) != 0 && (entry.flags & FI_WRITE) == 0)
         arrived(static_cast<std::uint32_t>(entry.data));
       else if (auto* const operation = static_cast<Operation*>(entry.op_context))

@@ -1,4 +1,4 @@
-// A NIC as a rank has opened it: what its channels share.
+// A NIC that a rank has opened, for all channels on it.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -39,7 +39,7 @@ class Owned {
 
 class Channel;
 
-// What libfabric hands back with a completion; the first member is its own space.
+// The context that libfabric hands back with a completion. The first member is libfabric's own space.
 struct Operation {
   fi_context2 own;
   Channel* channel;
@@ -47,15 +47,15 @@ struct Operation {
   int peer;
 };
 
-// One completion queue for all channels: the NIC is asked once, however many there are.
+// Has one completion queue for all channels: one poll of the NIC serves all.
 class Port {
  public:
-  // A write to a peer failed, or one to a peer that libfabric does not name, or the queue of completions.
+  // For Failed, in place of a peer: a peer that libfabric does not name, and the completion queue.
   static constexpr int kSomePeer = -1, kQueue = -2;
   using Failed = std::function<void(int peer, const std::string& why)>;
   using Arrived = std::function<void(std::uint32_t immediate)>;
 
-  // `completions`: entries of the queue; 0: as many as its `channels` have writes in flight.
+  // completions: entries of the queue; 0: as many as its `channels` have writes in flight.
   Port(Info nic, int channels, Failed failed, Calls& calls, std::size_t completions);
   Port(const Port&) = delete;
 
@@ -65,10 +65,10 @@ class Port {
   Calls& calls() const { return calls_; }
   void failed(int peer, const std::string& why) const { failed_(peer, why); }
 
-  // For a registration, where the provider leaves it to the caller.
+  // Returns a new key of a registration, for providers that leave the choice to the caller.
   std::uint64_t fresh_key() { return next_key_++; }
 
-  // Takes in what has happened: completes batches, tells what has arrived. Whether anything has.
+  // Reads completions: completes batches and passes immediates to `arrived`. Returns whether there were any.
   bool progress(const Arrived& arrived);
 
  private:

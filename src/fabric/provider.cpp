@@ -17,7 +17,7 @@ namespace {
 
 Info owned(fi_info* info) { return {info, library().freeinfo}; }
 
-// What the lane asks for; `name` empty: of every provider.
+// Returns the entries that libfabric has for the lane's needs. Empty `name`: of every provider.
 Info offered(const std::string& name, bool device) {
   const std::shared_ptr<fi_info> hints(library().dupinfo(nullptr), library().freeinfo);
   if (!hints) throw ResourceError("there is no memory to ask libfabric for its providers.");
@@ -50,8 +50,8 @@ std::string source_of(const fi_info& one) {
   return ip_of(one, {static_cast<const char*>(one.src_addr), one.src_addrlen});
 }
 
-// A software provider: it takes every address of this machine for a NIC, also that of a bridge which leads
-// nowhere.
+// Returns whether a provider is software over IP. Such a one takes every address of this machine for a NIC,
+// also that of a bridge that leads nowhere.
 bool over_ip(const fi_info& one) { return !one.nic && !source_of(one).empty(); }
 
 void add(std::vector<Provider>& known, const fi_info& one) {
@@ -70,12 +70,12 @@ void add(std::vector<Provider>& known, const fi_info& one) {
   found->datagrams = name.ends_with("ofi_rxd");
 }
 
-// The addresses that the kernel sends from, best first: to rank 0's host, then to any network.
+// Returns the addresses that the kernel sends from, best first: to rank 0's host, then to any network.
 std::vector<std::string> kernels_choice() {
   std::vector<std::string> chosen;
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
-  // the last two are of no host (RFC 5737, 3849): what the default route is asked for
+  // the last two belong to no host (RFC 5737, 3849): the default route is asked for them
   for (const char* host : {env().master_address.c_str(), "192.0.2.1", "2001:db8::1"}) {
     addrinfo* found = nullptr;
     if (!*host || ::getaddrinfo(host, "9", &hints, &found) != 0) continue;
@@ -101,7 +101,7 @@ const Info& way_out(const std::vector<Info>& nics, const std::vector<std::string
   return nics.front();
 }
 
-// `chosen`: kernels_choice(), once it was asked for: a name that is looked up there may take long.
+// The result of kernels_choice(), once it was needed: the look-up of a name there may take long.
 using Chosen = std::optional<std::vector<std::string>>;
 void finish(Provider& provider, Chosen& chosen) {
   auto loopback = [](const Info& nic) { return std::string_view(nic->domain_attr->name) == "lo"; };
@@ -159,7 +159,7 @@ Provider provider_named(const std::string& name, bool device) {
   if (name.empty() && found != known.end() && found->name == "tcp;ofi_rxm" && named("tcp") != known.end())
     found = named("tcp");
   if (found != known.end()) return finished(*found);
-  if (!name.empty())  // some are only given to those who name them
+  if (!name.empty())  // libfabric gives some providers only to those who name them
     for (const Provider& provider : found_by(name, device))
       if (same(name, provider.name)) return finished(provider);
   std::string present;

@@ -1,6 +1,5 @@
-// The channel of the programs on the fabric lane: pieces in a ring of chunks in the receiver's memory, as
-// ChunkChannel, whose face it has. A piece is written straight from the caller's buffer where that stays as
-// it is.
+// The channel of programs on the fabric lane: pieces in a ring of chunks in the receiver's memory, with the
+// functions of ChunkChannel. A piece is written straight from the caller's buffer if that stays as it is.
 #pragma once
 
 #include <chrono>
@@ -34,8 +33,8 @@ class RingChannel {
     }
   }
 
-  // Waits until a piece comes from `src`, or there is room for one to `dst` and, where `patient`, none comes
-  // soon; whether one comes.
+  // Waits until a piece comes from `src`, or until there is room for a piece to `dst`. If `patient`, the room
+  // counts only after kSoon without a piece. Returns whether a piece comes.
   bool comes_before_room(int src, int dst, bool patient) {
     using Clock = std::chrono::steady_clock;
     const auto until = patient ? Clock::now() + kSoon : Clock::time_point{};
@@ -54,7 +53,7 @@ class RingChannel {
 
  private:
   static constexpr std::uint64_t kHalf = FabricEndpoint::kChunks / 2;
-  // Longer than a piece of a peer that sends and receives too takes to come.
+  // Longer than a piece takes to come from a peer that sends and receives too.
   static constexpr std::chrono::milliseconds kSoon{1};
   bool has_room(int peer) const { return lane.pieces_given(peer) < (lane.credits(peer) + 2) * kHalf; }
   void wait_for_room(int peer) {

@@ -30,7 +30,7 @@ std::string fresh_address() {
   return std::string(kScheme).append(kOurs) + nonce;
 }
 
-// In /dev/shm; null: the address is none of ours.
+// Returns the name in /dev/shm of an endpoint's file; null: Unisono has not named the file.
 const char* file_of(const std::string& address) {
   if (!address.starts_with(std::string(kScheme).append(kOurs))) return nullptr;
   const char* const name = address.c_str() + kScheme.size();
@@ -82,7 +82,7 @@ void remove_left_files() noexcept {
   while (const dirent* const one = ::readdir(all)) {
     if (!std::string_view(one->d_name).starts_with(kOurs)) continue;
     const int file = ::shm_open(one->d_name, O_RDWR, 0);
-    if (lock(file)) ::shm_unlink(one->d_name);  // held until then, so that its process cannot begin to
+    if (lock(file)) ::shm_unlink(one->d_name);  // with the lock, so that no process takes the file now
     if (file >= 0) ::close(file);
   }
   ::closedir(all);

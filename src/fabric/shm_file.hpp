@@ -1,6 +1,7 @@
-// Provider shm keeps an endpoint in a file of shared memory, which stays behind when its process is killed,
-// and names it after the process: the next process of that number would be refused. Ours have names of their
-// own, and their process holds a lock (flock) on them, which ends with it: a file that nobody holds is left.
+// The files of endpoints of provider shm. The provider keeps an endpoint in a file of shared memory, which
+// stays behind when the process is killed, and names it after the process. A later process of the same number
+// would be refused. Unisono's files have unique names, and a lock (flock) that ends with the process: a file
+// without a lock is left over.
 #pragma once
 
 #include <string>
@@ -9,8 +10,7 @@
 
 namespace unisono::fabric {
 
-// What an endpoint is made from, so that its file has a name that no other will have; other providers': as
-// it is.
+// Returns a copy of shm's entry with a unique name for an endpoint's file. Returns any other entry as it is.
 Info with_own_file(const Info& nic);
 
 // The lock on the file of an endpoint.
@@ -19,8 +19,8 @@ class ShmLock {
   ShmLock() = default;
   ShmLock(const ShmLock&) = delete;
   ~ShmLock();
-  // Whether the file of the endpoint with that address, if it has one of ours, is held now. If not, another
-  // process has taken it for one that was left, before it was held: the endpoint is of no use.
+  // Locks the file of the endpoint with that address, if Unisono has named one. Returns false if another
+  // process has removed the file as left over before it was locked: the endpoint is then of no use.
   bool take(const std::string& address);
 
  private:

@@ -1,4 +1,4 @@
-// Coroutines over completions. A Task runs until it must wait; what it waits for resumes it.
+// Coroutines over completions. A Task runs until it must wait. The completion that it waits for resumes it.
 #pragma once
 
 #include <coroutine>
@@ -26,7 +26,7 @@ class Task {
     if (handle_) handle_.destroy();
   }
 
-  // Rethrows what has ended it.
+  // Returns whether the task has ended. Rethrows the exception that has ended it, if any.
   bool done() const {
     if (!handle_.done()) return false;
     if (handle_.promise().thrown) std::rethrow_exception(handle_.promise().thrown);
@@ -39,7 +39,7 @@ class Task {
   Handle handle_;
 };
 
-// Writes that are waited for together: once done, their sources may be overwritten. Outlives its writes.
+// Writes that are waited for together, which a batch outlives. When done, their sources may be overwritten.
 class Batch {
  public:
   void add() { ++open_; }

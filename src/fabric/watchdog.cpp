@@ -23,7 +23,7 @@ Watchdog::~Watchdog() {
   thread_.join();
 }
 
-// Looks are counted, not time: a process that was stopped has not waited.
+// Counts looks, not time: a process that was stopped has not waited.
 void Watchdog::watch() {
   std::unique_lock lock(mutex_);
   std::uint64_t last = 0;

@@ -1,6 +1,6 @@
-// Ends the process when a call into libfabric does not return. Its shm provider before 1.20 holds locks that
-// processes share while it copies: a rank that is killed within one leaves the others in a loop of the
-// library's, out of which nothing else leads.
+// Ends the process when a call into libfabric does not return. While provider shm of libfabric before 1.20
+// copies, it holds locks that processes share. A rank that is killed then leaves the others in a loop of the
+// library, which nothing else ends.
 #pragma once
 
 #include <atomic>
@@ -43,8 +43,8 @@ class Calls {
 
 class Watchdog {
  public:
-  // `verdict` is asked, in a thread of the watchdog's, again and again about a call that has lasted
-  // `seconds`: a sentence to end the process with, or nothing.
+  // Returns the last words of the process, or nothing to let it live. The watchdog's thread asks repeatedly
+  // about a call that has lasted `seconds`.
   using Verdict = std::function<std::string(double seconds)>;
   Watchdog(const Calls& calls, Verdict verdict);
   ~Watchdog();  // not in a forked child, which has no such thread

@@ -1,4 +1,4 @@
-// What the ranks tell each other of a call before it runs.
+// Exchanges the ranks' tickets of a call before it runs.
 #include "host/backend.hpp"
 #include "lane/channel.hpp"
 
@@ -15,17 +15,17 @@ std::vector<Ticket> LocalCommunicator::exchange(const Request& request) {
   return group_.exchange(mine);
 }
 
-// In all_to_all_v each pair has a count of its own, which both of its ranks must give alike, and each peer
-// a place of its own in my output.
+// Exchanges the tickets of all_to_all_v. Each pair has its own count, which both ranks must give alike. Each
+// peer has its own place in this rank's output.
 std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
   const std::size_t element = size_of(request.call->dtype);
-  auto of = [&](const Args::Part& part, int p) {
+  auto ticket_of = [&](const Args::Part& part, int p) {
     const Args::Part& theirs = request.receives[static_cast<std::size_t>(p)];
     Ticket ticket = this->ticket(request.collective, *request.call, part.bytes / element);
     const bool by_message =
         request.call->memory == Memory::device && request.algorithm == Algorithm::automatic;
     ticket.algorithm = by_message ? planned(request, part) : request.algorithm;
-    // of the whole output, so that every rank decides alike; empty, it is no obstacle
+    // the place of the whole output, so that every rank decides alike; an empty one is no obstacle
     ticket.in =
         request.out_bytes > 0 ? place(request.args.out, request.out_bytes) : Place{Place::kAnywhere, 0};
     ticket.out = place(theirs.at, theirs.bytes);
@@ -33,9 +33,10 @@ std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
     ticket.in_place = request.in_place() && request.out_bytes > 0;
     return ticket;
   };
-  auto tickets = compare_parts(PacketChannel<HostThread>(group_.lane()), request, of);
-  tickets[static_cast<std::size_t>(rank())] = of(request.sends[static_cast<std::size_t>(rank())], rank());
-  if (check_) meet(group_.lane());  // whoever has not failed waits here for those who have
+  auto tickets = compare_parts(PacketChannel<HostThread>(group_.lane()), request, ticket_of);
+  const auto me = static_cast<std::size_t>(rank());
+  tickets[me] = ticket_of(request.sends[me], rank());
+  if (check_) meet(group_.lane());  // ranks without a mismatch learn here of those with one
   return tickets;
 }
 

@@ -7,8 +7,7 @@
 namespace unisono {
 namespace {
 
-// Outputs from this size on are written around the cache: they would not stay in it until somebody reads
-// them.
+// Returns the bytes from which outputs go around the cache: they would not stay there until they are read.
 std::size_t default_stream_bytes() {
   const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
   return cache > 0 ? static_cast<std::size_t>(cache) / 4 : std::size_t{4} << 20;

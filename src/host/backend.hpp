@@ -41,7 +41,7 @@ class LocalCommunicator : public Communicator::Impl {
 
   int number(int rank) const override { return group_.number(rank); }
   Group& group() { return group_; }
-  // What the ranks tell each other of their calls.
+  // Exchange or compare the ranks' tickets.
   std::vector<Ticket> exchange(const Request& request);
   std::vector<Ticket> exchange_parts(const Request& request);
   void compare_pair(const Request& request, int to, int from) {
@@ -58,17 +58,17 @@ class LocalCommunicator : public Communicator::Impl {
   void enter(std::string_view what, std::uint64_t call) override {
     group_.doing(what, call);
     group_.check();
-    group_.lane().mark(0);  // of what the ranks tell each other before the call runs
+    group_.lane().mark(0);  // the mark of tickets, which travel before the call runs
     symmetric_->drop_released();
   }
   void disagree(const std::string& text) override { group_.fail(FailureKind::mismatch, text); }
 
   void do_barrier() override;
 
-  // This rank's part of a new allocation, and the allocation's number.
+  // Returns this rank's part of a new allocation, and the allocation's number.
   std::pair<std::shared_ptr<Segment>, std::uint32_t> allocate_on_host(std::size_t bytes);
 
-  // Which program runs, and where the buffers lie.
+  // Choose the program of a call, find its buffers, run it.
   void run_on_host(Request& request);
   void run_quantised(const Request& request);
   void run_pair_on_host(Request& request, int to, int from);

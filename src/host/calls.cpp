@@ -1,4 +1,4 @@
-// Calls on host memory: which program runs, and over which buffers.
+// Calls on host memory: chooses their programs and finds their buffers.
 #include <algorithm>
 
 #include "core/allocation.hpp"
@@ -35,7 +35,7 @@ void LocalCommunicator::run_quantised(const Request& request) {
 
 void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   Args& args = request.args;
-  // one table for both ends, whichever of send, recv and send_recv each has called
+  // one plan for both ends, whichever of send, recv and send_recv each has called
   Algorithm& algorithm = request.algorithm;
   if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, args.bytes, false);
   if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
@@ -66,7 +66,7 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   }
 }
 
-// The short messages first, on every rank.
+// Runs the short messages first, on every rank.
 void LocalCommunicator::run_batch_on_host(Request& request) {
   if (check_) compare_messages(request);
   Args& args = request.args;
@@ -75,10 +75,10 @@ void LocalCommunicator::run_batch_on_host(Request& request) {
   group_.lane().mark(request.mark());
   args.stream = args.bytes >= stream_bytes_;
   for (const Algorithm algorithm : {Algorithm::push_packets, Algorithm::push}) {
-    const auto some = request.with_parts([&](const Args::Part& part) {
+    const auto messages = request.with_parts([&](const Args::Part& part) {
       return plan_.choose(request.collective, part.bytes, false) == algorithm ? part : Args::Part{};
     });
-    if (some) unisono::run(group_.lane(), request.collective, algorithm, some->args);
+    if (messages) unisono::run(group_.lane(), request.collective, algorithm, messages->args);
   }
 }
 
@@ -89,7 +89,6 @@ void LocalCommunicator::do_barrier() {
   meet(group_.lane());
 }
 
-// This rank's part of a new allocation, and the allocation's number.
 std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_on_host(std::size_t bytes) {
   if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
   AllocationAgreement agreement(group_, bytes, "symmetric memory");
@@ -109,9 +108,9 @@ std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_o
   return {own, symmetric_->add(std::move(segments), rank())};
 }
 
-// Large calls first tell each other their buffers' places, wherever these may be within reach: if they are,
-// the program is a direct one. Every rank decides this alike. all_to_all_v always does: no rank knows the
-// others' sizes.
+// Returns, alike on every rank, whether the ranks first exchange their buffers' places, for a direct program.
+// Large calls do if every rank may reach the buffers. all_to_all_v always does: no rank knows the others'
+// sizes.
 bool LocalCommunicator::asks_for_places(const Request& request) const {
   if (size() == 1) return false;
   if (request.collective == Collective::all_to_all_v) return true;
@@ -124,8 +123,7 @@ bool LocalCommunicator::asks_for_places(const Request& request) const {
 Algorithm LocalCommunicator::plain(const Request& request) const {
   if (request.algorithm != Algorithm::automatic) return request.algorithm;
   const Algorithm chosen = plan_.choose(request.collective, request.bytes(), false);
-  return is_direct(chosen) ? Plan::staged(request.collective)
-                           : chosen;  // direct is for those who ask for places
+  return is_direct(chosen) ? Plan::staged(request.collective) : chosen;  // direct needs places
 }
 
 Place LocalCommunicator::place(const byte* at, std::size_t bytes) const {
@@ -142,7 +140,7 @@ byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) 
               "rank " + std::to_string(number(rank)) + " announced a buffer outside its symmetric memory.");
 }
 
-// Exchanges places; gives the plan's algorithm, and every buffer's address when that is a direct one.
+// Exchanges places. Returns the plan's algorithm, and fills in every buffer's address if it is direct.
 Algorithm LocalCommunicator::meet_places(Request& request) {
   const bool by_parts = request.collective == Collective::all_to_all_v;
   const auto tickets = by_parts ? exchange_parts(request) : exchange(request);
@@ -150,15 +148,15 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
   std::size_t bytes = request.bytes();
   bool within_reach = true, symmetric = true;
   for (int r = 0; r < size(); ++r) {
-    const Ticket& its = tickets[static_cast<std::size_t>(r)];
-    const Reached needed = by_parts ? Reached{its.total, 0} : request.reached_by_peers(r);
-    for (const auto& [need, place] : {std::pair(needed.in, its.in), std::pair(needed.out, its.out)}) {
+    const Ticket& ticket = tickets[static_cast<std::size_t>(r)];
+    const Reached needed = by_parts ? Reached{ticket.total, 0} : request.reached_by_peers(r);
+    for (const auto& [need, place] : {std::pair(needed.in, ticket.in), std::pair(needed.out, ticket.out)}) {
       if (need == 0 || place.allocation == Place::kAnywhere) continue;
       within_reach = within_reach && place.allocation != Place::kNone;
       symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
     }
-    if (traits_of(request.collective).swaps) within_reach = within_reach && !its.in_place;
-    if (by_parts) bytes = std::max<std::size_t>(bytes, its.total);
+    if (traits_of(request.collective).swaps) within_reach = within_reach && !ticket.in_place;
+    if (by_parts) bytes = std::max<std::size_t>(bytes, ticket.total);
   }
   Algorithm algorithm = request.algorithm;
   if (algorithm == Algorithm::automatic) {
@@ -179,12 +177,12 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
   inputs_.assign(tickets.size(), nullptr);
   outputs_.assign(tickets.size(), nullptr);
   for (int r = 0; r < size(); ++r) {
-    const Ticket& its = tickets[static_cast<std::size_t>(r)];
+    const Ticket& ticket = tickets[static_cast<std::size_t>(r)];
     Reached needed = request.reached_by_peers(r);
     if (far && request.collective == Collective::gather)
       needed.in = request.in_bytes;  // HostThread::root_reads
-    if (needed.in) inputs_[static_cast<std::size_t>(r)] = reach(its.in, r, needed.in);
-    if (needed.out) outputs_[static_cast<std::size_t>(r)] = reach(its.out, r, needed.out);
+    if (needed.in) inputs_[static_cast<std::size_t>(r)] = reach(ticket.in, r, needed.in);
+    if (needed.out) outputs_[static_cast<std::size_t>(r)] = reach(ticket.out, r, needed.out);
   }
   request.args.inputs = inputs_.data();
   request.args.outputs = outputs_.data();

@@ -8,7 +8,7 @@
 namespace unisono::host {
 namespace {
 
-constexpr std::size_t kBounce = 128 << 10;  // a piece of each far source; a few fit the second-level cache
+constexpr std::size_t kBounce = 128 << 10;  // bytes of a far source at once; a few fit the level-2 cache
 
 }  // namespace
 
@@ -26,13 +26,13 @@ void Far::copy(Way way, byte* near, const byte* far, std::size_t bytes) {
   for (std::size_t done = 0; done < bytes;) {
     const iovec here{near + done, bytes - done},
         there{reinterpret_cast<void*>(address_of(far + done)), bytes - done};
-    const ssize_t some = way == Way::read ? ::process_vm_readv(pid, &here, 1, &there, 1, 0)
-                                          : ::process_vm_writev(pid, &here, 1, &there, 1, 0);
-    if (some <= 0) {
-      if (some < 0 && errno == EINTR) continue;
-      unreachable_(rank, some < 0 ? errno : EFAULT);
+    const ssize_t copied = way == Way::read ? ::process_vm_readv(pid, &here, 1, &there, 1, 0)
+                                            : ::process_vm_writev(pid, &here, 1, &there, 1, 0);
+    if (copied <= 0) {
+      if (copied < 0 && errno == EINTR) continue;
+      unreachable_(rank, copied < 0 ? errno : EFAULT);
     }
-    done += static_cast<std::size_t>(some);
+    done += static_cast<std::size_t>(copied);
   }
 }
 
@@ -49,10 +49,10 @@ void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dst
   near_srcs_.resize(static_cast<std::size_t>(n_srcs));
   near_dsts_.clear();
   for (std::size_t at = 0; at < bytes; at += kBounce) {
-    const std::size_t some = std::min(kBounce, bytes - at);
+    const std::size_t length = std::min(kBounce, bytes - at);
     for (int s = 0; s < n_srcs; ++s) {
       const byte* from = srcs[s] + at;
-      if (is_far(from)) copy(Way::read, bounce(s), from, some);
+      if (is_far(from)) copy(Way::read, bounce(s), from, length);
       near_srcs_[static_cast<std::size_t>(s)] = is_far(from) ? bounce(s) : from;
     }
     near_dsts_.clear();
@@ -66,10 +66,10 @@ void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dst
       result = near_dsts_[0].at;
     }
     const int n_near = static_cast<int>(near_dsts_.size());
-    if (n_srcs == 1) kernels.copy(near_dsts_.data(), n_near, near_srcs_[0], some);
-    else reduce(near_dsts_.data(), n_near, near_srcs_.data(), n_srcs, some);
+    if (n_srcs == 1) kernels.copy(near_dsts_.data(), n_near, near_srcs_[0], length);
+    else reduce(near_dsts_.data(), n_near, near_srcs_.data(), n_srcs, length);
     for (int d = 0; d < n_dsts; ++d)
-      if (is_far(dsts[d].at)) copy(Way::write, const_cast<byte*>(result), dsts[d].at + at, some);
+      if (is_far(dsts[d].at)) copy(Way::write, const_cast<byte*>(result), dsts[d].at + at, length);
   }
 }
 

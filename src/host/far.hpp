@@ -1,4 +1,4 @@
-// Memory of another process that is not mapped here: the kernel copies it (process_vm_readv and
+// Far memory: memory of another process that is not mapped here. The kernel copies it (process_vm_readv and
 // process_vm_writev, "cross memory attach"), so that any pointer of any rank can be moved without staging.
 #pragma once
 
@@ -10,9 +10,9 @@
 
 namespace unisono::host {
 
-// A far address is an address of rank r's process with r + 1 in its upper 16 bits, which user addresses leave
-// free (what else is there, a tag or what a peer has made up, is cut off): it can be offset like any pointer,
-// and never be read through.
+// A far address is an address of rank r's process with r + 1 in the upper 16 bits, which user addresses leave
+// free. Other contents of these bits (a tag, or a peer's invention) are cut off. A far address can be offset
+// like any pointer, and must never be dereferenced.
 inline constexpr std::uint64_t kAddressBits = (std::uint64_t{1} << 48) - 1;
 inline byte* far_address(int rank, std::uint64_t at) {
   return reinterpret_cast<byte*>((at & kAddressBits) | static_cast<std::uint64_t>(rank + 1) << 48);
@@ -27,14 +27,14 @@ inline std::uint64_t address_of(const byte* far) {
 
 class Far {
  public:
-  // `unreachable` throws what a failed copy from or to a rank's memory means; it is given errno.
+  // unreachable: throws the error of a failed copy from or to a rank's memory. error: errno.
   Far(std::vector<int> pids, std::function<void(int rank, int error)> unreachable);
 
-  // A lane's move of which some operands are far. `reduce` combines when there are several sources.
+  // Does a lane's move if some operands are far. reduce: combines the sources if there are several.
   void move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dsts, const byte* const* srcs,
             int n_srcs, std::size_t bytes);
 
-  // Whether `bytes` at `at` of process `pid` can be read into `to`.
+  // Reads `bytes` bytes at `at` of process `pid` into `to`. Returns whether the kernel allows it.
   static bool read(int pid, std::uint64_t at, void* to, std::size_t bytes);
 
  private:

@@ -19,26 +19,25 @@ namespace unisono {
 namespace {
 
 constexpr int kMostRanks = 1024;
-constexpr std::size_t kMostNamed =
-    8;  // ranks, in the text of a failure, which has room for some 1000 letters
-constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece, when chunks are measured
+constexpr std::size_t kMostNamed = 8;             // ranks in the text of a failure, which has 1000 bytes
+constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece when chunks are measured
 constexpr int kMeasuredRounds = 20;
 constexpr std::uint32_t kVersion = 1;  // of the memory layout and of Hello
 
-// What a rank tells the others at the bootstrap. Every field is checked: it comes from outside.
+// A rank's greeting at the bootstrap. Every field comes from outside and is checked.
 struct Hello {
   char magic[8] = {'u', 'n', 'i', 's', 'o', 'n', 'o', '\0'};
   std::uint32_t version = kVersion;
   std::int32_t rank = 0, size = 0;
-  std::uint32_t check = 0;    // whether the rank compares its calls with the others', which all do or none
+  std::uint32_t check = 0;    // whether the rank compares calls, as all do or none
   std::uint64_t machine = 0;  // boot and PID namespace: ranks that differ cannot share memory
   std::uint64_t chunk_bytes = 0;
   Segment::Handle segment;
-  std::uint64_t nonce_at = 0;  // where in its process the segment's nonce lies
+  std::uint64_t nonce_at = 0;  // address of the segment's nonce in the rank's process
   Cores cores;
 };
 
-// The chunks of all pairs of a rank take about 32 MiB at the most.
+// Returns the bytes of a chunk: the chunks of all pairs of a rank take at most about 32 MiB.
 std::size_t chunk_bytes_for(int ranks) {
   if (env().chunk_bytes) return std::max(round_up(env().chunk_bytes, kAlign), 2 * kAlign);
   const std::size_t share = (std::size_t{32} << 20) / HostThread::kChunks / static_cast<std::size_t>(ranks);
@@ -48,13 +47,13 @@ std::size_t chunk_bytes_for(int ranks) {
 Hello read(const std::string& bytes, int rank, const Hello& mine, const std::string& who) {
   Hello hello;
   if (bytes.size() != sizeof hello)
-    throw UsageError("what " + who + " sent at the bootstrap is not this version's greeting (" +
+    throw UsageError(who + " sent another version's greeting at the bootstrap (" +
                      std::to_string(bytes.size()) +
                      " bytes): start every rank with the same version of Unisono.");
   std::memcpy(&hello, bytes.data(), sizeof hello);
   if (std::memcmp(hello.magic, mine.magic, sizeof hello.magic) != 0 || hello.version != mine.version)
-    throw UsageError("what " + who +
-                     " sent at the bootstrap is not this version's greeting: start every rank with the "
+    throw UsageError(who +
+                     " sent another version's greeting at the bootstrap: start every rank with the "
                      "same version of Unisono.");
   if (hello.rank != rank)
     throw UsageError("two ranks are numbered " + std::to_string(hello.rank) +
@@ -135,31 +134,30 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
             late(peer, slot, expected, seen);
           },
           [this](int peer) { differs(peer); }});
-  // Nobody may be gone before everyone has mapped everyone's memory: only then is each rank's own end of it
-  // dispensable.
+  // Also keeps every rank until all have mapped all memory: a rank's own descriptors are needed until then.
   far_ = true;
-  for (const std::string& its : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && its == "far";
+  for (const std::string& reach : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && reach == "far";
   if (size_ == 1) return;
-  // One choice for all, since plans depend on it: what all ranks' pieces take together.
+  // All ranks choose alike, since plans depend on the choice: the sum over the ranks decides.
   double saved = saved_around_cache(), all = 0;
   if (const auto& asked = env().stream_chunks) saved = *asked ? 1e9 : -1e9;
-  for (const double its : exchange(saved)) all += its;
+  for (const double one : exchange(saved)) all += one;
   cached_ = all <= 0;
   lane_->stream_chunks(!cached_);
 }
 
-// Microseconds that a piece to a peer, and one from a peer, take less where chunks are written around the
-// cache. Stores into the cache first fetch the lines from the other core's: how that compares with the trip
-// through memory is the machine's, and no size or name of it tells. What counts is a rank's own copies: its
-// waits may begin on one core, and to wake a sleeper takes longer than a piece.
+// Returns the microseconds that chunks written around the cache save for a piece to a peer and one from a
+// peer. Stores into the cache first fetch the lines from the other core's cache. Only a measurement tells how
+// that compares with the trip through memory. Only a rank's own copies are timed: its waits may begin on one
+// core, and waking a sleeper takes longer than a piece.
 double Group::saved_around_cache() {
   ChunkChannel channel(*lane_);
   const int next = peer_at(*lane_, 1), last = peer_at(*lane_, size_ - 1);
-  const std::vector<byte> given(std::min(lane_->chunk_bytes(), kMeasuredBytes));
-  std::vector<byte> taken(given.size());
+  const std::vector<byte> sent(std::min(lane_->chunk_bytes(), kMeasuredBytes));
+  std::vector<byte> received(sent.size());
   auto copy = [&](Dst to, const byte* from) {
     const auto began = Clock::now();
-    lane_->move(&to, 1, &from, 1, given.size());
+    lane_->move(&to, 1, &from, 1, sent.size());
     return std::chrono::duration<double, std::micro>(Clock::now() - began).count();
   };
   const int rounds = ranks_a_core_ > 1 ? kMeasuredRounds / 3 : kMeasuredRounds;
@@ -167,11 +165,11 @@ double Group::saved_around_cache() {
   for (int round = -static_cast<int>(HostThread::kChunks) / 2; round < rounds; ++round)
     for (const bool around : {false, true}) {
       lane_->stream_chunks(around);
-      const double put = copy(channel.reserve(next, given.size()), given.data());
-      channel.commit(next, given.size());
-      const double taken_in = copy({taken.data()}, channel.arrived(last, taken.size()));
+      const double put = copy(channel.reserve(next, sent.size()), sent.data());
+      channel.commit(next, sent.size());
+      const double take = copy({received.data()}, channel.arrived(last, received.size()));
       channel.release(last);
-      if (round >= 0) took[around].push_back(put + taken_in);  // before, the chunks' pages are new
+      if (round >= 0) took[around].push_back(put + take);  // in earlier rounds the chunks' pages are new
     }
   auto median = [&](std::vector<double>& times) {
     std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
@@ -211,14 +209,14 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
   try {
     let_caller_in();
   } catch (...) {
-    leave();  // of a wait in the constructor too, which nobody else tells the peers of
+    leave();  // in the constructor too: nobody else would tell the peers
     throw;
   }
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
-    const bool died = dead(r);  // before the next line: who leaves in good order says so before it ends
+    const bool died = dead(r);  // read before `departed`, which a rank sets before it ends in good order
     const bool left = board(r).departed.load(std::memory_order_acquire) != 0;
-    // A rank that has left in good order is missed only by those who still wait for it.
+    // A rank that has left in good order matters only to ranks that still wait for it.
     if (left ? r != peer : !died) continue;
     if (arrived()) return;
     fail(FailureKind::peer_lost, left ? who(r) + " has closed its communicator, but " + where() +
@@ -246,7 +244,7 @@ void Group::unreachable(int rank, int error) {
 }
 
 std::vector<int> Group::absent() {
-  std::vector<std::pair<int, std::uint32_t>> still;  // with the beats at the begin
+  std::vector<std::pair<int, std::uint32_t>> still;  // ranks, and their beats at the begin
   for (int r = 0; r < size_; ++r)
     if (r != rank_) still.emplace_back(r, board(r).beats.load(std::memory_order_relaxed));
   for (const auto began = Clock::now(); !still.empty() && Clock::now() - began < kMostCounted;) {
@@ -262,7 +260,7 @@ std::vector<int> Group::absent() {
   return ranks;
 }
 
-// The ranks to blame are those that have not come. The one that was waited for may itself wait for them.
+// Blames the ranks that have not come. The rank that was waited for may itself wait for them.
 void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
   std::vector<int> missing = absent();
   if (missing.empty()) missing = {peer};
@@ -295,16 +293,16 @@ void Group::record(FailureKind kind, const std::string& text) {
   std::uint32_t none = 0;
   if (failure.stage.compare_exchange_strong(none, 1)) {
     failure.kind = kind;
-    const std::string_view said = fitting(text, sizeof failure.text - 1);
-    std::memcpy(failure.text, said.data(), said.size());
-    failure.text[said.size()] = '\0';
+    const std::string_view fits = fitting(text, sizeof failure.text - 1);
+    std::memcpy(failure.text, fits.data(), fits.size());
+    failure.text[fits.size()] = '\0';
     failure.stage.store(2, std::memory_order_release);
   }
 }
 
 void Group::raise_failure() const {
   const SharedFailure& failure = board(0).failure;
-  // Whoever writes it is at it now; should it die there, the kind stays unknown.
+  // A rank may be writing the failure now. If that rank dies, the kind stays unknown.
   const auto given_up = [this](int ms) {
     for (int r = 0; ms > 1000 && r < size_; ++r)
       if (r != rank_ && dead(r)) return true;

@@ -1,5 +1,4 @@
-// The ranks of one machine that have joined: their shared memory, their lane, and what happens when one is
-// lost.
+// The ranks of one machine that have joined: their shared memory, their lane, and their failures.
 #pragma once
 
 #include <atomic>
@@ -20,8 +19,8 @@ namespace unisono {
 
 class Group {
  public:
-  // `check`: whether this rank's calls begin with a comparison, so that all must have it or none.
-  // `numbers`: the rank in the whole job of each rank of this group, for the text of errors. Empty: the same.
+  // check: whether this rank's calls begin with a comparison, as all ranks' do or none.
+  // numbers: the rank in the whole job of each rank of this group, for the text of errors. Empty: the same.
   Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<void()> while_waiting,
         std::vector<int> numbers = {});
   ~Group();
@@ -32,12 +31,11 @@ class Group {
   // Returns the rank in the whole job of a rank of this group.
   int number(int rank) const { return numbers_.empty() ? rank : numbers_.at(static_cast<std::size_t>(rank)); }
   HostThread& lane() { return *lane_; }
-  int ranks_a_core() const { return ranks_a_core_; }  // that take turns on it
-  bool cached() const { return cached_; }  // what goes into chunks stays in the cache; the same on every rank
+  int ranks_a_core() const { return ranks_a_core_; }  // ranks that take turns on a core
+  bool cached() const { return cached_; }  // whether chunks stay in the cache; the same on every rank
 
-  // Whether a rank's plain pointers are within every rank's reach: as they are, for threads of one process,
-  // or as far addresses, where the kernel lets every rank copy from and to every other's memory. The same on
-  // every rank.
+  // Return, alike on every rank, whether ranks reach each other's plain pointers: as they are, in one
+  // process; or also as far addresses, if the kernel lets every rank copy from and to every other's memory.
   bool one_process() const { return one_process_; }
   bool reaches_all() const { return one_process_ || far_; }
   byte* reach(int rank, std::uint64_t address) const {
@@ -45,44 +43,44 @@ class Group {
                                                             : host::far_address(rank, address);
   }
 
-  // A call begins, whose name and number are for the text of errors.
+  // Begins a call. Its name and number are for the text of errors.
   void doing(std::string_view what, std::uint64_t call) {
     doing_ = what;
     call_ = call;
     beat();
   }
 
-  // Throws the failure of the group, if there is one; cheap.
+  // Throws the failure of the group, if there is one. Cheap.
   void check() const {
     if (board(0).failure.stage.load(std::memory_order_acquire) != 0) raise_failure();
   }
 
-  // Fails the group on every rank and throws; the first failure is everyone's.
+  // Fails the group on every rank, and throws. The first failure is everyone's.
   [[noreturn]] void fail(FailureKind kind, const std::string& text);
 
-  // The same without throwing, for threads that make no call.
+  // Does the same without throwing, for threads that make no call.
   void record(FailureKind kind, const std::string& text);
 
-  // Everyone's `mine`, in rank order, over packets: T is a trivially copyable struct.
+  // Returns everyone's `mine`, in rank order, over packets.
   template <class T>
   std::vector<T> exchange(const T& mine) {
     PacketChannel<HostThread> channel(*lane_);
     return unisono::exchange(channel, mine);
   }
 
-  // Whether the group has failed, or has lost a rank, which fails it. From any thread.
+  // Returns whether the group has failed. Fails it if it has lost a rank. From any thread.
   bool broken();
 
-  // Between two looks of a long wait that is none of the lane's.
+  // Calls the caller's while_waiting: between two looks of a long wait, also one outside the lane.
   void let_caller_in() {
     if (while_waiting_) while_waiting_();
   }
 
-  // This rank will not communicate any more.
+  // Tells the peers that this rank will not communicate any more.
   void leave() noexcept;
   bool left() const { return left_; }
 
-  // Whether this process was forked from the rank: it has the rank's memory, but must not speak for it.
+  // Returns whether this process was forked from the rank: it has the rank's memory, but must not act for it.
   bool inherited() const { return forks_ != forks(); }
 
  private:
@@ -116,7 +114,7 @@ class Group {
   std::string where() const;
   std::string name(int rank) const;                                  // "rank 3"
   std::string who(int rank) const;                                   // "rank 3 (process 1234)"
-  std::string death_of(int rank, const std::string& noticed) const;  // where, or by whom
+  std::string death_of(int rank, const std::string& noticed) const;  // noticed: where, or by whom
   bool dead(int rank) const { return processes_[static_cast<std::size_t>(rank)].dead(); }
 
   int rank_, size_;

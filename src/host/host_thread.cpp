@@ -31,12 +31,12 @@ void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {
   Counters& c = signals(peer);
   for (; bytes > 0; ++c.packets_sent) {
     host::Line& line = *packet(peer, rank_, c.packets_sent);
-    const std::size_t some = std::min(bytes, kPacketBytes);
-    if (some == kPacketBytes) std::memcpy(line.payload, src, kPacketBytes);
-    else std::memcpy(line.payload, src, some);
+    const std::size_t length = std::min(bytes, kPacketBytes);
+    if (length == kPacketBytes) std::memcpy(line.payload, src, kPacketBytes);
+    else std::memcpy(line.payload, src, length);
     host::raise(line, lap_of(c.packets_sent) | mark_, patience_.crowded);
-    src += some;
-    bytes -= some;
+    src += length;
+    bytes -= length;
   }
 }
 
@@ -47,11 +47,11 @@ void HostThread::take_packets(int peer, byte* dst, std::size_t bytes) {
     const std::uint32_t lap = lap_of(c.packets_taken);
     if (!host::reached(line, lap)) await(line, lap, peer, Slot::packet_credit, kMarks + 1);
     if ((line.flag.load(std::memory_order_relaxed) & kMarks) != mark_) watch_.differs(peer);
-    const std::size_t some = std::min(bytes, kPacketBytes);
-    if (some == kPacketBytes) std::memcpy(dst, line.payload, kPacketBytes);
-    else std::memcpy(dst, line.payload, some);
-    dst += some;
-    bytes -= some;
+    const std::size_t length = std::min(bytes, kPacketBytes);
+    if (length == kPacketBytes) std::memcpy(dst, line.payload, kPacketBytes);
+    else std::memcpy(dst, line.payload, length);
+    dst += length;
+    bytes -= length;
   }
 }
 

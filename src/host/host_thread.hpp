@@ -23,15 +23,14 @@ class HostThread {
   static constexpr bool kLinked = false;
   static constexpr std::size_t kPacketBytes = 56;  // payload of a cache line beside its flag
 
-  // What a rank keeps in its segment for its peers: a board for `header` bytes, then signals, packets and
-  // chunks by peer.
+  // A rank's segment: a board of `header_bytes` bytes, then signals, packets and chunks by peer.
   struct Layout {
     Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
     int ranks;
     std::size_t chunk_bytes, lines, chunks, bytes;
   };
 
-  // Called while a wait lasts; each throws what the wait must end with.
+  // Functions that a wait calls while it lasts, and ends by their exceptions.
   struct Watch {
     std::function<void(int peer, const std::function<bool()>& arrived)> interrupted;
     std::function<void(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen)> late;
@@ -41,19 +40,19 @@ class HostThread {
   HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments, host::Far far,
              const host::Patience& patience, Watch watch);
 
-  // The reduction that a move with several sources makes, for the next program.
+  // Sets the reduction of moves with several sources, for the next program.
   void prepare(DType dtype, Op op) {
     reduce_ = kernels_.reduce[static_cast<int>(dtype)][static_cast<int>(op)];
   }
 
-  // What requantise makes, and what element_bytes gives, for the next program.
+  // Sets what requantise does and element_bytes returns, for the next program.
   void prepare(DType dtype, Op op, Wire wire) {
     requantise_ = kernels_.requantise[static_cast<int>(dtype)][static_cast<int>(wire)];
     average_ = op == Op::avg;
     element_bytes_ = size_of(dtype);
   }
 
-  // What the pieces of the next program carry, and must carry: of at most kMarks.
+  // Sets the mark, at most kMarks, that pieces of the next program carry and must carry.
   void mark(std::uint32_t mark) { mark_ = mark; }
   static constexpr std::uint32_t kMarks = (1u << 24) - 1;
 
@@ -62,17 +61,17 @@ class HostThread {
   static constexpr int worker() { return 0; }
   static constexpr int workers() { return 1; }
   std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
-  // Pieces of this size and more are written into peers' chunks around the cache (Group::saved_around_cache).
+  // Returns the bytes from which a piece goes into a chunk around the cache (Group::saved_around_cache).
   std::size_t stream_from() const { return stream_from_; }
   void stream_chunks(bool around) { stream_from_ = around ? kStreamFrom : ~std::size_t{0}; }
   static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }
   static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
 
-  // Whether the programs that follow move between far addresses.
+  // Sets whether the programs that follow move between far addresses.
   void reach_far(bool far) { far_operands_ = far; }
 
-  // The bytes of a peer's block that the root of a gather reads, where the rest is written to it: the kernel
-  // writes large far blocks so slowly that the root is done with its own before.
+  // Returns the bytes of a peer's block that the root of a gather reads itself; the peer writes the rest. The
+  // kernel writes large far blocks so slowly that the root finishes its own block earlier.
   std::size_t root_reads(std::size_t block) const {
     if (!far_operands_ || block < kReadFrom) return 0;
     return block / (static_cast<std::size_t>(size()) + 1) / 4096 * 4096;
@@ -93,10 +92,10 @@ class HostThread {
   std::size_t element_bytes() const { return element_bytes_; }
 
   void signal(int peer, Slot slot) {
-    host::Line& its = *line(peer, slot, rank_);
+    host::Line& theirs = *line(peer, slot, rank_);
     std::uint32_t& sent = signals(peer).signalled[static_cast<int>(slot)];
-    if (slot == Slot::chunk) mark_of(its, sent) = mark_;
-    host::raise(its, ++sent, patience_.crowded);
+    if (slot == Slot::chunk) mark_of(theirs, sent) = mark_;
+    host::raise(theirs, ++sent, patience_.crowded);
   }
   void wait(int peer, Slot slot) {
     const std::uint32_t expected = ++signals(peer).awaited[static_cast<int>(slot)];
@@ -104,11 +103,11 @@ class HostThread {
     if (!host::reached(mine, expected)) await(mine, expected, peer, slot);
     if (slot == Slot::chunk && mark_of(mine, expected - 1) != mark_) watch_.differs(peer);
   }
-  // Whether the next wait returns at once.
+  // Returns whether the next wait returns at once.
   bool reached(int peer, Slot slot) {
     return host::reached(*line(rank_, slot, peer), signals(peer).awaited[static_cast<int>(slot)] + 1);
   }
-  // A signal that carries a note of up to kPacketBytes, readable until the peer's next one in that slot.
+  // Signals with a note of at most kPacketBytes bytes, readable until the next note in that slot.
   template <class Note>
   void signal_note(int peer, Slot slot, const Note& note) {
     static_assert(sizeof(Note) <= kPacketBytes);
@@ -130,7 +129,7 @@ class HostThread {
   std::uint64_t packets_sent(int peer) { return signals(peer).packets_sent; }
   std::uint64_t packets_taken(int peer) { return signals(peer).packets_taken; }
 
-  // Packets as operands of a move: they pass through memory of this rank.
+  // Packets as operands of a move pass through scratch of this rank.
   Dst packets_to(int peer, std::size_t) { return {scratch(2 * peer)}; }
   void commit_packets(int peer, std::size_t bytes) { put_packets(peer, scratch(2 * peer), bytes); }
   const byte* packets_from(int peer, std::size_t bytes) {
@@ -138,11 +137,12 @@ class HostThread {
     return scratch(2 * peer + 1);
   }
 
-  // Chunk `index` of the ring from me in the peer's memory, and of the ring from the peer in mine.
+  // Return chunk `index` of the ring to the peer (in its memory), and of the ring from the peer (in this
+  // rank's).
   byte* chunk_at(int peer, std::uint32_t index) { return chunk(peer, rank_, index); }
   const byte* chunk_from(int peer, std::uint32_t index) { return chunk(rank_, peer, index); }
 
-  // Arrays of size() pointers, for the next move.
+  // Return arrays of size() operands, for the next move.
   const byte** sources() { return sources_.data(); }
   Dst* destinations() { return destinations_.data(); }
 
@@ -178,16 +178,16 @@ class HostThread {
     return false;
   }
   byte* scratch(int index) { return scratch_.data() + static_cast<std::size_t>(index) * kScratch; }
-  // A packet's flag is its lap around the ring, then its mark.
+  // Returns the upper bits of a packet's flag, its lap around the ring. The lower bits are its mark.
   static std::uint32_t lap_of(std::uint64_t packet) {
     return static_cast<std::uint32_t>(packet / kPackets + 1) * (kMarks + 1);
   }
-  // A chunk's mark lies with its signal, one for each place in the ring.
+  // Returns the place of a chunk's mark. Marks lie with the signal, one for each chunk of the ring.
   static std::uint32_t& mark_of(host::Line& line, std::uint32_t chunk) {
     static_assert(kChunks * sizeof(std::uint32_t) <= kPacketBytes);
     return reinterpret_cast<std::uint32_t*>(line.payload)[chunk % kChunks];
   }
-  // unit: of the flag, in errors.
+  // unit: the flag's increase for one epoch, in errors.
   void await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit = 1);
 
   int rank_;

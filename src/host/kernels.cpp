@@ -1,5 +1,5 @@
-// Compiled once for each instruction set, with UNISONO_ISA naming it: the compiler's vectoriser does the rest
-// (DESIGN.md, "SIMD", tells why no library is used here).
+// Copies and reductions, compiled once for each instruction set, which UNISONO_ISA names. The compiler
+// vectorises them (DESIGN.md, "SIMD", says why no library is used).
 #include <algorithm>
 #include <cstring>
 
@@ -13,7 +13,7 @@ namespace {
 // Bytes of a destination that stay in the first-level cache between passes.
 constexpr std::size_t kBlock = 4096;
 
-// Streaming stores are weakly ordered: whoever signals next must not overtake them.
+// Orders streaming stores, which are weakly ordered, before the next signal.
 inline void drain([[maybe_unused]] const Dst* dsts, [[maybe_unused]] int n_dsts) {
 #if defined(__x86_64__)
   for (int d = 0; d < n_dsts; ++d)
@@ -21,7 +21,7 @@ inline void drain([[maybe_unused]] const Dst* dsts, [[maybe_unused]] int n_dsts)
 #endif
 }
 
-// The bytes before the first place from `to` on that a whole vector can be streamed to.
+// Returns the bytes from `to` to the first place where a whole vector can be streamed to, at most `bytes`.
 std::size_t head_of(const byte* to, std::size_t bytes) {
   return std::min((kVector - reinterpret_cast<std::uintptr_t>(to) % kVector) % kVector, bytes);
 }
@@ -37,18 +37,18 @@ void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
   // several destinations: by blocks, so that the source comes from memory once
   const std::size_t step = n_dsts > 1 ? 4 * kBlock : bytes;
   for (std::size_t at = 0; at < bytes; at += step) {
-    const std::size_t some = std::min(step, bytes - at);
+    const std::size_t length = std::min(step, bytes - at);
     for (int d = 0; d < n_dsts; ++d) {
-      if (dsts[d].stream) stream(dsts[d].at + at, src + at, some);
-      else std::memcpy(dsts[d].at + at, src + at, some);
+      if (dsts[d].stream) stream(dsts[d].at + at, src + at, length);
+      else std::memcpy(dsts[d].at + at, src + at, length);
     }
   }
   drain(dsts, n_dsts);
 }
 
-// Combines N sources in order, after what `wide` holds unless they are the first, into `wide` unless they are
-// the last. N is known to the compiler, so that a sum stays in a register. `to` is one of the sources or
-// apart from all of them, hence ivdep.
+// Combines N sources in order. Begins with the sums in `wide`, except if these sources are the first. Writes
+// to `wide`, or to `to` if they are the last. The compiler knows N, so that a sum stays in a register. `to`
+// is one of the sources or apart from all of them, hence ivdep.
 template <class T, Op op, int N, bool kFirst, bool kLast>
 [[gnu::noinline]] void pass(byte* to, typename Wide<T>::type* wide, const byte* const* srcs, std::size_t at,
                             std::size_t count, int n_srcs) {
@@ -63,7 +63,7 @@ template <class T, Op op, int N, bool kFirst, bool kLast>
   }
 }
 
-// One block of any number of sources, by passes over the first-level cache.
+// Reduces one block of any number of sources, in passes over the first-level cache.
 template <class T, Op op>
 void reduce_block(byte* to, const byte* const* srcs, int n_srcs, std::size_t at, std::size_t count) {
   if (n_srcs == 2) return pass<T, op, 2, true, true>(to, nullptr, srcs, at, count, 2);
@@ -76,7 +76,7 @@ void reduce_block(byte* to, const byte* const* srcs, int n_srcs, std::size_t at,
   else pass<T, op, 1, false, true>(to, wide, srcs + s, at, count, n_srcs);
 }
 
-// To one destination, straight from the registers. Gives the bytes that are done, which may leave a rest.
+// Reduces to one destination, straight from the registers. Returns the bytes done, which may be fewer.
 template <class T, Op op>
 std::size_t reduce_straight(const Dst& dst, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   if constexpr (!Lanes<T>::kAny) return 0;
@@ -90,14 +90,13 @@ std::size_t reduce_straight(const Dst& dst, const byte* const* srcs, int n_srcs,
   }
 }
 
-// The first destination may be one of the sources: what is written has been read, element by element in
-// order.
+// Reduces to every destination. The first may be a source: each element is read before it is written.
 template <class T, Op op>
 void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   alignas(64) byte result[kBlock];
   for (std::size_t at = n_dsts == 1 ? reduce_straight<T, op>(dsts[0], srcs, n_srcs, bytes) : 0; at < bytes;
        at += kBlock) {
-    const std::size_t some = std::min(kBlock, bytes - at), count = some / sizeof(T);
+    const std::size_t length = std::min(kBlock, bytes - at), count = length / sizeof(T);
     byte* first = dsts[0].stream || n_dsts > 1 ? result : dsts[0].at + at;
     std::size_t done = 0;
     if constexpr (Lanes<T>::kAny) done = reduce_lanes<T, op, false>(first, srcs, n_srcs, at, count);
@@ -105,14 +104,14 @@ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, st
       reduce_block<T, op>(first + done * sizeof(T), srcs, n_srcs, at + done * sizeof(T), count - done);
     if (first != result) continue;
     for (int d = 0; d < n_dsts; ++d) {
-      if (dsts[d].stream) stream(dsts[d].at + at, result, some);
-      else std::memcpy(dsts[d].at + at, result, some);
+      if (dsts[d].stream) stream(dsts[d].at + at, result, length);
+      else std::memcpy(dsts[d].at + at, result, length);
     }
   }
   drain(dsts, n_dsts);
 }
 
-// A block on the wire.
+// A block in wire form.
 template <class Code>
 struct Block {
   std::uint8_t codes[wire::kBlock];
@@ -132,7 +131,7 @@ struct Block {
   }
 };
 
-// Of a block: all but the last have a length that the compiler knows.
+// Copies a block's elements. All blocks except the last have a length that the compiler knows.
 template <class T>
 inline void copy_elements(void* to, const void* from, std::size_t count) {
   if (count == wire::kBlock) std::memcpy(to, from, wire::kBlock * sizeof(T));
@@ -144,20 +143,20 @@ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs
                 std::size_t count) {
   const std::size_t blocks = wire::blocks_of(count);
   for (std::size_t b = 0; b < blocks; ++b) {
-    const std::size_t begin = b * wire::kBlock, some = std::min(wire::kBlock, count - begin);
+    const std::size_t begin = b * wire::kBlock, length = std::min(wire::kBlock, count - begin);
     Block<Code> block{};
     float values[wire::kBlock], sum[wire::kBlock];
     for (int s = 0; s < n_srcs; ++s) {
       if (s == plain.src) {
         T elements[wire::kBlock] = {};
-        copy_elements<T>(elements, srcs[s] + begin * sizeof(T), some);
+        copy_elements<T>(elements, srcs[s] + begin * sizeof(T), length);
         for (std::size_t i = 0; i < wire::kBlock; ++i) values[i] = Wide<T>::from(elements[i]);
         block.encode(values);
       } else {
         std::memcpy(block.codes, srcs[s] + begin, wire::kBlock);
         block.scale = static_cast<std::uint32_t>(srcs[s][blocks * wire::kBlock + b]);
       }
-      if (n_srcs == 1) break;  // it goes on as it is
+      if (n_srcs == 1) break;  // the block goes on as it is
       block.decode(values);
       if (s == 0) std::memcpy(sum, values, sizeof sum);
       else
@@ -173,7 +172,7 @@ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs
         block.decode(values);
         T elements[wire::kBlock];
         for (std::size_t i = 0; i < wire::kBlock; ++i) elements[i] = Wide<T>::to(values[i]);
-        copy_elements<T>(dsts[d].at + begin * sizeof(T), elements, some);
+        copy_elements<T>(dsts[d].at + begin * sizeof(T), elements, length);
       } else {
         std::memcpy(dsts[d].at + begin, block.codes, wire::kBlock);
         dsts[d].at[blocks * wire::kBlock + b] = static_cast<byte>(block.scale);
@@ -188,17 +187,17 @@ void resume(byte* out, const byte* prior, const byte* const* srcs, int n_srcs, s
   constexpr std::size_t kStep = kBlock / sizeof(W);
   W wide[kStep];
   for (std::size_t at = 0; at < count; at += kStep) {
-    const std::size_t some = std::min(kStep, count - at);
+    const std::size_t length = std::min(kStep, count - at);
     const std::size_t offset = at * sizeof(T);
-    if (prior) std::memcpy(wide, prior + at * sizeof(W), some * sizeof(W));
+    if (prior) std::memcpy(wide, prior + at * sizeof(W), length * sizeof(W));
     else
-      for (std::size_t i = 0; i < some; ++i) wide[i] = Wide<T>::from(load<T>(srcs[0] + offset, i));
+      for (std::size_t i = 0; i < length; ++i) wide[i] = Wide<T>::from(load<T>(srcs[0] + offset, i));
     for (int s = prior ? 0 : 1; s < n_srcs; ++s)
-      for (std::size_t i = 0; i < some; ++i)
+      for (std::size_t i = 0; i < length; ++i)
         wide[i] = combine<op, T>(wide[i], Wide<T>::from(load<T>(srcs[s] + offset, i)));
-    if (ranks == 0) std::memcpy(out + at * sizeof(W), wide, some * sizeof(W));
+    if (ranks == 0) std::memcpy(out + at * sizeof(W), wide, length * sizeof(W));
     else
-      for (std::size_t i = 0; i < some; ++i)
+      for (std::size_t i = 0; i < length; ++i)
         store<T>(out + offset, i, Wide<T>::to(finish<op, T>(wide[i], ranks)));
   }
 }

@@ -1,6 +1,6 @@
-// Floats in vectors, where the compiler's own vectorisation falls short (DESIGN.md, "SIMD"): sources are
-// combined in registers, and the result may go around the cache from there. The bits are those of
-// numeric.hpp. For kernels.cpp only: what it means depends on the instruction set that it is compiled for.
+// Floats in vectors, for loops that the compiler vectorises badly (DESIGN.md, "SIMD"). Sources are combined
+// in registers, and the result may go around the cache from there. The bits are those of numeric.hpp. For
+// kernels.cpp only: the meaning depends on the instruction set of the compilation.
 #pragma once
 
 #include <bit>
@@ -41,7 +41,7 @@ inline void store(byte* at, std::size_t i, T value) {
   std::memcpy(at + i * sizeof(T), &value, sizeof(T));
 }
 
-// Around the cache, to an address that is a multiple of the vector's size. Weakly ordered: see `drain`.
+// Stores around the cache. Requires: `to` is a multiple of the vector's size. Order: weak, see `drain`.
 template <class V>
 inline void stream_vector(byte* to, V value) {
 #if defined(__AVX512F__)
@@ -59,7 +59,7 @@ inline void stream_vector(byte* to, V value) {
   store<V>(to, 0, value);
 }
 
-// What a vector of T is in memory, and its way to f32 and back.
+// A vector of T in memory, and its conversions to f32 and back.
 template <class T>
 struct Lanes {
   static constexpr bool kAny = false;  // plain loops do
@@ -119,7 +119,7 @@ struct Lanes<BF16> {
 };
 #endif
 
-// As `combine` of numeric.hpp.
+// Combines as `combine` of numeric.hpp does.
 template <Op op>
 Floats combine_lanes(Floats a, Floats b) {
   if constexpr (op == Op::prod) return a * b;
@@ -128,9 +128,9 @@ Floats combine_lanes(Floats a, Floats b) {
   return a + b;
 }
 
-// Reduces as many of `count` elements as fill vectors, and gives their number. N is the number of sources
-// where the compiler is to know it: each source has load instructions of its own then, by which the
-// processor's prefetchers tell the streams apart. 0: any number.
+// Reduces as many of `count` elements as fill vectors. Returns their number. N: the number of sources; 0: any
+// number. If the compiler knows N, each source has its own load instructions, by which the processor's
+// prefetchers tell the streams apart.
 template <class T, Op op, bool kStream, int N>
 std::size_t reduce_n_lanes(byte* to, const byte* const* srcs, int n_srcs, std::size_t at, std::size_t count) {
   using Stored = typename Lanes<T>::Stored;

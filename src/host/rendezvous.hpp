@@ -1,4 +1,4 @@
-// A large message between two ranks, without staging.
+// Large messages between two ranks, without staging.
 #pragma once
 
 #include "core/request.hpp"
@@ -7,23 +7,23 @@
 
 namespace unisono {
 
-// What a sender offers.
+// A sender's ticket.
 struct Offered {
   Place in;
   bool only_sends;
 };
 
-// What a receiver answers to the ticket of a sender.
+// A receiver's answer to a sender's ticket.
 struct Reply {
   Place out;
-  std::size_t left;  // bytes, from the first, that the sender is to push; the receiver pulls the others
+  std::size_t left;  // the first bytes, which the sender pushes; the receiver pulls the others
 };
 
 // Sends `sent` bytes to `dst` and receives `received` from `src`; 0 bytes leave that half out. A receiver
-// that sends nothing leaves half of the copying to a sender that receives nothing; any other pulls it all, so
-// that it needs its sender no more. `reach(place, rank, bytes)` gives the address of a peer's buffer. Ends of
-// a pair need not call the same of send, recv and send_recv: each transfer has its own ticket (from the
-// sender, a packet) and reply, in the order of the calls.
+// that sends nothing leaves half of the copying to a sender that receives nothing. Any other receiver pulls
+// all, so that it needs its sender no more. reach(place, rank, bytes): returns the address of a peer's
+// buffer. The two ends may call different ones of send, recv and send_recv: each transfer has its own ticket
+// (a packet from the sender) and reply, in the order of the calls.
 template <class Reach>
 void send_recv_direct(HostThread& lane, int dst, const Place& in, std::size_t sent, int src, const Place& out,
                       std::size_t received, const Args& a, const Reach& reach) {

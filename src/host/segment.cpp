@@ -21,7 +21,7 @@
 namespace unisono {
 namespace {
 
-// Segments that this process has created: ranks that are its threads share the one mapping.
+// The segments that this process has created. Ranks that are threads of it share one mapping.
 struct Own {
   std::mutex mutex;
   std::map<std::uint64_t, std::weak_ptr<Segment>> by_nonce;
@@ -36,20 +36,20 @@ std::uint64_t fresh_nonce() {
   return (static_cast<std::uint64_t>(device()) << 32 | device()) | 1;
 }
 
-// Gives a file its memory; 0, or why not. In pieces, each again where a signal came: the kernel takes back
-// the piece that it was at.
+// Reserves a file's memory. Returns 0 or an errno. Works in pieces: if a signal comes, the kernel takes the
+// current piece back, and it is reserved again.
 int reserve(int fd, std::size_t bytes) {
   constexpr std::size_t kPiece = std::size_t{64} << 20;
   int error = 0;
   for (std::size_t done = 0; done < bytes && (error == 0 || error == EINTR);) {
-    const std::size_t some = std::min(kPiece, bytes - done);
-    error = ::posix_fallocate(fd, static_cast<off_t>(done), static_cast<off_t>(some));
-    if (error == 0) done += some;
+    const std::size_t length = std::min(kPiece, bytes - done);
+    error = ::posix_fallocate(fd, static_cast<off_t>(done), static_cast<off_t>(length));
+    if (error == 0) done += length;
   }
   return error;
 }
 
-// Throws ResourceError with errno's text when `result` is negative; returns it otherwise.
+// Returns `result`. Throws ResourceError with errno's text if `result` is negative.
 int check(int result, const std::string& what) {
   if (result >= 0) return result;
   throw ResourceError(what + " failed: " + std::strerror(errno) + ".");
@@ -57,7 +57,7 @@ int check(int result, const std::string& what) {
 
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
-// The number in `file` (after `name`, or at its begin) times `unit`; kNone when there is none.
+// Returns the number in `file` (after `name`, or at its begin) times `unit`; kNone if there is none.
 std::size_t number_in(const std::string& file, const std::string& name, std::size_t unit) {
   std::ifstream in(file);
   for (std::string word; in >> word;) {
@@ -69,7 +69,7 @@ std::size_t number_in(const std::string& file, const std::string& name, std::siz
   return kNone;
 }
 
-// What a control group's limit leaves; files that are cached for nobody make room.
+// Returns the bytes that a control group's limit leaves. Inactive cached files count as room.
 std::size_t room_in(const std::string& group, const char* limit, const char* usage, const char* idle) {
   const std::size_t most = number_in(group + limit, "", 1);
   const std::size_t used = number_in(group + usage, "", 1),
@@ -81,7 +81,7 @@ std::size_t room_in(const std::string& group, const char* limit, const char* usa
 std::byte* map(int fd, std::size_t bytes) {
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) check(-1, "mapping " + std::to_string(bytes >> 20) + " MiB of shared memory");
-  ::madvise(at, bytes, MADV_HUGEPAGE);  // a hint: refused where shared memory has no huge pages
+  ::madvise(at, bytes, MADV_HUGEPAGE);  // a hint: refused if shared memory has no huge pages
   return static_cast<std::byte*>(at);
 }
 
@@ -96,8 +96,8 @@ void check_room(std::size_t bytes, int ranks) {
   const auto each = room / static_cast<std::size_t>(ranks);
   if (bytes > each)
     throw ResourceError("there is no room for " + std::to_string(bytes >> 20) + " MiB of memory" +
-                        (ranks > 1 ? " for each of " + std::to_string(ranks) + " ranks" : "") + ", but for " +
-                        std::to_string(each >> 20) +
+                        (ranks > 1 ? " for each of " + std::to_string(ranks) + " ranks" : "") +
+                        ", only for " + std::to_string(each >> 20) +
                         ": free memory, raise the container's limit, or use fewer ranks.");
 }
 

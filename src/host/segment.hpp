@@ -1,4 +1,4 @@
-// Memory that other processes of this machine can map. It has no name, so a killed process leaves nothing
+// Memory that other processes of this machine can map, without a name: a killed process leaves nothing
 // behind.
 #pragma once
 
@@ -11,24 +11,23 @@
 
 namespace unisono {
 
-// Throws ResourceError where the machine, or this container, has no room for that much more memory of each of
-// so many ranks. It is taken at once, and where there is not enough the kernel would end a process instead of
-// refusing.
+// Throws ResourceError if the machine or this container has no room for `bytes` bytes more of each of `ranks`
+// ranks. The memory is taken at once: if there is too little, the kernel ends a process instead of refusing.
 void check_room(std::size_t bytes, int ranks = 1);
 
 class Segment {
  public:
-  // What a peer needs to map a segment. It travels as bytes: `open` trusts nothing in it.
+  // A peer's means to map a segment. Handles travel as bytes: `open` trusts nothing in them.
   struct Handle {
     std::int32_t pid = 0, fd = -1;
     std::uint64_t bytes = 0, nonce = 0;
   };
 
-  // Zeroed memory, reserved now: ResourceError when there is not enough.
+  // Returns zeroed memory, reserved now. Throws ResourceError if there is not enough.
   static std::shared_ptr<Segment> create(std::size_t bytes);
 
   // Maps a peer's segment; a segment of this process is the same memory at the same address. Throws
-  // ResourceError when the peer is gone, is not this user's, or does not hold `bytes` bytes marked with the
+  // ResourceError if the peer is gone, is not this user's, or does not hold `bytes` bytes marked with the
   // handle's nonce.
   static std::shared_ptr<Segment> open(const Handle& handle, std::size_t bytes);
 
@@ -39,11 +38,11 @@ class Segment {
   std::byte* data() const { return data_ + kPage; }
   std::size_t bytes() const { return bytes_; }
   Handle handle() const;
-  void close_file();  // once all who shall map it have: the mappings keep the memory
+  void close_file();  // Requires: all peers have mapped the segment. The mappings keep the memory.
   const std::uint64_t& nonce() const { return head().nonce; }
 
-  // Says to everyone who has mapped it that its owner needs it no more. False, and nothing said, in a forked
-  // child: it is the parent's.
+  // Tells everyone who has mapped the segment that its owner needs it no more. In a forked child returns
+  // false and tells nothing: the segment is the parent's.
   bool release() {
     if (forks_ != forks()) return false;
     head().released.store(1, std::memory_order_release);
@@ -53,7 +52,7 @@ class Segment {
 
  private:
   struct Head {
-    std::uint64_t nonce;  // by which a peer knows the segment
+    std::uint64_t nonce;  // identifies the segment to peers
     std::atomic<std::uint32_t> released;
   };
   static constexpr std::size_t kPage = 4096;  // the head has the first one

@@ -19,7 +19,7 @@ namespace unisono {
 // must find it.
 class Symmetric {
  public:
-  // `segments` of all ranks, in rank order. Every rank adds the same allocations in the same order.
+  // segments: of all ranks, in rank order. Requires: ranks add the same allocations in the same order.
   std::uint32_t add(std::vector<std::shared_ptr<Segment>> segments, int rank) {
     std::scoped_lock lock(mutex_);
     Allocation& made = allocations_[++made_];
@@ -29,10 +29,11 @@ class Symmetric {
   }
   void release(std::uint32_t allocation) {
     std::scoped_lock lock(mutex_);
-    // a forked child keeps all: what the parent has released, the child may still use
+    // a forked child keeps all allocations: it may still use those that the parent has released
     if (allocations_.at(allocation).own->release()) ++pending_;
   }
-  // For the begin of each call: at no cost where this rank has released nothing that a peer still holds.
+  // Drops the allocations that every rank has released. For the begin of each call: costs nothing if this
+  // rank has released none that a peer still holds.
   void drop_released() {
     if (pending_ == 0) return;
     std::scoped_lock lock(mutex_);
@@ -42,7 +43,7 @@ class Symmetric {
                          [](const auto& segment) { return segment->released(); });
     });
   }
-  // Whether there ever was one: the same on every rank, unlike whether there still is.
+  // Returns whether there ever was an allocation: the same on every rank, unlike whether there still is one.
   bool ever() const { return made_ > 0; }
 
   Place find(const byte* at, std::size_t bytes) const {
@@ -55,8 +56,8 @@ class Symmetric {
     }
     return {};
   }
-  // Where rank `rank` has `place`, or null when this rank has no such allocation or it ends before `bytes`: a
-  // peer's place is checked like any message.
+  // Returns where rank `rank` has `place`. Returns null if this rank has no such allocation, or if the
+  // allocation ends before `bytes`: a peer's place is checked like any message.
   byte* resolve(const Place& place, int rank, std::size_t bytes) const {
     std::scoped_lock lock(mutex_);
     const auto found = allocations_.find(place.allocation);

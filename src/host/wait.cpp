@@ -14,7 +14,7 @@ namespace unisono::host {
 namespace {
 
 constexpr auto kYielding = std::chrono::microseconds(50);  // how long a wait yields before it sleeps
-// The longest sleep: a wake that was missed costs no more.
+// The longest sleep. A missed wake costs no more.
 constexpr auto kNap = std::chrono::microseconds(500);
 
 void pause() {
@@ -25,7 +25,7 @@ void pause() {
 #endif
 }
 
-// Shared futexes (no FUTEX_PRIVATE_FLAG): the word lies in memory of several processes.
+// Sleeps on a shared futex (no FUTEX_PRIVATE_FLAG): the word lies in memory of several processes.
 void nap(Line& line, std::uint32_t expected) {
   line.sleepers.store(1, std::memory_order_seq_cst);
   const std::uint32_t seen = line.flag.load(std::memory_order_seq_cst);
@@ -39,8 +39,8 @@ void nap(Line& line, std::uint32_t expected) {
 }  // namespace
 
 void raise(Line& line, std::uint32_t value, bool crowded) {
-  // The look at `sleepers` may pass a plain store, and a wake be missed until the nap ends: an exchange,
-  // which it cannot pass, is worth it only where cores are scarce and somebody sleeps.
+  // The load of `sleepers` may overtake a plain store: a wake is then missed until the nap ends. No load
+  // overtakes an exchange, which pays only if cores are scarce and a rank sleeps.
   if (crowded) line.flag.exchange(value, std::memory_order_seq_cst);
   else line.flag.store(value, std::memory_order_release);
   if (line.sleepers.load(std::memory_order_seq_cst) != 0)

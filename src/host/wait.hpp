@@ -8,8 +8,8 @@
 
 namespace unisono::host {
 
-// A cache line that one rank writes and one rank polls: a signal (flag counts), or a packet (flag has its lap
-// in the upper bits).
+// A cache line that one rank writes and one rank polls: a signal, whose flag counts, or a packet, whose flag
+// has the lap in its upper bits.
 struct alignas(64) Line {
   std::atomic<std::uint32_t> flag;
   std::atomic<std::uint32_t> sleepers;
@@ -27,12 +27,12 @@ struct Patience {
   std::chrono::duration<double> timeout{};
 };
 
-// Publishes everything written before, then wakes whoever sleeps on the line.
+// Publishes everything written before, then wakes those who sleep on the line.
 void raise(Line& line, std::uint32_t value, bool crowded);
 
-// Returns once the line has reached `expected`: polls, then yields, then sleeps on a futex. `interrupted` is
-// called every few milliseconds of waiting and throws when waiting on has become pointless; `late` throws the
-// timeout.
+// Waits until the line has reached `expected`: polls, then yields, then sleeps on a futex. Calls
+// `interrupted` every few milliseconds, which throws if waiting on is pointless. Calls `late` at the timeout,
+// which throws.
 void await(Line& line, std::uint32_t expected, const Patience& patience,
            const std::function<void()>& interrupted, const std::function<void(std::uint32_t seen)>& late);
 

@@ -1,7 +1,7 @@
-// One-way streams of pieces between two ranks, with room for a few: the way that any pointer can take.
+// Channels: one-way streams of pieces between two ranks, with room for a few pieces. They take any pointer.
 //
-// Both channels have the same face, so that a program is written once for both:
-//   capacity()          most bytes of a piece
+// Both channels have the same functions, so that one program serves both:
+//   capacity()          returns the most bytes of a piece
 //   put(peer, src, n)   sends a piece; waits only while the peer's ring is full
 //   take(peer, dst, n)  receives the next piece
 //   reserve(peer, n), commit(peer, n)   put in two steps: the caller writes the piece where reserve says
@@ -15,8 +15,8 @@
 
 namespace unisono {
 
-// Pieces in a ring of chunks in the receiver's memory, each announced by a signal. The receiver gives credit
-// back by half rings, so that a sender seldom waits for it.
+// Pieces in a ring of chunks in the receiver's memory, each announced by a signal. The receiver returns
+// credit by half rings, so that a sender seldom waits for it.
 template <class Lane>
 class ChunkChannel {
  public:
@@ -33,11 +33,11 @@ class ChunkChannel {
   }
   UNISONO_PROGRAM void commit(int peer, std::size_t) { lane.signal(peer, Slot::chunk); }
 
-  // Whether a piece comes from `src` before long; of lanes that can tell.
+  // Returns whether a piece comes from `src` soon. Only on lanes that can tell (`reached`).
   UNISONO_PROGRAM bool comes_before_room(int src, int, bool)
     requires requires(Lane& at) { at.reached(src, Slot::chunk); }
   {
-    constexpr int kLooks = 16384;  // longer than a piece of a peer that does the same takes to come
+    constexpr int kLooks = 16384;  // longer than a piece takes to come from a peer that sends and receives
     bool come = lane.reached(src, Slot::chunk);
     for (int looks = 0; !come && looks < kLooks; ++looks) come = lane.reached(src, Slot::chunk);
     return come;
@@ -65,9 +65,9 @@ class ChunkChannel {
   static constexpr std::uint32_t kHalf = Lane::kChunks / 2;
 };
 
-// Pieces in packets, whose flag travels in the same store as the data. A piece waits for nothing but its own
-// last byte. Credit goes back by quarters of the ring, and a piece is at most one: three pieces always have
-// room, as the programs that give before they take need.
+// Pieces in packets, whose flag travels in the same store as the data. A receiver waits only for a piece's
+// last byte. Credit returns by quarters of the ring, and a piece has at most a quarter. Therefore three
+// pieces always have room, as programs need that give before they take.
 template <class Lane>
 class PacketChannel {
  public:
@@ -111,7 +111,7 @@ class PacketChannel {
   }
 };
 
-// The same piece to every peer: read once where the lane multicasts.
+// Sends the same piece to every peer. A lane that multicasts reads the piece once.
 template <class Channel>
 UNISONO_PROGRAM void put_all(Channel& channel, const byte* src, std::size_t bytes) {
   auto& lane = channel.lane;
@@ -126,7 +126,7 @@ UNISONO_PROGRAM void put_all(Channel& channel, const byte* src, std::size_t byte
   }
 }
 
-// Everyone's `mine`, in rank order: T is a trivially copyable struct.
+// Returns everyone's `mine`, in rank order.
 template <class Channel, class T>
 std::vector<T> exchange(Channel& channel, const T& mine) {
   static_assert(std::is_trivially_copyable_v<T>);

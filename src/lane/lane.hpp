@@ -1,32 +1,32 @@
-// What a program sees of the machine. A lane is one worker of one rank: a CPU thread, a CUDA thread block, an
+// The machine as programs see it. A lane is one worker of one rank: a CPU thread, a thread block, an
 // endpoint.
 //
-// The verbs of a lane (HostThread in host/, CudaBlock in cuda/device/, FabricEndpoint in fabric/; a program
-// is a template over them):
+// The verbs of lanes (HostThread in host/, CudaBlock in cuda/device/, FabricEndpoint in fabric/). Programs
+// are templates over a lane.
 //
 // move(dsts, n_dsts, srcs, n_srcs, bytes)
-//   Reads every source once, combines them in the order given with the wide accumulator, writes every
-//   destination: copy, multicast, reduce or both.
+//   Reads every source once, combines the sources in order with the wide accumulator, and writes every
+//   destination: a copy, a multicast, a reduction or both.
 // settle()
-//   What the worker has moved may be read by its next moves. Only lanes of several threads have it.
+//   Makes what the worker has moved readable by its next moves. Only lanes of several threads have it.
 // signal(peer, slot), wait(peer, slot)
-//   Counting: the k-th wait returns after the k-th signal; what the peer wrote before its signal is readable
+//   Count: the k-th wait returns after the k-th signal. The peer's writes before its signal are readable
 //   after the wait. A wait has a deadline.
 // announce(slot)
-//   A signal to every peer that stands for what earlier calls have written only.
+//   Signals every peer, but only for what earlier calls have written.
 // signal_note(peer, slot, note), wait_note(peer, slot)
-//   A signal that brings a few bytes, on GPUs an address, and the wait that has them.
+//   Signals with a few bytes, on GPUs an address; waits for the signal and returns them.
 // put_packets(peer, src, bytes), take_packets(peer, dst, bytes)
-//   Of the host lane: data and flag in one store; no signal needed. In two steps, as operands of a move:
+//   Host lane: move data and flag in one store, without a signal. In two steps, as operands of a move:
 //   packets_to(peer, bytes), commit_packets(peer, bytes); packets_from(peer, bytes).
 // requantise(dsts, n_dsts, srcs, n_srcs, plain, count)
-//   A move of `count` elements in their wire form (wire.hpp); the operands of `plain` hold elements, of
-//   element_bytes(), and take part as they look on it.
+//   Moves `count` elements in their wire form (wire.hpp). The operands of `plain` hold elements of
+//   element_bytes() instead, and count with the values that they have in wire form.
 //
-// Where it is: rank() of size(), worker() of workers(). piece_bytes() is the most that a worker takes up at
-// once; that and a chunk are 2·kAlign or more. kPulls says whether it had rather read from peers than write,
-// kMulticasts whether a move to several peers costs less than one to each, kLinked whether what enters and
-// leaves a rank bounds it, so that a root that has it all leaves the work to the others.
+// Place: rank() of size(), worker() of workers(). piece_bytes() is the most that a worker takes up at once.
+// piece_bytes() and chunk_bytes() are 2·kAlign or more. kPulls: reading from peers is better than writing to
+// them. kMulticasts: a move to several peers costs less than a move to each. kLinked: the bytes that enter
+// and leave a rank bound a call, so that a root with all the data leaves the work to the others.
 #pragma once
 
 #include <cstddef>
@@ -36,19 +36,19 @@
 
 namespace unisono {
 
-// What a signal means. Counters of different slots are independent of each other.
+// The meaning of a signal. Counters of different slots are independent of each other.
 enum class Slot : int { meet, chunk, chunk_credit, packet_credit, reply };
 inline constexpr int kSlots = 5;
-// In errors; packets have no signal, so that a wait for one is named after its credit's slot.
+// The names in errors. Packets have no signal: a wait for one has the slot of its credit.
 inline constexpr const char* kSlotNames[kSlots] = {"meet", "chunk", "chunk_credit", "packet", "reply"};
 
-// `stream`: nobody reads it soon, so it need not stay in the cache.
+// A destination. stream: nobody reads it soon, so that it need not stay in the cache.
 struct Dst {
   byte* at;
   bool stream = false;
 };
 
-// The operands of a quantised move that hold elements, not their wire form; -1: none.
+// The indices of the operands of requantise that hold elements, not their wire form; -1: none.
 struct Plain {
   int src = -1, dst = -1;
 };
@@ -58,12 +58,12 @@ struct Args {
   const byte* in = nullptr;
   byte* out = nullptr;
   std::size_t bytes = 0;  // all_reduce, reduce, broadcast: the whole buffer; else: all blocks together
-  std::size_t block = 0;  // bytes of a rank's block; the last one is shorter when `bytes` does not divide
+  std::size_t block = 0;  // bytes of a rank's block; the last one is shorter if `bytes` does not divide
   int root = 0;
   bool stream = false;                  // the outputs are large: write around the cache
   const byte* const* inputs = nullptr;  // of every rank, for programs that reach into peers' buffers
   byte* const* outputs = nullptr;
-  // What goes to a peer, which is only read, or comes from it; null: nothing does.
+  // The data for a peer, which is only read, or the place for its data; null: there is none.
   struct Part {
     byte* at = nullptr;
     std::size_t bytes = 0;
@@ -76,27 +76,26 @@ struct Range {
   std::size_t begin = 0, bytes = 0;
 };
 
-// Block `index` of a buffer of `bytes` cut into blocks of `block`: empty past the end.
+// Returns block `index` of a buffer of `bytes` bytes in blocks of `block` bytes: empty past the end.
 UNISONO_PORTABLE constexpr Range block_of(std::size_t bytes, std::size_t block, int index) {
   const std::size_t begin = smaller(block * static_cast<std::size_t>(index), bytes);
   return {begin, smaller(block, bytes - begin)};
 }
 
-// What of block `index` lies in a round of its blocks: the last block may be shorter than the others.
+// Returns the part of block `index` in a round of the blocks. The last block may be shorter than the others.
 UNISONO_PORTABLE constexpr Range piece_of(const Args& a, Range round, int index) {
   const Range b = block_of(a.bytes, a.block, index);
   if (round.begin >= b.bytes) return {b.begin, 0};
   return {b.begin + round.begin, smaller(round.bytes, b.bytes - round.begin)};
 }
 
-// The bytes of one of `ranks` equal shards.
+// Returns the bytes of one of `ranks` equal shards, a multiple of kAlign.
 UNISONO_PORTABLE constexpr std::size_t shard_bytes(std::size_t bytes, int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
   return round_up((bytes + n - 1) / n, kAlign);
 }
 
-// The rounds of `step` bytes that fall to this worker: for (Rounds r(lane, bytes, step); r.more(); r.next())
-// … r.range()
+// This worker's rounds of `step` bytes: for (Rounds r(lane, bytes, step); r.more(); r.next()) … r.range()
 struct Rounds {
   template <class Lane>
   UNISONO_PORTABLE Rounds(const Lane& lane, std::size_t bytes, std::size_t step)
@@ -117,8 +116,8 @@ UNISONO_PROGRAM void settle(Lane& lane) {
   if constexpr (requires { lane.settle(); }) lane.settle();
 }
 
-// Gives each round's pieces before it takes the last one's, so that they travel while it works. Every other
-// worker gives after it has taken: while those of one kind fill the links, those of the other combine.
+// Gives the pieces of each round before it takes those of the round before, so that pieces travel during the
+// work. Every other worker takes first: while half of the workers fill the links, the others combine.
 template <class Lane, class Give, class Take>
 UNISONO_PROGRAM void one_ahead(const Lane& lane, Rounds rounds, const Give& give, const Take& take) {
   const bool takes_first = lane.worker() % 2 == 1;
@@ -132,17 +131,16 @@ UNISONO_PROGRAM void one_ahead(const Lane& lane, Rounds rounds, const Give& give
   }
 }
 
-// The peers of a rank in the order in which it turns to them: at any moment each rank is turned to by one
-// other.
+// Returns a rank's peer in a step from 1 to size(). No two ranks have the same; the last is the rank itself.
 template <class Lane>
 UNISONO_PORTABLE int peer_at(const Lane& lane, int step) {
   const int at = lane.rank() + step;
   return at < lane.size() ? at : at - lane.size();
 }
 
-// Returns when every rank has called it; what any rank wrote in earlier calls may be read, and overwritten,
-// after. Where ranks tell each other of a direct call before it, they have met; where not, `meanwhile` is
-// done while they meet: work that touches nothing of a peer's.
+// Returns when every rank has called it: the data of earlier calls may then be read and overwritten. Calls
+// `meanwhile`, which must not touch a peer's memory, while the ranks meet. Does nothing on lanes without
+// `announce`: their ranks have met, since they exchange tickets before a direct call.
 template <class Lane, class Work>
 UNISONO_PROGRAM void meet_first(Lane& lane, const Work& meanwhile) {
   if constexpr (requires { lane.announce(Slot::meet); }) {
@@ -156,9 +154,9 @@ UNISONO_PROGRAM void meet_first(Lane& lane) {
   meet_first(lane, [] {});
 }
 
-// Meets all ranks, then moves what is between this rank and each other, bytes(p) of rank p, one peer after
-// the other in peer_at's order; its own part goes between, a piece here and there, so that the links never
-// idle for it, and the first piece while the ranks meet.
+// Meets all ranks. Then moves bytes(p) of each rank p by move(p, range), in peer_at's order. This rank's own
+// pieces go between those of peers, so that the links never idle for them; the first goes while the ranks
+// meet.
 template <class Lane, class Bytes, class Move>
 UNISONO_PROGRAM void meet_in_turn(Lane& lane, const Bytes& bytes, const Move& move) {
   const int n = lane.size(), me = lane.rank();
@@ -169,7 +167,7 @@ UNISONO_PROGRAM void meet_in_turn(Lane& lane, const Bytes& bytes, const Move& mo
     own.next();
   });
   int before_own = n > 2 ? 1 + lane.worker() % (n - 1) : 1;
-  for (int i = 1; i <= n; ++i) {  // what is left of its own at last
+  for (int i = 1; i <= n; ++i) {  // the rest of its own part at last
     const int p = peer_at(lane, i);
     for (Rounds r = p == me ? own : Rounds(lane, bytes(p), lane.tile_bytes()); r.more(); r.next()) {
       move(p, r.range());
@@ -181,12 +179,12 @@ UNISONO_PROGRAM void meet_in_turn(Lane& lane, const Bytes& bytes, const Move& mo
   }
 }
 
-// The shard of `rank` where the root has none: what leaves or enters the root is then all that bounds it.
+// Returns the shard of `rank` if the root has none: only what leaves or enters the root then bounds a call.
 UNISONO_PORTABLE constexpr Range share_without(std::size_t bytes, int ranks, int root, int rank) {
   return rank == root ? Range{} : block_of(bytes, shard_bytes(bytes, ranks - 1), rank - (rank > root));
 }
 
-// What a rank does of a rooted collective's `bytes`.
+// Returns the part of a rooted collective's `bytes` that this rank works on.
 template <class Lane>
 UNISONO_PORTABLE Range share_of(const Lane& lane, std::size_t bytes, int root) {
   const int n = lane.size(), me = lane.rank();
@@ -194,7 +192,7 @@ UNISONO_PORTABLE Range share_of(const Lane& lane, std::size_t bytes, int root) {
   return share_without(bytes, n, root, me);
 }
 
-// Returns when every rank has called it; what any rank wrote before is readable after.
+// Returns when every rank has called it. Data that any rank wrote before its call is then readable.
 template <class Lane>
 UNISONO_PROGRAM void meet(Lane& lane) {
   for (int i = 1; i < lane.size(); ++i) lane.signal(peer_at(lane, i), Slot::meet);

@@ -5,7 +5,7 @@
 
 namespace unisono {
 
-// In place (the input is my block of the output) is safe.
+// Sends each piece to every peer. In place is safe: the input is then the rank's block of the output.
 template <class Channel>
 UNISONO_PROGRAM void all_gather_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -29,8 +29,8 @@ UNISONO_PROGRAM void all_gather_push(Channel& channel, const Args& a) {
       });
 }
 
-// On buffers that everyone reaches. Where loads are as good as stores I read everyone's block; elsewhere I
-// write mine to every output.
+// Works on buffers that every rank reaches. On a lane that pulls, a rank reads everyone's block. On others it
+// writes its own block to every output.
 template <class Lane>
 UNISONO_PROGRAM void all_gather_direct(Lane& lane, const Args& a) {
   const int me = lane.rank();

@@ -7,7 +7,8 @@
 
 namespace unisono {
 
-// Everyone gets every input and combines it all: (n-1)·N bytes out of each rank, one step. In place is safe.
+// Sends each input to everyone, and combines all: (n-1)·N bytes leave each rank, in one step. In place is
+// safe.
 template <class Channel>
 UNISONO_PROGRAM void all_reduce_one_shot(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -23,7 +24,7 @@ UNISONO_PROGRAM void all_reduce_one_shot(Channel& channel, const Args& a) {
   }
 }
 
-// Gives each peer its shard of a round.
+// Sends each peer its shard of a round.
 template <class Channel>
 UNISONO_PROGRAM void put_shards(Channel& channel, const Args& a, Range round) {
   auto& lane = channel.lane;
@@ -34,8 +35,8 @@ UNISONO_PROGRAM void put_shards(Channel& channel, const Args& a, Range round) {
   }
 }
 
-// I combine my shard of everyone's input and give everyone the sum (Rabenseifner's reduce-scatter and
-// all-gather, fused so that the sum is written once to all): 2·N·(n-1)/n bytes out of each rank, two steps.
+// Combines this rank's shard of every input and sends the sum to everyone (Rabenseifner's reduce-scatter and
+// all-gather, fused so that the sum is written once to all): 2·N·(n-1)/n bytes leave each rank, in two steps.
 // In place is safe.
 template <class Channel>
 UNISONO_PROGRAM void all_reduce_two_shot(Channel& channel, const Args& a) {
@@ -60,7 +61,7 @@ UNISONO_PROGRAM void all_reduce_two_shot(Channel& channel, const Args& a) {
       channel.commit(peer_at(lane, i), mine.bytes);
     }
     next.next();
-    if (next.more()) put_shards(channel, a, next.range());  // they travel while the sums come in
+    if (next.more()) put_shards(channel, a, next.range());  // the shards travel while the sums come in
     for (int i = 1; i < n; ++i) {
       const int p = peer_at(lane, n - i);
       const Range s = block_of(bytes, shard, p);
@@ -69,8 +70,8 @@ UNISONO_PROGRAM void all_reduce_two_shot(Channel& channel, const Args& a) {
   }
 }
 
-// The same with the sums written to where they belong, on outputs that everyone reaches: all that crosses
-// between ranks is stores. In place is safe: a shard has gone before its sum arrives.
+// Does the same, but stores the sums straight into the outputs, which every rank reaches: only stores cross
+// between ranks. In place is safe: a shard has gone before its sum arrives.
 template <class Channel>
 UNISONO_PROGRAM void all_reduce_two_shot_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -91,7 +92,7 @@ UNISONO_PROGRAM void all_reduce_two_shot_push(Channel& channel, const Args& a) {
   meet(lane);
 }
 
-// The same on buffers that everyone reaches: n loads, one sum, n stores, no copy. In place is safe.
+// Does the same on buffers that every rank reaches: n loads, one sum, n stores, no copy. In place is safe.
 template <class Lane>
 UNISONO_PROGRAM void all_reduce_two_shot_direct(Lane& lane, const Args& a) {
   const int n = lane.size();
@@ -110,8 +111,7 @@ UNISONO_PROGRAM void all_reduce_two_shot_direct(Lane& lane, const Args& a) {
   meet(lane);
 }
 
-// What a GPU's SMs do of an all_reduce by copy engines: the inputs, which lie with this rank, are combined
-// into its output.
+// Does the SMs' part of an all_reduce by copy engines: combines inputs that lie with this rank.
 template <class Lane>
 UNISONO_PROGRAM void all_reduce_combine(Lane& lane, const Args& a) {
   for (Rounds r(lane, a.bytes, lane.tile_bytes()); r.more(); r.next()) {
@@ -122,7 +122,7 @@ UNISONO_PROGRAM void all_reduce_combine(Lane& lane, const Args& a) {
   }
 }
 
-// The composition that every library has: a reduce_scatter into the output, then an all_gather in place.
+// Composes a reduce_scatter into the output and an all_gather in place, as every library does.
 template <class Channel>
 UNISONO_PROGRAM void all_reduce_reduce_scatter_all_gather(Channel& channel, const Args& a) {
   auto& lane = channel.lane;

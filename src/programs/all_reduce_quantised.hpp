@@ -1,5 +1,5 @@
-// all_reduce by bytes with a scale for each block (wire.hpp): about a quarter of what f32 sends, half of what
-// bf16 does.
+// all_reduce in wire form, a byte for each element and a scale for each block (wire.hpp): about a quarter of
+// the traffic of f32, half of the traffic of bf16.
 #pragma once
 
 #include "base/wire.hpp"
@@ -7,7 +7,7 @@
 
 namespace unisono {
 
-// Gives each peer its shard of a round, of elements.
+// Sends each peer its shard of a round. Units: ranges count elements.
 template <class Channel>
 UNISONO_PROGRAM void put_shards_quantised(Channel& channel, const Args& a, Range round) {
   auto& lane = channel.lane;
@@ -22,9 +22,9 @@ UNISONO_PROGRAM void put_shards_quantised(Channel& channel, const Args& a, Range
   }
 }
 
-// Two shots: I combine my shard of everyone's quantised input, and give everyone the quantised sum. My own
-// input and my own output are quantised too: blocks lie at multiples of 32 elements of the whole buffer, and
-// so no bit depends on who combines what. Ranges count elements here. In place is safe.
+// Combines this rank's shard of every quantised input, and sends everyone the quantised sum: two shots. The
+// rank's own input and output are quantised too, and blocks lie at multiples of 32 elements of the whole
+// buffer. Therefore no bit depends on who combines what. Units: ranges count elements. In place is safe.
 template <class Channel>
 UNISONO_PROGRAM void all_reduce_quantised(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -51,7 +51,7 @@ UNISONO_PROGRAM void all_reduce_quantised(Channel& channel, const Args& a) {
       channel.commit(peer_at(lane, i), bytes);
     }
     next.next();
-    if (next.more()) put_shards_quantised(channel, a, next.range());  // they travel while the sums come in
+    if (next.more()) put_shards_quantised(channel, a, next.range());  // shards travel while sums come in
     for (int i = 1; i < n; ++i) {
       const int p = peer_at(lane, n - i);
       const Range s = block_of(count, shard, p);

@@ -1,12 +1,12 @@
-// all_to_all: rank r gets, in rank order, everyone's block r; all_to_all_v and batch_send_recv, with a size
-// for every pair.
+// all_to_all: rank r gets everyone's block r, in rank order. all_to_all_v, batch_send_recv: a size for each
+// pair.
 #pragma once
 
 #include "lane/channel.hpp"
 
 namespace unisono {
 
-// What this rank has for rank p, and gets from it.
+// Return this rank's part for rank p, and its part from rank p.
 UNISONO_PORTABLE inline Args::Part part_for(const Args& a, int p) {
   if (a.sends) return a.sends[p];
   return {const_cast<byte*>(a.in) + a.block * static_cast<std::size_t>(p), a.block};
@@ -16,8 +16,8 @@ UNISONO_PORTABLE inline Args::Part part_from(const Args& a, int p) {
   return {a.out + a.block * static_cast<std::size_t>(p), a.block};
 }
 
-// A round moves a piece of every pair, by put(p, source, piece) and take(p, target, piece). A piece has gone
-// before take() writes to its place, so equal parts may be exchanged in place.
+// Moves a piece of every pair in each round, by put(p, source, piece) and take(p, target, piece). A piece has
+// gone before take() writes to its place: equal parts may be exchanged in place.
 template <class Channel, class Put, class Take>
 UNISONO_PROGRAM void all_to_all_rounds(Channel& channel, const Args& a, const Put& put, const Take& take) {
   auto& lane = channel.lane;
@@ -61,13 +61,13 @@ UNISONO_PROGRAM void all_to_all_push(Channel& channel, const Args& a) {
       [&](int p, byte* to, Range piece) { channel.take(p, {to, a.stream}, piece.bytes); });
 }
 
-// The same of parts, where receivers tell senders of addresses: outputs[p] is this rank's part from rank p as
-// p reaches it, to which the data then goes at once; null: through chunks.
+// Moves parts if receivers tell senders addresses. outputs[p] is this rank's part from rank p, as p reaches
+// it: its data goes there at once. null: its data goes through chunks.
 template <class Channel>
 UNISONO_PROGRAM void all_to_all_told(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
   const int n = lane.size();
-  // a worker speaks of what falls to it only, so that no word waits to be heard
+  // a worker announces only parts that it has rounds of, so that every signal is waited for
   auto mine = [&](const Args::Part& part) { return Rounds(lane, part.bytes, channel.capacity()).more(); };
   for (int i = 1; i < n; ++i) {
     const int p = peer_at(lane, n - i);
@@ -96,9 +96,9 @@ UNISONO_PROGRAM void all_to_all_told(Channel& channel, const Args& a) {
     if (const int p = peer_at(lane, n - i); a.outputs[p] && mine(a.receives[p])) lane.wait(p, Slot::meet);
 }
 
-// On buffers that everyone reaches, out of place. Where loads are as good as stores I read my block from each
-// rank; elsewhere, and with sizes by pair (outputs[p] is where rank p wants my part), I write to each rank
-// its block.
+// Works on buffers that every rank reaches, out of place. On a lane that pulls, a rank reads its block from
+// each rank. On others, and with sizes by pair, it writes to each rank its block. With sizes by pair
+// outputs[p] is where rank p wants this rank's part.
 template <class Lane>
 UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
   const bool pulls = Lane::kPulls && !a.sends;
@@ -118,7 +118,7 @@ UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
   meet(lane);
 }
 
-// What a GPU's SMs do beside copy engines: from each of these inputs to the output of the same number, the
+// Does the SMs' part beside copy engines: copies each of these inputs to the output of the same number, the
 // peers' first.
 template <class Lane>
 UNISONO_PROGRAM void copy_beside(Lane& lane, const Args& a) {

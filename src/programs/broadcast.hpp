@@ -5,7 +5,7 @@
 
 namespace unisono {
 
-// The root gives the whole to each: (n-1)·N bytes out of the root, one step.
+// Sends the whole input from the root to each rank: (n-1)·N bytes leave the root, in one step.
 template <class Channel>
 UNISONO_PROGRAM void broadcast_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -22,8 +22,8 @@ UNISONO_PROGRAM void broadcast_push(Channel& channel, const Args& a) {
   }
 }
 
-// The root gives each rank a shard, which that rank passes on to the others (van de Geijn's scatter and
-// all-gather, by rounds): N bytes out of the root, two steps. The root's own shard goes straight to everyone.
+// Sends each rank a shard, which the rank passes on to the others (van de Geijn's scatter and all-gather, by
+// rounds). The root's own shard goes straight to everyone: 2·N·(n-1)/n bytes leave the root, in two steps.
 template <class Channel>
 UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -58,7 +58,7 @@ UNISONO_PROGRAM void broadcast_scatter_all_gather(Channel& channel, const Args& 
   }
 }
 
-// The pipelined chain: each rank passes every piece on to the next, so that each sends to one other and
+// Passes every piece on from each rank to the next, in a pipelined chain: a rank sends to one other and
 // receives from one other.
 template <class Channel>
 UNISONO_PROGRAM void broadcast_chain(Channel& channel, const Args& a) {
@@ -79,8 +79,8 @@ UNISONO_PROGRAM void broadcast_chain(Channel& channel, const Args& a) {
   }
 }
 
-// On buffers that everyone reaches: each rank reads its shard of the root's input once and writes it to every
-// output. Where links bound it, the root has no shard: the others' reads take up all that it can send.
+// Works on buffers that every rank reaches: each rank reads its shard of the root's input once and writes it
+// to every output. On a linked lane the root has no shard: the others' reads take up all that it can send.
 template <class Lane>
 UNISONO_PROGRAM void broadcast_direct(Lane& lane, const Args& a) {
   const int n = lane.size();

@@ -5,7 +5,7 @@
 
 namespace unisono {
 
-// In place (the root's input is its block of its output) is safe.
+// Sends each block to the root. In place is safe: the root's input is then its block of its output.
 template <class Channel>
 UNISONO_PROGRAM void gather_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -23,8 +23,8 @@ UNISONO_PROGRAM void gather_push(Channel& channel, const Args& a) {
   }
 }
 
-// To an output that everyone reaches: each rank writes its own block, but for the end that the root had
-// better read (from inputs that it then reaches).
+// Works on an output that every rank reaches: each rank writes its own block. The root reads the end of large
+// blocks itself if the lane says so (root_reads), and then reaches the inputs.
 template <class Lane>
 UNISONO_PROGRAM void gather_direct(Lane& lane, const Args& a) {
   const int me = lane.rank();

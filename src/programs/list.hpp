@@ -1,6 +1,6 @@
-// Every program, in one list. The dispatch of the host and the fabric (core/dispatch.hpp), the kernels
-// (cuda/kernels/programs.cu) and the names that a call may give (Plan::algorithms) are made from it. A
-// program over chunks runs over packets and lines too where traits.hpp has such an algorithm of its form.
+// The list of all programs. The dispatch of the host and the fabric (core/dispatch.hpp), the kernels
+// (cuda/kernels/programs.cu) and the names that a call may give (Plan::algorithms) are made from the list. A
+// program over chunks runs over packets and lines too if traits.hpp has such an algorithm of its form.
 //
 // A row is F(collective, algorithm, program, operand): program(operand, args) runs on every rank. `operand`
 // is `channel` or `lane`.
@@ -18,7 +18,7 @@
 
 namespace unisono {
 
-// A number for each pair, for switch statements.
+// Returns a number for each pair, for switch statements.
 constexpr int program_key(Collective collective, Algorithm algorithm) {
   return static_cast<int>(collective) * kAlgorithms + static_cast<int>(algorithm);
 }
@@ -59,7 +59,7 @@ constexpr int program_key(Collective collective, Algorithm algorithm) {
   F(scatter, direct, scatter_direct, lane)                         \
   F(all_to_all_v, direct, all_to_all_direct, lane)
 
-// What GPUs have besides, by exchange kernels and copy engines: F(collective, algorithm).
+// The further algorithms of GPUs, by exchange kernels and copy engines: F(collective, algorithm).
 #define UNISONO_GPU_ALGORITHMS(F) \
   F(reduce, two_shot_ll128)       \
   F(broadcast, two_shot_ll128)    \

@@ -23,9 +23,8 @@ UNISONO_PROGRAM void reduce_push(Channel& channel, const Args& a) {
   }
 }
 
-// Each rank but the root owns a shard: it gets everyone's part of it, and writes the sum to the root's
-// output, which everyone reaches (Rabenseifner's reduce-scatter and gather). All that crosses between ranks
-// is stores.
+// Combines a shard on each rank except the root, and writes the sum to the root's output, which every rank
+// reaches (Rabenseifner's reduce-scatter and gather). Only stores cross between ranks.
 template <class Channel>
 UNISONO_PROGRAM void reduce_two_shot_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -53,9 +52,8 @@ UNISONO_PROGRAM void reduce_two_shot_push(Channel& channel, const Args& a) {
   meet(lane);
 }
 
-// On buffers that everyone reaches: each rank combines its shard and writes it to the root. Where links bound
-// it, the root has no shard: the sums are all that it takes in; but of two ranks it has all, and takes in the
-// other's input.
+// Works on buffers that every rank reaches: each rank combines its shard and writes it to the root. On a
+// linked lane the root has no shard: only the sums enter it. With two ranks the root has it all.
 template <class Lane>
 UNISONO_PROGRAM void reduce_direct(Lane& lane, const Args& a) {
   const int n = lane.size();

@@ -5,8 +5,8 @@
 
 namespace unisono {
 
-// In place (the output is my block of the input) is safe: what peers need of it has gone before it is
-// overwritten.
+// Sends each peer its block. In place is safe: the output is then the rank's block of the input, which is
+// overwritten after the peers' data has gone.
 template <class Channel>
 UNISONO_PROGRAM void reduce_scatter_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -30,7 +30,7 @@ UNISONO_PROGRAM void reduce_scatter_push(Channel& channel, const Args& a) {
       });
 }
 
-// On buffers that everyone reaches: I read my block of every input. In place is safe.
+// Works on buffers that every rank reaches: a rank reads its block of every input. In place is safe.
 template <class Lane>
 UNISONO_PROGRAM void reduce_scatter_direct(Lane& lane, const Args& a) {
   const int n = lane.size();
@@ -42,7 +42,7 @@ UNISONO_PROGRAM void reduce_scatter_direct(Lane& lane, const Args& a) {
     for (int p = 0; p < n; ++p) srcs[p] = a.inputs[p] + mine.begin + begin;
     const Dst to{a.out + begin, a.stream};
     lane.move(&to, 1, srcs, n, bytes);
-    settle(lane);  // loads carry more where the threads of a worker keep together, in large pieces
+    settle(lane);  // loads carry more if the threads of a worker keep together, in large pieces
   }
   meet(lane);
 }

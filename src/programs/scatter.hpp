@@ -5,7 +5,7 @@
 
 namespace unisono {
 
-// In place (the root's output is its block of its input) is safe.
+// Sends each block from the root. In place is safe: the root's output is then its block of its input.
 template <class Channel>
 UNISONO_PROGRAM void scatter_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
@@ -23,7 +23,7 @@ UNISONO_PROGRAM void scatter_push(Channel& channel, const Args& a) {
   }
 }
 
-// From an input that everyone reaches: each rank reads its own block.
+// Works on an input that every rank reaches: each rank reads its own block.
 template <class Lane>
 UNISONO_PROGRAM void scatter_direct(Lane& lane, const Args& a) {
   meet_first(lane);

@@ -1,4 +1,4 @@
-// send, recv, and both at once: pairs and rings.
+// send, recv, and both at once, between pairs and in rings.
 #pragma once
 
 #include "lane/channel.hpp"
@@ -6,10 +6,10 @@
 namespace unisono {
 
 // Sends `sent` bytes to `dst` and receives `received` from `src`; 0 bytes leave that half out. Both go piece
-// by piece, so that a ring of such calls cannot lock up. Where the channel tells what has come, one with
-// ranks that receive, then send, cannot either: a rank two pieces ahead gives only while nothing has come, so
-// in a ring of ranks that all wait for room each would have looked later than the one before it. What comes
-// over a fabric may come later than it is looked for: there no rank waits for room alone.
+// by piece, so that a ring of such calls cannot lock up. If the channel tells what has come, a ring in which
+// some ranks receive before they send cannot lock up either. A rank two pieces ahead gives only while nothing
+// has come. If all ranks of a ring waited for room, each would have looked later than the one before it. Over
+// a fabric a piece may come after the look for it: there no rank waits for room alone.
 template <class Channel>
 UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent, int src,
                                     std::size_t received, const Args& a) {
@@ -24,7 +24,7 @@ UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent,
   if constexpr (requires { channel.comes_before_room(src, dst, true); }) {
     Rounds gives(lane, sent, channel.capacity()), takes(lane, received, channel.capacity());
     int ahead = 0;
-    bool patient = true;  // after a wait in which something has come
+    bool patient = true;  // whether something has come in the last wait
     auto take_next = [&] {
       if (!takes.more() || !gives.more()) return takes.more();
       if (ahead < 2) return false;
@@ -47,14 +47,14 @@ UNISONO_PROGRAM void send_recv_push(Channel& channel, int dst, std::size_t sent,
   }
 }
 
-// The same, where a receiver tells its sender of an address: `mine` is this rank's output as `src` reaches
-// it, to which the data then goes at once; null: through chunks.
+// Does the same if receivers tell their senders an address. mine: this rank's output as `src` reaches it, to
+// which the data goes at once; null: the data goes through chunks.
 template <class Channel>
 UNISONO_PROGRAM void send_recv_told(Channel& channel, int dst, std::size_t sent, int src,
                                     std::size_t received, byte* mine, const Args& a) {
   auto& lane = channel.lane;
   const Rounds rounds(lane, sent < received ? received : sent, channel.capacity());
-  if (!rounds.more()) return;  // nor does this worker of the peers, so that no word waits to be heard
+  if (!rounds.more()) return;  // the peers' workers of this number return too: no signal is left over
   if (received > 0) lane.signal_note(src, Slot::reply, mine);
   byte* const theirs = sent > 0 ? lane.wait_note(dst, Slot::reply) : nullptr;
   one_ahead(

@@ -1,5 +1,5 @@
 # cmake -DNM=... -DLIBRARY=... -DEXPECTED=... -P exports.cmake
-# Compares what the library exports with the checked list. Weak functions are the destructors of the error classes, which
+# Compares the exports with the checked list, except weak functions: destructors of the error classes, which
 # are inline and whose number the compiler decides.
 execute_process(COMMAND ${NM} -DC --defined-only ${LIBRARY} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "[0-9a-f]+ [^W] [^\n]+" symbols "${symbols}")

@@ -1,6 +1,6 @@
-// A libfabric with faults: passes all calls on to the real one, and where the test has asked for it, refuses
-// a registration, says that a completion queue has overrun, hands a remote completion over twice or too late,
-// or lets writes wait for a while in a queue of this side.
+// A libfabric with faults. Passes all calls on to the real one. If the test asks for it, refuses a
+// registration, reports an overrun of a completion queue, delivers a remote completion twice or too late, or
+// keeps writes waiting in a queue on this side.
 #include <dlfcn.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
@@ -24,9 +24,9 @@ namespace {
 
 std::atomic<const char*> wanted{""};
 std::mutex mutex;
+// The real functions of each object, and those with the faults.
 template <class Ops>
-std::map<fid*, std::pair<const Ops*, Ops>>
-    known;  // of each object: the real functions, and those with the faults
+std::map<fid*, std::pair<const Ops*, Ops>> known;
 
 template <class Function>
 Function real(const char* name) {
@@ -35,7 +35,7 @@ Function real(const char* name) {
 }
 
 bool asked_for(const char* fault) { return std::strcmp(wanted, fault) == 0; }
-// Whether that fault is due; each is made once.
+// Returns whether that fault is due. Each is made once.
 bool due(const char* fault) {
   const char* now = wanted;
   return std::strcmp(now, fault) == 0 && wanted.compare_exchange_strong(now, "");
@@ -62,11 +62,11 @@ int regattr(fid* domain, const fi_mr_attr* attributes, std::uint64_t flags, fid_
   return real_of<fi_ops_mr>(domain).regattr(domain, attributes, flags, mr);
 }
 
-// The last remote completion that was seen, to be seen again.
+// The last remote completion, for a repetition.
 thread_local fi_cq_data_entry last;
 thread_local bool any = false;
 
-// Writes of this thread's rank that wait for looks at its completion queue, as behind a full socket.
+// Writes of this thread's rank that wait for looks at the completion queue, as behind a full socket.
 thread_local std::deque<std::function<ssize_t()>> waiting;
 thread_local int looks = 0;
 constexpr int kLooks = 50;
@@ -81,7 +81,7 @@ void look() {
   while (!waiting.empty() && waiting.front()() != -FI_EAGAIN) waiting.pop_front();
 }
 
-// Endpoints that have written kLarge or more at once.
+// Endpoints that have written kLarge bytes or more at once.
 std::set<fid_ep*> busy;
 constexpr std::size_t kLarge = 64 << 10;
 
@@ -129,7 +129,7 @@ ssize_t read(fid_cq* queue, void* buffer, std::size_t count) {
 
 int endpoint(fid_domain* domain, fi_info* info, fid_ep** made, void* context) {
   const int code = real_of<fi_ops_domain>(&domain->fid).endpoint(domain, info, made, context);
-  if (code == 0 && info->ep_attr->type == FI_EP_RDM)  // a provider makes others within its own
+  if (code == 0 && info->ep_attr->type == FI_EP_RDM)  // a provider makes inner endpoints of other types
     patch(&(*made)->fid, (*made)->rma, [](fi_ops_rma& ops) {
       ops.writedata = writedata;
       ops.injectdata = injectdata;
@@ -159,7 +159,7 @@ int domain(fid_fabric* fabric, fi_info* info, fid_domain** made, void* context) 
 #pragma GCC visibility push(default)
 extern "C" {
 void unisono_test_fault(const char* fault) { wanted = fault; }
-// How many endpoints have made large writes since it was last asked.
+// Returns how many endpoints have made large writes since the last call.
 std::size_t unisono_test_busy() {
   const std::scoped_lock lock(mutex);
   return std::exchange(busy, {}).size();

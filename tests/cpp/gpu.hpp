@@ -1,4 +1,4 @@
-// What tests on a GPU share: memory, and a space whose calls they make.
+// Memory on a GPU and a space for its calls, for tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace unisono::cuda {
 using nodes::Scratch;
 using test::Bytes;
 
-inline constexpr std::size_t kGuard = 256;  // bytes around an output, which nobody writes
+inline constexpr std::size_t kGuard = 256;  // bytes around an output, which must stay as they are
 
 class DeviceBytes {
  public:
@@ -36,8 +36,8 @@ class DeviceBytes {
   byte* at() const { return at_; }
   void write(const Bytes& host) const {
     check(cudaMemcpy(at_, host.data(), host.size(), cudaMemcpyHostToDevice), "a test's copy");
-    check(cudaDeviceSynchronize(),
-          "a test's copy");  // it may still be under way, and other streams do not wait
+    // the copy may still be under way, and other streams do not wait for it
+    check(cudaDeviceSynchronize(), "a test's copy");
   }
 
  private:
@@ -50,7 +50,7 @@ inline Bytes read_back(const byte* at, std::size_t bytes) {
   return host;
 }
 
-// Several arrays of one length, on the host and on the GPU, at an offset from where words of 16 bytes begin.
+// Several arrays of one length, on the host and on the GPU, at an offset in bytes from a multiple of 16.
 class Arrays {
  public:
   Arrays(const std::vector<Bytes>& arrays, std::size_t offset) {
@@ -108,7 +108,7 @@ class Gpu : public testing::Test {
     cudaGraphDestroy(graph);
     return ready;
   }
-  // What follows on the stream waits until `held` is false.
+  // Makes later work on the stream wait until `held` is false, at most 20 s.
   void hold(cudaStream_t stream) {
     held = true;
     auto wait = [](void* flag) {

@@ -1,5 +1,5 @@
-// What the address sanitizer is not to report: libfabric's tcp keeps a copy of the provider's description for
-// every connection (1.17; shm, with the same calls of ours, leaves nothing).
+// Keeps the address sanitizer from reporting libfabric: its tcp keeps a copy of the provider's description
+// for every connection (1.17; after the same calls, its shm leaves nothing).
 #pragma once
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -11,7 +11,7 @@
 
 namespace unisono::test {
 
-// One way, for trivially copyable things.
+// A pipe for trivially copyable values.
 class Pipe {
  public:
   Pipe() {
@@ -23,28 +23,28 @@ class Pipe {
     ::close(ends_[1]);
   }
   template <class T>
-  void send(const T& what) {
-    if (::write(ends_[1], &what, sizeof what) != static_cast<ssize_t>(sizeof what))
+  void send(const T& value) {
+    if (::write(ends_[1], &value, sizeof value) != static_cast<ssize_t>(sizeof value))
       throw std::runtime_error("pipe not written");
   }
   template <class T>
   T receive() {
-    T what;
-    if (::read(ends_[0], &what, sizeof what) != static_cast<ssize_t>(sizeof what))
+    T value;
+    if (::read(ends_[0], &value, sizeof value) != static_cast<ssize_t>(sizeof value))
       throw std::runtime_error("pipe not read");
-    return what;
+    return value;
   }
 
  private:
   int ends_[2];
 };
 
-// Forks; the child ends with what `body` returns, 99 when it throws.
+// A forked process. Its exit status is what `body` returns, or 99 if `body` throws.
 class Child {
  public:
   explicit Child(const std::function<int()>& body) : pid_(::fork()) {
     if (pid_ != 0) return;
-    ::alarm(120);  // should the test end before it
+    ::alarm(120);  // seconds; ends the child if the test ends without it
     int status = 99;
     try {
       status = body();
@@ -55,7 +55,7 @@ class Child {
   ~Child() { wait(); }
   int pid() const { return pid_; }
 
-  // Its exit status, -1 when a signal has ended it.
+  // Waits for the child's end. Returns its exit status, or -1 if a signal has ended it.
   int wait() {
     if (waited_) return status_;
     waited_ = true;

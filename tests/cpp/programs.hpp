@@ -1,4 +1,4 @@
-// One collective call of any kind, made and checked against a plain loop: each rank knows the inputs of all.
+// Makes a collective call and checks its output against a plain loop. Each rank knows the inputs of all.
 #pragma once
 
 #include <string>
@@ -43,7 +43,7 @@ inline bool gets_output(Collective c, bool root) {
   return root || (c != Collective::reduce && c != Collective::gather);
 }
 
-// Of floats, reals whose sum depends on the order; else any bits.
+// Returns a rank's input: floats whose sum depends on the order, or any bits of other dtypes.
 inline Bytes input_of(const Case& c, int rank, std::size_t count) {
   Bytes made(count * size_of(c.dtype) + 8);
   std::uint64_t state = (c.seed * 1000 + static_cast<std::uint64_t>(rank)) * 0x9e3779b97f4a7c15u;
@@ -88,8 +88,8 @@ inline void run(Communicator& comm, const Call& call, Collective collective) {
   }
 }
 
-// Runs the case on this rank. `room`: where the larger buffer lies, at an odd offset, and past it the other
-// one; bytes between and after them must stay as they are.
+// Runs the case on this rank. room: memory for both buffers, at odd offsets. The bytes between and after the
+// buffers must stay as they are.
 inline void run_checked(Communicator& comm, const Case& c, std::byte* room, std::size_t room_bytes) {
   constexpr std::size_t guard = 16;
   constexpr std::byte untouched{0x5a};
@@ -110,7 +110,7 @@ inline void run_checked(Communicator& comm, const Case& c, std::byte* room, std:
     else if (in_bytes > out_bytes) out = in + own;
     else in = out + own;
   } else if (c.in_place && !has_in && in_bytes == out_bytes) {
-    in = out;  // elsewhere than at the root of a broadcast
+    in = out;  // on all ranks except the root of a broadcast
   }
   if (has_in) {
     const Bytes mine = input_of(c, me, in_bytes / size_of(c.dtype));
@@ -133,30 +133,30 @@ inline void run_checked(Communicator& comm, const Case& c, std::byte* room, std:
     EXPECT_EQ(at, -1) << c.text() << ", rank " << me << " of " << n;
     std::copy_n(out, out_bytes, before.begin() + (out - room));
   }
-  // an all_gather in place etc. changes nothing but the output
+  // a call changes nothing except its output, also in place
   EXPECT_EQ(std::memcmp(before.data(), room, used), 0)
       << c.text() << ": bytes beside the output of rank " << me << " of " << n;
 }
 
-// Messages of `size_of(from, to)` bytes between those for whom `goes(from, to)`, as one batch.
+// Makes one batch of messages of size_of(from, to) bytes between the ranks for which goes(from, to) is true.
 template <class Goes, class SizeOf>
 void run_checked_batch(Communicator& comm, const Goes& goes, const SizeOf& size_of) {
   const int me = comm.rank(), n = comm.size();
   auto message = [&](int from, int to) {
-    Bytes bytes(size_of(from, to) + 1);  // of which one is not sent
+    Bytes bytes(size_of(from, to) + 1);  // the last one is not sent
     for (std::size_t i = 0; i < bytes.size(); ++i)
       bytes[i] = static_cast<std::byte>(from * 37 + to * 11 + static_cast<int>(i % 251));
     return bytes;
   };
   const auto count = static_cast<std::size_t>(n);
-  std::vector<Bytes> given(count), got(count);
+  std::vector<Bytes> sent(count), got(count);
   std::vector<Communicator::Outgoing> sends;
   std::vector<Communicator::Incoming> receives;
   for (int p = 0; p < n; ++p) {
     const auto at = static_cast<std::size_t>(p);
-    given[at] = message(me, p);
+    sent[at] = message(me, p);
     got[at].resize(size_of(p, me) + 1);
-    if (goes(me, p)) sends.push_back({given[at].data(), given[at].size() - 1, p});
+    if (goes(me, p)) sends.push_back({sent[at].data(), sent[at].size() - 1, p});
     if (goes(p, me)) receives.push_back({got[at].data(), got[at].size() - 1, p});
   }
   comm.batch_send_recv({}, sends, receives);

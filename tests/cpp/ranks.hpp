@@ -1,4 +1,4 @@
-// Ranks as threads of the test's process.
+// Ranks as threads of the test's process, and their errors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,8 +19,8 @@
 
 namespace unisono::test {
 
-// Runs `body(comm)` on every rank. A rank that ends by an exception fails the test; its peers then end by its
-// departure.
+// Runs body(comm) on every rank. An exception of a rank fails the test, and ends the peers, as the rank
+// leaves.
 inline void on_ranks(int size, const Communicator::Options& options,
                      const std::function<void(Communicator&)>& body) {
   const auto bootstraps = thread_bootstraps(size, std::chrono::seconds(120));
@@ -41,7 +41,7 @@ inline void on_ranks(int size, const std::function<void(Communicator&)>& body) {
   on_ranks(size, {.timeout_s = 120, .check = false}, body);
 }
 
-// The text of the E that `call` throws; empty, and a failure of the test, when it throws none.
+// Returns the text of the E that `call` throws. If `call` throws none, fails the test and returns "".
 template <class E>
 std::string text_of(const std::function<void()>& call) {
   try {
@@ -57,5 +57,25 @@ std::string text_of(const std::function<void()>& call) {
 inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
+
+// The text of each rank's error.
+class Texts {
+ public:
+  explicit Texts(int ranks) : texts_(static_cast<std::size_t>(ranks)) {}
+  std::string& operator[](int rank) { return texts_[static_cast<std::size_t>(rank)]; }
+  void expect_one() const {
+    EXPECT_FALSE(texts_[0].empty());
+    for (const std::string& text : texts_) EXPECT_EQ(text, texts_[0]);
+  }
+
+ private:
+  std::vector<std::string> texts_;
+};
+
+// One element for each of up to 8 ranks.
+struct Words {
+  float in[8] = {}, out[8] = {};
+  Call call() { return {.in = in, .out = out, .count = 1}; }
+};
 
 }  // namespace unisono::test

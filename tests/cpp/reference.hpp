@@ -1,5 +1,4 @@
-// What numbers mean and what reductions give, written without the library's numeric.hpp: by ldexp, and in
-// wider types.
+// A reference for numbers and reductions without the library's numeric.hpp: by ldexp, and in wider types.
 #pragma once
 
 #include <cmath>
@@ -33,7 +32,7 @@ inline double decode(const Format& f, std::uint32_t word) {
   return sign * std::ldexp(m + (1u << f.mantissa), static_cast<int>(e) - f.bias() - f.mantissa);
 }
 
-// To nearest, ties to even; a NaN for NaN and, in e4m3, for overflow.
+// Rounds to nearest, ties to even. Returns a NaN for NaN and, in e4m3, for overflow.
 inline std::uint32_t encode(const Format& f, double value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(std::signbit(value)) << (f.exponent + f.mantissa);
   const std::uint32_t top = ((1u << f.exponent) - 1) << f.mantissa, nan = top | ((1u << f.mantissa) - 1);
@@ -45,7 +44,7 @@ inline std::uint32_t encode(const Format& f, double value) {
   const int e = std::max(std::ilogb(magnitude), 1 - f.bias());
   const double steps = std::nearbyint(std::ldexp(magnitude, f.mantissa - e));  // of the last place
   if (std::ldexp(steps, e - f.mantissa) > largest) return sign | overflow;
-  // a carry into the next binade, or from the denormals into it, is the addition's own
+  // the addition carries into the next binade, also from the denormals
   const bool denormal = steps < std::ldexp(1, f.mantissa);
   const std::uint32_t before = denormal ? 0 : static_cast<std::uint32_t>(e + f.bias() - 1) << f.mantissa;
   return sign | (before + static_cast<std::uint32_t>(steps));
@@ -86,7 +85,7 @@ Real combined(Op op, Real a, Real b) {
   return a + b;
 }
 
-// Reals: one combination after the other in Real, rounded by `write`.
+// Combines reals one after the other in Real. `write` rounds the result.
 template <class Real, class Read, class Write>
 void reduce_reals(Op op, const std::vector<const std::byte*>& srcs, std::size_t count, const Read& read,
                   const Write& write) {
@@ -97,7 +96,7 @@ void reduce_reals(Op op, const std::vector<const std::byte*>& srcs, std::size_t 
   }
 }
 
-// Integers: exactly where 64 bits hold it, else modulo 2^64; then the low bits.
+// Combines integers exactly if 64 bits hold the result, otherwise modulo 2^64. Writes the low bits.
 template <class T>
 void reduce_integers(Op op, const std::vector<const std::byte*>& srcs, std::size_t count, std::byte* out) {
   for (std::size_t i = 0; i < count; ++i) {
@@ -152,7 +151,7 @@ inline bool is_nan(DType dtype, const std::byte* at, std::size_t i) {
   return dtype == DType::f64 && std::isnan(get<double>(at, i));
 }
 
-// The first element whose bits differ, a NaN being like any other; -1: none.
+// Returns the first element whose bits differ; -1: none. All NaNs are alike.
 inline long first_difference(DType dtype, const std::byte* a, const std::byte* b, std::size_t count) {
   const std::size_t size = size_of(dtype);
   if (count == 0 || std::memcmp(a, b, count * size) == 0) return -1;
@@ -162,7 +161,7 @@ inline long first_difference(DType dtype, const std::byte* a, const std::byte* b
   return -1;
 }
 
-// Random bits: of floats, every class turns up.
+// Returns random bits: as floats they have every class of number.
 inline Bytes random_bytes(std::size_t bytes, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   Bytes made(bytes + 8);

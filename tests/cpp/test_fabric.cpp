@@ -27,10 +27,10 @@
 namespace unisono::test {
 namespace {
 
-// Before anything reads it: less than what the tests send, so that policy multi splits it.
+// Set before the library reads it. Less than the tests' messages, so that policy multi splits them.
 const int chosen = ::setenv("UNISONO_FABRIC_SHARE", "1000000", 1);
 
-TEST(Settings, AreWhatTheTestsHaveChosen) { EXPECT_EQ(chosen, 0); }
+TEST(Settings, AreSet) { EXPECT_EQ(chosen, 0); }
 
 // ---- collectives ------------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ TEST_P(Fabric, WritesToRegisteredMemoryByEveryPolicy) {
   for (const ChannelPolicy policy : {ChannelPolicy::single, ChannelPolicy::multi, ChannelPolicy::round_robin})
     for (const int channels : {1, 3}) {
       on_ranks(4, on_fabric(GetParam(), policy, channels, channels == 3), [&](Communicator& comm) {
-        // more than a share of a channel, but over the slowest
+        // more than a channel's share, except over slow providers
         const std::size_t most = scale > 1 ? 50001 : 600003;
         const Buffer memory = comm.empty((most + 50) * 4 * 9);
         std::uint64_t seed = static_cast<std::uint64_t>(channels);
@@ -135,8 +135,8 @@ TEST_P(Fabric, WritesToRegisteredMemoryByEveryPolicy) {
     }
 }
 
-// It often lies at the same address, but it is registered anew. Ranks drop theirs in orders of their own.
-TEST_P(Fabric, WritesToMemoryInThePlaceOfDroppedOnes) {
+// New memory often has the address of released memory, but a new registration. Ranks release in any order.
+TEST_P(Fabric, WritesToMemoryAtTheAddressOfReleasedMemory) {
   on_ranks(2, on_fabric(GetParam()), [&](Communicator& comm) {
     std::vector<Buffer> held;
     for (std::uint64_t seed = 0; seed < 12; ++seed) {
@@ -149,7 +149,7 @@ TEST_P(Fabric, WritesToMemoryInThePlaceOfDroppedOnes) {
   });
 }
 
-TEST_P(Fabric, StagesWhatAPlanWantsDirectButCannotBe) {
+TEST_P(Fabric, StagesCallsThatAPlanWantsDirectInVain) {
   constexpr std::size_t rest = std::numeric_limits<std::size_t>::max();
   on_ranks(3, on_fabric(GetParam()), [&](Communicator& comm) {
     const Buffer memory = comm.empty(std::size_t{1} << 20);
@@ -174,16 +174,16 @@ TEST_P(Fabric, SendsInRingsAndParts) {
       comm.send_recv({.in = in.data(), .out = out.data(), .count = count}, (me + 1) % n, (me + n - 1) % n);
       EXPECT_EQ(out, expected);
       std::vector<std::size_t> sends, receives;
-      Bytes given, wanted;
+      Bytes input, expected_parts;
       for (int p = 0; p < n; ++p) {
         sends.push_back((me + p) % 2 == 0 ? 0 : count + static_cast<std::size_t>(p));
         receives.push_back((me + p) % 2 == 0 ? 0 : count + static_cast<std::size_t>(me));
-        given.resize(given.size() + sends.back(), static_cast<std::byte>(me * 16 + p));
-        wanted.resize(wanted.size() + receives.back(), static_cast<std::byte>(p * 16 + me));
+        input.resize(input.size() + sends.back(), static_cast<std::byte>(me * 16 + p));
+        expected_parts.resize(expected_parts.size() + receives.back(), static_cast<std::byte>(p * 16 + me));
       }
-      Bytes got(wanted.size());
-      comm.all_to_all_v({.in = given.data(), .out = got.data(), .dtype = DType::u8}, sends, receives);
-      EXPECT_EQ(got, wanted);
+      Bytes got(expected_parts.size());
+      comm.all_to_all_v({.in = input.data(), .out = got.data(), .dtype = DType::u8}, sends, receives);
+      EXPECT_EQ(got, expected_parts);
       auto size_of = [&](int from, int to) { return from == to ? 7 : (from + 1) * count; };
       run_checked_batch(comm, [](int, int) { return true; }, size_of);
       run_checked_batch(comm, [](int from, int to) { return from == 0 || to == 2; }, size_of);
@@ -192,8 +192,7 @@ TEST_P(Fabric, SendsInRingsAndParts) {
   });
 }
 
-// What is told of a call lies on the stack, also where the call before left the caller's buffers as they
-// were.
+// A ticket lies on the stack and must be staged, also if the call before did not stage its buffers.
 TEST_P(Fabric, ComparesPairsAfterOtherCalls) {
   on_ranks(3, on_fabric(GetParam(), ChannelPolicy::round_robin, 1, true), [&](Communicator& comm) {
     const int me = comm.rank(), n = comm.size();
@@ -208,7 +207,7 @@ TEST_P(Fabric, ComparesPairsAfterOtherCalls) {
   });
 }
 
-// Who receives, then sends, meets one who does both at once, in pieces of more than the rings hold.
+// Ranks that receive, then send, call with a rank that does both at once, for more data than the rings hold.
 TEST_P(Fabric, EchoesMoreThanTheRingsHold) {
   Communicator::Options options = on_fabric(GetParam());
   options.timeout_s = 20;
@@ -230,7 +229,7 @@ TEST_P(Fabric, EchoesMoreThanTheRingsHold) {
     });
 }
 
-TEST_P(Fabric, BatchesWordsWithWhatTheRingsDoNotHold) {
+TEST_P(Fabric, BatchesSmallMessagesWithOnesLargerThanTheRings) {
   on_ranks(3, on_fabric(GetParam()), [&](Communicator& comm) {
     auto all = [](int, int) { return true; };
     const std::size_t large = (std::size_t{10} << 20) / scale;
@@ -242,9 +241,9 @@ TEST_P(Fabric, BatchesWordsWithWhatTheRingsDoNotHold) {
   });
 }
 
-// ---- what is refused, and what fails ----------------------------------------------------------------------
+// ---- refusals and failures --------------------------------------------------------------------------------
 
-TEST_P(Fabric, RefusesChannelsThatThereCannotBe) {
+TEST_P(Fabric, RefusesImpossibleNumbersOfChannels) {
   const int most = fabric::provider_named(GetParam()).most_channels;
   for (const int channels : {0, -1, most + 1}) {
     const auto bootstraps = thread_bootstraps(1, std::chrono::seconds(5));
@@ -272,7 +271,7 @@ TEST_P(Fabric, TimesOutNamingTheRank) {
   });
 }
 
-// In full, as on the host lane.
+// As on the host lane, the time of a look counts in full.
 TEST_P(Fabric, CountsTheTimeOfItsLooks) {
   std::atomic<bool> over = false;
   std::atomic<int> looks = 0;
@@ -294,7 +293,7 @@ TEST_P(Fabric, CountsTheTimeOfItsLooks) {
   });
 }
 
-TEST_P(Fabric, WhatIsThrownWhileItWaitsClosesIt) {
+TEST_P(Fabric, AnExceptionWhileItWaitsClosesIt) {
   static thread_local bool throws;
   std::latch closed(1), heard(1);
   Communicator::Options options = on_fabric(GetParam());
@@ -319,7 +318,7 @@ TEST_P(Fabric, WhatIsThrownWhileItWaitsClosesIt) {
   });
 }
 
-TEST_P(Fabric, MemoryThatNobodyHasIsRefusedAndTheCommunicatorGoesOn) {
+TEST_P(Fabric, TooMuchMemoryIsRefusedAndTheCommunicatorGoesOn) {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
   on_ranks(2, on_fabric(GetParam()), [&](Communicator& comm) {
     for (const std::size_t absurd : {most, most - 4094, most / 2, std::size_t{1} << 50}) {
@@ -331,7 +330,7 @@ TEST_P(Fabric, MemoryThatNobodyHasIsRefusedAndTheCommunicatorGoesOn) {
   });
 }
 
-TEST_P(Fabric, ToldOfAFailureOfAnother) {
+TEST_P(Fabric, RaisesAMismatchOnEveryRank) {
   on_ranks(3, on_fabric(GetParam(), ChannelPolicy::single, 1, true), [&](Communicator& comm) {
     float x[4] = {};
     const std::string text = text_of<MismatchError>(
@@ -340,7 +339,7 @@ TEST_P(Fabric, ToldOfAFailureOfAnother) {
   });
 }
 
-TEST_P(Fabric, ARankThatLeavesIsMissedByThoseWhoWait) {
+TEST_P(Fabric, ARankThatLeavesIsAnErrorOfRanksThatWait) {
   on_ranks(2, on_fabric(GetParam()), [&](Communicator& comm) {
     comm.barrier();
     if (comm.rank() == 1) return comm.close();
@@ -349,7 +348,7 @@ TEST_P(Fabric, ARankThatLeavesIsMissedByThoseWhoWait) {
   });
 }
 
-// Its peers hear of it although the call that is under way has nothing to wait for.
+// The peers hear that a rank has closed, although the call under way waits for nothing.
 TEST_P(Fabric, ClosedWithinACallOfAnotherThread) {
   Communicator::Options options = on_fabric(GetParam());
   options.timeout_s = 20;
@@ -375,14 +374,15 @@ TEST_P(Fabric, ClosedWithinACallOfAnotherThread) {
     } catch (const UsageError& error) { EXPECT_TRUE(has(error.what(), "closed")) << error.what(); }
     closer.join();
     met.arrive_and_wait();
-    met.arrive_and_wait();  // it is alive until rank 1 has heard
+    met.arrive_and_wait();  // rank 0 lives until rank 1 has heard
   });
 }
 
 TEST_P(Fabric, ClosedByAnotherThreadAnywhereInTraffic) {
   Communicator::Options options = on_fabric(GetParam());
   options.timeout_s = 20;
-  const bool may_break = name == "shm" || name == "tcp";  // off a large write; rxm of libfabric 1.17 crashes
+  // whether a large write may be broken off: rxm of libfabric 1.17 crashes
+  const bool may_break = name == "shm" || name == "tcp";
   for (int lap = 0; lap < 10; ++lap)
     on_ranks(2, options, [&](Communicator& comm) {
       std::vector<float> x(may_break && lap % 2 == 1 ? 200001 : 1), out(x.size());

@@ -1,5 +1,4 @@
-// What a NIC and its library may do to us: each fault ends in an error that says what to do, and in no wrong
-// result.
+// Faults of a NIC and its library: each ends in an error that says what to do, and never in a wrong result.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -15,8 +14,7 @@
 namespace unisono::test {
 namespace {
 
-// Before anything asks for libfabric; a share is less than what the tests send, so that policy multi splits
-// it.
+// Set before libfabric is opened. A share is less than the tests' messages, so that policy multi splits them.
 const int chosen =
     ::setenv("UNISONO_LIBFABRIC", FAULTY_LIBFABRIC, 1) + ::setenv("UNISONO_FABRIC_SHARE", "100000", 1);
 
@@ -53,13 +51,13 @@ TEST_P(Faults, RefusedRegistrationSaysWhatToDo) {
     EXPECT_TRUE(has(text, "1048576 bytes")) << text;
     EXPECT_TRUE(has(text, "ulimit -l") || has(text, "see its error")) << text;
     float x = static_cast<float>(comm.rank() + 1);
-    comm.all_reduce({.in = &x, .out = &x, .count = 1});  // it goes on without that memory
+    comm.all_reduce({.in = &x, .out = &x, .count = 1});  // the communicator goes on without that memory
     EXPECT_EQ(x, 3);
     EXPECT_NE(comm.empty(1 << 20).data(), nullptr);
   });
 }
 
-// A transfer that two of them share begins at the usual one of its pair.
+// A transfer over two channels begins at the usual channel of its pair.
 TEST_P(Faults, MultiUsesAllChannels) {
   constexpr int kRanks = 4, kChannels = 4;
   Communicator::Options many = options();
@@ -74,7 +72,7 @@ TEST_P(Faults, MultiUsesAllChannels) {
   EXPECT_EQ(busy(), std::size_t{kRanks} * kChannels);
 }
 
-// Asks for the fault once both ranks are out of their first call.
+// Asks for the fault after both ranks' first call. Expects an error with all of `parts`.
 void expect_failure(Communicator& comm, const std::function<void()>& ask, std::barrier<>& met,
                     const std::vector<const char*>& parts) {
   comm.barrier();
@@ -92,7 +90,7 @@ void expect_failure(Communicator& comm, const std::function<void()>& ask, std::b
     ADD_FAILURE() << "no error on rank " << comm.rank();
   } catch (const ResourceError& error) {
     for (const char* part : parts) EXPECT_TRUE(has(error.what(), part)) << part << " in: " << error.what();
-  } catch (const PeerLostError& error) {}  // the other rank has gone before it could say why
+  } catch (const PeerLostError& error) {}  // the other rank left before it could say why
 }
 
 TEST_P(Faults, OverrunSaysWhatToDo) {
@@ -117,22 +115,22 @@ TEST_P(Faults, StaleImmediateIsRefused) {
   });
 }
 
-// A rank may leave libfabric alone for long after a call, whose end the others must hear of all the same.
-TEST_P(Faults, NoCallEndsBeforeItsWordsHaveLeft) {
+// A rank may not call libfabric for long after a call. The peers must complete the call nevertheless.
+TEST_P(Faults, NoCallEndsBeforeItsNotesHaveLeft) {
   std::barrier met(2);
   on_ranks(2, options(), [&](Communicator& comm) {
     comm.barrier();
     met.arrive_and_wait();
     if (comm.rank() == 0) {
       ask("full");
-      // rank 1's word is there before this one's
+      // rank 1's note comes before this rank's
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
     std::exception_ptr error;
     try {
       comm.barrier();
     } catch (...) { error = std::current_exception(); }
-    met.arrive_and_wait();  // until then rank 0 leaves libfabric alone
+    met.arrive_and_wait();  // until here rank 0 does not call libfabric
     ask("");
     if (error) std::rethrow_exception(error);
   });

@@ -46,21 +46,21 @@ TEST(Arrivals, MayComeInAnyOrderAndOnce) {
   Arrivals arrivals;
   std::uint64_t first = 0;
   for (int lap = 0; lap < 600; ++lap) {  // more than the numbers' 19 bits
-    std::vector<std::uint64_t> some(1000);
-    for (std::size_t i = 0; i < some.size(); ++i) some[i] = first + i;
-    std::shuffle(some.begin(), some.end(), random);
+    std::vector<std::uint64_t> numbers(1000);
+    for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = first + i;
+    std::shuffle(numbers.begin(), numbers.end(), random);
     EXPECT_FALSE(arrivals.has(first, first + 1));
-    for (const std::uint64_t number : some)
+    for (const std::uint64_t number : numbers)
       ASSERT_TRUE(arrivals.accept(static_cast<std::uint32_t>(number) % Immediate::kNumbers));
-    first += some.size();
-    ASSERT_TRUE(arrivals.has(first - some.size(), first));
+    first += numbers.size();
+    ASSERT_TRUE(arrivals.has(first - numbers.size(), first));
     ASSERT_EQ(arrivals.count(), first);
-    ASSERT_FALSE(arrivals.accept(static_cast<std::uint32_t>(some.front()) % Immediate::kNumbers))
+    ASSERT_FALSE(arrivals.accept(static_cast<std::uint32_t>(numbers.front()) % Immediate::kNumbers))
         << "a duplicate";
   }
 }
 
-TEST(Arrivals, RefuseDuplicatesAheadAndWhatIsFarOff) {
+TEST(Arrivals, RefuseDuplicatesAndNumbersOutsideTheWindow) {
   Arrivals arrivals;
   EXPECT_TRUE(arrivals.accept(7));
   EXPECT_FALSE(arrivals.accept(7));
@@ -71,7 +71,7 @@ TEST(Arrivals, RefuseDuplicatesAheadAndWhatIsFarOff) {
   EXPECT_FALSE(arrivals.has(6, 8));
 }
 
-TEST(Task, RethrowsWhatHasEndedIt) {
+TEST(Task, RethrowsTheExceptionThatHasEndedIt) {
   auto fail = []() -> Task {
     throw UsageError("said so");
     co_return;
@@ -81,7 +81,7 @@ TEST(Task, RethrowsWhatHasEndedIt) {
 }
 
 // An address or a length from a peer decides where this rank writes.
-TEST(Announcements, AreRefusedWhereTheyCannotBe) {
+TEST(Announcements, AreRefusedIfImpossible) {
   const Announcement good{0x7f0000001000, 4096, {1, 2}};
   for (const auto& [offset, bytes, held] : {std::tuple<std::uint64_t, std::uint64_t, bool>{0, 4096, true},
                                             {4096, 0, true},
@@ -105,8 +105,8 @@ TEST(Announcements, AreRefusedWhereTheyCannotBe) {
     EXPECT_TRUE(has(text, "rank 3")) << text;
 }
 
-// No libfabric of this machine was built with CUDA, or it finds no GPU.
-TEST(FabricMemory, OfAGpuIsRefusedWithWhatToDo) {
+// The libfabric of this machine was built without CUDA, or finds no GPU.
+TEST(FabricMemory, OfAGpuIsRefusedWithAdvice) {
   if (device_count() > 0) GTEST_SKIP() << "there is a GPU: tests/gpu/test_fabric.py";
   fabric::Info nic;
   try {
@@ -122,7 +122,7 @@ TEST(FabricMemory, OfAGpuIsRefusedWithWhatToDo) {
       << text;
 }
 
-TEST(FabricMemory, AsksForAGpuThatIsNotThere) {
+TEST(FabricMemory, OfAMissingGpuIsRefusedWithAdvice) {
   if (device_count() > 0) GTEST_SKIP() << "there is a GPU: tests/gpu/test_fabric.py";
   auto make = [](const Communicator::Options& options) {
     Communicator(thread_bootstraps(1, std::chrono::seconds(5)).front(), options);
@@ -136,15 +136,15 @@ TEST(FabricMemory, AsksForAGpuThatIsNotThere) {
   }
 }
 
-// Whoever removes what others have left may come upon an endpoint that is just being made.
-TEST(FabricShm, LosesNoFileOfTheLiving) {
+// A process that removes left-over files may find the file of an endpoint that is just being made.
+TEST(FabricShm, KeepsTheFilesOfLivingEndpoints) {
   fabric::Info nic;
   try {
     nic = fabric::provider_named("shm").nics[0];
   } catch (const Error& error) { GTEST_SKIP() << error.what(); }
   std::atomic<bool> over = false;
   const std::jthread remover([&] {
-    for (int i = 0; i < 60; ++i) fabric::remove_left_files();  // fewer than an endpoint is tried to be made
+    for (int i = 0; i < 60; ++i) fabric::remove_left_files();  // fewer times than a channel tries to open
     over = true;
   });
   fabric::Calls calls;
@@ -163,7 +163,7 @@ TEST(FabricShm, LosesNoFileOfTheLiving) {
   }
 }
 
-TEST(FabricProviders, AreListedToWhoeverNamesAnother) {
+TEST(FabricProviders, AreListedIfAnUnknownOneIsNamed) {
   std::vector<FabricProvider> present;
   try {
     present = fabric_providers();

@@ -1,5 +1,4 @@
-// Far::move on memory of another process: a fork, whose private copy of `kept` lies at the same address as
-// the test's.
+// Far::move on memory of another process: a fork, whose own copy of `kept` lies at the test's address.
 #include "host/far.hpp"
 
 #include <gtest/gtest.h>
@@ -21,17 +20,16 @@ using test::Pipe;
 constexpr int kFar = 1;
 constexpr std::size_t kRoom = 400000;
 
-// Both processes fill `kept` from a seed, each its own copy; the child compares its own with what it is told
-// to have become.
+// Each process fills its own copy of `kept` from a seed. The child compares its copy with the expected bytes.
 class FarMoves : public testing::Test {
  protected:
-  Bytes kept = test::random_bytes(kRoom, 1);  // of the parent; the child's begins with seed 2
+  Bytes kept = test::random_bytes(kRoom, 1);  // the parent's; the child's begins as `theirs`
   Pipe ready, verdict;
   Bytes theirs = test::random_bytes(kRoom, 2);
   Kernels const& kernels = host::kernels();
   Reduce sum = kernels.reduce[static_cast<int>(DType::i32)][static_cast<int>(Op::sum)];
 
-  // A child that has `expected` in the end, having nothing done itself.
+  // Runs `moves` beside a child that does nothing. Expects `expected` in the child's copy in the end.
   void with_child(const Bytes& expected, const std::function<void(Far&)>& moves) {
     Child child([&] {
       std::copy(theirs.begin(), theirs.end(), kept.begin());
@@ -134,7 +132,7 @@ TEST_F(FarMoves, ReduceToFarAndNear) {
   std::copy(sums.begin(), sums.end(), expected.begin() + 64);  // in place of the far source
   with_child(expected, [&](Far& far) {
     const byte* srcs[] = {kept.data(), at(64)};
-    const Dst to[] = {{kept.data()}, {at(64)}};  // and of the near one
+    const Dst to[] = {{kept.data()}, {at(64)}};  // in place of both sources
     far.move(kernels, sum, to, 2, srcs, 2, bytes);
     EXPECT_EQ(std::memcmp(kept.data(), sums.data(), bytes), 0);
   });
@@ -161,7 +159,7 @@ Unreachable unreachable_of(int pid, const byte* from) {
   const Dst to{got.data()};
   try {
     far.move(host::kernels(), nullptr, &to, 1, &from, 1, got.size());
-  } catch (const Unreachable& what) { return what; }
+  } catch (const Unreachable& error) { return error; }
   return {-1, 0};
 }
 
@@ -179,7 +177,7 @@ TEST_F(FarMoves, MemoryThatIsNotThereIsUnreachable) {
   EXPECT_TRUE(what.error == EFAULT || what.error == EPERM || what.error == ENOSYS) << what.error;
 }
 
-// What a peer has made up leads to no other rank.
+// An address that a peer has made up leads to no other rank.
 TEST(FarAddress, KeepsItsRank) {
   const byte* const far = far_address(3, ~std::uint64_t{0});
   EXPECT_EQ(rank_of(far), 3);

@@ -1,4 +1,4 @@
-// The kernels of every instruction set of this machine: against the reference, and against each other.
+// The kernels of every instruction set of this machine, against the reference.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -53,8 +53,8 @@ INSTANTIATE_TEST_SUITE_P(All, Reductions,
 
 constexpr std::size_t kGuard = 64;
 
-// Sources at odd offsets; the same result at plain, streamed and several destinations, and nothing beside
-// them.
+// Sources lie at odd offsets. Plain, streamed and several destinations get the same result, and nothing
+// beside them changes.
 TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
   for (const std::size_t count :
        {std::size_t{1}, std::size_t{3}, std::size_t{67}, 4096 / size + 5, 3 * 4096 / size - 1}) {
@@ -135,20 +135,20 @@ TEST(Copies, GoToEveryDestinationAtAnyOffset) {
   }
 }
 
-TEST(Copies, ToNobodyAreNothing) {
+TEST(Copies, ToNoDestinationDoNothing) {
   const Bytes source(100);
   for (const Kernels* kernels : all_kernels()) kernels->copy(nullptr, 0, source.data(), source.size());
 }
 
-TEST(Choice, IsOneOfThisMachine) {
+TEST(Choice, IsAnInstructionSetOfThisMachine) {
   bool known = false;
   for (const Kernels* one : all_kernels()) known = known || one == &kernels();
   EXPECT_TRUE(known);
 }
 
-// What `values` are on the wire, from the definition: a block's step is the least power of two from 2^-126 on
-// with which none rounds past the format's largest number. One that is not finite has scale 255, and codes
-// that mean nothing.
+// Returns the wire form of `values` by its definition. A block's step is the least power of two from 2^-126
+// on with which no value rounds past the format's largest number. A block that is not finite has scale 255,
+// and its codes mean nothing.
 Bytes on_the_wire(const std::vector<double>& values, Wire as) {
   const std::size_t blocks = (values.size() + wire::kBlock - 1) / wire::kBlock;
   Bytes bytes(blocks * (wire::kBlock + 1));
@@ -172,7 +172,7 @@ Bytes on_the_wire(const std::vector<double>& values, Wire as) {
   return bytes;
 }
 
-// Denormals to the largest, zeros, and a few infinities and NaNs.
+// Returns numbers from denormals to the largest, zeros, and a few infinities and NaNs.
 std::vector<float> numbers_of_all_magnitudes(std::size_t count) {
   std::mt19937_64 random(count);
   std::vector<float> values(count);
@@ -185,7 +185,7 @@ std::vector<float> numbers_of_all_magnitudes(std::size_t count) {
   return values;
 }
 
-TEST(Quantised, ElementsHaveTheDefinitionsBytesThereAndBack) {
+TEST(Quantised, ElementsAreEncodedAndDecodedByTheDefinition) {
   for (const std::size_t count : {std::size_t{1}, std::size_t{31}, std::size_t{32}, std::size_t{10'007}}) {
     const std::vector<float> values = numbers_of_all_magnitudes(count);
     const std::size_t scales = (count + wire::kBlock - 1) / wire::kBlock * wire::kBlock;

@@ -77,8 +77,8 @@ TYPED_TEST(SmallFloats, NarrowsRandomBits) {
   for (int i = 0; i < 400000; ++i) this->expect_narrow(numeric::as_float(random()));
 }
 
-// Between each two neighbours: the middle and its neighbours in f32; this covers ties, denormals, the step to
-// the normal numbers, and overflow.
+// Tries the middle between each two neighbours, and its neighbours in f32. These cover ties, denormals, the
+// step to the normal numbers, and overflow.
 TYPED_TEST(SmallFloats, NarrowsAroundEveryTie) {
   for (std::uint32_t word = 0; word + 1 < this->words / 2; ++word) {
     const double low = test::decode(this->format, word), high = test::decode(this->format, word + 1);
@@ -102,7 +102,7 @@ TYPED_TEST(SmallFloats, NarrowsSpecialValues) {
     EXPECT_TRUE(this->nan(this->narrow(numeric::as_float(nan)))) << std::hex << nan;
 }
 
-TEST(Combine, MinAndMaxGiveNanWhereAnyOperandIsNan) {
+TEST(Combine, MinAndMaxGiveNanIfAnyOperandIsNan) {
   for (const auto& [a, b] :
        {std::pair(kNan, 1.f), std::pair(1.f, kNan), std::pair(kNan, kNan), std::pair(kInf, kNan)}) {
     EXPECT_TRUE(std::isnan((combine<Op::min, float>(a, b))));

@@ -1,4 +1,4 @@
-// The plan's table: what it chooses, what replaces what, what it refuses.
+// The plan's table: its choices, the replacement of its entries, and its refusals.
 #include "core/plan.hpp"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {
         }
 }
 
-TEST(Plan, TakesPacketsForTheSmallAndReachesForTheLarge) {
+TEST(Plan, TakesPacketsForSmallCallsAndDirectForLargeOnes) {
   const Plan plan = Plan::of_host({.ranks = 4});
   for (const Collective collective : collectives()) {
     if (collective == Collective::send || collective == Collective::recv)
@@ -99,7 +99,7 @@ TEST(Plan, EntriesMayComeInAnyOrder) {
 }
 
 TEST(Plan, ReplacesOnlyWhatTheTableHas) {
-  const Plan::Host host{.ranks = 16, .one_process = true};  // whose ranges do not rise
+  const Plan::Host host{.ranks = 16, .one_process = true};  // a plan whose ranges do not rise
   const Plan before = Plan::of_host(host);
   Plan plan = Plan::of_host(host);
   plan.set({{Collective::scatter, true, kRest, push}});
@@ -124,8 +124,8 @@ TEST(Plan, RefusesAnAlgorithmOfAnotherCollective) {
   EXPECT_EQ(plan.choose(Collective::reduce, 8, false), push_packets);  // as before
 }
 
-// A plan of GPUs knows an algorithm of every collective. It takes a direct one only over NVLink, where
-// buffers are reached or two ranks tell each other whether they are; lines only over NVLink too.
+// A plan of GPUs has an algorithm of every collective. Over NVLink it may take lines, and direct algorithms
+// if buffers are reached or two ranks tell each other whether they are. Without NVLink it takes neither.
 void expect_an_algorithm_that_reaches(const Plan& plan, bool nvlink) {
   for (const Collective collective : collectives()) {
     const auto known = Plan::algorithms(collective, Level::device);
@@ -145,7 +145,7 @@ TEST(Plan, OfGpusKnowsEveryCollective) {
   for (int ranks = 2; ranks <= 8; ++ranks) expect_an_algorithm_that_reaches(Plan::of_gpu("", ranks), true);
 }
 
-// Nobody of a send_recv or an all_to_all_v on GPUs knows whether the others' buffers are symmetric.
+// No rank of a send_recv or an all_to_all_v on GPUs knows whether the others' buffers are symmetric.
 TEST(Plan, OfGpusHasOneEntryForAllMemoryOfPairsAndParts) {
   Plan plan = Plan::of_gpu("", 2);
   for (const Collective collective : {Collective::send_recv, Collective::all_to_all_v}) {
@@ -154,8 +154,8 @@ TEST(Plan, OfGpusHasOneEntryForAllMemoryOfPairsAndParts) {
   }
 }
 
-// Each message of theirs goes directly where it would alone, in one shape: that of their own entry where it
-// is direct. Else by their own entry.
+// Each message of these collectives goes directly if it would alone, all in one shape: that of the
+// collective's own entry if that is direct. If not, the message goes by the own entry.
 TEST(Plan, OfGpusGoesByTheSizeOfEachMessage) {
   constexpr Shape kOwn{8, 64, 960}, kSmall{32, 128, 4096}, kLarge{128, 256, 32768};
   Plan plan = Plan::of_gpu("", 2);
@@ -166,7 +166,7 @@ TEST(Plan, OfGpusGoesByTheSizeOfEachMessage) {
   for (const Collective collective : {Collective::batch_send_recv, Collective::all_to_all_v}) {
     for (const bool tells : {false, true}) EXPECT_EQ(plan.choose(collective, 1000, tells), push_ll128);
     EXPECT_EQ(plan.choose(collective, 1001, true), direct);
-    EXPECT_EQ(plan.choose(collective, 1001, false), push_ll128);  // nobody can tell of an address
+    EXPECT_EQ(plan.choose(collective, 1001, false), push_ll128);  // no receiver can tell an address
     for (const std::size_t bytes : {std::size_t{1}, std::size_t{1500}, kRest}) {
       EXPECT_EQ(plan.shape(collective, bytes, false, push_ll128).piece_bytes, kOwn.piece_bytes);
       EXPECT_EQ(plan.shape(collective, bytes, false, direct).piece_bytes, kLarge.piece_bytes);
@@ -181,7 +181,7 @@ TEST(Plan, OfGpusOverPcieReachesNowhereAndHasNoLines) {
     expect_an_algorithm_that_reaches(Plan::of_gpu_over_pcie(ranks), false);
 }
 
-TEST(Plan, OnlyItsOwnTableSaysThatACardHasNvlink) {
+TEST(Plan, HasTablesOnlyOfCardsByTheirFullNames) {
   EXPECT_TRUE(Plan::has_table("NVIDIA H200"));
   for (const char* card : {"", "NVIDIA H200 NVL", "NVIDIA L40S"}) EXPECT_FALSE(Plan::has_table(card));
 }
@@ -196,8 +196,8 @@ TEST(Plan, OfGpusGoesByCardAndRanks) {
     return chosen;
   };
   EXPECT_NE(choices("NVIDIA H200", 2), choices("NVIDIA H200", 4));
-  EXPECT_EQ(choices("NVIDIA H200", 3), choices("NVIDIA H200", 4));  // the next larger one, else the largest
-  EXPECT_EQ(choices("a card that nobody knows", 2), choices("NVIDIA H200", 2));
+  EXPECT_EQ(choices("NVIDIA H200", 3), choices("NVIDIA H200", 4));  // the table for the next more ranks
+  EXPECT_EQ(choices("an unknown card", 2), choices("NVIDIA H200", 2));
 }
 
 TEST(Plan, AShapeIsThatOfItsAlgorithm) {

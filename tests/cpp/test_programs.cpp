@@ -14,7 +14,7 @@ constexpr Collective kRegular[] = {Collective::all_reduce, Collective::reduce,  
                                    Collective::all_gather, Collective::gather,    Collective::reduce_scatter,
                                    Collective::scatter,    Collective::all_to_all};
 
-// The plan's choice, then each by name.
+// Returns "" for the plan's choice, then every algorithm's name.
 std::vector<std::string_view> all_algorithms(Collective collective) {
   std::vector<std::string_view> names = algorithms(collective);
   names.insert(names.begin(), "");
@@ -25,8 +25,8 @@ bool direct(std::string_view algorithm) {
   return named && is_direct(*named);
 }
 
-// Of f32: nothing, one, a packet (56 B), the most that packets carry in a piece (7168 B), a chunk (64 KiB),
-// each and its neighbours; and, not for every rank, more than a ring of chunks holds.
+// Returns counts of f32: nothing, one, a packet (56 B), the most that packets carry in a piece (7168 B), a
+// chunk (64 KiB), each with its neighbours. For up to 3 ranks also more than a ring of chunks holds.
 std::vector<std::size_t> counts(int ranks) {
   std::vector<std::size_t> all{0, 1, 3, 13, 14, 15, 27, 1791, 1792, 1793, 16383, 16384, 16385};
   if (ranks <= 3) all.push_back(9 * 16384 + 5);
@@ -97,14 +97,15 @@ TEST_P(Programs, AreStreamedAndCheckedAlike) {
   on_ranks(n, {.timeout_s = 120, .check = true}, [&](Communicator& comm) {
     Bytes memory((count * 4 + 100) * static_cast<std::size_t>(n) * 2);
     for (const Collective collective : kRegular)
-      for (const std::size_t some : {std::size_t{5}, count})
+      for (const std::size_t elements : {std::size_t{5}, count})
         for (const bool in_place : {false, true})
-          run_checked(comm, {collective, "", some, DType::f32, Op::avg, n - 1, in_place, 7}, memory.data(),
-                      memory.size());
+          run_checked(comm, {collective, "", elements, DType::f32, Op::avg, n - 1, in_place, 7},
+                      memory.data(), memory.size());
   });
 }
 
-// How many elements rank r sends to rank p: some none, some more than a chunk; equal both ways when `even`.
+// Returns how many elements rank r sends to rank p: at times none, at times more than a chunk. even: as many
+// both ways.
 std::size_t part(std::uint64_t seed, bool even, int r, int p) {
   if (even && r > p) std::swap(r, p);
   const auto word =
@@ -157,8 +158,8 @@ TEST_P(Programs, SendBatchesOfMessages) {
     });
 }
 
-// Numbers that the wire holds, so that the sum is known; test_quantised.py has those that are rounded.
-TEST_P(Programs, SumWhatTheWireHolds) {
+// The wire form holds these numbers exactly, so that the sum is known. test_quantised.py has rounded ones.
+TEST_P(Programs, SumNumbersThatTheWireFormHolds) {
   on_ranks(n, [&](Communicator& comm) {
     const auto value = [](int rank, std::size_t i) {
       return static_cast<float>((i * 5 + static_cast<std::size_t>(rank) * 3) % 5) - 2;

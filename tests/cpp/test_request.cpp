@@ -1,4 +1,4 @@
-// A call by itself: sizes, roots, peers, overlaps, and how it compares with another rank's.
+// Calls before they run: sizes, roots, peers, overlaps, and the comparison with another rank's call.
 #include "core/request.hpp"
 
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@ constexpr Collective kRegular[] = {Collective::all_reduce, Collective::reduce,  
                                    Collective::scatter,    Collective::all_to_all};
 
 struct Sizes {
-  std::size_t in, out;        // bytes of both buffers, where a rank has both
-  std::size_t at_in, at_out;  // in place: where the smaller lies within the larger
+  std::size_t in, out;        // bytes of both buffers, if a rank has both
+  std::size_t at_in, at_out;  // in place: offset in bytes of the smaller within the larger
 };
 Sizes sizes_of(Collective collective) {
   const std::size_t all = kRanks * kBlock, own = kMe * kBlock;
@@ -33,7 +33,7 @@ Sizes sizes_of(Collective collective) {
   }
 }
 
-// As a communicator takes it: with the algorithm that the call names.
+// Returns the request as a communicator takes it: with the algorithm that the call names.
 Request named(Request request) {
   if (!request.call->algorithm.empty())
     request.name_algorithm(Plan::algorithms(request.collective, level_of(request.call->memory)));
@@ -131,7 +131,7 @@ TEST_P(Requests, RefuseUnknownAlgorithms) {
   }
 }
 
-// What peers reach lies within what the rank has.
+// Peers reach only bytes within the rank's buffers.
 TEST_P(Requests, ReachNoFurtherThanTheBuffers) {
   const Call c = call(0, 2048);
   const Request request = make(c);
@@ -176,7 +176,7 @@ TEST(RootedRequests, NeedOnlyTheirOwnBuffersBesideTheRoot) {
   EXPECT_EQ(Request(Collective::gather, in, kMe, kRanks).out_bytes, 0u);
   EXPECT_EQ(Request(Collective::broadcast, out, kMe, kRanks).in_bytes, 0u);
   EXPECT_EQ(Request(Collective::scatter, out, kMe, kRanks).in_bytes, 0u);
-  try {  // what is missing is the output, though there is no input either
+  try {  // the missing buffer is the output; there is no input either, but none is needed
     Request(Collective::scatter, {.count = kCount, .root = 0}, kMe, kRanks);
     ADD_FAILURE() << "no error";
   } catch (const UsageError& error) {
@@ -240,16 +240,16 @@ TEST_F(PartRequests, OfABatchAreRefused) {
   refused({{at, 0, kMe}}, {});
   refused({{at, 8, kMe}}, {{at + 64, 9, kMe}});
   refused({{at, 8, 1}}, {{at + 7, 8, 1}});    // overlap
-  refused({}, {{at, 8, 0}, {at + 4, 8, 1}});  // likewise
+  refused({}, {{at, 8, 0}, {at + 4, 8, 1}});  // overlap
   refused({{at, std::size_t{1} << 63, 1}}, {});
-  const Sends twice{{at, 8, 0}, {at, 8, 1}};  // what is only read
+  const Sends twice{{at, 8, 0}, {at, 8, 1}};  // only read
   EXPECT_NO_THROW(Request(call, kMe, kRanks, twice, Receives{}));
 }
 
-TEST_F(PartRequests, RefuseWhatDoesNotFit) {
+TEST_F(PartRequests, RefuseCountsThatDoNotFit) {
   const Counts four{1, 2, 3, 4}, three{1, 2, 3}, other{1, 2, 4, 4}, swapped{2, 1, 3, 4};
   EXPECT_THROW(Request(call, kMe, kRanks, four, three), UsageError);
-  EXPECT_THROW(Request(call, kMe, kRanks, four, other), UsageError);  // with itself
+  EXPECT_THROW(Request(call, kMe, kRanks, four, other), UsageError);  // the rank's part with itself
   EXPECT_NO_THROW(Request(call, kMe, kRanks, four, swapped));
   call.out = memory.data();
   EXPECT_NO_THROW(Request(call, kMe, kRanks, four, four));
@@ -259,7 +259,7 @@ TEST_F(PartRequests, RefuseWhatDoesNotFit) {
   const Counts nothing(kRanks, 0);
   Counts one = nothing;
   one[(kMe + 1) % kRanks] = 1;
-  call.out = memory.data();  // where nothing lies
+  call.out = memory.data();  // no overlap, since one buffer is empty
   EXPECT_NO_THROW(Request(call, kMe, kRanks, one, nothing));
   EXPECT_NO_THROW(Request(call, kMe, kRanks, nothing, one));
 }
@@ -304,7 +304,7 @@ TEST(Tickets, MatchUpToTheBuffers) {
   EXPECT_EQ(a.text(), "reduce(max) of 7 f16 with root 1");
 }
 
-TEST(Tickets, LeaveOutWhatACallDoesNotHave) {
+TEST(Tickets, LeaveOutFieldsThatACallDoesNotHave) {
   Ticket a{}, b{};
   a.collective = b.collective = Collective::all_gather;
   b.op = Op::max, b.root = 3;

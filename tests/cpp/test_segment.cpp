@@ -1,4 +1,4 @@
-// Shared memory between processes: that a handle opens it, and that a wrong one does not.
+// Shared memory between processes: a handle opens it, and a wrong handle does not.
 #include "host/segment.hpp"
 
 #include <fcntl.h>
@@ -62,7 +62,7 @@ TEST(Segment, SaysThatItIsReleased) {
   EXPECT_TRUE(Segment::open(segment->handle(), kBytes)->released());
 }
 
-// The child has a handle from a pipe, nothing else; it writes, and the parent sees it.
+// The child has only a handle from a pipe. Each process sees the other's writes.
 TEST(Segment, IsSharedWithAnotherProcess) {
   Pipe to_child, to_parent;
   Child child([&] {
@@ -83,7 +83,7 @@ TEST(Segment, IsSharedWithAnotherProcess) {
   EXPECT_EQ(child.wait(), 0);
 }
 
-TEST(Segment, OutlivesTheProcessThatMadeIt) {
+TEST(Segment, OutlivesTheProcessThatCreatedIt) {
   Pipe to_child, to_parent;
   Child child([&] {
     const auto segment = Segment::create(kBytes);
@@ -96,7 +96,7 @@ TEST(Segment, OutlivesTheProcessThatMadeIt) {
   to_child.send(0);
   EXPECT_EQ(child.wait(), 0);
   EXPECT_EQ(segment->data()[5], std::byte{6});
-  EXPECT_THROW(Segment::open(handle, kBytes), ResourceError);  // its process is gone
+  EXPECT_THROW(Segment::open(handle, kBytes), ResourceError);  // the process is gone
 }
 
 TEST(Segment, OpensNothingThatItsHandleDoesNotDescribe) {
@@ -120,11 +120,11 @@ TEST(Segment, OpensNothingThatItsHandleDoesNotDescribe) {
     if (!refused(wrong, kBytes)) return 4;
     wrong = handle, wrong.fd = -1;
     if (!refused(wrong, kBytes)) return 5;
-    wrong = handle, wrong.pid = 0x7ffffffe;  // nobody
+    wrong = handle, wrong.pid = 0x7ffffffe;  // no such process
     if (!refused(wrong, kBytes)) return 6;
-    wrong = handle, wrong.bytes = kBytes * 2;  // not what this rank has
+    wrong = handle, wrong.bytes = kBytes * 2;  // not the length of this rank's
     if (!refused(wrong, kBytes)) return 7;
-    if (!refused(wrong, kBytes * 2)) return 8;  // not what the file has
+    if (!refused(wrong, kBytes * 2)) return 8;  // not the length of the file
     Segment::open(handle, kBytes);
     return 0;
   });

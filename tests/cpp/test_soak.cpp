@@ -1,4 +1,4 @@
-// A million calls of all kinds and sizes in random order on the same rings and counters, every result
+// A million calls of all kinds and sizes, in random order, on the same rings and counters. Every result is
 // checked.
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 namespace unisono::test {
 namespace {
 
-constexpr int kCalls = UNISONO_SANITIZED ? 20000 : 1000000;  // together
+constexpr int kCalls = UNISONO_SANITIZED ? 20000 : 1000000;  // of all tests together
 
 std::int32_t value(std::uint32_t call, int rank, std::size_t i) {
   return static_cast<std::int32_t>(call * 31 + static_cast<std::uint32_t>(rank) * 7919 +
@@ -42,7 +42,7 @@ void soak(Communicator& comm, int calls) {
     if (pick == 0 && !names.empty()) call.algorithm = names[random() % names.size()];
     for (std::size_t i = 0; i < blocks; ++i) in[i] = value(call_number, me, i);
     const int to = (me + shift) % n, from = (me + n - shift) % n;
-    // what element i must be, and how many there are
+    // compares `many` elements with reference(i)
     auto expect = [&](std::size_t many, auto&& reference) {
       for (std::size_t i = 0; i < many; ++i)
         if (out[i] != reference(i)) {
@@ -100,7 +100,7 @@ void soak(Communicator& comm, int calls) {
       case Collective::send:
       case Collective::recv:
         if (shift == 0) break;
-        // sends of a ring, all before the receives
+        // sends and receives in a ring
         if (call.algorithm == "direct") call.algorithm = "";
         if (me < to) comm.send(call, to), comm.recv(call, from);
         else comm.recv(call, from), comm.send(call, to);

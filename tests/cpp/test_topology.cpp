@@ -1,4 +1,4 @@
-// Where ranks are, what they tell each other when they meet, and the algorithm that follows from it.
+// The nodes of ranks, the greetings by which they find them, and the algorithm that follows from the nodes.
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -56,7 +56,7 @@ TEST(Topology, OfRanks) {
 struct Words {
   enum Place : std::size_t { kMagic, kVersion, kRank, kCheck, kBoot, kCores, kNode = kCores + 16 };
   std::vector<std::string> all;
-  // The same of another rank.
+  // Makes another rank's greeting of this one's text.
   Words(const std::string& text, int rank) {
     std::istringstream in(text);
     for (std::string word; in >> word;) all.push_back(word);
@@ -75,7 +75,7 @@ struct Words {
   }
 };
 
-// The bootstrap of one rank, to which the others' greetings are what `change` makes of its own.
+// The bootstrap of a rank alone. `change` makes the others' greetings of the rank's own.
 class Alone final : public Bootstrap {
  public:
   using Change = std::function<std::string(int rank, const std::string& greeting)>;
@@ -93,7 +93,7 @@ class Alone final : public Bootstrap {
   Change change_;
 };
 
-// Ranks of one boot against the cores of all of them, however each is bound.
+// Compares the ranks of one boot with the cores of all of them, however each is bound.
 TEST(Topology, OfACrowdedMachine) {
   const auto crowded = [](int rank, const std::vector<std::uint64_t>& cores) {
     Alone bootstrap(rank, 4, [&](int r, const std::string& greeting) {
@@ -170,7 +170,7 @@ Algorithm chosen(const std::string& layout, Collective collective, double wide =
   return on(0);
 }
 
-// The comments compare what the busiest node carries, in multiples of an input: two_shot against chain.
+// The comments compare two_shot with chain, by the traffic of the busiest node in multiples of an input.
 TEST(Topology, ChoosesTheAlgorithm) {
   using enum Algorithm;
   using enum Collective;

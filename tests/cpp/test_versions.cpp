@@ -1,5 +1,5 @@
-// Compiled twice, against headers whose minor number or patch number is another than the library's
-// (CMakeLists.txt). Each program runs the case of its name.
+// Programs with headers of another version. Compiled twice: the headers' minor or patch number differs from
+// the library's (CMakeLists.txt). Each program runs the case of its name.
 #include <gtest/gtest.h>
 
 #include <chrono>
