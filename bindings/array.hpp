@@ -1,5 +1,5 @@
-// Python arrays as memory: numpy arrays (ml_dtypes too), torch tensors, cupy arrays and what else speaks the
-// CUDA array interface or DLPack, without a copy.
+// Python arrays as memory, without a copy: numpy and ml_dtypes arrays, torch tensors, cupy arrays, and
+// objects with the CUDA array interface or DLPack.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,35 +15,39 @@ namespace unisono::python {
 namespace nb = nanobind;
 using Shape = std::vector<std::size_t>;
 
-// Holds on to the array's memory while it lives. UsageError for what is not contiguous, on another device, or
-// of a type that Unisono does not know; `what` is its name in the message.
+// The memory of a Python array, and its layout. Requires: the caller keeps the Python object alive.
 class Array {
  public:
   Array() = default;
+  // what: the array's name in messages. written: whether the call writes to it.
+  // Throws UsageError if the array is not contiguous, is on neither CPU nor CUDA device, has an unknown
+  // dtype, or is read-only but to be written.
   Array(nb::handle array, const char* what, bool written);
   Array(Array&& other) noexcept;
   Array& operator=(Array&&) = delete;
   ~Array();
 
-  // The stream that a call on this array is enqueued on: `asked` (a handle, or an object with one), else the
-  // current one of the array's library. For `stream_handle`.
+  // Returns the stream that a call on this array is enqueued on, for `stream_handle`: `asked` (a handle, or
+  // an object that has one), else the current stream of the array's library.
   nb::object stream(nb::handle asked) const;
 
   void* data = nullptr;
   Memory memory = Memory::host;
-  int device = 0;  // of device memory
+  int device = 0;  // of device memory; -1: unknown
   DType dtype = DType::f32;
   Shape shape;
   std::size_t count = 1;
 
  private:
+  // Each reads one protocol. Those that return bool return false if the array does not offer the protocol.
   bool from_buffer(nb::handle array, const char* what, bool written);
-  void from_extension_type(nb::handle array, DType known, const char* what, bool written);
-  bool from_torch_table(nb::handle array);
-  bool from_others(nb::handle array, const char* what, bool written);  // false: it is no array
-  void from_torch(nb::handle array, const char* what, bool written);
+  void from_array_struct(nb::handle array, DType known, const char* what, bool written);
+  bool from_torch_table(nb::handle array);                            // torch_tensor.cpp
+  void from_torch(nb::handle array, const char* what, bool written);  // torch_tensor.cpp
   void from_cuda(nb::handle array, const char* what, bool written);
   void from_dlpack(nb::handle array, const char* what, bool written);
+  // Chooses among the last four. Returns false if the object is no array.
+  bool from_others(nb::handle array, const char* what, bool written);
   void measure();
 
   enum class Library { other, torch, cupy };
@@ -53,32 +57,26 @@ class Array {
   bool held_ = false;
 };
 
-// A new array of the kind (numpy, torch, cupy) and type of `like`.
-nb::object empty_like(nb::handle like, const Shape& shape);
-// The same on a GPU, where a library may give memory out again that only its own stream is done with: made as
-// its next work on `stream`. None: its current one.
-nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::handle stream);
+// Throw a UsageError about the array that messages call `what`. copies: the function of the array's library
+// that makes a contiguous copy.
+[[noreturn]] void refuse_read_only(const char* what);
+[[noreturn]] void refuse_gaps(const char* what, const char* copies);
 
-// The numpy dtype of a DType, and the DType of a numpy dtype, a name of either, or a torch dtype.
-nb::object numpy_dtype(DType dtype);
-const char* numpy_name(DType dtype);  // torch's is the same
-DType read_dtype(nb::handle dtype);
+// Returns whether the elements lie in C order without gaps. Units: elements, of strides too.
+bool contiguous(std::size_t dims, const std::int64_t* extents, const std::int64_t* strides);
 
-// Symmetric device memory as an array of the library that is in use: torch, else cupy, else plain DLPack.
-nb::object device_array(void* data, std::size_t bytes, int device, DType type, const Shape& extents,
-                        const nb::capsule& owner);
-
-// The handle of a stream as users have it (a torch or cupy stream, a number); None: the legacy default
-// stream.
+// Returns the handle of a stream as users have it (a torch or cupy stream, or a number). None: the legacy
+// default stream.
 void* stream_handle(nb::handle stream);
+
+// Returns torch's current stream on a GPU, as a number.
+nb::object current_torch_stream(int device);
 
 std::string text(const Shape& shape);
 
-// Gives up the types and functions of other libraries that are kept from call to call. For the interpreter's
-// end: what they refer to would outlive it.
+// Drops the types and functions of other libraries that are kept from call to call. They would otherwise
+// outlive the interpreter.
 void forget_libraries();
-
-// Returns a Python string for use in a message: what UTF-8 or a C string cannot hold is written as an escape.
-std::string readable(nb::handle text);
+void forget_torch();  // the part of forget_libraries for torch
 
 }  // namespace unisono::python

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "array.hpp"
+#include "new_array.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::python {

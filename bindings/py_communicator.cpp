@@ -7,6 +7,8 @@
 #include <memory>
 #include <thread>
 
+#include "dtypes.hpp"
+#include "new_array.hpp"
 #include "output.hpp"
 #include "unisono/error.hpp"
 

@@ -8,9 +8,12 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/array.cpp
   bindings/batch.cpp
   bindings/communicator.cpp
+  bindings/dtypes.cpp
   bindings/fabric.cpp
   bindings/module.cpp
+  bindings/new_array.cpp
   bindings/py_communicator.cpp
+  bindings/torch_tensor.cpp
   bindings/traits.cpp
   bindings/transports.cpp
 )
