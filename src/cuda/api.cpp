@@ -7,7 +7,7 @@
 namespace unisono::cuda {
 namespace {
 
-// `result`: the runtime's or the driver's code, which are the same number for what is told apart here.
+// result: a code of the runtime or the driver. Both give the codes that are compared here the same numbers.
 [[noreturn]] void refuse(std::string_view what, int result, const std::string& why,
                          const std::source_location& where) {
   std::string cure;
@@ -32,7 +32,7 @@ void look_up(F& function, const char* name) {
 
 void check(cudaError_t result, std::string_view what, std::source_location where) {
   if (result == cudaSuccess) return;
-  cudaGetLastError();  // it is told here: the next call must not find it again
+  cudaGetLastError();  // reported here, so that the next call does not find it again
   refuse(what, result, cudaGetErrorString(result), where);
 }
 

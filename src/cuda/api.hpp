@@ -1,4 +1,4 @@
-// CUDA's calls, checked. The driver's own are looked up when they are first used, so that the library loads
+// Checked calls of CUDA. The driver's functions are looked up at their first use, so that the library loads
 // on machines without a driver.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace unisono::cuda {
 
-// ResourceError with CUDA's text and the place, unless the call has succeeded.
+// Throws ResourceError with CUDA's text and the place, unless the call has succeeded.
 void check(cudaError_t result, std::string_view what,
            std::source_location where = std::source_location::current());
 void check(CUresult result, std::string_view what,
@@ -32,7 +32,7 @@ struct Driver {
 };
 const Driver& driver();
 
-// Makes `device` the thread's current one while it lives.
+// Makes `device` the thread's current GPU for its own lifetime.
 class OnDevice {
  public:
   explicit OnDevice(int device) {

@@ -1,4 +1,4 @@
-// From a call to what is enqueued for it.
+// Turns a call into work that is enqueued on its stream.
 #include <algorithm>
 
 #include "base/wire.hpp"
@@ -18,7 +18,7 @@ bool GpuEngine::symmetric(const Request& request) const {
 std::size_t GpuEngine::unit_of(Collective collective, Algorithm algorithm, std::size_t bytes) const {
   const CollectiveTraits& call = traits_of(collective);
   const AlgorithmTraits& how = traits_of(algorithm);
-  if (call.by_parts())  // no rank knows the longest of all
+  if (call.by_parts())  // no rank knows the longest part of all ranks
     return how.pieces == Pieces::chunks ? layout_.chunk_bytes * kMostBlocks : std::size_t{1} << 20;
   if (call.two_ended) return bytes;
   if (!call.by_blocks() && !how.shards) return bytes;
@@ -34,7 +34,7 @@ int GpuEngine::owners(Collective collective, Algorithm algorithm) const {
 Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const {
   struct Kind {
     std::size_t of_thread;  // bytes that a thread moves at once
-    std::size_t align;      // of pieces, which begin at multiples of kAlign
+    std::size_t align;      // of a piece's size; pieces begin at multiples of kAlign
     std::size_t most;       // of a piece
     std::size_t share;      // of a block
     int least_threads, most_blocks;
@@ -54,7 +54,7 @@ Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) 
             .share = 1024,
             .least_threads = 32,
             .most_blocks = blocks_};
-  // About 64 blocks, while their pieces are neither too small for their start nor too large for a ring.
+  // About 64 blocks, unless their pieces would be too small to pay for a start, or too large for a ring.
   if (lines)
     kind = {.of_thread = line,
             .align = eight,
@@ -94,19 +94,19 @@ void GpuEngine::order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t even
 
 namespace {
 
-// The number of the capture that a stream takes part in; 0: calls on it are eager.
+// Returns the number of the capture that a stream takes part in; 0: calls on it are eager.
 unsigned long long capture_of(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long number = 0;
   if (cudaStreamGetCaptureInfo(stream, &status, &number) != cudaSuccess)
-    cudaGetLastError();  // the legacy stream, while another captures
+    cudaGetLastError();  // the legacy stream, while another is captured
   return status == cudaStreamCaptureStatusNone ? 0 : number;
 }
 
 }  // namespace
 
-// An eager call and a captured one cannot wait for each other, nor can those of two captures: the one runs
-// now, the other when its graph is launched.
+// Orders the call behind the last one, if both are eager or in the same capture. Other pairs cannot wait for
+// each other: a captured call runs when its graph is launched.
 void GpuEngine::take_turn(cudaStream_t stream) {
   const unsigned long long capture = capture_of(stream);
   Last& last = capture ? captured_ : eager_;
@@ -175,7 +175,7 @@ void GpuEngine::reach_peers(Launch& launch, const Request& request, int from) co
   const Args& args = request.args;
   const int n = group_.size(), me = group_.rank();
   if (launch.by_parts || traits_of(request.collective).two_ended) {
-    // in place, what comes would overwrite what has not gone; a batch's buffers are apart
+    // in place, arriving data would overwrite data that has yet to leave; a batch's buffers are apart
     const bool apart = request.collective == Collective::batch_send_recv || !request.in_place();
     if (apart && from >= 0) launch.mine = seen_by(from, args.out, args.bytes);
     for (int p = 0; apart && p < n; ++p)
@@ -202,7 +202,7 @@ void GpuEngine::run_by_engine(const Launch& launch, const Request& request, cons
   if (!carries(request.collective, Algorithm::copy_engine, request.bytes()))
     throw UsageError("a reduce by copy engines is for two ranks: leave algorithm out, or give another.");
   if (request.collective == Collective::reduce) return reduce_by_engine(launch, asked, stream);
-  // whole shards, and what is left over
+  // copy engines move whole shards; packets carry the rest
   const std::size_t shards = kAlign * static_cast<std::size_t>(group_.size());
   const std::size_t even = request.args.bytes - request.args.bytes % shards;
   if (even > 0) all_reduce_by_engine(launch, even, asked, stream);

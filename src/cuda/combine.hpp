@@ -13,7 +13,7 @@ inline constexpr int kSumThreads = 256;    // of a block
 inline constexpr int kFewSources = 64;     // 512 bytes of kernel parameters
 inline constexpr int kManySources = 1024;  // 8 KiB; CUDA takes 32,764 bytes
 
-// Where the sources of a sum begin, by value in a kernel's parameters: a captured graph keeps them.
+// The addresses of a sum's sources, by value in a kernel's parameters: a captured graph keeps them.
 template <int kMost>
 struct Sources {
   const byte* at[kMost];
@@ -40,7 +40,7 @@ struct RequantiseTask {
 };
 
 // Returns the kernel for cudaLaunchKernel. Its parameters are a CombineTask and Sources<kFewSources>, or
-// Sources<kManySources> if `many`. Its grid is any, its blocks have kSumThreads threads.
+// Sources<kManySources> if `many`. The grid may have any size; a block has kSumThreads threads.
 const void* combine_kernel(DType dtype, Op op, bool many);
 
 // Returns the kernel whose parameters are a RequantiseTask and Sources as above, or null if the dtype has

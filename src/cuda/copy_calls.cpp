@@ -1,4 +1,4 @@
-// Calls by copy engines.
+// The calls that copy engines carry out.
 #include <algorithm>
 #include <utility>
 
@@ -7,7 +7,7 @@
 namespace unisono::cuda {
 namespace {
 
-constexpr std::size_t kStart = std::size_t{2} << 20;  // what the links carry until a copy has begun
+constexpr std::size_t kStart = std::size_t{2} << 20;  // bytes that the links carry while a copy starts
 
 }  // namespace
 
@@ -16,9 +16,9 @@ void GpuEngine::copy(byte* to, const byte* from, std::size_t bytes, cudaStream_t
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "a copy");
 }
 
-// Between two meetings of all ranks: the copies to the peers one after the other, in the order of the ring,
-// so that each rank gets one at a time. A kernel beside them gives the first peer what the links carry until
-// a copy engine has begun, then moves this rank's own block, which would slow the other copies down.
+// Copies to the peers one after the other, in ring order: each rank gets one copy at a time. All ranks meet
+// before and after. A kernel beside the copies gives the first peer what the links carry while a copy engine
+// starts. The kernel also moves this rank's own block, which would slow the other copies down.
 void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cudaStream_t stream) {
   const Args& a = launch.args;
   const int n = group_.size(), me = group_.rank();
@@ -30,13 +30,13 @@ void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cuda
   const CollectiveTraits& traits = traits_of(collective);
   const std::size_t bytes = traits.by_blocks() ? a.block : a.bytes;
   auto copy_to = [&](int p) -> Copy {
-    if (!traits.stores.out)  // each takes its own
+    if (!traits.stores.out)  // each rank loads its own block
       return {traits.moves(p, me, a.root) ? a.out : nullptr,
               (p == me ? a.in : launch.inputs[p]) + traits.in.begin(a.block, me), bytes};
     return {traits.moves(me, p, a.root) ? launch.outputs[p] + traits.out.begin(a.block, me) : nullptr,
             a.in + traits.in.begin(a.block, p), bytes};
   };
-  const bool by_kernel = blocks_ >= kBeside.blocks;  // fewer are slower
+  const bool by_kernel = blocks_ >= kBeside.blocks;  // fewer blocks are slower
   Launch beside = launch;
   beside.by_parts = true;
   std::size_t longest = 0;
@@ -75,8 +75,8 @@ void GpuEngine::combine(Launch& launch, Range part, const Shape& asked, cudaStre
                cut(Algorithm::copy_engine, asked, std::max<std::size_t>(part.bytes, 1)), stream);
 }
 
-// Of two ranks: the other's input goes to where the sums will be, and a kernel beside the copies combines
-// what has come. Each part is half of what is left: when the last has come, little is left to combine.
+// Requires two ranks. Copies the other's input to the place of the sums, while a kernel combines what has
+// arrived. Each part is half of the rest, so that little is left to combine after the last has arrived.
 void GpuEngine::reduce_by_engine(const Launch& launch, const Shape& asked, cudaStream_t stream) {
   const Args& a = launch.args;
   const int me = group_.rank();
@@ -96,14 +96,14 @@ void GpuEngine::reduce_by_engine(const Launch& launch, const Shape& asked, cudaS
   order(side_, stream, join_);
 }
 
-// Each rank's shards go to their owners, part by part and in the order of the ring (one peer's at a time
-// comes in); what has come is combined by a kernel beside the copies, and the sums follow all shards the same
-// way. Until its sum arrives, the place of a shard in the owner's output holds what that rank has sent.
+// Copies shards to their owners, part by part and in ring order: one peer's arrives at a time. A kernel
+// beside the copies combines what has arrived. The sums follow all shards the same way. Until a peer's sum
+// arrives, the place of its shard in this rank's output holds what the peer has sent.
 void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, const Shape& asked,
                                      cudaStream_t stream) {
   const Args& a = launch.args;
   const int n = group_.size(), me = group_.rank();
-  constexpr std::size_t kPart = std::size_t{32} << 20;  // a copy's start costs as much as 4 MiB of it
+  constexpr std::size_t kPart = std::size_t{32} << 20;  // bytes; a copy's start costs as much as 4 MiB
   const std::size_t shard = bytes / static_cast<std::size_t>(n);
   const int parts = static_cast<int>(std::clamp<std::size_t>(shard / kPart, 1, kMostParts));
   const std::size_t part =
@@ -112,7 +112,7 @@ void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, co
     const Range in = block_of(shard, part, index);
     return Range{shard * static_cast<std::size_t>(owner) + in.begin, in.bytes};
   };
-  meet(launch, stream);  // everyone's input is there, and every output may be written
+  meet(launch, stream);  // every input is complete, and every output may be written
   for (int index = 0; index < parts; ++index) {
     for (int i = 1; i < n; ++i) {
       const int p = (me + i) % n;
@@ -125,7 +125,7 @@ void GpuEngine::all_reduce_by_engine(const Launch& launch, std::size_t bytes, co
     Launch sum = launch;
     for (int p = 0; p < n; ++p) sum.inputs[p] = p == me ? a.in + mine.begin : a.out + piece(p, index).begin;
     combine(sum, mine, asked, side_);
-    meet(launch, side_);  // everyone has combined it: the sums may go where it came
+    meet(launch, side_);  // every rank has combined its part: sums may take the place of what arrived
     check(cudaEventRecord(combined_[index], side_), "ordering two streams");
   }
   for (int index = 0; index < parts; ++index) {

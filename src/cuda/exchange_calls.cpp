@@ -1,4 +1,4 @@
-// Calls as exchanges: what each rank gives and gets, and the kernel that moves it.
+// Turns calls into exchanges: the messages of each rank, and the kernel that moves them.
 #include <algorithm>
 
 #include "cuda/gpu_engine.hpp"
@@ -20,7 +20,7 @@ std::size_t GpuEngine::longest_part(const Request& request) {
   return most;
 }
 
-// A call as an exchange of one step: every rank gives each peer its part.
+// Describes a call as an exchange of one step: every rank gives each peer its part.
 void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) const {
   const Args& a = request.args;
   const int n = group_.size(), me = group_.rank();
@@ -44,14 +44,14 @@ void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) 
     } else {
       byte* const to = a.out + traits.out.begin(a.block, p);
       if (traits.moves(me, p, a.root)) give(p, a.in + traits.in.begin(a.block, p), bytes);
-      // what comes from peers to be combined stays in registers
+      // parts of peers that are combined stay in registers
       if (traits.moves(p, me, a.root)) get(p, traits.combines && p != me ? nullptr : to, bytes);
     }
   }
 }
 
-// As one of two: each owner gets its shard from everyone who has a part of it, and passes the result on. An
-// all_reduce is everyone's; else the root has no shard.
+// Describes a call as an exchange of two steps. Each owner gets its shard from every rank that has a part of
+// it, and passes the result on. In an all_reduce every rank owns a shard; otherwise the root owns none.
 void GpuEngine::two_steps(Exchange& x, const Request& request) const {
   const Args& a = request.args;
   const int n = group_.size(), me = group_.rank();
@@ -80,9 +80,9 @@ void GpuEngine::two_steps(Exchange& x, const Request& request) const {
   x.own_bytes = mine;
 }
 
-// Parts that may be too long for one message. Every rank cuts every part at the same places, so that both
-// ends of a pair do alike; how many slices the others' parts take none needs to know, since a pair whose
-// parts are empty does not speak.
+// Exchanges parts that may be too long for one message. Every rank cuts every part at the same places, so
+// that both ends of a pair agree. No rank needs to know how many slices the others' parts take, since a pair
+// whose parts are empty has no message.
 void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, const Shape& asked,
                                 std::uint64_t call, cudaStream_t stream) const {
   auto slice = [&](std::size_t at) {

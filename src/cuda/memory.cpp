@@ -20,7 +20,7 @@ namespace {
 using cuda::check;
 using cuda::driver;
 
-constexpr std::size_t kHostPage = 4096;  // pinned as a whole
+constexpr std::size_t kHostPage = 4096;  // bytes; whole pages are pinned
 
 CUmemAllocationProp properties(int device) {
   CUmemAllocationProp properties{};
@@ -30,7 +30,7 @@ CUmemAllocationProp properties(int device) {
   return properties;
 }
 
-// A copy of another process's descriptor. Needs the right to look into that process, as a debugger does.
+// Returns a copy of another process's descriptor. Requires the right to inspect that process, as a debugger.
 int descriptor_of(int pid, int fd) {
   const int process = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   const int copy = process < 0 ? -1 : static_cast<int>(::syscall(SYS_pidfd_getfd, process, fd, 0));
@@ -45,7 +45,7 @@ int descriptor_of(int pid, int fd) {
 
 }  // namespace
 
-// What this process has made: ranks that are its threads take it as it is, and keep it while they use it.
+// The memory that this process has made. Ranks that are its threads use it directly, and keep it alive.
 class DeviceMemory::Own {
  public:
   void add(const std::shared_ptr<DeviceMemory>& one) {
@@ -90,7 +90,7 @@ void DeviceMemory::map(int device, const std::vector<int>& devices) {
         "letting the GPUs reach each other's memory (UNISONO_PEER_ACCESS=0 does without)");
 }
 
-// Threads of a process share the segment, and its owner's pinning.
+// Pins the segment. Threads of a process share the segment, and its owner's pinning.
 void DeviceMemory::pin() {
   if (!other_thread_)
     check(cudaHostRegister(segment_->data(), segment_->bytes(),
@@ -126,14 +126,13 @@ std::shared_ptr<DeviceMemory> DeviceMemory::create(std::size_t bytes, int device
                           &asked, 0),
           what);
     made->map(device, devices);
-    // other processes copy the descriptor as a debugger would, which a rank's sibling may only where it is
-    // let
+    // other processes copy the descriptor as a debugger would: this permits it to a rank's siblings
     ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
     check(driver().export_handle(&made->fd_, made->allocation_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
           "sharing GPU memory");
   } else {
     void* at = nullptr;
-    made->mapped_ = round_up(bytes, std::size_t{2} << 20);  // of its own page: a handle gives away all of it
+    made->mapped_ = round_up(bytes, std::size_t{2} << 20);  // pages of its own: a handle shares whole ones
     check(cudaMalloc(&at, made->mapped_), what);
     made->data_ = static_cast<std::byte*>(at);
     for (const int one : devices) {
@@ -214,7 +213,7 @@ DeviceMemory::~DeviceMemory() {
   if (fd_ >= 0) ::close(fd_);
   if (other_thread_) return;
   if (!data_) {
-    if (allocation_) driver().release(allocation_);  // it could not be mapped
+    if (allocation_) driver().release(allocation_);  // mapping has failed
     return;
   }
   int before = 0;

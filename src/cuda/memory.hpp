@@ -1,5 +1,5 @@
-// Memory that the GPUs of this machine reach: of threads of this process at the same address, of other
-// processes mapped.
+// Memory that the GPUs of this machine reach. Threads of this process have it at the same address; other
+// processes map it.
 #pragma once
 
 #include <cstddef>
@@ -13,26 +13,28 @@ namespace unisono {
 
 class DeviceMemory {
  public:
-  // Where it lies, and by what a peer process maps it. On the GPU: vmm, by a file descriptor of CUDA's
-  // virtual memory management; ipc, by a cudaIpc handle, where descriptors cannot be had; local, not at all.
-  // host: a segment, pinned.
+  // The memory's place, and how a peer process maps it. On the GPU: vmm, by a file descriptor of CUDA's
+  // virtual memory management; ipc, by a cudaIpc handle, if there are no descriptors; local, not at all.
+  // host: a pinned segment.
   enum class Kind : std::uint32_t { vmm, ipc, local, host };
 
-  // What a peer needs. It travels as bytes: `open` trusts nothing in it but what the driver checks.
+  // The description from which a peer maps the memory. It travels as bytes: `open` trusts only fields that
+  // the driver checks.
   struct Handle {
     std::int32_t pid = 0, fd = -1;
-    std::uint64_t address = 0, bytes = 0;  // where its own process has it
+    std::uint64_t address = 0, bytes = 0;  // in the process that made it
     unsigned char ipc[64] = {};
     Segment::Handle segment;
   };
 
-  // Zeroed memory of `device` (or of the host); `devices` of this process reach it. Throws ResourceError.
+  // Returns zeroed memory of `device` (or of the host), which `devices` of this process reach.
+  // Throws ResourceError if there is no memory, or the driver refuses.
   static std::shared_ptr<DeviceMemory> create(std::size_t bytes, int device, const std::vector<int>& devices,
                                               Kind kind);
-  // Maps a peer's memory for `device`. Throws ResourceError when the peer is gone or the driver refuses.
+  // Maps a peer's memory for `device`. Throws ResourceError if the peer is gone or the driver refuses.
   static std::shared_ptr<DeviceMemory> open(const Handle& handle, std::size_t bytes, int device, Kind kind);
 
-  // Waits for all work of the device, and breaks a graph's capture there, where this maps the memory.
+  // If this object maps the memory, waits for all work of the device, and breaks a graph's capture there.
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
 
@@ -51,7 +53,7 @@ class DeviceMemory {
   bool mine_ = true, other_thread_ = false;
   std::uint64_t allocation_ = 0;
   std::shared_ptr<Segment> segment_;
-  std::shared_ptr<DeviceMemory> owner_;  // of another thread's
+  std::shared_ptr<DeviceMemory> owner_;  // if another thread has made it
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0, mapped_ = 0;
 };

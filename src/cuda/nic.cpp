@@ -63,7 +63,7 @@ class Gpu final : public NicGpu {
           "a call of the fabric lane waits for its NICs and cannot be captured in a CUDA graph: call it "
           "outside.");
     const cudaError_t state = cudaStreamQuery(asked);
-    if (state == cudaErrorNotReady) cudaGetLastError();  // or the process's next look at errors finds it
+    if (state == cudaErrorNotReady) cudaGetLastError();  // so that the process's next look does not find it
     else check(state, "work on the GPU before a call of the fabric lane");
     return state == cudaSuccess;
   }
@@ -84,7 +84,7 @@ class Gpu final : public NicGpu {
 
  private:
   int device_;
-  bool flushes_ = false;  // the GPU itself does not order NICs' writes before what it reads next
+  bool flushes_ = false;  // whether the GPU itself leaves NICs' writes and its next reads unordered
 };
 
 }  // namespace

@@ -1,5 +1,4 @@
-// A rank's GPU as a lane over NICs uses it: memory that a NIC reads and writes, and the order between it and
-// the caller's stream.
+// A rank's GPU for a lane over NICs: memory that NICs read and write, and its order with the caller's stream.
 #pragma once
 
 #include <unistd.h>
@@ -11,7 +10,7 @@
 
 namespace unisono::cuda {
 
-// Whole pages of GPU memory as other drivers take them, by a descriptor; none below 0.
+// A descriptor of whole pages of GPU memory, which other drivers accept. Below 0: none.
 struct Dmabuf {
   int descriptor = -1;
   std::byte* begin = nullptr;
@@ -27,25 +26,25 @@ struct Dmabuf {
 
 class NicGpu {
  public:
-  // `device`: CUDA ordinal; none: the thread's current GPU, which is enough to pin host memory. UsageError
-  // where there is no such GPU; ResourceError where there is none at all, or no CUDA lane in this build.
+  // device: a CUDA ordinal; none: the thread's current GPU, which is enough to pin host memory.
+  // Throws UsageError if there is no such GPU; ResourceError if there is no GPU, or no CUDA in this build.
   static std::unique_ptr<NicGpu> make(std::optional<int> device);
   virtual ~NicGpu() = default;
 
-  // Zeroed memory, freed with its last owner, by any thread. ResourceError where it cannot be had.
+  // Returns zeroed memory, which its last owner frees, on any thread. Throws ResourceError.
   virtual std::shared_ptr<std::byte> memory(std::size_t bytes) const = 0;
   virtual std::shared_ptr<std::byte> pinned(std::size_t bytes) const = 0;  // the host's, for every GPU
 
-  // The pages of `memory` that hold these bytes; none where the driver gives no descriptor.
+  // Returns the pages of `memory` that hold these bytes; none if the driver gives no descriptor.
   virtual Dmabuf dmabuf(const std::byte* at, std::size_t bytes) const = 0;
 
-  // Makes it the thread's current GPU while the result lives: some providers copy by CUDA's calls themselves.
+  // Makes this the thread's current GPU while the result lives: some providers call CUDA themselves.
   virtual std::shared_ptr<void> current() const = 0;
-  // Whether all that the stream was given is done. UsageError where a graph is being captured from it.
+  // Returns whether all work of the stream is done. Throws UsageError if a graph is being captured from it.
   virtual bool idle(void* stream) const = 0;
   // Enqueues a copy between places of `memory`.
   virtual void copy(const std::byte* from, std::byte* to, std::size_t bytes, void* stream) const = 0;
-  // What NICs have written is there for all that is enqueued from now on.
+  // Makes what NICs have written visible to all work that is enqueued from now on.
   virtual void take_in() const = 0;
 
  protected:

@@ -1,4 +1,4 @@
-// What collectives across nodes need of this rank's GPU.
+// The space of a rank's GPU, for collectives across nodes.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The kernels of the CUDA lane: every program, for every dtype and op where it combines.
+// The kernels of the CUDA lane: every program, for every dtype and op if it combines.
 #pragma once
 
 #include "core/plan.hpp"
@@ -7,17 +7,16 @@
 
 namespace unisono::cuda {
 
-// A kernel, for cudaLaunchKernel: its one parameter is a Launch, its threads are whole warps of up to
-// kMaxThreads.
+// A kernel for cudaLaunchKernel. Its one parameter is a Launch. Blocks are whole warps, to kMaxThreads threads.
 using Kernel = void (*)(Launch);
 
-// The kernel that runs a call, or null where the collective has no such algorithm (over packets:
-// exchange.hpp). `dtype` and `op` are looked at where the collective combines. send and recv are halves of
-// send_recv; empty has none.
+// Returns the kernel that runs a call, or null if the collective has no such algorithm. Algorithms over
+// packets are in exchange.hpp. dtype and op matter only if the collective combines. send and recv are halves
+// of send_recv; empty has no kernel.
 Kernel kernel(Collective collective, Algorithm algorithm, DType dtype, Op op);
 
-// The kernel of an all_reduce that quantises, or null where the dtype has none. A piece of its rounds is in
-// the wire form.
+// Returns the kernel of an all_reduce that quantises, or null if the dtype has none. A piece of its rounds is
+// in the wire form.
 Kernel quantised_kernel(DType dtype, Wire wire);
 
 }  // namespace unisono::cuda

@@ -17,7 +17,7 @@ constexpr std::size_t kLeast = std::size_t{1}
 constexpr std::size_t kWord = sizeof(uint4);  // bytes of a thread's widest load
 constexpr std::size_t kBlocksOfSm = 8;        // of kSumThreads threads: as many as an SM holds
 
-// What this thread may do while a stream is captured, while it lives.
+// Sets what this thread may do during a capture, for its own lifetime.
 class CaptureMode {
  public:
   explicit CaptureMode(cudaStreamCaptureMode mode) : before_(mode) {
@@ -30,7 +30,7 @@ class CaptureMode {
   cudaStreamCaptureMode before_;
 };
 
-// A thread beside the calls.
+// The state of a thread that works beside the calls.
 struct Beside {
   explicit Beside(int device) : on(device), mode(cudaStreamCaptureModeThreadLocal) {}
   OnDevice on;
@@ -40,11 +40,11 @@ struct Beside {
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess)
-    cudaGetLastError();  // the legacy stream, while another is captured: what is enqueued there fails
+    cudaGetLastError();  // the legacy stream, while another is captured: work that is enqueued there fails
   return status != cudaStreamCaptureStatusNone;
 }
 
-// The bits of all addresses that a kernel loads from or stores to.
+// Returns the bitwise or of all addresses that a kernel loads from or stores to.
 template <class... More>
 std::uintptr_t bits_of(std::span<const byte* const> sources, const More*... more) {
   std::uintptr_t all = (reinterpret_cast<std::uintptr_t>(more) | ... | 0);
@@ -60,7 +60,7 @@ void require_aligned(std::uintptr_t bits, std::size_t to, std::string_view what)
 
 }  // namespace
 
-// Events that no mark uses, to be used again.
+// Events that no mark uses, for reuse.
 class CudaSpace::Events {
  public:
   ~Events() {
@@ -102,7 +102,7 @@ class CudaSpace::EventMark final : public GpuSpace::Mark {
   EventMark(const EventMark&) = delete;
   bool reached() const override {
     const cudaError_t state = cudaEventQuery(event_);
-    if (state == cudaErrorNotReady) cudaGetLastError();  // or the process's next look at errors finds it
+    if (state == cudaErrorNotReady) cudaGetLastError();  // so that the process's next look does not find it
     else check(state, "a call on the GPU");
     return state == cudaSuccess;
   }
@@ -130,7 +130,7 @@ CudaSpace::~CudaSpace() {
   cudaSetDevice(before);
 }
 
-// A kernel that is loaded when it is first launched may wait for one that waits for this rank.
+// Loads all kernels: one that is loaded at its first launch may wait for a kernel that waits for this rank.
 void CudaSpace::load_kernels() const {
   auto load = [](const void* kernel) {
     cudaFuncAttributes attributes;
@@ -161,7 +161,7 @@ void CudaSpace::end() noexcept {
   if (!on_) return;
   if (!capturing_) {
     if (cudaEventRecord(last_, stream_) == cudaSuccess) ended_one_ = true;
-    else cudaGetLastError();  // what broke the stream is told by the next call
+    else cudaGetLastError();  // the next call reports what broke the stream
   }
   capturing_ = false;
   stream_ = nullptr;
@@ -182,7 +182,7 @@ bool CudaSpace::idle(void* stream) const {
 
 std::shared_ptr<void> CudaSpace::enter_thread() const { return std::make_shared<Beside>(device_); }
 
-// What a capture allocates by the stream would be the graph's, and gone between its launches.
+// Returns new memory. What a capture allocates by the stream is the graph's, and gone between its launches.
 byte* CudaSpace::allocate(std::size_t bytes) const {
   const CaptureMode relaxed(cudaStreamCaptureModeRelaxed);
   void* made = nullptr;

@@ -32,8 +32,8 @@ class CudaSpace final : public nodes::GpuSpace {
   bool idle(void* stream) const override;
   std::shared_ptr<void> enter_thread() const override;
 
-  // What a graph may have captured is kept until the space ends; other memory is freed in the stream's order
-  // when a larger request replaces it.
+  // Keeps memory that a graph may have captured until the space ends. Other memory is freed in the stream's
+  // order when a larger request replaces it.
   byte* scratch(nodes::Scratch purpose, int slot, std::size_t bytes) override;
   void copy(byte* to, const byte* from, std::size_t bytes) override;
   // Requires: at most kManySources sources; every array begins at a multiple of its elements' size.

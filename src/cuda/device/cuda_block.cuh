@@ -1,8 +1,8 @@
 // The CUDA lane: one thread block is one worker of its rank. Block b of a rank speaks with block b of every
 // other.
 //
-// Every thread of the block calls every verb, in the same order. Warps go their own way, each waiting for
-// itself, and meet where what all of them have moved is told of: at a signal, or at settle().
+// Every thread of the block calls every verb, in the same order. Each warp waits for itself. Warps meet
+// before the block tells of what all of them have moved: at a signal, or at settle().
 #pragma once
 
 #include <type_traits>
@@ -15,8 +15,8 @@
 
 namespace unisono {
 
-// `Reduction` is what a move with several sources does: cuda::Bytes, cuda::ByTable or cuda::Inline, and of a
-// requantise: cuda::Quantised. Messages of packets are exchange.cu's.
+// Reduction: the operation of a move with several sources (cuda::Bytes, cuda::ByTable or cuda::Inline), or of
+// a requantise (cuda::Quantised). Messages of packets are in exchange.cu.
 template <class Reduction>
 class CudaBlock {
  public:
@@ -25,13 +25,13 @@ class CudaBlock {
   static constexpr bool kMulticasts = true;
   static constexpr bool kLinked = true;
 
-  // What `sources` and `destinations` give. Apart from the lane, whose own members then stay in registers.
+  // The arrays of `sources` and `destinations`. They lie apart, so that the lane's members stay in registers.
   struct Arrays {
     const byte* sources[cuda::kMaxRanks];
     Dst destinations[cuda::kMaxRanks];
   };
 
-  // Takes up the block's counters where the last kernel has left them; `finish` puts them back.
+  // Loads the block's counters, which the last kernel has stored; `finish` stores them again.
   __device__ CudaBlock(const cuda::Context& context, Arrays& arrays, const Reduction& reduction)
       : context_(context),
         arrays_(arrays),
@@ -45,7 +45,7 @@ class CudaBlock {
   }
   __device__ void finish() {
     await();
-    failed_ = __syncthreads_or(failed_) != 0;  // every warp has taken up the counters
+    failed_ = __syncthreads_or(failed_) != 0;  // every warp has loaded the counters
     if (failed_) withdraw();
     if (warp_ == 0 && thread_ < size()) *counters(thread_) = mine_;
   }
@@ -78,8 +78,8 @@ class CudaBlock {
   }
   __device__ static constexpr std::size_t element_bytes() { return Reduction::kElementBytes; }
 
-  // A release waits for all that the SM has under way. Credit needs none, nor has NCCL's: it says that what
-  // was read may be overwritten, and a value that has been used has been read.
+  // Signals with a release, which waits for all that the SM has under way. Credit needs none, nor has NCCL's:
+  // it says that what was read may be overwritten, and a value that has been used has been read.
   __device__ void signal(int peer, Slot slot) {
     settle();
     const std::uint32_t count = next_signal(peer, slot);
@@ -88,8 +88,9 @@ class CudaBlock {
     if (slot == Slot::chunk_credit) cuda::store_relaxed(at, count);
     else cuda::store_release(at, count);
   }
-  // The end of a kernel has published what it wrote. The flag is counted up where it is, so that this waits
-  // for no counter to be loaded. What GPUs without NVLink cannot do to each other's memory, signals do.
+  // Signals all peers without a release: the end of a kernel has published what it wrote. The flag is
+  // incremented in the peer's memory, so that no counter need be loaded. GPUs without NVLink cannot do that
+  // to each other's memory, and signal.
   __device__ void announce(Slot slot) {
     if (!context_.counts_up) {
       for (int i = 1; i < size(); ++i) signal(peer_at(*this, i), slot);
@@ -101,8 +102,8 @@ class CudaBlock {
     if (thread_ != rank()) ++mine_.signalled[static_cast<int>(slot)];
   }
 
-  // Noted only: whatever depends on it first awaits all that is noted. Each warp does so for itself, and
-  // thread p of it looks for peer p, so that waits for several peers go on side by side.
+  // Only notes the wait. A verb that depends on it first awaits all noted waits. Each warp does so for
+  // itself, and its thread p polls for peer p, so that waits for several peers overlap.
   __device__ void wait(int peer, Slot slot) {
     if (waiting_ >> peer & 1u) await();
     waiting_ |= 1u << peer;
@@ -110,7 +111,7 @@ class CudaBlock {
     expected_ = ++mine_.awaited[static_cast<int>(slot)];
     waits_on_ = slot;
   }
-  // A signal that brings an address, and the wait for it.
+  // Signals with an address, for which wait_note waits.
   __device__ void signal_note(int peer, Slot slot, byte* address) {
     if (speaks_to(peer)) cuda::store_relaxed(&flag(peer, slot, rank())->address, address);
     signal(peer, slot);
@@ -127,13 +128,13 @@ class CudaBlock {
     return of(peer, mine_.awaited[static_cast<int>(slot)]);
   }
 
-  // Chunk `index` of the ring from me in the peer's memory, and of the ring from the peer in mine.
+  // Return chunk `index` of this rank's ring in the peer's memory, and of the peer's ring in mine.
   __device__ byte* chunk_at(int peer, std::uint32_t index) const { return chunk(peer, rank(), index); }
   __device__ const byte* chunk_from(int peer, std::uint32_t index) const {
     return chunk(rank(), peer, index);
   }
 
-  // Arrays of size() pointers, until they are asked for again. Each thread has its own.
+  // Return arrays of size() pointers, valid until the next such call. Each thread has its own.
   __device__ const byte** sources() { return arrays_.sources; }
   __device__ Dst* destinations() { return arrays_.destinations; }
 
@@ -152,12 +153,12 @@ class CudaBlock {
       lost = !cuda::await(&flag(rank(), waits_on_, thread_)->count, expected_,
                           cuda::Wait{context_, thread_, waits_on_});
     failed_ = __any_sync(0xffffffffu, lost || failed_) != 0;
-    __syncwarp();  // what a thread has acquired, all of the warp may read
+    __syncwarp();  // all of the warp may read what a thread has acquired
     waiting_ = 0;
   }
 
-  // The rank's results are not to be used; and what this block has not signalled, no later kernel's
-  // announce() may make up for.
+  // Marks the rank's results as unusable. Sets the peers' flags far back, so that no later kernel's
+  // announce() makes up for signals that this block has not sent.
   __device__ void withdraw() {
     cuda::store_relaxed(&context_.failure->cut, 1);
     for (int i = 1; i < size(); ++i) {
@@ -173,13 +174,14 @@ class CudaBlock {
     return count;
   }
 
-  // Counters are the same in every warp: thread p of each keeps those of peer p. `value` is taken from there.
+  // Returns thread peer's `value`. Counters are the same in every warp: its thread p keeps those of peer p.
   template <class U>
   __device__ static U of(int peer, U value) {
     return __shfl_sync(0xffffffffu, value, peer);
   }
 
-  // Peers are spread over the warps: threads of one warp would wait for each other.
+  // Returns whether this thread signals the peer. Peers are spread over the warps: threads of one warp would
+  // wait for each other.
   __device__ bool speaks_to(int peer) const { return thread_ == 0 && (spoken_to_ >> peer & 1u) != 0; }
 
   __device__ byte* at(int owner, std::size_t offset) const { return context_.bases[owner] + offset; }
@@ -202,11 +204,11 @@ class CudaBlock {
   Reduction reduction_;
   int warps_, warp_, thread_;
   cuda::Counters mine_{};
-  unsigned spoken_to_ = 0;      // the peers to whom this warp gives the block's signals: bit p
-  bool failed_;                 // this warp has met a failure; at the block's last barrier all know of it
-  bool moved_ = false;          // since then
-  unsigned waiting_ = 0;        // the peers for whom a wait is noted: bit p
-  Slot waits_on_ = Slot::meet;  // what this thread is to look for, and the count
+  unsigned spoken_to_ = 0;      // bit p: this warp sends the block's signals to peer p
+  bool failed_;                 // this warp has met a failure; the block's barriers tell the other warps
+  bool moved_ = false;          // since the last of these barriers
+  unsigned waiting_ = 0;        // bit p: a wait for peer p is noted
+  Slot waits_on_ = Slot::meet;  // the slot that this thread polls, and the count
   std::uint32_t expected_ = 0;
 };
 

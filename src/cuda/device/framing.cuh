@@ -1,4 +1,5 @@
-// How data and flag travel in one store. A ring is an array of units of 16 bytes, one for each thread.
+// The framings of messages, in which data and flag travel in one store. A ring is an array of units of 16
+// bytes, one for each thread.
 #pragma once
 
 #include "cuda/device/memory.cuh"
@@ -12,7 +13,7 @@ struct Words {
   std::uint64_t at[kCount] = {};
 };
 
-// Any address, any number of bytes, 0 and less included.
+// Load and store any number of bytes at any address; a number below 1 does nothing.
 template <int kCount>
 __device__ __noinline__ Words<kCount> load_bytes(const byte* src, int bytes) {
   Words<kCount> words;
@@ -27,7 +28,7 @@ __device__ __noinline__ void store_bytes(byte* dst, int bytes, Words<kCount> wor
   for (int b = 0; b < 8 * kCount; ++b)
     if (b < bytes) dst[b] = static_cast<byte>(words.at[b / 8] >> (b % 8 * 8));
 }
-// Whole words, to an address that is a multiple of sizeof(Part).
+// Stores whole words to an address that is a multiple of sizeof(Part).
 template <class Part, int kCount>
 __device__ void store_parts(byte* dst, int words_there, const Words<kCount>& words) {
   constexpr int kParts = 8 / sizeof(Part);
@@ -38,15 +39,14 @@ __device__ void store_parts(byte* dst, int words_there, const Words<kCount>& wor
           static_cast<Part>(words.at[i / kParts] >> (i % kParts * 8 * sizeof(Part)));
 }
 
-// Every unit has its own flag, half of it: the least latency, and half the bandwidth (NCCL's LL, with units
-// of 16 bytes).
+// Half of every unit is its flag: the least latency, half the bandwidth (NCCL's LL, with 16-byte units).
 struct Packets {
   static constexpr int kWords = 1;
   static constexpr bool kBulk = false;  // whether messages can be so long that the order of peers matters
   using Data = Words<kWords>;
 
   __device__ static unsigned offset(unsigned unit) { return unit * static_cast<unsigned>(kPacketBytes); }
-  // Bytes before the unit whose presence decides whether it travels.
+  // Returns an offset into the piece: the unit travels if the message reaches beyond it.
   __device__ static unsigned head(unsigned unit) { return offset(unit); }
 
   __device__ static void put(bool there, Packet* to, std::uint32_t count, const Data& data) {
@@ -59,17 +59,16 @@ struct Packets {
   __device__ static Data data(const Packet& packet) {
     return {{(packet.low & 0xffffffffu) | packet.high << 32}};
   }
-  // Whether a unit has a word w.
+  // Returns whether the unit of this thread has data word w.
   __device__ static bool has(int) { return true; }
-  // Each thread goes its own way.
+  // Each thread decides for itself.
   __device__ static bool all(bool mine) { return mine; }
   __device__ static bool any(bool mine) { return mine; }
 };
 
-// Eight units are a line of 128 bytes: 120 of data and, in its last word, the flag. Eight neighbours of a
-// warp store and load it by one instruction each, which NVLink carries and memory serves as a whole: NCCL's
-// LL128, which rests on the same. Whatever decides whether a unit is stored or loaded is the same for the
-// eight.
+// Eight units are a line of 128 bytes: 120 of data, and the flag in the last word. Eight neighbours of a warp
+// store or load it by one instruction. NVLink carries and memory serves that access as a whole, as NCCL's
+// LL128 assumes too. A condition for a store or load is the same for the eight.
 struct Lines {
   static constexpr int kWords = 2;
   static constexpr bool kBulk = true;
@@ -82,7 +81,7 @@ struct Lines {
     return unit / kLineUnits * static_cast<unsigned>(kLineBytes);
   }
 
-  // Every thread of the warp calls it; `there` is the same for a line.
+  // Requires: every thread of the warp calls it, and `there` is the same for a line.
   __device__ static void put(bool there, Packet* to, std::uint32_t count, const Data& data) {
     const Packet packet{data.at[0], has(1) ? data.at[1] : count};
     __syncwarp();
@@ -97,7 +96,8 @@ struct Lines {
   __device__ static bool any(bool mine) { return __any_sync(0xffffffffu, mine); }
 };
 
-// The payload of a thread's unit, `at` bytes into a buffer of `bytes`. All buffers and sizes are whole words.
+// Loads and stores the payload of a thread's unit, `at` bytes into a buffer of `bytes`.
+// Requires: all buffers and sizes are whole words.
 template <class Framing>
 struct Whole : Framing {
   using typename Framing::Data;
@@ -116,8 +116,8 @@ struct Whole : Framing {
   }
 };
 
-// Buffers and sizes are what they are. A unit is put together from the words that it lies in, but for those
-// at the ends of the message, whose words may reach beyond it.
+// Does the same for buffers and sizes of any alignment. A unit is put together from the words that it lies
+// in, except at the ends of the message, which those words may reach beyond.
 template <class Framing>
 struct Ragged : Framing {
   using typename Framing::Data;

@@ -1,5 +1,4 @@
-// The memory model's verbs at system scope, in PTX: other GPUs take part. Source: PTX ISA, "Memory
-// Consistency Model".
+// Accesses at system scope, in PTX, since other GPUs take part. Source: PTX ISA, "Memory Consistency Model".
 #pragma once
 
 #include <cstdint>
@@ -19,7 +18,7 @@ __device__ inline void store_relaxed(std::uint32_t* at, std::uint32_t value) {
 __device__ inline void increment_relaxed(std::uint32_t* at) {
   asm volatile("red.relaxed.sys.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
 }
-// For polling; load_acquire() for the last look.
+// Loads for polling; load_acquire() makes the last look.
 __device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
   std::uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
@@ -35,7 +34,7 @@ __device__ inline byte* load_relaxed(byte* const* at) {
   return value;
 }
 
-// Four words that peers write one by one.
+// Loads four words, which peers write one by one.
 __device__ inline uint4 load_relaxed4(const std::uint32_t* at) {
   uint4 four;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -45,8 +44,8 @@ __device__ inline uint4 load_relaxed4(const std::uint32_t* at) {
   return four;
 }
 
-// Elements of a vector are single accesses each, in no order: hence a flag in either word. A word of 64 bits
-// arrives whole over PCIe too, in host memory, which more of them together need not.
+// The elements of a vector are single accesses, in no order: each word therefore has a flag. A word of 64
+// bits arrives whole even over PCIe, in host memory; several together need not.
 __device__ inline void store_packet(Packet* at, Packet packet) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(packet.low), "l"(packet.high));
 }
@@ -58,15 +57,15 @@ __device__ inline Packet load_packet(const Packet* at) {
   return packet;
 }
 
-// A load that everything after follows: what the writer of the value published is visible.
+// Loads before every later access: what the writer of the value has published is then visible.
 __device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
   std::uint32_t value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
 
-// A kernel starts while the one before it in the stream still runs (programmatic dependent launch), and waits
-// here until that has ended. Before any access to memory.
+// Waits until the kernel before this one in the stream has ended: with programmatic dependent launch, this
+// one starts while that still runs. Requires: no access to memory before.
 __device__ inline void follow_last_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,5 +1,5 @@
-// The messages of an exchange: how many there have been with each peer, and the waits for what is missing.
-// Arrays by peer are indexed by what the compiler knows, so that they stay in registers.
+// Counts of an exchange's messages with each peer, and waits for missing ones. Arrays by peer are indexed by
+// values that the compiler knows, so that they stay in registers.
 #pragma once
 
 #include "cuda/device/memory.cuh"
@@ -8,7 +8,7 @@
 
 namespace unisono::cuda {
 
-// A message that is waited for.
+// A message that a thread waits for.
 struct Missing {
   int peer = 0;
   std::uint32_t expected = 0, seen = 0;
@@ -17,9 +17,8 @@ struct Missing {
   }
 };
 
-// The units that come to at(p) from those peers that comes(p) names, with count[p]: all of them are looked
-// for at once, again and again; what has come too, which costs fewer instructions than to leave it out. False
-// when the wait has failed.
+// Loads the units at at(p), for peers with comes(p), until each has count[p]. All are polled together; to
+// skip those that have come would cost more instructions. Returns false if the wait has failed.
 template <class Framing, int kMost, class Comes, class At>
 __device__ inline bool take(const Exchange& x, const Comes& comes, const At& at,
                             const std::uint32_t (&count)[kMost], Packet (&got)[kMost]) {
@@ -42,7 +41,7 @@ __device__ inline bool take(const Exchange& x, const Comes& comes, const At& at,
   }
 }
 
-// The counts of a block, in one or two loads.
+// Loads the counts of a block, in one or two loads.
 template <int kMost>
 __device__ inline void load_counts(std::uint32_t (&count)[kMost], const Counts* at) {
 #pragma unroll
@@ -54,15 +53,15 @@ __device__ inline void load_counts(std::uint32_t (&count)[kMost], const Counts* 
   }
 }
 
-// Negative while p may still read the ring that the message `ahead` of those counted takes: that of kTurns
-// messages before, which p has read when it has begun the next one.
+// Returns a negative number while p may still read the ring that the message `ahead` of those counted takes.
+// The message kTurns before had that ring; p has read it once it has begun the next one.
 template <int kMost>
 __device__ inline std::int32_t lead(int p, const std::uint32_t (&count)[kMost],
                                     const std::uint32_t (&begun)[kMost], std::uint32_t ahead) {
   return static_cast<std::int32_t>(begun[p] - (count[p] + ahead - (kTurns - 1)));
 }
 
-// Whether that is so of anyone to whom something goes.
+// Returns whether `lead` is negative for any peer that this rank sends to.
 template <int kMost>
 __device__ inline bool behind(const Exchange& x, const std::uint32_t (&count)[kMost],
                               const std::uint32_t (&begun)[kMost], std::uint32_t ahead) {
@@ -73,7 +72,7 @@ __device__ inline bool behind(const Exchange& x, const std::uint32_t (&count)[kM
   return __any_sync(0xffffffffu, sign < 0);
 }
 
-// By value: a reference would put the kernel's own into local memory.
+// Counts by value: a reference would put the kernel's own into local memory.
 template <int kMost>
 struct Counted {
   __device__ explicit Counted(const std::uint32_t (&count)[kMost]) {
@@ -83,7 +82,7 @@ struct Counted {
   std::uint32_t of[kMost];
 };
 
-// Until none of them is behind. False when the wait has failed.
+// Waits until no peer is behind. Returns false if the wait has failed.
 template <int kMost>
 __device__ __noinline__ bool await_turns(const Exchange& x, const Counted<kMost> count, std::uint32_t ahead) {
   std::uint32_t begun[kMost];
@@ -101,7 +100,7 @@ __device__ __noinline__ bool await_turns(const Exchange& x, const Counted<kMost>
   }
 }
 
-// The peers of `who`, those after this rank first: at any moment each rank is turned to by one other.
+// Calls `body` for the peers of `who`, those after this rank first: one other at a time serves each rank.
 template <int kMost, class Body>
 __device__ inline void each_peer(const Peers& who, const Body& body) {
 #pragma unroll

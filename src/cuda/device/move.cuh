@@ -1,5 +1,4 @@
-// The arithmetic of the CUDA lane: one block copies, or combines in rank order, with packs of 16 bytes where
-// it can.
+// The arithmetic of the CUDA lane: one block copies, or combines in rank order, if possible by 16-byte packs.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +9,7 @@
 
 namespace unisono::cuda {
 
-// Whether every pointer is a multiple of `to` bytes.
+// Returns whether every pointer is a multiple of `to` bytes.
 __device__ inline bool aligned(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
                                std::size_t to) {
   std::uintptr_t all = 0;
@@ -19,9 +18,9 @@ __device__ inline bool aligned(const Dst* dsts, int n_dsts, const byte* const* s
   return all % to == 0;
 }
 
-// A warp takes strips of `rows` rows of 32 words, so that a thread's loads go out back to back at constant
-// distances: what it does before its first load, and between two, is most of what a short move takes. Where
-// its thread begins, and the way to its next strip:
+// Return a thread's first word, and the distance to its next strip. A warp takes strips of `rows` rows of 32
+// words, so that a thread's loads go out back to back at constant distances. The instructions before its
+// first load, and between two, are most of the time of a short move.
 __device__ inline unsigned strip_begin(unsigned rows) {
   return threadIdx.x / 32 * 32 * rows + threadIdx.x % 32;
 }
@@ -47,10 +46,11 @@ __device__ void copy_words(const Dst* dsts, int n_dsts, const byte* src, std::si
   }
 }
 
-// One source, any number of destinations, by the widest word that every address allows. Bytes: below 4 GiB.
+// Copies one source to any number of destinations, by the widest word that every address allows. Requires:
+// below 4 GiB.
 __device__ __noinline__ inline void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
   const auto all = static_cast<unsigned>(bytes);
-  unsigned whole = 0;  // bytes that have gone in words
+  unsigned whole = 0;  // bytes copied in words
   if (aligned(dsts, n_dsts, &src, 1, sizeof(uint4))) {
     copy_words<uint4>(dsts, n_dsts, src, 0, all / sizeof(uint4));
     whole = all / sizeof(uint4) * sizeof(uint4);
@@ -70,7 +70,7 @@ struct alignas(sizeof(T) * kCount) Pack {
   T elements[kCount];
 };
 
-// One pack of each source, at most kSources, to one.
+// Combines one pack of each source, at most kSources, into one.
 template <class T, Op op, std::size_t kCount, int kSources>
 __device__ Pack<T, kCount> combine_packs(const Pack<T, kCount> (&packs)[kSources], int n_srcs) {
   Pack<T, kCount> result;
@@ -87,7 +87,7 @@ __device__ Pack<T, kCount> combine_packs(const Pack<T, kCount> (&packs)[kSources
 
 // Combines `count` packs from pack `begin` on. At most kSources sources; kFlight packs of each are in flight
 // in each thread. A position is read from every source before it is written, so that a destination may be a
-// source. All warps share few packs, since to combine one takes long.
+// source. Few packs are spread over all warps, since combining one takes long.
 template <class T, Op op, std::size_t kCount, int kSources, unsigned kFlight>
 __device__ void combine_range(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
                               std::size_t begin, unsigned count) {
@@ -113,12 +113,12 @@ __device__ void combine_range(const Dst* dsts, int n_dsts, const byte* const* sr
   }
 }
 
-// Several sources, any number of destinations. Bytes: below 4 GiB.
+// Combines several sources into any number of destinations. Requires: below 4 GiB.
 template <class T, Op op>
 __device__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   constexpr unsigned kWide = sizeof(uint4) / sizeof(T);
   const unsigned count = static_cast<unsigned>(bytes) / sizeof(T);
-  unsigned whole = 0;  // elements that have gone in packs
+  unsigned whole = 0;  // elements combined in packs
   if (aligned(dsts, n_dsts, srcs, n_srcs, sizeof(uint4))) {
     constexpr unsigned kFlight = sizeof(T) == 1 ? 1 : 2;
     const unsigned packs = count / kWide;

@@ -1,5 +1,4 @@
-// The CUDA lane's requantise (lane.hpp): half a block of 16 elements to a thread, one store of 16 bytes on
-// the wire.
+// The CUDA lane's requantise (lane.hpp). A thread has half a block: 16 elements, stored as 16 bytes at once.
 #pragma once
 
 #include "base/wire.hpp"
@@ -24,7 +23,7 @@ __device__ inline void decode(const Half& half, float (&values)[kHalf]) {
     values[e] = Code::decode(static_cast<std::uint8_t>(words[e / 4] >> (8 * (e % 4)))) * step;
 }
 
-// Called by whole warps: the other half of the block is the neighbour's.
+// Requires: whole warps call it, since the neighbour has the other half of the block.
 template <class Code>
 __device__ inline Half encode(const float (&values)[kHalf]) {
   std::uint32_t largest = 0;
@@ -40,7 +39,7 @@ __device__ inline Half encode(const float (&values)[kHalf]) {
   return {{words[0], words[1], words[2], words[3]}, scale};
 }
 
-// The elements from `at` on, zeros past `count`. `whole`: by words of 16 bytes.
+// Loads the elements from `at` on, and zeros past `count`. whole: by words of 16 bytes.
 template <class T>
 __device__ inline void load_elements(const byte* src, std::size_t at, std::size_t count, bool whole,
                                      float (&values)[kHalf]) {
@@ -78,7 +77,7 @@ __device__ inline void store_elements(byte* dst, std::size_t at, std::size_t cou
   }
 }
 
-// Of at most kSources sources.
+// Requantises at most kSources sources.
 template <class T, class Code, int kSources>
 __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
                                         Plain plain, bool average, std::size_t count) {
@@ -86,7 +85,7 @@ __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte*
   auto whole = [](const byte* at) { return reinterpret_cast<std::uintptr_t>(at) % sizeof(uint4) == 0; };
   const bool whole_src = plain.src >= 0 && whole(srcs[plain.src]);
   const bool whole_dst = plain.dst >= 0 && whole(dsts[plain.dst].at);
-  // whole warps go round: the halves of a block exchange their largest
+  // whole warps take each round: the halves of a block exchange their largest magnitude
   for (std::size_t first = 0; first < halves; first += blockDim.x) {
     const std::size_t i = first + threadIdx.x, at = i * kHalf;
     const bool mine = i < halves;
@@ -132,7 +131,7 @@ __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte*
   }
 }
 
-// What CudaBlock needs for a quantised program.
+// The Reduction of CudaBlock in a quantised program.
 template <class T, class Code>
 struct Quantised {
   static constexpr std::size_t kElementBytes = sizeof(T);

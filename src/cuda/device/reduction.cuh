@@ -1,5 +1,5 @@
-// What a lane's move does with several sources. A program that only moves has none; the others take the
-// reduction of the call from a table, or have it compiled in where that pays.
+// The reductions of a lane's move with several sources. A program that only moves has none. The others look
+// the call's reduction up in a table, or have it compiled in if that pays.
 #pragma once
 
 #include "cuda/device/move.cuh"

@@ -1,4 +1,4 @@
-// Waiting on the device: polls that end by the deadline, and what is left behind when they do.
+// Waits on the device: polls that end by the deadline, and the record of a failure.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace unisono::cuda {
 
-// Whom a thread waits for.
+// The peer and slot that a thread waits for.
 struct Wait {
   const Context& context;
   int peer;
@@ -19,16 +19,16 @@ __device__ inline Header* header(const Context& context, int owner) {
   return reinterpret_cast<Header*>(context.bases[owner]);
 }
 
-// Whether some rank has failed, in this kernel or before, or the host has lost a peer: the host then hears
-// that this rank's results are not to be used. No look at the host's memory: thousands of threads look at
-// once.
+// Returns whether a rank has failed, in this kernel or before, or the host has lost a peer. If so, tells the
+// host that this rank's results are unusable. Reads no host memory, since thousands of threads look at once.
 __device__ inline bool failed(const Context& context) {
   if (load_relaxed(&header(context, context.rank)->failed) == 0) return false;
   store_relaxed(&context.failure->cut, 1);
   return true;
 }
 
-// The first of a rank's threads tells the host what it has waited for; then the kernels of every rank end.
+// Tells the host what this thread has waited for, and ends the kernels of every rank. Only the first thread
+// of a rank does so.
 __device__ inline void fail(const Wait& wait, std::uint32_t expected, std::uint32_t seen) {
   const Context& context = wait.context;
   if (atomicExch(&header(context, context.rank)->claimed, 1u) != 0) return;
@@ -45,7 +45,7 @@ __device__ inline void fail(const Wait& wait, std::uint32_t expected, std::uint3
   for (int r = 0; r < context.layout.ranks; ++r) store_relaxed(&header(context, r)->failed, 1);
 }
 
-// The look of a long wait at the clock and at failures: whether to go on. `began` is 0 at the first look.
+// Returns whether a long wait goes on, after a look at the clock and at failures. began: 0 at the first look.
 __device__ __noinline__ inline bool patient(const Wait& wait, std::uint64_t& began, std::uint32_t expected,
                                             std::uint32_t seen) {
   const std::uint64_t now = now_ns();

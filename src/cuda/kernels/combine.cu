@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kSumThreads)
   combine_groups<T, op, 1>(task, sources.at, packs * kPack, task.count - packs * kPack);
 }
 
-// Half a block on the wire, combined from all sources. Called by whole warps; a thread that is not `mine`
-// has no half, but takes part in its neighbour's.
+// Returns half a block on the wire, combined from all sources. Requires: whole warps call it. A thread that
+// is not `mine` has no half, but takes part in its neighbour's.
 template <class Code>
 __device__ Half sum_of_halves(const RequantiseTask& task, const byte* const* sources, std::size_t i,
                               bool mine, std::size_t scales) {
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kSumThreads)
     requantise_all(const __grid_constant__ RequantiseTask task,
                    const __grid_constant__ Sources<kMost> sources) {
   const std::size_t blocks = wire::blocks_of(task.count), halves = 2 * blocks, scales = blocks * wire::kBlock;
-  // whole blocks of threads go round: the halves of a block on the wire exchange their largest
+  // whole thread blocks take each round: the halves of a wire block exchange their largest magnitude
   for (std::size_t first = static_cast<std::size_t>(blockIdx.x) * kSumThreads; first < halves;
        first += threads_of_grid()) {
     const std::size_t i = first + threadIdx.x, at = i * kHalf;

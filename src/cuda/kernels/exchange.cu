@@ -17,7 +17,7 @@ struct OfRanks {
   std::uint64_t words[kRanks];
 };
 
-// Combined in rank order.
+// Returns the words, combined in rank order.
 template <class T, Op op, int kRanks>
 __device__ std::uint64_t combine_words(const OfRanks<kRanks> of, int ranks) {
   using P = Pack<T, kPacketBytes / sizeof(T)>;
@@ -34,7 +34,7 @@ using CombineWords = std::uint64_t (*)(const OfRanks<kRanks>, int ranks);
 template <int kRanks>
 __device__ const CombineWords<kRanks> combiners[kDTypes][kOps] = UNISONO_TABLE(UNISONO_COMBINE_WORDS);
 
-// Which combination a kernel has compiled in; the others look theirs up.
+// The combination of a kernel: looked up in a table, or compiled in.
 struct CombineByTable {
   template <int kRanks>
   __device__ static std::uint64_t combine(const Exchange& x, const OfRanks<kRanks>& of) {
@@ -49,7 +49,7 @@ struct Sum {
   }
 };
 
-// Small messages take as long as the instructions before their first store, and after their last load.
+// The time of a small message is that of the instructions before its first store and after its last load.
 // kMost: peers.
 template <Step step, class Framing, int kMost, class Combine>
 __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ Exchange x) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
   follow_last_kernel();
   if (first >= x.bytes) return;
 
-  // The unit of this thread in the piece at `begin`: it travels where its line begins within the message.
+  // The unit of this thread in the piece at `begin`. It travels if its line begins within the message.
   struct Unit {
     unsigned at, line;
     __device__ bool within(std::uint32_t bytes) const { return line < bytes; }
@@ -87,11 +87,11 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
   };
   load(unit_at(first));  // before anything is waited for
 
-  std::uint32_t count[kMost], begun[kMost];  // messages with each peer, and up to which it has begun
+  std::uint32_t count[kMost], begun[kMost];  // messages with each peer, and the last that it has begun
   load_counts(count, x.counts + blockIdx.x);
   load_counts(begun, x.begun + blockIdx.x);
   bool lost = false;
-  // As the `ahead`th message after those that are counted.
+  // Sends a unit as the `ahead`th message after those that are counted.
   auto give = [&](const Unit& unit, std::uint32_t ahead) {
     if (behind(x, count, begun, ahead)) lost = !await_turns(x, Counted<kMost>(count), ahead) || lost;
     if (lost) return;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
       for (int p = 0; p < kMost; ++p) put(p);
     }
   };
-  // That all that is counted has been read, and the next message begun.
+  // Tells the peers that all counted messages have been read, and the next one has begun.
   auto tell = [&](unsigned begin) {
 #pragma unroll
     for (int p = 0; p < kMost; ++p)
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
     counted(first);
     receive(unit_at(first));
   } else {
-    // Each piece is given before the last one is taken, so that the links have work in the meantime.
+    // Each piece is sent before the last one is received, so that the links have work in the meantime.
     bool more = true;
     for (unsigned last = first, next = first + stride; more; last = next, next += stride) {
       more = next < x.bytes;
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
       receive(unit_at(last));
     }
   }
-  __syncthreads();  // every thread has read the counts, and what came by the last of them
+  __syncthreads();  // every thread has read the counts, and the messages up to the last of them
   if (thread > 0) return;
 #pragma unroll
   for (int p = 0; p < kMost; ++p) x.counts[blockIdx.x].of[p] = count[p];

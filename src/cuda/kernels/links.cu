@@ -94,9 +94,9 @@ __device__ void bulk_out(void* to, const void* from, std::uint32_t bytes) {
 }
 #endif
 
-// Stage s of a block holds pieces s, s + kStages, ... of it. Piece i + kStages / 2 is fetched when piece i
-// leaves, into the stage that piece i - kStages / 2 has left: so half of the stages are on their way in and
-// half on their way out.
+// Stage s of a block holds its pieces s, s + kStages, ... Piece i + kStages / 2 is fetched when piece i
+// leaves, into the stage that piece i - kStages / 2 has left. Half of the stages are therefore on their way
+// in, and half on their way out.
 __global__ void bulk_kernel([[maybe_unused]] std::byte* to, [[maybe_unused]] const std::byte* from,
                             [[maybe_unused]] std::size_t pieces) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

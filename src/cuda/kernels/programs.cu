@@ -16,8 +16,8 @@ __device__ Reduction reduction(const Launch& launch) {
   else return {};
 }
 
-// What no other lane runs so: messages of a size each, whose receivers tell of their memory, and what kernels
-// do beside copy engines.
+// Runs the programs that only this lane has: messages of different sizes, whose receivers tell of their
+// memory, and kernels beside copy engines.
 template <Collective collective, Algorithm algorithm, class Channel>
 __device__ void run_own(Channel& channel, const Launch& launch, const Args& args) {
   using enum Collective;
@@ -34,7 +34,7 @@ constexpr bool is_own(Collective collective, Algorithm algorithm) {
          (collective == Collective::all_to_all_v && algorithm == Algorithm::direct);
 }
 
-// As dispatch.hpp does for the host, but chosen by the compiler: a kernel holds one program.
+// Runs a program, as dispatch.hpp does for the host. The compiler chooses it: a kernel holds one program.
 template <Collective collective, Algorithm algorithm, class Lane>
 __device__ void run_program(Lane& lane, const Args& args) {
   [[maybe_unused]] ChunkChannel<Lane> channel(lane);
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kMaxThreads) program(const __grid_constant__ L
   lane.finish();
 }
 
-// The kernel of a program. One that combines does so by the table, but with its reduction compiled in for
-// what training sums.
+// Returns the kernel of a program. One that combines does so by the table, except that the sums of training
+// have their reduction compiled in.
 template <Collective collective, Algorithm algorithm>
 Kernel made(DType dtype, Op op) {
   if constexpr (!traits_of(collective).combines) return program<collective, algorithm, Bytes>;
@@ -80,7 +80,7 @@ Kernel made(DType dtype, Op op) {
   else return program<collective, algorithm, ByTable>;
 }
 
-// The collective whose kernel a call takes.
+// Returns the collective whose kernel a call takes.
 constexpr Collective kernel_of(Collective collective, Algorithm algorithm) {
   using enum Collective;
   if (traits_of(collective).two_ended) return send_recv;

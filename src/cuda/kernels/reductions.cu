@@ -1,5 +1,5 @@
-// Every dtype with every op, once: kernels call them through the table, so that their number does not
-// multiply.
+// The reductions of every dtype and op, once each. Kernels call them through the table, so that their number
+// does not multiply.
 #include "cuda/device/reduction.cuh"
 
 namespace unisono::cuda {
