@@ -1,4 +1,4 @@
-// A bootstrap that is written in Python.
+// Bootstraps that are written in Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,7 +13,7 @@ namespace unisono::python {
 
 namespace nb = nanobind;
 
-// A Python object with rank, size and all_gather(bytes) -> list[bytes]. Made under the GIL, used without it.
+// A Python object with rank, size and all_gather(bytes) -> list[bytes]. Made with the GIL, used without it.
 class PythonBootstrap final : public Bootstrap {
  public:
   explicit PythonBootstrap(nb::object object)
