@@ -1,4 +1,4 @@
-// A transport between threads of one process, for tests of the nodes' protocol. It can be made to fail.
+// A transport between threads of one process, for tests of the nodes' protocol. A test can make it fail.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,8 @@
 
 namespace unisono::test {
 
-// What the ranks share: the messages that are on their way between each two, and what a rank has told of its
-// failure.
+// The state that the ranks share: the messages under way between each two, and the failures that ranks have
+// told.
 struct Post {
   using Message = std::vector<std::byte>;
   std::mutex mutex;
@@ -33,7 +33,7 @@ struct Post {
 
 class ThreadTransport final : public Transport {
  public:
-  // fails(n): called at the begin of this rank's n-th exchange, from 0; what it throws passes through.
+  // fails(n): called at the beginning of this rank's n-th exchange, from 0. Its exception passes through.
   ThreadTransport(std::shared_ptr<Post> post, int rank, std::function<void(int)> fails = {})
       : post_(std::move(post)), rank_(rank), fails_(std::move(fails)) {}
 
