@@ -10,8 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "any_argument.hpp"
 #include "array.hpp"
-#include "given.hpp"
 #include "unisono/tuning.hpp"
 
 namespace unisono::python {

@@ -4,9 +4,9 @@
 #include <utility>
 #include <vector>
 
+#include "any_argument.hpp"
 #include "arguments.hpp"
 #include "array.hpp"
-#include "given.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono::python {

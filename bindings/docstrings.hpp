@@ -116,7 +116,7 @@ constexpr const char* kBroadcast =
 
 Args:
     x: any shape, the same on every rank.
-    root: the rank whose x is given.
+    root: the rank whose x is sent.
     out: None: x is overwritten on all ranks but the root, and returned. Otherwise an array of the same shape, which is
         written on every rank; x is then read at the root only. On a GPU, if the root's x is of `empty`, every rank
         passes its own, at the same place (see `empty`).
@@ -165,9 +165,9 @@ constexpr const char* kScatter =
     R"(Gives rank r the root's x[r].
 
 Args:
-    x: shape (size, *s) at the root. Elsewhere None (out must then be given), or an array of that shape, which is not read.
+    x: shape (size, *s) at the root. Elsewhere None (out is then required), or an array of that shape, which is not read.
         On a GPU, if the root's is of `empty`, every rank passes its own, at the same place (see `empty`).
-    root: the rank whose x is given.
+    root: the rank whose x is sent.
     out: shape s; None: a new array. In place: out is x[rank] at the root.
 
 Returns:

@@ -101,9 +101,9 @@ TEST_F(MpiTransports, NamesPeersThatAreOpen) {
   const auto pending = rank(0).exchange({&out, 1}, in);
   EXPECT_FALSE(pending->test());
   EXPECT_EQ(pending->open(), (std::vector{1, 2}));
-  Bytes taken(5);
+  Bytes received(5);
   const Bytes data_1 = random_bytes(10, 1), data_2 = random_bytes(20, 2);
-  const auto s1 = send(1, 0, data_1), r1 = receive(1, 0, taken);
+  const auto s1 = send(1, 0, data_1), r1 = receive(1, 0, received);
   EXPECT_EQ(pending->open(), std::vector{2});
   EXPECT_FALSE(pending->test());
   EXPECT_EQ(pending->open(), std::vector{2});

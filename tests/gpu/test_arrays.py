@@ -143,7 +143,7 @@ def test_refused_arrays(ranks: Gpus) -> None:
 
     comm, device = ranks.comms[0], ranks.devices[0]
     x = torch.ones(4, 6, device=device)
-    with pytest.raises(unisono.UsageError, match="give out"):
+    with pytest.raises(unisono.UsageError, match="pass out"):
         comm.all_reduce(Dlpack(x))
     for wrapped in (Dlpack, Interface):
         with pytest.raises(unisono.UsageError, match=r"not contiguous|cannot be taken by DLPack"):
