@@ -39,14 +39,14 @@ class Array {
   std::size_t count = 1;
 
  private:
-  // Each reads one protocol. Those that return bool return false if the array does not offer the protocol.
+  // Each reads one protocol. A bool result: whether the array offers it.
   bool from_buffer(nb::handle array, const char* what, bool written);
   void from_array_struct(nb::handle array, DType known, const char* what, bool written);
   bool from_torch_table(nb::handle array);                            // torch_tensor.cpp
   void from_torch(nb::handle array, const char* what, bool written);  // torch_tensor.cpp
   void from_cuda(nb::handle array, const char* what, bool written);
   void from_dlpack(nb::handle array, const char* what, bool written);
-  // Chooses among the last four. Returns false if the object is no array.
+  // Calls one of the four above that return nothing. Returns false if the object is no array.
   bool from_others(nb::handle array, const char* what, bool written);
   void measure();
 
