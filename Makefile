@@ -1,9 +1,9 @@
-# make bench   installs into .venv, builds, runs the quick preset, says where the report is
+# make bench   installs into .venv, builds, runs the quick preset, prints the report's place
 # make test    builds and runs every test that needs no GPU
 # The rest:    wheel wheel-aarch64 lint format sanitize cross-test cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels
 #              clean distclean
 # Variables:   PYTHON (3.11 or newer), VENV, TORCH (empty: no PyTorch), BENCH (flags of unisono bench), OUT (its folder),
-#              JOBS, CUDA_ARCHITECTURES, WHEELS (a folder of wheels for gpu-*), WORKERS (of pytest, each a file at a time),
+#              JOBS, CUDA_ARCHITECTURES, WHEELS (a folder of wheels for gpu-*), WORKERS (of pytest, which take whole files),
 #              PYTEST and CTEST (more flags)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,7 +13,7 @@ SHELL := /bin/bash
         sanitize sanitize-thread sanitize-address cross-test wheel wheel-aarch64 cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
 
 PYTHON ?= python3
-# found now, before .venv comes first in PATH
+# resolved now, before .venv comes first in PATH
 override PYTHON := $(or $(shell command -v $(PYTHON)),$(PYTHON))
 VENV ?= .venv
 TORCH ?= 1
@@ -64,7 +64,7 @@ lint-cpp: $(HAVE)dev
 lint-shell: $(HAVE)dev
 	shellcheck $(SCRIPTS)
 
-# What this machine builds: the rest is left to cuda-check.
+# Checks the sources that this machine builds; cuda-check compiles the rest.
 lint-tidy: $(HAVE)unisono build/tests.configured $(HAVE)dev
 	grep -oE '"$(CURDIR)/(src|bindings|tests/cpp)/[^"]*[.]cpp"' build/tests/compile_commands.json | tr -d '"' | sort -u |
 	  xargs -P $(JOBS) -n 1 clang-tidy -quiet -p build/tests
@@ -80,16 +80,16 @@ sanitize-thread sanitize-address: sanitize-%: build/%.configured
 	cmake --build --preset $*
 	ctest --preset $* $(CTEST)
 
-# The C++ tests for aarch64, under qemu-user (Debian: g++-aarch64-linux-gnu, qemu-user). Left out for their length: the
-# soak, and the programs on 5 and 8 ranks; and the fabric's faults, whose stand-in for libfabric spins without a real one.
-# The fabric's other tests and the copies between processes skip themselves: this machine has no libfabric for aarch64,
-# and qemu has no process_vm_readv.
+# Runs the C++ tests for aarch64 under qemu-user (Debian: g++-aarch64-linux-gnu, qemu-user). The soak and the programs on 5
+# and 8 ranks are left out, since they take long. The fabric's faults are left out, since their stand-in for libfabric spins
+# without a real one. The fabric's other tests and the copies between processes skip themselves: this machine has no
+# libfabric for aarch64, and qemu has no process_vm_readv.
 cross-test: build/aarch64.configured
 	cmake --build --preset aarch64
 	ctest --preset aarch64 -j $(JOBS) -E '^Soak|Programs[.].*/[58]$$|/Faults[.]' $(CTEST)
 
-# Wheels in dist/: as manylinux as the C and C++ libraries of this machine allow, which auditwheel finds out. They are
-# built where the tests are; libfabric is found when it is first used, so its place here is kept out.
+# Makes wheels in dist/, as portable (manylinux) as this machine's C and C++ libraries allow, which auditwheel determines.
+# The build folder is that of the tests. libfabric is found at its first use, so its path here is kept out.
 wheel: $(HAVE)unisono $(HAVE)wheel
 	include=$$(tools/bootstrap.sh headers $(BIN)/python)
 	rm -rf build/wheel && mkdir -p build/wheel dist
@@ -97,7 +97,7 @@ wheel: $(HAVE)unisono $(HAVE)wheel
 	  $(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
 	auditwheel repair -w dist build/wheel/*.whl
 
-# Python's headers are this machine's: for aarch64 only what CPython's own sources ask for differs (pyconfig.h).
+# Uses this machine's Python headers: for aarch64 they differ only in pyconfig.h, in parts for CPython's own sources.
 wheel-aarch64: $(HAVE)unisono $(HAVE)wheel build/aarch64.configured
 	include=$$(tools/bootstrap.sh headers $(BIN)/python)
 	suffix=$$(python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX").replace("x86_64", "aarch64"))')
@@ -113,7 +113,7 @@ cuda-check: $(HAVE)cuda
 	  '-DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)'
 	cmake --build --preset cuda
 
-# On a machine with GPUs: uses the packages that $(PYTHON) has and those of $(WHEELS); no network, no virtual environment.
+# For a machine with GPUs: uses the packages of $(PYTHON) and of $(WHEELS), and neither network nor virtual environment.
 build/gpu/.installed: $(SOURCES) $(PACKAGE) $(wildcard $(WHEELS)/*.whl) pyproject.toml
 	if compgen -G '$(WHEELS)/*.whl' >/dev/null; then
 	  $(PYTHON) -m pip install -q --no-index --no-deps --upgrade --target build/gpu $(WHEELS)/*.whl
@@ -134,7 +134,7 @@ gpu-bench: build/gpu/.installed
 gpu-sanitize: build/gpu/.installed
 	PYTHONPATH=build/gpu PYTHON=$(PYTHON) tools/gpu-sanitize.sh
 
-# On a machine with a network, for one without: the wheels that its Python of version GPU_PYTHON may lack.
+# Downloads, on a machine with a network, the wheels that the Python (version GPU_PYTHON) of a machine without may lack.
 gpu-wheels:
 	$(PYTHON) tools/requirements.py run test | grep -E '^(ml_dtypes|msgspec|pytest-timeout)' | xargs $(PYTHON) -m pip download -q \
 	  --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --platform manylinux2014_x86_64 -d $(WHEELS)
@@ -145,7 +145,7 @@ clean:
 distclean: clean
 	rm -rf $(VENV)
 
-# ---- what is installed, each once -----------------------------------------------------------------------------------
+# ---- installed packages, each once ----------------------------------------------------------------------------------
 $(HAVE)pip:
 	@echo 'Making $(VENV)'
 	PYTHON=$(PYTHON) tools/bootstrap.sh venv $(VENV)
@@ -173,8 +173,8 @@ $(HAVE)torch: $(HAVE)pip
 	if $(PIP) install -r $@.txt; then touch $@
 	else echo 'PyTorch could not be installed: the gloo backend is left out.' >&2; fi
 
-# The package, editable: Python changes need nothing, others a new `make`. It is built where the C++ tests are, so that
-# nothing is compiled twice.
+# Installs the package as editable: only changes outside Python need a new `make`. The build folder is that of the C++
+# tests, so that nothing is compiled twice.
 $(HAVE)unisono: $(SOURCES) pyproject.toml $(HAVE)build $(HAVE)run
 	@echo 'Building and installing into $(VENV): unisono'
 	include=$$(tools/bootstrap.sh headers $(BIN)/python)

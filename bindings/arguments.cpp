@@ -9,14 +9,14 @@ namespace {
 
 constexpr std::size_t kMostElements = static_cast<std::size_t>(PTRDIFF_MAX) / 16;
 
-// Returns 'name', in which a NUL, where an error's text would end, is written as an escape.
+// Returns 'name' with NULs as escapes: an error's text would end at one.
 std::string in_quotes(std::string_view name) {
   std::string text(1, '\'');
   for (const char c : name) c == '\0' ? text += "\\0" : text += c;
   return text += '\'';
 }
 
-// Runs `read`. Returns false if the Python object that it reads is of another kind.
+// Runs `read`. Returns false if the Python object has another type than `read` expects.
 template <class Read>
 bool could(const Read& read) {
   try {
@@ -27,7 +27,7 @@ bool could(const Read& read) {
   }
 }
 
-// Of a Python number; throws nb::python_error or std::bad_cast for what is none from 0.
+// Returns a Python number. Throws nb::python_error or std::bad_cast if it is no integer from 0.
 std::size_t whole(nb::handle number) {
   const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
   if (!index.is_valid()) throw nb::python_error();
@@ -110,9 +110,9 @@ Counts::Counts(const Array& x, nb::handle sent, nb::handle got) {
 
 int read_rank(const char* what, const RankNumber& rank, int size) {
   int overflow = 0;
-  const long long number = PyLong_AsLongLongAndOverflow(rank.given.ptr(), &overflow);
+  const long long number = PyLong_AsLongLongAndOverflow(rank.number.ptr(), &overflow);
   if (overflow != 0 || number != static_cast<int>(number))
-    throw UsageError(std::string(what) + " " + nb::str(rank.given).c_str() +
+    throw UsageError(std::string(what) + " " + nb::str(rank.number).c_str() +
                      " is not a rank: there are ranks 0 to " + std::to_string(size - 1) + ".");
   return static_cast<int>(number);
 }

@@ -1,4 +1,5 @@
-// What Python passes besides arrays, as the core has it. Each raises a UsageError that says what there is.
+// Reads Python's arguments other than arrays into the core's types. A wrong one raises a UsageError that
+// lists the choices.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "any_argument.hpp"
 #include "array.hpp"
-#include "given.hpp"
 #include "unisono/tuning.hpp"
 
 namespace unisono::python {
@@ -23,18 +24,19 @@ ChannelPolicy read_policy(std::string_view name);
 Memory read_device(std::string_view name);  // cpu or cuda
 Level read_level(std::string_view name);    // cpu, cuda or nodes
 
-// A number, or any iterable of numbers.
+// Returns the shape of a number, or of any iterable of numbers.
 Shape read_shape(nb::handle shape);
 
-// The counts of an all_to_all_v, in elements. UsageError where x is not as long as those that it sends, or
-// memory cannot hold so many.
+// The counts of an all_to_all_v. Units: elements. Throws UsageError if x has another length than the send
+// counts together, or if memory cannot hold so many.
 struct Counts {
   Counts(const Array& x, nb::handle sends, nb::handle receives);
   std::vector<std::size_t> sends, receives;
-  std::size_t received = 0;  // in all
+  std::size_t received = 0;  // from all ranks
 };
 
-// `what` is the argument's name in the message.
+// Returns the number, which may be no rank of the communicator. what: the argument's name in the message.
+// Throws UsageError if no int holds it.
 int read_rank(const char* what, const RankNumber& rank, int size);
 
 // Rows are (collective, symmetric, up_to_bytes or None, algorithm), and may have (blocks, threads,

@@ -11,7 +11,8 @@ Batch::Batch(const Messages& sends, const Messages& receives, int size) {
       if (one.memory != arrays[0].memory)
         throw UsageError(
             "the arrays of batch_send_recv are not all on the CPU or all on the GPU: move some.");
-      // an empty array may lie nowhere, but is a message; aligned, so that the others keep the fast kernel
+      // an empty array may have no address, but is a message; aligned, so that the others keep the fast
+      // kernel
       alignas(16) static char nothing = 0;
       void* data = one.data ? one.data : static_cast<void*>(&nothing);
       add(data, one.count * size_of(one.dtype), read_rank(what, peer, size));

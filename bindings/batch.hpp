@@ -1,19 +1,20 @@
-// The messages of a batch_send_recv.
+// The messages of a batch_send_recv, as Python passes them.
 #pragma once
 
 #include <utility>
 #include <vector>
 
+#include "any_argument.hpp"
 #include "arguments.hpp"
 #include "array.hpp"
-#include "given.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono::python {
 
 using Messages = std::vector<std::pair<nb::object, RankNumber>>;
 
-// Holds on to the arrays. UsageError where they are not all on the CPU or all on the GPU.
+// The arrays of a batch, and their messages for the core. Throws UsageError unless all arrays are on the CPU,
+// or all on the GPU.
 struct Batch {
   Batch(const Messages& sends, const Messages& receives, int size);
   std::vector<Array> arrays;

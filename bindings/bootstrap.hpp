@@ -1,4 +1,4 @@
-// A bootstrap that is written in Python.
+// Bootstraps that are written in Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,7 +13,7 @@ namespace unisono::python {
 
 namespace nb = nanobind;
 
-// A Python object with rank, size and all_gather(bytes) -> list[bytes]. Made under the GIL, used without it.
+// A Python object with rank, size and all_gather(bytes) -> list[bytes]. Made with the GIL, used without it.
 class PythonBootstrap final : public Bootstrap {
  public:
   explicit PythonBootstrap(nb::object object)
@@ -31,11 +31,11 @@ class PythonBootstrap final : public Bootstrap {
     std::vector<std::string> all;
     const nb::object gathered = object_.attr("all_gather")(nb::bytes(data.data(), data.size()));
     if (!PySequence_Check(gathered.ptr()))
-      throw UsageError("the bootstrap's all_gather gave no list of bytes: return one for each rank.");
+      throw UsageError("the bootstrap's all_gather returned no list of bytes: return one for each rank.");
     for (const nb::handle one : gathered) {
       if (!PyBytes_Check(one.ptr()))
         throw UsageError(
-            "the bootstrap's all_gather gave a list of something else than bytes: return bytes for each "
+            "the bootstrap's all_gather returned a list of other objects than bytes: return bytes for each "
             "rank.");
       all.emplace_back(PyBytes_AS_STRING(one.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(one.ptr())));
     }

@@ -37,10 +37,11 @@ void bind_communicator(nb::module_& module) {
       [](int size, double timeout_s) {
         return thread_bootstraps(size, std::chrono::duration<double>(timeout_s));
       },
-      "size"_a, "timeout_s"_a, "The bootstraps of `size` ranks that are threads of this process.");
+      "size"_a, "timeout_s"_a, "Returns the bootstraps of `size` ranks that are threads of this process.");
 
-  module.def("device_count", &device_count,
-             "How many GPUs CUDA sees here: 0 where there is no driver or no CUDA lane.");
+  module.def(
+      "device_count", &device_count,
+      "Returns the number of GPUs that CUDA sees here; 0 without a driver, or without CUDA in this build.");
 
   nb::class_<C>(module, "Communicator", nb::is_weak_referenceable(), doc::kCommunicator)
       .def(
@@ -60,20 +61,20 @@ void bind_communicator(nb::module_& module) {
             if (nb::isinstance<Bootstrap>(bootstrap))
               meeting = nb::cast<std::shared_ptr<Bootstrap>>(bootstrap);
             else meeting = std::make_shared<PythonBootstrap>(std::move(bootstrap));
-            const nb::gil_scoped_release released;  // the other ranks may be threads that wait for it
+            const nb::gil_scoped_release released;  // the other ranks may be threads that wait for the GIL
             new (self) C(std::move(meeting), options);
           },
           "bootstrap"_a, "timeout_s"_a = none, "check"_a = none, "device"_a = none, "max_sms"_a = 0,
           "peer_access"_a = true, "fabric"_a = none, "transport"_a = none)
       .def_prop_ro("rank", &C::rank, "This rank's number, from 0.")
-      .def_prop_ro("size", &C::size, "How many ranks there are.")
+      .def_prop_ro("size", &C::size, "The number of ranks.")
       .def_prop_ro("nodes", &C::nodes, "The ranks of each node, in rank order. Ranks of a node share memory.")
-      .def_prop_ro(
-          "transport", &C::transport,
-          "What carries messages between nodes: MPI, gloo, the fabric, or the name of the user's own. "
-          "Empty: the ranks are on one node.")
+      .def_prop_ro("transport", &C::transport,
+                   "The name of the transport between nodes: MPI, gloo, the fabric, or the user's own. "
+                   "Empty: the ranks "
+                   "are on one node.")
       .def_prop_ro("closed", &C::closed,
-                   "Whether it has been closed, by close() or by an interrupt within a call.")
+                   "Whether the communicator is closed, by close() or by an interrupt within a call.")
       .def_prop_rw(
           "check", &C::check, &C::set_check,
           "Whether the ranks' calls are compared before anything moves. May be set, between the same "
@@ -86,7 +87,7 @@ void bind_communicator(nb::module_& module) {
            })
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](C& self, const nb::args&) { self.close(); })
-      .def("barrier", &C::barrier, "Returns when every rank has called it. Raises as every call does.")
+      .def("barrier", &C::barrier, "Returns once every rank has called it. Raises the errors of every call.")
       .def("all_reduce", &C::all_reduce, "x"_a, "op"_a = "sum", "out"_a.none() = none, "algorithm"_a = none,
            "stream"_a = none, "wire"_a = none, doc::kAllReduce)
       .def("reduce", &C::reduce, "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
@@ -113,31 +114,29 @@ void bind_communicator(nb::module_& module) {
            doc::kBatchSendRecv)
       .def_prop_ro("device", &C::device, "The CUDA ordinal of this rank's GPU, or None.")
       .def_prop_ro("peer_access", &C::peer_access,
-                   "Whether the ranks' GPUs reach each other's memory; if not, messages go through pinned "
-                   "host memory. "
-                   "False without a GPU.")
+                   "Whether the ranks' GPUs reach each other's memory. If not, messages go through pinned "
+                   "host memory. False without a GPU.")
       .def_prop_ro("nvlink", &C::nvlink,
-                   "Whether they do so over NVLink, as far as the processes see each other's GPUs "
-                   "(CUDA_VISIBLE_DEVICES): what the algorithms ..._ll128 need.")
+                   "Whether the ranks' GPUs reach each other over NVLink, as far as the processes see each "
+                   "other's GPUs (CUDA_VISIBLE_DEVICES). The algorithms ..._ll128 need it.")
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",
-                  "The names that `algorithm` may have for a collective, on `cpu` or `cuda`, or of how "
-                  "`nodes` work together.")
+                  "Returns the names that `algorithm` may have for a collective on `cpu` or `cuda`, or for "
+                  "how `nodes` work together.")
       .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, "device"_a = none,
            "in_place"_a = false, doc::kPlan)
       .def_prop_ro("card", &C::card, doc::kCard)
-      .def(
-          "sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a, "symmetric"_a = false,
-          "in_place"_a = false,
-          "The SMs that the largest kernel of such a call takes of a GPU, `bytes` being its larger buffer; 0 "
-          "where copy engines do it all.")
+      .def("sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a, "symmetric"_a = false,
+           "in_place"_a = false,
+           "Returns the number of SMs that the largest kernel of such a call takes; 0 if copy engines do all "
+           "of it. bytes: of the call's larger buffer.")
       .def("set_plan", &C::set_plan, "entries"_a, "device"_a = none, doc::kSetPlan)
       .def("raise_if_failed", &C::raise_if_failed,
-           "Raises its failure, also a rank's death that no call has met yet.")
+           "Raises the communicator's failure, also a rank's death that no call has met yet.")
       .def("_set_shape", &C::set_shape, "blocks"_a = 0, "threads"_a = 0, "piece_bytes"_a = 0,
-           "For measurements: how the kernels that follow are cut; 0: as pays. The same on every rank.")
-      .def("_reset_shape", &C::reset_shape, "The kernels that follow are cut as the plan says.");
+           "Sets the shape of later kernels, for measurements. 0: Unisono chooses. The same on every rank.")
+      .def("_reset_shape", &C::reset_shape, "Gives later kernels the plan's shape again.");
 }
 
 }  // namespace unisono::python

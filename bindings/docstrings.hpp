@@ -6,7 +6,7 @@ namespace unisono::python::doc {
 constexpr const char* kCommunicator =
     R"(The ranks that communicate. Made by unisono.init(), init_threads() or init_all(); the same class everywhere.
 
-Arrays are C-contiguous: numpy or cupy arrays, torch tensors, or what speaks DLPack. They are used without a copy.
+Arrays are C-contiguous: numpy or cupy arrays, torch tensors, or objects with DLPack. They are used without a copy.
 Dtypes: f32, f64, f16, bf16, i8, u8, i32, i64, f8e4m3, f8e5m2 (ml_dtypes names the last).
 
 Order: one thread at a time makes calls, in the same order on every rank. Each call returns its output once it is
@@ -23,7 +23,7 @@ algorithm therefore gives the same bits on every rank, on one node or several.
 Every call takes these:
 
 - algorithm: a name of Communicator.algorithms(); None: the plan's choice.
-- stream: of arrays on a GPU, a torch or cupy stream, or a handle; None: the current one of torch or cupy.
+- stream: for arrays on a GPU, a torch or cupy stream, or a handle; None: the current one of torch or cupy.
 
 Errors of every call:
 
@@ -33,8 +33,8 @@ Errors of every call:
 - PeerLostError: a rank has died, or has closed its communicator while others wait for it.
 - ResourceError: the system refuses memory, a file or a handle.
 
-Without check, ranks on the CPUs of one machine notice data of another call, except a batch's message of another
-length and two ranks that both take themselves for the root. Between nodes MPI and gloo notice a message of another
+Without check, ranks on the CPUs of one machine notice data of another call. They do not notice a batch's message of
+another length, or two ranks that both act as the root. Between nodes MPI and gloo notice a message of another
 length. Elsewhere such calls may give wrong results, or wait for the deadline.
 
 After a mismatch, a deadline, a lost rank, or a peer's buffer that cannot be reached, the communicator is failed: every
@@ -52,7 +52,7 @@ Args:
     pinned: whether CUDA pins the host memory of `empty`.
 
 A communicator that also has device= takes GPU memory of `empty` in all_to_all, out of place. Such a call waits for its
-stream before and after, is complete when it returns, and is not for CUDA graphs.
+stream before and after, is complete when it returns, and cannot be captured in a CUDA graph.
 
 Raises:
     ResourceError or UsageError: there is no GPU, or no provider that takes its memory.)";
@@ -77,8 +77,9 @@ Args:
         two_shot_direct (each rank combines a shard); reduce_scatter_all_gather. On a GPU also one_shot_ll128 and
         two_shot_ll128 (lines of 128 bytes, over NVLink) and copy_engine. Across nodes one_shot, two_shot or chain
         (partial sums travel from node to node). None: the plan's choice.
-    wire: fp8 or int8 sends a byte for each element and one for each block of 32. It rounds every x, and the sum. For sum
-        and avg of f32, f16 and bf16, by two_shot. Every rank still gets the same bits, those of every lane, NaNs aside.
+    wire: fp8 or int8 sends a byte for each element and one for each block of 32. Every x is rounded, and the sum. Only
+        for sum and avg of f32, f16 and bf16, by two_shot. Every rank still gets the same bits, and, except NaNs, every
+        lane gives the same.
 
 Returns:
     out.
@@ -103,7 +104,7 @@ Args:
     root: the rank that gets the result.
     op: sum, prod, min, max or avg.
     out: the shape of x, at the root; None: a new array; x itself: in place. Elsewhere ignored, except on a GPU if the
-        root's is of `empty`: then every rank gives its own, at the same place (see `empty`).
+        root's is of `empty`: then every rank passes its own, at the same place (see `empty`).
     algorithm: push_packets, push, direct, or two_shot_push (each rank but the root combines a shard). On a GPU also
         push_ll128, two_shot_ll128 and, of two ranks, copy_engine. Across nodes one_shot, two_shot or chain.
 
@@ -115,10 +116,10 @@ constexpr const char* kBroadcast =
 
 Args:
     x: any shape, the same on every rank.
-    root: the rank whose x is given.
+    root: the rank whose x is sent.
     out: None: x is overwritten on all ranks but the root, and returned. Otherwise an array of the same shape, which is
-        written on every rank; x is then read at the root only. On a GPU, if the root's x is of `empty`, every rank gives
-        its own, at the same place (see `empty`).
+        written on every rank; x is then read at the root only. On a GPU, if the root's x is of `empty`, every rank
+        passes its own, at the same place (see `empty`).
     algorithm: push_packets, push, scatter_all_gather, direct, or chain (each rank passes every piece on to the next). On a
         GPU also push_ll128, two_shot_ll128 and copy_engine.
 
@@ -144,7 +145,7 @@ Args:
     x: any shape s. In place: x is out[rank] at the root.
     root: the rank that gets the result.
     out: shape (size, *s), at the root; None: a new array. Elsewhere ignored, except on a GPU if the root's is of `empty`:
-        then every rank gives its own, at the same place (see `empty`).
+        then every rank passes its own, at the same place (see `empty`).
 
 Returns:
     out at the root, None elsewhere.)";
@@ -164,9 +165,9 @@ constexpr const char* kScatter =
     R"(Gives rank r the root's x[r].
 
 Args:
-    x: shape (size, *s) at the root. Elsewhere None (out must then be given), or an array of that shape, which is not read.
-        On a GPU, if the root's is of `empty`, every rank gives its own, at the same place (see `empty`).
-    root: the rank whose x is given.
+    x: shape (size, *s) at the root. Elsewhere None (out is then required), or an array of that shape, which is not read.
+        On a GPU, if the root's is of `empty`, every rank passes its own, at the same place (see `empty`).
+    root: the rank whose x is sent.
     out: shape s; None: a new array. In place: out is x[rank] at the root.
 
 Returns:
@@ -231,7 +232,7 @@ Returns:
     out.)";
 
 constexpr const char* kBatchSendRecv =
-    R"(Makes several sends and receives at once, as one call: NCCL's group, torch.distributed's batch_isend_irecv.
+    R"(Makes several sends and receives as one call, as NCCL's group and torch.distributed's batch_isend_irecv do.
 
 Both ends of a message call it, with as many bytes. Ranks that have no message need not.
 
@@ -245,8 +246,8 @@ rank and one comes from each, this rank included.)";
 constexpr const char* kEmpty =
     R"(Returns an array in symmetric memory: calls on it need no copy (algorithm direct). Collective.
 
-Its contents are not initialised. The array may be used, and dropped, like any other. GPU memory that was dropped is freed by the
-next `empty`, or with the communicator. Across nodes the ranks of a node reach each other's memory.
+The contents are not initialised. The array may be used, and dropped, like any other. GPU memory that was dropped is
+freed by the next `empty`, or with the communicator. Across nodes the ranks of a node reach each other's memory.
 
 Args:
     shape: the same on every rank.
@@ -257,15 +258,15 @@ Args:
 Raises:
     ResourceError: one of the ranks has no memory for it; raised on every rank.
 
-A call on a GPU takes such arrays without a copy if every rank gives the same offset of the same allocation, or every rank
-another array. Ranks that differ wait for each other until the deadline (check=True tells). So that the others know the
-root's, reduce and gather take out, and broadcast and scatter x, on every rank. What recv, send_recv, all_to_all_v and
-batch_send_recv receive into may lie anywhere.)";
+On a GPU, either every rank passes the same offset of the same allocation, and the call needs no copy, or every rank
+passes another array. Ranks that differ wait for each other until the deadline (check=True reports them). Every rank
+passes out to reduce and gather, and x to broadcast and scatter, so that all know the root's. The outputs of recv,
+send_recv, all_to_all_v and batch_send_recv may lie anywhere.)";
 
 constexpr const char* kSynchronize =
-    R"(Waits until what is enqueued on the stream is done, and raises what went wrong there.
+    R"(Waits until all work on the stream is done, and raises its failures.
 
-Calls on a GPU only enqueue. Each raises what an earlier one has met, and this one all of it.
+Calls on a GPU only enqueue. Each raises the failure of an earlier one, and this one raises all of them.
 
 Args:
     stream: a torch or cupy stream, or a handle; None: the legacy default stream.)";
@@ -275,9 +276,9 @@ constexpr const char* kPlan =
 
 Args:
     collective: its name.
-    bytes: of the larger buffer of the call, on any rank. Each message of a batch_send_recv, and on GPUs of an all_to_all_v,
-        goes by its own size: of a batch_send_recv `bytes` are those of one message, of an all_to_all_v those of equal
-        messages together.
+    bytes: of the larger buffer of the call, on any rank. Each message of a batch_send_recv goes by its own size: `bytes`
+        are those of one message. On GPUs so does each message of an all_to_all_v: `bytes` are those of equal messages
+        together.
     symmetric: whether every buffer is of `empty`.
     device: cpu or cuda, where the arrays lie; None: cuda if the communicator has a GPU.
     in_place: whether the output is the input.)";
@@ -287,8 +288,8 @@ constexpr const char* kSetPlan =
 
 Args:
     entries: (collective, symmetric, up_to_bytes or None, algorithm), in rising order of bytes. An entry may end with how a
-        GPU's kernel is cut: (blocks, threads, bytes that a block takes up at once), zeros for what pays. Collectives that
-        it does not name keep their plan. `unisono tune` measures such a list.
+        GPU's kernel is cut: (blocks, threads, bytes of a piece); for a zero, Unisono chooses. Collectives without an
+        entry keep their plan. `unisono tune` measures such a list.
     device: cpu or cuda: of calls on that memory within a node; nodes: of how nodes work together.)";
 
 constexpr const char* kCard =

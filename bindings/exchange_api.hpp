@@ -1,5 +1,5 @@
-// DLPack's table of C functions, which torch.Tensor has (`__dlpack_c_exchange_api__`, DLPack 1.3): what a
-// tensor is, without a call of Python for each property.
+// DLPack's table of C functions, which torch.Tensor has (`__dlpack_c_exchange_api__`, DLPack 1.3). One call
+// describes a tensor, instead of a call of Python for each property.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,18 +11,19 @@ namespace unisono::python {
 
 namespace nb = nanobind;
 
-// Its begin: what follows is not used.
+// The beginning of the table; the rest is not used.
 struct ExchangeApi {
   struct {
     std::uint32_t major, minor;
     void* older;
   } header;
   void *allocate, *to_managed, *from_managed;
-  // 0, or an exception of Python's is set; shape and strides lie with the object.
+  // Returns 0, or sets a Python exception. The object owns shape and strides.
   int (*view)(void* object, nb::dlpack::dltensor* out);
 };
 
-// That of the type itself, or null: in a subclass it would give what lies beneath (FakeTensor, DTensor).
+// Returns the table of the type itself, or null. For a subclass it would describe the tensor beneath it
+// (FakeTensor, DTensor).
 inline const ExchangeApi* exchange_api(PyTypeObject* type) {
   PyObject* const capsule =
       type->tp_dict ? PyDict_GetItemString(type->tp_dict, "__dlpack_c_exchange_api__") : nullptr;

@@ -27,20 +27,20 @@ void bind_fabric(nb::module_& module) {
       .def_ro("channels", &F::channels)
       .def_prop_ro("policy", [](const F& fabric) { return std::string(name_of(fabric.policy)); })
       .def_ro("pinned", &F::pinned);
-  nb::class_<FabricProvider>(module, "FabricProvider", "What libfabric offers here; see fabric_providers().")
+  nb::class_<FabricProvider>(module, "FabricProvider", "A provider that libfabric offers here.")
       .def_ro("name", &FabricProvider::name)
       .def_ro("nics", &FabricProvider::nics)
       .def_ro("most_channels", &FabricProvider::most_channels)
-      .def_ro("line_gbps", &FabricProvider::line_gbps, "Gbit/s of a NIC, None where it does not say.")
+      .def_ro("line_gbps", &FabricProvider::line_gbps, "Gbit/s of a NIC; None if it does not say.")
       .def_ro("device_memory", &FabricProvider::device_memory);
-  const nb::call_guard<nb::gil_scoped_release> away;  // names that are looked up may take long
-  module.def("fabric_providers", &fabric_providers, away, doc::kFabricProviders);
+  const nb::call_guard<nb::gil_scoped_release> released;  // looking up names may take long
+  module.def("fabric_providers", &fabric_providers, released, doc::kFabricProviders);
   module.def(
-      "fabric_provider", &fabric_provider, away, "name"_a = "",
-      "The one of fabric_providers() that a communicator takes for that name. Raises UsageError, which "
-      "lists those present.");
+      "fabric_provider", &fabric_provider, released, "name"_a = "",
+      "Returns the one of fabric_providers() that a communicator takes for that name. Raises UsageError, "
+      "which lists those present, if there is none.");
   module.def("fabric_version", &fabric_version,
-             "libfabric's version. Raises ResourceError where there is none.");
+             "Returns libfabric's version. Raises ResourceError if there is no libfabric.");
 }
 
 }  // namespace unisono::python

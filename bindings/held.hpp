@@ -12,7 +12,7 @@ namespace nb = nanobind;
 
 using Held = std::shared_ptr<nb::object>;
 
-// Requires the GIL. To use what it holds requires the GIL; to copy or drop it does not.
+// Holds a Python object. Requires the GIL, as does every use of the object. Copying and dropping need no GIL.
 inline Held hold(nb::object object) {
   return {new nb::object(std::move(object)), [](nb::object* held) {
             const nb::gil_scoped_acquire gil;

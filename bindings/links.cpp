@@ -1,5 +1,5 @@
-// unisono._core.links: the kernels by which the bench measures links and starts GPUs together. Built with
-// CUDA only.
+// unisono._core.links: the kernels with which the bench measures links and starts GPUs together. Built only
+// with CUDA.
 #include "cuda/links.hpp"
 
 #include <cuda_runtime.h>
@@ -33,7 +33,7 @@ void check(int code, const char* what) {
 void bind_links(nb::module_& module) {
   namespace cl = cuda::links;
   struct Links {};
-  // a class, so that the stubs of the module have it in one file
+  // a class, so that the module's stubs stay in one file
   nb::class_<Links> links(
       module, "links", "Kernels for the bench, see src/cuda/links.hpp. Streams and addresses are integers.");
   links.def_static(

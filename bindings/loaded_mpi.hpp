@@ -1,4 +1,4 @@
-// The MPI that mpi4py has loaded, as MpiTransport calls it.
+// The MPI that mpi4py has loaded, as MpiTransport's Api.
 #pragma once
 
 #include <dlfcn.h>
@@ -24,7 +24,7 @@ class LoadedMpi {
  public:
   using Request = Handle;
   struct Status {
-    alignas(16) std::byte bytes[64];  // more than any MPI's
+    alignas(16) std::byte bytes[64];  // larger than any MPI's
   };
 
   // owner: the MpiBootstrap whose communicator is used. Requires the GIL.
@@ -45,15 +45,15 @@ class LoadedMpi {
   int irecv(void* data, int bytes, int rank, int tag, Request* request) const {
     return functions_->irecv(data, bytes, byte_, rank, tag, comm_, request);
   }
-  int test(Request* request, int* over, Status* status) const {
-    return functions_->test(request, over, status);
+  int test(Request* request, int* flag, Status* status) const {
+    return functions_->test(request, flag, status);
   }
   int get_count(const Status* status, int* bytes) const {
     return functions_->get_count(status, byte_, bytes);
   }
-  int probe_any(int tag, int* there) const {
+  int probe_any(int tag, int* flag) const {
     Status status;
-    return functions_->iprobe(any_source_, tag, comm_, there, &status);
+    return functions_->iprobe(any_source_, tag, comm_, flag, &status);
   }
   int recv_from_any(void* data, int bytes, int tag) const {
     Status status;
@@ -66,12 +66,12 @@ class LoadedMpi {
     return begun && !ended;
   }
   bool truncated(int code) const {
-    int kind = code;
-    functions_->error_class(code, &kind);
-    return kind == truncate_;
+    int error_class = code;
+    functions_->error_class(code, &error_class);
+    return error_class == truncate_;
   }
   std::string text(int code) const {
-    std::string text(8192, '\0');  // letters: more than any MPI's maximum
+    std::string text(8192, '\0');  // bytes: more than any MPI's maximum
     int length = 0;
     functions_->error_string(code, text.data(), &length);
     text.resize(static_cast<std::size_t>(length));

@@ -29,8 +29,8 @@ void bind_errors() {
 NB_MODULE(_core, module) {
   module.doc() = "The compiled core of Unisono. Use it through the package unisono.";
   module.attr("version") = UNISONO_VERSION;
-  // A library that leaks may hold a program's communicator to the end. It is closed by then, and its user can
-  // do nothing about it.
+  // A library that leaks may hold a program's communicator to the end. The communicator is closed by then,
+  // and the user can do nothing about the leak.
   nanobind::set_leak_warnings(false);
   unisono::python::bind_errors();
   nanobind::module_::import_("atexit").attr("register")(

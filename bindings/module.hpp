@@ -1,4 +1,4 @@
-// What the module consists of.
+// The parts of the module unisono._core.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,21 +14,22 @@ namespace unisono::python {
 
 void bind_communicator(nanobind::module_& module);
 
-// What a communicator of the fabric lane is made with.
+// The options and providers of the fabric lane.
 void bind_fabric(nanobind::module_& module);
 
-// What each collective, algorithm and dtype is.
+// The properties of each collective, algorithm and dtype.
 void bind_traits(nanobind::module_& module);
 
-// What carries messages between nodes.
+// The transports, which carry messages between nodes.
 void bind_transports(nanobind::module_& module);
-// Calls `make`, which gives a Transport or an object of that protocol; None: none.
+// Returns a function that calls `make`, which returns a Transport or an object of that protocol. None: an
+// empty function.
 std::function<std::shared_ptr<Transport>()> transport_factory(nanobind::object make);
 
-// Where the extension is built with CUDA.
+// Only if the extension is built with CUDA.
 void bind_links(nanobind::module_& module);
 
-// C++ errors become the classes of unisono.errors.
+// Makes C++ errors the classes of unisono.errors.
 void bind_errors();
 
 }  // namespace unisono::python

@@ -21,7 +21,7 @@ nb::object empty_like(nb::handle like, const Shape& shape) {
       return library.attr("empty")(extents, like.attr("dtype"));
   if (on_gpu || !nb::hasattr(like, "dtype"))
     throw UsageError(std::string("x is a ") + nb::type_name(like.type()).c_str() +
-                     ", of which no new array can be made: give out.");
+                     ", from which no new array can be made: pass out.");
   return nb::module_::import_("numpy").attr("empty")(extents, like.attr("dtype"));
 }
 

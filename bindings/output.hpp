@@ -1,4 +1,4 @@
-// What a call gives back: its shape, and the array that it goes to.
+// The outputs of calls: their shapes, and the arrays that hold them.
 #pragma once
 
 #include <optional>
@@ -23,8 +23,8 @@ inline Shape without_ranks(const Array& array, int size, const char* what) {
   return {array.shape.begin() + 1, array.shape.end()};
 }
 
-// The output of a call: `out` as given, or a new array like `like`. It has the shape that the call gives, and
-// dtype and memory of the input.
+// The output of a call: `out`, or a new array like `like` if out is None. Throws UsageError unless it has
+// `shape`, and the dtype and memory of the input.
 class Output {
  public:
   Output(nb::handle out, nb::handle like, const Array& in, const Shape& shape, nb::handle stream)
@@ -47,8 +47,8 @@ class Output {
   Array array;
 };
 
-// Of a call that has an output at its root only. On a GPU the others may give theirs too: it tells them where
-// the root's lies in symmetric memory.
+// The output of a call that has one at its root only. On a GPU the others may pass theirs too, which tells
+// them where the root's lies in symmetric memory.
 class OutputAtRoot {
  public:
   OutputAtRoot(nb::handle out, nb::handle like, const Array& in, const Shape& shape, bool root,

@@ -15,32 +15,32 @@
 namespace unisono::python {
 namespace {
 
-thread_local int away_here = 0;  // not 0: a signal handler runs within a call of this thread
+thread_local int calls_here = 0;  // of this thread; a signal handler may run within one
 
 }  // namespace
 
-// The time that a call spends without the GIL, under which `away_` is counted.
-class PyCommunicator::Away {
+// The time that a call spends without the GIL. `calls_without_gil_` is counted with the GIL.
+class PyCommunicator::WithoutGil {
  public:
-  explicit Away(PyCommunicator& communicator) : communicator_(communicator) {
-    ++communicator_.away_;
-    ++away_here;
+  explicit WithoutGil(PyCommunicator& communicator) : communicator_(communicator) {
+    ++communicator_.calls_without_gil_;
+    ++calls_here;
     released_.emplace();
   }
-  ~Away() {
+  ~WithoutGil() {
     released_.reset();
-    --away_here;
-    --communicator_.away_;
+    --calls_here;
+    --communicator_.calls_without_gil_;
   }
-  Away(const Away&) = delete;
+  WithoutGil(const WithoutGil&) = delete;
 
  private:
   PyCommunicator& communicator_;
   std::optional<nb::gil_scoped_release> released_;
 };
 
-// What a call says besides its buffers.
-struct PyCommunicator::How {
+// The arguments of a call besides its buffers.
+struct PyCommunicator::Options {
   const Algorithm& algorithm;
   nb::handle stream;
   Op op = Op::sum;
@@ -48,43 +48,43 @@ struct PyCommunicator::How {
   Wire wire = Wire::exact;
 };
 
-void PyCommunicator::check_device(const Array& of) const {
-  if (of.memory == Memory::device && of.device >= 0)
-    if (const auto mine = communicator_.device(); mine && *mine != of.device)
-      throw UsageError("the array is on GPU " + std::to_string(of.device) + ", this rank's is " +
+void PyCommunicator::check_device(const Array& array) const {
+  if (array.memory == Memory::device && array.device >= 0)
+    if (const auto mine = communicator_.device(); mine && *mine != array.device)
+      throw UsageError("the array is on GPU " + std::to_string(array.device) + ", this rank's is " +
                        std::to_string(*mine) + ": pass an array on that one.");
 }
 
-PyCommunicator::Made PyCommunicator::made(const Array& of, const void* in, void* out, std::size_t count,
-                                          const How& how) const {
-  check_device(of);
-  const nb::object stream = of.stream(how.stream);
+PyCommunicator::Prepared PyCommunicator::prepare(const Array& array, const void* in, void* out,
+                                                 std::size_t count, const Options& options) const {
+  check_device(array);
+  const nb::object stream = array.stream(options.stream);
   return {{.in = in,
            .out = out,
            .count = count,
-           .dtype = of.dtype,
-           .op = how.op,
-           .root = how.root,
-           .memory = of.memory,
+           .dtype = array.dtype,
+           .op = options.op,
+           .root = options.root,
+           .memory = array.memory,
            .stream = stream_handle(stream),
-           .algorithm = how.algorithm ? *how.algorithm : std::string_view{},
-           .wire = how.wire},
+           .algorithm = options.algorithm ? *options.algorithm : std::string_view{},
+           .wire = options.wire},
           stream};
 }
 
 template <class Run>
-void PyCommunicator::call(const Made& made, const Run& run) {
+void PyCommunicator::call(const Prepared& prepared, const Run& run) {
   {
-    const Away away(*this);
-    run(made.call);
+    const WithoutGil released(*this);
+    run(prepared.call);
   }
-  if (made.call.memory == Memory::device && communicator_.last_stream() == made.call.stream)
-    last_stream_ = made.stream;
+  if (prepared.call.memory == Memory::device && communicator_.last_stream() == prepared.call.stream)
+    last_stream_ = prepared.stream;
 }
 
-void PyCommunicator::call(void (Communicator::*collective)(const Call&), const Array& of, const void* in,
-                          void* out, std::size_t count, const How& how) {
-  call(made(of, in, out, count, how), [&](const Call& c) { (communicator_.*collective)(c); });
+void PyCommunicator::call(void (Communicator::*collective)(const Call&), const Array& array, const void* in,
+                          void* out, std::size_t count, const Options& options) {
+  call(prepare(array, in, out, count, options), [&](const Call& c) { (communicator_.*collective)(c); });
 }
 
 void PyCommunicator::close() {
@@ -92,14 +92,14 @@ void PyCommunicator::close() {
     const nb::gil_scoped_release released;  // a peer that is a thread of this process may have to answer
     communicator_.close();
   }
-  while (away_ > 0 && away_here == 0) {
+  while (calls_without_gil_ > 0 && calls_here == 0) {
     const nb::gil_scoped_release released;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
 void PyCommunicator::barrier() {
-  const Away away(*this);
+  const WithoutGil released(*this);
   communicator_.barrier();
 }
 
@@ -113,26 +113,26 @@ nb::object PyCommunicator::all_reduce(nb::handle x, const OpName& op, nb::handle
   return to.object;
 }
 
-nb::object PyCommunicator::reduce(nb::handle x, const RankNumber& given, const OpName& op, nb::handle out,
-                                  const Algorithm& algorithm, nb::handle stream) {
-  const int root = read_rank("root", given, size());
+nb::object PyCommunicator::reduce(nb::handle x, const RankNumber& root_number, const OpName& op,
+                                  nb::handle out, const Algorithm& algorithm, nb::handle stream) {
+  const int root = read_rank("root", root_number, size());
   const Array in(x, "x", false);
   const OutputAtRoot to(out, x, in, in.shape, rank() == root, stream);
   call(&Communicator::reduce, in, in.data, to.data(), in.count, {algorithm, stream, read_op(op.text), root});
   return to.object();
 }
 
-nb::object PyCommunicator::broadcast(nb::handle x, const RankNumber& given, nb::handle out,
+nb::object PyCommunicator::broadcast(nb::handle x, const RankNumber& root_number, nb::handle out,
                                      const Algorithm& algorithm, nb::handle stream) {
-  const int root = read_rank("root", given, size());
+  const int root = read_rank("root", root_number, size());
   const Array in(x, "x", out.is_none() && rank() != root);
-  const How how{algorithm, stream, Op::sum, root};
+  const Options options{algorithm, stream, Op::sum, root};
   if (out.is_none()) {
-    call(&Communicator::broadcast, in, in.data, in.data, in.count, how);
+    call(&Communicator::broadcast, in, in.data, in.data, in.count, options);
     return nb::borrow(x);
   }
   const Output to(out, x, in, in.shape, stream);
-  call(&Communicator::broadcast, in, in.data, to.array.data, in.count, how);
+  call(&Communicator::broadcast, in, in.data, to.array.data, in.count, options);
   return to.object;
 }
 
@@ -144,9 +144,9 @@ nb::object PyCommunicator::all_gather(nb::handle x, nb::handle out, const Algori
   return to.object;
 }
 
-nb::object PyCommunicator::gather(nb::handle x, const RankNumber& given, nb::handle out,
+nb::object PyCommunicator::gather(nb::handle x, const RankNumber& root_number, nb::handle out,
                                   const Algorithm& algorithm, nb::handle stream) {
-  const int root = read_rank("root", given, size());
+  const int root = read_rank("root", root_number, size());
   const Array in(x, "x", false);
   const OutputAtRoot to(out, x, in, with_ranks(in.shape, size()), rank() == root, stream);
   call(&Communicator::gather, in, in.data, to.data(), in.count, {algorithm, stream, Op::sum, root});
@@ -162,20 +162,20 @@ nb::object PyCommunicator::reduce_scatter(nb::handle x, const OpName& op, nb::ha
   return to.object;
 }
 
-nb::object PyCommunicator::scatter(nb::handle x, const RankNumber& given, nb::handle out,
+nb::object PyCommunicator::scatter(nb::handle x, const RankNumber& root_number, nb::handle out,
                                    const Algorithm& algorithm, nb::handle stream) {
-  const int root = read_rank("root", given, size());
-  const How how{algorithm, stream, Op::sum, root};
+  const int root = read_rank("root", root_number, size());
+  const Options options{algorithm, stream, Op::sum, root};
   if (x.is_none()) {
     if (rank() == root) throw UsageError("scatter needs x at the root, rank " + std::to_string(root) + ".");
     if (out.is_none()) throw UsageError("scatter without x needs out, which says the shape and dtype.");
     const Array to(out, "out", true);
-    call(&Communicator::scatter, to, nullptr, to.data, to.count, how);
+    call(&Communicator::scatter, to, nullptr, to.data, to.count, options);
     return nb::borrow(out);
   }
   const Array in(x, "x", false);
   const Output to(out, x, in, without_ranks(in, size(), "x"), stream);
-  call(&Communicator::scatter, in, in.data, to.array.data, to.array.count, how);
+  call(&Communicator::scatter, in, in.data, to.array.data, to.array.count, options);
   return to.object;
 }
 
@@ -194,7 +194,7 @@ nb::object PyCommunicator::all_to_all_v(nb::handle x, nb::handle send_counts, nb
   const Array in(x, "x", false);
   const Counts counts(in, send_counts, recv_counts);
   const Output to(out, x, in, {counts.received}, stream);
-  call(made(in, in.data, to.array.data, 0, {algorithm, stream}),
+  call(prepare(in, in.data, to.array.data, 0, {algorithm, stream}),
        [&](const Call& c) { communicator_.all_to_all_v(c, counts.sends, counts.receives); });
   return to.object;
 }
@@ -203,7 +203,7 @@ void PyCommunicator::send(nb::handle x, const RankNumber& peer, const Algorithm&
                           nb::handle stream) {
   const int to = read_rank("destination", peer, size());
   const Array in(x, "x", false);
-  call(made(in, in.data, nullptr, in.count, {algorithm, stream}),
+  call(prepare(in, in.data, nullptr, in.count, {algorithm, stream}),
        [&](const Call& c) { communicator_.send(c, to); });
 }
 
@@ -211,7 +211,7 @@ nb::object PyCommunicator::recv(nb::handle out, const RankNumber& peer, const Al
                                 nb::handle stream) {
   const int from = read_rank("source", peer, size());
   const Array to(out, "out", true);
-  call(made(to, nullptr, to.data, to.count, {algorithm, stream}),
+  call(prepare(to, nullptr, to.data, to.count, {algorithm, stream}),
        [&](const Call& c) { communicator_.recv(c, from); });
   return nb::borrow(out);
 }
@@ -221,7 +221,7 @@ nb::object PyCommunicator::send_recv(nb::handle x, const RankNumber& dst, nb::ha
   const int to = read_rank("destination", dst, size()), from = read_rank("source", src, size());
   const Array in(x, "x", false);
   const Output received(out, x, in, in.shape, stream);
-  call(made(in, in.data, received.array.data, in.count, {algorithm, stream}),
+  call(prepare(in, in.data, received.array.data, in.count, {algorithm, stream}),
        [&](const Call& c) { communicator_.send_recv(c, to, from); });
   return received.object;
 }
@@ -230,13 +230,13 @@ void PyCommunicator::batch_send_recv(const Messages& sends, const Messages& rece
   const Batch batch(sends, receives, size());
   if (batch.arrays.empty()) return;
   for (const Array& one : batch.arrays) check_device(one);
-  call(made(batch.arrays[0], nullptr, nullptr, 0, {std::nullopt, stream}),
+  call(prepare(batch.arrays[0], nullptr, nullptr, 0, {std::nullopt, stream}),
        [&](const Call& c) { communicator_.batch_send_recv(c, batch.outgoing, batch.incoming); });
 }
 
 void PyCommunicator::synchronize(nb::handle stream) {
   void* handle = stream_handle(stream);
-  const Away away(*this);
+  const WithoutGil released(*this);
   communicator_.synchronize(handle);
 }
 
@@ -251,7 +251,7 @@ nb::object PyCommunicator::empty(nb::handle shape, nb::handle dtype,
                           " is more than memory can hold: check the shape.");
   const Memory memory = memory_of(device);
   auto buffer = [&] {
-    const Away away(*this);
+    const WithoutGil released(*this);
     return std::make_unique<Buffer>(communicator_.empty(bytes, memory));
   }();
   void* data = buffer->data();

@@ -1,4 +1,4 @@
-// unisono.Communicator: a Communicator whose calls take Python's arrays. Docstrings are in docstrings.hpp.
+// unisono.Communicator: a Communicator whose calls take Python arrays. Docstrings are in docstrings.hpp.
 #pragma once
 
 #include <memory>
@@ -33,23 +33,23 @@ class PyCommunicator {
   bool nvlink() const { return communicator_.nvlink(); }
   std::string card() const { return std::string(communicator_.card()); }
 
-  // A call of another thread that waits ends with a UsageError; it has come back to Python when this returns,
-  // so that the interpreter may end.
+  // Closes the communicator. A waiting call of another thread ends with a UsageError, and has come back to
+  // Python when this returns, so that the interpreter may end.
   void close();
 
   void barrier();
   nb::object all_reduce(nb::handle x, const OpName& op, nb::handle out, const Algorithm& algorithm,
                         nb::handle stream, const std::optional<std::string>& wire);
-  nb::object reduce(nb::handle x, const RankNumber& given, const OpName& op, nb::handle out,
+  nb::object reduce(nb::handle x, const RankNumber& root_number, const OpName& op, nb::handle out,
                     const Algorithm& algorithm, nb::handle stream);
-  nb::object broadcast(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
-                       nb::handle stream);
+  nb::object broadcast(nb::handle x, const RankNumber& root_number, nb::handle out,
+                       const Algorithm& algorithm, nb::handle stream);
   nb::object all_gather(nb::handle x, nb::handle out, const Algorithm& algorithm, nb::handle stream);
-  nb::object gather(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
+  nb::object gather(nb::handle x, const RankNumber& root_number, nb::handle out, const Algorithm& algorithm,
                     nb::handle stream);
   nb::object reduce_scatter(nb::handle x, const OpName& op, nb::handle out, const Algorithm& algorithm,
                             nb::handle stream);
-  nb::object scatter(nb::handle x, const RankNumber& given, nb::handle out, const Algorithm& algorithm,
+  nb::object scatter(nb::handle x, const RankNumber& root_number, nb::handle out, const Algorithm& algorithm,
                      nb::handle stream);
   nb::object all_to_all(nb::handle x, nb::handle out, const Algorithm& algorithm, nb::handle stream);
   nb::object all_to_all_v(nb::handle x, nb::handle send_counts, nb::handle recv_counts, nb::handle out,
@@ -76,26 +76,27 @@ class PyCommunicator {
   void raise_if_failed() { communicator_.raise_if_failed(); }
 
  private:
-  class Away;
-  struct How;
+  class WithoutGil;
+  struct Options;
 
-  // "cpu", "cuda", or None for where the communicator's arrays are.
+  // Returns the memory of "cpu" or "cuda". None: the GPU's if the communicator has one, else the host's.
   Memory memory_of(const std::optional<std::string>& device) const;
 
-  // `of`: the array that says dtype, memory and stream.
-  struct Made {
+  // array: the one that determines dtype, memory and stream.
+  struct Prepared {
     Call call;
     nb::object stream;
   };
-  void check_device(const Array& of) const;
-  Made made(const Array& of, const void* in, void* out, std::size_t count, const How& how) const;
+  void check_device(const Array& array) const;
+  Prepared prepare(const Array& array, const void* in, void* out, std::size_t count,
+                   const Options& options) const;
   template <class Run>
-  void call(const Made& made, const Run& run);
-  void call(void (Communicator::*collective)(const Call&), const Array& of, const void* in, void* out,
-            std::size_t count, const How& how);
+  void call(const Prepared& prepared, const Run& run);
+  void call(void (Communicator::*collective)(const Call&), const Array& array, const void* in, void* out,
+            std::size_t count, const Options& options);
 
-  int away_ = 0;            // calls that are without the GIL; counted under it
-  nb::object last_stream_;  // communicator_.last_stream(), which must not be destroyed before the next call
+  int calls_without_gil_ = 0;  // changed with the GIL only
+  nb::object last_stream_;     // communicator_.last_stream(), which must live until the next call
   Communicator communicator_;
 };
 

@@ -1,4 +1,4 @@
-// A transport that is written in Python.
+// Transports that are written in Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -17,17 +17,17 @@ namespace unisono::python {
 
 namespace nb = nanobind;
 
-// An exchange under way, which the transport's Python code ends from any thread, once.
+// An exchange under way. The transport's Python code ends it once, from any thread.
 class PythonExchange {
  public:
   explicit PythonExchange(std::vector<int> peers) : peers_(std::move(peers)) {}
-  // All messages are complete.
+  // Ends the exchange: all messages are complete.
   void complete() { over_.store(true, std::memory_order_release); }
   void fail(int peer, const std::string& why) { end(TransportError(peer, why)); }
   void other_length(int peer, std::size_t sent, std::size_t expected) {
     end(TransportError(peer, sent, expected));
   }
-  // The messages of a peer are complete.
+  // Notes that the messages of a peer are complete.
   void arrived(int peer);
 
   bool test();
@@ -41,8 +41,8 @@ class PythonExchange {
   std::vector<int> peers_;
 };
 
-// Over an object with name, exchange(exchange, sends, receives), tell(text), heard() and close(); see
-// unisono.transport.
+// A transport over a Python object with name, exchange(exchange, sends, receives), tell(text), heard() and
+// close(); see unisono.transport.
 class PythonTransport final : public Transport {
  public:
   explicit PythonTransport(nb::object object);

@@ -1,4 +1,4 @@
-// Ctrl-C in the middle of a call.
+// Handles Ctrl-C in the middle of a call.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,8 +7,8 @@
 
 namespace unisono::python {
 
-// Lets Ctrl-C through while a call waits, on Python's main thread: no other handles signals, or needs the GIL
-// for that.
+// Returns a function that lets Ctrl-C through while a call waits on Python's main thread. Other threads
+// handle no signals, and need no GIL for that.
 inline std::function<void()> check_signals() {
   namespace nb = nanobind;
   const auto main =

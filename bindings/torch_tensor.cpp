@@ -47,8 +47,8 @@ void forget_torch() {
   Py_CLEAR(current_stream);
 }
 
-// Requires a type that from_torch has met. Returns false if the tensor is not contiguous, of an unknown
-// dtype, on another device, or perhaps negated: from_torch then reads it or says what is wrong.
+// Reads tensors of the type that from_torch has met first. Returns false if the tensor is not contiguous, of
+// an unknown dtype, on another device, or negated: from_torch then says what is wrong.
 bool Array::from_torch_table(nb::handle array) {
   if (Py_TYPE(array.ptr()) != torch_table.type) return false;
   nb::dlpack::dltensor tensor;

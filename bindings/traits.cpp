@@ -1,4 +1,4 @@
-// What each collective, algorithm and dtype is: base/traits.hpp and types.hpp for Python.
+// The properties of collectives, algorithms and dtypes: base/traits.hpp and types.hpp for Python.
 #include "base/traits.hpp"
 
 #include <nanobind/stl/map.h>
@@ -36,28 +36,29 @@ void bind_traits(nb::module_& module) {
   using namespace nb::literals;
   using A = AlgorithmTraits;
   using C = CollectiveTraits;
-  nb::class_<A>(module, "AlgorithmTraits", "What an algorithm is.")
+  nb::class_<A>(module, "AlgorithmTraits", "The properties of an algorithm.")
       .def_ro("name", &A::name)
       .def_ro("direct", &A::direct, "Whether it reaches into the peers' buffers.")
-      .def_prop_ro("pieces", &pieces_of, "What it moves data in: `chunks`, `packets` or `lines`.");
-  nb::class_<C>(module, "CollectiveTraits", "What a collective is.")
+      .def_prop_ro("pieces", &pieces_of, "The unit that carries data: `chunks`, `packets` or `lines`.");
+  nb::class_<C>(module, "CollectiveTraits", "The properties of a collective.")
       .def_prop_ro("name", [](const C& self) { return name_of(self.collective); })
       .def_ro("combines", &C::combines, "Whether it takes an op.")
       .def_prop_ro("rooted", &C::rooted, "Whether it takes a root.")
       .def_prop_ro("by_blocks", &C::by_blocks, "Whether the larger buffer has a block for each rank.")
       .def_prop_ro("by_parts", &C::by_parts, "Whether each pair of ranks has a length of its own.")
       .def_ro("two_ended", &C::two_ended, "Whether it is between two ranks.")
-      .def_ro(
-          "swaps", &C::swaps,
-          "Whether, in place, what arrives takes the place of what has not gone: no direct algorithm then.")
+      .def_ro("swaps", &C::swaps,
+              "Whether, in place, arriving data takes the place of data that has yet to leave. There is no "
+              "direct "
+              "algorithm then.")
       .def_prop_ro(
           "stores_only", [](const C& self) { return stores_only(self.collective); },
           "Whether its direct algorithm only writes to peers, as a NIC does.");
   module.def("algorithm_traits", &algorithm_named, "name"_a,
-             "Returns what the algorithm of that name is. Raises UsageError for an unknown name.");
+             "Returns the properties of an algorithm. Raises UsageError for an unknown name.");
   module.def(
       "collective_traits", [](std::string_view name) { return traits_of(read_collective(name)); }, "name"_a,
-      "Returns what the collective of that name is. Raises UsageError for an unknown name.");
+      "Returns the properties of a collective. Raises UsageError for an unknown name.");
   module.def(
       "dtype_sizes",
       [] {

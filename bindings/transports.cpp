@@ -1,4 +1,4 @@
-// What carries messages between nodes, as Python makes it.
+// The transports between nodes that Python makes.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
@@ -40,7 +40,7 @@ std::vector<int> PythonExchange::open() {
 namespace {
 
 struct SharedExchange final : Transport::Pending {
-  explicit SharedExchange(std::shared_ptr<PythonExchange> given) : exchange(std::move(given)) {}
+  explicit SharedExchange(std::shared_ptr<PythonExchange> shared) : exchange(std::move(shared)) {}
   bool test() override { return exchange->test(); }
   std::vector<int> open() override { return exchange->open(); }
   std::shared_ptr<PythonExchange> exchange;
@@ -48,7 +48,7 @@ struct SharedExchange final : Transport::Pending {
 
 nb::tuple message(int rank, const void* data, std::size_t bytes) {
   using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
-  // a view, which is used only while the exchange is under way
+  // a view, which may be used only while the exchange is under way
   return nb::make_tuple(
       rank, nb::cast(Bytes(const_cast<void*>(data), {bytes}, nb::handle()), nb::rv_policy::reference));
 }
@@ -146,17 +146,17 @@ std::function<std::shared_ptr<Transport>()> transport_factory(nb::object make) {
 void bind_transports(nb::module_& module) {
   using namespace nb::literals;
   // NOLINTNEXTLINE(bugprone-unused-raii): the module keeps it
-  nb::class_<Transport>(module, "Transport", "What carries messages between nodes; see unisono.transport.");
+  nb::class_<Transport>(module, "Transport", "Carries messages between nodes; see unisono.transport.");
   nb::class_<PythonExchange>(module, "Exchange",
                              "An exchange under way; see unisono.transport.Transport.exchange.")
       .def("complete", &PythonExchange::complete, "Says that all messages are complete.")
       .def("arrived", &PythonExchange::arrived, "peer"_a, "Says that the messages of one peer are complete.")
       .def("fail", &PythonExchange::fail, "peer"_a, "why"_a,
-           "Ends it: the peer is lost. why: the library's words.")
+           "Ends the exchange: the peer is lost. why: the library's words.")
       .def("other_length", &PythonExchange::other_length, "peer"_a, "sent"_a, "expected"_a,
-           "Ends it: the peer's message has `sent` bytes where `expected` were.");
+           "Ends the exchange: the peer's message has `sent` bytes instead of `expected`.");
   module.def("mpi_transport", &mpi_transport, "bootstrap"_a,
-             "Messages by MPI, over the communicator of an MpiBootstrap, which ends with it.");
+             "Returns a transport over the communicator of an MpiBootstrap, which ends with the transport.");
   module.def(
       "fabric_transport",
       [](nb::object bootstrap, double timeout_s) {
@@ -164,7 +164,7 @@ void bind_transports(nb::module_& module) {
         const nb::gil_scoped_release released;
         return fabric_transport(meeting, {.timeout_s = timeout_s});
       },
-      "bootstrap"_a, "timeout_s"_a, "Messages by the fabric lane, over libfabric. Collective.");
+      "bootstrap"_a, "timeout_s"_a, "Returns a transport of the fabric lane, over libfabric. Collective.");
 }
 
 }  // namespace unisono::python

@@ -1,4 +1,4 @@
-# The CUDA lane: `with_cuda` says whether it is built, add_cuda_lane() adds it to the library.
+# The CUDA lane. `with_cuda`: whether it is built; add_cuda_lane() adds it to the library.
 
 set(with_cuda ${UNISONO_CUDA})
 if(UNISONO_CUDA STREQUAL "AUTO")
@@ -25,7 +25,7 @@ if(with_cuda)
   find_package(CUDAToolkit REQUIRED)
 endif()
 
-# A static library of CUDA sources, with its device code linked.
+# Adds a static library of CUDA sources, with its device code linked.
 function(add_kernels name)
   add_library(${name} STATIC ${ARGN})
   set_target_properties(${name} PROPERTIES
@@ -39,8 +39,8 @@ function(add_kernels name)
 endfunction()
 
 function(add_cuda_lane library)
-  # Separable: a kernel calls the reductions through a table, and would otherwise hold a copy of each. What is called from
-  # a kernel of kMaxThreads threads has no more than 65536 / 512 registers.
+  # Separable: a kernel calls the reductions through a table, and would otherwise hold a copy of each. A function that a
+  # kernel of kMaxThreads threads calls has at most 65536 / 512 registers.
   add_kernels(unisono_cuda
     src/cuda/kernels/combine.cu
     src/cuda/kernels/exchange.cu
@@ -48,7 +48,7 @@ function(add_cuda_lane library)
     src/cuda/kernels/quantised.cu
     src/cuda/kernels/reductions.cu
   )
-  add_kernels(unisono_links src/cuda/kernels/links.cu) # the bench's, for the Python extension alone
+  add_kernels(unisono_links src/cuda/kernels/links.cu) # for the bench, in the Python extension alone
   target_sources(${library} PRIVATE src/cuda/api.cpp src/cuda/calls.cpp src/cuda/copy_calls.cpp src/cuda/engine.cpp
     src/cuda/exchange_calls.cpp src/cuda/nic.cpp src/cuda/memory.cpp src/cuda/space.cpp)
   target_link_libraries(${library} PRIVATE CUDA::cudart_static) # its headers

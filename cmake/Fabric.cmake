@@ -1,5 +1,5 @@
-# The fabric lane: `with_fabric` says whether it is built, add_fabric_lane() adds it to the library. Only libfabric's
-# headers are compiled against: the library itself is opened when it is first used (src/fabric/library.cpp says why).
+# The fabric lane. `with_fabric`: whether it is built; add_fabric_lane() adds it to the library. The build needs only
+# libfabric's headers: the library is opened at its first use (src/fabric/library.cpp says why).
 
 set(with_fabric OFF)
 if(NOT UNISONO_FABRIC STREQUAL "OFF")

@@ -1,4 +1,4 @@
-# unisono_language: what everyone who compiles against the library shares; unisono_flags: our own code only.
+# Compiler flags. unisono_language: for all code that is compiled against the library; unisono_flags: for our own only.
 
 add_library(unisono_language INTERFACE)
 target_compile_features(unisono_language INTERFACE cxx_std_20)
@@ -10,7 +10,7 @@ target_compile_options(unisono_flags INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>
   # a fused multiply-add would round once where the portable code rounds twice: the bits would differ between machines
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
-  # errors of CUDA name their source file: the place of the build machine is not in the library
+  # errors of CUDA name their source file: keeps the build machine's folder out of the library
   $<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>
 )
 

@@ -1,6 +1,6 @@
-# What is installed, by component: library (libunisono.so.*), namelink (libunisono.so), static (libunisono.a), development
-# (headers, CMake package, pkg-config file). Each file is found relative to the others, so that a prefix may be moved. A
-# wheel has the same layout under unisono/.
+# Installed files, by component: library (libunisono.so.*), namelink (libunisono.so), static (libunisono.a), development
+# (headers, CMake package, pkg-config file). Files find each other by relative paths, so that a prefix may be moved. A wheel
+# has the same layout under unisono/.
 
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/unisono)

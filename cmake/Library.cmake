@@ -18,12 +18,12 @@ foreach(library IN ITEMS unisono unisono_static)
   set_target_properties(${library} PROPERTIES LINKER_LANGUAGE CXX)
 endforeach()
 
-# The minor version is in the library's name: until 1.0 each may break the ABI (src/core/communicator.cpp checks the same).
+# The minor version is in the library's name: until 1.0 each may break the ABI (src/core/communicator.cpp checks it too).
 set_target_properties(unisono PROPERTIES SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
   LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/exports.map
 )
 target_link_options(unisono PRIVATE LINKER:--version-script=${PROJECT_SOURCE_DIR}/cmake/exports.map LINKER:-Bsymbolic-functions)
 if(NOT UNISONO_SANITIZE)
-  target_link_options(unisono PRIVATE LINKER:-z,defs) # a sanitizer's functions are the program's
+  target_link_options(unisono PRIVATE LINKER:-z,defs) # with a sanitizer, the program has its functions
 endif()
 set_target_properties(unisono_static PROPERTIES OUTPUT_NAME unisono EXPORT_NAME static)

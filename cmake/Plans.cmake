@@ -1,4 +1,4 @@
-# The tables of src/core/plans/ (what `unisono tune` writes) as rows of Plan's built-in table, in plans.inc.
+# Turns the tables of src/core/plans/, which `unisono tune` writes, into rows of Plan's built-in table, in plans.inc.
 
 function(add_plans library)
   file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/core/plans/*.json)

@@ -1,4 +1,4 @@
-# The extension unisono._core, and its type stub: in the wheel, and beside the sources for mypy and editors.
+# The extension unisono._core and its type stub, in the wheel and beside the sources (for mypy and editors).
 
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
 find_package(nanobind CONFIG REQUIRED)
@@ -21,7 +21,7 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
 target_include_directories(_core PRIVATE src)
 target_compile_definitions(_core PRIVATE UNISONO_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_core PRIVATE unisono unisono_flags)
-foreach(target IN ITEMS _core nanobind-static) # the texts of nanobind's assertions name its files
+foreach(target IN ITEMS _core nanobind-static) # nanobind's assertions name its files
   target_compile_options(${target} PRIVATE -fmacro-prefix-map=${NB_DIR}=nanobind)
 endforeach()
 set_target_properties(_core PROPERTIES INSTALL_RPATH "$ORIGIN/lib") # libunisono.so of the same package
@@ -36,13 +36,13 @@ set(stub ${PROJECT_SOURCE_DIR}/python/unisono/_core.pyi)
 if(NOT CMAKE_CROSSCOMPILING)
   nanobind_add_stub(_core_stub MODULE _core OUTPUT ${stub} PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core)
 elseif(EXISTS ${stub})
-  add_custom_target(_core_stub) # that of this machine's own build: the interpreter cannot load the extension
+  add_custom_target(_core_stub) # the stub of this machine's own build: the interpreter cannot load the extension
 else()
   message(FATAL_ERROR "${stub} is missing: build the package for this machine first (make wheel).")
 endif()
 install(FILES ${stub} DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
 
-# A wheel holds no symbolic links: libunisono.so, which -lunisono looks for, is there a linker's script.
+# A wheel holds no symbolic links: its libunisono.so, which -lunisono looks for, is a linker script.
 file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/package/libunisono.so CONTENT "INPUT($<TARGET_SONAME_FILE_NAME:unisono>)\n")
 install(FILES ${PROJECT_BINARY_DIR}/package/libunisono.so DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT python EXCLUDE_FROM_ALL)
 

@@ -1,10 +1,10 @@
-# Builds for aarch64 with Debian's cross compiler (g++-aarch64-linux-gnu), and runs what is built by qemu-user.
+# Builds for aarch64 with Debian's cross compiler (g++-aarch64-linux-gnu), and runs programs by qemu-user.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
 set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)
-# Libraries and headers are the target's; programs and CMake packages (nanobind) are this machine's.
+# Libraries and headers are those of the target; programs and CMake packages (nanobind) are those of this machine.
 set(CMAKE_FIND_ROOT_PATH /usr/aarch64-linux-gnu)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)

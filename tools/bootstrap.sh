@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What the build needs and a fresh Debian lacks, fetched as an ordinary user: packages are unpacked under build/debian,
+# Fetches what the build needs and a fresh Debian lacks, as an ordinary user: packages are unpacked under build/debian,
 # never installed. Uses the pip and apt configuration of the machine.
 #   bootstrap.sh venv DIR      makes a virtual environment with pip in it
 #   bootstrap.sh headers PY    prints the folder of Python.h for the interpreter PY
-#   bootstrap.sh googletest    prints the folder of GoogleTest's sources, or nothing where CMake finds an installed one
+#   bootstrap.sh googletest    prints the folder of GoogleTest's sources, or nothing if CMake finds an installed one
 #   bootstrap.sh googletest-source   prints that folder in any case
 #   bootstrap.sh libfabric     prints the folder of libfabric's headers, which are the same for every processor
 set -euo pipefail
@@ -15,7 +15,7 @@ die() {
   exit 1
 }
 
-# Unpacks a Debian package under build/debian/root; the second argument says who else could give what is missing.
+# Unpacks a Debian package under build/debian/root. The second argument names the package to install instead.
 unpack() {
   local package=$1 instead=$2 apt
   command -v apt-get >/dev/null || die "there is no apt-get here: install $instead and try again."
@@ -48,7 +48,7 @@ headers() {
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     unpack "libpython$version-dev" "python$version-dev"
     include=$debian/root/usr/include/python$version
-    # Debian's pyconfig.h only includes the machine's own, by a path under /usr/include
+    # Debian's pyconfig.h only includes that of the machine's processor, by a path under /usr/include
     cp "$debian"/root/usr/include/*/"python$version/pyconfig.h" "$include/pyconfig.h"
   fi
   echo "$include"
@@ -67,7 +67,7 @@ googletest_source() {
   echo "$debian/root/usr/src/googletest"
 }
 
-# A folder with nothing else in it: /usr/include holds what the cross compiler must not see.
+# Prints a folder with nothing else in it: /usr/include has files that the cross compiler must not see.
 libfabric() {
   local include=$debian/libfabric
   unpack libfabric-dev libfabric-dev

@@ -1,4 +1,4 @@
-"""Check that includes point down: no file includes a header of a layer above its own.
+"""Checks that includes point down: no file includes a header of a layer above its own.
 
 Usage: check_includes.py [ROOT]. Prints FILE:LINE for each include that points up; the exit status is then 1.
 """
@@ -29,12 +29,12 @@ SUFFIXES = {".hpp", ".cpp", ".cuh", ".cu", ".h"}
 
 
 def folder_of(path: Path) -> str | None:
-    """Return the folder of LAYERS that a path, relative to the root, lies in."""
+    """Returns the folder of LAYERS that holds a path, which is relative to the root."""
     return next((str(p) for p in (path, *path.parents) if str(p) in HEIGHT), None)
 
 
 def wrong_includes(root: Path) -> list[str]:
-    """Return a line for each include that points up, or beside within its layer."""
+    """Returns a line for each include that points up, or to another folder of its layer."""
     wrong = []
     files = [path for top in ("include", "src", "bindings") for path in sorted((root / top).rglob("*"))]
     for path in files:
@@ -50,7 +50,7 @@ def wrong_includes(root: Path) -> list[str]:
                 continue
             places = (top / found[1] for top in (own.parent, Path("include"), Path("src")))
             header = next((place for place in places if (root / place).is_file()), None)
-            theirs = folder_of(header) if header else None  # what CMake generates has no place
+            theirs = folder_of(header) if header else None  # headers that CMake generates are not found
             if theirs and theirs != mine and HEIGHT[theirs] >= HEIGHT[mine]:
                 wrong.append(f"{own}:{number}: {mine} must not include {found[1]}, which is not below it.")
     return wrong

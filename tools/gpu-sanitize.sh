@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# compute-sanitizer over every collective, by every algorithm, results checked: ranks in processes, by peer access and
-# through host memory. Where there are fewer GPUs than ranks, these share one.
+# Runs every collective, by every algorithm, under compute-sanitizer, and checks the results. Ranks are processes, with
+# peer access and through host memory. If there are fewer GPUs than ranks, the ranks share one.
 #   gpu-sanitize.sh [TOOL ...]   memcheck racecheck synccheck initcheck, or those named
 # Variables: PYTHON, which has unisono (PYTHONPATH); RANKS (2); LIMIT_S of a run (240).
 set -euo pipefail
@@ -11,7 +11,7 @@ sanitizer=$(command -v compute-sanitizer || compgen -G '/usr/local/cuda*/bin/com
   echo 'gpu-sanitize: there is no compute-sanitizer here: it comes with the CUDA toolkit.' >&2
   exit 2
 }
-# of its two names for the same option, the one that this version has; other libraries' kernels are left out
+# takes the option's name that this version knows; kernels of other libraries are left out
 [[ $("$sanitizer" --help) == *--kernel-name* ]] && filter=--kernel-name || filter=--kernel-regex
 export UNISONO_SHARE_DEVICE=1 UNISONO_TIMEOUT_S=$limit_s UNISONO_CHECK=0
 export PYTHONPATH="$PWD/tests/support:$PWD/tests/contract:${PYTHONPATH:-}"

@@ -1,6 +1,6 @@
-"""Print the requirements that pyproject.toml states for each name given.
+"""Prints the requirements in pyproject.toml for each name on the command line.
 
-A name is `run` (what the package needs), `build` (what its build needs), or an extra or a dependency group.
+A name is `run` (for the package), `build` (for its build), or an extra or a dependency group.
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Print one requirement a line, for `pip install -r`."""
+    """Prints one requirement a line, for `pip install -r`."""
     data = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     project = data["project"]
     tables = project["optional-dependencies"] | data["dependency-groups"] | {"run": project["dependencies"]}

@@ -61,7 +61,7 @@ class Handle {
   bool keep_ = false;
 };
 
-// What MpiTransport needs of MPI.
+// MPI's functions for MpiTransport.
 struct Api {
   using Request = MPI_Request;
   using Status = MPI_Status;

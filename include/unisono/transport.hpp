@@ -1,4 +1,4 @@
-// What carries messages between ranks of different nodes.
+// Transports, which carry messages between ranks of different nodes.
 #pragma once
 
 #include <cstddef>
@@ -27,12 +27,12 @@ struct Incoming {
   int from;
 };
 
-// What a transport throws when a message to or from a rank fails.
+// The error of a transport if a message to or from a rank fails.
 class UNISONO_API TransportError : public std::runtime_error {
  public:
   // The peer is lost, or the library has failed. why: the library's own words.
   TransportError(int peer, const std::string& why) : std::runtime_error(why), peer_(peer) {}
-  // The peer's message has another length than the receive. sent: nothing where the library does not say.
+  // The peer's message has another length than the receive. sent: nothing if the library does not say.
   TransportError(int peer, std::optional<std::size_t> sent, std::size_t expected)
       : std::runtime_error("a message has another length"),
         peer_(peer),

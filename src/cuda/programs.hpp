@@ -7,7 +7,7 @@
 
 namespace unisono::cuda {
 
-// A kernel for cudaLaunchKernel. Its one parameter is a Launch. Blocks are whole warps, to kMaxThreads threads.
+// A kernel for cudaLaunchKernel, with a Launch as its one parameter. A block: whole warps, to kMaxThreads.
 using Kernel = void (*)(Launch);
 
 // Returns the kernel that runs a call, or null if the collective has no such algorithm. Algorithms over

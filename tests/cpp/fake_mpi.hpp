@@ -1,4 +1,4 @@
-// An MPI between threads of one process: what MpiTransport needs of one, with the errors of a real one.
+// An MPI between threads of one process: MpiTransport's Api, with the errors of a real MPI.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct FakeMpi {
   bool copies = true;  // false: memory stays untouched
   int calls = 0;       // of all functions except running()
   int abandoned = 0;   // calls of abandon()
-  // Returns the error of a call on a rank; empty: none.
+  // Returns the error of a call on a rank. Empty: no call fails.
   std::function<int(const std::string& function, int rank, int peer)> fails;
 
   int begin(Operation::Kind kind, int rank, int peer, int tag, void* data, int bytes, int* request) {
@@ -89,15 +89,15 @@ struct FakeApi {
   int irecv(void* data, int bytes, int from, int tag, Request* request) const {
     return mpi->begin(FakeMpi::Operation::Kind::receive, rank, from, tag, data, bytes, request);
   }
-  int test(Request* request, int* over, Status* status) const {
+  int test(Request* request, int* flag, Status* status) const {
     const std::scoped_lock lock(mpi->mutex);
-    *over = 1;
+    *flag = 1;
     *status = {};
     const auto found = mpi->requests.find(*request);
     if (found == mpi->requests.end()) return FakeMpi::kSuccess;  // complete, and nothing to say, as in MPI
     const FakeMpi::Operation& operation = *found->second;
     if (const int code = mpi->failure("test", rank, operation.peer)) return code;
-    *over = operation.complete;
+    *flag = operation.complete;
     if (!operation.complete) return FakeMpi::kSuccess;
     *status = {operation.received};
     const bool truncated = operation.truncated;
@@ -109,9 +109,9 @@ struct FakeApi {
     *bytes = status->bytes;
     return FakeMpi::kSuccess;
   }
-  int probe_any(int tag, int* there) const {
+  int probe_any(int tag, int* flag) const {
     const std::scoped_lock lock(mpi->mutex);
-    *there = sender(tag).has_value();
+    *flag = sender(tag).has_value();
     return mpi->failure("probe_any", rank, -1);
   }
   int recv_from_any(void* data, int bytes, int tag) const {

@@ -1,5 +1,5 @@
-// A NCCL among threads of a process, over host memory: a call of a group waits for its messages. If the test
-// has asked for it, it fails, or waits for ever until it is aborted.
+// A stand-in for NCCL among threads of a process, over host memory: the end of a group waits for its
+// messages. A call fails if the test has asked for that, or waits until it is aborted.
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -34,13 +34,13 @@ struct Operation {
 std::mutex& mutex = *new std::mutex;
 std::condition_variable& changed = *new std::condition_variable;
 std::string wanted;
-std::deque<Comm>& comms = *new std::deque<Comm>;  // they stay when they are aborted: a thread may be within
+std::deque<Comm>& comms = *new std::deque<Comm>;  // kept when aborted: a thread may still use one
 int jobs = 0, aborts = 0;
 std::map<int, int>& joined = *new std::map<int, int>;                          // ranks of each job
 std::map<std::tuple<int, int, int>, std::vector<std::vector<char>>> messages;  // by job, sender, receiver
 thread_local std::vector<Operation> group;
 
-// Waits for done(), under the lock; returns an error once the communicator is aborted.
+// Waits for done(), which is called under the lock. Returns an error once the communicator is aborted.
 template <class Done>
 int wait_for(std::unique_lock<std::mutex>& lock, const Comm* comm, const Done& done) {
   changed.wait(lock, [&] { return comm->aborted || done(); });

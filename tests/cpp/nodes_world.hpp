@@ -1,4 +1,4 @@
-// The ranks of several nodes as threads of the test's process, over a transport of threads.
+// The ranks of several nodes as threads of the test's process, over a transport between threads.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 namespace unisono::test {
 
 // Runs `body` on a thread for each letter of `layout`, which names the rank's node. fails: see
-// ThreadTransport. transport: makes a rank's transport in place of a ThreadTransport.
+// ThreadTransport. transport: returns a rank's transport, which replaces the ThreadTransport.
 using Body = std::function<void(Communicator::Impl&)>;
 struct World {
   std::string layout;

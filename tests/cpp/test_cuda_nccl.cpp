@@ -1,5 +1,5 @@
-// The transport over NCCL on a GPU: two processes share one, and NCCL takes them for hosts of their own.
-// Skipped where there is no GPU or no NCCL. The test's own process leaves CUDA alone, since it forks.
+// Tests the transport over NCCL on a GPU. Two processes share the GPU, and NCCL takes them for different
+// hosts. Skipped without a GPU or NCCL. The test's own process leaves CUDA alone, since it forks.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -26,7 +26,7 @@ using test::text_of;
 
 constexpr int kSkipped = 77;
 
-// The bootstrap of two processes, over a pipe each way.
+// The bootstrap of two processes, over a pipe in each direction.
 class Pair final : public Bootstrap {
  public:
   Pair(int rank, test::Pipe& out, test::Pipe& in) : rank_(rank), out_(out), in_(in) {}
@@ -41,7 +41,7 @@ class Pair final : public Bootstrap {
     if (rank_ == 1) std::swap(all[0], all[1]);
     return all;
   }
-  // Returns when both ranks have called it.
+  // Returns once both ranks have called it.
   void meet() { all_gather("met"); }
 
  private:
@@ -83,14 +83,14 @@ struct Rank {
   void write(byte* at, const Bytes& host) {
     check(cudaMemcpy(at, host.data(), host.size(), cudaMemcpyHostToDevice), "a test's copy");
     check(cudaDeviceSynchronize(),
-          "a test's copy");  // it may still be under way, and other streams do not wait
+          "a test's copy");  // the copy may still be under way, and other streams do not wait for it
   }
   Bytes get(const byte* at, std::size_t bytes) {
     Bytes host(bytes);
     check(cudaMemcpy(host.data(), at, bytes, cudaMemcpyDeviceToHost), "a test's copy");
     return host;
   }
-  // A call that exchanges `bytes` bytes with the other rank.
+  // Makes a call that exchanges `bytes` bytes with the other rank.
   void swap(const byte* from, byte* to, std::size_t bytes) {
     const int peer = 1 - bootstrap.rank();
     const Outgoing out{from, bytes, peer};
@@ -121,7 +121,7 @@ int in_a_process(const std::function<void()>& body) {
   return testing::Test::HasFailure() ? 1 : 0;
 }
 
-// Runs body(rank, its transport and space) in two processes. Returns kSkipped if they cannot.
+// Runs body(rank, transport and space) in two processes. Returns kSkipped without a GPU or NCCL.
 int on_two_ranks(double timeout_s, const std::function<void(int, Rank&)>& body) {
   test::Pipe up, down;
   auto rank = [&](int r) {
@@ -171,7 +171,7 @@ TEST(CudaNccl, CarriesEveryMessageOfAnExchange) {
 
 constexpr std::size_t kCount = 300'001;  // elements of f32
 
-// The other's numbers into scratch, then the sum of both in rank order.
+// Receives the other rank's numbers into scratch, then sums both in rank order.
 void sum(int me, Rank& rank, const byte* mine, byte* out) {
   rank.space->begin(rank.stream);
   byte* const come = rank.space->scratch(Scratch::landed, 0, kCount * sizeof(float));
@@ -229,7 +229,8 @@ TEST(CudaNccl, AGraphOfACallRunsOnFreshData) {
   UNISONO_SKIP_WITHOUT_GPU(status);
 }
 
-// Also who waits for its stream by CUDA alone comes back, whether NCCL has made its connections or not.
+// A rank that waits for its stream by CUDA alone comes back too, whether or not NCCL has made its
+// connections.
 TEST(CudaNccl, APeerThatStaysAway) {
   for (const bool connected : {true, false}) {
     const int status = on_two_ranks(3, [&](int me, Rank& rank) {
@@ -267,7 +268,7 @@ TEST(CudaNccl, SynchronizeEndsByTheDeadline) {
   UNISONO_SKIP_WITHOUT_GPU(status);
 }
 
-TEST(CudaNccl, CloseLetsWhatIsUnderWayEnd) {
+TEST(CudaNccl, CloseWaitsForExchangesUnderWay) {
   const int status = on_two_ranks(60, [](int me, Rank& rank) {
     const Bytes mine(std::size_t{64} << 20, static_cast<byte>(1 + me));
     byte *const from = rank.put(mine), *const to = rank.put(Bytes(mine.size()));

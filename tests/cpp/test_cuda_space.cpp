@@ -1,4 +1,4 @@
-// Scratch, copies and the order of calls on a GPU. Skipped where there is no GPU.
+// Tests scratch, copies and the order of calls on a GPU. Skipped without a GPU.
 #include "gpu.hpp"
 
 namespace unisono::cuda {
@@ -69,7 +69,7 @@ TEST_F(Gpu, AGraphKeepsItsScratch) {
   cudaGraphExecDestroy(graph);
 }
 
-// Also in a capture that forbids what may end it.
+// Scratch grows even in a capture mode that forbids allocations.
 TEST_F(Gpu, ScratchGrowsWithinACapture) {
   const Bytes a = test::random_bytes(4 * kMiB, 1), b = test::random_bytes(4 * kMiB, 2);
   const DeviceBytes input(a), out(a.size());
@@ -89,7 +89,7 @@ TEST_F(Gpu, ScratchGrowsWithinACapture) {
   cudaGraphExecDestroy(graph);
 }
 
-// The later one waits for the earlier one, whose stream is still busy.
+// The later call waits for the earlier one, whose stream is still busy.
 TEST_F(Gpu, CallsOnTwoStreamsShareTheirScratch) {
   constexpr std::size_t kSize = 4096;
   const DeviceBytes seen(kSize), after(kSize);

@@ -1,4 +1,4 @@
-// Sums on a GPU have the bits of the host's kernels. Skipped where there is no GPU.
+// Tests that sums on a GPU have the bits of the host's kernels. Skipped without a GPU.
 #include <cmath>
 #include <random>
 #include <string>
@@ -20,7 +20,7 @@ class Sums : public Gpu, public testing::WithParamInterface<std::tuple<int, int>
   const std::size_t size = size_of(dtype);
   const std::size_t wide_size = host::kernels().wide_bytes[static_cast<int>(dtype)];
 
-  // The dtype that compares wide elements: only floats have NaNs.
+  // Returns the dtype in which wide elements are compared: only floats have NaNs.
   DType wide_dtype() const {
     if (dtype == DType::f64) return DType::f64;
     const bool real = dtype == DType::f32 || test::format_of(dtype);
@@ -28,7 +28,7 @@ class Sums : public Gpu, public testing::WithParamInterface<std::tuple<int, int>
     return wide_size == 8 ? DType::i64 : DType::i32;
   }
 
-  // Random bits, or numbers of which several can be combined before they overflow.
+  // Returns random bits if `wild`, else numbers that can be combined several times before they overflow.
   Bytes numbers(std::size_t count, bool wild, std::uint64_t seed) const {
     Bytes made = test::random_bytes(count * size, seed);
     if (wild) return made;
@@ -91,14 +91,14 @@ TEST_P(Sums, HaveTheHostsBits) {
                               (count + static_cast<std::size_t>(n)) % 2 == 0);
 }
 
-TEST_P(Sums, GoRoundTheGrid) {
+TEST_P(Sums, LargerThanTheGrid) {
   const std::size_t count = (std::size_t{8} << 20) / size + 3;  // more words of 16 bytes than threads
   for (const std::size_t offset : {0, 1})
     for (const bool with_prior : {false, true})
       for (const int ranks : {0, 3}) expect_hosts_bits(count, 2, offset, with_prior, ranks, with_prior);
 }
 
-TEST_P(Sums, OfAPriorAloneAreFinished) {
+TEST_P(Sums, FinishAPriorWithoutSources) {
   for (const int ranks : {0, 5}) expect_hosts_bits(1003, 0, 0, true, ranks, false);
 }
 
@@ -139,7 +139,7 @@ class QuantisedSums : public Gpu, public testing::WithParamInterface<std::tuple<
     host::kernels().requantise[static_cast<int>(dtype)][static_cast<int>(as)](
         &to, 1, sources.data(), static_cast<int>(sources.size()), plain, op == Op::avg, count);
   }
-  // Numbers of all magnitudes, a few of them infinite or NaN.
+  // Returns numbers of all magnitudes, a few of them infinite or NaN.
   Bytes elements(std::size_t count, std::uint64_t seed) const {
     std::mt19937_64 random(seed);
     Bytes made(count * size);
@@ -159,7 +159,7 @@ class QuantisedSums : public Gpu, public testing::WithParamInterface<std::tuple<
     on_the_host(coded.data(), {from.data()}, {.src = 0}, Op::sum, count);
     return coded;
   }
-  // Codes of a block that is no number mean nothing.
+  // Compares scales and codes. The codes of a NaN block mean nothing, and may differ.
   void expect_same_codes(const Bytes& got, const Bytes& expected, std::size_t count,
                          const std::string& what) {
     const std::size_t blocks = wire::blocks_of(count), scales = blocks * wire::kBlock;
@@ -223,7 +223,7 @@ TEST_P(QuantisedSums, HaveTheHostsBytes) {
       }
 }
 
-TEST_F(Gpu, RefusesWhatItsKernelsCannotTake) {
+TEST_F(Gpu, RefusesSumsWithoutAKernel) {
   const DeviceBytes data(4096);
   const std::vector<const byte*> odd{data.at() + 2};
   const std::vector<const byte*> many(kManySources + 1, data.at());

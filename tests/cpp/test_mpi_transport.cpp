@@ -1,4 +1,4 @@
-// The transport over MPI, against a fake MPI between threads that truncates, fails and ends.
+// Tests the transport over MPI, against a fake MPI between threads that truncates, fails and ends.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -36,8 +36,8 @@ class MpiTransports : public testing::Test {
     return rank(to).exchange({}, {&one, 1});
   }
   void fail_in(const std::string& function, int peer) {
-    mpi_->fails = [=](const std::string& called, int, int of) {
-      return called == function && of == peer ? FakeMpi::kFailed : FakeMpi::kSuccess;
+    mpi_->fails = [=](const std::string& called, int, int called_for) {
+      return called == function && called_for == peer ? FakeMpi::kFailed : FakeMpi::kSuccess;
     };
   }
 
@@ -92,7 +92,7 @@ TEST_F(MpiTransports, CutsMessagesPastAGibibyte) {
   ::munmap(memory, kBytes);
 }
 
-// The peers that are late are named. What has come meanwhile stays as it is.
+// Only late peers are open. Messages that have arrived in the meantime stay as they are.
 TEST_F(MpiTransports, NamesPeersThatAreOpen) {
   Bytes from_1(10), from_2(20);
   const Bytes to_1(5);
@@ -101,9 +101,9 @@ TEST_F(MpiTransports, NamesPeersThatAreOpen) {
   const auto pending = rank(0).exchange({&out, 1}, in);
   EXPECT_FALSE(pending->test());
   EXPECT_EQ(pending->open(), (std::vector{1, 2}));
-  Bytes taken(5);
+  Bytes received(5);
   const Bytes data_1 = random_bytes(10, 1), data_2 = random_bytes(20, 2);
-  const auto s1 = send(1, 0, data_1), r1 = receive(1, 0, taken);
+  const auto s1 = send(1, 0, data_1), r1 = receive(1, 0, received);
   EXPECT_EQ(pending->open(), std::vector{2});
   EXPECT_FALSE(pending->test());
   EXPECT_EQ(pending->open(), std::vector{2});
@@ -118,7 +118,7 @@ TEST_F(MpiTransports, LengthsThatDiffer) {
   Bytes shorter(30), longer(50);
   const auto first = send(1, 0, data), second = send(1, 0, data);
   const auto truncated = receive(0, 1, shorter), less = receive(0, 1, longer);
-  EXPECT_EQ(truncated->open(), std::vector{1}) << "asked for, an error waits for test";
+  EXPECT_EQ(truncated->open(), std::vector{1}) << "open() leaves an error to test()";
   TransportError error = error_of([&] { truncated->test(); });
   EXPECT_TRUE(error.other_length());
   EXPECT_EQ(error.peer(), 1);
@@ -148,7 +148,7 @@ TEST_F(MpiTransports, CallsThatFail) {
   EXPECT_EQ(error_of([&] { pending->test(); }).peer(), 2);
 }
 
-// MPI may write to a request, and to a message, after nobody waits for them any more.
+// MPI may still write to a request, and to a message, that nobody waits for.
 TEST_F(MpiTransports, AbandonedExchanges) {
   Bytes landing(40);
   receive(0, 1, landing).reset();

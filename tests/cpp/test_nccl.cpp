@@ -1,6 +1,5 @@
-// The transport over NCCL without a GPU: what it asks of NCCL, its deadlines and its errors. Ranks are
-// threads; a NCCL of the test's (faulty_nccl.cpp) carries their messages. test_cuda_nccl.cpp has the real
-// one.
+// Tests the transport over NCCL without a GPU: its calls of NCCL, deadlines and errors. Ranks are threads,
+// and a stand-in for NCCL (faulty_nccl.cpp) carries their messages. test_cuda_nccl.cpp uses the real NCCL.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +24,7 @@ using test::text_of;
 
 const int chosen = ::setenv("UNISONO_NCCL", FAULTY_NCCL, 1);  // before anything asks for NCCL
 
-// Host memory whose stream runs nothing by itself: a mark is reached when the test says so.
+// Host memory with a stream that runs nothing by itself: a mark is reached when the test sets `done`.
 class SlowSpace final : public GpuSpace {
  public:
   std::atomic<bool> done = true, captures = false;
@@ -41,7 +40,8 @@ class SlowSpace final : public GpuSpace {
   bool captured() const override { return captures; }
   bool idle(void*) const override { return done; }
   std::shared_ptr<void> enter_thread() const override { return {}; }
-  // The point before an exchange is always reached, the one behind it when all is done.
+  // Returns a mark before an exchange, which is always reached, or the one behind it, reached when all is
+  // done.
   std::unique_ptr<Mark> mark() override {
     class Point final : public Mark {
      public:
@@ -69,34 +69,34 @@ struct Rank {
   NcclTransport transport;
 };
 
-// A bootstrap whose only other rank says what the test wants.
+// A bootstrap of two ranks, in which the test supplies the data of the other one.
 class Alone final : public Bootstrap {
  public:
-  explicit Alone(std::string said) : said_(std::move(said)) {}
+  explicit Alone(std::string other) : other_(std::move(other)) {}
   int rank() const override { return 0; }
   int size() const override { return 2; }
-  std::vector<std::string> all_gather(const std::string& data) override { return {data, said_}; }
+  std::vector<std::string> all_gather(const std::string& data) override { return {data, other_}; }
 
  private:
-  std::string said_;
+  std::string other_;
 };
 
-// Returns 0 if the error is the one expected. In a process of its own, and before any other test: a process
-// reads its environment and opens NCCL once.
+// Returns 0 if the error is the expected one. Requires a process of its own, before any other test: a process
+// reads its environment and opens NCCL only once.
 int without_nccl(const std::string& file, const std::string& expected) {
   ::setenv("UNISONO_NCCL", file.c_str(), 1);
   Alone alone("ready");
   try {
     const Rank rank(alone, 60);
   } catch (const UsageError& error) {
-    const bool said = has(error.what(), "rank 0 (node 0)") && has(error.what(), expected);
-    if (!said) std::fprintf(stderr, "%s\n", error.what());
-    return said ? 0 : 1;
+    const bool matches = has(error.what(), "rank 0 (node 0)") && has(error.what(), expected);
+    if (!matches) std::fprintf(stderr, "%s\n", error.what());
+    return matches ? 0 : 1;
   }
   return 2;
 }
 
-TEST(NcclLibrary, ThatIsNotThereOrTooOldSaysSo) {
+TEST(NcclLibrary, AbsentOrTooOld) {
   const char* const absent = "/nonexistent/libnccl.so.2";
   EXPECT_EQ(test::Child([&] { return without_nccl(absent, "name the file in UNISONO_NCCL"); }).wait(), 0);
   EXPECT_EQ(test::Child([&] { return without_nccl("libdl.so.2", "has no ncclGetUniqueId"); }).wait(), 0);
@@ -113,7 +113,7 @@ class Nccl : public testing::Test {
   }
   void TearDown() override { ask(""); }
 
-  // Runs body(rank, its transport and space) on every rank.
+  // Runs body(rank, transport and space) on every rank.
   void on_ranks(int size, double timeout_s, const std::function<void(int, Rank&)>& body) {
     const auto bootstraps = thread_bootstraps(size, std::chrono::seconds(60));
     std::vector<std::thread> threads;
@@ -158,7 +158,8 @@ TEST_F(Nccl, CarriesEveryMessageOfAnExchange) {
   });
 }
 
-// Waits for a message of rank 1's, which does not come; returns what the thread inside NCCL is told.
+// Waits for a message from rank 1, which never comes. Returns the text of the error that ends the wait in
+// NCCL.
 template <class E>
 std::string text_of_receive(Rank& rank) {
   char got = 0;
@@ -170,7 +171,7 @@ TEST_F(Nccl, APeerThatStaysAwayEndsTheCallThatWaitsInNccl) {
   std::latch over(1);
   on_ranks(2, 0.3, [&](int me, Rank& rank) {
     if (me == 1) return over.wait();
-    for (int i = 0; i < 2; ++i) {  // and each that follows
+    for (int i = 0; i < 2; ++i) {  // later calls too
       const std::string text = text_of_receive<TimeoutError>(rank);
       EXPECT_TRUE(has(text, "rank 0 (node 0) has waited 0.3 s on its GPU for rank 1 (node 1)")) << text;
     }
@@ -179,14 +180,14 @@ TEST_F(Nccl, APeerThatStaysAwayEndsTheCallThatWaitsInNccl) {
   });
 }
 
-// Begins an exchange, which the other rank does not take up.
+// Begins an exchange that the other rank does not take part in.
 void send_to(Rank& rank, int peer) {
   static const char kByte = 1;
   const Outgoing one{&kByte, 1, peer};
   rank.transport.exchange({&one, 1}, {});
 }
 
-TEST_F(Nccl, PastTheDeadlineNcclIsAbortedThoughNobodyCalls) {
+TEST_F(Nccl, TheDeadlineAbortsNcclEvenBetweenCalls) {
   std::latch over(1);
   on_ranks(2, 0.3, [&](int me, Rank& rank) {
     if (me == 1) return over.wait();
@@ -201,7 +202,7 @@ TEST_F(Nccl, PastTheDeadlineNcclIsAbortedThoughNobodyCalls) {
   });
 }
 
-TEST_F(Nccl, WhatAGraphHasCapturedIsNotWatched) {
+TEST_F(Nccl, CapturedExchangesAreNotWatched) {
   std::latch over(1);
   on_ranks(2, 0.1, [&](int me, Rank& rank) {
     if (me == 1) return over.wait();
@@ -220,7 +221,7 @@ TEST_F(Nccl, SynchronizeEndsByTheDeadline) {
   std::latch over(1);
   on_ranks(2, 0.3, [&](int me, Rank& rank) {
     if (me == 1) return over.wait();
-    rank.space.captures = true;  // the watcher does not come first
+    rank.space.captures = true;  // keeps the watcher from ending the exchange first
     send_to(rank, 1);
     rank.space.done = false;
     const std::string text = text_of<TimeoutError>([&] { rank.transport.synchronize(nullptr); });
@@ -229,7 +230,7 @@ TEST_F(Nccl, SynchronizeEndsByTheDeadline) {
   });
 }
 
-TEST_F(Nccl, CloseLetsWhatIsUnderWayEnd) {
+TEST_F(Nccl, CloseWaitsForExchangesUnderWay) {
   std::latch over(1);
   on_ranks(2, 60, [&](int me, Rank& rank) {
     if (me == 1) return over.wait();
@@ -275,7 +276,7 @@ TEST_F(Nccl, AFailedNodeEndsWaits) {
   failed = true;
   rank.space.done = false;
   EXPECT_EQ(text_of<PeerLostError>([&] { rank.transport.synchronize(nullptr); }), "rank 2 has died");
-  rank.transport.close();  // without a wait for what is under way
+  rank.transport.close();  // does not wait for the exchange under way
 }
 
 TEST_F(Nccl, AForkedChildLeavesNcclToItsParent) {
@@ -297,7 +298,7 @@ TEST_F(Nccl, AForkedChildLeavesNcclToItsParent) {
   });
 }
 
-TEST_F(Nccl, ItsErrorsComeWithItsOwnWords) {
+TEST_F(Nccl, ErrorsHaveNcclsOwnWords) {
   on_ranks(2, 60, [this](int me, Rank& rank) {
     if (me == 1) return;
     ask("send");
@@ -312,7 +313,7 @@ TEST_F(Nccl, ItsErrorsComeWithItsOwnWords) {
     text = text_of<PeerLostError>([&] { send_to(rank, 1); });
     EXPECT_TRUE(has(text, "remote process exited")) << text;
     ask("");
-    send_to(rank, 1);  // its group has been closed
+    send_to(rank, 1);  // the group of the failed call has been closed
   });
 }
 

@@ -1,4 +1,5 @@
-// Collectives across nodes over a transport of threads: every layout and algorithm, against a reference.
+// Tests collectives across nodes, over a transport between threads: every layout and algorithm against a
+// reference.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,11 +17,11 @@ TEST_P(Layout, Moves) {
     const int n = comm.size(), me = comm.rank();
     for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{37}, std::size_t{70000}}) {
       const auto all = count * static_cast<std::size_t>(n);
-      std::vector<Bytes> given;
-      for (int r = 0; r < n; ++r) given.push_back(rank_bytes(r, all));
-      const Bytes& mine = given[static_cast<std::size_t>(me)];
-      auto block = [&](const Bytes& of, int index) {
-        return of.data() + count * static_cast<std::size_t>(index);
+      std::vector<Bytes> inputs;
+      for (int r = 0; r < n; ++r) inputs.push_back(rank_bytes(r, all));
+      const Bytes& mine = inputs[static_cast<std::size_t>(me)];
+      auto block = [&](const Bytes& all_blocks, int index) {
+        return all_blocks.data() + count * static_cast<std::size_t>(index);
       };
       auto same = [&](const byte* a, const byte* b, std::size_t bytes, const char* what) {
         EXPECT_TRUE(bytes == 0 || std::memcmp(a, b, bytes) == 0)
@@ -30,18 +31,18 @@ TEST_P(Layout, Moves) {
       comm.run(request(comm, Collective::all_gather,
                        {.in = mine.data(), .out = out.data(), .count = count, .dtype = DType::u8}));
       for (int r = 0; r < n; ++r)
-        same(block(out, r), given[static_cast<std::size_t>(r)].data(), count, "all_gather");
+        same(block(out, r), inputs[static_cast<std::size_t>(r)].data(), count, "all_gather");
       for (const bool in_place : {false, true}) {
         Bytes x = mine, y(all + 1);
         byte* to = in_place ? x.data() : y.data();
         comm.run(request(comm, Collective::all_to_all,
                          {.in = x.data(), .out = to, .count = count, .dtype = DType::u8}));
         for (int r = 0; r < n; ++r)
-          same(to + count * static_cast<std::size_t>(r), block(given[static_cast<std::size_t>(r)], me), count,
-               "all_to_all");
+          same(to + count * static_cast<std::size_t>(r), block(inputs[static_cast<std::size_t>(r)], me),
+               count, "all_to_all");
       }
       for (int root = 0; root < n; ++root) {
-        const Bytes& at_root = given[static_cast<std::size_t>(root)];
+        const Bytes& at_root = inputs[static_cast<std::size_t>(root)];
         Call call{.in = mine.data(), .out = out.data(), .count = count, .dtype = DType::u8, .root = root};
         comm.run(request(comm, Collective::broadcast, call));
         same(out.data(), at_root.data(), count, "broadcast");
@@ -49,7 +50,7 @@ TEST_P(Layout, Moves) {
         same(out.data(), block(at_root, me), count, "scatter");
         comm.run(request(comm, Collective::gather, call));
         for (int r = 0; me == root && r < n; ++r)
-          same(block(out, r), given[static_cast<std::size_t>(r)].data(), count, "gather");
+          same(block(out, r), inputs[static_cast<std::size_t>(r)].data(), count, "gather");
       }
       // parts of all lengths, some of them empty
       std::vector<std::size_t> sends, receives;
@@ -66,14 +67,14 @@ TEST_P(Layout, Moves) {
         std::size_t from = 0;
         for (int q = 0; q < me; ++q) from += static_cast<std::size_t>((r * 3 + q * 5) % 4) * count / 3;
         const std::size_t length = receives[static_cast<std::size_t>(r)];
-        const Bytes its = rank_bytes(r, from + length);
-        same(y.data() + at, its.data() + from, length, "all_to_all_v");
+        const Bytes sent = rank_bytes(r, from + length);
+        same(y.data() + at, sent.data() + from, length, "all_to_all_v");
         at += length;
       }
       const int ahead = (me + 1) % n, behind = (me + n - 1) % n;
       const Call ring{.in = mine.data(), .out = out.data(), .count = count, .dtype = DType::u8};
       comm.run_pair({Collective::send_recv, ring, me, n, ahead, behind}, ahead, behind);
-      same(out.data(), given[static_cast<std::size_t>(behind)].data(), count, "send_recv");
+      same(out.data(), inputs[static_cast<std::size_t>(behind)].data(), count, "send_recv");
       comm.barrier();
     }
   });
@@ -98,10 +99,10 @@ TEST_P(Layout, Sums) {
                                     {DType::f8e4m3, Op::sum}}) {
       for (const std::size_t count : {std::size_t{1}, std::size_t{33}, std::size_t{1001}}) {
         const std::size_t bytes = count * size_of(dtype), all = bytes * static_cast<std::size_t>(n);
-        std::vector<Bytes> given;
+        std::vector<Bytes> inputs;
         std::vector<const byte*> sources;
-        for (int r = 0; r < n; ++r) given.push_back(rank_bytes(r, all));
-        for (const Bytes& one : given) sources.push_back(one.data());
+        for (int r = 0; r < n; ++r) inputs.push_back(rank_bytes(r, all));
+        for (const Bytes& one : inputs) sources.push_back(one.data());
         const Bytes whole = reduced(dtype, op, sources, count * static_cast<std::size_t>(n));
         auto right = [&, d = dtype](const byte* got, const byte* expected, const char* what,
                                     std::string_view how) {
@@ -112,14 +113,14 @@ TEST_P(Layout, Sums) {
         if (uniform) ways.push_back("chain");
         for (const std::string_view how : ways) {
           for (const bool in_place : {false, true}) {
-            Bytes x = given[static_cast<std::size_t>(me)], y(all);
+            Bytes x = inputs[static_cast<std::size_t>(me)], y(all);
             byte* to = in_place ? x.data() : y.data();
             comm.run(request(
                 comm, Collective::all_reduce,
                 {.in = x.data(), .out = to, .count = count, .dtype = dtype, .op = op, .algorithm = how}));
             right(to, whole.data(), "all_reduce", how);
             for (int root = 0; root < n; ++root) {
-              Bytes z = given[static_cast<std::size_t>(me)];
+              Bytes z = inputs[static_cast<std::size_t>(me)];
               byte* at = in_place ? z.data() : y.data();
               comm.run(request(comm, Collective::reduce,
                                {.in = z.data(),
@@ -130,10 +131,10 @@ TEST_P(Layout, Sums) {
                                 .root = root,
                                 .algorithm = how}));
               if (me == root) right(at, whole.data(), "reduce", how);
-              else EXPECT_EQ(z, given[static_cast<std::size_t>(me)]) << "reduce has changed an input";
+              else EXPECT_EQ(z, inputs[static_cast<std::size_t>(me)]) << "reduce has changed an input";
             }
             if (how == "one_shot") continue;
-            Bytes z = given[static_cast<std::size_t>(me)];
+            Bytes z = inputs[static_cast<std::size_t>(me)];
             byte* at = in_place ? z.data() + bytes * static_cast<std::size_t>(me) : y.data();
             comm.run(request(
                 comm, Collective::reduce_scatter,
@@ -146,7 +147,7 @@ TEST_P(Layout, Sums) {
   });
 }
 
-// Quantised sums have the bits of one node.
+// Quantised sums across nodes have the bits of those on one node.
 TEST_P(Layout, QuantisedSums) {
   const std::string layout = GetParam();
   constexpr std::size_t kCount = 5003;
@@ -176,7 +177,7 @@ TEST_P(Layout, QuantisedSums) {
   }
 }
 
-// Long enough for the chain of nodes, with an end that no rail shares.
+// Broadcasts inputs that are long enough for the chain of nodes, with an end that no rail shares.
 TEST(NodesBroadcast, AlongTheChain) {
   constexpr std::size_t kBytes = (std::size_t{3} << 20) + 7;
   const Bytes input = rank_bytes(0, kBytes);
@@ -193,7 +194,7 @@ TEST(NodesBroadcast, AlongTheChain) {
               << layout << " from " << root << (in_place ? " in place" : "") << " on rank " << comm.rank();
         }
     });
-    // At once, the root has one exchange and a rank of each other node one.
+    // Without a chain, the root has one exchange, and one rank of every other node has one.
     const int calls = 2 * static_cast<int>(layout.size()), nodes = layout.back() - 'a' + 1;
     if (layout == "abb" || layout == "ab") EXPECT_EQ(world.post->exchanges, calls * nodes) << layout;
     else EXPECT_GT(world.post->exchanges, calls * nodes * 4) << layout;

@@ -1,4 +1,4 @@
-// Failures across nodes: transports that fail, peers that are late or differ, and calls out of turn.
+// Tests failures across nodes: transports that fail, peers that are late or differ, and calls out of turn.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,8 +19,8 @@ constexpr std::size_t kChained = 1100 * 1000;  // bytes of a broadcast along the
 
 using Operation = std::function<void(Communicator::Impl&)>;
 
-// Buffers of calls that may fail. A peer may still finish a direct write into one when its own rank has heard
-// of the failure: all are kept until every rank has ended.
+// Buffers of calls that may fail. A peer may still finish a direct write into one after the buffer's rank has
+// heard of the failure. All are therefore kept until every rank has ended.
 class Kept {
  public:
   Bytes& make(std::size_t bytes) {
@@ -63,7 +63,7 @@ Operation parts(bool batch, const std::function<std::size_t(int from, int to)>& 
       sent.push_back(count(me, r));
       received.push_back(me == r ? sent.back() : count(r, me));
     }
-    // One byte more each: a part of a batch has an address also if it is empty.
+    // one more byte each: even an empty part of a batch needs an address
     const auto total = [n](const std::vector<std::size_t>& all) {
       return std::accumulate(all.begin(), all.end(), static_cast<std::size_t>(n));
     };
@@ -115,8 +115,8 @@ Ended end_of(const std::function<void()>& call) {
   return {};
 }
 
-// Runs `operation(comm)` on every rank, and then barriers. Returns each rank's error, in rank order. A rank
-// may complete its part of the first call before a peer fails; its barrier cannot.
+// Runs `operation(comm)` on every rank, and then a barrier. Returns each rank's error, in rank order. A rank
+// may complete its part of the first call before a peer fails, but not the barrier.
 std::vector<Ended> ends_of(const World& world, const Operation& operation) {
   std::vector<Ended> ends(world.layout.size());
   Kept of_all;
@@ -151,7 +151,7 @@ std::string who(const std::string& layout, int rank) {
          std::to_string(letters.find(layout[static_cast<std::size_t>(rank)])) + ")";
 }
 
-// Runs the tasks on a few threads: each one waits, most of the time.
+// Runs the tasks on several threads, since each task waits most of the time.
 void at_once(const std::vector<std::function<void()>>& tasks) {
   std::atomic<std::size_t> next = 0;
   std::vector<std::jthread> threads;
@@ -194,7 +194,7 @@ std::vector<Named> operations() {
   };
 }
 
-// The k-th exchange of one rank fails.
+// Makes the k-th exchange of one rank fail, and expects the same error on every rank.
 void expect_lost(const std::string& layout, const Named& operation, int victim, int k, bool breaks) {
   const int n = static_cast<int>(layout.size());
   int peer = victim;
@@ -239,7 +239,7 @@ TEST_P(Faults, EachExchangeOfEachRank) {
 
 INSTANTIATE_TEST_SUITE_P(Nodes, Faults, testing::Values("ab", "abc", "aabb", "abab", "abb"));
 
-// An exception of the user's own transport passes through, and closes that rank.
+// An exception of a user's own transport passes through the call, and closes that rank's communicator.
 TEST(NodesFaults, AnotherException) {
   for (const std::string layout : {"ab", "aabb"}) {
     auto fail = [](int rank, int) {
@@ -283,7 +283,7 @@ TEST(NodesFaults, LengthsThatDiffer) {
   }
 }
 
-// The late rank is named, and no other; it then raises the same.
+// Every rank, the late one included, raises the same error, which names the late rank alone.
 TEST(NodesFaults, APeerThatIsLate) {
   for (const std::string layout : {"ab", "abc", "aabb"}) {
     const int n = static_cast<int>(layout.size()), late = n - 1;
@@ -306,7 +306,7 @@ TEST(NodesFaults, APeerThatIsLate) {
   }
 }
 
-// check=true: two calls that differ, of which rank 1 makes the second.
+// With check=true, rank 1 makes another call than the rest.
 TEST(NodesFaults, CallsThatDiffer) {
   const auto sum = [](std::size_t count, Op op, std::string_view algorithm) {
     return collective(Collective::all_reduce, algorithm, 0, count, DType::f32, Wire::exact, op);
@@ -334,7 +334,7 @@ TEST(NodesFaults, CallsThatDiffer) {
                   "mismatch", each.text, layout);
 }
 
-// check=true: what rank 0 sends to rank 1 differs from what rank 1 expects.
+// With check=true, rank 0 sends rank 1 something else than rank 1 expects.
 TEST(NodesFaults, EndsThatDiffer) {
   const auto odd = [](bool batch) -> Operation {
     return [batch](Communicator::Impl& comm) {
@@ -362,7 +362,7 @@ TEST(NodesFaults, EndsThatDiffer) {
       }
 }
 
-// A rank waits for another node until `other` has run in a thread beside it.
+// Makes `call`, and runs `other` in a thread beside it once the call waits for another node.
 void while_waiting(Communicator::Impl& comm, const Post& post, const std::function<void()>& other,
                    const Operation& call, Ended& end) {
   std::jthread beside([&] {

@@ -1,4 +1,4 @@
-// A transport between threads of one process, for tests of the nodes' protocol. Tests can make it fail.
+// A transport between threads of one process, for tests of the nodes' protocol. A test can make it fail.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,8 @@
 
 namespace unisono::test {
 
-// The shared state of the ranks: messages under way between each two, and failures that ranks have told.
+// The state that the ranks share: the messages under way between each two, and the failures that ranks have
+// told.
 struct Post {
   using Message = std::vector<std::byte>;
   std::mutex mutex;
@@ -32,7 +33,7 @@ struct Post {
 
 class ThreadTransport final : public Transport {
  public:
-  // fails(n): called at the begin of this rank's n-th exchange, from 0. Its exceptions pass through.
+  // fails(n): called at the beginning of this rank's n-th exchange, from 0. Its exception passes through.
   ThreadTransport(std::shared_ptr<Post> post, int rank, std::function<void(int)> fails = {})
       : post_(std::move(post)), rank_(rank), fails_(std::move(fails)) {}
 

@@ -1,4 +1,4 @@
-"""Arrays of other libraries on GPUs: cupy's, and what only speaks DLPack or __cuda_array_interface__."""
+"""Tests GPU arrays of other libraries: cupy's, and objects with only DLPack or __cuda_array_interface__."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def blocks(kind: str, n: int = 2, count: int = 1001) -> list[Any]:
 
 
 class Dlpack:
-    """A tensor of which only DLPack is to be had."""
+    """A tensor that offers only DLPack."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
 
-    def __dlpack__(self, **how: Any) -> Any:
-        return self._tensor.__dlpack__(**how)
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._tensor.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return self._tensor.__dlpack_device__()
 
 
 class Interface:
-    """A tensor of which only the CUDA array interface is to be had."""
+    """A tensor that offers only the CUDA array interface, with some entries replaced."""
 
     def __init__(self, tensor: Any, **other: Any) -> None:
         self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, **other}
@@ -66,34 +66,34 @@ def test_cupy(ranks: Gpus, kind: str) -> None:
             comm.all_reduce(x, out=total, stream=stream),
         ]
 
-    for r, given in enumerate(ranks.run(call)):
-        assert all(one is out for one, out in zip(given, outs[r], strict=True))
-        assert np.array_equal(given[0].get(), np.stack(xs))
-        assert np.array_equal(given[1].get(), (xs[0] + xs[1])[r])
-        assert np.array_equal(given[2].get(), xs[0] + xs[1])
+    for r, results in enumerate(ranks.run(call)):
+        assert all(one is out for one, out in zip(results, outs[r], strict=True))
+        assert np.array_equal(results[0].get(), np.stack(xs))
+        assert np.array_equal(results[1].get(), (xs[0] + xs[1])[r])
+        assert np.array_equal(results[2].get(), xs[0] + xs[1])
 
 
 def test_new_outputs_of_cupy() -> None:
     cupy = pytest.importorskip("cupy")
     with gpus(1) as one:
         x = cupy.asarray(blocks("float32")[0])
-        for given, shape in (
+        for result, shape in (
             (one.comms[0].all_reduce(x), x.shape),
             (one.comms[0].all_gather(x), (1, *x.shape)),
         ):
             one.comms[0].synchronize(cupy.cuda.get_current_stream())
-            assert isinstance(given, cupy.ndarray)
-            assert np.array_equal(given.get(), x.get().reshape(shape))
+            assert isinstance(result, cupy.ndarray)
+            assert np.array_equal(result.get(), x.get().reshape(shape))
 
 
 def test_current_stream_of_cupy(ranks: Gpus) -> None:
-    """A call without stream= follows what cupy has queued on its current one."""
+    """A call without stream= follows the work on cupy's current stream."""
     cupy = pytest.importorskip("cupy")
     arrays, streams = [], []
     for device in ranks.devices:
         with cupy.cuda.Device(device):
             arrays.append(cupy.zeros(1 << 20, cupy.float32))
-            cupy.add(arrays[-1], 0, out=arrays[-1])  # the kernel is there before a GPU waits for another
+            cupy.add(arrays[-1], 0, out=arrays[-1])  # loads the kernel before a GPU waits for another
             streams.append(cupy.cuda.Stream(non_blocking=True))
             cupy.cuda.get_current_stream().synchronize()
     for comm, device, x, stream in zip(ranks.comms, ranks.devices, arrays, streams, strict=True):
@@ -116,7 +116,7 @@ def test_arrays_of_no_known_library(ranks: Gpus, wrapped: Any) -> None:
     outs = [torch.empty_like(x) for x in tensors]
 
     def both(comm: Any, r: int, stream: Any) -> None:
-        with torch.cuda.device(ranks.devices[r]):  # torch gives no other GPU's tensors away
+        with torch.cuda.device(ranks.devices[r]):  # torch exports tensors of the current GPU only
             comm.all_reduce(wrapped(tensors[r]), out=wrapped(outs[r]), stream=stream)
             comm.all_to_all(wrapped(tensors[r]), out=wrapped(tensors[r]), stream=stream)
 
@@ -127,7 +127,8 @@ def test_arrays_of_no_known_library(ranks: Gpus, wrapped: Any) -> None:
 
 
 def test_default_stream_by_its_handle() -> None:
-    """Of an ExternalStream(0) torch makes a new stream, whose memory it gives away without a wait."""
+    """A new output belongs to stream 0. From ExternalStream(0), torch would make another stream, whose memory
+    it reuses without a wait."""
     import torch
 
     with gpus(1) as one:
@@ -137,12 +138,12 @@ def test_default_stream_by_its_handle() -> None:
     assert streams == [0]
 
 
-def test_what_is_refused(ranks: Gpus) -> None:
+def test_refused_arrays(ranks: Gpus) -> None:
     import torch
 
     comm, device = ranks.comms[0], ranks.devices[0]
     x = torch.ones(4, 6, device=device)
-    with pytest.raises(unisono.UsageError, match="give out"):
+    with pytest.raises(unisono.UsageError, match="pass out"):
         comm.all_reduce(Dlpack(x))
     for wrapped in (Dlpack, Interface):
         with pytest.raises(unisono.UsageError, match=r"not contiguous|cannot be taken by DLPack"):
@@ -171,6 +172,6 @@ comm.synchronize()
 """
     ended = processes.run([sys.executable, "-c", program])
     assert ended.code == 0, str(ended)
-    of, *speaks = ended.output.split()
-    assert of == module or module is None
-    assert speaks == ["True", "True"]
+    library, *has_dlpack = ended.output.split()
+    assert library == module or module is None
+    assert has_dlpack == ["True", "True"]

@@ -1,4 +1,4 @@
-"""The bench on real GPUs: whole runs by its command line, one process a GPU."""
+"""Tests the bench on real GPUs: whole runs by its command line, one process a GPU."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_one_process_drives_all_gpus(tmp_path: Path) -> None:
 
 
 @needs(2)
-def test_what_goes_through_host_memory_says_so(tmp_path: Path) -> None:
+def test_results_through_host_memory_are_marked(tmp_path: Path) -> None:
     found = bench(
         tmp_path / "run",
         *("--ranks", "2", "--backend", "unisono,unisono:two_shot_direct,unisono:two_shot", "-d", "bf16"),

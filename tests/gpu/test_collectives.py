@@ -1,4 +1,4 @@
-"""Every collective on GPUs, by every algorithm, against plain numpy, bit by bit."""
+"""Tests every collective on GPUs, by every algorithm, against plain numpy, bit by bit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from reference import DTYPES, OPS, combine, difference
 
 pytestmark = pytest.mark.gpu
 RANKS = [(n, True) for n in (1, 2, 3, 4, 5, 8)] + [(n, False) for n in (2, 3, 4, 8)]
-COUNTS = (0, 1, 3, 1000, 12_289, 300_007)  # elements of the larger buffer, or near
+COUNTS = (0, 1, 3, 1000, 12_289, 300_007)  # elements of the larger buffer, about
 
 
 @pytest.fixture(scope="module", params=RANKS, ids=lambda way: f"{way[0]}-{'peers' if way[1] else 'host'}")
 def ranks(request: pytest.FixtureRequest) -> Any:
-    """Ranks whose GPUs reach each other's memory, and some that go through the host's."""
+    """Ranks whose GPUs reach each other's memory, and ranks that go through host memory."""
     n, peer_access = request.param
     with gpus(n, peer_access=peer_access) as made:
         yield made
@@ -67,7 +67,7 @@ def test_every_dtype_and_op(ranks: Gpus, pools: Any, dtype: str) -> None:
     [*(("u8", first) for first in range(8)), *(("bf16", first) for first in range(1, 4)), ("f32", 1)],
 )
 def test_unaligned(ranks: Gpus, dtype: str, first: int) -> None:
-    """Buffers that begin and end at any element, in several pieces; nothing beside them is written."""
+    """Buffers begin and end at any element, and take several pieces. Nothing beside them is written."""
     rng, n, count, last = np.random.default_rng(first), ranks.n, 20_011, (first + 3) % 8
     xs = [random_bits(rng, (first + count,), dtype) for _ in range(n)]
     inputs = [ranks.put(xs[r], r)[first:] for r in range(n)]
@@ -107,7 +107,7 @@ def test_in_place(ranks: Gpus, pools: Any, symmetric: bool) -> None:
             for r in range(n):
                 raw = pools[0][r][: tensors[r].nbytes]
                 tensors[r] = ranks.view(raw.copy_(tensors[r].view(raw.dtype)), xs[r])
-        if algorithm == "copy_engine" and n > 1:  # its sums pass through the output
+        if algorithm == "copy_engine" and n > 1:  # inputs of the sums pass through the output
             with pytest.raises(unisono.UsageError, match="apart from the input"):
                 ranks.comms[0].all_reduce(
                     tensors[0], out=tensors[0], algorithm=algorithm, stream=ranks.streams[0]
@@ -123,7 +123,7 @@ def test_in_place(ranks: Gpus, pools: Any, symmetric: bool) -> None:
 
 @pytest.mark.parametrize(("n", "collective"), [(2, "reduce"), (2, "all_reduce"), (3, "all_reduce")])
 def test_copy_engines_in_parts(n: int, collective: str) -> None:
-    """Copies and sums of several parts go side by side."""
+    """Copies and sums of several parts overlap."""
     import torch
 
     count = n * (18 << 20) + 5
@@ -137,7 +137,7 @@ def test_copy_engines_in_parts(n: int, collective: str) -> None:
 @pytest.mark.parametrize("few_sms", [False, True], ids=["a kernel beside", "copy engines alone"])
 @pytest.mark.parametrize("n", [2, 3])
 def test_copies_by_engines_and_a_kernel(n: int, few_sms: bool) -> None:
-    """Blocks longer than what the kernel sends before the copy engines do."""
+    """Blocks are longer than the part that the kernel sends before the copy engines start."""
     import torch
 
     count = n * 700_001
@@ -155,9 +155,9 @@ def test_reduce_by_copy_engines_is_for_two(ranks: Gpus, pools: Any) -> None:
         pytest.skip("nobody is reached")
     x, out = (ranks.view(pool[0][:4096], np.zeros(1024, "f4")) for pool in pools)
     refused = [(x, "apart from the input")] + ([(out, "for two ranks")] if ranks.n > 2 else [])
-    for given, message in refused:
+    for output, message in refused:
         with pytest.raises(unisono.UsageError, match=message):
-            ranks.comms[0].reduce(x, root=0, out=given, algorithm="copy_engine", stream=ranks.streams[0])
+            ranks.comms[0].reduce(x, root=0, out=output, algorithm="copy_engine", stream=ranks.streams[0])
 
 
 def test_all_to_all_in_place(ranks: Gpus) -> None:
@@ -179,7 +179,7 @@ def test_all_to_all_in_place(ranks: Gpus) -> None:
 
 @pytest.mark.parametrize("algorithm", [None, "direct", "copy_engine"])
 def test_scatter_and_gather_in_place_at_the_root(ranks: Gpus, pools: Any, algorithm: str | None) -> None:
-    """The root's own block lies elsewhere than the others': what peers reach must not follow from it."""
+    """The root's own block has another offset than the others. Peers must derive no addresses from it."""
     rng, n, root, count = np.random.default_rng(14), ranks.n, ranks.n - 1, 20_000
     if algorithm is not None and not ranks.reach:
         pytest.skip("nobody is reached")
@@ -220,7 +220,7 @@ def test_send_recv_ring(ranks: Gpus) -> None:
 
 @pytest.mark.parametrize("goes", ["all", "some", "pairs"])
 def test_batches(ranks: Gpus, goes: str) -> None:
-    """Messages of a size for each pair, from everywhere in a buffer; also ranks that have none."""
+    """Each pair has messages of its own size, from any place of a buffer. Ranks may have none."""
     rng, n = np.random.default_rng(10), ranks.n
     chosen: dict[str, Callable[[int, int], bool]] = {
         "all": lambda a, b: True,
@@ -268,7 +268,7 @@ def test_send_recv_ring_on_symmetric_memory(ranks: Gpus, pools: Any, symmetric: 
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_send_and_recv_apart(ranks: Gpus, pools: Any, symmetric: bool) -> None:
-    """From every even rank to the next; the others of a call are its own business."""
+    """Every even rank sends to the next one. Only the two ranks of a message call send and recv."""
     rng, n = np.random.default_rng(13), ranks.n
     for count, algorithm in itertools.product((1, 300_007, 4_000_001), (None, "direct", "push")):
         if algorithm == "direct" and not ranks.reach:
@@ -309,7 +309,7 @@ def test_all_to_all_v(ranks: Gpus) -> None:
 
 @pytest.mark.parametrize("own", [True, False])
 def test_graph_replays_with_fresh_data(ranks: Gpus, own: bool) -> None:
-    """Captured on the stream of the calls before, or on another, as torch does by default."""
+    """The capture is on the stream of the calls before, or on another, as torch's default is."""
     import torch
 
     n = ranks.n
@@ -334,7 +334,7 @@ def test_graph_replays_with_fresh_data(ranks: Gpus, own: bool) -> None:
 
 
 def test_a_stream_that_is_gone(ranks: Gpus) -> None:
-    """Cupy destroys a stream with its object, which the next call on another must survive."""
+    """Cupy destroys a stream with its object. The next call, on another stream, must survive that."""
     cupy = pytest.importorskip("cupy")
     xs = [ranks.put(np.full(1000, r, np.float32), r) for r in range(ranks.n)]
     for _ in range(3):
@@ -346,7 +346,7 @@ def test_a_stream_that_is_gone(ranks: Gpus) -> None:
 
 
 def test_parts_beyond_one_message(ranks: Gpus) -> None:
-    """All_to_all_v with a part above 2 GiB, one of half that, and short ones: ranks differ in the longest."""
+    """An all_to_all_v has a part above 2 GiB, another long one, and short ones: longest parts differ."""
     import torch
 
     n = ranks.n
@@ -370,8 +370,8 @@ def test_parts_beyond_one_message(ranks: Gpus) -> None:
         assert torch.equal(outs[r], torch.cat(parts))
 
 
-def test_calls_that_give_no_signal(ranks: Gpus) -> None:
-    """Those of a scatter's receivers, whose warps only the end of the kernel brings together."""
+def test_calls_without_a_signal(ranks: Gpus) -> None:
+    """The receivers of a scatter signal nothing: only the end of the kernel joins their warps."""
     rng, n = np.random.default_rng(21), ranks.n
     xs = random_bits(rng, (n, 8192), "f32")
     x = ranks.put(xs, 0)

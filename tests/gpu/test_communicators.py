@@ -1,5 +1,4 @@
-"""What a communicator on GPUs knows of its streams, its memory, its plan and its deadline, by calls on a few
-ranks."""
+"""Tests streams, memory, plans and deadlines of communicators on GPUs, by calls on a few ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_calls_stay_in_order_around_a_capture() -> None:
-    """A call that is still on its way, one captured on another stream, and one on a third."""
+    """A call is still under way, the next is captured on another stream, and a third is on another again."""
     import ctypes
 
     import torch
@@ -32,7 +31,7 @@ def test_calls_stay_in_order_around_a_capture() -> None:
             [ranks.put(np.full(1000, r + 1, "f4"), r) for r in range(2)] for _ in range(3)
         )
         streams = [[torch.cuda.Stream(device) for _ in range(3)] for device in ranks.devices]
-        torch.cuda._sleep(1)  # it is loaded before a GPU waits for another
+        torch.cuda._sleep(1)  # loads the kernel before a GPU waits for another
         for device in ranks.devices:
             torch.cuda.synchronize(device)
         for r, comm in enumerate(ranks.comms):
@@ -48,8 +47,8 @@ def test_calls_stay_in_order_around_a_capture() -> None:
                 runtime("cudaStreamEndCapture", b.cuda_stream, ctypes.byref(graph))
                 runtime("cudaGraphDestroy", graph)
                 comm.all_reduce(last[r], "max", out=last[r], stream=c)
-        for comm, of_rank in zip(ranks.comms, streams, strict=True):
-            for stream in of_rank:
+        for comm, rank_streams in zip(ranks.comms, streams, strict=True):
+            for stream in rank_streams:
                 comm.synchronize(stream)
         assert [x.unique().tolist() for x in (*first, *captured, *last)] == [[3], [3], [1], [2], [2], [2]]
 
@@ -96,7 +95,7 @@ def test_dropping_symmetric_memory_waits_for_nothing() -> None:
 
 
 def test_lines_are_chosen_over_nvlink_only() -> None:
-    """By the built-in table, and by one of one's own that another machine may have written."""
+    """Both the built-in plan and a plan from another machine take lines over NVLink only."""
     with gpus(2) as ranks:
         if not ranks.reach:
             pytest.skip("nobody is reached")
@@ -108,8 +107,9 @@ def test_lines_are_chosen_over_nvlink_only() -> None:
         check(ranks, "all_reduce", 300_007, "f32", "sum", None)
 
 
-def test_the_plan_knows_what_stands_in() -> None:
-    """In place, where sums pass through the output or peers overwrite it; and of more than two ranks."""
+def test_plan_names_the_substitute() -> None:
+    """An algorithm is replaced in place, if sums pass through the output or peers overwrite it, and for more
+    ranks than it takes."""
     with gpus(3) as ranks:
         if not ranks.reach:
             pytest.skip("nobody is reached")
@@ -130,7 +130,7 @@ def test_the_plan_knows_what_stands_in() -> None:
 
 
 def exchange(ranks: Gpus, inputs: Any, counts: Any, outs: Any, algorithm: str | None, batch: bool) -> None:
-    """`counts[r][p]` bytes from rank r to rank p, as an all_to_all_v or a batch."""
+    """Sends `counts[r][p]` bytes from rank r to rank p, as an all_to_all_v or a batch."""
 
     def call(comm: Any, r: int, stream: Any) -> None:
         sent, received = counts[r].tolist(), counts[:, r].tolist()
@@ -147,8 +147,8 @@ def exchange(ranks: Gpus, inputs: Any, counts: Any, outs: Any, algorithm: str | 
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("memory", ["plain", "symmetric", "some", "in place", "one in place"])
 def test_each_message_goes_by_its_own_size(n: int, memory: str) -> None:
-    """The long ones to where their receivers say, elsewhere on every rank; the others in packets or lines, in
-    the same call. In place what is received would overwrite what has not gone, also where it goes at once."""
+    """Long messages go to the place that their receivers tell, a different one on every rank. The others go
+    in packets or lines, in the same call. In place, received data must not overwrite data yet to leave."""
     import torch
 
     rng = np.random.default_rng(n)
@@ -179,8 +179,8 @@ def test_each_message_goes_by_its_own_size(n: int, memory: str) -> None:
                     outs[r].zero_()
                 for r in in_place:
                     outs[r].copy_(inputs[r])
-                given = [outs[r] if r in in_place else inputs[r] for r in range(n)]
-                exchange(ranks, given, counts, outs, algorithm, batch)
+                sources = [outs[r] if r in in_place else inputs[r] for r in range(n)]
+                exchange(ranks, sources, counts, outs, algorithm, batch)
                 for out, right in zip(outs, wanted, strict=True):
                     assert difference(numbers(out, "u8"), right) is None
 

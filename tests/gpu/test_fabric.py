@@ -1,5 +1,5 @@
-"""Pinned and GPU memory of the fabric lane. Threads of this process are the ranks, which may share a GPU:
-none of its kernels waits for a peer."""
+"""Tests pinned and GPU memory of the fabric lane. The ranks are threads of this process. They may share a
+GPU, since no kernel of the lane waits for a peer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unisono.communicator import Communicators, _of_threads
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.fabric]
-NO_CUDA = "Function not implemented"  # what a libfabric that was built without CUDA says
+NO_CUDA = "Function not implemented"  # the error of a libfabric that was built without CUDA
 KEPT_BYTES = 64 << 20
 
 
@@ -34,7 +34,7 @@ WITH_GPU = [one.name for one in offered() if one.device_memory]
 
 
 def made(n: int, provider: str, policy: str = "round-robin", channels: int = 1) -> Communicators:
-    """`n` ranks, on as many GPUs as there are."""
+    """Returns `n` ranks, on as many GPUs as there are."""
     here = unisono.device_count()
     if here == 0:
         pytest.skip("CUDA sees no GPU")
@@ -83,7 +83,7 @@ def test_all_to_all_of_gpu_memory(provider: str, n: int, policy: str, channels: 
             for lap, count in enumerate((0, 1, 13, 4099, most)):
                 mine = blocks(n, me, count, lap)
                 there = torch.from_numpy(mine.reshape(-1)).to(x.device)
-                torch.cuda._sleep(20_000_000)  # what is enqueued now is done before the NIC reads
+                torch.cuda._sleep(20_000_000)  # cycles: the NIC must wait for the work that follows
                 out.fill_(0xA5)
                 x[: n * count].copy_(there)
                 comm.all_to_all(x[: n * count].view(n, count), out[: n * count].view(n, count))
@@ -97,7 +97,7 @@ def test_all_to_all_of_gpu_memory(provider: str, n: int, policy: str, channels: 
         comm.close()
 
 
-def test_what_all_to_all_of_gpu_memory_refuses(pair: Communicators) -> None:
+def test_refused_calls_of_all_to_all_of_gpu_memory(pair: Communicators) -> None:
     def body(comm: Any) -> list[str]:
         x, out = (comm.empty((2, 64), torch.uint8, device="cuda") for _ in range(2))
         other = torch.zeros((2, 64), dtype=torch.uint8, device=f"cuda:{comm.device}")
@@ -121,7 +121,7 @@ def test_a_call_on_gpu_memory_is_not_captured(provider: str) -> None:
     (comm,) = made(1, provider)
     x, out = (comm.empty((1, 64), torch.uint8, device="cuda") for _ in range(2))
     with pytest.raises(unisono.UsageError, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        out.zero_()  # torch warns of a graph without anything
+        out.zero_()  # torch warns of an empty graph
         comm.all_to_all(x, out)
     comm.close()
 
@@ -133,7 +133,7 @@ def test_gpu_memory_comes_back(pair: Communicators) -> None:
     def body(comm: Any) -> None:
         for _ in range(8):
             comm.empty(256 << 20, torch.uint8, device="cuda")
-        comm.empty(1, torch.uint8, device="cuda")  # the lane gives back what was dropped before
+        comm.empty(1, torch.uint8, device="cuda")  # the lane frees dropped memory
 
     together(pair, body)
     before = free()
@@ -145,7 +145,7 @@ def test_gpu_memory_comes_back(pair: Communicators) -> None:
 def test_pinned_host_memory(provider: str) -> None:
     if unisono.device_count() == 0:
         pytest.skip("CUDA sees no GPU")
-    torch.cuda.init()  # before it, torch calls no memory pinned
+    torch.cuda.init()  # before this, torch calls no memory pinned
     comms = unisono.init_threads(2, timeout_s=30.0, lane=unisono.Fabric(provider, pinned=True))
 
     def body(comm: Any) -> None:

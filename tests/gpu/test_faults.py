@@ -1,4 +1,4 @@
-"""Ranks on GPUs that die, stay away or dissent: the others say so, soon, and nothing is left."""
+"""Tests ranks on GPUs that die, stay away or differ: the others soon report it, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpus import devices_for
 
 pytestmark = pytest.mark.gpu
 HOST = {"UNISONO_PEER_ACCESS": "0"}
-KEPT_BYTES = 64 << 20  # of what was free: others use the machine too
+KEPT_BYTES = 64 << 20  # of free memory that may be gone: others use the machine too
 
 
 @pytest.fixture
 def marker() -> Iterator[dict[str, str]]:
-    """Marks the processes of a test, whose GPU memory must come back."""
+    """Marks the processes of a test, and expects their GPU memory back afterwards."""
     import torch
 
     def free() -> int:
@@ -77,9 +77,9 @@ def test_kill(
 )
 def test_late_rank(n: int, algorithm: str, slot: str, way: dict[str, str], marker: dict[str, str]) -> None:
     outcome = play(n, "late", algorithm, [4.0] * n, env={**marker, **way})
-    said = outcome.results()
+    results = outcome.results()
     texts = set()
-    for one in said:
+    for one in results:
         error = error_of(one["first"])
         assert error["type"] == "TimeoutError", error
         assert one["waited"] < 4 + NOTICED_S
@@ -95,13 +95,14 @@ def test_late_rank(n: int, algorithm: str, slot: str, way: dict[str, str], marke
 
 @pytest.mark.parametrize("way", [{}, HOST])
 def test_a_rank_whose_kernels_are_cut_short_hears_of_it(way: dict[str, str], marker: dict[str, str]) -> None:
-    """Rank 0 gives up long before rank 1 would, whose kernel then ends too: its call raises rank 0's text."""
-    said = play(3, "late", None, [4.0, 60.0, 60.0], env={**marker, **way}).results()
-    texts = {error_of(one["first"])["text"] for one in said}
+    """Rank 0's deadline passes long before rank 1's. Rank 1's kernel ends too, and its call raises rank 0's
+    text."""
+    results = play(3, "late", None, [4.0, 60.0, 60.0], env={**marker, **way}).results()
+    texts = {error_of(one["first"])["text"] for one in results}
     assert len(texts) == 1
     assert "of rank 0) has waited 4 s" in texts.pop()
-    assert {error_of(one["first"])["type"] for one in said} == {"TimeoutError"}
-    assert max(one["waited"] for one in said) < 4 + NOTICED_S
+    assert {error_of(one["first"])["type"] for one in results} == {"TimeoutError"}
+    assert max(one["waited"] for one in results) < 4 + NOTICED_S
 
 
 def test_replay_after_a_failure(marker: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Virtual nodes with GPUs: within one by the CUDA lane, between nodes by NCCL."""
+"""Tests virtual nodes with GPUs: the CUDA lane within a node, NCCL between nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpus import devices_for
 pytestmark = pytest.mark.gpu
 
 
-# nodes by a letter for each rank, and what they send; the long one fills several blocks
+# elements; the longest fill several blocks
 LONG = (1, 1000, 300_001, 5_000_000)
 SHORT = (0, 1, 33, 100_003)
 
@@ -33,8 +33,8 @@ SHORT = (0, 1, 33, 100_003)
     ],
 )
 def test_collectives(nodes: str, dtype: str, counts: tuple[int, ...]) -> None:
-    """Every collective on GPU arrays gives the bits of the same call on host arrays, which have the
-    contract's tests."""
+    """Every collective on GPU arrays gives the bits of the same call on host arrays, which the contract tests
+    cover. nodes: a letter for each rank."""
     n = len(nodes)
     devices_for(n)
     outcome = ranks.play(n, "gpu_node_programs:like_the_host", nodes, dtype, counts, timeout_s=200)
@@ -56,15 +56,15 @@ def test_sums_on_several_streams() -> None:
 
 
 def test_a_rank_that_stays_away() -> None:
-    """Also those come back who wait for their stream by CUDA alone."""
+    """Ranks that wait for their stream by CUDA alone come back too."""
     devices_for(4)
     *others, _ = ranks.play(4, "gpu_node_programs:one_is_late", 4.0, nodes=2, timeout_s=200).results()
-    for said in others:
-        assert said["waited"] < 12
-        assert said["next"]["error"]["type"] in ("TimeoutError", "PeerLostError"), said
+    for result in others:
+        assert result["waited"] < 12
+        assert result["next"]["error"]["type"] in ("TimeoutError", "PeerLostError"), result
 
 
-def test_close_lets_what_is_under_way_end() -> None:
+def test_close_waits_for_calls_under_way() -> None:
     devices_for(4)
     outcome = ranks.play(4, "gpu_node_programs:closes_at_once", nodes=2, timeout_s=200)
     assert outcome.results() == [True] * 4

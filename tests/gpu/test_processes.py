@@ -1,4 +1,4 @@
-"""Every collective between processes, by every way to share memory."""
+"""Tests every collective between processes, by every way to share memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_collective(n: int, dtype: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_threads_of_one_process(way: str) -> None:
-    """Here too: the variables are read once, so that each way needs a process of its own."""
+    """Threads share memory by every way too. A process reads the variables once: each way needs its own."""
     devices_for(2)
     (made,) = ranks.play(1, "gpu_programs:threads", 2, env=WAYS[way], timeout_s=240).results()
     assert made > 20

@@ -1,4 +1,4 @@
-"""all_reduce(wire=) on GPUs: the bits of the CPU lane and of the definition."""
+"""Tests that all_reduce(wire=) on GPUs has the bits of the CPU lane and of the definition."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_the_bits_of_the_cpu(ranks: Gpus, dtype: str, wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", quantised.WIRES)
-def test_in_place_unaligned_and_however_it_is_cut(ranks: Gpus, wire: str) -> None:
-    """No bit depends on where the buffers lie, or on who combines what."""
+def test_in_place_unaligned_and_in_any_shape(ranks: Gpus, wire: str) -> None:
+    """No bit depends on the buffers' addresses, or on which block combines an element."""
     rng, n = np.random.default_rng(3), ranks.n
     for dtype in quantised.DTYPES:
         xs = [reals(rng, 70_001, dtype) for _ in range(n)]
@@ -79,7 +79,7 @@ def test_in_place_unaligned_and_however_it_is_cut(ranks: Gpus, wire: str) -> Non
 
 
 def test_symmetric_memory_and_neighbours(ranks: Gpus) -> None:
-    """Between other calls, whose rings it shares."""
+    """Quantised calls run between other calls, with which they share rings."""
     import torch
 
     rng, n = np.random.default_rng(4), ranks.n

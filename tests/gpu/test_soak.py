@@ -1,8 +1,8 @@
-"""Small mixed collectives back to back in CUDA graphs, every element of every result checked on the GPU.
+"""Runs small mixed collectives back to back in CUDA graphs, and checks every element of results on the GPU.
 
-UNISONO_SOAK is the number of calls: 10000000 is the full soak; the default keeps `make gpu-test`
-short. What is sent is a pattern plus the number of the replay, so that each element of a result is a linear
-function of that number: one comparison checks a whole replay.
+UNISONO_SOAK is the number of calls: 10000000 is the full soak; the default keeps `make gpu-test` short.
+Inputs are a pattern plus the number of the replay. Each element of a result is therefore a linear function of
+that number, and one comparison checks a whole replay.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 CALLS = int(os.environ.get("UNISONO_SOAK", "1000000"))
 IN_A_GRAPH = 500
 MOST = 2048  # elements of a block
-PERIOD = 1024  # replays after which the data comes again: sums stay whole numbers that f32 holds
+PERIOD = 1024  # replays until the data repeats: sums stay whole numbers that f32 holds
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 AT_ONCE = 16  # replays queued on a GPU
 
 
 class Soak:
-    """The calls of one graph; their buffers lie at the same offsets of every rank's symmetric memory."""
+    """The calls of one graph. Their buffers have the same offsets in every rank's symmetric memory."""
 
     def __init__(self, ranks: Gpus, seed: int) -> None:
         import torch
@@ -71,7 +71,7 @@ class Soak:
         self._calls.append((collective, how, x, out, x_shape, out_shape))
 
     def _results(self, pattern: Array) -> tuple[Array, Array]:
-        """Of each rank and element of its outputs: what it is in replay 0, and by how much more in each."""
+        """Returns, for each rank and output element, the value in replay 0 and the increase a replay."""
         n = self.ranks.n
         constant, slope = np.zeros((2, n, self._got), np.float32)
         for collective, how, x, out, x_shape, _ in self._calls:
@@ -94,11 +94,11 @@ class Soak:
     def call(self, r: int, part: slice = slice(None)) -> None:
         comm, n = self.ranks.comms[r], self.ranks.n
         for collective, how, x, out, x_shape, out_shape in self._calls[part]:
-            given, to = self.x[r][x].view(x_shape), self.out[r][out].view(out_shape)
+            source, to = self.x[r][x].view(x_shape), self.out[r][out].view(out_shape)
             if collective == "send_recv":
-                comm.send_recv(given, (r + 1) % n, to, (r - 1) % n, **how)
+                comm.send_recv(source, (r + 1) % n, to, (r - 1) % n, **how)
             else:
-                getattr(comm, collective)(given, out=to, **how)
+                getattr(comm, collective)(source, out=to, **how)
 
     def check(self, r: int) -> None:
         import torch
@@ -131,7 +131,7 @@ def test_back_to_back(n: int, peer_access: bool) -> None:
         for part in (soak.fill, soak.check):  # torch loads its kernels before any GPU waits for another
             queue(ranks, part)
             wait(ranks)
-        for begin in range(0, IN_A_GRAPH, 20):  # few enough to be queued for one GPU before the next
+        for begin in range(0, IN_A_GRAPH, 20):  # few enough to be queued on one GPU before the next
             queue(ranks, lambda r, part=slice(begin, begin + 20): soak.call(r, part))
             wait(ranks)
         graphs = [torch.cuda.CUDAGraph() for _ in range(n)]

@@ -326,7 +326,7 @@ def test_cuda_array_without_a_gpu() -> None:
     with unisono.init() as comm:
         x = CudaArray(GOOD)
         with pytest.raises(
-            unisono.UsageError, match=r"CudaArray, of which no new array can be made: give out\."
+            unisono.UsageError, match=r"CudaArray, from which no new array can be made: pass out\."
         ):
             comm.all_reduce(x)
         with pytest.raises(unisono.UsageError, match="the communicator has no GPU"):
@@ -370,7 +370,7 @@ def test_dlpack() -> None:
         x, total = np.full((2, 3), comm.rank + 1, F32), np.zeros((2, 3), F32)
         comm.all_reduce(Dlpack(x), out=Dlpack(total))
         assert (total == 3).all()
-        with pytest.raises(unisono.UsageError, match="Dlpack, of which no new array can be made: give out"):
+        with pytest.raises(unisono.UsageError, match="Dlpack, from which no new array can be made: pass out"):
             comm.all_reduce(Dlpack(x))
         with pytest.raises(unisono.UsageError, match="not contiguous"):
             comm.all_reduce(Dlpack(x.T), out=x)

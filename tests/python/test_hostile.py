@@ -33,7 +33,7 @@ WORDS = {
     "same memory": "two ranks announce the same memory",
     "no such mark": "is not one that this process has made",
     "short": "rank 1",
-    "text": "something else than bytes",
+    "text": "other objects than bytes",
 }
 
 

@@ -1,4 +1,4 @@
-"""The programs of test_communicator.py, test_arrays.py and test_soak.py."""
+"""The programs of ranks in test_communicator.py, test_arrays.py and test_soak.py."""
 
 from __future__ import annotations
 
@@ -24,16 +24,14 @@ F32 = np.float32
 
 
 def who() -> list[Any]:
-    """Where the rank is, and the sum of all ranks."""
+    """Returns this rank's place, and the sum of all ranks."""
     with unisono.init() as comm:
         total = comm.all_reduce(np.array([comm.rank, 1], np.int64))
         return [comm.rank, comm.size, total.tolist(), comm.closed]
 
 
 def supported(reach: bool) -> list[str]:
-    """What the bench's backend or the plan says of an algorithm against what `reach`, of plain memory,
-    implies.
-    """
+    """Returns where the bench's backend or the plan contradicts `reach`: whether ranks reach plain memory."""
     wrong = []
     with unisono.init() as comm:
         for name in tune.variants(tune.tunable()):
@@ -54,7 +52,7 @@ def supported(reach: bool) -> list[str]:
 
 
 def quantised() -> str:
-    """A digest of what quantised sums give."""
+    """Returns a digest of quantised sums."""
     digest = hashlib.sha256()
     with unisono.init(timeout_s=20, check=True) as comm:
         rng = np.random.default_rng(comm.rank)
@@ -67,7 +65,7 @@ def quantised() -> str:
 
 
 def several() -> list[float]:
-    """Communicators side by side, used in turn, closed in another order."""
+    """Uses several communicators in turn, and closes them in another order."""
     comms = [unisono.init(timeout_s=20) for _ in range(4)]
     sums = [0.0] * 4
     for turn in range(40):
@@ -82,7 +80,7 @@ def several() -> list[float]:
 
 
 def barrier_holds() -> list[bool]:
-    """Nobody leaves a barrier before the last has come: the ranks come one after another, by turns."""
+    """Returns, for each rank as the last to come, whether all left the barrier after it came."""
     comm = unisono.init(timeout_s=20)
     meeting, held = Meeting(), []
     for last in range(comm.size):
@@ -100,9 +98,9 @@ def barrier_holds() -> list[bool]:
 
 
 def deadline_of_the_environment() -> dict[str, Any]:
-    """UNISONO_TIMEOUT_S is the deadline where timeout_s is not given."""
+    """Waits with UNISONO_TIMEOUT_S as the deadline, since timeout_s is not passed."""
     meeting = Meeting()
-    meeting.tell()  # all are here: the short deadline is not for their start
+    meeting.tell()  # waits for all to start, which the short deadline is not for
     comm = unisono.init()
     meeting.tell()
     began = time.monotonic()
@@ -113,7 +111,7 @@ def deadline_of_the_environment() -> dict[str, Any]:
 
 
 def sends_before_receives() -> bool:
-    """A small send returns before its receive; large ones, and many small ones, arrive in order."""
+    """Sends a small message, which returns before its receive, and others, which arrive in order."""
     comm = unisono.init(timeout_s=30)
     meeting = Meeting()
     sizes = [0, 1, 13, 14, 15, 1000, 16384, 16385, 300_000, 3, 1_000_000, 7]
@@ -131,7 +129,7 @@ def sends_before_receives() -> bool:
 
 
 def rings(algorithm: str | None) -> bool:
-    """Rings in both directions, pairs, and oneself, with every size that matters."""
+    """Sends rings in both directions, between pairs and to the rank itself, with every size that matters."""
     comm = unisono.init(timeout_s=30)
     n, rank, fine = comm.size, comm.rank, True
     for size in (0, 1, 13, 14, 15, 1791, 1792, 1793, 4096, 16383, 16384, 16385, 200_001):
@@ -149,7 +147,7 @@ def rings(algorithm: str | None) -> bool:
 
 
 def batches() -> list[str]:
-    """Messages of many sizes to everyone, to some, and between two ranks alone: those that came out wrong."""
+    """Sends messages of many sizes to every rank, to some, and between two ranks. Returns the wrong ones."""
     wrong = []
     sizes = (0, 1, 13, 1792, 1793, 16384, 16385, 70_000, 300_001)
     with unisono.init(timeout_s=30) as comm:
@@ -171,8 +169,8 @@ def batches() -> list[str]:
 
 
 def beyond_2_to_31(dtype: str) -> list[int]:
-    """An all_gather and a broadcast of 2^31 + 5 elements of one byte: the ends, and where 32 bits would
-    wrap.
+    """Makes an all_gather and a broadcast of 2^31 + 5 elements of one byte. Returns those at the ends, and
+    those at which 32 bits would wrap.
     """
     comm = unisono.init(timeout_s=120)
     half = (1 << 30) + 3
@@ -191,8 +189,7 @@ def beyond_2_to_31(dtype: str) -> list[int]:
 
 
 def large_gathers() -> list[str]:
-    """Gathers of blocks of which the root reads a part itself, to each root, also in place: those that are
-    wrong."""
+    """Gathers large blocks, which the root reads in part itself, also in place. Returns the wrong calls."""
     wrong = []
     with unisono.init(timeout_s=60) as comm:
         n, me, count = comm.size, comm.rank, (5 << 20) + 13
@@ -209,13 +206,13 @@ def large_gathers() -> list[str]:
 
 
 def soak(calls: int, seed: int) -> dict[str, Any]:
-    """`calls` mixed calls, each checked."""
+    """Makes `calls` mixed calls, and checks each."""
     with unisono.init(timeout_s=60, check=False) as comm:
         return Soak(comm, seed).run(calls)
 
 
 def planned(table_of_rank: list[str] | None = None) -> str:
-    """The plan for a small all_reduce; UNISONO_PLAN may be of this rank's own."""
+    """Returns the plan's algorithm for a small all_reduce. table_of_rank: each rank's own UNISONO_PLAN."""
     if table_of_rank:
         os.environ["UNISONO_PLAN"] = table_of_rank[launch.from_env(os.environ).rank]
     with unisono.init(timeout_s=20) as comm:

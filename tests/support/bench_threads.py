@@ -1,4 +1,4 @@
-"""Sessions of the bench with ranks as threads of the test, and options for a short one."""
+"""Sessions of the bench with ranks as threads of the test, and options for a short session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SessionOf = Callable[[Control, unisono.Communicator, unisono.Communicator], Sess
 
 
 def meetings(ranks: int) -> list[Meeting]:
-    """A bootstrap for each rank."""
+    """Returns a bootstrap for each rank."""
     slots, door = [b""] * ranks, Barrier(ranks)
     return [Meeting(rank, ranks, slots, door) for rank in range(ranks)]
 
@@ -50,8 +50,12 @@ def options(directory: Path, backends: list[str], **changes: Any) -> Options:
 def run_session(
     chosen: Options, ranks: int, session_of: SessionOf, check: bool | None = None
 ) -> tuple[records.Records, list[Outcome]]:
-    """What was recorded, and how each rank's session ended. `session_of` takes a rank's control and its
-    communicators, for common starts and for the calls that are measured, of which `check` is an option."""
+    """Returns the records, and how each rank's session ended.
+
+    Args:
+        session_of: takes a rank's control, its communicator for common starts, and that for measured calls.
+        check: an option of the communicators for measured calls.
+    """
     align, measured = unisono.init_threads(ranks), unisono.init_threads(ranks, check=check)
 
     def rank(meeting: Meeting) -> Outcome:

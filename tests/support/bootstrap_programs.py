@@ -1,6 +1,4 @@
-"""What the ranks of the bootstrap tests do, as source for `python -c` or as a file, and how a command that
-starts them ends.
-"""
+"""The programs of ranks in the bootstrap tests, as source for `python -c` or as a file."""
 
 from __future__ import annotations
 
@@ -21,6 +19,6 @@ MEET = MAKE + "b = bootstrap.make(world, timeout_s=20); rank = b.rank\n"
 
 
 def shell(argv: list[str], **env: str) -> tuple[int, list[str], str]:
-    """Exit status, the lines of standard output, sorted, and standard error."""
+    """Runs a command. Returns its exit status, the sorted lines of standard output, and standard error."""
     done = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     return done.returncode, sorted(done.stdout.splitlines()), done.stderr

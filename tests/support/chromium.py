@@ -1,4 +1,4 @@
-"""A headless Chromium under control through its debugging pipe: standard library only, no port, no driver."""
+"""Controls a headless Chromium through its debugging pipe: standard library only, no port, no driver."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def find() -> str | None:
-    """The browser's path, None where there is none."""
+    """Returns the browser's path, or None."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 class Browser:
-    """One page. Use as a context manager; every call raises TimeoutError after `timeout_s`."""
+    """One page, as a context manager. Every call raises TimeoutError after `timeout_s`."""
 
     def __init__(self, executable: str, profile: Path, timeout_s: float = 60.0) -> None:
-        self.messages: list[dict[str, Any]] = []  # events, in the order in which they came
+        self.messages: list[dict[str, Any]] = []  # events, in order of arrival
         self._timeout_s, self._ids = timeout_s, itertools.count(1)
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
         ours_in, theirs_out = os.pipe()
@@ -40,7 +40,7 @@ class Browser:
         ]
         options += [f"--user-data-dir={profile}", "--disable-extensions", "--disable-background-networking"]
         if os.geteuid() == 0:
-            options.append("--no-sandbox")  # which root may not have
+            options.append("--no-sandbox")  # Chromium has no sandbox for root
         shell = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'  # the descriptors that Chromium expects
         self._process = subprocess.Popen(
             ["/bin/bash", "-c", shell, executable, *options, "about:blank"],
@@ -85,8 +85,7 @@ class Browser:
                     self.messages.append(message)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Sends a command of the DevTools protocol and returns its result. Raises RuntimeError where it is
-        refused."""
+        """Returns the result of a command of the DevTools protocol. Raises RuntimeError if it is refused."""
         number = next(self._ids)
         message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
         if self._session is not None:
@@ -105,14 +104,14 @@ class Browser:
         return result
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression, of a promise once it is settled."""
+        """Returns the value of a JavaScript expression; of a promise, once it is settled."""
         answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        """Until the expression is true."""
+        """Waits until the expression is true."""
         end = time.monotonic() + self._timeout_s
         while not self.evaluate(expression):
             if time.monotonic() > end:
@@ -135,19 +134,19 @@ class Browser:
         )
 
     def media(self, kind: str = "", scheme: str = "light") -> None:
-        """`kind`: screen or print; `scheme`: light or dark."""
+        """Emulates a medium. kind: screen or print; scheme: light or dark."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", media=kind, features=features)
 
     def screenshot(self, path: Path, whole: bool = True) -> bytes:
-        """Writes a PNG of the whole page or of what is in view."""
+        """Writes a PNG of the whole page, or of the visible part."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         content = base64.b64decode(shot["data"])
         path.write_bytes(content)
         return content
 
     def complaints(self) -> list[str]:
-        """Everything that the page logged, threw or was refused, and every dialog it opened."""
+        """Returns all that the page logged, threw or was refused, and every dialog that it opened."""
         found = []
         for message in self.messages:
             method, p = message["method"], message["params"]
@@ -164,7 +163,7 @@ class Browser:
         return found
 
     def requests(self) -> list[str]:
-        """The address of every request that was made or attempted."""
+        """Returns the address of every request that was made or attempted."""
         sent = (
             m["params"]["request"]["url"] for m in self.messages if m["method"] == "Network.requestWillBeSent"
         )

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The launcher of hydra's `-launcher-exec`: `enter_host.sh [OPTION...] ADDRESS COMMAND...` runs a command on the host of hosts.py
-# with that address. Its last number is that of the host's network namespace, whose name begins with UNISONO_TEST_HOSTS.
-# Processes, System V and POSIX shared memory, and the name, are the host's own too: UCX would find its way past the network otherwise.
+# The launcher of hydra's `-launcher-exec`. `enter_host.sh [OPTION...] ADDRESS COMMAND...` runs a command on the host of hosts.py
+# with that address. UNISONO_TEST_HOSTS and the address's last number are the name of the host's network namespace.
+# Processes, System V and POSIX shared memory and the host name are separate too: otherwise UCX would bypass the network.
 while [ "${1#-}" != "$1" ]; do shift; done
 address=$1
 shift

@@ -1,4 +1,4 @@
-"""Whether libfabric has a provider here."""
+"""Tests' view of libfabric: whether it has a provider here, and the environment of ranks on it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from unisono.bench.fabric import look_up
 
 @cache
 def missing(provider: str) -> str | None:
-    """Why there is no such provider. Another process asks: libfabric in this one would keep a later MPI from
-    starting."""
+    """Returns why there is no such provider, or None. Another process asks: libfabric in this one would keep
+    a later MPI from starting."""
     try:
         look_up(provider)
     except CaseError as error:
@@ -20,5 +20,5 @@ def missing(provider: str) -> str | None:
 
 
 def over(provider: str, **more: str) -> dict[str, str]:
-    """The environment of ranks whose communicators are on the fabric lane."""
+    """Returns the environment of ranks whose communicators are on the fabric lane."""
     return {"UNISONO_LANE": "fabric", "UNISONO_FABRIC_PROVIDER": provider, **more}

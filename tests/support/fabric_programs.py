@@ -1,4 +1,4 @@
-"""What the ranks of test_fabric.py do; as fault_programs.py."""
+"""The programs of ranks in test_fabric.py, as in fault_programs.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from unisono import bootstrap, launch
 
 
 def _calls(comm: unisono.Communicator, count: int, seed: int) -> dict[str, Callable[[], Any]]:
-    """Every collective on random data of about `count` elements, each with what it gives on this rank."""
+    """Returns, by name, calls of every collective on random data of about `count` elements. Each call returns
+    this rank's result."""
     n, me = comm.size, comm.rank
     data = np.random.default_rng([seed, me])
     x = data.standard_normal(count).astype(FLOATS)
@@ -32,8 +33,8 @@ def _calls(comm: unisono.Communicator, count: int, seed: int) -> dict[str, Calla
 
     def batch() -> Any:
         outs = [np.zeros(1 + 1000 * (p + 2 * me), np.uint8) for p in range(n)]
-        given = [(np.full(1 + 1000 * (me + 2 * p), 7 * me + p, np.uint8), p) for p in range(n)]
-        comm.batch_send_recv(given, [(out, p) for p, out in enumerate(outs)])
+        messages = [(np.full(1 + 1000 * (me + 2 * p), 7 * me + p, np.uint8), p) for p in range(n)]
+        comm.batch_send_recv(messages, [(out, p) for p, out in enumerate(outs)])
         return np.concatenate(outs)
 
     return {
@@ -54,7 +55,7 @@ def _calls(comm: unisono.Communicator, count: int, seed: int) -> dict[str, Calla
 
 
 def rest(provider: str, calls: int) -> list[int]:
-    """The calls whose result is wrong, of such as leave each other alone in between."""
+    """Makes calls with a pause of the fabric between them. Returns those with a wrong result."""
     meet = lambda: bootstrap.make(launch.from_env(os.environ), timeout_s=60)  # noqa: E731
     host = unisono.init(bootstrap=meet(), timeout_s=60, lane="host")
     lane = unisono.Fabric(provider, channels=3)
@@ -76,8 +77,10 @@ def rest(provider: str, calls: int) -> list[int]:
 
 
 def slow_root() -> None:
-    """The others have left before the root hears that its credit has reached them. Their writes need its
-    calls to arrive, so that it cannot wait for their leaving: it is late instead, and passes however late."""
+    """The other ranks leave before the root hears that its credit has reached them. The root cannot wait for
+    their leaving, since their writes arrive only by its calls. The root is late instead, and any delay
+    passes.
+    """
     comm = unisono.init(timeout_s=20, lane="fabric")
     for value in range(8):
         if comm.rank == 0 and value % 2 == 0:
@@ -87,7 +90,7 @@ def slow_root() -> None:
 
 
 def allocations(calls: int) -> list[int]:
-    """The all_to_alls on memory of their own whose result is wrong."""
+    """Makes all_to_alls, each on new memory. Returns those with a wrong result."""
     comm, wrong = unisono.init(timeout_s=30), []
     for call in range(calls):
         x, out = (comm.empty((comm.size, 64), FLOATS) for _ in range(2))
@@ -99,7 +102,7 @@ def allocations(calls: int) -> list[int]:
 
 
 def same_bits(provider: str) -> dict[str, Any]:
-    """Every collective on both lanes, by every policy; the names of calls whose bytes differ."""
+    """Makes every collective on both lanes, by every policy. Returns the calls whose bytes differ."""
     meet = lambda: bootstrap.make(launch.from_env(os.environ), timeout_s=60)  # noqa: E731
     host = unisono.init(bootstrap=meet(), timeout_s=60, lane="host")
     different, calls = [], 0
@@ -121,7 +124,7 @@ def same_bits(provider: str) -> dict[str, Any]:
 
 
 def killed_in_writes(seconds: float) -> dict[str, Any]:
-    """The last rank is killed while all write to registered memory of all."""
+    """Kills the last rank while all write to registered memory of all."""
     comm = unisono.init(timeout_s=30)
     meeting = Meeting()
     x = comm.empty((comm.size, 1 << 20), FLOATS)
@@ -137,6 +140,6 @@ def killed_in_writes(seconds: float) -> dict[str, Any]:
 
 
 def other_channels(provider: str) -> None:
-    """Rank 1 has another number of channels."""
+    """Begins a communicator for which rank 1 has another number of channels."""
     rank = launch.from_env(os.environ).rank
     unisono.init(timeout_s=20, lane=unisono.Fabric(provider, channels=1 + rank))

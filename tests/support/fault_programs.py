@@ -1,6 +1,4 @@
-"""What the ranks of test_faults.py do. Each function is one rank's program; what it returns is that rank's
-result.
-"""
+"""The programs of ranks in test_faults.py. Each function is one rank's program, and returns its result."""
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ from rank_main import describe
 from unisono import bootstrap, launch
 
 FLOATS = np.float32
-LATE_S = 1.0  # the deadline of a call that a rank does not come to
+LATE_S = 1.0  # the deadline of a call that one rank does not make
 
 
 def init_in_peace(timeout_s: float, **options: Any) -> unisono.Communicator:
-    """A communicator whose calls have that deadline, but not the ranks' start and their meeting."""
+    """Returns a communicator whose calls have that deadline. The ranks' start has a longer one."""
     return unisono.init(timeout_s=timeout_s, bootstrap=_patient_bootstrap(), **options)
 
 
@@ -41,19 +39,19 @@ def _patient_bootstrap() -> bootstrap.Bootstrap:
 
 
 class Meeting:
-    """The ranks' way to talk that has nothing to do with the communicator under test."""
+    """Lets the ranks talk without the communicator under test."""
 
     def __init__(self) -> None:
         self._bootstrap = _patient_bootstrap()
 
     def tell(self, value: Any = None) -> list[Any]:
-        """Everyone's value, in rank order; returns when all have come."""
-        return [json.loads(said) for said in self._bootstrap.all_gather(json.dumps(value).encode())]
+        """Waits for all ranks, and returns everyone's value, in rank order."""
+        return [json.loads(text) for text in self._bootstrap.all_gather(json.dumps(value).encode())]
 
 
 def attempt(call: Callable[[], object]) -> dict[str, Any]:
-    """How a call ended: {"error", "at"} with the error described, or {"at"} alone; `at` on the clock of
-    all processes.
+    """Makes a call. Returns {"error", "at"} with the error described, or {"at"} alone. `at` is on the clock
+    of all processes.
     """
     try:
         call()
@@ -63,7 +61,7 @@ def attempt(call: Callable[[], object]) -> dict[str, Any]:
 
 
 def calls_of(comm: unisono.Communicator, memory: str) -> dict[str, Callable[[], object]]:
-    """Calls that need every rank."""
+    """Returns calls that need every rank, by name."""
     small, n = np.ones(8, FLOATS), comm.size
     shape = (n, 1 << 18)
     large = comm.empty(shape, FLOATS) if memory == "symmetric" else np.ones(shape, FLOATS)
@@ -81,7 +79,7 @@ def calls_of(comm: unisono.Communicator, memory: str) -> dict[str, Callable[[], 
 
 
 def wait_for_end(pid: int) -> float:
-    """When the process has ended, on the clock of all processes."""
+    """Waits until the process has ended. Returns the time, on the clock of all processes."""
     ended = select.poll()
     pidfd = os.pidfd_open(pid)
     ended.register(pidfd, select.POLLIN)
@@ -91,23 +89,21 @@ def wait_for_end(pid: int) -> float:
 
 
 def _wait_for_sleep(pid: int) -> None:
-    """Until a process sleeps as in a call that waits, on a futex or (fabric lane) in naps; where the kernel
-    does not tell, until it must.
+    """Waits until a process sleeps as in a call that waits: on a futex, or in naps (fabric lane). If the
+    kernel does not report that, waits 2 s, by when the process must sleep.
     """
-    began, tells = time.monotonic(), False
-    while time.monotonic() < began + (20 if tells else 2):
+    began, reported = time.monotonic(), False
+    while time.monotonic() < began + (20 if reported else 2):
         with contextlib.suppress(OSError):
             where = Path(f"/proc/{pid}/wchan").read_text()
             if re.search("futex|nanosleep", where):
                 return
-            tells |= where not in ("", "0")
+            reported |= where not in ("", "0")
         time.sleep(0.01)
 
 
 def killed_inside(what: str, memory: str, check: bool, victim: int) -> dict[str, Any]:
-    """Rank `victim` is killed while it waits inside a call with another; the last rank comes when it is
-    dead.
-    """
+    """Kills rank `victim` while it waits inside a call. The last rank comes after the death."""
     comm = unisono.init(timeout_s=30, check=check)
     meeting = Meeting()
     call = calls_of(comm, memory)[what]
@@ -118,7 +114,7 @@ def killed_inside(what: str, memory: str, check: bool, victim: int) -> dict[str,
         call()
     died = wait_for_end(pids[victim]) if comm.rank == comm.size - 1 else None
 
-    def until_it_fails() -> None:  # the victim had done its part of a call that needs no more of it
+    def until_it_fails() -> None:  # the victim may have done its whole part of the first call
         for _ in range(3):
             call()
 
@@ -129,7 +125,8 @@ def killed_inside(what: str, memory: str, check: bool, victim: int) -> dict[str,
 
 
 def last_is_killed(comm: unisono.Communicator, meeting: Meeting, seconds: float) -> dict[str, Any]:
-    """The last rank is killed `seconds` after all have come, whatever it does then: who, and when."""
+    """Kills the last rank `seconds` after all have come, whatever it does then. Returns its process and the
+    time of death."""
     pids = meeting.tell(os.getpid())
     dies_at = max(meeting.tell(time.monotonic())) + seconds
     if comm.rank == comm.size - 1:
@@ -139,7 +136,7 @@ def last_is_killed(comm: unisono.Communicator, meeting: Meeting, seconds: float)
 
 
 def killed_in_traffic(seconds: float) -> dict[str, Any]:
-    """The last rank is killed anywhere in a stream of large calls."""
+    """Kills the last rank anywhere in a stream of large calls."""
     comm = unisono.init(timeout_s=30)
     meeting = Meeting()
     x = np.ones((comm.size, 1 << 18), FLOATS)
@@ -158,7 +155,7 @@ def killed_in_traffic(seconds: float) -> dict[str, Any]:
 
 
 def never_comes(what: str) -> dict[str, Any]:
-    """The last rank stays away until the others have given up."""
+    """Makes a call from which the last rank stays away until the others have given up."""
     meeting = Meeting()
     comm = init_in_peace(LATE_S, check=True)
     call = calls_of(comm, "plain")[what]
@@ -174,7 +171,7 @@ def never_comes(what: str) -> dict[str, Any]:
 
 
 def stopped() -> dict[str, Any]:
-    """Rank 1 is stopped for longer than the deadline, and goes on afterwards."""
+    """Stops rank 1 for longer than the deadline. Rank 1 goes on afterwards."""
     meeting = Meeting()
     pids = meeting.tell(os.getpid())
     comm = init_in_peace(LATE_S)
@@ -192,10 +189,10 @@ def stopped() -> dict[str, Any]:
 
 
 def stopped_in_traffic(rounds: int, victim: int) -> list[dict[str, Any]]:
-    """Rank `victim` is stopped anywhere in a stream of calls, in each round of a new communicator."""
+    """Stops rank `victim` anywhere in a stream of calls. Each round has a new communicator."""
     meeting = Meeting()
     pids = meeting.tell(os.getpid())
-    said = []
+    results = []
     for _ in range(rounds):
         comm = init_in_peace(0.5)
         x, row = np.ones(1 << 12, FLOATS), np.ones((comm.size, 64), FLOATS)
@@ -215,14 +212,14 @@ def stopped_in_traffic(rounds: int, victim: int) -> list[dict[str, Any]]:
         if comm.rank == 0:
             stop.join()
             os.kill(pids[victim], signal.SIGCONT)
-        said.append(first)
+        results.append(first)
         meeting.tell()
         comm.close()
-    return said
+    return results
 
 
 def leaves_early(how: str) -> dict[str, Any]:
-    """Rank 1 ends in one way or another, while rank 0 calls on."""
+    """Ends rank 1 by `how`, while rank 0 goes on calling."""
     comm = unisono.init(timeout_s=30)
     comm.barrier()
     if comm.rank == 1:
@@ -241,9 +238,7 @@ def leaves_early(how: str) -> dict[str, Any]:
 
 
 def leaves_after_its_part() -> dict[str, Any]:
-    """A rank that has done its part of every call may go: rank 1 sends, closes and ends, then rank 0
-    receives.
-    """
+    """Ends a rank that has done its part: rank 1 sends, closes and ends, then rank 0 receives."""
     comm = unisono.init(timeout_s=30)
     meeting = Meeting()
     if comm.rank == 1:
@@ -257,8 +252,8 @@ def leaves_after_its_part() -> dict[str, Any]:
 
 
 def forked() -> dict[str, Any]:
-    """Rank 0 forks a child that calls, and ends as a Python program does; then the ranks go on. All drop
-    symmetric memory that the child keeps."""
+    """Forks a child of rank 0 that calls, and ends as a Python program does; then the ranks go on. All ranks
+    drop symmetric memory that the child keeps."""
     comm = unisono.init(timeout_s=30)
     x, dropped, kept = (comm.empty(1 << 18, FLOATS) for _ in range(3))
     x[:] = kept[:] = 1
@@ -275,8 +270,8 @@ def forked() -> dict[str, Any]:
                 looked = attempt(comm.raise_if_failed)
                 os.read(dropped_by_all, 1)
                 del dropped
-                said = {"call": tried, "looked": looked, "kept": float(kept.sum())}
-                os.write(writer, json.dumps(said).encode())
+                result = {"call": tried, "looked": looked, "kept": float(kept.sum())}
+                os.write(writer, json.dumps(result).encode())
                 comm.close()
                 del x, kept, comm
             sys.stdout.flush()
@@ -296,28 +291,28 @@ def forked() -> dict[str, Any]:
 
 
 def out_of_memory_within_a_call() -> dict[str, Any]:
-    """Two ranks, threads of one process, exchange messages; rank 0, in place, may not have the memory for
-    it."""
+    """Exchanges messages between two ranks, threads of one process. Rank 0, in place, may not allocate the
+    memory that it needs."""
     zero, one = unisono.init_threads(2, timeout_s=30)
     x, y, z = (np.ones(64 << 20, np.uint8) for _ in range(3))
-    said: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def rank_1() -> None:
-        said["peer"] = attempt(lambda: one.send_recv(y, 0, z, 0))
+        results["peer"] = attempt(lambda: one.send_recv(y, 0, z, 0))
 
     peer = threading.Thread(target=rank_1)
     peer.start()
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), before[1]))
-    said["first"] = attempt(lambda: zero.send_recv(x, 1, x, 1))
+    results["first"] = attempt(lambda: zero.send_recv(x, 1, x, 1))
     resource.setrlimit(resource.RLIMIT_AS, before)
     peer.join()
-    return said | {"closed": zero.closed, "again": attempt(zero.barrier)}
+    return results | {"closed": zero.closed, "again": attempt(zero.barrier)}
 
 
 def interrupted() -> dict[str, Any]:
-    """Ctrl-C reaches rank 0 while it waits for rank 1, who then needs it."""
+    """Sends Ctrl-C to rank 0 while it waits for rank 1. Rank 1 then waits for rank 0."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it
     comm = unisono.init(timeout_s=30)
     pids = Meeting().tell(os.getpid())
@@ -331,7 +326,7 @@ def interrupted() -> dict[str, Any]:
 
 
 def closed_by_another_thread() -> dict[str, Any]:
-    """Rank 0 closes while a thread of its own waits for rank 1, who then needs it."""
+    """Closes rank 0 while a thread of its own waits for rank 1. Rank 1 then waits for rank 0."""
     comm = unisono.init(timeout_s=30)
     comm.barrier()
     meeting = Meeting()
@@ -342,7 +337,7 @@ def closed_by_another_thread() -> dict[str, Any]:
             comm.close()
             first = waiting.result()
         meeting.tell()
-        meeting.tell()  # alive until rank 1 has said what it hears
+        meeting.tell()  # stays alive until rank 1 has its error
         return {"first": first}
     meeting.tell()
     first = attempt(comm.barrier)
@@ -351,7 +346,7 @@ def closed_by_another_thread() -> dict[str, Any]:
 
 
 def handler_raises() -> dict[str, Any]:
-    """A signal handler of the program raises while a call waits."""
+    """Raises from a signal handler of the program while a call waits."""
 
     def give_up(number: int, frame: object) -> None:
         raise RuntimeError("the handler gives up")
@@ -371,7 +366,7 @@ def handler_raises() -> dict[str, Any]:
 
 
 def handler_returns() -> float:
-    """A signal that is handled, within the wait of rank 0, does not end it."""
+    """Sends a signal, whose handler returns, to rank 0 while it waits. The wait goes on."""
     comm = unisono.init(timeout_s=30)
     meeting = Meeting()
     signal.signal(signal.SIGUSR1, lambda number, frame: meeting.tell())
@@ -384,7 +379,7 @@ def handler_returns() -> float:
 
 
 def stopped_past_the_deadline() -> float:
-    """Rank 0 is stopped for longer than its deadline while it waits, as with a machine that is paused."""
+    """Stops rank 0 for longer than its deadline while it waits, as a paused machine does."""
     comm = init_in_peace(4)
     pids = Meeting().tell(os.getpid())
     if comm.rank == 1:
@@ -392,12 +387,12 @@ def stopped_past_the_deadline() -> float:
         os.kill(pids[0], signal.SIGSTOP)
         time.sleep(5)
         os.kill(pids[0], signal.SIGCONT)
-        time.sleep(0.1)  # it waits on, and looks at the clock
+        time.sleep(0.1)  # rank 0 waits on, and looks at the clock
     return float(comm.all_reduce(np.ones(1, FLOATS))[0])
 
 
 def without_the_gil() -> dict[str, Any]:
-    """A call with a deadline of 1 s, in which another thread keeps the GIL for 0.9 s at a time."""
+    """Makes a call with a deadline of 1 s, while another thread keeps the GIL for 0.9 s at a time."""
     comms = unisono.init_threads(2, timeout_s=1)
     keeps_the_gil, done = ctypes.PyDLL(None), threading.Event()
 
@@ -416,13 +411,13 @@ def without_the_gil() -> dict[str, Any]:
 
 
 def differs_on_rank_1() -> None:
-    """All ranks call all_reduce, rank 1 with another count."""
+    """Calls all_reduce on all ranks, on rank 1 with another count."""
     comm = unisono.init(timeout_s=20, check=True)
     comm.all_reduce(np.ones(4 + (comm.rank == 1), FLOATS))
 
 
 def direct_without_reach() -> dict[str, Any]:
-    """The direct algorithm is asked for on plain memory."""
+    """Asks for the direct algorithm on plain memory."""
     comm = unisono.init(timeout_s=20)
     x = np.ones(4, FLOATS)
     first = attempt(lambda: comm.all_reduce(x, algorithm="two_shot_direct"))
@@ -430,6 +425,6 @@ def direct_without_reach() -> dict[str, Any]:
 
 
 def checks_on_rank_0() -> None:
-    """Only rank 0 is to compare calls."""
+    """Asks only rank 0 to compare calls."""
     rank = launch.from_env(os.environ).rank
     unisono.init(timeout_s=30, check=rank == 0)

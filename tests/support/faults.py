@@ -1,4 +1,4 @@
-"""What tests of lost, late and dissenting ranks expect of the others."""
+"""Checks for tests of lost, late and dissenting ranks: what the others must report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import ranks
 
-NOTICED_S = 5.0  # the promise: a rank that dies is named by the others within that time
+NOTICED_S = 5.0  # within this time the others name a rank that dies
 
 
 def error_of(tried: dict[str, Any]) -> dict[str, Any]:
@@ -15,14 +15,14 @@ def error_of(tried: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_lost(outcome: ranks.Outcome, victim: int, words: str = " has died", stuck: int = 0) -> None:
-    """Every other rank but `stuck` got a PeerLostError that names the victim, in time, and gets it again;
-    `words` follow the name.
+    """Checks that every other rank, except `stuck` ranks, got a PeerLostError that names the victim, in time,
+    and gets the error again. words: the text after the name.
     """
-    said = [r["result"] for rank, r in enumerate(outcome.ranks) if rank != victim and r is not None]
-    assert len(said) == len(outcome.ranks) - 1 - stuck, str(outcome.ended)
-    died = next((one["died"] for one in said if one["died"] is not None), None)
+    results = [r["result"] for rank, r in enumerate(outcome.ranks) if rank != victim and r is not None]
+    assert len(results) == len(outcome.ranks) - 1 - stuck, str(outcome.ended)
+    died = next((one["died"] for one in results if one["died"] is not None), None)
     assert died is not None or stuck, "no rank has seen when the victim died"
-    for one in said:
+    for one in results:
         error = error_of(one["first"])
         assert error["type"] == "PeerLostError", error
         assert "ConnectionError" in error["bases"]

@@ -1,4 +1,4 @@
-"""The collectives as the GPU tests call them, and what they must give by the oracle of the contract suite."""
+"""The collectives as the GPU tests call them, and the expected results by the contract's reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ ALL = ("all_reduce", "reduce", "reduce_scatter", *MOVING)
 
 
 def plain_algorithms(collective: str, nvlink: bool) -> list[str | None]:
-    """Those that take any pointer, the plan's choice first; `nvlink`: it joins the GPUs."""
+    """Returns the algorithms that take any pointer, the plan's choice (None) first. nvlink: whether the GPUs
+    have NVLink."""
     names = unisono.Communicator.algorithms(collective, "cuda")
     known = [traits.algorithm(name) for name in names]
     return [None, *(how.name for how in known if not how.direct and (nvlink or how.pieces != "lines"))]
@@ -31,7 +32,7 @@ def direct_algorithms(collective: str, n: int) -> list[str]:
 
 
 def expected(collective: str, xs: list[Array], root: int, op: str) -> list[Array | None]:
-    """What each rank gets of inputs `xs`; None: nothing."""
+    """Returns each rank's result for inputs `xs`; None: the rank gets none."""
     n = len(xs)
     at_root = lambda value: [value if r == root else None for r in range(n)]  # noqa: E731
     match collective:
@@ -55,7 +56,7 @@ def expected(collective: str, xs: list[Array], root: int, op: str) -> list[Array
 
 
 def shapes(collective: str, count: int, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of a rank's input and output, the larger with about `count` elements."""
+    """Returns the shapes of a rank's input and output, the larger with about `count` elements."""
     block = count // n
     return {
         "all_reduce": ((count,), (count,)),
@@ -78,7 +79,7 @@ def arguments(collective: str, op: str, root: int) -> dict[str, Any]:
 def check(
     ranks: Gpus, collective: str, count: int, dtype: str, op: str, algorithm: str | None, pools: Any = None
 ) -> None:
-    """Makes the call on ranks of this process, on random bits; `pools`: symmetric memory for both arrays."""
+    """Makes a call on ranks of this process, on random bits, and checks it. pools: symmetric memory."""
     n = ranks.n
     rng = np.random.default_rng(count + n)
     root = count % n
@@ -95,12 +96,12 @@ def check(
         inputs.append(x)
         outputs.append(out)
     how = arguments(collective, op, root) | {"algorithm": algorithm}
-    given = ranks.run(
+    results = ranks.run(
         lambda comm, r, stream: getattr(comm, collective)(inputs[r], out=outputs[r], stream=stream, **how)
     )
     for r in range(n):
         if wanted[r] is not None:
-            got = numbers(given[r], dtype)
+            got = numbers(results[r], dtype)
             assert difference(got, wanted[r]) is None, (
                 f"{collective} of {count} {dtype} by {algorithm}, rank {r} of {n}"
             )

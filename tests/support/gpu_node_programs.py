@@ -1,4 +1,4 @@
-"""The programs of tests/gpu/test_nodes.py: virtual nodes with GPUs."""
+"""The programs of ranks in tests/gpu/test_nodes.py: virtual nodes with GPUs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from unisono.bench.cuda.runtime import Graph, Runtime
 
 
 def _joined(timeout_s: float, check: bool | None = None) -> Any:
-    """This rank's communicator. NCCL takes one GPU for several ranks only if they seem to be of different
-    hosts."""
+    """Returns this rank's communicator. Ranks that share a GPU must seem to NCCL to be on different hosts."""
     world = unisono.launch.from_env(os.environ)
     devices, max_sms = devices_for(world.size)
     if len(set(devices)) < world.size:
@@ -31,7 +30,7 @@ def _joined(timeout_s: float, check: bool | None = None) -> Any:
 
 
 def streams(rounds: int) -> int:
-    """Sums on three streams by turns, queued without a wait: how many differ from those of host arrays."""
+    """Enqueues sums on three streams in turn, without a wait. Returns how many differ from the host's."""
     comm = _joined(60)
     streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
     made, pairs = torch.Generator().manual_seed(comm.rank), []
@@ -48,7 +47,8 @@ def streams(rounds: int) -> int:
 
 
 def one_is_late(timeout_s: float) -> dict[str, Any]:
-    """The last rank stays away from an all_reduce until the others have given up, and those wait by CUDA."""
+    """Makes an all_reduce from which the last rank stays away until the others, which wait by CUDA, have
+    given up."""
     comm = _joined(timeout_s)
     x = torch.ones(1 << 20, device="cuda")
     comm.all_reduce(x)
@@ -63,7 +63,7 @@ def one_is_late(timeout_s: float) -> dict[str, Any]:
 
 
 def closes_at_once() -> bool:
-    """Whether a message of another node has come although both ranks closed when they had queued it."""
+    """Returns whether a message of another node has come, although both ranks closed once it was enqueued."""
     comm = _joined(60)
     x = torch.full((1 << 26,), comm.rank, dtype=torch.uint8, device="cuda")
     peer = (comm.rank + 2) % 4
@@ -74,7 +74,7 @@ def closes_at_once() -> bool:
 
 
 def like_the_host(nodes: str, dtype: str, counts: Sequence[int]) -> list[str]:
-    """The same calls on GPU and host arrays, on nodes as `layout` has them: those whose bits differ."""
+    """Makes the same calls on GPU and host arrays, on nodes as in `layout`. Returns those that differ."""
     layout(nodes)
     comm = _joined(60, check=True)
     kind, wrong = getattr(torch, dtype), []
@@ -90,8 +90,8 @@ def like_the_host(nodes: str, dtype: str, counts: Sequence[int]) -> list[str]:
 
 
 def graphs(nodes: str, by_torch: bool, count: int, replays: int) -> list[str]:
-    """Calls that graphs have captured, on fresh data each time: those whose bits differ, or that write to
-    the memory of others."""
+    """Replays captured calls on fresh data. Returns those whose bits differ, or that write to memory that is
+    not theirs."""
     layout(nodes)
     comm, wrong = _joined(60), []
     made, stream = torch.Generator().manual_seed(comm.rank), torch.cuda.Stream()
@@ -114,21 +114,21 @@ def graphs(nodes: str, by_torch: bool, count: int, replays: int) -> list[str]:
 
 
 def _captured(call: Callable[[], Any], stream: Any, by_torch: bool) -> tuple[Callable[[], object], Any]:
-    """How to run what has been captured, and what the call returned. CUDA's own capture, unlike torch's,
-    leaves what torch allocates meanwhile to whoever allocates next."""
-    given: list[Any] = []
+    """Returns a function that runs the captured call, and the call's result. Memory that torch allocates
+    during CUDA's own capture, unlike torch's, goes to the next allocation."""
+    results: list[Any] = []
     if by_torch:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            given.append(call())
-        return graph.replay, given[0]
+            results.append(call())
+        return graph.replay, results[0]
     cuda = Runtime(torch.version.cuda)
-    launch = Graph(cuda, stream.cuda_stream, lambda: given.append(call()), 1).launch
-    return launch, given[0]
+    launch = Graph(cuda, stream.cuda_stream, lambda: results.append(call()), 1).launch
+    return launch, results[0]
 
 
 def _calls(comm: Any, kind: torch.dtype) -> dict[str, Callable[[Any], Any]]:
-    """By name: calls on a block for each rank, of which some take the first."""
+    """Returns calls by name. Their argument has a block for each rank; some calls take only the first."""
     n, ahead, behind = comm.size, (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     chain = ("chain",) if is_uniform(comm.nodes) else ()
 
@@ -164,7 +164,7 @@ def _calls(comm: Any, kind: torch.dtype) -> dict[str, Callable[[Any], Any]]:
 
 
 def _same(got: Any, expected: Any) -> bool:
-    """Whether the bits are; one NaN is as good as another."""
+    """Returns whether the bits are the same. All NaNs count as equal."""
     if got is None or expected is None:
         return got is expected
     got = got.cpu()

@@ -1,5 +1,5 @@
-"""What ranks on GPUs do in tests/gpu, a process each. Each function is one rank's program; what it returns is
-that rank's result.
+"""The programs of ranks in tests/gpu, a process each. Each function is one rank's program, and returns its
+result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpus import Gpus, devices_for, gpus, numbers, random_bits
 from reference import DTYPES, difference
 from unisono import launch
 
-COUNTS = (1, 1000, 100_003)  # elements of the larger buffer, or near
+COUNTS = (1, 1000, 100_003)  # elements of the larger buffer, about
 
 
 class Rank:
@@ -38,12 +38,12 @@ class Rank:
         torch.cuda.set_device(self.device)
         torch.zeros(1, device="cuda")
         self.meeting = Meeting()
-        self.meeting.tell()  # all have started CUDA: a short deadline is not for that
+        self.meeting.tell()  # waits for all to start CUDA, which a short deadline is not for
         self.comm = unisono.init(device=self.device, max_sms=max_sms, timeout_s=timeout_s, **options)
         self.rank, self.size = world.rank, world.size
 
     def put(self, host: Any) -> Any:
-        """A tensor with these bits on the GPU."""
+        """Returns a tensor with these bits on the GPU."""
         import torch
 
         return Gpus.view(
@@ -57,7 +57,8 @@ class Rank:
 
 
 def collectives(dtype: str, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
-    """Every collective by every algorithm that runs here, on plain and symmetric memory: which were wrong."""
+    """Makes every collective by every algorithm that runs here, on plain and symmetric memory. Returns the
+    wrong calls."""
     import torch
 
     here = Rank(check=False)
@@ -80,18 +81,18 @@ def collectives(dtype: str, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
                     x = Gpus.view(raw, xs[me])
                     out = Gpus.view(pool_out[: out.nbytes], np.empty(out_shape, DTYPES[dtype]))
                 how = arguments(collective, "sum", root) | {"algorithm": algorithm}
-                given = getattr(comm, collective)(x, out=out, **how)
+                result = getattr(comm, collective)(x, out=out, **how)
                 here.wait()
                 made += 1
-                if wanted is not None and difference(numbers(given, dtype), wanted) is not None:
+                if wanted is not None and difference(numbers(result, dtype), wanted) is not None:
                     wrong.append(f"{collective} of {count} {dtype} by {algorithm}, symmetric {symmetric}")
     comm.close()
     return {"wrong": wrong, "made": made, "peer_access": comm.peer_access}
 
 
 def messages(most: int) -> dict[str, Any]:
-    """all_to_all_v of parts of `most` bytes at the most, by every algorithm that runs here, to plain and
-    symmetric memory: which were wrong."""
+    """Makes an all_to_all_v of parts below `most` bytes, by every algorithm that runs here, to plain and
+    symmetric memory. Returns the wrong calls."""
     import torch
 
     here = Rank(check=False)
@@ -120,7 +121,7 @@ def messages(most: int) -> dict[str, Any]:
 
 
 def threads(n: int) -> int:
-    """The same between `n` ranks that are threads of this one process; how many calls were made."""
+    """Makes every collective between `n` ranks in this one process. Returns the number of calls."""
     import torch
 
     made = 0
@@ -143,7 +144,7 @@ def threads(n: int) -> int:
 
 
 def one_forbids() -> dict[str, Any]:
-    """Rank 1 alone has peer access switched off."""
+    """Makes a call with peer access switched off on rank 1 alone."""
     import torch
 
     here = Rank(peer_access=launch.from_env(os.environ).rank != 1, check=False)
@@ -154,7 +155,7 @@ def one_forbids() -> dict[str, Any]:
 
 
 class Call:
-    """An all_reduce by `algorithm`, on symmetric memory where it needs that, and the wait for it."""
+    """An all_reduce by `algorithm`, on symmetric memory if needed, and the wait for it."""
 
     def __init__(self, here: Rank, algorithm: str | None, count: int = 100_000) -> None:
         import torch
@@ -174,9 +175,7 @@ class Call:
 
 
 def killed(when: str, algorithm: str | None, victim: int) -> dict[str, Any]:
-    """Rank `victim` is killed before a call, or while its kernel waits for another rank, which comes when it
-    is dead.
-    """
+    """Kills rank `victim` before a call, or while its kernel waits for a rank that comes after the death."""
     here = Rank(timeout_s=30, check=False)
     call = Call(here, algorithm)
     call()
@@ -184,12 +183,12 @@ def killed(when: str, algorithm: str | None, victim: int) -> dict[str, Any]:
     if here.rank == victim:
         if when == "inside":
             call.enqueue()
-            time.sleep(0.2)  # its kernel has begun
+            time.sleep(0.2)  # lets the kernel begin
         os.kill(os.getpid(), signal.SIGKILL)
     last = here.size - 1 if victim != here.size - 1 else 0
     died = wait_for_end(pids[victim]) if here.rank == last else None
 
-    def until_it_fails() -> None:  # the victim may have done its part of the first
+    def until_it_fails() -> None:  # the victim may have done its part of the first call
         for _ in range(3):
             call()
 
@@ -200,7 +199,8 @@ def killed(when: str, algorithm: str | None, victim: int) -> dict[str, Any]:
 
 
 def late(algorithm: str | None, deadlines_s: list[float]) -> dict[str, Any]:
-    """The last rank stays away until the others have given up; each has a deadline of its own."""
+    """Makes a call from which the last rank stays away until the others have given up. Each has its own
+    deadline."""
     here = Rank(timeout_s=deadlines_s[launch.from_env(os.environ).rank], check=False)
     call = Call(here, algorithm)
     call()
@@ -216,7 +216,7 @@ def late(algorithm: str | None, deadlines_s: list[float]) -> dict[str, Any]:
 
 
 def replayed() -> dict[str, Any]:
-    """Rank 0 replays a graph of calls that the others have left: then every replay, of any rank, raises."""
+    """Replays a graph on rank 0 whose calls the others do not make. Then every replay of any rank raises."""
     import torch
 
     here = Rank(timeout_s=3, check=False)
@@ -245,7 +245,7 @@ def replayed() -> dict[str, Any]:
 
 
 def differs(what: str) -> None:
-    """All ranks call all_reduce, rank 1 with something else; they compare their calls first."""
+    """Makes calls of which rank 1's differs. The ranks compare their calls first."""
     import torch
 
     here = Rank(check=True)
@@ -256,9 +256,9 @@ def differs(what: str) -> None:
     if what in ("place", "out"):
         pool = here.comm.empty(12)
         x = pool[4:8] if what == "place" and other else pool[:4]
-    if what == "out":  # the root's, which the others do not know
+    if what == "out":  # only the root passes out
         here.comm.reduce(x, out=pool[8:] if here.rank == 0 else None)
-    elif what == "plan":  # of messages, each of which goes by its own size
+    elif what == "plan":  # each message goes by its own size
         here.comm.set_plan(
             [
                 ("send_recv", False, None, "direct" if other else "push"),

@@ -1,4 +1,4 @@
-"""One rank of tools/gpu-sanitize.sh: every collective, small; the exit code says whether all were right."""
+"""One rank of tools/gpu-sanitize.sh: makes every collective, small. Exits with 1 if a result was wrong."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """Ranks on GPUs: one process, one thread, as many communicators as a test asks for.
 
-Where there are fewer GPUs than ranks, UNISONO_SHARE_DEVICE=1 lets them share one: the protocol is the same,
+If there are fewer GPUs than ranks, UNISONO_SHARE_DEVICE=1 lets the ranks share one. The protocol is the same,
 the speed is not. Otherwise the test is skipped.
 """
 
@@ -23,12 +23,12 @@ from reference import DTYPES
 
 Array = npt.NDArray[Any]
 if os.environ.get("UNISONO_SHARE_DEVICE") == "1":
-    # else streams of different ranks wait for each other in one queue
+    # otherwise streams of different ranks wait for each other in one queue
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def devices_for(n: int) -> tuple[list[int], int]:
-    """(device of each rank, most SMs of each); skips the test where there are not enough."""
+    """Returns the device of each rank, and the most SMs of each. Skips the test if there are too few GPUs."""
     here = unisono.device_count()
     if here >= n:
         return list(range(n)), 0
@@ -48,12 +48,12 @@ class Gpus:
         self.comms = unisono.init_all(
             self.devices, max_sms=options.pop("max_sms", max_sms), check=False, **options
         )
-        self.reach = n > 1 and self.comms[0].peer_access  # programs that reach into peers' memory run
-        self.nvlink = n > 1 and self.comms[0].nvlink  # and so do lines of 128 bytes
+        self.reach = n > 1 and self.comms[0].peer_access  # direct programs run
+        self.nvlink = n > 1 and self.comms[0].nvlink  # lines of 128 bytes run
         self.streams = [torch.cuda.Stream(device) for device in self.devices]
 
     def put(self, host: Array, rank: int) -> Any:
-        """A tensor with these bits on the rank's GPU."""
+        """Returns a tensor with these bits on the rank's GPU."""
         import torch
 
         return self.view(
@@ -70,18 +70,18 @@ class Gpus:
         return raw.view(kind).view(like.shape)
 
     def run(self, call: Callable[[Any, int, Any], Any]) -> list[Any]:
-        """`call(communicator, rank, stream)` for every rank from this one thread, then waits for all."""
+        """Makes `call(communicator, rank, stream)` for every rank, from this one thread. Waits for all."""
         import torch
 
         for device in set(self.devices):
             torch.cuda.synchronize(device)
-        given = [call(comm, rank, self.streams[rank]) for rank, comm in enumerate(self.comms)]
+        results = [call(comm, rank, self.streams[rank]) for rank, comm in enumerate(self.comms)]
         for comm, stream in zip(self.comms, self.streams, strict=True):
             comm.synchronize(stream)
-        return given
+        return results
 
     def capture(self, call: Callable[[Any, int], object], streams: list[Any] | None = None) -> list[Any]:
-        """A graph of each rank's calls, captured on its own stream or on that of `streams`."""
+        """Returns a graph of each rank's calls, captured on its own stream, or on its stream of `streams`."""
         import torch
 
         graphs = []
@@ -122,7 +122,7 @@ def gpus(n: int, **options: Any) -> Iterator[Gpus]:
 
 
 def numbers(tensor: Any, dtype: str) -> Array:
-    """A tensor's bits as a numpy array of that dtype."""
+    """Returns a tensor's bits as a numpy array of that dtype."""
     import torch
 
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
@@ -130,7 +130,7 @@ def numbers(tensor: Any, dtype: str) -> Array:
 
 
 def random_bits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
-    """Any bit pattern: infinities, denormals, -0.0 and NaN among the numbers."""
+    """Returns any bit patterns: infinities, denormals, -0.0 and NaN among the numbers."""
     kind = DTYPES[dtype]
     size = int(np.prod(shape)) * kind.itemsize
     return rng.integers(0, 256, size, np.uint8).view(kind).reshape(shape)

@@ -1,6 +1,4 @@
-"""Bootstraps that lie: the programs of test_hostile.py. Each runs in a process of its own, which must not
-crash.
-"""
+"""The programs of test_hostile.py: bootstraps that lie. Each has its own process, which must not crash."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ FIELDS = "magic version rank size check machine chunk_bytes pid fd bytes nonce n
 
 
 class Liar:
-    """A bootstrap for rank 0 of two, in which the other's greeting is forged from this rank's; the
-    names of the nodes, which come before, are left alone."""
+    """A bootstrap for rank 0 of two. The other's greeting is forged from this rank's. The names of the nodes,
+    which come before, are honest."""
 
     def __init__(self, forge: Callable[[bytes], Any]) -> None:
         self.rank, self.size = 0, 2
@@ -43,7 +41,8 @@ class Liar:
 
 
 def forged(**changes: Any) -> Callable[[bytes], bytes]:
-    """A greeting of rank 1 that differs from rank 0's in these fields; a function gets the old value."""
+    """Returns a function that makes rank 1's greeting from rank 0's, with these fields changed. A function
+    gets the old value."""
 
     def forge(data: bytes) -> bytes:
         assert len(data) == GREETING.size, "the greeting has changed: change this test too"
@@ -57,7 +56,7 @@ def forged(**changes: Any) -> Callable[[bytes], bytes]:
 
 
 def outcome_of(bootstrap: Any) -> dict[str, Any]:
-    """How init ends with that bootstrap, as JSON."""
+    """Returns how init ends with that bootstrap, as JSON."""
     try:
         unisono.init(bootstrap=bootstrap, timeout_s=5).close()
     except Exception as error:
@@ -99,13 +98,13 @@ GREETINGS: dict[str, Callable[[bytes], Any]] = {
 
 
 def greetings() -> dict[str, dict[str, Any]]:
-    """init with each of the forged greetings."""
+    """Calls init with each of the forged greetings."""
     return {name: outcome_of(Liar(forge)) for name, forge in GREETINGS.items()}
 
 
 @contextlib.contextmanager
 def _holder(fd: int) -> Iterator[int]:
-    """A process that has `fd` open under the same number."""
+    """Runs a process that has `fd` open under the same number."""
     child = subprocess.Popen(["sleep", "60"], pass_fds=[fd])
     try:
         yield child.pid
@@ -143,7 +142,7 @@ def _memfd(size: int) -> int:
     return fd
 
 
-HEAD = 4096  # before the announced bytes, a segment has a page of its own
+HEAD = 4096  # bytes: a segment has its own page before the announced bytes
 THINGS: dict[str, Callable[[int], int]] = {
     "/dev/null": lambda size: os.open("/dev/null", os.O_RDWR),
     "/dev/zero": lambda size: os.open("/dev/zero", os.O_RDWR),
@@ -161,7 +160,7 @@ THINGS: dict[str, Callable[[int], int]] = {
 
 
 def things() -> dict[str, dict[str, Any]]:
-    """init with greetings that announce something else that another process has open."""
+    """Calls init with greetings that announce something else that another process has open."""
     return {name: _thing(name) for name in THINGS}
 
 
@@ -178,7 +177,7 @@ def _thing(name: str) -> dict[str, Any]:
 
 
 def mutations(count: int) -> dict[str, int]:
-    """init with many greetings of which some bytes are changed at random: errors, by class."""
+    """Calls init with many greetings whose bytes are changed at random. Returns the errors, by class."""
     rng, seen = random.Random(7), {}
 
     def forge(data: bytes) -> bytes:
@@ -195,7 +194,7 @@ def mutations(count: int) -> dict[str, int]:
 
 
 class Odd:
-    """A bootstrap for one rank that answers `first`, then `second`; None: as it should."""
+    """A bootstrap for one rank that answers `first`, then `second`; None: the right answer."""
 
     def __init__(self, first: Any = None, second: Any = None, rank: Any = 0, size: Any = 1) -> None:
         self.rank, self.size = rank, size
@@ -239,12 +238,12 @@ def _nothing() -> None:
 
 
 def odd() -> dict[str, dict[str, Any]]:
-    """init with bootstraps that do not keep to their protocol."""
+    """Calls init with bootstraps that break their protocol."""
     return {name: outcome_of(make()) for name, make in ODD.items()}
 
 
 def second_answer_is_not_trusted() -> float:
-    """What the second all_gather brings decides nothing but whether memory is copied directly."""
+    """Sums with false answers to the second all_gather, which only decides on direct copies of memory."""
     total = 0.0
     for answer in ([], [b"?"], [b"far", b"far"], [b"\xff" * 100_000]):
         with unisono.init(bootstrap=Odd(None, lambda data, answer=answer: answer)) as comm:

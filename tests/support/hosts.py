@@ -1,7 +1,7 @@
-"""Hosts of their own on one machine: network namespaces, joined by a bridge in one more.
+"""Several hosts on one machine: network namespaces, joined by a bridge in one more.
 
-Processes of two of them share no interface, no address, no loopback and no shared memory (enter_host.sh);
-what goes to a host can be delayed, dropped or cut off. Needs root and `ip` and `tc` (Debian's iproute2).
+Processes on different hosts share no interface, address, loopback or shared memory (enter_host.sh). A test
+can delay, drop or cut off traffic to a host. Requires root, `ip` and `tc` (Debian's iproute2).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _ip(*words: str) -> str:
 
 @cache
 def missing() -> str | None:
-    """Why this machine has no such hosts."""
+    """Returns why this machine cannot have such hosts, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for tool in ("ip", "tc"):
@@ -80,7 +80,7 @@ class Hosts:
         return f"10.77.0.{number}"
 
     def add_bridge(self, number: int) -> None:
-        """As Docker makes it, with the same address on every host."""
+        """Adds a bridge as Docker does, with the same address on every host."""
         name = self.name(number)
         _ip(*f"-n {name} link add docker0 type veth peer name inside".split())
         for interface in ("inside", "docker0"):
@@ -88,11 +88,11 @@ class Hosts:
         _ip("-n", name, "addr", "add", "172.17.0.1/16", "dev", "docker0")
 
     def add_route(self, number: int) -> None:
-        """The default one, by the network between the hosts."""
+        """Adds the default route, over the network between the hosts."""
         _ip("-n", self.name(number), "route", "add", "default", "via", self.address(254))
 
     def cut(self, number: int) -> None:
-        """Nothing reaches or leaves the host any more."""
+        """Cuts the host off: nothing reaches or leaves it."""
         _ip("-n", self.switch, "link", "set", f"p{number}", "down")
 
     def mend(self, number: int) -> None:
@@ -100,15 +100,21 @@ class Hosts:
         _ip("-n", self.switch, "link", "set", f"p{number}", "up")
 
     def disturb(self, number: int, how: str) -> None:
-        """What goes to the host waits in a queue of tc's at the switch: "netem delay 5ms loss 1%", or "tbf
-        rate 100mbit burst 32k limit 20k", which delays and, where it overflows, drops. Raises OSError where
-        the kernel lacks it."""
+        """Puts a queue of tc before the host, at the switch.
+
+        Args:
+            how: for example "netem delay 5ms loss 1%", or "tbf rate 100mbit burst 32k limit 20k", which
+                delays, and drops on overflow.
+
+        Raises:
+            OSError: the kernel lacks such a queue.
+        """
         self._tc(f"qdisc add dev p{number} root {how}")
 
     def dropped(self, number: int) -> int:
-        """Packets that the queue has dropped."""
-        said = self._tc(f"-s qdisc show dev p{number} root")
-        return int(said.partition("dropped ")[2].split()[0].rstrip(","))
+        """Returns the number of packets that the queue has dropped."""
+        output = self._tc(f"-s qdisc show dev p{number} root")
+        return int(output.partition("dropped ")[2].split()[0].rstrip(","))
 
     def _tc(self, words: str) -> str:
         line = ["tc", "-n", self.switch, *words.split()]
@@ -120,7 +126,7 @@ class Hosts:
     def mpiexec(
         self, each: int, argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = 60
     ) -> ranks.Ended:
-        """`argv` as `each` ranks on every host, by MPICH's hydra."""
+        """Runs `argv` as `each` ranks on every host, by MPICH's hydra."""
         places = ",".join(f"{self.address(number)}:{each}" for number in self.numbers)
         hydra = [str(find_mpiexec()), "-launcher", "ssh", "-launcher-exec", ENTER, "-iface", "e0"]
         hydra += ["-hosts", places, "-n", str(each * len(self.numbers))]
@@ -131,7 +137,7 @@ class Hosts:
     def torchrun(
         self, each: int, argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = 90
     ) -> ranks.Ended:
-        """The same by torchrun, an agent on each host; returns how the first host's ended."""
+        """Does the same by torchrun, with an agent on each host. Returns how the first host's agent ended."""
         agents = []
         for number in self.numbers:
             agent = [ENTER, self.address(number), sys.executable, "-m", "torch.distributed.run"]
@@ -160,7 +166,7 @@ class Hosts:
                 other.wait()
 
     def close(self) -> None:
-        """Ends what still runs on the hosts, and removes them."""
+        """Ends all processes on the hosts, and removes the hosts."""
         for number in (0, *self.numbers):
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 for process in _ip("netns", "pids", self.name(number)).split():

@@ -1,4 +1,4 @@
-"""The programs of test_memory.py: symmetric memory, limits, and what stays behind."""
+"""The programs of ranks in test_memory.py: symmetric memory, limits, and leaks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _fds() -> int:
 
 
 def _mapped_bytes() -> int:
-    """Bytes of memory files of Unisono that are mapped here."""
+    """Returns the bytes of Unisono's memory files that are mapped here."""
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "memfd:unisono" in line:
@@ -31,7 +31,7 @@ def _mapped_bytes() -> int:
 
 
 def limited(limit: str) -> dict[str, Any]:
-    """Rank 1 alone may not have more memory; every rank hears of it, and goes on."""
+    """Limits the memory of rank 1 alone. Every rank gets an error, and goes on."""
     comm = unisono.init(timeout_s=20)
     x = np.ones(4, F32)
     before = resource.getrlimit(getattr(resource, limit))
@@ -52,7 +52,7 @@ def _vm_bytes() -> int:
 
 
 def init_limited(limit: str) -> dict[str, Any]:
-    """init where the limit leaves no room: an error at once, not at the deadline."""
+    """Calls init with a limit that leaves no room: an error at once, not at the deadline."""
     before = resource.getrlimit(getattr(resource, limit))
     resource.setrlimit(
         getattr(resource, limit), ({"RLIMIT_FSIZE": 4096, "RLIMIT_NOFILE": 3}[limit], before[1])
@@ -64,15 +64,15 @@ def init_limited(limit: str) -> dict[str, Any]:
 
 
 def too_much(shape: Any, dtype: str) -> dict[str, Any]:
-    """Every rank asks for more than there is, and goes on."""
+    """Asks for more memory than there is, on every rank, and goes on."""
     comm = unisono.init(timeout_s=20)
     first = attempt(lambda: comm.empty(shape, dtype))
     return {"first": first, "sum": float(comm.all_reduce(np.ones(4, F32))[0])}
 
 
 def too_much_together() -> dict[str, Any]:
-    """Every rank asks for three quarters of the memory that there is; files may not be as long, so that none
-    is taken."""
+    """Asks for three quarters of the available memory on every rank. Files may not be that long, so that no
+    memory is used."""
     comm = unisono.init(timeout_s=20)
     available = int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0])
     mib = Meeting().tell(available * 3 // 4 >> 10)[0]
@@ -83,7 +83,8 @@ def too_much_together() -> dict[str, Any]:
 
 
 def opens_and_closes(rounds: int) -> dict[str, Any]:
-    """Communicators and symmetric memory come and go; what the process holds stays the same."""
+    """Makes and drops communicators and symmetric memory. Returns the process's open files and mapped bytes,
+    which must not grow."""
     seen = []
     for _ in range(rounds):
         with unisono.init(timeout_s=20) as comm:
@@ -99,7 +100,7 @@ def opens_and_closes(rounds: int) -> dict[str, Any]:
 
 
 def descriptors() -> float:
-    """Open files of a symmetric array."""
+    """Returns the open files for each symmetric array."""
     comm = unisono.init(timeout_s=20)
     before = _fds()
     arrays = [comm.empty(1, "u8") for _ in range(10)]
@@ -107,8 +108,8 @@ def descriptors() -> float:
 
 
 def drops() -> dict[str, Any]:
-    """Symmetric memory that every rank has dropped is given back, whatever the order; until then nobody
-    loses it.
+    """Drops symmetric memory in a different order on each rank. Memory is freed once every rank has dropped
+    it, and not before.
     """
     comm = unisono.init(timeout_s=20)
     start = _mapped_bytes()
@@ -117,7 +118,7 @@ def drops() -> dict[str, Any]:
     for index in range(4) if comm.rank == 0 else range(3, -1, -1):  # in another order
         large[index] = None
     comm.barrier()
-    comm.barrier()  # any call takes the occasion to let go
+    comm.barrier()  # any call frees dropped memory
     after = _mapped_bytes()
     kept = comm.empty(1 << 20, F32)
     kept[:] = comm.rank + 1
@@ -132,7 +133,7 @@ def drops() -> dict[str, Any]:
 
 
 def outlives() -> float:
-    """Symmetric memory stays memory when its communicator is closed and gone."""
+    """Uses symmetric memory after its communicator is closed and gone."""
     comm = unisono.init(timeout_s=20)
     x = comm.empty(1 << 20, F32)
     x[:] = comm.rank + 1
@@ -146,7 +147,7 @@ def outlives() -> float:
 
 
 def without_shared_memory_files() -> dict[str, Any]:
-    """The bytes free in /dev/shm, and a sum over more symmetric memory than that."""
+    """Returns the free bytes in /dev/shm, and a sum over more symmetric memory than that."""
     comm = unisono.init(timeout_s=20)
     x = comm.empty(8 << 20, F32)
     x[:] = 1

@@ -1,4 +1,4 @@
-"""C++ programs over MPI: compiled by the wrapper of the MPI whose mpiexec starts them."""
+"""C++ programs over MPI, compiled by the wrapper of the MPI whose mpiexec starts them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIBRARY = ROOT / "build" / "tests" / "libunisono.so"
 
 
 def find_mpicxx() -> str:
-    """The wrapper compiler beside the mpiexec. Skips the test if there is none, or no compiler under it."""
+    """Returns the wrapper compiler beside the mpiexec. Skips the test if it or its compiler is missing."""
     mpiexec = find_mpiexec()
     wrapper = mpiexec and shutil.which("mpicxx", path=str(Path(mpiexec).parent))
     if not wrapper:
@@ -27,7 +27,7 @@ def find_mpicxx() -> str:
 
 
 def build(source: Path, program: Path) -> Path:
-    """Compiles and links a program with the shared library. Skips the test if that has not been built."""
+    """Compiles and links a program with the shared library. Skips the test if the library is not built."""
     wrapper = find_mpicxx()
     if not LIBRARY.exists():
         pytest.skip("build/tests has no libunisono.so: make .venv/.have-unisono")

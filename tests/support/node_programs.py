@@ -1,4 +1,4 @@
-"""The programs of test_nodes.py and test_nodes_hosts.py."""
+"""The programs of ranks in test_nodes.py and test_nodes_hosts.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def layout(nodes: str) -> None:
 
 
 def sample(step: int, first: int = 0) -> dict[str, Any]:
-    """Every `step`-th call of the contract's matrix: where the ranks are, and what was wrong."""
+    """Makes every `step`-th call of the contract's matrix. Returns the ranks' nodes, and what was wrong."""
     unchecked = unisono.init(timeout_s=60, check=False)
     checked = unisono.init(timeout_s=60, check=True)
     report = Report()
@@ -41,8 +41,7 @@ def sample(step: int, first: int = 0) -> dict[str, Any]:
 
 
 def refusals() -> dict[str, str]:
-    """Calls that are wrong by themselves, on nodes of two ranks and one, and what was said instead of a word
-    of the refusal."""
+    """Makes calls that are wrong by themselves. Returns the errors that lack the expected words."""
     comm = unisono.init(timeout_s=20, check=False)
     x, n = np.zeros((comm.size, 4), F32), comm.size
     line = x.reshape(-1)
@@ -77,7 +76,7 @@ def refusals() -> dict[str, str]:
         error = attempt(call).get("error", {"type": "none", "text": ""})
         if error["type"] != "UsageError" or word not in error["text"]:
             other[name] = str(error)
-    harmless = {  # refused by the machine, or of a wrong type: nothing is lost
+    harmless = {  # refused by the machine, or of a wrong type: the communicator goes on
         "ResourceError": [lambda: comm.empty(1 << 62, "u8")],
         "TypeError": [
             lambda: comm.empty(4, None),
@@ -100,7 +99,7 @@ def refusals() -> dict[str, str]:
             if (error := attempt(call).get("error", {})).get("type") != kind:
                 other[f"{kind} {number}"] = str(error)
     comm.raise_if_failed()
-    comm.barrier()  # nothing has been moved, and nobody has failed
+    comm.barrier()  # nothing has moved, and no rank has failed
     if comm.rank == 0:  # an empty input may lie within the output
         comm.all_to_all_v(line[1:1], [0] * n, [0] + [1] * (n - 1), out=line[: n - 1])
     else:
@@ -114,7 +113,7 @@ def refusals() -> dict[str, str]:
 
 
 def differ() -> None:
-    """The last rank asks for another op; the second call raises what the first did."""
+    """Makes a call for which the last rank has another op. The second call raises the same error."""
     comm = unisono.init(timeout_s=20, check=True)
     x, op = np.ones(8, F32), "max" if comm.rank == comm.size - 1 else "sum"
     first = attempt(lambda: comm.all_reduce(x, op))["error"]["text"]
@@ -124,7 +123,7 @@ def differ() -> None:
 
 
 def dies(rank: int, count: int) -> None:
-    """One rank kills itself; the others go on until they hear of it."""
+    """Kills one rank. The others go on until they hear of it."""
     comm = unisono.init(timeout_s=20, check=False)
     x = np.ones(count, F32)
     for call in range(100_000):
@@ -134,10 +133,10 @@ def dies(rank: int, count: int) -> None:
 
 
 def until_it_fails(flag: str, timeout_s: float, count: int) -> dict[str, Any]:
-    """All_reduces until one fails; rank 0 says in the file `flag` that they are under way. Every result is
-    right, the failure comes in time, and the next call raises the same."""
+    """Makes all_reduces until one fails, and checks every result. Rank 0 writes the file `flag` once they are
+    under way. Returns the error, the error of the next call, and the seconds that the failed call took."""
     if os.environ["UNISONO_TRANSPORT"] == "gloo":
-        import torch.distributed  # noqa: F401  # takes seconds, which the deadline is not for
+        import torch.distributed  # noqa: F401  # takes seconds, which must not count for the deadline
     comm = unisono.init(timeout_s=timeout_s, check=False)
     x, right = np.full(count, comm.rank + 1, F32), sum(range(1, comm.size + 1))
     out = np.empty_like(x)
@@ -157,7 +156,7 @@ def until_it_fails(flag: str, timeout_s: float, count: int) -> dict[str, Any]:
 
 
 def one_is_late(flag: str, nodes: str) -> dict[str, Any]:
-    """The last rank stays away from an all_gather until the others have given up."""
+    """Makes an all_gather from which the last rank stays away until the others have given up."""
     layout(nodes)
     comm = unisono.init(timeout_s=2, check=False)
     comm.barrier()
@@ -166,8 +165,8 @@ def one_is_late(flag: str, nodes: str) -> dict[str, Any]:
 
 
 def other_lengths(flag: str, nodes: str) -> dict[str, Any]:
-    """Every rank gathers more than the one before it: so little that a message leaves when it is sent, since
-    who has failed moves MPI no further."""
+    """Gathers more on every rank than on the one before. Messages are so small that they leave when they are
+    sent, since a rank that has failed no longer moves MPI."""
     layout(nodes)
     comm = unisono.init(timeout_s=20, check=False)
     comm.barrier()
@@ -176,8 +175,8 @@ def other_lengths(flag: str, nodes: str) -> dict[str, Any]:
 
 
 def _meet(flag: str, comm: Any, ranks: Iterable[int]) -> None:
-    """Waits for them at exit, when rank_main has written the result: hydra ends those of a rank that ends
-    without MPI's own end."""
+    """Waits for the ranks at exit, when rank_main has written the result. Hydra kills the others once a rank
+    ends without MPI_Finalize."""
     Path(f"{flag} {comm.rank}").touch()
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The programs of test_nodes.py that compare long sums and broadcasts, of many blocks, with references."""
+"""The programs of ranks in test_nodes.py that compare sums of many blocks with references."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SHARD_BYTES = 512 << 10  # the least bytes of a block for each rank (Limits of s
 
 
 def long_sums(nodes: str) -> list[str]:
-    """Sums of several blocks that no shard divides: those that differ from a plain sum in rank order."""
+    """Makes sums of several blocks that no shard divides. Returns those that differ from a plain sum in rank
+    order."""
     layout(nodes)
     comm = unisono.init(timeout_s=60, check=False)
     wrong = []
@@ -28,8 +29,8 @@ def long_sums(nodes: str) -> list[str]:
             np.random.default_rng((count, rank)).standard_normal(count, F32) for rank in range(comm.size)
         ]
         expected = everyone[0]
-        for its in everyone[1:]:
-            expected = expected + its
+        for x in everyone[1:]:
+            expected = expected + x
         for algorithm in ("one_shot", "two_shot", *(["chain"] if is_uniform(comm.nodes) else [])):
             for in_place in (False, True):
                 x = everyone[comm.rank].copy()
@@ -45,7 +46,8 @@ def long_sums(nodes: str) -> list[str]:
 
 
 def quantised_sums(nodes: str) -> list[str]:
-    """Those that differ from the definition, of less than a block, of several, and in place."""
+    """Makes quantised sums of less than a block and of several, also in place. Returns those that differ from
+    the definition."""
     layout(nodes)
     comm = unisono.init(timeout_s=60, check=True)
     wrong = []
@@ -59,10 +61,10 @@ def quantised_sums(nodes: str) -> list[str]:
                     expected, x = quantised.all_reduce(everyone, op, wire), everyone[comm.rank].copy()
                     for out in (np.empty_like(x), x):
                         comm.all_reduce(x, op, out=out, wire=wire)
-                        if (said := difference(out, expected)) is not None:
-                            wrong.append(f"{op} of {count} {dtype} as {wire}: {said}")
+                        if (text := difference(out, expected)) is not None:
+                            wrong.append(f"{op} of {count} {dtype} as {wire}: {text}")
     other = "int8" if comm.rank == 0 else "fp8"
-    said = attempt(lambda: comm.all_reduce(np.ones(8, F32), wire=other))["error"]["text"]
+    error = attempt(lambda: comm.all_reduce(np.ones(8, F32), wire=other))["error"]["text"]
     same = "called all_reduce(sum) of 8 f32 as"
     differ = f"rank 0 {same} int8 by two_shot, but rank 1 {same} fp8 by two_shot: make"
-    return wrong if differ in said else [*wrong, said]
+    return wrong if differ in error else [*wrong, error]

@@ -1,5 +1,4 @@
-"""What a quantised all_reduce gives, written from its definition in plain numpy, and how far off it may
-be."""
+"""The reference of a quantised all_reduce, from its definition in plain numpy, and its error bound."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ TOP = {"fp8": 8, "int8": 6}  # the exponent of LARGEST
 
 
 def blocks_of(values: Array) -> Array:
-    """As f64, a row for each block, filled up with zeros."""
+    """Returns the values as f64, a row for each block, filled up with zeros."""
     rows = -(-values.size // BLOCK)
     padded = np.zeros(rows * BLOCK)
     padded[: values.size] = values.astype(np.float64)
@@ -27,16 +26,18 @@ def blocks_of(values: Array) -> Array:
 
 
 def to_codes(scaled: Array, wire: str) -> Array:
-    """The nearest numbers of the format, ties to even; as f64."""
+    """Returns the nearest numbers of the format, ties to even, as f64."""
     if wire == "int8":
         return np.rint(scaled) + 0.0  # an integer has no -0
     return scaled.astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
 def as_travelled(values: Array, wire: str) -> Array:
-    """What `values` are on the other side of the wire, as f32. The step of a block is the least power of two,
-    from 2^-126 on, with which its largest magnitude becomes a number of the format that is no less than
-    2^TOP, or would be with a smaller step."""
+    """Returns `values` as they arrive, as f32.
+
+    A block's step is a power of two, from 2^-126 on. With the least such step, the block's largest magnitude
+    becomes a number of the format that is no less than 2^TOP, or would be with a smaller step.
+    """
     rows = blocks_of(values)
     with np.errstate(all="ignore"):
         largest = np.abs(rows).max(axis=1)
@@ -57,7 +58,7 @@ def as_travelled(values: Array, wire: str) -> Array:
 
 
 def all_reduce(xs: Sequence[Array], op: str, wire: str) -> Array:
-    """The bits that every rank must get, a NaN being any NaN."""
+    """Returns the bits that every rank must get. All NaNs count as equal."""
     if len(xs) == 1:
         return xs[0]
     with np.errstate(all="ignore"):
@@ -70,8 +71,8 @@ def all_reduce(xs: Sequence[Array], op: str, wire: str) -> Array:
 
 
 def bound(xs: Sequence[Array], op: str, wire: str) -> tuple[Array, Array]:
-    """(exact result, allowed distance) by the bound that the docstring of all_reduce states, for finite
-    numbers whose results do not overflow."""
+    """Returns the exact result and the allowed distance, by the bound in the docstring of all_reduce, for
+    finite numbers whose results do not overflow."""
     n, count = len(xs), xs[0].size
     wide = [x.astype(np.float64) / (n if op == "avg" else 1) for x in xs]
     exact = np.sum(wide, axis=0)

@@ -1,4 +1,4 @@
-"""A rank that makes one communicator after the other."""
+"""A rank that makes one communicator after another."""
 
 from __future__ import annotations
 

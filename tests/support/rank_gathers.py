@@ -1,4 +1,4 @@
-"""A rank of the bootstrap tests: joins the run that it was started in, gathers, and says who it is."""
+"""A rank of the bootstrap tests: joins its run, gathers, and prints its rank, size and bootstrap."""
 
 from __future__ import annotations
 

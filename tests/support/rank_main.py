@@ -1,6 +1,4 @@
-"""One rank of `ranks.play`: `python rank_main.py MODULE:FUNCTION FOLDER ARGS`. It leaves its word in
-FOLDER.
-"""
+"""One rank of `ranks.play`: `python rank_main.py MODULE:FUNCTION FOLDER ARGS` writes the result to FOLDER."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ RANKS = ("UNISONO_RANK", "PMI_RANK", "RANK")
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An error as JSON: its class, its text, and what it may be caught as."""
+    """Returns an error as JSON: its class, its text, and the classes that catch it."""
     return {
         "type": type(error).__name__,
         "text": str(error),
@@ -25,14 +23,14 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 def main(program: str, folder: str, args: str) -> int:
     module, _, function = program.partition(":")
-    said: dict[str, Any]
+    outcome: dict[str, Any]
     try:
-        said = {"result": getattr(importlib.import_module(module), function)(*json.loads(args))}
+        outcome = {"result": getattr(importlib.import_module(module), function)(*json.loads(args))}
     except BaseException as error:
-        said = {"error": describe(error)}
+        outcome = {"error": describe(error)}
     path = Path(folder) / next((os.environ[name] for name in RANKS if name in os.environ), "0")
     unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(said))
+    unfinished.write_text(json.dumps(outcome))
     unfinished.rename(path)
     return 0
 

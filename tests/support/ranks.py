@@ -1,4 +1,4 @@
-"""Starts the ranks of a test as processes, and says how they ended."""
+"""Starts the ranks of a test as processes, and returns how they ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAUNCH = (
 
 @dataclass(frozen=True)
 class Ended:
-    """Exit code of a launcher (None: it had to be killed), what it and the ranks printed, and seconds."""
+    """The exit code of a launcher (None: it was killed), the output of it and the ranks, and seconds."""
 
     code: int | None
     output: str
@@ -40,7 +40,7 @@ class Ended:
 def run(argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = 60) -> Ended:
     """Runs a program to its end, or kills it after `timeout_s`."""
     began = time.monotonic()
-    # not a pipe: that one would stay open as long as any child lives
+    # not a pipe, which would stay open as long as any child lives
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
             argv, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -56,7 +56,7 @@ def run(argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: fl
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """SIGTERM lets a launcher end its ranks."""
+    """Ends a launcher. SIGTERM lets it end its ranks."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if child.poll() is None:
             child.send_signal(number)
@@ -72,31 +72,28 @@ def launch(
     nodes: int = 1,
     within: Sequence[str] = (),
 ) -> Ended:
-    """`argv` as `n` ranks, as `unisono run` starts them; `within`: a command that runs the rest of its
-    words."""
+    """Runs `argv` as `n` ranks, as `unisono run` does. within: a command that runs its remaining words."""
     return run([*within, sys.executable, "-c", _LAUNCH, str(n), str(nodes), *argv], env, timeout_s)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What every rank of a program came to: its result, or its error as {"type", "text", ...}; None if it
-    left no word.
-    """
+    """The outcome of every rank: {"result"}, or {"error"} as {"type", "text", ...}; None if it has none."""
 
     ended: Ended
     ranks: list[Any]
 
     def errors(self) -> list[dict[str, Any]]:
-        """The error of every rank; fails where a rank has none."""
-        for rank, said in enumerate(self.ranks):
-            assert isinstance(said, dict) and "error" in said, f"rank {rank} said {said}; {self.ended}"
-        return [said["error"] for said in self.ranks]
+        """Returns the error of every rank. Fails if a rank has none."""
+        for rank, one in enumerate(self.ranks):
+            assert isinstance(one, dict) and "error" in one, f"rank {rank} left {one}; {self.ended}"
+        return [one["error"] for one in self.ranks]
 
     def results(self) -> list[Any]:
-        """The result of every rank; fails where a rank has none."""
-        for rank, said in enumerate(self.ranks):
-            assert isinstance(said, dict) and "result" in said, f"rank {rank} said {said}; {self.ended}"
-        return [said["result"] for said in self.ranks]
+        """Returns the result of every rank. Fails if a rank has none."""
+        for rank, one in enumerate(self.ranks):
+            assert isinstance(one, dict) and "result" in one, f"rank {rank} left {one}; {self.ended}"
+        return [one["result"] for one in self.ranks]
 
 
 def play(
@@ -118,23 +115,23 @@ def play(
 def play_by(
     start: Callable[[Sequence[str]], Ended], n: int, program: str, *args: object, within_s: float = 0
 ) -> Outcome:
-    """The same with a launcher of the test's own, which runs an argv as `n` ranks; `within_s` is how long
-    they may outlive it."""
+    """Does the same with a launcher of the test, which runs an argv as `n` ranks. within_s: how long the
+    ranks may outlive it."""
     with tempfile.TemporaryDirectory() as folder:
         ended = start([sys.executable, str(PROGRAMS), program, folder, json.dumps(args)])
-        words = [Path(folder) / str(rank) for rank in range(n)]
+        outcomes = [Path(folder) / str(rank) for rank in range(n)]
         deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline and not all(path.exists() for path in words):
+        while time.monotonic() < deadline and not all(path.exists() for path in outcomes):
             time.sleep(0.02)
-        return Outcome(ended, [_said(path) for path in words])
+        return Outcome(ended, [_outcome(path) for path in outcomes])
 
 
-def _said(path: Path) -> Any:
+def _outcome(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def new_marker() -> dict[str, str]:
-    """An environment variable by which what one test leaves is found again."""
+    """Returns an environment variable that marks the processes and files of one test."""
     marker = uuid.uuid4().hex
     _files_before[marker] = _files_in_shared_memory()
     return {"UNISONO_TEST": marker}
@@ -144,7 +141,7 @@ _files_before: dict[str, set[str]] = {}
 
 
 def processes_with(marker: str) -> set[int]:
-    """Processes that were started with that marker and still hold memory: zombies are left out."""
+    """Returns the processes with that marker that still hold memory. Zombies are left out."""
     found = set()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -155,7 +152,7 @@ def processes_with(marker: str) -> set[int]:
 
 
 def gone(marker: str, within_s: float) -> bool:
-    """Whether the processes with that marker end in time."""
+    """Returns whether the processes with that marker end in time."""
     deadline = time.monotonic() + within_s
     while processes_with(marker):
         if time.monotonic() > deadline:
@@ -165,21 +162,21 @@ def gone(marker: str, within_s: float) -> bool:
 
 
 def wait_for_state(pid: int, state: str) -> None:
-    """Until a process is in a state of /proc/PID/stat, "T" for one that is stopped."""
+    """Waits until a process is in a state of /proc/PID/stat. "T": stopped."""
     while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != state:
         time.sleep(0.001)  # bounded by the timeout of the test
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nobody has at the moment."""
+    """Returns a TCP port of the loopback that nobody uses at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def left_in_shared_memory(marker: str, within_s: float = 10) -> set[str]:
-    """Files of Unisono in shared memory that came since `new_marker` and stay; those of other programs go by
-    themselves.
+    """Returns files of Unisono in shared memory that came since `new_marker` and stay. Files of other
+    programs vanish in time.
     """
     deadline = time.monotonic() + within_s
     left = _files_in_shared_memory() - _files_before[marker]

@@ -1,4 +1,4 @@
-"""Records for the tests of the report: made up, deterministic, in the shape of a real run."""
+"""Records for the tests of the report: invented, deterministic, in the shape of a real run."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def end(interrupted: bool = False) -> End:
 
 
 def case(collective: str = "all_reduce", size: int = 65536, ranks: int = 2, **other: Any) -> Case:
-    """As the bench makes it; `other` replaces fields."""
+    """Returns a case as the bench makes it. other: replaces fields."""
     return msgspec.structs.replace(cases.make_case(collective, size, "f32", ranks), **other)
 
 
 def result(backend: str, what: Case, samples: Iterable[float], **other: Any) -> Result:
-    """A result with exactly these samples (us)."""
+    """Returns a result with exactly these samples. Units: us."""
     times = [float(sample) for sample in samples]
     visits = other.get("visits", [])
     interval = stats.visited_interval(times, visits) if visits else stats.median_interval(times)
@@ -91,7 +91,7 @@ def result(backend: str, what: Case, samples: Iterable[float], **other: Any) -> 
 
 
 def timed(backend: str, what: Case, median_us: float | None = None, count: int = 60, **other: Any) -> Result:
-    """A result with samples that scatter by about a tenth; the median grows with the size unless given."""
+    """Returns a result whose samples scatter by about a tenth. median_us: None lets it grow with the size."""
     seed = zlib.crc32(msgspec.json.encode((backend, what)))
     middle = median_us or _SPEED.get(backend, 2.5) * (3 + what.bytes / 5e3)
     samples = middle * np.random.default_rng(seed).lognormal(0, 0.1, count)
@@ -117,12 +117,12 @@ def sweep(
 
 
 def exact(backend: str, what: Case, us: float) -> Result:
-    """A result whose interval is a hair above `us`."""
+    """Returns a result whose interval lies just above `us`."""
     return result(backend, what, [us * (1 + 1e-4 * i) for i in range(20)])
 
 
 def pingpongs(ranks: int, slow: pairs.Pair) -> list[Record]:
-    """1 us and 100 us for 8 B and 1 MiB; the slow pair takes twice as long."""
+    """Returns results of 1 us for 8 B and 100 us for 1 MiB. The slow pair takes twice as long."""
     found: list[Record] = []
     for pair in pairs.select(pairs.ALL, ranks):
         for pattern in vocabulary.PATTERNS:
@@ -135,7 +135,7 @@ def pingpongs(ranks: int, slow: pairs.Pair) -> list[Record]:
 
 
 def scaled(kind: str, times: dict[int, float], backend: str = "unisono", **other: Any) -> list[Record]:
-    """64 KiB all_gather: what a rank brings (weak), or all together (strong)."""
+    """Returns results of an all_gather of 64 KiB on each rank (weak), or on all ranks together (strong)."""
     found: list[Record] = []
     for ranks, us in times.items():
         size = scaling.case_bytes(kind, "all_gather", 65536, ranks)
@@ -152,7 +152,7 @@ def lines(*found: Record | Iterable[Record]) -> bytes:
 
 
 def write(directory: Path, *found: Record | Iterable[Record], name: str = records.FILE_NAME) -> Path:
-    """Writes a records file with a head and what is given; returns the directory."""
+    """Writes these records to a file. Returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / name).write_bytes(lines(*found))
     return directory

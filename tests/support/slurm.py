@@ -1,4 +1,4 @@
-"""A Slurm cluster whose nodes are the hosts of hosts.py, its controller on the first. Needs Debian's
+"""A Slurm cluster whose nodes are the hosts of hosts.py, with the controller on the first. Requires Debian's
 slurmctld, slurmd, slurm-client and munge.
 """
 
@@ -43,7 +43,7 @@ PartitionName=all Nodes=ALL Default=YES
 
 
 def missing() -> str | None:
-    """Why there can be no cluster here."""
+    """Returns why there can be no cluster here, or None."""
     lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
     if lacking:
         return f"there is no {lacking[0]}: install slurmctld, slurmd, slurm-client and munge"
@@ -51,14 +51,14 @@ def missing() -> str | None:
 
 
 class Cluster:
-    """`folder` holds what the daemons keep."""
+    """A Slurm cluster. folder: for the files of the daemons."""
 
     def __init__(self, made: hosts.Hosts, folder: Path) -> None:
         self._hosts, self._folder = made, folder
         self._env = {"UNISONO_TEST_HOSTS": made.prefix, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def start(self, daemons: ExitStack, each: int) -> None:
-        """The daemons, of nodes with `each` cores."""
+        """Starts the daemons, for nodes with `each` cores, and waits until all nodes are idle."""
         folder, numbers = self._folder, self._hosts.numbers
         names = [f"{self._hosts.address(number)} node{number}" for number in numbers]
         (folder / "hosts").write_text("\n".join([*names, "127.0.0.1 localhost\n"]))
@@ -83,11 +83,11 @@ class Cluster:
         deadline = time.monotonic() + 60
         idle = self._on(1, ["sinfo", "--noheader", "--states=idle", "--format=%D"])
         while True:
-            said = ranks.run(idle, self._env, 10)
-            if said.output.strip() == str(len(numbers)):
+            ended = ranks.run(idle, self._env, 10)
+            if ended.output.strip() == str(len(numbers)):
                 return
             if time.monotonic() > deadline:
-                raise OSError(f"the nodes do not come up: {said}")
+                raise OSError(f"the nodes do not come up: {ended}")
             time.sleep(0.2)
 
     def _on(self, number: int, argv: Sequence[str]) -> list[str]:
@@ -96,19 +96,19 @@ class Cluster:
         return [hosts.ENTER, self._hosts.address(number), names, *map(shlex.quote, argv)]
 
     def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> ranks.Ended:
-        """A command on the first host."""
+        """Runs a command on the first host."""
         return ranks.run(self._on(1, argv), {**self._env, **(env or {})}, 90)
 
     def batch(self, script: Path, each: int, argv: Sequence[str]) -> ranks.Ended:
-        """`argv`, this Python first, by a batch script on all nodes, to its end."""
-        said = self._folder / "job.txt"
-        asked = ["sbatch", "--wait", f"--nodes={len(self._hosts.numbers)}", f"--output={said}"]
+        """Runs `argv`, with this Python first, by a batch script on all nodes, to its end."""
+        log = self._folder / "job.txt"
+        command = ["sbatch", "--wait", f"--nodes={len(self._hosts.numbers)}", f"--output={log}"]
         if "torchrun" not in script.name:
-            asked.append(f"--ntasks-per-node={each}")
+            command.append(f"--ntasks-per-node={each}")
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        ended = self.run([*asked, str(script), *argv[1:]], {"PATH": path})
-        told = said.read_text() if said.exists() else ""
-        return replace(ended, output=f"{ended.output}{told}")
+        ended = self.run([*command, str(script), *argv[1:]], {"PATH": path})
+        job_output = log.read_text() if log.exists() else ""
+        return replace(ended, output=f"{ended.output}{job_output}")
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Back-to-back mixed collectives of random sizes on one communicator, each result checked.
+"""Makes mixed collectives of random sizes back to back on one communicator, and checks each result.
 
-What is sent is a function of (call, rank, index) that costs little to compute, so that the calls follow each
-other closely; sums are of small whole numbers, which are exact in every order. The oracle of bits is the
-contract suite.
+Inputs are a function of (call, rank, index) that costs little to compute, so that calls follow each other
+closely. Sums are of small whole numbers, which are exact in every order. The contract suite is the reference
+for the bits of other sums.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Soak:
         }
 
     def run(self, calls: int) -> dict[str, Any]:
-        """Makes the calls; says how many of each collective, and which results were wrong."""
+        """Makes the calls. Returns how many of each collective, and the wrong results."""
         kinds = [*self._algorithms, "batch_send_recv", "all_reduce", "barrier"]
         for number in range(calls):
             name = self._random.choice(kinds)
@@ -56,10 +56,10 @@ class Soak:
                 break
         return {"made": self._made, "wrong": self._wrong}
 
-    # ---- what is drawn, alike on every rank ---------------------------------------------------------------
+    # ---- random choices, the same on every rank -----------------------------------------------------------
 
     def _size(self, most: int = 1 << 15) -> int:
-        """Mostly small; now and then large."""
+        """Returns a size: mostly small, sometimes large."""
         return int(most ** self._random.random() ** (1 if self._random.random() < 0.1 else 2)) - 1
 
     def _kind(self) -> Any:

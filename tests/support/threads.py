@@ -14,7 +14,7 @@ Body = Callable[[unisono.Communicator], Any]
 
 @contextmanager
 def team(n: int, timeout_s: float = 20, check: bool | None = True) -> Iterator[list[unisono.Communicator]]:
-    """Communicators of `n` threads, closed at the end."""
+    """Makes communicators of `n` threads, and closes them at the end."""
     communicators = unisono.init_threads(n, timeout_s=timeout_s, check=check)
     try:
         yield communicators
@@ -24,7 +24,7 @@ def team(n: int, timeout_s: float = 20, check: bool | None = True) -> Iterator[l
 
 
 def attempt(communicators: Sequence[unisono.Communicator], body: Body) -> list[Any]:
-    """`body` on every rank at once: its result, or the exception that it raised, in rank order."""
+    """Runs `body` on every rank at once. Returns each result or exception, in rank order."""
 
     def one(communicator: unisono.Communicator) -> Any:
         try:
@@ -37,8 +37,8 @@ def attempt(communicators: Sequence[unisono.Communicator], body: Body) -> list[A
 
 
 def together(communicators: Sequence[unisono.Communicator], body: Body) -> list[Any]:
-    """`body` on every rank at once: its results. A rank that raises leaves, so that the others need not wait
-    for it; the first exception is raised here.
+    """Runs `body` on every rank at once. Returns the results, in rank order. A rank that raises closes its
+    communicator, so that the others do not wait for it. The first exception is raised here.
     """
     failures: list[Exception] = []
 
@@ -58,6 +58,6 @@ def together(communicators: Sequence[unisono.Communicator], body: Body) -> list[
 
 
 def with_threads(n: int, body: Body, timeout_s: float = 20, check: bool | None = True) -> list[Any]:
-    """`together` on new communicators."""
+    """Runs `together` on new communicators."""
     with team(n, timeout_s, check) as communicators:
         return together(communicators, body)

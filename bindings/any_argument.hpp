@@ -1,4 +1,4 @@
-// Arguments from Python that are taken as they are given, so that a wrong one is refused in words.
+// Arguments that accept any Python value, so that a clear message can refuse a wrong one.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,14 +7,14 @@
 
 namespace unisono::python {
 
-// Any integer, also one which no int holds.
+// Any integer, including one that no int holds.
 struct RankNumber {
-  nanobind::object given;  // a Python int
+  nanobind::object number;  // a Python int
 };
 
-// A name, or what another library has in its place (torch's ReduceOp), by its str.
+// A name, or another library's object for it (torch's ReduceOp), by the object's str.
 struct OpName {
-  nanobind::object given;  // a Python str, which holds the text
+  nanobind::object object;  // a Python str, which holds the text
   std::string_view text;
 };
 
@@ -26,9 +26,9 @@ struct nanobind::detail::type_caster<unisono::python::RankNumber> {
 
   bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
     if (!PyIndex_Check(source.ptr())) return false;
-    value.given = steal(PyNumber_Index(source.ptr()));
-    if (!value.given.is_valid()) PyErr_Clear();
-    return value.given.is_valid();
+    value.number = steal(PyNumber_Index(source.ptr()));
+    if (!value.number.is_valid()) PyErr_Clear();
+    return value.number.is_valid();
   }
 };
 
@@ -38,9 +38,10 @@ struct nanobind::detail::type_caster<unisono::python::OpName> {
 
   bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
     if (source.is_none()) return false;
-    value.given = steal(PyObject_Str(source.ptr()));
+    value.object = steal(PyObject_Str(source.ptr()));
     Py_ssize_t length = 0;
-    const char* text = value.given.is_valid() ? PyUnicode_AsUTF8AndSize(value.given.ptr(), &length) : nullptr;
+    const char* text =
+        value.object.is_valid() ? PyUnicode_AsUTF8AndSize(value.object.ptr(), &length) : nullptr;
     if (!text) PyErr_Clear();
     else value.text = {text, static_cast<std::size_t>(length)};
     return text != nullptr;
