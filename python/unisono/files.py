@@ -1,4 +1,4 @@
-"""How a file is written that others may be reading."""
+"""Writes files that other processes may be reading."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from unisono.errors import ResourceError
 
 
 def write(path: Path, content: bytes) -> Path:
-    """Writes all of it, or leaves what was there, and raises ResourceError, which names the file."""
+    """Writes `content` to `path` as a whole. Returns `path`.
+
+    Raises:
+        ResourceError: the system refused. The message names the file, whose old content stays.
+    """
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
