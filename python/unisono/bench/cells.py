@@ -15,14 +15,14 @@ import msgspec
 from unisono.bench import pairs
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import Placed, Pools
-from unisono.bench.cases import calls_per_sample, has_in_place, label
+from unisono.bench.cases import calls_per_sample, has_in_place
 from unisono.bench.control import Control
 from unisono.bench.device import Device, HangError, Runner
 from unisono.bench.schedule import Cell
 from unisono.bench.timing import Call
 from unisono.bench.verify import Arithmetic, Expectation, arrange, bound_text, expectation, inspect
 from unisono.records import Case, vocabulary
-from unisono.records.vocabulary import PLACEMENTS
+from unisono.records.vocabulary import PLACEMENTS, case_text
 
 LATE_S = 0.02  # one rank enters a barrier that is checked so much later than the others
 
@@ -165,7 +165,7 @@ def check(
         expected = cache(partial(expectation, variant, *whose, wire=backend.wire))
         for hit in [[work] for work in loops] or [works]:
             case = hit[0].case if loops else variant
-            device.beat(f"the check of {label(case)} on {backend.name}")
+            device.beat(f"the check of {case_text(case)} on {backend.name}")
             made = partial(_called, case, backend, pools, device, compared=first)
             if loops:
                 made = partial(_looped, hit[0], pools, device)
@@ -174,7 +174,7 @@ def check(
                 single = partial(_called, case, backend, pools, device, call=hit[0].call if loops else None)
                 told = _first_error(control, case, partial(_waits, control, late, single))
             if told is not None:
-                wrong.append(Wrong(case, hit, told[0], f"{told[1]} ({label(case)})"))
+                wrong.append(Wrong(case, hit, told[0], f"{told[1]} ({case_text(case)})"))
     return wrong
 
 
@@ -189,7 +189,7 @@ def _first_error(control: Control, case: Case, step: Callable[[], str | None]) -
         error = f"{type(raised).__name__}: {raised}"
     told = control.first_error(error)
     if told is not None and any(control.gather(hung, bool)):
-        raise HangError(f"{told[1]} ({label(case)})")
+        raise HangError(f"{told[1]} ({case_text(case)})")
     return told
 
 

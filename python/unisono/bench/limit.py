@@ -22,13 +22,13 @@ import msgspec
 from unisono.bench import cells
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import needed_bytes
-from unisono.bench.cases import label, make_case
+from unisono.bench.cases import make_case
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device
 from unisono.bench.options import Options
 from unisono.errors import UnisonoError
 from unisono.records import Case, Failure, Largest, Record, Skip, text
-from unisono.records.vocabulary import KNOWN, PLACEMENTS
+from unisono.records.vocabulary import KNOWN, PLACEMENTS, case_text
 
 FULL = ("out of memory", "outofmemory", "cannot allocate", "no space left", "memory allocation")
 SAMPLES = 5
@@ -172,14 +172,14 @@ class Sweep:
             )
         )
         self._say(
-            f"{backend.name} {label(ran)}: {good.time_us:.0f} us, "
+            f"{backend.name} {case_text(ran)}: {good.time_us:.0f} us, "
             f"{memory.used >> 20} of {memory.total >> 20} MiB used; {stopped}"
         )
 
     def _step(self, backend: Backend, case: Case, seed: int) -> Step:
         """Allocates, checks and times one size; everything it made is dropped when it returns."""
         control, device = self._control, self._device
-        device.beat(f"{label(case)} on {backend.name}")
+        device.beat(f"{case_text(case)} on {backend.name}")
         pools: Any = None
         error: str | None = None
         try:

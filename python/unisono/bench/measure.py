@@ -21,7 +21,6 @@ from unisono.bench import timing
 from unisono.bench.backends.base import Backend
 from unisono.bench.binding import Binding
 from unisono.bench.buffers import Pools
-from unisono.bench.cases import label
 from unisono.bench.cells import Group, Work
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device, HangError
@@ -29,6 +28,7 @@ from unisono.bench.pairs import messages, place_alone
 from unisono.bench.results import result_of
 from unisono.bench.schedule import Batch, Limits, Schedule
 from unisono.records import NOT_CHECKED, Failure, Record, Result, Skip, Verification
+from unisono.records.vocabulary import case_text
 
 T = TypeVar("T")
 PROBE_S = 0.02  # a call that takes longer is timed only once to know its cost
@@ -213,7 +213,7 @@ class Measurement:
 
     def _batch(self, work: Work, batch: Batch) -> list[timing.Timed] | None:
         """All ranks' times; None where the cell failed on any of them and is dropped."""
-        self.device.beat(f"{label(work.case)} on {work.backend.name}")
+        self.device.beat(f"{case_text(work.case)} on {work.backend.name}")
         runner, placed = work.ready(self.pools, self.device)
         self._binding.bind(work.backend.own_threads, place_alone(work.case, self.control.rank))
         placed.prime()

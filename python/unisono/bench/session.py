@@ -40,6 +40,7 @@ from unisono.records import (
     Skip,
     Workload,
 )
+from unisono.records.vocabulary import case_text
 
 # one exchange of the bench's own: as long as the slowest call that others may be in
 EXCHANGE_TIMEOUT_S = 300.0
@@ -152,9 +153,7 @@ class Session:
         self._writer.write(record)
         if isinstance(record, Failure):
             where = f"rank {record.rank}: " if record.rank is not None else ""
-            self._display.say(
-                f"FAILED {cases.label(record.case)} on {record.backend}: {where}{record.message}"
-            )
+            self._display.say(f"FAILED {case_text(record.case)} on {record.backend}: {where}{record.message}")
 
     def run(self) -> Outcome:
         """Everything between the first record and the last."""

@@ -180,7 +180,7 @@ class Hub:
             self._refuse(rank, f"rank {rank} sent the launcher what is no Unisono message: {error}")
 
     def lost(self, rank: int, why: str) -> None:
-        """Notes that `rank` sends no more; earlier bytes count. `why` is a clause: 'was killed by SIGKILL'."""
+        """Notes that `rank` sends no more; earlier bytes count. `why`: a clause: 'was killed by SIGKILL'."""
         if self.listening(rank):
             cut = self._decoders[rank].partial
             self._gone[rank] = f"rank {rank} {why}" + (f", {cut} bytes into a message" if cut else "")

@@ -84,7 +84,7 @@ class MpiBootstrap:
         return self._comm
 
     def abandon(self) -> None:
-        """Notes that messages may never end: the copy is not freed and MPI not finalized, which would wait."""
+        """Notes that messages may never end. The copy is then not freed nor MPI finalized, as both wait."""
         self._failed = True
         abandon()
 
