@@ -1,5 +1,5 @@
-"""The `unisono` command. Exit codes: 0 good, 1 something failed (or a gate is not passed), 2 the command
-itself is wrong, 130 interrupted."""
+"""The `unisono` command. Exit codes: 0 success, 1 a failure (or a gate not passed), 2 a wrong command line,
+130 interrupted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _cmake_dir(asked: bool) -> None:
     if asked:
         from unisono import _core
 
-        print(Path(_core.__file__).parent / "lib" / "cmake" / "unisono")  # what wheels install
+        print(Path(_core.__file__).parent / "lib" / "cmake" / "unisono")  # where wheels install it
         raise typer.Exit
 
 

@@ -1,4 +1,4 @@
-"""The options of `unisono bench`, each in one place: its command line is made from this class."""
+"""The options of `unisono bench`. The command line is made from the class Asked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _how(*names: str, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The command line of `unisono bench`; None if the user said nothing."""
+    """The command line of `unisono bench`. None: the user left the option out."""
 
     named: Annotated[
         list[str] | None,
