@@ -109,7 +109,7 @@ class Backend(Protocol):
     own_threads: bool = False  # True: the library works in threads of its own, which need a core too
 
     def available(self, ranks: int) -> str | None:
-        """Returns None if the library can serve this run of `ranks` processes, else why not, in a sentence."""
+        """Returns None if the library can serve this run of `ranks` processes, else why not."""
         return None
 
     def version(self) -> str:
