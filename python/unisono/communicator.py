@@ -132,22 +132,22 @@ def _transport(bootstrap: Any, timeout_s: float) -> Any:
     raise UsageError(f"{_TRANSPORT}={name} is no transport: use mpi, gloo or fabric, or unset it.")
 
 
-def _number(name: str, given: Any) -> int:
+def _number(name: str, value: Any) -> int:
     try:
-        return operator.index(given)
+        return operator.index(value)
     except TypeError:
-        raise UsageError(f"{name}={given!r} is no whole number: give one.") from None
+        raise UsageError(f"{name}={value!r} is no whole number: give one.") from None
 
 
 def _fabric_of(lane: str | Fabric | None) -> Fabric | None:
     if isinstance(lane, Fabric):
         return lane
-    said = f"lane={lane!r}"
+    source = f"lane={lane!r}"
     if lane is None:
         lane = os.environ.get("UNISONO_LANE") or "host"
-        said = f"UNISONO_LANE={lane}"
+        source = f"UNISONO_LANE={lane}"
     if lane not in ("host", "fabric"):
-        raise UsageError(f"{said} is unknown: use host, fabric or a unisono.Fabric.")
+        raise UsageError(f"{source} is unknown: use host, fabric or a unisono.Fabric.")
     return Fabric() if lane == "fabric" else None
 
 

@@ -106,8 +106,8 @@ def all_to_all_v_blocks(block: int, ranks: int) -> list[int]:
     if ranks == 1:
         return [block]
     row = 8 if block >= 8 * 8 else 1
-    some = [int(block * (ranks - 1 + 2 * to) / (3 * (ranks - 1))) // row * row for to in range(ranks - 1)]
-    return [*some, block]
+    parts = [int(block * (ranks - 1 + 2 * to) / (3 * (ranks - 1))) // row * row for to in range(ranks - 1)]
+    return [*parts, block]
 
 
 def block_elements(case: Case) -> int:

@@ -106,6 +106,6 @@ def show(console: Console) -> None:
         table.add_row(name, version)
     console.print(table)
     backends = Table("backend", "usable", "version, or why not")
-    for name, usable, said in rows:
-        backends.add_row(name, "yes" if usable else "no", said)
+    for name, usable, detail in rows:
+        backends.add_row(name, "yes" if usable else "no", detail)
     console.print(backends)

@@ -39,16 +39,16 @@ def _slowest_s(ranks: list[timing.Timed]) -> float:
     return min(samples) / 1e6
 
 
-def _told(wrong: list[tuple[bool, int, str]]) -> str:
+def _summary(wrong: list[tuple[bool, int, str]]) -> str:
     """Returns the ranks' errors in one line, the cause first, each text once."""
     first, *others = sorted(wrong)
     known = {first[2]}
-    told = [first[2]]
+    texts = [first[2]]
     for _, rank, text in others:
         if text not in known:
-            told.append(f"rank {rank}: {text}")
+            texts.append(f"rank {rank}: {text}")
             known.add(text)
-    return " | ".join(told)
+    return " | ".join(texts)
 
 
 class Report(msgspec.Struct):
@@ -223,8 +223,8 @@ class Measurement:
         reports = self.control.gather(report, Report)
         self.interrupted |= any(rank.interrupted for rank in reports)
         # A rank that did not hang comes first: its error is why others hung.
-        wrong = [(said.hung, rank, said.error) for rank, said in enumerate(reports) if said.error]
-        failed = (min(wrong)[1], _told(wrong)) if wrong else None
+        wrong = [(report.hung, rank, report.error) for rank, report in enumerate(reports) if report.error]
+        failed = (min(wrong)[1], _summary(wrong)) if wrong else None
         if failed is not None:
             hung = any(rank.hung for rank in reports)
             self._drop(work, *failed, hung)
@@ -232,8 +232,8 @@ class Measurement:
                 raise HangError(failed[1])
             return None
         return [
-            timing.Timed(np.frombuffer(said.starts, np.int64), np.frombuffer(said.durations, np.int64))
-            for said in reports
+            timing.Timed(np.frombuffer(one.starts, np.int64), np.frombuffer(one.durations, np.int64))
+            for one in reports
         ]
 
     def _drop(self, work: Work, rank: int | None, message: str, hung: bool = False) -> None:

@@ -68,30 +68,30 @@ def make(
     )
 
 
-def _from_object(world: World, given: object, timeout_s: float) -> Bootstrap:
+def _from_object(world: World, found: object, timeout_s: float) -> Bootstrap:
     mpi = sys.modules.get("mpi4py.MPI")
     made: Bootstrap
-    if mpi is not None and isinstance(given, mpi.Comm):
+    if mpi is not None and isinstance(found, mpi.Comm):
         from .mpi import MpiBootstrap
 
-        made = MpiBootstrap(given, timeout_s)
-    elif callable(getattr(given, "all_gather", None)) and hasattr(given, "rank") and hasattr(given, "size"):
-        if not isinstance(given, Bootstrap):
+        made = MpiBootstrap(found, timeout_s)
+    elif callable(getattr(found, "all_gather", None)) and hasattr(found, "rank") and hasattr(found, "size"):
+        if not isinstance(found, Bootstrap):
             raise UsageError(
-                f"bootstrap= is a {type(given).__name__} without close(): add it (Bootstrap protocol)"
+                f"bootstrap= is a {type(found).__name__} without close(): add it (Bootstrap protocol)"
             )
-        made = given
-    elif callable(getattr(given, "set", None)) and callable(getattr(given, "get", None)):
+        made = found
+    elif callable(getattr(found, "set", None)) and callable(getattr(found, "get", None)):
         from .store import StoreBootstrap
 
         if world.launcher == "none":
             raise UsageError(
                 "a Store does not know the ranks: call init(rank=..., size=..., bootstrap=store)"
             )
-        return StoreBootstrap(given, world.rank, world.size, timeout_s)
+        return StoreBootstrap(found, world.rank, world.size, timeout_s)
     else:
         raise UsageError(
-            f"bootstrap= is a {type(given).__name__}: give an mpi4py communicator, a torch.distributed "
+            f"bootstrap= is a {type(found).__name__}: give an mpi4py communicator, a torch.distributed "
             "Store, or an object with rank, size, all_gather(bytes) and close()"
         )
     rank, size = made.rank, made.size

@@ -59,14 +59,14 @@ def check_payload(data: bytes) -> bytes:
     return bytes(data)
 
 
-def check_timeout(given: object, name: str = "timeout_s") -> float:
-    """Returns `given` in seconds. Raises UsageError with `name` unless 0 < given <= MOST_TIMEOUT_S."""
+def check_timeout(value: object, name: str = "timeout_s") -> float:
+    """Returns `value` in seconds. Raises UsageError with `name` unless 0 < value <= MOST_TIMEOUT_S."""
     try:
-        seconds = float(given)  # type: ignore[arg-type]
+        seconds = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         seconds = math.nan
     if not 0 < seconds <= MOST_TIMEOUT_S:
         raise UsageError(
-            f"{name}={given} is no deadline: give seconds above 0, at most {MOST_TIMEOUT_S:.0e}."
+            f"{name}={value} is no deadline: give seconds above 0, at most {MOST_TIMEOUT_S:.0e}."
         )
     return seconds
