@@ -1,8 +1,7 @@
-"""The contract across nodes: the same body, data and reference as on one (test_contract.py), on virtual
-nodes.
+"""The contract across virtual nodes: the same body, data and reference as on one node (test_contract.py).
 
-A layout names the node of each rank: two alike, several, uneven ones, and ranks that go round the nodes,
-where the order of nodes is not that of ranks.
+A layout names the node of each rank: two nodes of equal size, several, uneven ones, and ranks that go round
+the nodes, so that the order of nodes is not that of ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ GROUPS = [
 
 @cache
 def reports(transport: str, layout: str) -> tuple[list[Report | None], ranks.Ended]:
-    """What every rank reports of its whole matrix."""
+    """Returns every rank's report of the whole matrix."""
     n = len(layout)
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, WORKER, f"unisono:{layout}", str(n), folder]

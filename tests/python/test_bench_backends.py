@@ -1,4 +1,4 @@
-"""Finding backends, and a user's own in a few lines."""
+"""The look-up of backends, a user's own backend in a few lines, provenance and free memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unisono.records import Case
 
 
 class Mine(Backend):
-    """A backend as the documentation shows it."""
+    """A backend as in the documentation."""
 
     name = "mine"
 
@@ -92,7 +92,7 @@ def test_another_packages_backend_that_is_broken(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("reach", [True, False])
 def test_every_algorithm_can_say_what_it_supports(reach: bool) -> None:
-    """Of an algorithm that reaches into peers' buffers on plain memory, it depends on the machine."""
+    """For a direct algorithm on plain memory, the answer depends on the machine."""
     outcome = ranks.play(2, "basic_programs:supported", reach, env={} if reach else {"UNISONO_FAR": "0"})
     for wrong in outcome.results():
         assert wrong == []

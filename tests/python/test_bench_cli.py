@@ -88,7 +88,7 @@ def test_a_wrong_command_says_what_is_known_and_exits_with_2(arguments: str, say
 def test_a_directory_with_records_is_not_overwritten(
     verb: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor run in where the report would merge them with the new ones."""
+    """Nor is a directory used whose records the report would merge with the new ones."""
     monkeypatch.setattr(start, "start", lambda *_: pytest.fail("it was measured"))
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("")
@@ -127,7 +127,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_keeps_what_was_recorded(tmp_path:
     try:
         with pytest.raises(ResourceError, match=r"records\.jsonl cannot be written: File too large"):
             writer.write(skip)
-        writer.write(skip)  # the sentence was said
+        writer.write(skip)  # does nothing after the error
         with pytest.raises(ResourceError, match=r"new cannot be written"):
             files.write(tmp_path / "new", bytes(1000))
         writer.close()

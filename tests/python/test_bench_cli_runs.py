@@ -107,7 +107,7 @@ def test_a_run_that_cannot_measure_says_why_and_leaves_no_folder_of_its_own(tmp_
 
 
 def wait_for_measurements(directory: Path) -> None:
-    """Until a run has begun to measure: what it does last before that is the ceiling."""
+    """Waits until a run begins to measure, right after it has recorded the ceiling."""
     deadline = time.monotonic() + 150
     file = directory / records.FILE_NAME
     while not file.exists() or b"ceiling" not in file.read_bytes():
@@ -126,8 +126,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, backend: str) -> None:
     )  # fmt: skip
     try:
         wait_for_measurements(directory)
-        time.sleep(2)  # nothing tells that there are samples: they are on record at the end
-        os.killpg(child.pid, signal.SIGINT)  # as the terminal does it
+        time.sleep(2)  # for some samples, which are recorded only at the end
+        os.killpg(child.pid, signal.SIGINT)  # as the terminal does
         _, errors = child.communicate(timeout=120)
     finally:
         child.kill()

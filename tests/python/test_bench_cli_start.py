@@ -89,8 +89,9 @@ def test_mpiexec_gets_the_users_settings_and_nothing_of_a_launcher_around_it() -
 
 @contextmanager
 def mpiexec_of_a_bench() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """What starts an mpiexec, that one as its only child, and its rank: (the first, the pids of the others).
-    SIGINT to mpiexec is told on standard output, whose end is the proof that it has ended."""
+    """Starts a bench with a stand-in for mpiexec as its only child, and a rank. Yields (bench, pids of both).
+
+    The stand-in prints SIGINT to standard output, whose end proves that the stand-in has ended."""
     mpiexec = (
         "import os, signal, subprocess, sys\n"
         "signal.signal(signal.SIGINT, lambda *_: (print('SIGINT', flush=True), sys.exit(7)))\n"
@@ -148,7 +149,7 @@ def test_mpiexec_ends_with_a_bench_that_is_killed(ranks_find_unisono: None) -> N
 def test_of_ranks_that_joined_the_first_alone_gives_the_code(
     rank: int, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A launcher ends all when one fails, and rank 0 has the report to write."""
+    """A launcher ends all ranks when one fails, but rank 0 has to write the report."""
     monkeypatch.setattr(session, "run", lambda options: session.Outcome(1, True, []))
     monkeypatch.setattr(finish, "finish", lambda *_: finish.INTERRUPTED)
     for name, value in {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}.items():

@@ -1,4 +1,4 @@
-"""What ranks tell each other, where some of them fail."""
+"""Exchanges between ranks of which some fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Step = Callable[[Control], str | None]
 
 
 def in_step(work: Step) -> list[tuple[int, str] | None]:
-    """What a step gives on each rank; afterwards the ranks still understand each other."""
+    """Returns the result of a step on each rank. Checks that the ranks are in step afterwards."""
 
     def rank(control: Control) -> tuple[int, str] | None:
         found = control.step(lambda: work(control))
@@ -88,7 +88,7 @@ def test_a_library_that_asks_again_after_an_error_is_not_waited_for() -> None:
 
 @pytest.fixture
 def hangups() -> Iterator[None]:
-    """SIGHUP does what it does by itself: the tests may be run by nohup."""
+    """Gives SIGHUP its default handler, since the tests may run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -98,7 +98,7 @@ def hangups() -> Iterator[None]:
 def test_a_second_signal_ends_the_process_whichever_the_first_was(
     first: signal.Signals, hangups: None
 ) -> None:
-    """A launcher that is told by Ctrl-C to stop sends SIGINT, then SIGTERM."""
+    """After Ctrl-C, a launcher sends SIGINT, then SIGTERM."""
     all_ = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in all_]
     with Interrupt().watched() as interrupt:

@@ -35,7 +35,7 @@ needs_no_gpu = pytest.mark.skipif(device.missing() is None, reason="this machine
 
 
 def test_old_records_are_still_read(tmp_path: Path) -> None:
-    """A case of schema 1.0 has no device: it is the CPU's."""
+    """A case of schema 1.0 has no device, and counts as one of the CPU."""
     new = cases.make_case("all_reduce", 64, "f32", 2)
     old = json.loads(msgspec.json.encode(new))
     del old["device"]
@@ -203,7 +203,7 @@ def test_what_nccl_has() -> None:
 
 
 def test_the_types_of_nccl() -> None:
-    """As in nccl.h: sizes, and every dtype and op of the bench."""
+    """Sizes, and the codes of every dtype and op of the bench, are those of nccl.h."""
     assert ctypes.sizeof(nccl.UniqueId) == 128
     assert nccl.DTYPES.keys() == vocabulary.DTYPES.keys()
     assert set(nccl.OPS) == set(vocabulary.OPS)

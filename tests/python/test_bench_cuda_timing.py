@@ -13,7 +13,7 @@ from unisono.bench.device import HangError
 
 
 class Line:
-    """A start line that counts."""
+    """A start line that counts its uses."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -37,7 +37,7 @@ class Event:
 
 
 class StandIn:
-    """The part of a device that the loops see; `wait_fails_at`: the number of the wait that hangs."""
+    """The part of a device that the loops use. `wait_fails_at`: the number of the wait that hangs."""
 
     stream = 0
 

@@ -1,5 +1,5 @@
-"""Ping-pong between pairs of ranks, and all_to_all built of sends and receives: who sends what to whom, what
-is refused, and whole runs."""
+"""Ping-pong between pairs of ranks, and all_to_all built of sends and receives: messages, refusals and whole
+runs."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_measured_is_refused(
 
 
 class Collectives(Backend):
-    """A user's backend, which knows nothing of sends."""
+    """A user's backend without sends."""
 
     name = "collectives"
 
@@ -166,7 +166,7 @@ def test_what_is_built_of_sends_has_no_in_place_form() -> None:
 
 
 def test_a_pair_starts_together_and_the_others_sleep() -> None:
-    """Rank 2 takes no part and is not waited for; rank 1 comes late, and rank 0 leaves after it has come."""
+    """Rank 2 takes no part, and nobody waits for it. Rank 1 comes late, and rank 0 leaves only after that."""
     doors, communicators = meetings(3), unisono.init_threads(3)
 
     def rank(number: int) -> tuple[float, float]:
@@ -192,7 +192,7 @@ def test_a_pair_starts_together_and_the_others_sleep() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_unisono_in_every_pattern_pair_and_way(tmp_path: Path, ranks: int) -> None:
-    """Ranks as threads, with the rest of the pairs asleep."""
+    """The ranks are threads, and all other pairs sleep."""
     changes: dict[str, Any] = {"collectives": ["pingpong", "all_to_all"], "streams": vocabulary.STREAMS}
     chosen = options(tmp_path / "run", ["unisono"], sizes=[4, 70000], **changes)
 

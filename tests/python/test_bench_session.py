@@ -22,8 +22,7 @@ def test_a_run_records_every_case_on_every_backend(run: Run) -> None:
     found, outcomes = run(["unisono", "wrapped"])
     assert not found.failures
     assert not found.problems
-    # two collectives x two sizes x two kinds of memory x two modes, and the barrier's two modes, on two
-    # backends
+    # (2 collectives x 2 sizes x 2 kinds of memory x 2 modes, and 2 modes of the barrier) on 2 backends
     assert len(found.results) == (2 * 2 * 2 * 2 + 2) * 2
     assert len({(r.case, r.backend) for r in found.results}) == len(found.results)
     for result in found.results:
@@ -82,7 +81,7 @@ def test_a_workload_is_recorded_with_its_own_results(run: Run) -> None:
 
 
 def test_the_cores_are_those_of_all_ranks_together(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a launcher has bound each to one of its own."""
+    """The launcher has bound each rank to a core of its own."""
     cores = itertools.count()
     monkeypatch.setattr(session.Binding, "allowed", property(lambda self: frozenset({next(cores)})))
     found, _ = run(["unisono"], cores=1, collectives=["barrier"])

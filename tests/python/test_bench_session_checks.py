@@ -27,10 +27,8 @@ def test_a_wrong_result_is_a_failure_and_no_time(run: Run) -> None:
     assert {("wrong_at_once", "all_gather"), ("unisono", "all_reduce")} <= timed
     assert {f.rank for f in found.failures} == {1}
     assert all("element 3 is" in f.message for f in found.failures)
-    assert {f.case.placement for f in found.failures} == {
-        "out_of_place",
-        "in_place",
-    }  # the latter only checked
+    placements = {f.case.placement for f in found.failures}
+    assert placements == {"out_of_place", "in_place"}  # in place is only checked, not timed
     assert {o.failures for o in outcomes} == {len(found.failures)}
 
 
@@ -75,7 +73,7 @@ def test_the_calls_that_are_checked_afterwards_are_the_timed_ones(run: Run, mode
 def test_a_cell_that_is_wrong_afterwards_is_told_from_the_others_of_its_group(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wrong in queues of calls only."""
+    """The data is wrong only in queues of calls."""
     looped = cells._looped
 
     def wrong(work: Work, *others: Any) -> Any:
@@ -126,13 +124,13 @@ def test_an_exception_drops_the_cell_and_the_others_go_on(run: Run) -> None:
 def test_the_watch_is_told_before_and_after_the_call_of_a_check(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Buffers of many GiB take minutes to fill and to compare."""
+    """The watch must not end a check: buffers of many GiB take minutes to fill and to compare."""
     log: dict[int, list[str]] = {}
 
-    def noted(word: str, of: Any) -> Any:
+    def noted(word: str, function: Any) -> Any:
         def noting(*args: Any) -> Any:
             log.setdefault(threading.get_ident(), []).append(word)
-            return of(*args)
+            return function(*args)
 
         return noting
 

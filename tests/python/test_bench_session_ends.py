@@ -54,12 +54,12 @@ def test_a_hang_for_good_ends_the_run_and_keeps_what_was_measured(run: Run, tmp_
 def test_whatever_ends_a_run_what_was_measured_is_kept(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU whose context is broken: nothing of it can be freed either."""
-    told: set[Work] = set()
+    """As with a GPU whose context is broken, freeing the loops raises too."""
+    raised: set[Work] = set()
 
     def broken(self: Work) -> None:
-        if self.dropped and self not in told:
-            told.add(self)
+        if self.dropped and self not in raised:
+            raised.add(self)
             raise RuntimeError("CUDA error: unspecified launch failure")
 
     monkeypatch.setattr(Work, "close", broken)
@@ -95,8 +95,9 @@ def test_a_library_that_never_returns_ends_the_run_and_what_was_measured_is_kept
     (result,) = [r for r in found.results if r.case.collective == "all_gather"]
     assert result.samples_us and result.verification.bound == "not checked"
     assert result.verification.detail == "the run ended before the second check: nothing moved any more"
-    said = capsys.readouterr().err
-    assert "rank 0: nothing has moved for 2 s in all_gather" in said and "on stuck; the run ends here" in said
+    errors = capsys.readouterr().err
+    assert "rank 0: nothing has moved for 2 s in all_gather" in errors
+    assert "on stuck; the run ends here" in errors
 
 
 def test_a_watch_saves_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +120,7 @@ def test_a_watch_saves_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_watch_counts_its_looks_since_the_rank_moved_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the clock, which goes on while the process is stopped."""
+    """The watch must not count the clock, which goes on while the process is stopped."""
     looks: list[float] = []
     watching = watch.Watch(0, 4 * watch.LOOK_S)
 
@@ -181,7 +182,7 @@ def test_an_interrupt_is_noticed_between_the_last_checks_too(
 
 
 def test_a_disk_that_fills_is_all_that_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though cells are left whose samples are not recorded yet."""
+    """The error is one line, though the samples of some cells are not recorded yet."""
     write = records.RecordsWriter.write
 
     def full(self: records.RecordsWriter, record: records.Record) -> None:
@@ -193,6 +194,6 @@ def test_a_disk_that_fills_is_all_that_is_said(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(records.RecordsWriter, "write", full)
     with pytest.raises(unisono.ResourceError) as raised:
         run(["unisono"], ranks=1)
-    said = rank.explain(raised.value)
-    assert said.startswith("unisono bench: ") and "\n" not in said
-    assert "records.jsonl cannot be written: No space left on device" in said
+    text = rank.explain(raised.value)
+    assert text.startswith("unisono bench: ") and "\n" not in text
+    assert "records.jsonl cannot be written: No space left on device" in text

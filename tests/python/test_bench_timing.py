@@ -1,4 +1,4 @@
-"""The timed loops, on calls that count."""
+"""The timed loops, on calls that count themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.bench.timing import Timed
 
 
 class Counter:
-    """Counts its calls, and raises at the one numbered `fail_at`."""
+    """Counts its calls. Raises in call number `fail_at`."""
 
     def __init__(self, fail_at: int = -1) -> None:
         self.count, self.fail_at = 0, fail_at
@@ -97,7 +97,7 @@ def test_every_sample_tells_the_watch_that_the_rank_moves() -> None:
 
 def test_the_clock_is_one_on_one_machine_only() -> None:
     class Pair:
-        """Rank 0 of two; the other says the same, or is on another machine."""
+        """Rank 0 of two. The other rank is on the same machine, or on another."""
 
         rank, size = 0, 2
 

@@ -1,4 +1,4 @@
-"""From measured algorithms to the table that the library reads."""
+"""`unisono tune`: makes the table that the library reads from measured algorithms."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_tables_of_gpus_are_kept_by_card(tmp_path: Path) -> None:
 
 
 def test_the_built_in_tables_of_gpus_fit_the_library() -> None:
-    """Every line names an algorithm that its collective has, on memory that it can run on."""
+    """Every entry names an algorithm of its collective, on memory on which the algorithm runs."""
     folder = Path(__file__).parents[2] / "src" / "plans"
     for path in folder.glob("*.json"):
         table = json.loads(path.read_text())

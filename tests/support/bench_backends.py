@@ -23,7 +23,7 @@ Call = Callable[[], object]
 
 
 class Wrapped(UnisonoBackend):
-    """Unisono under another name; `meddle` gets every call and may make something else of it."""
+    """Unisono under another name. `meddle` may replace every call."""
 
     name = "wrapped"
 
@@ -66,7 +66,7 @@ class Mismatched(Wrapped):
 
 
 class Notes(Wrapped):
-    """Notes of each call whether the ranks compare it."""
+    """Notes for each call whether the ranks compare it."""
 
     name = "notes"
     compared: ClassVar[list[bool]] = []
@@ -97,7 +97,7 @@ class WrongLater(WrongAtOnce):
 
 
 class Lazy(Wrapped):
-    """Communicates the first time that a call is made."""
+    """Its calls communicate only the first time."""
 
     name = "lazy"
 
@@ -113,7 +113,7 @@ class Lazy(Wrapped):
 
 
 class NoWait(Wrapped):
-    """Its barrier returns at once, and all else is right."""
+    """Its barrier returns at once. All other calls are right."""
 
     name = "no_wait"
 
@@ -122,7 +122,7 @@ class NoWait(Wrapped):
 
 
 class NoWaitLater(Wrapped):
-    """Waits in a barrier the first time that it is made."""
+    """Its barrier waits only the first time."""
 
     name = "no_wait_later"
 
@@ -202,7 +202,7 @@ class NoStart(Wrapped):
 
 
 class NoStartAtRoot(Wrapped):
-    """Has no unique id for the others, who wait for it."""
+    """Its rank 0 has no unique id, for which the others wait."""
 
     name = "no_start_at_root"
     closed: ClassVar[list[int]] = []
