@@ -1,4 +1,4 @@
-"""What `bootstrap.make` takes, and the bootstrap of `unisono run` under a hostile launcher and a real one."""
+"""The arguments of `bootstrap.make`, and the bootstrap of `unisono run` under a hostile or real launcher."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOOD = encode(Kind.DATA, 1, (0, 0), b"payload", 1000)
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, int]]:
-    """(the launcher's end, the descriptor that the rank inherits)"""
+    """Yields the launcher's end, and the descriptor that the rank inherits."""
     monkeypatch.setattr(client._Connection, "_all", {})
     monkeypatch.setattr(client, "_ANSWER_GRACE_S", 0.05)
     ours, theirs = socket.socketpair()

@@ -131,8 +131,8 @@ def test_torchrun() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize(("program", "said"), [(GATHER, "StoreBootstrap"), (AGAIN, "6.0")])
 def test_torch_variables_set_by_hand(program: Path, said: str) -> None:
-    """Without torchrun's agent rank 0 serves the Store, and must not leave before the others have read;
-    communicators that follow each other find it again."""
+    """Without torchrun's agent, rank 0 serves the Store, and must not leave before the others have read.
+    Later communicators find the same Store."""
     env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(

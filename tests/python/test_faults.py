@@ -1,6 +1,5 @@
-"""Ranks that die, stay away, stop, leave, fork or are interrupted: the others say so, soon, and nothing is
-left.
-"""
+"""Ranks that die, stay away, stop, leave, fork or are interrupted: the others soon report it, and nothing is
+left."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def programs(name: str) -> str:
 
 @pytest.fixture(params=["host", *(pytest.param(one, marks=pytest.mark.fabric) for one in ("shm", "tcp"))])
 def lane(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment of ranks on the host lane, or over a provider of the fabric lane."""
+    """Returns the environment of ranks on the host lane, or over a provider of the fabric lane."""
     if request.param != "host" and (reason := fabric.missing(request.param)):
         pytest.skip(reason)
     return {} if request.param == "host" else fabric.over(request.param)
@@ -87,7 +86,7 @@ def test_rank_that_is_stopped() -> None:
 
 @pytest.mark.parametrize("victim", [1, 2])
 def test_only_the_rank_that_is_stopped_is_blamed(victim: int) -> None:
-    """Also where the first to give up has waited for a rank that itself waits for that one."""
+    """Also if the first rank to give up has waited for a rank that itself waits for the stopped one."""
     rounds = 6
     for said in ranks.play(3, programs("stopped_in_traffic"), rounds, victim).results():
         errors = [error_of(one) for one in said]
@@ -115,7 +114,7 @@ def test_rank_may_leave_after_its_part() -> None:
 
 
 def test_fork(lane: dict[str, str]) -> None:
-    """A child of a rank is no rank: its calls are refused, and its end is not the rank's."""
+    """A child of a rank is no rank. Its calls are refused, and its end is not the rank's."""
     outcome = ranks.play(2, programs("forked"), env=lane)
     for rank, said in enumerate(outcome.results()):
         assert "error" not in said["again"], f"rank {rank}: {said['again']}"
@@ -128,7 +127,7 @@ def test_fork(lane: dict[str, str]) -> None:
 
 
 def test_out_of_memory_within_a_call() -> None:
-    """It closes the communicator: the ranks are out of step."""
+    """The communicator closes, since the ranks are out of step."""
     said = ranks.play(1, programs("out_of_memory_within_a_call")).results()[0]
     assert error_of(said["first"])["type"] == "MemoryError"
     assert said["closed"]
@@ -176,7 +175,7 @@ def test_deadline_while_another_thread_keeps_the_gil() -> None:
 
 
 def test_exit_with_a_thread_in_a_call() -> None:
-    """Nothing hangs or crashes at exit: a daemon thread that waits in a call is let go."""
+    """Nothing hangs or crashes at exit: a daemon thread that waits in a call returns."""
     program = """
         import threading, time, unisono
         comms = unisono.init_threads(2, timeout_s=30)

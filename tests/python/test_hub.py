@@ -81,7 +81,7 @@ def test_a_truncated_message_is_held_not_delivered() -> None:
 
 
 def _mutated() -> st.SearchStrategy[bytes]:
-    """Valid messages with a few bytes changed, which gets further than noise."""
+    """Returns valid messages with a few bytes changed, which get further than noise."""
     message = st.builds(
         encode, st.sampled_from(Kind), st.integers(0, 2), st.tuples(U32, U32), st.binary(max_size=40), U32
     )
@@ -115,7 +115,7 @@ def test_the_decoder_raises_nothing_but_frame_errors_and_holds_little(pieces: li
 @settings(max_examples=300)
 @given(st.lists(_mutated(), max_size=6), st.booleans())
 def test_whatever_a_hostile_rank_sends_the_others_get_an_answer(pieces: list[bytes], first: bool) -> None:
-    """Ranks 0 and 2 are honest, rank 1 sends anything and ends: both hear the same, an answer or why not."""
+    """Ranks 0 and 2 are honest; rank 1 sends anything and ends. Both get the same answer or error."""
     now = [0.0]
     hub = Hub(3, clock=lambda: now[0])
     honest = [encode(Kind.DATA, rank, (0, 0), b"honest", 1000) for rank in range(3)]
@@ -124,7 +124,7 @@ def test_whatever_a_hostile_rank_sends_the_others_get_an_answer(pieces: list[byt
         hub.receive(2, honest[2])
     for piece in pieces:
         hub.receive(1, piece)
-        hub.outbox[1].clear()  # it reads what it gets
+        hub.outbox[1].clear()  # rank 1 reads everything
     hub.lost(1, "exited with status 0")
     if not first:
         hub.receive(2, honest[2])
@@ -149,7 +149,7 @@ def _hub(size: int) -> tuple[Hub, list[float], Callable[[int], list[Frame]]]:
 
 
 def test_a_gap_between_two_looks_counts_little() -> None:
-    """However long the process or the machine was stopped."""
+    """This holds however long the process or the machine was stopped."""
     now = [5.0]
     clock = Clock(lambda: now[0])
     for later, counted in ((5.1, 0.1), (5.2, 0.2), (3600.0, 0.4), (3600.05, 0.45)):

@@ -1,4 +1,4 @@
-"""Symmetric memory: what is asked for, what there is not, and what is given back."""
+"""Symmetric memory: shapes and dtypes, too little memory, and its return."""
 
 from __future__ import annotations
 
@@ -46,16 +46,14 @@ def assert_refused(said: dict[str, Any], *words: str) -> None:
     ids=str,
 )
 def test_more_than_there_is(shape: list[int], dtype: str) -> None:
-    """Refused on every rank, quickly, without taking the machine's memory; also where the size in bytes
-    wraps.
-    """
+    """Refused quickly on every rank, without taking memory; also if the size in bytes wraps."""
     for said in play(2, "too_much", shape, dtype):
         assert_refused(said)
         assert said["sum"] == 2
 
 
 def test_more_than_there_is_for_all() -> None:
-    """Each rank's part would fit: nobody takes his before all are counted."""
+    """Each rank's part alone would fit. No rank takes its part before all parts are added."""
     for said in play(2, "too_much_together"):
         assert_refused(said, f"no room for {said['mib']} MiB of memory for each of 2 ranks")
         assert said["sum"] == 2
@@ -98,7 +96,7 @@ def test_memory_outlives_its_communicator() -> None:
 
 
 def test_full_dev_shm() -> None:
-    """Shared memory has no files: a /dev/shm of 64 KiB, in a mount namespace of its own, is no obstacle."""
+    """Shared memory has no files. A /dev/shm of 64 KiB, in a mount namespace of its own, does not matter."""
     inside = "import json, ranks; played = ranks.play(2, 'memory_programs:without_shared_memory_files')"
     inside += "; print(json.dumps(played.results()))"
     mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" -c "$1"'

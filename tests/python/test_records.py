@@ -1,5 +1,5 @@
-"""Records that come from anywhere: bytes that are no text, lines that are no record, texts that would steer a
-terminal, numbers that do not follow from the samples."""
+"""Records from anywhere: bytes that are no text, lines that are no record, escape sequences of terminals,
+numbers that differ from the samples."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_line_that_is_no_record_is_named_and_the_others_stay(bad: bytes, tmp_p
     (problem,) = found.problems
     assert problem.startswith("run/records.jsonl line 2 was left out: ")
     judged = gate.gate(tmp_path)
-    assert not judged.passed  # a failure of the backend may have stood there
+    assert not judged.passed  # the line may have been a failure of the backend
     assert "1 line could not be read" in judged.summary()
     file.write_bytes(b"".join(lines))
     assert gate.gate(tmp_path).left_out == 0

@@ -42,7 +42,7 @@ def test_four_threads() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
 def test_five_processes_that_stage() -> None:
-    """More ranks than cores, without the kernel's help, in small chunks."""
+    """More ranks than cores, without copies between processes, in small chunks."""
     calls = CALLS // 8
     env = {"UNISONO_FAR": "0", "UNISONO_CHUNK_BYTES": "4096"}
     outcome = ranks.play(5, "basic_programs:soak", calls, 3, env=env, timeout_s=TIMEOUT_S)
