@@ -1,4 +1,4 @@
-"""Arrays as inputs and outputs: numpy, ml_dtypes, torch, without copies; in place, of any shape and length."""
+"""Arrays as inputs and outputs: numpy, ml_dtypes, torch, without copies; in place, of any shape and size."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_shape(shape: tuple[int, ...]) -> None:
     on_two(body)
 
 
-def test_out_is_what_comes_back() -> None:
+def test_a_call_returns_its_out() -> None:
     def body(comm: unisono.Communicator) -> None:
         x, row = np.ones(4, F32), np.ones((2, 4), F32)
         whole = np.empty((2, 4), F32)
@@ -379,7 +379,7 @@ def test_dlpack() -> None:
     on_two(body)
 
 
-def test_what_is_refused_is_let_go() -> None:
+def test_refused_arrays_are_released() -> None:
     shorts, turned = array.array("H", [1, 2, 3]), np.ones((3, 4), F32).T
     there = weakref.ref(turned)
     with unisono.init() as comm:

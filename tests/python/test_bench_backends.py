@@ -91,7 +91,7 @@ def test_another_packages_backend_that_is_broken(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("reach", [True, False])
-def test_every_algorithm_can_say_what_it_supports(reach: bool) -> None:
+def test_every_algorithm_states_its_support(reach: bool) -> None:
     """For a direct algorithm on plain memory, the answer depends on the machine."""
     outcome = ranks.play(2, "basic_programs:supported", reach, env={} if reach else {"UNISONO_FAR": "0"})
     for wrong in outcome.results():
@@ -174,7 +174,7 @@ def test_free_memory_is_that_of_the_container(
     assert provenance.free_bytes(tmp_path) == free
 
 
-def test_room_is_what_the_fullest_machine_has_for_each_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_the_share_of_a_rank_on_the_fullest_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     class Three:
         """Rank 0 of three, the last of which is alone on a machine with less memory."""
 

@@ -27,7 +27,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "K", "-8", "1.5M", "8T", "8 8", "0x10"])
-def test_sizes_that_are_none(text: str) -> None:
+def test_wrong_sizes_are_refused(text: str) -> None:
     with pytest.raises(CaseError, match="not understood"):
         cases.parse_size(text)
 
@@ -97,7 +97,7 @@ def test_bytes_is_the_largest_buffer_of_any_rank(name: str, size: int, dtype: st
 
 
 @given(st.integers(1, 10**6), st.integers(1, 9))
-def test_all_to_all_v_sends_what_is_received_and_the_last_rank_gets_most(block: int, ranks: int) -> None:
+def test_all_to_all_v_counts_match_and_the_last_rank_gets_most(block: int, ranks: int) -> None:
     case = make_case("all_to_all_v", block * ranks * 4, "f32", ranks)
     shapes = [layout(case, rank) for rank in range(ranks)]
     for source in range(ranks):

@@ -77,7 +77,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--device cuda --to-memory-limit --budget 9 --width 0.1", "leave --budget, --width out"),
     ],
 )
-def test_a_wrong_command_says_what_is_known_and_exits_with_2(arguments: str, says: str) -> None:
+def test_a_wrong_command_lists_the_known_names_and_exits_with_2(arguments: str, says: str) -> None:
     result = CliRunner().invoke(app, ["bench", *arguments.split()])
     assert result.exit_code == finish.USAGE
     assert says in " ".join(result.stderr.replace("│", " ").split())
@@ -99,7 +99,7 @@ def test_a_directory_with_records_is_not_overwritten(
 
 @pytest.mark.parametrize("place", ["/proc/x", "/sys/x/y", "/proc", "FILE/x", "FILE"])
 @pytest.mark.parametrize("verb", ["bench", "scaling", "tune"])
-def test_where_nothing_can_be_written_is_said_before_anything_is_measured(
+def test_a_place_that_cannot_be_written_is_refused_before_a_measurement(
     verb: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "start", lambda *_: pytest.fail("it was measured"))
@@ -118,7 +118,7 @@ def test_a_plan_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "is a directory: name a file" in result.stderr
 
 
-def test_a_full_disk_is_said_in_a_sentence_and_keeps_what_was_recorded(tmp_path: Path) -> None:
+def test_a_full_disk_raises_one_sentence_and_keeps_earlier_records(tmp_path: Path) -> None:
     writer = records.RecordsWriter(tmp_path)
     skip = records.Skip(backend="mpi", reason="because")
     writer.write(skip)
@@ -137,7 +137,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_keeps_what_was_recorded(tmp_path:
     assert os.listdir(tmp_path) == [records.FILE_NAME]
 
 
-def test_a_report_that_cannot_be_written_is_said_and_the_records_named(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_an_error_that_names_the_records(tmp_path: Path) -> None:
     data.write(tmp_path / "run", data.run(), data.timed("unisono", data.case()), data.end())
     (tmp_path / "run" / "report.html").mkdir()
     result = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
@@ -183,7 +183,7 @@ def test_info_names_every_backend() -> None:
 
 
 @pytest.mark.parametrize("verb", [["report", "X"], ["compare", "X", "X"], ["gate", "X"]])
-def test_verbs_that_read_records_say_where_there_are_none(verb: list[str], tmp_path: Path) -> None:
+def test_commands_that_read_records_name_a_directory_without_any(verb: list[str], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [word.replace("X", str(tmp_path)) for word in verb])
     assert result.exit_code == finish.USAGE
     assert "unisono bench" in result.stderr

@@ -25,7 +25,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_launchers(monkeypatch)
 
 
-def test_the_schema_describes_what_is_written(tmp_path: Path) -> None:
+def test_the_schema_describes_the_written_lines(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["schema"])
     assert result.exit_code == 0
     schema = json.loads(result.stdout)
@@ -52,7 +52,7 @@ def test_a_records_file_cut_in_the_middle_is_read_up_to_there(tmp_path: Path) ->
     assert finish.exit_code(cut) == finish.FAILED  # no end: the run is not complete
 
 
-def test_quantised_rows_are_checked_and_say_what_travels(tmp_path: Path) -> None:
+def test_quantised_rows_are_checked_and_count_the_bits_on_the_wire(tmp_path: Path) -> None:
     what = ["--backend", "unisono", "--wire", "all", "--collective", "all_reduce", "--sizes", "100K"]
     how = ["-d", "bf16,i32", "--mode", "latency", "-n", "1"]
     done = bench(tmp_path / "run", "--ranks", "2", *what, *how)
@@ -116,7 +116,7 @@ def wait_for_measurements(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["unisono", pytest.param("unisono,mpi", marks=pytest.mark.mpi)])
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, backend: str) -> None:
+def test_ctrl_c_keeps_the_samples(tmp_path: Path, backend: str) -> None:
     directory = tmp_path / "run"
     what = ["--backend", backend, "--collective", "barrier,all_reduce", "--sizes", "8,1K", "-n", "1000000"]
     what += ["--no-report"] if "mpi" in backend else []

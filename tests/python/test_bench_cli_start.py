@@ -65,7 +65,7 @@ def test_the_world_that_is_joined() -> None:
         ("HYDRA build details", {"-launcher", "fork"}),
     ],
 )
-def test_each_mpiexec_is_asked_in_its_own_words(said: str, words: set[str], tmp_path: Path) -> None:
+def test_each_mpiexec_gets_its_own_options(said: str, words: set[str], tmp_path: Path) -> None:
     mpiexec = tmp_path / "mpiexec"
     mpiexec.write_text(f"#!/bin/sh\necho '{said}'\n")
     mpiexec.chmod(0o755)
@@ -119,7 +119,7 @@ def mpiexec_of_a_bench() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_mpiexec_is_interrupted_by_what_is_to_end_the_bench(
+def test_signals_that_end_the_bench_interrupt_mpiexec(
     number: signal.Signals, ranks_find_unisono: None
 ) -> None:
     with mpiexec_of_a_bench() as (child, _):
@@ -146,7 +146,7 @@ def test_mpiexec_ends_with_a_bench_that_is_killed(ranks_find_unisono: None) -> N
 
 
 @pytest.mark.parametrize(("rank", "code"), [(0, finish.INTERRUPTED), (1, finish.OK)])
-def test_of_ranks_that_joined_the_first_alone_gives_the_code(
+def test_only_rank_0_of_a_launcher_returns_an_error_code(
     rank: int, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A launcher ends all ranks when one fails, but rank 0 has to write the report."""

@@ -55,7 +55,7 @@ def test_no_rank_waits_for_one_that_failed(failing: int, after: int) -> None:
     assert len(ended) == (RANKS - 1 if after == 3 else 0)
 
 
-def test_what_a_rank_returns_is_its_error_and_the_first_counts() -> None:
+def test_a_returned_text_is_an_error_and_the_first_counts() -> None:
     def work(control: Control) -> str | None:
         if control.rank:
             return f"rank {control.rank} has no licence."
@@ -65,7 +65,7 @@ def test_what_a_rank_returns_is_its_error_and_the_first_counts() -> None:
     assert in_step(work) == [(1, "rank 1 has no licence.")] * RANKS
 
 
-def test_ranks_that_exchange_less_often_than_others_are_told_of() -> None:
+def test_a_rank_that_exchanges_less_often_than_others_is_an_error() -> None:
     def work(control: Control) -> None:
         for _ in range(control.rank):
             control.gather_bytes(b"")
@@ -109,7 +109,7 @@ def test_a_second_signal_ends_the_process_whichever_the_first_was(
     assert [signal.getsignal(number) for number in all_] == before
 
 
-def test_nohup_means_what_it_says(hangups: None) -> None:
+def test_under_nohup_sighup_stays_ignored(hangups: None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Interrupt().watched() as interrupt:
         os.kill(os.getpid(), signal.SIGHUP)

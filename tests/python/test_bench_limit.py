@@ -131,7 +131,7 @@ def test_a_backend_is_asked_whether_it_supports_each_size(
 
 
 @pytest.mark.parametrize("error", [None, HangError("gone")], ids=["ctrl-c", "hang"])
-def test_what_had_run_is_recorded_however_it_ends(
+def test_the_largest_size_is_recorded_however_the_search_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: HangError | None
 ) -> None:
     step = limit.Sweep._step
@@ -151,7 +151,7 @@ def test_what_had_run_is_recorded_however_it_ends(
     assert largest.stopped == f"the run ended before {256 if error else 512} KiB had run."
 
 
-def test_what_says_that_memory_is_full() -> None:
+def test_errors_that_mean_full_memory() -> None:
     assert limit.is_full("OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 GiB.")
     assert limit.is_full("ResourceError: 64 GiB of GPU memory: out of memory")
     assert not limit.is_full("ncclAllReduce failed: unhandled cuda error")

@@ -23,7 +23,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE")
 
 
 @pytest.mark.parametrize("name", list(vocabulary.COLLECTIVES))
-def test_what_stays_the_same(name: str) -> None:
+def test_the_bytes_that_stay_the_same(name: str) -> None:
     """Weak: the bytes of a rank stay the same. Strong: those of all ranks together."""
     for ranks in (1, 2, 4, 8):
         for kind, brought in (("weak", 1 << 20), ("strong", (1 << 20) // ranks)):
@@ -71,9 +71,7 @@ def test_numbers_of_ranks() -> None:
         ("--weak --budget 0", "seconds above 0"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
-    arguments: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_options_are_refused(arguments: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     result = CliRunner().invoke(app, ["scaling", *arguments.split()])

@@ -50,7 +50,7 @@ def test_bandwidths_follow_from_the_median(run: Run) -> None:
         assert result.ceiling_gbps == 10.0
 
 
-def test_what_cannot_run_is_skipped_with_its_reason(run: Run) -> None:
+def test_backends_that_cannot_run_are_skipped_with_a_reason(run: Run) -> None:
     found, _ = run(["absent", "no_start", "no_gather"], memories=["plain"], modes=["latency"])
     whole = {skip.backend: skip.reason for skip in found.skips if skip.case is None}
     assert whole["absent"] == "it is not installed."
@@ -88,7 +88,7 @@ def test_the_cores_are_those_of_all_ranks_together(run: Run, monkeypatch: pytest
     assert found.runs[0].machine.cores == 3
 
 
-def test_sizes_below_an_element_are_said_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_below_an_element_are_printed_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     found, _ = run(["unisono"], sizes=[3, 64], memories=["plain"], collectives=["all_reduce"])
     assert {r.case.bytes for r in found.results} == {4, 64}
     assert capsys.readouterr().out.count("3 B of f32: less than an element") == 1

@@ -70,9 +70,7 @@ def test_the_calls_that_are_checked_afterwards_are_the_timed_ones(run: Run, mode
     assert failure.message.startswith("after the timed part")
 
 
-def test_a_cell_that_is_wrong_afterwards_is_told_from_the_others_of_its_group(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_wrong_cell_of_a_group_fails_afterwards(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data is wrong only in queues of calls."""
     looped = cells._looped
 
@@ -121,9 +119,7 @@ def test_an_exception_drops_the_cell_and_the_others_go_on(run: Run) -> None:
     assert ("raises", "all_gather") not in timed
 
 
-def test_the_watch_is_told_before_and_after_the_call_of_a_check(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_tells_the_watch_before_and_after_its_call(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch must not end a check: buffers of many GiB take minutes to fill and to compare."""
     log: dict[int, list[str]] = {}
 
@@ -145,7 +141,7 @@ def test_the_watch_is_told_before_and_after_the_call_of_a_check(
 
 
 @pytest.mark.parametrize("backend", ["wrong_at_once", "hangs"])
-def test_time_is_kept_only_for_checks_that_are_still_made(
+def test_time_is_reserved_only_for_checks_still_to_come(
     run: Run, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     seen: list[tuple[Schedule, str]] = []

@@ -42,7 +42,7 @@ def test_a_backend_that_hung_is_left_out_where_the_gpu_comes_back(
     assert {o.failures for o in outcomes} == {1}
 
 
-def test_a_hang_for_good_ends_the_run_and_keeps_what_was_measured(run: Run, tmp_path: Path) -> None:
+def test_a_hang_for_good_ends_the_run_and_keeps_the_samples(run: Run, tmp_path: Path) -> None:
     with pytest.raises(HangError):
         run(["hangs", "wrapped"], memories=["plain"], modes=["latency"])
     found = records.read(tmp_path / "run")
@@ -51,7 +51,7 @@ def test_a_hang_for_good_ends_the_run_and_keeps_what_was_measured(run: Run, tmp_
     assert all(not r.verification.after and r.verification.bound == "not checked" for r in found.results)
 
 
-def test_whatever_ends_a_run_what_was_measured_is_kept(
+def test_an_error_that_ends_the_run_keeps_the_samples(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a GPU whose context is broken, freeing the loops raises too."""
@@ -77,7 +77,7 @@ def test_whatever_ends_a_run_what_was_measured_is_kept(
         )
 
 
-def test_a_library_that_never_returns_ends_the_run_and_what_was_measured_is_kept(
+def test_a_library_that_never_returns_ends_the_run_and_the_samples_are_kept(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     left: list[tuple[int, Records]] = []
@@ -140,7 +140,7 @@ def test_a_watch_counts_its_looks_since_the_rank_moved_last(monkeypatch: pytest.
     assert looks == [watch.LOOK_S] * (3 + 4)
 
 
-def test_an_interrupt_on_any_rank_keeps_what_was_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_on_any_rank_keeps_the_samples(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "ENDING_S", 100.0)  # however busy the machine is
     found, outcomes = run(["interrupts"], limits=Limits(budget_s=30, samples=2000, rounds=5))
     assert found.ends[0].interrupted
@@ -150,7 +150,7 @@ def test_an_interrupt_on_any_rank_keeps_what_was_measured(run: Run, monkeypatch:
     assert not found.failures
 
 
-def test_what_there_is_no_time_to_check_after_an_interrupt_is_recorded_as_not_checked(
+def test_results_without_time_for_a_check_after_an_interrupt_are_not_checked(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "ENDING_S", 0.0)
@@ -181,7 +181,7 @@ def test_an_interrupt_is_noticed_between_the_last_checks_too(
     assert sorted(r.verification.after for r in found.results) == [False, False, True]
 
 
-def test_a_disk_that_fills_is_all_that_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_the_only_error_printed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is one line, though the samples of some cells are not recorded yet."""
     write = records.RecordsWriter.write
 

@@ -49,7 +49,7 @@ def test_after_an_error_the_alignments_are_still_made(fail_at: int, calls: int) 
     assert len(found.durations) == max(0, (fail_at - 3) // calls)
 
 
-def test_what_the_alignment_raises_is_told_with_what_the_call_raised_before() -> None:
+def test_an_error_of_the_alignment_follows_the_calls_error() -> None:
     def call() -> None:
         raise OSError("the network is gone")
 

@@ -164,7 +164,7 @@ def test_a_file_that_is_no_table_is_replaced(text: str) -> None:
     assert tune.merge(text, table) == table
 
 
-def test_the_library_loads_what_tune_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_loads_the_table_of_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.json"
     tune.write(path, 1, MACHINE, tune.choose([result(8, "one_shot", 1), result(1 << 20, "two_shot", 1)]))
     monkeypatch.setenv("UNISONO_PLAN", str(path))
@@ -187,7 +187,7 @@ def test_the_command_writes_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path, device: str) -> None:
+def test_tune_measures_every_algorithm_of_the_library(tmp_path: Path, device: str) -> None:
     options = resolve.tune_options(None, 10, tmp_path, [], device)
     assert options.device == device
     assert "barrier" not in options.collectives
@@ -217,7 +217,7 @@ def test_on_gpus_one_measurement_is_for_all_memory_and_both_ways_of_calling(tmp_
     ]
 
 
-def test_what_asks_for_no_memory_is_plain(tmp_path: Path) -> None:
+def test_a_plan_that_ignores_the_memory_is_plain(tmp_path: Path) -> None:
     sent = [
         msgspec.structs.replace(r, case=make_case("send_recv", 8, "f32", 2, memory="symmetric"))
         for r in (result(8, "push", 2), result(8, "direct", 1))
@@ -225,7 +225,7 @@ def test_what_asks_for_no_memory_is_plain(tmp_path: Path) -> None:
     assert [(e["memory"], e["algorithm"]) for e in tune.choose(sent, "cuda")] == [("plain", "direct")]
 
 
-def test_what_asks_for_no_size_has_one_line() -> None:
+def test_a_plan_that_ignores_the_size_has_one_entry() -> None:
     sizes = [
         (8, {"push": 1.0, "push_packets": 3.0, "push_ll128": 0.5}),
         (64, {"push": 2.0, "push_packets": 1.5}),

@@ -237,7 +237,7 @@ def test_the_bound_admits_every_order_of_combination(dtype: str, op: str) -> Non
 
 
 @pytest.mark.parametrize("op", ["sum", "prod"])
-def test_the_bound_refuses_what_is_further_away(op: str) -> None:
+def test_the_bound_refuses_larger_errors(op: str) -> None:
     case = make_case("all_reduce", 4000, "f32", 2, op=op)
     placed = place(case)
     arrange(case, placed, exact=False)

@@ -140,7 +140,7 @@ except TimeoutError as error:
     assert (status, capfd.readouterr().out.splitlines()) == (2, [text] * 2)
 
 
-def test_a_process_that_is_no_rank_is_told_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_is_no_rank_gets_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     code = """
 import subprocess
 b.all_gather(b"")
@@ -212,12 +212,12 @@ def test_make_takes_an_object_with_the_protocol() -> None:
         (World(0, 1, 0, 1, "none"), 42, "bootstrap= is a int: give an mpi4py communicator"),
     ],
 )
-def test_make_says_what_is_wrong(world: World, given: object, words: str) -> None:
+def test_make_names_the_mistake(world: World, given: object, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         bootstrap.make(world, given)
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
-def test_make_refuses_a_timeout_that_is_none(timeout_s: float) -> None:
+def test_make_refuses_a_wrong_timeout(timeout_s: float) -> None:
     with pytest.raises(UsageError, match="give seconds above 0"):
         bootstrap.make(World(0, 1, 0, 1, "none"), timeout_s=timeout_s)

@@ -145,14 +145,14 @@ def test_torch_variables_set_by_hand(program: Path, said: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
-def test_torch_address_that_is_missing_is_said(missing: str) -> None:
+def test_a_missing_address_of_torch_is_an_error(missing: str) -> None:
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     del env[missing]
     with pytest.raises(UsageError, match=f"{missing} is not: start the program with torchrun"):
         bootstrap.make(World(0, 2, 0, 2, "torchrun"), env=env)
 
 
-def test_torch_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     with pytest.raises(UsageError, match=r"torch cannot be imported .*install torch, or start"):

@@ -91,7 +91,7 @@ def test_ranks_that_are_threads_and_meet_in_python() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, 8e9, "soon", float("nan"), float("inf")])
-def test_deadline_that_is_none(timeout_s: Any) -> None:
+def test_wrong_deadline(timeout_s: Any) -> None:
     with pytest.raises(unisono.UsageError, match="timeout_s"):
         unisono.init(timeout_s=timeout_s)
     with pytest.raises(unisono.UsageError, match="timeout_s"):
@@ -355,7 +355,7 @@ def test_dropped_communicator_leaves() -> None:
     comms[0].close()
 
 
-def test_what_another_library_holds_is_no_news_at_the_end() -> None:
+def test_memory_that_another_library_holds_prints_nothing_at_exit() -> None:
     program = "import ctypes, unisono; comm = unisono.init(); comm.barrier(); "
     program += "ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))"
     ended = ranks.run([sys.executable, "-c", program])

@@ -133,7 +133,7 @@ def _error(body: Any) -> str:
     return str(caught.value)
 
 
-def test_what_is_refused_by_name(provider: str) -> None:
+def test_refusals_name_their_argument(provider: str) -> None:
     text = _error(lambda: unisono.init(0, 1, lane=unisono.Fabric("infinitebrand")))
     assert "'infinitebrand'" in text and unisono.fabric_provider(provider).name in text
     for channels in (0, 1000):
@@ -249,7 +249,7 @@ def test_bench_measures_every_way_or_says_why_not(tmp_path: Path) -> None:
         assert table.count(f"fabric:{way}") >= 2
 
 
-def test_info_lists_what_an_unknown_provider_is_told() -> None:
+def test_info_and_the_refusal_of_a_provider_list_the_same() -> None:
     """Both list the same providers, also beside MPI, which brings a libfabric of its own."""
     if reason := fabric.missing("tcp"):
         pytest.skip(reason)

@@ -114,7 +114,7 @@ def test_the_decoder_raises_nothing_but_frame_errors_and_holds_little(pieces: li
 
 @settings(max_examples=300)
 @given(st.lists(_mutated(), max_size=6), st.booleans())
-def test_whatever_a_hostile_rank_sends_the_others_get_an_answer(pieces: list[bytes], first: bool) -> None:
+def test_the_others_get_an_answer_after_any_bytes_of_a_hostile_rank(pieces: list[bytes], first: bool) -> None:
     """Ranks 0 and 2 are honest; rank 1 sends anything and ends. Both get the same answer or error."""
     now = [0.0]
     hub = Hub(3, clock=lambda: now[0])
@@ -193,7 +193,7 @@ def test_the_hub_finds_ranks_in_different_calls() -> None:
         (encode(Kind.DATA, 1, (0, 0), b"", 1000) * 2, b"before the answer"),
     ],
 )
-def test_the_hub_refuses_what_a_rank_may_not_send(message: bytes, words: bytes) -> None:
+def test_the_hub_refuses_forbidden_messages(message: bytes, words: bytes) -> None:
     hub, _, answer = _hub(3)
     hub.receive(0, encode(Kind.DATA, 0, (0, 0), b"", 1000))
     hub.receive(1, message)

@@ -85,7 +85,7 @@ def test_set_plan() -> None:
             assert sums == [2 * count] * 2
 
 
-def test_what_is_planned_in_place() -> None:
+def test_plans_in_place() -> None:
     """No plan in place has an algorithm with which a peer would overwrite unsent data."""
     with threads.team(2) as comms:
         for collective, in_place in (("all_to_all", "push"), ("all_to_all_v", "push"), ("gather", "direct")):

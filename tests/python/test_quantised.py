@@ -79,7 +79,7 @@ def test_a_block_that_is_not_finite(wire: str, bad: float) -> None:
 
 
 @pytest.mark.parametrize("wire", quantised.WIRES)
-def test_what_the_format_holds_is_exact(wire: str) -> None:
+def test_numbers_of_the_format_are_exact(wire: str) -> None:
     """Small integers stay exact, between ranks and in the sum."""
     rng = np.random.default_rng(1)
     xs = [rng.integers(-4, 5, 1000).astype(F32) for _ in range(3)]

@@ -25,7 +25,7 @@ BAD_LINES = {
 }
 
 
-def test_what_is_written_is_read_and_the_schema_describes_it(tmp_path: Path) -> None:
+def test_written_records_are_read_and_the_schema_describes_them(tmp_path: Path) -> None:
     rows = data.sweep()
     data.write(tmp_path, data.run(), rows, data.end())
     found = records.read(tmp_path)
@@ -79,7 +79,7 @@ def test_no_escape_sequence_of_a_record_reaches_terminal_or_page(tmp_path: Path)
 
 
 @pytest.mark.parametrize("backend", ["unisono", "fabric:single"])
-def test_an_unknown_dtype_is_said(backend: str, tmp_path: Path) -> None:
+def test_an_unknown_dtype_is_reported(backend: str, tmp_path: Path) -> None:
     odd = msgspec.structs.replace(data.case(), dtype="f7")
     bad = msgspec.structs.replace(data.timed(backend, data.case()), case=odd)
     data.write(tmp_path, data.run(), bad, data.timed("mpi", data.case()), data.end())
@@ -98,7 +98,7 @@ def test_an_unknown_dtype_is_said(backend: str, tmp_path: Path) -> None:
         ({"sol": None}, "sol"),
     ],
 )
-def test_what_is_written_beside_the_samples_does_not_count(
+def test_values_written_beside_the_samples_do_not_count(
     change: dict[str, float], named: str, tmp_path: Path
 ) -> None:
     honest = data.timed("unisono", data.case(), 100.0)

@@ -138,7 +138,7 @@ except errors.PeerLostError as error:
     assert capfd.readouterr().out == text
 
 
-def test_what_a_rank_sent_before_it_ended_counts(
+def test_bytes_that_a_rank_sent_before_its_end_count(
     nothing_left: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code = """
@@ -212,7 +212,7 @@ def test_run_works_from_a_thread_and_without_pidfd(
     assert capfd.readouterr().out == "2\n2\n"
 
 
-def test_what_a_rank_started_ends_with_the_run(nothing_left: None) -> None:
+def test_processes_that_a_rank_started_end_with_the_run(nothing_left: None) -> None:
     code = "subprocess.Popen(['sleep', '1000']); b.all_gather(b'')"
     with _launcher(2, code) as run:
         out, _ = run.communicate()  # returns when the sleeps are gone as well
@@ -306,7 +306,7 @@ def test_a_second_interrupt_ends_the_run(nothing_left: None) -> None:
     assert (out, run.returncode) == ("", 128 + signal.SIGTERM)
 
 
-def test_an_interrupt_that_nobody_catches_ends_the_run(nothing_left: None) -> None:
+def test_an_interrupt_without_a_handler_ends_the_run(nothing_left: None) -> None:
     with _launcher(2, "signal.signal(signal.SIGINT, signal.SIG_DFL)\nsay('ready')\nsignal.pause()") as run:
         _lines(run, 2)
         run.send_signal(signal.SIGINT)

@@ -39,7 +39,7 @@ def test_a_batch_job(cluster: slurm.Cluster, script: str, transport: str) -> Non
         assert said["calls"] > 0
 
 
-def test_a_step_without_mpi_says_what_it_needs(cluster: slurm.Cluster) -> None:
+def test_a_step_without_mpi_names_what_it_needs(cluster: slurm.Cluster) -> None:
     program = "import unisono; unisono.init()"
     ended = cluster.run(["srun", "--nodes=2", "--ntasks=2", "--mpi=none", sys.executable, "-c", program])
     assert ended.code != 0 and "srun --mpi=pmi2" in ended.output, str(ended)

@@ -370,7 +370,7 @@ def test_peer_that_does_not_fit(case: str, comms: list[unisono.Communicator]) ->
 
 
 @pytest.mark.parametrize("shape", [-1, (3, -1), "abc", 2.5, (2.5,), ((1, 2),)], ids=str)
-def test_shape_that_is_none(shape: Any, comms: list[unisono.Communicator]) -> None:
+def test_wrong_shape(shape: Any, comms: list[unisono.Communicator]) -> None:
     assert_refused(comms, lambda c: c.empty(shape, F32), "is not a shape")
 
 
