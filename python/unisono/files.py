@@ -9,11 +9,8 @@ from unisono.errors import ResourceError
 
 
 def write(path: Path, content: bytes) -> Path:
-    """Writes `content` to `path` as a whole. Returns `path`.
-
-    Raises:
-        ResourceError: the system refused. The message names the file, whose old content stays.
-    """
+    """Writes `content` to `path` as a whole. Returns `path`. Raises ResourceError, which names the file, if
+    the system refuses; the old content then stays."""
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,12 +32,8 @@ _CLOSING_S = 2.0
 def make_store(
     rank: int, all_gather: Callable[[bytes], list[bytes]], limit: timedelta, address: str = LOOPBACK
 ) -> Any:
-    """Returns torch's TCPStore. Rank 0 serves it at its `address`, on a port of the system's choice.
-    Collective.
-
-    Raises:
-        RuntimeError: the store cannot be served, or is not reached within `limit`.
-    """
+    """Returns torch's TCPStore, which rank 0 serves at its `address`, on a port of the system's choice.
+    Collective. Raises RuntimeError if the store cannot be served, or is not reached within `limit`."""
     store_of: Any = importlib.import_module("torch.distributed").TCPStore
     store, port = None, b""
     if rank == 0:

@@ -86,11 +86,7 @@ def candidates() -> list[str]:
 
 
 class Library:
-    """The functions of libnccl.so.2.
-
-    Raises:
-        NcclError: there is no such library, or it lacks a function of `REQUIRED`.
-    """
+    """The functions of libnccl.so.2. Raises NcclError without such a library, or without `REQUIRED`."""
 
     def __init__(self) -> None:
         self._library = _load()
@@ -202,11 +198,8 @@ class Communicator:
             raise NcclError(f"NCCL failed on the GPU: error {code.value}; NCCL_DEBUG=WARN tells more.")
 
     def register(self, address: int, size: int) -> None:
-        """Registers memory of `Library.allocate` as a symmetric window, until `close`. Collective.
-
-        Raises:
-            NcclError: NCCL registered no window.
-        """
+        """Registers memory of `Library.allocate` as a symmetric window, until `close`. Collective. Raises
+        NcclError."""
         window = _P()
         self.library(
             "ncclCommWindowRegister", self._handle, address, size, ctypes.byref(window), WIN_COLL_SYMMETRIC

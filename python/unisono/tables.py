@@ -37,11 +37,8 @@ def path() -> Path | None:
 
 
 def read(file: Path) -> str:
-    """Returns the text of a file of tables.
-
-    Raises:
-        UsageError: the file cannot be read, is larger than MOST_BYTES or holds a byte 0; names the file.
-    """
+    """Returns the text of a file of tables. Raises UsageError, which names the file, if it cannot be read, is
+    larger than MOST_BYTES or holds a byte 0."""
     try:
         with open(file, "rb") as opened:
             content = opened.read(MOST_BYTES + 1)
@@ -77,10 +74,7 @@ class Tables(NamedTuple):
     @classmethod
     def of_rank_0(cls, meeting: Any) -> Tables:
         """Returns rank 0's tables on every rank, since plans that differ give wrong results. Collective.
-
-        Raises:
-            UsageError: rank 0 sent something else, so it runs another version of Unisono.
-        """
+        Raises UsageError if rank 0 runs another version of Unisono."""
         if meeting.size == 1:
             return cls.find()
         found = "\0".join(cls.find()) if meeting.rank == 0 else ""
@@ -130,10 +124,8 @@ def name_of(communicator: Communicator) -> str | None:
 
 
 def _is_for(table: dict[str, Any], communicator: Communicator) -> bool:
-    """Returns whether a table is for this communicator.
-
-    A table of `nodes` is for all ranks on that many nodes, one of `cpu` or `cuda` for the ranks of this node.
-    """
+    """Returns whether a table is for this communicator: a table of `nodes` for all ranks on that many nodes,
+    one of `cpu` or `cuda` for the ranks of this node."""
     device = table.get("device", "cpu")
     if device == "nodes":
         nodes = communicator.nodes

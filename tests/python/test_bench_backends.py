@@ -181,10 +181,10 @@ def test_room_is_the_share_of_a_rank_on_the_fullest_machine(monkeypatch: pytest.
         rank, size = 0, 3
 
         def __init__(self, others: int) -> None:
-            self._said = iter(([provenance.boot(), "another"], [350_000, others]))
+            self._answers = iter(([provenance.boot(), "another"], [350_000, others]))
 
         def all_gather(self, data: bytes) -> list[bytes]:
-            return [data, *map(msgspec.msgpack.encode, next(self._said))]
+            return [data, *map(msgspec.msgpack.encode, next(self._answers))]
 
     monkeypatch.setattr(provenance, "free_bytes", lambda: 1_000_000)
     host = HostDevice(lambda: None)

@@ -27,7 +27,7 @@ def play(n: int, program: str, *args: object, **more: Any) -> list[Any]:
     return ranks.play(n, f"basic_programs:{program}", *args, **more).results()
 
 
-# ---- where am I -------------------------------------------------------------------------------------------
+# ---- rank and size ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])

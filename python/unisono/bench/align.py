@@ -28,12 +28,8 @@ _LINE = 8  # 64-bit words in a cache line: one line a rank
 class Aligner:
     """Starts all ranks together. Every rank makes and calls it in step.
 
-    If the ranks share no directory for the page (several machines), the barrier alone aligns them.
-
-    Args:
-        barrier: the communicator's.
-        meet: returns a barrier of this rank and one other.
-    """
+    `barrier`: the communicator's. `meet`: returns a barrier of this rank and one other. If the ranks share no
+    directory for the page (several machines), the barrier alone aligns them."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ LEAK_BYTES = 64 << 20  # a library may keep so much for later calls
 
 
 class Memory(msgspec.Struct):
-    """Of one GPU, in bytes."""
+    """The memory of one GPU, in bytes."""
 
     used: int
     total: int

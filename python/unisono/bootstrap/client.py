@@ -152,9 +152,8 @@ class _Connection:
         return frames
 
     def _tried(self, clock: Clock, deadline: float, call: Callable[[A], T], argument: A) -> T:
-        """Repeats a `call` of the socket until it succeeds or the deadline is past. Returns its result.
-
-        Each try is short, since a single long wait would count a pause of the process."""
+        """Repeats a `call` of the socket until it succeeds or the deadline is past. Returns its result. Each
+        try is short, since a long wait would count a pause of the process."""
         while True:
             self._socket.settimeout(min(LOOK_S, max(deadline - clock(), 1e-3)))  # 0 would mean not to block
             try:
@@ -200,12 +199,8 @@ def _inherited_socket(fd: int) -> socket.socket:
 
 
 def die_with_parent(launcher: int) -> None:
-    """Has the kernel kill this process when the launcher ends, also if SIGKILL ends the launcher.
-
-    Raises:
-        ResourceError: the kernel refuses.
-        PeerLostError: the launcher has ended already.
-    """
+    """Has the kernel kill this process when the launcher ends, also if SIGKILL ends the launcher. Raises
+    ResourceError if the kernel refuses, PeerLostError if the launcher has ended already."""
     if launcher != os.getppid():
         return  # started through a shell or a container: the launcher ends the process group instead
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:

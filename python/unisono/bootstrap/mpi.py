@@ -113,11 +113,8 @@ class MpiBootstrap:
             raise ResourceError(f"MPI failed in the bootstrap: {error}") from error
 
     def _wait(self, request: Any, what: str, *buffers: object) -> None:
-        """Waits for `request`, asleep between looks, since MPI's own wait has no deadline.
-
-        Raises:
-            TimeoutError: `what` did not complete in time.
-        """
+        """Waits for `request`, asleep between looks, since MPI's own wait has no deadline. Raises
+        TimeoutError, which names `what`."""
         clock, pause = Clock(), _PAUSE_S[0]
         while not self._call(request.Test):
             if clock() >= self._timeout_s:

@@ -140,8 +140,8 @@ class Backend(Protocol):
     def queues(self) -> bool:
         """Returns whether, on GPUs, a call returns once it is queued on the stream.
 
-        A call that waits for the GPU can neither be captured in a graph nor timed by events. It has only the
-        modes of the host clock."""
+        A call that waits for the GPU can neither be captured in a graph nor timed by events. Only the host
+        clock times such calls."""
         return True
 
     def allocate(self, size: int) -> tuple[Any, Any]:

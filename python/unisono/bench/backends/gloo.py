@@ -139,8 +139,8 @@ class GlooBackend(Backend):
         return call
 
     def _all_to_all(self, x: Any, out: Any, buffers: Buffers) -> Callable[[], object]:
-        """Returns a call that starts every send and receive, then waits for all. It copies the own block, as
-        gloo cannot send to itself."""
+        """Returns a call that starts every send and receive, then waits for all. The call copies the own
+        block, since gloo cannot send to itself."""
         group, rank, n = self._group, self._group.rank(), self._group.size()
         peers = [([x[to]], to, [out[source]], source) for to, source in sends.steps(rank, n)]
         keep = sends.own_block(buffers.x, buffers.out, rank)
