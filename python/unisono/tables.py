@@ -83,7 +83,7 @@ class Tables(NamedTuple):
             return cls._make(received.decode(errors="surrogateescape").split("\0"))
         except TypeError:
             raise UsageError(
-                "rank 0 is of another version of Unisono: start every rank with the same one."
+                "rank 0 runs another version of Unisono: start every rank with the same one."
             ) from None
 
     def load(self, communicator: Communicator) -> None:

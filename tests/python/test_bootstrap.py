@@ -40,7 +40,11 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, int]]
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", UnisonoError, "the launcher sent what is no Unisono message"),
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            UnisonoError,
+            "the launcher sent bytes that are no Unisono message",
+        ),
         (GOOD[:24] + b"\x7f\xff\xff\xff", UnisonoError, "length 2147483647 is above"),
         (encode(Kind.DATA, 1, (0, 0), b"") * 2, UnisonoError, "answered out of order"),
         (encode(Kind.DATA, 0, (7, 0), b"") * 2, UnisonoError, "answered out of order"),

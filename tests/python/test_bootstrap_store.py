@@ -61,7 +61,7 @@ def test_store_of_the_smallest_shape() -> None:
     [
         (b"", "cut message for rank 1"),
         (b"UNSO", "cut message for rank 1"),
-        (b"GET / HTTP", "rank 1 what is no Unisono message"),
+        (b"GET / HTTP", "rank 1 bytes that are no Unisono message"),
         (GOOD[:24] + b"\xff\xff\xff\xff", "length 4294967295"),
         (encode(Kind.DATA, 0, (0, 0), b""), "does not fit its key"),
         (encode(Kind.DATA, 1, (0, 9), b""), "does not fit its key"),

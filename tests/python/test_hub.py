@@ -201,7 +201,7 @@ def test_the_hub_refuses_forbidden_messages(message: bytes, words: bytes) -> Non
     for rank in (0, 1):
         (frame,) = answer(rank)
         assert frame.header.kind is Kind.INVALID and words in frame.payload, frame
-        assert frame.payload.startswith(b"rank 1 sent the launcher what is no Unisono message")
+        assert frame.payload.startswith(b"rank 1 sent the launcher bytes that are no Unisono message")
     hub.receive(1, b"more")
     assert answer(1) == []
 

@@ -184,7 +184,7 @@ except errors.UnisonoError as error:
 """
     assert launch.run_local(3, _python(code)) == 0
     out = capfd.readouterr().out
-    assert out.count("UnisonoError rank 1 sent the launcher what is no Unisono message") == 3, out
+    assert out.count("UnisonoError rank 1 sent the launcher bytes that are no Unisono message") == 3, out
 
 
 def test_variables_of_another_launcher_do_not_reach_the_ranks(

@@ -140,7 +140,7 @@ class _Connection:
                         raise frame.header.kind.error(frame.payload.decode("utf-8", "replace"))
                     frames.append(frame)
         except FrameError as error:
-            raise UnisonoError(f"the launcher sent what is no Unisono message: {error}") from error
+            raise UnisonoError(f"the launcher sent bytes that are no Unisono message: {error}") from error
         except OSError as error:
             if isinstance(error, UnisonoError):
                 raise

@@ -81,18 +81,18 @@ class Header(NamedTuple):
     def unpack(data: bytes | bytearray) -> Header:
         """Returns the header in the first 28 bytes of `data`. Raises FrameError."""
         if not data.startswith(_MAGIC):
-            raise FrameError(f"it starts with {bytes(data[:4])!r}, not with {_MAGIC!r}")
+            raise FrameError(f"the message starts with {bytes(data[:4])!r}, not with {_MAGIC!r}")
         if len(data) < HEADER_BYTES:
-            raise FrameError(f"it ends after {len(data)} of the {HEADER_BYTES} bytes of a header")
+            raise FrameError(f"the message ends after {len(data)} of the {HEADER_BYTES} bytes of a header")
         _, version, kind, zero, rank, channel, sequence, timeout_ms, length = _HEADER.unpack_from(data)
         if version != _VERSION:
             raise FrameError(
-                f"its version is {version}, this process speaks {_VERSION}: install one version of unisono"
+                f"the message's version is {version}, this process speaks {_VERSION}: install one version of unisono"
             )
         if zero != 0 or kind not in Kind.__members__.values():
-            raise FrameError(f"its kind {kind} (reserved field {zero}) is unknown")
+            raise FrameError(f"the message's kind {kind} (reserved field {zero}) is unknown")
         if length > MAX_PAYLOAD:
-            raise FrameError(f"its length {length} is above the limit of {MAX_PAYLOAD} bytes")
+            raise FrameError(f"the message's length {length} is above the limit of {MAX_PAYLOAD} bytes")
         return Header(Kind(kind), rank, channel, sequence, timeout_ms, length)
 
 
@@ -177,7 +177,7 @@ class Hub:
             for frame in self._decoders[rank].feed(data):
                 self._take(rank, frame)
         except FrameError as error:
-            self._refuse(rank, f"rank {rank} sent the launcher what is no Unisono message: {error}")
+            self._refuse(rank, f"rank {rank} sent the launcher bytes that are no Unisono message: {error}")
 
     def lost(self, rank: int, why: str) -> None:
         """Notes that `rank` sends no more; earlier bytes count. `why`: a clause: 'was killed by SIGKILL'."""
@@ -202,7 +202,7 @@ class Hub:
             text = f"kind {header.kind.name}, rank {header.rank}, timeout {header.timeout_ms} ms"
             raise FrameError(f"the fields ({text}) do not fit rank {rank}")
         if rank in self._waiting or self.outbox[rank]:  # also bounds the outbox
-            raise FrameError("it came before the answer to the one before")
+            raise FrameError("the message came before the answer to the last one")
         self._waiting[rank] = frame
         end = self._clock() + header.timeout_ms / 1000
         self.deadline = end if self.deadline is None else min(self.deadline, end)

@@ -98,7 +98,7 @@ class MpiBootstrap:
         try:
             header = Header.unpack(head)
         except FrameError as error:
-            raise UnisonoError(f"rank {rank} sent what is no Unisono message: {error}") from error
+            raise UnisonoError(f"rank {rank} sent bytes that are no Unisono message: {error}") from error
         if (header.kind, header.rank, header.sequence) != (Kind.DATA, rank, sequence):
             raise UnisonoError(
                 f"rank {rank} sent a message that does not fit: {header}, wanted all_gather {sequence}"

@@ -114,7 +114,7 @@ class StoreBootstrap:
             frames = decoder.feed(bytes(value))
         except FrameError as error:
             raise UnisonoError(
-                f"the Store holds for rank {rank} what is no Unisono message: {error}"
+                f"the Store holds for rank {rank} bytes that are no Unisono message: {error}"
             ) from error
         if len(frames) != 1 or decoder.partial:
             raise UnisonoError(

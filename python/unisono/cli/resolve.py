@@ -158,7 +158,7 @@ def tune_options(
     if shaped and device != "cuda":
         raise CaseError("only kernels on GPUs have shapes: --shapes goes with --device cuda.")
     if nodes and device != "cpu":
-        raise CaseError("how nodes work together is measured on CPUs: --nodes goes without --device.")
+        raise CaseError("algorithms between nodes are measured on CPUs: leave --device out with --nodes.")
     place = "nodes" if nodes else device
     known = tune.tunable(place)
     chosen = _names("collective", collectives, known, known)

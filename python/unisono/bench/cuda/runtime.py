@@ -96,7 +96,7 @@ class Driver:
             or self._library.cuDeviceGetPCIBusId(address, len(address), device)
         )
         if code != SUCCESS:
-            raise CudaError(f"the PCI address of GPU {index} cannot be had: code {code} of the driver.")
+            raise CudaError(f"the driver gave no PCI address of GPU {index}: error {code}.")
         return address.value.decode().lower()
 
 
