@@ -37,9 +37,9 @@ class Report:
 
     def complain(self, work: Work, text: str) -> None:
         self.wrong[work.case.collective] += 1
-        told = self.words.setdefault(work.case.collective, [])
-        if len(told) < _MOST_FAILURES:
-            told.append(f"{work}: {text}")
+        words = self.words.setdefault(work.case.collective, [])
+        if len(words) < _MOST_FAILURES:
+            words.append(f"{work}: {text}")
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(vars(self)))

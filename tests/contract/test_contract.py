@@ -107,9 +107,9 @@ def _read(folder: str, n: int) -> list[Report | None]:
     return [json.loads(path.read_text()) if path.exists() else None for path in paths]
 
 
-def _complaints(told: list[Report | None], collective: str) -> list[str]:
+def _complaints(found: list[Report | None], collective: str) -> list[str]:
     lines = []
-    for rank, report in enumerate(told):
+    for rank, report in enumerate(found):
         if report is None:
             lines.append(f"rank {rank} left no report")
             continue
@@ -123,11 +123,11 @@ def _complaints(told: list[Report | None], collective: str) -> list[str]:
 @pytest.mark.parametrize("n", RANKS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_contract(backend: str, n: int, collective: str) -> None:
-    told, ended = reports(backend, n)
-    complaints = _complaints(told, collective)
+    found, ended = reports(backend, n)
+    complaints = _complaints(found, collective)
     if complaints:
         pytest.fail("\n".join([*complaints, str(ended)]), pytrace=False)
-    whole = [report for report in told if report is not None]
+    whole = [report for report in found if report is not None]
     if any(report["error"] for report in whole):
         errors = "\n".join(f"rank {rank}: {r['error']}" for rank, r in enumerate(whole) if r["error"])
         pytest.fail(f"the run ended early:\n{errors}\n{ended}", pytrace=False)
@@ -144,9 +144,9 @@ def test_everything_else_ends_well(backend: str) -> None:
     """Every group of ranks has ended by itself, with exit code 0. All cases that it left out are known."""
     refused: set[str] = set()
     for n in RANKS:
-        told, ended = reports(backend, n)
+        found, ended = reports(backend, n)
         assert ended.code == 0, str(ended)
-        if told[0] is not None:
-            for reasons in told[0]["refused"].values():
+        if found[0] is not None:
+            for reasons in found[0]["refused"].values():
                 refused.update(reasons)
     assert refused == REFUSALS[backend]

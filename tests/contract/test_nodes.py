@@ -46,10 +46,12 @@ def reports(transport: str, layout: str) -> tuple[list[Report | None], ranks.End
 def test_contract_across_nodes(transport: str, layout: str, collective: str) -> None:
     if transport == "fabric" and (reason := fabric.missing("tcp")):
         pytest.skip(reason)
-    told, ended = reports(transport, layout)
-    if complaints := _complaints(told, collective):
+    found, ended = reports(transport, layout)
+    if complaints := _complaints(found, collective):
         pytest.fail("\n".join([*complaints, str(ended)]), pytrace=False)
-    errors = [f"rank {rank}: {said['error']}" for rank, said in enumerate(told) if said and said["error"]]
+    errors = [
+        f"rank {rank}: {report['error']}" for rank, report in enumerate(found) if report and report["error"]
+    ]
     assert not errors and ended.code == 0, f"{errors}\n{ended}"
-    done = {said["done"].get(collective, 0) for said in told if said}
+    done = {report["done"].get(collective, 0) for report in found if report}
     assert len(done) == 1 and done != {0}, f"the ranks made these numbers of calls: {sorted(done)}"

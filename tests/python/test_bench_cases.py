@@ -38,8 +38,10 @@ def test_no_size_is_0() -> None:
 
 
 def test_sizes_below_an_element_are_named() -> None:
-    said = cases.too_few([3, 4, 8], ["u8", "f32", "f64"])
-    assert said is not None and said.startswith("3 B of f32, 3 B of f64, 4 B of f64: less than an element")
+    sentence = cases.too_few([3, 4, 8], ["u8", "f32", "f64"])
+    assert sentence is not None and sentence.startswith(
+        "3 B of f32, 3 B of f64, 4 B of f64: less than an element"
+    )
     assert cases.too_few([8], list(vocabulary.DTYPES)) is None
 
 

@@ -58,16 +58,16 @@ def test_the_world_that_is_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("version", "words"),
     [
         ("mpiexec (OpenRTE) 4.1.4", {"--oversubscribe", "plm", "isolated"}),
         ("prterun (PRRTE) 3.0", {"--oversubscribe"}),
         ("HYDRA build details", {"-launcher", "fork"}),
     ],
 )
-def test_each_mpiexec_gets_its_own_options(said: str, words: set[str], tmp_path: Path) -> None:
+def test_each_mpiexec_gets_its_own_options(version: str, words: set[str], tmp_path: Path) -> None:
     mpiexec = tmp_path / "mpiexec"
-    mpiexec.write_text(f"#!/bin/sh\necho '{said}'\n")
+    mpiexec.write_text(f"#!/bin/sh\necho '{version}'\n")
     mpiexec.chmod(0o755)
     known = {"--oversubscribe", "plm", "isolated", "-launcher", "fork"}
     assert known & set(start.mpiexec_command(str(mpiexec), 2)) == words

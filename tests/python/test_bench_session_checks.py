@@ -146,7 +146,7 @@ def test_time_is_reserved_only_for_checks_still_to_come(
 ) -> None:
     seen: list[tuple[Schedule, str]] = []
     monkeypatch.setattr(HostDevice, "recover", lambda self, backend: True)
-    monkeypatch.setattr(session.Display, "show", lambda self, *told: seen.append(told))
+    monkeypatch.setattr(session.Display, "show", lambda self, *shown: seen.append(shown))
     run([backend, "wrapped"], modes=["latency"])
     assert seen[-1][0].reserve_s == pytest.approx(0.0, abs=1e-9)
     assert any(doing.startswith("checking ") and "on wrapped" in doing for _, doing in seen)

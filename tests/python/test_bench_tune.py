@@ -143,14 +143,14 @@ def test_the_built_in_tables_of_gpus_fit_the_library() -> None:
     for path in folder.glob("*.json"):
         table = json.loads(path.read_text())
         assert (table["schema"], table["device"]) == (tune.SCHEMA, "cuda")
-        told = {(e["collective"], e["memory"]) for e in table["entries"]}
-        assert told == {
+        measured = {(e["collective"], e["memory"]) for e in table["entries"]}
+        assert measured == {
             (name, memory)
             for name in tune.tunable("cuda")
             for memory in MEMORIES
             if memory == "plain" or name not in tune.ANY_MEMORY
         }
-        for collective, memory in told:
+        for collective, memory in measured:
             mine = [e for e in table["entries"] if (e["collective"], e["memory"]) == (collective, memory)]
             known = unisono.Communicator.algorithms(collective, "cuda")
             assert {e["algorithm"] for e in mine} <= set(known)

@@ -129,8 +129,8 @@ def test_torchrun() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("program", "said"), [(GATHER, "StoreBootstrap"), (AGAIN, "6.0")])
-def test_torch_variables_set_by_hand(program: Path, said: str) -> None:
+@pytest.mark.parametrize(("program", "name"), [(GATHER, "StoreBootstrap"), (AGAIN, "6.0")])
+def test_torch_variables_set_by_hand(program: Path, name: str) -> None:
     """Without torchrun's agent, rank 0 serves the Store, and must not leave before the others have read.
     Later communicators find the same Store."""
     env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -141,7 +141,7 @@ def test_torch_variables_set_by_hand(program: Path, said: str) -> None:
         for rank in range(2)
     ]
     out = [rank.communicate()[0] for rank in ranks]
-    assert out == [f"0 2 {said}\n", f"1 2 {said}\n"]
+    assert out == [f"0 2 {name}\n", f"1 2 {name}\n"]
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])

@@ -66,16 +66,16 @@ def test_a_rank_that_is_no_number(rank: Any, size: Any) -> None:
 
 def test_ranks_that_are_threads_and_meet_in_python() -> None:
     """Each rank waits for the others, which need the interpreter meanwhile."""
-    meeting, told = threading.Barrier(2), {}
+    meeting, brought = threading.Barrier(2), {}
 
     class Bootstrap:
         def __init__(self, rank: int) -> None:
             self.rank, self.size = rank, 2
 
         def all_gather(self, data: bytes) -> list[bytes]:
-            told[self.rank] = data
+            brought[self.rank] = data
             meeting.wait(20)
-            both = [told[0], told[1]]
+            both = [brought[0], brought[1]]
             meeting.wait(20)
             return both
 

@@ -53,8 +53,8 @@ def test_same_bits_as_the_host_lane(provider: str, n: int) -> None:
 def test_small_chunks(faulty: str) -> None:
     """The ranks' tickets of a call still fit into a chunk."""
     env = fabric.over(faulty, UNISONO_CHUNK_BYTES="64", UNISONO_CHECK="1")
-    for said in ranks.play(3, "fabric_programs:allocations", 20, env=env).results():
-        assert said == []
+    for errors in ranks.play(3, "fabric_programs:allocations", 20, env=env).results():
+        assert errors == []
 
 
 @pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or "")
@@ -108,8 +108,8 @@ def _assert_noticed(outcome: ranks.Outcome, provider: str, victim: int) -> None:
     """Checks that the other ranks noticed. Ranks that notice at once have messages of their own. A rank that
     waits for a lock of shm's that the victim held has been ended."""
     stuck = outcome.ranks.count(None) - 1
-    said = re.findall(rf"rank {victim} \(process \d+\) has died within libfabric", outcome.ended.output)
-    assert len(said) == stuck, str(outcome.ended)
+    deaths = re.findall(rf"rank {victim} \(process \d+\) has died within libfabric", outcome.ended.output)
+    assert len(deaths) == stuck, str(outcome.ended)
     assert stuck == 0 or provider == "shm"
     assert_lost(outcome, victim, words="", stuck=stuck)
 
@@ -255,11 +255,11 @@ def test_info_and_the_refusal_of_a_provider_list_the_same() -> None:
         pytest.skip(reason)
     refusal = fabric.missing("infinitebrand")
     assert refusal is not None
-    told = refusal.partition("use one of ")[2].rstrip(".")
+    providers = refusal.partition("use one of ")[2].rstrip(".")
     ended = ranks.run([sys.executable, "-m", "unisono", "info"], env={"COLUMNS": "300"}, timeout_s=120)
     listed = re.search(r"^fabric lane +libfabric [\d.]+: (.*?) *$", ended.output, re.MULTILINE)
     assert listed, str(ended)
-    assert re.sub(r" \([^)]*\)", "", listed[1]) == told
+    assert re.sub(r" \([^)]*\)", "", listed[1]) == providers
 
 
 @pytest.mark.parametrize(

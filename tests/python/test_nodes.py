@@ -41,10 +41,10 @@ def test_quantised_sums(nodes: str) -> None:
 def test_a_node_that_is_late_over_mpi(tmp_path: Path) -> None:
     """One of the ranks that have waited names the late node, and no other."""
     *waited, _ = play_mpi(3, "node_programs:one_is_late", str(tmp_path / "flag"), "abc").results()
-    for said in waited:
-        assert said["error"]["type"] == "TimeoutError", said
+    for answer in waited:
+        assert answer["error"]["type"] == "TimeoutError", answer
         pattern = r"rank (0 \(node 0|1 \(node 1)\) has waited 2 s for rank 2 \(node 2\) over MPI: see"
-        assert re.match(pattern, said["error"]["text"]), said
+        assert re.match(pattern, answer["error"]["text"]), answer
 
 
 @pytest.mark.mpi
@@ -54,9 +54,9 @@ def test_lengths_that_differ_over_mpi(tmp_path: Path) -> None:
     expected = [
         f"where rank {rank} (node {rank}) expects {40 * (1 + rank)} bytes: make the same" for rank in range(3)
     ]
-    for said in outcome.results():
-        assert said["error"]["type"] == "MismatchError", said
-        assert any(one in said["error"]["text"] for one in expected), said
+    for answer in outcome.results():
+        assert answer["error"]["type"] == "MismatchError", answer
+        assert any(one in answer["error"]["text"] for one in expected), answer
 
 
 @pytest.mark.torch
@@ -66,16 +66,16 @@ def test_a_bench(tmp_path: Path) -> None:
     bench = [sys.executable, unisono.__main__.__file__, "bench", *words.split(), str(tmp_path)]
     ended = ranks.launch(4, bench, None, 120, nodes=2)
     assert ended.code == 0, str(ended)
-    told = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
-    assert told[0]["nodes"] == [0, 0, 1, 1]
-    assert {one["type"] for one in told} == {"run", "result", "end"}, str(ended)
-    assert {one["case"]["collective"] for one in told if one["type"] == "result"} == set(COLLECTIVES)
+    lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert lines[0]["nodes"] == [0, 0, 1, 1]
+    assert {one["type"] for one in lines} == {"run", "result", "end"}, str(ended)
+    assert {one["case"]["collective"] for one in lines if one["type"] == "result"} == set(COLLECTIVES)
 
 
 @pytest.mark.torch
 def test_what_is_refused() -> None:
-    for said in ranks.play(3, "node_programs:refusals", nodes=2).results():
-        assert said == {}
+    for answer in ranks.play(3, "node_programs:refusals", nodes=2).results():
+        assert answer == {}
 
 
 @pytest.mark.torch
@@ -94,10 +94,10 @@ def test_calls_that_differ() -> None:
 def test_a_rank_that_dies(count: int) -> None:
     """The rank's node notices its process, the other node its peer, long before the deadline."""
     outcome = ranks.play(4, "node_programs:dies", 3, count, nodes=2, timeout_s=60)
-    for rank, said in enumerate(outcome.ranks[:3]):
-        assert said is not None and "error" in said, (rank, said, str(outcome.ended))
-        assert said["error"]["type"] == "PeerLostError", said
-        assert "rank" in said["error"]["text"]
+    for rank, answer in enumerate(outcome.ranks[:3]):
+        assert answer is not None and "error" in answer, (rank, answer, str(outcome.ended))
+        assert answer["error"]["type"] == "PeerLostError", answer
+        assert "rank" in answer["error"]["text"]
 
 
 @pytest.mark.mpi

@@ -32,9 +32,9 @@ def play(
     return ranks.play_by(start, EACH * len(made.numbers), program, *args, within_s=10)
 
 
-def right(said: Sequence[Any], count: int, transport: str, calls: int) -> None:
+def right(answer: Sequence[Any], count: int, transport: str, calls: int) -> None:
     nodes = [[EACH * node, EACH * node + 1] for node in range(count)]
-    for one in said:
+    for one in answer:
         assert (one["nodes"], one["transport"], one["words"]) == (nodes, transport, {})
         assert one["calls"] >= calls
 
@@ -149,13 +149,13 @@ def test_a_link_cut_within_a_collective(transport: str, count: int, tmp_path: Pa
             outcome = play(made, "mpiexec", program, *args, timeout_s=120, **env)
         finally:
             cutting.join()
-    for rank, said in enumerate(outcome.results()):
-        assert "wrong" not in said, said
-        text = said["error"]["text"]
+    for rank, answer in enumerate(outcome.results()):
+        assert "wrong" not in answer, answer
+        text = answer["error"]["text"]
         others = ("2 (node 1)", "3 (node 1)") if rank < 2 else ("0 (node 0)", "1 (node 0)")
         if transport == "fabric":  # the lane's messages name ranks, not nodes
             others = tuple(other.split()[0] for other in others)
         assert any(f"rank {other}" in text for other in others), (rank, text)
-        assert said["error"]["type"] in ("TimeoutError", "PeerLostError")
-        assert said["again"] == said["error"]
-        assert said["waited"] < 2 * timeout_s + 5
+        assert answer["error"]["type"] in ("TimeoutError", "PeerLostError")
+        assert answer["again"] == answer["error"]
+        assert answer["waited"] < 2 * timeout_s + 5

@@ -174,7 +174,7 @@ def table(n: int) -> dict[str, Any]:
 def planned(env: dict[str, str], n: int = 2) -> list[Any]:
     """Returns the ranks' algorithms of an all_reduce of 8 bytes, or their errors."""
     outcome = ranks.play(n, "basic_programs:planned", env=env)
-    return [said.get("result") or said["error"] for said in outcome.ranks]
+    return [answer.get("result") or answer["error"] for answer in outcome.ranks]
 
 
 def test_file(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_across_processes_and_instruction_sets() -> None:
     digests = set()
     for name, chunk in (("", "0"), ("", "4096"), ("baseline", "1")):
         env = {"UNISONO_ISA": name, "UNISONO_CHUNK_BYTES": chunk}
-        digests |= {said["result"] for said in ranks.play(3, "basic_programs:quantised", env=env).ranks}
+        digests |= {answer["result"] for answer in ranks.play(3, "basic_programs:quantised", env=env).ranks}
     assert len(digests) == 1
 
 

@@ -68,9 +68,9 @@ def test_no_escape_sequence_of_a_record_reaches_terminal_or_page(tmp_path: Path)
         ["gate", str(tmp_path)],
         ["compare", str(tmp_path), str(tmp_path), "--all"],
     ):
-        said = CliRunner().invoke(app, words)
-        assert said.exception is None or isinstance(said.exception, SystemExit), said.exception
-        assert not {"\x1b", "\x07", "\u202e"} & set(said.output)
+        done = CliRunner().invoke(app, words)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        assert not {"\x1b", "\x07", "\u202e"} & set(done.output)
     for page in ("report.html", "report.md"):
         text = (tmp_path / page).read_text()
         shown = text if page.endswith("md") else text[text.index("<body>") :].split("<script")[0]

@@ -19,10 +19,10 @@ TIMEOUT_S = 120 + CALLS / 300
 
 
 def assert_right(results: list[dict[str, Any]], calls: int) -> None:
-    for rank, said in enumerate(results):
-        assert said["wrong"] == [], f"rank {rank}"
-        assert said["made"] == results[0]["made"]
-        assert sum(said["made"].values()) == calls
+    for rank, answer in enumerate(results):
+        assert answer["wrong"] == [], f"rank {rank}"
+        assert answer["made"] == results[0]["made"]
+        assert sum(answer["made"].values()) == calls
 
 
 @pytest.mark.slow

@@ -377,10 +377,10 @@ def test_wrong_shape(shape: Any, comms: list[unisono.Communicator]) -> None:
 def test_direct_needs_reach() -> None:
     """Without copies between processes, a direct algorithm needs symmetric buffers; the error says so."""
     outcome = ranks.play(2, "fault_programs:direct_without_reach", env={"UNISONO_FAR": "0"})
-    for said in outcome.results():
-        assert said["first"]["error"]["type"] == "UsageError"
-        assert "needs buffers from Communicator::empty on every rank" in said["first"]["error"]["text"]
-        assert said["sum"] == 2
+    for answer in outcome.results():
+        assert answer["first"]["error"]["type"] == "UsageError"
+        assert "needs buffers from Communicator::empty on every rank" in answer["first"]["error"]["text"]
+        assert answer["sum"] == 2
 
 
 def test_outputs_stay_untouched(comms: list[unisono.Communicator]) -> None:

@@ -87,7 +87,7 @@ class Header(NamedTuple):
         _, version, kind, zero, rank, channel, sequence, timeout_ms, length = _HEADER.unpack_from(data)
         if version != _VERSION:
             raise FrameError(
-                f"the message's version is {version}, this process speaks {_VERSION}: install one version of unisono"
+                f"the version is {version}, this process speaks {_VERSION}: install one version of unisono"
             )
         if zero != 0 or kind not in Kind.__members__.values():
             raise FrameError(f"the message's kind {kind} (reserved field {zero}) is unknown")
