@@ -23,9 +23,8 @@ _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 @atexit.register
 def _close_all(process: int = os.getpid()) -> None:
-    """Closes all communicators, so that the other ranks do not take this rank for dead.
-
-    A forked child leaves them to its parent."""
+    """Closes all communicators, so that the other ranks do not take this rank for dead. A forked child leaves
+    them to its parent."""
     for communicator in list(_open) if process == os.getpid() else []:
         communicator.close()
 

@@ -218,9 +218,8 @@ class Communicator:
             self.library("ncclCommAbort", handle)
 
     def close(self) -> None:
-        """Frees windows and communicator. Collective. Idempotent.
-
-        Requires: no graph is left that captured a call, since NCCL would wait for the graph."""
+        """Frees windows and communicator. Collective. Idempotent. Requires: no graph is left that captured a
+        call, since NCCL would wait for the graph."""
         if not self._handle:
             return
         for window in self._windows:

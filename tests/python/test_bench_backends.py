@@ -19,6 +19,7 @@ from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import CaseError, make_case
 from unisono.bench.control import Control
 from unisono.bench.device import HostDevice
+from unisono.machine import boot
 from unisono.records import Case
 
 
@@ -181,7 +182,7 @@ def test_room_is_the_share_of_a_rank_on_the_fullest_machine(monkeypatch: pytest.
         rank, size = 0, 3
 
         def __init__(self, others: int) -> None:
-            self._answers = iter(([provenance.boot(), "another"], [350_000, others]))
+            self._answers = iter(([boot(), "another"], [350_000, others]))
 
         def all_gather(self, data: bytes) -> list[bytes]:
             return [data, *map(msgspec.msgpack.encode, next(self._answers))]

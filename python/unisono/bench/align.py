@@ -92,9 +92,8 @@ def _nap(flags: memoryview, peer: int, epoch: int) -> None:
 
 
 def shared_words(control: Control, count: int) -> memoryview | None:
-    """Returns `count` zeroed 64-bit words that all ranks share; None if any rank cannot. Collective.
-
-    The file behind the words loses its name once all ranks have opened it."""
+    """Returns `count` zeroed 64-bit words that all ranks share; None if any rank cannot. Collective. The file
+    behind the words loses its name once all ranks have opened it."""
     path, error = "", None
     if control.rank == 0:
         folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

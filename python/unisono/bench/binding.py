@@ -55,9 +55,8 @@ class Binding:
 
     @staticmethod
     def core_of(local_rank: int, local_size: int, size: int) -> int | None:
-        """Returns the core of one rank, or None if not all ranks run here or there are too few CPUs.
-
-        Ranks share a physical core, by its hyperthreads, only if there are more ranks than cores."""
+        """Returns the core of one rank, or None if not all ranks run here or there are too few CPUs. Ranks
+        share a physical core, by its hyperthreads, only if there are more ranks than cores."""
         cores = spread(os.sched_getaffinity(0))
         return cores[local_rank] if local_size == size <= len(cores) else None
 

@@ -39,7 +39,6 @@ FEWEST_CALLS, MOST_CALLS = 4, 200
 
 class CaseError(ValueError):
     """The bench does not know a collective, size, dtype or the like, or cannot do what the user asked for.
-
     The message says what to do, and lists the known names."""
 
 
@@ -80,7 +79,6 @@ def parse_size(text: str) -> int:
 
 def size_range(begin: int, end: int, factor: int = 2, step: int | None = None) -> list[int]:
     """Returns begin, begin x factor, ... up to and including end; with `step`: begin, begin + step, ...
-
     Raises CaseError."""
     if begin < 1 or end < begin:
         raise CaseError(

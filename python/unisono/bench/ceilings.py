@@ -40,7 +40,6 @@ class Ceilings:
 
 def measure(control: Control, align: Call, one_clock: bool) -> Ceilings:
     """Measures for about a second. All ranks call it in step. Raises MemoryError if two buffers do not fit.
-
     `one_clock`: whether the ranks have one clock, see `timing`."""
     cache = max(provenance.caches().values(), default=USUAL_CACHE)
     size = min(max(LEAST_BYTES, CACHES * cache // control.size), MOST_BYTES)

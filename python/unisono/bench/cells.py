@@ -178,9 +178,8 @@ def check(
 
 
 def _first_error(control: Control, case: Case, step: Callable[[], str | None]) -> tuple[int, str] | None:
-    """Returns (rank, text) of the lowest rank on which `step` returned or raised an error, or None.
-
-    Raises HangError on all ranks if `step` raised it on any."""
+    """Returns (rank, text) of the lowest rank on which `step` returned or raised an error, or None. Raises
+    HangError on all ranks if `step` raised it on any."""
     error, hung = None, False
     try:
         error = step()

@@ -15,6 +15,7 @@ from unisono.bench.control import Control
 from unisono.bench.timing import NOT_TIMED, Call, Timed
 from unisono.bench.verify import NUMPY, Arithmetic
 from unisono.bench.watch import Watch
+from unisono.machine import boot
 from unisono.records import Case, Ceiling, Link
 
 MEMORY_SHARE = 0.7  # of a machine's free memory, for the buffers of all its ranks together
@@ -103,13 +104,12 @@ def one_clock(control: Control) -> bool:
         offsets = Path("/proc/self/timens_offsets").read_text()
     except OSError:  # before Linux 5.6
         offsets = ""
-    return len(set(control.gather(f"{provenance.boot()} {offsets}", str))) == 1
+    return len(set(control.gather(f"{boot()} {offsets}", str))) == 1
 
 
 class HostRunner:
-    """The loops of `timing`, by the host clock, with start times if all ranks have one clock.
-
-    Calls `beat` before each sample, since a batch of long samples is long."""
+    """The loops of `timing`, by the host clock, with start times if all ranks have one clock. Calls `beat`
+    before each sample, since a batch of long samples is long."""
 
     def __init__(self, call: Call, align: Call, one_clock: bool = True, beat: Call = lambda: None) -> None:
         def start() -> None:
@@ -156,8 +156,8 @@ class HostDevice(Device):
         return Pools(cases, rank)
 
     def room(self, control: Control, own: int) -> int:
-        free, machines = int(provenance.free_bytes() * MEMORY_SHARE), control.gather(provenance.boot(), str)
-        least = min(control.gather(free // machines.count(provenance.boot()), int))
+        free, machines = int(provenance.free_bytes() * MEMORY_SHARE), control.gather(boot(), str)
+        least = min(control.gather(free // machines.count(boot()), int))
         # Two regions a rank of plain and of symmetric memory, the libraries' staging in the rest.
         return least // (4 + 2 * own)
 

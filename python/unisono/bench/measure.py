@@ -91,9 +91,8 @@ class Measurement:
         self._emit, self._show, self._verified, self._ceiling = emit, show, verified, ceiling_gbps
 
     def run(self) -> list[Result]:
-        """Returns the results on rank 0, an empty list on others. Sets `interrupted` and `failures`.
-
-        Before it raises an error, it records all samples taken so far. Raises HangError on all ranks."""
+        """Returns the results on rank 0, an empty list on others. Sets `interrupted` and `failures`. Before
+        it raises an error, it records all samples taken so far. Raises HangError on all ranks."""
         self.device.watch.save = partial(self._record_unfinished, "nothing moved any more")
         try:
             return self._run()
@@ -127,7 +126,6 @@ class Measurement:
 
     def _surviving(self, group: Group, step: Callable[[], T]) -> T | None:
         """Returns the result of `step`. None: it hung, the GPUs came back, and the backend is left out.
-
         Raises HangError if the GPUs did not come back."""
         try:
             return step()

@@ -28,9 +28,8 @@ def parse(text: str) -> list[Pair] | None:
 
 
 def problem(wanted: str, ranks: int) -> str | None:
-    """Returns why these pairs cannot be measured on `ranks` ranks, or None.
-
-    `wanted`: all, halves or a list of pairs."""
+    """Returns why these pairs cannot be measured on `ranks` ranks, or None. `wanted`: all, halves or a list
+    of pairs."""
     if ranks < 2:
         return "a ping-pong needs two ranks: add --ranks 2 or more."
     if wanted == HALVES and ranks % 2:

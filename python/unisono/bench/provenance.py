@@ -55,14 +55,6 @@ def caches() -> dict[str, int]:
     return found
 
 
-def boot() -> str:
-    """Returns the machine's boot id, the same for all its processes until the next boot; "" if unknown."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
 def usable_cores() -> int:
     """Returns on how many cores this process may run."""
     return len(os.sched_getaffinity(0))
@@ -75,9 +67,8 @@ def memory_bytes(field: str = "MemTotal") -> int:
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Returns the bytes of memory that this process can still get; 0 if the system does not say.
-
-    The machine's available memory, or what a cgroup (v2 or v1) of this process leaves of its limit."""
+    """Returns the bytes of memory that this process can still get; 0 if the system does not say. The
+    machine's available memory, or what a cgroup (v2 or v1) of this process leaves of its limit."""
     free = [memory_bytes("MemAvailable")]
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -164,9 +155,8 @@ def _without_path(word: str) -> str:
 
 
 def commit() -> str | None:
-    """Returns the commit of the checkout that this package runs from or was built in, or None.
-
-    The text ends in "-dirty" if files differ from the commit."""
+    """Returns the commit of the checkout that this package runs from or was built in, or None. The text ends
+    in "-dirty" if files differ from the commit."""
 
     package = Path(__file__).resolve()
 

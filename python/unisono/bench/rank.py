@@ -46,9 +46,8 @@ def cores_of(world: launch.World, device: str) -> int | frozenset[int] | None:
 
 
 def leave(error: BaseException) -> None:
-    """Prints what ended this rank, and ends the other ranks of MPI, which would not end by themselves.
-
-    After a hang, ends this process at once, since freeing anything would wait for the GPU."""
+    """Prints what ended this rank, and ends the other ranks of MPI, which would not end by themselves. After
+    a hang, ends this process at once, since freeing anything would wait for the GPU."""
     sys.stderr.write(explain(error).rstrip() + "\n")
     sys.stderr.flush()
     abort_mpi()

@@ -12,7 +12,6 @@ from unisono.records.vocabulary import WIRES
 
 def result_of(work: Work, verification: Verification, ceiling_gbps: float | None) -> Result:
     """Returns the record of a cell with at least one sample. Bandwidths are those of the median.
-
     `ceiling_gbps`: the ceiling of a rank if all ranks work, in GB/s."""
     case, state, interval = work.case, work.state, work.state.interval
     wire_bits = WIRES[work.backend.wire] if work.backend.wire is not None and case.ranks > 1 else None

@@ -89,9 +89,8 @@ def of_count(options: Options, counts: Sequence[int], ranks: int) -> Options:
 
 
 def run(options: Options, counts: Sequence[int], say: Callable[[str], None]) -> int:
-    """Runs one number of ranks after the other, until a run fails or is interrupted.
-
-    Returns 0, or the last launcher's exit code. Raises CaseError if the machine cannot run the most ranks."""
+    """Runs one number of ranks after the other, until a run fails or is interrupted. Returns 0, or the last
+    launcher's exit code. Raises CaseError if the machine cannot run the most ranks."""
     start.ranks_to_start(max(counts), options.device, options.cores)
     for ranks in counts:
         say(f"{ranks} of {max(counts)} ranks")

@@ -133,10 +133,8 @@ def brief(results: Sequence[Result]) -> int:
 
 
 def _usable(results: Sequence[Result], collective: str, memory: str, device: str) -> list[Result]:
-    """Returns the results that hold for calls on such memory.
-
-    On GPUs, one measurement on symmetric memory holds for both kinds: algorithms that do not reach the peers'
-    buffers are as fast on either."""
+    """Returns the results that hold for calls on such memory. On GPUs, one measurement on symmetric memory
+    holds for both kinds: algorithms that do not reach the peers' buffers are as fast on either."""
     if device != "cuda":
         return [r for r in results if r.case.memory == memory]
     if collective in ANY_SIZE:

@@ -86,9 +86,8 @@ def combine(blocks: Sequence[Array], op: str, dtype: str) -> Array:
 
 
 def tolerance(blocks: Sequence[Any], op: str, dtype: str) -> tuple[Any, Any] | None:
-    """Returns (exact result, allowed distance) per element, for libraries that combine in any order.
-
-    None: only the exact bits are right (integers, min and max). Arrays of f64, of numpy or torch."""
+    """Returns (exact result, allowed distance) per element, for libraries that combine in any order. None:
+    only the exact bits are right (integers, min and max). Arrays of f64, of numpy or torch."""
     if dtype in INTEGERS or op in ("min", "max"):
         return None
     unit, n = ROUNDOFF[dtype], len(blocks)

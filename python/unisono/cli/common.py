@@ -69,9 +69,8 @@ def guarded(step: Callable[[], T]) -> T:
 
 
 def readable(step: Callable[[], T]) -> T:
-    """Returns the result of `step`, which reads records and may write a report, or ends the process.
-
-    Missing records, and those of another schema, count as a wrong command line."""
+    """Returns the result of `step`, which reads records and may write a report, or ends the process. Missing
+    records, and those of another schema, count as a wrong command line."""
     try:
         return step()
     except (FileNotFoundError, ValueError, ImportError) as error:

@@ -26,7 +26,6 @@ def finish(
     directory: Path, launcher_code: int, console: Console, with_report: bool = True, named: bool = True
 ) -> int:
     """Builds the report of the records, prints results, summary and the report's path. Returns the exit code.
-
     Removes the directory if a run ended normally and measured nothing, unless the user has `named` it."""
     records = read(directory) if any(directory.rglob(FILE_NAME)) else Records()
     if not records.runs:

@@ -100,10 +100,8 @@ class Verification(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, tag="result", kw_only=True):
-    """One case on one backend.
-
-    A sample is one iteration of all ranks (latency, events), or a queue of calls divided by its length
-    (throughput, graph). A sample of a half_round_trip is half of that. See `timing`."""
+    """One case on one backend. A sample is one iteration of all ranks (latency, events), or a queue of calls
+    divided by its length (throughput, graph). A sample of a half_round_trip is half of that. See `timing`."""
 
     case: Case
     backend: str

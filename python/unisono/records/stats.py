@@ -30,7 +30,6 @@ Samples = Sequence[float] | npt.NDArray[np.float64]
 @dataclass(frozen=True)
 class Interval:
     """A median (or other quantile), and the interval that covers the true value; in the unit of the samples.
-
     `sure` is False if there are too few samples or visits for the wanted confidence."""
 
     median: float

@@ -19,9 +19,8 @@ _encoder = msgspec.json.Encoder()
 
 
 class RecordsWriter:
-    """Appends records to `directory`/records.jsonl, a whole line and a flush each: a cut loses one line.
-
-    A method raises ResourceError, which names the file, if the disk refuses. Later records are dropped."""
+    """Appends records to `directory`/records.jsonl, a whole line and a flush each: a cut loses one line. A
+    method raises ResourceError, which names the file, if the disk refuses. Later records are dropped."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -117,9 +117,8 @@ class Backend(Protocol):
         return ""
 
     def setup(self, ranks: Ranks) -> None:
-        """Creates the communicator. May communicate. Raises if it cannot.
-
-        The bench then calls `abort` and `close` on every rank, and skips the backend."""
+        """Creates the communicator. May communicate. Raises if it cannot. The bench then calls `abort` and
+        `close` on every rank, and skips the backend."""
 
     def supports(self, case: Case) -> str | None:
         """Returns None if this library offers the case, else why not; the same on every rank."""
@@ -138,10 +137,8 @@ class Backend(Protocol):
         return nullcontext()
 
     def queues(self) -> bool:
-        """Returns whether, on GPUs, a call returns once it is queued on the stream.
-
-        A call that waits for the GPU can neither be captured in a graph nor timed by events. Only the host
-        clock times such calls."""
+        """Returns whether, on GPUs, a call returns once it is queued on the stream. A call that waits for the
+        GPU can neither be captured in a graph nor timed by events. Only the host clock times such calls."""
         return True
 
     def allocate(self, size: int) -> tuple[Any, Any]:
@@ -159,9 +156,8 @@ class Backend(Protocol):
         return None
 
     def abort(self) -> None:
-        """Ends the work under way as far as possible, without the other ranks.
-
-        Called after a hang of a GPU, and after a setup that failed on any rank. Only `close` follows."""
+        """Ends the work under way as far as possible, without the other ranks. Called after a hang of a GPU,
+        and after a setup that failed on any rank. Only `close` follows."""
 
     def staged(self) -> bool:
         """Returns whether, on GPUs, the data goes through the host's memory."""
@@ -220,9 +216,8 @@ def expanded(wanted: Sequence[str]) -> list[str]:
 
 
 def names_for(device: str) -> list[str]:
-    """Returns all known backends for that device, except those that must be named (`asked_for`).
-
-    Leaves out backends that cannot be loaded, which `unisono info` lists."""
+    """Returns all known backends for that device, except those that must be named (`asked_for`). Leaves out
+    backends that cannot be loaded, which `unisono info` lists."""
     found = []
     for name in names():
         try:

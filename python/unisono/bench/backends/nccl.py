@@ -127,7 +127,6 @@ class NcclBackend(Backend):
 
     def _on_streams(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         """Returns an all_to_all: a group of one send and one receive on each peer's stream and communicator.
-
         Makes streams and communicators in its first call. Collective."""
         assert self._ranks is not None
         rank, n = self._ranks.rank, self._ranks.size
