@@ -39,7 +39,7 @@ class Array {
   std::size_t count = 1;
 
  private:
-  // Each reads one protocol. Those that return bool return false if the array does not offer the protocol.
+  // Each reads one protocol. A bool result: whether the array offers it.
   bool from_numpy(nb::handle array, const char* what, bool written);         // numpy_array.cpp
   void from_array_struct(nb::handle array, const char* what, bool written);  // numpy_array.cpp
   bool from_buffer(nb::handle array, const char* what, bool written);

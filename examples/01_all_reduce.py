@@ -1,6 +1,6 @@
 """The smallest program: every rank contributes, every rank gets the sum.
 
-Start it with any launcher, or alone:
+Start the program with any launcher, or alone:
     unisono run -n 4 examples/01_all_reduce.py
     mpirun -n 4 python examples/01_all_reduce.py
     torchrun --nproc-per-node 4 examples/01_all_reduce.py

@@ -1,4 +1,4 @@
-"""Buffers from comm.empty are within every rank's reach: large calls on them copy nothing on the way.
+"""Symmetric memory: every rank reaches buffers of comm.empty, so that large calls on them are zero-copy.
 
 unisono run -n 2 examples/02_symmetric_memory.py
 """

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: the same calls, no launcher.
+"""Ranks as threads of one process: the same calls, without a launcher.
 
 python examples/03_threads.py
 """

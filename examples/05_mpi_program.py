@@ -1,4 +1,4 @@
-"""Inside an MPI program: Unisono joins the ranks of an mpi4py communicator and is used beside it.
+"""Inside an MPI program: Unisono joins the ranks of an mpi4py communicator, and works beside MPI.
 
 mpirun -n 2 python examples/05_mpi_program.py
 """

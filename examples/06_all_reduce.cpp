@@ -1,5 +1,5 @@
-// The C++ call: two ranks as threads. In a program of several processes, derive Bootstrap from what they have
-// in common.
+// The C++ call, on two ranks that are threads. In a program of several processes, derive a class from
+// Bootstrap that exchanges bytes between them.
 #include <cstdio>
 #include <thread>
 #include <vector>

@@ -1,10 +1,10 @@
-// An MPI program whose ranks may be on several nodes: those of a node share memory, and between nodes MPI
-// carries the messages.
+// An MPI program whose ranks may be on several nodes. Ranks of a node share memory; MPI carries the messages
+// between nodes.
 //
 //   mpicxx -std=c++20 -I include examples/07_nodes.cpp -L build/tests -lunisono -o nodes
 //   mpiexec -n 4 ./nodes
 //
-// UNISONO_NODE, if it differs between ranks of one machine, makes nodes of them.
+// Ranks of one machine with different values of UNISONO_NODE are on different nodes.
 #include <algorithm>
 #include <cstdio>
 #include <string>

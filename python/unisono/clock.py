@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 __all__ = ["LOOK_S", "Clock"]
 
-LOOK_S = 0.1  # how often to look at least while a deadline is ahead
+LOOK_S = 0.1  # the longest time between two looks while a deadline is ahead
 _MOST_COUNTED_S = 0.2
 
 
 class Clock:
-    """Seconds since it was made, of which the time between two looks counts 0.2 at the most: a machine or a
-    process that was stopped has not waited. So whoever waits must look every `LOOK_S`.
+    """Counts the seconds since its construction. Between two looks it counts at most 0.2 s.
+
+    Time in which the machine or the process was stopped is therefore no wait.
+
+    Requires: whoever waits looks every `LOOK_S`.
 
     Args:
         now: seconds, monotonic.
@@ -25,7 +28,7 @@ class Clock:
         self._counted = 0.0
 
     def __call__(self) -> float:
-        """The look."""
+        """Looks at the time. Returns the seconds counted so far."""
         now = self._now()
         self._counted += min(now - self._looked, _MOST_COUNTED_S)
         self._looked = now

@@ -1,4 +1,4 @@
-"""Making communicators: where am I, how do we meet, and which plan is there for this machine."""
+"""Makes communicators: finds the rank and the size, the bootstrap, the transport and the plan tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 @atexit.register
 def _close_all(process: int = os.getpid()) -> None:
-    """A rank that exits in good order is not taken for one that died. A forked child leaves them to it."""
+    """Closes all communicators, so that the other ranks do not take this rank for dead. A forked child leaves
+    them to its parent."""
     for communicator in list(_open) if process == os.getpid() else []:
         communicator.close()
 
@@ -41,34 +42,34 @@ def init(
 ) -> Communicator:
     """Returns the communicator of all ranks that were started together. Collective.
 
-    Without arguments it finds where it is: `unisono run`, torchrun, Open MPI, MPICH or another PMI launcher,
-    a Slurm step, or a process alone (one rank). Ranks of a node share memory. Messages between nodes go by
-    MPI if it has started the ranks, else by gloo; UNISONO_TRANSPORT names another. Arrays on GPUs go between
-    nodes by NCCL.
+    Without arguments the environment tells rank and size: `unisono run`, torchrun, Open MPI, MPICH or another
+    PMI launcher, a Slurm step, or a process alone (one rank). Ranks of a node share memory. Messages between
+    nodes go by MPI if MPI has started the ranks, else by gloo; UNISONO_TRANSPORT names another transport.
+    Arrays on GPUs go between nodes by NCCL.
 
     Args:
-        rank: this rank's number, instead of what the environment says. `bootstrap` must then be given, unless
-            size is 1.
+        rank: this rank's number, in place of the environment's. `bootstrap` must then be given, unless size
+            is 1.
         size: the number of ranks; rank and size go together.
         bootstrap: an mpi4py communicator (of some of the ranks: `COMM_WORLD.Split(...)`), a torch.distributed
             Store, or an object with rank, size, all_gather(bytes) -> list[bytes] and close(). None: the
             launcher's own.
         timeout_s: deadline of every wait, in seconds; None: UNISONO_TIMEOUT_S, else 30.
-        check: whether the ranks' calls are compared before anything moves. None: UNISONO_CHECK, else no; most
-            differences are then noticed on the CPUs of one machine only (see `Communicator`).
+        check: whether the ranks' calls are compared before anything moves. None: UNISONO_CHECK, else no.
+            Without check, most differences are noticed only on the CPUs of one machine (see `Communicator`).
         device: CUDA ordinal of this rank's GPU, for calls on arrays there; all ranks give one, or none does.
         max_sms: the most SMs that a kernel may take; 0: UNISONO_MAX_SMS, else as many as pay, at most 128.
-            The GPU memory that the communicator keeps for itself goes with it: with 128 it is 96 MiB a GPU
-            for 2 ranks, 192 MiB for 4, 256 MiB for 8.
+            The communicator's own GPU memory grows with max_sms: with 128 each GPU has 96 MiB for 2 ranks,
+            192 MiB for 4, 256 MiB for 8.
         peer_access: False on any rank (or UNISONO_PEER_ACCESS=0): no GPU touches another's memory. Messages
             then go through pinned host memory, as they do if two of the GPUs cannot reach each other.
         lane: host (shared memory, and a transport between nodes), fabric (libfabric for all ranks), or a
-            `Fabric` that says its provider, channels and policy. None: UNISONO_LANE, else host. The same on
+            `Fabric` with a provider, channels and a policy. None: UNISONO_LANE, else host. The same on
             every rank.
 
     Raises:
-        UsageError: the environment or the arguments make no sense.
-        TimeoutError: ranks do not come.
+        UsageError: the environment or the arguments are wrong or incomplete.
+        TimeoutError: a rank did not come in time.
         ResourceError: memory cannot be shared.
     """
     if (rank is None) != (size is None):
@@ -105,10 +106,11 @@ def init(
 
 
 def _transport(bootstrap: Any, timeout_s: float) -> Any:
-    """Makes what carries messages between nodes: MPI if it has started the ranks, else gloo, or what
-    UNISONO_TRANSPORT names. Collective.
+    """Returns the transport that UNISONO_TRANSPORT names; unset: MPI if MPI has started the ranks, else gloo.
+    Collective.
 
-    Raises UsageError or ResourceError, which say what to do, if the transport cannot be used.
+    Raises:
+        UsageError, ResourceError: the transport cannot be used; the message says what to do.
     """
     from .bootstrap.mpi import MpiBootstrap
 
@@ -129,22 +131,22 @@ def _transport(bootstrap: Any, timeout_s: float) -> Any:
     raise UsageError(f"{_TRANSPORT}={name} is no transport: use mpi, gloo or fabric, or unset it.")
 
 
-def _number(name: str, given: Any) -> int:
+def _number(name: str, value: Any) -> int:
     try:
-        return operator.index(given)
+        return operator.index(value)
     except TypeError:
-        raise UsageError(f"{name}={given!r} is no whole number: give one.") from None
+        raise UsageError(f"{name}={value!r} is no whole number: give one.") from None
 
 
 def _fabric_of(lane: str | Fabric | None) -> Fabric | None:
     if isinstance(lane, Fabric):
         return lane
-    said = f"lane={lane!r}"
+    source = f"lane={lane!r}"
     if lane is None:
         lane = os.environ.get("UNISONO_LANE") or "host"
-        said = f"UNISONO_LANE={lane}"
+        source = f"UNISONO_LANE={lane}"
     if lane not in ("host", "fabric"):
-        raise UsageError(f"{said} is unknown: use host, fabric or a unisono.Fabric.")
+        raise UsageError(f"{source} is unknown: use host, fabric or a unisono.Fabric.")
     return Fabric() if lane == "fabric" else None
 
 
@@ -153,29 +155,27 @@ def init_threads(
 ) -> list[Communicator]:
     """Returns `n` communicators, one for each of `n` threads of this process; element r is rank r's.
 
-    Calls release the GIL. Every buffer is within every rank's reach, so that all large calls are zero-copy.
+    Calls release the GIL. Every rank reaches every buffer, so that all large calls are zero-copy.
 
     Args:
         n: the number of ranks.
-        timeout_s: as in `init`.
-        check: as in `init`.
-        lane: as in `init`.
+        timeout_s, check, lane: as in `init`.
     """
     return _of_threads([None] * _number("n", n), timeout_s, check, fabric=_fabric_of(lane))
 
 
 class Communicators(list[Communicator]):
-    """The communicators of one process's GPUs; element r is rank r's, on the r-th device."""
+    """The communicators of the GPUs of one process; element r is rank r's, on the r-th device."""
 
     def empty(self, shape: Any, dtype: Any = "float32") -> list[Any]:
         """Returns `Communicator.empty` of every rank, in rank order."""
         return self.each(lambda communicator: communicator.empty(shape, dtype))
 
     def each(self, call: Callable[[Communicator], Any]) -> list[Any]:
-        """Runs `call` for every communicator, side by side: for calls that wait for the other ranks.
+        """Runs `call` for every communicator, each in a thread: `call` may wait for the other ranks.
 
         Returns:
-            what each call returns, in rank order.
+            the result of each call, in rank order.
         """
         with ThreadPoolExecutor(len(self)) as pool:
             return list(pool.map(call, self))
@@ -196,10 +196,7 @@ def init_all(
 
     Args:
         devices: CUDA ordinals; None: all that this process sees.
-        timeout_s: as in `init`.
-        check: as in `init`.
-        max_sms: as in `init`.
-        peer_access: as in `init`.
+        timeout_s, check, max_sms, peer_access: as in `init`.
     """
     found = list(range(device_count())) if devices is None else list(devices)
     if not found:

@@ -1,8 +1,8 @@
 """The exceptions of Unisono.
 
 Every error that the library raises on purpose is a `UnisonoError`. Each subclass also derives from the
-built-in exception that a caller would catch without knowing Unisono, so that `except ValueError` or `except
-OSError` works. The compiled core raises these same classes.
+matching built-in exception, so that `except ValueError` or `except OSError` works. The compiled core raises
+these same classes.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ class UnisonoError(Exception):
 
 
 class UsageError(UnisonoError, ValueError):
-    """The call, or how the process was started, is wrong; nothing was moved. The message says what to do."""
+    """The call or the way the process was started is wrong. No data moved. The message says what to do."""
 
 
 class MismatchError(UnisonoError):
-    """Ranks called with different arguments (collective, dtype, op, count, root); the message has both."""
+    """Ranks called with different arguments (collective, dtype, op, count, root). The message has both."""
 
 
 class TimeoutError(UnisonoError, builtins.TimeoutError):
-    """A wait passed its deadline (`UNISONO_TIMEOUT_S`); the message says who waited for whom."""
+    """A wait passed its deadline (`UNISONO_TIMEOUT_S`). The message says which rank waited for which."""
 
 
 class PeerLostError(UnisonoError, ConnectionError):
-    """Another rank ended while this one still needed it; the message names the rank."""
+    """Another rank ended while this one still needed it. The message names the rank that ended."""
 
 
 class ResourceError(UnisonoError, OSError):
-    """The machine refused something (shared memory, a process, a socket); the message says what."""
+    """The machine refused shared memory, a process, a socket or another resource, which the message names."""

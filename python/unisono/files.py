@@ -1,4 +1,4 @@
-"""How a file is written that others may be reading."""
+"""Writes files that other processes may be reading."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from unisono.errors import ResourceError
 
 
 def write(path: Path, content: bytes) -> Path:
-    """Writes all of it, or leaves what was there, and raises ResourceError, which names the file."""
+    """Writes `content` to `path` as a whole. Returns `path`. Raises ResourceError, which names the file, if
+    the system refuses; the old content then stays."""
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

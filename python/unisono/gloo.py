@@ -1,4 +1,4 @@
-"""Messages between nodes by gloo, which PyTorch brings: for ranks that torchrun or `unisono run` started."""
+"""The gloo transport between nodes, from PyTorch, for ranks that torchrun or `unisono run` started."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["INTERFACE_VARIABLE", "LOOPBACK", "GlooTransport", "make_group", "mak
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
-_NO_HOST = "192.0.2.1"  # RFC 5737: what the default route is asked for
+_NO_HOST = "192.0.2.1"  # no host's (RFC 5737): a target whose route is the default route
 _LENGTH, _BYTES = 1, 2  # tags
 _FAILURE = "unisono failure"  # a key of the store
-_PATIENCE = 1.5
+_PATIENCE = 1.5  # gloo's deadline over the communicator's
 _LISTEN_S = 0.05  # between two looks at the store
 _TELLING_S = 0.5
 _CLOSING_S = 2.0
@@ -32,8 +32,8 @@ _CLOSING_S = 2.0
 def make_store(
     rank: int, all_gather: Callable[[bytes], list[bytes]], limit: timedelta, address: str = LOOPBACK
 ) -> Any:
-    """torch's TCPStore, which rank 0 serves at its `address`, on a port that the system chooses. Collective.
-    Raises RuntimeError where it cannot be served, or is not reached within `limit`."""
+    """Returns torch's TCPStore, which rank 0 serves at its `address`, on a port of the system's choice.
+    Collective. Raises RuntimeError if the store cannot be served, or is not reached within `limit`."""
     store_of: Any = importlib.import_module("torch.distributed").TCPStore
     store, port = None, b""
     if rank == 0:
@@ -48,10 +48,12 @@ def make_store(
 def make_group(
     rank: int, size: int, all_gather: Callable[[bytes], list[bytes]], timeout_s: float
 ) -> tuple[Any, Any]:
-    """A gloo process group of all ranks, and the store of rank 0 at which they meet. Collective.
+    """Returns a gloo process group of all ranks, and rank 0's store, at which they meet. Collective.
 
-    Raises UsageError where PyTorch is missing or the ranks know no address of each other, TimeoutError or
-    ResourceError where they do not reach each other."""
+    Raises:
+        UsageError: PyTorch is missing, or a rank knows no address of its own that the others reach.
+        TimeoutError, ResourceError: the ranks do not reach each other.
+    """
     try:
         dist: Any = importlib.import_module("torch.distributed")
     except ImportError as error:
@@ -84,7 +86,7 @@ def _timed_out(text: str) -> bool:
 
 
 def _address() -> str:
-    """This host's address on the way to the others."""
+    """Returns this host's address on the network to the other nodes. Raises UsageError if there is none."""
     interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0]
     try:
         # rank 0's host may know its own name as a loopback address (Debian's /etc/hosts)
@@ -100,7 +102,7 @@ def _address() -> str:
 
 
 def _source(target: str, interface: str) -> str:
-    """The address that the kernel sends from to `target`."""
+    """Returns the address from which the kernel sends to `target`. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if interface:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
@@ -109,10 +111,10 @@ def _source(target: str, interface: str) -> str:
 
 
 class GlooTransport:
-    """Messages over a process group of all ranks, in a thread: gloo's own wait cannot be polled.
+    """Carries messages over a process group of all ranks. A thread waits: gloo's wait cannot be polled.
 
-    A message is two of gloo's, its length and its bytes: gloo ends the process where a receive has another
-    length than its send. See `unisono.transport.Transport`.
+    Each message is two messages of gloo, the length and the bytes: gloo ends the process if a receive has
+    another length than its send. See `unisono.transport.Transport`.
     """
 
     name = "gloo"
@@ -169,7 +171,7 @@ class GlooTransport:
                 for rank, work in under_way:
                     work.wait(self._limit)
                     job.exchange.arrived(rank)
-                for rank, work, _ in job.sends:  # noqa: B007 - the handler below names it
+                for rank, work, _ in job.sends:  # noqa: B007 - the handler below names the rank
                     work.wait(self._limit)
             except RuntimeError as error:
                 job.exchange.fail(rank, _brief(error))
@@ -178,7 +180,7 @@ class GlooTransport:
             job.exchange.complete()
 
     def tell(self, failure: str) -> None:
-        """See `unisono.transport.Transport`: by the store that the ranks have met at."""
+        """Writes the failure to the store. See `unisono.transport.Transport`."""
 
         def write() -> None:
             with contextlib.suppress(RuntimeError):
@@ -202,7 +204,7 @@ class GlooTransport:
     def close(self) -> None:
         """See `unisono.transport.Transport`.
 
-        Waits for the threads: one that comes out of gloo after Python's end ends the process by a signal.
+        Waits for the threads: a thread that returns from gloo after Python's end kills the process.
         """
         if self._closed.is_set():
             return
@@ -210,15 +212,15 @@ class GlooTransport:
         self._jobs.put(None)
         if self._busy:
             with contextlib.suppress(RuntimeError):
-                self._group.shutdown()  # ends its waits
+                self._group.shutdown()  # ends the thread's waits
         for thread in self._threads:
             thread.join(_CLOSING_S)
 
 
 class _Job(NamedTuple):
     exchange: Any
-    receives: list[tuple[int, Any, Any, Any]]  # rank, bytes, their length as it comes, gloo's receive of it
-    sends: list[tuple[int, Any, Any]]  # rank, gloo's send, the memory that it reads
+    receives: list[tuple[int, Any, Any, Any]]  # rank, bytes, the length to come, gloo's receive of the length
+    sends: list[tuple[int, Any, Any]]  # rank, gloo's send, the memory that the send reads
 
 
 def _brief(error: RuntimeError) -> str:

@@ -1,4 +1,4 @@
-"""What processes of one machine, or of one network namespace, have in common."""
+"""Identifies the machine and the network namespace of a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["boot", "network"]
 
 
 def boot() -> str:
-    """Returns what all processes of this machine share until it starts again; "" if not known."""
+    """Returns the machine's boot id, the same for all its processes until the next boot; "" if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -17,7 +17,7 @@ def boot() -> str:
 
 
 def network() -> str:
-    """Returns what all processes of this network namespace share: interfaces and addresses are theirs."""
+    """Returns an id of this network namespace. Processes with the same id share interfaces and addresses."""
     try:
         namespace = str(os.stat("/proc/self/ns/net").st_ino)
     except OSError:

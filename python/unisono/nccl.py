@@ -1,5 +1,4 @@
-"""NCCL's C API through ctypes: what the engine between nodes and the bench's backends call. Constants are
-those of nccl.h (2.28)."""
+"""NCCL's C API through ctypes, for the backends of the bench. Constants are those of nccl.h (2.28)."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 
 
 class UniqueId(ctypes.Structure):
-    """ncclUniqueId, which is passed by value."""
+    """ncclUniqueId, which NCCL takes by value."""
 
     _fields_ = (("internal", ctypes.c_byte * UNIQUE_ID_BYTES),)
 
@@ -53,7 +52,7 @@ REQUIRED: dict[str, list[Any]] = {
     "ncclSend": [_P, _N, _I, _I, _P, _P],
     "ncclRecv": [_P, _N, _I, _I, _P, _P],
 }
-# Windows came with 2.27, the collectives that were groups of sends before with 2.28.
+# Windows came with 2.27; all_to_all, gather and scatter with 2.28. Older versions build these of sends.
 NEWER: dict[str, list[Any]] = {
     "ncclMemAlloc": [_OUT, _N],
     "ncclMemFree": [_P],
@@ -66,16 +65,16 @@ NEWER: dict[str, list[Any]] = {
 
 
 class NcclError(RuntimeError):
-    """A call of NCCL failed; the text names it and gives NCCL's reason."""
+    """A call of NCCL failed. The message names the function and gives NCCL's reason."""
 
 
 def version_text(code: int) -> str:
-    """22809 -> "2.28.9", as NCCL_VERSION codes it from 2.9 on."""
+    """Returns the version in words: 22809 -> "2.28.9", as NCCL_VERSION codes versions from 2.9 on."""
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
 def candidates() -> list[str]:
-    """Where the library may be: the one that torch has loaded or the system's, else the pip package."""
+    """Returns where the library may be: as torch or the system has it, then in the pip package."""
     found = ["libnccl.so.2"]
     try:
         spec = find_spec("nvidia.nccl")
@@ -87,7 +86,7 @@ def candidates() -> list[str]:
 
 
 class Library:
-    """libnccl.so.2. Raises NcclError where there is none, or one without the functions of `REQUIRED`."""
+    """The functions of libnccl.so.2. Raises NcclError without such a library, or without `REQUIRED`."""
 
     def __init__(self) -> None:
         self._library = _load()
@@ -115,11 +114,11 @@ class Library:
         return code
 
     def has(self, name: str) -> bool:
-        """Whether this library has the function, of `REQUIRED` or `NEWER`."""
+        """Returns whether this library has the function, one of `REQUIRED` or `NEWER`."""
         return name in self._functions
 
     def function(self, name: str) -> Callable[..., int]:
-        """The function, which raises NcclError where its code is not ncclSuccess."""
+        """Returns the function. A call raises NcclError if its result is not ncclSuccess."""
         return self._functions[name]  # type: ignore[no-any-return]
 
     def __call__(self, name: str, *arguments: Any) -> None:
@@ -131,17 +130,17 @@ class Library:
         return version_text(code.value)
 
     def allocate(self, size: int) -> int:
-        """The address of `size` bytes of the current GPU's memory that NCCL can export."""
+        """Returns the address of `size` bytes on the current GPU, in memory that NCCL can export."""
         memory = _P()
         self("ncclMemAlloc", ctypes.byref(memory), size)
         return int(memory.value or 0)
 
     def free(self, address: int) -> None:
-        """Frees memory of `allocate`, which is registered no more."""
+        """Frees memory of `allocate`. Requires: it is not registered any more."""
         self("ncclMemFree", address)
 
     def unique_id(self) -> bytes:
-        """A fresh id, for all ranks of one communicator."""
+        """Returns a fresh id, for all ranks of one communicator."""
         made = UniqueId()
         self("ncclGetUniqueId", ctypes.byref(made))
         return bytes(made)
@@ -160,7 +159,7 @@ def _load() -> ctypes.CDLL:
 
 
 class Communicator:
-    """A rank's NCCL communicator on the current GPU. `stream` is where the bound calls queue."""
+    """A rank's NCCL communicator on the current GPU. Bound calls queue on `stream`."""
 
     def __init__(self, library: Library, rank: int, size: int, unique_id: bytes, stream: int) -> None:
         self.library, self.rank, self.size = library, rank, size
@@ -171,14 +170,14 @@ class Communicator:
         )
 
     def bound(self, name: str, *arguments: Any, stream: int | None = None) -> Callable[[], object]:
-        """A call with everything bound; the communicator and the stream (None: the communicator's) come last,
-        as in all of them."""
+        """Returns the call with all arguments bound. NCCL's last two are always the communicator and the
+        stream (None: the communicator's)."""
         function, converters = self.library.function(name), (REQUIRED | NEWER)[name]
         ready = [convert(value) for convert, value in zip(converters, arguments, strict=False)]
         return partial(function, *ready, self._handle, self._stream if stream is None else _P(stream))
 
     def grouped(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-        """The calls as one NCCL group."""
+        """Returns a call that makes `calls` as one NCCL group."""
         begin, end = self.library.function("ncclGroupStart"), self.library.function("ncclGroupEnd")
 
         def group() -> None:
@@ -192,15 +191,15 @@ class Communicator:
         return group
 
     def raise_if_failed(self) -> None:
-        """Raises NcclError where an operation failed asynchronously."""
+        """Raises NcclError if an operation failed asynchronously."""
         code = _I()
         self.library("ncclCommGetAsyncError", self._handle, ctypes.byref(code))
         if code.value not in (SUCCESS, IN_PROGRESS):
             raise NcclError(f"NCCL failed on the GPU: error {code.value}; NCCL_DEBUG=WARN tells more.")
 
     def register(self, address: int, size: int) -> None:
-        """Makes memory of `Library.allocate` a symmetric window on all ranks, until the communicator is
-        closed. Collective."""
+        """Registers memory of `Library.allocate` as a symmetric window, until `close`. Collective. Raises
+        NcclError."""
         window = _P()
         self.library(
             "ncclCommWindowRegister", self._handle, address, size, ctypes.byref(window), WIN_COLL_SYMMETRIC
@@ -213,14 +212,14 @@ class Communicator:
         self._windows.append(window)
 
     def abort(self) -> None:
-        """Ends the kernels under way and frees the communicator; windows and their memory stay as they
-        are."""
+        """Ends the kernels under way and frees the communicator. Windows and their memory stay."""
         handle, self._handle = self._handle, _P()
         if handle:
             self.library("ncclCommAbort", handle)
 
     def close(self) -> None:
-        """Collective. Graphs that captured calls must be gone: NCCL would wait for them."""
+        """Frees windows and communicator. Collective. Idempotent. Requires: no graph is left that captured a
+        call, since NCCL would wait for the graph."""
         if not self._handle:
             return
         for window in self._windows:

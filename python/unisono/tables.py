@@ -1,4 +1,4 @@
-"""The user's plan tables, which `unisono tune` writes: where they lie, and which a communicator takes."""
+"""Finds the user's plan tables, which `unisono tune` writes, and gives a communicator those for it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_BYTES", "Tables", "name_of", "path", "read"]
 
-# The largest file of tables, in bytes. Rank 0 tells the others in one all_gather of the bootstrap, which
-# carries 1 MiB (hub.MAX_PAYLOAD); 64 KiB of it are left for the file's path. An entry that `unisono tune`
-# writes has about 110 bytes, so that some 8,900 of them fit. The tables of a machine have a few hundred.
+# The largest file of tables, in bytes. Rank 0 sends file and path in one all_gather of the bootstrap, which
+# carries 1 MiB (hub.MAX_PAYLOAD); 64 KiB are left for the path. An entry that `unisono tune` writes has about
+# 110 bytes, so that some 8,900 entries fit. The tables of a machine have a few hundred.
 MOST_BYTES = (1 << 20) - (1 << 16)
 
 _names: weakref.WeakKeyDictionary[Communicator, str] = weakref.WeakKeyDictionary()
 
 
 def path() -> Path | None:
-    """Returns where rank 0 looks for the file: UNISONO_PLAN, else in the user's cache. None: the user has no
-    home."""
+    """Returns where rank 0 looks for the file: UNISONO_PLAN, else in the user's cache; None if the user has
+    no home."""
     if named := os.environ.get("UNISONO_PLAN"):
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -37,7 +37,8 @@ def path() -> Path | None:
 
 
 def read(file: Path) -> str:
-    """Returns the text of a file of tables. Raises UsageError, which names it, also above MOST_BYTES."""
+    """Returns the text of a file of tables. Raises UsageError, which names the file, if it cannot be read, is
+    larger than MOST_BYTES or holds a byte 0."""
     try:
         with open(file, "rb") as opened:
             content = opened.read(MOST_BYTES + 1)
@@ -51,8 +52,7 @@ def read(file: Path) -> str:
 
 
 class Tables(NamedTuple):
-    """A file of plan tables: its path, empty where there is none, and what it says; or why it cannot be
-    taken."""
+    """A file of plan tables: its path (empty if there is no file) and text, or why it cannot be used."""
 
     path: str = ""
     text: str = ""
@@ -73,7 +73,8 @@ class Tables(NamedTuple):
 
     @classmethod
     def of_rank_0(cls, meeting: Any) -> Tables:
-        """Returns rank 0's tables, on every rank: plans that differ give wrong results. Collective."""
+        """Returns rank 0's tables on every rank, since plans that differ give wrong results. Collective.
+        Raises UsageError if rank 0 runs another version of Unisono."""
         if meeting.size == 1:
             return cls.find()
         found = "\0".join(cls.find()) if meeting.rank == 0 else ""
@@ -82,11 +83,11 @@ class Tables(NamedTuple):
             return cls._make(received.decode(errors="surrogateescape").split("\0"))
         except TypeError:
             raise UsageError(
-                "rank 0 is of another version of Unisono: start every rank with the same one."
+                "rank 0 runs another version of Unisono: start every rank with the same one."
             ) from None
 
     def load(self, communicator: Communicator) -> None:
-        """Gives the communicator the tables for it. Raises UsageError if they cannot be taken."""
+        """Gives the communicator the tables for its ranks. Raises UsageError if the file cannot be used."""
         if self.refusal:
             raise UsageError(self.refusal)
         try:
@@ -102,7 +103,7 @@ class Tables(NamedTuple):
             raise UsageError(_unreadable(self.path, error)) from error
 
     def in_words(self) -> str:
-        """Returns a text: which tables choose the algorithms of communicators made here."""
+        """Returns a text that names the tables by which communicators made here choose algorithms."""
         if not self.path:
             return self.refusal or f"built in; `unisono tune` writes {path() or 'a table'}"
         try:
@@ -117,14 +118,14 @@ class Tables(NamedTuple):
 
 
 def name_of(communicator: Communicator) -> str | None:
-    """Returns the first digits of the SHA-256 of the file whose tables the communicator has; None: it has the
-    built-in ones."""
+    """Returns the first 12 digits of the SHA-256 of the communicator's file of tables; None: the built-in
+    tables."""
     return _names.get(communicator)
 
 
 def _is_for(table: dict[str, Any], communicator: Communicator) -> bool:
-    """Returns whether a table is for these ranks: of `nodes`, for all ranks on that many nodes; of `cpu` and
-    `cuda`, for the ranks of this node."""
+    """Returns whether a table is for this communicator: a table of `nodes` for all ranks on that many nodes,
+    one of `cpu` or `cuda` for the ranks of this node."""
     device = table.get("device", "cpu")
     if device == "nodes":
         nodes = communicator.nodes

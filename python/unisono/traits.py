@@ -1,4 +1,4 @@
-"""What each collective, algorithm and dtype is, as the core has it (src/base/traits.hpp)."""
+"""Properties of each collective, algorithm and dtype, from the core (src/base/traits.hpp)."""
 
 from ._core import AlgorithmTraits, CollectiveTraits, dtype_sizes, op_names
 from ._core import algorithm_traits as algorithm

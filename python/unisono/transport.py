@@ -1,4 +1,4 @@
-"""What carries messages between nodes: MPI, gloo, the fabric lane, or an object of the user's."""
+"""The protocol of a transport, which carries messages between nodes: MPI, gloo, the fabric or a program's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Message = tuple[int, Any]  # a rank, and a view of its bytes: a numpy array of u
 
 
 class Transport(Protocol):
-    """Messages between the ranks of a communicator, which the core calls from one thread at a time.
+    """Carries messages between the ranks of a communicator. The core calls it from one thread at a time.
 
-    Between two ranks they arrive in the order of the exchanges. All ranks begin their exchanges in the same
-    order, and both ends of a message are in the same one.
+    Order: between two ranks, messages arrive in the order of the exchanges. All ranks begin their exchanges
+    in the same order, and both ends of a message belong to the same exchange.
 
     Attributes:
         name: the library's name, for the text of errors.
@@ -30,17 +30,18 @@ class Transport(Protocol):
         """Begins all messages and returns without waiting for a peer.
 
         Args:
-            exchange: its `complete`, `fail` or `other_length` is called once, from any thread, when the
-                messages are over; the views may not be used after that.
-            sends: (rank, bytes) of each message that goes.
-            receives: (rank, bytes) of each message that comes.
+            exchange: the transport calls `complete`, `fail` or `other_length` once, from any thread, when the
+                messages are over. The transport may not use the views after that.
+            sends: (rank, bytes) of each message to send.
+            receives: (rank, bytes) of each message to receive.
         """
 
     def tell(self, failure: str) -> None:
-        """Tells the other ranks, as far as they can be reached, of a failure. Does not wait for them."""
+        """Sends the text of a failure to all ranks that can be reached. Does not wait for them."""
 
     def heard(self) -> str | None:
-        """Returns what another rank has told. Called every few milliseconds of a wait: it must not block."""
+        """Returns the failure that another rank has sent, or None. Must not block: waits call it every few
+        milliseconds."""
 
     def close(self) -> None:
-        """Frees what was made. Idempotent, not collective, from any thread."""
+        """Frees all resources. Idempotent, not collective, from any thread."""

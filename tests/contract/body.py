@@ -1,4 +1,4 @@
-"""The one body that runs for every backend: make the buffers, call, compare; on one rank of many."""
+"""The body of a contract run on one rank, the same for every backend: makes buffers, calls, compares."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ Bytes = npt.NDArray[np.uint8]
 _GUARD = 64
 _POISON = 0xA5
 _ROOM = LARGEST + (1 << 16)  # all_to_all_v rounds up
-_TOLD = 5  # failures that are told in words, for each collective
+_MOST_FAILURES = 5  # the failures of a collective that a report describes
 
 
 @dataclass
 class Report:
-    """What one rank has seen, by collective: calls made, words about wrong ones, reasons why others were
-    not made.
-    """
+    """One rank's report, by collective: calls made, descriptions of wrong ones, why others were not made."""
 
     done: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
@@ -39,16 +37,16 @@ class Report:
 
     def complain(self, work: Work, text: str) -> None:
         self.wrong[work.case.collective] += 1
-        told = self.words.setdefault(work.case.collective, [])
-        if len(told) < _TOLD:
-            told.append(f"{work}: {text}")
+        words = self.words.setdefault(work.case.collective, [])
+        if len(words) < _MOST_FAILURES:
+            words.append(f"{work}: {text}")
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(vars(self)))
 
 
 class Subject(Protocol):
-    """A library on one rank: who makes a call, in which memory, or why it is not made."""
+    """A library on one rank: makes a call, in a kind of memory, or says why not."""
 
     rank: int
 
@@ -58,7 +56,7 @@ class Subject(Protocol):
 
 
 class OtherSubject:
-    """A library behind the bench's protocol, in plain memory."""
+    """A library behind the bench's protocol, on plain memory."""
 
     def __init__(self, rank: int, backend: Backend) -> None:
         self.rank = rank
@@ -76,9 +74,7 @@ class OtherSubject:
 
 
 class UnisonoSubject:
-    """Unisono with checked and unchecked calls, each algorithm, plain and symmetric memory. Made by all
-    ranks alike.
-    """
+    """Unisono with checked and unchecked calls, each algorithm, plain and symmetric memory. Collective."""
 
     def __init__(self, unchecked: Any, checked: Any) -> None:
         self.rank = checked.rank
@@ -111,7 +107,7 @@ def _symmetric(communicator: Any) -> tuple[Bytes, Bytes]:
 
 @dataclass(frozen=True)
 class Placed:
-    """Buffers in two regions; `used` is how far they, and the guard behind them, reach."""
+    """Buffers in two regions. `used`: the end of the buffers, and of the guard behind them, in bytes."""
 
     buffers: Buffers
     regions: tuple[Bytes, Bytes]
@@ -119,7 +115,7 @@ class Placed:
 
 
 def place(work: Work, rank: int, regions: tuple[Bytes, Bytes]) -> Placed:
-    """Poisoned regions, and in them buffers as `bench.backends.base.Buffers` says, with this rank's input."""
+    """Poisons the regions. Returns buffers in them, as in `bench.backends.base.Buffers`, with the input."""
     kind = DTYPES[work.case.dtype]
     begin = _GUARD + work.shift * kind.itemsize
     x_shape, out_shape = shapes(work, rank)
@@ -153,7 +149,7 @@ def place(work: Work, rank: int, regions: tuple[Bytes, Bytes]) -> Placed:
 
 
 def perform(work: Work, subject: Subject, report: Report) -> None:
-    """One call, compared: the output, and that nothing else has changed."""
+    """Makes one call. Checks the output, and that nothing else has changed."""
     placed = place(work, subject.rank, subject.memory(work))
     before = [region[: placed.used].copy() for region in placed.regions]
     subject.backend(work).prepare(work.case, placed.buffers)()
@@ -183,7 +179,7 @@ def _nothing_else(work: Work, rank: int, placed: Placed, before: Sequence[Bytes]
 
 
 def run(works: Sequence[Work], subject: Subject, report: Report) -> None:
-    """All works on this rank, in the order in which every rank makes them."""
+    """Runs all works on this rank, in the same order as every other rank."""
     for work in works:
         reason = subject.refuses(work)
         if reason is not None:

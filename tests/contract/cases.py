@@ -1,7 +1,6 @@
-"""The matrix of the contract suite: which calls are made, on what data, and what they must give.
+"""The matrix of the contract suite: calls, their data and their results.
 
-Everything is a pure function of a `Work`, so that every rank knows every rank's data without a word between
-them.
+All functions of a `Work` are pure, so that every rank knows every rank's data without messages.
 """
 
 from __future__ import annotations
@@ -29,18 +28,15 @@ ROOTED = ("reduce", "broadcast", "gather", "scatter")
 BLOCKED = ("all_gather", "gather", "reduce_scatter", "scatter", "all_to_all", "all_to_all_v")
 MEMORIES = ("plain", "symmetric")
 LARGEST = 2 << 20  # bytes of the largest buffers, about; half of it from 4 ranks on
-LONG = (
-    "f32",
-    "bf16",
-)  # the dtypes of buffers from a chunk on: a kernel's way of a dtype is that of its small sizes
+LONG = ("f32", "bf16")  # the dtypes of buffers from a chunk on: a kernel treats a dtype as in small sizes
 
-# Where the host lane changes its ways: the payload of a packet, half a ring of packets, a chunk.
+# The borders of the host lane: the payload of a packet, half a ring of packets, a chunk.
 PACKET, PACKETS, CHUNK, CHUNKS = 56, 7168, 65536, 8
 
 
 @dataclass(frozen=True)
 class Work:
-    """One call on all ranks. `count` is in elements: of a rank's block where the collective has blocks."""
+    """One call on all ranks. `count`: elements of a buffer, or of a block if the collective has blocks."""
 
     case: Case
     count: int
@@ -51,12 +47,12 @@ class Work:
 
     @property
     def offset(self) -> int:
-        """Where in the random data the input begins."""
+        """Returns the element of the random data at which the input begins."""
         return self.count * 7919 % 20_011
 
     @property
     def shift(self) -> int:
-        """By how many elements the buffers miss their alignment."""
+        """Returns by how many elements the buffers are off their alignment."""
         return (0, 0, 1, 3)[self.number % 4]
 
     @property
@@ -73,16 +69,16 @@ class Work:
 
 
 def small_counts(item: int, ranks: int) -> list[int]:
-    """None, one, odd ones, and those around the borders of packets, their rings, shards and the plan."""
+    """Returns 0, 1, odd counts, and counts at the borders of packets, their rings, shards and the plan."""
     edges = (PACKET - 1, PACKET, PACKET + 1, 64 * ranks, 2048, PACKETS)
     near = [edge // item + step for edge in edges for step in (-1, 0, 1)]
     return sorted({0, 1, 2, 3, 5, 7, 13, 129, *(count for count in near if count > 0)})
 
 
 def large_counts(item: int, ranks: int, blocks: int) -> list[int]:
-    """Around the borders of chunks and their rings, and a MB or two in all; `blocks` such counts make a
-    buffer.
-    """
+    """Returns counts around the borders of chunks and their rings, and of 1 or 2 MB in all.
+
+    `blocks`: the blocks of a buffer."""
     edges = (
         (CHUNK, -1),
         (CHUNK, 0),
@@ -107,7 +103,7 @@ def make(
     memory: str = "plain",
     **more: object,
 ) -> Work:
-    """A `Work` with the bench's description of it, the root chosen by its number."""
+    """Returns a `Work` with the bench's case, and a root by its number."""
     blocks = ranks if collective in BLOCKED else 1
     case = Case(
         collective=collective,
@@ -125,10 +121,12 @@ def make(
 def works_of_unisono(
     ranks: int, algorithms: Mapping[str, Sequence[str]], direct_reaches_all: bool
 ) -> list[Work]:
-    """Every collective x algorithm x dtype x op x placement x memory with small sizes in turn, and every
-    collective x algorithm x placement x memory with every large size, dtypes and ops in turn; shuffled. An
-    algorithm that the plan need not have chosen meets half of the dtypes and ops in either memory, the other
-    half where the number of ranks is odd, or even.
+    """Returns the works of Unisono, shuffled.
+
+    Every collective x algorithm x dtype x op x placement x memory, with small sizes in turn. Every collective
+    x algorithm x placement x memory with every large size, with dtypes and ops in turn. An algorithm that the
+    plan may not choose has half of the dtypes and ops in either memory: one half for odd numbers of ranks,
+    the other for even numbers.
     """
     numbers, turn, works = itertools.count(), itertools.count(), []
     for collective, placement, memory in itertools.product(
@@ -150,7 +148,7 @@ def works_of_unisono(
 
 
 def works_of_others(ranks: int) -> list[Work]:
-    """The same for libraries without choice of algorithm and memory, whose floats are tame."""
+    """Returns the works of libraries without a choice of algorithm and memory, with tame floats."""
     numbers, turn, works = itertools.count(), itertools.count(), []
     for collective, placement in itertools.product(COLLECTIVES, ("out_of_place", "in_place")):
         if not _exists(collective, placement, "plain") or (collective, placement) == (
@@ -170,15 +168,17 @@ def _exists(collective: str, placement: str, memory: str) -> bool:
 
 
 def _swaps(collective: str, placement: str) -> bool:
-    """A direct exchange in place is refused: peers would overwrite blocks that have not been sent."""
+    """Returns whether direct algorithms are refused in place, as peers would overwrite unsent blocks."""
     return placement == "in_place" and collective.startswith("all_to_all")
 
 
 def _choices(
     collective: str, ranks: int, each: int, turn: Iterator[int], half: int | None = None
 ) -> Iterator[tuple[str, str, int]]:
-    """dtype, op and count: all pairs of the first two, or every other from `half` on, with `each` small
-    counts, then all large counts, each with one of four pairs: what to expect of them is most of the work."""
+    """Yields dtype, op and count.
+
+    First all pairs of dtype and op, or every other from `half` on, with `each` small counts. Then all large
+    counts, each with one of four pairs only, since their expected results take most of the time."""
     if collective == "barrier":
         yield from [("u8", "sum", 0)] * 10
         return
@@ -209,9 +209,9 @@ def _shuffled(works: list[Work], seed: int) -> list[Work]:
 
 @lru_cache(256)
 def counts_matrix(work: Work) -> list[list[int]]:
-    """all_to_all_v: row r has what rank r sends to each rank; some nothing, and in place as much as it
-    gets.
-    """
+    """Returns the counts of an all_to_all_v: row r has the counts that rank r sends to each rank.
+
+    Some counts are 0. In place, a rank sends as much as it receives."""
     n = work.case.ranks
     rng = np.random.default_rng(work.number)
     matrix = rng.integers(0, work.count + 1, (n, n))
@@ -224,7 +224,7 @@ def counts_matrix(work: Work) -> list[list[int]]:
 
 
 def shapes(work: Work, rank: int) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Of x and out on a rank, as the API takes them; None: it has no such buffer."""
+    """Returns the shapes of x and out on a rank, as the API takes them; None: no such buffer."""
     n, count, at_root = work.case.ranks, work.count, work.case.root in (None, rank)
     one, all_blocks = (count,), (n, count)
     match work.case.collective:
@@ -246,7 +246,7 @@ def shapes(work: Work, rank: int) -> tuple[tuple[int, ...] | None, tuple[int, ..
 
 
 def x_of(work: Work, rank: int) -> Array:
-    """A rank's input, flat; only for ranks that have one."""
+    """Returns a rank's input, flat. Requires: the rank has one."""
     shape = shapes(work, rank)[0]
     assert shape is not None
     op = (work.case.op or "move") if work.tame else None
@@ -260,7 +260,7 @@ class Expected:
 
 
 def out_of(work: Work, rank: int) -> Expected:
-    """A rank's output, flat; only for ranks that get one."""
+    """Returns a rank's output, flat. Requires: the rank gets one."""
     case, n, count = work.case, work.case.ranks, work.count
     everyone = range(n)
     mine = slice(rank * count, (rank + 1) * count)
@@ -296,7 +296,7 @@ def _combined(work: Work) -> Expected:
         return _combination(case.dtype, str(case.op), case.ranks, work.offset, elements, work.tame)
 
 
-_combining = threading.Lock()  # of ranks that are threads the first makes it, the others find it
+_combining = threading.Lock()  # the first of several threads makes the sum, the others find it
 
 
 @lru_cache(4096)

@@ -1,10 +1,9 @@
-"""What every collective must give, in plain numpy: the oracle of the contract suite and of the property
-tests.
+"""The result of every collective in plain numpy, the reference of the contract suite and the property tests.
 
-It shares no code with the library or with the bench's own verification. Floats are combined in rank order,
-((x0 + x1) + x2) ..., in f32 (f64 for f64), and rounded once at the end, by ml_dtypes where numpy lacks the
-type. Integers wrap; their average is the exact 64-bit sum, truncated toward zero. min and max give NaN where
-any operand is NaN, and keep the earlier rank's of two equal values (0.0 and -0.0).
+Shares no code with the library or with the bench's own checks. Floats are combined in rank order,
+((x0 + x1) + x2) ..., in f32 (f64 for f64), and rounded once at the end, by ml_dtypes if numpy lacks the type.
+Integers wrap; their average is the exact 64-bit sum, truncated toward zero. min and max give NaN if any
+operand is NaN, and keep the lower rank's of two equal values (0.0 and -0.0).
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ DTYPES = {
 INTEGERS = ("i8", "u8", "i32", "i64")
 OPS = ("sum", "prod", "min", "max", "avg")
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_POOL = 30_011  # elements of random data of a rank and dtype; a prime, so that no size repeats it in step
+_POOL = 30_011  # elements of random data of a rank and dtype; a prime, so that no size divides it
 
 
 def combine(blocks: Sequence[Array], op: str) -> Array:
-    """The reduction of one block per rank, in rank order."""
+    """Returns the reduction of one block per rank, in rank order."""
     kind, n = blocks[0].dtype, len(blocks)
     integer = kind.kind in "iu"
     if integer:
@@ -67,11 +66,11 @@ def _truncated(total: Array, n: int) -> Array:
 
 
 def bound(blocks: Sequence[Array], op: str) -> tuple[Array, Array]:
-    """(result in f64, allowed distance) for libraries that combine floats in an order of their own.
+    """Returns (result in f64, allowed distance), for libraries that combine floats in any order.
 
     The distance is n u times the sum of the magnitudes, or times the magnitude of the product (N. Higham,
     Accuracy and Stability of Numerical Algorithms, 2nd ed., 4.2), u the unit roundoff of the dtype and n the
-    number of ranks; an average has u times the result more.
+    number of ranks. For an average, u times the result is added.
     """
     n, unit = len(blocks), float(ml_dtypes.finfo(blocks[0].dtype).eps) / 2
     wide = [block.astype(np.float64) for block in blocks]
@@ -85,7 +84,7 @@ def bound(blocks: Sequence[Array], op: str) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Wrong:
-    """The first of `count` elements that differ."""
+    """The number `count` of elements that differ, and the first."""
 
     count: int
     element: int
@@ -102,9 +101,8 @@ def _shown(value: Array) -> str:
 
 
 def difference(got: Array, expected: Array, allowed: tuple[Array, Array] | None = None) -> Wrong | None:
-    """None where `got` has the bits of `expected` (a NaN equals any NaN), or lies within `allowed` (see
-    `bound`).
-    """
+    """Returns the difference, or None if `got` has the bits of `expected` (any NaN equals any NaN) or lies
+    within `allowed` (see `bound`)."""
     a, b = got.reshape(-1), expected.reshape(-1)
     assert a.dtype == b.dtype and a.size == b.size, (a.dtype, b.dtype, a.size, b.size)
     bits = _BITS[a.dtype.itemsize]
@@ -124,7 +122,7 @@ def difference(got: Array, expected: Array, allowed: tuple[Array, Array] | None 
 
 
 def specials(dtype: str) -> Array:
-    """Zeros, infinities, NaN, the smallest and largest numbers of a float dtype, and their negatives."""
+    """Returns zeros, infinities, NaN, smallest and largest numbers of a float dtype, and their negatives."""
     kind = DTYPES[dtype]
     info = ml_dtypes.finfo(kind)
     tiny = info.smallest_subnormal
@@ -134,9 +132,8 @@ def specials(dtype: str) -> Array:
 
 
 def wild(dtype: str, count: int, seed: Sequence[int]) -> Array:
-    """Integers: any bits. Floats: mostly numbers whose sums round, among them `specials` and any bits at
-    all.
-    """
+    """Returns random data. Integers: any bits. Floats: mostly numbers whose sums round, with `specials` and
+    numbers of any bits among them."""
     rng = np.random.default_rng(list(seed))
     kind = DTYPES[dtype]
     noise = rng.integers(0, 256, count * kind.itemsize, dtype=np.uint8).view(kind)
@@ -151,9 +148,8 @@ def wild(dtype: str, count: int, seed: Sequence[int]) -> Array:
 
 
 def tame(dtype: str, count: int, seed: Sequence[int], ranks: int, op: str | None) -> Array:
-    """For libraries that define neither order nor NaN: floats of magnitude 0.5 to 2 (nearer to 1 for a
-    product), integers with any bits.
-    """
+    """Returns data for libraries that define neither order nor NaN: floats of magnitude 0.5 to 2 (nearer to 1
+    for a product), integers with any bits."""
     if dtype in INTEGERS:
         return wild(dtype, count, seed)
     rng = np.random.default_rng(list(seed))
@@ -164,7 +160,7 @@ def tame(dtype: str, count: int, seed: Sequence[int], ranks: int, op: str | None
 
 @cache
 def _pool(dtype: str, rank: int, ranks: int, op: str | None) -> Array:
-    """`op` None: wild."""
+    """Returns the pool of a rank's data. `op` None: wild data."""
     seed = (list(DTYPES).index(dtype), rank, ranks)
     made = wild(dtype, _POOL, seed) if op is None else tame(dtype, _POOL, seed, ranks, op)
     made.flags.writeable = False
@@ -177,10 +173,10 @@ def _tiled(dtype: str, rank: int, ranks: int, op: str | None, times: int) -> Arr
 
 
 def data(dtype: str, rank: int, ranks: int, offset: int, count: int, tame_for: str | None = None) -> Array:
-    """`count` elements of rank `rank`'s random data from element `offset` on; the same on every rank that
-    asks.
+    """Returns `count` elements of rank `rank`'s random data from `offset` on, the same on every rank.
 
-    tame_for: the op, or "move", that a library without Unisono's guarantees is asked for; None: `wild` data.
+    Args:
+        tame_for: the op, or "move", of a library without Unisono's guarantees; None: `wild` data.
     """
     op = None if tame_for is None else "prod" if tame_for == "prod" else "sum"
     if offset + count <= _POOL:

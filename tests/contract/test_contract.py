@@ -1,9 +1,8 @@
-"""The contract of every collective, with every backend and number of ranks: one body (body.py), compared with
-numpy.
+"""The contract of every collective, with every backend and number of ranks, compared with numpy.
 
-A group of ranks goes through its whole matrix (cases.py) in one run of worker.py; each test here is the part
-of one collective. Unisono must give the bits of the reference (reference.py); the float sums of other
-libraries must lie within a stated bound.
+A group of ranks runs its whole matrix (cases.py) in one run of worker.py, by one body (body.py). Each test
+here is the part of one collective. Unisono must give the bits of the reference (reference.py). The sums of
+floats of other libraries must lie within a stated bound.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ BACKENDS = (
 WORKER = str(Path(__file__).with_name("worker.py"))
 TIMEOUT_S = 280.0
 
-# Settings that must not change a bit, each tried somewhere.
+# Settings that must not change a bit of a result. Each is tried somewhere.
 SETTINGS = {
     ("unisono", 2): {"UNISONO_STREAM_CHUNKS": "1"},
     ("unisono", 3): {"UNISONO_FAR": "0", "UNISONO_STREAM_CHUNKS": "0"},
@@ -42,7 +41,7 @@ SETTINGS = {
     ("unisono-threads", 5): {"UNISONO_CHUNK_BYTES": "8192"},
 }
 
-# What other libraries do not offer, in the bench's words. Unisono offers all.
+# Cases that other libraries do not offer, in the bench's words. Unisono offers all.
 REFUSALS: dict[str, set[str]] = {
     "unisono": set(),
     "unisono-threads": set(),
@@ -58,7 +57,7 @@ REFUSALS: dict[str, set[str]] = {
         *(f"gloo has no in-place {collective}." for collective in ("all_to_all", "reduce_scatter")),
     },
 }
-# Where nothing of a collective is left: by backend, ranks and collective.
+# Collectives of which no case is left: (backend, ranks, collective).
 REFUSED_WHOLE = {("gloo", 1, "send_recv"): "gloo cannot send to itself."}
 
 Report = dict[str, Any]
@@ -66,9 +65,8 @@ Report = dict[str, Any]
 
 @cache
 def reports(backend: str, n: int) -> tuple[list[Report | None], ranks.Ended]:
-    """What every rank of a group reports; None where one left no report. Runs the group, or gloo's for all
-    numbers.
-    """
+    """Runs the group (gloo's: for all numbers of ranks at once). Returns each rank's report, None if a rank
+    left none."""
     if backend == "gloo":
         folder, ended = _gloo()
         return _read(folder, n), ended
@@ -86,7 +84,7 @@ def reports(backend: str, n: int) -> tuple[list[Report | None], ranks.Ended]:
 
 @cache
 def _gloo() -> tuple[str, ranks.Ended]:
-    """Torch takes seconds to load, so one group of the most ranks serves all smaller numbers too."""
+    """Runs one group of the most ranks for all numbers of ranks, since torch takes seconds to load."""
     folder = tempfile.TemporaryDirectory()
     _folders.append(folder)
     numbers = ",".join(map(str, RANKS))
@@ -109,9 +107,9 @@ def _read(folder: str, n: int) -> list[Report | None]:
     return [json.loads(path.read_text()) if path.exists() else None for path in paths]
 
 
-def _complaints(told: list[Report | None], collective: str) -> list[str]:
+def _complaints(found: list[Report | None], collective: str) -> list[str]:
     lines = []
-    for rank, report in enumerate(told):
+    for rank, report in enumerate(found):
         if report is None:
             lines.append(f"rank {rank} left no report")
             continue
@@ -125,11 +123,11 @@ def _complaints(told: list[Report | None], collective: str) -> list[str]:
 @pytest.mark.parametrize("n", RANKS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_contract(backend: str, n: int, collective: str) -> None:
-    told, ended = reports(backend, n)
-    complaints = _complaints(told, collective)
+    found, ended = reports(backend, n)
+    complaints = _complaints(found, collective)
     if complaints:
         pytest.fail("\n".join([*complaints, str(ended)]), pytrace=False)
-    whole = [report for report in told if report is not None]
+    whole = [report for report in found if report is not None]
     if any(report["error"] for report in whole):
         errors = "\n".join(f"rank {rank}: {r['error']}" for rank, r in enumerate(whole) if r["error"])
         pytest.fail(f"the run ended early:\n{errors}\n{ended}", pytrace=False)
@@ -143,12 +141,12 @@ def test_contract(backend: str, n: int, collective: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything_else_ends_well(backend: str) -> None:
-    """Every group of ranks has ended by itself, with exit code 0; what it did not offer is known."""
+    """Every group of ranks has ended by itself, with exit code 0. All cases that it left out are known."""
     refused: set[str] = set()
     for n in RANKS:
-        told, ended = reports(backend, n)
+        found, ended = reports(backend, n)
         assert ended.code == 0, str(ended)
-        if told[0] is not None:
-            for reasons in told[0]["refused"].values():
+        if found[0] is not None:
+            for reasons in found[0]["refused"].values():
                 refused.update(reasons)
     assert refused == REFUSALS[backend]

@@ -1,8 +1,7 @@
-"""The contract across nodes: the same body, data and reference as on one (test_contract.py), on virtual
-nodes.
+"""The contract across virtual nodes: the same body, data and reference as on one node (test_contract.py).
 
-A layout names the node of each rank: two alike, several, uneven ones, and ranks that go round the nodes,
-where the order of nodes is not that of ranks.
+A layout names the node of each rank: two nodes of equal size, several, uneven ones, and ranks that go round
+the nodes, so that the order of nodes is not that of ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ GROUPS = [
 
 @cache
 def reports(transport: str, layout: str) -> tuple[list[Report | None], ranks.Ended]:
-    """What every rank reports of its whole matrix."""
+    """Returns every rank's report of the whole matrix."""
     n = len(layout)
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, WORKER, f"unisono:{layout}", str(n), folder]
@@ -47,10 +46,12 @@ def reports(transport: str, layout: str) -> tuple[list[Report | None], ranks.End
 def test_contract_across_nodes(transport: str, layout: str, collective: str) -> None:
     if transport == "fabric" and (reason := fabric.missing("tcp")):
         pytest.skip(reason)
-    told, ended = reports(transport, layout)
-    if complaints := _complaints(told, collective):
+    found, ended = reports(transport, layout)
+    if complaints := _complaints(found, collective):
         pytest.fail("\n".join([*complaints, str(ended)]), pytrace=False)
-    errors = [f"rank {rank}: {said['error']}" for rank, said in enumerate(told) if said and said["error"]]
+    errors = [
+        f"rank {rank}: {report['error']}" for rank, report in enumerate(found) if report and report["error"]
+    ]
     assert not errors and ended.code == 0, f"{errors}\n{ended}"
-    done = {said["done"].get(collective, 0) for said in told if said}
+    done = {report["done"].get(collective, 0) for report in found if report}
     assert len(done) == 1 and done != {0}, f"the ranks made these numbers of calls: {sorted(done)}"

@@ -1,9 +1,9 @@
 """A rank, or all ranks as threads, of a contract run: `python worker.py BACKEND RANKS FOLDER`.
 
-BACKEND: unisono (unisono:aab puts each rank on the virtual node of its letter, under any launcher) and gloo
-(under `unisono run`; gloo joins as many of the started ranks as each number of RANKS says), unisono-threads
-(a process alone), mpi (under mpiexec). RANKS: a number, or several with commas.
-Every rank leaves its report in FOLDER/RANKS-rank.json.
+BACKEND: unisono and gloo (under `unisono run`), unisono-threads (a process alone), mpi (under mpiexec).
+unisono:aab puts each rank on the virtual node of its letter, under any launcher. RANKS: a number, or several
+with commas; gloo joins as many of the started ranks as each number says. Every rank writes its report to
+FOLDER/RANKS-rank.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TIMEOUT_S = 60.0
 
 
 def _reported(path: Path, body: Callable[[Report], None]) -> bool:
-    """Runs `body` and writes its report, also when it fails; whether it did not."""
+    """Runs `body` and writes its report, also if `body` fails. Returns whether it succeeded."""
     report = Report()
     try:
         body(report)
@@ -69,7 +69,7 @@ def unisono_threads(ranks: int, folder: Path) -> bool:
 
 
 def other(backend: Backend, ranks: int, here: bootstrap.Bootstrap, folder: Path) -> bool:
-    """A library on the first `ranks` of those who are here; the others only help it to meet."""
+    """Runs a library on the first `ranks` of the started ranks. The others only help it to meet."""
 
     def all_gather(data: bytes) -> list[bytes]:
         return here.all_gather(data)[:ranks]

@@ -1,6 +1,4 @@
-"""Arrays that go in and come out: numpy, ml_dtypes and torch, without a copy; in place, of any shape, of
-any length.
-"""
+"""Arrays as inputs and outputs: numpy, ml_dtypes, torch, without copies; in place, of any shape and size."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def test_every_dtype_comes_back(dtype: Any) -> None:
 
 @pytest.mark.parametrize("code", "b B h H i I l L q Q f d e ?".split())
 def test_every_format_of_the_buffer_protocol(code: str) -> None:
-    """Types of the same size and kind have several names; what fits is taken, the rest refused by name."""
+    """Types of the same size and kind have several names. Known ones are taken, others refused by name."""
     known = code not in "hHILQ?"
     x = np.ones(4, np.dtype(code))
 
@@ -84,7 +82,7 @@ def test_every_shape(shape: tuple[int, ...]) -> None:
     on_two(body)
 
 
-def test_out_is_what_comes_back() -> None:
+def test_a_call_returns_its_out() -> None:
     def body(comm: unisono.Communicator) -> None:
         x, row = np.ones(4, F32), np.ones((2, 4), F32)
         whole = np.empty((2, 4), F32)
@@ -139,9 +137,7 @@ def test_in_place_forms() -> None:
 
 
 def test_other_objects_with_memory() -> None:
-    """Whatever has the buffer protocol is taken as input; bytearray, memoryview and array.array as output
-    too.
-    """
+    """Objects with the buffer protocol are inputs; bytearray, memoryview and array.array also outputs."""
 
     def body(comm: unisono.Communicator) -> None:
         values = array.array("d", [1, 2, 3])
@@ -193,7 +189,7 @@ def test_any_alignment(shift: int) -> None:
 
 
 def test_views_of_a_larger_array() -> None:
-    """Only the view is written."""
+    """Only the view is written, not the array around it."""
 
     def body(comm: unisono.Communicator) -> None:
         large = np.full((10, 1000), 7, F32)
@@ -252,7 +248,7 @@ def test_torch_tensors_that_do_not_fit() -> None:
 
 @pytest.mark.torch
 def test_torch_negative_bit() -> None:
-    """A tensor may stand for the negatives of what lies in its memory."""
+    """A tensor may stand for the negatives of the values in its memory."""
     import torch
 
     pairs = torch.complex(torch.ones(4), torch.full((4,), 2.0))
@@ -283,7 +279,7 @@ def test_torch_class() -> None:
 
 
 class CudaArray:
-    """What says that it lies on a GPU, as cupy's arrays do."""
+    """An array that says that it lies on a GPU, as cupy's arrays do."""
 
     def __init__(self, described: Any, dtype: str = "float32") -> None:
         self.__cuda_array_interface__ = described
@@ -322,7 +318,7 @@ def test_malformed_cuda_array_interface(described: Any) -> None:
 
 
 def test_cuda_array_without_a_gpu() -> None:
-    """Refused in words, also where there is no cupy to make an output."""
+    """The array is refused in words, also without cupy for an output."""
     with unisono.init() as comm:
         x = CudaArray(GOOD)
         with pytest.raises(
@@ -353,7 +349,7 @@ def test_beyond_2_to_31_elements(far: str) -> None:
 
 
 class Dlpack:
-    """An array of which only DLPack is to be had."""
+    """An array that offers only DLPack."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -383,7 +379,7 @@ def test_dlpack() -> None:
     on_two(body)
 
 
-def test_what_is_refused_is_let_go() -> None:
+def test_refused_arrays_are_released() -> None:
     shorts, turned = array.array("H", [1, 2, 3]), np.ones((3, 4), F32).T
     there = weakref.ref(turned)
     with unisono.init() as comm:

@@ -1,4 +1,4 @@
-"""The common start: nobody leaves before all have come, and a rank that is far ahead sleeps."""
+"""The common start: no rank leaves before all have come, and a rank that is far ahead sleeps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from unisono.bench.control import Control
 
 
 def on_threads(ranks: int, late_s: float, rounds: int = 3) -> list[list[tuple[float, float, float]]]:
-    """(arrived, left, CPU seconds spent in between) for every rank and round; the last rank comes that much
-    later than the first.
-    """
+    """Returns (arrived, left, CPU seconds in between) for every rank and round.
+
+    The last rank comes `late_s` later than the first."""
     met, door, first = meetings(ranks), Barrier(ranks), [Event() for _ in range(rounds)]
 
     def rank(number: int) -> list[tuple[float, float, float]]:

@@ -1,4 +1,4 @@
-"""Finding backends, and a user's own in a few lines."""
+"""The look-up of backends, a user's own backend in a few lines, provenance and free memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import CaseError, make_case
 from unisono.bench.control import Control
 from unisono.bench.device import HostDevice
+from unisono.machine import boot
 from unisono.records import Case
 
 
 class Mine(Backend):
-    """A backend as the documentation shows it."""
+    """A backend as in the documentation."""
 
     name = "mine"
 
@@ -91,8 +92,8 @@ def test_another_packages_backend_that_is_broken(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("reach", [True, False])
-def test_every_algorithm_can_say_what_it_supports(reach: bool) -> None:
-    """Of an algorithm that reaches into peers' buffers on plain memory, it depends on the machine."""
+def test_every_algorithm_states_its_support(reach: bool) -> None:
+    """For a direct algorithm on plain memory, the answer depends on the machine."""
     outcome = ranks.play(2, "basic_programs:supported", reach, env={} if reach else {"UNISONO_FAR": "0"})
     for wrong in outcome.results():
         assert wrong == []
@@ -174,17 +175,17 @@ def test_free_memory_is_that_of_the_container(
     assert provenance.free_bytes(tmp_path) == free
 
 
-def test_room_is_what_the_fullest_machine_has_for_each_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_the_share_of_a_rank_on_the_fullest_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     class Three:
         """Rank 0 of three, the last of which is alone on a machine with less memory."""
 
         rank, size = 0, 3
 
         def __init__(self, others: int) -> None:
-            self._said = iter(([provenance.boot(), "another"], [350_000, others]))
+            self._answers = iter(([boot(), "another"], [350_000, others]))
 
         def all_gather(self, data: bytes) -> list[bytes]:
-            return [data, *map(msgspec.msgpack.encode, next(self._said))]
+            return [data, *map(msgspec.msgpack.encode, next(self._answers))]
 
     monkeypatch.setattr(provenance, "free_bytes", lambda: 1_000_000)
     host = HostDevice(lambda: None)

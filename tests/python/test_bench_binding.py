@@ -1,4 +1,4 @@
-"""Where do the calls of a rank run while which library is measured?"""
+"""The cores on which a rank's calls run while a library is measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unisono.bench.cuda import device
 
 
 def on_a_thread(body: Callable[[], None]) -> None:
-    """The affinity is the thread's: that of the tests stays as it is."""
+    """Runs `body` on a thread of its own, so that the affinity of the tests' thread stays."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(body).result()
 
@@ -88,7 +88,7 @@ def test_on_gpus_a_rank_has_an_equal_share_of_the_cores() -> None:
 
 @pytest.fixture(params=["beside", "behind"])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
-    """The physical core of a CPU, on 4 cores of 2 hyperthreads: 0,1 2,3 ... or 0,4 1,5 ..."""
+    """Returns the physical core of a CPU, on 4 cores of 2 hyperthreads: 0,1 2,3 ... or 0,4 1,5 ..."""
 
     def core(cpu: int) -> int:
         return cpu // 2 if request.param == "beside" else cpu % 4
@@ -109,7 +109,7 @@ def test_ranks_have_no_hyperthread_of_anothers_core_while_there_are_cores(
         assert len(physical) == 8 // size * size
         assert sum(len({threads(cpu) for cpu in share}) for share in shares) == len(set(physical))
     assert sorted(Binding.core_of(rank, 8, 8) or 0 for rank in range(8)) == list(range(8))
-    assert len({threads(cpu) for cpu in spread(range(8))[:2]}) == 2  # of two that work alone
+    assert len({threads(cpu) for cpu in spread(range(8))[:2]}) == 2  # for two ranks that work alone
 
 
 def test_a_ranks_share_lies_near_its_gpu(threads: Callable[[int], int]) -> None:

@@ -27,7 +27,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "K", "-8", "1.5M", "8T", "8 8", "0x10"])
-def test_sizes_that_are_none(text: str) -> None:
+def test_wrong_sizes_are_refused(text: str) -> None:
     with pytest.raises(CaseError, match="not understood"):
         cases.parse_size(text)
 
@@ -38,8 +38,10 @@ def test_no_size_is_0() -> None:
 
 
 def test_sizes_below_an_element_are_named() -> None:
-    said = cases.too_few([3, 4, 8], ["u8", "f32", "f64"])
-    assert said is not None and said.startswith("3 B of f32, 3 B of f64, 4 B of f64: less than an element")
+    sentence = cases.too_few([3, 4, 8], ["u8", "f32", "f64"])
+    assert sentence is not None and sentence.startswith(
+        "3 B of f32, 3 B of f64, 4 B of f64: less than an element"
+    )
     assert cases.too_few([8], list(vocabulary.DTYPES)) is None
 
 
@@ -97,7 +99,7 @@ def test_bytes_is_the_largest_buffer_of_any_rank(name: str, size: int, dtype: st
 
 
 @given(st.integers(1, 10**6), st.integers(1, 9))
-def test_all_to_all_v_sends_what_is_received_and_the_last_rank_gets_most(block: int, ranks: int) -> None:
+def test_all_to_all_v_counts_match_and_the_last_rank_gets_most(block: int, ranks: int) -> None:
     case = make_case("all_to_all_v", block * ranks * 4, "f32", ranks)
     shapes = [layout(case, rank) for rank in range(ranks)]
     for source in range(ranks):

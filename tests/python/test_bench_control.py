@@ -1,4 +1,4 @@
-"""What ranks tell each other, where some of them fail."""
+"""Exchanges between ranks of which some fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Step = Callable[[Control], str | None]
 
 
 def in_step(work: Step) -> list[tuple[int, str] | None]:
-    """What a step gives on each rank; afterwards the ranks still understand each other."""
+    """Returns the result of a step on each rank. Checks that the ranks are in step afterwards."""
 
     def rank(control: Control) -> tuple[int, str] | None:
         found = control.step(lambda: work(control))
@@ -55,7 +55,7 @@ def test_no_rank_waits_for_one_that_failed(failing: int, after: int) -> None:
     assert len(ended) == (RANKS - 1 if after == 3 else 0)
 
 
-def test_what_a_rank_returns_is_its_error_and_the_first_counts() -> None:
+def test_a_returned_text_is_an_error_and_the_first_counts() -> None:
     def work(control: Control) -> str | None:
         if control.rank:
             return f"rank {control.rank} has no licence."
@@ -65,7 +65,7 @@ def test_what_a_rank_returns_is_its_error_and_the_first_counts() -> None:
     assert in_step(work) == [(1, "rank 1 has no licence.")] * RANKS
 
 
-def test_ranks_that_exchange_less_often_than_others_are_told_of() -> None:
+def test_a_rank_that_exchanges_less_often_than_others_is_an_error() -> None:
     def work(control: Control) -> None:
         for _ in range(control.rank):
             control.gather_bytes(b"")
@@ -88,7 +88,7 @@ def test_a_library_that_asks_again_after_an_error_is_not_waited_for() -> None:
 
 @pytest.fixture
 def hangups() -> Iterator[None]:
-    """SIGHUP does what it does by itself: the tests may be run by nohup."""
+    """Gives SIGHUP its default handler, since the tests may run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -98,7 +98,7 @@ def hangups() -> Iterator[None]:
 def test_a_second_signal_ends_the_process_whichever_the_first_was(
     first: signal.Signals, hangups: None
 ) -> None:
-    """A launcher that is told by Ctrl-C to stop sends SIGINT, then SIGTERM."""
+    """After Ctrl-C, a launcher sends SIGINT, then SIGTERM."""
     all_ = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in all_]
     with Interrupt().watched() as interrupt:
@@ -109,7 +109,7 @@ def test_a_second_signal_ends_the_process_whichever_the_first_was(
     assert [signal.getsignal(number) for number in all_] == before
 
 
-def test_nohup_means_what_it_says(hangups: None) -> None:
+def test_under_nohup_sighup_stays_ignored(hangups: None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Interrupt().watched() as interrupt:
         os.kill(os.getpid(), signal.SIGHUP)

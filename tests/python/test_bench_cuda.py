@@ -35,7 +35,7 @@ needs_no_gpu = pytest.mark.skipif(device.missing() is None, reason="this machine
 
 
 def test_old_records_are_still_read(tmp_path: Path) -> None:
-    """A case of schema 1.0 has no device: it is the CPU's."""
+    """A case of schema 1.0 has no device, and counts as one of the CPU."""
     new = cases.make_case("all_reduce", 64, "f32", 2)
     old = json.loads(msgspec.json.encode(new))
     del old["device"]
@@ -105,7 +105,7 @@ def test_workloads_are_measured_as_graphs() -> None:
 @pytest.mark.parametrize(
     "arguments", [["bench", "--device", "cuda"], ["bench", "--device", "cuda", "--ranks", "2"], ["links"]]
 )
-def test_without_a_gpu_it_says_what_is_missing(arguments: list[str]) -> None:
+def test_without_a_gpu_the_error_names_what_is_missing(arguments: list[str]) -> None:
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 2
     assert "torch" in found.stderr
@@ -155,7 +155,7 @@ def test_multicast_is_off_unless_the_user_says_otherwise() -> None:
 # ---- backends
 
 
-def test_what_torch_symm_has() -> None:
+def test_the_cases_of_torch_symm() -> None:
     def case(**changes: Any) -> records.Case:
         made = cases.make_case(
             "all_reduce", 1 << 20, "bf16", 8, memory="symmetric", mode="graph", device="cuda"
@@ -191,7 +191,7 @@ def test_torch_symm_leaves_the_environment_as_the_user_set_it(
     assert os.environ.get("GLOO_SOCKET_IFNAME") == named
 
 
-def test_what_nccl_has() -> None:
+def test_the_cases_of_nccl() -> None:
     plain, windows = base.load("nccl"), base.load("nccl-windows")
     case = cases.make_case("all_to_all", 1 << 20, "f8e4m3", 8, mode="graph", device="cuda")
     assert plain.supports(case) is None
@@ -203,7 +203,7 @@ def test_what_nccl_has() -> None:
 
 
 def test_the_types_of_nccl() -> None:
-    """As in nccl.h: sizes, and every dtype and op of the bench."""
+    """Sizes, and the codes of every dtype and op of the bench, are those of nccl.h."""
     assert ctypes.sizeof(nccl.UniqueId) == 128
     assert nccl.DTYPES.keys() == vocabulary.DTYPES.keys()
     assert set(nccl.OPS) == set(vocabulary.OPS)

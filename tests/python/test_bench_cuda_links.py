@@ -1,4 +1,4 @@
-"""What `unisono links` measures, as far as it can be tested without a GPU."""
+"""The measurements of `unisono links`, as far as they can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_transfers_of_a_pattern() -> None:
     every = bench.transfers("all_pairs")
     assert len(every) == 12
     assert {move[2] for move in every} == {links.UNIT}
-    for first in range(0, 12, 4):  # at any moment each GPU receives from one
+    for first in range(0, 12, 4):  # at any moment each GPU receives from one other
         assert len({move[1] for move in every[first : first + 4]}) == 4
 
 

@@ -1,5 +1,6 @@
-"""What the backends for GPUs build of sends and receives, on tensors of the CPU and a library that writes
-down what it is asked: do the ranks' calls fit each other?"""
+"""Calls that the backends for GPUs build of sends and receives: the ranks' calls must match each other.
+
+Tensors are the CPU's, and a stand-in for the library notes its calls."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         self.log.append(("wait", self.cuda_stream))
-        assert event.recorded_on is not None  # else it would wait for nothing
+        assert event.recorded_on is not None  # else the wait would return at once
         self.waited = event.recorded_on
 
 
@@ -57,7 +58,7 @@ class Event:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What happens on which stream; 0 is the one that is timed."""
+    """Returns a list of (event, stream); stream 0 is the one that is timed."""
     found: list[tuple[str, int]] = []
     made = [Stream(found, 0)]
 
@@ -86,11 +87,11 @@ def test_streams_fork_from_the_timed_one_and_join_it(log: list[tuple[str, int]])
 
 
 class Comm:
-    """Writes down the calls: (function, peer, elements, address), a list for each group."""
+    """Notes calls: (function, peer, elements, address), a list for each group."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.library = rank, size, self
-        self.said: list[list[tuple[str, int, int, int]]] = []
+        self.noted: list[list[tuple[str, int, int, int]]] = []
 
     def has(self, name: str) -> bool:
         return True
@@ -98,14 +99,14 @@ class Comm:
     def bound(self, name: str, address: int, count: int, dtype: int, peer: int) -> Callable[[], object]:
         assert name in api.REQUIRED
         assert dtype == api.DTYPES["f32"]
-        return lambda: self.said.append([(name, peer, count, address)])
+        return lambda: self.noted.append([(name, peer, count, address)])
 
     def grouped(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         def group() -> None:
-            before, self.said = self.said, []
+            before, self.noted = self.noted, []
             for call in calls:
                 call()
-            self.said = [*before, [one for said in self.said for one in said]]
+            self.noted = [*before, [one for noted in self.noted for one in noted]]
 
         return group
 
@@ -127,13 +128,15 @@ def nccl_rank(rank: int, size: int, made: dict[str, Comm]) -> nccl.NcclBackend:
 @pytest.mark.parametrize("pattern", vocabulary.PATTERNS)
 def test_a_pingpong_of_nccl(pattern: str) -> None:
     case = a_case(vocabulary.PINGPONG, 3, pattern=pattern, pair=(2, 0))
-    said = {}
+    noted = {}
     for rank in (2, 0):
         made: dict[str, Comm] = {}
         mine = buffers(case, rank)
         nccl_rank(rank, 3, made).prepare(case, mine)()
-        said[rank] = [[(name, peer, count) for name, peer, count, _ in group] for group in made["pairs"].said]
-        places = {name: at for group in made["pairs"].said for name, _, _, at in group}
+        noted[rank] = [
+            [(name, peer, count) for name, peer, count, _ in group] for group in made["pairs"].noted
+        ]
+        places = {name: at for group in made["pairs"].noted for name, _, _, at in group}
         for name, tensor in (("ncclSend", mine.x), ("ncclRecv", mine.out)):
             assert places.get(name) == (None if tensor is None else tensor.data_ptr())
     send, recv = ("ncclSend", 0, 1024), ("ncclRecv", 0, 1024)
@@ -143,7 +146,7 @@ def test_a_pingpong_of_nccl(pattern: str) -> None:
         "one_way": ([[send]], [[take]]),
         "bidirectional": ([[send, recv]], [[back, take]]),
     }
-    assert (said[2], said[0]) == expected[pattern]
+    assert (noted[2], noted[0]) == expected[pattern]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -159,15 +162,15 @@ def test_every_block_of_an_all_to_all_has_a_sender_and_a_receiver(
         mine.x.fill_(rank + 1)
         backend.prepare(case, mine)()
         for name, comm in made.items():
-            assert len(comm.said) <= 1  # a group, or nothing: within one no order can lock up
-            for function, peer, count, address in (one for group in comm.said for one in group):
+            assert len(comm.noted) <= 1  # at most one group, since no order within a group can lock up
+            for function, peer, count, address in (one for group in comm.noted for one in group):
                 assert count == 1024 // ranks
                 own = mine.x if function == "ncclSend" else mine.out
                 assert address == own[peer].data_ptr()
                 (sent if function == "ncclSend" else received).add(
                     (name, rank, peer) if function == "ncclSend" else (name, peer, rank)
                 )
-        if way == "per-peer":  # the block that stays is copied, and NCCL does not see it
+        if way == "per-peer":  # the own block is copied without NCCL
             assert bool((mine.out[rank] == rank + 1).all())
     assert sent == received  # on the same communicator
     wanted = {(a, b) for a in range(ranks) for b in range(ranks) if way == "one" or a != b}
@@ -180,50 +183,50 @@ def test_every_block_of_an_all_to_all_has_a_sender_and_a_receiver(
 
 
 class Sends:
-    """A communicator that writes down its exchanges."""
+    """A communicator that notes its exchanges."""
 
-    def __init__(self, rank: int, size: int, said: list[Any]) -> None:
-        self.rank, self.size, self.said = rank, size, said
+    def __init__(self, rank: int, size: int, noted: list[Any]) -> None:
+        self.rank, self.size, self.noted = rank, size, noted
 
     def send_recv(self, x: Any, to: int, out: Any, source: int, **options: Any) -> None:
-        self.said.append((id(self), x.data_ptr(), to, out.data_ptr(), source, options["stream"]))
+        self.noted.append((id(self), x.data_ptr(), to, out.data_ptr(), source, options["stream"]))
 
     def batch_send_recv(self, sends: Any, recvs: Any, **options: Any) -> None:
         places = ([(x.data_ptr(), peer) for x, peer in messages] for messages in (sends, recvs))
-        self.said.append((*places, options["stream"]))
+        self.noted.append((*places, options["stream"]))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_unisono_on_one_stream_has_one_batch(ranks: int) -> None:
     case = a_case("all_to_all", ranks, streams="one")
     for rank in range(ranks):
-        said: list[Any] = []
+        noted: list[Any] = []
         backend = UnisonoBackend()
-        backend._comm, backend._device, backend._queued = Sends(rank, ranks, said), "cuda", {"stream": 5}
+        backend._comm, backend._device, backend._queued = Sends(rank, ranks, noted), "cuda", {"stream": 5}
         mine = buffers(case, rank)
         backend.prepare(case, mine)()
         sends, recvs = (
             [(array[peer].data_ptr(), peer) for peer in range(ranks)] for array in (mine.x, mine.out)
         )
-        assert said == [(sends, recvs, 5)]
+        assert noted == [(sends, recvs, 5)]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_unisono_on_a_stream_per_peer_has_a_communicator_each(ranks: int, log: list[tuple[str, int]]) -> None:
     case = a_case("all_to_all", ranks, streams="per-peer")
     for rank in range(ranks):
-        said: list[Any] = []
+        noted: list[Any] = []
         backend = UnisonoBackend()
-        backend._comm, backend._device, backend._queued = Sends(rank, ranks, said), "cuda", {"stream": 0}
+        backend._comm, backend._device, backend._queued = Sends(rank, ranks, noted), "cuda", {"stream": 0}
         fork = streams.Fork(ranks - 1)
-        backend._peers = fork, [Sends(rank, ranks, said) for _ in fork.handles]
+        backend._peers = fork, [Sends(rank, ranks, noted) for _ in fork.handles]
         mine = buffers(case, rank)
         mine.x.fill_(7)
         backend.prepare(case, mine)()
-        assert len({comm for comm, *_ in said}) == ranks - 1
-        assert [stream for *_, stream in said] == fork.handles
-        assert {to for _, _, to, *_ in said} == set(range(ranks)) - {rank}
-        for _, x, to, out, source, _ in said:
+        assert len({comm for comm, *_ in noted}) == ranks - 1
+        assert [stream for *_, stream in noted] == fork.handles
+        assert {to for _, _, to, *_ in noted} == set(range(ranks)) - {rank}
+        for _, x, to, out, source, _ in noted:
             assert (x, out) == (mine.x[to].data_ptr(), mine.out[source].data_ptr())
         assert bool((mine.out[rank] == 7).all())
 

@@ -13,7 +13,7 @@ from unisono.bench.device import HangError
 
 
 class Line:
-    """A start line that counts."""
+    """A start line that counts its uses."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -37,7 +37,7 @@ class Event:
 
 
 class StandIn:
-    """The part of a device that the loops see; `wait_fails_at`: the number of the wait that hangs."""
+    """The part of a device that the loops use. `wait_fails_at`: the number of the wait that hangs."""
 
     stream = 0
 
@@ -107,7 +107,7 @@ def test_after_an_error_every_alignment_is_still_made(mode: str, fail_at: int) -
     assert sum(gpu.log.count(word) for word in ("release", "pass", "align")) == 4
 
 
-def test_what_the_alignment_raises_is_told_with_what_the_call_raised_before() -> None:
+def test_an_error_of_the_alignment_follows_the_calls_error() -> None:
     gpu = StandIn()
     gpu.align = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
     runner = timing.CudaRunner(gpu, "latency", calling(gpu.log, 1), 1, lambda: None)
@@ -115,7 +115,7 @@ def test_what_the_alignment_raises_is_told_with_what_the_call_raised_before() ->
         runner.timed(4, 1, 1)
 
 
-def test_a_hang_is_told_from_an_error() -> None:
+def test_a_hang_is_no_ordinary_error() -> None:
     gpu = StandIn(wait_fails_at=3)
     found = timing.CudaRunner(gpu, "events", calling(gpu.log), 1, lambda: None).timed(5, 1, 1)
     assert found.hung
@@ -123,7 +123,7 @@ def test_a_hang_is_told_from_an_error() -> None:
     assert gpu.log.count("release") + gpu.log.count("pass") == 5
 
 
-def test_a_failure_that_the_library_tells_later_is_the_cells() -> None:
+def test_a_failure_that_the_library_reports_later_is_the_cells() -> None:
     def failed() -> None:
         if "record" in gpu.log:
             raise RuntimeError("rank 1 is late")

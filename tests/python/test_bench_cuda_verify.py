@@ -28,7 +28,7 @@ RANKS = 5
 
 
 def array(tensor: torch.Tensor, dtype: str) -> np.ndarray:
-    """The tensor's bytes as the numpy array of that dtype."""
+    """Returns the tensor's bytes as a numpy array of that dtype."""
     return tensor.view(memory.bits_dtype(dtype)).numpy().view(DTYPES[dtype])
 
 
@@ -53,7 +53,7 @@ def test_sums_have_the_bits_of_the_host_reference(dtype: str, op: str) -> None:
 
 
 def test_data_is_the_same_wherever_it_is_made() -> None:
-    """Pinned: all ranks must agree on it, whatever their GPU and their version of torch."""
+    """The data is fixed here: all ranks must agree on it, with any GPU and any version of torch."""
     bits = verify.random_bits(1, 2, 3, "cpu").tolist()
     state, mask = 0, (1 << 64) - 1
 
@@ -90,7 +90,7 @@ def test_integers_fill_their_range_but_for_averages(dtype: str) -> None:
 
 
 def perform(case: Case, placed: list, pools: list[Pools]) -> None:
-    """The collective itself, by torch copies between the ranks' buffers."""
+    """Performs the collective by torch copies between the ranks' buffers."""
     n = case.ranks
     xs = [p.buffers.x.clone() if p.buffers.x is not None else None for p in placed]
     for rank, p in enumerate(placed):

@@ -1,5 +1,4 @@
-"""Growing a collective until memory is full, with torch tensors in host memory: the same code runs on
-GPUs."""
+"""The search for the largest size, with torch tensors in host memory; the same code runs on GPUs."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ from unisono.bench.device import HangError, HostDevice  # noqa: E402
 from unisono.records import Case  # noqa: E402
 
 pytestmark = pytest.mark.torch
-RANKS, ROOM, SLACK = 2, 1_900_000, 4096  # bytes of a buffer, and what its alignment takes
+RANKS, ROOM, SLACK = 2, 1_900_000, 4096  # bytes of a buffer, and bytes for its alignment
 
 
 class SmallDevice(HostDevice):
-    """Torch tensors in host memory, of which one buffer may have ROOM bytes."""
+    """Torch tensors in host memory. One buffer may have ROOM bytes."""
 
     arithmetic = verify.arithmetic("cpu")
 
@@ -60,7 +59,7 @@ class Broken(UnisonoBackend):
 
 
 class Small(UnisonoBackend):
-    """Has no messages above 128 KiB."""
+    """Supports no messages above 128 KiB."""
 
     def supports(self, case: Case) -> str | None:
         return "it has at most 128 KiB." if case.bytes > 128 << 10 else None
@@ -109,7 +108,7 @@ def test_the_largest_size_that_fits_is_found_to_within_the_share(room: int) -> N
     assert full is not None
     assert ran.bytes <= room < full.bytes
     assert full.bytes - ran.bytes <= max(8, limit.WITHIN * ran.bytes)
-    assert steps <= 18 + 1 + 6  # doublings to 2 MiB, the one that does not fit, and 2 ** -6 < 0.02
+    assert steps <= 18 + 1 + 6  # doublings to 2 MiB, one that does not fit, and halvings: 2 ** -6 < 0.02
 
 
 def test_a_wrong_result_is_a_failure_and_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +131,7 @@ def test_a_backend_is_asked_whether_it_supports_each_size(
 
 
 @pytest.mark.parametrize("error", [None, HangError("gone")], ids=["ctrl-c", "hang"])
-def test_what_had_run_is_recorded_however_it_ends(
+def test_the_largest_size_is_recorded_however_the_search_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: HangError | None
 ) -> None:
     step = limit.Sweep._step
@@ -152,7 +151,7 @@ def test_what_had_run_is_recorded_however_it_ends(
     assert largest.stopped == f"the run ended before {256 if error else 512} KiB had run."
 
 
-def test_what_says_that_memory_is_full() -> None:
+def test_errors_that_mean_full_memory() -> None:
     assert limit.is_full("OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 GiB.")
     assert limit.is_full("ResourceError: 64 GiB of GPU memory: out of memory")
     assert not limit.is_full("ncclAllReduce failed: unhandled cuda error")

@@ -1,5 +1,5 @@
-"""Ping-pong between pairs of ranks, and all_to_all built of sends and receives: who sends what to whom, what
-is refused, and whole runs."""
+"""Ping-pong between pairs of ranks, and all_to_all built of sends and receives: messages, refusals and whole
+runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_in_halves_every_rank_has_one_peer_who_has_it(ranks: int) -> None:
 
 @pytest.mark.parametrize("pattern", vocabulary.PATTERNS)
 @pytest.mark.parametrize("pair", [(0, 2), (2, 1)])
-def test_who_sends_and_who_receives(pattern: str, pair: pairs.Pair) -> None:
+def test_the_sender_and_the_receiver(pattern: str, pair: pairs.Pair) -> None:
     case = a_pingpong(4, pattern, pair)
     both = set(pair) if pattern != "one_way" else None
     assert {r for r in range(4) if pairs.sends(case, r)} == (both or {pair[0]})
@@ -120,9 +120,7 @@ def test_a_message_that_does_not_arrive_is_seen(pattern: str, pair: pairs.Pair |
         ("pingpong --device cuda --to-memory-limit", "leave pingpong out"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
-    arguments: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_options_are_refused(arguments: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE"):
         monkeypatch.delenv(name, raising=False)
     result = CliRunner().invoke(app, ["bench", *arguments.split()])
@@ -131,7 +129,7 @@ def test_what_cannot_be_measured_is_refused(
 
 
 class Collectives(Backend):
-    """A user's backend, which knows nothing of sends."""
+    """A user's backend without sends."""
 
     name = "collectives"
 
@@ -157,7 +155,7 @@ def test_a_backend_without_sends_is_left_out_in_words() -> None:
     assert "have no streams" in reasons["sends", "per-peer"]
 
 
-def test_what_is_built_of_sends_has_no_in_place_form() -> None:
+def test_calls_built_of_sends_have_no_in_place_form() -> None:
     case = cases.make_case("all_to_all", 64, "f32", 2, placement="in_place")
     assert cases.point_to_point(case, (), (), vocabulary.STREAMS) == [case]
 
@@ -166,7 +164,7 @@ def test_what_is_built_of_sends_has_no_in_place_form() -> None:
 
 
 def test_a_pair_starts_together_and_the_others_sleep() -> None:
-    """Rank 2 takes no part and is not waited for; rank 1 comes late, and rank 0 leaves after it has come."""
+    """Rank 2 takes no part, and nobody waits for it. Rank 1 comes late, and rank 0 leaves only after that."""
     doors, communicators = meetings(3), unisono.init_threads(3)
 
     def rank(number: int) -> tuple[float, float]:
@@ -192,7 +190,7 @@ def test_a_pair_starts_together_and_the_others_sleep() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_unisono_in_every_pattern_pair_and_way(tmp_path: Path, ranks: int) -> None:
-    """Ranks as threads, with the rest of the pairs asleep."""
+    """The ranks are threads, and all other pairs sleep."""
     changes: dict[str, Any] = {"collectives": ["pingpong", "all_to_all"], "streams": vocabulary.STREAMS}
     chosen = options(tmp_path / "run", ["unisono"], sizes=[4, 70000], **changes)
 
@@ -218,7 +216,7 @@ def test_unisono_in_every_pattern_pair_and_way(tmp_path: Path, ranks: int) -> No
 @pytest.mark.mpi
 @pytest.mark.torch
 @pytest.mark.timeout(600)
-def test_all_backends_send_what_they_should(tmp_path: Path) -> None:
+def test_all_backends_send_the_right_messages(tmp_path: Path) -> None:
     words = "pingpong all_to_all --streams own,one,per-peer --ranks 3 --sizes 8,100K -d bf16 -n 2"
     command = [sys.executable, "-m", "unisono", "bench", *words.split(), "--no-report"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`unisono scaling`: which bytes on how many ranks, what is refused, and a whole run."""
+"""`unisono scaling`: the bytes on each number of ranks, refusals, and a whole run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE")
 
 
 @pytest.mark.parametrize("name", list(vocabulary.COLLECTIVES))
-def test_what_stays_the_same(name: str) -> None:
-    """Weak: what a rank brings; strong: what all bring together."""
+def test_the_bytes_that_stay_the_same(name: str) -> None:
+    """Weak: the bytes of a rank stay the same. Strong: those of all ranks together."""
     for ranks in (1, 2, 4, 8):
         for kind, brought in (("weak", 1 << 20), ("strong", (1 << 20) // ranks)):
             case = cases.make_case(name, scaling.case_bytes(kind, name, 1 << 20, ranks), "f32", ranks)
             shape = cases.layout(case, 0).x
             if name == "barrier":
                 assert case.bytes == 0
-            elif name == "all_to_all_v":  # its larger buffer is what the busiest rank receives
+            elif name == "all_to_all_v":  # the larger buffer is the output of the busiest rank
                 assert case.bytes == brought
             else:
                 assert shape is not None
@@ -71,9 +71,7 @@ def test_numbers_of_ranks() -> None:
         ("--weak --budget 0", "seconds above 0"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
-    arguments: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_options_are_refused(arguments: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     result = CliRunner().invoke(app, ["scaling", *arguments.split()])
@@ -108,7 +106,7 @@ def test_a_run_on_several_numbers_of_ranks(tmp_path: Path) -> None:
     assert len(points) == 2 * 2 * 2
     assert finish.exit_code(found) == finish.OK
     found.ends.pop()
-    assert finish.exit_code(found) == finish.FAILED  # one number of ranks did not come to its end
+    assert finish.exit_code(found) == finish.FAILED  # the run of one number of ranks did not end
     page = (tmp_path / "run" / "report.md").read_text()
     assert "Scaling" in page
 

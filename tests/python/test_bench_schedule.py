@@ -1,4 +1,4 @@
-"""When is a cell measured, how long, and when is it finished? On a clock that only the test moves."""
+"""When a cell is measured, for how long, and when it is finished; by a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Clock:
 def simulate(
     costs: list[float], limits: Limits, spread: float = 0.01, seed: int = 1, calls: int = 1
 ) -> tuple[Schedule, Clock, list[list[int]]]:
-    """Runs cells whose calls cost so many seconds, with a relative noise, to the end."""
+    """Runs cells whose calls take `costs` seconds, with a relative noise, to the end."""
     clock, noise = Clock(), random.Random(seed)
     plan = Schedule([Cell(calls) for _ in costs], limits, seed, clock)
     orders = []

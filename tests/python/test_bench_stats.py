@@ -1,4 +1,4 @@
-"""unisono.bench.stats against the published table, brute force and properties."""
+"""unisono.records.stats against the published table, brute force and properties."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def intervals(draw: st.DrawFn) -> Interval:
 
 
 def coverage(count: int, low: int, high: int, quantile: float) -> float:
-    """P(low <= B < high) for B binomial(count, quantile), summed term by term."""
+    """Returns P(low <= B < high) for B binomial(count, quantile), summed term by term."""
     return math.fsum(comb(count, k) * quantile**k * (1 - quantile) ** (count - k) for k in range(low, high))
 
 
@@ -47,7 +47,7 @@ def test_the_ranks_cover_and_are_as_tight_as_equal_tails_allow(count: int, quant
     low, high = ranks
     assert 1 <= low < high <= count
     assert coverage(count, low, high, quantile) >= 0.95 - 1e-12
-    assert coverage(count, 0, low + 1, quantile) > 0.025 - 1e-12  # one rank higher would give up too much
+    assert coverage(count, 0, low + 1, quantile) > 0.025 - 1e-12  # one rank higher would cover too little
     assert coverage(count, high - 1, count + 1, quantile) > 0.025 - 1e-12
 
 
@@ -80,7 +80,7 @@ def test_an_interval_over_visits_covers_their_medians() -> None:
     found = stats.visited_interval(steady * 3 + slow, [60] * 4)
     assert found.low <= found.median <= 10.1 < found.high == 20.0
     assert stats.median_interval(steady * 3 + slow).high < 11.0
-    many = stats.visited_interval(steady * 19 + slow, [60] * 20)  # one visit of twenty says nothing
+    many = stats.visited_interval(steady * 19 + slow, [60] * 20)  # one visit of twenty does not matter
     assert many.high < 11.0
 
 
@@ -92,7 +92,7 @@ def test_an_interval_is_sure_from_six_visits_on(visits: int) -> None:
 
 
 def test_few_visits_to_one_and_the_same_never_tell_it_from_itself() -> None:
-    """Machine phases, longer than a visit, shift all samples of it."""
+    """Phases of the machine that are longer than a visit shift all samples of the visit."""
     rng = np.random.default_rng(1)
 
     def measured(visits: int) -> Interval:

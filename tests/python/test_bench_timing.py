@@ -1,4 +1,4 @@
-"""The timed loops, on calls that count."""
+"""The timed loops, on calls that count themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.bench.timing import Timed
 
 
 class Counter:
-    """Counts its calls, and raises at the one numbered `fail_at`."""
+    """Counts its calls. Raises in call number `fail_at`."""
 
     def __init__(self, fail_at: int = -1) -> None:
         self.count, self.fail_at = 0, fail_at
@@ -49,7 +49,7 @@ def test_after_an_error_the_alignments_are_still_made(fail_at: int, calls: int) 
     assert len(found.durations) == max(0, (fail_at - 3) // calls)
 
 
-def test_what_the_alignment_raises_is_told_with_what_the_call_raised_before() -> None:
+def test_an_error_of_the_alignment_follows_the_calls_error() -> None:
     def call() -> None:
         raise OSError("the network is gone")
 
@@ -97,7 +97,7 @@ def test_every_sample_tells_the_watch_that_the_rank_moves() -> None:
 
 def test_the_clock_is_one_on_one_machine_only() -> None:
     class Pair:
-        """Rank 0 of two; the other says the same, or is on another machine."""
+        """Rank 0 of two. The other rank is on the same machine, or on another."""
 
         rank, size = 0, 2
 

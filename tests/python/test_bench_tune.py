@@ -1,4 +1,4 @@
-"""From measured algorithms to the table that the library reads."""
+"""`unisono tune`: makes the table that the library reads from measured algorithms."""
 
 from __future__ import annotations
 
@@ -138,19 +138,20 @@ def test_tables_of_gpus_are_kept_by_card(tmp_path: Path) -> None:
 
 
 def test_the_built_in_tables_of_gpus_fit_the_library() -> None:
-    """Every line names an algorithm that its collective has, on memory that it can run on."""
-    folder = Path(__file__).parents[2] / "src" / "plans"
-    for path in folder.glob("*.json"):
+    """Every entry names an algorithm of its collective, on memory on which the algorithm runs."""
+    paths = list((Path(__file__).parents[2] / "src" / "core" / "plans").glob("*.json"))
+    assert paths
+    for path in paths:
         table = json.loads(path.read_text())
         assert (table["schema"], table["device"]) == (tune.SCHEMA, "cuda")
-        told = {(e["collective"], e["memory"]) for e in table["entries"]}
-        assert told == {
+        measured = {(e["collective"], e["memory"]) for e in table["entries"]}
+        assert measured == {
             (name, memory)
             for name in tune.tunable("cuda")
             for memory in MEMORIES
             if memory == "plain" or name not in tune.ANY_MEMORY
         }
-        for collective, memory in told:
+        for collective, memory in measured:
             mine = [e for e in table["entries"] if (e["collective"], e["memory"]) == (collective, memory)]
             known = unisono.Communicator.algorithms(collective, "cuda")
             assert {e["algorithm"] for e in mine} <= set(known)
@@ -164,7 +165,7 @@ def test_a_file_that_is_no_table_is_replaced(text: str) -> None:
     assert tune.merge(text, table) == table
 
 
-def test_the_library_loads_what_tune_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_loads_the_table_of_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.json"
     tune.write(path, 1, MACHINE, tune.choose([result(8, "one_shot", 1), result(1 << 20, "two_shot", 1)]))
     monkeypatch.setenv("UNISONO_PLAN", str(path))
@@ -187,7 +188,7 @@ def test_the_command_writes_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_measured_is_every_algorithm_of_the_library(tmp_path: Path, device: str) -> None:
+def test_tune_measures_every_algorithm_of_the_library(tmp_path: Path, device: str) -> None:
     options = resolve.tune_options(None, 10, tmp_path, [], device)
     assert options.device == device
     assert "barrier" not in options.collectives
@@ -217,7 +218,7 @@ def test_on_gpus_one_measurement_is_for_all_memory_and_both_ways_of_calling(tmp_
     ]
 
 
-def test_what_asks_for_no_memory_is_plain(tmp_path: Path) -> None:
+def test_a_plan_that_ignores_the_memory_is_plain(tmp_path: Path) -> None:
     sent = [
         msgspec.structs.replace(r, case=make_case("send_recv", 8, "f32", 2, memory="symmetric"))
         for r in (result(8, "push", 2), result(8, "direct", 1))
@@ -225,7 +226,7 @@ def test_what_asks_for_no_memory_is_plain(tmp_path: Path) -> None:
     assert [(e["memory"], e["algorithm"]) for e in tune.choose(sent, "cuda")] == [("plain", "direct")]
 
 
-def test_what_asks_for_no_size_has_one_line() -> None:
+def test_a_plan_that_ignores_the_size_has_one_entry() -> None:
     sizes = [
         (8, {"push": 1.0, "push_packets": 3.0, "push_ll128": 0.5}),
         (64, {"push": 2.0, "push_packets": 1.5}),

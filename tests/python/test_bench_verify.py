@@ -24,14 +24,14 @@ FLOATS = [name for name in DTYPES if name not in INTEGERS]
 
 
 class Heap:
-    """In place of a communicator: symmetric memory is plain memory here."""
+    """A stand-in for a communicator, whose symmetric memory is plain memory."""
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         return np.empty(shape, DTYPES[dtype])
 
 
 def place(case: Case) -> list[Placed]:
-    """Every rank's buffers, all in this process."""
+    """Returns every rank's buffers, all in this process."""
     pools = [Pools([case], rank) for rank in range(case.ranks)]
     for pool in pools:
         pool.add_symmetric(1 << 16, Heap())
@@ -39,7 +39,7 @@ def place(case: Case) -> list[Placed]:
 
 
 def perform(case: Case, placed: list[Placed]) -> None:
-    """The collective as a loop over the ranks' buffers, written without the code under test."""
+    """Performs the collective as a loop over the ranks' buffers, without the code under test."""
     n, root = case.ranks, case.root or 0
     x = [None if p.buffers.x is None else p.buffers.x.copy() for p in placed]
     out = [p.buffers.out for p in placed]
@@ -237,7 +237,7 @@ def test_the_bound_admits_every_order_of_combination(dtype: str, op: str) -> Non
 
 
 @pytest.mark.parametrize("op", ["sum", "prod"])
-def test_the_bound_refuses_what_is_further_away(op: str) -> None:
+def test_the_bound_refuses_larger_errors(op: str) -> None:
     case = make_case("all_reduce", 4000, "f32", 2, op=op)
     placed = place(case)
     arrange(case, placed, exact=False)
@@ -270,8 +270,7 @@ def test_buffers_longer_than_the_period_are_checked_to_the_end(monkeypatch: pyte
 @pytest.mark.parametrize("wire", quantised.WIRES)
 @pytest.mark.parametrize("dtype", quantised.DTYPES)
 def test_a_quantised_sum_is_held_to_its_bound(dtype: str, wire: str, op: str) -> None:
-    """What the definition gives passes; what is off by twice the bound does not, nor do the plain inputs of
-    one rank."""
+    """The exact result passes. A result off by twice the bound fails, as do the inputs of one rank."""
     case = make_case("all_reduce", 40_000, dtype, 4, op)
     expected = verify.expectation(case, 0, 7, False, wire=wire)
     blocks = [verify.expectation(case, r, 7, False, wire=wire).x[0].block for r in range(4)]

@@ -74,7 +74,7 @@ def test_names() -> None:
         workloads.split_workloads("llama-4")
 
 
-def test_the_presets_name_what_exists() -> None:
+def test_the_presets_name_known_workloads() -> None:
     for preset in PRESETS.values():
         workloads.split_workloads(",".join(preset.workloads))
         assert set(preset.dtypes) <= set(vocabulary.DTYPES)

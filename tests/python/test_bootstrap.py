@@ -1,4 +1,4 @@
-"""What `bootstrap.make` takes, and the bootstrap of `unisono run` under a hostile launcher and a real one."""
+"""The arguments of `bootstrap.make`, and the bootstrap of `unisono run` under a hostile or real launcher."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOOD = encode(Kind.DATA, 1, (0, 0), b"payload", 1000)
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, int]]:
-    """(the launcher's end, the descriptor that the rank inherits)"""
+    """Yields the launcher's end, and the descriptor that the rank inherits."""
     monkeypatch.setattr(client._Connection, "_all", {})
     monkeypatch.setattr(client, "_ANSWER_GRACE_S", 0.05)
     ours, theirs = socket.socketpair()
@@ -40,7 +40,11 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, int]]
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", UnisonoError, "the launcher sent what is no Unisono message"),
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            UnisonoError,
+            "the launcher sent bytes that are no Unisono message",
+        ),
         (GOOD[:24] + b"\x7f\xff\xff\xff", UnisonoError, "length 2147483647 is above"),
         (encode(Kind.DATA, 1, (0, 0), b"") * 2, UnisonoError, "answered out of order"),
         (encode(Kind.DATA, 0, (7, 0), b"") * 2, UnisonoError, "answered out of order"),
@@ -140,7 +144,7 @@ except TimeoutError as error:
     assert (status, capfd.readouterr().out.splitlines()) == (2, [text] * 2)
 
 
-def test_a_process_that_is_no_rank_is_told_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_is_no_rank_gets_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     code = """
 import subprocess
 b.all_gather(b"")
@@ -212,12 +216,12 @@ def test_make_takes_an_object_with_the_protocol() -> None:
         (World(0, 1, 0, 1, "none"), 42, "bootstrap= is a int: give an mpi4py communicator"),
     ],
 )
-def test_make_says_what_is_wrong(world: World, given: object, words: str) -> None:
+def test_make_names_the_mistake(world: World, given: object, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         bootstrap.make(world, given)
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
-def test_make_refuses_a_timeout_that_is_none(timeout_s: float) -> None:
+def test_make_refuses_a_wrong_timeout(timeout_s: float) -> None:
     with pytest.raises(UsageError, match="give seconds above 0"):
         bootstrap.make(World(0, 1, 0, 1, "none"), timeout_s=timeout_s)

@@ -76,14 +76,14 @@ def test_mpi_an_exception_in_one_rank_does_not_hang_the_run() -> None:
 
 @pytest.mark.mpi
 def test_mpi_of_another_launcher_is_refused() -> None:
-    """As under Open MPI's mpirun with an mpi4py on MPICH: the run would be four copies of one rank."""
+    """Under Open MPI's mpirun with an mpi4py on MPICH, the run would be four copies of one rank."""
     env = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
     status, _, errors = shell([sys.executable, "-c", MEET], **env)
     assert status == 1
     assert "rank 1 of 4, but mpi4py sees rank 0 of 1" in errors and "4 separate copies" in errors
 
 
-def test_mpi_that_is_missing_is_said() -> None:
+def test_missing_mpi4py_is_an_error() -> None:
     env = {"PMI_RANK": "0", "PMI_SIZE": "2"}
     code = MAKE + "sys.modules['mpi4py'] = None\nbootstrap.make(world)"
     status, _, errors = shell([sys.executable, "-c", code], **env)
@@ -91,7 +91,7 @@ def test_mpi_that_is_missing_is_said() -> None:
 
 
 @pytest.mark.mpi
-def test_mpi_without_a_library_is_said() -> None:
+def test_mpi4py_without_a_library_is_an_error() -> None:
     env = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI4PY_LIBMPI": "/no/libmpi.so"}
     status, _, errors = shell([sys.executable, "-c", MEET], **env)
     assert status == 1 and "mpi4py cannot load MPI (" in errors and "pip install mpich, or" in errors, errors

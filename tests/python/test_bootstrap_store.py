@@ -61,7 +61,7 @@ def test_store_of_the_smallest_shape() -> None:
     [
         (b"", "cut message for rank 1"),
         (b"UNSO", "cut message for rank 1"),
-        (b"GET / HTTP", "rank 1 what is no Unisono message"),
+        (b"GET / HTTP", "rank 1 bytes that are no Unisono message"),
         (GOOD[:24] + b"\xff\xff\xff\xff", "length 4294967295"),
         (encode(Kind.DATA, 0, (0, 0), b""), "does not fit its key"),
         (encode(Kind.DATA, 1, (0, 9), b""), "does not fit its key"),
@@ -129,10 +129,10 @@ def test_torchrun() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("program", "said"), [(GATHER, "StoreBootstrap"), (AGAIN, "6.0")])
-def test_torch_variables_set_by_hand(program: Path, said: str) -> None:
-    """Without torchrun's agent rank 0 serves the Store, and must not leave before the others have read;
-    communicators that follow each other find it again."""
+@pytest.mark.parametrize(("program", "name"), [(GATHER, "StoreBootstrap"), (AGAIN, "6.0")])
+def test_torch_variables_set_by_hand(program: Path, name: str) -> None:
+    """Without torchrun's agent, rank 0 serves the Store, and must not leave before the others have read.
+    Later communicators find the same Store."""
     env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
@@ -141,18 +141,18 @@ def test_torch_variables_set_by_hand(program: Path, said: str) -> None:
         for rank in range(2)
     ]
     out = [rank.communicate()[0] for rank in ranks]
-    assert out == [f"0 2 {said}\n", f"1 2 {said}\n"]
+    assert out == [f"0 2 {name}\n", f"1 2 {name}\n"]
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
-def test_torch_address_that_is_missing_is_said(missing: str) -> None:
+def test_a_missing_address_of_torch_is_an_error(missing: str) -> None:
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     del env[missing]
     with pytest.raises(UsageError, match=f"{missing} is not: start the program with torchrun"):
         bootstrap.make(World(0, 2, 0, 2, "torchrun"), env=env)
 
 
-def test_torch_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     with pytest.raises(UsageError, match=r"torch cannot be imported .*install torch, or start"):

@@ -1,4 +1,4 @@
-"""The communicator itself: how it is made, who is in it, the calls between pairs, and its end."""
+"""The communicator itself: its start, its ranks, the calls between pairs, and its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def play(n: int, program: str, *args: object, **more: Any) -> list[Any]:
     return ranks.play(n, f"basic_programs:{program}", *args, **more).results()
 
 
-# ---- where am I -------------------------------------------------------------------------------------------
+# ---- rank and size ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
@@ -65,17 +65,17 @@ def test_a_rank_that_is_no_number(rank: Any, size: Any) -> None:
 
 
 def test_ranks_that_are_threads_and_meet_in_python() -> None:
-    """Each waits for the others, who need the interpreter for it."""
-    meeting, told = threading.Barrier(2), {}
+    """Each rank waits for the others, which need the interpreter meanwhile."""
+    meeting, brought = threading.Barrier(2), {}
 
     class Bootstrap:
         def __init__(self, rank: int) -> None:
             self.rank, self.size = rank, 2
 
         def all_gather(self, data: bytes) -> list[bytes]:
-            told[self.rank] = data
+            brought[self.rank] = data
             meeting.wait(20)
-            both = [told[0], told[1]]
+            both = [brought[0], brought[1]]
             meeting.wait(20)
             return both
 
@@ -91,7 +91,7 @@ def test_ranks_that_are_threads_and_meet_in_python() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, 8e9, "soon", float("nan"), float("inf")])
-def test_deadline_that_is_none(timeout_s: Any) -> None:
+def test_wrong_deadline(timeout_s: Any) -> None:
     with pytest.raises(unisono.UsageError, match="timeout_s"):
         unisono.init(timeout_s=timeout_s)
     with pytest.raises(unisono.UsageError, match="timeout_s"):
@@ -191,10 +191,10 @@ def test_ends_of_a_pair_need_not_call_alike() -> None:
 @pytest.mark.parametrize("algorithm", ["direct", "push"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_an_echo(algorithm: str, in_place: bool) -> None:
-    """Who receives, then sends, meets one who does both at once."""
+    """A rank that receives, then sends, meets one that does both at once."""
 
     def body(comm: unisono.Communicator) -> Any:
-        comm.check = False  # which hears of both halves before either moves
+        comm.check = False  # a check would wait for both halves before either moves
         x, got = np.full(300_000, comm.rank + 1, F32), np.zeros(300_000, F32)
         if comm.rank == 0:
             return comm.send_recv(x, 1, x if in_place else got, 1, algorithm=algorithm).sum()
@@ -214,7 +214,7 @@ def test_scatter_into_out_alone() -> None:
 
 
 def test_calls_of_a_failed_pair_do_not_touch_others() -> None:
-    """A rank that is not part of a pair goes on while the pair talks."""
+    """A rank outside a pair goes on while the pair exchanges messages."""
 
     def body(comm: unisono.Communicator) -> float:
         total = 0.0
@@ -249,7 +249,7 @@ def test_two_threads_in_one_communicator() -> None:
         waiting.start()
         nothing = np.zeros(0, F32)
         with pytest.raises(unisono.UsageError, match=refusal):
-            while waiting.is_alive():  # a call of nothing, until the other is inside
+            while waiting.is_alive():  # an empty call, until the other thread is inside
                 comms[0].all_reduce(nothing)
         comms[1].send(np.full(4, 3, F32), 0)
         waiting.join(10)
@@ -259,7 +259,7 @@ def test_two_threads_in_one_communicator() -> None:
 
 
 def _inside_a_call(comm: unisono.Communicator) -> bool:
-    """Whether another thread is: then a call that needs no peer is refused."""
+    """Returns whether another thread is inside a call: then even a call without a peer is refused."""
     try:
         comm.send_recv(np.ones(1, F32), comm.rank, None, comm.rank)
     except unisono.UsageError as error:
@@ -290,7 +290,7 @@ def test_close_ends_the_wait_of_another_thread() -> None:
 
 
 def test_calls_release_the_interpreter() -> None:
-    """A thread that waits in a call lets others run: here the very one that it waits for."""
+    """A thread that waits in a call lets others run, here the one for which it waits."""
     with threads.team(2) as comms:
         order: list[str] = []
 
@@ -332,7 +332,7 @@ def test_closed(call: str) -> None:
     assert (comm.rank, comm.size) == (0, 1)
     with pytest.raises(unisono.UsageError) as caught:
         getattr(comm, call)(*arguments(call))
-    if call not in ("send", "recv"):  # of one rank, these are wrong anyway
+    if call not in ("send", "recv"):  # with one rank, these are wrong anyway
         assert "the communicator is closed: make a new one" in str(caught.value)
 
 
@@ -355,7 +355,7 @@ def test_dropped_communicator_leaves() -> None:
     comms[0].close()
 
 
-def test_what_another_library_holds_is_no_news_at_the_end() -> None:
+def test_memory_that_another_library_holds_prints_nothing_at_exit() -> None:
     program = "import ctypes, unisono; comm = unisono.init(); comm.barrier(); "
     program += "ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))"
     ended = ranks.run([sys.executable, "-c", program])

@@ -1,5 +1,5 @@
-"""The fabric lane between processes: the same sums as the host lane's, and ranks that die, stay away, stop or
-leave while writes are in flight."""
+"""The fabric lane between processes: the host lane's sums, and ranks that die, stay away, stop or leave while
+writes are in flight."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def test_same_bits_as_the_host_lane(provider: str, n: int) -> None:
 
 
 def test_small_chunks(faulty: str) -> None:
-    """What ranks tell each other of a call still fits into one."""
+    """The ranks' tickets of a call still fit into a chunk."""
     env = fabric.over(faulty, UNISONO_CHUNK_BYTES="64", UNISONO_CHECK="1")
-    for said in ranks.play(3, "fabric_programs:allocations", 20, env=env).results():
-        assert said == []
+    for errors in ranks.play(3, "fabric_programs:allocations", 20, env=env).results():
+        assert errors == []
 
 
 @pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or "")
 @pytest.mark.parametrize("provider", ["tcp", "tcp;ofi_rxm"], indirect=True)
 def test_ranks_that_rest_between_calls_over_full_sockets(provider: str) -> None:
-    """A rank's last words of a call reach its peers although it leaves libfabric alone then."""
+    """A rank's last messages of a call reach its peers, though the rank then stays out of libfabric."""
     narrow = 'for most in /proc/sys/net/ipv4/tcp_[rw]mem; do echo 4096 4608 4608 >$most; done; exec "$@"'
     with hosts.hosts(1) as made:
         within = ["ip", "netns", "exec", made.name(1), "sh", "-c", narrow, "sh"]
@@ -105,12 +105,11 @@ def test_kill_with_writes_in_flight(faulty: str) -> None:
 
 
 def _assert_noticed(outcome: ranks.Outcome, provider: str, victim: int) -> None:
-    """Those that see it at the same time say it in their own words; one that is stuck on a lock of shm's,
-    which the victim held, has been ended.
-    """
+    """Checks that the other ranks noticed. Ranks that notice at once have messages of their own. A rank that
+    waits for a lock of shm's that the victim held has been ended."""
     stuck = outcome.ranks.count(None) - 1
-    said = re.findall(rf"rank {victim} \(process \d+\) has died within libfabric", outcome.ended.output)
-    assert len(said) == stuck, str(outcome.ended)
+    deaths = re.findall(rf"rank {victim} \(process \d+\) has died within libfabric", outcome.ended.output)
+    assert len(deaths) == stuck, str(outcome.ended)
     assert stuck == 0 or provider == "shm"
     assert_lost(outcome, victim, words="", stuck=stuck)
 
@@ -119,7 +118,7 @@ def _assert_noticed(outcome: ranks.Outcome, provider: str, victim: int) -> None:
 def test_rank_that_never_comes(faulty: str, what: str) -> None:
     outcome = ranks.play(3, "fault_programs:never_comes", what, env=fabric.over(faulty))
     *waited, late = outcome.results()
-    # nobody may be left to tell whoever comes when all have given up
+    # A rank that comes after all others have given up may find nobody to say so.
     assert error_of(late["first"])["type"] in ("TimeoutError", "PeerLostError")
     for rank, one in enumerate(waited):
         error = error_of(one["first"])
@@ -134,7 +133,7 @@ def _error(body: Any) -> str:
     return str(caught.value)
 
 
-def test_what_is_refused_by_name(provider: str) -> None:
+def test_refusals_name_their_argument(provider: str) -> None:
     text = _error(lambda: unisono.init(0, 1, lane=unisono.Fabric("infinitebrand")))
     assert "'infinitebrand'" in text and unisono.fabric_provider(provider).name in text
     for channels in (0, 1000):
@@ -159,7 +158,7 @@ def test_what_is_refused_by_name(provider: str) -> None:
 
 
 def test_shm_names_no_file_after_a_process() -> None:
-    """One that was killed leaves it, and another may get its number."""
+    """A killed process leaves its files, and another process may get its number."""
     if reason := fabric.missing("shm"):
         pytest.skip(reason)
     before = _shm_files(Path("/proc/self/maps").read_text())
@@ -171,13 +170,13 @@ def test_shm_names_no_file_after_a_process() -> None:
 
 
 def _shm_files(maps: str) -> set[str]:
-    """Those of our endpoints that a process has mapped."""
+    """Returns the files of our endpoints that a process has mapped."""
     return set(re.findall(r"/dev/shm/unisono-\S+", maps))
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(0)"])
 def test_shm_files_of_the_dead_are_removed(end: str) -> None:
-    """By the next process that uses shm; not those of the living."""
+    """The next process that uses shm removes them, but no files of living processes."""
     if reason := fabric.missing("shm"):
         pytest.skip(reason)
     program = "import os, unisono; lane = unisono.Fabric('shm', channels=2)\n"
@@ -193,12 +192,12 @@ def test_shm_files_of_the_dead_are_removed(end: str) -> None:
 
 
 def test_one_address_on_two_machines() -> None:
-    """As bridges of containers have it: refused, for neither would reach the other."""
+    """Bridges of containers may have the same address. Refused, as neither rank would reach the other."""
     if reason := fabric.missing("tcp"):
         pytest.skip(reason)
 
     class Twin:
-        """A bootstrap for rank 0 of two, in which the other has its address on another boot."""
+        """A bootstrap for rank 0 of two. The other rank has the same address, but another boot id."""
 
         rank, size = 0, 2
 
@@ -250,17 +249,17 @@ def test_bench_measures_every_way_or_says_why_not(tmp_path: Path) -> None:
         assert table.count(f"fabric:{way}") >= 2
 
 
-def test_info_lists_what_an_unknown_provider_is_told() -> None:
-    """Also beside MPI, which brings a libfabric of its own."""
+def test_info_and_the_refusal_of_a_provider_list_the_same() -> None:
+    """Both list the same providers, also beside MPI, which brings a libfabric of its own."""
     if reason := fabric.missing("tcp"):
         pytest.skip(reason)
     refusal = fabric.missing("infinitebrand")
     assert refusal is not None
-    told = refusal.partition("use one of ")[2].rstrip(".")
+    providers = refusal.partition("use one of ")[2].rstrip(".")
     ended = ranks.run([sys.executable, "-m", "unisono", "info"], env={"COLUMNS": "300"}, timeout_s=120)
     listed = re.search(r"^fabric lane +libfabric [\d.]+: (.*?) *$", ended.output, re.MULTILINE)
     assert listed, str(ended)
-    assert re.sub(r" \([^)]*\)", "", listed[1]) == told
+    assert re.sub(r" \([^)]*\)", "", listed[1]) == providers
 
 
 @pytest.mark.parametrize(

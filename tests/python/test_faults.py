@@ -1,6 +1,5 @@
-"""Ranks that die, stay away, stop, leave, fork or are interrupted: the others say so, soon, and nothing is
-left.
-"""
+"""Ranks that die, stay away, stop, leave, fork or are interrupted: the others soon report it, and nothing is
+left."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def programs(name: str) -> str:
 
 @pytest.fixture(params=["host", *(pytest.param(one, marks=pytest.mark.fabric) for one in ("shm", "tcp"))])
 def lane(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment of ranks on the host lane, or over a provider of the fabric lane."""
+    """Returns the environment of ranks on the host lane, or over a provider of the fabric lane."""
     if request.param != "host" and (reason := fabric.missing(request.param)):
         pytest.skip(reason)
     return {} if request.param == "host" else fabric.over(request.param)
@@ -62,9 +61,9 @@ def test_kill_anywhere_in_traffic(n: int, seconds: float, far: str) -> None:
 @pytest.mark.parametrize("what", ["barrier", "all_reduce large", "all_to_all", "empty"])
 def test_rank_that_never_comes(what: str) -> None:
     outcome = ranks.play(3, programs("never_comes"), what)
-    said = outcome.results()
+    answer = outcome.results()
     texts = set()
-    for one in said:
+    for one in answer:
         error = error_of(one["first"])
         assert error["type"] == "TimeoutError"
         assert "UnisonoError" in error["bases"] and "OSError" in error["bases"]
@@ -87,10 +86,10 @@ def test_rank_that_is_stopped() -> None:
 
 @pytest.mark.parametrize("victim", [1, 2])
 def test_only_the_rank_that_is_stopped_is_blamed(victim: int) -> None:
-    """Also where the first to give up has waited for a rank that itself waits for that one."""
+    """Also if the first rank to give up has waited for a rank that itself waits for the stopped one."""
     rounds = 6
-    for said in ranks.play(3, programs("stopped_in_traffic"), rounds, victim).results():
-        errors = [error_of(one) for one in said]
+    for answer in ranks.play(3, programs("stopped_in_traffic"), rounds, victim).results():
+        errors = [error_of(one) for one in answer]
         assert [error["type"] for error in errors] == ["TimeoutError"] * rounds
         for error in errors:
             assert f"has waited 0.5 s for rank {victim} (slot " in error["text"], error["text"]
@@ -100,26 +99,26 @@ def test_only_the_rank_that_is_stopped_is_blamed(victim: int) -> None:
 def test_rank_that_leaves_early(how: str, lane: dict[str, str]) -> None:
     outcome = ranks.play(2, programs("leaves_early"), how, env=lane)
     assert outcome.ranks[0] is not None, str(outcome.ended)
-    said = outcome.ranks[0]["result"]
-    error = error_of(said["first"])
+    answer = outcome.ranks[0]["result"]
+    error = error_of(answer["first"])
     assert error["type"] == "PeerLostError"
     assert "rank 1 (process " in error["text"] and "all_reduce" in error["text"]
     assert ("has died" if how == "_exit" else "has closed its communicator") in error["text"]
-    assert error_of(said["again"][0]) == error
+    assert error_of(answer["again"][0]) == error
 
 
 def test_rank_may_leave_after_its_part() -> None:
-    said = ranks.play(2, programs("leaves_after_its_part")).results()[0]
-    assert "error" not in said["first"]
-    assert said["sum"] == sum(range(100))
+    answer = ranks.play(2, programs("leaves_after_its_part")).results()[0]
+    assert "error" not in answer["first"]
+    assert answer["sum"] == sum(range(100))
 
 
 def test_fork(lane: dict[str, str]) -> None:
-    """A child of a rank is no rank: its calls are refused, and its end is not the rank's."""
+    """A child of a rank is no rank. Its calls are refused, and its end is not the rank's."""
     outcome = ranks.play(2, programs("forked"), env=lane)
-    for rank, said in enumerate(outcome.results()):
-        assert "error" not in said["again"], f"rank {rank}: {said['again']}"
-        assert said["sum"] == 8
+    for rank, answer in enumerate(outcome.results()):
+        assert "error" not in answer["again"], f"rank {rank}: {answer['again']}"
+        assert answer["sum"] == 8
     child = outcome.results()[0]["child"]
     refused = error_of(child["call"])
     assert refused["type"] == "UsageError" and "forked" in refused["text"]
@@ -128,12 +127,12 @@ def test_fork(lane: dict[str, str]) -> None:
 
 
 def test_out_of_memory_within_a_call() -> None:
-    """It closes the communicator: the ranks are out of step."""
-    said = ranks.play(1, programs("out_of_memory_within_a_call")).results()[0]
-    assert error_of(said["first"])["type"] == "MemoryError"
-    assert said["closed"]
-    assert error_of(said["again"])["type"] == "UsageError"
-    peer = error_of(said["peer"])
+    """The communicator closes, since the ranks are out of step."""
+    answer = ranks.play(1, programs("out_of_memory_within_a_call")).results()[0]
+    assert error_of(answer["first"])["type"] == "MemoryError"
+    assert answer["closed"]
+    assert error_of(answer["again"])["type"] == "UsageError"
+    peer = error_of(answer["peer"])
     assert peer["type"] == "PeerLostError" and "rank 0 " in peer["text"]
 
 
@@ -170,13 +169,13 @@ def test_time_that_a_rank_was_stopped_is_not_waited() -> None:
 
 
 def test_deadline_while_another_thread_keeps_the_gil() -> None:
-    said = ranks.play(1, programs("without_the_gil")).results()[0]
-    assert error_of(said["first"])["type"] == "TimeoutError"
-    assert said["waited"] < 3.5
+    answer = ranks.play(1, programs("without_the_gil")).results()[0]
+    assert error_of(answer["first"])["type"] == "TimeoutError"
+    assert answer["waited"] < 3.5
 
 
 def test_exit_with_a_thread_in_a_call() -> None:
-    """Nothing hangs or crashes at exit: a daemon thread that waits in a call is let go."""
+    """Nothing hangs or crashes at exit: a daemon thread that waits in a call returns."""
     program = """
         import threading, time, unisono
         comms = unisono.init_threads(2, timeout_s=30)

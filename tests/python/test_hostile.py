@@ -1,4 +1,4 @@
-"""What comes from the bootstrap decides no address and no length: lies end in an error, never in a crash."""
+"""False data from the bootstrap, or from other processes, ends in an error and never in a crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import unisono
 
 @cache
 def said_by(program: str, *args: object) -> Any:
-    """What a program comes to, in a process of its own."""
+    """Runs a program in a process of its own. Returns its output."""
     return ranks.play(1, f"hostile_programs:{program}", *args).results()[0]
 
 
@@ -70,10 +70,10 @@ def test_second_answer() -> None:
 
 
 def test_duplicate_ranks_between_threads() -> None:
-    """Two threads that both take themselves for rank 0 hear of it, both of them."""
+    """Two threads that both take themselves for rank 0 both get an error."""
 
     class Twice:
-        """Answers as if the caller were rank 0, whoever it is."""
+        """A bootstrap that makes every caller rank 0."""
 
         def __init__(self, meeting: Any) -> None:
             self.rank, self.size = 0, 2

@@ -81,7 +81,7 @@ def test_a_truncated_message_is_held_not_delivered() -> None:
 
 
 def _mutated() -> st.SearchStrategy[bytes]:
-    """Valid messages with a few bytes changed, which gets further than noise."""
+    """Returns valid messages with a few bytes changed, which get further than noise."""
     message = st.builds(
         encode, st.sampled_from(Kind), st.integers(0, 2), st.tuples(U32, U32), st.binary(max_size=40), U32
     )
@@ -114,8 +114,8 @@ def test_the_decoder_raises_nothing_but_frame_errors_and_holds_little(pieces: li
 
 @settings(max_examples=300)
 @given(st.lists(_mutated(), max_size=6), st.booleans())
-def test_whatever_a_hostile_rank_sends_the_others_get_an_answer(pieces: list[bytes], first: bool) -> None:
-    """Ranks 0 and 2 are honest, rank 1 sends anything and ends: both hear the same, an answer or why not."""
+def test_the_others_get_an_answer_after_any_bytes_of_a_hostile_rank(pieces: list[bytes], first: bool) -> None:
+    """Ranks 0 and 2 are honest; rank 1 sends anything and ends. Both get the same answer or error."""
     now = [0.0]
     hub = Hub(3, clock=lambda: now[0])
     honest = [encode(Kind.DATA, rank, (0, 0), b"honest", 1000) for rank in range(3)]
@@ -124,7 +124,7 @@ def test_whatever_a_hostile_rank_sends_the_others_get_an_answer(pieces: list[byt
         hub.receive(2, honest[2])
     for piece in pieces:
         hub.receive(1, piece)
-        hub.outbox[1].clear()  # it reads what it gets
+        hub.outbox[1].clear()  # rank 1 reads everything
     hub.lost(1, "exited with status 0")
     if not first:
         hub.receive(2, honest[2])
@@ -149,7 +149,7 @@ def _hub(size: int) -> tuple[Hub, list[float], Callable[[int], list[Frame]]]:
 
 
 def test_a_gap_between_two_looks_counts_little() -> None:
-    """However long the process or the machine was stopped."""
+    """This holds however long the process or the machine was stopped."""
     now = [5.0]
     clock = Clock(lambda: now[0])
     for later, counted in ((5.1, 0.1), (5.2, 0.2), (3600.0, 0.4), (3600.05, 0.45)):
@@ -193,7 +193,7 @@ def test_the_hub_finds_ranks_in_different_calls() -> None:
         (encode(Kind.DATA, 1, (0, 0), b"", 1000) * 2, b"before the answer"),
     ],
 )
-def test_the_hub_refuses_what_a_rank_may_not_send(message: bytes, words: bytes) -> None:
+def test_the_hub_refuses_forbidden_messages(message: bytes, words: bytes) -> None:
     hub, _, answer = _hub(3)
     hub.receive(0, encode(Kind.DATA, 0, (0, 0), b"", 1000))
     hub.receive(1, message)
@@ -201,7 +201,7 @@ def test_the_hub_refuses_what_a_rank_may_not_send(message: bytes, words: bytes) 
     for rank in (0, 1):
         (frame,) = answer(rank)
         assert frame.header.kind is Kind.INVALID and words in frame.payload, frame
-        assert frame.payload.startswith(b"rank 1 sent the launcher what is no Unisono message")
+        assert frame.payload.startswith(b"rank 1 sent the launcher bytes that are no Unisono message")
     hub.receive(1, b"more")
     assert answer(1) == []
 

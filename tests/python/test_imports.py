@@ -1,4 +1,4 @@
-"""What the modules of the package import, also inside functions: layers hold, and there are no circles."""
+"""The imports of the package's modules, also inside functions: layers hold, and there are no circles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "python" / "unisono"
-# Packages that must not be imported by another, by the importer.
+# The packages that a package must not import, by importer.
 FORBIDDEN = {
     "unisono.records": ("unisono.bench", "unisono.report", "unisono.cli"),
     "unisono.bench": ("unisono.report", "unisono.cli"),
@@ -29,8 +29,8 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def _targets(node: ast.AST, name: str, path: Path, known: Container[str]) -> Iterator[str]:
-    """The modules that an import statement of module `name` means. `from . import x` means x, and the package
-    itself only if x is no module."""
+    """Yields the modules that an import statement of module `name` means. `from . import x` means x, and the
+    package itself only if x is no module."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -48,7 +48,7 @@ def _only_for_types(tree: ast.Module) -> set[ast.AST]:
 
 
 def imports(package: Path) -> dict[str, set[str]]:
-    """Each module with those of the package that it imports, anywhere in it."""
+    """Returns for each module the modules of the package that it imports anywhere."""
     known = modules(package)
     found: dict[str, set[str]] = {}
     for name, path in known.items():
@@ -61,7 +61,7 @@ def imports(package: Path) -> dict[str, set[str]]:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str] | None:
-    """The modules of one circle, in order; None without one."""
+    """Returns the modules of one circle, in order, or None."""
     done: set[str] = set()
 
     def visit(name: str, way: list[str]) -> list[str] | None:

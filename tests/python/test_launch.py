@@ -44,11 +44,11 @@ ALONE = World(0, 1, 0, 1, "none")
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_NODEID": "2"}, World(5, 6, 1, 2, "slurm")),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "1"}, World(5, 6, 1, 2, "slurm")),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "nonsense"}, World(5, 6, 1, 6, "slurm")),
-        # an salloc shell, a batch script and an interactive step are not a step of the user's
+        # an salloc shell, a batch script and an interactive step are no steps of the user
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_LOCALID": "0"}, ALONE),
         ({**STEP, "SLURM_STEP_ID": "4294967291"}, ALONE),
         ({**STEP, "SLURM_STEP_ID": "4294967290"}, ALONE),
-        # one inside another: the inner one counts
+        # one launcher inside another: the inner one counts
         ({**UNISONO, **TORCHRUN, **OPENMPI}, World(1, 2, 1, 2, "unisono")),
         ({**TORCHRUN, **OPENMPI, **STEP}, World(3, 4, 1, 2, "torchrun")),
         ({**OPENMPI, **PMI, **STEP}, World(5, 8, 1, 4, "openmpi")),

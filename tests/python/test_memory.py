@@ -1,4 +1,4 @@
-"""Symmetric memory: what is asked for, what there is not, and what is given back."""
+"""Symmetric memory: shapes and dtypes, too little memory, and its return."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def play(n: int, program: str, *args: object, **more: Any) -> list[Any]:
     return ranks.play(n, f"memory_programs:{program}", *args, **more).results()
 
 
-def assert_refused(said: dict[str, Any], *words: str) -> None:
-    error = said["first"]["error"]
+def assert_refused(answer: dict[str, Any], *words: str) -> None:
+    error = answer["first"]["error"]
     assert error["type"] == "ResourceError", error
     assert "OSError" in error["bases"]
     for word in words:
@@ -46,40 +46,38 @@ def assert_refused(said: dict[str, Any], *words: str) -> None:
     ids=str,
 )
 def test_more_than_there_is(shape: list[int], dtype: str) -> None:
-    """Refused on every rank, quickly, without taking the machine's memory; also where the size in bytes
-    wraps.
-    """
-    for said in play(2, "too_much", shape, dtype):
-        assert_refused(said)
-        assert said["sum"] == 2
+    """Refused quickly on every rank, without taking memory; also if the size in bytes wraps."""
+    for answer in play(2, "too_much", shape, dtype):
+        assert_refused(answer)
+        assert answer["sum"] == 2
 
 
 def test_more_than_there_is_for_all() -> None:
-    """Each rank's part would fit: nobody takes his before all are counted."""
-    for said in play(2, "too_much_together"):
-        assert_refused(said, f"no room for {said['mib']} MiB of memory for each of 2 ranks")
-        assert said["sum"] == 2
+    """Each rank's part alone would fit. No rank takes its part before all parts are added."""
+    for answer in play(2, "too_much_together"):
+        assert_refused(answer, f"no room for {answer['mib']} MiB of memory for each of 2 ranks")
+        assert answer["sum"] == 2
 
 
 @pytest.mark.parametrize("limit", ["RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_AS"])
 def test_one_rank_has_no_memory(limit: str) -> None:
     zero, one = play(2, "limited", limit)
-    for said in (zero, one):
-        assert_refused(said, "symmetric memory of 67108864 bytes a rank could not be had")
-        assert (said["sum"], said["later"]) == (2, 2)
+    for answer in (zero, one):
+        assert_refused(answer, "symmetric memory of 67108864 bytes a rank could not be had")
+        assert (answer["sum"], answer["later"]) == (2, 2)
     assert "rank 1 could not reserve its part" in zero["first"]["error"]["text"]
     assert "unisono::" not in one["first"]["error"]["text"]
 
 
 @pytest.mark.parametrize("limit", ["RLIMIT_FSIZE", "RLIMIT_NOFILE"])
 def test_init_without_memory(limit: str) -> None:
-    said = play(1, "init_limited", limit)[0]
-    assert said["error"]["type"] == "ResourceError", said
+    answer = play(1, "init_limited", limit)[0]
+    assert answer["error"]["type"] == "ResourceError", answer
 
 
 def test_nothing_stays() -> None:
-    for said in play(2, "opens_and_closes", 12):
-        assert said["first"] == said["last"]
+    for answer in play(2, "opens_and_closes", 12):
+        assert answer["first"] == answer["last"]
 
 
 def test_arrays_hold_no_files_open() -> None:
@@ -87,10 +85,10 @@ def test_arrays_hold_no_files_open() -> None:
 
 
 def test_dropped_memory_is_given_back() -> None:
-    for said in play(2, "drops"):
-        assert said["held"] - said["start"] >= 2 * 4 * (4 << 20)
-        assert said["after"] - said["start"] <= 1 << 20
-        assert said["value"] == 3
+    for answer in play(2, "drops"):
+        assert answer["held"] - answer["start"] >= 2 * 4 * (4 << 20)
+        assert answer["after"] - answer["start"] <= 1 << 20
+        assert answer["value"] == 3
 
 
 def test_memory_outlives_its_communicator() -> None:
@@ -98,7 +96,7 @@ def test_memory_outlives_its_communicator() -> None:
 
 
 def test_full_dev_shm() -> None:
-    """Shared memory has no files: a /dev/shm of 64 KiB, in a mount namespace of its own, is no obstacle."""
+    """Shared memory has no files. A /dev/shm of 64 KiB, in a mount namespace of its own, does not matter."""
     inside = "import json, ranks; played = ranks.play(2, 'memory_programs:without_shared_memory_files')"
     inside += "; print(json.dumps(played.results()))"
     mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" -c "$1"'
@@ -118,10 +116,10 @@ def test_full_dev_shm() -> None:
         )
     ended = ranks.run(["unshare", *flags, "sh", "-c", mount, sys.executable, inside])
     assert ended.code == 0, str(ended)
-    for said in json.loads(ended.output.splitlines()[-1]):
-        assert said["free"] <= 64 << 10
-        assert said["sum"] == 2
-        assert said["files"] == []
+    for answer in json.loads(ended.output.splitlines()[-1]):
+        assert answer["free"] <= 64 << 10
+        assert answer["sum"] == 2
+        assert answer["files"] == []
 
 
 @pytest.mark.parametrize("shape", [0, 1, 7, (3, 5), (2, 0, 4), (), [4, 4]], ids=str)

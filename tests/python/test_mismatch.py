@@ -1,6 +1,4 @@
-"""Ranks whose calls differ: with check=True, one MismatchError, the same on every rank, that names both
-calls.
-"""
+"""Ranks whose calls differ: with check=True, every rank gets one MismatchError, which names both calls."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ def ones(count: int, dtype: Any = F32) -> Any:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two calls that do not fit, and how the error names each. `odd` is made by one rank, `usual` by the
-    others.
-    """
+    """Two calls that do not match, and how the error names each. One rank calls `odd`, the others `usual`."""
 
     name: str
     usual: Call
@@ -187,7 +183,7 @@ def symmetric_ranks_and_plain(memory: str) -> Call:
 
 @pytest.mark.parametrize("memory", ["plain", "symmetric"])
 def test_mismatch_of_large_calls(memory: str) -> None:
-    """Direct calls compare the ranks' calls also where they need not."""
+    """Direct algorithms compare the ranks' calls even if they need not."""
     with threads.team(3, check=False) as comms:
         errors = threads.attempt(comms, symmetric_ranks_and_plain(memory))
     assert_same_mismatch(
@@ -227,7 +223,7 @@ SENT = (
 
 @pytest.mark.parametrize(("name", "of_zero", "of_one", "words"), SENT, ids=[case[0] for case in SENT])
 def test_mismatch_of_a_pair(name: str, of_zero: Call, of_one: Call, words: tuple[str, str]) -> None:
-    """The receiver sees it; a sender that has left its call already hears of it in the next."""
+    """The receiver sees the mismatch. A sender that has left its call gets the error in the next call."""
 
     def body(comm: unisono.Communicator) -> None:
         (of_zero if comm.rank == 0 else of_one)(comm)
@@ -249,14 +245,14 @@ def test_mismatch_between_processes() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_check_on_one_rank_alone(nodes: int) -> None:
-    """A rank that compares and one that does not would take each other's messages for something else."""
+    """A rank that compares and one that does not would misread each other's messages."""
     for error in ranks.play(2, "fault_programs:checks_on_rank_0", nodes=nodes).errors():
         assert error["type"] == "UsageError"
         assert "UNISONO_CHECK, the same on every rank" in error["text"]
 
 
 def test_same_calls_with_different_shapes_fit() -> None:
-    """Only counts are compared: the ranks' views of the same elements may differ."""
+    """Only counts are compared. The ranks' shapes may differ."""
     shapes = ((6,), (2, 3), (3, 2, 1))
     results = threads.with_threads(3, lambda c: c.all_reduce(np.ones(shapes[c.rank], F32)).shape)
     assert results == list(shapes)
@@ -270,7 +266,7 @@ def large_and_small(comm: unisono.Communicator) -> Any:
 
 
 def caught(comm: unisono.Communicator) -> Any:
-    """Rank 1's call is wrong by itself, which its program passes over."""
+    """Rank 1's call is wrong by itself, and its program ignores the error."""
     x = np.zeros(2, F32)
     if comm.rank == 1:
         x.flags.writeable = False
@@ -312,7 +308,7 @@ NOTICED: dict[str, Call] = {
 
 @pytest.mark.parametrize("name", NOTICED)
 def test_most_mismatches_are_noticed_without_a_check(name: str) -> None:
-    """Each piece says which call it is of. Only the ranks that get one notice; the others hear of it."""
+    """Each piece has the mark of its call. Only ranks that get a wrong piece notice, and tell the others."""
 
     def body(comm: unisono.Communicator) -> None:
         NOTICED[name](comm)

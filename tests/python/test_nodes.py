@@ -1,4 +1,4 @@
-"""Across nodes on virtual ones: where ranks are, what is refused, ranks that die or differ, and sums."""
+"""Communicators across virtual nodes: sums, plans, refusals, and ranks that are late, die or differ."""
 
 from __future__ import annotations
 
@@ -39,48 +39,48 @@ def test_quantised_sums(nodes: str) -> None:
 
 @pytest.mark.mpi
 def test_a_node_that_is_late_over_mpi(tmp_path: Path) -> None:
-    """The late node is named, and no other, by one of the ranks that have waited for it."""
+    """One of the ranks that have waited names the late node, and no other."""
     *waited, _ = play_mpi(3, "node_programs:one_is_late", str(tmp_path / "flag"), "abc").results()
-    for said in waited:
-        assert said["error"]["type"] == "TimeoutError", said
+    for answer in waited:
+        assert answer["error"]["type"] == "TimeoutError", answer
         pattern = r"rank (0 \(node 0|1 \(node 1)\) has waited 2 s for rank 2 \(node 2\) over MPI: see"
-        assert re.match(pattern, said["error"]["text"]), said
+        assert re.match(pattern, answer["error"]["text"]), answer
 
 
 @pytest.mark.mpi
 def test_lengths_that_differ_over_mpi(tmp_path: Path) -> None:
-    """Each rank names two that differ: itself, or those of which it has heard first."""
+    """Each rank names two ranks that differ: itself and another, or the first two that it was told of."""
     outcome = play_mpi(3, "node_programs:other_lengths", str(tmp_path / "flag"), "abc")
     expected = [
         f"where rank {rank} (node {rank}) expects {40 * (1 + rank)} bytes: make the same" for rank in range(3)
     ]
-    for said in outcome.results():
-        assert said["error"]["type"] == "MismatchError", said
-        assert any(one in said["error"]["text"] for one in expected), said
+    for answer in outcome.results():
+        assert answer["error"]["type"] == "MismatchError", answer
+        assert any(one in answer["error"]["text"] for one in expected), answer
 
 
 @pytest.mark.torch
 def test_a_bench(tmp_path: Path) -> None:
-    """Every collective on nodes, without a failure."""
+    """Every collective runs on nodes without a failure."""
     words = "--sizes 64,64K --backend unisono --mode latency -n 2 --no-report --workload none --out"
     bench = [sys.executable, unisono.__main__.__file__, "bench", *words.split(), str(tmp_path)]
     ended = ranks.launch(4, bench, None, 120, nodes=2)
     assert ended.code == 0, str(ended)
-    told = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
-    assert told[0]["nodes"] == [0, 0, 1, 1]
-    assert {one["type"] for one in told} == {"run", "result", "end"}, str(ended)
-    assert {one["case"]["collective"] for one in told if one["type"] == "result"} == set(COLLECTIVES)
+    lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert lines[0]["nodes"] == [0, 0, 1, 1]
+    assert {one["type"] for one in lines} == {"run", "result", "end"}, str(ended)
+    assert {one["case"]["collective"] for one in lines if one["type"] == "result"} == set(COLLECTIVES)
 
 
 @pytest.mark.torch
 def test_what_is_refused() -> None:
-    for said in ranks.play(3, "node_programs:refusals", nodes=2).results():
-        assert said == {}
+    for answer in ranks.play(3, "node_programs:refusals", nodes=2).results():
+        assert answer == {}
 
 
 @pytest.mark.torch
 def test_calls_that_differ() -> None:
-    """The same error on every rank, also of the other node; the communicator stays failed."""
+    """Every rank of both nodes gets the same error, and the communicator stays failed."""
     outcome = ranks.play(4, "node_programs:differ", nodes=2)
     texts = {error["text"] for error in outcome.errors()}
     assert texts == {
@@ -92,12 +92,12 @@ def test_calls_that_differ() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("count", [8, 3_000_000])
 def test_a_rank_that_dies(count: int) -> None:
-    """Its node hears of the process, the other node of its peer, long before the deadline."""
+    """The rank's node notices its process, the other node its peer, long before the deadline."""
     outcome = ranks.play(4, "node_programs:dies", 3, count, nodes=2, timeout_s=60)
-    for rank, said in enumerate(outcome.ranks[:3]):
-        assert said is not None and "error" in said, (rank, said, str(outcome.ended))
-        assert said["error"]["type"] == "PeerLostError", said
-        assert "rank" in said["error"]["text"]
+    for rank, answer in enumerate(outcome.ranks[:3]):
+        assert answer is not None and "error" in answer, (rank, answer, str(outcome.ended))
+        assert answer["error"]["type"] == "PeerLostError", answer
+        assert "rank" in answer["error"]["text"]
 
 
 @pytest.mark.mpi
@@ -114,7 +114,7 @@ def test_a_transport_that_is_not_there() -> None:
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_a_plan_of_nodes(tmp_path: Path) -> None:
-    """`unisono tune --nodes` writes rows that communicators on as many nodes take."""
+    """`unisono tune --nodes` writes rows for communicators on the same number of nodes."""
     table = tmp_path / "plan.json"
     where = "import os, sys; os.environ['UNISONO_NODE'] = os.environ['PMI_RANK']; "
     words = f"tune --nodes --collective reduce_scatter --budget 5 -O {table}".split()

@@ -45,7 +45,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_right(ended: ranks.Ended, nodes: list[int]) -> None:
-    """nodes: the number of each rank's node."""
+    """Checks the output of the ranks. `nodes`: the number of each rank's node."""
     assert ended.code == 0, str(ended)
     size, count = len(nodes), max(nodes) + 1
     between = ", by MPI between nodes" if count > 1 else ""

@@ -1,4 +1,4 @@
-"""Ranks on hosts of their own (support/hosts.py): what goes right, and links that fail, delay and drop."""
+"""Ranks on hosts of their own (support/hosts.py): right results, and links that fail, delay and drop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ needs_fabric = pytest.mark.skipif(fabric.missing("tcp") is not None, reason=str(
 def play(
     made: hosts.Hosts, launcher: str, program: str, *args: object, timeout_s: float = 60, **env: str
 ) -> ranks.Outcome:
-    """The program on all hosts."""
+    """Runs the program on all hosts."""
 
     def start(argv: Sequence[str]) -> ranks.Ended:
         run = made.mpiexec if launcher == "mpiexec" else made.torchrun
@@ -32,9 +32,9 @@ def play(
     return ranks.play_by(start, EACH * len(made.numbers), program, *args, within_s=10)
 
 
-def right(said: Sequence[Any], count: int, transport: str, calls: int) -> None:
+def right(answer: Sequence[Any], count: int, transport: str, calls: int) -> None:
     nodes = [[EACH * node, EACH * node + 1] for node in range(count)]
-    for one in said:
+    for one in answer:
         assert (one["nodes"], one["transport"], one["words"]) == (nodes, transport, {})
         assert one["calls"] >= calls
 
@@ -58,7 +58,7 @@ def test_hosts_that_speak_by_the_fabric_lane() -> None:
 @pytest.mark.fabric
 @pytest.mark.parametrize("known", ["MASTER_ADDR", "route"])
 def test_hosts_with_a_bridge_of_containers(known: str) -> None:
-    """An interface whose address is that of the other host's: the lane takes the one between the hosts."""
+    """An interface has the same address on both hosts. The lane takes the one between the hosts."""
     env = {"UNISONO_TRANSPORT": "fabric", "UNISONO_FABRIC_PROVIDER": "tcp", "UCX_NET_DEVICES": "e0"}
     with hosts.hosts(2) as made:
         for number in made.numbers:
@@ -79,7 +79,7 @@ def test_hosts_of_torchrun() -> None:
 
 
 def test_a_host_that_knows_itself_by_its_loopback() -> None:
-    """Gloo takes the address of its default route, and without one none at all."""
+    """Gloo takes the address of the default route, and fails without one."""
     set_address = "import os; os.environ['MASTER_ADDR'] = '127.0.1.1'"
     code = f"{set_address}; from unisono.gloo import _address; print(_address())"
     with hosts.hosts(1) as made:
@@ -105,8 +105,9 @@ def test_packets_late_and_lost(how: str) -> None:
 
 
 def cut_when(flag: Path, made: hosts.Hosts, number: int) -> threading.Thread:
-    """Cuts a host off shortly after the ranks have said that they are at work, until they have said that they
-    have failed: their launcher would wait for that host."""
+    """Cuts a host off shortly after the ranks are at work, until they report that they have failed.
+
+    The launcher would wait for a host that stays cut off."""
 
     def appears(path: Path) -> bool:
         deadline = time.monotonic() + 100
@@ -138,7 +139,7 @@ def cut_when(flag: Path, made: hosts.Hosts, number: int) -> threading.Thread:
     ],
 )
 def test_a_link_cut_within_a_collective(transport: str, count: int, tmp_path: Path) -> None:
-    """Every rank hears within the deadline whom it waited for, and hears it again in the next call."""
+    """Every rank gets an error within the deadline that names its peer, and again in the next call."""
     timeout_s, program = 4.0, "node_programs:until_it_fails"
     with hosts.hosts(2) as made:
         cutting = cut_when(tmp_path / "flag", made, 2)
@@ -148,13 +149,13 @@ def test_a_link_cut_within_a_collective(transport: str, count: int, tmp_path: Pa
             outcome = play(made, "mpiexec", program, *args, timeout_s=120, **env)
         finally:
             cutting.join()
-    for rank, said in enumerate(outcome.results()):
-        assert "wrong" not in said, said
-        text = said["error"]["text"]
+    for rank, answer in enumerate(outcome.results()):
+        assert "wrong" not in answer, answer
+        text = answer["error"]["text"]
         others = ("2 (node 1)", "3 (node 1)") if rank < 2 else ("0 (node 0)", "1 (node 0)")
-        if transport == "fabric":  # the lane's own words, which know ranks and no nodes
+        if transport == "fabric":  # the lane's messages name ranks, not nodes
             others = tuple(other.split()[0] for other in others)
         assert any(f"rank {other}" in text for other in others), (rank, text)
-        assert said["error"]["type"] in ("TimeoutError", "PeerLostError")
-        assert said["again"] == said["error"]
-        assert said["waited"] < 2 * timeout_s + 5
+        assert answer["error"]["type"] in ("TimeoutError", "PeerLostError")
+        assert answer["again"] == answer["error"]
+        assert answer["waited"] < 2 * timeout_s + 5

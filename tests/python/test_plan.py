@@ -1,4 +1,4 @@
-"""The plan: which algorithm a call takes, by the built-in table, by a table of one's own, and by name."""
+"""The plan: the algorithm of a call, by the built-in table, by a user's table, and by name."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def test_names() -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_built_in_plan(n: int, symmetric: bool) -> None:
-    """Every size has an algorithm of its collective, packets for the smallest and a direct one for the
-    largest.
-    """
+    """Every size has an algorithm of its collective: packets for the least, a direct one for the largest."""
     with threads.team(n) as comms:
         for collective in ("all_reduce", *MOVING):
             chosen = [comms[0].plan(collective, size, symmetric) for size in SIZES]
@@ -87,8 +85,8 @@ def test_set_plan() -> None:
             assert sums == [2 * count] * 2
 
 
-def test_what_is_planned_in_place() -> None:
-    """A peer would overwrite what its owner has not sent yet."""
+def test_plans_in_place() -> None:
+    """No plan in place has an algorithm with which a peer would overwrite unsent data."""
     with threads.team(2) as comms:
         for collective, in_place in (("all_to_all", "push"), ("all_to_all_v", "push"), ("gather", "direct")):
             assert comms[0].plan(collective, 1 << 30, True) == "direct"
@@ -96,7 +94,7 @@ def test_what_is_planned_in_place() -> None:
 
 
 def test_set_plan_of_a_pair() -> None:
-    """send, recv and send_recv have one plan: its two ends run one program."""
+    """send, recv and send_recv have one plan, since both ends run one program."""
     with unisono.init() as comm:
         for name in ("send", "recv", "send_recv"):
             for algorithm in ("push_packets", "push"):
@@ -174,9 +172,9 @@ def table(n: int) -> dict[str, Any]:
 
 
 def planned(env: dict[str, str], n: int = 2) -> list[Any]:
-    """What the ranks plan for an all_reduce of 8 bytes, or their errors."""
+    """Returns the ranks' algorithms of an all_reduce of 8 bytes, or their errors."""
     outcome = ranks.play(n, "basic_programs:planned", env=env)
-    return [said.get("result") or said["error"] for said in outcome.ranks]
+    return [answer.get("result") or answer["error"] for answer in outcome.ranks]
 
 
 def test_file(tmp_path: Path) -> None:
@@ -276,7 +274,7 @@ def test_a_table_of_many_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_largest_file_is_taken_and_a_larger_one_is_named(tmp_path: Path) -> None:
-    """Whatever its size: one of 8 GiB is not read as a whole while the others wait for rank 0."""
+    """A file of any size is refused quickly: 8 GiB are not read while the others wait for rank 0."""
     most, more, huge = (tmp_path / name for name in ("most.json", "more.json", "huge.json"))
     text = json.dumps(table(2))
     most.write_text(text.ljust(MOST_BYTES))

@@ -1,8 +1,7 @@
-"""Properties that hold for all sizes, shapes, dtypes, roots and ranks; hypothesis looks for those for which
-they do not.
+"""Properties that hold for all sizes, shapes, dtypes, roots and ranks. Hypothesis looks for counterexamples.
 
-Ranks are threads. Communicators are kept from one example to the next, so that examples also follow each
-other in ever new orders, as calls of a program do.
+Ranks are threads. Communicators are kept from one example to the next, so that calls follow each other in
+ever new orders, as in a program.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Teams = dict[int, list[unisono.Communicator]]
 
 
 def inputs(n: int, dtype: str, count: int, seed: int) -> list[Any]:
-    """Random data of every rank, with infinities, NaN, denormals and negative zeros among the floats."""
+    """Returns random data of every rank, with infinities, NaN, denormals and negative zeros among floats."""
     return [wild(dtype, count, (seed, rank)) for rank in range(n)]
 
 
@@ -62,7 +61,7 @@ def assert_same(got: Any, expected: Any, what: str) -> None:
 @quick
 @given(ranks_of, dtypes, ops, counts, seeds)
 def test_all_reduce_has_one_result(teams: Teams, n: int, dtype: str, op: str, count: int, seed: int) -> None:
-    """Whatever the algorithm and wherever the buffers, on every rank."""
+    """The result is the same with every algorithm and any buffers, on every rank."""
     data = inputs(n, dtype, count, seed)
     expected = combine(data, op)
 
@@ -145,7 +144,7 @@ def test_scatter_undoes_gather(teams: Teams, n: int, dtype: str, count: int, see
 @quick
 @given(ranks_of, dtypes, counts, seeds)
 def test_all_to_all_twice_is_nothing(teams: Teams, n: int, dtype: str, count: int, seed: int) -> None:
-    """It transposes the matrix of blocks; in place and out of place, by every algorithm."""
+    """all_to_all transposes the matrix of blocks, in place and out of place, by every algorithm."""
     data = inputs(n, dtype, n * count, seed)
 
     def body(comm: unisono.Communicator) -> None:
@@ -164,7 +163,7 @@ def test_all_to_all_twice_is_nothing(teams: Teams, n: int, dtype: str, count: in
 
 @st.composite
 def matrices(draw: st.DrawFn) -> list[list[int]]:
-    """Who sends how many elements to whom: often nothing, and sometimes much."""
+    """Draws how many elements each rank sends to each: often none, and sometimes many."""
     n = draw(ranks_of)
     each = st.one_of(st.just(0), st.integers(0, 30), st.sampled_from(EDGES))
     return draw(st.lists(st.lists(each, min_size=n, max_size=n), min_size=n, max_size=n))
@@ -208,7 +207,7 @@ def test_all_to_all_v_in_place(teams: Teams, matrix: list[list[int]], dtype: str
 @quick
 @given(ranks_of, dtypes, st.lists(counts, min_size=1, max_size=6), st.integers(-5, 5), seeds)
 def test_ring_of_messages(teams: Teams, n: int, dtype: str, sizes: list[int], step: int, seed: int) -> None:
-    """Messages between two ranks arrive in the order in which they were sent, whichever calls carry them."""
+    """Messages between two ranks arrive in the order of the sends, whichever calls carry them."""
     data = [[wild(dtype, size, (seed, rank, turn)) for turn, size in enumerate(sizes)] for rank in range(n)]
 
     def body(comm: unisono.Communicator) -> None:

@@ -1,5 +1,4 @@
-"""all_reduce(wire=): the bits of the definition, on every rank; within the stated bound; refused where it
-has no meaning."""
+"""all_reduce(wire=): the bits of the definition on every rank, within the stated bound; else refused."""
 
 from __future__ import annotations
 
@@ -15,13 +14,12 @@ import unisono
 from reference import DTYPES, difference
 
 RANKS = (1, 2, 3, 4, 5, 8)
-COUNTS = (0, 1, 31, 32, 33, 1000, 65_537)  # of these the last is more than a round of chunks
+COUNTS = (0, 1, 31, 32, 33, 1000, 65_537)  # the last is more than a round of chunks
 F32 = np.float32
 
 
 def numbers(rng: np.random.Generator, count: int, dtype: str) -> Any:
-    """Of many magnitudes, with zeros, denormals and whole blocks of zeros among them; their sums stay
-    finite."""
+    """Returns numbers of many magnitudes, with zeros, denormals and blocks of zeros. Sums stay finite."""
     spread = (-4, 3) if dtype == "f16" else (-30, 30)
     x = rng.standard_normal(count) * 10.0 ** np.repeat(rng.uniform(*spread, count // 16 + 1), 16)[:count]
     x[rng.random(count) < 0.1] = 0.0
@@ -61,7 +59,7 @@ def test_any_bits_in_place_and_unaligned(n: int, wire: str) -> None:
             xs = [rng.integers(0, 256, 5001 * size, np.uint8).view(DTYPES[dtype])[1:] for _ in range(n)]
             wanted = quantised.all_reduce(xs, "sum", wire)
             assert np.isnan(wanted.astype(F32)).any()
-            if dtype != "f16":  # of whose bits one in 32 is no number: hardly a block is left
+            if dtype != "f16":  # 1 in 32 patterns of f16 is not finite, so that hardly a block is left
                 assert not np.isnan(wanted.astype(F32)).all()
             threads.together(comms, lambda c, xs=xs: c.all_reduce(xs[c.rank], out=xs[c.rank], wire=wire))
             assert all(difference(x, wanted) is None for x in xs), dtype
@@ -81,8 +79,8 @@ def test_a_block_that_is_not_finite(wire: str, bad: float) -> None:
 
 
 @pytest.mark.parametrize("wire", quantised.WIRES)
-def test_what_the_format_holds_is_exact(wire: str) -> None:
-    """Small integers lose nothing, on their way or as a sum."""
+def test_numbers_of_the_format_are_exact(wire: str) -> None:
+    """Small integers stay exact, between ranks and in the sum."""
     rng = np.random.default_rng(1)
     xs = [rng.integers(-4, 5, 1000).astype(F32) for _ in range(3)]
     outs = threads.with_threads(3, lambda c: c.all_reduce(xs[c.rank], wire=wire))
@@ -90,11 +88,11 @@ def test_what_the_format_holds_is_exact(wire: str) -> None:
 
 
 def test_across_processes_and_instruction_sets() -> None:
-    """The same bits by every kernel, and over shared memory."""
+    """Every kernel gives the same bits, also over shared memory."""
     digests = set()
     for name, chunk in (("", "0"), ("", "4096"), ("baseline", "1")):
         env = {"UNISONO_ISA": name, "UNISONO_CHUNK_BYTES": chunk}
-        digests |= {said["result"] for said in ranks.play(3, "basic_programs:quantised", env=env).ranks}
+        digests |= {answer["result"] for answer in ranks.play(3, "basic_programs:quantised", env=env).ranks}
     assert len(digests) == 1
 
 

@@ -1,5 +1,5 @@
-"""Records that come from anywhere: bytes that are no text, lines that are no record, texts that would steer a
-terminal, numbers that do not follow from the samples."""
+"""Records from anywhere: bytes that are no text, lines that are no record, escape sequences of terminals,
+numbers that differ from the samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAD_LINES = {
 }
 
 
-def test_what_is_written_is_read_and_the_schema_describes_it(tmp_path: Path) -> None:
+def test_written_records_are_read_and_the_schema_describes_them(tmp_path: Path) -> None:
     rows = data.sweep()
     data.write(tmp_path, data.run(), rows, data.end())
     found = records.read(tmp_path)
@@ -47,7 +47,7 @@ def test_a_line_that_is_no_record_is_named_and_the_others_stay(bad: bytes, tmp_p
     (problem,) = found.problems
     assert problem.startswith("run/records.jsonl line 2 was left out: ")
     judged = gate.gate(tmp_path)
-    assert not judged.passed  # a failure of the backend may have stood there
+    assert not judged.passed  # the line may have been a failure of the backend
     assert "1 line could not be read" in judged.summary()
     file.write_bytes(b"".join(lines))
     assert gate.gate(tmp_path).left_out == 0
@@ -68,9 +68,9 @@ def test_no_escape_sequence_of_a_record_reaches_terminal_or_page(tmp_path: Path)
         ["gate", str(tmp_path)],
         ["compare", str(tmp_path), str(tmp_path), "--all"],
     ):
-        said = CliRunner().invoke(app, words)
-        assert said.exception is None or isinstance(said.exception, SystemExit), said.exception
-        assert not {"\x1b", "\x07", "\u202e"} & set(said.output)
+        done = CliRunner().invoke(app, words)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        assert not {"\x1b", "\x07", "\u202e"} & set(done.output)
     for page in ("report.html", "report.md"):
         text = (tmp_path / page).read_text()
         shown = text if page.endswith("md") else text[text.index("<body>") :].split("<script")[0]
@@ -79,7 +79,7 @@ def test_no_escape_sequence_of_a_record_reaches_terminal_or_page(tmp_path: Path)
 
 
 @pytest.mark.parametrize("backend", ["unisono", "fabric:single"])
-def test_an_unknown_dtype_is_said(backend: str, tmp_path: Path) -> None:
+def test_an_unknown_dtype_is_reported(backend: str, tmp_path: Path) -> None:
     odd = msgspec.structs.replace(data.case(), dtype="f7")
     bad = msgspec.structs.replace(data.timed(backend, data.case()), case=odd)
     data.write(tmp_path, data.run(), bad, data.timed("mpi", data.case()), data.end())
@@ -98,7 +98,7 @@ def test_an_unknown_dtype_is_said(backend: str, tmp_path: Path) -> None:
         ({"sol": None}, "sol"),
     ],
 )
-def test_what_is_written_beside_the_samples_does_not_count(
+def test_values_written_beside_the_samples_do_not_count(
     change: dict[str, float], named: str, tmp_path: Path
 ) -> None:
     honest = data.timed("unisono", data.case(), 100.0)

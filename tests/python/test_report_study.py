@@ -9,7 +9,7 @@ import pytest
 
 import report_data as data
 from unisono import report
-from unisono.bench import cases, scaling
+from unisono.bench import scaling
 from unisono.records import Scaling, text, vocabulary
 from unisono.report import analysis, compare, gate, method, model, payload, studies
 
@@ -143,7 +143,6 @@ def test_gate_and_compare_work_on_them(built: Path) -> None:
 def test_a_case_in_words() -> None:
     case = data.case(vocabulary.PINGPONG, 8, 4, pattern="one_way", pair=(0, 3))
     assert vocabulary.case_text(case) == "pingpong, one way 8 B f32, 4 ranks, latency, plain, pair 0-3"
-    assert "ranks 0-3" in cases.label(case)
     assert vocabulary.pair_name(msgspec.structs.replace(case, pair=None)) == "halves"
     point = data.case(size=8, scaling=Scaling(kind="weak", bytes=8))
     assert vocabulary.case_text(point).endswith(f"scaling weak, {text.size(8)}")

@@ -1,7 +1,7 @@
 """`unisono run` with real processes.
 
-Where a test reads standard output to its end, that end is the proof that no process of the run is left: every
-rank, and whatever it started, holds the pipe open for as long as it lives.
+The end of standard output proves that no process of the run is left: every rank, and every process that it
+has started, holds the pipe open as long as it lives.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ FOREIGN = dict.fromkeys(
 
 @pytest.fixture
 def nothing_left(ranks_find_unisono: None) -> Iterator[None]:
-    """The run leaves this process as it was: no child, no open file, no signal handler."""
+    """Checks that the run leaves this process no child, no open file and no signal handler."""
     handlers = [
         signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
     ]
-    gc.collect()  # what earlier tests have left
+    gc.collect()  # objects of earlier tests
     files, children = _files(), _children()
     yield
     assert (_files(), _children()) == (files, children)
@@ -138,7 +138,7 @@ except errors.PeerLostError as error:
     assert capfd.readouterr().out == text
 
 
-def test_what_a_rank_sent_before_it_ended_counts(
+def test_bytes_that_a_rank_sent_before_its_end_count(
     nothing_left: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code = """
@@ -184,7 +184,7 @@ except errors.UnisonoError as error:
 """
     assert launch.run_local(3, _python(code)) == 0
     out = capfd.readouterr().out
-    assert out.count("UnisonoError rank 1 sent the launcher what is no Unisono message") == 3, out
+    assert out.count("UnisonoError rank 1 sent the launcher bytes that are no Unisono message") == 3, out
 
 
 def test_variables_of_another_launcher_do_not_reach_the_ranks(
@@ -212,7 +212,7 @@ def test_run_works_from_a_thread_and_without_pidfd(
     assert capfd.readouterr().out == "2\n2\n"
 
 
-def test_what_a_rank_started_ends_with_the_run(nothing_left: None) -> None:
+def test_processes_that_a_rank_started_end_with_the_run(nothing_left: None) -> None:
     code = "subprocess.Popen(['sleep', '1000']); b.all_gather(b'')"
     with _launcher(2, code) as run:
         out, _ = run.communicate()  # returns when the sleeps are gone as well
@@ -231,7 +231,7 @@ def test_bad_calls(nothing_left: None, tmp_path: Path) -> None:
         launch.run_command(1, ["-m"])
     with pytest.raises(UsageError, match=r"cannot start 'no-such-program'.*No such file"):
         launch.run_local(3, ["no-such-program"])
-    (tmp_path / "no-such-program").mkdir()  # which PATH's search answers with "Permission denied"
+    (tmp_path / "no-such-program").mkdir()  # the search of PATH gives "Permission denied"
     with pytest.raises(UsageError, match=r"cannot start 'no-such-program'.*No such file"):
         launch.run_local(3, ["no-such-program"], env={**os.environ, "PATH": f"{tmp_path}:/usr/bin"})
     with pytest.raises(UsageError, match=r"cannot start.*Permission denied"):
@@ -254,7 +254,7 @@ def test_run_command_runs_scripts_and_modules(
 
 @contextlib.contextmanager
 def _launcher(n: int, code: str) -> Iterator[subprocess.Popen[str]]:
-    """A launcher in a process of its own, as a shell would start it, with its standard input open."""
+    """Starts a launcher in a process of its own, as a shell would, with an open standard input."""
     start = (
         "import signal, sys; from unisono import launch\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a run in the background ignores them
@@ -276,7 +276,7 @@ def _lines(run: subprocess.Popen[str], count: int) -> list[str]:
     return sorted(run.stdout.readline().strip() for _ in range(count))
 
 
-# A handler, not a blocked signal: one that is blocked here would be taken by a thread of numpy's.
+# A handler, not a blocked signal, which a thread of numpy's would get.
 CATCH = """
 caught = []
 signal.signal(signal.SIGINT, lambda *_: caught.append(rank))
@@ -306,7 +306,7 @@ def test_a_second_interrupt_ends_the_run(nothing_left: None) -> None:
     assert (out, run.returncode) == ("", 128 + signal.SIGTERM)
 
 
-def test_an_interrupt_that_nobody_catches_ends_the_run(nothing_left: None) -> None:
+def test_an_interrupt_without_a_handler_ends_the_run(nothing_left: None) -> None:
     with _launcher(2, "signal.signal(signal.SIGINT, signal.SIG_DFL)\nsay('ready')\nsignal.pause()") as run:
         _lines(run, 2)
         run.send_signal(signal.SIGINT)
@@ -332,7 +332,7 @@ def test_a_killed_launcher_takes_its_ranks_along(nothing_left: None) -> None:
 
 
 def test_a_stopped_launcher_stops_its_ranks(nothing_left: None) -> None:
-    """And the time in which they were stopped, longer than the deadline here, is no time that they waited."""
+    """The stopped time, longer than the deadline here, does not count as a wait."""
     code = """
 bootstrap.client._ANSWER_GRACE_S = 0
 b = bootstrap.make(launch.from_env(os.environ), timeout_s=2)

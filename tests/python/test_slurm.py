@@ -34,12 +34,12 @@ def test_a_batch_job(cluster: slurm.Cluster, script: str, transport: str) -> Non
         return cluster.batch(SCRIPTS / script, EACH, argv)
 
     outcome = ranks.play_by(start, 2 * EACH, "node_programs:sample", 48, within_s=10)
-    for said in outcome.results():
-        assert (said["nodes"], said["transport"], said["words"]) == ([[0, 1], [2, 3]], transport, {})
-        assert said["calls"] > 0
+    for answer in outcome.results():
+        assert (answer["nodes"], answer["transport"], answer["words"]) == ([[0, 1], [2, 3]], transport, {})
+        assert answer["calls"] > 0
 
 
-def test_a_step_without_mpi_says_what_it_needs(cluster: slurm.Cluster) -> None:
+def test_a_step_without_mpi_names_what_it_needs(cluster: slurm.Cluster) -> None:
     program = "import unisono; unisono.init()"
     ended = cluster.run(["srun", "--nodes=2", "--ntasks=2", "--mpi=none", sys.executable, "-c", program])
     assert ended.code != 0 and "srun --mpi=pmi2" in ended.output, str(ended)

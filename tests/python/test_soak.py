@@ -19,10 +19,10 @@ TIMEOUT_S = 120 + CALLS / 300
 
 
 def assert_right(results: list[dict[str, Any]], calls: int) -> None:
-    for rank, said in enumerate(results):
-        assert said["wrong"] == [], f"rank {rank}"
-        assert said["made"] == results[0]["made"]
-        assert sum(said["made"].values()) == calls
+    for rank, answer in enumerate(results):
+        assert answer["wrong"] == [], f"rank {rank}"
+        assert answer["made"] == results[0]["made"]
+        assert sum(answer["made"].values()) == calls
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_four_threads() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
 def test_five_processes_that_stage() -> None:
-    """More ranks than cores, without the kernel's help, in small chunks."""
+    """More ranks than cores, without copies between processes, in small chunks."""
     calls = CALLS // 8
     env = {"UNISONO_FAR": "0", "UNISONO_CHUNK_BYTES": "4096"}
     outcome = ranks.play(5, "basic_programs:soak", calls, 3, env=env, timeout_s=TIMEOUT_S)

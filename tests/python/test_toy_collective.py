@@ -1,4 +1,4 @@
-"""DESIGN.md, "Adding: a collective": its steps are true. A copy of the tree gets a collective by them."""
+"""Adds a collective to a copy of the tree by the steps of DESIGN.md, "Adding: a collective"."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNISONO_PROGRAM void shift_push(Channel& channel, const Args& a) {
 }  // namespace unisono
 """
 
-# Step by step: file, the line before which the new line goes, the new line.
+# The steps: file, the line before which the new line goes, the new line.
 STEPS = {
     1: [
         ("src/programs/list.hpp", '#include "programs/scatter.hpp"', '#include "programs/shift.hpp"'),
@@ -118,7 +118,7 @@ def add(root: Path, name: str, before: str, line: str) -> None:
 
 
 def run(*command: object, cwd: Path) -> str:
-    # the copy lies elsewhere each time, and compiles alike
+    # The copy lies elsewhere each time, and compiles to the same.
     env = os.environ | {"CCACHE_BASEDIR": str(cwd), "CCACHE_NOHASHDIR": "1"}
     line = list(map(str, command))
     done = subprocess.run(line, check=False, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)

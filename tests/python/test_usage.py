@@ -20,7 +20,7 @@ Call = Callable[[unisono.Communicator], Any]
 
 @pytest.fixture(scope="module")
 def comms() -> Iterator[list[unisono.Communicator]]:
-    """Two threads, for all tests here: none may break them."""
+    """Yields the communicators of two threads for all tests here. No test may break them."""
     with threads.team(2, timeout_s=10) as made:
         yield made
 
@@ -30,7 +30,7 @@ def ones(*shape: int, dtype: Any = F32) -> Any:
 
 
 def assert_refused(comms: list[unisono.Communicator], call: Call, *words: str) -> None:
-    """Both ranks get a UsageError with these words, and the next call is right."""
+    """Checks that both ranks get a UsageError with these words, and that the next call is right."""
     for rank, error in enumerate(threads.attempt(comms, call)):
         assert isinstance(error, unisono.UsageError), f"rank {rank}: {error!r}"
         assert isinstance(error, ValueError)
@@ -191,7 +191,7 @@ def test_argument_of_another_type(case: str, comms: list[unisono.Communicator]) 
 
 
 def overlap_calls(c: unisono.Communicator, memory: Any) -> dict[str, Callable[[], Any]]:
-    """By collective, a call whose buffers overlap, in `memory` of 20 elements, without being in place."""
+    """Returns by collective a call whose buffers overlap in `memory` of 20 elements, but not in place."""
     r = c.rank
     x, out = memory[:8], memory[7:15]
     whole, shifted = memory[:16].reshape(2, 8), memory[1:9]
@@ -278,7 +278,7 @@ def test_counts_that_do_not_fit(case: str, comms: list[unisono.Communicator]) ->
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_counts_that_wrap(n: int) -> None:
-    """Counts whose bytes add up to 2^64 do not pass for none."""
+    """Counts whose bytes add up to 2^64 do not count as 0."""
     with threads.team(n) as comms:
         counts = [2**64 // n // 8] * n if n > 1 else [2**62]
         x = np.ones(0, np.int64)
@@ -370,19 +370,17 @@ def test_peer_that_does_not_fit(case: str, comms: list[unisono.Communicator]) ->
 
 
 @pytest.mark.parametrize("shape", [-1, (3, -1), "abc", 2.5, (2.5,), ((1, 2),)], ids=str)
-def test_shape_that_is_none(shape: Any, comms: list[unisono.Communicator]) -> None:
+def test_wrong_shape(shape: Any, comms: list[unisono.Communicator]) -> None:
     assert_refused(comms, lambda c: c.empty(shape, F32), "is not a shape")
 
 
 def test_direct_needs_reach() -> None:
-    """Processes that may not copy from each other's memory need symmetric buffers; asking for direct says
-    so.
-    """
+    """Without copies between processes, a direct algorithm needs symmetric buffers; the error says so."""
     outcome = ranks.play(2, "fault_programs:direct_without_reach", env={"UNISONO_FAR": "0"})
-    for said in outcome.results():
-        assert said["first"]["error"]["type"] == "UsageError"
-        assert "needs buffers from Communicator::empty on every rank" in said["first"]["error"]["text"]
-        assert said["sum"] == 2
+    for answer in outcome.results():
+        assert answer["first"]["error"]["type"] == "UsageError"
+        assert "needs buffers from Communicator::empty on every rank" in answer["first"]["error"]["text"]
+        assert answer["sum"] == 2
 
 
 def test_outputs_stay_untouched(comms: list[unisono.Communicator]) -> None:

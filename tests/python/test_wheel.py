@@ -40,13 +40,13 @@ def run(argv: Sequence[str | Path], env: Mapping[str, str] | None = None) -> str
 
 
 def bare(venv: Path) -> dict[str, str]:
-    """The environment of a machine that has this virtual environment and nothing else in PATH."""
+    """Returns the environment of a machine with this virtual environment and nothing else in PATH."""
     return {"PATH": str(venv / "bin"), "HOME": str(venv), "LANG": "C.UTF-8"}
 
 
 @pytest.fixture(scope="module")
 def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the x86-64 wheel and what it depends on."""
+    """Makes a virtual environment with the x86-64 wheel and its dependencies."""
     path = wheel("x86_64")
     if sysconfig.get_platform() != "linux-x86_64":
         pytest.skip("this machine has another processor")
@@ -77,7 +77,7 @@ def test_a_cmake_project_finds_the_library(venv: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("processor", "machine"), [("x86_64", EM_X86_64), ("aarch64", EM_AARCH64)])
 def test_contents(processor: str, machine: int) -> None:
-    """One copy of the library, for the processor of the tag, and no place of the build machine in it."""
+    """The wheel has one copy of the library, for the tag's processor, without paths of the build machine."""
     path = wheel(processor)
     assert "-manylinux_" in path.name, path.name
     with zipfile.ZipFile(path) as opened:

@@ -50,12 +50,10 @@ def options(directory: Path, backends: list[str], **changes: Any) -> Options:
 def run_session(
     chosen: Options, ranks: int, session_of: SessionOf, check: bool | None = None
 ) -> tuple[records.Records, list[Outcome]]:
-    """Returns the records, and how each rank's session ended.
+    """Returns the records, and the outcome of each rank's session.
 
-    Args:
-        session_of: takes a rank's control, its communicator for common starts, and that for measured calls.
-        check: an option of the communicators for measured calls.
-    """
+    `session_of` gets a rank's control and two communicators: for common starts, and for the measured calls,
+    which `check` is for."""
     align, measured = unisono.init_threads(ranks), unisono.init_threads(ranks, check=check)
 
     def rank(meeting: Meeting) -> Outcome:

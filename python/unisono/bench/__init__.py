@@ -1,2 +1,1 @@
-"""The bench: every backend on the same buffers, in one run, under one clock, verified, with intervals and
-ceilings."""
+"""The bench: measures every backend on the same buffers, in one run, by one clock, and checks the results."""

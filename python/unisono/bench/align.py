@@ -1,10 +1,10 @@
-"""The common start of a sample: the same for every backend, and no burden to any.
+"""The common start of a sample on CPUs, the same for every backend.
 
-A rank that is done early must not hold a core that another needs to finish its call: a library with threads
-of its own (gloo) would lose milliseconds to a neighbour that spins in a barrier. So the ranks first gather
-politely, with a brief look and then asleep, over flags in a page that they share; only when all are here do
-they pass through the barrier of the bench's communicator, which lets them go within a fraction of a
-microsecond (the skew in the records).
+A rank that finishes early must not hold a core that another rank needs: a library with threads of its own
+(gloo) would lose milliseconds to a neighbour that spins in a barrier. The ranks therefore first gather over
+flags in a shared page, with a brief look and then asleep. When all are there, they pass through the barrier
+of the bench's communicator. The barrier releases them within a fraction of a microsecond (the skew in the
+records).
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from unisono.bench.control import Control
 
 LOOKS = 300  # about 15 us
 NAP_S = 30e-6
-PATIENCE_S = 1.0  # then the barrier waits: it has a deadline, and notices a rank that has died
+PATIENCE_S = 1.0  # then the barrier waits, which has a deadline and notices a rank that has died
 _LINE = 8  # 64-bit words in a cache line: one line a rank
 
 
 class Aligner:
-    """Made and called on all ranks in step; `barrier` is the communicator's, and `meet` gives a barrier of
-    this rank and one other. Where the ranks share no directory for the page (several machines), the barrier
-    alone aligns them."""
+    """Starts all ranks together. Every rank makes and calls it in step.
+
+    `barrier`: the communicator's. `meet`: returns a barrier of this rank and one other. If the ranks share no
+    directory for the page (several machines), the barrier alone aligns them."""
 
     def __init__(
         self,
@@ -47,8 +48,7 @@ class Aligner:
         self._barrier()
 
     def with_peer(self, peer: int) -> Callable[[], object]:
-        """The common start of this rank and one other, which calls it too; the rest take no part, and may
-        sleep."""
+        """Returns the common start of this rank and `peer`, which calls it too. Other ranks take no part."""
         if self._meet is None:
             raise ValueError("this aligner was made without a way for two ranks to meet.")
         if peer not in self._pairs:
@@ -65,7 +65,7 @@ class Aligner:
 
 
 class _Gathering:
-    """Returns when all `others` have called theirs as often, or after a while; politely."""
+    """Waits until all `others` have called theirs as often, at most PATIENCE_S; mostly asleep."""
 
     def __init__(self, flags: memoryview | None, mine: int, others: list[int]) -> None:
         self._flags, self._mine, self._others, self._epoch = flags, mine, others, 0
@@ -92,8 +92,8 @@ def _nap(flags: memoryview, peer: int, epoch: int) -> None:
 
 
 def shared_words(control: Control, count: int) -> memoryview | None:
-    """`count` zeroed 64-bit words that all ranks share; the file behind them has no name once all have opened
-    it."""
+    """Returns `count` zeroed 64-bit words that all ranks share; None if any rank cannot. Collective. The file
+    behind the words loses its name once all ranks have opened it."""
     path, error = "", None
     if control.rank == 0:
         folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,4 +1,4 @@
-"""A core for each rank, or a share of them, so that no two use one by accident."""
+"""Binds each rank to a core, or to a share of the cores, so that no two ranks share one by accident."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @cache
 def siblings(cpu: int) -> str:
-    """The hyperthreads of its physical core; of a CPU that does not tell, itself."""
+    """Returns the hyperthreads of the CPU's physical core; the CPU itself if the system does not say."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -19,7 +19,7 @@ def siblings(cpu: int) -> str:
 
 
 def by_core(cpus: Iterable[int]) -> list[list[int]]:
-    """The CPUs of each physical core."""
+    """Returns the CPUs of each physical core."""
     cores: dict[str, list[int]] = {}
     for cpu in sorted(cpus):
         cores.setdefault(siblings(cpu), []).append(cpu)
@@ -27,12 +27,12 @@ def by_core(cpus: Iterable[int]) -> list[list[int]]:
 
 
 def spread(cpus: Iterable[int]) -> list[int]:
-    """One CPU of each physical core, then a second of each, and so on."""
+    """Returns one CPU of each physical core, then a second of each, and so on."""
     return [cpu for turn in zip_longest(*by_core(cpus)) for cpu in turn if cpu is not None]
 
 
 def parse_cpulist(text: str) -> frozenset[int]:
-    """CPUs as the kernel lists them: "0-2,8" -> {0, 1, 2, 8}."""
+    """Returns the CPUs of the kernel's list format: "0-2,8" -> {0, 1, 2, 8}."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -41,8 +41,7 @@ def parse_cpulist(text: str) -> frozenset[int]:
 
 
 class Binding:
-    """Of the calling thread, which is to make the calls, to a core or several. None: it stays where it may
-    run."""
+    """Binds the calling thread, which makes the calls, to one or several cores. None: no binding."""
 
     def __init__(self, core: int | frozenset[int] | None = None) -> None:
         self._all = os.sched_getaffinity(0)
@@ -51,13 +50,13 @@ class Binding:
 
     @property
     def allowed(self) -> frozenset[int]:
-        """The cores that the thread might run on before it was bound."""
+        """Returns the cores on which the thread could run before it was bound."""
         return frozenset(self._all)
 
     @staticmethod
     def core_of(local_rank: int, local_size: int, size: int) -> int | None:
-        """Of one rank where all run here and each can have its own: hyperthreads of one core only where there
-        are more ranks than cores."""
+        """Returns the core of one rank, or None if not all ranks run here or there are too few CPUs. Ranks
+        share a physical core, by its hyperthreads, only if there are more ranks than cores."""
         cores = spread(os.sched_getaffinity(0))
         return cores[local_rank] if local_size == size <= len(cores) else None
 
@@ -65,9 +64,10 @@ class Binding:
     def share_of(
         local_rank: int, local_size: int, size: int, near: Sequence[frozenset[int]] = ()
     ) -> frozenset[int] | None:
-        """An equal share of the cores for one rank, whole ones as far as there are, where all ranks run here
-        and there is one for each. `near`: the CPUs close to each rank's GPU, among which its share lies where
-        they are enough for all ranks that have the same."""
+        """Returns one rank's equal share of the CPUs, or None if not all ranks run here or CPUs are too few.
+
+        Shares are whole cores as far as possible. `near`: the CPUs close to each rank's GPU. A share lies
+        among those if they are enough for all ranks that have the same."""
         usable = frozenset(os.sched_getaffinity(0))
         among = [usable & cpus for cpus in near]
         enough = all(len(cpus) >= among.count(cpus) for cpus in among)
@@ -82,9 +82,10 @@ class Binding:
         return frozenset(list(chain(*by_core(cpus)))[begin : begin + share])
 
     def bind(self, own_threads: bool, alone: int | None = None) -> None:
-        """For the calls of a library: to the rank's core, or to none where the library has threads of its
-        own, which the caller would only be in the way of. `alone`: the rank's number among the few that work
-        while all others sleep; these can have a core each where not all can."""
+        """Binds the thread to the rank's core, or to none if the library's own threads need the core.
+
+        `alone`: the rank's number among the few that work while all others sleep. These get a core each even
+        if there are too few cores for all ranks."""
         wanted = self._all if own_threads else self._wanted
         if alone is not None and not own_threads and wanted == self._all and alone < len(wanted):
             wanted = {spread(wanted)[alone]}

@@ -1,13 +1,13 @@
-"""The memory of a run: one pool of plain and one of symmetric memory per rank, and every case is a view of
-it.
+"""The memory of a run: one pool of plain and one of symmetric memory per rank. Every case is a view of one.
 
-All backends get the same addresses, but for those whose library takes only memory that it has allocated
-itself (`Backend.own_memory`): their symmetric cases lie in a pool of theirs, of the same size and alignment,
+All backends get the same addresses, except those whose library takes only memory that it has allocated itself
+(`Backend.own_memory`). Their symmetric cases lie in pools of their own, of the same size and alignment,
 filled, poisoned and checked like the others. Each pool has an input and an output region of the size of the
-largest case; views begin at the regions' start, so that a case is measured on memory that its own last calls
-have touched (no rotation beyond the caches). `GUARD` bytes behind every view show a write past its end.
-Regions begin at a huge page: numpy asks for huge pages behind large arrays, and where the first one begins
-would otherwise be chance, of which the kernel's copies between processes take twice the time.
+largest case. Views begin at the regions' start, so that a case is measured on memory that its last calls have
+touched (no rotation beyond the caches). `GUARD` bytes behind every view show a write past the end.
+
+Regions begin at a huge page. Numpy asks for huge pages in large arrays, and the place of the first would
+otherwise be chance, which can double the time of the kernel's copies between processes.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass
 class Region:
-    """Bytes from a page's start on, and up to where they hold ones of which dtype (see `Placed.prime`)."""
+    """Bytes from the start of a page on."""
 
     memory: Bytes
-    ones_of: str = ""
+    ones_of: str = ""  # the dtype whose ones the first `ones_bytes` bytes hold (see `Placed.prime`)
     ones_bytes: int = 0
-    arithmetic: Any = None  # a verify.Arithmetic; None: the device's of the run
+    arithmetic: Any = None  # a verify.Arithmetic; None: that of the run's device
 
     def view(self, shape: tuple[int, ...], dtype: str) -> Any:
         kind = DTYPES[dtype]
@@ -57,31 +57,30 @@ class Region:
 
 @dataclass(frozen=True)
 class Placed:
-    """A case's buffers on this rank, the regions they lie in (and up to which byte), and the guard bytes
-    behind them."""
+    """A case's buffers on this rank, and where they lie."""
 
     buffers: Buffers
     dtype: str
-    read: tuple[Region, int]
-    written: tuple[Region, int]
-    guards: tuple[Any, ...] = ()
+    read: tuple[Region, int]  # the input's region, and the input's end in bytes
+    written: tuple[Region, int]  # the output's region, and the output's end in bytes
+    guards: tuple[Any, ...] = ()  # the guard bytes behind the buffers
 
     def prime(self) -> None:
-        """Ones in the input: no sum or product of them is denormal or NaN, however often it is repeated in
-        place."""
+        """Fills the input with ones. Their sums and products never get denormal or NaN, however often a call
+        repeats in place."""
         region, end = self.read
         if region.ones_of != self.dtype or region.ones_bytes < end:
             region.fill_ones(end, self.dtype)
             region.ones_of, region.ones_bytes = self.dtype, end
 
     def soil(self) -> None:
-        """To be called after calls that have written the output."""
+        """Notes that calls have written the output."""
         self.written[0].soil()
 
 
 def needed_bytes(cases: Iterable[Case], memory: str) -> int:
-    """Bytes of one region that holds every buffer of every case in that kind of memory; 0 where there is no
-    case."""
+    """Returns the bytes of a region that holds any buffer of any case in that kind of memory; 0 without
+    cases."""
     sizes = [case.bytes for case in cases if case.memory == memory]
     return max(sizes) + GUARD if sizes else 0
 
@@ -91,17 +90,19 @@ def _pages(size: int) -> int:
 
 
 def plain_region(size: int) -> Region:
-    """At least `size` bytes of this process's memory, in whole pages."""
+    """Returns at least `size` bytes of this process's memory, in whole pages, from a huge page on."""
     raw = np.empty(_pages(size) + HUGE_PAGE, np.uint8)
     start = -raw.ctypes.data % HUGE_PAGE
     return Region(raw[start : start + _pages(size)])
 
 
 class Pools:
-    """Two regions of plain memory for all `cases`; `add_symmetric` and `add_own` add two of other memory
-    each.
+    """Two regions of plain memory for all `cases`. `add_symmetric` and `add_own` add two regions each.
 
-    `plain` makes a region of so many bytes, `wrap` one of an array of bytes."""
+    Args:
+        plain: makes a region of a number of bytes.
+        wrap: makes a region of an array of bytes.
+    """
 
     def __init__(
         self,
@@ -119,15 +120,15 @@ class Pools:
             self._add("plain", plain(size), plain(size))
 
     def add_symmetric(self, size: int, communicator: Any) -> None:
-        """Regions of `size` bytes from `communicator.empty`, a collective call; none for size 0. Raises what
-        it raises."""
+        """Adds regions of `size` bytes from `communicator.empty`; none for size 0. Collective. Raises the
+        errors of `empty`."""
         if size:
             made = [self._wrap(communicator.empty((_pages(size),), "u8")) for _ in range(2)]
             self._add("symmetric", *made)
 
     def add_own(self, size: int, backend: Backend) -> None:
-        """The memory that `backend` allocates itself, for its symmetric cases; a collective call. Raises what
-        it raises."""
+        """Adds memory that `backend` allocates, for its symmetric cases. Collective. Raises the errors of
+        `allocate`."""
         if size:
             x, out = backend.allocate(_pages(size))
             known = self._owned.get((id(x), id(out)))  # variants of a backend may share it
@@ -144,7 +145,7 @@ class Pools:
         self._regions[memory] = (x, out)
 
     def place(self, case: Case, backend: Backend | None = None) -> Placed:
-        """The buffers of `case` on `backend`, in place or not, as `Buffers` says."""
+        """Returns the buffers of `case` on `backend`, as `Buffers` describes."""
         shapes = layout(case, self.rank)
         own = backend is not None and backend.own_memory and case.memory == "symmetric"
         x_region, out_region = self._regions[backend.name if own and backend else case.memory]
@@ -159,7 +160,7 @@ class Pools:
         out_place = None if root.out is None else out_region.view(root.out, case.dtype)
         if case.placement == "in_place" and x is not None:
             match case.collective:
-                case "reduce" if out is None:  # in place, a library may overwrite the input of any rank
+                case "reduce" if out is None:  # a library may overwrite the input of any rank
                     written, out_place = read, x
                 case "all_gather" | "gather" if out is not None:
                     read, x = written, out[self.rank]

@@ -1,6 +1,6 @@
-"""What can be measured: collectives, dtypes, sizes, and the grid of cases that a bench run goes through.
+"""Makes the cases of a bench run: sizes, buffers' shapes, and the grid of all that is asked for.
 
-`bytes` of a case is the larger buffer of the call on the busiest rank, as in nccl-tests, so that algbw =
+`bytes` of a case is the size of the larger buffer on the busiest rank, as in nccl-tests, so that algbw =
 bytes / time.
 """
 
@@ -30,18 +30,16 @@ from unisono.records.vocabulary import (
     PINGPONG,
     PLACEMENTS,
     modes_of,
-    pair_name,
-    title,
 )
 
-# The length of a queue on GPUs: as many calls as last GRAPH_US, were each CALL_US + bytes / GPU_BYTES_PER_US.
+# The length of a queue on GPUs: calls of CALL_US + bytes / GPU_BYTES_PER_US each that together last GRAPH_US.
 GRAPH_US, CALL_US, GPU_BYTES_PER_US = 1000.0, 5.0, 300e3
 FEWEST_CALLS, MOST_CALLS = 4, 200
 
 
 class CaseError(ValueError):
-    """A collective, size, dtype, op, placement, memory or mode that the bench does not know; the text lists
-    the known."""
+    """The bench does not know a collective, size, dtype or the like, or cannot do what the user asked for.
+    The message says what to do, and lists the known names."""
 
 
 def _known(kind: str, name: str, known: Iterable[str]) -> str:
@@ -52,8 +50,7 @@ def _known(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def split_names(kind: str, text: str, known: Sequence[str]) -> list[str]:
-    """`"a,b"` as a list without repeats, `"all"` as all known names. Raises CaseError, which lists the known
-    names."""
+    """Returns the names in `"a,b"` without repeats, all known names for `"all"`. Raises CaseError."""
     if text.strip() == "all":
         return list(known)
     names = [part.strip() for part in text.split(",") if part.strip()]
@@ -66,7 +63,8 @@ _SIZE = re.compile(r"(\d+)([KMG]?)(?:I?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `8`, `64K`, `1M`, `2G` (powers of 1024, as in nccl-tests), not 0. Raises CaseError."""
+    """Returns the bytes of `8`, `64K`, `1M`, `2G` (powers of 1024, as in nccl-tests). Raises CaseError, also
+    for 0."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise CaseError(
@@ -80,8 +78,8 @@ def parse_size(text: str) -> int:
 
 
 def size_range(begin: int, end: int, factor: int = 2, step: int | None = None) -> list[int]:
-    """begin, begin x factor, ... up to and including end; with `step` begin, begin + step, ... Raises
-    CaseError."""
+    """Returns begin, begin x factor, ... up to and including end; with `step`: begin, begin + step, ...
+    Raises CaseError."""
     if begin < 1 or end < begin:
         raise CaseError(
             f"sizes from {begin} to {end} bytes: the first must be at least 1 and no larger than the last."
@@ -99,31 +97,31 @@ def size_range(begin: int, end: int, factor: int = 2, step: int | None = None) -
 
 
 def all_to_all_v_blocks(block: int, ranks: int) -> list[int]:
-    """Elements that every rank sends to rank 0, 1, ...: from a third of `block` for rank 0, rising evenly to
-    a whole block for the last rank, as with experts of which some are hot; where there are as many, rows of 8
-    elements, as tokens are."""
+    """Returns the elements that every rank sends to rank 0, 1, ...
+
+    They rise evenly from a third of `block` for rank 0 to a whole block for the last rank, as if some experts
+    were hot. From 64 elements a block on, they are whole rows of 8 elements, as tokens are."""
     if ranks == 1:
         return [block]
     row = 8 if block >= 8 * 8 else 1
-    some = [int(block * (ranks - 1 + 2 * to) / (3 * (ranks - 1))) // row * row for to in range(ranks - 1)]
-    return [*some, block]
+    parts = [int(block * (ranks - 1 + 2 * to) / (3 * (ranks - 1))) // row * row for to in range(ranks - 1)]
+    return [*parts, block]
 
 
 def block_elements(case: Case) -> int:
-    """Elements of one rank's block for a blocked collective, of the whole buffer for the others."""
+    """Returns the elements of one rank's block for a blocked collective, of the whole buffer for others."""
     elements = case.bytes // DTYPES[case.dtype].itemsize
     return elements // case.ranks if KNOWN[case.collective].blocked else elements
 
 
 def has_in_place(case: Case) -> bool:
-    """Whether there is an in-place form of it; one built of sends and receives has none."""
+    """Returns whether the case has an in-place form. A collective built of sends and receives has none."""
     return KNOWN[case.collective].in_place and case.streams is None
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The buffers of one rank, in elements; shapes as the unisono API takes them. None: this rank has no such
-    buffer."""
+    """The shapes, in elements, of one rank's buffers, as the unisono API takes them. None: no such buffer."""
 
     x: tuple[int, ...] | None
     out: tuple[int, ...] | None
@@ -132,7 +130,7 @@ class Layout:
 
 
 def layout(case: Case, rank: int) -> Layout:
-    """The shapes of `x` and `out` of `case` on `rank`."""
+    """Returns the shapes of `x` and `out` of `case` on `rank`."""
     n, block, at_root = case.ranks, block_elements(case), rank == case.root
     match case.collective:
         case "barrier":
@@ -172,8 +170,10 @@ def make_case(
     mode: str = "latency",
     device: str = "cpu",
 ) -> Case:
-    """The case nearest below `nominal_bytes`: whole elements, equal blocks where the collective has them, at
-    least one element a block. `op` is kept for reductions only; the root is rank 0. Raises CaseError."""
+    """Returns the case nearest below `nominal_bytes`, with at least one element a block.
+
+    All elements are whole, and the blocks of a blocked collective equal. Only reductions keep `op`. The root
+    is rank 0. Raises CaseError for an unknown name."""
     known = KNOWN[_known("collective", collective, KNOWN)]
     item = DTYPES[_known("dtype", dtype, DTYPES)].itemsize
     _known("placement", placement, PLACEMENTS)
@@ -203,7 +203,7 @@ def make_case(
 
 
 def too_few(sizes: Sequence[int], dtypes: Sequence[str]) -> str | None:
-    """A sentence where sizes are less than an element, so that `make_case` takes more."""
+    """Returns a sentence if any size is less than an element, so that `make_case` takes more; else None."""
     less = [f"{size} B of {name}" for name in dtypes for size in sizes if size < DTYPES[name].itemsize]
     if not less:
         return None
@@ -213,7 +213,7 @@ def too_few(sizes: Sequence[int], dtypes: Sequence[str]) -> str | None:
 def point_to_point(
     case: Case, patterns: Sequence[str], chosen: Sequence[pairs.Pair | None], streams: Sequence[str]
 ) -> list[Case]:
-    """A ping-pong in every pattern on every pair, an all_to_all in every way; any other case as it is."""
+    """Returns a ping-pong in every pattern on every pair, an all_to_all in every way, other cases as is."""
     if case.collective == PINGPONG:
         product = itertools.product(chosen, patterns)
         return [msgspec.structs.replace(case, pair=pair, pattern=pattern) for pair, pattern in product]
@@ -234,7 +234,7 @@ def grid(
     modes: Sequence[str] = MODES,
     device: str = "cpu",
 ) -> list[Case]:
-    """Every distinct case of the product; sizes that round to the same case count once."""
+    """Returns every distinct case of the product. Sizes that round to the same case count once."""
     product = itertools.product(collectives, sizes, dtypes, ops, placements, memories, modes)
     return list(
         dict.fromkeys(
@@ -245,32 +245,17 @@ def grid(
 
 
 def calls_per_sample(case: Case) -> int:
-    """1 in the modes latency and events; else the length of the queue, the same for every backend. On CPUs:
-    20 calls (as the iterations of nccl-tests), fewer where they would move more than 4 MiB, but at least 2.
-    On GPUs, also the calls of a graph: as many as last about a millisecond on a link of today, from 200 for a
-    few bytes down to 4."""
+    """Returns the calls of one sample: 1 in the modes latency and events, else the length of the queue.
+
+    The length is the same for every backend. On CPUs: 20 calls (as the iterations of nccl-tests), fewer if
+    they would move more than 4 MiB, but at least 2. On GPUs, also in a graph: as many calls as last about a
+    millisecond on a current link, from 200 for a few bytes down to 4."""
     if case.mode in ("latency", "events"):
         return 1
     if case.device == "cuda":
         calls = math.ceil(GRAPH_US / (CALL_US + case.bytes / GPU_BYTES_PER_US))
         return min(MOST_CALLS, max(FEWEST_CALLS, calls))
     return min(20, max(2, (4 << 20) // max(1, case.bytes)))
-
-
-def label(case: Case) -> str:
-    """One line that names the case for a person."""
-    parts = [
-        title(case),
-        f"ranks {pair_name(case)}" if case.collective == PINGPONG else "",
-        f"{case.bytes} B",
-        case.dtype,
-        case.op or "",
-        case.placement,
-        case.memory,
-        case.mode,
-        case.device if case.device != "cpu" else "",
-    ]
-    return " ".join(part for part in parts if part)
 
 
 Array = npt.NDArray[np.generic]

@@ -1,15 +1,13 @@
-"""What the memory can do, measured in the same run: how fast bytes are copied by one rank alone, and by all
-at once.
+"""Measures, in the same run, how fast one rank alone and all ranks together copy memory.
 
 `copy_one_thread`: rank 0 copies, the others sleep. `copy_all_threads`: every rank copies a buffer of its own,
-started together; bytes of all ranks over the time from the first begin to the last end. Both copy between
-buffers well beyond the last-level cache with numpy's copyto (memcpy) and count each byte once, though a copy
-reads and writes it.
+all at once; bytes of all ranks over the time from the first begin to the last end. Both copy between buffers
+well beyond the last-level cache with numpy's copyto (memcpy). Each byte counts once, though a copy reads and
+writes it.
 
-The ceiling of a case is copy_all_threads divided by the ranks that work: the rate at which each moves bytes
-when all do. % of the ceiling (SoL) is bus bandwidth over that. 100 % means that a rank's bus bytes took as
-long as one plain copy of them; more is possible where the data stays in the caches or a sum saves a pass over
-memory.
+The ceiling of a case is copy_all_threads divided by the ranks that work: the rate of each rank when all copy.
+% of the ceiling (SoL) is bus bandwidth over the ceiling. At 100 % a rank's bus bytes took as long as one
+plain copy of them. More is possible if the data stays in the caches, or if a sum saves a pass over memory.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from unisono.records import Case, Ceiling
 
 SAMPLES = 7
 LEAST_BYTES, MOST_BYTES = 32 << 20, 256 << 20
-USUAL_CACHE = 32 << 20  # where the system does not say
-CACHES = 4  # the buffer is so many times the last-level cache, all ranks together
+USUAL_CACHE = 32 << 20  # if the system does not say
+CACHES = 4  # the buffers of all ranks together over the last-level cache
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """One measurement; `per_rank_gbps` is what results of all ranks are compared with."""
+    """One measurement. `per_rank_gbps` is the ceiling of a case on all ranks."""
 
     one_thread: Ceiling
     all_threads: Ceiling
@@ -41,8 +39,8 @@ class Ceilings:
 
 
 def measure(control: Control, align: Call, one_clock: bool) -> Ceilings:
-    """Takes about a second; called on all ranks in step. `one_clock`: of the ranks' clocks, see `timing`.
-    Raises MemoryError where two buffers do not fit."""
+    """Measures for about a second. All ranks call it in step. Raises MemoryError if two buffers do not fit.
+    `one_clock`: whether the ranks have one clock, see `timing`."""
     cache = max(provenance.caches().values(), default=USUAL_CACHE)
     size = min(max(LEAST_BYTES, CACHES * cache // control.size), MOST_BYTES)
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
@@ -53,7 +51,7 @@ def measure(control: Control, align: Call, one_clock: bool) -> Ceilings:
         alone = [size / _longest([_copied(source, target)], True) for _ in range(SAMPLES)]
         control.gather(0.0, float)
     else:
-        # about 1 GB/s: asleep, not spinning in the bootstrap, while rank 0 copies
+        # Asleep while rank 0 copies at 1 GB/s or more, not spinning in the bootstrap.
         time.sleep(1e-9 * size * SAMPLES)
         control.gather(0.0, float)
     together: list[float] = []
@@ -73,21 +71,22 @@ def measure(control: Control, align: Call, one_clock: bool) -> Ceilings:
 
 
 def of_case(case: Case, per_rank_gbps: float) -> float:
-    """What its results are compared with. On CPUs the two ranks of a pair that works alone share what all
-    ranks would; GPUs have links of their own."""
+    """Returns the ceiling of a case in GB/s. On CPUs, the two ranks of a pair alone share the rate of all
+    ranks. GPUs have links of their own."""
     alone = case.pair is not None and case.device == "cpu"
     return per_rank_gbps * case.ranks / 2 if alone else per_rank_gbps
 
 
 def _copied(source: Bytes, target: Bytes) -> tuple[int, int]:
-    """When a copy began, and when it ended."""
+    """Copies. Returns the times of begin and end, in ns."""
     began = time.perf_counter_ns()
     np.copyto(target, source)
     return began, time.perf_counter_ns()
 
 
 def _longest(times: list[tuple[int, int]], one_clock: bool) -> int:
-    """The nanoseconds that all copies took: from the first one's begin on, where the ranks have one clock."""
+    """Returns the ns that all copies took: from the first begin to the last end if the ranks have one clock,
+    else the longest copy."""
     if one_clock:
         return max(1, max(ended for _, ended in times) - min(began for began, _ in times))
     return max(1, *(ended - began for began, ended in times))

@@ -1,5 +1,5 @@
-"""A cell is a case on a backend; cells that differ only in mode or placement form a group and share their
-checks."""
+"""Cells, each a case on a backend, and their checks. Cells that differ only in mode or placement form a group
+and share checks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import msgspec
 from unisono.bench import pairs
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import Placed, Pools
-from unisono.bench.cases import calls_per_sample, has_in_place, label
+from unisono.bench.cases import calls_per_sample, has_in_place
 from unisono.bench.control import Control
 from unisono.bench.device import Device, HangError, Runner
 from unisono.bench.schedule import Cell
 from unisono.bench.timing import Call
 from unisono.bench.verify import Arithmetic, Expectation, arrange, bound_text, expectation, inspect
 from unisono.records import Case, vocabulary
-from unisono.records.vocabulary import PLACEMENTS
+from unisono.records.vocabulary import PLACEMENTS, case_text
 
-LATE_S = 0.02  # one rank enters a barrier that is checked so much later than the others
+LATE_S = 0.02  # how much later one rank enters a barrier under check
 
 
 def prepared(case: Case, backend: Backend, placed: Placed, rank: int) -> Call:
-    """The backend's call; one that does nothing on a rank that takes no part."""
+    """Returns the backend's call, or one that does nothing on a rank that takes no part."""
     return backend.prepare(case, placed.buffers) if pairs.takes_part(case, rank) else _nothing
 
 
@@ -38,7 +38,7 @@ def _nothing() -> None:
 
 @dataclass(eq=False)
 class Work:
-    """A cell as every rank sees it; `state` is used on rank 0."""
+    """A cell, on every rank. Only rank 0 uses `state`."""
 
     case: Case
     backend: Backend
@@ -50,13 +50,13 @@ class Work:
     staged: bool = False
     dropped: bool = False
     recorded: bool = False
-    probed: bool = False  # a few calls were timed, so that rank 0 knows what one costs
-    call: Call = _nothing  # what the loops repeat, once they are made
+    probed: bool = False  # a few calls were timed, so that rank 0 knows the cost of one
+    call: Call = _nothing  # the call that the loops repeat, once they are made
     _placed: Placed | None = None
     _runner: Runner | None = None
 
     def ready(self, pools: Pools, device: Device) -> tuple[Runner, Placed]:
-        """The timed loops over the prepared call, and its buffers; made once."""
+        """Returns the timed loops over the prepared call, and its buffers; both made once."""
         if self._runner is None or self._placed is None:
             self._placed = pools.place(self.case, self.backend)
             self.call = prepared(self.case, self.backend, self._placed, pools.rank)
@@ -66,11 +66,11 @@ class Work:
         return self._runner, self._placed
 
     def abandon(self) -> None:
-        """Forgets the loops without freeing them: their library is gone."""
+        """Drops the loops without freeing them, since their library is gone."""
         self._runner = None
 
     def close(self) -> None:
-        """Frees the loops; to be called when the cell is finished."""
+        """Frees the loops, once the cell is finished."""
         if self._runner is not None:
             self._runner.close()
             self._runner = None
@@ -78,7 +78,7 @@ class Work:
 
 @dataclass(eq=False)
 class Group:
-    """The cells of one case and backend; `variants` are its placements as far as the backend has them."""
+    """The cells of one case and backend. `variants`: the case in each placement that the backend has."""
 
     index: int
     backend: Backend
@@ -96,8 +96,8 @@ class Group:
 def make_groups(
     wanted: Sequence[tuple[Case, str | None]], backends: Sequence[Backend]
 ) -> tuple[list[Group], list[tuple[str, Case, str]]]:
-    """Groups of all (case, workload) on all backends, and (backend, case, reason) for what a backend does not
-    offer."""
+    """Returns the groups of all (case, workload) on all backends, and (backend, case, reason) for each case
+    that a backend does not offer."""
     groups: dict[tuple[str, Case], Group] = {}
     skipped: dict[tuple[str, Case], str] = {}
     for case, workload in wanted:
@@ -120,7 +120,7 @@ def make_groups(
 
 
 def _lacking(case: Case, backend: Backend) -> str | None:
-    """Why a kind of case is beyond the backend, whatever its size."""
+    """Returns why the backend cannot run such cases of any size, or None."""
     if (case.collective == vocabulary.PINGPONG or case.streams) and not backend.point_to_point:
         return f"{backend.name} offers no sends and receives of its own."
     if case.streams == "per-peer" and not (case.device == "cuda" and backend.queues()):
@@ -132,28 +132,27 @@ def _lacking(case: Case, backend: Backend) -> str | None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """What failed its check, the cells that are wrong with it (none: a placement that is not timed), the
-    lowest rank that saw it, and what it saw."""
+    """A failed check."""
 
     case: Case
-    works: list[Work]
-    rank: int
-    message: str
+    works: list[Work]  # the cells that are wrong; empty: the placement is not timed
+    rank: int  # the lowest with an error
+    message: str  # that rank's error
 
 
-Made = tuple[Placed, Callable[[], str | None]]  # buffers, and what works on them and says what went wrong
+Made = tuple[Placed, Callable[[], str | None]]  # buffers, and a call on them that returns an error or None
 
 
 def check(
     control: Control, pools: Pools, group: Group, seed: int, device: Device, first: bool
 ) -> list[Wrong]:
-    """Checks every variant of the group on fresh random data; the same list on every rank.
+    """Checks every variant of the group on fresh random data. Returns the failures, the same on every rank.
 
-    The `first` time by one call of its own, before which the ranks' calls are compared. After the timed part
-    the loops of every cell run once more, so that what was timed is what is checked: the graph, the queue of
-    calls. Not so in place, where a second call would work on the result of the first: one call of its own
-    again. A barrier leaves no data: one more call by itself shows whether it waits for a rank that is late.
-    Raises HangError, on all ranks."""
+    The `first` check makes one call of its own, before which the library compares the ranks' calls. The check
+    after the timed part runs the loops of every cell once more, so that it checks what was timed: the graph,
+    the queue of calls. In place, a second call would work on the result of the first, so that this check
+    makes one call of its own again. A barrier leaves no data: one more call shows whether the barrier waits
+    for a late rank. Raises HangError on all ranks."""
     wrong = []
     backend, late = group.backend, random.Random(seed).randrange(control.size)
     for number, variant in enumerate(group.variants):
@@ -165,51 +164,53 @@ def check(
         expected = cache(partial(expectation, variant, *whose, wire=backend.wire))
         for hit in [[work] for work in loops] or [works]:
             case = hit[0].case if loops else variant
-            device.beat(f"the check of {label(case)} on {backend.name}")
+            device.beat(f"the check of {case_text(case)} on {backend.name}")
             made = partial(_called, case, backend, pools, device, compared=first)
             if loops:
                 made = partial(_looped, hit[0], pools, device)
-            told = _first_error(control, case, partial(_moves, case, made, expected, device))
-            if told is None and case.collective == "barrier":
+            error = _first_error(control, case, partial(_moves, case, made, expected, device))
+            if error is None and case.collective == "barrier":
                 single = partial(_called, case, backend, pools, device, call=hit[0].call if loops else None)
-                told = _first_error(control, case, partial(_waits, control, late, single))
-            if told is not None:
-                wrong.append(Wrong(case, hit, told[0], f"{told[1]} ({label(case)})"))
+                error = _first_error(control, case, partial(_waits, control, late, single))
+            if error is not None:
+                wrong.append(Wrong(case, hit, error[0], f"{error[1]} ({case_text(case)})"))
     return wrong
 
 
 def _first_error(control: Control, case: Case, step: Callable[[], str | None]) -> tuple[int, str] | None:
-    """(rank, text) of the first error that `step` returned or raised on any rank. Raises HangError on all
-    ranks where it did so on one."""
+    """Returns (rank, text) of the lowest rank on which `step` returned or raised an error, or None. Raises
+    HangError on all ranks if `step` raised it on any."""
     error, hung = None, False
     try:
         error = step()
     except Exception as raised:
         hung = isinstance(raised, HangError)
         error = f"{type(raised).__name__}: {raised}"
-    told = control.first_error(error)
-    if told is not None and any(control.gather(hung, bool)):
-        raise HangError(f"{told[1]} ({label(case)})")
-    return told
+    first = control.first_error(error)
+    if first is not None and any(control.gather(hung, bool)):
+        raise HangError(f"{first[1]} ({case_text(case)})")
+    return first
 
 
 def _moves(
     case: Case, make: Callable[[], Made], expected: Callable[[Arithmetic], Expectation], device: Device
 ) -> str | None:
-    """What is wrong with the data that a call leaves."""
+    """Returns what is wrong with the data after a call, or None."""
     placed, go = make()
     arithmetic = placed.read[0].arithmetic or device.arithmetic
     wanted = expected(arithmetic)
     arrange(placed, wanted, arithmetic)
-    device.beat()  # here and below: filling and comparing buffers of many GiB takes minutes
+    device.beat()  # here and below, since filling and comparing many GiB takes minutes
     error = go()
     device.beat()
     return error or inspect(case, placed, wanted, arithmetic)
 
 
 def _waits(control: Control, late: int, make: Callable[[], Made]) -> str | None:
-    """Whether a barrier waits for rank `late`, by each rank's own clock, so that no two clocks need be one:
-    that rank enters LATE_S after an exchange before which all others have begun."""
+    """Returns an error if a barrier does not wait for rank `late`, else None.
+
+    Rank `late` enters LATE_S after an exchange before which all others have begun. Each rank measures by its
+    own clock, so that the ranks need no common one."""
     began = time.perf_counter()
     control.gather(True, bool)
     _, go = make()
@@ -229,7 +230,7 @@ def _called(
     compared: bool = False,
     call: Call | None = None,
 ) -> Made:
-    """The buffers of a call that is made for the check, and what makes it; it returns what went wrong."""
+    """Returns the buffers of a call of the check, and a function that makes the call."""
     placed = pools.place(case, backend)
     single = call or prepared(case, backend, placed, pools.rank)
 
@@ -243,7 +244,7 @@ def _called(
 
 
 def _looped(work: Work, pools: Pools, device: Device) -> Made:
-    """As `_called`, of what is timed: one sample."""
+    """Returns as `_called`, but the function takes one sample of the timed loops."""
     runner, placed = work.ready(pools, device)
 
     def go() -> str | None:
@@ -256,5 +257,5 @@ def _looped(work: Work, pools: Pools, device: Device) -> Made:
 
 
 def bound_of(work: Work) -> str:
-    """What the check of this cell demands, in words."""
+    """Returns in words what the check of this cell demands."""
     return bound_text(work.case, work.backend.bit_exact, work.backend.wire)

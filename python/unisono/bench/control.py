@@ -1,5 +1,4 @@
-"""What the ranks tell each other about the bench itself: over the bootstrap, never over a measured
-library."""
+"""Messages between the ranks about the bench itself: over the bootstrap, never over a measured library."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Bootstrap(Protocol):
-    """The one call that every way of starting ranks offers, see unisono.bootstrap."""
+    """The bootstrap's call, see unisono.bootstrap."""
 
     rank: int
     size: int
@@ -24,8 +23,8 @@ class Bootstrap(Protocol):
     def all_gather(self, data: bytes) -> list[bytes]: ...
 
 
-class _Said(msgspec.Struct):
-    """Of one rank in a step: bytes that it exchanges, or that its step has ended, and with which error."""
+class _Message(msgspec.Struct):
+    """One rank's part of an exchange in a step: bytes, or the end of its step, with an error if any."""
 
     data: bytes = b""
     ended: bool = False
@@ -33,7 +32,7 @@ class _Said(msgspec.Struct):
 
 
 class Control:
-    """Decisions of rank 0 and reports of all ranks; every method is called on all ranks in the same order."""
+    """Exchanges decisions of rank 0 and reports of all ranks. All ranks call methods in the same order."""
 
     def __init__(self, bootstrap: Bootstrap) -> None:
         self._bootstrap = bootstrap
@@ -42,31 +41,33 @@ class Control:
         self._failed: tuple[int, str] | None = None  # in this step
 
     def from_root(self, decide: Callable[[], T], kind: type[T]) -> T:
-        """What `decide` gives on rank 0, on every rank; it is not called on the others."""
+        """Returns the result of `decide` on rank 0, on every rank. Calls `decide` only on rank 0."""
         sent = msgspec.msgpack.encode(decide()) if self.rank == 0 else b""
         return msgspec.msgpack.decode(self.gather_bytes(sent)[0], type=kind)
 
     def gather(self, value: T, kind: type[T]) -> list[T]:
-        """Every rank's `value`, in rank order, on every rank."""
+        """Returns every rank's `value`, in rank order."""
         return [
             msgspec.msgpack.decode(data, type=kind)
             for data in self.gather_bytes(msgspec.msgpack.encode(value))
         ]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes. Within a step raises RuntimeError where the step of a rank has ended."""
+        """Returns every rank's bytes. In a step, raises RuntimeError if the step of any rank has ended."""
         if not self._in_step:
             return self._bootstrap.all_gather(data)
-        everyone = self._say(_Said(data))
-        for rank, said in enumerate(everyone):
-            if said.ended:
-                raise RuntimeError(f"rank {rank} exchanges no more: {said.error or 'it is done'}")
-        return [said.data for said in everyone]
+        everyone = self._exchange(_Message(data))
+        for rank, message in enumerate(everyone):
+            if message.ended:
+                raise RuntimeError(f"rank {rank} exchanges no more: {message.error or 'it is done'}")
+        return [message.data for message in everyone]
 
     def step(self, work: Callable[[], str | None]) -> tuple[int, str] | None:
-        """Runs `work`, in which the ranks may exchange bytes and any may fail: where the work of one ends, an
-        exchange of another raises there, so that none waits for it and all stay in step. Returns (rank,
-        text) of the first error that any returned or raised, the same on every rank."""
+        """Runs `work`, in which the ranks may exchange bytes and any rank may fail.
+
+        Once the work of one rank has ended, an exchange of another raises there, so that no rank waits and
+        all stay in step. Returns (rank, text) of the first error that `work` returned or raised on any rank,
+        the same on every rank."""
         self._failed, self._in_step = None, True
         try:
             error = work()
@@ -74,19 +75,19 @@ class Control:
             error = f"{type(raised).__name__}: {raised}"
         finally:
             self._in_step = False
-        while not all(said.ended for said in self._say(_Said(ended=True, error=error))):
+        while not all(message.ended for message in self._exchange(_Message(ended=True, error=error))):
             pass
         return self._failed
 
-    def _say(self, mine: _Said) -> list[_Said]:
+    def _exchange(self, mine: _Message) -> list[_Message]:
         sent = self._bootstrap.all_gather(msgspec.msgpack.encode(mine))
-        everyone = [msgspec.msgpack.decode(data, type=_Said) for data in sent]
-        errors = [(rank, said.error) for rank, said in enumerate(everyone) if said.error]
-        self._failed = self._failed or next(iter(errors), None)  # later ones follow from it
+        everyone = [msgspec.msgpack.decode(data, type=_Message) for data in sent]
+        errors = [(rank, message.error) for rank, message in enumerate(everyone) if message.error]
+        self._failed = self._failed or next(iter(errors), None)  # later errors follow from the first
         return everyone
 
     def first_error(self, error: str | None) -> tuple[int, str] | None:
-        """(rank, text) of the lowest rank with an error, the same on every rank."""
+        """Returns (rank, text) of the lowest rank with an error, or None; the same on every rank."""
         for rank, text in enumerate(self.gather(error or "", str)):
             if text:
                 return rank, text
@@ -94,7 +95,7 @@ class Control:
 
 
 class Interrupt:
-    """Remembers a SIGINT, SIGTERM or SIGHUP until the ranks reach a point where all of them can stop."""
+    """Remembers a SIGINT, SIGTERM or SIGHUP until the ranks reach a point at which all can stop."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -102,14 +103,14 @@ class Interrupt:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        for any_ in self._before:  # a second one, whichever, ends the process at once
+        for any_ in self._before:  # a second signal ends the process at once
             signal.signal(any_, signal.SIG_DFL)
 
     @contextmanager
     def watched(self) -> Iterator[Interrupt]:
-        """Handles them inside the block (main thread only) and restores what was there."""
+        """Handles the signals inside the block (main thread only), then restores the former handlers."""
         for number in _ASKING:
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 self._before[number] = signal.signal(number, self._ask)
         try:
             yield self

@@ -1,5 +1,5 @@
-"""Where the buffers of a run lie, and what follows from that: how they are made, filled, compared, and how
-calls on them are timed. `HostDevice` is the CPU; `cuda.device.CudaDevice` is one GPU a rank."""
+"""Devices, which make, fill and compare the buffers of a run and time calls on them. `HostDevice` is the CPU,
+`cuda.device.CudaDevice` one GPU a rank."""
 
 from __future__ import annotations
 
@@ -15,100 +15,101 @@ from unisono.bench.control import Control
 from unisono.bench.timing import NOT_TIMED, Call, Timed
 from unisono.bench.verify import NUMPY, Arithmetic
 from unisono.bench.watch import Watch
+from unisono.machine import boot
 from unisono.records import Case, Ceiling, Link
 
-MEMORY_SHARE = 0.7  # of the memory that is free on a machine, for all its ranks' buffers together
-SILENCE_S = 360.0  # more than the deadlines of session.py, whose errors say who is missing
+MEMORY_SHARE = 0.7  # of a machine's free memory, for the buffers of all its ranks together
+SILENCE_S = 360.0  # longer than the deadlines of session.py, whose errors name the missing rank
 
 
 class HangError(RuntimeError):
-    """A GPU did not come back within the deadline: nothing more can be measured by this process, and the
-    kernel that waits on it ends only with it."""
+    """A GPU did not come back within its deadline. This process can measure nothing more, and the kernel that
+    waits on the GPU ends only with the process."""
 
 
 class Runner(Protocol):
     """The timed loops of one cell."""
 
     def timed(self, samples: int, calls: int, warmup: int) -> Timed:
-        """As `timing.timed`. In the modes with a queue `calls` is the case's `calls_per_sample`, or 1 to
-        learn what a single call costs."""
+        """Takes samples, as `timing.timed`. In the modes with a queue, `calls` is the case's
+        `calls_per_sample`, or 1 to measure the cost of a single call."""
         ...
 
     def close(self) -> None:
-        """Frees what the loops hold; called once, before the backend is closed."""
+        """Frees the resources of the loops. Called once, before the backend is closed."""
 
 
 class Device:
-    """One rank's side; all ranks call the same methods in the same order. Those that raise here are for a
-    subclass to define."""
+    """One rank's side. All ranks call the same methods in the same order. A subclass defines the methods that
+    raise here."""
 
     kind: str  # as in Case.device
     index: int | None = None  # of the GPU
-    stream: int = 0  # on which calls are queued, see backends.base.Ranks
+    stream: int = 0  # the stream of all calls, see backends.base.Ranks
     arithmetic: Arithmetic
     watch: Watch
 
     def pools(self, cases: Iterable[Case], rank: int) -> Pools:
-        """The plain memory for all `cases`."""
+        """Returns the plain memory for all `cases`."""
         raise NotImplementedError
 
     def room(self, control: Control, own: int) -> int:
-        """Bytes of the largest case for which there is room on every rank, `own` backends having memory of
-        their own."""
+        """Returns the bytes of the largest case with room on every rank. `own`: the number of backends with
+        memory of their own."""
         raise NotImplementedError
 
     def used_bytes(self) -> tuple[int, int]:
-        """Bytes of the memory that are in use, by whomever, and all there are."""
+        """Returns the bytes of memory in use, by any process, and all bytes."""
         raise NotImplementedError
 
     def give_back(self) -> None:
-        """Returns what is freed already and only kept for later."""
+        """Returns freed memory that is kept for reuse to the system."""
 
     def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
-        """The loops of the case's mode."""
+        """Returns the loops of the case's mode."""
         raise NotImplementedError
 
     def finish(self, backend: Backend) -> None:
-        """Waits until the calls queued so far are complete; raises where one has failed."""
+        """Waits until the calls queued so far are complete. Raises if one has failed."""
 
     def recover(self, backend: Backend) -> bool:
-        """After a hang of `backend`, which is not used any more: whether this rank's GPU could be had
-        back."""
+        """Returns whether this rank's GPU works again after a hang of `backend`, which the run leaves out."""
         return False
 
     def beat(self, doing: str | None = None) -> None:
-        """The run goes on, with `doing`, a phrase for the message of a hang."""
+        """Notes that the run goes on. `doing`: a phrase for the message of a hang."""
         self.watch.beat(doing)
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
-        """What a rank's bus bandwidth is compared with (GB/s, None where it is unknown), and the records."""
+        """Returns the ceiling of a rank's bus bandwidth (GB/s, None if unknown), and the records."""
         raise NotImplementedError
 
     def gpus(self) -> list[str]:
-        """Names of the GPUs of all ranks of this machine."""
+        """Returns the names of the GPUs of all ranks of this machine."""
         return []
 
     def state(self) -> list[str]:
-        """Clocks and the like of the GPUs, for the records."""
+        """Returns clocks, temperatures and the like of the GPUs, for the records."""
         return []
 
     def close(self) -> None:
-        """Frees what the device holds."""
+        """Frees the resources of the device."""
         self.watch.stop()
 
 
 def one_clock(control: Control) -> bool:
-    """Whether CLOCK_MONOTONIC is the same on all ranks: one machine, no time namespaces that shift it."""
+    """Returns whether CLOCK_MONOTONIC is the same on all ranks: one machine, no shift by a time namespace.
+    Collective."""
     try:
         offsets = Path("/proc/self/timens_offsets").read_text()
     except OSError:  # before Linux 5.6
         offsets = ""
-    return len(set(control.gather(f"{provenance.boot()} {offsets}", str))) == 1
+    return len(set(control.gather(f"{boot()} {offsets}", str))) == 1
 
 
 class HostRunner:
-    """The loops of `timing`, on the host clock; with start times where it is one for all ranks. Before each
-    sample it tells `beat`, since a batch of long ones is long."""
+    """The loops of `timing`, by the host clock, with start times if all ranks have one clock. Calls `beat`
+    before each sample, since a batch of long samples is long."""
 
     def __init__(self, call: Call, align: Call, one_clock: bool = True, beat: Call = lambda: None) -> None:
         def start() -> None:
@@ -126,8 +127,7 @@ class HostRunner:
 
 
 class Bystander:
-    """The runner of a rank that takes no part: it is done at once and waits for the others asleep, in the
-    exchange that follows."""
+    """The runner of a rank that takes no part. The rank then sleeps in the exchange that follows."""
 
     def timed(self, samples: int, calls: int, warmup: int) -> Timed:
         return NOT_TIMED
@@ -156,9 +156,9 @@ class HostDevice(Device):
         return Pools(cases, rank)
 
     def room(self, control: Control, own: int) -> int:
-        free, machines = int(provenance.free_bytes() * MEMORY_SHARE), control.gather(provenance.boot(), str)
-        least = min(control.gather(free // machines.count(provenance.boot()), int))
-        # two regions a rank of either memory, and as much again for what the libraries stage
+        free, machines = int(provenance.free_bytes() * MEMORY_SHARE), control.gather(boot(), str)
+        least = min(control.gather(free // machines.count(boot()), int))
+        # Two regions a rank of plain and of symmetric memory, the libraries' staging in the rest.
         return least // (4 + 2 * own)
 
     def runner(self, case: Case, call: Call, backend: Backend) -> Runner:

@@ -1,8 +1,8 @@
-"""`unisono bench --fabric`: the ways of the fabric lane beside MPI over the same provider, and beside what
-one pair of ranks writes alone.
+"""`unisono bench --fabric`: compares the ways of the fabric lane with MPI over the same provider, and with
+one pair of ranks that write alone.
 
 `fabric_pair`: rank 1 writes to registered memory of rank 0, all other ranks asleep; one write, one wait. The
-ceiling of a case is the line rate of a rank's NIC where the provider states one. Otherwise it is fabric_pair
+ceiling of a case is the line rate of a rank's NIC, if the provider states one. Otherwise it is fabric_pair
 divided by the ranks, all of which write at once: a yardstick, not a limit, as pairs need not share that rate.
 """
 
@@ -22,15 +22,16 @@ from unisono.bench.device import HostDevice
 from unisono.records import Ceiling, Link
 
 PROVIDER, CHANNELS = "UNISONO_FABRIC_PROVIDER", "UNISONO_FABRIC_CHANNELS"
-DEFAULT_CHANNELS = 4  # where there are fewer NICs, so that the policies differ
+DEFAULT_CHANNELS = 4  # if there are fewer NICs, so that the policies differ
 PAIR_BYTES = 64 << 20
 SAMPLES = 7
 
 
 def prepare_environment(env: MutableMapping[str, str], provider: str | None, channels: int | None) -> None:
-    """Names provider and channels for all ranks, and has MPICH use the same provider between them instead of
-    shared memory. What the user has set of MPI stays. Raises CaseError, which lists the providers, or says
-    why there is no fabric lane."""
+    """Sets provider and channels for all ranks. Has MPICH use the same provider in place of shared memory.
+
+    The user's variables of MPI stay. Raises CaseError, which lists the providers or says why there is no
+    fabric lane."""
     if provider is not None:
         env[PROVIDER] = provider
     name, nics, most = look_up(env.get(PROVIDER, ""))
@@ -40,14 +41,15 @@ def prepare_environment(env: MutableMapping[str, str], provider: str | None, cha
     env.setdefault(CHANNELS, str(max(nics, DEFAULT_CHANNELS)))
     if channels is not None:
         env[CHANNELS] = str(channels)
-    # tcp was called net before libfabric 1.18, and MPI may have another libfabric than this lane
+    # The name of tcp was net before libfabric 1.18, and MPI may have another libfabric than this lane.
     env.setdefault("FI_PROVIDER", "tcp,net" if name in ("tcp", "net") else name)
     env.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
     env.setdefault("MPIR_CVAR_NOLOCAL", "1")
 
 
 def look_up(name: str) -> tuple[str, int, int]:
-    """Name, NICs and most channels of the provider that the lane takes for that name; raises CaseError."""
+    """Returns name, NICs and most channels of the provider that the lane takes for `name`, or raises
+    CaseError."""
     answer = ask(
         "p = unisono.fabric_provider(sys.argv[1]); print(p.name, p.nics, p.most_channels, sep='|')", name
     )
@@ -56,13 +58,15 @@ def look_up(name: str) -> tuple[str, int, int]:
 
 
 def ask(program: str, *arguments: str) -> str:
-    """What a line of Python prints in a process of its own; raises CaseError for its UnisonoError. A
-    libfabric that is loaded before MPI's would keep MPI from starting, and one loaded after it is MPI's."""
+    """Returns what a line of Python prints in a process of its own. Raises CaseError for its UnisonoError.
+
+    In this process, a libfabric loaded before MPI's would keep MPI from starting, and one loaded after would
+    be MPI's."""
     program = (
         f"import sys, unisono\ntry: {program}\nexcept unisono.UnisonoError as error: sys.exit(str(error))"
     )
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", program, *arguments],
             capture_output=True,
             text=True,
@@ -71,13 +75,13 @@ def ask(program: str, *arguments: str) -> str:
         )
     except subprocess.TimeoutExpired:
         raise CaseError("libfabric has not answered within 60 s: try fi_info.") from None
-    if said.returncode != 0:
-        raise CaseError((said.stderr.strip().splitlines() or ["libfabric cannot be asked."])[-1])
-    return said.stdout.strip()
+    if done.returncode != 0:
+        raise CaseError((done.stderr.strip().splitlines() or ["libfabric cannot be asked."])[-1])
+    return done.stdout.strip()
 
 
 class FabricDevice(HostDevice):
-    """Host memory, whose ceiling is that of the fabric."""
+    """Host memory, with the ceiling of the fabric."""
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
         import unisono
@@ -92,7 +96,7 @@ class FabricDevice(HostDevice):
 
 
 class _Pair:
-    """The bootstrap of the first two ranks among all, who gather in step."""
+    """A bootstrap of the first two ranks. All ranks gather in step."""
 
     def __init__(self, control: Control) -> None:
         self.rank, self.size, self._control = control.rank, 2, control
@@ -102,7 +106,7 @@ class _Pair:
 
 
 def measure_pair(control: Control) -> Ceiling:
-    """Called on all ranks in step, two or more; rank 0's record is the one that counts."""
+    """Measures `fabric_pair`, on two or more ranks, all in step. Rank 0's record counts."""
     import unisono
 
     samples: list[float] = []
@@ -122,7 +126,7 @@ def measure_pair(control: Control) -> Ceiling:
                 raise RuntimeError("the raw write between ranks 0 and 1 left other bytes than were sent.")
         control.gather_bytes(b"")
     else:
-        for _ in range(2):  # of a communicator's start
+        for _ in range(2):  # the all_gathers of a communicator's start
             control.gather_bytes(b"")
         control.gather_bytes(b"")
     samples = samples[1:]

@@ -1,4 +1,4 @@
-"""`unisono info`: the machine as a run would see it, and which backends could run here."""
+"""`unisono info`: shows the machine as a run would see it, and which backends can run here."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from unisono.tables import Tables
 
 
 def cores_text() -> str:
-    """How many cores this process may use, of how many, in how many sockets, and how many threads a core
-    has."""
+    """Returns in words how many cores this process may use, of how many, their sockets and threads a core."""
     usable = sorted(os.sched_getaffinity(0))
     places, physical = set(), set()
     for core in usable:
@@ -37,25 +36,24 @@ def cores_text() -> str:
 
 
 def backend_rows() -> list[tuple[str, bool, str]]:
-    """(name, usable, version or reason) of every known backend."""
+    """Returns (name, usable, version or reason) of every known backend."""
     if find_spec("mpi4py") and "mpi4py.MPI" not in sys.modules:
         import mpi4py
 
-        mpi4py.rc.initialize = False  # only looked at: nothing here is a rank
+        mpi4py.rc.initialize = False  # this process is no rank
     rows = []
     for name in base.names():
         try:
             backend = base.load(name)
             reason = backend.available(1)
             rows.append((name, reason is None, reason or backend.version()))
-        except Exception as error:  # a broken installation is what this command is asked about
+        except Exception as error:  # a broken installation, which this command must report
             rows.append((name, False, f"{type(error).__name__}: {error}"))
     return rows
 
 
 def fabric_text() -> str:
-    """libfabric's version and providers where ranks do not load MPI, or why the fabric lane cannot be
-    used."""
+    """Returns libfabric's version and providers without MPI, or why the fabric lane cannot be used."""
     try:
         return fabric.ask("from unisono.bench import info; print(info.fabric_here())")
     except CaseError as error:
@@ -63,7 +61,7 @@ def fabric_text() -> str:
 
 
 def fabric_here() -> str:
-    """The same of this process's libfabric; raises UnisonoError."""
+    """Returns version and providers of this process's libfabric. Raises UnisonoError."""
     import unisono
 
     described = [
@@ -76,7 +74,7 @@ def fabric_here() -> str:
 
 
 def cuda_text() -> str:
-    """The GPUs that the CUDA lane sees."""
+    """Returns in words how many GPUs the CUDA lane sees."""
     import unisono
 
     count = unisono.device_count()
@@ -84,7 +82,7 @@ def cuda_text() -> str:
 
 
 def show(console: Console) -> None:
-    """Prints it all."""
+    """Prints machine, libraries and backends."""
     machine = provenance.machine()
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("processor", machine.cpu)
@@ -108,6 +106,6 @@ def show(console: Console) -> None:
         table.add_row(name, version)
     console.print(table)
     backends = Table("backend", "usable", "version, or why not")
-    for name, usable, said in rows:
-        backends.add_row(name, "yes" if usable else "no", said)
+    for name, usable, detail in rows:
+        backends.add_row(name, "yes" if usable else "no", detail)
     console.print(backends)

@@ -1,10 +1,10 @@
-"""`unisono bench --to-memory-limit`: the largest size of each collective on each backend, to within 2 %.
+"""`unisono bench --to-memory-limit`: finds the largest size of each collective on each backend, within 2 %.
 
-The size doubles until its buffers, or what the library needs beside them, no longer fit into the GPUs'
-memory. Then the interval between the largest that ran and the smallest that did not is halved.
+The size doubles until its buffers and the library's own memory no longer fit into the GPUs' memory. Then the
+interval between the largest size that ran and the smallest that did not is halved.
 
-Every size is checked on random data and timed by a few calls; all of its memory is given back before the
-next. What does not come back is said.
+Every size is checked on random data and timed by a few calls. All of its memory is given back before the
+next; a line says what a library kept.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ import msgspec
 from unisono.bench import cells
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import needed_bytes
-from unisono.bench.cases import label, make_case
+from unisono.bench.cases import make_case
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device
 from unisono.bench.options import Options
 from unisono.errors import UnisonoError
 from unisono.records import Case, Failure, Largest, Record, Skip, text
-from unisono.records.vocabulary import KNOWN, PLACEMENTS
+from unisono.records.vocabulary import KNOWN, PLACEMENTS, case_text
 
 FULL = ("out of memory", "outofmemory", "cannot allocate", "no space left", "memory allocation")
 SAMPLES = 5
 WITHIN = 0.02  # of the largest size that ran: the next larger one did not
-LEAK_BYTES = 64 << 20  # what a library may keep for the next call without it being a leak
+LEAK_BYTES = 64 << 20  # a library may keep so much for later calls
 
 
 class Memory(msgspec.Struct):
-    """Of one GPU, in bytes."""
+    """The memory of one GPU, in bytes."""
 
     used: int
     total: int
@@ -45,7 +45,7 @@ class Memory(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Step:
-    """One size: what it took, or why it did not run (`full`: for want of memory)."""
+    """The outcome of one size: time and memory, or an error (`full`: memory ran out)."""
 
     time_us: float = 0.0
     memory: Memory | None = None
@@ -54,12 +54,12 @@ class Step:
 
 
 def is_full(message: str) -> bool:
-    """Whether an error says that memory ran out."""
+    """Returns whether an error says that memory ran out."""
     return any(words in message.lower() for words in FULL)
 
 
 def _following(ran: Case, full: Case | None) -> Case | None:
-    """Returns the size to try after `ran`, the largest that ran, if `full` is the smallest that did not fit.
+    """Returns the case to try next. `ran` is the largest that ran, `full` the smallest that did not fit.
 
     None: there is no size between them, or `full` is within WITHIN of `ran`."""
     if full is None:
@@ -71,7 +71,7 @@ def _following(ran: Case, full: Case | None) -> Case | None:
 
 
 class Sweep:
-    """All ranks call `run` in step; rank 0 emits the records and says what is found."""
+    """Runs the search. All ranks call `run` in step; rank 0 writes the records and prints the outcome."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Sweep:
         self.interrupted = False
 
     def run(self, options: Options, backends: Sequence[Backend]) -> None:
-        """Every backend on every collective, dtype, op and kind of memory of the options, from the smallest
-        of their sizes on."""
+        """Searches for every backend, collective, dtype, op and memory of the options, from their smallest
+        size on."""
         sized = [name for name in options.collectives if name != "barrier"]
         for backend, name, dtype, op, memory in itertools.product(
             backends, sized, options.dtypes, options.ops, options.memories
@@ -117,7 +117,7 @@ class Sweep:
             reason = "its own memory is given back with its communicator only, so that it cannot grow."
             self._emit(Skip(backend=backend.name, reason=reason, case=case))
             return
-        full: tuple[Case, str] | None = None  # the smallest size that did not run for want of memory, and why
+        full: tuple[Case, str] | None = None  # the smallest size for which memory ran out, and the reason
         stopped: str | None = None
         try:
             while not self._stopped():
@@ -146,7 +146,7 @@ class Sweep:
             self._say(f"{backend.name} {case.collective}: {leaked >> 20} MiB were not given back.")
 
     def _why(self, backend: Backend, case: Case, step: Step) -> str:
-        """Why a size did not run; it is a failure unless the memory was full."""
+        """Returns why a size did not run. Records a failure unless memory ran out."""
         rank, message = step.error or (0, "")
         first_line = message.split("\n")[0]
         if not step.full:
@@ -155,7 +155,7 @@ class Sweep:
         return f"{text.size(case.bytes)} did not run on rank {rank}: {first_line}"
 
     def _record(self, backend: Backend, case: Case, largest: tuple[Case, Step] | None, stopped: str) -> None:
-        """Records the last size that ran, and why `case`, the next, did not."""
+        """Records the largest size that ran, and why `case`, the next, did not."""
         if largest is None:
             self._emit(Skip(backend=backend.name, reason=stopped, case=case))
             return
@@ -172,14 +172,14 @@ class Sweep:
             )
         )
         self._say(
-            f"{backend.name} {label(ran)}: {good.time_us:.0f} us, "
+            f"{backend.name} {case_text(ran)}: {good.time_us:.0f} us, "
             f"{memory.used >> 20} of {memory.total >> 20} MiB used; {stopped}"
         )
 
     def _step(self, backend: Backend, case: Case, seed: int) -> Step:
-        """Allocates, checks and times one size; everything it made is dropped when it returns."""
+        """Allocates, checks and times one size. Drops all of its memory on return."""
         control, device = self._control, self._device
-        device.beat(f"{label(case)} on {backend.name}")
+        device.beat(f"{case_text(case)} on {backend.name}")
         pools: Any = None
         error: str | None = None
         try:
@@ -212,13 +212,13 @@ class Sweep:
         return Step(statistics.median(slowest) / 1e3, self._fullest())
 
     def _fullest(self) -> Memory:
-        """The GPU of all ranks on which most is used, whoever uses it."""
+        """Returns the memory of the fullest GPU of all ranks, counting all processes."""
         used, total = self._device.used_bytes()
         return max(self._control.gather(Memory(used, total), Memory), key=lambda memory: memory.used)
 
     def _give_back(self) -> None:
         gc.collect()
         self._device.give_back()
-        with suppress(UnisonoError):  # of a communicator that has failed, the next step says so
-            self._communicator.empty(1)  # which frees the symmetric GPU memory that was dropped
+        with suppress(UnisonoError):  # the next step reports a failed communicator
+            self._communicator.empty(1)  # frees dropped symmetric memory of GPUs
         self._control.gather(True, bool)  # no rank allocates before all have given back

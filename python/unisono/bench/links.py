@@ -1,4 +1,4 @@
-"""What the links between the GPUs of this machine carry, as records."""
+"""`unisono links`: measures the links between the GPUs of this machine, and writes the records."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from unisono.records import SCHEMA_VERSION, End, Link, RecordsWriter, Run
 
 
 def gpus() -> int:
-    """How many GPUs there are to measure. Raises CaseError where there are not two that a torch for CUDA
-    sees."""
+    """Returns how many GPUs there are to measure. Raises CaseError unless torch, built for CUDA, sees two."""
     why = missing()
     if why is None and count() < 2:
         why = "`unisono links` measures what lies between GPUs: two of them are needed."
@@ -31,9 +30,9 @@ def gpus() -> int:
 def run(
     devices: int, directory: Path, command: Sequence[str], show: Callable[[str], None]
 ) -> tuple[list[Link], Exception | None]:
-    """Measures all links and writes the records as they come; `show` is told what is being measured.
+    """Measures all links and writes each record at once. `show` gets a phrase for each measurement.
 
-    Returns what was found and the error that ended it, if any: what was measured before it is kept."""
+    Returns the links, and the error that ended the run, if any. The links measured before it are kept."""
     prepare_environment(os.environ)
     began, failed = time.monotonic(), None
     found: list[Link] = []

@@ -1,8 +1,7 @@
-"""The run over all cells: check, measure in interleaved rounds, check again, report each cell as soon as it
-is finished.
+"""Runs all cells: checks, measures in interleaved rounds, checks again, and records each finished cell.
 
-Every method runs on all ranks in step. Rank 0 decides (see `schedule`), the others follow what it sends over
-the bootstrap; the measured libraries are not used for that.
+Every method runs on all ranks in step. Rank 0 decides (see `schedule`) and sends its decisions to the others
+over the bootstrap, never over a measured library.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from unisono.bench import timing
 from unisono.bench.backends.base import Backend
 from unisono.bench.binding import Binding
 from unisono.bench.buffers import Pools
-from unisono.bench.cases import label
 from unisono.bench.cells import Group, Work
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device, HangError
@@ -29,9 +27,10 @@ from unisono.bench.pairs import messages, place_alone
 from unisono.bench.results import result_of
 from unisono.bench.schedule import Batch, Limits, Schedule
 from unisono.records import NOT_CHECKED, Failure, Record, Result, Skip, Verification
+from unisono.records.vocabulary import case_text
 
 T = TypeVar("T")
-PROBE_S = 0.02  # a call that takes longer is timed only once to know its cost
+PROBE_S = 0.02  # a longer call is timed only once to learn its cost
 ENDING_S = 5.0  # of second checks after an interrupt: launchers end ranks 10 s after SIGTERM
 
 
@@ -40,20 +39,20 @@ def _slowest_s(ranks: list[timing.Timed]) -> float:
     return min(samples) / 1e6
 
 
-def _told(wrong: list[tuple[bool, int, str]]) -> str:
-    """What the ranks said, the cause first, each text once."""
+def _summary(wrong: list[tuple[bool, int, str]]) -> str:
+    """Returns the ranks' errors in one line, the cause first, each text once."""
     first, *others = sorted(wrong)
     known = {first[2]}
-    told = [first[2]]
+    texts = [first[2]]
     for _, rank, text in others:
         if text not in known:
-            told.append(f"rank {rank}: {text}")
+            texts.append(f"rank {rank}: {text}")
             known.add(text)
-    return " | ".join(told)
+    return " | ".join(texts)
 
 
 class Report(msgspec.Struct):
-    """What one rank says after a batch."""
+    """One rank's report after a batch."""
 
     starts: bytes
     durations: bytes
@@ -63,8 +62,8 @@ class Report(msgspec.Struct):
 
 
 class Measurement:
-    """Measures `works`; `emit` takes the records (rank 0), `show` the progress (rank 0, between batches
-    only)."""
+    """Measures the cells of `groups`. `emit` gets the records, `show` the progress between batches, both on
+    rank 0."""
 
     def __init__(
         self,
@@ -92,9 +91,8 @@ class Measurement:
         self._emit, self._show, self._verified, self._ceiling = emit, show, verified, ceiling_gbps
 
     def run(self) -> list[Result]:
-        """Returns rank 0's results (those of the other ranks stay empty); `interrupted` and `failures` tell
-        how it went. Whatever ends it is raised once what was measured until then is recorded; HangError on
-        all ranks."""
+        """Returns the results on rank 0, an empty list on others. Sets `interrupted` and `failures`. Before
+        it raises an error, it records all samples taken so far. Raises HangError on all ranks."""
         self.device.watch.save = partial(self._record_unfinished, "nothing moved any more")
         try:
             return self._run()
@@ -118,7 +116,7 @@ class Measurement:
                             results += self._surviving(group, partial(self._finish, group)) or []
                 if self.interrupted:
                     break
-        # the quickest checks first: after an interrupt there is no time for all
+        # The quickest checks first, since there is no time for all after an interrupt.
         rest = sorted((g for g in self.groups if not g.finished), key=lambda group: group.check_s)
         for index in self.control.from_root(lambda: [group.index for group in rest], list[int]):
             group = self.groups[index]
@@ -127,8 +125,8 @@ class Measurement:
         return results
 
     def _surviving(self, group: Group, step: Callable[[], T]) -> T | None:
-        """What `step` returns. None where it hung and the GPUs could be had back: the run goes on without
-        that backend. Raises HangError where they could not."""
+        """Returns the result of `step`. None: it hung, the GPUs came back, and the backend is left out.
+        Raises HangError if the GPUs did not come back."""
         try:
             return step()
         except HangError as hung:
@@ -139,7 +137,7 @@ class Measurement:
             return None
 
     def _lose(self, backend: Backend, why: str) -> None:
-        """The backend is left out from here on; what it has measured is recorded as not checked."""
+        """Leaves the backend out from now on. Records its samples as not checked."""
         reason = f"left out after it failed for good: {why}"
         for index, work in enumerate(self.works):
             if work.backend is not backend:
@@ -156,7 +154,7 @@ class Measurement:
             work.dropped = True
 
     def _leave(self, group: Group) -> None:
-        """Nothing more is measured of the group, and the time for its second check is no longer kept."""
+        """Ends the group, and frees the time reserved for its second check."""
         if not group.finished:
             group.finished = True
             self.schedule.reserve_s -= group.check_s
@@ -165,8 +163,7 @@ class Measurement:
         return self.control.from_root(lambda: group.unfinished, bool)
 
     def _visit(self, index: int, work: Work) -> None:
-        """One batch of one cell, with the first check and the first timing of a call where they are still to
-        come."""
+        """Measures one batch of one cell, after the first check and the probe if these are still to come."""
         if not work.group.checked_before:
             self._check_before(work.group)
             if work.dropped:
@@ -191,8 +188,8 @@ class Measurement:
             self._show(self.schedule, f"{doing}{case.collective} {case.bytes} B on {work.backend.name}")
 
     def _probe(self, work: Work) -> float | None:
-        """Prepares the call on all ranks and says what it costs in seconds: the least of a few, where it is
-        quick; None where it failed."""
+        """Prepares the call on all ranks. Returns its time in seconds, of a quick call the least of a few;
+        None if it failed."""
         error: str | None = None
         try:
             work.ready(self.pools, self.device)
@@ -212,8 +209,8 @@ class Measurement:
         return None if again is None else _slowest_s(again)
 
     def _batch(self, work: Work, batch: Batch) -> list[timing.Timed] | None:
-        """All ranks' times; None where the cell failed on any of them and is dropped."""
-        self.device.beat(f"{label(work.case)} on {work.backend.name}")
+        """Returns all ranks' times. None: the cell failed on a rank and is dropped."""
+        self.device.beat(f"{case_text(work.case)} on {work.backend.name}")
         runner, placed = work.ready(self.pools, self.device)
         self._binding.bind(work.backend.own_threads, place_alone(work.case, self.control.rank))
         placed.prime()
@@ -223,9 +220,9 @@ class Measurement:
         report = Report(mine.starts.tobytes(), mine.durations.tobytes(), mine.error, mine.hung, asked)
         reports = self.control.gather(report, Report)
         self.interrupted |= any(rank.interrupted for rank in reports)
-        # of several, the one that did not hang: it is why the others did
-        wrong = [(said.hung, rank, said.error) for rank, said in enumerate(reports) if said.error]
-        failed = (min(wrong)[1], _told(wrong)) if wrong else None
+        # A rank that did not hang comes first: its error is why others hung.
+        wrong = [(report.hung, rank, report.error) for rank, report in enumerate(reports) if report.error]
+        failed = (min(wrong)[1], _summary(wrong)) if wrong else None
         if failed is not None:
             hung = any(rank.hung for rank in reports)
             self._drop(work, *failed, hung)
@@ -233,12 +230,12 @@ class Measurement:
                 raise HangError(failed[1])
             return None
         return [
-            timing.Timed(np.frombuffer(said.starts, np.int64), np.frombuffer(said.durations, np.int64))
-            for said in reports
+            timing.Timed(np.frombuffer(one.starts, np.int64), np.frombuffer(one.durations, np.int64))
+            for one in reports
         ]
 
     def _drop(self, work: Work, rank: int | None, message: str, hung: bool = False) -> None:
-        """The cell failed: it is not measured further, on any rank."""
+        """Records the failure of a cell, which no rank measures any more."""
         if not work.dropped:
             work.dropped = True
             self.schedule.drop(self.works.index(work))
@@ -250,7 +247,7 @@ class Measurement:
         self._record_unchecked(self.works, f"the run ended before the second check: {why}")
 
     def _record_unchecked(self, works: Sequence[Work], why: str) -> None:
-        """The results of the cells that have samples but no second check."""
+        """Records the results of the cells that have samples but no second check."""
         if self.control.rank != 0:
             return
         unchecked = Verification(before=self._verified, after=False, bound=NOT_CHECKED, detail=why)
@@ -286,14 +283,14 @@ class Measurement:
             raise
 
     def _fail_untimed(self, group: Group, wrong: checks.Wrong) -> None:
-        """A placement that is checked though it is not timed."""
+        """Records the failure of a placement that is checked but not timed."""
         self.failures += 1
         self._emit(
             Failure(backend=group.backend.name, case=wrong.case, rank=wrong.rank, message=wrong.message)
         )
 
     def _finish(self, group: Group) -> list[Result]:
-        """The second check of a group whose cells are all measured, and their results."""
+        """Makes the second check of a group whose cells are all measured. Returns their results."""
         self._leave(group)
         wrong: list[checks.Wrong] = []
         if self._verified and self.control.from_root(
@@ -328,8 +325,8 @@ class Measurement:
         return results
 
     def _in_time(self, group: Group) -> bool:
-        """Whether there is time for the second check of the group: after an interrupt of any rank, ENDING_S
-        for all of them together."""
+        """Returns whether there is time for the group's second check. After an interrupt of any rank, all
+        second checks together have ENDING_S."""
         self.interrupted |= any(self.control.gather(self._interrupt.asked, bool))
         now = time.monotonic()
         if self.interrupted:

@@ -1,6 +1,6 @@
 """A run whose ranks are threads of this process, one GPU each (`unisono bench --device cuda --one-process`).
 
-Only the GPU's clock is used: by the host's, Python's lock would be part of every time.
+Only the GPU's clock is used, since Python's lock would be part of every time by the host's clock.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from unisono.bench.cuda.device import LIBRARY_S, CudaDevice
 from unisono.bench.options import Options
 from unisono.bench.session import ALIGN_TIMEOUT_S, EXCHANGE_TIMEOUT_S, Outcome, Session
 
-SWITCH_S = 50e-6  # Python's threads change hands faster than by default
+SWITCH_S = 50e-6  # between switches of Python's threads; shorter than the default
 
 
 @dataclass
 class Meeting:
-    """The bootstrap between the threads: `slots` and `door` are all ranks'. A rank that fails breaks the
-    door, and the others fail at it."""
+    """The bootstrap between the threads. All ranks share `slots` and `door`. A failed rank breaks the door,
+    and the others then fail at it."""
 
     rank: int
     size: int
@@ -38,7 +38,7 @@ class Meeting:
 
 
 def run(options: Options) -> Outcome:
-    """`options.threads` ranks; returns rank 0's outcome. Raises what the first failing rank raised."""
+    """Runs `options.threads` ranks. Returns rank 0's outcome. Raises the first failed rank's error."""
     import unisono
 
     sys.setswitchinterval(SWITCH_S)

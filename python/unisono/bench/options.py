@@ -1,4 +1,4 @@
-"""What a run was asked to do, and the presets. Rank 0's options hold for all ranks."""
+"""The options of a run, and the presets. Rank 0's options hold for all ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class Preset:
-    """The part of the options that a name stands for; `budget_s` is the time for checks and measurements
-    together."""
+    """Options under a name. `budget_s`: seconds for checks and measurements together."""
 
     sizes: tuple[int, ...]
     budget_s: float
@@ -82,7 +81,7 @@ CUDA_PRESETS = {
 }
 CUDA_DEFAULT_MODES = ("graph", "events")
 
-# Of `--fabric`: what rows of Libefaxx's table have.
+# Of `--fabric`: the sizes and the memory of the rows in Libefaxx's table.
 FABRIC_PRESET = Preset(sizes=(*size_range(4 * MIB, 128 * MIB, 2),), budget_s=120.0, memories=("symmetric",))
 FABRIC_RANKS = 4
 
@@ -104,21 +103,21 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     collectives: list[str]
     modes: list[str]
-    cores: int  # that the run may use; a rank itself may be bound to one of them
+    cores: int  # the cores that the run may use; a rank itself may be bound to one of them
     device: str = "cpu"
-    fabric: bool = False  # over a provider of libfabric, which is in the environment
-    threads: int = 0  # ranks that are threads of one process; 0: ranks are processes
-    to_memory_limit: bool = False  # instead of the grid, see `limit`
+    fabric: bool = False  # over the provider of libfabric in the environment
+    threads: int = 0  # the number of ranks that are threads of one process; 0: ranks are processes
+    to_memory_limit: bool = False  # in place of the grid, see `limit`
     patterns: tuple[str, ...] = PATTERNS  # of a pingpong
     pairs: str = ALL  # as `pairs.select` takes it
     streams: tuple[str, ...] = (OWN,)  # of an all_to_all
-    scaling: tuple[str, ...] = ()  # weak, strong: `sizes` are of `unisono scaling`, see there
-    room_bytes: int = 0  # that the buffers have at least
+    scaling: tuple[str, ...] = ()  # weak, strong: `sizes` as in `unisono scaling`
+    room_bytes: int = 0  # the least size of the buffers
     check: bool = True
     terminal_columns: int | None = None  # of the user's terminal; None: progress as plain lines
 
     def grid(self, ranks: int) -> list[Case]:
-        """Every distinct case of what was asked for, on so many ranks."""
+        """Returns every distinct case of the options on `ranks` ranks."""
         return cases.grid(
             ranks,
             self.collectives,
@@ -132,7 +131,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check_ranks(self, ranks: int) -> None:
-        """Raises CaseError if so many ranks cannot be measured as the options say."""
+        """Raises CaseError if the options cannot be run on `ranks` ranks."""
         why = pairs.problem(self.pairs, ranks) if PINGPONG in self.collectives else None
         if self.fabric and ranks < 2:
             why = "--fabric measures what passes between ranks: give --ranks 2 or more."
@@ -140,7 +139,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise cases.CaseError(why)
 
     def pack(self) -> str:
-        """As one word of a command line."""
+        """Returns the options as one word of a command line."""
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()
 
     @staticmethod

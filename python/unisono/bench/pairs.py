@@ -1,8 +1,8 @@
-"""Ping-pong: who sends to whom, and which pairs of ranks are measured.
+"""The pairs and patterns of a ping-pong.
 
-half_round_trip: the first rank of a pair sends, the second answers with as much; the time of a message is
-half of that. one_way: the first sends, the second receives; in a queue of calls the messages follow each
-other without an answer. bidirectional: both send and receive at once; bandwidth counts one direction.
+half_round_trip: the first rank of a pair sends, and the second answers with as many bytes. The time of a
+message is half of that. one_way: the first sends, the second receives. In a queue of calls, messages follow
+each other without an answer. bidirectional: both send and receive at once. Bandwidth counts one direction.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PAIR = re.compile(r"(\d{1,6})-(\d{1,6})")
 
 
 def parse(text: str) -> list[Pair] | None:
-    """`0-1,0-3` as pairs; None where the text is anything else."""
+    """Returns `0-1,0-3` as pairs, or None for any other text."""
     found = [_PAIR.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
     pairs = [(int(match[1]), int(match[2])) for match in found if match is not None]
     return pairs if pairs and len(pairs) == len(found) else None
 
 
 def problem(wanted: str, ranks: int) -> str | None:
-    """Why `ranks` ranks cannot be measured in these pairs, None where they can; `wanted` is all, halves or a
-    list of pairs."""
+    """Returns why these pairs cannot be measured on `ranks` ranks, or None. `wanted`: all, halves or a list
+    of pairs."""
     if ranks < 2:
         return "a ping-pong needs two ranks: add --ranks 2 or more."
     if wanted == HALVES and ranks % 2:
@@ -43,14 +43,14 @@ def problem(wanted: str, ranks: int) -> str | None:
 
 
 def select(wanted: str, ranks: int) -> Sequence[Pair | None]:
-    """The pairs to measure, each alone; None stands for halves, all at once."""
+    """Returns the pairs to measure, each alone; None stands for halves, all at once."""
     if wanted == HALVES:
         return [None]
     return parse(wanted) or list(itertools.combinations(range(ranks), 2))
 
 
 def peer_of(case: Case, rank: int) -> int | None:
-    """The other rank of `rank`'s pair; None where `rank` takes no part."""
+    """Returns the other rank of `rank`'s pair, or None if `rank` takes no part."""
     if case.pair is None:
         return (rank + case.ranks // 2) % case.ranks
     first, second = case.pair
@@ -58,7 +58,7 @@ def peer_of(case: Case, rank: int) -> int | None:
 
 
 def goes_first(case: Case, rank: int) -> bool:
-    """Whether `rank` sends first, or alone."""
+    """Returns whether `rank` sends first, or alone."""
     return rank < case.ranks // 2 if case.pair is None else rank == case.pair[0]
 
 
@@ -71,15 +71,15 @@ def receives(case: Case, rank: int) -> bool:
 
 
 def takes_part(case: Case, rank: int) -> bool:
-    """Every rank does in a collective."""
+    """Returns whether `rank` takes part; True for any collective."""
     return case.collective != PINGPONG or peer_of(case, rank) is not None
 
 
 def place_alone(case: Case, rank: int) -> int | None:
-    """0 or 1 for the two ranks of a pair that works alone; None for all others."""
+    """Returns 0 or 1 for the two ranks of a pair that works alone; None for all others."""
     return case.pair.index(rank) if case.pair is not None and rank in case.pair else None
 
 
 def messages(case: Case) -> int:
-    """Messages that follow each other in one call: what its time is divided by."""
+    """Returns the number of consecutive messages in one call, by which its time is divided."""
     return 2 if case.pattern == "half_round_trip" else 1

@@ -1,8 +1,7 @@
-"""Live progress on rank 0: a bar with about the time left, drawn only between batches, twice a second
-at most.
+"""Live progress on rank 0: a bar with the estimated time left, drawn between batches, at most twice a second.
 
-Without a terminal a plain line is printed every 15 seconds. No thread draws anything, so that no core is
-taken from a rank while it is timed.
+Without a terminal, a plain line is printed every 15 seconds. No thread draws, so that a timed rank keeps its
+core.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PLAIN_EVERY_S = 15.0
 
 
 def left_text(seconds: float | None) -> str:
-    """75 -> "about 1:15 left"; None: the budget is used up."""
+    """Returns the time left in words: 75 -> "about 1:15 left"; None: the budget is used up."""
     if seconds is None:
         return "the budget is used up"
     whole = max(0, int(seconds + 0.5))
@@ -29,8 +28,8 @@ def left_text(seconds: float | None) -> str:
 
 
 class Display:
-    """`columns`: width of the user's terminal, which the ranks' output reaches through their launcher; None:
-    no terminal."""
+    """Shows the progress. `columns`: width of the user's terminal, which the ranks' output reaches through
+    their launcher; None: no terminal."""
 
     def __init__(self, columns: int | None) -> None:
         self._plain = columns is None
@@ -61,14 +60,14 @@ class Display:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays, above the bar."""
+        """Prints a line that stays, above the bar."""
         if self._plain:
             print(text, flush=True)
         else:
             self._bar.console.print(text, highlight=False)
 
     def show(self, schedule: Schedule, doing: str) -> None:
-        """To be called between batches; draws only when it is time to."""
+        """Draws, if enough time has passed. Called between batches."""
         now = time.monotonic()
         if now - self._last < (PLAIN_EVERY_S if self._plain else EVERY_S):
             return

@@ -1,5 +1,4 @@
-"""Where and with what a run was made: enough to judge and repeat it, and nothing that names a host, user or
-path."""
+"""The provenance of a run: machine, libraries, environment and commit. Names no host, user or path."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def _text(path: Path) -> str:
 
 
 def caches() -> dict[str, int]:
-    """Bytes of each cache of the first core, by name, like {"L1d": 32768, "L3": 33554432}."""
+    """Returns the bytes of each cache of the first core, like {"L1d": 32768, "L3": 33554432}."""
     found = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         size = re.fullmatch(r"(\d+)([KM]?)", _text(index / "size"))
@@ -56,28 +55,20 @@ def caches() -> dict[str, int]:
     return found
 
 
-def boot() -> str:
-    """Returns what all processes of a machine share until it starts again; "" if it does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Returns on how many cores this process may run."""
     return len(os.sched_getaffinity(0))
 
 
 def memory_bytes(field: str = "MemTotal") -> int:
-    """A field of /proc/meminfo in bytes; 0 where the system does not say."""
+    """Returns a field of /proc/meminfo in bytes; 0 if the system does not say."""
     match = re.search(rf"^{field}:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process can still have: what the machine has available, or less where a
-    cgroup (v2 or v1) that it is in leaves less of its limit. 0 where the system does not say."""
+    """Returns the bytes of memory that this process can still get; 0 if the system does not say. The
+    machine's available memory, or what a cgroup (v2 or v1) of this process leaves of its limit."""
     free = [memory_bytes("MemAvailable")]
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -88,7 +79,7 @@ def free_bytes(root: Path = Path("/")) -> int:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
-        group = top / path.lstrip("/")  # not there where a container sees its own cgroup only, as `top`
+        group = top / path.lstrip("/")  # missing in a container that sees only its own cgroup, as `top`
         for folder in (group, *group.parents):
             limit, used = (_text(folder / name) for name in names)
             if limit.isdecimal() and used.isdecimal():  # not "max"
@@ -99,19 +90,19 @@ def free_bytes(root: Path = Path("/")) -> int:
 
 
 def _reclaimable(cgroup: Path) -> int:
-    """Bytes of files in its memory that the kernel lets go of first, as those in MemAvailable."""
+    """Returns the cgroup's bytes of inactive file cache, which the kernel frees first (see MemAvailable)."""
     found = re.findall(r"^(?:total_)?inactive_file (\d+)$", _text(cgroup / "memory.stat"), re.MULTILINE)
-    return max(map(int, found), default=0)  # v1 has its own alone, and the total
+    return max(map(int, found), default=0)  # v1 has the cgroup's own bytes, and a total
 
 
 def driver() -> str | None:
-    """Version of the NVIDIA kernel driver; None where there is none."""
+    """Returns the version of the NVIDIA kernel driver, or None."""
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", _text(Path("/proc/driver/nvidia/version")))
     return found[1] if found else None
 
 
 def machine(cores: int | None = None, gpus: Sequence[str] = (), gpu_state: Sequence[str] = ()) -> Machine:
-    """This machine; no host name. `cores`: those of the run, where this process is bound to fewer."""
+    """Returns this machine, without a host name. `cores`: of the run, if this process is bound to fewer."""
     model = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
     nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
     return Machine(
@@ -128,7 +119,7 @@ def machine(cores: int | None = None, gpus: Sequence[str] = (), gpu_state: Seque
 
 
 def libraries(backends: Mapping[str, str]) -> dict[str, str]:
-    """Versions of Python, the packages that matter, and of every usable backend as it says itself."""
+    """Returns the versions of Python, of PACKAGES, and of every usable backend."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -139,7 +130,7 @@ def libraries(backends: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the allow-list that are set; a value with a path in it becomes "set"."""
+    """Returns the variables of the allow-list that are set. A value with a path in it becomes "set"."""
     chosen = {
         key: value for key, value in sorted(env.items()) if key in VARIABLES or key.startswith(_PREFIXES)
     }
@@ -147,13 +138,12 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def now() -> str:
-    """The time in UTC, to the second."""
+    """Returns the time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def command(argv: Sequence[str]) -> list[str]:
-    """The command as it can be typed again elsewhere: the program's name, and paths cut down to their last
-    part."""
+    """Returns the command with the program's name, and with each path cut to its last part."""
     return ["unisono", *(_without_path(word) for word in argv)]
 
 
@@ -165,8 +155,8 @@ def _without_path(word: str) -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package runs from or was built in, "-dirty" appended where files
-    differ from it; None where there is none."""
+    """Returns the commit of the checkout that this package runs from or was built in, or None. The text ends
+    in "-dirty" if files differ from the commit."""
 
     package = Path(__file__).resolve()
 

@@ -1,6 +1,7 @@
-"""One rank of a run that `start` has begun: `python -m unisono.bench.rank OPTIONS`. Exit code 0 also where
-cases failed (the records tell), so that no launcher takes that for a crash; 1 where the run itself could not
-go on."""
+"""One rank of a run of `start`: `python -m unisono.bench.rank OPTIONS`.
+
+Exit code 0, also if cases failed, which the records say: no launcher must take that for a crash. Exit code 1:
+the run itself could not go on."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from unisono.bench.options import Options
 
 
 def abort_mpi() -> None:
-    """Ends the other ranks too where MPI started them: they would wait for this one."""
+    """Ends the other ranks too if MPI started them, since they would wait for this one."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
         sys.stderr.flush()
@@ -24,7 +25,7 @@ def abort_mpi() -> None:
 
 
 def explain(error: BaseException) -> str:
-    """One sentence for an error that Unisono raised on purpose, the traceback for any other."""
+    """Returns one sentence for an error that Unisono raised on purpose, the traceback for any other."""
     from unisono.bench.cases import CaseError
     from unisono.errors import UnisonoError
 
@@ -34,8 +35,8 @@ def explain(error: BaseException) -> str:
 
 
 def cores_of(world: launch.World, device: str) -> int | frozenset[int] | None:
-    """A core of its own for each rank, on GPUs an equal share of those near its GPU: libraries have threads
-    there that must not hold up the one that queues calls. None: as the launcher has bound it."""
+    """Returns this rank's core. On GPUs: an equal share of the cores near its GPU, as libraries have threads
+    there that must not delay the thread that queues calls. None: as the launcher has bound the rank."""
     local = (world.local_rank, world.local_size, world.size)
     if device != "cuda":
         return Binding.core_of(*local)
@@ -45,8 +46,8 @@ def cores_of(world: launch.World, device: str) -> int | frozenset[int] | None:
 
 
 def leave(error: BaseException) -> None:
-    """Says what ended this rank, and ends the others where that does not happen by itself. After a hang the
-    process ends here and at once: whatever it would free waits for the GPU."""
+    """Prints what ended this rank, and ends the other ranks of MPI, which would not end by themselves. After
+    a hang, ends this process at once, since freeing anything would wait for the GPU."""
     sys.stderr.write(explain(error).rstrip() + "\n")
     sys.stderr.flush()
     abort_mpi()

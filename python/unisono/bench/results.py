@@ -1,4 +1,4 @@
-"""From a finished cell to its record."""
+"""Makes the record of a cell."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from unisono.records.vocabulary import WIRES
 
 
 def result_of(work: Work, verification: Verification, ceiling_gbps: float | None) -> Result:
-    """The record of a cell with at least one sample; `ceiling_gbps` is a rank's where all of them work.
-    Bandwidths are of the median; GB/s are bytes per ns."""
+    """Returns the record of a cell with at least one sample. Bandwidths are those of the median.
+    `ceiling_gbps`: the ceiling of a rank if all ranks work, in GB/s."""
     case, state, interval = work.case, work.state, work.state.interval
     wire_bits = WIRES[work.backend.wire] if work.backend.wire is not None and case.ranks > 1 else None
     ceiling = ceilings.of_case(case, ceiling_gbps) if ceiling_gbps else None

@@ -1,8 +1,8 @@
 """`unisono scaling`: the same collectives on 1, 2, 4, 8, ... ranks.
 
-weak: every rank brings the same bytes, however many ranks there are. strong: all ranks together bring the
-same bytes, each its equal part. What a rank brings is the smaller buffer of all_gather and gather, whose
-larger one holds the parts of all, and the larger one of the others; of broadcast and scatter the root's.
+weak: every rank brings the same bytes at any number of ranks. strong: all ranks together bring the same
+bytes, in equal parts. A rank brings the smaller buffer of all_gather and gather (the larger one holds the
+parts of all ranks), and the larger buffer of other collectives; in broadcast and scatter, the root's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GATHERING = ("all_gather", "gather")
 
 
 def parse_counts(text: str) -> list[int]:
-    """`1,2,4,8` in ascending order. Raises CaseError."""
+    """Returns the numbers of `1,2,4,8`, in ascending order. Raises CaseError."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
         raise CaseError(f"--ranks {text}: write the numbers of ranks, like 1,2,4,8.")
@@ -34,7 +34,7 @@ def parse_counts(text: str) -> list[int]:
 
 
 def kinds_of(weak: bool, strong: bool) -> tuple[str, ...]:
-    """Raises CaseError where neither is asked for."""
+    """Returns the kinds that are asked for. Raises CaseError if there is none."""
     chosen = tuple(kind for kind, wanted in zip(KINDS, (weak, strong), strict=True) if wanted)
     if not chosen:
         raise CaseError("choose --weak, --strong, or both.")
@@ -42,18 +42,18 @@ def kinds_of(weak: bool, strong: bool) -> tuple[str, ...]:
 
 
 def default_counts(most: int) -> list[int]:
-    """1, 2, 4, ... up to `most`."""
+    """Returns 1, 2, 4, ... up to `most`."""
     return [1 << power for power in range(most.bit_length())]
 
 
 def case_bytes(kind: str, collective: str, size: int, ranks: int) -> int:
-    """`Case.bytes` of the point at `ranks`; `size` is what a rank (weak) or all of them (strong) bring."""
+    """Returns `Case.bytes` of the point at `ranks`. `size`: the bytes of a rank (weak) or of all (strong)."""
     brought = size if kind == "weak" else size // ranks
     return brought * ranks if collective in _GATHERING else brought
 
 
 def grid(options: Options, ranks: int) -> list[Case]:
-    """The cases of this number of ranks."""
+    """Returns the cases of this number of ranks. Raises CaseError for a size below an element a block."""
     found = []
     for kind in options.scaling:
         for name in options.collectives:
@@ -62,7 +62,7 @@ def grid(options: Options, ranks: int) -> list[Case]:
                 of_point = msgspec.structs.replace(options, collectives=[name], sizes=sizes)
                 point = Scaling(kind=kind, bytes=size)
                 points = of_point.grid(ranks)
-                if any(case.bytes > sizes[0] for case in points):  # rounded up to a block of each rank
+                if any(case.bytes > sizes[0] for case in points):  # rounded up to a block for each rank
                     few = f"{size} B are too few for {ranks} ranks"
                     raise CaseError(f"{kind} scaling of {name}: {few}; give larger --sizes.")
                 found += [msgspec.structs.replace(case, scaling=point) for case in points]
@@ -70,7 +70,7 @@ def grid(options: Options, ranks: int) -> list[Case]:
 
 
 def room_bytes(options: Options, counts: Sequence[int]) -> int:
-    """Of the largest buffer that any number of ranks needs."""
+    """Returns the bytes of the largest buffer that any number of ranks needs."""
     points = [
         case_bytes(kind, name, size, ranks)
         for kind in options.scaling
@@ -82,15 +82,15 @@ def room_bytes(options: Options, counts: Sequence[int]) -> int:
 
 
 def of_count(options: Options, counts: Sequence[int], ranks: int) -> Options:
-    """The run of one number of ranks: its share of the time, in a directory of its own."""
+    """Returns the options of one number of ranks, with its share of the time and a directory of its own."""
     share = replace(options.limits, budget_s=options.limits.budget_s / len(counts))
     folder = Path(options.directory) / f"{ranks}-ranks"
     return msgspec.structs.replace(options, directory=str(folder), limits=share)
 
 
 def run(options: Options, counts: Sequence[int], say: Callable[[str], None]) -> int:
-    """Runs one number of ranks after the other, until one does not end in good order; returns 0, or what the
-    last launcher returned. Raises CaseError where the machine has no room for the largest."""
+    """Runs one number of ranks after the other, until a run fails or is interrupted. Returns 0, or the last
+    launcher's exit code. Raises CaseError if the machine cannot run the most ranks."""
     start.ranks_to_start(max(counts), options.device, options.cores)
     for ranks in counts:
         say(f"{ranks} of {max(counts)} ranks")

@@ -1,4 +1,4 @@
-"""One rank's part of a run, from the bootstrap to the last record. All ranks walk through it in step."""
+"""Runs one rank's part of a run, from the bootstrap to the last record, in step with all other ranks."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ from unisono.records import (
     Skip,
     Workload,
 )
+from unisono.records.vocabulary import case_text
 
-# one exchange of the bench's own: as long as the slowest call that others may be in
+# The deadline of one exchange of the bench. The slowest call of another rank may take as long.
 EXCHANGE_TIMEOUT_S = 300.0
 ALIGN_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run went, on every rank; `results` on rank 0."""
+    """The outcome of the run, on every rank. Only rank 0 has `results`."""
 
     failures: int
     interrupted: bool
@@ -56,9 +57,10 @@ class Outcome:
 
 
 def run(options: Options, binding: Binding | None = None) -> Outcome:
-    """Joins the other ranks as the environment says and runs on the cores of `binding`; None: as its launcher
-    has bound it. Raises UsageError where the ranks turn out to be separate copies, HangError where a GPU does
-    not come back."""
+    """Joins the other ranks by the environment, and runs. `binding`: this rank's cores; None: as the launcher
+    has bound it.
+
+    Raises UsageError if the ranks are separate copies, HangError if a GPU does not come back."""
     import unisono
 
     set_thread_level()
@@ -80,7 +82,7 @@ def run(options: Options, binding: Binding | None = None) -> Outcome:
         align = Aligner(control, aligning.barrier, partial(meeting, aligning))
         binding = binding or Binding()
         if chosen.device == "cuda":
-            binding.bind(own_threads=False)  # before libraries start threads, which keep to these cores
+            binding.bind(own_threads=False)  # before libraries start threads, which inherit these cores
         device, where = _device(chosen, world.local_rank, control, align)
         measured = joining(**where)
         interrupt = stack.enter_context(Interrupt().watched())
@@ -94,7 +96,7 @@ def run(options: Options, binding: Binding | None = None) -> Outcome:
 
 
 def meeting(communicator: Any, peer: int) -> Callable[[], object]:
-    """Returns on this rank and `peer` once both have called it."""
+    """Returns a barrier of this rank and `peer`."""
     mine, theirs = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
     return partial(communicator.send_recv, mine, peer, theirs, peer)
 
@@ -102,7 +104,7 @@ def meeting(communicator: Any, peer: int) -> Callable[[], object]:
 def _device(
     options: Options, local_rank: int, control: Control, align: Aligner
 ) -> tuple[Device, dict[str, Any]]:
-    """Where this rank's buffers lie, and what unisono.init takes for it."""
+    """Returns this rank's device, and the arguments of unisono.init for it."""
     if options.device != "cuda":
         kind = FabricDevice if options.fabric else HostDevice
         return kind(align, align.with_peer, control.rank, one_clock(control)), {}
@@ -112,7 +114,7 @@ def _device(
 
 
 class Session:
-    """What all ranks share in a run. Rank 0 writes the records and shows the progress."""
+    """A run on one rank. Rank 0 writes the records and shows the progress."""
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class Session:
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()  # first: what a broken GPU holds cannot be freed
+            self._writer.close()  # first, since freeing memory of a broken GPU may not return
         for work in self._works:
             work.close()
         for backend in self._backends:
@@ -146,18 +148,16 @@ class Session:
         self.device.close()
 
     def emit(self, record: Record) -> None:
-        """Writes a record on rank 0; failures are said at once."""
+        """Writes a record on rank 0. Prints failures at once."""
         if self._writer is None:
             return
         self._writer.write(record)
         if isinstance(record, Failure):
             where = f"rank {record.rank}: " if record.rank is not None else ""
-            self._display.say(
-                f"FAILED {cases.label(record.case)} on {record.backend}: {where}{record.message}"
-            )
+            self._display.say(f"FAILED {case_text(record.case)} on {record.backend}: {where}{record.message}")
 
     def run(self) -> Outcome:
-        """Everything between the first record and the last."""
+        """Runs from the first record to the last."""
         options, control = self.options, self.control
         started = provenance.now()
         self.device.watch.start()
@@ -230,7 +230,7 @@ class Session:
         return [(msgspec.structs.replace(case, one_process=threads), name) for case, name in wanted]
 
     def _open_backends(self) -> tuple[list[Backend], list[Skip]]:
-        """The backends that every rank can use, and why the others cannot be."""
+        """Returns the backends that every rank can use, and a Skip for each other one."""
         usable: list[Backend] = []
         skips: list[Skip] = []
         control, device = self.control, self.device
@@ -264,7 +264,8 @@ class Session:
             self._display.say(text)
 
     def _cores(self) -> int:
-        """Of rank 0's machine, that its ranks may use: a launcher may have bound each to some of them."""
+        """Returns how many cores of rank 0's machine the ranks there may use together. A launcher may have
+        bound each rank to a few of them."""
         allowed = self.control.gather(sorted(self._binding.allowed), list[int])
         nodes = nodes_of(self._communicator) or [0] * self.control.size
         here = [cores for cores, node in zip(allowed, nodes, strict=True) if node == nodes[0]]
@@ -295,8 +296,7 @@ class Session:
         )
 
     def _allocate(self, wanted: list[tuple[Case, str | None]]) -> tuple[Pools, list[tuple[Case, str | None]]]:
-        """The pools for as many of the cases as the memory holds; the largest that do not fit are skipped, in
-        words."""
+        """Returns the pools, and the cases that fit into memory. Records and prints which do not."""
         control = self.control
         self.device.beat("the buffers")
         owners = [backend for backend in self._backends if backend.own_memory]
@@ -310,7 +310,7 @@ class Session:
             left_out = f"The largest cases are left out, {len(wanted) - len(kept)} of {len(wanted)}"
             self._say(f"{left_out}: {control.size} ranks have room for buffers of {most >> 20} MiB each.")
         listed = [case for case, _ in kept]
-        # sizes that are not run, but have room
+        # The buffers have `room_bytes`, even if no case of this run is as large.
         listed += [msgspec.structs.replace(case, bytes=room) for case in listed if case.bytes < room]
         pools = self.device.pools(listed, control.rank)
         symmetric = needed_bytes(listed, "symmetric")
@@ -332,7 +332,7 @@ class Session:
     def _ceilings(self) -> float | None:
         self.device.beat("the ceilings")
         if nodes_of(self._communicator):
-            return None  # what memory carries is no limit of what crosses between nodes
+            return None  # the memory's bandwidth does not limit messages between nodes
         self._binding.bind(own_threads=False)
         per_rank_gbps, found = self.device.ceilings(self.control)
         for record in found:
@@ -341,7 +341,7 @@ class Session:
 
 
 def nodes_of(communicator: Any) -> list[int]:
-    """The node of each rank; empty where all are on one."""
+    """Returns the node of each rank; empty if all are on one."""
     if len(communicator.nodes) == 1:
         return []
     node_of = {rank: node for node, ranks in enumerate(communicator.nodes) for rank in ranks}
@@ -353,7 +353,7 @@ def _available(backend: Backend, ranks: int, wrong_place: str | None) -> str | N
 
 
 def _undo_setup(backend: Backend) -> None:
-    """Where it has failed on this rank or another: nothing may wait for a rank that has not come so far."""
-    with contextlib.suppress(Exception):  # why it is left out is known already
+    """Undoes a setup that failed on any rank, without waiting for a rank that has not come so far."""
+    with contextlib.suppress(Exception):  # the reason of the failure is known already
         backend.abort()
         backend.close()

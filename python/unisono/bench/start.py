@@ -1,5 +1,5 @@
-"""Who starts the ranks: a launcher that is there already, MPI's mpiexec (so that the mpi backend runs in the
-same processes as the others), or the local launcher of `unisono run`."""
+"""Joins the ranks of a launcher, or starts ranks: by MPI's mpiexec, so that the mpi backend runs in the same
+processes as the others, or by the local launcher of `unisono run`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unisono.bench.options import Options
 from unisono.bootstrap.client import die_with_parent
 from unisono.launch.run import outside_launchers, signals_to, stop_with
 
-# Variables by which some launcher or other says that it started several processes.
+# Variables by which launchers say that they started several processes.
 _COUNTS = (
     "PMI_SIZE",
     "OMPI_COMM_WORLD_SIZE",
@@ -35,11 +35,10 @@ _COUNTS = (
 
 
 def joined_world(env: Mapping[str, str], ranks: int | None) -> launch.World | None:
-    """The world to join where this process is one of several, None where it is to start the ranks itself.
+    """Returns the world to join if this process is one of several, None if it is to start the ranks itself.
 
-    Raises CaseError where `ranks` contradicts the launcher, and where the environment shows a launcher of
-    several processes that says nothing by which they could be told apart: they would run as separate
-    copies."""
+    Raises CaseError if `ranks` contradicts the launcher. Also if the environment shows a launcher of several
+    processes, but gives this one no rank: each process would then run as a separate copy."""
     world = launch.from_env(env)
     if world.size > 1:
         if ranks is not None and ranks != world.size:
@@ -59,12 +58,12 @@ def joined_world(env: Mapping[str, str], ranks: int | None) -> launch.World | No
 
 
 def default_ranks(cores: int) -> int:
-    """As many as there are cores, from 2 to 8."""
+    """Returns the number of cores, but at least 2 and at most 8."""
     return min(max(cores, 2), 8)
 
 
 def ranks_to_start(asked: int | None, device: str, cores: int) -> int:
-    """`asked`, else one a core, on GPUs one a GPU. Raises CaseError where the machine cannot run them."""
+    """Returns `asked`, else one a core, on GPUs one a GPU. Raises CaseError if the GPUs are too few."""
     if device != "cuda":
         return asked or default_ranks(cores)
     why = missing()
@@ -76,31 +75,31 @@ def ranks_to_start(asked: int | None, device: str, cores: int) -> int:
 
 
 def find_mpiexec() -> str | None:
-    """The mpiexec beside this Python, where the mpich wheel puts it, else the first in PATH."""
+    """Returns the mpiexec beside this Python, as the mpich wheel installs it, else the first in PATH."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
 def mpiexec_command(mpiexec: str, ranks: int) -> list[str]:
-    """`mpiexec -n RANKS` on this machine, for MPICH's and Open MPI's."""
+    """Returns the command `mpiexec -n RANKS` on this machine, for MPICH and Open MPI."""
     try:
-        said = subprocess.run(
+        version = subprocess.run(
             [mpiexec, "--version"], capture_output=True, text=True, timeout=20, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
-        said = ""
-    if "Open MPI" in said or "OpenRTE" in said or "PRRTE" in said:
+        version = ""
+    if "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version:
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        here = ["--mca", "plm", "isolated"] if "OpenRTE" in said else []  # before 5 it asks for ssh even so
+        here = ["--mca", "plm", "isolated"] if "OpenRTE" in version else []  # version 4 needs ssh without it
         return [mpiexec, "--oversubscribe", *here, *root, "-n", str(ranks)]
-    if "HYDRA" in said:
+    if "HYDRA" in version:
         return [mpiexec, "-launcher", "fork", "-n", str(ranks)]
     return [mpiexec, "-n", str(ranks)]
 
 
 def start(options: Options, ranks: int) -> int:
-    """Runs `ranks` ranks of the bench to their end and returns 0, or what the launcher returned.
+    """Runs `ranks` ranks of the bench to their end. Returns the launcher's exit code.
 
-    One Ctrl-C reaches every rank, which stops at its next batch; a second one ends them."""
+    After one Ctrl-C every rank stops at its next batch; a second one ends the ranks."""
     if options.device == "cuda":
         prepare_environment(os.environ)
     if options.threads:
@@ -113,10 +112,10 @@ def start(options: Options, ranks: int) -> int:
 
 
 def run_mpiexec(argv: Sequence[str]) -> int:
-    """Runs an mpiexec, which ends with this process, and returns its exit code.
+    """Runs an mpiexec, which ends with this process. Returns its exit code.
 
-    SIGINT, SIGTERM and SIGHUP are all passed on as SIGINT: mpiexec gives the first one to the ranks and ends
-    at the second. Ctrl-Z stops it and the ranks."""
+    Passes SIGINT, SIGTERM and SIGHUP on as SIGINT: mpiexec gives the first to the ranks, and ends at the
+    second. Ctrl-Z stops mpiexec and the ranks."""
     child = subprocess.Popen(
         argv,
         env=outside_launchers(os.environ, batch_system=False),
@@ -141,10 +140,10 @@ def run_mpiexec(argv: Sequence[str]) -> int:
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all that it has started: mpiexec's ranks are in sessions of their own, in which SIGTSTP
-    does nothing."""
+    """Returns a process and all its descendants. mpiexec's ranks are in sessions of their own, in which
+    SIGTSTP does nothing."""
     found = [pid]
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
             found += [one for child in path.read_text().split() for one in _family(int(child))]
     return found

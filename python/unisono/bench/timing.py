@@ -1,12 +1,12 @@
-"""The timed loops: nothing in them but the clock, the alignment and the call.
+"""The timed loops, which hold only the clock, the alignment and the call.
 
-Latency: every iteration starts behind the same alignment for all backends (see `align`), and is timed by each
-rank on the host clock until its own call is complete. Throughput: one alignment, then a queue of calls back
-to back, timed as a whole. A sample lasts from the first rank's start to the last one's end by
-CLOCK_MONOTONIC, where that is one for all (see `device.one_clock`): ranks that share a core start far apart,
-which each one's own time leaves out (S. Hunold and A. Carpen-Amarie, Reproducible MPI Benchmarking Is Still
-Not as Easy as You Think, IEEE TPDS 27, 2016). Elsewhere it is the longest of the ranks' own times. It is
-divided by the calls. The skew of a sample is the spread of the start times.
+Latency: every iteration starts behind the same alignment for all backends (see `align`). Each rank times it
+by the host clock until its own call is complete. Throughput: one alignment, then a queue of calls back to
+back, timed as a whole. A sample lasts from the first rank's start to the last rank's end by CLOCK_MONOTONIC,
+if all ranks have the same (see `device.one_clock`). Ranks that share a core start far apart, which a rank's
+own time leaves out (S. Hunold and A. Carpen-Amarie, Reproducible MPI Benchmarking Is Still Not as Easy as You
+Think, IEEE TPDS 27, 2016). Without a common clock, a sample is the longest of the ranks' own times. A sample
+is divided by its calls. The skew of a sample is the spread of the start times.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ Nanoseconds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Timed:
-    """Start times and durations in ns of one rank's samples; shorter than asked where `error` says why. No
-    start times where the clocks of the ranks are not one. `hung`: the GPU will not come back, so that nothing
-    more can be measured."""
+    """Start times and durations in ns of one rank's samples. Fewer than asked if there is an `error`.
+
+    No start times without a common clock. `hung`: the GPU will not come back, so that nothing more can be
+    measured."""
 
     starts: Nanoseconds
     durations: Nanoseconds
@@ -42,7 +43,7 @@ NOT_TIMED = Timed(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """No garbage collection inside the block."""
+    """Turns the garbage collector off inside the block."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -53,10 +54,10 @@ def collector_off() -> Iterator[None]:
 
 
 def timed(call: Call, align: Call, samples: int, calls: int, warmup: int) -> Timed:
-    """`warmup` untimed calls, then `samples` samples of `calls` calls each.
+    """Makes `warmup` untimed calls, then takes `samples` samples of `calls` calls each.
 
-    Where the call raises, the remaining alignments are still made, so that no other rank waits for this one
-    there; what `align` raises goes to the caller, behind what the call raised."""
+    If the call raises, the remaining alignments are still made, so that no other rank waits there. An error
+    of `align` is raised, with the call's error before it."""
     starts, ends = [0] * samples, [0] * samples
     clock, done, warm, error = perf_counter_ns, 0, False, None
     with collector_off():
@@ -78,9 +79,9 @@ def timed(call: Call, align: Call, samples: int, calls: int, warmup: int) -> Tim
                         call()
                     ends[done] = clock()
             done = samples
-        except Exception as raised:  # whatever a library raises is a failure of its cell, not of the bench
+        except Exception as raised:  # an error of a library fails the cell, not the bench
             if warm and starts[done] == 0:
-                raise  # it was `align`
+                raise  # an error of `align`
             error = f"{type(raised).__name__}: {raised}"
     if error is not None:
         started = done + 1 if samples and starts[done] else done
@@ -94,7 +95,7 @@ def timed(call: Call, align: Call, samples: int, calls: int, warmup: int) -> Tim
 
 
 def combine(ranks: list[Timed], calls: int) -> tuple[list[float], list[float]]:
-    """(samples, skews) in us from the times of one batch, of all ranks that have any."""
+    """Returns (samples, skews) in µs from the times of one batch, of all ranks that have any."""
     ranks = [rank for rank in ranks if len(rank.durations)] or ranks
     count = min(len(rank.durations) for rank in ranks)
     durations = np.stack([rank.durations[:count] for rank in ranks])

@@ -1,7 +1,7 @@
-"""`unisono tune`: measures every algorithm of every collective here and writes the table by which Plan
+"""`unisono tune`: measures every algorithm of every collective here, and writes the table by which Plan
 chooses.
 
-The file holds one table per number of ranks, and of GPUs per card too:
+The file holds one table per number of ranks, and for GPUs per card too:
 
     {"schema": "1.0", "machine": {...}, "device": "cuda", "card": "NVIDIA H200", "ranks": 2,
      "entries": [
@@ -9,9 +9,9 @@ The file holds one table per number of ranks, and of GPUs per card too:
       ...,
       {"collective": "all_reduce", "memory": "plain", "up_to_bytes": null, "algorithm": "two_shot"}]}
 
-and, once there is more than one, a list of them. `bytes` is the larger buffer of the call. A line may have
-blocks, threads and piece_bytes (what a block takes up at once), by which kernels are cut; absent: as pays.
-The tables for GPUs that are built in are such files in src/core/plans/.
+Several tables form a list. `up_to_bytes` counts the larger buffer of the call. An entry may have the shape of
+the kernel: blocks, threads and piece_bytes. Without a shape, the library chooses one. The built-in tables for
+GPUs are such files in src/core/plans/.
 """
 
 from __future__ import annotations
@@ -35,44 +35,45 @@ from unisono.records.stats import MIN_SAMPLES, Interval, Verdict, geometric_mean
 from unisono.records.vocabulary import COLLECTIVES, MEMORIES
 
 SCHEMA = "1.0"
-TOLERANCE = 0.01  # what is faster by less is as fast
-# On GPUs, where no rank of these knows the others' buffers: their plan does not ask for the memory, and the
-# table calls it plain; nor does it ask for the size where no rank knows the longest part: parts that are sent
-# directly when alone are here too, and the entry is for the others.
+TOLERANCE = 0.01  # times that differ by a smaller share are equal
+# On GPUs, no rank knows the buffers of the others in these collectives. Their plan therefore ignores the kind
+# of memory, which the table calls plain.
 ANY_MEMORY = ("all_to_all_v", "send_recv")
+# Nor does any rank know the longest part in these. Their plan ignores the size, and their one entry is for
+# the algorithms that are not direct.
 ANY_SIZE = ("all_to_all_v",)
-AS_PAYS = "@0x0x0"  # the shape of a kernel for which no table has another: not that of the table in force
+AS_PAYS = "@0x0x0"  # the library's own shape of a kernel, whatever the table in force says
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is measured of each algorithm: out of place, sums."""
+    """The cases measured for each algorithm: out of place, sums."""
 
     sizes: list[int]
-    dtype: str  # what is summed most
+    dtype: str  # the usual one
     memories: list[str]
     modes: list[str]
-    outclassed: float  # a variant so many times as slow as the best is not measured again
+    outclassed: float  # a variant this many times as slow as the best is not measured again
 
 
 GRIDS = {
     "cpu": Grid(size_range(8, 64 << 20, 4), "f32", list(MEMORIES), ["latency"], 3.0),  # cores may be shared
-    # Of how nodes work together: any memory will do.
+    # Between nodes the kind of memory makes no difference.
     "nodes": Grid(size_range(8, 64 << 20, 4), "f32", ["plain"], ["latency"], 3.0),
-    # In a queue, and alone: a program that only gives is fast in the one and slow in the other.
+    # Both in a queue and alone: a program that only pushes is fast in a queue and slow alone.
     "cuda": Grid(size_range(1 << 10, 1 << 30, 4), "bf16", ["symmetric"], ["graph", "events"], 1.4),
 }
 
 
 def tunable(device: str = "cpu") -> list[str]:
-    """Collectives of which the library has more than one algorithm on that device."""
+    """Returns the collectives with more than one algorithm on that device."""
     import unisono
 
     return [name for name in COLLECTIVES if len(unisono.Communicator.algorithms(name, device)) > 1]
 
 
 def shapes(algorithm: str) -> list[str]:
-    """Of its kernels, that paid somewhere: blocks, threads, bytes of a piece."""
+    """Returns the shapes of the algorithm's kernels that paid somewhere: blocks, threads, piece's bytes."""
     pieces = traits.algorithm(algorithm).pieces
     if pieces == "lines":
         return ["128x256x3840", "128x384x5760", "128x512x7680"]
@@ -82,8 +83,8 @@ def shapes(algorithm: str) -> list[str]:
 
 
 def variants(collectives: Iterable[str], device: str = "cpu", shaped: bool = False) -> list[str]:
-    """The backends to measure: `unisono:ALGORITHM` for every algorithm of these collectives, and
-    `unisono:ALGORITHM@SHAPE` where their kernels are to be tried in several shapes."""
+    """Returns the backends to measure: `unisono:ALGORITHM` for every algorithm of these collectives, and with
+    `shaped` `unisono:ALGORITHM@SHAPE` for every shape."""
     import unisono
 
     known = unisono.Communicator.algorithms
@@ -97,14 +98,15 @@ def variants(collectives: Iterable[str], device: str = "cpu", shaped: bool = Fal
 
 
 def choose(results: Sequence[Result], device: str = "cpu") -> list[dict[str, Any]]:
-    """The entries of a table. Along the sizes an algorithm, in its shape, stays chosen until another is
-    confidently faster; the border lies halfway (geometrically) between the two sizes measured. Of several
-    modes the geometric mean counts."""
+    """Returns the entries of a table.
+
+    With growing size, an algorithm in its shape stays chosen until another is confidently faster. The border
+    is the geometric mean of the two measured sizes. The geometric mean over several modes counts."""
     entries: list[dict[str, Any]] = []
     for collective in COLLECTIVES:
-        of_it = [r for r in results if r.case.collective == collective and r.algorithm]
+        known = [r for r in results if r.case.collective == collective and r.algorithm]
         for memory in MEMORIES:
-            mine = sorted(_usable(of_it, collective, memory, device), key=lambda r: r.case.bytes)
+            mine = sorted(_usable(known, collective, memory, device), key=lambda r: r.case.bytes)
             times = {size: _times(list(of_size)) for size, of_size in groupby(mine, lambda r: r.case.bytes)}
             if device == "cuda" and collective in ANY_SIZE:
                 times = _over_sizes(times)
@@ -121,8 +123,8 @@ def choose(results: Sequence[Result], device: str = "cpu") -> list[dict[str, Any
 
 
 def brief(results: Sequence[Result]) -> int:
-    """In how many cases the fastest variant has too few visits for an interval (the others may have been
-    outclassed)."""
+    """Returns in how many cases the fastest variant has too few visits for an interval. Other variants may
+    have been outclassed."""
     best: dict[Case, Result] = {}
     for r in results:
         if r.case not in best or r.median_us < best[r.case].median_us:
@@ -131,8 +133,8 @@ def brief(results: Sequence[Result]) -> int:
 
 
 def _usable(results: Sequence[Result], collective: str, memory: str, device: str) -> list[Result]:
-    """Those that tell of calls on such memory. On GPUs one measurement, on symmetric memory, is for both: an
-    algorithm that does not reach the peers' buffers does not care where they lie."""
+    """Returns the results that hold for calls on such memory. On GPUs, one measurement on symmetric memory
+    holds for both kinds: algorithms that do not reach the peers' buffers are as fast on either."""
     if device != "cuda":
         return [r for r in results if r.case.memory == memory]
     if collective in ANY_SIZE:
@@ -143,8 +145,10 @@ def _usable(results: Sequence[Result], collective: str, memory: str, device: str
 
 
 def _times(results: Sequence[Result]) -> dict[str, Interval]:
-    """Of each variant (algorithm and shape) that ran in every mode, over its modes. Sure however few the
-    visits: between equals either choice is right, but not to stay with the slower."""
+    """Returns the time of each variant (algorithm and shape) that ran in every mode, over its modes.
+
+    Intervals count as sure however few the visits. Either of two equal variants is right, but a slower one
+    must not stay chosen for want of visits."""
     modes = {r.case.mode for r in results}
     of_variant: dict[str, dict[str, Interval]] = {}
     for r in results:
@@ -154,8 +158,8 @@ def _times(results: Sequence[Result]) -> dict[str, Interval]:
 
 
 def _over_sizes(times: dict[int, dict[str, Interval]]) -> dict[int, dict[str, Interval]]:
-    """For one line for all sizes: of each variant that ran at all of them, over the sizes, as multiples of
-    the best time at each."""
+    """Returns times for one entry for all sizes: the mean over the sizes of each variant that ran at all, as
+    multiples of the best time at each size."""
     names = set.intersection(*(set(found) for found in times.values())) if times else set()
     least = {size: min(t.median for t in found.values()) for size, found in times.items() if found}
     multiples = {
@@ -164,9 +168,9 @@ def _over_sizes(times: dict[int, dict[str, Interval]]) -> dict[int, dict[str, In
     return {0: multiples} if multiples else {}
 
 
-def _mean(of: Sequence[Interval]) -> Interval:
+def _mean(intervals: Sequence[Interval]) -> Interval:
     median, low, high = (
-        geometric_mean([getattr(one, name) for one in of]) for name in ("median", "low", "high")
+        geometric_mean([getattr(one, name) for one in intervals]) for name in ("median", "low", "high")
     )
     return Interval(median, low, high)
 
@@ -176,8 +180,8 @@ def _divided(one: Interval, by: float) -> Interval:
 
 
 def _winner(times: dict[str, Interval], before: str | None) -> str:
-    """The fastest; but where it is not confidently faster: copy engines, which leave the SMs to the model,
-    then what was chosen `before`, then its algorithm without a shape."""
+    """Returns the fastest variant. Unless it is confidently faster, copy engines come first, which leave the
+    SMs to the model, then the variant chosen `before`, then the same algorithm without a shape."""
     best = min(times, key=lambda variant: times[variant].median)
     for variant in (f"copy_engine{AS_PAYS}", before, best.partition("@")[0] + AS_PAYS):
         if variant in times and verdict(times[best], times[variant], TOLERANCE) is not Verdict.FASTER:
@@ -186,28 +190,29 @@ def _winner(times: dict[str, Interval], before: str | None) -> str:
 
 
 def _columns(variant: str) -> dict[str, Any]:
-    """Of a table's line."""
+    """Returns the columns of an entry for this variant."""
     algorithm, _, shape = variant.partition("@")
     numbers = zip(("blocks", "threads", "piece_bytes"), shape_of(shape), strict=True) if shape else ()
     return {"algorithm": algorithm, **{name: number for name, number in numbers if number}}
 
 
 def _place(table: dict[str, Any]) -> tuple[Any, ...]:
-    """What a table is for."""
+    """Returns the key of a table: device, card, nodes and ranks."""
     return table.get("device", "cpu"), table.get("card"), table.get("nodes"), table["ranks"]
 
 
 def merge(existing: str | None, table: dict[str, Any]) -> list[dict[str, Any]] | dict[str, Any]:
-    """`table` together with the tables for other cards and numbers of ranks in the text of an existing file.
-    Entries of the same card and number stay where `table` says nothing about their collective and memory. An
+    """Returns `table` with the tables for other cards and numbers of ranks in the text of an existing file.
+
+    Entries of the same card and number stay if `table` has none for their collective and memory. An
     unreadable file is replaced."""
     try:
         parsed = json.loads(existing or "[]")
         found = parsed if isinstance(parsed, list) else [parsed]
         others = [old for old in found if _place(old) != _place(table) and old["schema"] == SCHEMA]
         same = [e for old in found if _place(old) == _place(table) for e in old["entries"]]
-        told = {(entry["collective"], entry["memory"]) for entry in table["entries"]}
-        kept = [entry for entry in same if (entry["collective"], entry["memory"]) not in told]
+        measured = {(entry["collective"], entry["memory"]) for entry in table["entries"]}
+        kept = [entry for entry in same if (entry["collective"], entry["memory"]) not in measured]
     except (ValueError, KeyError, TypeError, AttributeError):
         others, kept = [], []
     new = {**table, "entries": [*kept, *table["entries"]]}
@@ -215,7 +220,7 @@ def merge(existing: str | None, table: dict[str, Any]) -> list[dict[str, Any]] |
 
 
 def _text(made: list[dict[str, Any]] | dict[str, Any]) -> str:
-    """As JSON with an entry a line, so that a table can be read and compared."""
+    """Returns JSON with an entry a line, which people can read and compare."""
     if isinstance(made, list):
         return "[" + ",\n".join(_text(table) for table in made) + "]"
     fields = [f'"{name}": {json.dumps(value)}' for name, value in made.items() if name != "entries"]
@@ -226,9 +231,10 @@ def _text(made: list[dict[str, Any]] | dict[str, Any]) -> str:
 def write(
     path: Path, ranks: int, machine: Machine, entries: Sequence[dict[str, Any]], nodes: int = 0
 ) -> None:
-    """Adds the table to `path` in one step, so that a library that starts meanwhile reads the old or the new
-    file. The table is one for GPUs where the machine's record names some, and one of how that many `nodes`
-    work together where there are some. Raises ResourceError."""
+    """Adds a table to the file `path` in one step: a library that starts meanwhile reads the old or new file.
+
+    The table is for GPUs if the machine's record names any, or for that many `nodes` unless 0. Raises
+    ResourceError."""
     cards = set(machine.gpus)
     where: dict[str, Any] = {"device": "nodes", "nodes": nodes} if nodes else {}
     if cards and not nodes:

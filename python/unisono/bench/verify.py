@@ -1,16 +1,13 @@
-"""Is the result right? Fresh random data that every rank can compute, poisoned outputs, and a plain numpy
-reference.
+"""Checks results: fresh random data that every rank can compute, poisoned outputs, and a numpy reference.
 
-Each rank's input is a random block of at most `PERIOD` elements (a prime), repeated; all ranks derive all
-blocks from the seed, so the whole output of any collective is known everywhere at the price of one block, and
-every byte of it is compared. Data that lands displaced is seen unless it is displaced by a multiple of
-`PERIOD` elements.
+Each rank's input is a random block of at most `PERIOD` elements (a prime), repeated. Every rank derives all
+blocks from the seed, and so knows the whole output of any collective at the cost of one block. Every byte of
+the output is compared. Data at a wrong place is seen, unless it is off by a multiple of `PERIOD` elements.
 
-Moves and integers are compared bit by bit, and so are float sums where the backend says that it combines in
-rank order (`Backend.bit_exact`). For the float sums of other libraries, which may combine in any order, the
-bound is the textbook one (N. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2): n
-u times the sum of the magnitudes, u the unit roundoff of the dtype and n the number of ranks; for a product,
-n u times its magnitude.
+Moves and integers are compared bit by bit. So are sums of floats if the backend combines in rank order
+(`Backend.bit_exact`). Other libraries may combine in any order. Their bound is the textbook one (N. Higham,
+Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2): n u times the sum of the magnitudes, u
+the unit roundoff of the dtype and n the number of ranks; for a product, n u times its magnitude.
 """
 
 from __future__ import annotations
@@ -43,9 +40,10 @@ F64 = npt.NDArray[np.float64]
 
 
 def random_block(case: Case, rank: int, seed: int, count: int) -> Array:
-    """`count` values of the case's dtype, the same on every rank that asks. Integers: any bits, or small ones
-    for an average. Floats: magnitudes from 0.5 to 2, never zero; for a product so near 1 that it stays from
-    1/16 to 16."""
+    """Returns rank `rank`'s block of `count` values of the case's dtype, the same on every rank that asks.
+
+    Integers: any bits, or small values for an average. Floats: magnitudes from 0.5 to 2, never zero; for a
+    product so near 1 that the product stays from 1/16 to 16."""
     rng = np.random.default_rng([seed, rank])
     kind = DTYPES[case.dtype]
     if case.dtype in INTEGERS:
@@ -61,9 +59,10 @@ def random_block(case: Case, rank: int, seed: int, count: int) -> Array:
 
 
 def combine(blocks: Sequence[Array], op: str, dtype: str) -> Array:
-    """The reduction as Unisono defines it: ((x0 + x1) + x2) ..., f32 accumulator for f32 and narrower floats,
-    f64 for f64, one rounding at the end; integers wrap, and their average is the exact sum divided toward
-    zero."""
+    """Returns the reduction as Unisono defines it: ((x0 + x1) + x2) ...
+
+    The accumulator is f32 for f32 and narrower floats, f64 for f64, with one rounding at the end. Integers
+    wrap, and their average is the exact sum divided toward zero."""
     kind, n = DTYPES[dtype], len(blocks)
     if dtype in INTEGERS:
         wide = np.dtype(np.int64) if op == "avg" else kind
@@ -87,8 +86,8 @@ def combine(blocks: Sequence[Array], op: str, dtype: str) -> Array:
 
 
 def tolerance(blocks: Sequence[Any], op: str, dtype: str) -> tuple[Any, Any] | None:
-    """(exact result, allowed distance) per element for libraries that combine in any order; None where only
-    the exact bits will do: integers, min and max. Arrays of f64, of numpy or torch."""
+    """Returns (exact result, allowed distance) per element, for libraries that combine in any order. None:
+    only the exact bits are right (integers, min and max). Arrays of f64, of numpy or torch."""
     if dtype in INTEGERS or op in ("min", "max"):
         return None
     unit, n = ROUNDOFF[dtype], len(blocks)
@@ -100,9 +99,10 @@ def tolerance(blocks: Sequence[Any], op: str, dtype: str) -> tuple[Any, Any] | N
 
 
 def rounding(blocks: Sequence[Any], exact: Any, op: str, wire: str) -> Any:
-    """How far a quantised all_reduce may be off beside `tolerance`: the bound that Communicator.all_reduce
-    states, with the largest magnitudes of whole blocks of data in place of those of 32 elements, which are
-    no larger. Arrays of f64, of numpy or torch."""
+    """Returns the allowed error of a quantised all_reduce in addition to `tolerance`.
+
+    The bound is that of Communicator.all_reduce, but by the largest magnitude of the whole data in place of
+    each 32 elements'. Arrays of f64, of numpy or torch."""
     scale = len(blocks) if op == "avg" else 1
     largest = sum(float(abs(block).max()) for block in blocks) / scale
     if wire == "int8":
@@ -115,18 +115,18 @@ def rounding(blocks: Sequence[Any], exact: Any, op: str, wire: str) -> Any:
 
 @dataclass(frozen=True)
 class Piece:
-    """`count` elements from `start` of a flat buffer hold `block` repeated, from its element `offset` on."""
+    """A part of a flat buffer: `count` elements from `start` on hold `block`, repeated, from `offset` on."""
 
     start: int
     count: int
     block: Any
     offset: int = 0
-    allowed: tuple[Any, Any] | None = None  # as `tolerance` gives it
+    allowed: tuple[Any, Any] | None = None  # the result of `tolerance`
 
 
 def rows(piece: Piece) -> list[tuple[int, int, int]]:
-    """(first element in the buffer, first element in the block, length) of every run within one
-    repetition."""
+    """Returns (first element in the buffer, first element in the block, length) of every run within one
+    repetition of the block."""
     found, done, period = [], 0, len(piece.block)
     while done < piece.count:
         at = (piece.offset + done) % period
@@ -137,7 +137,7 @@ def rows(piece: Piece) -> list[tuple[int, int, int]]:
 
 
 def write(flat: Array, pieces: Sequence[Piece]) -> None:
-    """Fills a flat buffer as the pieces say."""
+    """Fills a flat buffer with the pieces."""
     for piece in pieces:
         for start, at, length in rows(piece):
             np.copyto(flat[start : start + length], piece.block[at : at + length])
@@ -145,8 +145,7 @@ def write(flat: Array, pieces: Sequence[Piece]) -> None:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What `expectation`, `arrange` and `inspect` need of a kind of arrays; each as the function of that name
-    in this module."""
+    """The functions of this module for a kind of arrays, for `expectation`, `arrange` and `inspect`."""
 
     random_block: Callable[[Case, int, int, int], Any]
     combine: Callable[[Sequence[Any], str, str], Any]
@@ -160,7 +159,7 @@ def _bits(array: Array) -> npt.NDArray[np.unsignedinteger[npt.NBitBase]]:
 
 
 def differences(flat: Array, pieces: Sequence[Piece]) -> tuple[int, str | None]:
-    """How many elements differ from what the pieces say, and a sentence about the first; NaN equals NaN."""
+    """Returns how many elements differ from the pieces, and a sentence about the first. NaN equals NaN."""
     wrong, first = 0, None
     for piece in pieces:
         for start, at, length in rows(piece):
@@ -169,7 +168,7 @@ def differences(flat: Array, pieces: Sequence[Piece]) -> tuple[int, str | None]:
                 continue
             bad = _bits(got) != _bits(want)
             if got.dtype.kind not in "iu":
-                with np.errstate(invalid="ignore"):  # of a signalling NaN, and of infinities
+                with np.errstate(invalid="ignore"):  # from signalling NaNs and infinities
                     wide = got.astype(np.float64)
                     bad &= ~(np.isnan(wide) & np.isnan(want.astype(np.float64)))
                     if piece.allowed is not None:
@@ -185,14 +184,14 @@ def differences(flat: Array, pieces: Sequence[Piece]) -> tuple[int, str | None]:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What one rank's buffers hold before the call, and what its output must hold after it."""
+    """The content of one rank's input before the call, and of its output after."""
 
     x: tuple[Piece, ...]
     out: tuple[Piece, ...]
 
 
 def wide(block: Array) -> F64:
-    """The same values as f64."""
+    """Returns the same values as f64."""
     return block.astype(np.float64)
 
 
@@ -202,8 +201,7 @@ NUMPY = Arithmetic(random_block, combine, write, differences, wide)
 def expectation(
     case: Case, rank: int, seed: int, bit_exact: bool, arithmetic: Arithmetic = NUMPY, wire: str | None = None
 ) -> Expectation:
-    """The reference for one rank; every rank computes it alone from the seed. `wire`: how an all_reduce
-    quantises."""
+    """Returns the reference for one rank, from the seed alone. `wire`: how an all_reduce quantises."""
     n, shapes = case.ranks, [layout(case, r) for r in range(case.ranks)]
     counts = [int(np.prod(s.x)) if s.x is not None else 0 for s in shapes]
     period = min(PERIOD, max(counts))
@@ -232,7 +230,7 @@ def expectation(
             allowed = exact, unit + rounding(wide, exact, str(case.op), wire)
         offset = rank * out_count if case.collective == "reduce_scatter" else 0
         return Expectation(x, (Piece(0, out_count, result, offset, allowed),))
-    if case.collective == "all_to_all_v":  # everyone sends this rank as much, behind what the lower ranks get
+    if case.collective == "all_to_all_v":  # every rank sends this one as much, after the lower ranks' parts
         own = shapes[rank]
         behind = sum(own.send_counts[:rank])
         out = [Piece(r * own.recv_counts[r], own.recv_counts[r], blocks[r], behind) for r in range(n)]
@@ -244,7 +242,7 @@ def expectation(
 def _moved(
     collective: str, rank: int, n: int, count: int, blocks: dict[int, Array], peer: int
 ) -> list[Piece]:
-    """What of everyone's blocks makes up a rank's output of `count` elements."""
+    """Returns the pieces of all ranks' blocks that form a rank's output of `count` elements."""
     share = count // n
     match collective:
         case "broadcast":
@@ -262,7 +260,7 @@ def _moved(
 
 
 def bound_text(case: Case, bit_exact: bool, wire: str | None = None) -> str:
-    """The records' statement of what was demanded."""
+    """Returns in words what the check demands, for the records."""
     if case.collective == "barrier":
         return "nobody left before all had entered"
     if wire is not None:
@@ -275,8 +273,7 @@ def bound_text(case: Case, bit_exact: bool, wire: str | None = None) -> str:
 
 
 def arrange(placed: Placed, expected: Expectation, arithmetic: Arithmetic = NUMPY) -> None:
-    """Poisons the outputs and the guard bytes, then writes the input. Where a call is in place the input
-    wins."""
+    """Poisons the output and the guard bytes, then writes the input, which wins if the call is in place."""
     region, end = placed.written
     region.poison(end)
     for guard in placed.guards:
@@ -288,7 +285,7 @@ def arrange(placed: Placed, expected: Expectation, arithmetic: Arithmetic = NUMP
 
 
 def inspect(case: Case, placed: Placed, expected: Expectation, arithmetic: Arithmetic = NUMPY) -> str | None:
-    """None where output, input (kept by an out-of-place call) and guards are right, else what is not."""
+    """Returns what is wrong with output, input (which an out-of-place call keeps) or guards, or None."""
     if placed.buffers.out is not None:
         wrong, first = arithmetic.differences(placed.buffers.out.reshape(-1), expected.out)
         if wrong:

@@ -1,4 +1,4 @@
-"""What ends a run in which nothing moves any more."""
+"""Ends a run in which nothing moves any more."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable
 
 LOOK_S = 2.0
-LATER_S = 6.0  # that the other ranks leave rank 0, which has the records and may be in their process
+LATER_S = 6.0  # for rank 0 to end first, since it has the records and may be in the same process
 
 
 class Watch:
-    """Once started, ends the process when its rank has not moved for `silence_s`, wherever it waits, also
-    inside a library, once `save` has recorded what was measured; the other ranks notice that this one is
-    gone. The watch counts its own looks: a process that was stopped has not been silent."""
+    """Ends the process once its rank has not moved for `silence_s`, even inside a library.
+
+    Before, `save` records all samples. The other ranks notice the end of this one. The watch counts its own
+    looks, so that a stopped process does not count as silent."""
 
     def __init__(self, rank: int, silence_s: float) -> None:
         self.doing = "the start"
@@ -27,7 +28,7 @@ class Watch:
         self._thread.start()
 
     def beat(self, doing: str | None = None) -> None:
-        """The rank moves; from now on it is `doing` that."""
+        """Notes that the rank moves. `doing`: a phrase for its work from now on."""
         self._moved = True
         if doing is not None:
             self.doing = doing
@@ -35,7 +36,7 @@ class Watch:
     def stop(self) -> None:
         self._stopped.set()
         if self._thread.is_alive():
-            self._thread.join()  # at the end of the process it would still hold what `save` refers to
+            self._thread.join()  # the thread would hold the objects of `save` until the end of the process
 
     def _run(self) -> None:
         silent_s, look_s = 0.0, min(LOOK_S, self._limit_s / 4)

@@ -1,4 +1,4 @@
-"""Real models as lists of collective calls, read from workloads.toml."""
+"""Workloads: real models as lists of collective calls, read from workloads.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.records.vocabulary import DTYPES
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`elements` multiply to the elements of the larger buffer on one rank."""
+    """One kind of call. `elements`: factors of the number of elements of the larger buffer on one rank."""
 
     collective: str
     elements: list[int]
@@ -30,7 +30,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One [[workload]] of the file; each variant becomes a workload of its own, `name-variant`."""
+    """One [[workload]] of the file. Each variant becomes a workload of its own, `name-variant`."""
 
     name: str
     title: str
@@ -45,14 +45,13 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def entries() -> dict[str, Entry]:
-    """All entries of the file, by name."""
+    """Returns all entries of the file, by name."""
     text = files("unisono.bench").joinpath("workloads.toml").read_text(encoding="utf-8")
     return {entry.name: entry for entry in msgspec.convert(tomllib.loads(text), _File).workload}
 
 
 def split_workloads(text: str) -> list[str]:
-    """`"a,b"`, `"all"` or `"none"` as names of entries or of single variants. Raises CaseError, which lists
-    the known."""
+    """Returns the names in `"a,b"`, `"all"` or `"none"`: of entries or single variants. Raises CaseError."""
     known = entries()
     if text.strip() in ("", "none"):
         return []
@@ -77,9 +76,10 @@ def _case(step: Step, ranks: int, device: str) -> Case:
 
 
 def select(names: Iterable[str], ranks: int, device: str = "cpu") -> list[tuple[Workload, list[Case]]]:
-    """The workloads of that name (an entry means all its variants) with the cases that they need; plain
-    memory, out of place, in the mode latency, on GPUs graph. Sizes are rounded down to whole blocks where
-    `ranks` does not divide them."""
+    """Returns the workloads of these names (an entry means all its variants) with their cases.
+
+    Cases are in plain memory, out of place, in the mode latency, on GPUs graph. Sizes that `ranks` does not
+    divide are rounded down to whole blocks."""
     chosen = []
     for entry in entries().values():
         for variant in entry.variants:

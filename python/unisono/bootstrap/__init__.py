@@ -1,13 +1,13 @@
-"""How the ranks of a run find each other: one call, an all_gather of bytes.
+"""Bootstraps, by which the ranks of a run find each other: one call, an all_gather of bytes.
 
-A bootstrap is used to set a communicator up and to hand out symmetric memory, never to move a user's data.
+A bootstrap sets a communicator up and hands out symmetric memory. A user's data never passes through one.
 
 | started by             | bootstrap         | over                                        |
 |------------------------|-------------------|---------------------------------------------|
 | nothing                | `SingleBootstrap` | nothing: one rank                           |
 | `unisono run`          | `HubBootstrap`    | a socket inherited from the launcher        |
-| mpirun, mpiexec, srun  | `MpiBootstrap`    | mpi4py (mpi.py)                          |
-| torchrun               | `StoreBootstrap`  | a torch.distributed Store (store.py)    |
+| mpirun, mpiexec, srun  | `MpiBootstrap`    | mpi4py (mpi.py)                             |
+| torchrun               | `StoreBootstrap`  | a torch.distributed Store (store.py)        |
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ def make(
     timeout_s: float = 30.0,
     env: Mapping[str, str] | None = None,
 ) -> Bootstrap:
-    """The bootstrap for this process.
+    """Returns the bootstrap for this process.
 
     Args:
-        world: where this process is, from `launch.from_env` or from the user's explicit rank and size.
+        world: rank and size of this process, from `launch.from_env` or given by the user.
         bootstrap: None to follow `world.launcher`; or an mpi4py intracommunicator, a torch.distributed Store
             (any object with `set(key, bytes)` and a blocking `get(key) -> bytes`), or an object with the
-            `Bootstrap` protocol. A communicator or protocol object decides rank and size itself (it may be a
-            part of the world); where the user gave them explicitly as well they must agree.
+            `Bootstrap` protocol. A communicator or protocol object decides rank and size, and may hold a part
+            of the world. Rank and size that the user gives as well must agree.
         timeout_s: seconds that one all_gather waits for the last rank, above 0.
         env: the environment to read addresses from, default `os.environ`.
 
-    Raises UsageError when the run cannot be joined as it was started; the message says what to do.
+    Raises:
+        UsageError: the run cannot be joined as it was started; the message says what to do.
     """
     timeout_s = check_timeout(timeout_s)
     if bootstrap is not None:
@@ -67,30 +68,30 @@ def make(
     )
 
 
-def _from_object(world: World, given: object, timeout_s: float) -> Bootstrap:
+def _from_object(world: World, found: object, timeout_s: float) -> Bootstrap:
     mpi = sys.modules.get("mpi4py.MPI")
     made: Bootstrap
-    if mpi is not None and isinstance(given, mpi.Comm):
+    if mpi is not None and isinstance(found, mpi.Comm):
         from .mpi import MpiBootstrap
 
-        made = MpiBootstrap(given, timeout_s)
-    elif callable(getattr(given, "all_gather", None)) and hasattr(given, "rank") and hasattr(given, "size"):
-        if not isinstance(given, Bootstrap):
+        made = MpiBootstrap(found, timeout_s)
+    elif callable(getattr(found, "all_gather", None)) and hasattr(found, "rank") and hasattr(found, "size"):
+        if not isinstance(found, Bootstrap):
             raise UsageError(
-                f"bootstrap= is a {type(given).__name__} without close(): add it (Bootstrap protocol)"
+                f"bootstrap= is a {type(found).__name__} without close(): add it (Bootstrap protocol)"
             )
-        made = given
-    elif callable(getattr(given, "set", None)) and callable(getattr(given, "get", None)):
+        made = found
+    elif callable(getattr(found, "set", None)) and callable(getattr(found, "get", None)):
         from .store import StoreBootstrap
 
         if world.launcher == "none":
             raise UsageError(
                 "a Store does not know the ranks: call init(rank=..., size=..., bootstrap=store)"
             )
-        return StoreBootstrap(given, world.rank, world.size, timeout_s)
+        return StoreBootstrap(found, world.rank, world.size, timeout_s)
     else:
         raise UsageError(
-            f"bootstrap= is a {type(given).__name__}: give an mpi4py communicator, a torch.distributed "
+            f"bootstrap= is a {type(found).__name__}: give an mpi4py communicator, a torch.distributed "
             "Store, or an object with rank, size, all_gather(bytes) and close()"
         )
     rank, size = made.rank, made.size

@@ -1,4 +1,4 @@
-"""What every bootstrap is, and what all of them check."""
+"""The protocol of a bootstrap, and the checks that all bootstraps share."""
 
 from __future__ import annotations
 
@@ -10,60 +10,63 @@ from typing import Protocol, runtime_checkable
 from ..errors import UsageError
 from .hub import MAX_PAYLOAD
 
-MOST_TIMEOUT_S = 1e9  # clocks and sockets count them in narrow numbers
-# Registered on import, so as to run after what communicators do at exit, which may still need a bootstrap.
+MOST_TIMEOUT_S = 1e9  # clocks and sockets count seconds in narrow numbers
+# Registered on import, and so run after communicators close at exit: they may still need a bootstrap.
 at_exit = contextlib.ExitStack()
 atexit.register(at_exit.close)
 
 
 @runtime_checkable
 class Bootstrap(Protocol):
-    """What a communicator needs to meet the other ranks; any object of this shape can be given to `make`."""
+    """Meets the other ranks for a communicator. `make` takes any object of this shape."""
 
     rank: int
     size: int
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """Give `data` (at most MAX_PAYLOAD bytes, lengths may differ), get one entry per rank, in rank order.
+        """Returns the `data` of every rank, in rank order. Collective.
 
-        A collective call. Raises TimeoutError, PeerLostError, MismatchError or UnisonoError; afterwards the
-        bootstrap is of no more use.
+        Args:
+            data: at most MAX_PAYLOAD bytes; lengths may differ between ranks.
+
+        Raises:
+            TimeoutError, PeerLostError, MismatchError, UnisonoError: the bootstrap cannot be used any more.
         """
 
     def close(self) -> None:
-        """Release what the bootstrap holds. Idempotent."""
+        """Releases the resources of the bootstrap. Idempotent."""
 
 
 class SingleBootstrap:
-    """One rank that is alone."""
+    """The bootstrap of a rank that is alone."""
 
     def __init__(self) -> None:
         self.rank = 0
         self.size = 1
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """`[data]`."""
+        """Returns `[data]`."""
         return [check_payload(data)]
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing."""
 
 
 def check_payload(data: bytes) -> bytes:
-    """`data` as bytes, or UsageError when it is above MAX_PAYLOAD."""
+    """Returns `data` as bytes. Raises UsageError above MAX_PAYLOAD bytes."""
     if len(data) > MAX_PAYLOAD:
         raise UsageError(f"an all_gather of the bootstrap takes at most {MAX_PAYLOAD} bytes, not {len(data)}")
     return bytes(data)
 
 
-def check_timeout(given: object, name: str = "timeout_s") -> float:
-    """It as a number of seconds, or UsageError when it is none from above 0 to MOST_TIMEOUT_S."""
+def check_timeout(value: object, name: str = "timeout_s") -> float:
+    """Returns `value` in seconds. Raises UsageError with `name` unless 0 < value <= MOST_TIMEOUT_S."""
     try:
-        seconds = float(given)  # type: ignore[arg-type]
+        seconds = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         seconds = math.nan
     if not 0 < seconds <= MOST_TIMEOUT_S:
         raise UsageError(
-            f"{name}={given} is no deadline: give seconds above 0, at most {MOST_TIMEOUT_S:.0e}."
+            f"{name}={value} is no deadline: give seconds above 0, at most {MOST_TIMEOUT_S:.0e}."
         )
     return seconds

@@ -1,6 +1,6 @@
-"""The rank's side of `unisono run`: an all_gather over a socket that the launcher hands down.
+"""The rank's side of `unisono run`: an all_gather over a socket inherited from the launcher.
 
-hub.py has the format of the messages.
+hub.py defines the messages.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 class HubBootstrap:
-    """Ranks started by `unisono run`: the launcher collects and hands out the bytes (hub.py has the format).
+    """The bootstrap of ranks started by `unisono run`: the launcher collects and hands out the bytes.
 
-    All bootstraps of a process share the launcher's socket, so that `init()` can be called more than once;
-    every rank must then do so in the same order, which the launcher checks.
+    All bootstraps of a process share the launcher's socket, so that `init()` can be called more than once.
+    Every rank must then make its calls in the same order, which the launcher checks.
 
     Args:
-        rank, size: as the launcher gave them.
+        rank, size: from the launcher.
         fd: the inherited socket, `UNISONO_BOOTSTRAP_FD`.
         timeout_s: how long one all_gather waits for the last rank.
     """
@@ -67,7 +67,7 @@ class HubBootstrap:
         return [payload for _, payload in frames]
 
     def close(self) -> None:
-        """The socket stays open for the process's other bootstraps; the launcher sees the process end."""
+        """Does nothing: other bootstraps may need the socket, and the launcher sees the process end."""
 
 
 class _Connection:
@@ -101,12 +101,12 @@ class _Connection:
             return self._channels - 1
 
     def give_up(self, error: UnisonoError) -> UnisonoError:
-        """Remember `error`: every later call raises it, because the stream cannot be trusted any more."""
+        """Returns `error`, which every later call raises, because the stream cannot be trusted any more."""
         self._failure = self._failure or error
         return error
 
     def exchange(self, message: bytes, count: int, timeout_s: float) -> list[Frame]:
-        """Send one message, return the `count` DATA messages of the answer."""
+        """Sends one message. Returns the `count` DATA messages of the answer."""
         if os.getpid() != self._pid:
             raise UsageError(
                 f"this process was forked from a rank (pid {self._pid}) and cannot speak for it: "
@@ -140,7 +140,7 @@ class _Connection:
                         raise frame.header.kind.error(frame.payload.decode("utf-8", "replace"))
                     frames.append(frame)
         except FrameError as error:
-            raise UnisonoError(f"the launcher sent what is no Unisono message: {error}") from error
+            raise UnisonoError(f"the launcher sent bytes that are no Unisono message: {error}") from error
         except OSError as error:
             if isinstance(error, UnisonoError):
                 raise
@@ -152,7 +152,8 @@ class _Connection:
         return frames
 
     def _tried(self, clock: Clock, deadline: float, call: Callable[[A], T], argument: A) -> T:
-        """`call` of the socket, again until the deadline: one that waits for long would not see a pause."""
+        """Repeats a `call` of the socket until it succeeds or the deadline is past. Returns its result. Each
+        try is short, since a long wait would count a pause of the process."""
         while True:
             self._socket.settimeout(min(LOOK_S, max(deadline - clock(), 1e-3)))  # 0 would mean not to block
             try:
@@ -173,7 +174,8 @@ def inherited_fd(env: Mapping[str, str]) -> int:
 
 
 def _inherited_socket(fd: int) -> socket.socket:
-    """The launcher's socket. Ties this process's life to the launcher's when that is its parent."""
+    """Returns the launcher's socket, and has a child of the launcher end with it. Raises UsageError if `fd`
+    is not the launcher's socket."""
     wrong = UsageError(
         f"{FD_VARIABLE}={fd} is not the launcher's socket here: this is probably a child of a rank, which "
         "does not inherit it; call unisono.init() in the rank, or unset the UNISONO_* variables for the child"
@@ -197,7 +199,8 @@ def _inherited_socket(fd: int) -> socket.socket:
 
 
 def die_with_parent(launcher: int) -> None:
-    """Have the kernel kill this process when the launcher ends, also by SIGKILL: no rank is left behind."""
+    """Has the kernel kill this process when the launcher ends, also if SIGKILL ends the launcher. Raises
+    ResourceError if the kernel refuses, PeerLostError if the launcher has ended already."""
     if launcher != os.getppid():
         return  # started through a shell or a container: the launcher ends the process group instead
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:

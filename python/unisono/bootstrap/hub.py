@@ -1,16 +1,15 @@
 """The hub of `unisono run`: the message format, and the launcher's half of an all_gather of bytes.
 
 A rank sends one DATA message per all_gather over its socket to the launcher. When every rank has sent one,
-the launcher answers each with `size` DATA messages in rank order; when that cannot happen any more, with one
-message that says why.
-Nothing here reads a socket or a clock of its own accord: `Hub` is fed by `run.run_local` and by the tests.
+the launcher answers each with `size` DATA messages in rank order. If the all_gather cannot complete, the
+launcher answers with one message that says why. `Hub` reads no socket: `run.run_local` and the tests feed it.
 
 Message (network byte order, 28 bytes, then the payload):
     magic 4s | version u8 | kind u8 | zero u16 | rank u32 | channel u32 | sequence u32 | timeout_ms u32 |
     length u32
 `channel` counts the bootstraps that a rank has made, `sequence` the all_gathers on one channel; both must
-agree between ranks. What arrives decides neither an address nor a size: every field is checked, and length is
-at most MAX_PAYLOAD.
+agree between ranks. No received field is used as an address or a size unchecked: length is at most
+MAX_PAYLOAD.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Place = tuple[int, int]  # channel and sequence
 
 
 class Kind(enum.IntEnum):
-    """What a message carries: a rank's bytes, or, as UTF-8 text, the reason why the all_gather failed."""
+    """The content of a message: a rank's bytes, or, as UTF-8 text, the reason why the all_gather failed."""
 
     DATA = 1
     LOST = 2
@@ -44,7 +43,7 @@ class Kind(enum.IntEnum):
 
     @property
     def error(self) -> type[UnisonoError]:
-        """The exception that a rank raises on a message of this kind."""
+        """Returns the exception that a rank raises on a message of this kind."""
         return _ERRORS.get(self, UnisonoError)
 
 
@@ -56,11 +55,11 @@ _ERRORS: dict[Kind, type[UnisonoError]] = {
 
 
 class FrameError(UnisonoError):
-    """Bytes that are not a Unisono message; the text says which field, the caller adds who sent them."""
+    """Bytes that are not a Unisono message. The text names the wrong field; the caller adds the sender."""
 
 
 class Header(NamedTuple):
-    """The fixed part of a message; `timeout_ms` is how long a rank waits for the others, 0 in an answer."""
+    """The fixed part of a message. `timeout_ms`: how long the rank waits for the others; 0 in an answer."""
 
     kind: Kind
     rank: int
@@ -71,29 +70,29 @@ class Header(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Channel and sequence: which all_gather this belongs to."""
+        """Returns channel and sequence, which identify the all_gather of this message."""
         return self.channel, self.sequence
 
     def pack(self) -> bytes:
-        """The header's 28 bytes."""
+        """Returns the header's 28 bytes."""
         return _HEADER.pack(_MAGIC, _VERSION, self.kind, 0, *self[1:])
 
     @staticmethod
     def unpack(data: bytes | bytearray) -> Header:
-        """Read and check the first 28 bytes of `data`. Raises FrameError."""
+        """Returns the header in the first 28 bytes of `data`. Raises FrameError."""
         if not data.startswith(_MAGIC):
-            raise FrameError(f"it starts with {bytes(data[:4])!r}, not with {_MAGIC!r}")
+            raise FrameError(f"the message starts with {bytes(data[:4])!r}, not with {_MAGIC!r}")
         if len(data) < HEADER_BYTES:
-            raise FrameError(f"it ends after {len(data)} of the {HEADER_BYTES} bytes of a header")
+            raise FrameError(f"the message ends after {len(data)} of the {HEADER_BYTES} bytes of a header")
         _, version, kind, zero, rank, channel, sequence, timeout_ms, length = _HEADER.unpack_from(data)
         if version != _VERSION:
             raise FrameError(
-                f"its version is {version}, this process speaks {_VERSION}: install one version of unisono"
+                f"the version is {version}, this process speaks {_VERSION}: install one version of unisono"
             )
         if zero != 0 or kind not in Kind.__members__.values():
-            raise FrameError(f"its kind {kind} (reserved field {zero}) is unknown")
+            raise FrameError(f"the message's kind {kind} (reserved field {zero}) is unknown")
         if length > MAX_PAYLOAD:
-            raise FrameError(f"its length {length} is above the limit of {MAX_PAYLOAD} bytes")
+            raise FrameError(f"the message's length {length} is above the limit of {MAX_PAYLOAD} bytes")
         return Header(Kind(kind), rank, channel, sequence, timeout_ms, length)
 
 
@@ -105,27 +104,28 @@ class Frame(NamedTuple):
 
 
 def encode(kind: Kind, rank: int, place: Place, payload: bytes, timeout_ms: int = 0) -> bytes:
-    """One message as bytes. Raises FrameError for a payload above MAX_PAYLOAD."""
+    """Returns one message as bytes. Raises FrameError for a payload above MAX_PAYLOAD."""
     if len(payload) > MAX_PAYLOAD:
         raise FrameError(f"a message of {len(payload)} bytes is above the limit of {MAX_PAYLOAD}")
     return Header(kind, rank, *place, timeout_ms, len(payload)).pack() + payload
 
 
 class Decoder:
-    """Cuts a stream of bytes into messages. Holds at most one unfinished message plus the piece fed last."""
+    """Cuts a stream of bytes into messages. Holds at most one unfinished message and the bytes fed last."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     @property
     def partial(self) -> int:
-        """Bytes of an unfinished message that are held."""
+        """Returns how many bytes of an unfinished message it holds."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take the next bytes of the stream, return the messages that they complete.
+        """Takes the next bytes of the stream. Returns the messages that they complete.
 
-        Raises FrameError as soon as the bytes cannot become a message; the decoder is of no use after that.
+        Raises:
+            FrameError: the bytes cannot become a message. The decoder cannot be used any more.
         """
         self._buffer += data
         frames: list[Frame] = []
@@ -144,20 +144,20 @@ class Decoder:
 
 
 class Hub:
-    """The launcher's side: collects one message per rank, then answers all. Total: no input makes it raise.
+    """The launcher's side: collects one message per rank, then answers all. No input makes it raise.
 
-    After a failure (a rank lost, late, mismatched or sending what is no message) every later all_gather gets
-    the same answer, because the ranks no longer agree on where they are.
+    After a failure (a rank lost, late or mismatched, or bytes that are no message) every later all_gather
+    gets the same answer, because the ranks no longer agree on their place.
 
     Args:
         size: number of ranks.
-        clock: seconds, a `Clock` where time counts.
+        clock: returns seconds, as `Clock` does.
     """
 
     def __init__(self, size: int, clock: Callable[[], float]) -> None:
-        # bytes to write to each rank; the caller removes them
+        # bytes to write to each rank; the caller removes those that are written
         self.outbox = [bytearray() for _ in range(size)]
-        self.deadline: float | None = None  # when to call expire(), on `clock`
+        self.deadline: float | None = None  # when to call expire(), by `clock`
         self._size = size
         self._clock = clock
         self._decoders = [Decoder() for _ in range(size)]
@@ -166,28 +166,28 @@ class Hub:
         self._failure: tuple[Kind, int, bytes] | None = None
 
     def listening(self, rank: int) -> bool:
-        """Whether bytes from `rank` still count."""
+        """Returns whether bytes from `rank` still count."""
         return rank not in self._gone
 
     def receive(self, rank: int, data: bytes) -> None:
-        """Take bytes that arrived from `rank`, in any pieces."""
+        """Takes bytes that arrived from `rank`, however the stream is cut."""
         if not self.listening(rank):
             return
         try:
             for frame in self._decoders[rank].feed(data):
                 self._take(rank, frame)
         except FrameError as error:
-            self._refuse(rank, f"rank {rank} sent the launcher what is no Unisono message: {error}")
+            self._refuse(rank, f"rank {rank} sent the launcher bytes that are no Unisono message: {error}")
 
     def lost(self, rank: int, why: str) -> None:
-        """`rank` sends no more, but what it sent counts; `why` is a clause: 'was killed by SIGKILL'."""
+        """Notes that `rank` sends no more; earlier bytes count. `why`: a clause: 'was killed by SIGKILL'."""
         if self.listening(rank):
             cut = self._decoders[rank].partial
             self._gone[rank] = f"rank {rank} {why}" + (f", {cut} bytes into a message" if cut else "")
             self._advance()
 
     def expire(self) -> None:
-        """Fail the all_gather under way if its deadline has passed."""
+        """Fails the all_gather under way if its deadline has passed."""
         if self.deadline is not None and self._clock() >= self.deadline:
             first = min(self._waiting.values(), key=lambda frame: frame.header.timeout_ms).header
             missing = [rank for rank in range(self._size) if rank not in self._waiting]
@@ -201,8 +201,8 @@ class Hub:
         if header.kind is not Kind.DATA or header.rank != rank or header.timeout_ms == 0:
             text = f"kind {header.kind.name}, rank {header.rank}, timeout {header.timeout_ms} ms"
             raise FrameError(f"the fields ({text}) do not fit rank {rank}")
-        if rank in self._waiting or self.outbox[rank]:  # also what keeps the outbox bounded
-            raise FrameError("it came before the answer to the one before")
+        if rank in self._waiting or self.outbox[rank]:  # also bounds the outbox
+            raise FrameError("the message came before the answer to the last one")
         self._waiting[rank] = frame
         end = self._clock() + header.timeout_ms / 1000
         self.deadline = end if self.deadline is None else min(self.deadline, end)
@@ -216,7 +216,7 @@ class Hub:
         self._advance()
 
     def _advance(self) -> None:
-        """Answer those who wait, if the outcome is known."""
+        """Answers the waiting ranks if the outcome is known."""
         if not self._waiting:
             return
         missing = [rank for rank in range(self._size) if rank not in self._waiting]
@@ -236,7 +236,7 @@ class Hub:
             self._rest()
 
     def _refuse(self, rank: int, text: str) -> None:
-        """`rank` broke the format: it is told, it is not heard again, and the others fail."""
+        """Tells `rank` that it broke the format, ignores it from now on, and fails the others."""
         self._waiting.pop(rank, None)
         self._gone[rank] = text
         self.outbox[rank] += encode(Kind.INVALID, rank, (0, 0), _text(text))
@@ -268,7 +268,7 @@ def _place(rank: int, header: Header) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """'rank 3', 'ranks 0, 2 and 3'; long lists are cut."""
+    """Returns the ranks in words: 'rank 3', 'ranks 0, 2 and 3'. More than 8 are cut."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > 8:

@@ -1,4 +1,4 @@
-"""The bootstrap over a torch.distributed Store, for runs started by torchrun, or any store of that shape."""
+"""The bootstrap over a torch.distributed Store, or over any store of that shape, for runs of torchrun."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .hub import Decoder, FrameError, Kind, encode
 __all__ = ["StoreBootstrap", "from_torchrun"]
 
 _PREFIX = "unisono"
-_FAREWELL_S = 5.0  # how long the rank that serves the Store waits at its exit for the others to have read
+_FAREWELL_S = 5.0  # how long the rank that serves the Store waits at exit until the others have read
 _EARLY_S = 0.05  # a Store may round its timeout down
 _counter = itertools.count()
 _opened: dict[str, Any] = {}  # the launcher's Store, by address
@@ -28,17 +28,17 @@ _opening = threading.Lock()
 
 
 class StoreBootstrap:
-    """All_gather through a Store: each rank sets one key, then gets the others'.
+    """All_gather through a Store: each rank sets one key, then gets the keys of the others.
 
-    The keys are `unisono/<n>/<sequence>/<rank>`, where n counts the bootstraps that a rank made on this
-    Store; every rank must make them in the same order. For a part of the ranks, give a
+    The keys are `unisono/<n>/<sequence>/<rank>`; n counts the bootstraps that a rank made on this Store.
+    Every rank must make its bootstraps in the same order. A part of the ranks needs a
     `torch.distributed.PrefixStore` of its own.
 
     Args:
-        store: an object with `set(key: str, value: bytes)` and `get(key: str) -> bytes` that blocks until the
-            key is there. `wait(keys, timedelta)`, `add(key, int)` and `delete_key(key)` are used where it has
-            them; without `wait` the Store's own timeout decides how long a get lasts.
-        rank, size: this process and how many there are.
+        store: an object with `set(key: str, value: bytes)` and `get(key: str) -> bytes`, which blocks until
+            the key is there. `wait(keys, timedelta)`, `add(key, int)` and `delete_key(key)` are used if the
+            store has them. Without `wait`, the Store's own timeout limits a get.
+        rank, size: number of this process, and how many there are.
         timeout_s: how long one all_gather waits for the last rank.
     """
 
@@ -57,7 +57,7 @@ class StoreBootstrap:
                 raise ResourceError(f"the Store refused a key: {error}") from error
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """See `Bootstrap.all_gather`; an error names the first rank that is missing."""
+        """See `Bootstrap.all_gather`. An error names the first rank that is missing."""
         if self._closed:
             raise UsageError("this bootstrap is closed")
         data = check_payload(data)
@@ -73,13 +73,13 @@ class StoreBootstrap:
             for rank in range(self.size)
         ]
         if sequence > 0 and hasattr(self._store, "delete_key"):
-            # tidying only: whoever is here has read all of the one before
+            # Tidying only: a rank that set a key of this all_gather has read all of the one before.
             with contextlib.suppress(Exception):
                 self._store.delete_key(self._key(sequence - 1, self.rank))
         return gathered
 
     def close(self) -> None:
-        """Let go of the Store. Idempotent."""
+        """Drops the Store. Idempotent."""
         self._closed = True
         self._store = None
 
@@ -114,7 +114,7 @@ class StoreBootstrap:
             frames = decoder.feed(bytes(value))
         except FrameError as error:
             raise UnisonoError(
-                f"the Store holds for rank {rank} what is no Unisono message: {error}"
+                f"the Store holds for rank {rank} bytes that are no Unisono message: {error}"
             ) from error
         if len(frames) != 1 or decoder.partial:
             raise UnisonoError(
@@ -134,12 +134,14 @@ class StoreBootstrap:
 
 
 def from_torchrun(world: World, timeout_s: float, env: Mapping[str, str]) -> StoreBootstrap:
-    """The bootstrap over the Store at MASTER_ADDR:MASTER_PORT, as torch's own env:// rendezvous opens it.
+    """Returns the bootstrap over the Store at MASTER_ADDR:MASTER_PORT, by torch's env:// rendezvous.
 
-    The Store is opened once, and kept: where no agent serves it, rank 0 does, and at its exit it waits up to
-    5 s for the others to be done with it.
+    The Store is opened once, and kept. If no agent serves the Store, rank 0 does, and waits up to 5 s at exit
+    until the others have finished with it.
 
-    Raises UsageError if torch or an address is missing, TimeoutError if nobody serves the Store in time.
+    Raises:
+        UsageError: torch or an address is missing.
+        TimeoutError: nobody serves the Store in time.
     """
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not env.get(name):
@@ -179,7 +181,7 @@ def _open(distributed: Any, world: World, timeout_s: float, at: str) -> Any:
 
 def _farewell(store: Any, world: World) -> None:
     names = [f"{_PREFIX}/done/{rank}" for rank in range(world.size)]
-    with contextlib.suppress(Exception):  # a lost Store is no reason to fail at the end
+    with contextlib.suppress(Exception):  # a lost Store must not fail the exit
         store.set(names[world.rank], b"1")
         if world.rank == 0:
             store.wait(names, timedelta(seconds=_FAREWELL_S))

@@ -1,5 +1,4 @@
-"""The `unisono` command. Exit codes: 0 good, 1 something failed (or a gate is not passed), 2 the command
-itself is wrong, 130 interrupted."""
+"""The `unisono` command."""
 
 from .app import main
 

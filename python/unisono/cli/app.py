@@ -1,5 +1,5 @@
-"""The `unisono` command. Exit codes: 0 good, 1 something failed (or a gate is not passed), 2 the command
-itself is wrong, 130 interrupted."""
+"""The `unisono` command. Exit codes: 0 success, 1 a failure (or a gate not passed), 2 a wrong command line,
+130 interrupted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _cmake_dir(asked: bool) -> None:
     if asked:
         from unisono import _core
 
-        print(Path(_core.__file__).parent / "lib" / "cmake" / "unisono")  # what wheels install
+        print(Path(_core.__file__).parent / "lib" / "cmake" / "unisono")  # where wheels install it
         raise typer.Exit
 
 
@@ -84,12 +84,12 @@ def tune(
         bool,
         typer.Option(
             "--shapes",
-            help="On GPUs: kernels of several blocks, threads and pieces too; some five times the cells.",
+            help="On GPUs: also kernels in several shapes (blocks, threads, pieces); 5 times the cells.",
         ),
     ] = False,
     nodes: Annotated[
         bool,
-        typer.Option("--nodes", help="How nodes work together: start it on several nodes, as with mpiexec."),
+        typer.Option("--nodes", help="Algorithms between nodes: start it on several nodes, as with mpiexec."),
     ] = False,
     output: Annotated[
         Path | None,
@@ -106,7 +106,7 @@ def tune(
     ] = None,
 ) -> None:
     """Measures every algorithm here and writes the table by which the library chooses among them, for this
-    number of ranks; other numbers keep the tables that they have."""
+    number of ranks. Tables for other numbers of ranks stay."""
     from unisono import records, tables
     from unisono.bench import tune
 
@@ -217,9 +217,9 @@ def run(
 
 @app.command()
 def report(
-    directory: Annotated[Path, typer.Argument(help="Of a run, or of several: their records merge.")],
+    directory: Annotated[Path, typer.Argument(help="Directory of a run, or of several to merge.")],
     output: Annotated[
-        Path | None, typer.Option("-O", "--output", "--out", help="Where to write it; default: there.")
+        Path | None, typer.Option("-O", "--output", "--out", help="Directory to write to; default: the same.")
     ] = None,
 ) -> None:
     """Makes report.html, report.md and the plots again from the records."""
@@ -235,13 +235,13 @@ def compare(
     after: Annotated[Path, typer.Argument(metavar="B", help="Directory of the other.")],
     backend: Annotated[str | None, typer.Option("--backend", help="Only this one.")] = None,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", help="What differs by less is SAME.")
+        float, typer.Option("--tolerance", help="Times that differ by a smaller share are the SAME.")
     ] = stats.TOLERANCE,
-    everything: Annotated[bool, typer.Option("--all", help="Also what is SAME or UNCLEAR.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also cases that are SAME or UNCLEAR.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
 ) -> None:
-    """Says for each case whether B is FASTER or SLOWER than A, the SAME, or UNCLEAR. Exits 1 where they have
-    none in common."""
+    """Says for each case whether B is FASTER or SLOWER than A, the SAME, or UNCLEAR. Exits 1 if they have no
+    case in common."""
     from unisono.report import compare as comparing
 
     found = readable(lambda: comparing.compare(before, after, backend, tolerance))
@@ -254,7 +254,7 @@ def compare(
 
 @app.command()
 def gate(
-    directory: Annotated[Path, typer.Argument(help="Of a run, or of several.")],
+    directory: Annotated[Path, typer.Argument(help="Directory of a run, or of several.")],
     backend: Annotated[str, typer.Option("--backend", help="The backend to judge.")] = "unisono",
     against: Annotated[
         str, typer.Option("--against", help="A backend, or best: every other one of each case.")
@@ -266,7 +266,7 @@ def gate(
         float,
         typer.Option(
             "--min-judged",
-            help="Share of all cases, 0 to 1, to be judged: that have a peer, and visits enough.",
+            help="Least share of cases, 0 to 1, that can be judged: with a peer and enough visits.",
         ),
     ] = 0.0,
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,

@@ -1,4 +1,4 @@
-"""The options of `unisono bench`, each in one place: its command line is made from this class."""
+"""The options of `unisono bench`. The command line is made from the class Asked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _how(*names: str, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The command line of `unisono bench`; None if the user said nothing."""
+    """The command line of `unisono bench`. None: the user left the option out."""
 
     named: Annotated[
         list[str] | None,
@@ -74,7 +74,7 @@ class Asked:
         ),
     ] = None
     collectives: Annotated[
-        str | None, _what("--collective", "--collectives", help="List, instead of naming them as arguments.")
+        str | None, _what("--collective", "--collectives", help="List, in place of arguments.")
     ] = None
     fabric: Annotated[
         bool, typer.Option("--fabric", help="All-to-all over libfabric, by channels and memory, beside MPI.")
@@ -97,10 +97,10 @@ class Asked:
     )
     end: Annotated[str | None, _what("-e", "--end", "--maxbytes", help="Last size, like 256M.")] = None
     factor: Annotated[
-        int | None, _what("-f", "--factor", "--stepfactor", help="From size to size; default: 2.")
+        int | None, _what("-f", "--factor", "--stepfactor", help="Factor between sizes; default: 2.")
     ] = None
     step: Annotated[
-        str | None, _what("-i", "--step", "--stepbytes", help="From size to size, instead of -f.")
+        str | None, _what("-i", "--step", "--stepbytes", help="Step between sizes, in place of -f.")
     ] = None
     sizes: Annotated[str | None, _what("--sizes", help="Explicit list, like 8,4K,25M.")] = None
     dtypes: Annotated[
@@ -138,10 +138,12 @@ class Asked:
     ] = None
     warmup: Annotated[
         int | None,
-        _how("-w", "--warmup", "--warmup_iters", help="Untimed calls before a batch, at most; at least one."),
+        _how(
+            "-w", "--warmup", "--warmup_iters", help="Most untimed calls before a batch; one is always made."
+        ),
     ] = None
     check: Annotated[
-        int, _how("-c", "--check", min=0, max=1, help="0 leaves out the checks of the results.")
+        int, _how("-c", "--check", min=0, max=1, help="0 turns the checks of the results off.")
     ] = 1
     budget_s: Annotated[
         float | None, _how("--budget", help="Seconds for checks and measurements together.")
@@ -149,7 +151,7 @@ class Asked:
     width: Annotated[
         float | None, _how("--width", help="Stop at this width of the median's 95 % interval, 0.05 is 5 %.")
     ] = None
-    seed: Annotated[int | None, _how("--seed", help="Of the order of cases and of the data.")] = None
+    seed: Annotated[int | None, _how("--seed", help="Seed of the order of cases and of the data.")] = None
     to_memory_limit: Annotated[
         bool,
         _what(

@@ -26,7 +26,7 @@ def bench(**values: Any) -> None:
 
 
 def _signature() -> inspect.Signature:
-    """Returns a parameter for each field of Asked, from which typer makes the command line."""
+    """Returns a signature with a parameter for each field of Asked. Typer makes the command line from it."""
     hints = get_type_hints(Asked, include_extras=True)
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Signature(

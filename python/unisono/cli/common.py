@@ -1,5 +1,4 @@
-"""What the commands have in common: options, errors in one sentence, the console, and ranks that are joined
-or started."""
+"""Shared by the commands: options, errors in one sentence, the console, and joining or starting ranks."""
 
 from __future__ import annotations
 
@@ -40,13 +39,13 @@ WithReport = Annotated[
 def console(stderr: bool = False) -> Console:
     """Returns a console of the terminal's width, or wide enough for every table if the output goes to a file.
 
-    What it prints is text: brackets and colons are no markup, since names and paths may hold them."""
+    Brackets and colons are no markup, since names and paths may hold them."""
     wide = None if (sys.stderr if stderr else sys.stdout).isatty() else 160
     return Console(width=wide, stderr=stderr, markup=False, emoji=False)
 
 
 def refuse(error: Exception, code: int = USAGE) -> NoReturn:
-    """Ends with that exit code; of several ranks only the first says why."""
+    """Ends the process with exit code `code`. Only rank 0 prints the error."""
     if _is_first():
         console(stderr=True).print(f"unisono: {error}", style="red", highlight=False, soft_wrap=True)
     raise typer.Exit(code)
@@ -60,17 +59,18 @@ def _is_first() -> bool:
 
 
 def guarded(step: Callable[[], T]) -> T:
+    """Returns the result of `step`, or ends the process with the sentence of an error."""
     try:
         return step()
     except (CaseError, UsageError) as error:
         refuse(error)
-    except UnisonoError as error:  # what the machine refused
+    except UnisonoError as error:  # refused by the machine
         refuse(error, FAILED)
 
 
 def readable(step: Callable[[], T]) -> T:
-    """`step` reads records and may write a report; where there are no records, or of another schema, the
-    command is wrong."""
+    """Returns the result of `step`, which reads records and may write a report, or ends the process. Missing
+    records, and those of another schema, count as a wrong command line."""
     try:
         return step()
     except (FileNotFoundError, ValueError, ImportError) as error:
@@ -83,8 +83,10 @@ def readable(step: Callable[[], T]) -> T:
 
 
 def run_bench(options: Options, ranks: int | None, done: Callable[[Path, int], int]) -> NoReturn:
-    """Joins the ranks that a launcher has started, or starts them; `done` runs once, where the records
-    are."""
+    """Joins the ranks that a launcher has started, or starts the ranks. Ends the process.
+
+    `done` runs once, in the process that started the ranks, else on rank 0. `done` gets the records'
+    directory and the launcher's exit code, and returns the exit code of this process."""
     world = guarded(lambda: start.joined_world(os.environ, ranks))
     directory = Path(options.directory)
     if world is not None and options.threads:
@@ -105,7 +107,7 @@ def run_bench(options: Options, ranks: int | None, done: Callable[[Path, int], i
     except BaseException as error:
         rank.leave(error)
         raise typer.Exit(FAILED) from None
-    # any other code of another rank would have the launcher end rank 0 while it writes the report
+    # Another code of another rank would make the launcher end rank 0 during the report.
     raise typer.Exit(done(directory, 0) if world.rank == 0 else OK)
 
 

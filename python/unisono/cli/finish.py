@@ -1,5 +1,4 @@
-"""After the ranks have ended: the report, what to tell the user, and the exit code. Works from the records
-alone."""
+"""Ends a run from its records alone: builds the report, prints the outcome, finds the exit code."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 def exit_code(records: Records, launcher_code: int = 0) -> int:
-    """0; 1 where a case failed, nothing was measured or the ranks ended before the run did; 130 after
-    Ctrl-C."""
+    """Returns 130 after Ctrl-C; 1 if a case failed, nothing was measured or the ranks ended early; else 0."""
     if any(end.interrupted for end in records.ends):
         return INTERRUPTED
     measured = records.results or records.largest
@@ -27,9 +25,8 @@ def exit_code(records: Records, launcher_code: int = 0) -> int:
 def finish(
     directory: Path, launcher_code: int, console: Console, with_report: bool = True, named: bool = True
 ) -> int:
-    """Builds the report of what was recorded, prints results, summary and where it is; returns the exit code.
-    A directory that the user has not `named` is removed where a run that ended in good order could not
-    measure anything."""
+    """Builds the report of the records, prints results, summary and the report's path. Returns the exit code.
+    Removes the directory if a run ended normally and measured nothing, unless the user has `named` it."""
     records = read(directory) if any(directory.rglob(FILE_NAME)) else Records()
     if not records.runs:
         console.print("The ranks ended before anything was recorded; their messages are above.", style="red")
@@ -64,8 +61,8 @@ def finish(
 
 
 def show_report(directory: Path, console: Console) -> bool:
-    """Builds the report and says where it is; where a package for it is missing or it cannot be written, says
-    that and where the records are. False: it cannot be written."""
+    """Builds the report and prints its path. If the report cannot be built or written, prints why and the
+    path of the records. Returns False if the report cannot be written."""
     from unisono import report
 
     try:
@@ -79,7 +76,7 @@ def show_report(directory: Path, console: Console) -> bool:
 
 
 def shown(path: Path) -> str:
-    """Relative to the current directory where it lies below it."""
+    """Returns the path, relative to the current directory if it lies below."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:

@@ -1,5 +1,4 @@
-"""From the command line to the options of a run: presets, what overrides them, and errors that list what is
-known."""
+"""Makes the options of a run from the command line: a preset, and the options that override it."""
 
 from __future__ import annotations
 
@@ -38,7 +37,8 @@ LIMIT_SIZES = [1 << 30]  # where --to-memory-limit begins
 
 
 def options_of(asked: Asked, command: Sequence[str]) -> Options:
-    """Raises CaseError, in words for the user, where something is unknown or contradicts itself."""
+    """Returns the options of a run. Raises CaseError if something is unknown, or if options contradict each
+    other."""
     _refuse_contradictions(asked)
     on_gpu = asked.device == "cuda"
     if asked.fabric:
@@ -53,7 +53,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         sizes = LIMIT_SIZES if asked.begin is None and asked.sizes is None else sizes[:1]
         memories = ["plain"]
     models = asked.workloads
-    if models is None:  # a run that the user has narrowed down is about what he named
+    if models is None:  # a run that the user has narrowed down measures no models
         narrowed = (_listed(asked), asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
         models = ",".join(preset.workloads) if all(value is None for value in narrowed) else "none"
     modes = _names("mode", asked.modes, list(vocabulary.modes_of(asked.device)), modes)
@@ -81,7 +81,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         memories=_names("memory", asked.memories, list(vocabulary.MEMORIES), memories),
         modes=modes,
         fabric=asked.fabric,
-        threads=int(asked.one_process),  # how many is known when they are started
+        threads=int(asked.one_process),  # the number is known at the start of the ranks
         workloads=workloads.split_workloads(models),
         device=asked.device,
         to_memory_limit=asked.to_memory_limit,
@@ -123,8 +123,8 @@ def _refuse_contradictions(asked: Asked) -> None:
 
 
 def _useless_to_the_limit(asked: Asked) -> list[str]:
-    """The options given that --to-memory-limit has no use for."""
-    given: dict[str, object] = {
+    """Returns the options on the command line that --to-memory-limit does not use."""
+    options: dict[str, object] = {
         "-e": asked.end,
         "-f": asked.factor,
         "-i": asked.step,
@@ -139,7 +139,7 @@ def _useless_to_the_limit(asked: Asked) -> list[str]:
         "--budget": asked.budget_s,
         "--width": asked.width,
     }
-    return [name for name, value in given.items() if value is not None]
+    return [name for name, value in options.items() if value is not None]
 
 
 def tune_options(
@@ -151,14 +151,14 @@ def tune_options(
     shaped: bool = False,
     nodes: bool = False,
 ) -> Options:
-    """The options of `unisono tune`: every algorithm of the collectives as a backend of its own, and each of
-    its kernels' shapes where these are asked for. Raises CaseError."""
+    """Returns the options of `unisono tune`: a backend for each algorithm of the collectives, and with
+    `shaped` for each shape of its kernels. Raises CaseError."""
     if device not in vocabulary.DEVICES:
         raise CaseError(f"unknown device {device!r}: choose from {', '.join(vocabulary.DEVICES)}.")
     if shaped and device != "cuda":
         raise CaseError("only kernels on GPUs have shapes: --shapes goes with --device cuda.")
     if nodes and device != "cpu":
-        raise CaseError("how nodes work together is measured on CPUs: --nodes goes without --device.")
+        raise CaseError("algorithms between nodes are measured on CPUs: leave --device out with --nodes.")
     place = "nodes" if nodes else device
     known = tune.tunable(place)
     chosen = _names("collective", collectives, known, known)
@@ -186,7 +186,8 @@ def tune_options(
 
 
 def _collectives(asked: Asked) -> list[str]:
-    """What is measured. Raises CaseError for a name that is unknown, and for an option of something else."""
+    """Returns the collectives to measure. Raises CaseError for an unknown name, and for an option of a
+    collective that is not measured."""
     listed = _listed(asked)
     if listed is None and asked.fabric:
         chosen = ["all_to_all"]
@@ -217,7 +218,7 @@ def _names(kind: str, text: str | None, known: list[str], default: list[str]) ->
 def _backends(text: str | None, device: str) -> list[str]:
     known = base.names_for(device)
     if text is None and device == "cuda":
-        known = [name for name in known if name != "mpi"]  # it can be timed by the host clock only
+        known = [name for name in known if name != "mpi"]  # only the host clock can time it
     if text is None or text.strip() == "all":
         return base.expanded(known)
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
@@ -279,28 +280,28 @@ def _limits(asked: Asked, preset: Preset) -> Limits:
 
 
 def check_budget(budget_s: float | None) -> None:
-    """Raises CaseError where there is one that is no time."""
+    """Raises CaseError if the budget is not a number of seconds above 0."""
     if budget_s is not None and not 0 < budget_s < MOST_BUDGET_S:
         raise CaseError(f"--budget {budget_s}: give seconds above 0, below {MOST_BUDGET_S:.0e}.")
 
 
 def directory_of(named: Path | None, kind: str = "bench") -> Path:
-    """The user's, or one in the current directory that no other run has. Raises CaseError where it cannot be
-    used."""
+    """Returns the directory `named` by the user, or a new one in the current directory. Raises CaseError if
+    it cannot be used."""
     if named is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         named = Path.cwd() / f"unisono-{kind}-{stamp}-{secrets.token_hex(4)}"
     if named.exists() and not named.is_dir():
         raise CaseError(f"{named} is not a directory: name another with --output.")
     check_writable(named)
-    if any(named.rglob(FILES)):  # also in it: the report merges them
+    if any(named.rglob(FILES)):  # at any depth, since the report merges them
         raise CaseError(f"{named} holds the records of another run: name another directory with --output.")
     return named.absolute()
 
 
 def check_writable(path: Path) -> None:
-    """Raises CaseError where no file can be made in the directory `path`, or in what there is of it. Makes
-    nothing that stays: each rank of a launcher asks."""
+    """Raises CaseError if no file can be made in `path`, or in the nearest parent that exists. Leaves nothing
+    there, since each rank of a launcher calls this."""
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):

@@ -31,12 +31,12 @@ def scaling(
         ),
     ] = None,
     weak: Annotated[bool, typer.Option("--weak", help="Every rank brings the same bytes.")] = False,
-    strong: Annotated[bool, typer.Option("--strong", help="All ranks together do.")] = False,
+    strong: Annotated[bool, typer.Option("--strong", help="All ranks together bring them.")] = False,
     ranks: Annotated[
         str | None,
         typer.Option(
             "--ranks",
-            help="List; default: 1, 2, 4, ... to 8 or the GPUs. Under a launcher only its number is run.",
+            help="List; default: 1, 2, 4, ... to 8 or the GPUs. Under a launcher only its number runs.",
         ),
     ] = None,
     buffers: Annotated[
@@ -46,7 +46,7 @@ def scaling(
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     backend: Annotated[str | None, typer.Option("--backend", "--backends", help="List, or all.")] = None,
     sizes: Annotated[
-        str, typer.Option("--sizes", help="What a rank (weak) or all together (strong) bring.")
+        str, typer.Option("--sizes", help="Bytes of each rank (weak), or of all together (strong).")
     ] = points.SIZES,
     dtype: Annotated[str, typer.Option("-d", "--dtype", help=f"List of {', '.join(DTYPES)}.")] = "f32",
     memory: Annotated[str, typer.Option("--memory", help=f"List of {', '.join(MEMORIES)}.")] = "plain",

@@ -1,4 +1,4 @@
-"""Where this process is in a run (detect.py), and starting the ranks of a run on this machine (run.py)."""
+"""Finds this process's rank in a run (detect.py), and starts the ranks of a run on this machine (run.py)."""
 
 from .detect import FD_VARIABLE, Launcher, World, from_env
 from .run import run_command, run_local

@@ -1,4 +1,4 @@
-"""Where this process is in a run: `World`, and `from_env`, which finds it in the environment."""
+"""Finds rank and size of this process in the environment."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ _REMEDY: dict[Launcher, str] = {
 
 @dataclass(frozen=True)
 class World:
-    """Where a process is in a run.
+    """The place of a process in a run.
 
     Attributes:
-        rank, size: this process and how many there are, 0 <= rank < size.
-        local_rank, local_size: the same among the processes of this machine. A launcher that does not tell
-            them is taken to have started all ranks on this machine.
-        launcher: who said so; "explicit" is the user's own rank and size, "none" is a process started on its
-            own.
+        rank, size: number of this process, and how many there are; 0 <= rank < size.
+        local_rank, local_size: the same among the processes of this machine. If the launcher does not say,
+            all ranks count as ranks of this machine.
+        launcher: the source; "explicit": the user gave rank and size; "none": a process started on its own.
     """
 
     rank: int
@@ -55,17 +54,16 @@ class World:
 
 
 def from_env(env: Mapping[str, str]) -> World:
-    """Find where this process is from environment variables alone. Pure; a variable that is empty counts as
-    unset.
+    """Returns the place of this process by environment variables alone. An empty variable counts as unset.
 
-    The first that fits: `unisono run`, torchrun (RANK, WORLD_SIZE), Open MPI (OMPI_COMM_WORLD_*), MPICH and
-    other PMI launchers (PMI_*, PMIX_RANK), a Slurm step (SLURM_PROCID; SLURM_STEP_ID tells it from a plain
-    salloc shell), none. RANK and WORLD_SIZE without LOCAL_RANK, as container platforms set them for a whole
-    pod, yield to an MPI launcher.
+    Order: `unisono run`, torchrun (RANK, WORLD_SIZE), Open MPI (OMPI_COMM_WORLD_*), MPICH and other PMI
+    launchers (PMI_*, PMIX_RANK), a Slurm step (SLURM_PROCID; SLURM_STEP_ID distinguishes a step from a plain
+    salloc shell), none. RANK and WORLD_SIZE without LOCAL_RANK come after an MPI launcher, since container
+    platforms set these two for a whole pod.
 
     Raises:
-        UsageError: a variable has no valid value or its partner is missing; it names the variable and what to
-            do.
+        UsageError: a variable has no valid value, or its partner is missing. The message names the variable
+            and says what to do.
     """
     env = {name: value.strip() for name, value in env.items() if value.strip()}
     unisono = _read(env, "unisono", RANK_VARIABLE, SIZE_VARIABLE)
@@ -110,7 +108,7 @@ def _in_slurm_step(env: Mapping[str, str]) -> bool:
 
 
 def _slurm_tasks_here(env: Mapping[str, str]) -> int | None:
-    """Tasks of this step on this machine, or None where Slurm does not say."""
+    """Returns how many tasks of this step run on this machine, or None if Slurm does not say."""
     node = _number(env, "SLURM_NODEID", "slurm") if "SLURM_NODEID" in env else 0
     for part in env.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         match = _TASKS.fullmatch(part)
@@ -123,9 +121,10 @@ def _slurm_tasks_here(env: Mapping[str, str]) -> int | None:
 
 
 def _read(env: Mapping[str, str], launcher: Launcher, *names: str) -> World | None:
-    """The World in the variables `names`: rank, size, then local rank and local size, which may be missing.
+    """Returns the World in the variables `names`, or None if neither rank nor size is set.
 
-    None if neither rank nor size is set.
+    Args:
+        names: rank, size, then local rank and local size, which may be missing.
     """
     rank, size, local_rank, local_size = (*names, "", "")[:4]
     if rank not in env and size not in env:

@@ -1,12 +1,12 @@
-"""`unisono run`: start the ranks of a run as processes of this machine, and end them all.
+"""`unisono run`: starts the ranks of a run as processes of this machine, and ends them all.
 
-The launcher is also the hub through which the ranks meet (bootstrap/hub.py): each rank inherits one end of a
+The launcher is also the hub through which the ranks meet (bootstrap/hub.py). Each rank inherits one end of a
 socket pair, so that there is no server, no port and no file. The launcher sleeps in one selector over the
-sockets, the ranks' pidfds and its signals; it takes no time from the ranks.
+sockets, the ranks' pidfds and its signals, and so takes no time from the ranks.
 
-Each rank leads a process group of its own. A signal therefore reaches a rank once, through the launcher,
-whether it came from the terminal or from `kill`; and at the end the whole group goes, with whatever the rank
-had started. Ranks are reaped last, so that their group's number cannot be given to anyone else before.
+Each rank leads a process group of its own. A signal, from the terminal or from `kill`, therefore reaches a
+rank once, through the launcher. At the end the launcher kills the whole group, with every child of the rank.
+Ranks are reaped last, so that no other process can get the group's number before.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = ["outside_launchers", "run_command", "run_local", "signals_to", "stop_
 MAX_RANKS = 1024
 _PIECE = 1 << 16  # bytes read from a rank at once
 _PIECES = (MAX_PAYLOAD + HEADER_BYTES) // _PIECE + 2  # enough for one whole message
-_CLOSED_S = 2.0  # a rank closes its socket a moment before it is gone, a long one on a busy machine
+_CLOSED_S = 2.0  # from a rank's closed socket to its end; long, for a busy machine
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
-# What a launcher says of this process is not true of the ranks that it starts, and an mpiexec fails by it.
-# OMPI_MCA_*, OMPI_ALLOW_* and HYDRA_* are the user's settings else.
+# Variables by which a launcher describes this process. They are wrong for the ranks that it starts, and make
+# an mpiexec fail. All other OMPI_MCA_*, OMPI_ALLOW_* and HYDRA_* are the user's settings.
 _FOREIGN = re.compile(
     r"PMI|PRTE_|HYDI_|MPI_LOCAL|HYDRA_(HOST_FILE|RMK)$|OMPI_(?!MCA_|ALLOW_)|OMPI_MCA_(orte|ess|pmix)(_|$)"
     rf"|(LOCAL_)?(RANK|WORLD_SIZE)$|({RANK_VARIABLE}|{SIZE_VARIABLE}|{FD_VARIABLE})$"
@@ -48,9 +48,9 @@ _FOREIGN = re.compile(
 
 
 def run_command(n: int, argv: Sequence[str], *, nodes: int = 1) -> int:
-    """What `unisono run -n N ARGV...` does: like `run_local`, for what a user types.
+    """Runs `unisono run -n N ARGV...`. See `run_local`. Returns the exit code for the shell.
 
-    A program that ends in .py, and `-m module`, run under this Python. Returns the exit code for the shell.
+    A program that ends in .py, and `-m module`, run under this Python.
     """
     if not argv:
         raise UsageError("there is nothing to run: give a program, as in `unisono run -n 4 train.py`")
@@ -69,24 +69,23 @@ def run_local(
     grace_s: float = 10.0,
     kill_s: float = 5.0,
 ) -> int:
-    """Run `argv` as `n` ranks on this machine and wait for all of them.
+    """Runs `argv` as `n` ranks on this machine and waits for all of them.
 
-    Rank 0 gets standard input unless that is a terminal; output goes where this process's goes. When a rank
-    fails, the others have `grace_s` seconds to notice and end, then get SIGTERM, and after `kill_s` more
-    SIGKILL; one line on stderr names the rank. SIGINT, SIGTERM, SIGHUP and Ctrl-Z are passed on to the ranks
-    (when called from the main thread). After one SIGINT the ranks may take as long as they like to save their
-    work; a second one means SIGTERM.
+    Rank 0 gets standard input unless that is a terminal. The ranks inherit standard output and error. When a
+    rank fails, one line on stderr names the rank. The others get SIGTERM after `grace_s`, and SIGKILL after
+    `kill_s` more. SIGINT, SIGTERM, SIGHUP and Ctrl-Z are passed on to the ranks (if the caller is the main
+    thread). After one SIGINT the ranks have any time to save their work; a second SIGINT means SIGTERM.
 
     Args:
         n: number of ranks, 1 to 1024.
         argv: program and arguments; no shell.
-        nodes: above 1, the ranks behave as on so many machines (UNISONO_NODE), in equal parts.
+        nodes: number of virtual nodes (UNISONO_NODE), among which the ranks are divided equally.
         env: environment of the ranks, default this process's; rank variables of other launchers are left out.
         grace_s, kill_s: seconds, see above.
 
     Returns:
-        0 if every rank returned 0, else the exit code of the rank that failed first, 128 + signal if one
-        killed it.
+        0 if every rank returned 0, else the exit code of the rank that failed first: 128 + signal if a signal
+        killed the rank.
 
     Raises:
         UsageError: n is out of range, or the program cannot be started.
@@ -105,9 +104,10 @@ def run_local(
 
 
 def outside_launchers(env: Mapping[str, str], *, batch_system: bool = True) -> dict[str, str]:
-    """The environment without what a launcher around this process has put there; the user's settings stay.
+    """Returns the environment without the variables of a launcher around this process.
 
-    `batch_system`: so does what Slurm says of the job, by which an mpiexec would look for other hosts.
+    Args:
+        batch_system: whether Slurm's variables stay. An mpiexec would look for other hosts by them.
     """
     return {
         name: value
@@ -140,13 +140,13 @@ class _Rank:
             self.pidfd = os.pidfd_open(self.process.pid)
 
     def look(self) -> bool:
-        """Whether the process has ended, now for the first time. Does not reap it."""
+        """Returns whether the process has ended since the last look. Does not reap the process."""
         if self.status is not None:
             return False
         try:
             info = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         except ChildProcessError:
-            # someone else in this process reaped it: its number may be another's by now
+            # Other code in this process reaped it: its number may belong to another process by now.
             self.process.returncode = self.status = 1
             return True
         if info is not None:
@@ -154,7 +154,7 @@ class _Rank:
         return info is not None
 
     def receive(self) -> bytes | None:
-        """Bytes from the rank; empty at the end of the stream, None if there are none now."""
+        """Returns bytes from the rank; empty at the end of the stream, None if none have arrived."""
         try:
             return self.socket.recv(_PIECE)
         except BlockingIOError:
@@ -163,25 +163,25 @@ class _Rank:
             return b""
 
     def stop_listening(self) -> None:
-        """Take no more bytes, and drop those that are here: a full socket would keep the rank waiting."""
+        """Takes no more bytes, and drops those that have arrived: a full socket would make the rank wait."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RD)
         while self.receive():
             pass
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank's process group."""
+        """Sends a signal to the rank's process group."""
         if self.process.returncode is None:
             try:
                 os.killpg(self.process.pid, number)
             except ProcessLookupError:  # it moved to a session of its own
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.process.pid, number)
-            except PermissionError:  # setuid programs are not ours to end
+            except PermissionError:  # a setuid program
                 pass
 
     def close(self) -> None:
-        """Kill what is left of the group, then reap."""
+        """Kills the rest of the group, then reaps."""
         self.signal(signal.SIGKILL)
         self.process.wait()
         self.socket.close()
@@ -213,7 +213,7 @@ class _Run:
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
         self._failed: _Rank | None = None
-        self._closed: dict[_Rank, float] = {}  # ranks at the end of their stream, and when that means lost
+        self._closed: dict[_Rank, float] = {}  # ranks at the end of their stream, and when they count as lost
         self._interrupts = 0
         self._stopping = False  # by a signal to the launcher
         self._next: tuple[float, int] | None = None  # when to send which signal to all
@@ -234,7 +234,7 @@ class _Run:
         self.wake_writer.close()
 
     def hand_over(self, number: int) -> None:
-        """Give a signal to the loop instead of raising in its middle."""
+        """Hands a signal to the loop, from the signal's handler."""
         self.received.append(number)
         with contextlib.suppress(OSError):
             self.wake_writer.send(b"\0")
@@ -260,7 +260,7 @@ class _Run:
                 self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
 
     def wait(self) -> int:
-        """Serve the ranks until the last one has ended. Returns the exit code of the run."""
+        """Serves the ranks until the last one has ended. Returns the exit code of the run."""
         while any(rank.status is None for rank in self._ranks):
             for key, mask in self._selector.select(self._timeout()):
                 if key.fileobj is self.wake_reader:
@@ -290,13 +290,13 @@ class _Run:
         if data:
             self._hub.receive(rank.number, data)
         elif data is not None:
-            self._closed[rank] = self._soon(_CLOSED_S)  # _look() will say how it ended, if it does so soon
+            self._closed[rank] = self._soon(_CLOSED_S)  # _look() says how the rank ended, if it ends soon
 
     def _look(self) -> None:
-        """Note the ranks that have ended since the last look, or closed their socket without ending."""
+        """Notes the ranks that have ended since the last look, or closed their socket without ending."""
         ended = [rank for rank in self._ranks if rank.look()]
         for rank in ended:
-            for _ in range(_PIECES):  # what it sent before it ended counts
+            for _ in range(_PIECES):  # bytes sent before the end count
                 data = rank.receive()
                 if not data:
                     break
@@ -308,12 +308,12 @@ class _Run:
             if self._clock() >= moment:
                 self._hub.lost(rank.number, "closed its connection to the launcher")
         failed = [rank for rank in ended if rank.status]
-        if failed and self._failed is None:  # of several, one that was killed is the likelier cause
+        if failed and self._failed is None:  # among several, a killed rank is the likelier cause
             self._failed = min(failed, key=lambda rank: ((rank.status or 0) > 0, rank.number))
             self._report(self._failed)
 
     def _report(self, failed: _Rank) -> None:
-        """Say which rank failed, and give the others their time."""
+        """Writes which rank failed, and starts the others' time to end."""
         if self._stopping:
             return  # the user knows, and decides
         others = sum(rank.status is None for rank in self._ranks)
@@ -354,7 +354,7 @@ class _Run:
                 rank.signal(number)
 
     def _flush(self, rank: _Rank) -> None:
-        """Write what the hub has for `rank`, and listen to what can still matter."""
+        """Writes the hub's bytes for `rank`, and listens to the rank only while its bytes count."""
         outbox = self._hub.outbox[rank.number]
         if rank.status is not None:
             outbox.clear()
@@ -381,7 +381,7 @@ class _Run:
 
 @contextlib.contextmanager
 def signals_to(handle: Callable[[int], None]) -> Iterator[None]:
-    """`handle` gets the signals that a launcher passes on. Does nothing outside the main thread."""
+    """Gives `handle` the signals that a launcher passes on. Does nothing outside the main thread."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         handle(number)
@@ -390,7 +390,7 @@ def signals_to(handle: Callable[[int], None]) -> Iterator[None]:
     try:
         if threading.current_thread() is threading.main_thread():
             for number in _FORWARDED:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means what it says
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                     before[number] = signal.signal(number, handler)
         yield
     finally:
@@ -399,15 +399,15 @@ def signals_to(handle: Callable[[int], None]) -> Iterator[None]:
 
 
 def stop_with(send: Callable[[int], None]) -> None:
-    """What Ctrl-Z means: stop those to whom `send` gives signals, and this process; `fg` continues all."""
+    """Does what Ctrl-Z means: stops the processes that `send` signals, and this one. `fg` continues all."""
     send(signal.SIGSTOP)
     os.kill(os.getpid(), signal.SIGSTOP)
     send(signal.SIGCONT)
 
 
 def _reason(error: OSError, program: str, env: Mapping[str, str]) -> str | None:
-    """What the system says, but of a program that is nowhere in PATH: a folder there that may not be read
-    hides that.
+    """Returns the system's reason, except for a program that is nowhere in PATH: a folder of PATH that may
+    not be read makes the system give another reason.
     """
     found = os.sep in program or shutil.which(program, os.F_OK, env.get("PATH", os.defpath))
     return error.strerror if found else os.strerror(errno.ENOENT)

@@ -1,5 +1,5 @@
-"""What a bench run records: the types of its lines, how they are read and written, and what bench and report
-share (statistics, words, units).
+"""The records of a bench run: the types of their lines, reading and writing, and the statistics, words and
+units that bench and report share.
 
 Bench and report import this package, and neither imports the other.
 """

@@ -1,7 +1,4 @@
-"""What a result says about its samples: median, interval and bandwidths.
-
-They are computed here when a result is written, and again when it is read.
-"""
+"""Computes the median, interval and bandwidths of a result, when it is written and again when it is read."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ from .schema import Case, Result
 from .stats import Interval, median_interval, visited_interval
 from .vocabulary import DTYPES, KNOWN, bus_factor
 
-# Samples are written with 4 decimals: a median of those read differs by at most half a unit of the last one.
+# Samples are written with 4 decimals: the median of what was read differs by at most half of the last one.
 _ROUNDING_US = 1e-4
-_SHARE = 1e-3  # of a bandwidth: what that rounding makes of the shortest times that are measured, 0.1 µs
+_SHARE = 1e-3  # of a bandwidth: the effect of that rounding on the shortest measured times, 0.1 µs
 
 
 def interval_of(result: Result) -> Interval:
-    """Returns the median of the samples and its interval, which covers that of the visits' medians."""
+    """Returns the median of the samples, and an interval that covers that of the visits' medians too."""
     if result.visits:
         return visited_interval(result.samples_us, result.visits)
     return median_interval(result.samples_us)
@@ -26,9 +23,9 @@ def interval_of(result: Result) -> Interval:
 def bandwidths(
     case: Case, median_us: float, ceiling_gbps: float | None, wire_bits: float | None
 ) -> tuple[float, float, float | None]:
-    """Returns algorithm bandwidth, bus bandwidth (both GB/s) and the share of the ceiling that is reached.
+    """Returns algorithm bandwidth, bus bandwidth (both GB/s), and the share of the ceiling.
 
-    The share counts what travels: `wire_bits` an element if they are not the element's own."""
+    The share counts the bytes that travel: `wire_bits` an element, None: the element's own bits."""
     algbw = case.bytes / (median_us * 1e3) if median_us > 0 else 0.0
     busbw = algbw * bus_factor(case.collective, case.ranks)
     travels = busbw * wire_bits / (8 * DTYPES[case.dtype].itemsize) if wire_bits else busbw
@@ -36,10 +33,11 @@ def bandwidths(
 
 
 def from_samples(result: Result) -> tuple[Result, str | None]:
-    """Returns the result with what follows from its samples, and how the written values differ, or None.
+    """Returns the result with values computed from its samples, and in words how the written ones differed
+    (None: not at all).
 
-    Requires: samples, and visits that add up to them. Values that agree with the samples, which were
-    rounded when written, stay. So do bandwidths of an unknown collective, which cannot be computed."""
+    Requires: samples, and visits that add up to them. Written values stay if they differ only by rounding.
+    Bandwidths of an unknown collective cannot be computed, and stay too."""
     interval = interval_of(result)
     times = {"median_us": interval.median, "ci_low_us": interval.low, "ci_high_us": interval.high}
     found: dict[str, float | None] = {**times}

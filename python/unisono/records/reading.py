@@ -1,8 +1,8 @@
-"""Reading records: every line that holds one, and a sentence about every line that does not.
+"""Reads records: every line that holds one, and a sentence about every line that does not.
 
-A records file may come from anywhere. What is wrong with a line is said with its file and number, and the
-other lines stay usable. Control characters never leave this module, and what a result says about its samples
-is computed from them again.
+A records file may come from anywhere. A sentence about a wrong line names its file and number, and the other
+lines stay usable. Control characters never leave this module. Medians, intervals and bandwidths of a result
+are computed from its samples again.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .text import printable
 from .vocabulary import DTYPES, PATTERNS, PINGPONG, case_text
 from .writing import FILE_NAME
 
-FILES = "records*.jsonl"  # what is read below a directory
+FILES = "records*.jsonl"  # the files that are read below a directory
 _decoder = msgspec.json.Decoder(Record)
-# Bytes of a line in which a character that is not printable may stand: an escape, or anything but ASCII.
+# Bytes of a line that may hold a character that is not printable: an escape, or a byte beyond ASCII.
 _SUSPICIOUS = re.compile(rb"\\[ubf]|[\x7f-\xff]")
 
 
 @dataclass
 class Records:
-    """All that could be read of one or more records files, and a sentence for every line that could not.
+    """The records of one or more files.
 
     Attributes:
         problems: a sentence for every line that was left out or changed.
-        left_out: how many lines were left out. A failure may stand in them.
+        left_out: how many lines were left out. Any of them may have been a failure.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Records:
 
     @property
     def empty(self) -> bool:
-        """Whether no line held a record."""
+        """Returns whether no line held a record."""
         return not any(found for name, found in vars(self).items() if name not in ("problems", "left_out"))
 
     def add(self, record: Record) -> None:
@@ -69,9 +69,8 @@ class Records:
 
 
 def files(path: Path) -> list[Path]:
-    """Returns the records files of `path`: itself, or those below a directory (several runs make one report).
-
-    Raises FileNotFoundError if there is none."""
+    """Returns the records files of `path`: a file itself, or all below a directory (several runs make one
+    report). Raises FileNotFoundError if there is none."""
     found = [path] if path.is_file() else sorted(path.rglob(FILES))
     if not found:
         raise FileNotFoundError(
@@ -81,14 +80,17 @@ def files(path: Path) -> list[Path]:
 
 
 def name_of(file: Path, path: Path) -> str:
-    """Returns how `file`, one of `files(path)`, is called in what is said about it."""
+    """Returns the name of `file`, one of `files(path)`, in messages."""
     return file.relative_to(path if path.is_dir() else path.parent).as_posix()
 
 
 def read(path: Path) -> Records:
-    """Reads the lines of every file of `path`; `problems` says what was wrong with a line.
+    """Returns the records of every file of `path`.
 
-    Raises ValueError for a schema of another major version."""
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the schema has another major version.
+    """
     records = Records()
     for file in files(path):
         read_file(file, name_of(file, path), records)
@@ -96,7 +98,7 @@ def read(path: Path) -> Records:
 
 
 def read_file(file: Path, name: str, records: Records) -> None:
-    """Adds the records of one file, which problems call `name`."""
+    """Adds the records of one file to `records`. Problems call the file `name`."""
     with open(file, "rb") as lines:
         _read_lines(file, name, lines, records)
 
@@ -138,7 +140,7 @@ def _major(version: str) -> str:
 
 
 def _decoded(line: bytes) -> tuple[Record, bool]:
-    """Returns the record of a line, and whether characters of it had to be replaced."""
+    """Returns the record of a line, and whether characters were replaced."""
     if _SUSPICIOUS.search(line) is None:
         return _decoder.decode(line), False
     raw = msgspec.json.decode(line)
@@ -158,7 +160,7 @@ def _clean(value: Any) -> Any:
 
 
 def _wrong(record: Record) -> str | None:
-    """Returns why a record cannot be used, None if it can."""
+    """Returns why a record cannot be used, or None."""
     if isinstance(record, Result | Failure | Skip | Largest) and record.case is not None:
         case, name = record.case, f"{record.backend} on {record.case.collective}"
         if case.dtype not in DTYPES:

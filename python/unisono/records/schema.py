@@ -16,14 +16,14 @@ SCHEMA_VERSION = "1.4"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, st
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same on any number of ranks."""
+    """The bytes that stay the same on any number of ranks."""
 
     kind: str  # weak or strong
-    bytes: int  # that a rank (weak), or all ranks together (strong), bring
+    bytes: int  # of each rank (weak), or of all ranks together (strong)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured, whoever does it. `bytes` is the larger buffer of the call, as in nccl-tests."""
+    """A call to measure, on any backend. `bytes` is the size of its larger buffer, as in nccl-tests."""
 
     collective: str
     bytes: int
@@ -37,13 +37,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"  # or cuda: where the buffers lie
     one_process: bool = False  # the ranks are threads of one process, not processes
     pattern: str | None = None  # of a pingpong: half_round_trip, one_way or bidirectional
-    pair: tuple[int, int] | None = None  # that is measured alone; None: all at once, rank r with r + n/2
+    pair: tuple[int, int] | None = None  # of ranks, alone; None: all pairs at once, rank r with r + n/2
     streams: str | None = None  # one or per-peer: an all_to_all built of sends and receives
     scaling: Scaling | None = None  # a point of `unisono scaling`
 
 
 class Machine(msgspec.Struct, kw_only=True):
-    """Where it ran. Never a host name."""
+    """The machine of a run. Never a host name."""
 
     cpu: str
     cores: int
@@ -51,13 +51,13 @@ class Machine(msgspec.Struct, kw_only=True):
     numa_nodes: int
     kernel: str
     caches: dict[str, int]
-    gpus: list[str] = []  # names of those that the ranks use
+    gpus: list[str] = []  # names of the GPUs that the ranks use
     driver: str | None = None
     gpu_state: list[str] = []  # of each GPU at the start: clocks, temperature, reasons for throttling
 
 
 class Run(msgspec.Struct, tag="run", kw_only=True):
-    """The head of a records file: provenance of everything below it."""
+    """The head of a records file: the provenance of all lines that follow."""
 
     schema: str
     run_id: str
@@ -69,15 +69,17 @@ class Run(msgspec.Struct, tag="run", kw_only=True):
     launcher: str
     machine: Machine
     libraries: dict[str, str]
-    environment: dict[str, str]  # an allow-list, never all of it
+    environment: dict[str, str]  # the variables of an allow-list
     commit: str | None
-    nodes: list[int] = []  # of each rank, the number of its node; empty: all are on one
+    nodes: list[int] = []  # the node's number of each rank; empty: all ranks are on one node
 
 
 class Ceiling(msgspec.Struct, tag="ceiling", kw_only=True):
-    """A measured limit of the hardware: `copy_one_thread`, `copy_all_threads` (bytes copied over time); on
-    GPUs `ring` (bytes that leave each GPU over time, all sending to the next, by the fastest engine); with
-    --fabric `fabric_pair` (one rank writes to one other, alone) and `fabric_line` (what a NIC states)."""
+    """A measured limit of the hardware.
+
+    `copy_one_thread`, `copy_all_threads`: bytes copied over time. `ring`, on GPUs: bytes that leave each GPU
+    over time while each sends to the next, by the fastest engine. `fabric_pair`, with --fabric: one rank
+    writes to one other, alone. `fabric_line`: the line rate that a NIC states."""
 
     name: str
     bytes: int
@@ -89,7 +91,7 @@ NOT_CHECKED = "not checked"  # the bound of a result that the user left unchecke
 
 
 class Verification(msgspec.Struct, kw_only=True):
-    """Checked on fresh random data with poisoned outputs, before and after the timed part."""
+    """The checks on fresh random data with poisoned outputs, before and after the timed part."""
 
     before: bool
     after: bool
@@ -98,37 +100,37 @@ class Verification(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, tag="result", kw_only=True):
-    """One case on one backend. A sample is one iteration (latency, events) of all ranks, or a queue of calls
-    divided by its length (throughput, graph); of a half_round_trip half of that. See `timing`."""
+    """One case on one backend. A sample is one iteration of all ranks (latency, events), or a queue of calls
+    divided by its length (throughput, graph). A sample of a half_round_trip is half of that. See `timing`."""
 
     case: Case
     backend: str
     algorithm: str | None
     samples_us: list[float]
     median_us: float
-    # the exact nonparametric 95 % interval of the median, or that of the visits' medians where it reaches
-    # further; below 6 samples or visits minimum to maximum, which covers less
+    # The exact nonparametric 95 % interval of the median, widened to that of the visits' medians. Below 6
+    # samples or visits: minimum to maximum, with less confidence.
     ci_low_us: float
     ci_high_us: float
-    # median over iterations of the spread of the ranks' start times; None on GPUs and across machines
+    # the median, over iterations, of the spread of the ranks' start times; None on GPUs and across machines
     skew_us: float | None
     calls_per_sample: int
     verification: Verification
     algbw_gbps: float
     busbw_gbps: float
     ceiling_gbps: float | None
-    sol: float | None  # speed of light: the share of the ceiling that busbw reaches, as stated in the report
+    sol: float | None  # speed of light: the share of the ceiling that busbw reaches
     converged: bool
     workload: str | None = None
-    sms: int | None = None  # of a GPU, that the call takes; None where the library does not say
+    sms: int | None = None  # SMs of a GPU that the call takes; None: the library does not say
     staged: bool = False  # on GPUs: through the host's memory
-    memory: str | None = None  # host, pinned (the host's) or device, where ways of a run differ in it
-    wire_bits: float | None = None  # of an element between ranks, where it does not travel as it is
-    visits: list[int] = []  # samples_us came in so many visits, each with so many samples
+    memory: str | None = None  # host, pinned (the host's) or device, if the ways of a run differ in it
+    wire_bits: float | None = None  # bits of an element between ranks, if not the element's own
+    visits: list[int] = []  # the number of samples of each visit, in the order of samples_us
 
 
 class Skip(msgspec.Struct, tag="skip", kw_only=True):
-    """A backend, or a case on a backend, that could not run here, and why."""
+    """A backend, or a case on a backend, that could not run, and why."""
 
     backend: str
     reason: str
@@ -136,7 +138,7 @@ class Skip(msgspec.Struct, tag="skip", kw_only=True):
 
 
 class Failure(msgspec.Struct, tag="failure", kw_only=True):
-    """A case that raised or whose result was wrong; it makes the exit code 1."""
+    """A case that raised, or that gave a wrong result. Makes the exit code 1."""
 
     backend: str
     case: Case
@@ -155,9 +157,11 @@ class WorkloadStep(msgspec.Struct, kw_only=True):
 
 
 class Link(msgspec.Struct, tag="link", kw_only=True):
-    """What the links between GPUs carry in one pattern, by one engine. `pair`: `source` sends to `target`
-    alone; `ring`: every GPU to the next; `all_pairs`: every GPU to every other at once. `gbps` is what leaves
-    each sending GPU. `round_trip` has a time instead: a flag to the other GPU and back."""
+    """The bandwidth of the links between GPUs in one pattern, by one engine.
+
+    `pair`: `source` alone sends to `target`. `ring`: every GPU sends to the next. `all_pairs`: every GPU
+    sends to every other at once. `gbps` counts the bytes that leave each sending GPU. `round_trip` has a time
+    instead: of a flag to the other GPU and back."""
 
     engine: str  # copy_engine, sm_load, sm_store, bulk_store or flag
     pattern: str  # pair, ring, all_pairs or round_trip
@@ -172,19 +176,19 @@ class Link(msgspec.Struct, tag="link", kw_only=True):
 
 
 class Largest(msgspec.Struct, tag="largest", kw_only=True):
-    """The largest size of a collective that a backend ran before the memory was full, to within 2 %
+    """The largest size, to within 2 %, of a collective that a backend ran before the memory was full
     (`unisono bench --to-memory-limit`)."""
 
     case: Case
     backend: str
     time_us: float
-    used_bytes: int  # of the fullest GPU, while it ran
+    used_bytes: int  # on the fullest GPU, while the case ran
     total_bytes: int  # of that GPU
-    stopped: str  # why there is no larger one, in a sentence
+    stopped: str  # why no larger size ran, in a sentence
 
 
 class Workload(msgspec.Struct, tag="workload", kw_only=True):
-    """The collectives of a real model; its cases are results whose `workload` names it."""
+    """The collectives of a real model. Results whose `workload` names the model are its cases."""
 
     name: str
     title: str
@@ -195,7 +199,7 @@ class Workload(msgspec.Struct, tag="workload", kw_only=True):
 
 
 class End(msgspec.Struct, tag="end", kw_only=True):
-    """The last line of a run that finished or was interrupted in good order."""
+    """The last line of a run that finished, or that stopped cleanly after an interrupt."""
 
     finished_at: str
     elapsed_s: float
@@ -207,5 +211,5 @@ Record = Run | Ceiling | Link | Largest | Result | Skip | Failure | Workload | E
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of one line of a records file."""
+    """Returns the JSON Schema of one line of a records file."""
     return msgspec.json.schema(Record)

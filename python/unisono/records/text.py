@@ -1,5 +1,4 @@
-"""How numbers are written in every form of the report: sizes, times, ratios, with three significant
-digits."""
+"""Writes numbers for people, in report and bench: sizes, times, ratios, with three significant digits."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """`value` with so many significant digits, without exponent: 0.0123, 1.23, 12.3, 123, 1230."""
+    """Returns `value` with `significant` digits, without exponent: 0.0123, 1.23, 12.3, 123, 1230."""
     if not math.isfinite(value):
         return MISSING
     if value == 0:
@@ -24,7 +23,7 @@ def digits(value: float, significant: int = 3) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes in powers of 1024: `8 B`, `64 KiB`, `25.5 MiB`."""
+    """Returns bytes in powers of 1024: `8 B`, `64 KiB`, `25.5 MiB`."""
     value, unit = float(count), 0
     while value >= 1024 and unit < len(_SIZE_UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -33,7 +32,7 @@ def size(count: int) -> str:
 
 
 def time(us: float) -> str:
-    """Microseconds, as the unit that reads best: `850 ns`, `12.3 µs`, `4.56 ms`, `1.20 s`."""
+    """Returns microseconds in the unit that reads best: `850 ns`, `12.3 µs`, `4.56 ms`, `1.20 s`."""
     for limit, scale, unit in ((1.0, 1e3, "ns"), (1e3, 1.0, "µs"), (1e6, 1e-3, "ms")):
         if us < limit * 0.9995:
             return f"{digits(us * scale)} {unit}"
@@ -41,7 +40,7 @@ def time(us: float) -> str:
 
 
 def span(low: float, high: float) -> str:
-    """An interval of times in one unit: `12.1 to 12.6 µs`."""
+    """Returns an interval of times (µs), in one unit if both have the same: `12.1 to 12.6 µs`."""
     first, last = time(low), time(high)
     if first.split()[1] == last.split()[1]:
         first = first.split()[0]
@@ -49,12 +48,12 @@ def span(low: float, high: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """A speed-up: `2.31×`, `0.87×`, `12.4×`."""  # noqa: RUF002
+    """Returns a speed-up: `2.31×`, `0.87×`, `12.4×`."""  # noqa: RUF002
     return f"{value:.2f}×" if 0.095 <= value < 9.995 else f"{digits(value)}×"  # noqa: RUF001
 
 
 def percent(share: float | None) -> str:
-    """A share as per cent: `3.2 %`, `87 %`, `< 0.1 %`; a dash for None."""
+    """Returns a share as per cent: `3.2 %`, `87 %`, `< 0.1 %`; a dash for None."""
     if share is None or not math.isfinite(share):
         return MISSING
     if 0 < share < 0.001:
@@ -63,12 +62,12 @@ def percent(share: float | None) -> str:
 
 
 def gbps(value: float | None) -> str:
-    """GB/s without the unit; a dash for None."""
+    """Returns GB/s without the unit; a dash for None."""
     return MISSING if value is None else digits(value)
 
 
 def duration(seconds: float) -> str:
-    """Elapsed time for a sentence: `42 s`, `8 min 12 s`, `1 h 5 min`."""
+    """Returns an elapsed time: `42 s`, `8 min 12 s`, `1 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -77,7 +76,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(stamp: str) -> str:
-    """An ISO 8601 time in UTC to the minute: `2026-11-21 01:32 UTC`; anything else as it is."""
+    """Returns an ISO 8601 time in UTC to the minute: `2026-11-21 01:32 UTC`; any other text unchanged."""
     try:
         return datetime.fromisoformat(stamp).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
@@ -85,25 +84,25 @@ def moment(stamp: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 case`, `12 cases`."""
+    """Returns number and noun: `1 case`, `12 cases`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def shortened(items: list[str], where: str = "") -> list[str]:
-    """The first 8, and how many more there are; `where` says where these stand."""
+    """Returns the first 8 items, and how many more there are; `where`: a phrase that says where those are."""
     rest = len(items) - 8
     return items if rest <= 0 else [*items[:8], f"and {rest:,} more{where}."]
 
 
 def listing(items: list[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Returns the items in a sentence: `a`, `a and b`, `a, b and c`; `none` without any."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
 
 
 def printable(value: str) -> str:
     """Returns `value` with U+FFFD for every character that is not printable, except new lines and tabs.
 
-    No escape sequence and no mark that turns the direction of a text then reaches a terminal or a page."""
+    Escape sequences and marks that reverse a text's direction therefore reach no terminal and no page."""
     if value.isprintable():
         return value
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in value)
@@ -115,6 +114,6 @@ def plain(value: object) -> str:
 
 
 def markdown(value: object) -> str:
-    """`value` for a Markdown table cell or sentence: nothing in it is markup, HTML or a new line."""
+    """Returns `value` for a Markdown table cell or sentence: without markup, HTML or new lines."""
     flat = re.sub(r"\s+", " ", str(value)).strip()
     return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", flat)

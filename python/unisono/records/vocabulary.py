@@ -33,7 +33,7 @@ OPS = tuple(traits.op_names())
 PLACEMENTS = ("out_of_place", "in_place")
 MEMORIES = ("plain", "symmetric")
 DEVICES = ("cpu", "cuda")
-# Forms in which unisono quantises an all_reduce, and the bits that an element takes on the wire.
+# Forms in which unisono quantises an all_reduce, and the bits of an element on the wire.
 WIRES = {"fp8": 8.25, "int8": 8.25}
 OWN = "own"  # the library's own all_to_all
 STREAMS = (OWN, "one", "per-peer")
@@ -46,10 +46,10 @@ HALVES = "halves"  # all pairs of a ping-pong at once, rank r with r + n/2
 
 @dataclass(frozen=True)
 class Collective:
-    """How the bench treats a collective: `blocked` means that the larger buffer holds one block per rank."""
+    """A collective as the bench treats it. `blocked`: the larger buffer holds one block per rank."""
 
     name: str
-    factor: Callable[[int], float]  # bus bandwidth / algorithm bandwidth, of the number of ranks
+    factor: Callable[[int], float]  # number of ranks -> bus bandwidth / algorithm bandwidth
     formula: str  # the factor in words, with n ranks
     reduces: bool = False
     rooted: bool = False
@@ -66,7 +66,7 @@ def _all_but_own(ranks: int) -> float:
 
 
 def _collective(name: str, factor: Callable[[int], float], formula: str, in_place: bool = True) -> Collective:
-    """The row of a collective of the library, whose shape is the core's."""
+    """Returns the row of a collective of the library, with properties from the core."""
     what = traits.collective(name)
     blocked = what.by_blocks or what.by_parts
     return Collective(name, factor, formula, what.combines, what.rooted, blocked, in_place)
@@ -93,12 +93,12 @@ COLLECTIVES: dict[str, Collective] = {
         _collective("barrier", lambda n: 0.0, "0, no data", in_place=False),
     )
 }
-# What a run can measure. Unless the user names something, a run measures the collectives.
+# All that a run can measure. Unless the user names something, a run measures the collectives.
 KNOWN = COLLECTIVES | {PINGPONG: Collective(PINGPONG, _one, "1, of one direction", in_place=False)}
 
 
 def modes_of(device: str) -> tuple[str, ...]:
-    """Returns the timing modes of a device, those of GPUs in the order in which a reader wants them."""
+    """Returns the timing modes of a device, in a reader's order for GPUs."""
     return CUDA_MODES if device == "cuda" else MODES
 
 
@@ -108,43 +108,43 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def collective_order(name: str) -> tuple[int, str]:
-    """Returns the sort key of a collective, or of a case's title: the known ones first, in their order."""
+    """Returns the sort key of a collective, or of a case's title: known collectives first, in their order."""
     name = name.partition(",")[0]
     known = list(KNOWN)
     return (known.index(name) if name in KNOWN else len(known), name)
 
 
 def family(backend: str) -> str:
-    """Returns the library of a backend, whatever its variant: `unisono` of `unisono:two_shot`."""
+    """Returns a backend's name without its variant: `unisono` of `unisono:two_shot`."""
     return backend.partition(":")[0]
 
 
 def title(case: Case) -> str:
-    """Returns the collective, with the pattern of a ping-pong or how an all_to_all is built."""
+    """Returns the collective, with a ping-pong's pattern or the sends that an all_to_all is built of."""
     ways = {"one": "sends on one stream", "per-peer": "sends on a stream per peer"}
     how = str(case.pattern).replace("_", " ") if case.pattern else ways.get(case.streams or "")
     return f"{case.collective}, {how}" if how else case.collective
 
 
 def pair_name(case: Case) -> str | None:
-    """Returns the pair of a ping-pong: `0-3`, or `halves`; None for anything else."""
+    """Returns the pair of a ping-pong: `0-3`, or `halves`; None for other cases."""
     if case.collective != PINGPONG:
         return None
     return HALVES if case.pair is None else "-".join(map(str, case.pair))
 
 
 def scaling_text(case: Case) -> str | None:
-    """`weak, 64 KiB`; None for a case that is no point of a scaling."""
+    """Returns the scaling of a case: `weak, 64 KiB`; None for a case that is no point of a scaling."""
     return None if case.scaling is None else f"{case.scaling.kind}, {text.size(case.scaling.bytes)}"
 
 
 def case_text(case: Case, workload: str | None = None) -> str:
-    """A case in words, with what is not the default: `all_reduce 64 KiB f32 sum, 2 ranks, latency, plain`."""
+    """Returns a case in words, without its defaults: `all_reduce 64 KiB f32 sum, 2 ranks, latency, plain`."""
     head = " ".join(part for part in (title(case), text.size(case.bytes), case.dtype, case.op) if part)
     extra = [text.count(case.ranks, "rank"), case.mode, case.memory]
     if case.placement != "out_of_place":
         extra.append(case.placement.replace("_", " "))
-    if case.collective == "pingpong":
+    if case.collective == PINGPONG:
         extra.append(f"pair {pair_name(case)}")
     if case.scaling is not None:
         extra.append(f"scaling {scaling_text(case)}")

@@ -1,4 +1,4 @@
-"""Writing records: a whole line and a flush for each."""
+"""Writes records."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _encoder = msgspec.json.Encoder()
 
 
 class RecordsWriter:
-    """Appends records to `directory`/records.jsonl, a whole line and a flush each: a cut loses one line. What
-    the disk refuses is a ResourceError, which names the file; what comes after it is not written."""
+    """Appends records to `directory`/records.jsonl, a whole line and a flush each: a cut loses one line. A
+    method raises ResourceError, which names the file, if the disk refuses. Later records are dropped."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class RecordsWriter:
             yield
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._file.close()  # would fail again, later
+                self._file.close()  # now, since a later close would fail again
             raise ResourceError(
                 f"{self.path} cannot be written: {error.strerror}. It holds what was recorded until then."
             ) from error

@@ -1,1 +1,1 @@
-"""One file a backend, each one class of the protocol in `base`."""
+"""The built-in backends, one file for each library. `base` has their protocol."""

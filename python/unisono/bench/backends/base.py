@@ -1,4 +1,4 @@
-"""What a backend is: one small class, found by the entry point group `unisono.bench_backends`.
+"""The protocol of a backend, a library under test, and the look-up of backends by name.
 
 A backend of your own subclasses `Backend`, names itself, and turns a case and its buffers into a callable:
 
@@ -10,7 +10,7 @@ A backend of your own subclasses `Backend`, names itself, and turns a case and i
         def prepare(self, case, buffers):
             return partial(self.comm.all_reduce, buffers.x, buffers.out, case.op)
 
-and is declared in its package's pyproject.toml:
+The package's pyproject.toml declares the backend:
 
     [project.entry-points."unisono.bench_backends"]
     mine = "mypackage.bench:Mine"
@@ -29,7 +29,7 @@ from unisono.bench.cases import CaseError
 from unisono.records import Case
 
 GROUP = "unisono.bench_backends"
-BUILT_IN = {  # those for GPUs last
+BUILT_IN = {  # backends for GPUs last
     "unisono": "unisono.bench.backends.unisono:UnisonoBackend",
     "mpi": "unisono.bench.backends.mpi:MpiBackend",
     "gloo": "unisono.bench.backends.gloo:GlooBackend",
@@ -42,11 +42,16 @@ BUILT_IN = {  # those for GPUs last
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who takes part. `all_gather` exchanges bytes between all ranks, for a backend's own bootstrap; in
-    `setup` and `allocate` it raises where another rank has failed there.
-    `communicator` is the bench's unisono communicator, which also owns the symmetric buffers. On GPUs,
-    `device` is this rank's, and every call of a backend is to be queued on `stream`, a CUDA stream as an
-    integer; both are current in torch."""
+    """This rank among the ranks of a run, as a backend sees it. Also a bootstrap for `unisono.init`.
+
+    Attributes:
+        rank, size: number of this rank, and how many there are.
+        all_gather: exchanges bytes between all ranks, for a backend's own bootstrap. In `setup` and
+            `allocate` it raises if another rank has failed there.
+        communicator: the bench's unisono communicator, which also owns the symmetric buffers.
+        device, stream: on GPUs, this rank's GPU, and the CUDA stream (as an integer) on which a backend must
+            queue every call. Both are current in torch.
+    """
 
     rank: int
     size: int
@@ -56,20 +61,24 @@ class Ranks:
     stream: int = 0
 
     def close(self) -> None:
-        """What unisono.init asks of a bootstrap: the bench's outlives the backends."""
+        """Does nothing: the bench's bootstrap outlives the backends."""
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """One rank's buffers for a case, the same memory for every backend; contiguous, shapes as `cases.layout`
-    says. Numpy arrays, on GPUs torch tensors.
+    """One rank's buffers for a case, the same memory for every backend.
 
-    In place follows MPI: all_reduce, broadcast, reduce and all_to_all have `out is x`; all_gather and gather
-    have `x` in `out[rank]`; reduce_scatter and scatter have `out` in `x[rank]` (gather and scatter at the
-    root only). None: this rank has no such buffer. `spare` is scratch of the shape of `x` where a reduce has
-    no `out`, for a library that would overwrite its input there. `x_place` and `out_place` are `x` and `out`,
-    and on ranks that have none the root's place in their own memory, for a library that asks every rank of a
-    rooted call for it."""
+    Contiguous numpy arrays, on GPUs torch tensors, with the shapes of `cases.layout`. None: this rank has no
+    such buffer. In place follows MPI: all_reduce, broadcast, reduce and all_to_all have `out is x`.
+    all_gather and gather have `x` in `out[rank]`, reduce_scatter and scatter `out` in `x[rank]` (gather and
+    scatter at the root only).
+
+    Attributes:
+        spare: scratch of the shape of `x` if a reduce has no `out`, for a library that would overwrite its
+            input there.
+        x_place, out_place: `x` and `out`. A rank without one has the root's place in its own memory instead,
+            for a library that asks every rank of a rooted call for both.
+    """
 
     x: Any
     out: Any
@@ -81,95 +90,96 @@ class Buffers:
 
 
 class Backend(Protocol):
-    """A library under test. Subclass it explicitly to inherit the defaults. Every method is called on all
-    ranks alike."""
+    """A library under test. Subclass it explicitly to inherit the defaults. The bench calls every method on
+    all ranks in step."""
 
     name: str
-    # True: float sums are combined in rank order and must match the reference bit by bit
+    # True: sums of floats are combined in rank order, and must match the reference bit by bit
     bit_exact: bool = False
-    wire: str | None = None  # a name of cases.WIRES: it quantises, and is held to that bound
+    wire: str | None = None  # the name in vocabulary.WIRES by which it quantises; sets the bound of checks
     devices: tuple[str, ...] = ("cpu",)  # where the buffers may lie
     threads: bool = False  # True: ranks may be threads of one process
-    own_memory: bool = False  # True: symmetric cases lie in memory that `allocate` makes
-    memory: str | None = None  # where that lies: host, pinned or device; None: as all buffers of the run
-    variants: tuple[str, ...] = ()  # what the name alone stands for, as `name:variant` each
+    own_memory: bool = False  # True: symmetric cases lie in memory of `allocate`
+    memory: str | None = None  # the place of that memory: host, pinned or device; None: the run's
+    variants: tuple[str, ...] = ()  # the variants, `name:variant` each, that the name alone stands for
 
-    point_to_point: bool = False  # True: it offers ping-pongs, and all_to_all built of sends and receives
-    asked_for: bool = False  # True: measured only where it is named
+    point_to_point: bool = False  # True: offers ping-pongs, and all_to_all built of sends and receives
+    asked_for: bool = False  # True: measured only if named
 
     own_threads: bool = False  # True: the library works in threads of its own, which need a core too
 
     def available(self, ranks: int) -> str | None:
-        """None where the library can serve `ranks` processes started as they were, else the reason in one
-        sentence."""
+        """Returns None if the library can serve this run of `ranks` processes, else why not."""
         return None
 
     def version(self) -> str:
-        """Version of the library for the report's provenance; called where `available` gave None."""
+        """Returns the library's version, for the report. Called only if `available` returned None."""
         return ""
 
     def setup(self, ranks: Ranks) -> None:
-        """Creates the communicator. May communicate; raises where it cannot, and the backend is then
-        skipped, by `abort` and `close` on the ranks where it could and on those where it could not."""
+        """Creates the communicator. May communicate. Raises if it cannot. The bench then calls `abort` and
+        `close` on every rank, and skips the backend."""
 
     def supports(self, case: Case) -> str | None:
-        """None where this library offers the case, else the reason; the same answer on every rank."""
+        """Returns None if this library offers the case, else why not; the same on every rank."""
         return None
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        """A callable that performs the collective once, to completion on this rank (on GPUs it may only queue
-        it, see `queues`); everything bound beforehand, so that a timed call carries as little Python as the
-        library allows."""
+        """Returns a callable that performs the collective once, to completion on this rank.
+
+        On GPUs the callable may only queue the collective, see `queues`. All arguments are bound beforehand,
+        so that a timed call runs as little Python as the library allows."""
         ...
 
     def checked(self) -> AbstractContextManager[None]:
-        """Around the first call of a cell, which is not timed: a library that can compare the ranks' calls
-        before anything moves does so within."""
+        """Returns a context for the first call of a cell, which is not timed. A library that can compare the
+        ranks' calls before data moves does so there."""
         return nullcontext()
 
     def queues(self) -> bool:
-        """On GPUs: whether a call returns once it is queued on the stream. One that waits for the GPU can be
-        neither captured in a graph nor timed by events, and is measured in the modes of the host clock."""
+        """Returns whether, on GPUs, a call returns once it is queued on the stream. A call that waits for the
+        GPU can neither be captured in a graph nor timed by events. Only the host clock times such calls."""
         return True
 
     def allocate(self, size: int) -> tuple[Any, Any]:
-        """Where `own_memory` is set: input and output memory of `size` bytes each, as arrays of bytes, or as
-        `buffers.Region` where it does not lie where the run's does. Called once, on all ranks alike; raises
-        where it cannot, and the symmetric cases are then skipped."""
+        """Returns input and output memory of `size` bytes each. Called once, if `own_memory` is set.
+
+        Arrays of bytes, or `buffers.Region` if the memory lies elsewhere than the run's. Raises if it cannot;
+        the bench then leaves the backend out."""
         raise NotImplementedError
 
     def raise_if_failed(self) -> None:
-        """On GPUs, called when the stream is done: raises where a queued call has failed there."""
+        """Raises if a queued call has failed on the GPU. Called when the stream is empty."""
 
     def algorithm(self, case: Case) -> str | None:
-        """The algorithm that the library will use, where it can say."""
+        """Returns the algorithm that the library will use, or None if unknown."""
         return None
 
     def abort(self) -> None:
-        """On GPUs, after a hang, and anywhere after a setup that failed on some rank: ends what is under way
-        as far as it can, without the other ranks. Nothing but `close` is called afterwards."""
+        """Ends the work under way as far as possible, without the other ranks. Called after a hang of a GPU,
+        and after a setup that failed on any rank. Only `close` follows."""
 
     def staged(self) -> bool:
-        """On GPUs: whether the data goes through the host's memory."""
+        """Returns whether, on GPUs, the data goes through the host's memory."""
         return False
 
     def sms(self, case: Case) -> int | None:
-        """The SMs that the call takes of a GPU, where the library can say; 0 where copy engines do it."""
+        """Returns how many SMs of a GPU the call takes, 0 for copy engines, None if unknown."""
         return None
 
     def close(self) -> None:
-        """Frees what setup made."""
+        """Frees the resources of `setup`."""
 
 
 def names() -> list[str]:
-    """All known backends, built in ones first."""
+    """Returns the names of all known backends, built-in ones first."""
     return list(dict.fromkeys([*BUILT_IN, *(point.name for point in entry_points(group=GROUP))]))
 
 
 def load(name: str) -> Backend:
-    """A new backend of that name; `name:variant` gives the class its variant (unisono takes an algorithm).
+    """Returns a new backend; `name:variant` gives the class a variant (unisono takes an algorithm).
 
-    Raises CaseError for an unknown name (it lists the known) and where the backend takes no variant."""
+    Raises CaseError for an unknown name, and for a variant of a backend that has none."""
     base, _, variant = name.partition(":")
     made: Callable[..., Backend]
     points = [point for point in entry_points(group=GROUP) if point.name == base]
@@ -179,7 +189,7 @@ def load(name: str) -> Backend:
     elif points:
         try:
             made = points[0].load()
-        except Exception as error:  # another package's code
+        except Exception as error:  # code of another package
             raise CaseError(
                 f"backend {base!r} cannot be loaded ({type(error).__name__}: {error}): mend or remove the "
                 "package that brings it."
@@ -197,7 +207,7 @@ def load(name: str) -> Backend:
 
 
 def expanded(wanted: Sequence[str]) -> list[str]:
-    """The names with those that stand for several variants replaced by these."""
+    """Returns the names, with the variants in place of each name that stands for several."""
     found = []
     for name in wanted:
         variants = () if ":" in name else load(name).variants
@@ -206,8 +216,8 @@ def expanded(wanted: Sequence[str]) -> list[str]:
 
 
 def names_for(device: str) -> list[str]:
-    """All known backends that work on buffers of that device and need not be named; none of other packages
-    that cannot be loaded, of which `unisono info` tells."""
+    """Returns all known backends for that device, except those that must be named (`asked_for`). Leaves out
+    backends that cannot be loaded, which `unisono info` lists."""
     found = []
     for name in names():
         try:
@@ -220,8 +230,7 @@ def names_for(device: str) -> list[str]:
 
 
 def check_names(wanted: Sequence[str]) -> None:
-    """Raises CaseError for the first name that `load` does not know, and for a variant that its class
-    refuses."""
+    """Raises CaseError for an unknown name, and for a variant that the class refuses."""
     for name in wanted:
         if name.partition(":")[0] not in names():
             raise CaseError(f"unknown backend {name!r}: choose from {', '.join(names())}.")

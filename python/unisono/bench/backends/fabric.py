@@ -1,8 +1,8 @@
 """The fabric lane, in the ways of using a NIC's channels and memory that the all-to-all benchmark compares.
 
-`single`: all peers through the first channel; `multi`: each peer's block split over all channels;
-`round-robin`: the block for a peer through channel (peer + rank) mod channels. Alone they are measured on
-plain host memory; `-pin` is pinned host memory, `-dma` memory of a GPU, one a rank, that the NIC reads and
+`single`: all peers through the first channel. `multi`: each peer's block split over all channels.
+`round-robin`: the block for a peer through channel (peer + rank) mod channels. Without a suffix the memory is
+plain host memory. `-pin`: pinned host memory. `-dma`: memory of a GPU, one a rank, which the NIC reads and
 writes itself.
 """
 
@@ -26,7 +26,7 @@ WAYS = (*POLICIES, "single-pin", "multi-pin", *(f"{policy}-dma" for policy in PO
 
 
 def _own_gpu() -> int:
-    """Ranks may share one: none of the lane's kernels waits for another."""
+    """Returns this rank's GPU. Ranks may share a GPU, since none of the lane's kernels waits for another."""
     import unisono
 
     return launch.from_env(os.environ).local_rank % unisono.device_count()

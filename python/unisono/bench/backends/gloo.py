@@ -1,5 +1,4 @@
-"""Gloo through torch: the process group's own methods, without the Python layers of torch.distributed above
-them."""
+"""Gloo, by the methods of torch's process group, without the Python layers of torch.distributed above it."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _IN_PLACE = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "gathe
 
 
 class GlooBackend(Backend):
-    """A gloo group over TCP: on one host by loopback, else by the interface that leads to the others."""
+    """A gloo group over TCP, by loopback on one host, else by the interface to the other hosts."""
 
     name = "gloo"
     own_threads = point_to_point = True
@@ -69,7 +68,7 @@ class GlooBackend(Backend):
 
     @staticmethod
     def _tensor(array: Array | None, case: Case) -> Any:
-        """The same memory as a flat tensor; fp8, which gloo does not know, travels as bytes."""
+        """Returns the same memory as a flat tensor; of bytes for fp8, which gloo does not know."""
         import torch
 
         if array is None:
@@ -140,8 +139,8 @@ class GlooBackend(Backend):
         return call
 
     def _all_to_all(self, x: Any, out: Any, buffers: Buffers) -> Callable[[], object]:
-        """Every send and receive started, then waited for; the own block, which gloo cannot send, is
-        copied."""
+        """Returns a call that starts every send and receive, then waits for all. The call copies the own
+        block, since gloo cannot send to itself."""
         group, rank, n = self._group, self._group.rank(), self._group.size()
         peers = [([x[to]], to, [out[source]], source) for to, source in sends.steps(rank, n)]
         keep = sends.own_block(buffers.x, buffers.out, rank)
@@ -165,8 +164,8 @@ class GlooBackend(Backend):
         return call
 
     def _one_buffer(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        """Gloo's reductions and broadcast work in place, and its reduce overwrites the input of every rank:
-        out of place, the copy that keeps the input is part of the call."""
+        """Returns a reduction or broadcast. Gloo works in place, and its reduce overwrites the input of every
+        rank. Out of place, the copy that keeps the input is therefore part of the call."""
         import torch.distributed as dist
 
         known, source = KNOWN[case.collective], buffers.x

@@ -1,11 +1,11 @@
-"""MPI through mpi4py: the buffer methods, on the MPI that the ranks were started under.
+"""MPI, by the buffer methods of mpi4py, on the MPI that started the ranks.
 
-The thread level is funneled unless the user sets MPI4PY_RC_THREAD_LEVEL: only the main thread calls MPI here,
+The thread level is funneled unless the user sets MPI4PY_RC_THREAD_LEVEL. Only the main thread calls MPI here,
 as in most MPI programs, and mpi4py's default (multiple) more than doubles the time of a small call in MPICH.
 
-On GPUs an MPI that says it is CUDA-aware gets the device buffers. Any other is staged: the input is copied to
-pinned host memory, MPI works there, the output is copied back, and all of it is the call. Either way the call
-waits for the GPU.
+On GPUs, an MPI that says it is CUDA-aware gets the device buffers. Any other is staged: the call copies the
+input to pinned host memory, MPI works there, and the call copies the output back. Either way the call waits
+for the GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_REDUCTION = frozenset({"f16", "bf16", "f8e4m3", "f8e5m2"})
 
 
 def set_thread_level() -> None:
-    """Asks for the funneled level; to be called before the first import of mpi4py.MPI, which initialises
+    """Asks mpi4py for the funneled level. Must come before the first import of mpi4py.MPI, which initialises
     MPI."""
     if find_spec("mpi4py") and "mpi4py.MPI" not in sys.modules and "MPI4PY_RC_THREAD_LEVEL" not in os.environ:
         import mpi4py
@@ -42,7 +42,7 @@ def set_thread_level() -> None:
 
 
 def cuda_aware(library: str) -> bool:
-    """Whether the MPI below mpi4py's module `library` says that it takes device memory
+    """Returns whether the MPI below mpi4py's module `library` says that it takes device memory
     (MPIX_Query_cuda_support of Open MPI and others)."""
     try:
         return bool(ctypes.CDLL(library).MPIX_Query_cuda_support())
@@ -51,7 +51,7 @@ def cuda_aware(library: str) -> bool:
 
 
 class MpiBackend(Backend):
-    """A duplicate of COMM_WORLD, so that the bench's own traffic stays apart."""
+    """Calls on a duplicate of COMM_WORLD, apart from the bench's own messages."""
 
     name = "mpi"
     devices = ("cpu", "cuda")
@@ -119,7 +119,7 @@ class MpiBackend(Backend):
         return False
 
     def _spec(self, array: Any, case: Case) -> list[Any]:
-        """[memory, count, datatype]: with all three given, mpi4py has nothing to look up in a call."""
+        """Returns [memory, count, datatype], with which mpi4py has nothing to look up in a call."""
         from mpi4py import MPI
 
         if isinstance(array, np.ndarray):
@@ -128,7 +128,7 @@ class MpiBackend(Backend):
             memory = MPI.buffer.fromaddress(array.data_ptr(), array.nbytes)
         if case.dtype in self._types:
             return [memory, array.nbytes // DTYPES[case.dtype].itemsize, self._types[case.dtype]]
-        return [memory, array.nbytes, MPI.BYTE]  # moves only: supports() refuses their reductions
+        return [memory, array.nbytes, MPI.BYTE]  # only moved: supports() refuses reductions of these
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         bind = self._pingpong if case.collective == vocabulary.PINGPONG else self._bound
@@ -141,7 +141,7 @@ class MpiBackend(Backend):
         return staged(case, self._comm.rank, buffers, bind)
 
     def _bound(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        """MPI's own call on these buffers."""
+        """Returns MPI's own call on these buffers."""
         from mpi4py import MPI
 
         comm, n, rank, root = self._comm, self._comm.size, self._comm.rank, case.root
@@ -199,7 +199,7 @@ class MpiBackend(Backend):
         return sends.pingpong(case, comm.rank, verbs.__getitem__)
 
     def _all_to_all(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        """Irecv and Isend of every block, the own one included, then Waitall."""
+        """Returns a call: Irecv and Isend of every block, the own one included, then Waitall."""
         from mpi4py import MPI
 
         comm, n = self._comm, self._comm.size
@@ -222,7 +222,7 @@ class MpiBackend(Backend):
             return partial(self._comm.Bcast, self._spec(buffers.out, case), case.root)
         source, out, spec = buffers.x, buffers.out, self._spec(buffers.x, case)
 
-        # MPI's broadcast has one buffer: the root's own copy is part of an out-of-place call
+        # MPI's broadcast has one buffer. Out of place, the root's own copy is therefore part of the call.
         def call() -> None:
             self._comm.Bcast(spec, case.root)
             out[...] = source

@@ -1,12 +1,12 @@
-"""NCCL through its own C API: `nccl` on the bench's buffers, `nccl-windows` on symmetric windows.
+"""NCCL, by its C API: `nccl` on the bench's buffers, `nccl-windows` on symmetric windows.
 
-A window must lie in memory that NCCL can export, so `nccl-windows` has buffers of its own from ncclMemAlloc,
-of the size and alignment of the bench's, and runs the symmetric cases only. `nccl` runs plain and symmetric
-cases alike: it takes any pointer.
+A window must lie in memory that NCCL can export. `nccl-windows` therefore has buffers of its own from
+ncclMemAlloc, of the size and alignment of the bench's, and runs only the symmetric cases. `nccl` takes any
+pointer, and runs plain and symmetric cases.
 
-Each has a communicator for collectives on rings, one for exchanges of all pairs and one for gather and
-scatter: on one communicator of NCCL 2.28.9, a broadcast or all_reduce of megabytes that came after a scatter
-hung (seen in a graph of calls on unisono's symmetric memory, and in single calls on windows).
+Each backend has a communicator for collectives on rings, one for exchanges of all pairs and one for gather
+and scatter. On a single communicator of NCCL 2.28.9, a broadcast or all_reduce of megabytes after a scatter
+hung (in a graph of calls on unisono's symmetric memory, and in single calls on windows).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_IN_PLACE = frozenset({"all_to_all", "all_to_all_v", "send_recv"})
 
 
 class NcclBackend(Backend):
-    """A communicator of all ranks; every call is queued on the bench's stream."""
+    """Calls on NCCL communicators of all ranks, queued on the bench's stream."""
 
     name = "nccl"
     devices = ("cuda",)
@@ -71,7 +71,7 @@ class NcclBackend(Backend):
         self._one = _one_element(self._device)
 
     def _add(self, name: str, stream: int) -> nccl.Communicator:
-        """One more communicator of all ranks, for calls on that stream. Collective."""
+        """Adds a communicator of all ranks, for calls on `stream`, and returns it. Collective."""
         assert self._ranks is not None
         rank, size = self._ranks.rank, self._ranks.size
         unique_id = self._ranks.all_gather(self._library.unique_id() if rank == 0 else b"")[0]
@@ -87,8 +87,7 @@ class NcclBackend(Backend):
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         comm, root = self._comms[_KIND_OF.get(case.collective, "ring")], case.root or 0
-        # where a rank has no such buffer the root's place, which NCCL does not touch: the same call on every
-        # rank
+        # The same call on every rank: one without a buffer gives a place that NCCL does not touch.
         x, out = _address(buffers.x_place), _address(buffers.out_place)
         dtype, op, count = nccl.DTYPES[case.dtype], nccl.OPS.get(case.op or "", 0), block_elements(case)
         match case.collective:
@@ -127,8 +126,8 @@ class NcclBackend(Backend):
         return sends.pingpong(case, comm.rank, verbs.__getitem__)
 
     def _on_streams(self, case: Case, buffers: Buffers) -> Callable[[], object]:
-        """A group of one send and one receive on each peer's stream and communicator, made once on all ranks
-        alike."""
+        """Returns an all_to_all: a group of one send and one receive on each peer's stream and communicator.
+        Makes streams and communicators in its first call. Collective."""
         assert self._ranks is not None
         rank, n = self._ranks.rank, self._ranks.size
         if self._fork is None:
@@ -145,7 +144,8 @@ class NcclBackend(Backend):
 
     @staticmethod
     def _sends(comm: nccl.Communicator, case: Case, buffers: Buffers) -> Callable[[], object]:
-        """What NCCL has no collective for (older ones: also gather, scatter and all_to_all), as one group."""
+        """Returns a collective that this NCCL lacks (before 2.28 also gather, scatter and all_to_all), as one
+        group of sends and receives."""
         dtype, root = nccl.DTYPES[case.dtype], case.root or 0
         item, n, rank = DTYPES[case.dtype].itemsize, comm.size, comm.rank
         block = block_elements(case)
@@ -189,7 +189,7 @@ class NcclBackend(Backend):
 
 
 class NcclWindowsBackend(NcclBackend):
-    """The same on symmetric windows, by which NCCL chooses its symmetric kernels where it has some."""
+    """Calls on symmetric windows, for which NCCL chooses its symmetric kernels if it has any."""
 
     name = "nccl-windows"
     own_memory = True
@@ -214,7 +214,7 @@ class NcclWindowsBackend(NcclBackend):
         assert self._ranks is not None
         for _ in range(2):
             self._memory.append(self._library.allocate(size))
-        self._ranks.all_gather(b"")  # all have their memory: a registration waits for every rank
+        self._ranks.all_gather(b"")  # all ranks have memory now: a registration waits for every rank
         for address in self._memory:
             for comm in self._comms.values():
                 comm.register(address, size)
@@ -225,7 +225,7 @@ class NcclWindowsBackend(NcclBackend):
         aborted = not self._comms
         super().close()
         for address in self._memory:
-            if not aborted:  # else its windows are registered still
+            if not aborted:  # else the windows are still registered
                 self._library.free(address)
         self._memory.clear()
 
@@ -241,7 +241,7 @@ def _address(tensor: Any) -> int:
 
 
 def _in_a_row(start: int, counts: tuple[int, ...], item: int) -> list[tuple[int, int, int]]:
-    """(address, elements, peer) of blocks that lie behind each other."""
+    """Returns (address, elements, peer) of consecutive blocks from `start` on."""
     found, at = [], start
     for peer, count in enumerate(counts):
         found.append((at, count, peer))

@@ -1,4 +1,4 @@
-"""What the backends build of a library's own sends and receives: ping-pong, and all_to_all."""
+"""Builds ping-pongs and all_to_alls of a library's own sends and receives."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from unisono.records import Case
 
 
 def pingpong(case: Case, rank: int, bind: Callable[[str], Call]) -> Call:
-    """The call of a ping-pong; `bind` gives what does `send`, `recv` or `exchange` (both at once) with the
-    peer."""
+    """Returns the call of a ping-pong. `bind` returns that of `send`, `recv` or `exchange` (both)."""
     if case.pattern == "bidirectional":
         return bind("exchange")
     order = ("send", "recv") if pairs.goes_first(case, rank) else ("recv", "send")
@@ -25,12 +24,12 @@ def pingpong(case: Case, rank: int, bind: Callable[[str], Call]) -> Call:
 
 
 def steps(rank: int, size: int) -> list[tuple[int, int]]:
-    """(to, from) of the exchanges by which every rank reaches every other, in an order without deadlock."""
+    """Returns (to, from) of the steps by which each rank reaches all others, in an order without deadlock."""
     return [((rank + step) % size, (rank - step) % size) for step in range(1, size)]
 
 
 def in_turn(calls: Sequence[Call]) -> Call:
-    """One after the other."""
+    """Returns a call that makes `calls` one after the other."""
     ready = tuple(calls)
 
     def call() -> None:
@@ -41,7 +40,7 @@ def in_turn(calls: Sequence[Call]) -> Call:
 
 
 def own_block(x: Any, out: Any, rank: int) -> Call:
-    """The copy of an all_to_all's block that stays; of torch tensors on the current stream."""
+    """Returns a copy of the own block of an all_to_all; of torch tensors on the current stream."""
     if isinstance(x, np.ndarray):
         return partial(np.copyto, out[rank], x[rank])
     return partial(out[rank].copy_, x[rank])

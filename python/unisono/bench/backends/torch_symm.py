@@ -1,10 +1,10 @@
 """PyTorch's symmetric memory: torch.ops.symm_mem.one_shot_all_reduce_out and two_shot_all_reduce_.
 
-Variants `torch-symm:one_shot` and `torch-symm:two_shot`; the name alone stands for both. They need memory
-from symm_mem.empty, so the backend has buffers of its own, of the size and alignment of the bench's, and runs
-the symmetric cases only. two_shot works in place (its form with an output overwrites the input all the same),
-so that out of place a copy of the input belongs to the call. The process group, over whose store the ranks
-exchange handles, is gloo on loopback: it carries no data.
+Variants `torch-symm:one_shot` and `torch-symm:two_shot`; the name alone stands for both. Both need memory of
+symm_mem.empty. The backend therefore has buffers of its own, of the size and alignment of the bench's, and
+runs only the symmetric cases. two_shot works in place (also its form with an output overwrites the input), so
+that out of place a copy of the input is part of the call. The ranks exchange handles over the store of a
+process group of gloo on loopback, which carries no data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unisono.records import Case
 
 TIMEOUT = timedelta(seconds=120)
 VARIANTS = ("one_shot", "two_shot")
-MOST_ONE_SHOT = 64 << 20  # every rank reads all of every other's: beyond this it only takes time
+MOST_ONE_SHOT = 64 << 20  # every rank reads every other's input as a whole: beyond, it only takes time
 _ALIGN = 16
 
 
@@ -75,7 +75,7 @@ class TorchSymmBackend(Backend):
                     "gloo", store=store, rank=ranks.rank, world_size=ranks.size, timeout=TIMEOUT
                 )
             finally:
-                if not named:  # the records tell what the user has set
+                if not named:  # the records list the user's variables only
                     del os.environ[INTERFACE_VARIABLE]
         self._joined = True
         TorchSymmBackend._users += 1

@@ -1,6 +1,6 @@
-"""Unisono itself. `unisono:two_shot` forces that algorithm in every case whose collective has it,
-`unisono:two_shot@128x256x8192` its kernel's blocks, threads and piece in bytes too, and `unisono:fp8`
-quantises the all_reduces."""
+"""Unisono itself. `unisono:two_shot` forces that algorithm in every case whose collective has it.
+`unisono:two_shot@128x256x8192` also forces the kernel's shape: blocks, threads and bytes of a piece.
+`unisono:fp8` quantises the all_reduces."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from unisono.errors import UsageError
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import COLLECTIVES, DEVICES, DTYPES, KNOWN, WIRES
 
-MOST_BLOCKS = 128  # of a kernel: so many are resident at once, whatever else they need
+MOST_BLOCKS = 128  # of a kernel: so many are always resident at once
 
 
 def all_algorithms() -> list[str]:
-    """Every algorithm of any collective, by name."""
+    """Returns the names of all algorithms of all collectives."""
     import unisono
 
     known = unisono.Communicator.algorithms
@@ -36,8 +36,7 @@ def all_algorithms() -> list[str]:
 
 
 def bound(comm: Any, case: Case, buffers: Buffers, options: dict[str, Any]) -> Callable[[], object]:
-    """The communicator's method on the case's buffers: positional, as a caller who counts nanoseconds would
-    write it."""
+    """Returns the communicator's method, bound to the case's buffers by position: the fastest way to call."""
     x, out, rank, n = buffers.x, buffers.out, comm.rank, comm.size
     if case.collective == "send_recv":
         return partial(comm.send_recv, x, (rank + 1) % n, out, (rank - 1) % n, **options)
@@ -52,8 +51,7 @@ def bound(comm: Any, case: Case, buffers: Buffers, options: dict[str, Any]) -> C
 
 
 class UnisonoBackend(Backend):
-    """The communicator's methods on numpy arrays, on GPUs on torch tensors and the bench's stream; one call
-    each."""
+    """Calls the communicator's methods on numpy arrays, on GPUs on torch tensors and the bench's stream."""
 
     devices = ("cpu", "cuda")
     threads = True
@@ -70,9 +68,9 @@ class UnisonoBackend(Backend):
         self.bit_exact = self.wire is None
         self._forced = "two_shot" if self.wire else variant
         self._comm: Any = None
-        self._queued: dict[str, Any] = {}  # what a call on a GPU takes more
+        self._queued: dict[str, Any] = {}  # further arguments of a call on a GPU
         self._device = "cpu"
-        self._any_memory = False  # peers' memory is within reach wherever it lies
+        self._any_memory = False  # this rank reaches any memory of its peers
         self._one: Any = None
         self._ranks: Ranks | None = None
         self._peers: tuple[Fork, list[Any]] | None = None
@@ -90,7 +88,7 @@ class UnisonoBackend(Backend):
 
     @property
     def _across(self) -> bool:
-        """Whether the ranks are on several nodes."""
+        """Returns whether the ranks are on several nodes."""
         return len(self._comm.nodes) > 1
 
     def staged(self) -> bool:
@@ -98,7 +96,7 @@ class UnisonoBackend(Backend):
 
     def setup(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._comm = ranks.communicator  # the one that owns the symmetric buffers; the bench closes it
+        self._comm = ranks.communicator  # owns the symmetric buffers; the bench closes it
         if ranks.device is not None:
             import torch
 
@@ -123,7 +121,7 @@ class UnisonoBackend(Backend):
         if forced not in known:
             choice = ", ".join(known) or "no choice"
             return f"{case.collective} has no algorithm {forced}: it has {choice}."
-        if self._across:  # any memory will do
+        if self._across:  # any memory is allowed
             if forced == "chain" and not is_uniform(self._comm.nodes):
                 return "chain needs as many ranks on every node, with consecutive numbers."
             return None
@@ -136,9 +134,9 @@ class UnisonoBackend(Backend):
         if how.pieces == "lines" and self._device == "cuda" and not self._comm.nvlink:
             return f"{forced} needs GPUs with peer access over NVLink."
         if reaches_peers(self._forced or ""):
-            # by the receiver, if it has any
-            told = self._device == "cuda" and _verb(case) in ("send_recv", "all_to_all_v")
-            if case.memory != "symmetric" and not self._any_memory and not told:
+            # On GPUs the receiver decides, by its own memory.
+            receiver = self._device == "cuda" and _verb(case) in ("send_recv", "all_to_all_v")
+            if case.memory != "symmetric" and not self._any_memory and not receiver:
                 return f"{forced} needs symmetric memory here."
             if self.staged():
                 return f"{forced} needs GPUs with peer access."
@@ -149,7 +147,7 @@ class UnisonoBackend(Backend):
         return call if self._shape is None else partial(self._in_shape, call)
 
     def _in_shape(self, call: Callable[[], Any]) -> Any:
-        """What `call` returns, whose kernels have the shape that is asked for, if one is."""
+        """Returns the result of `call`, made with the forced shape of kernels, if any."""
         if self._shape is None:
             return call()
         self._comm._set_shape(*self._shape)
@@ -161,10 +159,10 @@ class UnisonoBackend(Backend):
     def _prepared(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         comm = self._comm
         if self._device == "cuda" and case.memory == "symmetric" and KNOWN[case.collective].rooted:
-            # without a copy only where every rank names the place
+            # Zero-copy needs the place from every rank.
             buffers = replace(buffers, x=buffers.x_place, out=buffers.out_place)
         if case.collective == "barrier":
-            if self._one is not None:  # on a stream: the smallest sum, as nccl's
+            if self._one is not None:  # on a stream: the smallest sum, as for nccl
                 return partial(comm.all_reduce, self._one, "sum", self._one, **self._queued)
             return partial(comm.barrier)
         options: dict[str, Any] = {"algorithm": self._forced} if self._forced else {}
@@ -187,8 +185,8 @@ class UnisonoBackend(Backend):
         return sends.pingpong(case, comm.rank, verbs.__getitem__)
 
     def _all_to_all(self, case: Case, x: Any, out: Any, options: dict[str, Any]) -> Callable[[], object]:
-        """One batch of all messages. A communicator's calls follow each other: on a stream per peer each has
-        one of its own."""
+        """Returns one batch of all messages, or sends and receives on a stream per peer. Each stream then has
+        a communicator of its own, since calls of one communicator follow each other."""
         rank, n = self._comm.rank, self._comm.size
         if case.streams == "per-peer":
             order = sends.steps(rank, n)
@@ -198,18 +196,18 @@ class UnisonoBackend(Backend):
                 for comm, stream, (to, source) in zip(comms, fork.handles, order, strict=True)
             ]
             return sends.in_turn([fork.bound(calls), sends.own_block(x, out, rank)])
-        given = [(x[to], to) for to in range(n)]
-        return partial(self._comm.batch_send_recv, given, [(out[r], r) for r in range(n)], **options)
+        sent = [(x[to], to) for to in range(n)]
+        return partial(self._comm.batch_send_recv, sent, [(out[r], r) for r in range(n)], **options)
 
     def _forked(self) -> tuple[Fork, list[Any]]:
-        """A stream and a communicator for each peer, made once on all ranks alike."""
+        """Returns a stream and a communicator for each peer, made in the first call. Collective."""
         if self._peers is None:
             import unisono
             from unisono.bench.cuda.device import LIBRARY_S
 
             assert self._ranks is not None
             rank, size = self._ranks.rank, self._ranks.size
-            most = MOST_BLOCKS // max(size - 1, 1)  # their kernels run at once, and wait for their like
+            most = MOST_BLOCKS // max(size - 1, 1)  # all kernels must be resident: they wait for their peers
             how: dict[str, Any] = {"device": self._ranks.device, "max_sms": most, "lane": "host"}
             comms = [unisono.init(rank, size, self._ranks, LIBRARY_S, **how) for _ in range(size - 1)]
             self._peers = Fork(size - 1), comms
@@ -235,7 +233,7 @@ class UnisonoBackend(Backend):
         if case.collective == "barrier":
             return str(self._comm.plan("all_reduce", 4, False, self._device))
         size = case.bytes // case.ranks if case.streams else case.bytes
-        # a send or receive alone, and what another communicator does, is planned as for plain memory
+        # A single send or receive, and a call of another communicator, is planned as on plain memory.
         alone = case.pattern in ("half_round_trip", "one_way") or case.streams is not None
         symmetric = case.memory == "symmetric" and not alone
         in_place = case.placement == "in_place"
@@ -260,7 +258,7 @@ class UnisonoBackend(Backend):
 
 
 def shape_of(text: str) -> tuple[int, int, int]:
-    """Blocks, threads and the bytes of a piece; zeros: as pays. Raises CaseError."""
+    """Returns blocks, threads and bytes of a piece; zeros: the library's choice. Raises CaseError."""
     numbers = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", text)
     if numbers is None:
         raise CaseError(f"{text!r} is no shape: BLOCKSxTHREADSxBYTES, 128x256x8192 for instance.")
@@ -269,25 +267,25 @@ def shape_of(text: str) -> tuple[int, int, int]:
 
 
 def is_uniform(nodes: Sequence[Sequence[int]]) -> bool:
-    """Returns whether all nodes have as many ranks, and consecutive ones."""
+    """Returns whether all nodes have the same number of ranks, with consecutive numbers."""
     return all(len(ranks) == len(nodes[0]) and ranks[-1] - ranks[0] + 1 == len(ranks) for ranks in nodes)
 
 
 def reaches_peers(algorithm: str) -> bool:
-    """Whether it reads or writes the peers' buffers themselves."""
+    """Returns whether the algorithm reads or writes the peers' buffers themselves."""
     return bool(algorithm) and traits.algorithm(algorithm).direct
 
 
 def _verb(case: Case) -> str:
-    """The library's call that a case is built of; sends and receives share the plan of send_recv."""
+    """Returns the library's call for a case. Sends and receives share the plan of send_recv."""
     if case.streams == "one":
         return "batch_send_recv"
     return "send_recv" if case.collective == vocabulary.PINGPONG or case.streams else case.collective
 
 
 def reach_any_memory(comm: Any) -> bool:
-    """Whether a direct program runs on plain memory: the kernel may forbid it, and the fabric lane cannot.
-    Collective."""
+    """Returns whether a direct algorithm runs on plain memory. The operating system may forbid that, and the
+    fabric lane cannot. Collective."""
     try:
         comm.all_gather(np.zeros(1, np.uint8), algorithm="direct")
     except UsageError:

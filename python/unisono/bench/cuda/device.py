@@ -1,5 +1,4 @@
-"""One rank's GPU in a run of the bench: its stream, its clock, its waits (each with a deadline), its
-memory."""
+"""One rank's GPU in a run of the bench: stream, clock, memory, and waits, each with a deadline."""
 
 from __future__ import annotations
 
@@ -28,34 +27,33 @@ from unisono.bench.watch import Watch
 from unisono.records import Case, Ceiling, Link
 
 HANG_S = 20.0
-LIBRARY_S = 15.0  # the communicator's own deadline, shorter so that its error is the one that is told
+LIBRARY_S = 15.0  # the communicator's own deadline; shorter, so that the user sees its error
 RECOVER_S = 20.0
-HOLD_S = 60.0  # a start line that nobody crosses ends by itself
-SILENCE_S = 240.0  # without any progress, wherever the rank is: in a library's start, a call, a close
-MEMORY_SHARE = 0.8  # of what is free on the fullest GPU; the rest is for what the libraries stage
+HOLD_S = 60.0  # the deadline of a start line
+SILENCE_S = 240.0  # the longest time without progress, in a library's start, a call or a close
+MEMORY_SHARE = 0.8  # of the free memory of the fullest GPU; the rest is for the libraries' staging
 STATE = "name,clocks.sm,clocks.mem,temperature.gpu,power.draw"
-# Multicast through the switch (NVLS) is left out, for all libraries alike, unless the user sets these.
+# Turns multicast through the switch (NVLS) off for all libraries, unless the user sets these.
 ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
-    # Nothing is set up in the middle of a run, where it would wait for a GPU that waits for the start of a
-    # sample.
+    # NCCL connects at its start. In a run it would wait for a GPU that waits for the start of a sample.
     "NCCL_RUNTIME_CONNECT": "0",
-    # NCCL 2.28's graphs over buffers of ours sometimes never end when it registers them (results/README.md).
+    # NCCL 2.28's graphs over the bench's buffers sometimes never end if registered (results/README.md).
     "NCCL_GRAPH_REGISTER": "0",
     "NCCL_DEBUG": "WARN",
 }
 
 
 def prepare_environment(env: MutableMapping[str, str]) -> None:
-    """To be called before any library that communicates is loaded. What the user has set stays."""
+    """Sets ENVIRONMENT, except the user's variables. Must come before any library that communicates loads."""
     for name, value in ENVIRONMENT.items():
         env.setdefault(name, value)
 
 
 def missing() -> str | None:
-    """Why this machine cannot run --device cuda, None where it can."""
+    """Returns why this machine cannot run --device cuda, or None."""
     if find_spec("torch") is None:
         return "on GPUs the bench needs torch, whose CUDA tensors are its buffers: pip install torch."
     import torch
@@ -66,15 +64,15 @@ def missing() -> str | None:
 
 
 def count() -> int:
-    """GPUs that this process sees."""
+    """Returns how many GPUs this process sees."""
     import torch
 
     return int(torch.cuda.device_count())
 
 
 def near_gpus(devices: int, root: Path = Path("/sys/bus/pci/devices")) -> list[frozenset[int]]:
-    """The CPUs that are close to each of the first GPUs, as their buses tell; empty where one does not.
-    Starts no context on them."""
+    """Returns the CPUs that are close to each of the first GPUs, by their PCI buses; empty if a bus does not
+    say. Starts no context on the GPUs."""
     try:
         driver = Driver()
         lists = [(root / driver.pci_address(index) / "local_cpulist").read_text() for index in range(devices)]
@@ -84,8 +82,8 @@ def near_gpus(devices: int, root: Path = Path("/sys/bus/pci/devices")) -> list[f
 
 
 class CudaDevice(Device):
-    """GPU `index` of this machine. Sets torch's current device and stream for the calling thread, and keeps
-    multicast out. Raises CaseError where there is no such GPU."""
+    """GPU `index` of this machine. Sets torch's current device and stream for the calling thread, and turns
+    multicast off. Raises CaseError if there is no such GPU."""
 
     kind = "cuda"
 
@@ -146,14 +144,14 @@ class CudaDevice(Device):
         backend.raise_if_failed()
 
     def recover(self, backend: Backend) -> bool:
-        """Lets the backend end its kernels, and waits for that."""
+        """Has the backend end its kernels. Returns whether they end in time."""
         import torch
 
         def abort() -> None:
             torch.cuda.set_device(self.index)
             backend.abort()
 
-        aborting = threading.Thread(target=abort, daemon=True)  # it may wait for the GPU
+        aborting = threading.Thread(target=abort, daemon=True)  # the backend may wait for the GPU
         aborting.start()
         aborting.join(RECOVER_S)
         try:
@@ -194,8 +192,8 @@ class CudaDevice(Device):
     # ---- the machine
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
-        """Measured once, by a process that rank 0 starts, while all ranks wait. None where it does not see
-        all GPUs."""
+        """See `Device.ceilings`. A process that rank 0 starts measures once, while all ranks wait. None: the
+        process does not see all GPUs."""
         from unisono.bench.cuda import links
 
         if self._ceiling is not None:
@@ -222,17 +220,17 @@ class CudaDevice(Device):
 
 
 def gpu_state() -> list[str]:
-    """Clocks, temperature, power and reasons for throttling of each GPU, as nvidia-smi tells them; none where
-    it does not."""
-    # its new name, and its old
+    """Returns clocks, temperature, power and reasons for throttling of each GPU, by nvidia-smi; empty if it
+    fails."""
+    # the new and the old name of the field
     for reasons in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):
         query = [f"--query-gpu={STATE},{reasons}", "--format=csv,noheader"]
         try:
-            said = subprocess.run(
+            done = subprocess.run(
                 ["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             return []
-        if said.returncode == 0:
-            return [line.strip() for line in said.stdout.splitlines() if line.strip()]
+        if done.returncode == 0:
+            return [line.strip() for line in done.stdout.splitlines() if line.strip()]
     return []

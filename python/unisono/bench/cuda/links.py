@@ -1,10 +1,10 @@
-"""What the links between the GPUs of this machine carry, measured by one process that drives them all.
+"""Measures the links between the GPUs of this machine, in one process that drives all GPUs.
 
 Engines: the copy engines (cudaMemcpyAsync between peers), loads and stores of SMs, bulk copies of SMs (from
-Hopper on); and the trip of a flag to another GPU and back. Patterns: one pair, one way; a ring, every GPU to
+Hopper on). A flag to another GPU and back is measured too. Patterns: one pair, one way; a ring, every GPU to
 the next; all pairs at once, every GPU to every other, in the order me+1, me+2, ... All GPUs of a sample start
-at one word of host memory; a sample is the time of the slowest GPU by its own events, and `gbps` is what
-leaves each sending GPU, the median over samples.
+by one word of host memory. A sample is the time of the slowest GPU by its own events. `gbps` counts the bytes
+that leave each sending GPU, the median over samples.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from unisono.errors import UnisonoError
 from unisono.records import Ceiling, Link
 
 COPY_ENGINE, SM_LOAD, SM_STORE, BULK_STORE = "copy_engine", "sm_load", "sm_store", "bulk_store"
-BYTES = 256 << 20  # of one transfer; beyond every cache
-UNIT = 16384  # transfers are a multiple of it
+BYTES = 256 << 20  # of one transfer; larger than every cache
+UNIT = 16384  # transfers are a multiple of so many bytes
 SAMPLES, WAIT_S = 7, 30.0
 BULK_CAPABILITY = (9, 0)  # of the first GPUs with bulk copies
-BLOCKS = (8, 16, 32, 64, 128)  # of a GPU, in all_pairs shared among its peers; the fastest is taken
+BLOCKS = (8, 16, 32, 64, 128)  # of a GPU, in all_pairs divided among its peers; the fastest number counts
 ROUNDS = 1000
 ELSEWHERE_S = 90.0
 
@@ -41,7 +41,7 @@ Show = Callable[[str], None]
 
 
 class Links:
-    """The GPUs with these indices, each with a stream for every peer and memory to send from and to."""
+    """The GPUs `devices`, each with a stream for every peer, and memory to send from and to."""
 
     def __init__(self, devices: Sequence[int]) -> None:
         import torch
@@ -66,7 +66,7 @@ class Links:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """Those of this build and of all these GPUs: without CUDA in the extension only the copy engines."""
+        """Returns the engines of this build on all these GPUs; without CUDA only the copy engines."""
         if self._kernels is None:
             return (COPY_ENGINE,)
         oldest = min(self._torch.cuda.get_device_capability(device) for device in self.devices)
@@ -78,7 +78,7 @@ class Links:
         self._torch.cuda.empty_cache()
 
     def transfers(self, pattern: str, pair: tuple[int, int] | None = None) -> list[Transfer]:
-        """Who sends how much to whom."""
+        """Returns the transfers of a pattern."""
         ring, n = self.devices, len(self.devices)
         if pair is not None:
             return [(*pair, self.size)]
@@ -90,8 +90,8 @@ class Links:
     def measure(
         self, engine: str, pattern: str, pair: tuple[int, int] | None = None, blocks: int | None = None
     ) -> Link:
-        """One engine in one pattern; `pair` for the pattern of that name. Kernels have `blocks` blocks, or as
-        many as are fastest."""
+        """Measures one engine in one pattern. `pair`: for the pattern of that name. `blocks`: of a kernel;
+        None: the fastest number."""
         moves = self.transfers(pattern, pair)
         leaving = sum(move[2] for move in moves if move[0] == moves[0][0])
         self._sample(engine, moves, blocks or BLOCKS[-1])
@@ -111,7 +111,7 @@ class Links:
         )
 
     def _sample(self, engine: str, moves: list[Transfer], blocks: int) -> float:
-        """Nanoseconds of the slowest GPU."""
+        """Takes a sample. Returns the time of the slowest GPU in ns."""
         torch = self._torch
         self._epoch += 1
         actors: dict[int, list[Transfer]] = {}
@@ -120,7 +120,7 @@ class Links:
         timed: list[tuple[Any, Any, Any]] = []  # stream, first event, last event
         for device, mine in actors.items():
             with torch.cuda.device(device):
-                # the copy engine takes its transfers in order, kernels run beside each other
+                # The copy engine makes transfers one by one; kernels run side by side.
                 by_peer = engine != COPY_ENGINE and len(mine) > 1
                 streams = [self._stream(device, move if by_peer else mine[0]) for move in mine]
                 for stream in dict.fromkeys(streams):
@@ -154,7 +154,7 @@ class Links:
                 self._kernels.bulk_copy(queue, end, begin, size, blocks)
 
     def round_trip(self, first: int, second: int) -> Link:
-        """A flag from one GPU to the other and back, one thread each."""
+        """Measures a flag from one GPU to the other and back, with one thread on each."""
         torch, samples = self._torch, []
         for _ in range(SAMPLES):
             self._epoch += 1
@@ -199,13 +199,13 @@ class Links:
 
 
 def everything(links: Links, show: Show) -> Iterator[Link]:
-    """Every engine in every pattern, and the round trips; `show` is told what comes next."""
+    """Measures every engine in every pattern, and the round trips. `show` gets a phrase before each."""
     for engine in links.engines:
         blocks = None
         for pair in permutations(links.devices, 2):
             show(f"{engine}, GPU {pair[0]} to GPU {pair[1]}")
             link = links.measure(engine, "pair", pair, blocks)
-            blocks = link.blocks  # of the first pair, so that the pairs differ in the links only
+            blocks = link.blocks  # as for the first pair, so that pairs differ only in their links
             yield link
         for pattern in ("ring", "all_pairs"):
             show(f"{engine}, {pattern}")
@@ -217,7 +217,7 @@ def everything(links: Links, show: Show) -> Iterator[Link]:
 
 
 def ceiling_of(found: Iterable[Link]) -> Ceiling | None:
-    """What bus bandwidth is compared with: the ring by its fastest engine."""
+    """Returns the ceiling of bus bandwidth: the ring by its fastest engine."""
     rings = [link for link in found if link.pattern == "ring" and link.gbps]
     if not rings:
         return None
@@ -226,22 +226,23 @@ def ceiling_of(found: Iterable[Link]) -> Ceiling | None:
 
 
 def elsewhere(devices: int) -> list[Ceiling | Link]:
-    """The rings of the first `devices` GPUs by all engines, and the ceiling, from a process of its own: a
-    rank that opened the other GPUs itself would hold memory there, and share them in turns with their own
-    ranks. Where that process fails, which says why, what it had measured until then."""
+    """Returns the rings of the first `devices` GPUs by all engines, and the ceiling, from an own process.
+
+    A rank that opened the other GPUs would hold memory there, and take turns with their own ranks. If the
+    process fails, it prints why, and the rings measured before are returned."""
     command = [sys.executable, "-m", "unisono.bench.cuda.links", str(devices)]
     try:
-        said = subprocess.run(command, stdout=subprocess.PIPE, timeout=ELSEWHERE_S, check=False).stdout
+        output = subprocess.run(command, stdout=subprocess.PIPE, timeout=ELSEWHERE_S, check=False).stdout
     except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
+        output = error.stdout or b""
     decoder = msgspec.json.Decoder(Link)
-    found = [decoder.decode(line) for line in said.splitlines(keepends=True) if line.endswith(b"\n")]
+    found = [decoder.decode(line) for line in output.splitlines(keepends=True) if line.endswith(b"\n")]
     best = ceiling_of(found)
     return [*found, *([best] if best else [])]
 
 
 def main(devices: int) -> None:
-    """Writes the ring of each engine to stdout, a line each, once it is measured; takes about a second."""
+    """Writes the ring of each engine to stdout, a line each. Takes about a second."""
     links = Links(range(devices))
     for engine in links.engines:
         sys.stdout.write(msgspec.json.encode(links.measure(engine, "ring")).decode() + "\n")

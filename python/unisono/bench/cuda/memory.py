@@ -1,4 +1,4 @@
-"""GPU memory as the pools of `buffers` want it: torch tensors of bytes, seen as a case's dtype."""
+"""GPU memory for the pools of `buffers`: torch tensors of bytes, viewed as a case's dtype."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 def torch_dtype(dtype: str) -> Any:
-    """Torch's type of a case's dtype."""
+    """Returns torch's type of a case's dtype."""
     import torch
 
     return getattr(torch, DTYPES[dtype].name)
 
 
 def bits_dtype(dtype: str) -> Any:
-    """Torch's integer type as wide as a case's dtype."""
+    """Returns torch's integer type of the width of a case's dtype."""
     import torch
 
     return getattr(torch, _BITS[DTYPES[dtype].itemsize])
 
 
 def one_bits(dtype: str) -> int:
-    """The bit pattern of 1 in a case's dtype."""
+    """Returns the bit pattern of 1 in a case's dtype."""
     kind = DTYPES[dtype]
     one = kind.type(1).tobytes()
     return int.from_bytes(one, "little")
@@ -62,7 +62,7 @@ class _Foreign:
 
 
 def tensor_at(address: int, size: int, device: int, owner: object) -> Any:
-    """A tensor over memory that torch has not allocated; `owner` lives as long as it does."""
+    """Returns a tensor over memory that torch has not allocated. The tensor keeps `owner` alive."""
     import torch
 
     found = torch.as_tensor(_Foreign(address, size, owner), device=f"cuda:{device}")
@@ -72,7 +72,7 @@ def tensor_at(address: int, size: int, device: int, owner: object) -> Any:
 
 
 def flat_bytes(array: Any, device: int) -> Any:
-    """What `comm.empty` returned, whatever library's array it is, as a flat tensor of bytes."""
+    """Returns an array of `comm.empty`, of any library, as a flat tensor of bytes."""
     import torch
 
     tensor = array if isinstance(array, torch.Tensor) else torch.as_tensor(array, device=f"cuda:{device}")

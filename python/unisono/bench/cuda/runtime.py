@@ -1,5 +1,5 @@
-"""The few functions of the CUDA runtime and driver that torch does not offer as they are: graphs without
-torch's allocator and random generators around them, and waiting for a word of host memory on a stream."""
+"""Functions of the CUDA runtime and driver that torch does not offer: graphs without torch's allocator and
+random generators, and waits of a stream for a word of host memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 SUCCESS = 0
-MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the addresses tell where it goes
+MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the addresses decide the direction
 PEER_ACCESS_ALREADY_ENABLED = 704
 CAPTURE_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 HOST_REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable | cudaHostRegisterMapped
@@ -35,7 +35,7 @@ _RUNTIME: dict[str, list[Any]] = {
 
 
 class CudaError(RuntimeError):
-    """A call of the CUDA runtime or driver failed; the text names both."""
+    """A call of the CUDA runtime or driver failed. The message names the call and the reason."""
 
 
 class Runtime:
@@ -56,24 +56,24 @@ class Runtime:
             function.argtypes, function.restype = arguments, ctypes.c_int
 
     def __call__(self, name: str, *arguments: Any) -> None:
-        """Calls a function of `_RUNTIME`. Raises CudaError, but not where peer access was on already."""
+        """Calls a function of `_RUNTIME`. Raises CudaError, except if peer access was enabled already."""
         code = getattr(self._library, name)(*arguments)
         if code == PEER_ACCESS_ALREADY_ENABLED:
             self._library.cudaGetLastError()
         elif code != SUCCESS:
             text = self._library.cudaGetErrorString(code).decode()
-            self._library.cudaGetLastError()  # it is said here, so that no later call reports it again
+            self._library.cudaGetLastError()  # clears the error, so that no later call reports it again
             raise CudaError(f"{name} failed: {text}.")
 
     def device_pointer(self, host: int) -> int:
-        """Where a registered host address lies for the current GPU."""
+        """Returns the address of registered host memory on the current GPU."""
         found = _POINTER()
         self("cudaHostGetDevicePointer", ctypes.byref(found), host, 0)
         return int(found.value or 0)
 
 
 class Driver:
-    """libcuda: the stream memory operations, and where a GPU is. Raises OSError where there is none."""
+    """libcuda: stream memory operations and PCI addresses. Raises OSError if there is no libcuda."""
 
     def __init__(self) -> None:
         self._library = library = ctypes.CDLL("libcuda.so.1")
@@ -88,7 +88,7 @@ class Driver:
             raise CudaError(f"cuStreamWaitValue32 failed with code {code}.")
 
     def pci_address(self, index: int) -> str:
-        """Of the GPU that this process knows as `index`, as in /sys/bus/pci/devices. Raises CudaError."""
+        """Returns the PCI address of GPU `index`, as in /sys/bus/pci/devices. Raises CudaError."""
         device, address = ctypes.c_int(), ctypes.create_string_buffer(_PCI_ADDRESS_BYTES)
         code = (
             self._library.cuInit(0)
@@ -96,12 +96,12 @@ class Driver:
             or self._library.cuDeviceGetPCIBusId(address, len(address), device)
         )
         if code != SUCCESS:
-            raise CudaError(f"the PCI address of GPU {index} cannot be had: code {code} of the driver.")
+            raise CudaError(f"the driver gave no PCI address of GPU {index}: error {code}.")
         return address.value.decode().lower()
 
 
 class Graph:
-    """`call`, captured `count` times in a row on `stream` and made ready to run."""
+    """A graph of `count` calls of `call`, captured on `stream` and ready to run."""
 
     def __init__(self, runtime: Runtime, stream: int, call: Callable[[], object], count: int) -> None:
         self._runtime, self._stream, self._exec = runtime, _POINTER(stream), _POINTER()
@@ -121,7 +121,7 @@ class Graph:
         runtime("cudaGraphUpload", self._exec, self._stream)
 
     def _abandon(self, graph: ctypes.c_void_p) -> None:
-        """Ends a capture that the call has broken; the call's own error is the one to tell."""
+        """Ends a capture that the call has broken, without an error besides the call's own."""
         try:
             self._runtime("cudaStreamEndCapture", self._stream, ctypes.byref(graph))
             if graph:
@@ -130,7 +130,7 @@ class Graph:
             pass
 
     def launch(self) -> None:
-        """Queues one run of it on the stream."""
+        """Queues one run on the stream."""
         self._runtime("cudaGraphLaunch", self._exec, self._stream)
 
     def close(self) -> None:

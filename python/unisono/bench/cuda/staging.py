@@ -1,4 +1,4 @@
-"""A call of a library that works on host memory only, made to work on GPU buffers through pinned memory."""
+"""Makes a call of a library for host memory work on GPU buffers, through pinned memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAIT_S = 60.0
 
 
 def pinned_region(size: int) -> Region:
-    """At least `size` bytes of pinned host memory."""
+    """Returns `size` bytes of pinned host memory."""
     import torch
 
     return Region(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy())
@@ -31,8 +31,8 @@ def staged(
     bind: Callable[[Case, Buffers], Callable[[], object]],
     region: Callable[[int], Region] = pinned_region,
 ) -> Callable[[], object]:
-    """The call that `bind` makes of host buffers, with the copies around it, complete when it returns. The
-    host buffers lie to each other as the device's do, in place or not."""
+    """Returns the call of `bind` on host buffers, with copies before and after. The call returns when all is
+    complete. The host buffers are in place if the device's are."""
     plain = msgspec.structs.replace(case, memory="plain")
     host = Pools([plain], rank, region).place(plain).buffers
     call = bind(case, host)
@@ -64,7 +64,7 @@ def _host_bytes(array: Any) -> Any:
 
 
 def _wait(tensor: Any) -> None:
-    """Until the current stream of the tensor's GPU is done; there is nothing to wait for on a CPU."""
+    """Waits until the current stream of the tensor's GPU is empty. Returns at once for one of the CPU."""
     import torch
 
     if not tensor.is_cuda:

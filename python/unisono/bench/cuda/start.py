@@ -1,12 +1,12 @@
 """The common start of a sample on GPUs.
 
-Every rank queues a wait, then what is timed: the host's work is done before any GPU starts. When all ranks
-have queued, they meet on the host (see `unisono.bench.align`) and rank 0 writes one word of memory that they
-share and that all GPUs poll. So no library under test takes part, launch times are not in the figure, and the
-GPUs start within the time in which they see that word, about a microsecond.
+Every rank queues a wait, then the timed work: the host's work is done before any GPU starts. When all ranks
+have queued, they meet on the host (see `unisono.bench.align`), and rank 0 writes one word of shared memory
+that all GPUs poll. No library under test takes part, and launches are not timed. The GPUs start within the
+time until all see the word, about a microsecond.
 
-The wait is a kernel of one thread, which polls without a pause and has a deadline of its own; where this
-build has none, the stream operation cuStreamWaitValue32.
+The wait is a kernel of one thread, which polls without a pause and has a deadline of its own. A build without
+CUDA waits by the stream operation cuStreamWaitValue32.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ _MASK = 0xFFFFFFFF
 
 
 def kernels() -> Any:
-    """unisono._core.links (src/cuda/links.hpp), None where the extension was built without CUDA."""
+    """Returns unisono._core.links (src/cuda/links.hpp), or None in a build without CUDA."""
     return getattr(import_module("unisono._core"), "links", None)
 
 
 class Gate:
-    """One word of host memory, in a page of its own (`words`), that streams of any GPU can be made to wait
-    for."""
+    """One word of host memory, in a page of its own (`words`), for which streams of any GPU can wait."""
 
     def __init__(self, words: memoryview, runtime: Runtime, deadline_s: float) -> None:
         self._runtime, self._deadline_s = runtime, deadline_s
@@ -52,7 +51,7 @@ class Gate:
             self._driver.wait_value(stream, self._address, value)
 
     def open(self, value: int) -> None:
-        """Lets go whatever waits for `value`."""
+        """Releases all waits for `value`."""
         self._flag[0] = value & _MASK
 
     def close(self) -> None:
@@ -61,7 +60,8 @@ class Gate:
 
 
 class StartLine:
-    """Made, armed and released on all ranks in step. Raises CudaError where the shared page cannot be had."""
+    """The start line of all ranks, which make, arm and release it in step. Raises CudaError without a shared
+    page."""
 
     def __init__(
         self, control: Control, align: Callable[[], object], runtime: Runtime, stream: int, deadline_s: float
@@ -73,13 +73,12 @@ class StartLine:
         self._gate = Gate(words, runtime, deadline_s)
 
     def arm(self) -> None:
-        """Queues the wait: what is queued behind it starts at the release."""
+        """Queues the wait. Work that is queued after it starts at the release."""
         self._epoch += 1
         self._gate.arm(self._stream, self._epoch)
 
     def release(self) -> None:
-        """Returns once all ranks are here and the GPUs have been let go. What the alignment raises goes to
-        the caller, and the GPUs are let go all the same."""
+        """Waits for all ranks, then releases the GPUs, also if the alignment raises."""
         try:
             self._align()
         except BaseException:
@@ -89,7 +88,7 @@ class StartLine:
             self._gate.open(self._epoch)
 
     def pass_by(self) -> None:
-        """Meets the other ranks without having queued anything."""
+        """Meets the other ranks without queued work."""
         self._epoch += 1
         self.release()
 

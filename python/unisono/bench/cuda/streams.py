@@ -1,5 +1,4 @@
-"""Calls on streams of their own, forked from the current stream and joined to it again; a graph can capture
-them."""
+"""Calls on own streams, forked from the current stream and joined again. A graph can capture them."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import Any
 
 
 class Fork:
-    """`count` streams of the current GPU; `handles` are theirs."""
+    """`count` streams of the current GPU, with their `handles`."""
 
     def __init__(self, count: int) -> None:
         import torch
@@ -18,8 +17,8 @@ class Fork:
         self.handles = [int(stream.cuda_stream) for stream in self._streams]
 
     def bound(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-        """Queues call i, which is bound to stream i, behind what the current stream holds; what is queued on
-        that later waits for all of them."""
+        """Returns a call that queues call i, bound to stream i, behind the work of the current stream. Later
+        work of the current stream waits for all calls."""
         begun = self._torch.cuda.Event()
         lanes: list[tuple[Any, Any, Callable[[], object]]] = [
             (stream, self._torch.cuda.Event(), call)

@@ -1,13 +1,11 @@
-"""The timed loops on GPUs. A sample is one rank's; the maximum over ranks is taken where they are put
-together.
+"""The timed loops on GPUs. A sample is one rank's; `timing.combine` takes the maximum over ranks.
 
-graph: the calls are captured once in a CUDA graph; a sample is one run of it between two events, divided by
-the calls. events: one call between two events. Both start behind the start line (`start`), so that the time
-is the GPU's, from the common start to the end of this rank's work. throughput: from a common start on the
-host until a queue of calls is complete, by the host clock. latency: one call until it is complete, by the
-host clock.
+graph: the calls are captured once in a CUDA graph; a sample is one run of the graph between two events,
+divided by the calls. events: one call between two events. Both start behind the start line (`start`), so that
+a sample is the GPU's time from the common start to the end of this rank's work. throughput: a queue of calls
+from a common start on the host to its end, by the host clock. latency: one call, in the same way.
 
-No wait is without a deadline; past it the sample says `hung`, and nothing can be measured any more.
+Every wait has a deadline. Past it the sample is `hung`, and nothing more can be measured.
 """
 
 from __future__ import annotations
@@ -35,13 +33,13 @@ class Waiting(Protocol):
     align: Callable[[], object]
 
     def wait(self, step: str) -> None:
-        """Until the stream is empty; past the deadline it raises HangError, which names the `step`."""
+        """Waits until the stream is empty. Past the deadline raises HangError, which names the `step`."""
 
     def agree(self, error: str | None) -> None:
-        """On all ranks: raises RuntimeError where any of them has an error, with that of the lowest."""
+        """Raises RuntimeError on all ranks if any has an error, with that of the lowest rank. Collective."""
 
     def new_event(self) -> Any:
-        """A timing event of torch on the current stream."""
+        """Returns a timing event of torch."""
 
     def elapsed_ns(self, first: Any, last: Any) -> float: ...
 
@@ -50,7 +48,7 @@ Sample = Callable[[], float]
 
 
 class CudaRunner:
-    """The loops over one prepared call; `queue` is how many calls a sample of a queue has."""
+    """The loops over one prepared call. `queue`: the calls of a sample in the modes with a queue."""
 
     def __init__(
         self, device: Waiting, mode: str, call: Call, queue: int, raise_if_failed: Callable[[], None]
@@ -61,7 +59,7 @@ class CudaRunner:
         self._first, self._last = device.new_event(), device.new_event()
 
     def timed(self, samples: int, calls: int, warmup: int) -> Timed:
-        """As `timing.timed`. What the alignment raises goes to the caller."""
+        """Takes samples, as `timing.timed`. Raises errors of the alignment."""
         durations: list[float] = []
         with collector_off():
             try:
@@ -80,8 +78,7 @@ class CudaRunner:
         return Timed(NOT_TIMED.starts, np.asarray(durations, np.float64).astype(np.int64))
 
     def _given_up(self, raised: Exception, samples_left: int) -> Timed:
-        """Makes the alignments of the samples that are left, so that no other rank waits for this one
-        there."""
+        """Makes the alignments of the remaining samples, for which other ranks wait. Returns the error."""
         meet = self._device.line.pass_by if self._by_events else self._device.align
         text = str(raised) if isinstance(raised, HangError) else f"{type(raised).__name__}: {raised}"
         try:
@@ -96,7 +93,7 @@ class CudaRunner:
         return self._mode in ("graph", "events")
 
     def _prepare(self, calls: int, warmup: int) -> Sample:
-        """Makes the untimed calls; returns what takes one sample."""
+        """Makes the untimed calls. Returns a function that takes one sample."""
         device = self._device
         if self._mode == "graph" and calls == self._queue:
             if self._graph is None:
@@ -108,12 +105,12 @@ class CudaRunner:
         return self._between_events(self._call) if self._by_events else self._by_host_clock(calls)
 
     def _captured(self, calls: int, warmup: int) -> Graph:
-        """The graph, which no rank runs before all have it: what fails in a capture may fail on one rank
-        only, and the others would wait on their GPUs for it."""
+        """Returns the graph once all ranks have theirs. A capture may fail on one rank only, and the GPUs of
+        the others would then wait."""
         graph: Graph | None = None
         failed: Exception | None = None
         try:
-            self._eager(warmup)  # a library may set itself up in its first calls, not in a capture
+            self._eager(warmup)  # a library may set itself up in its first calls, but not in a capture
             graph = Graph(self._device.runtime, self._device.stream, self._call, calls)
         except Exception as raised:
             failed = raised
@@ -181,8 +178,8 @@ class CudaRunner:
             self._graph = None
 
 
-class _InCall(Exception):  # noqa: N818  (not an error of its own: it carries one)
-    """What a call or the wait for it raised, behind this sample's alignment."""
+class _InCall(Exception):  # noqa: N818  (carries another error)
+    """Carries an error of a call, or of the wait for it, after this sample's alignment."""
 
     def __init__(self, raised: Exception) -> None:
         super().__init__(str(raised))

@@ -1,9 +1,8 @@
-"""`unisono.bench.verify` on torch tensors: the same data design and the same sums, made and compared on the
-device.
+"""The functions of `unisono.bench.verify` on torch tensors: make and compare data and sums on the device.
 
 The random data comes from a counter and integer arithmetic alone (splitmix64: G. Steele et al., Fast
-splittable pseudorandom number generators, 2014), so that every rank computes every other rank's block bit for
-bit, whatever its GPU.
+splittable pseudorandom number generators, 2014). Every rank therefore computes every other rank's block bit
+for bit, on any GPU.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ from unisono.bench.verify import Arithmetic, Piece, rows
 from unisono.records import Case
 from unisono.records.vocabulary import INTEGERS
 
-TILES = 8  # a row of a long piece has so many blocks: beyond, its temporaries are felt at the memory's limit
+TILES = 8  # blocks of a row of a long piece; with more, temporaries need too much memory
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = 1 << 64
 
 
 def _signed(word: int) -> int:
-    """64 bits as torch's int64 holds them."""
+    """Returns 64 bits as a value of torch's int64."""
     word %= _WORD
     return word - _WORD if word >= _WORD // 2 else word
 
 
 def _mixed(word: int) -> int:
-    """splitmix64 of one word, as a word."""
+    """Returns splitmix64 of one word, as a word."""
     word = (word ^ (word >> 30)) * _FIRST % _WORD
     word = (word ^ (word >> 27)) * _SECOND % _WORD
     return word ^ (word >> 31)
 
 
 def _shifted(bits: Any, by: int) -> Any:
-    """A logical shift to the right, which torch has for no signed type."""
+    """Returns the bits shifted logically to the right, which torch has for no signed type."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
 def random_bits(seed: int, rank: int, count: int, device: str) -> Any:
-    """`count` int64 of random bits, the same on every device."""
+    """Returns `count` int64 of random bits, the same on every device."""
     import torch
 
     start = _mixed((_mixed(seed % _WORD + _GOLDEN) + rank * _GOLDEN) % _WORD)
@@ -53,7 +52,7 @@ def random_bits(seed: int, rank: int, count: int, device: str) -> Any:
 
 
 def random_block(case: Case, rank: int, seed: int, count: int, device: str) -> Any:
-    """`count` values of the case's dtype. Integers: any bits, or small ones for an average. Floats:
+    """Returns `count` values of the case's dtype. Integers: any bits, or small values for an average. Floats:
     magnitudes from 0.5 to 2, never zero; for a product from 0.75 to 1.25."""
     import torch
 
@@ -74,7 +73,7 @@ def random_block(case: Case, rank: int, seed: int, count: int, device: str) -> A
 
 
 def combine(blocks: Sequence[Any], op: str, dtype: str) -> Any:
-    """As verify.combine: in rank order, in the wide type, one rounding at the end."""
+    """Returns the reduction, as verify.combine: in rank order, in the wide type, one rounding at the end."""
     import torch
 
     kind, n = torch_dtype(dtype), len(blocks)
@@ -95,14 +94,14 @@ def combine(blocks: Sequence[Any], op: str, dtype: str) -> Any:
             case _:
                 total = torch.where(other > total, other, total)
     if op == "avg":
-        # by a tensor: torch multiplies by the reciprocal of a number, which rounds twice
+        # Divides by a tensor: with a number, torch multiplies by the reciprocal, which rounds twice.
         by = torch.full((1,), n, dtype=wide, device=total.device)
         total = torch.div(total, by, rounding_mode="trunc") if dtype in INTEGERS else total / by
     return total.to(kind)
 
 
 def _tiled(pieces: Sequence[Piece]) -> list[Piece]:
-    """The same pieces with a longer block where they are long: fewer and longer rows, for fewer kernels."""
+    """Returns the pieces, with repeated blocks in long ones: fewer and longer rows need fewer kernels."""
     return [
         dataclasses.replace(
             piece,
@@ -116,15 +115,14 @@ def _tiled(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def write(flat: Any, pieces: Sequence[Piece]) -> None:
-    """Fills a flat tensor as the pieces say."""
+    """Fills a flat tensor with the pieces."""
     for piece in _tiled(pieces):
         for start, at, length in rows(piece):
             flat[start : start + length].copy_(piece.block[at : at + length])
 
 
 def differences(flat: Any, pieces: Sequence[Piece]) -> tuple[int, str | None]:
-    """As verify.differences. The rows are compared without waiting for each; only wrong ones are looked
-    at."""
+    """Compares, as verify.differences. Does not wait for each row; only a wrong row is looked at."""
     import torch
 
     found: list[tuple[Piece, int, int, int]] = []
@@ -148,7 +146,7 @@ def differences(flat: Any, pieces: Sequence[Piece]) -> tuple[int, str | None]:
 
 
 def _value(element: Any) -> str:
-    """An element as numpy would print it."""
+    """Returns an element as numpy would print it."""
     value = element.to("cpu").to(dtype=_printable(element)).item()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -160,7 +158,7 @@ def _printable(element: Any) -> Any:
 
 
 def _bad(got: Any, piece: Piece, at: int, length: int) -> Any:
-    """Which elements of a row are wrong; NaN equals NaN."""
+    """Returns which elements of a row are wrong. NaN equals NaN."""
     import torch
 
     want = piece.block[at : at + length]
@@ -171,14 +169,14 @@ def _bad(got: Any, piece: Piece, at: int, length: int) -> Any:
     if piece.allowed is not None:
         exact, bound = (part[at : at + length] for part in piece.allowed)
         wide = got.to(torch.float64)
-        bad &= ~((wide - exact).abs() <= bound)  # what is NaN is out of bounds
+        bad &= ~((wide - exact).abs() <= bound)  # NaN is out of bounds
     narrow = got if got.dtype == torch.float64 else got.to(torch.float32)
     wanted = want if want.dtype == torch.float64 else want.to(torch.float32)
     return bad & ~(torch.isnan(narrow) & torch.isnan(wanted))
 
 
 def arithmetic(device: str) -> Arithmetic:
-    """The functions of this module for `unisono.bench.verify`, with data made on `device`."""
+    """Returns the functions of this module for `unisono.bench.verify`, with data made on `device`."""
 
     def block(case: Case, rank: int, seed: int, count: int) -> Any:
         return random_block(case, rank, seed, count, device)
