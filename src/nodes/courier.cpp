@@ -10,10 +10,11 @@
 namespace unisono::nodes {
 namespace {
 
-// How long a wait keeps its core if there are enough cores, and until when it yields; then it naps between
-// polls.
+// A wait polls without rest for kSpinning if there are cores enough, then yields its core between polls, and
+// from kYielding on naps between them. Many engines move data only when they are polled: with cores enough, a
+// wait naps only when it has lasted longer than a long message.
 constexpr auto kSpinning = std::chrono::microseconds(200);
-constexpr auto kYielding = std::chrono::milliseconds(5);
+constexpr std::chrono::milliseconds kYielding{1000}, kYieldingCrowded{5};
 constexpr auto kNap = std::chrono::microseconds(100);
 
 }  // namespace
@@ -44,7 +45,7 @@ void Courier::Exchange::poll() {
 void Courier::wait(Transport::Pending& pending) {
   auto rest = [this](Clock::duration elapsed) {
     if (elapsed < kSpinning && !place_.crowded) return;
-    if (elapsed < kYielding) ::sched_yield();
+    if (elapsed < (place_.crowded ? kYieldingCrowded : kYielding)) ::sched_yield();
     else std::this_thread::sleep_for(kNap);
   };
   guarded([&] {
