@@ -134,11 +134,10 @@ def abandon(*held: object) -> None:
 
 
 def from_launcher(world: World, timeout_s: float) -> MpiBootstrap:
-    """Returns the bootstrap over MPI.COMM_WORLD for a process that an MPI launcher or srun started.
+    """The bootstrap over MPI.COMM_WORLD for a process that an MPI launcher or srun started.
 
-    Raises:
-        UsageError: mpi4py is missing, or belongs to another MPI than the launcher. Every process would then
-            be rank 0 of 1.
+    Raises UsageError if mpi4py is missing, or belongs to another MPI than the launcher: the run would then be
+    `world.size` separate copies of one rank.
     """
     launcher = _LAUNCHERS[world.launcher]
     mpi: Any = _import_mpi(launcher)
@@ -161,7 +160,7 @@ def _import_mpi(launcher: str) -> ModuleType:
     try:
         package = importlib.import_module("mpi4py")
         if "mpi4py.MPI" not in sys.modules:
-            package.rc.finalize = False  # _finalize() below finalizes, except after an error
+            package.rc.finalize = False  # _finalize() below does it, with an eye on errors
             ours = True
         else:
             ours = False
