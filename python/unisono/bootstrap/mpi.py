@@ -19,15 +19,15 @@ __all__ = ["MpiBootstrap", "abandon", "from_launcher"]
 
 _LAUNCHERS = {"openmpi": "mpirun (Open MPI)", "mpich": "mpiexec (PMI)", "slurm": "srun"}
 _PAUSE_S = (2e-5, 1e-3)  # shortest and longest sleep between two looks at a pending request
-_abandoned: list[object] = []  # requests and buffers that MPI may touch after a timeout, never freed
+_abandoned: list[object] = []  # requests and buffers that MPI may still touch after a timeout: never freed
 
 
 class MpiBootstrap:
-    """All_gather over a copy of an mpi4py communicator. The copy keeps its messages from the caller's.
+    """All_gather over a communicator of mpi4py; a copy of it, so that no message meets the caller's own.
 
-    Unisono finalizes MPI at exit if it was the first to load mpi4py, except after an uncaught exception or a
-    timeout. MPI_Finalize would then wait for ranks that wait for this one; without it, the launcher ends
-    those ranks. If the program imports mpi4py first, mpi4py finalizes as `mpi4py.rc` says.
+    MPI is finalized at exit if Unisono was the first to load mpi4py, except after an uncaught exception or a
+    timeout: MPI_Finalize would wait for ranks that wait for this one, while leaving without it makes the
+    launcher end them. Where the program imports mpi4py first, mpi4py finalizes as its own `mpi4py.rc` says.
 
     Args:
         comm: an mpi4py intracommunicator. Making the bootstrap is a collective call on it.
@@ -55,7 +55,7 @@ class MpiBootstrap:
         self._wait(request, "init()")
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """See `Bootstrap.all_gather`. MPI does not say which rank is late, so a TimeoutError names none."""
+        """See `Bootstrap.all_gather`. MPI does not tell which rank is late: a TimeoutError cannot name it."""
         if self._closed:
             raise UsageError("this bootstrap is closed")
         data = check_payload(data)
@@ -80,16 +80,16 @@ class MpiBootstrap:
 
     @property
     def communicator(self) -> Any:
-        """Returns the copy of the communicator. The bootstrap sends no point-to-point message on it."""
+        """The copy, on which the bootstrap itself sends nothing from one rank to another."""
         return self._comm
 
     def abandon(self) -> None:
-        """Notes that messages may never end. The copy is then not freed nor MPI finalized, as both wait."""
+        """Says that messages may never end: neither the copy is freed nor MPI finalized, which would wait."""
         self._failed = True
         abandon()
 
     def close(self) -> None:
-        """Frees the copy of the communicator. Idempotent."""
+        """Free the copy of the communicator. Idempotent."""
         if not self._closed and not self._failed and not self._mpi.Is_finalized():
             self._call(self._comm.Free)
         self._closed = True
@@ -113,8 +113,7 @@ class MpiBootstrap:
             raise ResourceError(f"MPI failed in the bootstrap: {error}") from error
 
     def _wait(self, request: Any, what: str, *buffers: object) -> None:
-        """Waits for `request`, asleep between looks, since MPI's own wait has no deadline. Raises
-        TimeoutError, which names `what`."""
+        """Wait for `request`, asleep between looks: MPI's own wait has no deadline."""
         clock, pause = Clock(), _PAUSE_S[0]
         while not self._call(request.Test):
             if clock() >= self._timeout_s:
@@ -129,7 +128,7 @@ class MpiBootstrap:
 
 
 def abandon(*held: object) -> None:
-    """Keeps requests that will not complete, and their buffers, for ever. MPI is then never finalized."""
+    """Keeps requests that will not complete, and their buffers, to the end, at which MPI is not finalized."""
     _abandoned.append(held)
 
 
