@@ -19,15 +19,15 @@ __all__ = ["MpiBootstrap", "abandon", "from_launcher"]
 
 _LAUNCHERS = {"openmpi": "mpirun (Open MPI)", "mpich": "mpiexec (PMI)", "slurm": "srun"}
 _PAUSE_S = (2e-5, 1e-3)  # shortest and longest sleep between two looks at a pending request
-_abandoned: list[object] = []  # requests and buffers that MPI may still touch after a timeout: never freed
+_abandoned: list[object] = []  # requests and buffers that MPI may touch after a timeout, never freed
 
 
 class MpiBootstrap:
-    """All_gather over a communicator of mpi4py; a copy of it, so that no message meets the caller's own.
+    """All_gather over a copy of an mpi4py communicator. The copy keeps its messages from the caller's.
 
-    MPI is finalized at exit if Unisono was the first to load mpi4py, except after an uncaught exception or a
-    timeout: MPI_Finalize would wait for ranks that wait for this one, while leaving without it makes the
-    launcher end them. Where the program imports mpi4py first, mpi4py finalizes as its own `mpi4py.rc` says.
+    Unisono finalizes MPI at exit if it was the first to load mpi4py, except after an uncaught exception or a
+    timeout. MPI_Finalize would then wait for ranks that wait for this one; without it, the launcher ends
+    those ranks. If the program imports mpi4py first, mpi4py finalizes as `mpi4py.rc` says.
 
     Args:
         comm: an mpi4py intracommunicator. Making the bootstrap is a collective call on it.
@@ -55,7 +55,7 @@ class MpiBootstrap:
         self._wait(request, "init()")
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """See `Bootstrap.all_gather`. MPI does not tell which rank is late: a TimeoutError cannot name it."""
+        """See `Bootstrap.all_gather`. MPI does not say which rank is late, so a TimeoutError names none."""
         if self._closed:
             raise UsageError("this bootstrap is closed")
         data = check_payload(data)
@@ -80,16 +80,16 @@ class MpiBootstrap:
 
     @property
     def communicator(self) -> Any:
-        """The copy, on which the bootstrap itself sends nothing from one rank to another."""
+        """Returns the copy of the communicator. The bootstrap sends no point-to-point message on it."""
         return self._comm
 
     def abandon(self) -> None:
-        """Says that messages may never end: neither the copy is freed nor MPI finalized, which would wait."""
+        """Notes that messages may never end. The copy is then not freed nor MPI finalized, as both wait."""
         self._failed = True
         abandon()
 
     def close(self) -> None:
-        """Free the copy of the communicator. Idempotent."""
+        """Frees the copy of the communicator. Idempotent."""
         if not self._closed and not self._failed and not self._mpi.Is_finalized():
             self._call(self._comm.Free)
         self._closed = True
@@ -113,7 +113,8 @@ class MpiBootstrap:
             raise ResourceError(f"MPI failed in the bootstrap: {error}") from error
 
     def _wait(self, request: Any, what: str, *buffers: object) -> None:
-        """Wait for `request`, asleep between looks: MPI's own wait has no deadline."""
+        """Waits for `request`, asleep between looks, since MPI's own wait has no deadline. Raises
+        TimeoutError, which names `what`."""
         clock, pause = Clock(), _PAUSE_S[0]
         while not self._call(request.Test):
             if clock() >= self._timeout_s:
@@ -128,15 +129,16 @@ class MpiBootstrap:
 
 
 def abandon(*held: object) -> None:
-    """Keeps requests that will not complete, and their buffers, to the end, at which MPI is not finalized."""
+    """Keeps requests that will not complete, and their buffers, for ever. MPI is then never finalized."""
     _abandoned.append(held)
 
 
 def from_launcher(world: World, timeout_s: float) -> MpiBootstrap:
-    """The bootstrap over MPI.COMM_WORLD for a process that an MPI launcher or srun started.
+    """Returns the bootstrap over MPI.COMM_WORLD for a process that an MPI launcher or srun started.
 
-    Raises UsageError if mpi4py is missing, or belongs to another MPI than the launcher: the run would then be
-    `world.size` separate copies of one rank.
+    Raises:
+        UsageError: mpi4py is missing, or belongs to another MPI than the launcher. Every process would then
+            be rank 0 of 1.
     """
     launcher = _LAUNCHERS[world.launcher]
     mpi: Any = _import_mpi(launcher)
@@ -159,7 +161,7 @@ def _import_mpi(launcher: str) -> ModuleType:
     try:
         package = importlib.import_module("mpi4py")
         if "mpi4py.MPI" not in sys.modules:
-            package.rc.finalize = False  # _finalize() below does it, with an eye on errors
+            package.rc.finalize = False  # _finalize() below finalizes, except after an error
             ours = True
         else:
             ours = False
