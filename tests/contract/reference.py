@@ -69,7 +69,7 @@ def bound(blocks: Sequence[Array], op: str) -> tuple[Array, Array]:
     """Returns (result in f64, allowed distance), for libraries that combine floats in any order.
 
     The distance is n u times the sum of the magnitudes, or times the magnitude of the product (N. Higham,
-    Accuracy and Stability of Numerical Algorithms, 2nd ed., 4.2), u the unit roundoff of the dtype and n the
+    Accuracy and Stability of Numerical Algorithms, 2nd ed., 4.2). u is the unit roundoff of the dtype, n the
     number of ranks. For an average, u times the result is added.
     """
     n, unit = len(blocks), float(ml_dtypes.finfo(blocks[0].dtype).eps) / 2

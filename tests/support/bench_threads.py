@@ -21,7 +21,7 @@ SessionOf = Callable[[Control, unisono.Communicator, unisono.Communicator], Sess
 
 
 def meetings(ranks: int) -> list[Meeting]:
-    """Returns a bootstrap for each rank."""
+    """A bootstrap for each rank."""
     slots, door = [b""] * ranks, Barrier(ranks)
     return [Meeting(rank, ranks, slots, door) for rank in range(ranks)]
 
@@ -50,10 +50,8 @@ def options(directory: Path, backends: list[str], **changes: Any) -> Options:
 def run_session(
     chosen: Options, ranks: int, session_of: SessionOf, check: bool | None = None
 ) -> tuple[records.Records, list[Outcome]]:
-    """Returns the records, and the outcome of each rank's session.
-
-    `session_of` gets a rank's control and two communicators: for common starts, and for the measured calls,
-    which `check` is for."""
+    """What was recorded, and how each rank's session ended. `session_of` takes a rank's control and its
+    communicators, for common starts and for the calls that are measured, of which `check` is an option."""
     align, measured = unisono.init_threads(ranks), unisono.init_threads(ranks, check=check)
 
     def rank(meeting: Meeting) -> Outcome:

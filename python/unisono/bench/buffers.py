@@ -6,8 +6,8 @@ filled, poisoned and checked like the others. Each pool has an input and an outp
 largest case. Views begin at the regions' start, so that a case is measured on memory that its last calls have
 touched (no rotation beyond the caches). `GUARD` bytes behind every view show a write past the end.
 
-Regions begin at a huge page. Numpy asks for huge pages in large arrays, and the place of the first would
-otherwise be chance, which can double the time of the kernel's copies between processes.
+Regions begin at a huge page, since numpy asks for huge pages in large arrays. Otherwise chance would place
+the first huge page, and could double the time of the kernel's copies between processes.
 """
 
 from __future__ import annotations

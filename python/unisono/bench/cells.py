@@ -150,7 +150,7 @@ def check(
 
     The `first` check makes one call of its own, before which the library compares the ranks' calls. The check
     after the timed part runs the loops of every cell once more, so that it checks what was timed: the graph,
-    the queue of calls. In place, a second call would work on the result of the first, so that this check
+    the queue of calls. In place, a second call would work on the result of the first. This check therefore
     makes one call of its own again. A barrier leaves no data: one more call shows whether the barrier waits
     for a late rank. Raises HangError on all ranks."""
     wrong = []

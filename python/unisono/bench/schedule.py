@@ -3,11 +3,11 @@ clock is `now`.
 
 A cell is one case on one backend; the cells of one case are rivals. Every round visits all unfinished cells,
 for a batch of samples each: the cases in a fresh random order, the rivals of a case one right after the
-other, in random order too. A cell has enough after `MIN_ROUNDS` rounds with a narrow enough 95 % interval of
-its median, or when its samples or the time are used up. A cell is finished when its rivals have enough too,
-or when it is so much slower than its best rival (`Limits.outclassed`) that more samples are useless. A phase
-in which the machine is slower therefore reaches all rivals, or none. The time left is divided evenly between
-the batches still to come, so that slow cells get the time that quick cells leave.
+other, in random order too. A cell has enough after `MIN_ROUNDS` rounds if the 95 % interval of its median is
+narrow. Used-up samples or time are enough too. A cell is finished when its rivals have enough too, or when it
+is too slow beside its best rival (`Limits.outclassed`). A phase in which the machine is slower therefore
+reaches all rivals, or none. The time left is divided evenly between the batches still to come: slow cells get
+the time that quick cells leave.
 """
 
 from __future__ import annotations

@@ -180,8 +180,8 @@ def _divided(one: Interval, by: float) -> Interval:
 
 
 def _winner(times: dict[str, Interval], before: str | None) -> str:
-    """Returns the fastest variant. Unless it is confidently faster, copy engines come first, which leave the
-    SMs to the model, then the variant chosen `before`, then the same algorithm without a shape."""
+    """Returns the fastest variant. If it is not confidently faster, others come first: copy engines, as they
+    leave the SMs to the model; the variant chosen `before`; the same algorithm without a shape."""
     best = min(times, key=lambda variant: times[variant].median)
     for variant in (f"copy_engine{AS_PAYS}", before, best.partition("@")[0] + AS_PAYS):
         if variant in times and verdict(times[best], times[variant], TOLERANCE) is not Verdict.FASTER:

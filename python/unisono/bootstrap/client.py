@@ -164,6 +164,7 @@ class _Connection:
 
 
 def inherited_fd(env: Mapping[str, str]) -> int:
+    """Returns the descriptor of the launcher's socket, from the environment. Raises UsageError."""
     text = env.get(FD_VARIABLE, "")
     if not (text.isascii() and text.isdecimal() and len(text) < 8 and int(text) > 2):
         raise UsageError(

@@ -1,7 +1,7 @@
 """MPI, by the buffer methods of mpi4py, on the MPI that started the ranks.
 
 The thread level is funneled unless the user sets MPI4PY_RC_THREAD_LEVEL. Only the main thread calls MPI here,
-as in most MPI programs, and mpi4py's default (multiple) more than doubles the time of a small call in MPICH.
+as in most MPI programs. mpi4py's default (multiple) more than doubles the time of a small call in MPICH.
 
 On GPUs, an MPI that says it is CUDA-aware gets the device buffers. Any other is staged: the call copies the
 input to pinned host memory, MPI works there, and the call copies the output back. Either way the call waits

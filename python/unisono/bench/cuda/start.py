@@ -1,7 +1,7 @@
 """The common start of a sample on GPUs.
 
 Every rank queues a wait, then the timed work: the host's work is done before any GPU starts. When all ranks
-have queued, they meet on the host (see `unisono.bench.align`), and rank 0 writes one word of shared memory
+have queued, they meet on the host (see `unisono.bench.align`). Rank 0 then writes one word of shared memory
 that all GPUs poll. No library under test takes part, and launches are not timed. The GPUs start within the
 time until all see the word, about a microsecond.
 

@@ -1,9 +1,9 @@
 """The timed loops on GPUs. A sample is one rank's; `timing.combine` takes the maximum over ranks.
 
 graph: the calls are captured once in a CUDA graph; a sample is one run of the graph between two events,
-divided by the calls. events: one call between two events. Both start behind the start line (`start`), so that
-a sample is the GPU's time from the common start to the end of this rank's work. throughput: a queue of calls
-from a common start on the host to its end, by the host clock. latency: one call, in the same way.
+divided by the calls. events: one call between two events. Both start behind the start line (`start`). A
+sample is therefore the GPU's time from the common start to the end of this rank's work. throughput: a queue
+of calls from a common start on the host to its end, by the host clock. latency: one call, in the same way.
 
 Every wait has a deadline. Past it the sample is `hung`, and nothing more can be measured.
 """
