@@ -90,7 +90,7 @@ function drawHeat() {
     for (const memory of memories.length ? memories : [null]) {
       const rows = chosen.filter((cell) => cell.mode === mode && (cell.memory === memory || cell.memory === null));
       if (!rows.some((cell) => cell.memory === memory)) continue;
-      const plot = figure(parent, spaced(mode), memory === null ? "" : `${spaced(memory)} buffers`);
+      const plot = figure(parent, mode, memory === null ? "" : `${memory} buffers`);
       jobs.push(draw(plot, "heat", rows, (spec) => dense(spec, rows, plot)));
     }
   }

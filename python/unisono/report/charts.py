@@ -1,335 +1,321 @@
-"""The charts, as Altair templates over rows of `payload.result`: one template each, used by the page and by
-the PNGs."""
+"""Makes the charts as templates of Vega-Lite over rows of payload.py; page and pictures use the same ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import altair as alt
+import vl_convert
 
 from . import analysis, theme
-from .payload import Json
-from .theme import RATIO_STEPS, SHARE_STEPS, VARIATION_STEPS
 
-DATA = "rows"  # the name under which a template expects its data
+Json = dict[str, Any]
+VEGA_LITE: str = vl_convert.get_vegalite_versions()[-1]  # the version that page and pictures use
+DATA = "rows"  # the name under which a template expects its rows
 _INK = "var(--ink)"
 _MUTED = "var(--ink3)"
-_SIZE_LABEL = (
-    "datum.value < 1024 ? format(datum.value, '.3~r') + ' B' : "
-    "datum.value < 1048576 ? format(datum.value / 1024, '.3~r') + ' KiB' : "
-    "datum.value < 1073741824 ? format(datum.value / 1048576, '.3~r') + ' MiB' : "
-    "format(datum.value / 1073741824, '.3~r') + ' GiB'"
-)
-_TIME_LABEL = (
-    "datum.value === 0 ? '0' : datum.value < 1 ? format(datum.value * 1000, '.3~r') + ' ns' : "
-    "datum.value < 1000 ? format(datum.value, '.3~r') + ' µs' : "
-    "datum.value < 1000000 ? format(datum.value / 1000, '.3~r') + ' ms' : "
-    "format(datum.value / 1000000, '.3~r') + ' s'"
-)
-# 1, 2, 5, 10, 20 … for logarithmic axes: Vega keeps those in range and thins them to the count. For less than
-# a decade its own ticks are better, so the users of a template take these away then.
-_ONE_TWO_FIVE = [float(f"{m}e{power}") for power in range(-4, 9) for m in (1, 2, 5)]
-_KINDS = ("out", "box", "curve")  # of the rows of `distribution`
-_TIP = [
-    alt.Tooltip("backend:N"),
-    alt.Tooltip("size:N"),
-    alt.Tooltip("t_median:N", title="median time"),
-    alt.Tooltip("t_interval:N", title="95 % interval"),
-    alt.Tooltip("t_busbw:N", title="bus bandwidth, GB/s"),
-    alt.Tooltip("t_sol:N", title="of the ceiling"),
-    alt.Tooltip("algorithm:N"),
-    alt.Tooltip("n:Q", title="samples"),
-]
 
 
-def _data() -> alt.NamedData:
-    return alt.NamedData(DATA)
-
-
-def _spec(chart: Any) -> Json:
-    """The chart as Vega-Lite without what its users add: data, configuration, schema."""
-    spec: Json = chart.to_dict(validate=False)  # a tenth of a report; the browser test draws each
-    return {key: value for key, value in spec.items() if key not in ("$schema", "config", "datasets")}
-
-
-def _legend(shown: bool) -> alt.Legend | None:
-    return alt.Legend(title=None, orient="top", symbolOpacity=1) if shown else None
-
-
-def _colour(backends: list[str], legend: bool) -> alt.Color:
-    scale = alt.Scale(domain=backends, range=theme.colours(backends))
-    return alt.Color("backend:N", scale=scale, legend=_legend(legend))
-
-
-def _shape(backends: list[str], legend: bool) -> alt.Shape:
-    scale = alt.Scale(domain=backends, range=theme.shapes(backends))
-    return alt.Shape("backend:N", scale=scale, legend=_legend(legend))
-
-
-def _bytes() -> alt.X:
-    axis = alt.Axis(labelExpr=_SIZE_LABEL, tickCount=6, title="message size", grid=False, labelOverlap=True)
-    return alt.X("column:Q", scale=alt.Scale(type="log", base=2, nice=False), axis=axis)
-
-
-def _size() -> alt.X:
-    """Sizes as equal steps."""
-    axis = alt.Axis(labelAngle=0, title=None, orient="top", domain=False, ticks=False, labelOverlap=True)
-    return alt.X("t_column:O", sort=alt.EncodingSortField(field="column", op="min"), axis=axis)
-
-
-def curve(metric: str, backends: list[str], legend: bool = False) -> Json:
-    """`bandwidth` or `latency` over the message size, one line per backend with the band of its interval."""
-    low, middle, high = ("bwlow", "busbw", "bwhigh") if metric == "bandwidth" else ("low", "median", "high")
-    if metric == "bandwidth":
-        y = alt.Y(
-            f"{middle}:Q", axis=alt.Axis(title="bus bandwidth, GB/s", tickCount=5), scale=alt.Scale(zero=True)
-        )
-    else:
-        axis = alt.Axis(title="time per call", labelExpr=_TIME_LABEL, tickCount=7, values=_ONE_TWO_FIVE)
-        y = alt.Y(f"{middle}:Q", axis=axis, scale=alt.Scale(type="log", nice=False))
-    colour = _colour(backends, legend)
-    base = alt.Chart(_data()).encode(x=_bytes())
-    band = base.mark_area(opacity=0.2).encode(y=alt.Y(f"{low}:Q"), y2=f"{high}:Q", color=colour)
-    line = base.mark_line(strokeWidth=1.8).encode(y=y, color=colour)
-    points = base.mark_point(filled=True, size=42, opacity=1).encode(
-        y=y, color=colour, shape=_shape(backends, legend), tooltip=_TIP
+def _units(scales: Iterable[tuple[float, float, str]]) -> str:
+    """Returns the expression of an axis label; each unit has its limit (0: none) and its divisor."""
+    return " : ".join(
+        (f"datum.value < {limit} ? " if limit else "")
+        + f"format(datum.value / {divisor}, '.3~r') + ' {unit}'"
+        for limit, divisor, unit in scales
     )
-    layers = [band, line, points]
-    if metric == "bandwidth":
-        ceiling = (
-            base.transform_filter("isValid(datum.ceiling)")
-            .transform_aggregate(top="max(ceiling)", groupby=["column"])
-            .mark_line(strokeDash=[5, 4], strokeWidth=1.4, color=_MUTED)
-            .encode(y=alt.Y("top:Q"))
-        )
-        layers.insert(0, ceiling)
-    return _spec(alt.layer(*layers))
+
+
+_SIZE_LABEL = _units([(2**10, 1, "B"), (2**20, 2**10, "KiB"), (2**30, 2**20, "MiB"), (0, 2**30, "GiB")])
+_TIMES = _units([(1, 1e-3, "ns"), (1e3, 1, "µs"), (1e6, 1e3, "ms"), (0, 1e6, "s")])
+_TIME_LABEL = f"datum.value === 0 ? '0' : {_TIMES}"
+# Vega keeps those of 1, 2, 5, 10, 20 … that are in range and thins them to the count. Over less than a decade
+# its own ticks are better: there the users of a template take these away.
+_ONE_TWO_FIVE = [float(f"{m}e{power}") for power in range(-4, 9) for m in (1, 2, 5)]
+_TIP = {
+    "backend": "backend",
+    "size": "size",
+    "t_median": "median time",
+    "t_interval": "95 % interval",
+    "t_busbw": "bus bandwidth, GB/s",
+    "t_sol": "of the ceiling",
+    "algorithm": "algorithm",
+    "n": "samples",
+}
+_LOG = {"type": "log", "nice": False}
+_LINE = {"strokeWidth": 1.8}
+_CELL = {"cornerRadius": 2, "stroke": "var(--surface)", "strokeWidth": 1.5, "invalid": "show"}
+_NAMES = {"title": None, "domain": False, "ticks": False}
+_LARGE_NAMES = {**_NAMES, "labelColor": _INK, "labelFontSize": 12, "labelLimit": 260}
+
+
+def _quantity(field: str, **more: Any) -> Json:
+    return {"field": field, "type": "quantitative", **more}
+
+
+def _name(field: str, **more: Any) -> Json:
+    return {"field": field, "type": "nominal", **more}
+
+
+def _tip(fields: Mapping[str, str]) -> list[Json]:
+    return [_name(field, title=title) for field, title in fields.items()]
+
+
+def _part(mark: str, style: Json, transform: Iterable[Json] = (), /, **encoding: Any) -> Json:
+    steps = {"transform": list(transform)} if transform else {}
+    return {**steps, "mark": {"type": mark, **style}, "encoding": encoding}
+
+
+def _layers(parts: list[Json], **more: Any) -> Json:
+    return {"data": {"name": DATA}, "layer": parts, **more}
+
+
+def _colour(backends: list[str], legend: bool) -> Json:
+    shown = {"title": None, "orient": "top", "symbolOpacity": 1} if legend else None
+    return _name("backend", scale={"domain": backends, "range": theme.colours(backends)}, legend=shown)
+
+
+def _bytes() -> Json:
+    axis = {
+        "labelExpr": _SIZE_LABEL,
+        "tickCount": 6,
+        "title": "message size",
+        "grid": False,
+        "labelOverlap": True,
+    }
+    return _quantity("column", scale={"type": "log", "base": 2, "nice": False}, axis=axis)
+
+
+def _sizes(**axis: Any) -> Json:
+    """Returns an axis of sizes as equal steps."""
+    shown = {"labelAngle": 0, "labelOverlap": True, "ticks": False, **axis}
+    return {"field": "t_column", "type": "ordinal", "sort": {"field": "column", "op": "min"}, "axis": shown}
+
+
+def _curves(
+    backends: list[str], legend: bool, x: Json, y: Json, ends: tuple[str, str], tip: Json
+) -> list[Json]:
+    """Returns a line with points per backend, and the band between the fields `ends`."""
+    colour = _colour(backends, legend)
+    shape = {**colour, "scale": {"domain": backends, "range": theme.shapes(backends)}}
+    low, high = ends
+    return [
+        _part(
+            "area", {"opacity": 0.2}, x=x, y=_quantity(low, axis=y["axis"]), y2={"field": high}, color=colour
+        ),
+        _part("line", _LINE, x=x, y=y, color=colour),
+        _part(
+            "point",
+            {"filled": True, "size": 42, "opacity": 1},
+            x=x,
+            y=y,
+            color=colour,
+            shape=shape,
+            tooltip=_tip(tip),
+        ),
+    ]
+
+
+def bandwidth(backends: list[str], legend: bool = False) -> Json:
+    """Shows bus bandwidth over the message size, with the ceiling as a dashed line."""
+    y = _quantity("busbw", axis={"title": "bus bandwidth, GB/s", "tickCount": 5}, scale={"zero": True})
+    top = {"aggregate": [{"op": "max", "field": "ceiling", "as": "top"}], "groupby": ["column"]}
+    dashed = {"strokeDash": [5, 4], "strokeWidth": 1.4, "color": _MUTED}
+    ceiling = _part(
+        "line", dashed, [{"filter": "isValid(datum.ceiling)"}, top], x=_bytes(), y=_quantity("top")
+    )
+    return _layers([ceiling, *_curves(backends, legend, _bytes(), y, ("bwlow", "bwhigh"), _TIP)])
+
+
+def latency(backends: list[str], legend: bool = False) -> Json:
+    """Shows the time per call over the message size, both axes logarithmic."""
+    axis = {"title": "time per call", "labelExpr": _TIME_LABEL, "tickCount": 7, "values": _ONE_TWO_FIVE}
+    y = _quantity("median", axis=axis, scale=_LOG)
+    return _layers(_curves(backends, legend, _bytes(), y, ("low", "high"), _TIP))
 
 
 def efficiency(backends: list[str], legend: bool = False) -> Json:
-    """Efficiency (logarithmic) over the number of ranks, one line per backend with the band of its interval.
-    Rows: backend, ranks, value, low, high and the words of the tooltip."""
-    axis = alt.Axis(title="ranks", labelAngle=0, grid=False)
-    scale = alt.Axis(title="efficiency", format=".3~%", tickCount=5, values=_ONE_TWO_FIVE)
-    base = alt.Chart(_data()).encode(x=alt.X("ranks:O", axis=axis))
-    colour, tip = _colour(backends, legend), [alt.Tooltip("backend:N"), alt.Tooltip("ranks:O")]
-    tip += [alt.Tooltip("t_value:N", title="efficiency"), alt.Tooltip("t_median:N", title="median time")]
-    tip += [alt.Tooltip("t_busbw:N", title="bus bandwidth, GB/s")]
-    y = alt.Y("value:Q", axis=scale, scale=alt.Scale(type="log", nice=False))
-    band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", axis=scale), y2="high:Q", color=colour)
-    line = base.mark_line(strokeWidth=1.8).encode(y=y, color=colour)
-    points = base.mark_point(filled=True, size=42, opacity=1)
-    points = points.encode(y=y, color=colour, shape=_shape(backends, legend), tooltip=tip)
-    return _spec(alt.layer(band, line, points))
+    """Shows efficiency (logarithmic) over the number of ranks; rows of payload.efficiency_panels."""
+    x = {"field": "ranks", "type": "ordinal", "axis": {"title": "ranks", "labelAngle": 0, "grid": False}}
+    axis = {"title": "efficiency", "format": ".3~%", "tickCount": 5, "values": _ONE_TWO_FIVE}
+    tip = {"backend": "backend", "ranks": "ranks", "t_value": "efficiency"}
+    tip |= {"t_median": "median time", "t_busbw": "bus bandwidth, GB/s"}
+    y = _quantity("value", axis=axis, scale=_LOG)
+    return _layers(_curves(backends, legend, x, y, ("low", "high"), tip))
 
 
-def _when(test: str, value: str) -> list[Any]:
-    return [{"test": test, "value": value}]
+def _class(field: str, scale: str, steps: Iterable[float], ink: bool, absent: str) -> Json:
+    """Returns the colour of a cell, or of the text on it; `absent` if there is no value."""
+    colours = {"type": "threshold", "domain": list(steps), "range": theme.classes(scale, ink)}
+    empty = [{"test": f"!isValid(datum.{field})", "value": absent}]
+    return _quantity(field, scale=colours, legend=None, condition=empty)
 
 
 def _cells(
-    field: str,
-    name: str,
-    steps: tuple[float, ...],
-    text: str,
-    y: alt.Y,
-    tooltip: list[alt.Tooltip],
-    shift: str = "0",
-) -> list[alt.Chart]:
-    """Coloured cells and their text, of the same classes. The text is `shift` (an expression) points lower;
-    in a chart whose parameter `dense` is true it is small and has no unit."""
-    scale = alt.Scale(type="threshold", domain=list(steps), range=theme.classes(name, steps))
-    ink = alt.Scale(type="threshold", domain=list(steps), range=theme.classes(name, steps, ink=True))
-    base = alt.Chart(_data()).encode(x=_size(), y=y)
-    absent = f"!isValid(datum.{field})"
-    rect = base.mark_rect(cornerRadius=2, stroke="var(--surface)", strokeWidth=1.5, invalid="show").encode(
-        color=alt.Color(f"{field}:Q", scale=scale, legend=None, condition=_when(absent, "var(--raised)")),
-        tooltip=tooltip,
+    field: str, scale: str, words: str, y: Json, tip: Mapping[str, str], shift: str = "0"
+) -> list[Json]:
+    """Returns coloured cells and their text, which is `shift` (an expression) points lower.
+
+    If the parameter `dense` is true, the text is small and has no unit."""
+    steps, x = theme.STEPS[scale], _sizes(title=None, orient="top", domain=False)
+    fill, ink = (
+        _class(field, scale, steps, ink, absent)
+        for ink, absent in ((False, "var(--raised)"), (True, "var(--ink2)"))
     )
-    bare = f"replace(datum.{text}, /×| %/, '')"  # noqa: RUF001
-    brief = base.transform_calculate(brief=f"dense ? {bare} : datum.{text}")
-    size = alt.ExprRef("dense ? 9.5 : 11")
-    label = brief.mark_text(fontSize=size, fontWeight=600, dy=alt.ExprRef(shift), invalid="show").encode(
-        text="brief:N",
-        color=alt.Color(f"{field}:Q", scale=ink, legend=None, condition=_when(absent, "var(--ink2)")),
-    )
-    return [rect, label]
+    bare = f"replace(datum.{words}, /×| %/, '')"  # noqa: RUF001
+    brief = {"calculate": f"dense ? {bare} : datum.{words}", "as": "brief"}
+    style = {
+        "fontSize": {"expr": "dense ? 9.5 : 11"},
+        "fontWeight": 600,
+        "dy": {"expr": shift},
+        "invalid": "show",
+    }
+    return [
+        _part("rect", _CELL, x=x, y=y, color=fill, tooltip=_tip(tip)),
+        _part("text", style, [brief], x=x, y=y, text=_name("brief"), color=ink),
+    ]
 
 
-def pairs(names: list[str]) -> Json:
-    """A matrix of pairs of GPUs or ranks with these names: senders down, receivers across; in a cell the
-    measured value."""
-    scale = alt.Scale(domain=names)
-    steps = tuple(range(1, len(theme.VARIATION_STEPS) + 1))
-    fill = alt.Scale(type="threshold", domain=list(steps), range=theme.classes("v", theme.VARIATION_STEPS))
-    ink = alt.Scale(
-        type="threshold", domain=list(steps), range=theme.classes("v", theme.VARIATION_STEPS, ink=True)
+def _table(parts: list[Json], step: int, **more: Any) -> Json:
+    dense = [{"name": "dense", "value": False}]
+    return _layers(
+        parts, height={"step": step}, resolve={"scale": {"color": "independent"}}, params=dense, **more
     )
-    base = alt.Chart(_data()).encode(
-        x=alt.X("target:N", scale=scale, axis=alt.Axis(title="to", orient="top", labelAngle=0)),
-        y=alt.Y("source:N", scale=scale, axis=alt.Axis(title="from")),
-    )
-    rect = base.mark_rect(cornerRadius=2, stroke="var(--surface)", strokeWidth=1.5).encode(
-        color=alt.Color("class:Q", scale=fill, legend=None)
-    )
-    label = base.mark_text(fontSize=11, fontWeight=600).encode(
-        text="text:N", color=alt.Color("class:Q", scale=ink, legend=None)
-    )
-    chart = alt.layer(rect, label, height=alt.Step(32), width=alt.Step(52))
-    return _spec(chart.resolve_scale(color="independent"))
 
 
 def heat() -> Json:
-    """Speed-up of the subject over the best peer: collective by size; in a cell the ratio and the subject's
-    own time."""
-    y = alt.Y("collective:N", sort=None, axis=_names())
-    tooltip = [
-        alt.Tooltip("collective:N"),
-        alt.Tooltip("size:N"),
-        alt.Tooltip("t_ratio:N", title="speed-up"),
-        alt.Tooltip("t_range:N", title="from its intervals"),
-        alt.Tooltip("verdict:N"),
-        alt.Tooltip("t_own:N", title="subject"),
-        alt.Tooltip("t_peer:N", title="best peer"),
-    ]
-    rect, label = _cells("ratio", "d", RATIO_STEPS, "cell", y, tooltip, "dense || !datum.own ? 0 : -6")
-    ink = alt.Scale(
-        type="threshold", domain=list(RATIO_STEPS), range=theme.classes("d", RATIO_STEPS, ink=True)
-    )
-    own = (
-        alt.Chart(_data())
-        .transform_filter("!dense")
-        .mark_text(fontSize=9.5, dy=8, opacity=0.85, invalid="show")
-        .encode(
-            x=_size(),
-            y=y,
-            text="own:N",
-            color=alt.Color(
-                "ratio:Q", scale=ink, legend=None, condition=_when("!isValid(datum.ratio)", "var(--ink2)")
-            ),
-        )
-    )
-    chart = alt.layer(rect, label, own, height=alt.Step(38)).resolve_scale(color="independent")
-    return _spec(chart.add_params(alt.param("dense", value=False)))
-
-
-def _names() -> alt.Axis:
-    return alt.Axis(title=None, domain=False, ticks=False, labelColor=_INK, labelFontSize=12, labelLimit=260)
+    """Shows the speed-up of the subject over the best peer by collective and size, with its own time."""
+    y = _name("collective", sort=None, axis=_LARGE_NAMES)
+    tip = {"collective": "collective", "size": "size", "t_ratio": "speed-up", "t_range": "from its intervals"}
+    tip |= {"verdict": "verdict", "t_own": "subject", "t_peer": "best peer"}
+    cells = _cells("ratio", "d", "cell", y, tip, "dense || !datum.own ? 0 : -6")
+    below = {"fontSize": 9.5, "dy": 8, "opacity": 0.85, "invalid": "show"}
+    encoding = cells[1]["encoding"] | {"text": _name("own")}
+    return _table([*cells, _part("text", below, [{"filter": "!dense"}], **encoding)], 38)
 
 
 def grid(metric: str) -> Json:
-    """`sol` (share of the ceiling) or `cv` (coefficient of variation): a row per collective and backend, by
-    size."""
-    name, steps = ("p", SHARE_STEPS) if metric == "sol" else ("v", VARIATION_STEPS)
-    y = alt.Y("label:N", sort=None, axis=_names())
-    title = "of the ceiling" if metric == "sol" else "variation"
-    extra = [alt.Tooltip(f"t_{metric}:N", title=title)] if metric == "cv" else []
-    rect, label = _cells(metric, name, steps, f"t_{metric}", y, [alt.Tooltip("collective:N"), *_TIP, *extra])
-    chart = alt.layer(rect, label, height=alt.Step(24)).resolve_scale(color="independent")
-    chart = chart.transform_filter(f"isValid(datum.{metric})")
-    chart = chart.transform_calculate(label="datum.collective + '  ·  ' + datum.backend")
-    return _spec(chart.add_params(alt.param("dense", value=False)))
+    """Shows `sol` (share of the ceiling) or `cv` (variation) by collective, backend and size."""
+    tip = {"collective": "collective", **_TIP, **({"t_cv": "variation"} if metric == "cv" else {})}
+    label = {"calculate": "datum.collective + '  ·  ' + datum.backend", "as": "label"}
+    y = _name("label", sort=None, axis=_LARGE_NAMES)
+    parts = _cells(metric, "p" if metric == "sol" else "v", f"t_{metric}", y, tip)
+    return _table(parts, 24, transform=[{"filter": f"isValid(datum.{metric})"}, label])
+
+
+def pairs(names: list[str]) -> Json:
+    """Shows a matrix of pairs of GPUs or ranks with these names: senders down, receivers across."""
+    x = _name("target", scale={"domain": names}, axis={"title": "to", "orient": "top", "labelAngle": 0})
+    y = _name("source", scale={"domain": names}, axis={"title": "from"})
+    fill, ink = (_class("class", "v", range(1, 8), ink, "") for ink in (False, True))
+    parts = [
+        _part("rect", _CELL, x=x, y=y, color=fill),
+        _part("text", {"fontSize": 11, "fontWeight": 600}, x=x, y=y, text=_name("text"), color=ink),
+    ]
+    return _table(parts, 32, width={"step": 52})
 
 
 def spread(backends: list[str], legend: bool = False) -> Json:
-    """Minimum to maximum (thin) and quartiles (thick) of the samples, over their median, by size; readable
-    for about ten sizes."""
-    base = alt.Chart(_data()).encode(
-        x=alt.X(
-            "t_column:O",
-            sort=alt.EncodingSortField(field="column", op="min"),
-            axis=alt.Axis(labelAngle=0, title="message size", labelOverlap=True, ticks=False),
-        ),
-        xOffset=alt.XOffset("backend:N", scale=alt.Scale(domain=backends)),
-        color=_colour(backends, legend),
-    )
-    base = base.transform_calculate(
-        r0="datum.min / datum.median",
-        r1="datum.q1 / datum.median",
-        r3="datum.q3 / datum.median",
-        r4="datum.max / datum.median",
-    )
-    tooltip = [
-        alt.Tooltip("backend:N"),
-        alt.Tooltip("size:N"),
-        alt.Tooltip("t_min:N", title="minimum"),
-        alt.Tooltip("t_median:N", title="median"),
-        alt.Tooltip("t_max:N", title="maximum"),
-        alt.Tooltip("t_cv:N", title="variation"),
-        alt.Tooltip("n:Q", title="samples"),
+    """Shows minimum to maximum (thin) and quartiles (thick) of the samples over their median, by size.
+
+    Readable for about ten sizes."""
+    ratios = {"r0": "min", "r1": "q1", "r3": "q3", "r4": "max"}
+    over = [{"calculate": f"datum.{field} / datum.median", "as": name} for name, field in ratios.items()]
+    tip = {"backend": "backend", "size": "size", "t_min": "minimum", "t_median": "median", "t_max": "maximum"}
+    tip |= {"t_cv": "variation", "n": "samples"}
+    axis = {"title": "time over median", "tickCount": 5, "format": "~r", "values": _ONE_TWO_FIVE}
+    base = {
+        "x": _sizes(title="message size"),
+        "xOffset": _name("backend", scale={"domain": backends}),
+        "color": _colour(backends, legend),
+        "tooltip": _tip(tip),
+    }
+    thick = {"strokeWidth": {"expr": "max(2, min(9, 0.6 * bandwidth('xOffset')))"}}
+    y = _quantity("r0", scale=_LOG, axis=axis)
+    one: list[Json] = [
+        {"calculate": "1", "as": "one"},
+        {"aggregate": [{"op": "min", "field": "one", "as": "one"}]},
     ]
-    axis = alt.Axis(title="time over median", tickCount=5, format="~r", values=_ONE_TWO_FIVE)
-    y = alt.Y("r0:Q", scale=alt.Scale(type="log", nice=False), axis=axis)
-    rule = base.mark_rule(strokeWidth=1.6).encode(y=y, y2="r4:Q", tooltip=tooltip)
-    thick = alt.ExprRef("max(2, min(9, 0.6 * bandwidth('xOffset')))")
-    bar = base.mark_rule(strokeWidth=thick).encode(y=alt.Y("r1:Q", axis=axis), y2="r3:Q", tooltip=tooltip)
-    one = (
-        alt.Chart(_data())
-        .transform_calculate(one="1")
-        .transform_aggregate(one="min(one)")
-        .mark_rule(color=_MUTED)
+    return _layers(
+        [
+            _part("rule", {"color": _MUTED}, one, y=_quantity("one", axis=axis)),
+            _part("rule", {"strokeWidth": 1.6}, over, **base, y=y, y2={"field": "r4"}),
+            _part("rule", thick, over, **base, y=_quantity("r1", axis=axis), y2={"field": "r3"}),
+        ]
     )
-    return _spec(alt.layer(one.encode(y=alt.Y("one:Q", axis=axis)), rule, bar))
 
 
 def distribution(backends: list[str]) -> Json:
-    """The samples of one case as a box plot (Tukey: whiskers reach the last sample within 1.5 quartile
-    distances) above the share of them that took at most so long, over one axis of time. Rows of `kind` box
-    hold q1, median, q3, wlow, whigh; rows of `kind` out are the samples beyond the whiskers; those of `kind`
-    curve have value (µs) and share."""
-    time = alt.Axis(labelExpr=_TIME_LABEL, title="time per call", tickCount=8, labelOverlap=True)
-    bare = alt.Axis(tickCount=8, title=None, labels=False, ticks=False, domain=False)
-    log = alt.Scale(type="log", nice=False)
+    """Shows the samples of one case as box plots above their cumulative shares, over one axis of time.
+
+    Rows of `kind` box hold q1, median, q3, wlow, whigh; rows of `kind` out are the samples beyond Tukey's
+    whiskers; rows of `kind` curve have a value (µs) and the share of samples that took at most so long."""
+    time = {"labelExpr": _TIME_LABEL, "title": "time per call", "tickCount": 8, "labelOverlap": True}
+    bare = {"tickCount": 8, "title": None, "labels": False, "ticks": False, "domain": False}
+    share = {"format": "%", "title": "share of samples", "tickCount": 5}
     colour = _colour(backends, False)
-    rows = {kind: alt.Chart(_data()).transform_filter(f"datum.kind == '{kind}'") for kind in _KINDS}
-
-    x = alt.X("value:Q", scale=log, axis=bare)
-    y = alt.Y("backend:N", sort=backends, axis=alt.Axis(title=None, domain=False, ticks=False))
-    points = rows["out"].mark_point(size=14, filled=True, opacity=0.35, clip=True)
-    base = rows["box"].encode(y=y, color=colour)
-    whiskers = base.mark_rule(strokeWidth=1.6, clip=True).encode(x=alt.X("wlow:Q"), x2="whigh:Q")
-    quartiles = base.mark_bar(height=16, cornerRadius=2, clip=True)
-    quartiles = quartiles.encode(x=alt.X("q1:Q"), x2="q3:Q", tooltip=_TIP)
-    median = base.mark_tick(thickness=2, size=22).encode(x=alt.X("median:Q"), color=alt.value(_INK))
-    box = alt.layer(points.encode(x=x, y=y, color=colour), whiskers, quartiles, median, height=alt.Step(34))
-
-    line = rows["curve"].mark_line(interpolate="step-after", strokeWidth=1.8, clip=True)
-    share = line.encode(
-        x=alt.X("value:Q", scale=log, axis=time),
-        y=alt.Y("share:Q", axis=alt.Axis(format="%", title="share of samples", tickCount=5)),
+    own = {"y": _name("backend", sort=backends, axis=_NAMES), "color": colour}
+    out, box, curve = ([{"filter": f"datum.kind == '{kind}'"}] for kind in ("out", "box", "curve"))
+    dots = {"size": 14, "filled": True, "opacity": 0.35, "clip": True}
+    middle = {**own, "x": _quantity("median"), "color": {"value": _INK}}
+    thick = {"height": 16, "cornerRadius": 2, "clip": True}
+    boxes = [
+        _part("point", dots, out, x=_quantity("value", scale=_LOG, axis=bare), **own),
+        _part(
+            "rule", {"strokeWidth": 1.6, "clip": True}, box, x=_quantity("wlow"), x2={"field": "whigh"}, **own
+        ),
+        _part("bar", thick, box, x=_quantity("q1"), x2={"field": "q3"}, **own, tooltip=_tip(_TIP)),
+        _part("tick", {"thickness": 2, "size": 22}, box, **middle),
+    ]
+    line = _part(
+        "line",
+        {**_LINE, "interpolate": "step-after", "clip": True},
+        curve,
+        x=_quantity("value", scale=_LOG, axis=time),
+        y=_quantity("share", axis=share),
         color=colour,
-        order="share:Q",
+        order=_quantity("share"),
     )
-    return _spec(alt.vconcat(box, share.properties(height=220), spacing=6).resolve_scale(x="shared"))
+    below = {"data": {"name": DATA}, "height": 220, **line}
+    charts = [_layers(boxes, height={"step": 34}), below]
+    return {"vconcat": charts, "spacing": 6, "resolve": {"scale": {"x": "shared"}}}
 
 
 def bars(backends: list[str]) -> Json:
-    """Time per unit of a workload. Rows: backend (or `best of each`), unit, unit_low, unit_high, t_unit."""
+    """Shows the time per unit of a workload; rows of payload.costs."""
     domain = [*backends, analysis.BEST_OF_EACH]
-    scale = alt.Scale(domain=domain, range=[*theme.colours(backends), _MUTED])
-    axis = alt.Axis(labelExpr=_TIME_LABEL, title=None, tickCount=6)
-    base = alt.Chart(_data()).encode(y=alt.Y("backend:N", sort=domain, axis=_names()))
-    bar = base.mark_bar(height=16, cornerRadius=2).encode(
-        x=alt.X("unit:Q", axis=axis, scale=alt.Scale(zero=True)),
-        color=alt.Color("backend:N", scale=scale, legend=None),
+    scale = {"domain": domain, "range": [*theme.colours(backends), _MUTED]}
+    y = _name("backend", sort=domain, axis=_LARGE_NAMES)
+    axis = {"labelExpr": _TIME_LABEL, "title": None, "tickCount": 6}
+    x = _quantity("unit", axis=axis, scale={"zero": True})
+    words = {"align": "left", "dx": 6, "color": _INK, "fontSize": 11}
+    return _layers(
+        [
+            _part(
+                "bar",
+                {"height": 16, "cornerRadius": 2},
+                x=x,
+                y=y,
+                color=_name("backend", scale=scale, legend=None),
+            ),
+            _part(
+                "rule",
+                {"color": _INK, "strokeWidth": 1.4},
+                x=_quantity("unit_low"),
+                x2={"field": "unit_high"},
+                y=y,
+            ),
+            _part("text", words, x=_quantity("unit_high"), y=y, text=_name("t_unit")),
+        ],
+        height={"step": 28},
     )
-    rule = base.mark_rule(color=_INK, strokeWidth=1.4).encode(x=alt.X("unit_low:Q"), x2="unit_high:Q")
-    label = base.mark_text(align="left", dx=6, color=_INK, fontSize=11).encode(
-        x=alt.X("unit_high:Q"), text="t_unit:N"
-    )
-    return _spec(alt.layer(bar, rule, label, height=alt.Step(28)))
 
 
 def templates(backends: list[str]) -> dict[str, Json]:
-    """Every template of the page by name."""
+    """Returns every template of the page by name."""
+    by_backend = (bandwidth, latency, spread, distribution, bars, efficiency)
     return {
         "heat": heat(),
-        "bandwidth": curve("bandwidth", backends),
-        "latency": curve("latency", backends),
         "sol": grid("sol"),
         "cv": grid("cv"),
-        "spread": spread(backends),
-        "distribution": distribution(backends),
-        "bars": bars(backends),
-        "efficiency": efficiency(backends),
+        **{make.__name__: make(backends) for make in by_backend},
     }

@@ -1,15 +1,83 @@
-"""How it was measured and what the words mean: the same text in the page and in the Markdown."""
+"""Holds the prose of the report: what each section shows, how it was measured, and what the words mean."""
 
 from __future__ import annotations
 
 import itertools
 
-from unisono.records import stats, text, vocabulary
+from unisono.records import stats
 
+from . import payload
 from .model import Model
 
-# A term on a line of its own, its explanation below it, an empty line between two.
-_TEXT = """
+# The anchor of a section or a term on a line of its own, its words below it, an empty line between two.
+_SECTIONS = """
+speedup
+Median time of the best peer over that of {subject}, for each collective and size, with {subject}'s own
+median. ≈ in front: neither is confidently the faster.
+
+bandwidth
+Bus bandwidth over message size; the band is the {confidence:.0f} % interval of the median, the dashed line
+the measured ceiling where the run has one.
+
+latency
+Median time per call over message size, both axes logarithmic, with the band of its {confidence:.0f} %
+interval.
+
+percentiles
+Of the samples of each result in the selection. {few}
+
+distribution
+All samples of one case: box plot (quartiles, median, whiskers to the last sample within 1.5 quartile
+distances, the rest as points) and cumulative share.
+
+points
+The curve and the points show {points} samples of each result, evenly spaced in rank, minimum and maximum
+included; box and whiskers come from all of them.
+
+stability
+Coefficient of variation of the samples of each result.
+
+spread
+Minimum to maximum (thin) and quartiles (thick) of the samples over their median, for at most ten sizes.
+
+sol
+Bus bandwidth as a share of the ceiling that the same run measured. A result in a cache can exceed a memory
+copy.
+
+links
+What the links between the GPUs carry, measured by one process that drives all of them: the time of the
+slowest GPU, from a common start. {matrix}
+
+pairs
+Ping-pong of each pair of ranks alone: half a round trip at the smallest size, bandwidth of one direction at
+the largest. {matrix}
+
+scaling
+Efficiency against the fewest ranks measured, with the {confidence:.0f} % intervals of both times as a band.
+At 100 % a call takes as long (weak: every rank brings the same bytes), or its time falls as the ranks grow
+(strong: all ranks together bring the same bytes).
+
+line rate
+Bus bandwidth counts the blocks for all other ranks. The line rate is that of a rank's NIC, as its provider
+states it. Ways that could not run here are under Failures and skips, with the reason.
+
+pair's share
+Bus bandwidth counts the blocks for all other ranks. A pair's share is what one pair of ranks writes alone
+(fabric_pair), divided by the ranks: pairs do not have to share that rate, so that more than 100 % is
+possible. Ways that could not run here are under Failures and skips, with the reason.
+
+largest
+The largest size that ran before the memory was full, and why the next larger one did not.
+
+crossovers
+Sizes at which one library overtakes another, confidently on both sides: an estimate between two neighbouring
+sizes, or the range in which neither is confidently the faster.
+
+results
+Every result of these records, workloads included. Click a heading to sort; words in the box narrow the table
+down.
+"""
+_METHOD = """
 One run, many backends
 All backends of a run use the same buffers under the same clock. The cases are measured in several rounds, in
 a fresh random order each, the backends of a case one right after the other and equally often, so that drift
@@ -25,9 +93,9 @@ length. Every sample is kept in the records. Skew is the median spread of the ra
 Sample on GPUs
 In graph mode one run of a CUDA graph of calls, between two events and divided by the calls; in events mode
 one call between two events. Before either, all GPUs wait for one word of host memory that is written when
-every rank has queued its work: launches are not in the time, no library takes part in the start, and the
-GPUs start within about a microsecond. In latency mode a call is timed by the host clock until the stream is
-done, in throughput mode a queue of calls. Warm-up calls come first, and a graph is captured once.
+every rank has queued its work: launches are not in the time, no library takes part in the start, and the GPUs
+start within about a microsecond. In latency mode a call is timed by the host clock until the stream is done,
+in throughput mode a queue of calls. Warm-up calls come first, and a graph is captured once.
 
 Same buffers
 On GPUs nccl runs on the buffers of unisono, plain and symmetric. nccl-windows and torch-symm take only memory
@@ -64,25 +132,25 @@ however little, where the ratio of the upper end of any peer's interval to the l
 is. A run that was cut short does not pass.
 
 Speed-up
-Median time of the best peer over the median time of {subject} in the same case: above 1, {subject} is
-faster. The best peer is the other library with the smallest median in that very case. Ratios are summarised
-by their geometric mean only, and the absolute times stand beside them.
+Median time of the best peer over the median time of {subject} in the same case: above 1, {subject} is faster.
+The best peer is the other library with the smallest median in that very case. Ratios are summarised by their
+geometric mean only, and the absolute times stand beside them.
 
 algbw, busbw
-algbw is bytes over the median time, where bytes is the larger buffer of the call, as in nccl-tests. busbw
-is algbw times a factor that makes it comparable with the speed of the hardware whatever the number of
-ranks: the table below, from nccl-tests' doc/PERFORMANCE.md and sources. GB/s is 1e9 bytes per second; sizes
-are powers of 1024.
+algbw is bytes over the median time, where bytes is the larger buffer of the call, as in nccl-tests. busbw is
+algbw times a factor that makes it comparable with the speed of the hardware whatever the number of ranks: the
+table below, from nccl-tests' doc/PERFORMANCE.md and sources. GB/s is 1e9 bytes per second; sizes are powers
+of 1024.
 
 SoL
-Speed of light: busbw over the ceiling of its row, a limit of the hardware measured in the same run. On a
-CPU that is copy_all_threads divided by the ranks that work, 2 of a pair alone; data that stays in a cache
-can exceed it. On GPUs it is ring: what leaves each GPU when every one sends to the next, by the fastest of
-copy engine, loads, stores and bulk copies. Where an all_reduce quantises (unisono:fp8, unisono:int8), busbw
-counts elements as they lie in memory, SoL what travels: the bits an element that stand beside the
-algorithm. With --fabric the ceiling is the line rate of a rank's NIC where the provider states one, else
-fabric_pair (one rank writes to one other, alone) divided by the ranks: pairs do not have to share that rate,
-so that SoL may exceed 100 %.
+Speed of light: busbw over the ceiling of its row, a limit of the hardware measured in the same run. On a CPU
+that is copy_all_threads divided by the ranks that work, 2 of a pair alone; data that stays in a cache can
+exceed it. On GPUs it is ring: what leaves each GPU when every one sends to the next, by the fastest of copy
+engine, loads, stores and bulk copies. Where an all_reduce quantises (unisono:fp8, unisono:int8), busbw counts
+elements as they lie in memory, SoL what travels: the bits an element that stand beside the algorithm. With
+--fabric the ceiling is the line rate of a rank's NIC where the provider states one, else fabric_pair (one
+rank writes to one other, alone) divided by the ranks: pairs do not have to share that rate, so that SoL may
+exceed 100 %.
 
 Percentiles
 p95 and p99 are shown only where their own exact {confidence:.0f} % interval exists, from {p95} and {p99}
@@ -93,9 +161,9 @@ The coefficient of variation: standard deviation over mean of a result's samples
 those of all samples; none is discarded.
 
 Crossover
-Of two libraries one is confidently the faster at one size, the other at the next one where that can be
-said. Where the two sizes are neighbours the estimate is where the curves meet, interpolated on logarithmic
-axes; where sizes lie between at which neither is confidently the faster, only their range is named.
+Of two libraries one is confidently the faster at one size, the other at the next one where that can be said.
+Where the two sizes are neighbours the estimate is where the curves meet, interpolated on logarithmic axes;
+where sizes lie between at which neither is confidently the faster, only their range is named.
 
 Ping-pong
 Half round trip: the first rank sends, the second answers with as many bytes; the time is half of that, so
@@ -124,36 +192,36 @@ intervals, which is wider than 95 %. Best of each takes the fastest backend for 
 """
 
 
-def factors(model: Model) -> list[tuple[str, str, str]]:
-    """Of each collective measured: name, the factor as a formula in n ranks, and its value at each number of
-    ranks."""
-    ranks = sorted({row.key.case.ranks for row in model.all_rows})
-    names = {row.key.case.collective for row in model.all_rows}
-    found = []
-    for name in (n for n in vocabulary.KNOWN if n in names):
-        values = (f"{text.digits(vocabulary.bus_factor(name, n))} ({text.count(n, 'rank')})" for n in ranks)
-        found.append((name, vocabulary.KNOWN[name].formula, ", ".join(values)))
-    return found
-
-
 def _least(quantile: float) -> int:
-    """How many samples carry an exact interval of that quantile."""
+    """Returns how many samples carry an exact interval of that quantile."""
     return next(count for count in itertools.count(1) if stats.ranks_of(count, quantile))
 
 
 def few() -> str:
-    """What a dash in place of a percentile means."""
+    """Says what a dash in place of a percentile means."""
     return f"A dash: so few samples carry no such percentile (p95 needs {_least(0.95)}, p99 {_least(0.99)})."
 
 
-def paragraphs(model: Model) -> list[tuple[str, str]]:
-    """Term and explanation."""
+def _filled(model: Model, prose: str) -> list[tuple[str, str]]:
     values = {
         "confidence": 100 * stats.CONFIDENCE,
         "least": stats.MIN_SAMPLES,
         "p95": _least(0.95),
         "p99": _least(0.99),
+        "few": few(),
         "subject": model.subject or "the subject",
+        "points": payload.points_per_result(len(model.all_rows)),
+        "matrix": "Rows send, columns receive; the colour says how much worse a pair is than the best one.",
     }
-    split = (block.split("\n", 1) for block in _TEXT.strip().split("\n\n"))
+    split = (block.split("\n", 1) for block in prose.strip().split("\n\n"))
     return [(term, " ".join(words.split()).format(**values)) for term, words in split]
+
+
+def method(model: Model) -> list[tuple[str, str]]:
+    """Returns terms with their explanations."""
+    return _filled(model, _METHOD)
+
+
+def of_sections(model: Model) -> dict[str, str]:
+    """Returns the words of each section by its anchor."""
+    return dict(_filled(model, _SECTIONS))
