@@ -154,7 +154,8 @@ def test_the_data_block_is_what_the_charts_need(built: dict[str, Path]) -> None:
     assert found["backends"] == ["unisono", "gloo", "mpi"]
     assert len(found["results"]["rows"]) == len(data.sweep()) + 2
     assert len(found["samples"]) == len(found["results"]["rows"])
-    assert len(found["costs"][0]) == 3  # unisono, mpi and the best of each
+    (bars,) = found["panels"]["workload-0"]
+    assert len(bars["rows"]) == 3  # unisono, mpi and the best of each
 
 
 def test_markdown_has_the_same_content(built: dict[str, Path]) -> None:

@@ -114,7 +114,7 @@ def test_page_and_twin_show_it_all(built: Path) -> None:
         assert f'<section id="{section}">' in page
         assert f"## {section.capitalize()}" in twin
     assert '<td class="v7">2.00</td>' in page
-    assert 'data-of="weak"' in page
+    assert 'id="efficiency-weak"' in page
     plain = twin.replace("\\", "")
     for words in (
         "pingpong, half round trip 8 B f32",

@@ -92,7 +92,7 @@ class Scale:
 @dataclass(frozen=True)
 class Chart:
     """What the page's script draws in the element `id`. The twin shows the pictures instead whose name is
-    `picture`, or begins with it and an underscore. `of` says which of several charts it is."""
+    `picture`, or begins with it and an underscore. `of` names the template of payload.panels."""
 
     id: str
     style: str = ""

@@ -71,6 +71,7 @@ def render(model: Model) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    outlines = [theme.SHAPES[shape] for shape in theme.shapes(model.backends)]
     environment.globals.update(bar=_bar, verdicts=blocks.VERDICTS, steps=theme.steps_in_words)
     environment.filters["kind"] = lambda block: type(block).__name__
     return environment.from_string(_asset("template.html")).render(
@@ -79,4 +80,5 @@ def render(model: Model) -> str:
         scripts=[Markup(script) for script in scripts],
         data=script_json({**payload.page(model), "specs": charts.templates(model.backends)}),
         sections=sections.sections(model),
+        legend=list(zip(model.backends, outlines, theme.colours(model.backends), strict=True)),
     )

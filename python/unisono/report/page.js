@@ -99,24 +99,6 @@ function table(parent, { same, columns: used }, rowsOf) {
 }
 
 // --- selection ----------------------------------------------------------------------------------------------------
-const SYMBOLS = {
-  circle: "M5 1a4 4 0 1 0 .01 0z", square: "M1.5 1.5h7v7h-7z", "triangle-up": "M5 1l4.4 8H.6z", diamond: "M5 .5L9.5 5 5 9.5.5 5z",
-  cross: "M3.5 1h3v2.5H9v3H6.5V9h-3V6.5H1v-3h2.5z", "triangle-down": "M5 9L.6 1h8.8z", stroke: "M0 4h10v2H0z", "triangle-right": "M9 5L1 9.4V.6z",
-};
-function legend() {
-  const space = "http://www.w3.org/2000/svg";
-  data.backends.forEach((name, i) => {
-    const icon = document.createElementNS(space, "svg");
-    icon.setAttribute("width", "10");
-    icon.setAttribute("height", "10");
-    const path = document.createElementNS(space, "path");
-    path.setAttribute("d", SYMBOLS[data.shapes[i]]);
-    path.setAttribute("fill", data.colours[i]);
-    icon.append(path);
-    byId("legend").append(make("span", {}, icon, name));
-  });
-}
-
 let refills = [];
 function filters() {
   const shown = data.dimensions.filter((d) => d.values.length > 1);
@@ -157,21 +139,14 @@ function contents() {
 }
 
 async function start() {
-  legend();
   filters();
   contents();
   refills = [table(byId("percentile-table"), data.tables.percentiles, () => sweep.filter((row) => fits(row, selection)))];
   table(byId("result-table"), data.tables.results, () => results);
   const jobs = drawSelection();
-  for (const element of document.querySelectorAll("[data-chart=bars]")) {
-    const plot = make("div", { className: "plot" });
-    element.append(plot);
-    jobs.push(draw(plot, "bars", data.costs[Number(element.dataset.of)]));
-  }
-  for (const element of document.querySelectorAll("[data-chart=efficiency]")) {
-    for (const panel of data.efficiency.filter(({ kind }) => kind === element.dataset.of)) {
-      const plot = figure(element, panel.title, panel.detail);
-      jobs.push(draw(plot, "efficiency", panel.rows, (spec) => Object.assign(spec, { height: 190 })));
+  for (const element of document.querySelectorAll("[data-of]")) {
+    for (const { title, detail, rows, ...size } of data.panels[element.id]) {
+      jobs.push(draw(figure(element, title, detail), element.dataset.of, rows, (spec) => Object.assign(spec, size)));
     }
   }
   await Promise.all(jobs);

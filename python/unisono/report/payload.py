@@ -12,7 +12,7 @@ from unisono.records import Case, Result, text
 from unisono.records.vocabulary import DTYPES, pair_name, title
 
 from . import theme
-from .analysis import Efficiency, WorkloadCost, efficiencies, group_by, workload_costs
+from .analysis import Efficiency, Point, WorkloadCost, efficiencies, group_by, workload_costs
 from .model import Key, Model, Pair, Row, pairs
 
 # What a reader selects on the page. A row without such a property (the op of a broadcast) fits every choice.
@@ -291,45 +291,54 @@ def _in_sweep(model: Model, case: Case) -> bool:
 
 def costs(cost: WorkloadCost) -> list[Json]:
     """Returns the bars of a workload's chart."""
+    measured = [(item.backend, item.unit) for item in cost.costs if item.unit is not None]
     return [
         {
-            "backend": item.backend,
-            "unit": item.unit.median,
-            "unit_low": item.unit.low,
-            "unit_high": item.unit.high,
-            "t_unit": text.time(item.unit.median),
+            "backend": name,
+            "unit": i.median,
+            "unit_low": i.low,
+            "unit_high": i.high,
+            "t_unit": text.time(i.median),
         }
-        for item in cost.costs
-        if item.unit is not None
+        for name, i in measured
     ]
 
 
 def efficiency_panels(found: list[Efficiency]) -> list[Json]:
     """Returns a panel for each case of a scaling, with the curves of all backends."""
-    panels = []
-    for where, members in group_by(found, lambda one: one.where).items():
-        rows = [
-            {
-                "backend": one.backend,
-                "ranks": point.row.key.case.ranks,
-                "value": _round(point.efficiency.median),
-                "low": _round(point.efficiency.low),
-                "high": _round(point.efficiency.high),
-                "t_value": text.percent(point.efficiency.median),
-                "t_median": text.time(point.row.interval.median),
-                "t_busbw": text.gbps(point.row.result.busbw_gbps),
-            }
-            for one in members
-            for point in one.points
-        ]
-        case, first = where.case, members[0]
-        head = {
-            "kind": first.kind,
-            "bytes": first.bytes,
-            "detail": f"{case.mode}, {case.memory}, {case.dtype}",
+    return [
+        {
+            "title": f"{title(where.case)}, {text.size(members[0].bytes)}",
+            "detail": f"{where.case.mode}, {where.case.memory}, {where.case.dtype}",
+            "rows": [_point(one.backend, point) for one in members for point in one.points],
         }
-        panels.append({**head, "title": f"{title(case)}, {text.size(first.bytes)}", "rows": rows})
-    return panels
+        for where, members in group_by(found, lambda one: one.where).items()
+    ]
+
+
+def _point(backend: str, point: Point) -> Json:
+    row, efficiency = point.row, point.efficiency
+    return {
+        "backend": backend,
+        "ranks": row.key.case.ranks,
+        "value": _round(efficiency.median),
+        "low": _round(efficiency.low),
+        "high": _round(efficiency.high),
+        "t_value": text.percent(efficiency.median),
+        "t_median": text.time(row.interval.median),
+        "t_busbw": text.gbps(row.result.busbw_gbps),
+    }
+
+
+def panels(model: Model) -> Json:
+    """Returns the panels of charts that do not depend on the selection, by the element that shows them."""
+    found = {
+        f"workload-{number}": [{"title": f"Time per {cost.workload.unit}", "detail": "", "rows": costs(cost)}]
+        for number, cost in enumerate(workload_costs(model))
+    }
+    for kind, curves in group_by(efficiencies(model), lambda one: one.kind).items():
+        found[f"efficiency-{kind}"] = [panel | {"height": 190} for panel in efficiency_panels(curves)]
+    return found
 
 
 def points_per_result(results: int) -> int:
@@ -383,15 +392,12 @@ def page(model: Model) -> Json:
     limit = points_per_result(len(rows))
     return {
         "backends": model.backends,
-        "colours": theme.colours(model.backends),
-        "shapes": theme.shapes(model.backends),
         "dimensions": dimensions([row for row in rows if row["id"] in sweep]),
         "tables": {"results": columns_of(rows), "percentiles": columns_of(rows, PERCENTILES)},
         "results": table(rows),
         "sweep": sorted(sweep),
         "heat": table(heat(model)),
-        "costs": [costs(cost) for cost in workload_costs(model)],
-        "efficiency": efficiency_panels(efficiencies(model)),
+        "panels": panels(model),
         "samples": [order_statistics(row, limit) for row in model.all_rows],
         "config": theme.config(),
     }

@@ -142,8 +142,8 @@ def _panels(model: Model, rows: list[Json], name: str) -> Json | None:
 def _ticks(panel: Json, rows: list[Json], times: list[float]) -> Json:
     """Sets ticks at sizes that were measured, at most six; over less than a decade of times, Vega's own."""
     sizes = sorted({row["column"] for row in rows})
-    for layer in panel["layer"]:
-        x, y = layer["encoding"].get("x", {}), layer["encoding"].get("y", {})
+    for part in _parts(panel):
+        x, y = (part["encoding"].get(axis, {}) for axis in ("x", "y"))
         if x.get("field") == "column":
             x["axis"]["values"] = sizes[:: -(-len(sizes) // 6)]
         if max(times) < 10 * min(times) and y.get("axis"):
@@ -181,7 +181,7 @@ def _grid(model: Model, rows: list[Json], name: str) -> Json | None:
     rows, where = _chosen(model, rows, mode)
     rows = [row for row in rows if row[metric] is not None]
     width = _CELL_WIDTH * len({row["column"] for row in rows})
-    return _figure(title, where, [_panel(charts.grid(metric), rows, "", width=width)] if rows else [], 1)
+    return _figure(title, where, [_panel(charts.shares(metric), rows, "", width=width)] if rows else [], 1)
 
 
 def _distribution(model: Model, rows: list[Json]) -> Json | None:
@@ -241,11 +241,12 @@ def _matrices(title: str, found: list[Table]) -> Json | None:
 
 def _efficiency(model: Model, kind: str) -> Json | None:
     """Returns a panel for each collective and size, the sizes of a collective in a row if there are few."""
-    found = [p for p in payload.efficiency_panels(analysis.efficiencies(model)) if p["kind"] == kind]
+    curves = [one for one in analysis.efficiencies(model) if one.kind == kind]
+    found = payload.efficiency_panels(curves)
     template = charts.efficiency(model.backends, legend=True)
     panels = [_panel(template, one["rows"], one["title"], **_PANEL) for one in found]
     details = text.listing(list(dict.fromkeys(one["detail"] for one in found)))
-    sizes = len({one["bytes"] for one in found})
+    sizes = len({one.bytes for one in curves})
     title = f"{kind.capitalize()} scaling: efficiency against the fewest ranks"
     return _figure(title, details, panels, sizes if 2 <= sizes <= 4 else 3)
 

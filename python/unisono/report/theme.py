@@ -13,13 +13,19 @@ from unisono.records import text
 FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 # Known backends have a fixed colour and shape; others take what is left, in order.
-_KNOWN = {
-    name: number
-    for number, name in enumerate(
-        ("unisono", "mpi", "gloo", "nccl", "nccl-windows", "torch-symm:one_shot", "torch-symm:two_shot")
-    )
+_NAMES = "unisono mpi gloo nccl nccl-windows torch-symm:one_shot torch-symm:two_shot"
+_KNOWN = {name: number for number, name in enumerate(_NAMES.split())}
+# The symbols of Vega that the series have, and their outlines in the page's legend.
+SHAPES = {
+    "circle": "M5 1a4 4 0 1 0 .01 0z",
+    "square": "M1.5 1.5h7v7h-7z",
+    "triangle-up": "M5 1l4.4 8H.6z",
+    "diamond": "M5 .5L9.5 5 5 9.5.5 5z",
+    "cross": "M3.5 1h3v2.5H9v3H6.5V9h-3V6.5H1v-3h2.5z",
+    "triangle-down": "M5 9L.6 1h8.8z",
+    "stroke": "M0 4h10v2H0z",
+    "triangle-right": "M9 5L1 9.4V.6z",
 }
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "stroke", "triangle-right")
 
 # (light, dark); every pair keeps its text readable at 4.5:1 or its mark at 3:1 on the surface.
 _SERIES = (
@@ -102,19 +108,17 @@ def series(backends: list[str]) -> dict[str, int]:
     free = [i for i in range(len(_SERIES)) if i not in chosen.values()]
     for i, name in enumerate(name for name in backends if name not in chosen):
         chosen[name] = free[i] if i < len(free) else i % len(_SERIES)
-    return chosen
+    return {name: chosen[name] for name in backends}
 
 
 def colours(backends: list[str]) -> list[str]:
     """Returns the CSS colour of each backend."""
-    chosen = series(backends)
-    return [f"var(--s{chosen[name]})" for name in backends]
+    return [f"var(--s{number})" for number in series(backends).values()]
 
 
 def shapes(backends: list[str]) -> list[str]:
     """Returns the symbol of each backend, so that colour is not the only difference."""
-    chosen = series(backends)
-    return [SHAPES[chosen[name]] for name in backends]
+    return [list(SHAPES)[number] for number in series(backends).values()]
 
 
 def steps_in_words(name: str) -> list[str]:
