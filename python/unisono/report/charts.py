@@ -249,12 +249,12 @@ def bars(backends: list[str]) -> Json:
     domain = [*backends, analysis.BEST_OF_EACH]
     scale = {"domain": domain, "range": [*theme.colours(backends), _MUTED]}
     axis = {"labelExpr": _TIME_LABEL, "title": None, "tickCount": 6}
-    x, colour = _num("unit", axis=axis, scale={"zero": True}), _name("backend", scale=scale, legend=None)
+    x, colour = _num("value", axis=axis, scale={"zero": True}), _name("backend", scale=scale, legend=None)
     words = {"align": "left", "dx": 6, "color": _INK, "fontSize": 11}
     parts = [
         _part("bar", {"height": 16, "cornerRadius": 2}, x=x, color=colour),
-        _part("rule", {"color": _INK, "strokeWidth": 1.4}, x=_num("unit_low"), x2=_end("unit_high")),
-        _part("text", words, x=_num("unit_high"), text=_name("t_unit")),
+        _part("rule", {"color": _INK, "strokeWidth": 1.4}, x=_num("low"), x2=_end("high")),
+        _part("text", words, x=_num("high"), text=_name("t_value")),
     ]
     return _layers(parts, {"y": _name("backend", sort=domain, axis=_LARGE_NAMES)}, height={"step": 28})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -15,6 +16,7 @@ from unisono.records.vocabulary import case_text
 from . import markdown, terminal
 from .blocks import Block, Cell, Items, Text, left, right, table
 from .model import Model, Row, load
+from .tables import timed
 
 _STYLES = {Verdict.SLOWER: "red", Verdict.FASTER: "green", Verdict.UNCLEAR: "yellow", Verdict.SAME: "dim"}
 
@@ -132,10 +134,8 @@ def _blocks(comparison: Comparison, everything: bool) -> list[Block]:
         left("Verdict", lambda change: Cell(change.verdict, _STYLES[change.verdict])),
         left("Backend", lambda change: change.b.backend),
         left("Case", lambda change: _case(change.b)),
-        right("A", lambda change: text.time(change.a.interval.median)),
-        right("A 95 %", lambda change: text.span(change.a.interval.low, change.a.interval.high)),
-        right("B", lambda change: text.time(change.b.interval.median)),
-        right("B 95 %", lambda change: text.span(change.b.interval.low, change.b.interval.high)),
+        *timed("A", "A 95 %", attrgetter("a.interval")),
+        *timed("B", "B 95 %", attrgetter("b.interval")),
         right("A / B", lambda change: text.ratio(change.ratio)),
     )
     blocks: list[Block] = [Text(comparison.summary(), "bold"), Items("", comparison.notes, "yellow")]

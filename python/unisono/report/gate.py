@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -13,7 +14,7 @@ from unisono.records.vocabulary import case_text
 from . import markdown, terminal
 from .blocks import Block, Items, Text, left, right, table
 from .model import Pair, Row, load, pairs
-from .tables import failure_text
+from .tables import failure_text, timed
 
 
 @dataclass
@@ -160,11 +161,9 @@ def _blocks(result: GateResult) -> list[Block]:
         right("Ratio", lambda pair: f"{pair.ratio:.3f}×"),  # noqa: RUF001  (a thousandth below 1 counts)
         right("At best", lambda pair: f"{pair.high:.3f}×"),  # noqa: RUF001
         left("Case", lambda pair: case_text(pair.own.key.case, pair.own.key.workload)),
-        right("Own", lambda pair: text.time(pair.own.interval.median)),
-        right("Own 95 %", lambda pair: text.span(pair.own.interval.low, pair.own.interval.high)),
+        *timed("Own", "Own 95 %", attrgetter("own.interval")),
         left("Peer", lambda pair: pair.peer.backend),
-        right("Peer time", lambda pair: text.time(pair.peer.interval.median)),
-        right("Peer 95 %", lambda pair: text.span(pair.peer.interval.low, pair.peer.interval.high)),
+        *timed("Peer time", "Peer 95 %", attrgetter("peer.interval")),
     )
     blocks += [grid] if result.below else []
     failures = [f"failed: {failure_text(failure)}" for failure in result.failures]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from unisono.records import Case, Result, text
+from unisono.records.stats import Interval
 from unisono.records.vocabulary import DTYPES, pair_name, title
 
 from . import theme
@@ -16,28 +17,13 @@ from .analysis import Efficiency, Point, WorkloadCost, efficiencies, group_by, w
 from .model import Key, Model, Pair, Row, pairs
 
 # What a reader selects on the page. A row without such a property (the op of a broadcast) fits every choice.
-DIMENSIONS = {
-    "machine": "Machine",
-    "ranks": "Ranks",
-    "mode": "Mode",
-    "device": "Device",
-    "processes": "Processes",
-    "memory": "Memory",
-    "placement": "Placement",
-    "pair": "Pair",
-    "scaling": "Scaling",
-    "dtype": "Type",
-    "op": "Op",
-    "root": "Root",
-}
+_NAMES = "machine ranks mode device processes memory placement pair scaling dtype op root"
+DIMENSIONS = {name: name.capitalize() for name in _NAMES.split()} | {"dtype": "Type"}
 # The columns of all results with their headings, in order.
 COLUMNS = {
-    "collective": "Collective",
-    "size": "Size",
+    **{name: name.capitalize() for name in ("collective", "size")},
     **DIMENSIONS,
-    "workload": "Workload",
-    "backend": "Backend",
-    "algorithm": "Algorithm",
+    **{name: name.capitalize() for name in ("workload", "backend", "algorithm")},
     "t_median": "Median",
     "t_interval": "95 % interval",
     "t_min": "Minimum",
@@ -264,23 +250,18 @@ def _heat_cell(model: Model, key: Key, cell: str, own: str, pair: Pair | None) -
 def heat(model: Model) -> list[Json]:
     """Returns the cells of the heatmap. `≈` before a ratio: the verdict is neither FASTER nor SLOWER."""
     matched, alone, _ = pairs(model.rows, model.subject)
-    columns = shared_columns(model.all_rows)
-    cells = []
+    found: dict[Key, tuple[str, str, Pair | None]] = {}
+    for machine, failure in model.failures:
+        if failure.backend == model.subject and _in_sweep(model, failure.case):
+            found[Key(machine, None, failure.case)] = "failed", "", None
+    for row in alone:
+        found[row.key] = "no peer", text.time(row.interval.median), None
     for pair in matched:
         mark = "" if pair.verdict in ("FASTER", "SLOWER") else "≈"
-        own = text.time(pair.own.interval.median)
-        cells.append(
-            (pair.own.key, _heat_cell(model, pair.own.key, mark + text.ratio(pair.ratio), own, pair))
-        )
-    for row in alone:
-        cells.append((row.key, _heat_cell(model, row.key, "no peer", text.time(row.interval.median), None)))
-    known = {key for key, _ in cells}
-    for machine, failure in model.failures:
-        key = Key(machine, None, failure.case)
-        if failure.backend == model.subject and key not in known and _in_sweep(model, failure.case):
-            cells.append((key, _heat_cell(model, key, "failed", "", None)))
-            known.add(key)
-    return [cell | _column(key, columns) for key, cell in sorted(cells, key=lambda item: item[0].order())]
+        found[pair.own.key] = mark + text.ratio(pair.ratio), text.time(pair.own.interval.median), pair
+    columns = shared_columns(model.all_rows)
+    keys = sorted(found, key=Key.order)
+    return [_heat_cell(model, key, *found[key]) | _column(key, columns) for key in keys]
 
 
 def _in_sweep(model: Model, case: Case) -> bool:
@@ -291,17 +272,13 @@ def _in_sweep(model: Model, case: Case) -> bool:
 
 def costs(cost: WorkloadCost) -> list[Json]:
     """Returns the bars of a workload's chart."""
-    measured = [(item.backend, item.unit) for item in cost.costs if item.unit is not None]
-    return [
-        {
-            "backend": name,
-            "unit": i.median,
-            "unit_low": i.low,
-            "unit_high": i.high,
-            "t_unit": text.time(i.median),
-        }
-        for name, i in measured
-    ]
+    found = [(cost.backend, cost.unit) for cost in cost.costs if cost.unit is not None]
+    return [{"backend": name, **_interval(unit), "t_value": text.time(unit.median)} for name, unit in found]
+
+
+def _interval(interval: Interval) -> Json:
+    ends = {"value": interval.median, "low": interval.low, "high": interval.high}
+    return {name: _round(value) for name, value in ends.items()}
 
 
 def efficiency_panels(found: list[Efficiency]) -> list[Json]:
@@ -321,9 +298,7 @@ def _point(backend: str, point: Point) -> Json:
     return {
         "backend": backend,
         "ranks": row.key.case.ranks,
-        "value": _round(efficiency.median),
-        "low": _round(efficiency.low),
-        "high": _round(efficiency.high),
+        **_interval(efficiency),
         "t_value": text.percent(efficiency.median),
         "t_median": text.time(row.interval.median),
         "t_busbw": text.gbps(row.result.busbw_gbps),

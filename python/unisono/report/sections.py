@@ -229,9 +229,8 @@ def _scaling(model: Model) -> list[Block]:
 
 
 def _fabric(model: Model) -> list[Block]:
-    share = "line rate" if studies.has_line_rate(model) else "pair's share"
     table = studies.fabric(model)
-    return [Text(words.of_sections(model)[share]), table] if table.rows else []
+    return [table] if table.rows else []
 
 
 def _largest(model: Model) -> list[Block]:

@@ -6,11 +6,12 @@ import bisect
 import functools
 import statistics
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from unisono.records import Largest, Link, text
 from unisono.records.vocabulary import DTYPES, title
 
-from . import analysis, theme
+from . import analysis, tables, theme
 from .analysis import group_by
 from .blocks import Cell, Table, left, right, table
 from .model import Model, Row
@@ -211,8 +212,7 @@ def fabric(model: Model) -> Table:
             "Of the line rate" if has_line_rate(model) else "Of a pair's share",
             lambda row: text.percent(row.result.sol),
         ),
-        right("Latency", lambda row: text.time(row.interval.median)),
-        right("95 % interval", lambda row: text.span(row.interval.low, row.interval.high)),
+        *tables.timed("Latency", "95 % interval", attrgetter("interval")),
     )
 
 

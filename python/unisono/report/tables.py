@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 from unisono.records import Case, Ceiling, Failure, Run, Skip, text, vocabulary
 from unisono.records.stats import Interval, Verdict
@@ -11,8 +12,23 @@ from unisono.records.vocabulary import case_text, title
 
 from . import analysis, payload
 from .analysis import Cost, Headline, WorkloadCost, group_by
-from .blocks import VERDICTS, Cell, Table, Tally, left, right, table
+from .blocks import VERDICTS, Cell, Column, T, Table, Tally, left, right, table
 from .model import Model, Pair, Source
+
+
+def timed(
+    title: str, interval_title: str, interval: Callable[[T], Interval | None]
+) -> tuple[Column[T], Column[T]]:
+    """Returns a column of medians and one of their intervals."""
+
+    def cell(item: T, words: Callable[[Interval], str]) -> str:
+        found = interval(item)
+        return words(found) if found else text.MISSING
+
+    return (
+        right(title, lambda item: cell(item, lambda i: text.time(i.median))),
+        right(interval_title, lambda item: cell(item, lambda i: text.span(i.low, i.high))),
+    )
 
 
 def failure_text(failure: Failure) -> str:
@@ -23,9 +39,13 @@ def failure_text(failure: Failure) -> str:
 def pair_text(pair: Pair) -> str:
     """Returns a ratio with its case and times: `2.10× at all_reduce 4 KiB f32 sum, 2 ranks, latency, plain
     (6.20 µs, mpi 13.0 µs)`."""  # noqa: RUF002
-    own, peer = pair.own, pair.peer
-    times = f"{text.time(own.interval.median)}, {peer.backend} {text.time(peer.interval.median)}"
-    return f"{text.ratio(pair.ratio)} at {case_text(own.key.case, own.key.workload)} ({times})"
+    key = pair.own.key
+    return f"{text.ratio(pair.ratio)} at {case_text(key.case, key.workload)} ({_times(pair)})"
+
+
+def _times(pair: Pair) -> str:
+    own, peer = pair.own.interval, pair.peer.interval
+    return f"{text.time(own.median)}, {pair.peer.backend} {text.time(peer.median)}"
 
 
 def headlines(lines: Sequence[Headline]) -> Table:
@@ -139,25 +159,21 @@ def _name(case: Case) -> str:
 
 
 def _winner(pair: Pair) -> str:
-    own, peer = pair.own, pair.peer
-    times = f"{text.time(own.interval.median)}, {peer.backend} {text.time(peer.interval.median)}"
-    return f"{own.backend}, {text.size(own.key.case.bytes)} ({times})"
+    return f"{pair.own.backend}, {text.size(pair.own.key.case.bytes)} ({_times(pair)})"
 
 
 def workload(cost: WorkloadCost) -> Table:
     """Returns a workload's time per unit and per step on each backend, and what the best of each saves."""
     unit, many = cost.workload.unit, cost.workload.units_per_step
 
-    def measured(words: Callable[[Interval], str]) -> Callable[[Cost], str]:
-        return lambda item: words(item.unit) if item.unit else text.MISSING
+    def whole(item: Cost) -> str:
+        return text.time(item.unit.median * many) if item.unit else text.MISSING
 
-    whole = right(f"{many} {unit}s", measured(lambda i: text.time(i.median * many)))
     return table(
         cost.costs,
         left("Backend", lambda item: item.backend),
-        right(f"Per {unit}", measured(lambda i: text.time(i.median))),
-        right("95 % interval", measured(lambda i: text.span(i.low, i.high))),
-        *([whole] if many > 1 else []),
+        *timed(f"Per {unit}", "95 % interval", attrgetter("unit")),
+        *([right(f"{many} {unit}s", whole)] if many > 1 else []),
         right("Saved by the best of each", lambda item: _saved(cost, item)),
         left("Choice per collective", lambda item: _choices(cost, item)),
     )

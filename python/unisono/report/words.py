@@ -6,7 +6,7 @@ import itertools
 
 from unisono.records import stats
 
-from . import payload
+from . import payload, studies
 from .model import Model
 
 # The anchor of a section or a term on a line of its own, its words below it, an empty line between two.
@@ -57,14 +57,9 @@ Efficiency against the fewest ranks measured, with the {confidence:.0f} % interv
 At 100 % a call takes as long (weak: every rank brings the same bytes), or its time falls as the ranks grow
 (strong: all ranks together bring the same bytes).
 
-line rate
-Bus bandwidth counts the blocks for all other ranks. The line rate is that of a rank's NIC, as its provider
-states it. Ways that could not run here are under Failures and skips, with the reason.
-
-pair's share
-Bus bandwidth counts the blocks for all other ranks. A pair's share is what one pair of ranks writes alone
-(fabric_pair), divided by the ranks: pairs do not have to share that rate, so that more than 100 % is
-possible. Ways that could not run here are under Failures and skips, with the reason.
+fabric
+Bus bandwidth counts the blocks for all other ranks. {share} Ways that could not run here are under Failures
+and skips, with the reason.
 
 largest
 The largest size that ran before the memory was full, and why the next larger one did not.
@@ -79,116 +74,116 @@ down.
 """
 _METHOD = """
 One run, many backends
-All backends of a run use the same buffers under the same clock. The cases are measured in several rounds, in
-a fresh random order each, the backends of a case one right after the other and equally often, so that drift
-of the machine reaches all alike.
+All backends of a run use the same buffers and the same clock. The run measures its cases in several rounds,
+in a fresh random order each. The backends of a case follow each other directly and equally often, so that
+drift of the machine reaches all alike.
 
 Sample
-The time of one iteration, from the first rank's start to the last one's end; between machines, whose clocks
-differ, and in records of a schema before 1.4, the longest of the ranks' own times, which is less where ranks
-share a core and start apart. In latency mode the ranks meet at a barrier, which is not timed, and each call
-is completed before the next; in throughput mode a queue of calls is timed as a whole and divided by its
-length. Every sample is kept in the records. Skew is the median spread of the ranks' start times.
+The time of one iteration, from the first rank's start to the last rank's end. The clocks of several machines
+differ: there, and in records of a schema before 1.4, a sample is the longest of the ranks' own times. The
+longest own time is less if ranks share a core and start apart. In latency mode the ranks meet at a barrier,
+which is not timed, and complete each call before the next. In throughput mode a queue of calls is timed as a
+whole and divided by its length. The records keep every sample. Skew is the median spread of the ranks' start
+times.
 
 Sample on GPUs
-In graph mode one run of a CUDA graph of calls, between two events and divided by the calls; in events mode
-one call between two events. Before either, all GPUs wait for one word of host memory that is written when
-every rank has queued its work: launches are not in the time, no library takes part in the start, and the GPUs
-start within about a microsecond. In latency mode a call is timed by the host clock until the stream is done,
+Graph mode times one run of a CUDA graph of calls between two events, divided by the calls. Events mode times
+one call between two events. Before either, all GPUs wait for one word of host memory, which is written when
+every rank has queued its work. So launches are not in the time, no library takes part in the start, and the
+GPUs start within about a microsecond. In latency mode the host clock times a call until the stream is done,
 in throughput mode a queue of calls. Warm-up calls come first, and a graph is captured once.
 
 Same buffers
 On GPUs nccl runs on the buffers of unisono, plain and symmetric. nccl-windows and torch-symm take only memory
-that they have allocated themselves: their symmetric cases lie in buffers of their own, of the same size and
-alignment, with the same data and the same checks. Multicast through the switch (NVLS) is off for all unless
-the environment below says otherwise. MPI that is not CUDA-aware is staged: the copies to and from pinned host
-memory are part of its time.
+that they have allocated. Their symmetric cases use buffers of their own, of the same size and alignment, with
+the same data and the same checks. Multicast through the switch (NVLS) is off for all unless the environment
+below says otherwise. MPI that is not CUDA-aware is staged: the copies to and from pinned host memory are part
+of its time.
 
 Verified
-Fresh random data with poisoned outputs, checked before and after the timed part: bit by bit where the
-semantics are exact, within the stated bound otherwise. What is checked afterwards is, out of place, what was
-timed: the graph, or the queue of calls. Its calls all read the same input and write the same output, and what
-stands there in the end is compared: a call that does less than its share, or returns before its data has
-arrived, is not seen where another of the queue brings the same bytes in time. The check before is of a single
-call. A barrier leaves no data: before and after, one rank enters a single call of it 20 ms late, and no other
-may leave before. A wrong result is a failure, not a time. What quantises is held to the bound that the
-library states for it.
+Fresh random data and poisoned outputs are checked before and after the timed part: bit by bit if the
+semantics are exact, else within the stated bound. A library that quantises is held to the bound that it
+states. The check before is of a single call. The check after is, out of place, of what was timed: the graph,
+or the queue of calls. All its calls read the same input and write the same output, and the check compares the
+final output. So a call that does less than its share, or returns before its data has arrived, goes unseen if
+another call of the queue brings the same bytes in time. A barrier leaves no data: before and after, one rank
+enters a single call 20 ms late, and no other rank may leave earlier. A wrong result is a failure, not a time.
 
 Median and interval
-The median with its exact nonparametric {confidence:.0f} % interval: two order statistics, whatever the
-distribution. Samples that were taken right after each other are not independent, so the interval is extended
-to that of the medians of the visits in which they were taken, where that reaches further. Below {least}
-samples or visits it is minimum to maximum, which covers less. Converged says that the interval became as
-narrow as was asked before the time ran out.
+The median with its exact nonparametric {confidence:.0f} % interval: two order statistics, for any
+distribution. Samples taken right after each other are not independent. The interval therefore also covers the
+interval of the medians of the visits in which they were taken. Below {least} samples or visits the interval
+is minimum to maximum, which covers less. Converged: the interval became as narrow as was asked before the
+time ran out.
 
 Verdict
-FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: all of both
-intervals lies within 2 % of each other. Otherwise UNCLEAR, as where either result is of fewer than {least}
-visits; no verdict is forced. Of several peers SLOWER than any is SLOWER, and only FASTER than all is FASTER.
+FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: both intervals
+lie within 2 % of each other. UNCLEAR: anything else, also if either result has fewer than {least} visits. No
+verdict is forced. Against several peers, SLOWER than any is SLOWER, and only FASTER than all is FASTER.
 
 Gate
-The command unisono gate has no such tolerance: there a case is confidently below the ratio asked for, by
-however little, where the ratio of the upper end of any peer's interval to the lower end of the backend's own
-is. A run that was cut short does not pass.
+The command unisono gate has no such tolerance. A case is confidently below a ratio if the upper end of any
+peer's interval over the lower end of the backend's own is below the ratio, by however little. A run that was
+cut short does not pass.
 
 Speed-up
-Median time of the best peer over the median time of {subject} in the same case: above 1, {subject} is faster.
-The best peer is the other library with the smallest median in that very case. Ratios are summarised by their
-geometric mean only, and the absolute times stand beside them.
+The median time of the best peer over that of {subject} in the same case: above 1, {subject} is faster. The
+best peer is the other library with the smallest median in that very case. Only the geometric mean sums up
+ratios, and the absolute times stand beside them.
 
 algbw, busbw
-algbw is bytes over the median time, where bytes is the larger buffer of the call, as in nccl-tests. busbw is
-algbw times a factor that makes it comparable with the speed of the hardware whatever the number of ranks: the
-table below, from nccl-tests' doc/PERFORMANCE.md and sources. GB/s is 1e9 bytes per second; sizes are powers
-of 1024.
+algbw is bytes over the median time; bytes is the larger buffer of the call, as in nccl-tests. busbw is algbw
+times a factor that makes it comparable with the speed of the hardware for any number of ranks. The table
+below has the factors, from nccl-tests' doc/PERFORMANCE.md and sources. GB/s is 1e9 bytes per second; sizes
+are powers of 1024.
 
 SoL
-Speed of light: busbw over the ceiling of its row, a limit of the hardware measured in the same run. On a CPU
-that is copy_all_threads divided by the ranks that work, 2 of a pair alone; data that stays in a cache can
-exceed it. On GPUs it is ring: what leaves each GPU when every one sends to the next, by the fastest of copy
-engine, loads, stores and bulk copies. Where an all_reduce quantises (unisono:fp8, unisono:int8), busbw counts
-elements as they lie in memory, SoL what travels: the bits an element that stand beside the algorithm. With
---fabric the ceiling is the line rate of a rank's NIC where the provider states one, else fabric_pair (one
-rank writes to one other, alone) divided by the ranks: pairs do not have to share that rate, so that SoL may
-exceed 100 %.
+Speed of light: busbw over the ceiling, a limit of the hardware that the same run measured. On a CPU the
+ceiling is copy_all_threads divided by the ranks that work (2 for a pair alone). Data that stays in a cache
+can exceed it. On GPUs the ceiling is ring: the bandwidth out of each GPU when every GPU sends to the next, by
+the fastest of copy engine, loads, stores and bulk copies. If an all_reduce quantises (unisono:fp8,
+unisono:int8), busbw counts elements as they lie in memory, and SoL counts the bits on the wire, which stand
+beside the algorithm. With --fabric the ceiling is the line rate of a rank's NIC if the provider states one.
+Else the ceiling is fabric_pair (one rank writes to one other, alone) divided by the ranks. Pairs do not have
+to share that rate, so that SoL may exceed 100 %.
 
 Percentiles
-p95 and p99 are shown only where their own exact {confidence:.0f} % interval exists, from {p95} and {p99}
-samples on; otherwise there is a dash.
+p95 and p99 are shown only if their own exact {confidence:.0f} % interval exists: from {p95} and {p99} samples
+on. Otherwise there is a dash.
 
 Variation
 The coefficient of variation: standard deviation over mean of a result's samples. Minimum and maximum are
 those of all samples; none is discarded.
 
 Crossover
-Of two libraries one is confidently the faster at one size, the other at the next one where that can be said.
-Where the two sizes are neighbours the estimate is where the curves meet, interpolated on logarithmic axes;
-where sizes lie between at which neither is confidently the faster, only their range is named.
+One of two libraries is confidently the faster at one size, the other at the next size at which that can be
+said. Between neighbouring sizes the estimate is the point at which the curves meet, interpolated on
+logarithmic axes. If neither is confidently the faster at sizes in between, only their range is named.
 
 Ping-pong
-Half round trip: the first rank sends, the second answers with as many bytes; the time is half of that, so
-that in throughput mode the round trips follow each other. One way: the first rank sends and the second
-receives, without an answer, so that in throughput mode a library may have several messages under way.
-Bidirectional: both send and receive at once, and bandwidth is that of one direction. Each pair runs alone
-while the other ranks sleep, unless the pair says halves: then all do, rank r with r + n/2.
+Half round trip: the first rank sends, the second answers with as many bytes, and the time is half of that. In
+throughput mode the round trips follow each other. One way: the first rank sends and the second receives,
+without an answer. In throughput mode a library may have several such messages under way. Bidirectional: both
+send and receive at once, and bandwidth is that of one direction. Each pair runs alone while the other ranks
+sleep. The pair halves is all pairs at once, rank r with r + n/2.
 
 Sends and receives
-An all_to_all of that name is built of the library's own sends and receives: MPI's Isend and Irecv of all
-blocks, gloo's likewise, Unisono's batch of them, NCCL's as one group. On a stream per peer each has a
-communicator of its own, and all streams fork from and join the one that is timed.
+An all_to_all of that name consists of the library's own sends and receives: MPI's and gloo's Isend and Irecv
+of all blocks, Unisono's batch of them, NCCL's as one group. On a stream per peer each has a communicator of
+its own, and all streams fork from and join the one that is timed.
 
 Scaling
-With t(n) the median time on n ranks and n0 the fewest ranks measured: weak efficiency is t(n0) / t(n), where
-every rank brings the same bytes on any number of ranks (J. L. Gustafson, Reevaluating Amdahl's law, CACM
-31(5), 1988); strong efficiency is n0 t(n0) / (n t(n)), where all ranks together bring the same bytes, each an
-equal part (G. M. Amdahl, Validity of the single processor approach, AFIPS 1967). On one rank a collective is
-a copy. What a rank brings is its input, in broadcast and scatter the root's. The interval takes the far ends
-of both times. Each library is compared with itself, so that one that is slow on few ranks may look efficient:
+t(n) is the median time on n ranks, n0 the fewest ranks measured. Weak efficiency is t(n0) / t(n); every rank
+brings the same bytes on any number of ranks (J. L. Gustafson, Reevaluating Amdahl's law, CACM 31(5), 1988).
+Strong efficiency is n0 t(n0) / (n t(n)); all ranks together bring the same bytes, each an equal part (G. M.
+Amdahl, Validity of the single processor approach, AFIPS 1967). On one rank a collective is a copy. A rank
+brings its input; in broadcast and scatter only the root brings bytes. The interval takes the far ends of both
+times. Each library is compared with itself, so that a library that is slow on few ranks may look efficient:
 the times stand beside.
 
 Workload
 The time of one unit is the sum of calls times the median at each size. Its interval adds the ends of the
-intervals, which is wider than 95 %. Best of each takes the fastest backend for each call.
+intervals, which is wider than {confidence:.0f} %. Best of each takes the fastest backend for each call.
 """
 
 
@@ -202,6 +197,13 @@ def few() -> str:
     return f"A dash: so few samples carry no such percentile (p95 needs {_least(0.95)}, p99 {_least(0.99)})."
 
 
+_LINE_RATE = "The line rate is that of a rank's NIC, as its provider states it."
+_PAIR_SHARE = (
+    "A pair's share is what one pair of ranks writes alone (fabric_pair), divided by the ranks. Pairs do not "
+    "have to share that rate, so that more than 100 % is possible."
+)
+
+
 def _filled(model: Model, prose: str) -> list[tuple[str, str]]:
     values = {
         "confidence": 100 * stats.CONFIDENCE,
@@ -211,6 +213,7 @@ def _filled(model: Model, prose: str) -> list[tuple[str, str]]:
         "few": few(),
         "subject": model.subject or "the subject",
         "points": payload.points_per_result(len(model.all_rows)),
+        "share": _LINE_RATE if studies.has_line_rate(model) else _PAIR_SHARE,
         "matrix": "Rows send, columns receive; the colour says how much worse a pair is than the best one.",
     }
     split = (block.split("\n", 1) for block in prose.strip().split("\n\n"))
