@@ -21,7 +21,7 @@ from unisono.cli.app import app
 from unisono.cli.finish import FAILED, exit_code
 from unisono.errors import UnisonoError
 from unisono.records import Ceiling, Largest, Link, Record, read
-from unisono.report import model, payload, studies, terminal
+from unisono.report import html, model, studies, terminal
 from unisono.report.blocks import Cell
 
 
@@ -119,7 +119,7 @@ def test_page_and_twin_show_links_and_largest(built: Path) -> None:
 
 def test_the_mode_shown_first_is_graph(built: Path) -> None:
     loaded = model.load(built)
-    page = payload.page(loaded)
+    page = html.page(loaded)
     first = {dimension["name"]: dimension["first"] for dimension in page["dimensions"]}
     assert (first["mode"], first["device"]) == ("graph", "cuda")
     assert {row.key.case.device for row in loaded.all_rows} == {"cuda"}

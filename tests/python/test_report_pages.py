@@ -79,10 +79,10 @@ def test_all_files_are_there(built: dict[str, Path]) -> None:
         "speedup_heatmap",
         "bandwidth",
         "latency",
-        "distribution",
         "stability",
         "spread",
         "sol",
+        "distribution",
         "workloads",
     ]
     assert list(built) == ["report.html", "report.md", *(f"{name}.png" for name in plots)]
@@ -154,7 +154,7 @@ def test_the_data_block_is_what_the_charts_need(built: dict[str, Path]) -> None:
     assert found["backends"] == ["unisono", "gloo", "mpi"]
     assert len(found["results"]["rows"]) == len(data.sweep()) + 2
     assert len(found["samples"]) == len(found["results"]["rows"])
-    (bars,) = found["panels"]["workload-0"]
+    (bars,) = found["fixed"]
     assert len(bars["rows"]) == 3  # unisono, mpi and the best of each
 
 

@@ -11,7 +11,7 @@ import report_data as data
 from unisono import report
 from unisono.bench import cases, scaling
 from unisono.records import Scaling, text, vocabulary
-from unisono.report import analysis, compare, gate, model, payload, studies, tables
+from unisono.report import analysis, compare, gate, html, model, payload, studies, tables
 from unisono.report.blocks import Cell
 
 
@@ -101,7 +101,7 @@ def test_the_points_of_a_scaling_stay_apart_from_the_sweep(tmp_path: Path) -> No
     point = Scaling(kind="strong", bytes=131072)
     found.append(data.exact("unisono", msgspec.structs.replace(plain.case, scaling=point), 3.0))
     data.write(tmp_path, data.run(), found, data.end())
-    page = payload.page(model.load(tmp_path))
+    page = html.page(model.load(tmp_path))
     index = page["results"]["columns"].index("scaling")
     assert sorted(row[index] for row in page["results"]["rows"]) == ["none", "none", "strong", "weak"]
     (headline,) = analysis.groups(model.load(tmp_path))

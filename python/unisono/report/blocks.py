@@ -92,12 +92,11 @@ class Scale:
 @dataclass(frozen=True)
 class Chart:
     """What the page's script draws in the element `id`. The twin shows the pictures instead whose name is
-    `picture`, or begins with it and an underscore. `of` names the template of payload.panels."""
+    `picture`, or begins with it and an underscore."""
 
     id: str
     style: str = ""
     picture: str = ""
-    of: str = ""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def _layers(parts: list[Json], encoding: Json, **more: Any) -> Json:
     return {"data": {"name": "rows"}, "encoding": encoding, "layer": parts, **more}
 
 
-def _colour(backends: list[str], legend: bool = False) -> Json:
+def _colour(backends: list[str], legend: bool) -> Json:
     shown = {"title": None, "orient": "top", "symbolOpacity": 1} if legend else None
     return _name("backend", scale={"domain": backends, "range": theme.colours(backends)}, legend=shown)
 
@@ -103,7 +103,7 @@ def _curves(
     return _layers(parts, {"x": x, "color": colour})
 
 
-def bandwidth(backends: list[str], legend: bool = False) -> Json:
+def bandwidth(backends: list[str], legend: bool) -> Json:
     """Shows bus bandwidth over the message size, with the ceiling as a dashed line."""
     y = _num("busbw", axis={"title": "bus bandwidth, GB/s", "tickCount": 5}, scale={"zero": True})
     chart = _curves(_bytes(), y, ("bwlow", "bwhigh"), _tip(*_RESULT), backends, legend)
@@ -114,14 +114,14 @@ def bandwidth(backends: list[str], legend: bool = False) -> Json:
     return {**chart, "layer": [ceiling, *chart["layer"]]}
 
 
-def latency(backends: list[str], legend: bool = False) -> Json:
+def latency(backends: list[str], legend: bool) -> Json:
     """Shows the time per call over the message size, both axes logarithmic."""
     axis = {"title": "time per call", "labelExpr": _TIME_LABEL, "tickCount": 7, "values": _ONE_TWO_FIVE}
     y = _num("median", axis=axis, scale=_LOG)
     return _curves(_bytes(), y, ("low", "high"), _tip(*_RESULT), backends, legend)
 
 
-def efficiency(backends: list[str], legend: bool = False) -> Json:
+def efficiency(backends: list[str], legend: bool) -> Json:
     """Shows efficiency (logarithmic) over the number of ranks; rows of payload.efficiency_panels."""
     x = {"field": "ranks", "type": "ordinal", "axis": {"title": "ranks", "labelAngle": 0, "grid": False}}
     axis = {"title": "efficiency", "format": ".3~%", "tickCount": 5, "values": _ONE_TWO_FIVE}
@@ -196,7 +196,7 @@ def pairs(names: list[str]) -> Json:
     return _layers([rect, label], {"x": x, "y": y}, resolve=independent, **step)
 
 
-def spread(backends: list[str], legend: bool = False) -> Json:
+def spread(backends: list[str], legend: bool) -> Json:
     """Shows minimum to maximum (thin) and quartiles (thick) of the samples over their median, by size.
 
     Readable for about ten sizes."""
@@ -235,7 +235,7 @@ def distribution(backends: list[str]) -> Json:
         _part("bar", thick, box, x=_num("q1"), x2=_end("q3"), tooltip=_tip(*_RESULT)),
         _part("tick", {"thickness": 2, "size": 22}, box, **middle),
     ]
-    own = {"y": _name("backend", sort=backends, axis=_NAMES), "color": _colour(backends)}
+    own = {"y": _name("backend", sort=backends, axis=_NAMES), "color": _colour(backends, legend=False)}
     time = {"labelExpr": _TIME_LABEL, "title": "time per call", "tickCount": 8, "labelOverlap": True}
     share = {"format": "%", "title": "share of samples", "tickCount": 5}
     line = _part("line", {**_LINE, "interpolate": "step-after", "clip": True}, curve, order=_num("share"))
@@ -259,8 +259,8 @@ def bars(backends: list[str]) -> Json:
     return _layers(parts, {"y": _name("backend", sort=domain, axis=_LARGE_NAMES)}, height={"step": 28})
 
 
-def templates(backends: list[str]) -> dict[str, Json]:
-    """Returns every template of the page by name."""
-    by_backend = (bandwidth, latency, spread, distribution, bars, efficiency)
-    made = {make.__name__: make(backends) for make in by_backend}
-    return {"heat": heat(), "sol": shares("sol"), "cv": shares("cv"), **made}
+def templates(backends: list[str], legend: bool = False) -> dict[str, Json]:
+    """Returns every template by name, except pairs."""
+    with_legend = {make.__name__: make(backends, legend) for make in (bandwidth, latency, spread, efficiency)}
+    others = {make.__name__: make(backends) for make in (distribution, bars)}
+    return {"heat": heat(), "sol": shares("sol"), "cv": shares("cv"), **with_legend, **others}

@@ -14,8 +14,9 @@ import vl_convert
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from . import blocks, charts, payload, sections, theme
+from . import blocks, charts, figures, payload, sections, theme
 from .model import Model
+from .payload import Json
 
 
 def _asset(name: str) -> str:
@@ -65,6 +66,41 @@ def _bar(tally: blocks.Tally, width: int) -> list[tuple[str, float, float]]:
     ]
 
 
+def _filled(figure: figures.Figure) -> Json:
+    return {name: value for name, value in vars(figure).items() if value not in ("", None, [])}
+
+
+def page(model: Model) -> Json:
+    """Returns all that the page's script needs, each thing once; figures hold the ids of their rows."""
+    rows, cells = payload.results(model), payload.heat(model)
+    ids = {row.id for row in model.rows}
+    sweep = [row for row in rows if row["id"] in ids]
+    limit = payload.points_per_result(len(rows))
+    found = {
+        "|".join(map(str, choice.values())): [
+            _filled(figure) | {"rows": [row["id"] for row in figure.rows]}
+            for figure in figures.figures(sweep, cells, choice)
+        ]
+        for choice in figures.choices(sweep)
+    }
+    return {
+        "backends": model.backends,
+        "dimensions": payload.dimensions(sweep),
+        "tables": {
+            "results": payload.columns_of(rows),
+            "percentiles": payload.columns_of(rows, payload.PERCENTILES),
+        },
+        "results": payload.table(rows),
+        "sweep": sorted(ids),
+        "heat": payload.table(cells),
+        "figures": found,
+        "fixed": [_filled(figure) for figure in figures.fixed(model)],
+        "samples": [payload.order_statistics(row, limit) for row in model.all_rows],
+        "specs": charts.templates(model.backends),
+        "config": theme.config(),
+    }
+
+
 def render(model: Model) -> str:
     """Returns the page."""
     scripts, style = [_vega(), _own_script()], theme.css() + _asset("page.css")
@@ -78,7 +114,7 @@ def render(model: Model) -> str:
         policy=Markup(policy(scripts, style)),
         style=Markup(style),
         scripts=[Markup(script) for script in scripts],
-        data=script_json({**payload.page(model), "specs": charts.templates(model.backends)}),
+        data=script_json(page(model)),
         sections=sections.sections(model),
         legend=list(zip(model.backends, outlines, theme.colours(model.backends), strict=True)),
     )

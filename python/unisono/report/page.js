@@ -32,8 +32,7 @@ const make = (tag, properties = {}, ...children) => {
 const unique = (values) => [...new Set(values)];
 
 // A row without a property (the op of a broadcast) fits every choice of it.
-const fits = (row, choice, except = []) =>
-  data.dimensions.every(({ name }) => except.includes(name) || row[name] === null || row[name] === choice[name]);
+const fits = (row, choice) => data.dimensions.every(({ name }) => row[name] === null || row[name] === choice[name]);
 
 // --- tables -------------------------------------------------------------------------------------------------------
 const SHOWN = 400;
@@ -144,10 +143,8 @@ async function start() {
   refills = [table(byId("percentile-table"), data.tables.percentiles, () => sweep.filter((row) => fits(row, selection)))];
   table(byId("result-table"), data.tables.results, () => results);
   const jobs = drawSelection();
-  for (const element of document.querySelectorAll("[data-of]")) {
-    for (const { title, detail, rows, ...size } of data.panels[element.id]) {
-      jobs.push(draw(figure(element, title, detail), element.dataset.of, rows, (spec) => Object.assign(spec, size)));
-    }
+  for (const figure of data.fixed) {
+    if (figure.rows) jobs.push(draw(frame(byId(figure.place), figure.title, figure.detail), figure));
   }
   await Promise.all(jobs);
   document.documentElement.dataset.state = "ready";

@@ -12,8 +12,7 @@ from unisono.records import Case, Result, text
 from unisono.records.stats import Interval
 from unisono.records.vocabulary import DTYPES, pair_name, title
 
-from . import theme
-from .analysis import Efficiency, Point, WorkloadCost, efficiencies, group_by, workload_costs
+from .analysis import Efficiency, Point, WorkloadCost, group_by
 from .model import Key, Model, Pair, Row, pairs
 
 # What a reader selects on the page. A row without such a property (the op of a broadcast) fits every choice.
@@ -261,7 +260,8 @@ def heat(model: Model) -> list[Json]:
         found[pair.own.key] = mark + text.ratio(pair.ratio), text.time(pair.own.interval.median), pair
     columns = shared_columns(model.all_rows)
     keys = sorted(found, key=Key.order)
-    return [_heat_cell(model, key, *found[key]) | _column(key, columns) for key in keys]
+    cells = (_heat_cell(model, key, *found[key]) | _column(key, columns) for key in keys)
+    return [{"id": number, **cell} for number, cell in enumerate(cells)]
 
 
 def _in_sweep(model: Model, case: Case) -> bool:
@@ -303,17 +303,6 @@ def _point(backend: str, point: Point) -> Json:
         "t_median": text.time(row.interval.median),
         "t_busbw": text.gbps(row.result.busbw_gbps),
     }
-
-
-def panels(model: Model) -> Json:
-    """Returns the panels of charts that do not depend on the selection, by the element that shows them."""
-    found = {
-        f"workload-{number}": [{"title": f"Time per {cost.workload.unit}", "detail": "", "rows": costs(cost)}]
-        for number, cost in enumerate(workload_costs(model))
-    }
-    for kind, curves in group_by(efficiencies(model), lambda one: one.kind).items():
-        found[f"efficiency-{kind}"] = [panel | {"height": 190} for panel in efficiency_panels(curves)]
-    return found
 
 
 def points_per_result(results: int) -> int:
@@ -358,21 +347,3 @@ def table(rows: list[Json]) -> Json:
     index = {name: {value: i for i, value in enumerate(found)} for name, found in words.items()}
     cells = [[index[n][row[n]] if n in words else row[n] for n in columns] for row in rows]
     return {"same": same, "words": words, "columns": columns, "rows": cells}
-
-
-def page(model: Model) -> Json:
-    """Returns all that the page's script needs, each thing once, except the charts' templates."""
-    rows = results(model)
-    sweep = {row.id for row in model.rows}
-    limit = points_per_result(len(rows))
-    return {
-        "backends": model.backends,
-        "dimensions": dimensions([row for row in rows if row["id"] in sweep]),
-        "tables": {"results": columns_of(rows), "percentiles": columns_of(rows, PERCENTILES)},
-        "results": table(rows),
-        "sweep": sorted(sweep),
-        "heat": table(heat(model)),
-        "panels": panels(model),
-        "samples": [order_statistics(row, limit) for row in model.all_rows],
-        "config": theme.config(),
-    }

@@ -12,28 +12,28 @@ import vl_convert
 from unisono import files
 from unisono.records import text
 
-from . import analysis, charts, payload, studies, theme
+from . import analysis, charts, figures, payload, studies, theme
 from .analysis import group_by
 from .blocks import Cell, Table
+from .figures import Figure
 from .model import Model
 from .payload import Json
 
 _SCALE = 2.0  # pixels per point
 _PANEL = {"width": 300, "height": 190}  # points
 _CELL_WIDTH = 62  # points
-# A panel per collective: title, the mode shown if it was measured, and the numbers between which times lie.
-_PANELS = {
-    "bandwidth": ("Bus bandwidth by message size", "throughput", ("low", "high")),
-    "latency": ("Time per call by message size", "latency", ("low", "high")),
+# Pictures of a machine and a number of ranks: place of its figures, title, the mode shown if it was measured.
+_PICTURES = {
+    "speedup_heatmap": (figures.HEAT, "Speed-up of {} over the best peer of each case", "latency"),
+    "bandwidth": (figures.BANDWIDTH, "Bus bandwidth by message size", "throughput"),
+    "latency": (figures.LATENCY, "Time per call by message size", "latency"),
+    "stability": (figures.VARIATION, "Coefficient of variation", "latency"),
     "spread": (
+        figures.SPREAD,
         "Spread of the samples: minimum to maximum, quartiles, over the median",
         "latency",
-        ("min", "max"),
     ),
-}
-_GRIDS = {
-    "stability": ("Coefficient of variation", "latency", "cv"),
-    "sol": ("Bus bandwidth as a share of the measured ceiling", "throughput", "sol"),
+    "sol": (figures.SHARES, "Bus bandwidth as a share of the measured ceiling", "throughput"),
 }
 
 
@@ -61,15 +61,9 @@ def _figures(model: Model) -> Iterator[tuple[str, Json | None]]:
     for (machine, ranks), own in sorted(groups.items(), key=lambda item: item[0]):
         suffix = f"_{ranks}_ranks" if len({r for _, r in groups}) > 1 else ""
         suffix += f"_machine{machine + 1}" if len(model.machines) > 1 else ""
-        name = model.machines[machine]
-        mine = [cell for cell in cells if (cell["machine"], cell["ranks"]) == (name, ranks)]
-        yield f"speedup_heatmap{suffix}", _heat(model, mine)
-        yield f"bandwidth{suffix}", _panels(model, own, "bandwidth")
-        yield f"latency{suffix}", _panels(model, own, "latency")
+        for name, figure in _pictures(model, own, cells):
+            yield name + suffix, figure
         yield f"distribution{suffix}", _distribution(model, own)
-        yield f"stability{suffix}", _grid(model, own, "stability")
-        yield f"spread{suffix}", _panels(model, own, "spread")
-        yield f"sol{suffix}", _grid(model, own, "sol")
     yield "workloads", _workloads(model)
     yield "links", _matrices("Links between the GPUs", studies.link_matrices(model))
     yield "pairs", _matrices("Ping-pong by pair", studies.pair_matrices(model))
@@ -82,19 +76,16 @@ def _figure(title: str, subtitle: str, panels: list[Json], columns: int) -> Json
     if not panels:
         return None
     heading = {"text": title, "subtitle": subtitle, "fontSize": 17, "subtitleFontSize": 12, "offset": 18}
-    figure: Json = theme.resolve(
-        {
-            "$schema": f"https://vega.github.io/schema/vega-lite/v{charts.VEGA_LITE}.json",
-            "title": heading,
-            "params": [{"name": "dense", "value": False}],
-            "concat": panels,
-            "columns": columns,
-            "spacing": 28,
-            "padding": 22,
-            "config": {**theme.config(), "background": "var(--surface)"},
-        }
-    )
-    return figure
+    return {
+        "$schema": f"https://vega.github.io/schema/vega-lite/v{charts.VEGA_LITE}.json",
+        "title": heading,
+        "params": [{"name": "dense", "value": False}],
+        "concat": panels,
+        "columns": columns,
+        "spacing": 28,
+        "padding": 22,
+        "config": theme.resolve({**theme.config(), "background": "var(--surface)"}),
+    }
 
 
 def _panel(template: Json, rows: list[Json], title: str, **size: Any) -> Json:
@@ -113,80 +104,63 @@ def _parts(spec: Json) -> Iterator[Json]:
         yield from _parts(part)
 
 
-def _chosen(model: Model, rows: list[Json], mode: str) -> tuple[list[Json], str]:
-    """Returns the rows of the page's first selection, in `mode` if it was measured, and both in words.
+def _choice(rows: list[Json], mode: str) -> Json:
+    """Returns the page's first choice, in `mode` if it was measured.
 
     Of merged runs no row may have all of its values; then the usual value of those that are left counts."""
     first = {dimension["name"]: dimension["first"] for dimension in payload.dimensions(rows)}
-    for name, value in {"mode": mode, **{n: v for n, v in first.items() if n != "mode"}}.items():
+    for name in sorted(first, key=lambda name: name != "mode"):
+        value = mode if name == "mode" else first[name]
         found = Counter(row[name] for row in rows if row[name] is not None)
-        usual = value if value in found or not found else found.most_common(1)[0][0]
-        rows = [row for row in rows if row[name] in (None, usual)]
-    return rows, payload.in_common(rows, model)
+        first[name] = value if value in found or not found else found.most_common(1)[0][0]
+        rows = [row for row in rows if row[name] in (None, first[name])]
+    return first
 
 
-def _panels(model: Model, rows: list[Json], name: str) -> Json | None:
-    """Returns a panel for each collective that has sizes."""
-    title, mode, ends = _PANELS[name]
-    rows, where = _chosen(model, rows, mode)
-    template = getattr(charts, name)(model.backends, legend=True)
-    panels = []
-    sized = [row for row in rows if row["bytes"]]
-    for collective, members in group_by(sized, lambda row: str(row["collective"])).items():
-        own = _few_sizes(members) if name == "spread" else members
-        times = [row[end] / (row["median"] if name == "spread" else 1) for row in own for end in ends]
-        panels.append(_ticks(_panel(template, own, collective, **_PANEL), own, times))
-    return _figure(title, where, panels, 3)
+def _pictures(model: Model, rows: list[Json], cells: list[Json]) -> Iterator[tuple[str, Json | None]]:
+    """Yields the pictures of a machine and a number of ranks by name."""
+    templates = charts.templates(model.backends, legend=True)
+    modes = {mode for _, _, mode in _PICTURES.values()}
+    by_mode = {mode: figures.figures(rows, cells, _choice(rows, mode)) for mode in modes}
+    for name, (place, title, mode) in _PICTURES.items():
+        found = [one for one in by_mode[mode] if one.place == place]
+        panels = [
+            _ticks(_panel(templates[one.template], one.rows, _title(one), **_size(one)), one) for one in found
+        ]
+        where = payload.in_common([row for one in found for row in one.rows], model)
+        columns = 3
+        if place == figures.HEAT:
+            where += f"; median over median, {model.subject}'s own median below; ≈: neither confidently"
+            columns = 1 if any(panel["width"] > 8 * _CELL_WIDTH for panel in panels) else 2
+        yield name, _figure(title.format(model.subject), where, panels, columns)
 
 
-def _ticks(panel: Json, rows: list[Json], times: list[float]) -> Json:
-    """Sets ticks at sizes that were measured, at most six; over less than a decade of times, Vega's own."""
-    sizes = sorted({row["column"] for row in rows})
+def _title(figure: Figure) -> str:
+    return (
+        f"{figure.title}, {figure.detail}" if figure.place == figures.HEAT and figure.detail else figure.title
+    )
+
+
+def _size(figure: Figure) -> dict[str, int]:
+    """Returns the size of a panel; the cells of a table by size are equally wide."""
+    cells = {"width": _CELL_WIDTH * len({row["column"] for row in figure.rows})}
+    return cells if figure.place in (figures.HEAT, figures.VARIATION, figures.SHARES) else _PANEL
+
+
+def _ticks(panel: Json, figure: Figure) -> Json:
     for part in _parts(panel):
-        x, y = (part["encoding"].get(axis, {}) for axis in ("x", "y"))
-        if x.get("field") == "column":
-            x["axis"]["values"] = sizes[:: -(-len(sizes) // 6)]
-        if max(times) < 10 * min(times) and y.get("axis"):
+        x, y = (part.get("encoding", {}).get(axis, {}) for axis in ("x", "y"))
+        if x.get("axis") and figure.sizes:
+            x["axis"]["values"] = figure.sizes
+        if y.get("axis") and not figure.decades:
             y["axis"].pop("values", None)
     return panel
 
 
-def _few_sizes(rows: list[Json]) -> list[Json]:
-    """Returns the rows of at most ten sizes, evenly spaced, the first and the last included."""
-    columns = sorted({row["column"] for row in rows})
-    if len(columns) > 10:
-        columns = [columns[round(i * (len(columns) - 1) / 9)] for i in range(10)]
-    return [row for row in rows if row["column"] in columns]
-
-
-def _heat(model: Model, cells: list[Json]) -> Json | None:
-    first = {d["name"]: d["first"] for d in payload.dimensions(cells) if d["name"] not in ("mode", "memory")}
-    cells = [cell for cell in cells if all(cell[name] in (None, value) for name, value in first.items())]
-    panels = []
-    for mode, members in group_by(cells, lambda cell: str(cell["mode"])).items():
-        for memory in list(dict.fromkeys(c["memory"] for c in members if c["memory"])) or [None]:
-            own = [cell for cell in members if cell["memory"] in (None, memory)]
-            width = _CELL_WIDTH * len({cell["column"] for cell in own})
-            panels.append(
-                _panel(charts.heat(), own, f"{mode}, {memory} buffers" if memory else mode, width=width)
-            )
-    where = payload.in_common(cells, model)
-    subtitle = f"{where}; median over median, {model.subject}'s own median below; ≈: neither confidently"
-    columns = 1 if any(panel["width"] > 8 * _CELL_WIDTH for panel in panels) else 2
-    return _figure(f"Speed-up of {model.subject} over the best peer of each case", subtitle, panels, columns)
-
-
-def _grid(model: Model, rows: list[Json], name: str) -> Json | None:
-    title, mode, metric = _GRIDS[name]
-    rows, where = _chosen(model, rows, mode)
-    rows = [row for row in rows if row[metric] is not None]
-    width = _CELL_WIDTH * len({row["column"] for row in rows})
-    return _figure(title, where, [_panel(charts.shares(metric), rows, "", width=width)] if rows else [], 1)
-
-
 def _distribution(model: Model, rows: list[Json]) -> Json | None:
     """Returns box plots and cumulative shares of the first collective at its first, middle and last size."""
-    rows, where = _chosen(model, rows, "latency")
+    choice = _choice(rows, "latency")
+    rows = [row for row in rows if figures.fits(row, choice)]
     collective = rows[0]["collective"]
     by_size = group_by(
         [row for row in rows if row["collective"] == collective], lambda row: int(row["bytes"])
@@ -198,17 +172,18 @@ def _distribution(model: Model, rows: list[Json]) -> Json | None:
         panel = _panel(
             charts.distribution(model.backends), _samples(model, own), f"{collective}, {own[0]['size']}"
         )
-        ends = [
-            0.98 * min(row["min"] for row in own),
-            1.02 * max(row["max"] for row in own),
-        ]  # no sample on the edge
+        low, high = min(row["min"] for row in own), max(row["max"] for row in own)
         for chart in panel["vconcat"]:
             chart["width"] = _PANEL["width"]
         for part in _parts(panel):
             if x := part.get("encoding", {}).get("x"):
-                x["scale"] = {"type": "log", "nice": False, "domain": ends}
+                x["scale"] = {
+                    "type": "log",
+                    "nice": False,
+                    "domain": [0.98 * low, 1.02 * high],
+                }  # no sample lies on the edge
         panels.append(panel)
-    return _figure("Distribution of the samples", where, panels, 3)
+    return _figure("Distribution of the samples", payload.in_common(rows, model), panels, 3)
 
 
 def _samples(model: Model, rows: list[Json]) -> list[Json]:

@@ -223,7 +223,7 @@ def _scaling(model: Model) -> list[Block]:
     blocks: list[Block] = []
     for kind in studies.scaling_kinds(model):
         heading = _heading(f"{kind.capitalize()} scaling: efficiency (median time)")
-        chart = Chart(f"efficiency-{kind}", "panels", f"efficiency_{kind}", of="efficiency")
+        chart = Chart(f"efficiency-{kind}", "panels", f"efficiency_{kind}")
         blocks += [heading, chart, studies.scaling(model, kind)]
     return blocks
 
@@ -249,9 +249,7 @@ def _workloads(model: Model) -> list[Block]:
             for step in work.steps
         )
         where = f"{payload.slice_text(cost.key, model)} · {steps} · source: {work.source}"
-        bars = (
-            [Chart(f"workload-{number}", "stack", of="bars")] if any(item.unit for item in cost.costs) else []
-        )
+        bars = [Chart(f"workload-{number}", "stack")] if any(item.unit for item in cost.costs) else []
         blocks += [_heading(work.title), Text(where, "note"), *bars, tables.workload(cost)]
     return blocks
 
