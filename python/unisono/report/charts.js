@@ -50,21 +50,42 @@ function frame(parent, title, detail) {
   return plot;
 }
 
-const nothing = (parent, message) => parent.replaceChildren(make("p", { className: "empty", textContent: message }));
-const NONE = { heat: "There is no pair of results to compare in this selection." };
-const PLACES = ["heat", "bandwidth-panels", "latency-panels", "spread-panels", "cv", "sol-grid"];
+const nothing = (parent, message = "Nothing was measured for this selection.") =>
+  parent.replaceChildren(make("p", { className: "empty", textContent: message }));
+
+// Draws figures in place of what stood there.
+function show(place, figures, message) {
+  const parent = byId(place);
+  parent.replaceChildren();
+  if (!figures.length) nothing(parent, message);
+  return figures.map((figure) => draw(frame(parent, figure.title, figure.detail), figure));
+}
+
+// A heatmap for each mode and kind of memory; what has no memory (a barrier) stands in each.
+function heatmaps() {
+  const chosen = cells.filter((cell) => fits({ ...cell, mode: null, memory: null }, selection));
+  return unique(chosen.map((cell) => cell.mode)).flatMap((mode) => {
+    const own = chosen.filter((cell) => cell.mode === mode);
+    const memories = unique(own.map((cell) => cell.memory).filter((memory) => memory !== null));
+    return (memories.length ? memories : [null]).map((memory) => ({
+      template: "heat",
+      rows: own.filter((cell) => cell.memory === memory || cell.memory === null),
+      title: mode,
+      detail: memory === null ? "" : `${memory} buffers`,
+    }));
+  });
+}
 
 function drawSelection() {
-  const found = data.figures[data.dimensions.map(({ name }) => selection[name]).join("|")] ?? [];
-  PLACES.forEach((place) => {
-    if (found.some((figure) => figure.place === place)) byId(place).replaceChildren();
-    else nothing(byId(place), NONE[place] ?? "Nothing was measured for this selection.");
+  const rows = sweep.filter((row) => fits(row, selection));
+  const grid = (metric) => [{ template: metric, rows: rows.filter((row) => row[metric] !== null) }].filter((figure) => figure.rows.length);
+  const panels = data.panels.filter(({ choice }) => fits(choice, selection));
+  const jobs = ["bandwidth-panels", "latency-panels", "spread-panels"].flatMap((place) => {
+    const own = panels.filter((panel) => panel.place === place);
+    return show(place, own.map((panel) => ({ ...panel, rows: panel.rows.map((id) => results[id]) })));
   });
-  const drawn = found.map(({ place, title, detail, ...figure }) => {
-    const rows = figure.rows.map((id) => (place === "heat" ? cells : results)[id]);
-    return draw(frame(byId(place), title, detail), { ...figure, rows });
-  });
-  return [...drawn, ...pickCases()];
+  jobs.push(...show("heat", heatmaps(), "There is no pair of results to compare in this selection."));
+  return [...jobs, ...show("cv", grid("cv")), ...show("sol-grid", grid("sol")), ...pickCases()];
 }
 
 // --- one case's distribution --------------------------------------------------------------------------------------
@@ -81,7 +102,7 @@ function pickCases() {
   const rows = sweep.filter((row) => fits(row, selection));
   if (!rows.length) {
     nothing(byId("pick"), "");
-    nothing(byId("samples"), "Nothing was measured for this selection.");
+    nothing(byId("samples"));
     return [];
   }
   const collectives = unique(rows.map((row) => row.collective));

@@ -67,22 +67,16 @@ def _bar(tally: blocks.Tally, width: int) -> list[tuple[str, float, float]]:
 
 
 def _filled(figure: figures.Figure) -> Json:
-    return {name: value for name, value in vars(figure).items() if value not in ("", None, [])}
+    """Returns the fields of a figure that are not empty."""
+    return {name: value for name, value in vars(figure).items() if value not in ("", None, [], {})}
 
 
 def page(model: Model) -> Json:
-    """Returns all that the page's script needs, each thing once; figures hold the ids of their rows."""
-    rows, cells = payload.results(model), payload.heat(model)
-    ids = {row.id for row in model.rows}
+    """Returns all that the page's script needs, each thing once; panels hold the ids of their rows."""
+    rows, ids = payload.results(model), {row.id for row in model.rows}
     sweep = [row for row in rows if row["id"] in ids]
     limit = payload.points_per_result(len(rows))
-    found = {
-        "|".join(map(str, choice.values())): [
-            _filled(figure) | {"rows": [row["id"] for row in figure.rows]}
-            for figure in figures.figures(sweep, cells, choice)
-        ]
-        for choice in figures.choices(sweep)
-    }
+    panels = [_filled(one) | {"rows": [row["id"] for row in one.rows]} for one in figures.panels(sweep)]
     return {
         "backends": model.backends,
         "dimensions": payload.dimensions(sweep),
@@ -92,8 +86,8 @@ def page(model: Model) -> Json:
         },
         "results": payload.table(rows),
         "sweep": sorted(ids),
-        "heat": payload.table(cells),
-        "figures": found,
+        "heat": payload.table(payload.heat(model)),
+        "panels": panels,
         "fixed": [_filled(figure) for figure in figures.fixed(model)],
         "samples": [payload.order_statistics(row, limit) for row in model.all_rows],
         "specs": charts.templates(model.backends),

@@ -31,8 +31,8 @@ const make = (tag, properties = {}, ...children) => {
 };
 const unique = (values) => [...new Set(values)];
 
-// A row without a property (the op of a broadcast) fits every choice of it.
-const fits = (row, choice) => data.dimensions.every(({ name }) => row[name] === null || row[name] === choice[name]);
+// A row or panel without a property (the op of a broadcast) fits every choice of it.
+const fits = (row, choice) => data.dimensions.every(({ name }) => (row[name] ?? choice[name]) === choice[name]);
 
 // --- tables -------------------------------------------------------------------------------------------------------
 const SHOWN = 400;

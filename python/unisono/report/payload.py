@@ -260,8 +260,7 @@ def heat(model: Model) -> list[Json]:
         found[pair.own.key] = mark + text.ratio(pair.ratio), text.time(pair.own.interval.median), pair
     columns = shared_columns(model.all_rows)
     keys = sorted(found, key=Key.order)
-    cells = (_heat_cell(model, key, *found[key]) | _column(key, columns) for key in keys)
-    return [{"id": number, **cell} for number, cell in enumerate(cells)]
+    return [_heat_cell(model, key, *found[key]) | _column(key, columns) for key in keys]
 
 
 def _in_sweep(model: Model, case: Case) -> bool:

@@ -22,18 +22,15 @@ from .payload import Json
 _SCALE = 2.0  # pixels per point
 _PANEL = {"width": 300, "height": 190}  # points
 _CELL_WIDTH = 62  # points
-# Pictures of a machine and a number of ranks: place of its figures, title, the mode shown if it was measured.
-_PICTURES = {
-    "speedup_heatmap": (figures.HEAT, "Speed-up of {} over the best peer of each case", "latency"),
+# A picture's panels by collective: their place, its title, and the mode that is shown if it was measured.
+_PANELS = {
     "bandwidth": (figures.BANDWIDTH, "Bus bandwidth by message size", "throughput"),
     "latency": (figures.LATENCY, "Time per call by message size", "latency"),
-    "stability": (figures.VARIATION, "Coefficient of variation", "latency"),
-    "spread": (
-        figures.SPREAD,
-        "Spread of the samples: minimum to maximum, quartiles, over the median",
-        "latency",
-    ),
-    "sol": (figures.SHARES, "Bus bandwidth as a share of the measured ceiling", "throughput"),
+    "spread": (figures.SPREAD, "Spread of the samples: extremes and quartiles over the median", "latency"),
+}
+_GRIDS = {
+    "stability": ("cv", "Coefficient of variation", "latency"),
+    "sol": ("sol", "Bus bandwidth as a share of the measured ceiling", "throughput"),
 }
 
 
@@ -61,8 +58,13 @@ def _figures(model: Model) -> Iterator[tuple[str, Json | None]]:
     for (machine, ranks), own in sorted(groups.items(), key=lambda item: item[0]):
         suffix = f"_{ranks}_ranks" if len({r for _, r in groups}) > 1 else ""
         suffix += f"_machine{machine + 1}" if len(model.machines) > 1 else ""
-        for name, figure in _pictures(model, own, cells):
-            yield name + suffix, figure
+        place = (model.machines[machine], ranks)
+        mine = [cell for cell in cells if (cell["machine"], cell["ranks"]) == place]
+        yield f"speedup_heatmap{suffix}", _heat(model, mine)
+        for name in _PANELS:
+            yield name + suffix, _panels(model, own, name)
+        for name in _GRIDS:
+            yield name + suffix, _grid(model, own, name)
         yield f"distribution{suffix}", _distribution(model, own)
     yield "workloads", _workloads(model)
     yield "links", _matrices("Links between the GPUs", studies.link_matrices(model))
@@ -117,37 +119,18 @@ def _choice(rows: list[Json], mode: str) -> Json:
     return first
 
 
-def _pictures(model: Model, rows: list[Json], cells: list[Json]) -> Iterator[tuple[str, Json | None]]:
-    """Yields the pictures of a machine and a number of ranks by name."""
-    templates = charts.templates(model.backends, legend=True)
-    modes = {mode for _, _, mode in _PICTURES.values()}
-    by_mode = {mode: figures.figures(rows, cells, _choice(rows, mode)) for mode in modes}
-    for name, (place, title, mode) in _PICTURES.items():
-        found = [one for one in by_mode[mode] if one.place == place]
-        panels = [
-            _ticks(_panel(templates[one.template], one.rows, _title(one), **_size(one)), one) for one in found
-        ]
-        where = payload.in_common([row for one in found for row in one.rows], model)
-        columns = 3
-        if place == figures.HEAT:
-            where += f"; median over median, {model.subject}'s own median below; ≈: neither confidently"
-            columns = 1 if any(panel["width"] > 8 * _CELL_WIDTH for panel in panels) else 2
-        yield name, _figure(title.format(model.subject), where, panels, columns)
-
-
-def _title(figure: Figure) -> str:
-    return (
-        f"{figure.title}, {figure.detail}" if figure.place == figures.HEAT and figure.detail else figure.title
-    )
-
-
-def _size(figure: Figure) -> dict[str, int]:
-    """Returns the size of a panel; the cells of a table by size are equally wide."""
-    cells = {"width": _CELL_WIDTH * len({row["column"] for row in figure.rows})}
-    return cells if figure.place in (figures.HEAT, figures.VARIATION, figures.SHARES) else _PANEL
+def _panels(model: Model, rows: list[Json], name: str) -> Json | None:
+    """Returns a panel for each collective."""
+    place, title, mode = _PANELS[name]
+    template, choice = charts.templates(model.backends, legend=True)[name], _choice(rows, mode)
+    found = [one for one in figures.panels(rows) if one.place == place and figures.fits(one.choice, choice)]
+    panels = [_ticks(_panel(template, one.rows, one.title, **_PANEL), one) for one in found]
+    where = payload.in_common([row for one in found for row in one.rows], model)
+    return _figure(title, where, panels, 3)
 
 
 def _ticks(panel: Json, figure: Figure) -> Json:
+    """Sets the ticks of a panel."""
     for part in _parts(panel):
         x, y = (part.get("encoding", {}).get(axis, {}) for axis in ("x", "y"))
         if x.get("axis") and figure.sizes:
@@ -157,31 +140,54 @@ def _ticks(panel: Json, figure: Figure) -> Json:
     return panel
 
 
+def _grid(model: Model, rows: list[Json], name: str) -> Json | None:
+    metric, title, mode = _GRIDS[name]
+    choice = _choice(rows, mode)
+    shown = [row for row in rows if figures.fits(row, choice) and row[metric] is not None]
+    panels = [_panel(charts.shares(metric), shown, "", width=_width(shown))] if shown else []
+    return _figure(title, payload.in_common(shown, model), panels, 1)
+
+
+def _heat(model: Model, cells: list[Json]) -> Json | None:
+    """Returns a panel for each mode and kind of memory; what has no memory stands in each."""
+    first = {d["name"]: d["first"] for d in payload.dimensions(cells) if d["name"] not in ("mode", "memory")}
+    cells = [cell for cell in cells if figures.fits(cell, first)]
+    panels = []
+    for mode, members in group_by(cells, lambda cell: str(cell["mode"])).items():
+        for memory in list(dict.fromkeys(cell["memory"] for cell in members if cell["memory"])) or [None]:
+            own = [cell for cell in members if cell["memory"] in (None, memory)]
+            title = f"{mode}, {memory} buffers" if memory else mode
+            panels.append(_panel(charts.heat(), own, title, width=_width(own)))
+    where = payload.in_common(cells, model)
+    subtitle = f"{where}; median over median, {model.subject}'s own median below; ≈: neither confidently"
+    columns = 1 if any(panel["width"] > 8 * _CELL_WIDTH for panel in panels) else 2
+    return _figure(f"Speed-up of {model.subject} over the best peer of each case", subtitle, panels, columns)
+
+
+def _width(rows: list[Json]) -> int:
+    return _CELL_WIDTH * len({row["column"] for row in rows})
+
+
 def _distribution(model: Model, rows: list[Json]) -> Json | None:
     """Returns box plots and cumulative shares of the first collective at its first, middle and last size."""
     choice = _choice(rows, "latency")
     rows = [row for row in rows if figures.fits(row, choice)]
     collective = rows[0]["collective"]
-    by_size = group_by(
-        [row for row in rows if row["collective"] == collective], lambda row: int(row["bytes"])
-    )
+    own_rows = [row for row in rows if row["collective"] == collective]
+    by_size = group_by(own_rows, lambda row: int(row["bytes"]))
     sizes = sorted(by_size)
     panels: list[Json] = []
     for size in dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])):
         own = by_size[size]
-        panel = _panel(
-            charts.distribution(model.backends), _samples(model, own), f"{collective}, {own[0]['size']}"
-        )
+        title = f"{collective}, {own[0]['size']}"
+        panel = _panel(charts.distribution(model.backends), _samples(model, own), title)
         low, high = min(row["min"] for row in own), max(row["max"] for row in own)
+        axis = {"type": "log", "nice": False, "domain": [0.98 * low, 1.02 * high]}  # no sample on the edge
         for chart in panel["vconcat"]:
             chart["width"] = _PANEL["width"]
         for part in _parts(panel):
             if x := part.get("encoding", {}).get("x"):
-                x["scale"] = {
-                    "type": "log",
-                    "nice": False,
-                    "domain": [0.98 * low, 1.02 * high],
-                }  # no sample lies on the edge
+                x["scale"] = axis
         panels.append(panel)
     return _figure("Distribution of the samples", payload.in_common(rows, model), panels, 3)
 
