@@ -16,7 +16,7 @@ from .analysis import group_by
 from .blocks import Cell, Table, left, right, table
 from .model import Model, Row
 
-ENGINES = {
+_ENGINES = {
     "copy_engine": "copy engine",
     "sm_load": "SM loads",
     "sm_store": "SM stores",
@@ -33,10 +33,6 @@ _PINGPONGS = {"half_round_trip": "half round trip", "one_way": "one way", "bidir
 # The modes of a ping-pong that suit a time best, and those that suit a bandwidth.
 _TIME_MODES = ("latency", "graph", "events", "throughput")
 _BANDWIDTH_MODES = ("throughput", "graph", "events", "latency")
-
-
-def engine_name(engine: str) -> str:
-    return ENGINES.get(engine, engine)
 
 
 def _matrix(title: str, names: Sequence[str], values: Mapping[tuple[int, int], float], timed: bool) -> Table:
@@ -62,7 +58,7 @@ def links(model: Model) -> Table:
     found = [(machine, [link for _, link in members]) for (machine, *_), members in groups.items()]
 
     def name(machine: int, link: Link) -> str:
-        return ", ".join([engine_name(link.engine), *model.machine_if_several(machine)])
+        return ", ".join([_ENGINES.get(link.engine, link.engine), *model.machine_if_several(machine)])
 
     return table(
         found,
@@ -107,7 +103,12 @@ def link_matrices(model: Model) -> list[Table]:
         devices = sorted({device for pair in by_pair for device in pair})
         values = {(devices.index(a), devices.index(b)): value for (a, b), value in by_pair.items()}
         unit = "µs" if _timed(first) else "GB/s"
-        heading = [engine_name(engine), _LINKS[first.pattern], unit, *model.machine_if_several(machine)]
+        heading = [
+            _ENGINES.get(engine, engine),
+            _LINKS[first.pattern],
+            unit,
+            *model.machine_if_several(machine),
+        ]
         names = [f"GPU {device}" for device in devices]
         found.append(_matrix(", ".join(heading), names, values, _timed(first)))
     return found
