@@ -93,7 +93,6 @@ def groups(model: Model) -> list[Group]:
 @dataclass(frozen=True)
 class Crossover:
     """Says that one library is confidently the faster up to `left`'s size, another from `right`'s size on.
-
     `estimate` (bytes) is the size at which their curves meet, interpolated on logarithmic axes between two
     neighbouring sizes. It is None if neither is confidently the faster at sizes in between."""
 
@@ -189,9 +188,8 @@ class Efficiency:
 
 
 def efficiencies(model: Model) -> list[Efficiency]:
-    """Returns a curve for every case that `unisono scaling` measured on at least two numbers of ranks.
-
-    With n0 the fewest ranks, weak efficiency is t(n0) / t(n), strong efficiency n0 t(n0) / (n t(n))."""
+    """Returns a curve for every case that `unisono scaling` measured on at least two numbers of ranks. With
+    n0 the fewest ranks, weak efficiency is t(n0) / t(n), strong efficiency n0 t(n0) / (n t(n))."""
     found = []
     rows = [row for row in model.all_rows if row.key.case.scaling is not None]
     for where, members in group_by(rows, lambda row: row.key.without("bytes", "ranks")).items():
@@ -233,9 +231,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class WorkloadCost:
-    """Holds the costs of one workload on one machine, number of ranks, mode and kind of memory.
-
-    `mix` takes the best backend for each step; it is the last of `costs` if there are several backends."""
+    """Holds the costs of one workload on one machine, number of ranks, mode and kind of memory. `mix` takes
+    the best backend for each step; it is the last of `costs` if there are several backends."""
 
     workload: Workload
     key: Key

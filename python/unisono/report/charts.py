@@ -137,9 +137,8 @@ def _class(field: str, scale: str, steps: Iterable[float], ink: bool = False) ->
 
 
 def _cells(field: str, scale: str, words: str, tip: list[Json], shift: str = "0") -> list[Json]:
-    """Returns coloured cells and their text, which is `shift` (an expression) points lower.
-
-    If the parameter `dense` is true, the text is small and has no unit."""
+    """Returns coloured cells and their text, which is `shift` (an expression) points lower. If the parameter
+    `dense` is true, the text is small and has no unit."""
     steps = theme.STEPS[scale]
     bare = f"replace(datum.{words}, /×| %/, '')"  # noqa: RUF001
     brief = {"calculate": f"dense ? {bare} : datum.{words}", "as": "brief"}
@@ -198,7 +197,6 @@ def pairs(names: list[str]) -> Json:
 
 def spread(backends: list[str], legend: bool) -> Json:
     """Shows minimum to maximum (thin) and quartiles (thick) of the samples over their median, by size.
-
     Readable for about ten sizes."""
     ratios = {"r0": "min", "r1": "q1", "r3": "q3", "r4": "max"}
     over = [{"calculate": f"datum.{field} / datum.median", "as": name} for name, field in ratios.items()]
@@ -220,9 +218,8 @@ def spread(backends: list[str], legend: bool) -> Json:
 
 
 def distribution(backends: list[str]) -> Json:
-    """Shows the samples of one case as box plots above their cumulative shares, over one axis of time.
-
-    Rows of `kind` box hold q1, median, q3, wlow, whigh; rows of `kind` out are the samples beyond Tukey's
+    """Shows the samples of one case as box plots above their cumulative shares, over one axis of time. Rows
+    of `kind` box hold q1, median, q3, wlow, whigh; rows of `kind` out are the samples beyond Tukey's
     whiskers; rows of `kind` curve have a value (µs) and the share of samples that took at most so long."""
     out, box, curve = ([{"filter": f"datum.kind == '{kind}'"}] for kind in ("out", "box", "curve"))
     bare = {"tickCount": 8, "title": None, "labels": False, "ticks": False, "domain": False}

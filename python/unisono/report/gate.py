@@ -39,10 +39,9 @@ class GateResult:
 
     @property
     def passed(self) -> bool:
-        """Returns whether at least one case and the share asked for were judged, and nothing is wrong.
-
-        Wrong is any case that is confidently below, any failure or unchecked result of the backend, a run
-        that was cut short, and any line that could not be read."""
+        """Returns whether at least one case and the share asked for were judged, and nothing is wrong. Wrong
+        is any case that is confidently below, any failure or unchecked result of the backend, a run that was
+        cut short, and any line that could not be read."""
         wrong = self.below or self.failures or self.unverified or self.cut or self.left_out or self.few
         return bool(self.checked) and not wrong
 
@@ -94,10 +93,9 @@ class GateResult:
 
 
 def below(pair: Pair, min_ratio: float) -> bool:
-    """Returns whether even the optimistic end of the ratio's interval is below `min_ratio`.
-
-    The ratio is the peer's time over the backend's own. Its optimistic end takes the upper end of the peer's
-    95 % interval of the median and the lower end of the backend's. Equality is not below."""
+    """Returns whether even the optimistic end of the ratio's interval is below `min_ratio`. The ratio is the
+    peer's time over the backend's own. Its optimistic end takes the upper end of the peer's 95 % interval of
+    the median and the lower end of the backend's. Equality is not below."""
     return pair.high < min_ratio
 
 

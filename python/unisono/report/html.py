@@ -44,9 +44,8 @@ def script_json(value: Any) -> Markup:
 
 
 def policy(scripts: list[str], style: str) -> str:
-    """Returns the content security policy: inline blocks by their hash, and nothing else of any kind.
-
-    Vega needs no 'unsafe-eval': its expression interpreter (`ast`) comes with Vega-Embed."""
+    """Returns the content security policy: inline blocks by their hash, and nothing else of any kind. Vega
+    needs no 'unsafe-eval': its expression interpreter (`ast`) comes with Vega-Embed."""
 
     def hashed(source: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

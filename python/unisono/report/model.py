@@ -125,9 +125,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Pair:
-    """Compares a result with the best of its peers; `others` are the other peers by their medians.
-
-    `ratio` is the peer's time over the own one: above 1 the own result is faster."""
+    """Compares a result with the best of its peers; `others` are the other peers by their medians. `ratio` is
+    the peer's time over the own one: above 1 the own result is faster."""
 
     own: Row
     peer: Row
@@ -308,7 +307,6 @@ def pairs(
     rows: Iterable[Row], subject: str | None, against: str = "best"
 ) -> tuple[list[Pair], list[Row], list[Row]]:
     """Returns the subject's rows with their peers, those without, and the best row of each other case.
-
     `against` names a backend, or is `best`: the peer with the smallest median of each case. Variants of the
     subject (`unisono:two_shot`) are peers only if named."""
     by_case: dict[Key, list[Row]] = {}
@@ -338,10 +336,8 @@ def _rank(backend: str) -> tuple[bool, bool, str]:
 
 
 def _machine(model: Model, runs: list[Run]) -> int:
-    """Returns the index of a file's machine, which is added if it is new.
-
-    A run on some of a machine's GPUs belongs to that machine. A run across nodes or over a fabric belongs to
-    another one."""
+    """Returns the index of a file's machine, which is added if it is new. A run on some of a machine's GPUs
+    belongs to that machine. A run across nodes or over a fabric belongs to another one."""
     mine, place = (runs[0].machine, _place(runs[0])) if runs else (None, [])
     for index, known in enumerate(model.hardware):
         if _kind(known) == _kind(mine) and model.places[index] == place:
@@ -380,10 +376,9 @@ def _superseded(
     failed: list[tuple[int, Cell, Failure]],
     skipped: list[tuple[int, Cell, Skip]],
 ) -> list[Row]:
-    """Gives the model the failures and skips that no later source has superseded. Returns such rows.
-
-    All are in the order of their sources. What one source says of a cell stands together: a cell that failed
-    may have times as well."""
+    """Gives the model the failures and skips that no later source has superseded. Returns such rows. All are
+    in the order of their sources. What one source says of a cell stands together: a cell that failed may have
+    times as well."""
     measured = {row.cell: row.source for row in sorted(rows, key=lambda row: row.source)}
     broken = {cell: source for source, cell, _ in failed}
     model.failures = [

@@ -65,10 +65,9 @@ def _time(us: float | None) -> str:
 
 
 def slice_of(key: Key, model: Model) -> Json:
-    """Returns the values of DIMENSIONS, and what else places a case.
-
-    A barrier has no size, so it has neither type nor memory. A case that is no point of a scaling has a
-    value for `scaling`, which keeps the points apart from the sweep."""
+    """Returns the values of DIMENSIONS, and what else places a case. A barrier has no size, so it has neither
+    type nor memory. A case that is no point of a scaling has a value for `scaling`, which keeps the points
+    apart from the sweep."""
     c, sized = key.case, key.case.bytes > 0
     return {
         "collective": title(c),
@@ -125,10 +124,9 @@ def slice_text(key: Key, model: Model) -> str:
 
 
 def shared_columns(rows: list[Row]) -> dict[int, int]:
-    """Returns the column of each size in a table by size.
-
-    Blocked collectives round a size down to whole blocks (65532 of 65536 for 3 ranks). Such a size stands in
-    the column of the power of two within a tenth of it, unless its collective has another size there."""
+    """Returns the column of each size in a table by size. Blocked collectives round a size down to whole
+    blocks (65532 of 65536 for 3 ranks). Such a size stands in the column of the power of two within a tenth
+    of it, unless its collective has another size there."""
     sizes = {(row.key.case.collective, row.key.case.bytes) for row in rows}
 
     def near(count: int) -> int:
@@ -216,9 +214,8 @@ def cell(value: Any) -> str:
 
 
 def columns_of(rows: list[Json], names: Iterable[str] = COLUMNS) -> Json:
-    """Returns the columns that tell rows apart, and in words what is the same in every row.
-
-    A column has its heading, what it shows, and the number by which it is sorted, None if there is none."""
+    """Returns the columns that tell rows apart, and in words what is the same in every row. A column has its
+    heading, what it shows, and the number by which it is sorted, None if there is none."""
     alike = [name for name in names if name not in _KEPT and len({row[name] for row in rows}) == 1]
     same = {name: rows[0][name] for name in alike}
     places = {name: value for name, value in same.items() if name in (*DIMENSIONS, "workload")}

@@ -35,10 +35,9 @@ _GRIDS = {
 
 
 def write(model: Model, directory: Path) -> list[Path]:
-    """Writes every picture for which there is data.
-
-    The names are stable: `bandwidth.png`, or `bandwidth_4_ranks.png` if the records hold several numbers of
-    ranks; `bandwidth_machine2.png` if they hold several machines."""
+    """Writes every picture for which there is data. The names are stable: `bandwidth.png`, or
+    `bandwidth_4_ranks.png` if the records hold several numbers of ranks; `bandwidth_machine2.png` if they
+    hold several machines."""
     return [
         files.write(
             directory / f"{name}.png",
@@ -107,9 +106,8 @@ def _parts(spec: Json) -> Iterator[Json]:
 
 
 def _choice(rows: list[Json], mode: str) -> Json:
-    """Returns the page's first choice, in `mode` if it was measured.
-
-    Of merged runs no row may have all of its values; then the usual value of those that are left counts."""
+    """Returns the page's first choice, in `mode` if it was measured. Of merged runs no row may have all of
+    its values; then the usual value of those that are left counts."""
     first = {dimension["name"]: dimension["first"] for dimension in payload.dimensions(rows)}
     for name in sorted(first, key=lambda name: name != "mode"):
         value = mode if name == "mode" else first[name]

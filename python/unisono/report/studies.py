@@ -36,9 +36,8 @@ _BANDWIDTH_MODES = ("throughput", "graph", "events", "latency")
 
 
 def _matrix(title: str, names: Sequence[str], values: Mapping[tuple[int, int], float], timed: bool) -> Table:
-    """Returns values (µs if `timed`, else GB/s): a row for each sender, a column for each receiver.
-
-    The colour of a cell says how much worse it is than the best one: a class of theme's scale `v`."""
+    """Returns values (µs if `timed`, else GB/s): a row for each sender, a column for each receiver. The
+    colour of a cell says how much worse it is than the best one: a class of theme's scale `v`."""
     best = (min if timed else max)(values.values())
 
     def cell(value: float | None) -> str | Cell:
@@ -115,10 +114,8 @@ def link_matrices(model: Model) -> list[Table]:
 
 
 def pair_matrices(model: Model) -> list[Table]:
-    """Returns a matrix for each pattern and backend that measured more than one pair.
-
-    Each is in the mode that suits a time or a bandwidth best. A pair in which both send stands for its
-    reverse as well."""
+    """Returns a matrix for each pattern and backend that measured more than one pair. Each is in the mode
+    that suits a time or a bandwidth best. A pair in which both send stands for its reverse as well."""
     rows = [row for row in model.all_rows if row.key.case.pair is not None]
     groups = group_by(rows, lambda row: (row.key.without("bytes", "mode", "pair", "placement"), row.backend))
     found = []
@@ -190,9 +187,8 @@ def has_line_rate(model: Model) -> bool:
 
 
 def fabric(model: Model) -> Table:
-    """Returns the results of all cases that a way of the fabric lane ran, by case, the fastest first.
-
-    Count: elements of one block. Gbit/s: what a rank sends to all others (bus bandwidth in bits)."""
+    """Returns the results of all cases that a way of the fabric lane ran, by case, the fastest first. Count:
+    elements of one block. Gbit/s: what a rank sends to all others (bus bandwidth in bits)."""
     cases = {row.key for row in model.all_rows if row.backend.startswith("fabric:")}
     rows = [row for row in model.all_rows if row.key in cases]
     rows.sort(key=lambda row: (row.key.case.collective, row.key.case.bytes, row.interval.median))

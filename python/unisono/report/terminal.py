@@ -47,7 +47,6 @@ def grid(table: b.Table, title: str = "") -> Table:
 
 def results(model: Model) -> Iterator[RenderableType]:
     """Yields every result, in the report's order, and what FAILED; above them what is the same in all rows.
-
     Of more than MOST_ROWS the first ones are shown, and a sentence counts the others."""
     found = [(row.key, row.backend, _numbers(row)) for row in model.all_rows]
     failed = [*(text.MISSING for _ in NUMBERS), "FAILED"]
@@ -88,9 +87,8 @@ def _numbers(row: Row) -> list[str]:
 
 
 def summary(model: Model) -> Iterator[RenderableType]:
-    """Yields the report's headlines: the subject against the fastest other backend of each case.
-
-    Each number of ranks has a table with a row per collective, and a sentence if not all cases are judged."""
+    """Yields the report's headlines: the subject against the fastest other backend of each case. Each number
+    of ranks has a table with a row per collective, and a sentence if not all cases are judged."""
     compared = [group for group in analysis.groups(model) if group.total.pairs]
     for group in compared:
         table = b.table(
@@ -114,9 +112,8 @@ def _count(verdict: Verdict, line: analysis.Headline) -> str:
 
 
 def unmeasured(model: Model) -> Iterator[str]:
-    """Says once for each reason why a backend left out cases that no backend measured.
-
-    The run has said at its beginning what concerns all backends."""
+    """Says once for each reason why a backend left out cases that no backend measured. The run has said at
+    its beginning what concerns all backends."""
     known = {row.key.case for row in model.all_rows} | {failure.case for _, failure in model.failures}
     alone = [skip for skip in model.skips if skip.case not in known and skip.case and skip.backend != "all"]
     for backend, what, reason in tables.skips(alone).rows:
