@@ -12,7 +12,7 @@ import report_data as data
 from unisono.bench import cases
 from unisono.records import Record, Workload, WorkloadStep, text
 from unisono.records.stats import Verdict
-from unisono.report import analysis, model, payload, tables, theme
+from unisono.report import analysis, figures, model, payload, tables, theme
 
 
 def _load(tmp_path: Path, *found: Record | list[Record]) -> model.Model:
@@ -305,3 +305,29 @@ def test_what_rows_share_is_said_once() -> None:
     assert found["words"] == {"mode": ["latency", "throughput"]}
     assert (found["columns"], found["rows"][:2]) == (["id", "mode"], [[0, 0], [1, 1]])
     assert payload.table([]) == {"same": {}, "words": {}, "columns": [], "rows": []}
+
+
+def test_every_result_stands_in_each_place_once_and_ticks_are_sizes_that_were_measured(
+    tmp_path: Path,
+) -> None:
+    sizes = [8 << i for i in range(20)]
+    found = [data.sweep(ranks=ranks, sizes=sizes) for ranks in (2, 4)]
+    loaded = model.load(data.write(tmp_path, data.run(), *found, data.end()))
+    rows = payload.results(loaded)
+    panels = figures.panels(rows)
+    for place in (figures.BANDWIDTH, figures.LATENCY):
+        own = [panel for panel in panels if panel.place == place]
+        assert sorted(row["id"] for panel in own for row in panel.rows) == [
+            r["id"] for r in rows if r["bytes"]
+        ]
+        assert all(len(panel.sizes) == 7 and set(panel.sizes) <= set(sizes) for panel in own)
+    spread = [panel for panel in panels if panel.place == figures.SPREAD]
+    assert {len({row["bytes"] for row in panel.rows}) for panel in spread} == {10, 1}
+    assert {panel.title for panel in spread} == {"all_reduce", "broadcast", "barrier"}
+
+
+def test_a_panel_without_a_property_fits_every_choice_of_it() -> None:
+    assert figures.fits({"ranks": 2, "op": None}, {"ranks": 2, "op": "sum"})
+    assert figures.fits({"ranks": 2}, {"ranks": 2, "op": "sum"})
+    assert not figures.fits({"ranks": 4}, {"ranks": 2, "op": "sum"})
+    assert not figures.fits({"ranks": 2, "root": 1}, {"ranks": 2, "root": 0})
