@@ -12,7 +12,7 @@ import report_data as data
 from unisono.bench import cases
 from unisono.records import Record, Workload, WorkloadStep, text
 from unisono.records.stats import Verdict
-from unisono.report import analysis, content, model, payload, theme
+from unisono.report import analysis, figures, model, payload, tables, theme
 
 
 def _load(tmp_path: Path, *found: Record | list[Record]) -> model.Model:
@@ -60,7 +60,7 @@ def test_a_verdict_is_against_all_peers(tmp_path: Path) -> None:
     assert [pair.verdict for pair in group.total.pairs] == [Verdict.SLOWER, Verdict.UNCLEAR, Verdict.FASTER]
     assert [pair.peer.backend for pair in group.total.pairs] == ["gloo", "mpi", "mpi"]
     (curve,) = analysis.curves(found)
-    assert [winner.sure for winner in curve.winners] == [False, False, True]
+    assert [winner.verdict is Verdict.FASTER for winner in curve.winners] == [False, False, True]
 
 
 def test_cases_that_only_variants_of_the_subject_ran_are_not_a_peers(tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_crossover_lies_where_the_curves_meet(tmp_path: Path, sizes: tuple[int, 
     loaded = _load(tmp_path, ours, theirs)
     (curve,) = analysis.curves(loaded)
     (crossing,) = curve.crossovers
-    assert crossing.left.row.backend == "unisono"
-    assert crossing.left.row.key.case.bytes == 1024
-    assert crossing.right.row.key.case.bytes == 16384
+    assert crossing.left.own.backend == "unisono"
+    assert crossing.left.own.key.case.bytes == 1024
+    assert crossing.right.own.key.case.bytes == 16384
     assert crossing.estimate == (pytest.approx(4096, rel=1e-3) if len(sizes) == 2 else None)
     assert curve.only is None
-    ((_, _, before, after, named),) = content.crossovers(loaded).rows
+    ((_, _, before, after, named),) = tables.crossovers(loaded).rows
     assert before == "unisono, 1 KiB (1.00 µs, mpi 4.00 µs)"
     assert after == "mpi, 16 KiB (4.00 µs, unisono 16.0 µs)"
     assert named.replace(" 4 KiB", " 4.00 KiB") == meet
@@ -98,7 +98,7 @@ def test_two_libraries_cross_below_a_third(tmp_path: Path) -> None:
     sizes = (64, 4096, 65536)
     found = [_exact(n, s, us) for n, own in times.items() for s, us in zip(sizes, own, strict=True)]
     (curve,) = analysis.curves(_load(tmp_path, found))
-    pairs = [(c.left.row.backend, c.right.row.backend, c.estimate is None) for c in curve.crossovers]
+    pairs = [(c.left.own.backend, c.right.own.backend, c.estimate is None) for c in curve.crossovers]
     assert sorted(pairs) == [
         ("gloo", "unisono:two_shot", False),
         ("mpi", "gloo", False),
@@ -137,10 +137,10 @@ def test_workload_costs_and_the_best_of_each(tmp_path: Path) -> None:
     )
     (cost,) = analysis.workload_costs(found)
     totals = {c.backend: c.unit and round(c.unit.median, 1) for c in cost.costs}
-    assert totals == {"unisono": 32.0, "mpi": 20.0, "gloo": None}
+    assert totals == {"unisono": 32.0, "mpi": 20.0, "gloo": None, "best of each": 12.0}
     assert cost.mix.unit is not None
     assert cost.mix.unit.median == pytest.approx(12.0, rel=1e-2)
-    table = content.workload_table(cost)
+    table = tables.workload(cost)
     assert table.head[1] == "Per layer"
     assert "10 layers" in table.head
     rows = {row[0]: row for row in table.rows}
@@ -168,8 +168,7 @@ def test_order_statistics_keep_the_ends(tmp_path: Path) -> None:
 def test_percentiles_only_where_the_count_carries_them(tmp_path: Path) -> None:
     shown = []
     for count in (71, 72, 367, 368):
-        row = _load(tmp_path / str(count), data.timed("unisono", data.case(), count=count)).all_rows[0]
-        r = payload.result(row, {})
+        (r,) = payload.results(_load(tmp_path / str(count), data.timed("unisono", data.case(), count=count)))
         shown.append([name for name in ("t_p95", "t_p99") if r[name] != text.MISSING])
     assert shown == [[], ["t_p95"], ["t_p95"], ["t_p95", "t_p99"]]
 
@@ -274,7 +273,8 @@ def test_runs_of_one_process_and_of_many_are_costed_apart(tmp_path: Path) -> Non
 def test_best_and_worst_say_what_they_are_of(tmp_path: Path) -> None:
     found = [data.exact(name, data.case(ranks=4), us) for name, us in (("unisono", 10.0), ("mpi", 20.0))]
     loaded = model.load(data.write(tmp_path, data.run(4), found, data.end()))
-    *_, best, worst = content.headline_cells(analysis.groups(loaded)[0].total)
+    ((*_, best, worst),) = tables.headlines([analysis.groups(loaded)[0].total]).rows
+    assert isinstance(best, str)
     assert best == worst
     assert best.startswith("2.00× at all_reduce 64 KiB f32 sum, 4 ranks, latency, plain (10.0 µs, mpi")  # noqa: RUF001
 
@@ -305,3 +305,29 @@ def test_what_rows_share_is_said_once() -> None:
     assert found["words"] == {"mode": ["latency", "throughput"]}
     assert (found["columns"], found["rows"][:2]) == (["id", "mode"], [[0, 0], [1, 1]])
     assert payload.table([]) == {"same": {}, "words": {}, "columns": [], "rows": []}
+
+
+def test_every_result_stands_in_each_place_once_and_ticks_are_sizes_that_were_measured(
+    tmp_path: Path,
+) -> None:
+    sizes = [8 << i for i in range(20)]
+    found = [data.sweep(ranks=ranks, sizes=sizes) for ranks in (2, 4)]
+    loaded = model.load(data.write(tmp_path, data.run(), *found, data.end()))
+    rows = payload.results(loaded)
+    panels = figures.panels(rows)
+    for place in (figures.BANDWIDTH, figures.LATENCY):
+        own = [panel for panel in panels if panel.place == place]
+        assert sorted(row["id"] for panel in own for row in panel.rows) == [
+            r["id"] for r in rows if r["bytes"]
+        ]
+        assert all(len(panel.sizes) == 7 and set(panel.sizes) <= set(sizes) for panel in own)
+    spread = [panel for panel in panels if panel.place == figures.SPREAD]
+    assert {len({row["bytes"] for row in panel.rows}) for panel in spread} == {10, 1}
+    assert {panel.title for panel in spread} == {"all_reduce", "broadcast", "barrier"}
+
+
+def test_a_panel_without_a_property_fits_every_choice_of_it() -> None:
+    assert figures.fits({"ranks": 2, "op": None}, {"ranks": 2, "op": "sum"})
+    assert figures.fits({"ranks": 2}, {"ranks": 2, "op": "sum"})
+    assert not figures.fits({"ranks": 4}, {"ranks": 2, "op": "sum"})
+    assert not figures.fits({"ranks": 2, "root": 1}, {"ranks": 2, "root": 0})

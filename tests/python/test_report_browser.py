@@ -115,7 +115,9 @@ def test_curves_of_a_scaling_and_matrices_of_pairs(browser: chromium.Browser, tm
     both = [data.scaled(kind, {1: 10.0, 2: 20.0, 4: 25.0}) for kind in ("weak", "strong")]
     data.write(tmp_path, data.run(4), data.pingpongs(4, (1, 3)), *both, data.end())
     page = _open(browser, _write(tmp_path))
-    charts = page.evaluate("document.querySelectorAll('#scaling .efficiency svg.marks').length")
+    charts = page.evaluate(
+        "document.querySelectorAll('#efficiency-weak svg.marks, #efficiency-strong svg.marks').length"
+    )
     assert charts == 2
     points = page.evaluate("document.querySelectorAll('#scaling .mark-symbol path').length")
     assert points == 2 * 3

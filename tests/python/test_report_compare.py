@@ -83,7 +83,7 @@ def test_what_only_one_side_has(tmp_path: Path) -> None:
     said = _text(found)
     assert "1 result only in A" in said
     assert "2 results only in B: unisono all_reduce 64 B" in said
-    assert "## 2 results only in B" in comparing.render_markdown(found)
+    assert "**2 results only in B**" in comparing.render_markdown(found)
 
 
 def test_rendering_shows_both_sides(tmp_path: Path) -> None:

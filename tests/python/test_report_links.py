@@ -21,7 +21,8 @@ from unisono.cli.app import app
 from unisono.cli.finish import FAILED, exit_code
 from unisono.errors import UnisonoError
 from unisono.records import Ceiling, Largest, Link, Record, read
-from unisono.report import model, payload, studies, terminal
+from unisono.report import html, model, studies, terminal
+from unisono.report.blocks import Cell
 
 
 def link(engine: str, pattern: str, **changes: Any) -> Link:
@@ -89,11 +90,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_slow_pair_stands_out(built: Path) -> None:
-    found = {matrix.title: matrix for matrix in studies.link_matrices(model.load(built))}
+    found = {table.title: table for table in studies.link_matrices(model.load(built))}
     copies = found["copy engine, one pair, one way, GB/s"]
-    assert copies.names == ["GPU 0", "GPU 1", "GPU 2"]
-    assert copies.cells[0] == [("", ""), ("390", "v0"), ("200", "v6")]
-    assert found["flag, round trip of a flag, µs"].cells[2][0] == ("1.30", "v0")
+    assert copies.head[1:] == ["GPU 0", "GPU 1", "GPU 2"]
+    assert copies.rows[0] == ["GPU 0", "", Cell("390", "v0"), Cell("200", "v6")]
+    assert found["flag, round trip of a flag, µs"].rows[2][1] == Cell("1.30", "v0")
 
 
 def test_page_and_twin_show_links_and_largest(built: Path) -> None:
@@ -118,7 +119,7 @@ def test_page_and_twin_show_links_and_largest(built: Path) -> None:
 
 def test_the_mode_shown_first_is_graph(built: Path) -> None:
     loaded = model.load(built)
-    page = payload.page(loaded)
+    page = html.page(loaded)
     first = {dimension["name"]: dimension["first"] for dimension in page["dimensions"]}
     assert (first["mode"], first["device"]) == ("graph", "cuda")
     assert {row.key.case.device for row in loaded.all_rows} == {"cuda"}

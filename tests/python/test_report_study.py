@@ -11,7 +11,8 @@ import report_data as data
 from unisono import report
 from unisono.bench import scaling
 from unisono.records import Scaling, text, vocabulary
-from unisono.report import analysis, compare, gate, method, model, payload, studies
+from unisono.report import analysis, compare, gate, html, model, payload, studies, tables
+from unisono.report.blocks import Cell
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_slow_pair_stands_out(built: Path) -> None:
-    found = {matrix.title: matrix for matrix in studies.pair_matrices(model.load(built))}
+    found = {table.title: table for table in studies.pair_matrices(model.load(built))}
     assert list(found) == [
         "half round trip: unisono, 8 B, µs (4 ranks, latency, plain)",
         "half round trip: mpi, 8 B, µs (4 ranks, latency, plain)",
@@ -37,13 +38,13 @@ def test_the_slow_pair_stands_out(built: Path) -> None:
         "both ways, each: mpi, 1 MiB, GB/s (4 ranks, throughput, plain)",
     ]
     times = found["half round trip: unisono, 8 B, µs (4 ranks, latency, plain)"]
-    assert times.names == ["rank 0", "rank 1", "rank 2", "rank 3"]
-    assert times.cells[1] == [("1.00", "v0"), ("", ""), ("1.00", "v0"), ("2.00", "v7")]
-    assert times.cells[3][1] == ("2.00", "v7")  # both send: the reverse is the same measurement
+    assert times.head[1:] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert times.rows[1] == ["rank 1", Cell("1.00", "v0"), "", Cell("1.00", "v0"), Cell("2.00", "v7")]
+    assert times.rows[3][2] == Cell("2.00", "v7")  # both send: the reverse is the same measurement
     bandwidth = found["one way: unisono, 1 MiB, GB/s (4 ranks, throughput, plain)"]
-    assert bandwidth.cells[0][1:] == [("10.5", "v0")] * 3
-    assert bandwidth.cells[1][3] == ("5.24", "v6")
-    assert bandwidth.cells[3] == [("", "")] * 4  # nobody measured it in that direction
+    assert bandwidth.rows[0][2:] == [Cell("10.5", "v0")] * 3
+    assert bandwidth.rows[1][4] == Cell("5.24", "v6")
+    assert bandwidth.rows[3][1:] == [""] * 4  # nobody measured it in that direction
 
 
 def test_one_pair_is_no_matrix(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_the_efficiency_of_either_kind(built: Path) -> None:
     assert [point.efficiency.median for point in strong.points] == pytest.approx([1, 0.25, 0.1])
     for point in weak.points[1:]:
         assert point.efficiency.low < point.efficiency.median < point.efficiency.high
-    head = studies.scaling_table(model.load(built), "weak").head
+    head = studies.scaling(model.load(built), "weak").head
     assert head[4:] == ["1 rank", "2 ranks", "4 ranks"]
 
 
@@ -90,7 +91,7 @@ def test_efficiency_is_against_the_fewest_ranks_measured(tmp_path: Path) -> None
     loaded = model.load(tmp_path)
     (one,) = analysis.efficiencies(loaded)  # of one number of ranks alone nothing can be said
     assert [point.efficiency.median for point in one.points] == pytest.approx([1, 0.5])
-    assert studies.scaling_table(loaded, "strong").head[4:] == ["2 ranks", "8 ranks on 2 nodes"]
+    assert studies.scaling(loaded, "strong").head[4:] == ["2 ranks", "8 ranks on 2 nodes"]
 
 
 def test_the_points_of_a_scaling_stay_apart_from_the_sweep(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_the_points_of_a_scaling_stay_apart_from_the_sweep(tmp_path: Path) -> No
     point = Scaling(kind="strong", bytes=131072)
     found.append(data.exact("unisono", msgspec.structs.replace(plain.case, scaling=point), 3.0))
     data.write(tmp_path, data.run(), found, data.end())
-    page = payload.page(model.load(tmp_path))
+    page = html.page(model.load(tmp_path))
     index = page["results"]["columns"].index("scaling")
     assert sorted(row[index] for row in page["results"]["rows"]) == ["none", "none", "strong", "weak"]
     (headline,) = analysis.groups(model.load(tmp_path))
@@ -113,7 +114,7 @@ def test_page_and_twin_show_it_all(built: Path) -> None:
         assert f'<section id="{section}">' in page
         assert f"## {section.capitalize()}" in twin
     assert '<td class="v7">2.00</td>' in page
-    assert 'data-kind="weak"' in page
+    assert 'id="efficiency-weak"' in page
     plain = twin.replace("\\", "")
     for words in (
         "pingpong, half round trip 8 B f32",
@@ -126,7 +127,7 @@ def test_page_and_twin_show_it_all(built: Path) -> None:
     for image in ("pairs", "efficiency_weak", "efficiency_strong"):
         assert f"]({image}.png)" in twin
         assert (built / f"{image}.png").stat().st_size > 1000
-    factors = {name: formula for name, formula, _ in method.factors(model.load(built))}
+    factors = {name: formula for name, formula, _ in tables.factors(model.load(built)).rows}
     assert factors["pingpong"] == "1, of one direction"
 
 

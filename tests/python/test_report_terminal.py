@@ -31,7 +31,7 @@ def printed(directory: Path, *found: Record | list[Record], code: int = OK) -> l
 def test_the_numbers_of_one_backend_are_printed(tmp_path: Path) -> None:
     sizes = [data.result("unisono", data.case(size=size), [us] * 6) for size, us in ((8, 1.0), (4096, 2.0))]
     said = printed(tmp_path, [*sizes])
-    assert said[0] == "2 ranks, all_reduce, f32, sum, out of place, plain, latency, unisono"
+    assert said[0] == "all_reduce, 2 ranks, latency, plain, out of place, f32, sum, unisono"
     assert said[1] == "size time µs 95 % algbw GB/s busbw GB/s check"
     assert said[3:5] == ["8 B 1.00 1.00 to 1.00 0.00800 0.00800 ok", "4 KiB 2.00 2.00 to 2.00 2.05 2.05 ok"]
 
@@ -41,7 +41,7 @@ def test_what_differs_has_a_column_and_what_failed_or_is_unchecked_says_so(tmp_p
     unchecked = data.result("mpi", case, [3.0] * 6, verification=UNCHECKED)
     failed = data.failure("gloo", data.case("broadcast", 4096))
     said = printed(tmp_path, [data.result("unisono", case, [1.0] * 6), unchecked, failed], code=FAILED)
-    assert said[0] == "2 ranks, f32, out of place, plain, latency"
+    assert said[0] == "2 ranks, latency, plain, out of place, f32"
     assert said[1] == "collective size op root backend time µs 95 % algbw GB/s busbw GB/s check"
     rows = said[3:6]
     assert rows[0].startswith("all_reduce 8 B sum unisono 1.00") and rows[0].endswith("ok")

@@ -11,7 +11,7 @@ import report_data as data
 WITHOUT = """
 import sys
 from importlib.abc import MetaPathFinder
-ABSENT = "altair", "jinja2", "vl_convert"
+ABSENT = "jinja2", "vl_convert"
 class Absent(MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name.partition(".")[0] in ABSENT:
@@ -37,7 +37,7 @@ def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_summary_and_the_gate_need_no_altair(tmp_path: Path) -> None:
+def test_the_summary_and_the_gate_need_no_package_of_the_plots(tmp_path: Path) -> None:
     data.write(tmp_path, data.run(), data.sweep(), data.end())
     summary = WITHOUT.replace("from unisono import cli\ncli.main()\n", "") + SUMMARY
     found = run(summary, str(tmp_path), "records")
@@ -45,7 +45,7 @@ def test_the_summary_and_the_gate_need_no_altair(tmp_path: Path) -> None:
     assert "against the fastest other backend" in found.stdout
     found = run(summary, str(tmp_path), "report")
     assert found.returncode == 0, found.stderr
-    assert "the report needs altair, jinja2, vl_convert: `pip install 'unisono[bench]'`" in found.stdout
+    assert "the report needs jinja2 and vl_convert: `pip install 'unisono[bench]'`" in found.stdout
     assert run(WITHOUT, "gate", str(tmp_path)).returncode in (0, 1)
 
 

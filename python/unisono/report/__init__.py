@@ -1,4 +1,4 @@
-"""The report of a bench run: report.html, report.md and PNG plots, all made from the records alone."""
+"""The report of a bench run: report.html, report.md and pictures, all made from the records alone."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ __all__ = ["build"]
 
 
 def build(path: Path, out: Path | None = None) -> list[Path]:
-    """Writes report.html, report.md and the plots of the records at `path` (a file, or a directory whose
-    records files merge) into `out`, which is the directory of the records unless given. Returns what was
-    written, the page first.
+    """Writes the report of the records at `path` (a file, or a directory whose records files merge) into
+    `out`, or beside the records. The same records give the same bytes.
 
-    The same records give the same report.md, byte by byte. Raises what
-    `model.load` raises, ImportError where a package for the plots is missing, and ResourceError, which names
-    the file, where one cannot be written."""
-    missing = [name for name in ("altair", "jinja2", "vl_convert") if find_spec(name) is None]
+    Returns: what was written, the page first.
+    Throws: what `model.load` throws; ImportError without a package for the charts; ResourceError, which names
+    the file, if one cannot be written."""
+    missing = [name for name in ("jinja2", "vl_convert") if find_spec(name) is None]
     if missing:
         raise ImportError(
-            f"the report needs {', '.join(missing)}: `pip install 'unisono[bench]'`, or copy the records to "
-            "a machine that has them and run `unisono report DIR` there."
+            f"the report needs {' and '.join(missing)}: `pip install 'unisono[bench]'`, or copy the records "
+            "to a machine that has them and run `unisono report DIR` there."
         )
     from unisono import files
 
@@ -32,7 +31,5 @@ def build(path: Path, out: Path | None = None) -> list[Path]:
     directory = Path(out) if out is not None else path if path.is_dir() else path.parent
     images = plots.write(model, directory)
     page = files.write(directory / "report.html", html.render(model).encode())
-    twin = files.write(
-        directory / "report.md", markdown.render(model, [image.name for image in images]).encode()
-    )
-    return [page, twin, *images]
+    words = markdown.render(model, [image.name for image in images])
+    return [page, files.write(directory / "report.md", words.encode()), *images]

@@ -1,5 +1,4 @@
-"""What the report concludes from the rows: headline, crossovers, the cost of workloads. No formatting
-here."""
+"""Draws the report's conclusions from the rows: headlines, crossovers, efficiencies, costs of workloads."""
 
 from __future__ import annotations
 
@@ -10,7 +9,9 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from unisono.records import Case, Workload, WorkloadStep, stats
+import msgspec
+
+from unisono.records import Scaling, Workload, stats
 from unisono.records.stats import Interval, Verdict
 from unisono.records.vocabulary import collective_order, family, title
 
@@ -22,15 +23,22 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Groups items by key, in the order in which the keys first appear."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 @dataclass(frozen=True)
 class Headline:
-    """The speed-up over a set of cases. `mean` is the geometric mean of the ratios of medians, peer over
-    subject."""
+    """Sums up the speed-up over a set of cases. `mean` is the geometric mean of peer's over own median."""
 
     title: str
     pairs: list[Pair]
     alone: int  # cases of the subject without a peer
-    missing: int  # cases that only peers have
+    missing: int  # cases that only peers ran
 
     @property
     def mean(self) -> float:
@@ -42,7 +50,7 @@ class Headline:
 
     @property
     def judged(self) -> int:
-        """Cases on which a verdict can be given."""
+        """Returns the number of cases with enough visits for a verdict."""
         return sum(pair.sure or pair.verdict is Verdict.SLOWER for pair in self.pairs)
 
     @property
@@ -56,20 +64,12 @@ class Headline:
 
 @dataclass(frozen=True)
 class Group:
-    """One machine and number of ranks: the headline over everything, and one per collective."""
+    """Holds the headlines of one machine and number of ranks: over everything, and one per collective."""
 
     machine: int
     ranks: int
     total: Headline
     collectives: list[Headline]
-
-
-def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Items by key, in the order in which the keys first appear."""
-    groups: dict[K, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 def headline(title: str, rows: list[Row], subject: str | None) -> Headline:
@@ -78,120 +78,99 @@ def headline(title: str, rows: list[Row], subject: str | None) -> Headline:
 
 
 def groups(model: Model) -> list[Group]:
-    """The headlines, for each machine and number of ranks."""
+    """Returns the headlines of each machine and number of ranks."""
     found = []
-    for (machine, ranks), rows in sorted(
-        group_by(model.rows, lambda r: (r.key.machine, r.key.case.ranks)).items()
-    ):
-        by_collective = sorted(
-            group_by(rows, lambda r: title(r.key.case)).items(), key=lambda item: collective_order(item[0])
-        )
-        each = [headline(name, members, model.subject) for name, members in by_collective]
+    by_ranks = group_by(model.rows, lambda row: (row.key.machine, row.key.case.ranks))
+    for (machine, ranks), rows in sorted(by_ranks.items()):
+        by_title = group_by(rows, lambda row: title(row.key.case))
+        each = [
+            headline(name, by_title[name], model.subject) for name in sorted(by_title, key=collective_order)
+        ]
         found.append(Group(machine, ranks, headline("all cases", rows, model.subject), each))
     return found
 
 
 @dataclass(frozen=True)
-class Winner:
-    """The fastest backend of several at one size, and its rivals by their medians; `sure` where it is FASTER
-    than all of them."""
-
-    row: Row
-    rivals: tuple[Row, ...]
-
-    @property
-    def second(self) -> Row | None:
-        return self.rivals[0] if self.rivals else None
-
-    @property
-    def sure(self) -> bool:
-        own = self.row.interval
-        return all(stats.verdict(own, rival.interval) is Verdict.FASTER for rival in self.rivals)
-
-
-@dataclass(frozen=True)
 class Crossover:
-    """Of two libraries one is faster up to `left.row`'s size, the other from `right.row`'s size on, both
-    confidently. `estimate` (bytes) is where their two curves meet, interpolated on logarithmic axes, between
-    two neighbouring sizes; None where neither is confidently the faster at sizes in between."""
+    """Says that one library is confidently the faster up to `left`'s size, another from `right`'s size on.
+    `estimate` (bytes) is the size at which their curves meet, interpolated on logarithmic axes between two
+    neighbouring sizes. It is None if neither is confidently the faster at sizes in between."""
 
-    left: Winner
-    right: Winner
+    left: Pair
+    right: Pair
     estimate: float | None
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One case over all its sizes: who is fastest where."""
+    """Compares all backends on one case over its sizes. `winners` are the fastest at each contested size."""
 
     key: Key  # of the smallest size
-    winners: list[Winner]
+    winners: list[Pair]
     crossovers: list[Crossover]
 
     @property
     def only(self) -> str | None:
-        """The backend that is never confidently overtaken, where one is somewhere confidently the fastest."""
-        names = {winner.row.backend for winner in self.winners if winner.sure and winner.second is not None}
+        """Returns the backend that is confidently the fastest somewhere and never confidently overtaken."""
+        names = {winner.own.backend for winner in self.winners if winner.verdict is Verdict.FASTER}
         return names.pop() if len(names) == 1 else None
 
 
-def _without_size(key: Key) -> tuple[object, ...]:
-    c = key.case
-    scaling = c.scaling.kind if c.scaling else None
-    place = (key.machine, c.ranks, c.device, c.one_process, c.mode, c.memory, c.placement, scaling)
-    return (*place, c.collective, c.pattern, c.pair, c.streams, c.dtype, c.op, c.root)
+def _without_size(key: Key) -> Key:
+    scaling = key.case.scaling and Scaling(kind=key.case.scaling.kind, bytes=0)
+    case = msgspec.structs.replace(key.case, scaling=scaling)
+    return Key(key.machine, key.workload, case).without("bytes")
 
 
 def curves(model: Model) -> list[Curve]:
-    """For every case that at least two backends ran: the fastest at each size, and where one library
-    overtakes another."""
+    """Returns for every case that at least two backends ran who is the fastest at each size, and where one
+    library overtakes another."""
     found = []
     sweep = [row for row in model.all_rows if row.key.workload is None]
     for members in group_by(sweep, lambda row: _without_size(row.key)).values():
-        by_size = sorted(group_by(members, lambda row: row.key.case.bytes).items())
-        if not any(len(rows) > 1 for _, rows in by_size):
-            continue
-        table = {size: {row.backend: row for row in rows} for size, rows in by_size}
-        names = [name for name in model.backends if any(name in rows for rows in table.values())]
+        sizes = group_by(members, lambda row: row.key.case.bytes)
+        table = [{row.backend: row for row in sizes[size]} for size in sorted(sizes)]
+        winners = [_winner(rows.values()) for rows in table if len(rows) > 1]
+        names = {name for rows in table for name in rows}
         crossings = []
-        for one, other in itertools.combinations(names, 2):
+        for one, other in itertools.combinations([n for n in model.backends if n in names], 2):
             if family(one) != family(other):
-                common = [rows for rows in table.values() if one in rows and other in rows]
-                crossings += _crossings([(rows[one], rows[other]) for rows in common])
-        found.append(Curve(members[0].key, [_winner(rows.values()) for rows in table.values()], crossings))
+                common = [(rows[one], rows[other]) for rows in table if one in rows and other in rows]
+                crossings += _crossings(common)
+        if winners:
+            found.append(Curve(members[0].key, winners, crossings))
     return sorted(found, key=lambda curve: curve.key.order())
 
 
-def _winner(rows: Iterable[Row]) -> Winner:
-    first, *rest = sorted(rows, key=lambda row: row.interval.median)
-    return Winner(first, tuple(rest))
+def _winner(rows: Iterable[Row]) -> Pair:
+    """Compares the fastest of at least two rows with the others."""
+    first, second, *others = sorted(rows, key=lambda row: row.interval.median)
+    return Pair(first, second, tuple(others))
 
 
 def _crossings(sizes: list[tuple[Row, Row]]) -> list[Crossover]:
-    """Of two backends at all sizes that both ran, in ascending order."""
+    """Returns the crossovers of two backends; `sizes` are those that both ran, in ascending order."""
     winners = [(index, _winner(both)) for index, both in enumerate(sizes)]
+    sure = [one for one in winners if one[1].verdict is Verdict.FASTER]
     return [
         Crossover(left, right, _estimate(left, right) if before + 1 == after else None)
-        for (before, left), (after, right) in itertools.pairwise(one for one in winners if one[1].sure)
-        if left.row.backend != right.row.backend
+        for (before, left), (after, right) in itertools.pairwise(sure)
+        if left.own.backend != right.own.backend
     ]
 
 
-def _estimate(left: Winner, right: Winner) -> float | None:
-    """Where log(time of one / time of the other), linear in log(size) between the two sizes, is zero."""
-    assert left.second is not None and right.second is not None
-    sizes = (left.row.key.case.bytes, right.row.key.case.bytes)
+def _estimate(left: Pair, right: Pair) -> float | None:
+    """Returns the size at which log(time of one / time of the other), linear in log(size), is zero."""
+    sizes = (left.own.key.case.bytes, right.own.key.case.bytes)
     if sizes[0] <= 0:
         return None
-    before = math.log(left.row.interval.median / left.second.interval.median)
-    after = math.log(right.second.interval.median / right.row.interval.median)
-    share = before / (before - after)
+    share = math.log(left.ratio) / (math.log(left.ratio) + math.log(right.ratio))
     return math.exp(math.log(sizes[0]) + share * (math.log(sizes[1]) - math.log(sizes[0])))
 
 
 @dataclass(frozen=True)
 class Point:
-    """One number of ranks; `efficiency` is 1 for the fewest, its interval from those of both times."""
+    """Holds the efficiency on one number of ranks, with its interval; the fewest ranks have 1."""
 
     row: Row
     efficiency: Interval
@@ -199,22 +178,22 @@ class Point:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """One backend's curve over the numbers of ranks. Curves of the same `where` differ in the backend."""
+    """Holds one backend's curve over the numbers of ranks. Curves of the same `where` share a chart."""
 
     kind: str
-    bytes: int  # that a rank (weak), or all together (strong), bring
+    bytes: int  # that a rank (weak), or all ranks together (strong), bring
     backend: str
     points: list[Point]
-    where: tuple[object, ...]
+    where: Key
 
 
 def efficiencies(model: Model) -> list[Efficiency]:
-    """Of every case that `unisono scaling` measured on at least two numbers of ranks. With the fewest ranks
-    n0: weak t(n0) / t(n), strong n0 t(n0) / (n t(n))."""
+    """Returns a curve for every case that `unisono scaling` measured on at least two numbers of ranks. With
+    n0 the fewest ranks, weak efficiency is t(n0) / t(n), strong efficiency n0 t(n0) / (n t(n))."""
     found = []
     rows = [row for row in model.all_rows if row.key.case.scaling is not None]
-    for where, members in group_by(rows, _without_ranks).items():
-        scaling = members[0].key.case.scaling
+    for where, members in group_by(rows, lambda row: row.key.without("bytes", "ranks")).items():
+        scaling = where.case.scaling
         assert scaling is not None
         for backend, own in group_by(members, lambda row: row.backend).items():
             own.sort(key=lambda row: row.key.case.ranks)
@@ -225,15 +204,9 @@ def efficiencies(model: Model) -> list[Efficiency]:
 
 
 def _curve_order(one: Efficiency) -> tuple[object, ...]:
-    """Weak before strong, then by collective and its sizes."""
+    """Sorts weak before strong, then by collective and size."""
     key = one.points[0].row.key
     return (one.kind != "weak", *collective_order(title(key.case)), key.case.dtype, one.bytes, key.order())
-
-
-def _without_ranks(row: Row) -> tuple[object, ...]:
-    c = row.key.case
-    place = (row.key.machine, c.scaling, c.device, c.one_process, c.mode, c.memory, c.placement)
-    return (*place, c.collective, c.streams, c.dtype, c.op, c.root)
 
 
 def _efficiency(kind: str, fewest: Row, row: Row) -> Interval:
@@ -248,77 +221,66 @@ def _efficiency(kind: str, fewest: Row, row: Row) -> Interval:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one unit of a workload costs on one backend (or on the best of each): the sum of calls x median.
-    The interval adds the ends of the intervals, so it covers at least what theirs do."""
+    """Holds the time of one unit of a workload on one backend, or on the best of each: the sum of calls times
+    median. The interval adds the ends of the intervals, so it covers at least what they cover."""
 
     backend: str
-    parts: list[Row | None]  # one per step; None: not measured
-    unit: Interval | None  # None where a part is missing
+    parts: list[Row | None]  # one per step; None if the step was not measured
+    unit: Interval | None  # None if a part is missing
 
 
 @dataclass(frozen=True)
 class WorkloadCost:
-    """One workload on one machine, number of ranks, mode and kind of memory."""
+    """Holds the costs of one workload on one machine, number of ranks, mode and kind of memory. `mix` takes
+    the best backend for each step; it is the last of `costs` if there are several backends."""
 
     workload: Workload
     key: Key
     costs: list[Cost]
-    mix: Cost  # the best backend for each step
+    mix: Cost
 
-    def saving(self, cost: Cost) -> float | None:
-        """The share of `cost`'s time that choosing the best backend for each step saves."""
-        if cost.unit is None or self.mix.unit is None:
+    def saved(self, cost: Cost) -> float | None:
+        """Returns the time (µs per unit) that the best backend for each step saves over `cost`."""
+        if cost is self.mix or cost.unit is None or self.mix.unit is None:
             return None
-        return 1.0 - self.mix.unit.median / cost.unit.median
-
-
-def _matches(step: WorkloadStep, case: Case) -> bool:
-    return (step.collective, step.bytes, step.dtype, step.op) == (
-        case.collective,
-        case.bytes,
-        case.dtype,
-        case.op,
-    )
+        return cost.unit.median - self.mix.unit.median
 
 
 def workload_costs(model: Model) -> list[WorkloadCost]:
-    """Every workload that was measured, for each machine, number of ranks, mode, kind of memory and
-    placement."""
+    """Returns the costs of every workload, machine, number of ranks, mode, kind of memory and placement."""
     found = []
     for ranks, workload in model.workloads:
-        rows_of = [row for row in model.workload_rows if row.key.workload == workload.name]
-        mine = [row for row in rows_of if row.key.case.ranks == ranks]
-        for rows in group_by(mine, _workload_slice).values():
-            costs = []
-            for backend in model.backends:
-                ours = [row for row in rows if row.backend == backend]
-                if ours:
-                    parts = [next((r for r in ours if _matches(s, r.key.case)), None) for s in workload.steps]
-                    costs.append(Cost(backend, parts, _total(workload, parts)))
-            best = [_fastest([cost.parts[i] for cost in costs]) for i in range(len(workload.steps))]
-            found.append(
-                WorkloadCost(workload, rows[0].key, costs, Cost(BEST_OF_EACH, best, _total(workload, best)))
-            )
+        of_workload = [row for row in model.workload_rows if row.key.workload == workload.name]
+        mine = [row for row in of_workload if row.key.case.ranks == ranks]
+        for rows in group_by(mine, lambda row: row.key.without(*_STEP, "root", "streams")).values():
+            each = {name: [r for r in rows if r.backend == name] for name in model.backends}
+            costs = [_cost(workload, name, _parts(workload, own)) for name, own in each.items() if own]
+            mix = _cost(workload, BEST_OF_EACH, _parts(workload, rows))
+            found.append(WorkloadCost(workload, rows[0].key, [*costs, mix] if len(costs) > 1 else costs, mix))
     return found
 
 
-def _workload_slice(row: Row) -> tuple[int | str | bool, ...]:
-    c = row.key.case
-    return (row.key.machine, c.ranks, c.mode, c.memory, c.placement, c.device, c.one_process)
+_STEP = ("collective", "bytes", "dtype", "op")  # the fields that a step of a workload shares with its case
 
 
-def _fastest(parts: list[Row | None]) -> Row | None:
-    return min((p for p in parts if p is not None), key=lambda row: row.interval.median, default=None)
+def _parts(workload: Workload, rows: list[Row]) -> list[Row | None]:
+    """Returns the fastest row of each step."""
+
+    def values(thing: object) -> list[object]:
+        return [getattr(thing, name) for name in _STEP]
+
+    by_time = sorted(rows, key=lambda row: row.interval.median)
+    return [next((r for r in by_time if values(r.key.case) == values(s)), None) for s in workload.steps]
 
 
-def _total(workload: Workload, parts: list[Row | None]) -> Interval | None:
-    rows = [part for part in parts if part is not None]
-    if not rows or len(rows) != len(parts):
-        return None
+def _cost(workload: Workload, backend: str, parts: list[Row | None]) -> Cost:
+    intervals = [part.interval for part in parts if part is not None]
+    if not intervals or len(intervals) != len(parts):
+        return Cost(backend, parts, None)
     calls = [step.calls for step in workload.steps]
-    intervals = [row.interval for row in rows]
-    return Interval(
-        math.fsum(n * i.median for n, i in zip(calls, intervals, strict=True)),
-        math.fsum(n * i.low for n, i in zip(calls, intervals, strict=True)),
-        math.fsum(n * i.high for n, i in zip(calls, intervals, strict=True)),
-    )
+
+    def total(ends: list[float]) -> float:
+        return math.fsum(n * end for n, end in zip(calls, ends, strict=True))
+
+    median, low, high = (total([getattr(i, end) for i in intervals]) for end in ("median", "low", "high"))
+    return Cost(backend, parts, Interval(median, low, high))

@@ -10,17 +10,26 @@ const options = {
   tooltip: { disableDefaultStyle: true },
 };
 
-function draw(element, name, rows, change = () => {}) {
-  const spec = structuredClone(data.specs[name]);
+// Draws a figure of figures.py in an element; `change` may change the template further.
+function draw(element, { template, rows, height, sizes = [], decades = true }, change = () => {}) {
+  const spec = structuredClone(data.specs[template]);
   spec.datasets = { rows };
   spec.width = "container";
   if (spec.height?.step) spec.height = spec.height.step * lines(spec, rows); // Vega-Lite warns of steps beside a container
+  if (height) spec.height = height;
+  for (const { x, y } of encodings(spec)) {
+    if (x?.axis && sizes.length) x.axis.values = sizes;
+    if (y?.axis && !decades) delete y.axis.values;
+  }
+  // In cells narrower than about 50 points the text is small and bare.
+  const columns = unique(rows.map((row) => row.column)).length;
+  for (const param of spec.params ?? []) param.value = element.clientWidth - 120 < 50 * columns;
   change(spec);
   const before = views.get(element) ?? Promise.resolve(null);
   const now = before
     .then((old) => old?.finalize())
     .then(() => vegaEmbed(element, spec, { ...options, config: data.config }))
-    .catch((error) => report(`${name}: ${error}`));
+    .catch((error) => report(`${template}: ${error}`));
   views.set(element, now);
   return now;
 }
@@ -32,107 +41,51 @@ function lines(spec, rows) {
   return unique(rows.map((row) => (field === "label" ? `${row.collective} ${row.backend}` : row[field]))).length;
 }
 
-// Ticks at sizes that were measured, at most seven.
-function tickAtSizes(spec, rows) {
-  const sizes = unique(rows.map((row) => row.column)).sort((a, b) => a - b);
-  const step = Math.ceil(sizes.length / 7);
-  const values = sizes.filter((_, i) => i % step === 0);
-  for (const { x } of encodings(spec)) if (x?.axis) x.axis.values = values;
-}
-
-// Over less than a decade Vega's own ticks are better than 1, 2, 5.
-function tickAtTimes(spec, low, high) {
-  if (!(high < 10 * low)) return;
-  for (const { y } of encodings(spec)) if (y?.axis) delete y.axis.values;
-}
-const extent = (rows, of) => [Math.min(...rows.map((row) => of(row)[0])), Math.max(...rows.map((row) => of(row)[1]))];
-
-function tickCurves(spec, rows) {
-  tickAtSizes(spec, rows);
-  tickAtTimes(spec, ...extent(rows, (row) => [row.low, row.high]));
-}
-
-// At most ten of the sizes, evenly spaced, the first and the last included.
-function fewSizes(rows) {
-  const columns = unique(rows.map((row) => row.column)).sort((a, b) => a - b);
-  const last = columns.length - 1;
-  const kept = last < 10 ? columns : [...Array(10).keys()].map((i) => columns[Math.round((i * last) / 9)]);
-  return rows.filter((row) => kept.includes(row.column));
-}
-
-const tickSpread = (spec, rows) =>
-  tickAtTimes(spec, ...extent(rows, (row) => [row.min / row.median, row.max / row.median]));
-
-// In cells narrower than about 50 points the text is small and bare.
-function dense(spec, rows, plot) {
-  const columns = unique(rows.map((row) => row.column)).length;
-  for (const param of spec.params ?? []) if (param.name === "dense") param.value = plot.clientWidth - 120 < 50 * columns;
-}
-
-function figure(parent, title, detail = "") {
+// Adds a place for a drawing to its parent, in a frame with a caption if there is a title.
+function frame(parent, title, detail) {
   const plot = make("div", { className: "plot" });
   const caption = make("figcaption", {}, title);
   if (detail) caption.append(make("small", { textContent: detail }));
-  parent.append(make("figure", {}, caption, plot));
+  parent.append(title ? make("figure", {}, caption, plot) : plot);
   return plot;
 }
 
 const nothing = (parent, message = "Nothing was measured for this selection.") =>
   parent.replaceChildren(make("p", { className: "empty", textContent: message }));
 
-function drawHeat() {
-  const parent = byId("heat");
+// Draws figures in place of what stood there.
+function show(place, figures, message) {
+  const parent = byId(place);
   parent.replaceChildren();
-  const chosen = cells.filter((cell) => fits(cell, selection, ["mode", "memory"]));
-  const jobs = [];
-  for (const mode of unique(chosen.map((cell) => cell.mode))) {
-    const memories = unique(chosen.map((cell) => cell.memory).filter((memory) => memory !== null));
-    for (const memory of memories.length ? memories : [null]) {
-      const rows = chosen.filter((cell) => cell.mode === mode && (cell.memory === memory || cell.memory === null));
-      if (!rows.some((cell) => cell.memory === memory)) continue;
-      const plot = figure(parent, spaced(mode), memory === null ? "" : `${spaced(memory)} buffers`);
-      jobs.push(draw(plot, "heat", rows, (spec) => dense(spec, rows, plot)));
-    }
-  }
-  if (!jobs.length) nothing(parent, "There is no pair of results to compare in this selection.");
-  return jobs;
+  if (!figures.length) nothing(parent, message);
+  return figures.map((figure) => draw(frame(parent, figure.title, figure.detail), figure));
 }
 
-function drawPanels(id, name, keep, height, change, thin = (rows) => rows) {
-  const parent = byId(id);
-  parent.replaceChildren();
-  const rows = sweep.filter((row) => fits(row, selection) && keep(row));
-  const jobs = unique(rows.map((row) => row.collective)).map((collective) => {
-    const own = thin(rows.filter((row) => row.collective === collective));
-    const plot = figure(parent, collective, unique(own.map((row) => row.op).filter(Boolean)).join(", "));
-    return draw(plot, name, own, (spec) => {
-      spec.height = height;
-      change(spec, own);
-    });
+// A heatmap for each mode and kind of memory; what has no memory (a barrier) stands in each.
+function heatmaps() {
+  const chosen = cells.filter((cell) => fits({ ...cell, mode: null, memory: null }, selection));
+  return unique(chosen.map((cell) => cell.mode)).flatMap((mode) => {
+    const own = chosen.filter((cell) => cell.mode === mode);
+    const memories = unique(own.map((cell) => cell.memory).filter((memory) => memory !== null));
+    return (memories.length ? memories : [null]).map((memory) => ({
+      template: "heat",
+      rows: own.filter((cell) => cell.memory === memory || cell.memory === null),
+      title: mode,
+      detail: memory === null ? "" : `${memory} buffers`,
+    }));
   });
-  if (!jobs.length) nothing(parent);
-  return jobs;
-}
-
-function drawGrid(id, name) {
-  const rows = sweep.filter((row) => fits(row, selection) && row[name] !== null);
-  const parent = byId(id);
-  const plot = make("div", { className: "plot" });
-  parent.replaceChildren(plot);
-  if (!rows.length) return nothing(parent), [];
-  return [draw(plot, name, rows, (spec) => dense(spec, rows, plot))];
 }
 
 function drawSelection() {
-  return [
-    ...drawHeat(),
-    ...drawPanels("bandwidth-panels", "bandwidth", (row) => row.bytes > 0, 210, tickCurves),
-    ...drawPanels("latency-panels", "latency", (row) => row.bytes > 0, 210, tickCurves),
-    ...drawPanels("spread-panels", "spread", () => true, 170, tickSpread, fewSizes),
-    ...drawGrid("cv", "cv"),
-    ...drawGrid("sol-grid", "sol"),
-    ...pickCases(),
-  ];
+  const rows = sweep.filter((row) => fits(row, selection));
+  const grid = (metric) => [{ template: metric, rows: rows.filter((row) => row[metric] !== null) }].filter((figure) => figure.rows.length);
+  const panels = data.panels.filter(({ choice }) => fits(choice, selection));
+  const jobs = ["bandwidth-panels", "latency-panels", "spread-panels"].flatMap((place) => {
+    const own = panels.filter((panel) => panel.place === place);
+    return show(place, own.map((panel) => ({ ...panel, rows: panel.rows.map((id) => results[id]) })));
+  });
+  jobs.push(...show("heat", heatmaps(), "There is no pair of results to compare in this selection."));
+  return [...jobs, ...show("cv", grid("cv")), ...show("sol-grid", grid("sol")), ...pickCases()];
 }
 
 // --- one case's distribution --------------------------------------------------------------------------------------
@@ -192,7 +145,7 @@ function drawDistribution(rows) {
   const plot = make("div", { className: "plot" });
   byId("samples").replaceChildren(plot);
   return [
-    draw(plot, "distribution", [...shown, ...curve], (spec) => {
+    draw(plot, { template: "distribution", rows: [...shown, ...curve] }, (spec) => {
       delete spec.width; // "container" is for single charts; should the window shrink, page.css fits these in
       for (const part of spec.vconcat) part.width = Math.max(plot.clientWidth - axis, 160);
       for (const { x } of spec.vconcat.flatMap(encodings)) if (x) x.scale = { ...x.scale, type: "log", nice: false, domain };

@@ -1,29 +1,29 @@
-"""Two runs, case by case: is B faster than A?"""
+"""Compares two runs case by case: is B faster than A?"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from unisono.records import Case, stats, text
 from unisono.records.stats import Verdict
 from unisono.records.vocabulary import case_text
 
-from .markdown import table as markdown_table
+from . import markdown, terminal
+from .blocks import Block, Cell, Items, Text, left, right, table
 from .model import Model, Row, load
+from .tables import timed
 
-_STYLES = {Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.SAME: "dim", Verdict.UNCLEAR: "yellow"}
-_HEAD = ["Verdict", "Backend", "Case", "A", "A 95 %", "B", "B 95 %", "A / B"]
+_STYLES = {Verdict.SLOWER: "red", Verdict.FASTER: "green", Verdict.UNCLEAR: "yellow", Verdict.SAME: "dim"}
 
 
 @dataclass(frozen=True)
 class Change:
-    """One case on one backend in both runs. `ratio` above 1: B is faster."""
+    """Holds one case on one backend in both runs. `ratio` above 1: B is faster."""
 
     a: Row
     b: Row
@@ -35,19 +35,13 @@ class Change:
 
     @property
     def verdict(self) -> Verdict:
-        """Of B against A."""
+        """Returns the verdict on B against A."""
         return stats.verdict(self.b.interval, self.a.interval, self.tolerance)
-
-    def cells(self) -> list[str]:
-        a, b = self.a.interval, self.b.interval
-        sides = [cell for side in (a, b) for cell in (text.time(side.median), text.span(side.low, side.high))]
-        return [str(self.verdict), self.b.backend, _case(self.b), *sides, text.ratio(self.ratio)]
 
 
 @dataclass
 class Comparison:
-    """`changes` in the order of the report; `only_a` and `only_b` are results that the other run does not
-    have."""
+    """Holds the changes in the report's order, and the results that only one run has."""
 
     a: Path
     b: Path
@@ -60,55 +54,28 @@ class Comparison:
     def counts(self) -> Counter[Verdict]:
         return Counter(change.verdict for change in self.changes)
 
-    def of(self, verdict: Verdict) -> list[Change]:
-        return [change for change in self.changes if change.verdict is verdict]
-
     @property
     def exit_code(self) -> int:
-        """0 where anything was compared."""
+        """Returns 0 if anything was compared, else 1."""
         return 0 if self.changes else 1
 
-    @property
-    def mean(self) -> float:
-        """Geometric mean of A / B over all changes; NaN without any."""
-        return stats.geometric_mean([change.ratio for change in self.changes])
-
     def summary(self) -> str:
-        """One sentence."""
+        """Returns one sentence with the counts and the geometric mean of A / B."""
         if not self.changes:
             return "The two runs have no case in common, so nothing was compared."
         counts = ", ".join(f"{self.counts[verdict]} {verdict}" for verdict in Verdict)
+        mean = text.ratio(stats.geometric_mean([change.ratio for change in self.changes]))
         cases = text.count(len(self.changes), "case")
-        return f"{cases} in both runs: B is {counts}; geometric mean of A / B {text.ratio(self.mean)}."
-
-
-def _case(row: Row) -> str:
-    return case_text(row.key.case, row.key.workload)
-
-
-def _index(
-    model: Model, backend: str | None, by_machine: bool
-) -> dict[tuple[str, str | None, Case, str], Row]:
-    return {
-        (
-            model.machines[row.key.machine] if by_machine else "",
-            row.key.workload,
-            row.key.case,
-            row.backend,
-        ): row
-        for row in model.all_rows
-        if backend in (None, row.backend)
-    }
+        return f"{cases} in both runs: B is {counts}; geometric mean of A / B {mean}."
 
 
 def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = stats.TOLERANCE) -> Comparison:
-    """Compares the records at `b` with those at `a` (files or directories), on every backend or only on
-    `backend`.
+    """Compares the records at `b` with those at `a` (files or directories), on every backend or on `backend`.
 
     FASTER: B's interval lies wholly below A's and the medians differ by more than `tolerance` (0.02 is 2 %).
-    SLOWER is the mirror image; SAME: both intervals lie within `tolerance` of each other; else UNCLEAR, as
-    where either run has too few visits for an interval. Raises what `load` raises, and ValueError for a
-    tolerance below 0."""
+    SLOWER is the mirror image. SAME: both intervals lie within `tolerance` of each other. UNCLEAR: anything
+    else, also if either run has too few visits for an interval.
+    Throws: what `load` throws; ValueError for a tolerance below 0."""
     if not tolerance >= 0:
         raise ValueError(f"the tolerance is {tolerance}: give 0 or more, like 0.02 for 2 %.")
     first, second = load(a), load(b)
@@ -128,68 +95,64 @@ def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = sta
         machines = [text.listing(model.machines) for model in (first, second)]
         found.notes.append(f"The machines differ: A ran on {machines[0]}; B on {machines[1]}.")
     if backend is not None and not ours and not theirs:
-        known = sorted({*first.backends, *second.backends})
-        found.notes.append(f"Neither run has a result of {backend}: they have {text.listing(known)}.")
+        known = text.listing(sorted({*first.backends, *second.backends}))
+        found.notes.append(f"Neither run has a result of {backend}: they have {known}.")
     for name, model in (("A", first), ("B", second)):
-        found.notes += [
-            f"{name}: {source.name} is {source.state}."
-            for source in model.sources
-            if source.state != "complete"
-        ]
+        unfinished = [source for source in model.sources if source.state != "complete"]
+        found.notes += [f"{name}: {source.name} is {source.state}." for source in unfinished]
         if model.failures:
-            found.notes.append(
-                f"{name} has {text.count(len(model.failures), 'failure')}; failed cases are not compared."
-            )
+            failures = text.count(len(model.failures), "failure")
+            found.notes.append(f"{name} has {failures}; failed cases are not compared.")
         found.notes += [f"{name}: {problem}" for problem in text.shortened(model.problems)]
     return found
 
 
-def _missing(comparison: Comparison) -> list[tuple[str, list[Row]]]:
-    both = (("A", comparison.only_a), ("B", comparison.only_b))
-    return [(f"{text.count(len(rows), 'result')} only in {name}", rows) for name, rows in both if rows]
+def _index(
+    model: Model, backend: str | None, by_machine: bool
+) -> dict[tuple[str, str | None, Case, str], Row]:
+    """Returns the rows by what makes those of two runs comparable."""
+    machines = model.machines if by_machine else [""] * len(model.machines)
+    return {
+        (machines[row.key.machine], row.key.workload, row.key.case, row.backend): row
+        for row in model.all_rows
+        if backend in (None, row.backend)
+    }
+
+
+def _case(row: Row) -> str:
+    return case_text(row.key.case, row.key.workload)
+
+
+def _blocks(comparison: Comparison, everything: bool) -> list[Block]:
+    """Returns the comparison, SLOWER first, the largest change of each verdict on top. Unless `everything` is
+    asked for, without the cases that are SAME or UNCLEAR."""
+    order = list(_STYLES)
+    changes = sorted(comparison.changes, key=lambda c: (order.index(c.verdict), -max(c.ratio, 1 / c.ratio)))
+    shown = changes if everything else [c for c in changes if order.index(c.verdict) < 2]
+    grid = table(
+        shown,
+        left("Verdict", lambda change: Cell(change.verdict, _STYLES[change.verdict])),
+        left("Backend", lambda change: change.b.backend),
+        left("Case", lambda change: _case(change.b)),
+        *timed("A", "A 95 %", attrgetter("a.interval")),
+        *timed("B", "B 95 %", attrgetter("b.interval")),
+        right("A / B", lambda change: text.ratio(change.ratio)),
+    )
+    blocks: list[Block] = [Text(comparison.summary(), "bold"), Items("", comparison.notes, "yellow")]
+    blocks += [grid] if shown else []
+    for name, rows in (("A", comparison.only_a), ("B", comparison.only_b)):
+        cases = [f"{row.backend} {_case(row)}" for row in rows]
+        title = f"{text.count(len(rows), 'result')} only in {name}"
+        blocks += [Items(title, cases if everything else text.shortened(cases), "dim")] if rows else []
+    return blocks
 
 
 def render_markdown(comparison: Comparison) -> str:
-    """The comparison as Markdown, the changed cases first."""
-    md = text.markdown
-    lines = [
-        "# Comparison of two runs",
-        "",
-        f"A: {md(comparison.a)}, B: {md(comparison.b)}",
-        "",
-        md(comparison.summary()),
-        "",
-    ]
-    lines += [f"- {md(note)}" for note in comparison.notes] + [""]
-    lines += markdown_table(_HEAD, (change.cells() for change in _ordered(comparison)), range(3, 8))
-    for title, rows in _missing(comparison):
-        lines += [f"## {title}", "", *(f"- {md(row.backend)}: {md(_case(row))}" for row in rows), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _ordered(comparison: Comparison) -> list[Change]:
-    """SLOWER first, the largest change of each verdict on top."""
-    order = [Verdict.SLOWER, Verdict.FASTER, Verdict.UNCLEAR, Verdict.SAME]
-    return sorted(comparison.changes, key=lambda c: (order.index(c.verdict), -max(c.ratio, 1 / c.ratio)))
+    """Returns the whole comparison as Markdown."""
+    runs = Text(f"A: {comparison.a}, B: {comparison.b}")
+    return markdown.document("Comparison of two runs", [runs, *_blocks(comparison, everything=True)])
 
 
 def render(comparison: Comparison, everything: bool = False) -> RenderableType:
-    """The comparison for a terminal: the cases that are FASTER or SLOWER, or with `everything` all of
-    them."""
-    chosen = [c for c in _ordered(comparison) if everything or c.verdict in (Verdict.FASTER, Verdict.SLOWER)]
-    parts: list[RenderableType] = [Text(text.plain(comparison.summary()), style="bold")]
-    parts += [Text(text.plain(note), style="yellow") for note in comparison.notes]
-    if chosen:
-        grid = RichTable(box=None, pad_edge=False, header_style="bold")
-        for i, name in enumerate(_HEAD):
-            grid.add_column(name, justify="right" if i > 2 else "left", no_wrap=i != 2)
-        for change in chosen:
-            verdict, *cells = change.cells()
-            grid.add_row(
-                Text(verdict, style=_STYLES[change.verdict]), *(Text(text.plain(cell)) for cell in cells)
-            )
-        parts.append(grid)
-    for title, rows in _missing(comparison):
-        shown = "; ".join(f"{row.backend} {_case(row)}" for row in rows[:5])
-        parts.append(Text(text.plain(f"{title}: {shown}{' …' if len(rows) > 5 else ''}"), style="dim"))
-    return Group(*parts)
+    """Returns the comparison for a terminal."""
+    return Group(*terminal.rendered(_blocks(comparison, everything)))

@@ -1,27 +1,25 @@
-"""A gate for CI: does a backend keep up with its peers, as far as the measurement can tell?"""
+"""Judges for CI whether a backend keeps up with its peers, as far as the measurement can tell."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from unisono.records import Failure, stats, text
 from unisono.records.vocabulary import case_text
 
-from . import content
-from .markdown import table as markdown_table
+from . import markdown, terminal
+from .blocks import Block, Items, Text, left, right, table
 from .model import Pair, Row, load, pairs
-
-_HEAD = ["Ratio", "At best", "Case", "Own", "Own 95 %", "Peer", "Peer time", "Peer 95 %"]
+from .tables import failure_text, timed
 
 
 @dataclass
 class GateResult:
-    """What the gate found; `passed` and `exit_code` follow from it."""
+    """Holds what the gate found; `passed` and `exit_code` follow from it."""
 
     backend: str
     against: str
@@ -41,72 +39,63 @@ class GateResult:
 
     @property
     def passed(self) -> bool:
-        """At least one case and the share asked for were judged, none is confidently below, the backend
-        failed in none, all its results were checked, no run was cut short, and every line could be read."""
+        """Returns whether at least one case and the share asked for were judged, and nothing is wrong. Wrong
+        is any case that is confidently below, any failure or unchecked result of the backend, a run that was
+        cut short, and any line that could not be read."""
         wrong = self.below or self.failures or self.unverified or self.cut or self.left_out or self.few
         return bool(self.checked) and not wrong
 
     @property
     def cases(self) -> int:
-        """Judged and not judged."""
+        """Returns the number of all cases, judged or not."""
         return len(self.checked) + len(self.unsure) + len(self.alone) + len(self.missing)
 
     @property
     def few(self) -> bool:
-        """Whether a smaller share of the cases was judged than was asked for."""
+        """Returns whether a smaller share of the cases was judged than was asked for."""
         return len(self.checked) < self.cases and len(self.checked) / self.cases < self.min_judged
 
     @property
     def exit_code(self) -> int:
         return 0 if self.passed else 1
 
-    @property
-    def mean(self) -> float:
-        """Geometric mean of the ratios; NaN without any."""
-        return stats.geometric_mean([pair.ratio for pair in self.checked])
-
     def summary(self) -> str:
-        """The outcome and all its counts, in a few sentences."""
+        """Returns the outcome and all its counts, in a few sentences."""
         peer = "the best peer" if self.against == "best" else self.against
-        head = "Passed" if self.passed else "Not passed"
-        if not self.checked:
-            why = "was measured often enough" if self.unsure else f"has a result of {peer} to compare with"
-            parts = [f"{head}: no case of {self.backend} {why}."]
-        else:
-            cases = f"{len(self.below)} of {text.count(len(self.checked), 'case')}"
+        if self.checked:
+            mean = text.ratio(stats.geometric_mean([pair.ratio for pair in self.checked]))
+            cases = f"{len(self.below)} of {text.count(len(self.checked), 'case')} of {self.backend} are"
             limit = f"confidently below {self.min_ratio:g}× of {peer}"  # noqa: RUF001
-            mean = text.ratio(self.mean)
-            parts = [f"{head}: {cases} of {self.backend} are {limit}; geometric mean {mean}."]
-        if self.few:
-            judged = f"{len(self.checked)} of {text.count(self.cases, 'case')} were judged"
-            parts.append(f"Only {judged}: --min-judged {self.min_judged:g} asks for more.")
-        if self.failures:
-            parts.append(f"{text.count(len(self.failures), 'failure')} of {self.backend}.")
-        if self.unverified:
-            results = text.count(self.unverified, "result")
-            parts.append(f"{results} of {self.backend} may be wrong: not checked.")
-        if self.cut:
-            runs = text.count(self.cut, "run")
-            parts.append(f"{runs} without an end: a case that is not recorded may have ended it.")
-        if self.left_out:
-            lines = text.count(self.left_out, "line")
-            parts.append(f"{lines} could not be read: a failure may stand there.")
-        if self.unsure:
-            few = f"{text.count(len(self.unsure), 'case')} had fewer than {stats.MIN_SAMPLES} visits"
-            parts.append(f"{few} and were not judged: give the bench a longer --budget.")
-        if self.alone:
-            parts.append(f"{text.count(len(self.alone), 'case')} had no peer and were not judged.")
-        if self.missing:
-            parts.append(f"{text.count(len(self.missing), 'case')} ran on peers only and were not judged.")
-        return " ".join(parts)
+            outcome = f"{cases} {limit}; geometric mean {mean}."
+        else:
+            why = "was measured often enough" if self.unsure else f"has a result of {peer} to compare with"
+            outcome = f"no case of {self.backend} {why}."
+        judged = f"{len(self.checked)} of {text.count(self.cases, 'case')} were judged"
+        few = (
+            f"had fewer than {stats.MIN_SAMPLES} visits and were not judged: give the bench a longer --budget"
+        )
+        counts = (
+            (len(self.failures), "failure", f"of {self.backend}"),
+            (self.unverified, "result", f"of {self.backend} may be wrong: not checked"),
+            (self.cut, "run", "without an end: a case that is not recorded may have ended it"),
+            (self.left_out, "line", "could not be read: a failure may stand there"),
+            (len(self.unsure), "case", few),
+            (len(self.alone), "case", "had no peer and were not judged"),
+            (len(self.missing), "case", "ran on peers only and were not judged"),
+        )
+        return " ".join(
+            [
+                f"{'Passed' if self.passed else 'Not passed'}: {outcome}",
+                *([f"Only {judged}: --min-judged {self.min_judged:g} asks for more."] if self.few else []),
+                *(f"{text.count(number, noun)} {what}." for number, noun, what in counts if number),
+            ]
+        )
 
 
 def below(pair: Pair, min_ratio: float) -> bool:
-    """Whether even the optimistic end of the ratio's interval is below `min_ratio`: peer.high / own.low <
-    min_ratio.
-
-    The ratio is the peer's time over the backend's own; its optimistic end takes the upper end of the peer's
-    95 % interval of the median and the lower end of the backend's. Equality is not below."""
+    """Returns whether even the optimistic end of the ratio's interval is below `min_ratio`. The ratio is the
+    peer's time over the backend's own. Its optimistic end takes the upper end of the peer's 95 % interval of
+    the median and the lower end of the backend's. Equality is not below."""
     return pair.high < min_ratio
 
 
@@ -119,15 +108,13 @@ def gate(
 ) -> GateResult:
     """Judges every case of `backend` in the records at `path`, sweep and workloads alike.
 
-    Its peer is `against`, or with `best` each other library (variants such as `unisono:two_shot` are not
-    peers of `unisono`): a case is confidently below where it is so, as `below` says, against any peer, also
-    one whose median is not the smallest. It is judged where that is found, or where its own result and the
-    peer's of the smallest median have intervals: that it keeps up with slower ones decides nothing. An
-    interval that reaches `min_ratio` is not below. Not passing: any case confidently below, any failure,
-    wrong or unchecked result of `backend`, a run that was cut short, or nothing to judge. Cases of too few
-    visits for an interval, without a peer, or that only peers ran are counted and decide only where they
-    leave less than the share `min_judged` of all. Raises what `load` raises, and ValueError for a ratio that
-    is not positive or a share that is none."""
+    Its peer is `against`, or with `best` every other library; variants such as `unisono:two_shot` are no
+    peers of `unisono`. A case is confidently below if `below` says so against any peer, also one whose median
+    is not the smallest. A case is judged if it is below, or if its own result and that of the best peer have
+    intervals: to keep up with slower peers decides nothing.
+    Not passing: see GateResult.passed. Cases with too few visits, without a peer, or that only peers ran are
+    counted; they decide only if they leave less than the share `min_judged` of all.
+    Throws: what `load` throws; ValueError for a ratio that is not positive or a share outside 0 to 1."""
     if not min_ratio > 0:
         raise ValueError(f"the minimum ratio is {min_ratio}: it must be greater than 0.")
     if not 0 <= min_judged <= 1:
@@ -140,8 +127,8 @@ def gate(
         lost = next((one for one in each if one.sure and below(one, min_ratio)), None)
         if lost is not None:
             found.below.append(lost)
-        told = lost or pair
-        (found.checked if told.sure else found.unsure).append(told)
+        decisive = lost or pair
+        (found.checked if decisive.sure else found.unsure).append(decisive)
     found.below.sort(key=lambda pair: (pair.ratio, pair.own.id))
     found.failures = [failure for _, failure in model.failures if failure.backend == backend]
     for name in dict.fromkeys([backend, *([against] if against != "best" else [])]):
@@ -163,42 +150,29 @@ def gate(
     return found
 
 
-def _cells(pair: Pair) -> list[str]:
-    own, peer = pair.own.interval, pair.peer.interval
-    case = case_text(pair.own.key.case, pair.own.key.workload)
-    times = [text.time(own.median), text.span(own.low, own.high)]
-    return [
-        f"{pair.ratio:.3f}×",  # noqa: RUF001  (one that is below by a part in a thousand counts)
-        f"{pair.high:.3f}×",  # noqa: RUF001
-        case,
-        *times,
-        pair.peer.backend,
-        text.time(peer.median),
-        text.span(peer.low, peer.high),
-    ]
+def _blocks(result: GateResult) -> list[Block]:
+    """Returns the outcome, every case that is below, and every failure."""
+    blocks: list[Block] = [Text(result.summary(), "bold green" if result.passed else "bold red")]
+    blocks += [Items("", result.notes, "yellow")]
+    grid = table(
+        result.below,
+        right("Ratio", lambda pair: f"{pair.ratio:.3f}×"),  # noqa: RUF001  (a thousandth below 1 counts)
+        right("At best", lambda pair: f"{pair.high:.3f}×"),  # noqa: RUF001
+        left("Case", lambda pair: case_text(pair.own.key.case, pair.own.key.workload)),
+        *timed("Own", "Own 95 %", attrgetter("own.interval")),
+        left("Peer", lambda pair: pair.peer.backend),
+        *timed("Peer time", "Peer 95 %", attrgetter("peer.interval")),
+    )
+    blocks += [grid] if result.below else []
+    failures = [f"failed: {failure_text(failure)}" for failure in result.failures]
+    return [*blocks, Items("", failures, "red")]
 
 
 def render_markdown(result: GateResult) -> str:
-    """The outcome as Markdown, with every case that is below and every failure."""
-    md = text.markdown
-    lines = ["# Gate", "", md(result.summary()), "", *(f"- {md(note)}" for note in result.notes), ""]
-    if result.below:
-        lines += markdown_table(_HEAD, map(_cells, result.below), (0, 1, 3, 4, 6, 7))
-    lines += [f"- failed: {md(content.failure_text(failure))}" for failure in result.failures]
-    return "\n".join(lines).rstrip() + "\n"
+    """Returns the outcome as Markdown."""
+    return markdown.document("Gate", _blocks(result))
 
 
 def render(result: GateResult) -> RenderableType:
-    """The outcome for a terminal."""
-    style = "bold green" if result.passed else "bold red"
-    parts: list[RenderableType] = [Text(text.plain(result.summary()), style=style)]
-    parts += [Text(text.plain(note), style="yellow") for note in result.notes]
-    if result.below:
-        grid = RichTable(box=None, pad_edge=False, header_style="bold")
-        for i, name in enumerate(_HEAD):
-            grid.add_column(name, justify="left" if i in (2, 5) else "right", no_wrap=i != 2)
-        for pair in result.below:
-            grid.add_row(*(Text(text.plain(cell)) for cell in _cells(pair)))
-        parts.append(grid)
-    parts += [Text(text.plain(f"failed: {content.failure_text(f)}"), style="red") for f in result.failures]
-    return Group(*parts)
+    """Returns the outcome for a terminal."""
+    return Group(*terminal.rendered(_blocks(result)))

@@ -1,5 +1,4 @@
-"""What the records say, as tidy rows: read, checked and deduplicated once; every form of the report starts
-here."""
+"""Reads, checks and merges records into rows, one a result. Every form of the report starts from them."""
 
 from __future__ import annotations
 
@@ -32,49 +31,51 @@ from unisono.records import (
 from unisono.records.stats import Interval, Verdict
 from unisono.records.vocabulary import collective_order, family
 
-SUBJECT = "unisono"  # the backend whose speed-up the report is about, where it was measured
+SUBJECT = "unisono"  # the backend whose speed-up the report shows, if it was measured
 
 
 @dataclass(frozen=True)
 class Key:
-    """What makes two results comparable: the same case, on the same machine, for the same workload (or
-    none)."""
+    """Makes two results comparable: the same case, machine and workload (None for the sweep)."""
 
     machine: int
     workload: str | None
     case: Case
 
+    def without(self, *fields: str) -> Key:
+        """Returns the key that all cases share that differ in these fields of Case only."""
+        return replace(self, case=msgspec.structs.replace(self.case, **dict.fromkeys(fields)))
+
     def order(self) -> tuple[object, ...]:
-        """Sorts rows as a reader expects them: by ranks and mode, then collective, then size."""
+        """Returns the sort key of the report's order: by ranks and mode, then collective, then size."""
         c = self.case
-        place = collective_order(c.collective)
-        slice_ = (
+        place = (
             self.machine,
             self.workload or "",
             c.device,
             c.one_process,
             c.ranks,
             c.mode,
-            c.memory if c.bytes else "~",  # a barrier has none: it stands last of them all
+            c.memory if c.bytes else "~",  # a barrier has no memory and stands last
             c.placement,
             (c.scaling.kind, c.scaling.bytes) if c.scaling else ("", 0),
         )
-        how = (c.collective, c.pattern or "", c.streams or "", c.pair or ())
-        return (*slice_, *place, *how, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
+        how = (*collective_order(c.collective), c.collective, c.pattern or "", c.streams or "", c.pair or ())
+        return (*place, *how, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
 
 
-Cell = tuple[int, str, Case | None]  # machine, backend, and the case; None: all that a backend skips
+Cell = tuple[int, str, Case | None]  # machine, backend, case; the case is None if a backend skips all
 
 
 @dataclass(frozen=True)
 class Row:
-    """One result, with the order statistics of its samples (microseconds)."""
+    """Holds one result, with the order statistics of its samples (microseconds)."""
 
     id: int
     key: Key
     backend: str
     result: Result
-    source: int  # which of Model.sources it came from
+    source: int  # index in Model.sources
 
     @property
     def interval(self) -> Interval:
@@ -86,9 +87,13 @@ class Row:
     def unchecked(self) -> bool:
         return self.result.verification.bound == records.NOT_CHECKED
 
+    @property
+    def cell(self) -> Cell:
+        return self.key.machine, self.backend, self.key.case
+
     @cached_property
     def samples(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """All samples in ascending order."""
+        """Returns all samples in ascending order."""
         return np.sort(np.asarray(self.result.samples_us, dtype=np.float64))
 
     @cached_property
@@ -97,8 +102,16 @@ class Row:
         return float(q1), float(q3)
 
     @cached_property
+    def whiskers(self) -> tuple[float, float]:
+        """Returns Tukey's whiskers: the outermost samples within 1.5 quartile distances of the box."""
+        q1, q3 = self.quartiles
+        reach = 1.5 * (q3 - q1)
+        inside = self.samples[(self.samples >= q1 - reach) & (self.samples <= q3 + reach)]
+        return float(inside[0]), float(inside[-1])
+
+    @cached_property
     def percentiles(self) -> dict[float, float | None]:
-        """p50, p95, p99; None where the number of samples does not carry one."""
+        """Returns p50, p95 and p99; None if there are too few samples for one."""
         return stats.quantiles(self.samples)
 
     @cached_property
@@ -106,14 +119,14 @@ class Row:
         return stats.variation(self.samples)
 
     def bandwidth(self, time_us: float) -> float:
-        """Bus bandwidth (GB/s) of this case had it taken `time_us`."""
+        """Returns the bus bandwidth (GB/s) of this case for a time of `time_us`."""
         return self.result.busbw_gbps * self.result.median_us / time_us
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The subject's result and a peer's, of the same case: the best one's, and `others` are the rest by their
-    medians. `ratio` above 1: the subject is faster."""
+    """Compares a result with the best of its peers; `others` are the other peers by their medians. `ratio` is
+    the peer's time over the own one: above 1 the own result is faster."""
 
     own: Row
     peer: Row
@@ -121,7 +134,7 @@ class Pair:
 
     @property
     def sure(self) -> bool:
-        """Whether both were measured often enough for a verdict."""
+        """Returns whether both were measured often enough for a verdict."""
         return self.own.interval.sure and self.peer.interval.sure
 
     @property
@@ -136,9 +149,9 @@ class Pair:
     def high(self) -> float:
         return self.peer.interval.high / self.own.interval.low
 
-    @property
+    @cached_property
     def verdict(self) -> Verdict:
-        """FASTER than all peers, SLOWER than any, else as against the best."""
+        """Returns FASTER against all peers, SLOWER against any, else the verdict against the best peer."""
         found = [stats.verdict(self.own.interval, row.interval) for row in (self.peer, *self.others)]
         if Verdict.SLOWER in found:
             return Verdict.SLOWER
@@ -147,16 +160,15 @@ class Pair:
 
 @dataclass
 class Source:
-    """One records file: its heads, its ends, and whether it stops before its end."""
+    """Describes one records file by its heads and its ends."""
 
     name: str
     runs: list[Run]
     ends: list[End]
-    machine: int
 
     @property
     def state(self) -> str:
-        """`complete`, `interrupted` (in good order, by the user) or `cut short` (no end was written)."""
+        """Returns `complete`, `interrupted` (by the user, in good order) or `cut short` (without an end)."""
         if len(self.ends) < max(len(self.runs), 1):
             return "cut short"
         return "interrupted" if any(end.interrupted for end in self.ends) else "complete"
@@ -164,27 +176,27 @@ class Source:
 
 @dataclass
 class Model:
-    """Everything the report shows. `rows` holds the size sweep, `workload_rows` the cases of workloads."""
+    """Holds all that the report shows: the cases of the sweep and those of the workloads."""
 
     sources: list[Source] = field(default_factory=list)
-    hardware: list[Machine | None] = field(default_factory=list)  # of each machine, the most of its GPUs
-    places: list[list[str]] = field(default_factory=list)  # how its ranks are joined, where not on one node
+    hardware: list[Machine | None] = field(default_factory=list)  # each with the most GPUs that a run used
+    places: list[list[str]] = field(default_factory=list)  # nodes and fabric of each machine, if any
     backends: list[str] = field(default_factory=list)
     subject: str | None = None
     all_rows: list[Row] = field(default_factory=list)
-    ceilings: list[tuple[int, Ceiling]] = field(default_factory=list)  # with their source
-    links: list[tuple[int, Link]] = field(default_factory=list)
+    ceilings: list[tuple[int, Ceiling]] = field(default_factory=list)  # with the index of their source
+    links: list[tuple[int, Link]] = field(default_factory=list)  # with their machine
     largest: list[Largest] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
-    failures: list[tuple[int, Failure]] = field(default_factory=list)
-    workloads: list[tuple[int, Workload]] = field(default_factory=list)  # as defined for so many ranks
+    failures: list[tuple[int, Failure]] = field(default_factory=list)  # with their machine
+    workloads: list[tuple[int, Workload]] = field(default_factory=list)  # with their number of ranks
     problems: list[str] = field(default_factory=list)
-    left_out: int = 0  # lines of the records in which something else may stand
+    left_out: int = 0  # lines that could not be read
     replaced: int = 0  # results and failures that a later run has superseded
 
     @property
     def rows(self) -> list[Row]:
-        """The sweep; where only workloads were measured, their cases."""
+        """Returns the sweep, or the cases of the workloads if nothing else was measured."""
         return [row for row in self.all_rows if row.key.workload is None] or self.all_rows
 
     @property
@@ -193,7 +205,7 @@ class Model:
 
     @property
     def unchecked(self) -> list[str]:
-        """How many results were not checked after they had been measured, for each reason."""
+        """Says for each reason how many results were not checked after they had been measured."""
         why = Counter(
             row.result.verification.detail or "the run left out the checks"
             for row in self.all_rows
@@ -203,7 +215,7 @@ class Model:
 
     @property
     def unsure(self) -> int:
-        """Results of so few visits that no verdict can be given on them."""
+        """Returns the number of results with too few visits for a verdict."""
         return sum(not row.interval.sure for row in self.all_rows)
 
     @property
@@ -212,7 +224,7 @@ class Model:
         return [", ".join([machine, *place]) for machine, place in named]
 
     def machine_if_several(self, machine: int) -> list[str]:
-        """Its name, where the records are of several; else nothing."""
+        """Returns the machine's name if the records come from several, else nothing."""
         return [self.machines[machine]] if len(self.hardware) > 1 else []
 
     @property
@@ -221,20 +233,19 @@ class Model:
 
 
 def machine_text(m: Machine | None) -> str:
-    """One line that names the hardware: `AMD EPYC 9004, 2 cores, 8 × NVIDIA H200`."""  # noqa: RUF002
+    """Returns one line that names the hardware: `AMD EPYC 9004, 2 cores, 8 × NVIDIA H200`."""  # noqa: RUF002
     if m is None:
         return "unknown machine"
-    kinds = {name: m.gpus.count(name) for name in m.gpus}
-    parts = [m.cpu, text.count(m.cores, "core"), *(f"{n} × {name}" for name, n in kinds.items())]  # noqa: RUF001
-    return ", ".join(parts)
+    gpus = Counter(m.gpus).items()
+    return ", ".join([m.cpu, text.count(m.cores, "core"), *(f"{n} × {name}" for name, n in gpus)])  # noqa: RUF001
 
 
 def load(path: Path) -> Model:
-    """The model of a records file, or of all those below a directory.
+    """Returns the model of a records file, or of all records files below a directory.
 
-    The same case on the same backend in two runs: the later run counts, whether it measured the case or
-    failed in it, and `replaced` says how many results and failures were superseded. Raises FileNotFoundError
-    where there are no files, ValueError where they hold no record, or one of a schema of another major
+    If two runs measured the same case on the same backend, the later run counts, also if the case failed in
+    it. `replaced` counts the superseded results and failures.
+    Throws: FileNotFoundError without files. ValueError without a record, or for a schema of another major
     version."""
     model = Model()
     found = []
@@ -250,15 +261,7 @@ def load(path: Path) -> Model:
     failed: list[tuple[int, Cell, Failure]] = []
     skipped: list[tuple[int, Cell, Skip]] = []
     for index, (name, content) in enumerate(found):
-        machine = _machine(model, content.runs)
-        model.sources.append(Source(name, content.runs, content.ends, machine))
-        if not content.runs:
-            model.problems.append(f"{name} has no head line that could be read: its provenance is unknown.")
-        model.problems += content.problems
-        model.left_out += content.left_out
-        model.ceilings += [(index, ceiling) for ceiling in content.ceilings]
-        model.links += [(machine, link) for link in content.links]
-        model.largest += content.largest
+        machine = _add(model, index, name, content)
         failures = list(content.failures)
         for result in content.results:
             wrong = _wrong(result)
@@ -270,8 +273,6 @@ def load(path: Path) -> Model:
                 failures.append(wrong)
         failed += [(index, (machine, f.backend, f.case), f) for f in failures]
         skipped += [(index, (machine, s.backend, s.case), s) for s in content.skips]
-        of_ranks = content.runs[0].ranks if content.runs else 0
-        model.workloads += [(of_ranks, workload) for workload in content.workloads]
     rows = _superseded(model, list(latest.values()), failed, skipped)
     rows.sort(key=lambda row: (row.key.order(), _rank(row.backend)))
     model.all_rows = [replace(row, id=number) for number, row in enumerate(rows)]
@@ -281,18 +282,33 @@ def load(path: Path) -> Model:
     return model
 
 
+def _add(model: Model, index: int, name: str, content: records.Records) -> int:
+    """Adds what needs no merging to the model. Returns the file's machine."""
+    machine = _machine(model, content.runs)
+    model.sources.append(Source(name, content.runs, content.ends))
+    if not content.runs:
+        model.problems.append(f"{name} has no head line that could be read: its provenance is unknown.")
+    model.problems += content.problems
+    model.left_out += content.left_out
+    model.ceilings += [(index, ceiling) for ceiling in content.ceilings]
+    model.links += [(machine, link) for link in content.links]
+    model.largest += content.largest
+    ranks = content.runs[0].ranks if content.runs else 0
+    model.workloads += [(ranks, workload) for workload in content.workloads]
+    return machine
+
+
 def subject_of(backends: list[str]) -> str | None:
-    """The backend whose speed-up is shown: unisono, else the first one, if there is more than one to
-    compare."""
+    """Returns the backend whose speed-up is shown: unisono, else the first of several."""
     return SUBJECT if SUBJECT in backends else backends[0] if len(backends) > 1 else None
 
 
 def pairs(
     rows: Iterable[Row], subject: str | None, against: str = "best"
 ) -> tuple[list[Pair], list[Row], list[Row]]:
-    """The subject's rows with their peers, those without, and of each case that only peers ran the best row:
-    `against` is a backend, or `best`: the peer with the smallest median of that case; variants of the subject
-    (`unisono:two_shot`) are not its peers unless named."""
+    """Returns the subject's rows with their peers, those without, and the best row of each other case.
+    `against` names a backend, or is `best`: the peer with the smallest median of each case. Variants of the
+    subject (`unisono:two_shot`) are peers only if named."""
     by_case: dict[Key, list[Row]] = {}
     for row in rows:
         by_case.setdefault(row.key, []).append(row)
@@ -320,8 +336,8 @@ def _rank(backend: str) -> tuple[bool, bool, str]:
 
 
 def _machine(model: Model, runs: list[Run]) -> int:
-    """The index of the machine that a file is of. A run on some of a machine's GPUs is of that machine; one
-    across nodes, or over a fabric, is of another."""
+    """Returns the index of a file's machine, which is added if it is new. A run on some of a machine's GPUs
+    belongs to that machine. A run across nodes or over a fabric belongs to another one."""
     mine, place = (runs[0].machine, _place(runs[0])) if runs else (None, [])
     for index, known in enumerate(model.hardware):
         if _kind(known) == _kind(mine) and model.places[index] == place:
@@ -344,7 +360,7 @@ def _kind(machine: Machine | None) -> tuple[object, ...] | None:
 
 
 def _wrong(result: Result) -> Failure | None:
-    """The failure that a wrong result is."""
+    """Returns the failure of a wrong result, None for a right or unchecked one."""
     check = result.verification
     if check.bound == records.NOT_CHECKED or (check.before and check.after):
         return None
@@ -360,25 +376,18 @@ def _superseded(
     failed: list[tuple[int, Cell, Failure]],
     skipped: list[tuple[int, Cell, Skip]],
 ) -> list[Row]:
-    """Gives the model the failures and skips, and returns the rows, that no later source has superseded; all
-    are in the order of their sources. What one source says of a cell stands together: a cell that failed may
-    have times as well."""
-    measured = {_cell(row): row.source for row in sorted(rows, key=lambda row: row.source)}
+    """Gives the model the failures and skips that no later source has superseded. Returns such rows. All are
+    in the order of their sources. What one source says of a cell stands together: a cell that failed may have
+    times as well."""
+    measured = {row.cell: row.source for row in sorted(rows, key=lambda row: row.source)}
     broken = {cell: source for source, cell, _ in failed}
     model.failures = [
         (cell[0], failure)
         for source, cell, failure in failed
         if source == broken[cell] and source >= measured.get(cell, source)
     ]
-    model.skips = _unique([skip for source, cell, skip in skipped if source >= measured.get(cell, source)])
-    kept = [row for row in rows if row.source >= broken.get(_cell(row), row.source)]
+    current = [skip for source, cell, skip in skipped if source >= measured.get(cell, source)]
+    model.skips = list({msgspec.json.encode(skip): skip for skip in current}.values())
+    kept = [row for row in rows if row.source >= broken.get(row.cell, row.source)]
     model.replaced += len(failed) - len(model.failures) + len(rows) - len(kept)
     return kept
-
-
-def _cell(row: Row) -> Cell:
-    return row.key.machine, row.backend, row.key.case
-
-
-def _unique(skips: list[Skip]) -> list[Skip]:
-    return list({msgspec.json.encode(skip): skip for skip in skips}.values())

@@ -30,43 +30,16 @@ const make = (tag, properties = {}, ...children) => {
   return element;
 };
 const unique = (values) => [...new Set(values)];
-const spaced = (name) => String(name).replaceAll("_", " ");
 
-// A row without a property (the op of a broadcast) fits every choice of it.
-const fits = (row, choice, except = []) =>
-  data.dimensions.every(({ name }) => except.includes(name) || row[name] === null || row[name] === choice[name]);
+// A row or panel without a property (the op of a broadcast) fits every choice of it.
+const fits = (row, choice) => data.dimensions.every(({ name }) => (row[name] ?? choice[name]) === choice[name]);
 
 // --- tables -------------------------------------------------------------------------------------------------------
 const SHOWN = 400;
-// [heading, what to show, what to sort by; a number is aligned right]
-const RESULT_COLUMNS = [
-  ["Collective", "collective"], ["Size", "size", "bytes"], ["Type", "dtype"], ["Op", "op"], ["Ranks", "ranks", "ranks"],
-  ["Mode", "mode"], ["Memory", "memory"], ["Placement", "placement"], ["Pair", "pair"], ["Scaling", "scaling"],
-  ["Workload", "workload"], ["Backend", "backend"],
-  ["Algorithm", "algorithm"], ["Median", "t_median", "median"], ["95 % interval", "t_interval", "low"],
-  ["algbw GB/s", "t_algbw", "algbw"], ["busbw GB/s", "t_busbw", "busbw"], ["SoL", "t_sol", "sol"],
-  ["Variation", "t_cv", "cv"], ["Skew", "t_skew", "skew"], ["Samples", "n", "n"], ["Calls", "calls", "calls"],
-  ["Converged", "converged"], ["Verified", "bound"],
-];
-const PERCENTILE_COLUMNS = [
-  ["Collective", "collective"], ["Size", "size", "bytes"], ["Backend", "backend"], ["Samples", "n", "n"],
-  ["Minimum", "t_min", "min"], ["Median", "t_median", "median"], ["p95", "t_p95", "p95"], ["p99", "t_p99", "p99"],
-  ["Maximum", "t_max", "max"],
-];
-const KEPT = ["Collective", "Size", "Backend", "Median", "95 % interval", "Samples"];
-const shownText = (row, name) => {
-  const value = row[name];
-  if (value === null || value === "") return "–";
-  if (typeof value === "boolean") return value ? "yes" : "no";
-  return name === "placement" ? spaced(value) : String(value);
-};
+const shownText = (value) => (value === null || value === "" ? "–" : String(value));
 
-function table(parent, columns, rowsOf) {
-  // What is the same in every row is said once, above the table.
-  const values = (name) => unique(results.map((row) => row[name]));
-  const constant = columns.filter(([title, name]) => !KEPT.includes(title) && values(name).length < 2);
-  const used = columns.filter((column) => !constant.includes(column));
-  const same = constant.map(([title, name]) => `${title.toLowerCase()} ${results.length ? shownText(results[0], name) : "–"}`);
+// `columns`: [heading, what to show, what to sort by; a number is aligned right].
+function table(parent, { same, columns: used }, rowsOf) {
   let order = null;
   let all = false;
   const body = make("tbody");
@@ -84,7 +57,7 @@ function table(parent, columns, rowsOf) {
   });
   function fill() {
     const wanted = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let rows = rowsOf().map((row) => [row, used.map(([, name]) => shownText(row, name))]);
+    let rows = rowsOf().map((row) => [row, used.map(([, name]) => shownText(row[name]))]);
     rows = rows.filter(([, texts]) => {
       const line = texts.join(" ").toLowerCase();
       return wanted.every((word) => line.includes(word));
@@ -118,47 +91,27 @@ function table(parent, columns, rowsOf) {
     fill();
   };
   const whole = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body);
-  if (same.length) parent.append(make("p", { className: "note", textContent: `In every row: ${same.join(", ")}.` }));
+  if (same) parent.append(make("p", { className: "note", textContent: `In every row: ${same}.` }));
   parent.append(make("div", { className: "table-tools" }, search, count, more), make("div", { className: "scroll tall" }, whole));
   fill();
   return fill;
 }
 
 // --- selection ----------------------------------------------------------------------------------------------------
-const SYMBOLS = {
-  circle: "M5 1a4 4 0 1 0 .01 0z", square: "M1.5 1.5h7v7h-7z", "triangle-up": "M5 1l4.4 8H.6z", diamond: "M5 .5L9.5 5 5 9.5.5 5z",
-  cross: "M3.5 1h3v2.5H9v3H6.5V9h-3V6.5H1v-3h2.5z", "triangle-down": "M5 9L.6 1h8.8z", stroke: "M0 4h10v2H0z", "triangle-right": "M9 5L1 9.4V.6z",
-};
-function legend() {
-  const space = "http://www.w3.org/2000/svg";
-  data.backends.forEach((name, i) => {
-    const icon = document.createElementNS(space, "svg");
-    icon.setAttribute("width", "10");
-    icon.setAttribute("height", "10");
-    const path = document.createElementNS(space, "path");
-    path.setAttribute("d", SYMBOLS[data.shapes[i]]);
-    path.setAttribute("fill", data.colours[i]);
-    icon.append(path);
-    byId("legend").append(make("span", {}, icon, name));
-  });
-}
-
 let refills = [];
 function filters() {
-  const shown = data.dimensions.filter((d) => d.options.length > 1);
+  const shown = data.dimensions.filter((d) => d.values.length > 1);
   const selects = new Map();
   const update = () => {
     for (const [dimension, select] of selects) {
       [...select.options].forEach((option, i) => {
-        const other = { ...selection, [dimension.name]: dimension.options[i].value };
+        const other = { ...selection, [dimension.name]: dimension.values[i] };
         option.disabled = !sweep.some((row) => row[dimension.name] === other[dimension.name] && fits(row, other));
       });
     }
   };
   for (const dimension of shown) {
-    const values = dimension.options.map((option) => option.value);
-    const text = (value) => dimension.options[values.indexOf(value)].text;
-    const label = choice(dimension.label, values, text, dimension.first, (value) => {
+    const label = choice(dimension.label, dimension.values, String, dimension.first, (value) => {
       selection[dimension.name] = value;
       update();
       drawSelection();
@@ -185,22 +138,13 @@ function contents() {
 }
 
 async function start() {
-  legend();
   filters();
   contents();
-  refills = [table(byId("percentile-table"), PERCENTILE_COLUMNS, () => sweep.filter((row) => fits(row, selection)))];
-  table(byId("result-table"), RESULT_COLUMNS, () => results);
+  refills = [table(byId("percentile-table"), data.tables.percentiles, () => sweep.filter((row) => fits(row, selection)))];
+  table(byId("result-table"), data.tables.results, () => results);
   const jobs = drawSelection();
-  for (const element of document.querySelectorAll(".bars")) {
-    const plot = make("div", { className: "plot" });
-    element.append(plot);
-    jobs.push(draw(plot, "bars", data.costs[Number(element.dataset.workload)]));
-  }
-  for (const element of document.querySelectorAll(".efficiency")) {
-    for (const panel of data.efficiency.filter(({ kind }) => kind === element.dataset.kind)) {
-      const plot = figure(element, panel.title, panel.detail);
-      jobs.push(draw(plot, "efficiency", panel.rows, (spec) => Object.assign(spec, { height: 190 })));
-    }
+  for (const figure of data.fixed) {
+    if (figure.rows) jobs.push(draw(frame(byId(figure.place), figure.title, figure.detail), figure));
   }
   await Promise.all(jobs);
   document.documentElement.dataset.state = "ready";

@@ -1,342 +1,234 @@
-"""The parts of a report that only some runs have, as tables and matrices: links between GPUs, pairs of a
-ping-pong, scaling, ways of the fabric lane, largest messages."""
+"""Makes the tables that only some runs need: links, pairs, scaling, fabric, largest messages."""
 
 from __future__ import annotations
 
 import bisect
+import functools
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
-from unisono.records import Link, text
+from unisono.records import Largest, Link, text
 from unisono.records.vocabulary import DTYPES, title
 
-from . import analysis, theme
-from .content import Table
+from . import analysis, tables, theme
+from .analysis import group_by
+from .blocks import Cell, Table, left, right, table
 from .model import Model, Row
-from .payload import Json
 
-ENGINES = {
+_ENGINES = {
     "copy_engine": "copy engine",
     "sm_load": "SM loads",
     "sm_store": "SM stores",
     "bulk_store": "bulk copies of SMs",
     "flag": "flag",
 }
-PATTERNS = {
+_LINKS = {
     "pair": "one pair, one way",
     "ring": "ring",
     "all_pairs": "all pairs",
     "round_trip": "round trip of a flag",
 }
+_PINGPONGS = {"half_round_trip": "half round trip", "one_way": "one way", "bidirectional": "both ways, each"}
+# The modes of a ping-pong that suit a time best, and those that suit a bandwidth.
+_TIME_MODES = ("latency", "graph", "events", "throughput")
+_BANDWIDTH_MODES = ("throughput", "graph", "events", "latency")
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """Pairs of GPUs or ranks: a row for each sender, a column for each receiver. A cell has its text and the
-    class of its colour (of theme's scale `v`: how much worse it is than the best pair), both empty where
-    nothing was measured."""
+def _matrix(title: str, names: Sequence[str], values: Mapping[tuple[int, int], float], timed: bool) -> Table:
+    """Returns values (µs if `timed`, else GB/s): a row for each sender, a column for each receiver. The
+    colour of a cell says how much worse it is than the best one: a class of theme's scale `v`."""
+    best = (min if timed else max)(values.values())
 
-    title: str
-    names: list[str]  # of the rows and of the columns
-    cells: list[list[tuple[str, str]]]
+    def cell(value: float | None) -> str | Cell:
+        if value is None:
+            return ""
+        worse = value / best - 1.0 if timed else 1.0 - value / best
+        return Cell(text.digits(value), f"v{bisect.bisect_right(theme.VARIATION_STEPS, worse)}")
 
-
-@dataclass(frozen=True)
-class Study:
-    """A section.
-
-    Attributes:
-        words: what it shows.
-        tables: each with its heading and the kind of scaling whose charts stand above it; both may be "".
-    """
-
-    title: str
-    words: str
-    tables: list[tuple[str, str, Table]] = field(default_factory=list)
-    matrices: list[Matrix] = field(default_factory=list)
-
-    @property
-    def anchor(self) -> str:
-        return self.title.split()[0].lower()
+    ends = range(len(names))
+    rows = [[names[row], *(cell(values.get((row, column))) for column in ends)] for row in ends]
+    return Table(["from \\ to", *names], rows, frozenset(range(1, len(names) + 1)), "pairs", title)
 
 
-_COLOURS = (
-    "Rows send, columns receive; the colour says how much worse a pair is than the best one of its matrix."
-)
+def links(model: Model) -> Table:
+    """Returns a row for each engine in each pattern, all pairs together."""
+    groups = group_by(model.links, lambda item: (item[0], item[1].engine, item[1].pattern))
+    found = [(machine, [link for _, link in members]) for (machine, *_), members in groups.items()]
+
+    def name(machine: int, link: Link) -> str:
+        return ", ".join([_ENGINES.get(link.engine, link.engine), *model.machine_if_several(machine)])
+
+    return table(
+        found,
+        left("Engine", lambda item: name(item[0], item[1][0])),
+        left("Pattern", lambda item: _LINKS.get(item[1][0].pattern, item[1][0].pattern)),
+        right("GPUs", lambda item: str(item[1][0].devices)),
+        right("Transfer", lambda item: text.size(item[1][0].bytes)),
+        right("Blocks", lambda item: str(item[1][0].blocks or text.MISSING)),
+        right("Each GPU sends", lambda item: _middle(item[1])),
+        right("Range", lambda item: _spread(item[1])),
+    )
 
 
-def studies(model: Model) -> list[Study]:
-    """Returns the sections for which something was measured."""
-    found = []
-    if model.links:
-        words = "What the links between the GPUs carry, measured by one process that drives all of them: the "
-        words += f"time of the slowest GPU, from a common start. {_COLOURS}"
-        found.append(Study("Links", words, [("", "", link_table(model))], link_matrices(model)))
-    if shown := pair_matrices(model):
-        words = "Ping-pong of each pair of ranks alone: half a round trip at the smallest size, bandwidth of "
-        words += f"one direction at the largest. {_COLOURS}"
-        found.append(Study("Pairs", words, [], shown))
-    if kinds := scaling_kinds(model):
-        words = (
-            "Efficiency against the fewest ranks measured, with the 95 % intervals of both times as a band. "
-            "At 100 % a call takes as long (weak: every rank brings the same bytes), or its time falls as "
-            "the ranks grow (strong: all ranks together bring the same bytes)."
-        )
-        tables = [
-            (f"{k.capitalize()} scaling: efficiency (median time)", k, scaling_table(model, k)) for k in kinds
-        ]
-        found.append(Study("Scaling", words, tables))
-    if (ways := fabric_table(model)).rows:
-        found.append(Study("Fabric", _fabric_words(model), [("", "", ways)]))
-    if model.largest:
-        words = "The largest size that ran before the memory was full, and why the next larger one did not."
-        found.append(Study("Largest messages", words, [("", "", largest_table(model))]))
-    return found
-
-
-def engine_name(engine: str) -> str:
-    return ENGINES.get(engine, engine)
-
-
-def link_table(model: Model) -> Table:
-    """A row for each engine in each pattern, pairs put together."""
-    rows = []
-    groups = analysis.group_by(model.links, lambda item: (item[0], item[1].engine, item[1].pattern))
-    for (machine, engine, pattern), members in groups.items():
-        links = [link for _, link in members]
-        timed = pattern == "round_trip"
-        values = sorted(_value(link) for link in links)
-        name = ", ".join([engine_name(engine), *model.machine_if_several(machine)])
-        middle = statistics.median(values)
-        ends = (values[0], values[-1]) if len(links) > 1 else _ends(links[0])
-        show = text.time if timed else text.gbps
-        blocks = links[0].blocks
-        rows.append(
-            [
-                name,
-                PATTERNS.get(pattern, pattern),
-                str(links[0].devices),
-                text.size(links[0].bytes),
-                text.MISSING if blocks is None else str(blocks),
-                f"{show(middle)}" if timed else f"{show(middle)} GB/s",
-                f"{show(ends[0])} to {show(ends[1])}",
-            ]
-        )
-    head = ["Engine", "Pattern", "GPUs", "Transfer", "Blocks", "Each GPU sends", "Range"]
-    return Table(head, rows, frozenset({2, 3, 4, 5, 6}))
+def _timed(link: Link) -> bool:
+    return link.pattern == "round_trip"
 
 
 def _value(link: Link) -> float:
     return float(link.gbps if link.gbps is not None else link.round_trip_us or 0.0)
 
 
-def _ends(link: Link) -> tuple[float, float]:
-    return (min(link.samples), max(link.samples)) if link.samples else (_value(link), _value(link))
+def _middle(found: Sequence[Link]) -> str:
+    middle = statistics.median(map(_value, found))
+    return text.time(middle) if _timed(found[0]) else f"{text.gbps(middle)} GB/s"
 
 
-def link_matrices(model: Model) -> list[Matrix]:
-    """One for each engine whose pairs were measured, and one for the round trips."""
+def _spread(found: Sequence[Link]) -> str:
+    """Returns the range over the pairs; over the samples if there is one link only."""
+    values = [_value(link) for link in found]
+    values = found[0].samples or values if len(found) == 1 else values
+    show = text.time if _timed(found[0]) else text.gbps
+    return f"{show(min(values))} to {show(max(values))}"
+
+
+def link_matrices(model: Model) -> list[Table]:
+    """Returns a matrix for each engine whose pairs were measured, and one for the round trips."""
     found = []
-    for (machine, engine), members in _single_links(model).items():
-        devices = _devices(members)
-        timed = members[0].pattern == "round_trip"
-        best = (min if timed else max)(_value(link) for link in members)
-        by_pair = {(link.source, link.target): _value(link) for link in members}
-        values = [[cell(by_pair.get((row, column)), best, timed) for column in devices] for row in devices]
-        unit = "µs" if timed else "GB/s"
-        title = [engine_name(engine), PATTERNS[members[0].pattern], unit, *model.machine_if_several(machine)]
-        found.append(Matrix(", ".join(title), [f"GPU {device}" for device in devices], values))
+    single = [item for item in model.links if item[1].pattern in ("pair", "round_trip")]
+    for (machine, engine), members in group_by(single, lambda item: (item[0], item[1].engine)).items():
+        first = members[0][1]
+        by_pair = {(link.source or 0, link.target or 0): _value(link) for _, link in members}
+        devices = sorted({device for pair in by_pair for device in pair})
+        values = {(devices.index(a), devices.index(b)): value for (a, b), value in by_pair.items()}
+        unit = "µs" if _timed(first) else "GB/s"
+        heading = [
+            _ENGINES.get(engine, engine),
+            _LINKS[first.pattern],
+            unit,
+            *model.machine_if_several(machine),
+        ]
+        names = [f"GPU {device}" for device in devices]
+        found.append(_matrix(", ".join(heading), names, values, _timed(first)))
     return found
 
 
-def _single_links(model: Model) -> dict[tuple[int, str], list[Link]]:
-    single = [item for item in model.links if item[1].pattern in ("pair", "round_trip")]
-    groups = analysis.group_by(single, lambda item: (item[0], item[1].engine))
-    return {key: [link for _, link in members] for key, members in groups.items()}
-
-
-def _devices(links: Sequence[Link]) -> list[int]:
-    ends = {link.source for link in links} | {link.target for link in links}
-    return sorted(device for device in ends if device is not None)
-
-
-def cell(value: float | None, best: float, timed: bool) -> tuple[str, str]:
-    """The text and the class of a value, a time or a bandwidth, beside the best one."""
-    if value is None:
-        return "", ""
-    worse = value / best - 1.0 if timed else 1.0 - value / best
-    return text.digits(value), f"v{bisect.bisect_right(theme.VARIATION_STEPS, worse)}"
-
-
-def cells(matrix: Matrix) -> list[Json]:
-    """The cells of a matrix as rows of charts.pairs."""
-    return [
-        {"source": source, "target": target, "text": number, "class": int(name[1:])}
-        for source, row in zip(matrix.names, matrix.cells, strict=True)
-        for target, (number, name) in zip(matrix.names, row, strict=True)
-        if number
-    ]
-
-
-_TIMED = "half_round_trip"
-_FIRST_MODES = {
-    True: ("latency", "graph", "events", "throughput"),
-    False: ("throughput", "graph", "events", "latency"),
-}
-_PATTERN_NAMES = {_TIMED: "half round trip", "one_way": "one way", "bidirectional": "both ways, each"}
-
-
-def pair_matrices(model: Model) -> list[Matrix]:
-    """One for each pattern and backend, where more than one pair was measured, in the mode that suits a time
-    or a bandwidth best; rows send. A pair in which both send stands for its reverse as well."""
-    found = []
+def pair_matrices(model: Model) -> list[Table]:
+    """Returns a matrix for each pattern and backend that measured more than one pair. Each is in the mode
+    that suits a time or a bandwidth best. A pair in which both send stands for its reverse as well."""
     rows = [row for row in model.all_rows if row.key.case.pair is not None]
-    for members in analysis.group_by(rows, _of_pairs).values():
-        if len({row.key.case.pair for row in members}) < 2:
-            continue
-        timed = members[0].key.case.pattern == _TIMED
-        mode = min((row.key.case.mode for row in members), key=_FIRST_MODES[timed].index)
-        size = (min if timed else max)(row.key.case.bytes for row in members)
-        shown = [row for row in members if (row.key.case.mode, row.key.case.bytes) == (mode, size)]
-        found.append(_pair_matrix(model, shown, timed))
-    return sorted(found, key=lambda matrix: list(_PATTERN_NAMES.values()).index(matrix.title.split(": ")[0]))
+    groups = group_by(rows, lambda row: (row.key.without("bytes", "mode", "pair", "placement"), row.backend))
+    found = []
+    for pattern in _PINGPONGS:
+        for (key, _), members in groups.items():
+            if key.case.pattern == pattern and len({row.key.case.pair for row in members}) > 1:
+                found.append(_pair_matrix(model, members, pattern == "half_round_trip"))
+    return found
 
 
-def _of_pairs(row: Row) -> tuple[object, ...]:
-    c = row.key.case
-    place = (row.key.machine, c.ranks, c.device, c.one_process, c.memory, c.dtype)
-    return (*place, c.pattern, row.backend)
-
-
-def _pair_matrix(model: Model, rows: Sequence[Row], timed: bool) -> Matrix:
-    case = rows[0].key.case
-    values: dict[tuple[int, int], float] = {}
+def _pair_matrix(model: Model, members: Sequence[Row], timed: bool) -> Table:
+    mode = min((row.key.case.mode for row in members), key=(_TIME_MODES if timed else _BANDWIDTH_MODES).index)
+    size = (min if timed else max)(row.key.case.bytes for row in members)
+    rows = [row for row in members if (row.key.case.mode, row.key.case.bytes) == (mode, size)]
+    key, case = rows[0].key, rows[0].key.case
+    values = {}
     for row in rows:
         assert row.key.case.pair is not None
-        value = row.interval.median if timed else row.result.busbw_gbps
-        values[row.key.case.pair] = value
-        if case.pattern != "one_way":
-            values.setdefault((row.key.case.pair[1], row.key.case.pair[0]), value)
-    best = (min if timed else max)(values.values())
-    ranks = range(case.ranks)
-    cells = [[cell(values.get((source, target)), best, timed) for target in ranks] for source in ranks]
-    parts = [
-        text.count(case.ranks, "rank"),
-        case.mode,
-        case.memory,
-        *model.machine_if_several(rows[0].key.machine),
-    ]
-    unit = "µs" if timed else "GB/s"
-    name = _PATTERN_NAMES[str(case.pattern)]
-    title = f"{name}: {rows[0].backend}, {text.size(case.bytes)}, {unit} ({', '.join(parts)})"
-    return Matrix(title, [f"rank {rank}" for rank in ranks], cells)
+        values[row.key.case.pair] = row.interval.median if timed else row.result.busbw_gbps
+    if case.pattern != "one_way":
+        values = {(b, a): value for (a, b), value in values.items()} | values
+    where = [text.count(case.ranks, "rank"), mode, case.memory, *model.machine_if_several(key.machine)]
+    name, unit = _PINGPONGS[str(case.pattern)], "µs" if timed else "GB/s"
+    heading = f"{name}: {rows[0].backend}, {text.size(size)}, {unit} ({', '.join(where)})"
+    return _matrix(heading, [f"rank {rank}" for rank in range(case.ranks)], values, timed)
 
 
 def scaling_kinds(model: Model) -> list[str]:
-    """weak, strong: those that were measured on several numbers of ranks."""
+    """Returns those of weak and strong that were measured on several numbers of ranks."""
     return list(dict.fromkeys(one.kind for one in analysis.efficiencies(model)))
 
 
-def scaling_table(model: Model, kind: str) -> Table:
-    """A row for each case and backend, a column for each number of ranks: efficiency and median time."""
+def scaling(model: Model, kind: str) -> Table:
+    """Returns a row for each case and backend, a column for each number of ranks: efficiency and time."""
     curves = [one for one in analysis.efficiencies(model) if one.kind == kind]
-    columns = sorted({point.row.key.case.ranks for one in curves for point in one.points})
-    rows = []
-    for one in curves:
-        cells = {p.row.key.case.ranks: _point_text(p) for p in one.points}
-        key = one.points[0].row.key
-        parts = [key.case.mode, key.case.memory, *model.machine_if_several(key.machine)]
-        head = [f"{title(key.case)} {key.case.dtype}", text.size(one.bytes), ", ".join(parts), one.backend]
-        rows.append([*head, *(cells.get(ranks, text.MISSING) for ranks in columns)])
-    head = ["Collective", "Bytes", "Where", "Backend"]
-    names = [_ranks_text(model, kind, ranks) for ranks in columns]
-    return Table([*head, *names], rows, frozenset(range(4, 4 + len(columns))))
+    points = {(one.where, one.backend): {p.row.key.case.ranks: p for p in one.points} for one in curves}
+    sources = {point.row.source for one in curves for point in one.points}
+    runs = [run for source in sources for run in model.sources[source].runs]
 
+    def heading(ranks: int) -> str:
+        nodes = max((len(set(run.nodes)) for run in runs if run.ranks == ranks), default=0)
+        return text.count(ranks, "rank") + (f" on {nodes} nodes" if nodes > 1 else "")
 
-def _point_text(point: analysis.Point) -> str:
-    return f"{text.percent(point.efficiency.median)} ({text.time(point.row.interval.median)})"
+    def where(one: analysis.Efficiency) -> str:
+        case = one.where.case
+        return ", ".join([case.mode, case.memory, *model.machine_if_several(one.where.machine)])
 
+    def cell(ranks: int, one: analysis.Efficiency) -> str:
+        point = points[one.where, one.backend].get(ranks)
+        if point is None:
+            return text.MISSING
+        return f"{text.percent(point.efficiency.median)} ({text.time(point.row.interval.median)})"
 
-def _ranks_text(model: Model, kind: str, ranks: int) -> str:
-    """`8 ranks`, or `8 ranks on 2 nodes`."""
-    sources = {p.row.source for one in analysis.efficiencies(model) if one.kind == kind for p in one.points}
-    runs = [run for source in sources for run in model.sources[source].runs if run.ranks == ranks]
-    nodes = max((len(set(run.nodes)) for run in runs), default=0)
-    return text.count(ranks, "rank") + (f" on {nodes} nodes" if nodes > 1 else "")
-
-
-def _fabric_rows(model: Model) -> list[Row]:
-    """The results on all cases of which a way of the fabric lane has one, by case, the fastest first."""
-    cases = {row.key for row in model.all_rows if row.backend.startswith("fabric:")}
-    chosen = [row for row in model.all_rows if row.key in cases]
-    return sorted(chosen, key=lambda row: (row.key.case.collective, row.key.case.bytes, row.interval.median))
-
-
-def fabric_table(model: Model) -> Table:
-    """Empty where no such run was recorded. Count: elements of one block. Gbit/s: what a rank sends to all
-    others (bus bandwidth in bits)."""
-    found = []
-    for row in _fabric_rows(model):
-        case, result = row.key.case, row.result
-        found.append(
-            [
-                f"{case.collective} {text.size(case.bytes)}",
-                f"{case.bytes // DTYPES[case.dtype].itemsize // case.ranks:,}",
-                row.backend,
-                result.memory or "host",
-                text.digits(8 * result.busbw_gbps),
-                text.gbps(result.busbw_gbps),
-                text.percent(result.sol),
-                text.time(row.interval.median),
-                text.span(row.interval.low, row.interval.high),
-            ]
-        )
-    head = [
-        "Size",
-        "Count",
-        "Way",
-        "Memory",
-        "Gbit/s per rank",
-        "Bus bandwidth GB/s",
-        "Of the line rate" if _has_line_rate(model) else "Of a pair's share",
-        "Latency",
-        "95 % interval",
-    ]
-    return Table(head, found, frozenset(range(1, len(head))) - {2, 3})
-
-
-def _fabric_words(model: Model) -> str:
-    """What the share in the table is of, in a sentence."""
-    what = (
-        "The line rate is that of a rank's NIC, as its provider states it"
-        if _has_line_rate(model)
-        else "A pair's share is what one pair of ranks writes alone (fabric_pair), divided by the ranks: "
-        "pairs do not have to share that rate, so that more than 100 % is possible"
-    )
-    return (
-        f"Bus bandwidth counts the blocks for all other ranks. {what}. Ways that could not "
-        "run here are under Failures and skips, with the reason."
+    return table(
+        curves,
+        left("Collective", lambda one: f"{title(one.where.case)} {one.where.case.dtype}"),
+        left("Bytes", lambda one: text.size(one.bytes)),
+        left("Where", where),
+        left("Backend", lambda one: one.backend),
+        *(
+            right(heading(ranks), functools.partial(cell, ranks))
+            for ranks in sorted({ranks for own in points.values() for ranks in own})
+        ),
     )
 
 
-def _has_line_rate(model: Model) -> bool:
+def has_line_rate(model: Model) -> bool:
     return any(ceiling.name == "fabric_line" for _, ceiling in model.ceilings)
 
 
-def largest_table(model: Model) -> Table:
-    """The largest size of each collective that ran before the memory was full."""
-    rows = [
-        [
-            item.backend,
-            f"{item.case.collective} {item.case.dtype}, {text.count(item.case.ranks, 'rank')}, "
-            f"{item.case.memory}",
-            text.size(item.case.bytes),
-            text.time(item.time_us),
-            f"{text.size(item.used_bytes)} of {text.size(item.total_bytes)}",
-            item.stopped,
-        ]
-        for item in model.largest
-    ]
-    head = ["Backend", "Case", "Largest", "Time", "Memory of the fullest GPU", "Why no larger one"]
-    return Table(head, rows, frozenset({2, 3}))
+def fabric(model: Model) -> Table:
+    """Returns the results of all cases that a way of the fabric lane ran, by case, the fastest first. Count:
+    elements of one block. Gbit/s: what a rank sends to all others (bus bandwidth in bits)."""
+    cases = {row.key for row in model.all_rows if row.backend.startswith("fabric:")}
+    rows = [row for row in model.all_rows if row.key in cases]
+    rows.sort(key=lambda row: (row.key.case.collective, row.key.case.bytes, row.interval.median))
+
+    def count(row: Row) -> str:
+        case = row.key.case
+        return f"{case.bytes // DTYPES[case.dtype].itemsize // case.ranks:,}"
+
+    return table(
+        rows,
+        left("Size", lambda row: f"{row.key.case.collective} {text.size(row.key.case.bytes)}"),
+        right("Count", count),
+        left("Way", lambda row: row.backend),
+        left("Memory", lambda row: row.result.memory or "host"),
+        right("Gbit/s per rank", lambda row: text.digits(8 * row.result.busbw_gbps)),
+        right("Bus bandwidth GB/s", lambda row: text.gbps(row.result.busbw_gbps)),
+        right(
+            "Of the line rate" if has_line_rate(model) else "Of a pair's share",
+            lambda row: text.percent(row.result.sol),
+        ),
+        *tables.timed("Latency", "95 % interval", attrgetter("interval")),
+    )
+
+
+def largest(model: Model) -> Table:
+    """Returns the largest size of each collective that ran before the memory was full."""
+
+    def case(item: Largest) -> str:
+        c = item.case
+        return f"{c.collective} {c.dtype}, {text.count(c.ranks, 'rank')}, {c.memory}"
+
+    return table(
+        model.largest,
+        left("Backend", lambda item: item.backend),
+        left("Case", case),
+        right("Largest", lambda item: text.size(item.case.bytes)),
+        right("Time", lambda item: text.time(item.time_us)),
+        left(
+            "Memory of the fullest GPU",
+            lambda item: f"{text.size(item.used_bytes)} of {text.size(item.total_bytes)}",
+        ),
+        left("Why no larger one", lambda item: item.stopped),
+    )

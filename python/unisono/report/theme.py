@@ -1,22 +1,31 @@
-"""Colours and type of the report, once: the page uses them as CSS variables, in light and dark, and so do the
-charts in it (an SVG attribute may be `var(--ink)`), which therefore follow the theme and the printer; PNGs
-get the light values."""
+"""Holds the colours and type of the report.
+
+The page uses them as CSS variables, in light and dark. So do its charts (an SVG attribute may be
+`var(--ink)`), which therefore follow the theme and the printer. Pictures get the light values."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+from unisono.records import text
+
 FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
-# One fixed colour and shape per backend: known names have theirs, others take what is left in order.
-_KNOWN = {
-    name: number
-    for number, name in enumerate(
-        ("unisono", "mpi", "gloo", "nccl", "nccl-windows", "torch-symm:one_shot", "torch-symm:two_shot")
-    )
+# Known backends have a fixed colour and shape; others take what is left, in order.
+_NAMES = "unisono mpi gloo nccl nccl-windows torch-symm:one_shot torch-symm:two_shot"
+_KNOWN = {name: number for number, name in enumerate(_NAMES.split())}
+# The symbols of Vega that the series have, and their outlines in the page's legend.
+SHAPES = {
+    "circle": "M5 1a4 4 0 1 0 .01 0z",
+    "square": "M1.5 1.5h7v7h-7z",
+    "triangle-up": "M5 1l4.4 8H.6z",
+    "diamond": "M5 .5L9.5 5 5 9.5.5 5z",
+    "cross": "M3.5 1h3v2.5H9v3H6.5V9h-3V6.5H1v-3h2.5z",
+    "triangle-down": "M5 9L.6 1h8.8z",
+    "stroke": "M0 4h10v2H0z",
+    "triangle-right": "M9 5L1 9.4V.6z",
 }
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "stroke", "triangle-right")
 
 # (light, dark); every pair keeps its text readable at 4.5:1 or its mark at 3:1 on the surface.
 _SERIES = (
@@ -44,82 +53,86 @@ _BASE = {
     "warn": ("#8a5a00", "#e8b75a"),
     "warnbg": ("#fdf6e3", "#2b2414"),
 }
-# Slower (orange) to faster (blue) in eleven classes around a neutral middle, with the colour of the text on
-# each.
-RATIO_STEPS = (0.25, 0.5, 0.667, 0.8, 0.95, 1.05, 1.25, 1.5, 2.0, 4.0)
-_DIVERGING = (
-    "#96330f #bd4f12 #de7a35 #efa76c #f8d3b3 #ededea #cfe0f6 #9fc3ee #6da2e3 #3775c6 #1c4c99".split(),
-    "#ffa066 #e07d3d #a5531f #85491f #553522 #2c3138 #24394f #25507b #2b68a8 #5595dd #8cc0ff".split(),
-)
-_DIVERGING_INK = ("wwkkkkkkkww", "kkwwwwwwwkk")
-SHARE_STEPS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8)  # speed of light
-_SHARE = (
-    "#eef2f8 #dde8f6 #c3d8f2 #a1c3ee #7caae4 #5290d8 #2f70c2 #1c4c99".split(),
-    "#1d2530 #1f2e40 #223a56 #254a72 #2b5e94 #336ca8 #5f9ade #8cc0ff".split(),
-)
-_SHARE_INK = ("kkkkkkww", "wwwwwwkk")
+# The classes of coloured cells: steps between them, colours in light and dark, white (w) or black (k) text.
+RATIO_STEPS = (0.25, 0.5, 0.667, 0.8, 0.95, 1.05, 1.25, 1.5, 2.0, 4.0)  # slower (orange) to faster (blue)
+SHARE_STEPS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8)  # of the speed of light
 VARIATION_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-_VARIATION = (
-    "#f3f2ef #f6e9dc #f7d9bd #f4c093 #eca065 #dc7a39 #bd4f12 #8d300e".split(),
-    "#22262b #2f2a26 #453325 #634027 #86512a #9c5523 #de8444 #ffae78".split(),
-)
-_VARIATION_INK = ("kkkkkkww", "wwwwwwkk")
-
-
-def _inks(codes: str, dark: bool) -> list[str]:
-    light_text, dark_text = ("#e7eaee", "#101418") if dark else ("#ffffff", "#1a1e23")
-    return [light_text if code == "w" else dark_text for code in codes]
+STEPS = {"d": RATIO_STEPS, "p": SHARE_STEPS, "v": VARIATION_STEPS}
+_CLASSES = {
+    "d": (
+        "#96330f #bd4f12 #de7a35 #efa76c #f8d3b3 #ededea #cfe0f6 #9fc3ee #6da2e3 #3775c6 #1c4c99",
+        "#ffa066 #e07d3d #a5531f #85491f #553522 #2c3138 #24394f #25507b #2b68a8 #5595dd #8cc0ff",
+        ("wwkkkkkkkww", "kkwwwwwwwkk"),
+    ),
+    "p": (
+        "#eef2f8 #dde8f6 #c3d8f2 #a1c3ee #7caae4 #5290d8 #2f70c2 #1c4c99",
+        "#1d2530 #1f2e40 #223a56 #254a72 #2b5e94 #336ca8 #5f9ade #8cc0ff",
+        ("kkkkkkww", "wwwwwwkk"),
+    ),
+    "v": (
+        "#f3f2ef #f6e9dc #f7d9bd #f4c093 #eca065 #dc7a39 #bd4f12 #8d300e",
+        "#22262b #2f2a26 #453325 #634027 #86512a #9c5523 #de8444 #ffae78",
+        ("kkkkkkww", "wwwwwwkk"),
+    ),
+}
+_INK = ({"w": "#ffffff", "k": "#1a1e23"}, {"w": "#e7eaee", "k": "#101418"})
 
 
 def variables(dark: bool = False) -> dict[str, str]:
-    """All colours of one theme by the name of their CSS variable, without the dashes."""
-    side = 1 if dark else 0
-    found = {name: values[side] for name, values in _BASE.items()}
-    found |= {f"s{i}": values[side] for i, values in enumerate(_SERIES)}
-    scales = (("d", _DIVERGING, _DIVERGING_INK), ("p", _SHARE, _SHARE_INK), ("v", _VARIATION, _VARIATION_INK))
-    for name, colours, inks in scales:
-        found |= {f"{name}{i}": colour for i, colour in enumerate(colours[side])}
-        found |= {f"{name}{i}t": colour for i, colour in enumerate(_inks(inks[side], dark))}
+    """Returns all colours of one theme by the name of their CSS variable, without the dashes."""
+    found = {name: values[dark] for name, values in _BASE.items()}
+    found |= {f"s{i}": values[dark] for i, values in enumerate(_SERIES)}
+    for name, (*colours, inks) in _CLASSES.items():
+        found |= {f"{name}{i}": colour for i, colour in enumerate(colours[dark].split())}
+        found |= {f"{name}{i}t": _INK[dark][ink] for i, ink in enumerate(inks[dark])}
     return found
 
 
 def css() -> str:
-    """The variables as CSS: light, dark where the reader prefers it, and light on paper."""
+    """Returns the variables as CSS (light, dark if the reader prefers it, light on paper) and a rule for each
+    class of coloured cells."""
     light, dark = ("".join(f"--{k}:{v};" for k, v in variables(side).items()) for side in (False, True))
+    names = [f"{name}{i}" for name, steps in STEPS.items() for i in range(len(steps) + 1)]
+    rules = "".join(
+        f".scale .{n},.pairs .{n}{{fill:var(--{n});background:var(--{n});color:var(--{n}t)}}\n" for n in names
+    )
     return (
         f":root{{color-scheme:light dark;--font:{FONT};{light}}}\n"
-        f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+        f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n{rules}"
     )
 
 
 def series(backends: list[str]) -> dict[str, int]:
-    """Which of the series (colour and shape) each backend has."""
+    """Returns the series (colour and shape) of each backend."""
     chosen = {name: _KNOWN[name] for name in backends if name in _KNOWN}
     free = [i for i in range(len(_SERIES)) if i not in chosen.values()]
     for i, name in enumerate(name for name in backends if name not in chosen):
         chosen[name] = free[i] if i < len(free) else i % len(_SERIES)
-    return chosen
+    return {name: chosen[name] for name in backends}
 
 
 def colours(backends: list[str]) -> list[str]:
-    """The CSS colour of each backend."""
-    chosen = series(backends)
-    return [f"var(--s{chosen[name]})" for name in backends]
+    """Returns the CSS colour of each backend."""
+    return [f"var(--s{number})" for number in series(backends).values()]
 
 
 def shapes(backends: list[str]) -> list[str]:
-    """The symbol of each backend, so that colour is not the only difference."""
-    chosen = series(backends)
-    return [SHAPES[chosen[name]] for name in backends]
+    """Returns the symbol of each backend, so that colour is not the only difference."""
+    return [list(SHAPES)[number] for number in series(backends).values()]
 
 
-def classes(name: str, steps: tuple[float, ...], ink: bool = False) -> list[str]:
-    """The colours of the classes between `steps` of a scale (`d`, `p` or `v`), or of the text on them."""
-    return [f"var(--{name}{i}{'t' if ink else ''})" for i in range(len(steps) + 1)]
+def steps_in_words(name: str) -> list[str]:
+    """Returns the steps of a scale for its legend."""
+    return [f"{round(step, 2):g}" if name == "d" else text.percent(step) for step in STEPS[name]]
+
+
+def classes(name: str, ink: bool = False) -> list[str]:
+    """Returns the colours of the classes of a scale (`d`, `p` or `v`), or of the text on them."""
+    return [f"var(--{name}{i}{'t' if ink else ''})" for i in range(len(STEPS[name]) + 1)]
 
 
 def resolve(spec: Any) -> Any:
-    """A copy of a chart's specification with the light colours in place of the variables, for a PNG."""
+    """Returns a copy of a chart's specification with the light colours in place of the variables."""
     light = variables()
     if isinstance(spec, dict):
         return {key: resolve(value) for key, value in spec.items()}
@@ -132,40 +145,21 @@ def resolve(spec: Any) -> Any:
 
 
 def config() -> dict[str, Any]:
-    """The Vega-Lite configuration of every chart."""
-    axis = {
-        "labelColor": "var(--ink2)",
-        "titleColor": "var(--ink2)",
+    """Returns the Vega-Lite configuration of every chart."""
+    words = {"labelColor": "var(--ink2)", "titleColor": "var(--ink2)", "titleFontWeight": 500}
+    lines = {
         "gridColor": "var(--grid)",
         "domainColor": "var(--line)",
         "tickColor": "var(--line)",
-        "labelFontSize": 11,
-        "titleFontSize": 11,
-        "titleFontWeight": 500,
-        "titlePadding": 8,
-        "labelPadding": 5,
         "tickSize": 4,
     }
+    sizes = {"labelFontSize": 11, "titleFontSize": 11, "titlePadding": 8, "labelPadding": 5}
+    title = {"color": "var(--ink)", "fontSize": 13, "fontWeight": 600, "anchor": "start", "offset": 8}
     return {
         "font": FONT,
         "background": "transparent",
         "view": {"stroke": None},
-        "axis": axis,
-        "legend": {
-            "labelColor": "var(--ink2)",
-            "titleColor": "var(--ink2)",
-            "titleFontWeight": 500,
-            "labelFontSize": 12,
-            "symbolStrokeWidth": 2,
-        },
-        "title": {
-            "color": "var(--ink)",
-            "fontSize": 13,
-            "fontWeight": 600,
-            "anchor": "start",
-            "subtitleColor": "var(--ink2)",
-            "subtitleFontSize": 11,
-            "offset": 8,
-        },
-        "header": {"labelColor": "var(--ink)", "labelFontWeight": 600},
+        "axis": {**words, **lines, **sizes},
+        "legend": {**words, "labelFontSize": 12, "symbolStrokeWidth": 2},
+        "title": {**title, "subtitleColor": "var(--ink2)", "subtitleFontSize": 11},
     }

@@ -1,0 +1,230 @@
+"""Holds the prose of the report: what each section shows, how it was measured, and what the words mean."""
+
+from __future__ import annotations
+
+import itertools
+
+from unisono.records import stats
+
+from . import payload, studies
+from .model import Model
+
+# The anchor of a section or a term on a line of its own, its words below it, an empty line between two.
+_SECTIONS = """
+speedup
+Median time of the best peer over that of {subject}, for each collective and size, with {subject}'s own
+median. ≈ in front: neither is confidently the faster.
+
+bandwidth
+Bus bandwidth over message size; the band is the {confidence:.0f} % interval of the median, the dashed line
+the measured ceiling where the run has one.
+
+latency
+Median time per call over message size, both axes logarithmic, with the band of its {confidence:.0f} %
+interval.
+
+percentiles
+Of the samples of each result in the selection. {few}
+
+distribution
+All samples of one case: box plot (quartiles, median, whiskers to the last sample within 1.5 quartile
+distances, the rest as points) and cumulative share.
+
+points
+The curve and the points show {points} samples of each result, evenly spaced in rank, minimum and maximum
+included; box and whiskers come from all of them.
+
+stability
+Coefficient of variation of the samples of each result.
+
+spread
+Minimum to maximum (thin) and quartiles (thick) of the samples over their median, for at most ten sizes.
+
+sol
+Bus bandwidth as a share of the ceiling that the same run measured. A result in a cache can exceed a memory
+copy.
+
+links
+What the links between the GPUs carry, measured by one process that drives all of them: the time of the
+slowest GPU, from a common start. {matrix}
+
+pairs
+Ping-pong of each pair of ranks alone: half a round trip at the smallest size, bandwidth of one direction at
+the largest. {matrix}
+
+scaling
+Efficiency against the fewest ranks measured, with the {confidence:.0f} % intervals of both times as a band.
+At 100 % a call takes as long (weak: every rank brings the same bytes), or its time falls as the ranks grow
+(strong: all ranks together bring the same bytes).
+
+fabric
+Bus bandwidth counts the blocks for all other ranks. {share} Ways that could not run here are under Failures
+and skips, with the reason.
+
+largest
+The largest size that ran before the memory was full, and why the next larger one did not.
+
+crossovers
+Sizes at which one library overtakes another, confidently on both sides: an estimate between two neighbouring
+sizes, or the range in which neither is confidently the faster.
+
+results
+Every result of these records, workloads included. Click a heading to sort; words in the box narrow the table
+down.
+"""
+_METHOD = """
+One run, many backends
+All backends of a run use the same buffers and the same clock. The run measures its cases in several rounds,
+in a fresh random order each. The backends of a case follow each other directly and equally often, so that
+drift of the machine reaches all alike.
+
+Sample
+The time of one iteration, from the first rank's start to the last rank's end. The clocks of several machines
+differ: there, and in records of a schema before 1.4, a sample is the longest of the ranks' own times. The
+longest own time is less if ranks share a core and start apart. In latency mode the ranks meet at a barrier,
+which is not timed, and complete each call before the next. In throughput mode a queue of calls is timed as a
+whole and divided by its length. The records keep every sample. Skew is the median spread of the ranks' start
+times.
+
+Sample on GPUs
+Graph mode times one run of a CUDA graph of calls between two events, divided by the calls. Events mode times
+one call between two events. Before either, all GPUs wait for one word of host memory, which is written when
+every rank has queued its work. So launches are not in the time, no library takes part in the start, and the
+GPUs start within about a microsecond. In latency mode the host clock times a call until the stream is done,
+in throughput mode a queue of calls. Warm-up calls come first, and a graph is captured once.
+
+Same buffers
+On GPUs nccl runs on the buffers of unisono, plain and symmetric. nccl-windows and torch-symm take only memory
+that they have allocated. Their symmetric cases use buffers of their own, of the same size and alignment, with
+the same data and the same checks. Multicast through the switch (NVLS) is off for all unless the environment
+below says otherwise. MPI that is not CUDA-aware is staged: the copies to and from pinned host memory are part
+of its time.
+
+Verified
+Fresh random data and poisoned outputs are checked before and after the timed part: bit by bit if the
+semantics are exact, else within the stated bound. A library that quantises is held to the bound that it
+states. The check before is of a single call. The check after is, out of place, of what was timed: the graph,
+or the queue of calls. All its calls read the same input and write the same output, and the check compares the
+final output. So a call that does less than its share, or returns before its data has arrived, goes unseen if
+another call of the queue brings the same bytes in time. A barrier leaves no data: before and after, one rank
+enters a single call 20 ms late, and no other rank may leave earlier. A wrong result is a failure, not a time.
+
+Median and interval
+The median with its exact nonparametric {confidence:.0f} % interval: two order statistics, for any
+distribution. Samples taken right after each other are not independent. The interval therefore also covers the
+interval of the medians of the visits in which they were taken. Below {least} samples or visits the interval
+is minimum to maximum, which covers less. Converged: the interval became as narrow as was asked before the
+time ran out.
+
+Verdict
+FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: both intervals
+lie within 2 % of each other. UNCLEAR: anything else, also if either result has fewer than {least} visits. No
+verdict is forced. Against several peers, SLOWER than any is SLOWER, and only FASTER than all is FASTER.
+
+Gate
+The command unisono gate has no such tolerance. A case is confidently below a ratio if the upper end of any
+peer's interval over the lower end of the backend's own is below the ratio, by however little. A run that was
+cut short does not pass.
+
+Speed-up
+The median time of the best peer over that of {subject} in the same case: above 1, {subject} is faster. The
+best peer is the other library with the smallest median in that very case. Only the geometric mean sums up
+ratios, and the absolute times stand beside them.
+
+algbw, busbw
+algbw is bytes over the median time; bytes is the larger buffer of the call, as in nccl-tests. busbw is algbw
+times a factor that makes it comparable with the speed of the hardware for any number of ranks. The table
+below has the factors, from nccl-tests' doc/PERFORMANCE.md and sources. GB/s is 1e9 bytes per second; sizes
+are powers of 1024.
+
+SoL
+Speed of light: busbw over the ceiling, a limit of the hardware that the same run measured. On a CPU the
+ceiling is copy_all_threads divided by the ranks that work (2 for a pair alone). Data that stays in a cache
+can exceed it. On GPUs the ceiling is ring: the bandwidth out of each GPU when every GPU sends to the next, by
+the fastest of copy engine, loads, stores and bulk copies. If an all_reduce quantises (unisono:fp8,
+unisono:int8), busbw counts elements as they lie in memory, and SoL counts the bits on the wire, which stand
+beside the algorithm. With --fabric the ceiling is the line rate of a rank's NIC if the provider states one.
+Else the ceiling is fabric_pair (one rank writes to one other, alone) divided by the ranks. Pairs do not have
+to share that rate, so that SoL may exceed 100 %.
+
+Percentiles
+p95 and p99 are shown only if their own exact {confidence:.0f} % interval exists: from {p95} and {p99} samples
+on. Otherwise there is a dash.
+
+Variation
+The coefficient of variation: standard deviation over mean of a result's samples. Minimum and maximum are
+those of all samples; none is discarded.
+
+Crossover
+One of two libraries is confidently the faster at one size, the other at the next size at which that can be
+said. Between neighbouring sizes the estimate is the point at which the curves meet, interpolated on
+logarithmic axes. If neither is confidently the faster at sizes in between, only their range is named.
+
+Ping-pong
+Half round trip: the first rank sends, the second answers with as many bytes, and the time is half of that. In
+throughput mode the round trips follow each other. One way: the first rank sends and the second receives,
+without an answer. In throughput mode a library may have several such messages under way. Bidirectional: both
+send and receive at once, and bandwidth is that of one direction. Each pair runs alone while the other ranks
+sleep. The pair halves is all pairs at once, rank r with r + n/2.
+
+Sends and receives
+An all_to_all of that name consists of the library's own sends and receives: MPI's and gloo's Isend and Irecv
+of all blocks, Unisono's batch of them, NCCL's as one group. On a stream per peer each has a communicator of
+its own, and all streams fork from and join the one that is timed.
+
+Scaling
+t(n) is the median time on n ranks, n0 the fewest ranks measured. Weak efficiency is t(n0) / t(n); every rank
+brings the same bytes on any number of ranks (J. L. Gustafson, Reevaluating Amdahl's law, CACM 31(5), 1988).
+Strong efficiency is n0 t(n0) / (n t(n)); all ranks together bring the same bytes, each an equal part (G. M.
+Amdahl, Validity of the single processor approach, AFIPS 1967). On one rank a collective is a copy. A rank
+brings its input; in broadcast and scatter only the root brings bytes. The interval takes the far ends of both
+times. Each library is compared with itself, so that a library that is slow on few ranks may look efficient:
+the times stand beside.
+
+Workload
+The time of one unit is the sum of calls times the median at each size. Its interval adds the ends of the
+intervals, which is wider than {confidence:.0f} %. Best of each takes the fastest backend for each call.
+"""
+
+
+def _least(quantile: float) -> int:
+    """Returns how many samples carry an exact interval of that quantile."""
+    return next(count for count in itertools.count(1) if stats.ranks_of(count, quantile))
+
+
+def few() -> str:
+    """Says what a dash in place of a percentile means."""
+    return f"A dash: so few samples carry no such percentile (p95 needs {_least(0.95)}, p99 {_least(0.99)})."
+
+
+_LINE_RATE = "The line rate is that of a rank's NIC, as its provider states it."
+_PAIR_SHARE = (
+    "A pair's share is what one pair of ranks writes alone (fabric_pair), divided by the ranks. Pairs do not "
+    "have to share that rate, so that more than 100 % is possible."
+)
+
+
+def _filled(model: Model, prose: str) -> list[tuple[str, str]]:
+    values = {
+        "confidence": 100 * stats.CONFIDENCE,
+        "least": stats.MIN_SAMPLES,
+        "p95": _least(0.95),
+        "p99": _least(0.99),
+        "few": few(),
+        "subject": model.subject or "the subject",
+        "points": payload.points_per_result(len(model.all_rows)),
+        "share": _LINE_RATE if studies.has_line_rate(model) else _PAIR_SHARE,
+        "matrix": "Rows send, columns receive; the colour says how much worse a pair is than the best one.",
+    }
+    split = (block.split("\n", 1) for block in prose.strip().split("\n\n"))
+    return [(term, " ".join(words.split()).format(**values)) for term, words in split]
+
+
+def method(model: Model) -> list[tuple[str, str]]:
+    """Returns terms with their explanations."""
+    return _filled(model, _METHOD)
+
+
+def of_sections(model: Model) -> dict[str, str]:
+    """Returns the words of each section by its anchor."""
+    return dict(_filled(model, _SECTIONS))
