@@ -76,7 +76,7 @@ def test_mpi_an_exception_in_one_rank_does_not_hang_the_run() -> None:
 
 @pytest.mark.mpi
 def test_mpi_of_another_launcher_is_refused() -> None:
-    """Under Open MPI's mpirun with an mpi4py on MPICH, MPI_Init would abort. Other pairs: test_other_mpis.py."""
+    """Under Open MPI's mpirun with an mpi4py on MPICH, MPI_Init would abort (see test_other_mpis.py)."""
     env = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
     status, _, errors = shell([sys.executable, "-c", MEET], **env)
     assert status == 1

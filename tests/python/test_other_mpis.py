@@ -46,7 +46,6 @@ def test_sums_of_several_blocks(mpi: mpi_programs.Mpi, layout: str) -> None:
 
 
 def test_quantised_sums(mpi: mpi_programs.Mpi) -> None:
-    """Their last call differs between ranks, which hear of it."""
     assert mpi.play("aabb", "node_sum_programs:quantised_sums", "aabb").results() == [[]] * 4
 
 

@@ -44,7 +44,7 @@ class Mpi:
         return ranks.play_by(lambda argv: self.run(layout, argv), len(layout), program, *args)
 
     def find_mpicxx(self) -> str:
-        """The wrapper compiler. Skips the test if there is none, or no compiler under it."""
+        """Returns the wrapper compiler. Skips the test if it or its compiler is missing."""
         wrapper = shutil.which("mpicxx", path=str(Path(self.mpiexec).parent))
         if not wrapper:
             pytest.skip(f"no mpicxx is beside {self.mpiexec}: {self.headers}")
