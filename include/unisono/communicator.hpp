@@ -163,6 +163,7 @@ class UNISONO_API Communicator {
   class Impl;
 
  private:
+  friend class DeviceArea;
   friend class Tuning;
   // Checks `header_version` before anything else: `options` may have another layout.
   Communicator(int header_version, const std::shared_ptr<Bootstrap>& bootstrap, const Options& options);

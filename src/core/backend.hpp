@@ -16,8 +16,15 @@
 #include "core/request.hpp"
 #include "lane/channel.hpp"
 #include "unisono/communicator.hpp"
+#include "unisono/device/handle.hpp"
 
 namespace unisono {
+
+// What a DeviceArea consists of.
+struct AreaParts {
+  std::shared_ptr<void> memory;  // keeps it
+  device::Handle handle;
+};
 
 class [[gnu::visibility("hidden")]] Communicator::Impl {
  public:
@@ -47,6 +54,10 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   }
   std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) {
     return turn(Collective::empty, [&] { return do_allocate(bytes, memory); });
+  }
+  // Makes a DeviceArea. Collective. name: of what its kernels do, for the text of errors.
+  AreaParts make_area(std::size_t bytes, int signals, const std::string& name) {
+    return turn("device_area", [&] { return do_make_area(bytes, signals, name); });
   }
 
   // The GPU's part: communicator.hpp says what each returns. A backend without a GPU refuses.
@@ -92,6 +103,12 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   virtual void do_run_pair(Request& request, int to, int from) = 0;
   virtual void do_barrier() = 0;
   virtual std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) = 0;
+  virtual AreaParts do_make_area(std::size_t, int, const std::string&) {
+    throw UsageError(
+        "a device area is for ranks of one node with a GPU each: make the communicator there, with device= "
+        "on "
+        "every rank.");
+  }
 
   static double timeout_of(const Options& options);  // throws UsageError for what is none
 
@@ -195,7 +212,11 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // an interrupt) ends the call on this rank alone. The rank is then out of step with its peers, and closes.
   template <class Body>
   std::invoke_result_t<Body> turn(Collective collective, const Body& body) {
-    const std::string name(name_of(collective));
+    return turn(name_of(collective), body);
+  }
+  template <class Body>
+  std::invoke_result_t<Body> turn(std::string_view what, const Body& body) {
+    const std::string name(what);
     if (closed()) throw UsageError("the communicator is closed: make a new one to call " + name + ".");
     if (inherited())
       throw UsageError("this process was forked from a rank and is none itself: call " + name +
@@ -211,7 +232,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
       }
     } const end{*this};
     try {
-      enter(name_of(collective), ++calls_);
+      enter(what, ++calls_);
       return body();
     } catch (const Error&) { throw; } catch (...) {
       leave();

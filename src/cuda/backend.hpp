@@ -37,6 +37,9 @@ class GpuCommunicator final : public LocalCommunicator {
   void do_run(Request& request) override;
   void do_run_pair(Request& request, int to, int from) override;
   std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override;
+  AreaParts do_make_area(std::size_t bytes, int signals, const std::string& name) override {
+    return engine_->make_area(bytes, signals, name);
+  }
   Algorithm planned(const Request& request, const Args::Part& part) override;
 
   void run_on_gpu(Request& request, int to, int from);

@@ -25,10 +25,6 @@ struct Card {
   bool usable;
 };
 
-struct Mapped {
-  byte* at[kMaxRanks];
-};
-
 // Whether a GPU may touch another's memory, and whether NVLink lies between them.
 struct Path {
   bool reached, nvlink;
@@ -50,8 +46,6 @@ Path path(int device, const char* pci, bool known) {
   return {reached != 0, atomics != 0};
 }
 
-DeviceMemory::Kind peer_kind() { return env().cuda_ipc ? DeviceMemory::Kind::ipc : DeviceMemory::Kind::vmm; }
-
 }  // namespace
 
 GpuEngine::GpuEngine(Group& group, const Options& options)
@@ -68,7 +62,7 @@ void GpuEngine::open(const Options& options) {
   meet_cards(options);
   const int n = group_.size();
   layout_ = Layout(n, blocks_, std::size_t{n > 4 ? 32u : 64u} << 10);
-  scratch_ = share(layout_.bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::host);
+  scratch_ = share(layout_.bytes, peer_access_ ? kind_for_peers() : DeviceMemory::Kind::host);
   const OnDevice on(device_);
   void* record = nullptr;
   check(cudaHostAlloc(&record, sizeof(Failure), cudaHostAllocPortable | cudaHostAllocMapped),
@@ -163,25 +157,6 @@ void GpuEngine::meet_cards(const Options& options) {
   if (!peer_access_) blocks_ = std::min(blocks_, kMostStagedBlocks);
 }
 
-std::vector<std::shared_ptr<DeviceMemory>> GpuEngine::share(std::size_t bytes, DeviceMemory::Kind kind) {
-  AllocationAgreement agreement(group_, bytes,
-                                kind == DeviceMemory::Kind::host ? "pinned host memory" : "GPU memory");
-  const std::size_t size = std::max<std::size_t>(bytes, 1);
-  std::shared_ptr<DeviceMemory> own;
-  agreement.attempt([&] { own = DeviceMemory::create(size, device_, neighbours_, kind); });
-  const auto handles = agreement.meet(own ? own->handle() : DeviceMemory::Handle{});
-  std::vector<std::shared_ptr<DeviceMemory>> parts;
-  agreement.attempt([&] {
-    for (int r = 0; r < group_.size(); ++r) {
-      if (r == group_.rank()) parts.push_back(own);
-      else if (kind == DeviceMemory::Kind::local) parts.emplace_back();
-      else parts.push_back(DeviceMemory::open(handles[static_cast<std::size_t>(r)], size, device_, kind));
-    }
-  });
-  agreement.meet();
-  return parts;
-}
-
 void GpuEngine::load_kernels() {
   std::set<const void*> loaded;
   auto load = [&](const void* one) {
@@ -205,60 +180,6 @@ void GpuEngine::load_kernels() {
           load(reinterpret_cast<const void*>(
               exchange_kernel(step, lines, whole, group_.size(), dtype, Op::sum)));
   }
-}
-
-GpuEngine::Found GpuEngine::find(const byte* at, std::size_t bytes) const {
-  for (const auto& [number, allocation] : symmetric_->all) {
-    const DeviceMemory& mine = *allocation.parts[static_cast<std::size_t>(group_.rank())];
-    // not its end, where another one may begin
-    if (at >= mine.data() && at < mine.data() + mine.bytes() &&
-        bytes <= mine.bytes() - static_cast<std::size_t>(at - mine.data()))
-      return {&allocation, {number, static_cast<std::uint64_t>(at - mine.data())}};
-  }
-  return {};
-}
-
-Place GpuEngine::place(const byte* at, std::size_t bytes) const {
-  const std::scoped_lock lock(symmetric_->mutex);
-  return find(at, bytes).place;
-}
-
-byte* GpuEngine::seen_by(int peer, const byte* at, std::size_t bytes) const {
-  const std::scoped_lock lock(symmetric_->mutex);
-  const Found mine = find(at, bytes);
-  byte* const there = mine.allocation ? mine.allocation->seen[static_cast<std::size_t>(peer)] : nullptr;
-  return there ? there + mine.place.offset : nullptr;
-}
-
-std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
-  free_dropped([this] { group_.exchange(char{}); });
-  auto parts = share(bytes, peer_access_ ? peer_kind() : DeviceMemory::Kind::local);
-  const auto me = static_cast<std::size_t>(group_.rank());
-  Mapped mine{};
-  for (std::size_t r = 0; r < parts.size(); ++r) mine.at[r] = parts[r] ? parts[r]->data() : nullptr;
-  std::vector<byte*> seen;
-  for (const Mapped& its : group_.exchange(mine)) seen.push_back(its.at[me]);
-  void* data = parts[me]->data();
-  const std::scoped_lock lock(symmetric_->mutex);
-  const std::uint32_t number = ++symmetric_->made;
-  symmetric_->all[number] = {std::move(parts), std::move(seen)};
-  // a buffer may outlive the engine
-  return {data, [symmetric = symmetric_, number](void*) {
-            const std::scoped_lock lock(symmetric->mutex);
-            symmetric->dropped.insert(symmetric->all.extract(number));
-          }};
-}
-
-void GpuEngine::free_dropped(const std::function<void()>& meet) {
-  decltype(symmetric_->dropped) dropped;  // freed without the lock
-  {
-    const std::scoped_lock lock(symmetric_->mutex);
-    dropped.swap(symmetric_->dropped);
-  }
-  for (auto& [number, allocation] : dropped)
-    for (std::size_t r = 0; r < allocation.parts.size(); ++r)
-      if (static_cast<int>(r) != group_.rank()) allocation.parts[r].reset();
-  meet();
 }
 
 void GpuEngine::check() {
@@ -297,15 +218,29 @@ void GpuEngine::watch(const std::stop_token& stop) {
   }
 }
 
+std::string GpuEngine::who_has_waited() const {
+  const Failure& f = *failure_;
+  const std::string rank = "rank " + std::to_string(group_.number(f.rank));
+  if (f.area == 0)
+    return std::string(name_of(static_cast<Collective>(f.collective % kCollectives))) + " (call " +
+           std::to_string(f.call) + " of " + rank + ")";
+  const std::scoped_lock lock(symmetric_->mutex);
+  const auto index = static_cast<std::size_t>(f.area) - 1;
+  const std::string name = index < symmetric_->areas.size() ? symmetric_->areas[index] : std::string();
+  return (name.empty() ? "a kernel on device area " + std::to_string(f.area) : name) + " (" + rank + ")";
+}
+
 std::string GpuEngine::story() const {
   const Failure& f = *failure_;
-  return std::string(name_of(static_cast<Collective>(f.collective % kCollectives))) + " (call " +
-         std::to_string(f.call) + " of rank " + std::to_string(group_.number(f.rank)) + ") has waited " +
-         brief(timeout_s_) + " s on the GPU for rank " + std::to_string(group_.number(f.peer)) + " (slot " +
-         kSlotNames[f.slot % kSlots] + ", block " + std::to_string(f.block) + ", epoch expected " +
+  const bool of_area = f.area != 0, named = f.peer >= 0 && f.peer < group_.size();
+  return who_has_waited() + " has waited " + brief(timeout_s_) + " s on the GPU for " +
+         (named ? "rank " + std::to_string(group_.number(f.peer)) : "any rank") +
+         (of_area ? " (signal " + std::to_string(f.slot)
+                  : std::string(" (slot ") + kSlotNames[f.slot % kSlots]) +
+         ", block " + std::to_string(f.block) + (of_area ? ", count expected " : ", epoch expected ") +
          std::to_string(f.expected) + ", seen " + std::to_string(f.seen) +
-         "): see what that rank is doing, compare the calls with UNISONO_CHECK=1, or raise "
-         "UNISONO_TIMEOUT_S.";
+         "): see what that rank is doing, " + (of_area ? "" : "compare the calls with UNISONO_CHECK=1, ") +
+         "or raise UNISONO_TIMEOUT_S.";
 }
 
 std::unique_ptr<Engine> Engine::make(Group& group, const Options& options) {

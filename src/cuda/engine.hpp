@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
+#include "core/backend.hpp"
 #include "core/plan.hpp"
 #include "core/request.hpp"
 
@@ -72,6 +74,8 @@ class Engine {
   // Collective over the group's host lane; waits for the GPU. What it gives may be dropped at any time and
   // from any thread, and is freed by the next `allocate` or with the engine and its last buffer.
   virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
+  // Makes a DeviceArea of such memory. Collective as `allocate`. Throws UsageError without NVLink.
+  virtual AreaParts make_area(std::size_t bytes, int signals, const std::string& name) = 0;
 
   virtual void check() = 0;
   virtual void synchronize(void* stream) = 0;

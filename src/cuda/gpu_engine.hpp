@@ -1,5 +1,6 @@
-// The engine of this build: class GpuEngine, its memory and failures in engine.cpp, its calls in calls.cpp;
-// those that are exchanges in exchange_calls.cpp, those by copy engines in copy_calls.cpp.
+// The engine of this build: class GpuEngine. engine.cpp makes it and has its failures, symmetric.cpp its
+// memory and areas. Its calls are in calls.cpp; those that are exchanges in exchange_calls.cpp, those by copy
+// engines in copy_calls.cpp.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -67,6 +68,7 @@ class GpuEngine final : public Engine {
            int from) override;
 
   std::shared_ptr<void> allocate(std::size_t bytes) override;
+  AreaParts make_area(std::size_t bytes, int signals, const std::string& name) override;
 
   void check() override;
 
@@ -85,6 +87,8 @@ class GpuEngine final : public Engine {
   // other.
   void meet_cards(const Options& options);
 
+  // Returns the kind of memory that peers reach.
+  static DeviceMemory::Kind kind_for_peers();
   // `bytes` of every rank, in rank order; of kind local only this rank's. Everyone gets it, or nobody.
   std::vector<std::shared_ptr<DeviceMemory>> share(std::size_t bytes, DeviceMemory::Kind kind);
 
@@ -107,6 +111,7 @@ class GpuEngine final : public Engine {
 
   // What the device's record says.
   std::string story() const;
+  std::string who_has_waited() const;
 
   // The bytes that a program's rounds cut up: the same on every rank.
   std::size_t unit_of(Collective collective, Algorithm algorithm, std::size_t bytes) const;
@@ -191,6 +196,7 @@ class GpuEngine final : public Engine {
     // breaks captures of graphs: what is dropped is left to the next `allocate`, which waits anyway.
     std::map<std::uint32_t, Allocation> all, dropped;
     std::uint32_t made = 0;
+    std::vector<std::string> areas;  // the names of all device areas that were made
   };
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
   std::jthread watcher_;

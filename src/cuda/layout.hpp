@@ -7,6 +7,7 @@
 
 #include "core/plan.hpp"
 #include "lane/lane.hpp"
+#include "unisono/device/handle.hpp"
 #include "unisono/types.hpp"
 
 namespace unisono::cuda {
@@ -47,24 +48,11 @@ struct alignas(16) Counters {
   std::uint32_t signalled[kSlots], awaited[kSlots];
 };
 
-// The head of each rank's scratch.
-struct Header {
-  // Any rank sets it on all, and the host where it loses a peer: waits end, moves are left out, also in later
-  // kernels. What copy engines do behind such a kernel is not, nor what an exchange takes that has come.
-  std::uint32_t failed;
-  std::uint32_t claimed;  // which of the rank's blocks writes the record
-};
-
-// In pinned host memory that the device has mapped; one for each rank.
-struct Failure {
-  std::uint32_t stage;    // 0: none, 2: readable (written last, with release at system scope)
-  std::uint32_t cut;      // kernels of this rank have left work undone, since some rank has failed
-  std::uint32_t yes = 1;  // to be copied from
-  std::int32_t rank, peer, slot, block;
-  std::uint32_t expected, seen;
-  std::uint32_t collective;
-  std::uint64_t call;  // which of the communicator's
-};
+// The head of each rank's scratch. Any rank sets `failed` on all, and the host does if it loses a peer. Waits
+// then end and moves are left out, also in later kernels. What copy engines do behind such a kernel is not
+// left out, nor what an exchange takes that has come.
+using Header = device::Status;
+using Failure = device::Failure;
 
 // A rank's scratch: memory of `bytes` bytes, zeroed once, that every rank has mapped: on its GPU, or of the
 // host where GPUs do not reach each other. The last two parts are the rank's own. The same on every rank.

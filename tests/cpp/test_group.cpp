@@ -12,11 +12,23 @@
 
 #include "host/backend.hpp"
 #include "ranks.hpp"
+#include "unisono/device/area.hpp"
 
 namespace unisono::test {
 namespace {
 
 constexpr double kShort = 1.5, kLong = 120;  // timeouts in s
+
+TEST(DeviceAreas, AreRefusedWithoutAGpu) {
+  on_ranks(2, {}, [](Communicator& comm) {
+    EXPECT_TRUE(has(text_of<UsageError>([&] { DeviceArea(comm, 64, 1); }), "with device= on every rank"));
+    EXPECT_TRUE(has(text_of<UsageError>([&] { DeviceArea(comm, 64, -1); }), "0 to 2^24 signals"));
+    Words words;
+    words.in[0] = 1;
+    comm.all_reduce(words.call());
+    EXPECT_EQ(words.out[0], 2);
+  });
+}
 
 TEST(Timeout, NamesRankPeerAndSlot) {
   Texts texts(2);

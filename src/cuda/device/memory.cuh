@@ -1,28 +1,21 @@
-// Accesses at system scope, in PTX, since other GPUs take part. Source: PTX ISA, "Memory Consistency Model".
+// More accesses at system scope (unisono/device/order.cuh), of the lane's own protocol, in PTX.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/layout.hpp"
+#include "unisono/device/order.cuh"
 
 namespace unisono::cuda {
 
-// Publishes what this thread has written, and what it has observed of other threads (a barrier before it).
-__device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-__device__ inline void store_relaxed(std::uint32_t* at, std::uint32_t value) {
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
+using device::load_acquire;
+using device::load_relaxed;
+using device::store_relaxed;
+using device::store_release;
+
 // Adds 1 to a word that nobody else writes.
 __device__ inline void increment_relaxed(std::uint32_t* at) {
   asm volatile("red.relaxed.sys.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
-}
-// Loads for polling; load_acquire() makes the last look.
-__device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
-  std::uint32_t value;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
 }
 
 __device__ inline void store_relaxed(byte** at, byte* value) {
@@ -57,13 +50,6 @@ __device__ inline Packet load_packet(const Packet* at) {
   return packet;
 }
 
-// Loads before every later access: what the writer of the value has published is then visible.
-__device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
-  std::uint32_t value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-
 // Waits until the kernel before this one in the stream has ended: with programmatic dependent launch, this
 // one starts while that still runs. Requires: no access to memory before.
 __device__ inline void follow_last_kernel() {
@@ -71,12 +57,6 @@ __device__ inline void follow_last_kernel() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-}
-
-__device__ inline std::uint64_t now_ns() {
-  std::uint64_t now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
 }
 
 }  // namespace unisono::cuda

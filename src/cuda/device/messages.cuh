@@ -13,7 +13,7 @@ struct Missing {
   int peer = 0;
   std::uint32_t expected = 0, seen = 0;
   __device__ bool patient(const Exchange& x, std::uint64_t& began) const {
-    return cuda::patient({x.context, rank_of(peer, x.rank), Slot::packet_credit}, began, expected, seen);
+    return cuda::patient(Wait{x.context, rank_of(peer, x.rank), Slot::packet_credit}, began, expected, seen);
   }
 };
 
