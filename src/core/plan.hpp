@@ -47,6 +47,8 @@ class Plan {
   // card that all tables are of by default, with the fewest ranks from `ranks` on, else the most.
   static Plan of_gpu(std::string_view card, int ranks);
   static bool has_table(std::string_view card);  // one of its own: all such cards are joined by NVLink
+  // For more GPUs of one machine than packets, lines and copy engines take.
+  static Plan of_many_gpus(int ranks);
   static Plan of_nodes() { return Plan(Level::nodes); }  // empty: nodes/sums.hpp chooses by what links carry
   static Plan of_gpu_over_pcie(int ranks);               // to each other's memory, or through the host's
 

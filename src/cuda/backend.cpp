@@ -1,6 +1,8 @@
 // Calls on device memory: they are only enqueued.
 #include "cuda/backend.hpp"
 
+#include "cuda/layout.hpp"
+
 namespace unisono {
 
 Algorithm cuda::Engine::choose(const Plan& plan, Collective collective, std::size_t bytes, bool symmetric,
@@ -23,7 +25,9 @@ GpuCommunicator::GpuCommunicator(Bootstrap& bootstrap, const Communicator::Optio
                                            .max_sms = options.max_sms,
                                            .peer_access = options.peer_access,
                                            .timeout_s = timeout_of(options)})),
-      gpu_plan_(engine_->nvlink() ? Plan::of_gpu(engine_->card(), size()) : Plan::of_gpu_over_pcie(size())) {}
+      gpu_plan_(size() > cuda::kFewRanks ? Plan::of_many_gpus(size())
+                : engine_->nvlink()      ? Plan::of_gpu(engine_->card(), size())
+                                         : Plan::of_gpu_over_pcie(size())) {}
 
 void GpuCommunicator::do_run(Request& request) {
   if (request.call->memory == Memory::device) run_on_gpu(request, -1, -1);
@@ -96,6 +100,10 @@ void GpuCommunicator::enqueue(const Request& request, Algorithm algorithm, bool 
   cuda::Engine& gpu = *engine_;
   const bool pair = to >= 0 || from >= 0;
   const Collective planned = pair ? Collective::send_recv : request.collective;
+  if (size() > cuda::kFewRanks && !cuda::runs_on_many(algorithm))
+    throw UsageError(std::string(name_of(algorithm)) + " is for up to " + std::to_string(cuda::kFewRanks) +
+                     " GPUs, not " + std::to_string(size()) +
+                     ": leave algorithm out, or name one without packets, lines or copy engines.");
   if (is_direct(algorithm) && !gpu.peer_access())
     throw UsageError(
         std::string(name_of(algorithm)) +

@@ -83,8 +83,8 @@ Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) 
 
 void GpuEngine::meet(const Launch& given, cudaStream_t stream) const {
   Launch launch = given;
-  this->launch(kernel(Collective::barrier, Algorithm::automatic, DType::u8, Op::sum), launch,
-               {1, 32 * kMaxRanks, kAlign}, stream);
+  this->launch(kernel(Collective::barrier, Algorithm::automatic, DType::u8, Op::sum, false), launch,
+               {1, 32 * kFewRanks, kAlign}, stream);
 }
 
 void GpuEngine::order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event) const {
@@ -129,31 +129,26 @@ void GpuEngine::start(const void* kernel, void* parameter, const Shape& shape, c
   check(cudaLaunchKernelExC(&how, kernel, parameters), "starting a kernel");
 }
 
-void GpuEngine::launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const {
-  launch.context.piece_bytes = shape.piece_bytes;
-  start(reinterpret_cast<const void*>(kernel), &launch, shape, stream);
+template <int kMost>
+ContextOf<kMost> GpuEngine::context() const {
+  if constexpr (kMost == kFewRanks) {
+    return base_;
+  } else {
+    ContextOf<kMost> all;
+    all.rank = base_.rank;
+    all.layout = base_.layout;
+    std::copy(bases_.begin(), bases_.end(), all.bases);
+    all.failure = base_.failure;
+    all.timeout_ns = base_.timeout_ns;
+    all.counts_up = base_.counts_up;
+    return all;
+  }
 }
 
-void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call,
-                    int to, int from) {
-  const OnDevice on(device_);
-  auto* const stream = static_cast<cudaStream_t>(request.call->stream);
-  const int me = group_.rank();
-  if (group_.size() == 1 || (to == me && from == me))
-    return copy(request.args.out, request.args.in, request.args.bytes, stream);
-  take_turn(stream);
-  const Shape asked = asked_.value_or(planned);
-  if (traits_of(algorithm).pieces != Pieces::chunks)
-    return exchange(request, algorithm, asked, call, to, from, stream);
-  Launch launch = launch_of(request, call, to, from);
-  if (is_direct(algorithm)) reach_peers(launch, request, from);
-  if (algorithm == Algorithm::copy_engine) return run_by_engine(launch, request, asked, call, stream);
-  run_program(launch, request, algorithm, asked, stream);
-}
-
-Launch GpuEngine::launch_of(const Request& request, std::uint64_t call, int to, int from) const {
-  Launch launch;
-  launch.context = base_;
+template <int kMost>
+LaunchOf<kMost> GpuEngine::launch_of(const Request& request, std::uint64_t call, int to, int from) const {
+  LaunchOf<kMost> launch;
+  launch.context = context<kMost>();
   launch.context.collective = request.collective;
   launch.context.call = call;
   launch.dtype = request.call->dtype;
@@ -171,7 +166,8 @@ Launch GpuEngine::launch_of(const Request& request, std::uint64_t call, int to, 
   return launch;
 }
 
-void GpuEngine::reach_peers(Launch& launch, const Request& request, int from) const {
+template <int kMost>
+void GpuEngine::reach_peers(LaunchOf<kMost>& launch, const Request& request, int from) const {
   const Args& args = request.args;
   const int n = group_.size(), me = group_.rank();
   if (launch.by_parts || traits_of(request.collective).two_ended) {
@@ -214,18 +210,43 @@ void GpuEngine::run_by_engine(const Launch& launch, const Request& request, cons
   exchange(rest, Algorithm::one_shot_packets, {}, call, -1, -1, stream);
 }
 
-void GpuEngine::run_program(Launch& launch, const Request& request, Algorithm algorithm, const Shape& asked,
-                            cudaStream_t stream) const {
+template <int kMost>
+void GpuEngine::run_program(LaunchOf<kMost>& launch, const Request& request, Algorithm algorithm,
+                            const Shape& asked, cudaStream_t stream) const {
+  constexpr bool kMany = kMost > kFewRanks;
   if (const Wire as = request.call->wire; as != Wire::exact) {
     const std::size_t shard = wire::bytes_of(request.call->count) / static_cast<std::size_t>(group_.size());
-    return this->launch(quantised_kernel(launch.dtype, as), launch, cut(algorithm, asked, shard), stream);
+    return this->launch(quantised_kernel(launch.dtype, as, kMany), launch, cut(algorithm, asked, shard),
+                        stream);
   }
-  const Kernel found = kernel(request.collective, algorithm, launch.dtype, launch.op);
+  const void* const found = kernel(request.collective, algorithm, launch.dtype, launch.op, kMany);
   if (!found)
     throw UsageError(std::string(name_of(request.collective)) + " has no kernel for " +
                      std::string(name_of(algorithm)) + ": use another algorithm.");
   const std::size_t unit = unit_of(request.collective, algorithm, request.args.bytes);
   this->launch(found, launch, cut(algorithm, asked, unit), stream);
+}
+
+void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& planned, std::uint64_t call,
+                    int to, int from) {
+  const OnDevice on(device_);
+  auto* const stream = static_cast<cudaStream_t>(request.call->stream);
+  const int me = group_.rank();
+  if (group_.size() == 1 || (to == me && from == me))
+    return copy(request.args.out, request.args.in, request.args.bytes, stream);
+  take_turn(stream);
+  const Shape asked = asked_.value_or(planned);
+  if (traits_of(algorithm).pieces != Pieces::chunks)
+    return exchange(request, algorithm, asked, call, to, from, stream);
+  if (many()) {
+    auto launch = launch_of<kMaxRanks>(request, call, to, from);
+    if (is_direct(algorithm)) reach_peers(launch, request, from);
+    return run_program(launch, request, algorithm, asked, stream);
+  }
+  auto launch = launch_of<kFewRanks>(request, call, to, from);
+  if (is_direct(algorithm)) reach_peers(launch, request, from);
+  if (algorithm == Algorithm::copy_engine) return run_by_engine(launch, request, asked, call, stream);
+  run_program(launch, request, algorithm, asked, stream);
 }
 
 }  // namespace unisono::cuda

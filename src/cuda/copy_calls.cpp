@@ -62,7 +62,7 @@ void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cuda
     else copy(own.to, own.from, own.bytes, stream);
   }
   if (longest > 0)
-    this->launch(kernel(Collective::all_to_all, Algorithm::copy_engine, DType::u8, Op::sum), beside,
+    this->launch(kernel(Collective::all_to_all, Algorithm::copy_engine, DType::u8, Op::sum, false), beside,
                  cut(Algorithm::copy_engine, kBeside, longest), stream);
   order(side_, stream, join_);
   meet(launch, stream);
@@ -71,7 +71,7 @@ void GpuEngine::copy_by_engine(const Launch& launch, Collective collective, cuda
 void GpuEngine::combine(Launch& launch, Range part, const Shape& asked, cudaStream_t stream) const {
   launch.args.out += part.begin;
   launch.args.bytes = part.bytes;
-  this->launch(kernel(Collective::all_reduce, Algorithm::copy_engine, launch.dtype, launch.op), launch,
+  this->launch(kernel(Collective::all_reduce, Algorithm::copy_engine, launch.dtype, launch.op, false), launch,
                cut(Algorithm::copy_engine, asked, std::max<std::size_t>(part.bytes, 1)), stream);
 }
 

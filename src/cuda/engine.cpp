@@ -61,7 +61,7 @@ GpuEngine::GpuEngine(Group& group, const Options& options)
 void GpuEngine::open(const Options& options) {
   meet_cards(options);
   const int n = group_.size();
-  layout_ = Layout(n, blocks_, std::size_t{n > 4 ? 32u : 64u} << 10);
+  layout_ = Layout(n, blocks_, chunk_bytes());
   scratch_ = share(layout_.bytes, peer_access_ ? kind_for_peers() : DeviceMemory::Kind::host);
   const OnDevice on(device_);
   void* record = nullptr;
@@ -72,7 +72,8 @@ void GpuEngine::open(const Options& options) {
   check(cudaHostGetDevicePointer(&seen, record, 0), "mapping pinned memory");
   base_.rank = group_.rank();
   base_.layout = layout_;
-  for (int r = 0; r < n; ++r) base_.bases[r] = scratch_[static_cast<std::size_t>(r)]->data();
+  for (const auto& part : scratch_) bases_.push_back(part->data());
+  if (!many()) std::copy(bases_.begin(), bases_.end(), base_.bases);
   base_.failure = static_cast<Failure*>(seen);
   base_.counts_up = nvlink_;
   base_.timeout_ns = static_cast<std::uint64_t>(options.timeout_s * 1e9);
@@ -155,6 +156,14 @@ void GpuEngine::meet_cards(const Options& options) {
   peer_access_ = all.reached;
   nvlink_ = all.reached && all.nvlink;
   if (!peer_access_) blocks_ = std::min(blocks_, kMostStagedBlocks);
+  if (many()) blocks_ = std::min(blocks_, kMostBlocksOfMany);
+}
+
+std::size_t GpuEngine::chunk_bytes() const {
+  constexpr std::size_t kKiB = 1024;
+  if (!many()) return (group_.size() > 4 ? 32 : 64) * kKiB;
+  const auto pairs = static_cast<std::size_t>(group_.size()) * static_cast<std::size_t>(blocks_);
+  return std::clamp(kMostRings / (pairs * kChunks) / kKiB * kKiB, 4 * kKiB, 32 * kKiB);
 }
 
 void GpuEngine::load_kernels() {
@@ -166,14 +175,13 @@ void GpuEngine::load_kernels() {
     early_ = early_ && attributes.ptxVersion >= 90;  // follow_last_kernel: code for older GPUs does not wait
   };
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
-    for (const Wire wire : {Wire::fp8, Wire::int8})
-      load(reinterpret_cast<const void*>(quantised_kernel(dtype, wire)));
+    for (const Wire wire : {Wire::fp8, Wire::int8}) load(quantised_kernel(dtype, wire, many()));
   for (int d = 0; d < kDTypes; ++d) {
     const auto dtype = static_cast<DType>(d);
     for (int c = 0; c < kCollectives; ++c)
       for (int a = 0; a < kAlgorithms; ++a)
-        load(reinterpret_cast<const void*>(
-            kernel(static_cast<Collective>(c), static_cast<Algorithm>(a), dtype, Op::sum)));
+        load(kernel(static_cast<Collective>(c), static_cast<Algorithm>(a), dtype, Op::sum, many()));
+    if (many()) continue;
     for (const Step step : {Step::move, Step::combine, Step::two_shot, Step::relay})
       for (const bool lines : {false, true})
         for (const bool whole : {false, true})
@@ -212,7 +220,7 @@ void GpuEngine::watch(const std::stop_token& stop) {
     if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2)
       group_.record(FailureKind::timeout, story());
     if (told || !group_.broken()) continue;
-    auto* const header = reinterpret_cast<Header*>(base_.bases[group_.rank()]);
+    auto* const header = reinterpret_cast<Header*>(bases_[static_cast<std::size_t>(group_.rank())]);
     told = cudaMemcpyAsync(&header->failed, &failure_->yes, sizeof header->failed, cudaMemcpyDefault,
                            tell_) == cudaSuccess;
   }

@@ -8,7 +8,7 @@
 
 namespace unisono::cuda {
 
-inline constexpr int kMostPeers = kMaxRanks - 1;
+inline constexpr int kMostPeers = kFewRanks - 1;
 
 // Peers of a rank are numbered from 0 in rank order, without the rank itself.
 UNISONO_PORTABLE constexpr int peer_of(int other, int rank) { return other < rank ? other : other - 1; }

@@ -24,9 +24,11 @@
 namespace unisono::cuda {
 
 inline constexpr int kMostBlocks = 128;
-inline constexpr int kMostLineBlocks = 96;                       // where no table has asked for more
-inline constexpr int kMostStagedBlocks = 32;                     // through host memory
-inline constexpr Shape kBeside{16, 256, std::size_t{32} << 10};  // of a kernel beside copy engines
+inline constexpr int kMostLineBlocks = 96;                         // where no table has asked for more
+inline constexpr int kMostStagedBlocks = 32;                       // through host memory
+inline constexpr int kMostBlocksOfMany = 64;                       // of more than kFewRanks ranks
+inline constexpr std::size_t kMostRings = std::size_t{128} << 20;  // bytes of their chunks, on each GPU
+inline constexpr Shape kBeside{16, 256, std::size_t{32} << 10};    // of a kernel beside copy engines
 // Of packets and lines, which count narrowly; and where all_to_all_v cuts its parts.
 inline constexpr std::size_t kMostMessage = std::size_t{1} << 31, kSlice = kMostMessage / 2;
 
@@ -60,6 +62,7 @@ class GpuEngine final : public Engine {
     if (algorithm == Algorithm::copy_engine && collective == Collective::reduce && group_.size() > 2)
       return false;
     if ((is_lines(algorithm) && !nvlink_) || (is_direct(algorithm) && !peer_access_)) return false;
+    if (many() && !runs_on_many(algorithm)) return false;
     return traits_of(algorithm).pieces == Pieces::chunks || traits_of(collective).by_parts() ||
            longest(collective, algorithm, bytes) < kMostMessage;
   }
@@ -78,6 +81,12 @@ class GpuEngine final : public Engine {
 
  private:
   static void check(cudaError_t state, std::string_view what) { cuda::check(state, what); }
+
+  // Whether there are more ranks than exchanges and copy engines take.
+  bool many() const { return group_.size() > kFewRanks; }
+
+  // Returns the bytes of a chunk: the rings of many ranks take up at most kMostRings.
+  std::size_t chunk_bytes() const;
 
   // Makes what the engine holds; should that fail, `release` takes back what there is.
   void open(const Options& options);
@@ -132,11 +141,20 @@ class GpuEngine final : public Engine {
   void exchange_slices(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
                        cudaStream_t stream) const;
   void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
-  void launch(Kernel kernel, Launch& launch, const Shape& shape, cudaStream_t stream) const;
+  template <int kMost>
+  void launch(const void* kernel, LaunchOf<kMost>& launch, const Shape& shape, cudaStream_t stream) const {
+    launch.context.piece_bytes = shape.piece_bytes;
+    start(kernel, &launch, shape, stream);
+  }
   // The kernel's parameter, but for what it reaches of peers; and that.
-  Launch launch_of(const Request& request, std::uint64_t call, int to, int from) const;
-  void reach_peers(Launch& launch, const Request& request, int from) const;
-  void run_program(Launch& launch, const Request& request, Algorithm algorithm, const Shape& asked,
+  template <int kMost>
+  LaunchOf<kMost> launch_of(const Request& request, std::uint64_t call, int to, int from) const;
+  template <int kMost>
+  void reach_peers(LaunchOf<kMost>& launch, const Request& request, int from) const;
+  template <int kMost>
+  ContextOf<kMost> context() const;
+  template <int kMost>
+  void run_program(LaunchOf<kMost>& launch, const Request& request, Algorithm algorithm, const Shape& asked,
                    cudaStream_t stream) const;
   void run_by_engine(const Launch& launch, const Request& request, const Shape& asked, std::uint64_t call,
                      cudaStream_t stream);
@@ -179,7 +197,8 @@ class GpuEngine final : public Engine {
   Layout layout_;
   std::vector<std::shared_ptr<DeviceMemory>> scratch_;
   Failure* failure_ = nullptr;
-  Context base_;
+  std::vector<byte*> bases_;  // every rank's scratch
+  Context base_;              // its bases: of few ranks
   std::optional<Shape> asked_;
   cudaStream_t side_ = nullptr, tell_ = nullptr;  // beside the caller's, and of the watcher
   struct Last {

@@ -12,7 +12,14 @@
 
 namespace unisono::cuda {
 
-inline constexpr int kMaxRanks = 8;  // of one NVLink domain of one machine
+inline constexpr int kMaxRanks = device::kMostRanks;  // of one NVLink domain of one machine
+// The ranks up to which there are exchanges and copies by engines. The kernels of programs come in two forms:
+// for so few ranks, whose peers fit into one warp and into registers, and for all.
+inline constexpr int kFewRanks = 8;
+// Whether an algorithm runs on more than kFewRanks ranks: the portable programs do.
+constexpr bool runs_on_many(Algorithm algorithm) {
+  return traits_of(algorithm).pieces == Pieces::chunks && algorithm != Algorithm::copy_engine;
+}
 // Of a block; blocks are whole warps, in one dimension.
 inline constexpr int kMaxThreads = Shape::kMostThreads;
 inline constexpr std::uint32_t kChunks = 4;             // chunks in the ring of a pair of blocks
@@ -39,7 +46,7 @@ struct alignas(32) Flag {
 // Of the messages of packets or lines that a block has had with each peer: what the block counts (`counts`),
 // and what each peer has begun (`tokens`, written by the peers).
 struct alignas(32) Counts {
-  std::uint32_t of[kMaxRanks];
+  std::uint32_t of[kFewRanks];
 };
 
 // How far a block is with one peer. It lives in the scratch between kernels, so that a CUDA graph can be
@@ -63,7 +70,8 @@ struct Layout {
     const auto pairs = static_cast<std::size_t>(n) * static_cast<std::size_t>(most_blocks);
     flags = round_up(sizeof(Header), 256);
     packets = round_up(flags + pairs * kSlots * sizeof(Flag), 256);
-    const std::size_t rings = pairs * 2 * kTurns * kPackets * sizeof(Packet);  // of two steps
+    // of two steps
+    const std::size_t rings = n > kFewRanks ? 0 : pairs * 2 * kTurns * kPackets * sizeof(Packet);
     lines = round_up(packets + rings, 256);
     tokens = round_up(lines + rings, 256);
     chunks = round_up(tokens + static_cast<std::size_t>(blocks) * sizeof(Counts), 256);
@@ -79,10 +87,11 @@ struct Layout {
 
 // Where a kernel runs. Every rank launches one of the same program with the same grid (of at most
 // layout.blocks, all resident at once), block and tile; one kernel of a scratch at a time.
-struct Context {
+template <int kMost>
+struct ContextOf {
   int rank = 0;
   Layout layout;
-  byte* bases[kMaxRanks] = {};                  // every rank's scratch, as this device has it mapped
+  byte* bases[kMost] = {};                      // every rank's scratch, as this device has it mapped
   Failure* failure = nullptr;                   // this rank's, as the device has it mapped
   std::uint64_t timeout_ns = 0;                 // deadline of every wait
   bool counts_up = false;                       // a peer's counter, by an atomic operation
@@ -90,21 +99,25 @@ struct Context {
   Collective collective = Collective::barrier;  // for the record of a failure
   std::uint64_t call = 0;
 };
+using Context = ContextOf<kFewRanks>;
 
-// The one parameter of a program's kernel.
-struct Launch {
-  Context context;
+// The one parameter of a program's kernel, of at most kMost ranks.
+template <int kMost>
+struct LaunchOf {
+  ContextOf<kMost> context;
   DType dtype = DType::f32;  // of what the program combines
   Op op = Op::sum;
   Args args;  // its arrays are taken from here:
-  const byte* inputs[kMaxRanks] = {};
-  byte* outputs[kMaxRanks] = {};
+  const byte* inputs[kMost] = {};
+  byte* outputs[kMost] = {};
   bool by_parts = false;  // all_to_all_v, batch_send_recv; and what copy engines leave to a kernel
-  Args::Part sends[kMaxRanks], receives[kMaxRanks];
+  Args::Part sends[kMost], receives[kMost];
   int to = 0, from = 0;  // send_recv; 0 bytes leave that half out
   std::size_t sent = 0, received = 0;
   byte* mine = nullptr;  // the output as `from` reaches it, or null
 };
+using Launch = LaunchOf<kFewRanks>;
 static_assert(sizeof(Launch) <= 4096);
+static_assert(sizeof(LaunchOf<kMaxRanks>) <= 32764);  // from sm_70 and CUDA 12.1 on
 
 }  // namespace unisono::cuda

@@ -7,16 +7,16 @@
 
 namespace unisono::cuda {
 
-// A kernel for cudaLaunchKernel, with a Launch as its one parameter. A block: whole warps, to kMaxThreads.
-using Kernel = void (*)(Launch);
+// Kernels for cudaLaunchKernel. The one parameter is a Launch; of `many`, for more than kFewRanks ranks, a
+// LaunchOf<kMaxRanks>. A block: whole warps, to kMaxThreads.
 
-// Returns the kernel that runs a call, or null if the collective has no such algorithm. Algorithms over
-// packets are in exchange.hpp. dtype and op matter only if the collective combines. send and recv are halves
-// of send_recv; empty has no kernel.
-Kernel kernel(Collective collective, Algorithm algorithm, DType dtype, Op op);
+// Returns the kernel that runs a call, or null if the collective has no such algorithm on so many ranks.
+// Algorithms over packets are in exchange.hpp. dtype and op matter only if the collective combines. send and
+// recv are halves of send_recv; empty has no kernel.
+const void* kernel(Collective collective, Algorithm algorithm, DType dtype, Op op, bool many);
 
 // Returns the kernel of an all_reduce that quantises, or null if the dtype has none. A piece of its rounds is
 // in the wire form.
-Kernel quantised_kernel(DType dtype, Wire wire);
+const void* quantised_kernel(DType dtype, Wire wire, bool many);
 
 }  // namespace unisono::cuda

@@ -131,7 +131,7 @@ AreaParts GpuEngine::make_area(std::size_t bytes, int signals, const std::string
     byte* const begin = allocation.parts[static_cast<std::size_t>(r)]->data();
     handle.signal[r] = reinterpret_cast<device::Signal*>(begin);
     handle.memory[r] = begin + head;
-    handle.status[r] = reinterpret_cast<Header*>(base_.bases[r]);
+    handle.status[r] = reinterpret_cast<Header*>(bases_[static_cast<std::size_t>(r)]);
   }
   return made;
 }

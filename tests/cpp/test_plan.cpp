@@ -7,6 +7,7 @@
 #include <limits>
 #include <set>
 
+#include "cuda/layout.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {
@@ -37,6 +38,31 @@ TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {
             EXPECT_NE(std::find(known.begin(), known.end(), plan.choose(collective, bytes, symmetric)),
                       known.end());
         }
+}
+
+TEST(Plan, ManyGpusHaveWhatRunsThere) {
+  for (const int ranks : {9, 12, 72}) {
+    const Plan plan = Plan::of_many_gpus(ranks);
+    for (const Collective collective : collectives())
+      for (const bool symmetric : {false, true})
+        for (std::size_t bytes = 0; bytes < std::size_t{1} << 40; bytes = bytes * 3 + 1) {
+          const Algorithm chosen = plan.choose(collective, bytes, symmetric);
+          const bool listed = collective != Collective::batch_send_recv && !traits_of(collective).two_ended;
+          EXPECT_TRUE(!listed || Plan::has(collective, chosen, Level::device)) << name_of(collective);
+          EXPECT_TRUE(cuda::runs_on_many(chosen)) << name_of(collective) << " by " << name_of(chosen);
+        }
+  }
+}
+
+// Layouts of the CUDA lane's scratch: parts do not overlap, and do not grow with the ranks beyond bounds.
+TEST(Layout, ManyRanksHaveNoRingsOfExchanges) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  const cuda::Layout few(8, 128, 32 << 10), many(72, 64, 7 << 10);
+  EXPECT_GT(few.lines - few.packets, 0u);
+  EXPECT_EQ(many.tokens, many.packets);
+  EXPECT_LT(many.bytes, 160 * kMiB);
+  EXPECT_LE(many.chunks + std::size_t{72} * 64 * cuda::kChunks * many.chunk_bytes, many.counters);
+  EXPECT_LE(many.counters + std::size_t{72} * 64 * sizeof(cuda::Counters), many.counts);
 }
 
 TEST(Plan, TakesPacketsForSmallCallsAndDirectForLargeOnes) {

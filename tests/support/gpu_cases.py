@@ -15,18 +15,22 @@ MOVING = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
 ALL = ("all_reduce", "reduce", "reduce_scatter", *MOVING)
 
 
-def plain_algorithms(collective: str, nvlink: bool) -> list[str | None]:
-    """Returns the algorithms that take any pointer, the plan's choice (None) first. nvlink: whether the GPUs
-    have NVLink."""
+FEW = 8  # ranks; more have neither packets, lines nor copy engines
+
+
+def plain_algorithms(collective: str, nvlink: bool, n: int = FEW) -> list[str | None]:
+    """Returns the algorithms that take any pointer on `n` ranks, the plan's choice (None) first. nvlink:
+    whether the GPUs have NVLink."""
     names = unisono.Communicator.algorithms(collective, "cuda")
+    pieces = {"chunks"} if n > FEW else {"chunks", "packets", *(["lines"] if nvlink else [])}
     known = [traits.algorithm(name) for name in names]
-    return [None, *(how.name for how in known if not how.direct and (nvlink or how.pieces != "lines"))]
+    return [None, *(how.name for how in known if not how.direct and how.pieces in pieces)]
 
 
 def direct_algorithms(collective: str, n: int) -> list[str]:
     known = unisono.Communicator.algorithms(collective, "cuda")
     names = [name for name in known if traits.algorithm(name).direct]
-    if collective == "reduce" and n > 2:
+    if "copy_engine" in names and n > (2 if collective == "reduce" else FEW):
         names.remove("copy_engine")
     return names
 

@@ -66,7 +66,7 @@ def collectives(dtype: str, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
     pool_x, pool_out = (comm.empty(1 << 20, torch.uint8) for _ in range(2))
     wrong, made = [], 0
     for collective in ALL:
-        ways = [(name, False) for name in plain_algorithms(collective, comm.nvlink)] + [(None, True)]
+        ways = [(name, False) for name in plain_algorithms(collective, comm.nvlink, n)] + [(None, True)]
         ways += [(name, True) for name in direct_algorithms(collective, n)] if comm.peer_access else []
         for count in counts:
             rng, root = np.random.default_rng(count), count % n

@@ -50,7 +50,10 @@ class Gpus:
         )
         self.reach = n > 1 and self.comms[0].peer_access  # direct programs run
         self.nvlink = n > 1 and self.comms[0].nvlink  # lines of 128 bytes run
-        self.streams = [torch.cuda.Stream(device) for device in self.devices]
+        # torch has 32 streams of each priority, and gives them in turn
+        self.streams = [
+            torch.cuda.Stream(device, priority=-(r // 32)) for r, device in enumerate(self.devices)
+        ]
 
     def put(self, host: Array, rank: int) -> Any:
         """Returns a tensor with these bits on the rank's GPU."""

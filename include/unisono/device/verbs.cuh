@@ -28,7 +28,7 @@ __device__ inline unsigned block_of_grid() {
   return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
 }
 
-// The wait of a thread for a signal, as `await` needs it.
+// A thread's wait for a signal, as `await` (order.cuh) takes it.
 struct Wait {
   const Handle& handle;
   int slot, from;
@@ -38,7 +38,8 @@ struct Wait {
     store_relaxed(&handle.failure->cut, 1);
     return true;
   }
-  // The first of a rank's threads writes the record; then the waits of every rank end.
+  // Tells the host what this thread has waited for, and ends the waits of every rank. Only the first thread
+  // of a rank does so.
   __device__ void report(std::uint32_t expected, std::uint32_t seen) const {
     if (atomicExch(&handle.status[handle.rank]->claimed, 1u) != 0) return;
     Failure& record = *handle.failure;
@@ -109,7 +110,7 @@ __device__ inline void thread_signal(const Handle& handle, int peer, int slot) {
   increment_release(&handle.signal[peer][slot].count);
 }
 
-// The same for a block: publishes what any of its threads has written.
+// Raises signal `slot` of `peer` by 1, once for the block. Publishes what any of its threads has written.
 __device__ inline void signal(const Handle& handle, int peer, int slot) {
   __syncthreads();
   if (detail::thread_of_block() == 0) thread_signal(handle, peer, slot);
@@ -121,7 +122,7 @@ __device__ inline bool thread_wait(const Handle& handle, int slot, std::uint32_t
   return await(&handle.signal[handle.rank][slot].count, count, detail::Wait{handle, slot, from});
 }
 
-// The same for a block, whose threads all get the same answer.
+// Does the same for a block. All its threads get the same answer.
 __device__ inline bool wait(const Handle& handle, int slot, std::uint32_t count, int from = kAnyRank) {
   bool arrived = true;
   if (detail::thread_of_block() == 0) arrived = thread_wait(handle, slot, count, from);

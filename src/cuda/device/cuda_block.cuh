@@ -1,5 +1,5 @@
-// The CUDA lane: one thread block is one worker of its rank. Block b of a rank speaks with block b of every
-// other.
+// The CUDA lane of up to kFewRanks ranks (of more: many_block.cuh). One thread block is one worker of its
+// rank. Block b of a rank speaks with block b of every other.
 //
 // Every thread of the block calls every verb, in the same order. Each warp waits for itself. Warps meet
 // before the block tells of what all of them have moved: at a signal, or at settle().
@@ -27,8 +27,8 @@ class CudaBlock {
 
   // The arrays of `sources` and `destinations`. They lie apart, so that the lane's members stay in registers.
   struct Arrays {
-    const byte* sources[cuda::kMaxRanks];
-    Dst destinations[cuda::kMaxRanks];
+    const byte* sources[cuda::kFewRanks];
+    Dst destinations[cuda::kFewRanks];
   };
 
   // Loads the block's counters, which the last kernel has stored; `finish` stores them again.

@@ -113,7 +113,7 @@ __device__ void combine_range(const Dst* dsts, int n_dsts, const byte* const* sr
   }
 }
 
-// Combines several sources into any number of destinations. Requires: below 4 GiB.
+// Combines 2 to kFewRanks sources into any number of destinations. Requires: below 4 GiB.
 template <class T, Op op>
 __device__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   constexpr unsigned kWide = sizeof(uint4) / sizeof(T);
@@ -124,10 +124,51 @@ __device__ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int
     const unsigned packs = count / kWide;
     if (n_srcs == 2) combine_range<T, op, kWide, 2, 2 * kFlight>(dsts, n_dsts, srcs, 2, 0, packs);
     else if (n_srcs <= 4) combine_range<T, op, kWide, 4, kFlight>(dsts, n_dsts, srcs, n_srcs, 0, packs);
-    else combine_range<T, op, kWide, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, 0, packs);
+    else combine_range<T, op, kWide, kFewRanks, 1>(dsts, n_dsts, srcs, n_srcs, 0, packs);
     whole = packs * kWide;
   }
-  if (whole < count) combine_range<T, op, 1, kMaxRanks, 1>(dsts, n_dsts, srcs, n_srcs, whole, count - whole);
+  if (whole < count) combine_range<T, op, 1, kFewRanks, 1>(dsts, n_dsts, srcs, n_srcs, whole, count - whole);
+}
+
+// As combine_range, of any number of sources. A thread loads kAhead of them before it combines the first.
+template <class T, Op op, std::size_t kCount>
+__device__ void combine_range_of_many(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                                      std::size_t begin, unsigned count) {
+  using P = Pack<T, kCount>;
+  constexpr int kAhead = 4;
+  for (unsigned i = threadIdx.x; i < count; i += blockDim.x) {
+    typename Wide<T>::type sums[kCount] = {};
+    for (int s = 0; s < n_srcs; s += kAhead) {
+      P packs[kAhead];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u)
+        if (s + u < n_srcs) packs[u] = (reinterpret_cast<const P*>(srcs[s + u]) + begin)[i];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        if (s + u >= n_srcs) break;
+#pragma unroll
+        for (std::size_t e = 0; e < kCount; ++e) {
+          const auto value = Wide<T>::from(packs[u].elements[e]);
+          sums[e] = s + u == 0 ? value : unisono::combine<op, T>(sums[e], value);
+        }
+      }
+    }
+    P result;
+#pragma unroll
+    for (std::size_t e = 0; e < kCount; ++e) result.elements[e] = Wide<T>::to(finish<op, T>(sums[e], n_srcs));
+#pragma unroll 1
+    for (int d = 0; d < n_dsts; ++d) (reinterpret_cast<P*>(dsts[d].at) + begin)[i] = result;
+  }
+}
+
+template <class T, Op op>
+__device__ void reduce_many(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                            std::size_t bytes) {
+  constexpr unsigned kWide = sizeof(uint4) / sizeof(T);
+  const unsigned count = static_cast<unsigned>(bytes) / sizeof(T);
+  const unsigned packs = aligned(dsts, n_dsts, srcs, n_srcs, sizeof(uint4)) ? count / kWide : 0;
+  combine_range_of_many<T, op, kWide>(dsts, n_dsts, srcs, n_srcs, 0, packs);
+  combine_range_of_many<T, op, 1>(dsts, n_dsts, srcs, n_srcs, packs * kWide, count - packs * kWide);
 }
 
 }  // namespace unisono::cuda

@@ -77,6 +77,22 @@ __device__ inline void store_elements(byte* dst, std::size_t at, std::size_t cou
   }
 }
 
+// Stores half block `i` of a result to every destination: as elements, or in its wire form.
+template <class T, class Code>
+__device__ inline void store_half(const Dst* dsts, int n_dsts, Plain plain, std::size_t i, std::size_t count,
+                                  std::size_t scales, bool whole_dst, const Half& half) {
+  if (plain.dst >= 0) {
+    float values[kHalf];
+    decode<Code>(half, values);
+    store_elements<T>(dsts[plain.dst].at, i * kHalf, count, whole_dst, values);
+  }
+  for (int d = 0; d < n_dsts; ++d) {
+    if (d == plain.dst) continue;
+    reinterpret_cast<uint4*>(dsts[d].at)[i] = half.codes;
+    if (i % 2 == 0) dsts[d].at[scales + i / 2] = static_cast<byte>(half.scale);
+  }
+}
+
 // Requantises at most kSources sources.
 template <class T, class Code, int kSources>
 __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
@@ -118,30 +134,65 @@ __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte*
       }
       result = encode<Code>(sum);
     }
-    if (!mine) continue;
-    if (plain.dst >= 0) {
-      decode<Code>(result, values);
-      store_elements<T>(dsts[plain.dst].at, at, count, whole_dst, values);
-    }
-    for (int d = 0; d < n_dsts; ++d) {
-      if (d == plain.dst) continue;
-      reinterpret_cast<uint4*>(dsts[d].at)[i] = result.codes;
-      if (i % 2 == 0) dsts[d].at[scales + i / 2] = static_cast<byte>(result.scale);
-    }
+    if (mine) store_half<T, Code>(dsts, n_dsts, plain, i, count, scales, whole_dst, result);
   }
 }
 
-// The Reduction of CudaBlock in a quantised program.
+// Requantises any number of sources above one. A thread loads kAhead of them before it adds the first.
 template <class T, class Code>
+__device__ __noinline__ void requantise_many(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                                             Plain plain, bool average, std::size_t count) {
+  constexpr int kAhead = 4;
+  const std::size_t blocks = wire::blocks_of(count), halves = 2 * blocks, scales = blocks * wire::kBlock;
+  auto whole = [](const byte* at) { return reinterpret_cast<std::uintptr_t>(at) % sizeof(uint4) == 0; };
+  const bool whole_src = plain.src >= 0 && whole(srcs[plain.src]);
+  const bool whole_dst = plain.dst >= 0 && whole(dsts[plain.dst].at);
+  // whole warps go round: the halves of a block exchange their largest
+  for (std::size_t first = 0; first < halves; first += blockDim.x) {
+    const std::size_t i = first + threadIdx.x, at = i * kHalf;
+    const bool mine = i < halves;
+    float values[kHalf] = {}, sum[kHalf] = {};
+    if (plain.src >= 0 && mine) load_elements<T>(srcs[plain.src], at, count, whole_src, values);
+    const Half own = encode<Code>(values);
+    for (int s = 0; s < n_srcs; s += kAhead) {
+      Half next[kAhead];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        next[u] = {};
+        if (mine && s + u < n_srcs && s + u != plain.src)
+          next[u] = {reinterpret_cast<const uint4*>(srcs[s + u])[i],
+                     static_cast<std::uint32_t>(srcs[s + u][scales + i / 2])};
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        if (s + u >= n_srcs) break;
+        decode<Code>(s + u == plain.src ? own : next[u], values);
+#pragma unroll
+        for (int e = 0; e < kHalf; ++e) sum[e] = s + u == 0 ? values[e] : sum[e] + values[e];
+      }
+    }
+    if (average) {
+#pragma unroll
+      for (int e = 0; e < kHalf; ++e) sum[e] = sum[e] / static_cast<float>(n_srcs);
+    }
+    const Half result = encode<Code>(sum);
+    if (mine) store_half<T, Code>(dsts, n_dsts, plain, i, count, scales, whole_dst, result);
+  }
+}
+
+// The Reduction of CudaBlock in a quantised program, on at most kMost ranks.
+template <class T, class Code, int kMost>
 struct Quantised {
   static constexpr std::size_t kElementBytes = sizeof(T);
   bool average;
   __device__ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
                              std::size_t count) const {
     if (n_srcs == 1) some<1>(dsts, n_dsts, srcs, n_srcs, plain, count);
+    else if constexpr (kMost > kFewRanks)
+      requantise_many<T, Code>(dsts, n_dsts, srcs, n_srcs, plain, average, count);
     else if (n_srcs == 2) some<2>(dsts, n_dsts, srcs, n_srcs, plain, count);
     else if (n_srcs <= 4) some<4>(dsts, n_dsts, srcs, n_srcs, plain, count);
-    else some<kMaxRanks>(dsts, n_dsts, srcs, n_srcs, plain, count);
+    else some<kFewRanks>(dsts, n_dsts, srcs, n_srcs, plain, count);
   }
 
  private:

@@ -9,7 +9,8 @@ namespace unisono::cuda {
 struct Bytes {};
 
 using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
-extern __device__ const Reduce reductions[kDTypes][kOps];  // reductions.cu
+// reductions.cu; of up to kFewRanks sources, and of any number
+extern __device__ const Reduce reductions[kDTypes][kOps], reductions_of_many[kDTypes][kOps];
 
 struct ByTable {
   Reduce reduce;
@@ -18,6 +19,9 @@ struct ByTable {
     reduce(dsts, n_dsts, srcs, n_srcs, bytes);
   }
 };
+
+// The same on more than kFewRanks ranks.
+struct ByTableOfMany : ByTable {};
 
 template <class T, Op op>
 struct Inline {

@@ -12,20 +12,23 @@ using device::await;
 using device::kLook;
 using device::patient;
 
-__device__ inline Header* header(const Context& context, int owner) {
+template <int kMost>
+__device__ inline Header* header(const ContextOf<kMost>& context, int owner) {
   return reinterpret_cast<Header*>(context.bases[owner]);
 }
 
 // The peer and slot that a thread waits for.
-struct Wait {
-  const Context& context;
+template <int kMost>
+struct WaitOf {
+  const ContextOf<kMost>& context;
   int peer;
   Slot slot;
 
   __device__ std::uint64_t timeout_ns() const { return context.timeout_ns; }
 
-  // Returns whether a rank has failed, in this kernel or before, or the host has lost a peer. If so, tells the
-  // host that this rank's results are unusable. Reads no host memory, since thousands of threads look at once.
+  // Returns whether a rank has failed, in this kernel or before, or the host has lost a peer. If so, tells
+  // the host that this rank's results are unusable. Reads no host memory, since thousands of threads look at
+  // once.
   __device__ bool failed() const {
     if (load_relaxed(&header(context, context.rank)->failed) == 0) return false;
     store_relaxed(&context.failure->cut, 1);
@@ -49,5 +52,6 @@ struct Wait {
     for (int r = 0; r < context.layout.ranks; ++r) store_relaxed(&header(context, r)->failed, 1);
   }
 };
+using Wait = WaitOf<kFewRanks>;
 
 }  // namespace unisono::cuda

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
   auto tell = [&](unsigned begin) {
 #pragma unroll
     for (int p = 0; p < kMost; ++p)
-      if (thread == p && active(p, begin)) store_relaxed(x.tokens[p] + blockIdx.x * kMaxRanks, count[p] + 1);
+      if (thread == p && active(p, begin)) store_relaxed(x.tokens[p] + blockIdx.x * kFewRanks, count[p] + 1);
   };
   auto receive = [&](const Unit& unit) {
     if (lost) return;

@@ -1,5 +1,5 @@
 // The kernels of the quantised all_reduce.
-#include "cuda/device/cuda_block.cuh"
+#include "cuda/device/many_block.cuh"
 #include "cuda/device/quantise.cuh"
 #include "cuda/programs.hpp"
 #include "programs/all_reduce_quantised.hpp"
@@ -7,10 +7,10 @@
 namespace unisono::cuda {
 namespace {
 
-template <class T, class Code>
-__global__ void __launch_bounds__(kMaxThreads) quantised(const __grid_constant__ Launch launch) {
+template <class T, class Code, int kMost>
+__global__ void __launch_bounds__(kMaxThreads) quantised(const __grid_constant__ LaunchOf<kMost> launch) {
   follow_last_kernel();
-  using Lane = CudaBlock<Quantised<T, Code>>;
+  using Lane = LaneOf<kMost, Quantised<T, Code, kMost>>;
   typename Lane::Arrays arrays;
   Lane lane(launch.context, arrays, {launch.op == Op::avg});
   ChunkChannel channel(lane);
@@ -18,18 +18,23 @@ __global__ void __launch_bounds__(kMaxThreads) quantised(const __grid_constant__
   lane.finish();
 }
 
+template <class T, int kMost>
+const void* of_ranks(Wire wire) {
+  return wire == Wire::fp8 ? reinterpret_cast<const void*>(quantised<T, wire::Fp8, kMost>)
+                           : reinterpret_cast<const void*>(quantised<T, wire::Int8, kMost>);
+}
 template <class T>
-Kernel of(Wire wire) {
-  return wire == Wire::fp8 ? quantised<T, wire::Fp8> : quantised<T, wire::Int8>;
+const void* of(Wire wire, bool many) {
+  return many ? of_ranks<T, kMaxRanks>(wire) : of_ranks<T, kFewRanks>(wire);
 }
 
 }  // namespace
 
-Kernel quantised_kernel(DType dtype, Wire wire) {
+const void* quantised_kernel(DType dtype, Wire wire, bool many) {
   switch (dtype) {
-    case DType::f32: return of<float>(wire);
-    case DType::f16: return of<F16>(wire);
-    case DType::bf16: return of<BF16>(wire);
+    case DType::f32: return of<float>(wire, many);
+    case DType::f16: return of<F16>(wire, many);
+    case DType::bf16: return of<BF16>(wire, many);
     default: return nullptr;
   }
 }
