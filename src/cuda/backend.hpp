@@ -37,6 +37,8 @@ class GpuCommunicator final : public LocalCommunicator {
   void do_run(Request& request) override;
   void do_run_pair(Request& request, int to, int from) override;
   std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override;
+  std::shared_ptr<void> do_register(const MemoryRange& range) override;
+  void do_end(Registration::State& one) override;
   Algorithm planned(const Request& request, const Args::Part& part) override;
 
   void run_on_gpu(Request& request, int to, int from);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -72,6 +73,12 @@ class Engine {
   // Collective over the group's host lane; waits for the GPU. What it gives may be dropped at any time and
   // from any thread, and is freed by the next `allocate` or with the engine and its last buffer.
   virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
+
+  // Registers memory of the user's on every rank, or throws on every rank. Collective over the group's host
+  // lane. The result is dropped before `end_registration`, or is left to the engine's end.
+  virtual std::shared_ptr<void> register_memory(const MemoryRange& range) = 0;
+  // Waits for the GPU, and lets go of what was dropped. meet: meets the ranks, of whom none reaches it then.
+  virtual void end_registration(const std::function<void()>& meet) = 0;
 
   virtual void check() = 0;
   virtual void synchronize(void* stream) = 0;
