@@ -177,18 +177,23 @@ std::shared_ptr<DeviceMemory> DeviceMemory::lend(std::byte* at, std::size_t byte
   if (found.device != device)
     throw UsageError("it lies on GPU " + std::to_string(found.device) + ", but this rank's is " +
                      std::to_string(device) + ": use memory of that one.");
-  const auto [begin, length] = allocation_of(at);
-  const auto before = static_cast<std::size_t>(at - begin);
-  cudaIpcMemHandle_t ipc{};
-  const cudaError_t shared = cudaIpcGetMemHandle(&ipc, begin);
-  if (shared != cudaSuccess || before > length || bytes > length - before) {
-    cudaGetLastError();
+  std::byte* begin = nullptr;
+  std::string problem;
+  try {
+    const auto allocation = allocation_of(at);
+    begin = allocation.first;
+    const auto before = static_cast<std::size_t>(at - begin);
+    if (before > allocation.second || bytes > allocation.second - before)
+      problem = "it lies in several allocations";
+    cudaIpcMemHandle_t ipc{};
+    check(cudaIpcGetMemHandle(&ipc, begin), "sharing GPU memory");
+  } catch (const ResourceError& error) { problem = error.what(); }
+  if (!problem.empty())
     throw ResourceError(
-        "CUDA does not share it with other processes (" +
-        std::string(shared == cudaSuccess ? "it lies in several allocations" : cudaGetErrorString(shared)) +
-        "), as it does not share memory of pools, of virtual memory management, or of torch's expandable "
-        "segments: use memory of cudaMalloc, or Communicator::empty.");
-  }
+        "CUDA does not share it with other processes, as it does not share memory of pools, of virtual "
+        "memory "
+        "management, or of torch's expandable segments: use memory of cudaMalloc, or Communicator::empty (" +
+        problem + ").");
   std::shared_ptr<DeviceMemory> made(new DeviceMemory);
   made->kind_ = Kind::lent;
   made->device_ = device;
