@@ -295,8 +295,10 @@ capture of a CUDA graph, and close after the last replay of a graph that has cap
 several GPUs registers on all at once: `comms.each(lambda c: c.register(x[c.rank]))`.)";
 
 constexpr const char* kRegistration =
-    R"(An array that all ranks know: see Communicator.register. As a context manager it closes at the end of the block; after an
-exception it stays, since the other ranks may not come, and ends with the communicator.)";
+    R"(An array that all ranks know: see Communicator.register.
+
+As a context manager it closes at the end of the block. After an exception it stays, since the other ranks may not come,
+and ends with the communicator.)";
 
 constexpr const char* kCloseRegistration =
     R"(Ends the registration. Collective, and idempotent.

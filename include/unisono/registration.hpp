@@ -21,7 +21,7 @@ struct MemoryRange {
 };
 
 // A handle of a registration. Copies are of the same registration, which lasts without them.
-class UNISONO_API Registration {
+class Registration {
  public:
   Registration() = default;
 
@@ -29,9 +29,9 @@ class UNISONO_API Registration {
   // the communicator is closed, it ends the registration on this rank alone.
   // Throws UsageError, and ends nothing, as other calls do. Throws the communicator's failure, and ends the
   // registration on this rank: a peer may still reach the memory until it has left.
-  void close();
-  bool closed() const;
-  std::size_t bytes() const;
+  UNISONO_API void close();
+  UNISONO_API bool closed() const;
+  UNISONO_API std::size_t bytes() const;
 
   struct State;
 
