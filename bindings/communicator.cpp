@@ -43,6 +43,21 @@ void bind_communicator(nb::module_& module) {
       "device_count", &device_count,
       "Returns the number of GPUs that CUDA sees here; 0 without a driver, or without CUDA in this build.");
 
+  using R = PyRegistration;
+  nb::class_<R>(module, "Registration", doc::kRegistration)
+      .def("close", &R::close, doc::kCloseRegistration)
+      .def_prop_ro("closed", &R::closed, "Whether it, or the communicator, has been closed.")
+      .def_prop_ro("nbytes", &R::bytes, "The bytes that each rank has registered.")
+      .def("__repr__",
+           [](const R& self) { return "<Registration of " + std::to_string(self.bytes()) + " bytes>"; })
+      .def("__enter__", [](nb::object self) { return self; })
+      .def(
+          "__exit__",
+          [](R& self, nb::handle error, nb::handle, nb::handle) {
+            if (error.is_none()) self.close();
+          },
+          "error"_a.none(), "value"_a.none(), "traceback"_a.none());
+
   nb::class_<C>(module, "Communicator", nb::is_weak_referenceable(), doc::kCommunicator)
       .def(
           "__init__",
@@ -121,6 +136,7 @@ void bind_communicator(nb::module_& module) {
                    "other's GPUs (CUDA_VISIBLE_DEVICES). The algorithms ..._ll128 need it.")
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
+      .def("register", &C::register_array, "x"_a.none(), nb::keep_alive<0, 1>(), doc::kRegister)
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",
                   "Returns the names that `algorithm` may have for a collective on `cpu` or `cuda`, or for "
                   "how `nodes` work together.")

@@ -262,6 +262,31 @@ nb::object PyCommunicator::empty(nb::handle shape, nb::handle dtype,
   return nb::cast(flat).attr("view")(numpy_dtype(type)).attr("reshape")(nb::tuple(nb::cast(extents)));
 }
 
+// An array that cannot be taken is refused on every rank: the others would wait for one that raised alone.
+PyRegistration PyCommunicator::register_array(nb::object x) {
+  struct Kept {
+    nb::object object;
+    Array array;
+  };
+  MemoryRange range;
+  try {
+    Array array(x, "x", false);
+    check_device(array);
+    range = {.data = array.data, .bytes = array.count * size_of(array.dtype), .memory = array.memory};
+    range.owner = {new Kept{std::move(x), std::move(array)}, [](Kept* kept) {
+                     const nb::gil_scoped_acquire gil;
+                     delete kept;
+                   }};
+  } catch (const UsageError& error) { range.problem = error.what(); }
+  const WithoutGil released(*this);
+  return {*this, communicator_.register_memory(range)};
+}
+
+void PyRegistration::close() {
+  const PyCommunicator::WithoutGil released(of_);
+  registration_.close();
+}
+
 Memory PyCommunicator::memory_of(const std::optional<std::string>& device) const {
   if (!device) return communicator_.device() ? Memory::device : Memory::host;
   const Memory memory = read_device(*device);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "arguments.hpp"
 #include "array.hpp"
@@ -13,6 +14,8 @@
 #include "unisono/tuning.hpp"
 
 namespace unisono::python {
+
+class PyRegistration;
 
 class PyCommunicator {
  public:
@@ -62,6 +65,7 @@ class PyCommunicator {
 
   void synchronize(nb::handle stream);
   nb::object empty(nb::handle shape, nb::handle dtype, const std::optional<std::string>& device);
+  PyRegistration register_array(nb::object x);
 
   std::string plan(const std::string& collective, std::size_t bytes, bool symmetric,
                    const std::optional<std::string>& device, bool in_place);
@@ -76,6 +80,7 @@ class PyCommunicator {
   void raise_if_failed() { communicator_.raise_if_failed(); }
 
  private:
+  friend class PyRegistration;
   class WithoutGil;
   struct Options;
 
@@ -98,6 +103,20 @@ class PyCommunicator {
   int calls_without_gil_ = 0;  // changed with the GIL only
   nb::object last_stream_;     // communicator_.last_stream(), which must live until the next call
   Communicator communicator_;
+};
+
+// A registration, whose communicator lives as long.
+class PyRegistration {
+ public:
+  PyRegistration(PyCommunicator& of, Registration registration)
+      : of_(of), registration_(std::move(registration)) {}
+  void close();
+  bool closed() const { return registration_.closed(); }
+  std::size_t bytes() const { return registration_.bytes(); }
+
+ private:
+  PyCommunicator& of_;
+  Registration registration_;
 };
 
 }  // namespace unisono::python

@@ -13,6 +13,7 @@
 #include "unisono/bootstrap.hpp"
 #include "unisono/buffer.hpp"
 #include "unisono/error.hpp"
+#include "unisono/registration.hpp"
 #include "unisono/transport.hpp"
 #include "unisono/types.hpp"
 #include "unisono/version.hpp"
@@ -20,8 +21,8 @@
 namespace unisono {
 
 // One rank's part of a collective. Elements are combined in rank order in a wide type, so that every
-// algorithm gives the same bits (DESIGN.md, "Sums"). Buffers may be anywhere; those of `Communicator::empty`
-// are used without a copy.
+// algorithm gives the same bits (DESIGN.md, "Sums"). Buffers may be anywhere; those of `Communicator::empty`,
+// and within registered memory, are used without a copy.
 struct Call {
   const void* in = nullptr;
   void* out = nullptr;
@@ -55,8 +56,9 @@ struct Call {
 // Any other exception in the middle of a call, such as std::bad_alloc, closes the communicator: this rank is
 // out of step with its peers.
 //
-// Device memory of `empty` is used without a copy if every rank gives the same offset of the same allocation
-// (as NCCL's windows and NVSHMEM ask), the root's buffer included, or if every rank gives other memory.
+// Device memory of `empty`, or registered, is used without a copy if every rank gives the same offset of the
+// same allocation or registration (as NCCL's windows and NVSHMEM ask), the root's buffer included, or if
+// every rank gives other memory.
 class UNISONO_API Communicator {
  public:
   // The lane on libfabric: between machines, or by one machine's NICs and shared memory.
@@ -131,6 +133,15 @@ class UNISONO_API Communicator {
   // Returns memory that every rank of the node reaches, for calls without a copy. Collective.
   // Requires: every rank asks for the same number of bytes.
   Buffer empty(std::size_t bytes, Memory memory = Memory::host);
+
+  // Makes memory of the user's known to every rank, so that calls on buffers within it run as on memory of
+  // `empty`. Collective. The registration lasts until its `close`, or as long as the communicator.
+  // Requires: every rank registers as many bytes. The memory stays where it is while it is registered, and
+  // while a CUDA graph that has captured calls on it is in use. On a GPU it is of cudaMalloc.
+  // Throws UsageError or ResourceError on every rank if one of them has a MemoryRange::problem, or memory
+  // that cannot be shared or is registered already. Nothing is registered then, and nothing is lost.
+  // On the host lane this only agrees on the memory: ranks reach the same buffers with it and without.
+  Registration register_memory(const MemoryRange& range);
 
   std::optional<int> device() const;
   // Returns whether the ranks' GPUs reach each other's memory. If one pair cannot, or an option says so,

@@ -46,9 +46,11 @@ enum class Collective : std::uint8_t {
   send_recv,
   batch_send_recv,
   barrier,
-  empty,  // the collective allocation of symmetric memory
+  empty,             // the collective allocation of symmetric memory
+  register_memory,   // of the user's
+  end_registration,  // Registration::close
 };
-inline constexpr int kCollectives = static_cast<int>(Collective::empty) + 1;
+inline constexpr int kCollectives = static_cast<int>(Collective::end_registration) + 1;
 
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
@@ -84,10 +86,23 @@ constexpr std::string_view name_of(ChannelPolicy policy) {
 }
 
 constexpr std::string_view name_of(Collective collective) {
-  constexpr std::string_view names[kCollectives] = {
-      "all_reduce",     "reduce",    "broadcast",       "all_gather",   "gather",
-      "reduce_scatter", "scatter",   "all_to_all",      "all_to_all_v", "send",
-      "recv",           "send_recv", "batch_send_recv", "barrier",      "empty"};
+  constexpr std::string_view names[kCollectives] = {"all_reduce",
+                                                    "reduce",
+                                                    "broadcast",
+                                                    "all_gather",
+                                                    "gather",
+                                                    "reduce_scatter",
+                                                    "scatter",
+                                                    "all_to_all",
+                                                    "all_to_all_v",
+                                                    "send",
+                                                    "recv",
+                                                    "send_recv",
+                                                    "batch_send_recv",
+                                                    "barrier",
+                                                    "empty",
+                                                    "register",
+                                                    "Registration.close"};
   return names[static_cast<int>(collective)];
 }
 

@@ -98,6 +98,8 @@ inline constexpr CollectiveTraits kCollectiveTraits[] = {
     {.collective = Collective::batch_send_recv, .in = kParts, .out = kParts},
     {.collective = Collective::barrier},
     {.collective = Collective::empty},
+    {.collective = Collective::register_memory},
+    {.collective = Collective::end_registration},
 };
 
 }  // namespace traits

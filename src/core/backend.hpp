@@ -28,7 +28,7 @@ struct AreaParts {
 
 class [[gnu::visibility("hidden")]] Communicator::Impl {
  public:
-  virtual ~Impl() = default;
+  virtual ~Impl();
   explicit Impl(bool check) : check_(check) {}
   virtual int rank() const = 0;
   virtual int size() const = 0;
@@ -59,6 +59,9 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   AreaParts make_area(std::size_t bytes, int signals, const std::string& name) {
     return turn("device_area", [&] { return do_make_area(bytes, signals, name); });
   }
+  // As Communicator::register_memory and Registration::close.
+  std::shared_ptr<Registration::State> register_memory(MemoryRange range);
+  void end(Registration::State& one);
 
   // The GPU's part: communicator.hpp says what each returns. A backend without a GPU refuses.
   virtual std::optional<int> device() const { return std::nullopt; }
@@ -92,9 +95,8 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // Returns whether direct programs reach memory that is not symmetric. If not, automatic calls are staged.
   virtual bool reaches_any_memory() const { return false; }
 
-  [[noreturn]] static void refuse_gpu() {
-    throw UsageError("the communicator has no GPU: make it with device=, on every rank.");
-  }
+  static constexpr const char* kNoGpu = "the communicator has no GPU: make it with device=, on every rank.";
+  [[noreturn]] static void refuse_gpu() { throw UsageError(kNoGpu); }
   static void copy(const byte* from, byte* to, std::size_t bytes) {
     if (from != to) std::memcpy(to, from, bytes);
   }
@@ -109,6 +111,14 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
         "on "
         "every rank.");
   }
+  // Registers the memory of every rank, or throws on every rank. Begins with `agree_to_register`.
+  // Returns what keeps the registration on this rank, for dropping after `do_end`, or without it if the ranks
+  // cannot meet. Backends may then keep the memory as long as they live.
+  virtual std::shared_ptr<void> do_register(const MemoryRange& range) = 0;
+  // Meets the ranks, of whom none reaches the memory any more.
+  virtual void do_end(Registration::State& one) = 0;
+  static constexpr const char* kSymmetricAlready =
+      "it is symmetric memory already: use memory of Communicator::empty as it is.";
 
   static double timeout_of(const Options& options);  // throws UsageError for what is none
 
@@ -198,6 +208,11 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     });
   }
 
+  // The ticket of `do_end`.
+  static Ticket ticket_of_end(std::uint64_t number) {
+    return ticket(Collective::end_registration, Call{}, number);
+  }
+
   std::uint64_t calls_ = 0;
   bool check_;  // whether the ranks compare their calls first
 
@@ -221,9 +236,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     if (inherited())
       throw UsageError("this process was forked from a rank and is none itself: call " + name +
                        " in the rank's own process, or start the ranks with a launcher.");
-    if (busy_.exchange(true, std::memory_order_acquire))
-      throw UsageError(
-          "another thread is inside a call of this communicator: make one communicator for each thread.");
+    take_turn();
     struct End {
       Impl& of;
       ~End() {
@@ -240,7 +253,26 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     }
   }
 
+  void take_turn() {
+    if (busy_.exchange(true, std::memory_order_acquire))
+      throw UsageError(
+          "another thread is inside a call of this communicator: make one communicator for each thread.");
+  }
+  std::string problem_of(const MemoryRange& range) const;
+  void drop(Registration::State& one) noexcept;
+
   std::atomic<bool> busy_ = false;
+  std::vector<std::shared_ptr<Registration::State>> registrations_;
+  std::uint64_t registered_ = 0;  // in all
+};
+
+struct [[gnu::visibility("hidden")]] Registration::State {
+  Communicator::Impl* of = nullptr;  // null: the registration has ended
+  const byte* begin = nullptr;
+  std::size_t bytes = 0;
+  Memory memory = Memory::host;
+  std::uint64_t number = 0;    // the same on every rank
+  std::shared_ptr<void> kept;  // of do_register
 };
 
 // Makes the backend of ranks that share a machine. Collective. numbers: what errors call each of them; empty:

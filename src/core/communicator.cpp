@@ -99,6 +99,10 @@ Buffer Communicator::empty(std::size_t bytes, Memory memory) {
   return {impl_->allocate(bytes, memory), bytes};
 }
 
+Registration Communicator::register_memory(const MemoryRange& range) {
+  return Registration(impl_->register_memory(range));
+}
+
 std::optional<int> Communicator::device() const { return impl_->device(); }
 bool Communicator::peer_access() const { return impl_->peer_access(); }
 bool Communicator::nvlink() const { return impl_->nvlink(); }

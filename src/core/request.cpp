@@ -244,7 +244,8 @@ std::string Ticket::text() const {
       static_cast<int>(algorithm) >= kAlgorithms)
     return "something else";
   std::string text(name_of(collective));
-  if (collective == Collective::barrier) return text;
+  if (collective == Collective::barrier || collective == Collective::register_memory) return text;
+  if (collective == Collective::end_registration) return text + " of registration " + std::to_string(count);
   if (combines(collective)) text += "(" + std::string(name_of(op)) + ")";
   text += " of " + std::to_string(count) +
           (collective == Collective::empty ? " bytes" : " " + std::string(name_of(dtype)));

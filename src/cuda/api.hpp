@@ -28,6 +28,7 @@ struct Driver {
   decltype(&cuMemExportToShareableHandle) export_handle;
   decltype(&cuMemImportFromShareableHandle) import_handle;
   decltype(&cuMemGetHandleForAddressRange) range_handle;
+  decltype(&cuMemGetAddressRange) address_range;
   decltype(&cuGetErrorString) error_string;
 };
 const Driver& driver();

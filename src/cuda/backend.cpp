@@ -116,8 +116,8 @@ void GpuCommunicator::enqueue(const Request& request, Algorithm algorithm, bool 
   if (is_direct(algorithm) && !symmetric && !pair && !traits_of(planned).by_parts())
     throw UsageError(
         std::string(name_of(algorithm)) +
-        " needs buffers from Communicator::empty at the same offset on every rank, out of place in an "
-        "all_to_all: use them, or another algorithm.");
+        " needs registered buffers, or buffers from Communicator::empty, at the same offset on every rank, "
+        "out of place in an all_to_all: use them, or another algorithm.");
   const Shape shape = gpu_plan_.shape(planned, request.bytes(), symmetric, algorithm);
   gpu.run(request, algorithm, shape, calls_, to, from);
 }
@@ -126,6 +126,18 @@ std::shared_ptr<void> GpuCommunicator::do_allocate(std::size_t bytes, Memory mem
   if (memory == Memory::host) return LocalCommunicator::do_allocate(bytes, memory);
   if (check_ && size() > 1) compare(group().exchange(ticket(Collective::empty, Call{}, bytes)));
   return engine_->allocate(bytes);
+}
+
+std::shared_ptr<void> GpuCommunicator::do_register(const MemoryRange& range) {
+  if (range.memory == Memory::host) return LocalCommunicator::do_register(range);
+  begin_registration(range);
+  return engine_->register_memory(range);
+}
+
+void GpuCommunicator::do_end(Registration::State& one) {
+  if (one.memory == Memory::host) return LocalCommunicator::do_end(one);
+  one.kept.reset();
+  engine_->end_registration([&] { LocalCommunicator::do_end(one); });
 }
 
 // On a GPU, one rank's place stands for all, of the buffers that peers reach.

@@ -40,6 +40,8 @@ class GpuCommunicator final : public LocalCommunicator {
   AreaParts do_make_area(std::size_t bytes, int signals, const std::string& name) override {
     return engine_->make_area(bytes, signals, name);
   }
+  std::shared_ptr<void> do_register(const MemoryRange& range) override;
+  void do_end(Registration::State& one) override;
   Algorithm planned(const Request& request, const Args::Part& part) override;
 
   void run_on_gpu(Request& request, int to, int from);

@@ -94,6 +94,7 @@ void GpuEngine::release() noexcept {
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
   cudaDeviceSynchronize();  // waits of kernels in flight end by their deadline
+  drop_registered();
   free_dropped([] {});
   for (const cudaEvent_t* event : events())
     if (*event) cudaEventDestroy(*event);

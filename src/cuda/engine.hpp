@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -76,6 +77,12 @@ class Engine {
   virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
   // Makes a DeviceArea of such memory. Collective as `allocate`. Throws UsageError without NVLink.
   virtual AreaParts make_area(std::size_t bytes, int signals, const std::string& name) = 0;
+
+  // Registers memory of the user's on every rank, or throws on every rank. Collective over the group's host
+  // lane. The result is dropped before `end_registration`, or is left to the engine's end.
+  virtual std::shared_ptr<void> register_memory(const MemoryRange& range) = 0;
+  // Waits for the GPU, and lets go of what was dropped. meet: meets the ranks, of whom none reaches it then.
+  virtual void end_registration(const std::function<void()>& meet) = 0;
 
   virtual void check() = 0;
   virtual void synchronize(void* stream) = 0;

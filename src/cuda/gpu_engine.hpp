@@ -72,6 +72,8 @@ class GpuEngine final : public Engine {
 
   std::shared_ptr<void> allocate(std::size_t bytes) override;
   AreaParts make_area(std::size_t bytes, int signals, const std::string& name) override;
+  std::shared_ptr<void> register_memory(const MemoryRange& range) override;
+  void end_registration(const std::function<void()>& meet) override;
 
   void check() override;
 
@@ -104,6 +106,12 @@ class GpuEngine final : public Engine {
   // The peers' parts, then this rank's: between the two the ranks `meet`, since CUDA wants what is shared by
   // cudaIpc closed before it is freed.
   void free_dropped(const std::function<void()>& meet);
+
+  // Makes memory of which every rank has a part symmetric. Returns what is dropped to end that.
+  std::shared_ptr<void> publish(std::vector<std::shared_ptr<DeviceMemory>> parts);
+  // Drops what is registered still: what is symmetric may outlive the engine, but keeps no memory of the
+  // user's.
+  void drop_registered();
 
   // A kernel that is loaded when it is first launched may wait for one that waits for this rank. Finds out
   // whether kernels may start early.

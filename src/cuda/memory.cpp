@@ -43,6 +43,27 @@ int descriptor_of(int pid, int fd) {
   return copy;
 }
 
+// Lets the GPUs of this process reach what cudaMalloc gives on `device`.
+void open_to(const std::vector<int>& devices, int device) {
+  for (const int one : devices) {
+    if (one == device) continue;
+    const cuda::OnDevice there(one);
+    if (const cudaError_t result = cudaDeviceEnablePeerAccess(device, 0);
+        result != cudaErrorPeerAccessAlreadyEnabled)
+      check(result, "letting the GPUs reach each other's memory");
+    else cudaGetLastError();
+  }
+}
+
+// Where the allocation begins in which memory lies, and its length.
+std::pair<std::byte*, std::size_t> allocation_of(const std::byte* at) {
+  CUdeviceptr begin = 0;
+  std::size_t bytes = 0;
+  check(driver().address_range(&begin, &bytes, reinterpret_cast<CUdeviceptr>(at)),
+        "asking CUDA for the allocation that memory lies in");
+  return {reinterpret_cast<std::byte*>(begin), bytes};
+}
+
 }  // namespace
 
 // The memory that this process has made. Ranks that are its threads use it directly, and keep it alive.
@@ -135,19 +156,64 @@ std::shared_ptr<DeviceMemory> DeviceMemory::create(std::size_t bytes, int device
     made->mapped_ = round_up(bytes, std::size_t{2} << 20);  // pages of its own: a handle shares whole ones
     check(cudaMalloc(&at, made->mapped_), what);
     made->data_ = static_cast<std::byte*>(at);
-    for (const int one : devices) {
-      if (one == device || kind == Kind::local) continue;
-      const cuda::OnDevice there(one);
-      if (const cudaError_t result = cudaDeviceEnablePeerAccess(device, 0);
-          result != cudaErrorPeerAccessAlreadyEnabled)
-        check(result, "letting the GPUs reach each other's memory");
-      else cudaGetLastError();
-    }
+    if (kind != Kind::local) open_to(devices, device);
   }
   check(cudaMemset(made->data_, 0, made->mapped_), "clearing GPU memory");
   check(cudaDeviceSynchronize(), "clearing GPU memory");
   own().add(made);
   return made;
+}
+
+std::shared_ptr<DeviceMemory> DeviceMemory::lend(std::byte* at, std::size_t bytes, int device,
+                                                 const std::vector<int>& devices,
+                                                 std::shared_ptr<const void> owner) {
+  const cuda::OnDevice on(device);
+  cudaPointerAttributes found{};
+  check(cudaPointerGetAttributes(&found, at), "asking CUDA where memory lies");
+  if (found.type == cudaMemoryTypeManaged)
+    throw UsageError("it is managed memory, which peers cannot map: use memory of cudaMalloc.");
+  if (found.type != cudaMemoryTypeDevice)
+    throw UsageError("it is not a GPU's memory: register it as memory of the host.");
+  if (found.device != device)
+    throw UsageError("it lies on GPU " + std::to_string(found.device) + ", but this rank's is " +
+                     std::to_string(device) + ": use memory of that one.");
+  std::byte* begin = nullptr;
+  std::string problem;
+  try {
+    const auto allocation = allocation_of(at);
+    begin = allocation.first;
+    const auto before = static_cast<std::size_t>(at - begin);
+    if (before > allocation.second || bytes > allocation.second - before)
+      problem = "it lies in several allocations";
+    cudaIpcMemHandle_t ipc{};
+    check(cudaIpcGetMemHandle(&ipc, begin), "sharing GPU memory");
+  } catch (const ResourceError& error) { problem = error.what(); }
+  if (!problem.empty())
+    throw ResourceError(
+        "CUDA does not share it with other processes, as it does not share memory of pools, of virtual "
+        "memory "
+        "management, or of torch's expandable segments: use memory of cudaMalloc, or Communicator::empty (" +
+        problem + ").");
+  std::shared_ptr<DeviceMemory> made(new DeviceMemory);
+  made->kind_ = Kind::lent;
+  made->device_ = device;
+  made->bytes_ = bytes;
+  made->owner_ = std::move(owner);
+  made->data_ = at;
+  made->allocation_begin_ = begin;
+  open_to(devices, device);
+  own().add(made);
+  return made;
+}
+
+// The driver counts the handles of an allocation that this process opens, and maps it once.
+void DeviceMemory::map_lent(const Handle& handle) {
+  const auto [begin, length] = allocation_of(allocation_begin_);
+  if (begin != allocation_begin_ || handle.offset > length || bytes_ > length - handle.offset)
+    throw ResourceError(
+        "a peer announces GPU memory outside of the allocation that it shares: start every rank with the "
+        "same version of Unisono.");
+  data_ = begin + handle.offset;
 }
 
 std::shared_ptr<DeviceMemory> DeviceMemory::open(const Handle& handle, std::size_t bytes, int device,
@@ -166,8 +232,9 @@ std::shared_ptr<DeviceMemory> DeviceMemory::open(const Handle& handle, std::size
     made->segment_ = Segment::open(handle.segment, round_up(bytes, kHostPage));
     made->pin();
   } else if (made->other_thread_) {
-    made->owner_ = own().find(handle.address);
-    made->data_ = made->owner_->data_;
+    const auto theirs = own().find(handle.address);
+    made->data_ = theirs->data_;
+    made->owner_ = theirs;
   } else if (kind == Kind::vmm) {
     check(cudaFree(nullptr), "starting CUDA");
     const int fd = descriptor_of(handle.pid, handle.fd);
@@ -189,6 +256,8 @@ std::shared_ptr<DeviceMemory> DeviceMemory::open(const Handle& handle, std::size
     void* at = nullptr;
     check(cudaIpcOpenMemHandle(&at, ipc, cudaIpcMemLazyEnablePeerAccess), "taking up a peer's GPU memory");
     made->data_ = static_cast<std::byte*>(at);
+    made->allocation_begin_ = made->data_;
+    if (kind == Kind::lent) made->map_lent(handle);
   }
   return made;
 }
@@ -200,10 +269,12 @@ DeviceMemory::Handle DeviceMemory::handle() const {
   handle.address = reinterpret_cast<std::uint64_t>(data_);
   handle.bytes = bytes_;
   if (segment_) handle.segment = segment_->handle();
-  if (kind_ == Kind::ipc) {
+  if (kind_ == Kind::ipc || kind_ == Kind::lent) {
     const cuda::OnDevice on(device_);
     cudaIpcMemHandle_t ipc;
-    check(cudaIpcGetMemHandle(&ipc, data_), "sharing GPU memory");
+    std::byte* const begin = kind_ == Kind::lent ? allocation_begin_ : data_;
+    check(cudaIpcGetMemHandle(&ipc, begin), "sharing GPU memory");
+    handle.offset = static_cast<std::uint64_t>(data_ - begin);
     std::memcpy(handle.ipc, &ipc, sizeof ipc);
   }
   return handle;
@@ -211,7 +282,7 @@ DeviceMemory::Handle DeviceMemory::handle() const {
 
 DeviceMemory::~DeviceMemory() {
   if (fd_ >= 0) ::close(fd_);
-  if (other_thread_) return;
+  if (other_thread_ || (kind_ == Kind::lent && mine_)) return;
   if (!data_) {
     if (allocation_) driver().release(allocation_);  // mapping has failed
     return;
@@ -223,7 +294,7 @@ DeviceMemory::~DeviceMemory() {
     cudaHostUnregister(segment_->data());
   } else if (kind_ != Kind::vmm) {
     if (mine_) cudaFree(data_);
-    else cudaIpcCloseMemHandle(data_);
+    else cudaIpcCloseMemHandle(allocation_begin_);
   } else {
     cudaDeviceSynchronize();
     const auto at = reinterpret_cast<CUdeviceptr>(data_);

@@ -7,13 +7,6 @@
 #include "unisono/error.hpp"
 
 namespace unisono::cuda {
-namespace {
-
-struct Mapped {
-  byte* at[kMaxRanks];
-};
-
-}  // namespace
 
 DeviceMemory::Kind GpuEngine::kind_for_peers() {
   return env().cuda_ipc ? DeviceMemory::Kind::ipc : DeviceMemory::Kind::vmm;
@@ -63,12 +56,18 @@ byte* GpuEngine::seen_by(int peer, const byte* at, std::size_t bytes) const {
 
 std::shared_ptr<void> GpuEngine::allocate(std::size_t bytes) {
   free_dropped([this] { group_.exchange(char{}); });
-  auto parts = share(bytes, peer_access_ ? kind_for_peers() : DeviceMemory::Kind::local);
+  return publish(share(bytes, peer_access_ ? kind_for_peers() : DeviceMemory::Kind::local));
+}
+
+std::shared_ptr<void> GpuEngine::publish(std::vector<std::shared_ptr<DeviceMemory>> parts) {
+  struct Mapped {
+    byte* at[kMaxRanks];
+  };
   const auto me = static_cast<std::size_t>(group_.rank());
   Mapped mine{};
   for (std::size_t r = 0; r < parts.size(); ++r) mine.at[r] = parts[r] ? parts[r]->data() : nullptr;
   std::vector<byte*> seen;
-  for (const Mapped& its : group_.exchange(mine)) seen.push_back(its.at[me]);
+  for (const Mapped& one : group_.exchange(mine)) seen.push_back(one.at[me]);
   void* data = parts[me]->data();
   const std::scoped_lock lock(symmetric_->mutex);
   const std::uint32_t number = ++symmetric_->made;

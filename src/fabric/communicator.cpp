@@ -141,19 +141,54 @@ class FabricCommunicator final : public Communicator::Impl {
     FabricEndpoint& lane = group_.lane();
     lane.forget_released();
     auto region = std::make_shared<fabric::Region>();
-    Offer mine;
     AllocationAgreement agreement(group_, bytes, "symmetric memory");
     agreement.attempt([&] {
       region->bytes = std::max<std::size_t>(bytes, 1);
-      if (memory == Memory::device) {
-        region->device = device_;
-        region->memory = gpu_->memory(region->bytes);
-        lane.enroll(*region, gpu_->dmabuf(region->memory.get(), region->bytes));
-      } else {
+      if (memory == Memory::device) region->memory = gpu_->memory(region->bytes);
+      else {
         check_room(bytes, group_.ranks_here());
         region->memory = pinned_ ? gpu_->pinned(region->bytes) : fabric::host_memory(region->bytes);
-        lane.enroll(*region);
       }
+    });
+    share(agreement, region, memory);
+    // the lane holds the memory too, until the next allocation
+    return {region->memory.get(),
+            [memory = region->memory, released = region->released](void*) { released->store(true); }};
+  }
+
+  std::shared_ptr<void> do_register(const MemoryRange& range) override {
+    if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::register_memory, Call{}, 0)));
+    auto* const begin = static_cast<byte*>(range.data);
+    FabricEndpoint& lane = group_.lane();
+    lane.forget_released();
+    auto region = std::make_shared<fabric::Region>();
+    auto agreement = agree_to_register(group_, range);
+    agreement.attempt([&] {
+      if (range.bytes > 0 && lane.find(begin, 1).first) throw UsageError(kSymmetricAlready);
+      region->bytes = range.bytes;
+      region->memory = {std::const_pointer_cast<void>(range.owner), begin};
+    });
+    if (range.bytes == 0) return std::const_pointer_cast<void>(range.owner);
+    share(agreement, region, range.memory);
+    return {region->released.get(), [released = region->released](void*) { released->store(true); }};
+  }
+
+  void do_end(Registration::State& one) override {
+    if (size() > 1) compare(group_.exchange(ticket_of_end(one.number)));
+    one.kept.reset();
+    group_.lane().forget_released();
+  }
+
+  // Registers this rank's region with its NICs, and tells and learns keys.
+  void share(AllocationAgreement<FabricGroup>& agreement, const std::shared_ptr<fabric::Region>& region,
+             Memory memory) {
+    FabricEndpoint& lane = group_.lane();
+    Offer mine;
+    agreement.attempt([&] {
+      if (memory == Memory::device) {
+        region->device = device_;
+        lane.enroll(*region, gpu_->dmabuf(region->memory.get(), region->bytes));
+      } else lane.enroll(*region);
       mine.number = lane.free_number();
       const fabric::Announcement own = region->announcement();
       mine.address = own.address;
@@ -165,14 +200,11 @@ class FabricCommunicator final : public Communicator::Impl {
     for (int r = 0; r < size(); ++r) {
       const Offer& its = offers[static_cast<std::size_t>(r)];
       const fabric::Announcement one{its.address, its.bytes, {its.keys, its.keys + lane.channels()}};
-      if (!one.possible(bytes) || !lane.learn_region(r, its.number, one))
+      if (!one.possible(region->bytes) || !lane.learn_region(r, its.number, one))
         disagree("rank " + std::to_string(r) +
                  " announced symmetric memory at a place, or of a length, that cannot be.");
     }
     any_symmetric_ = true;
-    // the lane holds the memory too, until the next allocation
-    return {region->memory.get(),
-            [memory = region->memory, released = region->released](void*) { released->store(true); }};
   }
 
   bool inherited() const override { return group_.inherited(); }
@@ -260,12 +292,12 @@ class FabricCommunicator final : public Communicator::Impl {
     if (!direct) {
       if (on_gpu)
         throw UsageError(
-            "an all_to_all of GPU memory over the fabric needs buffers from Communicator::empty on every "
-            "rank, out of place: use them, or host memory.");
+            "an all_to_all of GPU memory over the fabric needs registered buffers, or buffers from "
+            "Communicator::empty, on every rank, out of place: use them, or host memory.");
       if (is_direct(request.algorithm))
         throw UsageError(
-            "direct needs buffers from Communicator::empty on every rank, out of place in an all_to_all: "
-            "use them, or another algorithm.");
+            "direct needs registered buffers, or buffers from Communicator::empty, on every rank, out of "
+            "place in an all_to_all: use them, or another algorithm.");
       return;
     }
     outputs_.assign(tickets.size(), nullptr);

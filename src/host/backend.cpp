@@ -41,4 +41,26 @@ std::shared_ptr<void> LocalCommunicator::do_allocate(std::size_t bytes, Memory m
   return {segment->data(), [symmetric = symmetric_, number = number](void*) { symmetric->release(number); }};
 }
 
+AllocationAgreement<Group> LocalCommunicator::begin_registration(const MemoryRange& range) {
+  group_.lane().mark(kMarkOfRegistration);  // a rank that makes another call meets other marks
+  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::register_memory, Call{}, 0)));
+  return agree_to_register(group_, range);
+}
+
+// Ranks reach plain memory as it is, or cannot reach it at all: there is nothing to keep but the owner.
+std::shared_ptr<void> LocalCommunicator::do_register(const MemoryRange& range) {
+  auto agreement = begin_registration(range);
+  agreement.attempt([&] {
+    if (range.bytes > 0 && symmetric_->find(static_cast<const byte*>(range.data), 1).allocation)
+      throw UsageError(kSymmetricAlready);
+  });
+  agreement.meet();
+  return std::const_pointer_cast<void>(range.owner);
+}
+
+void LocalCommunicator::do_end(Registration::State& one) {
+  group_.lane().mark(kMarkOfEnd);
+  if (size() > 1) compare(group_.exchange(ticket_of_end(one.number)));
+}
+
 }  // namespace unisono

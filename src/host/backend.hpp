@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/allocation.hpp"
 #include "core/backend.hpp"
 #include "core/plan.hpp"
 #include "core/request.hpp"
@@ -38,6 +39,12 @@ class LocalCommunicator : public Communicator::Impl {
   void do_run(Request& request) override;
   void do_run_pair(Request& request, int to, int from) override;
   std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override;
+  std::shared_ptr<void> do_register(const MemoryRange& range) override;
+  void do_end(Registration::State& one) override;
+  AllocationAgreement<Group> begin_registration(const MemoryRange& range);
+
+  // Marks of what ranks tell each other outside of a call's program. 0: before a call, and of allocations.
+  enum : std::uint32_t { kMarkOfRegistration = 1, kMarkOfEnd = 2 };
 
   int number(int rank) const override { return group_.number(rank); }
   Group& group() { return group_; }

@@ -1,7 +1,6 @@
 // Calls on host memory: chooses their programs and finds their buffers.
 #include <algorithm>
 
-#include "core/allocation.hpp"
 #include "core/dispatch.hpp"
 #include "host/backend.hpp"
 #include "host/rendezvous.hpp"

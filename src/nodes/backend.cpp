@@ -6,6 +6,7 @@
 #include "base/deadline.hpp"
 #include "base/env.hpp"
 #include "base/traits.hpp"
+#include "core/allocation.hpp"
 #include "cuda/nodes.hpp"
 #include "nodes/host_space.hpp"
 
@@ -16,11 +17,6 @@ namespace {
 constexpr double kLocalPatience = 1.25, kLocalGraceS = 0.5;
 // How long a rank that has lost a peer listens for what that peer, or its neighbours, say of the cause.
 constexpr auto kListening = std::chrono::milliseconds(500);
-
-// No rank has the memory: nothing is lost.
-class Refused : public ResourceError {
-  using ResourceError::ResourceError;
-};
 
 // Keeps scratch of a call that failed to the end of the process: a transport, or a neighbour's direct write,
 // may still reach it.
@@ -236,22 +232,59 @@ void NodesCommunicator::do_barrier() {
   });
 }
 
-// Everyone has it, or nobody: later calls count on that.
+// The ranks of all nodes, for AllocationAgreement.
+struct NodesCommunicator::Everyone {
+  NodesCommunicator& of;
+  int rank() const { return of.rank(); }
+  static int number(int rank) { return rank; }
+  [[noreturn]] static void fail(FailureKind kind, const std::string& text) { raise({kind, text}); }
+  template <class T>
+  std::vector<T> exchange(const T& mine) {
+    return of.everyones(mine);
+  }
+};
+
 std::shared_ptr<void> NodesCommunicator::do_allocate(std::size_t bytes, Memory memory) {
   return guarded([&] {
     if (check_) compare(everyones(ticket(Collective::empty, Call{}, bytes)));
+    Everyone everyone{*this};
+    AllocationAgreement agreement(everyone, bytes, "symmetric memory");
     std::shared_ptr<void> made;
-    std::string problem;
-    try {
-      made = local_->allocate(bytes, memory);
-    } catch (const ResourceError& error) { problem = error.what(); }
-    const auto verdicts = everyones(ticket(Collective::empty, Call{}, made != nullptr));
-    if (!made) throw Refused(problem);
-    for (int r = 0; r < size(); ++r)
-      if (verdicts[static_cast<std::size_t>(r)].count == 0)
-        throw Refused("symmetric memory of " + std::to_string(bytes) + " bytes a rank could not be had on " +
-                      place_.who(r) + ": see its error.");
+    agreement.attempt([&] { made = local_->allocate(bytes, memory); });
+    agreement.meet();
     return made;
+  });
+}
+
+// Ranks agree on what all backends check first, so that none waits on its node for a rank that has nothing to
+// register.
+std::shared_ptr<void> NodesCommunicator::do_register(const MemoryRange& range) {
+  return guarded([&] {
+    if (check_) compare(everyones(ticket(Collective::register_memory, Call{}, 0)));
+    Everyone everyone{*this};
+    auto agreement = agree_to_register(everyone, range);
+    std::shared_ptr<Registration::State> local;
+    agreement.attempt([&] { local = local_->register_memory(range); });
+    const auto take_back = [&] {
+      if (local) local_->end(*local);
+    };
+    try {
+      agreement.meet();
+    } catch (const Refused&) {
+      take_back();
+      throw;
+    } catch (const RefusedUse&) {
+      take_back();
+      throw;
+    }
+    return local;
+  });
+}
+
+void NodesCommunicator::do_end(Registration::State& one) {
+  guarded([&] {
+    compare(everyones(ticket_of_end(one.number)));
+    local_->end(*std::static_pointer_cast<Registration::State>(one.kept));
   });
 }
 
@@ -295,8 +328,9 @@ void NodesCommunicator::synchronize(void* stream) {
   });
 }
 
-std::vector<Ticket> NodesCommunicator::everyones(const Ticket& mine) {
-  std::vector<Ticket> all(static_cast<std::size_t>(size()));
+template <class T>
+std::vector<T> NodesCommunicator::everyones(const T& mine) {
+  std::vector<T> all(static_cast<std::size_t>(size()));
   host_->moves
       .all_gather(reinterpret_cast<const byte*>(&mine), reinterpret_cast<byte*>(all.data()), sizeof mine)
       .wait();

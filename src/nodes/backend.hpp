@@ -73,6 +73,8 @@ class NodesCommunicator final : public Communicator::Impl {
   void do_run_pair(Request& request, int to, int from) override;
   void do_barrier() override;
   std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override;
+  std::shared_ptr<void> do_register(const MemoryRange& range) override;
+  void do_end(Registration::State& one) override;
 
   bool inherited() const override { return forks_ != forks(); }
   void leave() noexcept override {
@@ -97,8 +99,10 @@ class NodesCommunicator final : public Communicator::Impl {
   void look();
   void hear();
   Failure cause_of(const Error& error);
-  // Returns everyone's ticket, in rank order.
-  std::vector<Ticket> everyones(const Ticket& mine);
+  // Returns everyone's `mine`, in rank order: of a trivially copyable type.
+  template <class T>
+  std::vector<T> everyones(const T& mine);
+  struct Everyone;
 
   const Topology place_;
   const Limits limits_;

@@ -19,7 +19,7 @@ import unisono
 F32 = np.float32
 CALLS = (
     "all_gather all_reduce all_to_all all_to_all_v barrier batch_send_recv broadcast empty gather recv reduce"
-    " reduce_scatter scatter send send_recv"
+    " reduce_scatter register scatter send send_recv"
 ).split()
 
 
