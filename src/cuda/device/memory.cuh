@@ -10,6 +10,7 @@ namespace unisono::cuda {
 
 using device::load_acquire;
 using device::load_relaxed;
+using device::now_ns;
 using device::store_relaxed;
 using device::store_release;
 
