@@ -56,7 +56,9 @@ void open_to(const std::vector<int>& devices, int device) {
 }
 
 // Where the allocation begins in which memory lies, and its length.
-std::pair<std::byte*, std::size_t> allocation_of(const std::byte* at) {
+std::pair<std::byte*, std::size_t> allocation_of(const std::byte* at, int device) {
+  const cuda::OnDevice on(device);
+  check(cudaFree(nullptr), "cudaFree");  // makes the device's context this thread's, which the driver asks for
   CUdeviceptr begin = 0;
   std::size_t bytes = 0;
   check(driver().address_range(&begin, &bytes, reinterpret_cast<CUdeviceptr>(at)),
@@ -180,7 +182,7 @@ std::shared_ptr<DeviceMemory> DeviceMemory::lend(std::byte* at, std::size_t byte
   std::byte* begin = nullptr;
   std::string problem;
   try {
-    const auto allocation = allocation_of(at);
+    const auto allocation = allocation_of(at, device);
     begin = allocation.first;
     const auto before = static_cast<std::size_t>(at - begin);
     if (before > allocation.second || bytes > allocation.second - before)
@@ -208,7 +210,7 @@ std::shared_ptr<DeviceMemory> DeviceMemory::lend(std::byte* at, std::size_t byte
 
 // The driver counts the handles of an allocation that this process opens, and maps it once.
 void DeviceMemory::map_lent(const Handle& handle) {
-  const auto [begin, length] = allocation_of(allocation_begin_);
+  const auto [begin, length] = allocation_of(allocation_begin_, device_);
   if (begin != allocation_begin_ || handle.offset > length || bytes_ > length - handle.offset)
     throw ResourceError(
         "a peer announces GPU memory outside of the allocation that it shares: start every rank with the "
