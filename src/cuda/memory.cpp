@@ -58,7 +58,8 @@ void open_to(const std::vector<int>& devices, int device) {
 // Where the allocation begins in which memory lies, and its length.
 std::pair<std::byte*, std::size_t> allocation_of(const std::byte* at, int device) {
   const cuda::OnDevice on(device);
-  check(cudaFree(nullptr), "cudaFree");  // makes the device's context this thread's, which the driver asks for
+  // the driver asks for a current context: a call of the runtime makes the device's this thread's
+  check(cudaFree(nullptr), "cudaFree");
   CUdeviceptr begin = 0;
   std::size_t bytes = 0;
   check(driver().address_range(&begin, &bytes, reinterpret_cast<CUdeviceptr>(at)),

@@ -8,7 +8,7 @@
 namespace unisono::cuda {
 
 std::shared_ptr<void> GpuEngine::register_memory(const MemoryRange& range) {
-  const auto owner = std::const_pointer_cast<void>(range.owner);
+  auto owner = std::const_pointer_cast<void>(range.owner);
   auto* const begin = static_cast<byte*>(range.data);
   // without peer access nothing is symmetric
   const bool shared = range.bytes > 0 && peer_access_;
