@@ -42,6 +42,8 @@ class Array {
   // Each reads one protocol. A bool result: whether the array offers it.
   bool from_numpy(nb::handle array, const char* what, bool written);         // numpy_array.cpp
   void from_array_struct(nb::handle array, const char* what, bool written);  // numpy_array.cpp
+  template <class Fields>                                                    // of numpy's two structs
+  void take_fields(const Fields& fields, nb::handle array, const char* what, bool written);
   bool from_buffer(nb::handle array, const char* what, bool written);
   bool from_torch_table(nb::handle array);                            // torch_tensor.cpp
   void from_torch(nb::handle array, const char* what, bool written);  // torch_tensor.cpp

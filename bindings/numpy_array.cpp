@@ -33,7 +33,7 @@ struct ArrayStruct {
 };
 constexpr int kContiguous = 0x1, kWriteable = 0x400;
 
-// Whether numpy's own description of an array agrees with its fields.
+// Returns whether numpy's own description of an array agrees with its fields.
 bool same(const ArrayObject& fields, const ArrayStruct& described) {
   const auto dims = static_cast<std::size_t>(described.dims);
   return fields.data == described.data && fields.dims == described.dims &&
@@ -60,6 +60,16 @@ void forget_numpy() {
   known.dtypes.forget();
 }
 
+template <class Fields>
+void Array::take_fields(const Fields& fields, nb::handle array, const char* what, bool written) {
+  if (!(fields.flags & kContiguous)) refuse_gaps(what, "numpy.ascontiguousarray");
+  if (written && !(fields.flags & kWriteable)) refuse_read_only(what);
+  data = fields.data;
+  shape.assign(fields.extents, fields.extents + fields.dims);
+  measure();
+  owner_ = nb::borrow(array);
+}
+
 bool Array::from_numpy(nb::handle array, const char* what, bool written) {
   if (Py_TYPE(array.ptr()) != known.type) {
     if (known.type || !is_ndarray(Py_TYPE(array.ptr()))) return false;
@@ -72,13 +82,8 @@ bool Array::from_numpy(nb::handle array, const char* what, bool written) {
     from_array_struct(array, what, written);
     return true;
   }
-  if (!(fields->flags & kContiguous)) refuse_gaps(what, "numpy.ascontiguousarray");
-  if (written && !(fields->flags & kWriteable)) refuse_read_only(what);
   dtype = *found;
-  data = fields->data;
-  shape.assign(fields->extents, fields->extents + fields->dims);
-  measure();
-  owner_ = nb::borrow(array);
+  take_fields(*fields, array, what, written);
   return true;
 }
 
@@ -87,12 +92,7 @@ void Array::from_array_struct(nb::handle array, const char* what, bool written) 
   const nb::object capsule = get(array, names().array_struct);
   const auto* fields = static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (!fields) throw nb::python_error();
-  if (!(fields->flags & kContiguous)) refuse_gaps(what, "numpy.ascontiguousarray");
-  if (written && !(fields->flags & kWriteable)) refuse_read_only(what);
-  data = fields->data;
-  shape.assign(fields->extents, fields->extents + fields->dims);
-  measure();
-  owner_ = nb::borrow(array);
+  take_fields(*fields, array, what, written);
   PyTypeObject* type = Py_TYPE(array.ptr());
   if (!known.type && is_ndarray(type) && same(*reinterpret_cast<const ArrayObject*>(array.ptr()), *fields)) {
     Py_INCREF(type);

@@ -10,7 +10,7 @@
 
 namespace unisono {
 
-// What a rank registers.
+// The memory that a rank registers.
 struct MemoryRange {
   void* data = nullptr;
   std::size_t bytes = 0;

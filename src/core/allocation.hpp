@@ -16,7 +16,8 @@
 
 namespace unisono {
 
-// What the ranks have agreed to refuse: no rank has the memory, nothing is lost, and every rank has the text.
+// An allocation or registration that the ranks have agreed to refuse: no rank has the memory, nothing is
+// lost, and every rank has the text.
 class Refused : public ResourceError {
   using ResourceError::ResourceError;
 };

@@ -1,4 +1,4 @@
-// What a communicator is, whichever backend carries its calls: the host (host/backend.hpp), a GPU
+// The base of all backends, which carry a communicator's calls: the host (host/backend.hpp), a GPU
 // (cuda/backend.hpp), the fabric (fabric/communicator.cpp) or several nodes (nodes/backend.hpp). backends.cpp
 // chooses.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace unisono {
 
-// What a DeviceArea consists of.
+// The parts of a DeviceArea.
 struct AreaParts {
   std::shared_ptr<void> memory;  // keeps it
   device::Handle handle;

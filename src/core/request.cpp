@@ -134,7 +134,7 @@ Request::Request(const Call& c, int me, int n, std::span<const Communicator::Out
   args.receives = receives.data();
 }
 
-// What comes overwrites nothing that goes or comes.
+// Throws UsageError if a receive would overwrite another buffer of the call.
 void Request::check_apart() const {
   auto overlap = [](const Args::Part& a, const Args::Part& b) {
     return b.bytes > 0 && a.at < b.at + b.bytes && b.at < a.at + a.bytes;

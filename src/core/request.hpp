@@ -76,7 +76,7 @@ struct Request {
   void check_alignment() const;
 };
 
-// Where a buffer lies: `offset` bytes into a symmetric allocation, or at an address of its own process.
+// The place of a buffer: `offset` bytes into a symmetric allocation, or at an address of its own process.
 struct Place {
   static constexpr std::uint32_t kNone = 0, kAddress = ~std::uint32_t{0};
   static constexpr std::uint32_t kAnywhere = kAddress - 1;  // an empty buffer

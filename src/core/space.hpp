@@ -1,4 +1,4 @@
-// Where the data of a call across nodes lies: scratch, copies and sums there.
+// The memory of a call across nodes: its scratch, copies and sums.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace unisono::nodes {
 
-// What scratch memory is for. Each purpose and slot has memory of its own.
+// The purposes of scratch memory. Each purpose and slot has memory of its own.
 enum class Scratch : int {
   everyones,  // a piece of every rank, in rank order
   packed,     // pieces for one node or peer, one after the other

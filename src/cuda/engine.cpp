@@ -16,7 +16,7 @@
 namespace unisono::cuda {
 namespace {
 
-// What ranks tell each other before they share memory.
+// The facts that ranks exchange before they share memory.
 struct Card {
   std::int32_t pid, device;
   char uuid[16], pci[20];

@@ -55,7 +55,7 @@ void open_to(const std::vector<int>& devices, int device) {
   }
 }
 
-// Where the allocation begins in which memory lies, and its length.
+// Returns the begin and the length of the allocation that holds `at`.
 std::pair<std::byte*, std::size_t> allocation_of(const std::byte* at, int device) {
   const cuda::OnDevice on(device);
   // the driver asks for a current context: a call of the runtime makes the device's this thread's

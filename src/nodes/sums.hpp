@@ -21,7 +21,7 @@
 
 namespace unisono::nodes {
 
-// What is combined.
+// The elements of a sum: their type and operation.
 struct Sum {
   DType dtype;
   Op op;

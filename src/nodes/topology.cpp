@@ -38,7 +38,7 @@ bool consecutive(const std::vector<int>& ranks) {
   return ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size());
 }
 
-// What a rank tells the others, as text: every field is checked, since it comes from outside.
+// A rank's facts for the others, as text: every field is checked, since it comes from outside.
 struct Greeting {
   std::string version;
   int rank = 0;

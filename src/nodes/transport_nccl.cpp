@@ -27,8 +27,8 @@ class Enqueued final : public Transport::Pending {
   std::vector<int> open() override { return {}; }
 };
 
-// What a thread that joins shares with the one that waits for it. NCCL's own wait for the others has no
-// deadline, so that the thread may stay behind.
+// The state that a joining thread shares with the one that waits for it. NCCL's own wait for the others has
+// no deadline, so that the thread may stay behind.
 struct Joining {
   std::promise<void> entered;  // the thread needs the space no more
   std::mutex mutex;

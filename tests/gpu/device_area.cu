@@ -65,7 +65,7 @@ struct Rank {
     check(cudaMemcpyAsync(at, from, bytes, cudaMemcpyHostToDevice, streams[1]), "a copy");
     check(cudaStreamSynchronize(streams[1]), "a copy");
   }
-  // What a GPU does as a whole, such as freeing memory, is done: no kernel waits for it.
+  // Work of the GPU as a whole, such as freeing memory, is done: no kernel waits for it.
   void ready() {
     check(cudaDeviceSynchronize(), "getting ready");
     comm.barrier();

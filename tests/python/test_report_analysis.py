@@ -1,4 +1,4 @@
-"""What the report concludes: headline, crossovers, workloads; and how it writes numbers."""
+"""The report's conclusions: headline, crossovers, workloads; and how it writes numbers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// What a kernel of the user's own holds of a device area (unisono/device/area.hpp): plain data, which the
-// kernel takes by value. The functions on a handle are in unisono/device/verbs.cuh. For host and device, from
+// The handle of a device area (unisono/device/area.hpp): plain data, which a user's own kernel takes by
+// value. The functions on a handle are in unisono/device/verbs.cuh. For host and device, from
 // C++17 on.
 #pragma once
 

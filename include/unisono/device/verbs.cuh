@@ -1,4 +1,4 @@
-// What a kernel of the user's own does with a device area: put, signal, wait, take, synchronise. C++17, nvcc.
+// The verbs of a user's own kernel on a device area: put, signal, wait, take, synchronise. C++17, nvcc.
 //
 // The functions whose names begin with thread_ are for one thread. All threads of a block call the others,
 // with the same arguments. A block may have one, two or three dimensions.

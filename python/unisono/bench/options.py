@@ -81,7 +81,7 @@ CUDA_PRESETS = {
 }
 CUDA_DEFAULT_MODES = ("graph", "events")
 
-# Of `--fabric`: the sizes and the memory of the rows in Libefaxx's table.
+# `--fabric` takes the sizes and the memory of the rows in Libefaxx's table.
 FABRIC_PRESET = Preset(sizes=(*size_range(4 * MIB, 128 * MIB, 2),), budget_s=120.0, memories=("symmetric",))
 FABRIC_RANKS = 4
 

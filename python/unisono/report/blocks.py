@@ -91,8 +91,8 @@ class Scale:
 
 @dataclass(frozen=True)
 class Chart:
-    """What the page's script draws in the element `id`. The twin shows the pictures instead whose name is
-    `picture`, or begins with it and an underscore."""
+    """A chart that the page's script draws in the element `id`. report.md shows pictures instead: those whose
+    name is `picture`, or begins with it and an underscore."""
 
     id: str
     style: str = ""

@@ -15,7 +15,8 @@ from unisono.records.vocabulary import DTYPES, pair_name, title
 from .analysis import Efficiency, Point, WorkloadCost, group_by
 from .model import Key, Model, Pair, Row, pairs
 
-# What a reader selects on the page. A row without such a property (the op of a broadcast) fits every choice.
+# The properties by which a reader selects rows on the page. A row without one of them (the op of a broadcast)
+# fits every choice.
 _NAMES = "machine ranks mode device processes memory placement pair scaling dtype op root"
 DIMENSIONS = {name: name.capitalize() for name in _NAMES.split()} | {"dtype": "Type"}
 # The columns of all results with their headings, in order.
