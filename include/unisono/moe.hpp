@@ -18,12 +18,13 @@ namespace unisono {
 // The order of received rows. A token goes once to each rank that has an expert of its own.
 // flat: a row for each token, by (source rank, token), without gaps.
 // rank_major: the same, but the rows of source rank r begin at row r * max_tokens.
-// expert_major: a row for each token and expert of this rank, by (expert, source rank, token, place in top-k).
+// expert_major: a row for each token and expert of this rank, by (expert, source rank, token, place in
+// top-k).
 enum class MoeLayout : std::uint8_t { flat, rank_major, expert_major };
 
-// How rows of x travel. none: as they are. e4m3_128: as 8-bit floats (e4m3) with an f32 for each 128 elements:
-// scale = max(largest magnitude, 1e-4) / 448. mx: with a power of two in place of that f32, the next above, as
-// its biased exponent in a byte (UE8M0). A block with an infinity or a NaN becomes NaN.
+// How rows of x travel. none: as they are. e4m3_128: as 8-bit floats (e4m3) with an f32 for each 128
+// elements: scale = max(largest magnitude, 1e-4) / 448. mx: with a power of two in place of that f32, the
+// next above, as its biased exponent in a byte (UE8M0). A block with an infinity or a NaN becomes NaN.
 enum class MoeScales : std::uint8_t { none, e4m3_128, mx };
 
 // What is the same on every rank and in every call.
@@ -65,9 +66,9 @@ struct MoeHandle {
 struct MoeTokens {
   const void* x = nullptr;  // [tokens, hidden]
   std::size_t tokens = 0;
-  const void* topk_idx = nullptr;   // [tokens, top_k] i32 or i64: experts; -1: none
-  DType index = DType::i64;         // of topk_idx
-  const float* weights = nullptr;   // [tokens, top_k]; null: none are sent
+  const void* topk_idx = nullptr;  // [tokens, top_k] i32 or i64: experts; -1: none
+  DType index = DType::i64;        // of topk_idx
+  const float* weights = nullptr;  // [tokens, top_k]; null: none are sent
   std::span<const MoePayload> more{};
   void* out = nullptr;  // for MoeReceived::x, of as many rows as `rows_held` says; null: the Moe's own memory
   void* stream = nullptr;  // of GPU memory: as Call::stream
@@ -76,15 +77,15 @@ struct MoeTokens {
 // What has come. x, scales and more are valid until the second dispatch after this one begins, the rest as
 // long as the handle. L: experts of a rank. On a GPU all of it is device memory, ready when the stream is.
 struct MoeReceived {
-  void* x = nullptr;       // [rows_held, hidden] of dtype, or of e4m3 with scales
-  void* scales = nullptr;  // [rows_held, blocks] f32; mx: u8, and blocks is a multiple of 4. Else null
+  void* x = nullptr;          // [rows_held, hidden] of dtype, or of e4m3 with scales
+  void* scales = nullptr;     // [rows_held, blocks] f32; mx: u8, and blocks is a multiple of 4. Else null
   std::vector<void*> more{};  // [rows_held, row_bytes] each
-  // flat, rank_major: [rows_held, top_k], the token's experts as numbers within this rank; -1: another rank's,
-  // or none. rank_major: rows that no token fills have -1. expert_major: null.
+  // flat, rank_major: [rows_held, top_k], the token's experts as numbers within this rank; -1: another
+  // rank's, or none. rank_major: rows that no token fills have -1. expert_major: null.
   const std::int32_t* topk_idx = nullptr;
   const float* weights = nullptr;  // [rows_held, top_k]; expert_major: [rows_held]. Null without weights
-  const std::int32_t* counts = nullptr;   // [L]: (token, expert) pairs of each expert of this rank
-  const std::int32_t* offsets = nullptr;  // [L + 1]: where each expert's pairs begin, with alignment
+  const std::int32_t* counts = nullptr;       // [L]: (token, expert) pairs of each expert of this rank
+  const std::int32_t* offsets = nullptr;      // [L + 1]: where each expert's pairs begin, with alignment
   const std::int32_t* source_rows = nullptr;  // [ranks]: tokens that each rank has sent here
   // flat, rank_major: [offsets[L]], the row of each pair, by (expert, row). expert_major: null.
   const std::int32_t* expert_rows = nullptr;
@@ -93,14 +94,15 @@ struct MoeReceived {
   const std::int32_t* rows = nullptr;     // [1]: rows up to the last that a token fills
   const std::int32_t* dropped = nullptr;  // [1]: rows that were left out for want of capacity
   std::size_t rows_held = 0;              // of the buffers above
-  std::optional<std::size_t> rows_now{};  // *rows, if the host knows it: not for GPU memory without host_counts
+  std::optional<std::size_t>
+      rows_now{};  // *rows, if the host knows it: not for GPU memory without host_counts
   MoeHandle handle{};
 };
 
 // One rank's part of a combine.
 struct MoeOutputs {
-  // flat, rank_major: a row for each row of MoeReceived, which the caller has reduced over this rank's experts.
-  // expert_major: a row for each row of MoeReceived.
+  // flat, rank_major: a row for each row of MoeReceived, which the caller has reduced over this rank's
+  // experts. expert_major: a row for each row of MoeReceived.
   const void* y = nullptr;
   // Bytes of a row of y: of any number of elements of `dtype`, at most as many as a row of x has bytes.
   std::size_t row_bytes = 0;
@@ -117,21 +119,21 @@ struct MoeOutputs {
 // Order: calls come from one thread at a time, in the same order on every rank, among the communicator's own.
 // Between the begin and the end of a phase this thread makes no other call of the communicator.
 //
-// Bits: out = round(((p_0 + p_1) + ...) + bias) in f32 over the ranks that have received the token, ascending.
-// p_r is the row of rank r; with expert_major p_r = round(w_a * y_a + w_b * y_b + ...) in f32, each product
-// rounded to f32, over the token's experts of rank r in the order of its top-k. A token without a rank gets
-// zeros, plus bias. These bits depend on which rank has which expert, and on nothing else.
+// Bits: out = round(((p_0 + p_1) + ...) + bias) in f32 over the ranks that have received the token,
+// ascending. p_r is the row of rank r; with expert_major p_r = round(w_a * y_a + w_b * y_b + ...) in f32,
+// each product rounded to f32, over the token's experts of rank r in the order of its top-k. A token without
+// a rank gets zeros, plus bias. These bits depend on which rank has which expert, and on nothing else.
 //
 // A call on GPU memory only enqueues, and a CUDA graph may capture it; routes may then change in place.
 //
-// Throws: the errors of error.hpp. UsageError, with nothing sent: an index that is no expert, more tokens than
-// max_tokens, a handle of another Moe or of a routing that is no longer kept, another topk_idx than the
+// Throws: the errors of error.hpp. UsageError, with nothing sent: an index that is no expert, more tokens
+// than max_tokens, a handle of another Moe or of a routing that is no longer kept, another topk_idx than the
 // handle's. ResourceError on every rank, with nothing sent: more rows than `capacity` (on a GPU the
 // communicator fails). MismatchError: ranks differ in what they call or in the width of payloads.
 class UNISONO_API Moe {
  public:
-  // Makes all memory. Collective. Throws UsageError for a shape or an option that cannot be, and ResourceError
-  // on every rank if memory cannot be had.
+  // Makes all memory. Collective. Throws UsageError for a shape or an option that cannot be, and
+  // ResourceError on every rank if memory cannot be had.
   Moe(Communicator& communicator, const MoeShape& shape, const MoeOptions& options = {});
   ~Moe();
   Moe(Moe&&) noexcept;
@@ -158,8 +160,8 @@ class UNISONO_API Moe {
   const MoeShape& shape() const;
   const MoeOptions& options() const;
   int local_experts() const;
-  std::size_t rows_held() const;       // rows of every received buffer
-  std::size_t scale_bytes() const;     // of a row's scales
+  std::size_t rows_held() const;                         // rows of every received buffer
+  std::size_t scale_bytes() const;                       // of a row's scales
   std::size_t tokens_of(const MoeHandle& handle) const;  // of this rank, in the dispatch
 
   class Impl;

@@ -20,6 +20,8 @@
 
 namespace unisono {
 
+class Group;
+
 // The parts of a DeviceArea.
 struct AreaParts {
   std::shared_ptr<void> memory;  // keeps it
@@ -62,6 +64,48 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // As Communicator::register_memory and Registration::close.
   std::shared_ptr<Registration::State> register_memory(MemoryRange range);
   void end(Registration::State& one);
+
+  // Operations beside the collectives, such as src/moe, are built of what follows.
+  //
+  // Runs `body` as one call of the communicator: one at a time, numbered for the text of errors, and refused
+  // if the communicator is closed or has failed. An exception that is no Error (no memory, an interrupt) ends
+  // the call on this rank alone. The rank is then out of step with its peers, and closes.
+  template <class Body>
+  std::invoke_result_t<Body> turn(std::string_view what, const Body& body) {
+    const std::string name(what);
+    if (closed()) throw UsageError("the communicator is closed: make a new one to call " + name + ".");
+    if (inherited())
+      throw UsageError("this process was forked from a rank and is none itself: call " + name +
+                       " in the rank's own process, or start the ranks with a launcher.");
+    take_turn();
+    struct End {
+      Impl& of;
+      ~End() {
+        of.ended();
+        of.busy_.store(false, std::memory_order_release);
+      }
+    } const end{*this};
+    try {
+      enter(what, ++calls_);
+      return body();
+    } catch (const Error&) { throw; } catch (...) {
+      leave();
+      throw;
+    }
+  }
+  // Runs a request within such a call.
+  void run_within(Request request) {
+    name_algorithm(request);
+    do_run(request);
+  }
+  // Fails the communicator on every rank, since the ranks' calls differ, and throws.
+  virtual void disagree(const std::string& text) = 0;
+  // Returns a rank's number in the whole job, for the text of errors.
+  virtual int number(int rank) const { return rank; }
+  // Returns the ranks of one machine with their lane, if they are all there and share memory; else null.
+  virtual Group* machine() { return nullptr; }
+  // Returns every rank's part of this rank's symmetric host memory. Requires: machine().
+  virtual std::vector<byte*> parts_of(const void*) const { return {}; }
 
   // The GPU's part: communicator.hpp says what each returns. A backend without a GPU refuses.
   virtual std::optional<int> device() const { return std::nullopt; }
@@ -127,17 +171,12 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     return plan(request.call->memory).choose(request.collective, part.bytes, false);
   }
 
-  // Returns a rank's number in the whole job, for the text of errors.
-  virtual int number(int rank) const { return rank; }
   virtual bool inherited() const = 0;
   // Closes the communicator from within a call.
   virtual void leave() noexcept = 0;
   // Begins a call. Throws the communicator's failure, if there is one.
   virtual void enter(std::string_view what, std::uint64_t call) = 0;
   virtual void ended() noexcept {}  // after `enter`, also one that has thrown
-
-  // Fails the communicator on every rank, since the ranks' calls differ, and throws.
-  virtual void disagree(const std::string& text) = 0;
 
   static Ticket ticket(Collective collective, const Call& call, std::uint64_t count) {
     Ticket ticket{};
@@ -223,36 +262,10 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     if (request.call->wire != Wire::exact) request.check_wire();
   }
 
-  // Runs one call at a time, and numbers it for the text of errors. An exception that is no Error (no memory,
-  // an interrupt) ends the call on this rank alone. The rank is then out of step with its peers, and closes.
   template <class Body>
   std::invoke_result_t<Body> turn(Collective collective, const Body& body) {
     return turn(name_of(collective), body);
   }
-  template <class Body>
-  std::invoke_result_t<Body> turn(std::string_view what, const Body& body) {
-    const std::string name(what);
-    if (closed()) throw UsageError("the communicator is closed: make a new one to call " + name + ".");
-    if (inherited())
-      throw UsageError("this process was forked from a rank and is none itself: call " + name +
-                       " in the rank's own process, or start the ranks with a launcher.");
-    take_turn();
-    struct End {
-      Impl& of;
-      ~End() {
-        of.ended();
-        of.busy_.store(false, std::memory_order_release);
-      }
-    } const end{*this};
-    try {
-      enter(what, ++calls_);
-      return body();
-    } catch (const Error&) { throw; } catch (...) {
-      leave();
-      throw;
-    }
-  }
-
   void take_turn() {
     if (busy_.exchange(true, std::memory_order_acquire))
       throw UsageError(

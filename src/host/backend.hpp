@@ -30,6 +30,8 @@ class LocalCommunicator : public Communicator::Impl {
   void raise_if_failed() override {
     if (group_.broken()) group_.check();
   }
+  Group* machine() override { return &group_; }
+  std::vector<byte*> parts_of(const void* symmetric) const override;
 
  protected:
   Plan& plan(Memory memory) override {

@@ -107,6 +107,13 @@ std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_o
   return {own, symmetric_->add(std::move(segments), rank())};
 }
 
+std::vector<byte*> LocalCommunicator::parts_of(const void* symmetric) const {
+  const Place place = symmetric_->find(static_cast<const byte*>(symmetric), 0);
+  std::vector<byte*> parts;
+  for (int r = 0; r < size(); ++r) parts.push_back(symmetric_->resolve(place, r, 0));
+  return parts;
+}
+
 // Returns, alike on every rank, whether the ranks first exchange their buffers' places, for a direct program.
 // Large calls do if every rank may reach the buffers. all_to_all_v always does: no rank knows the others'
 // sizes.

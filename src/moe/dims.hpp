@@ -23,8 +23,8 @@ struct Dims {
   std::size_t sent_bytes = 0;   // of a row of x as it travels
   std::size_t scale_bytes = 0;  // of its scales; 0: none
   std::size_t more_bytes = 0;
-  std::size_t pairs_held = 0;  // the most (token, expert) pairs that can come, before alignment
-  std::size_t rows_held = 0;   // rows of received buffers
+  std::size_t pairs_held = 0;   // the most (token, expert) pairs that can come, before alignment
+  std::size_t rows_held = 0;    // rows of received buffers
   std::size_t tokens_held = 0;  // tokens that can come: ranks * max_tokens
   int handles = 1;
 

@@ -1,5 +1,5 @@
-// What runs a Moe's phases: over the memory of one machine (host_engine.cpp), by messages (message_engine.cpp)
-// or on GPUs (cuda/engine.cpp).
+// What runs a Moe's phases: over the memory of one machine (host_engine.cpp), by messages
+// (message_engine.cpp) or on GPUs (cuda/engine.cpp).
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace unisono::moe {
 
-// Calls come within a turn of the communicator, alike on every rank, and have passed the checks of Moe.
-// slot: where a routing is kept, from 0 to dims.handles - 1.
+// Calls come within a turn of the communicator (Impl::turn), alike on every rank, and have passed the checks
+// of Moe. slot: where a routing is kept, from 0 to dims.handles - 1.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -23,7 +23,7 @@ class Engine {
   virtual void end_combine() = 0;
 };
 
-// Each is collective, within a turn. `impl` outlives the engine.
+// Each is collective and takes turns of its own. `impl` outlives the engine.
 std::unique_ptr<Engine> make_host_engine(Communicator::Impl& impl, const Dims& dims);
 std::unique_ptr<Engine> make_message_engine(Communicator::Impl& impl, const Dims& dims);
 // Throws UsageError without GPUs that reach each other.
