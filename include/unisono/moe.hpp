@@ -83,7 +83,8 @@ struct MoeReceived {
   // flat, rank_major: [rows_held, top_k], the token's experts as numbers within this rank; -1: another
   // rank's, or none. rank_major: rows that no token fills have -1. expert_major: null.
   const std::int32_t* topk_idx = nullptr;
-  const float* weights = nullptr;  // [rows_held, top_k]; expert_major: [rows_held]. Null without weights
+  // [rows_held, top_k], 0 where topk_idx is -1; expert_major: [rows_held]. Null without weights.
+  const float* weights = nullptr;
   const std::int32_t* counts = nullptr;       // [L]: (token, expert) pairs of each expert of this rank
   const std::int32_t* offsets = nullptr;      // [L + 1]: where each expert's pairs begin, with alignment
   const std::int32_t* source_rows = nullptr;  // [ranks]: tokens that each rank has sent here

@@ -1,24 +1,12 @@
 #include "host/backend.hpp"
 
-#include <unistd.h>
-
 #include "base/env.hpp"
 
 namespace unisono {
-namespace {
-
-// Returns the bytes from which outputs go around the cache: they would not stay there until they are read.
-std::size_t default_stream_bytes() {
-  const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-  return cache > 0 ? static_cast<std::size_t>(cache) / 4 : std::size_t{4} << 20;
-}
-
-}  // namespace
 
 LocalCommunicator::LocalCommunicator(Bootstrap& bootstrap, const Communicator::Options& options,
                                      const std::vector<int>& numbers)
     : Impl(options.check.value_or(env().check)),
-      stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()),
       group_(bootstrap, timeout_of(options), check_, options.while_waiting, numbers),
       plan_(Plan::of_host({.ranks = group_.size(),
                            .ranks_a_core = group_.ranks_a_core(),

@@ -88,7 +88,6 @@ class LocalCommunicator : public Communicator::Impl {
   Place place(const byte* at, std::size_t bytes) const;
   byte* reach(const Place& place, int rank, std::size_t bytes);
 
-  std::size_t stream_bytes_;
   Group group_;
   Plan plan_;
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();

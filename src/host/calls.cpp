@@ -16,7 +16,7 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (!asks) request.algorithm = plain(request);
   if (check_ && size() > 1 && !asks) compare(exchange(request));
   if (args.bytes == 0 && !asks) return;
-  args.stream = request.out_bytes >= stream_bytes_;
+  args.stream = request.out_bytes >= group_.stream_bytes();
   if (size() == 1) return copy(args.in, args.out, args.bytes);
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
@@ -40,7 +40,7 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
   if (check_) compare_pair(request, to, from);
   if (args.bytes == 0) return;
-  args.stream = request.out_bytes >= stream_bytes_;
+  args.stream = request.out_bytes >= group_.stream_bytes();
   if (to == rank() && from == rank()) return copy(args.in, args.out, args.bytes);
   group_.lane().mark(request.mark());
   const std::size_t sent = to < 0 ? 0 : args.bytes, received = from < 0 ? 0 : args.bytes;
@@ -72,7 +72,7 @@ void LocalCommunicator::run_batch_on_host(Request& request) {
   if (size() == 1) return copy(args.in, args.out, args.bytes);
   group_.lane().prepare(request.call->dtype, request.call->op);
   group_.lane().mark(request.mark());
-  args.stream = args.bytes >= stream_bytes_;
+  args.stream = args.bytes >= group_.stream_bytes();
   for (const Algorithm algorithm : {Algorithm::push_packets, Algorithm::push}) {
     const auto messages = request.with_parts([&](const Args::Part& part) {
       return plan_.choose(request.collective, part.bytes, false) == algorithm ? part : Args::Part{};

@@ -44,6 +44,11 @@ std::size_t chunk_bytes_for(int ranks) {
   return std::clamp(share / 4096 * 4096, std::size_t{4096}, std::size_t{65536});
 }
 
+std::size_t default_stream_bytes() {
+  const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return cache > 0 ? static_cast<std::size_t>(cache) / 4 : std::size_t{4} << 20;
+}
+
 Hello read(const std::string& bytes, int rank, const Hello& mine, const std::string& who) {
   Hello hello;
   if (bytes.size() != sizeof hello)
@@ -82,7 +87,8 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
       size_(bootstrap.size()),
       numbers_(std::move(numbers)),
       timeout_s_(timeout_s),
-      while_waiting_(std::move(while_waiting)) {
+      while_waiting_(std::move(while_waiting)),
+      stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()) {
   check_rank(rank_, size_, kMostRanks);
   if (!numbers_.empty() && numbers_.size() != static_cast<std::size_t>(size_))
     throw UsageError("there are " + std::to_string(numbers_.size()) + " numbers for " +

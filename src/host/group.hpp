@@ -32,6 +32,8 @@ class Group {
   int number(int rank) const { return numbers_.empty() ? rank : numbers_.at(static_cast<std::size_t>(rank)); }
   HostThread& lane() { return *lane_; }
   int ranks_a_core() const { return ranks_a_core_; }  // ranks that take turns on a core
+  // Returns the bytes from which outputs go around the cache: they would not stay there until they are read.
+  std::size_t stream_bytes() const { return stream_bytes_; }
   bool cached() const { return cached_; }  // whether chunks stay in the cache; the same on every rank
 
   // Return, alike on every rank, whether ranks reach each other's plain pointers: as they are, in one
@@ -126,6 +128,7 @@ class Group {
   std::string_view doing_ = "init";
   std::uint64_t call_ = 0;
   std::uint32_t beats_ = 0;
+  std::size_t stream_bytes_;
   bool one_process_ = true, far_ = false, cached_ = false;
   int ranks_a_core_ = 1;
   std::vector<std::shared_ptr<Segment>> segments_;

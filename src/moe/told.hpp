@@ -1,0 +1,74 @@
+// What the ranks tell each other as a dispatch begins, and what must be alike.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/backend.hpp"
+#include "moe/memory.hpp"
+#include "moe/route.hpp"
+
+namespace unisono::moe {
+
+class Told {
+ public:
+  explicit Told(const Dims& dims)
+      : ranks_(static_cast<std::size_t>(dims.ranks)),
+        stride_(kHead + Route::numbers(dims)),
+        mine_(stride_),
+        all_(stride_ * ranks_) {}
+
+  void tell(const MoeTokens& tokens, int slot, bool routed, const Route& route) {
+    std::fill(mine_.begin(), mine_.end(), 0);
+    mine_[0] = slot * 4 + (routed ? 2 : 0) + (tokens.weights ? 1 : 0);
+    mine_[1] = static_cast<std::int32_t>(tokens.more.size());
+    for (std::size_t m = 0; m < tokens.more.size(); ++m)
+      mine_[2 + m] = static_cast<std::int32_t>(tokens.more[m].row_bytes);
+    route.tell(std::span(mine_).subspan(kHead));
+  }
+  // Of the exchange: what this rank tells, and room for what all tell, in rank order.
+  const byte* mine() const { return reinterpret_cast<const byte*>(mine_.data()); }
+  byte* all() { return reinterpret_cast<byte*>(all_.data()); }
+  std::size_t bytes() const { return stride_ * sizeof(std::int32_t); }
+
+  // Fails the communicator if the ranks' calls differ.
+  void compare(Communicator::Impl& impl) const {
+    for (std::size_t r = 1; r < ranks_; ++r)
+      if (!std::equal(all_.begin(), all_.begin() + kHead, all_.begin() + at(r)))
+        impl.disagree("rank " + std::to_string(impl.number(0)) + " dispatches " + text(0) + ", but rank " +
+                      std::to_string(impl.number(static_cast<int>(r))) + " " + text(r) +
+                      ": make the same call on every rank.");
+  }
+  // As Route::lay_out takes them.
+  const std::int32_t* numbers() const { return all_.data() + kHead; }
+  std::size_t stride() const { return stride_; }
+
+  // Returns the mark of the pieces of a combine: calls that differ have different ones, up to one in 2^24.
+  static std::uint32_t mark_of_combine(const MoeOutputs& outputs, int slot) {
+    std::uint64_t hash = 0x9e3779b97f4a7c15u;
+    for (const std::uint64_t field :
+         {static_cast<std::uint64_t>(outputs.row_bytes), static_cast<std::uint64_t>(outputs.dtype),
+          static_cast<std::uint64_t>(slot)})
+      hash = (hash ^ field) * 0xff51afd7ed558ccdu;
+    return static_cast<std::uint32_t>(hash >> 40) | 1u;
+  }
+
+ private:
+  static constexpr std::size_t kHead = 2 + kMostMore;
+  std::ptrdiff_t at(std::size_t rank) const { return static_cast<std::ptrdiff_t>(rank * stride_); }
+  std::string text(std::size_t rank) const {
+    const std::int32_t* const head = all_.data() + at(rank);
+    std::string said = (head[0] & 2) != 0 ? "by a kept routing" : "by a new routing";
+    said += (head[0] & 1) != 0 ? ", with weights" : ", without weights";
+    for (std::int32_t m = 0; m < head[1]; ++m)
+      said += (m == 0 ? ", and further rows of " : " and ") + std::to_string(head[2 + m]) + " bytes";
+    return said;
+  }
+
+  std::size_t ranks_, stride_;
+  std::vector<std::int32_t> mine_, all_;
+};
+
+}  // namespace unisono::moe
