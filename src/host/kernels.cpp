@@ -8,6 +8,9 @@
 #include "host/move.hpp"
 
 namespace unisono::host::UNISONO_ISA {
+
+extern const Rows rows;  // of rows.cpp
+
 namespace {
 
 // Bytes of a destination that stay in the first-level cache between passes.
@@ -218,6 +221,7 @@ const Kernels kernels = {UNISONO_STRING(UNISONO_ISA),
                          {UNISONO_WIDE(float), UNISONO_WIDE(double), UNISONO_WIDE(F16), UNISONO_WIDE(BF16),
                           UNISONO_WIDE(std::int8_t), UNISONO_WIDE(std::uint8_t), UNISONO_WIDE(std::int32_t),
                           UNISONO_WIDE(std::int64_t), UNISONO_WIDE(E4M3), UNISONO_WIDE(E5M2)},
-                         {UNISONO_WIRES(float), {}, UNISONO_WIRES(F16), UNISONO_WIRES(BF16)}};
+                         {UNISONO_WIRES(float), {}, UNISONO_WIRES(F16), UNISONO_WIRES(BF16)},
+                         rows};
 
 }  // namespace unisono::host::UNISONO_ISA

@@ -4,11 +4,12 @@
 #include <cstddef>
 
 #include "base/bytes.hpp"
+#include "base/scales.hpp"
 #include "unisono/moe.hpp"
 
 namespace unisono::moe {
 
-inline constexpr std::size_t kScaleBlock = 128;  // elements that share a scale
+inline constexpr std::size_t kScaleBlock = scales::kBlock;  // elements that share a scale
 
 struct Dims {
   int rank = 0, ranks = 1;

@@ -10,23 +10,14 @@
 
 #include "base/wire.hpp"
 #include "host/move.hpp"
+#include "instruction_sets.hpp"
 #include "reference.hpp"
 
 namespace unisono::host {
 namespace {
 
+using test::all_kernels;
 using test::Bytes;
-
-std::vector<const Kernels*> all_kernels() {
-  std::vector<const Kernels*> found{&baseline::kernels};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) found.push_back(&avx2::kernels);
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    found.push_back(&avx512::kernels);
-#endif
-  return found;
-}
 
 // Every dtype and op, as "f16 sum".
 class Reductions : public testing::TestWithParam<std::tuple<int, int>> {
