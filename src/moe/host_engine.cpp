@@ -108,7 +108,7 @@ void HostEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed) 
   else kept.route.read(tokens);
   meet(tokens, slot, routed);
   epoch_ = 1 - epoch_;
-  kept.weighted = tokens.weights != nullptr;
+  kept.weighted = told_.weighted();
   push(tokens, slot, routed);
   for (int i = 1; i < dims_.ranks; ++i) lane_.signal(peer_at(lane_, i), unisono::Slot::meet);
 }

@@ -22,10 +22,11 @@ class Told {
 
   void tell(const MoeTokens& tokens, int slot, bool routed, const Route& route) {
     std::fill(mine_.begin(), mine_.end(), 0);
-    mine_[0] = slot * 4 + (routed ? 2 : 0) + (tokens.weights ? 1 : 0);
-    mine_[1] = static_cast<std::int32_t>(tokens.more.size());
+    mine_[0] = tokens.weights ? kWeighted : tokens.tokens > 0 ? kPlain : kEither;
+    mine_[1] = slot * 2 + (routed ? 1 : 0);
+    mine_[2] = static_cast<std::int32_t>(tokens.more.size());
     for (std::size_t m = 0; m < tokens.more.size(); ++m)
-      mine_[2 + m] = static_cast<std::int32_t>(tokens.more[m].row_bytes);
+      mine_[3 + m] = static_cast<std::int32_t>(tokens.more[m].row_bytes);
     route.tell(std::span(mine_).subspan(kHead));
   }
   // Of the exchange: what this rank tells, and room for what all tell, in rank order.
@@ -33,14 +34,21 @@ class Told {
   byte* all() { return reinterpret_cast<byte*>(all_.data()); }
   std::size_t bytes() const { return stride_ * sizeof(std::int32_t); }
 
-  // Fails the communicator if the ranks' calls differ.
-  void compare(Communicator::Impl& impl) const {
-    for (std::size_t r = 1; r < ranks_; ++r)
-      if (!std::equal(all_.begin(), all_.begin() + kHead, all_.begin() + at(r)))
+  // Fails the communicator if the ranks' calls differ. Whether there are weights is up to ranks with tokens.
+  void compare(Communicator::Impl& impl) {
+    weighted_ = kEither;
+    for (std::size_t r = 0; r < ranks_; ++r) {
+      const std::int32_t weights = all_[r * stride_];
+      if (weighted_ == kEither) weighted_ = weights;
+      if ((weights != kEither && weights != weighted_) ||
+          !std::equal(all_.begin() + 1, all_.begin() + kHead, all_.begin() + at(r) + 1))
         impl.disagree("rank " + std::to_string(impl.number(0)) + " dispatches " + text(0) + ", but rank " +
                       std::to_string(impl.number(static_cast<int>(r))) + " " + text(r) +
                       ": make the same call on every rank.");
+    }
   }
+  // Returns whether the ranks' tokens have weights.
+  bool weighted() const { return weighted_ == kWeighted; }
   // As Route::lay_out takes them.
   const std::int32_t* numbers() const { return all_.data() + kHead; }
   std::size_t stride() const { return stride_; }
@@ -56,18 +64,20 @@ class Told {
   }
 
  private:
-  static constexpr std::size_t kHead = 2 + kMostMore;
+  static constexpr std::size_t kHead = 3 + kMostMore;
+  static constexpr std::int32_t kEither = 0, kWeighted = 1, kPlain = 2;
   std::ptrdiff_t at(std::size_t rank) const { return static_cast<std::ptrdiff_t>(rank * stride_); }
   std::string text(std::size_t rank) const {
     const std::int32_t* const head = all_.data() + at(rank);
-    std::string said = (head[0] & 2) != 0 ? "by a kept routing" : "by a new routing";
-    said += (head[0] & 1) != 0 ? ", with weights" : ", without weights";
-    for (std::int32_t m = 0; m < head[1]; ++m)
-      said += (m == 0 ? ", and further rows of " : " and ") + std::to_string(head[2 + m]) + " bytes";
+    std::string said = head[1] % 2 != 0 ? "by a kept routing" : "by a new routing";
+    said += head[0] == kWeighted ? ", with weights" : ", without weights";
+    for (std::int32_t m = 0; m < head[2]; ++m)
+      said += (m == 0 ? ", and further rows of " : " and ") + std::to_string(head[3 + m]) + " bytes";
     return said;
   }
 
   std::size_t ranks_, stride_;
+  std::int32_t weighted_ = kEither;
   std::vector<std::int32_t> mine_, all_;
 };
 
