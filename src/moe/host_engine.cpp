@@ -60,7 +60,7 @@ class HostEngine final : public Engine {
 
   void give(const Window& window, const MoeOutputs& outputs);
   void take(const Window& window, const MoeOutputs& outputs);
-  void reduce(byte* to, const MoeOutputs& outputs, std::size_t token_row, const Window& window);
+  void reduce(const Dst& to, const MoeOutputs& outputs, std::size_t token_row, const Window& window);
 
   byte* part(int rank) const { return parts_[static_cast<std::size_t>(rank)]; }
   template <class T>
@@ -308,19 +308,18 @@ void HostEngine::give(const Window& window, const MoeOutputs& outputs) {
     const std::size_t bytes = (next - begin) * window.bytes;
     const Dst to = channel.reserve(peer, bytes);
     for (std::size_t row = begin; row < next; ++row)
-      reduce(to.at + (row - begin) * window.bytes, outputs, first + row, window);
+      reduce({to.at + (row - begin) * window.bytes, to.stream}, outputs, first + row, window);
     channel.commit(peer, bytes);
   }
 }
 
 // Writes this rank's sum for a token row, or the part of it that is in the window.
-void HostEngine::reduce(byte* to, const MoeOutputs& outputs, std::size_t token_row, const Window& window) {
+void HostEngine::reduce(const Dst& to, const MoeOutputs& outputs, std::size_t token_row, const Window& window) {
   const byte* const y = static_cast<const byte*>(outputs.y) + window.begin;
   const Slot& slot = slots_[static_cast<std::size_t>(slot_)];
   if (!dims_.expert_major()) {
     const byte* const from = y + token_row * outputs.row_bytes;
-    const Dst dst{to};
-    return lane_.move(&dst, 1, &from, 1, window.bytes);
+    return lane_.move(&to, 1, &from, 1, window.bytes);
   }
   const float* const weights = outputs.weights ? outputs.weights
                                : slot.weighted ? slot.row_weights.data()
@@ -335,11 +334,11 @@ void HostEngine::reduce(byte* to, const MoeOutputs& outputs, std::size_t token_r
     if (weights) source_weights_.push_back(weights[row]);
   }
   if (sources_.empty()) {
-    std::memset(to, 0, window.bytes);
+    std::memset(to.at, 0, window.bytes);
     return;
   }
   host::kernels().rows.weigh[static_cast<int>(outputs.dtype)](
-      to, sources_.data(), weights ? source_weights_.data() : nullptr, static_cast<int>(sources_.size()),
+      to.at, sources_.data(), weights ? source_weights_.data() : nullptr, static_cast<int>(sources_.size()),
       window.bytes / size_of(outputs.dtype));
 }
 
@@ -365,7 +364,7 @@ void HostEngine::take(const Window& window, const MoeOutputs& outputs) {
         sums_.push_back(piece);
         piece += window.bytes;
       } else if (dims_.expert_major()) {
-        reduce(own_.data(), outputs, route.row_there(hop), window);
+        reduce({own_.data()}, outputs, route.row_there(hop), window);
         sums_.push_back(own_.data());
       } else {
         sums_.push_back(y + route.row_there(hop) * outputs.row_bytes + window.begin);
