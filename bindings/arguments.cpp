@@ -75,6 +75,11 @@ Level read_level(std::string_view name) {
   return name == "nodes" ? Level::nodes : level_of(read_device(name));
 }
 
+std::size_t read_size(const char* what, long long number) {
+  if (number >= 0) return static_cast<std::size_t>(number);
+  throw UsageError(std::string(what) + "=" + std::to_string(number) + " cannot be: give a number from 0.");
+}
+
 Shape read_shape(nb::handle shape) {
   Shape extents;
   const bool read = could([&] {

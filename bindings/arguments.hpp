@@ -24,6 +24,9 @@ ChannelPolicy read_policy(std::string_view name);
 Memory read_device(std::string_view name);  // cpu or cuda
 Level read_level(std::string_view name);    // cpu, cuda or nodes
 
+// Returns a number from 0. what: its name in the message. Throws UsageError for a negative one.
+std::size_t read_size(const char* what, long long number);
+
 // Returns the shape of a number, or of any iterable of numbers.
 Shape read_shape(nb::handle shape);
 

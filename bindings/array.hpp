@@ -15,6 +15,8 @@ namespace unisono::python {
 namespace nb = nanobind;
 using Shape = std::vector<std::size_t>;
 
+enum class Library { other, torch, cupy };
+
 // The memory of a Python array, and its layout.
 class Array {
  public:
@@ -30,6 +32,7 @@ class Array {
   // Returns the stream that a call on this array is enqueued on, for `stream_handle`: `asked` (a handle, or
   // an object that has one), else the current stream of the array's library.
   nb::object stream(nb::handle asked) const;
+  Library library() const { return library_; }
 
   void* data = nullptr;
   Memory memory = Memory::host;
@@ -53,7 +56,6 @@ class Array {
   bool from_others(nb::handle array, const char* what, bool written);
   void measure();
 
-  enum class Library { other, torch, cupy };
   Library library_ = Library::other;
   nb::object owner_;  // keeps the memory alive
   Py_buffer view_{};

@@ -2,6 +2,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
@@ -11,7 +12,8 @@
 #include "bootstrap.hpp"
 #include "docstrings.hpp"
 #include "module.hpp"
-#include "py_communicator.hpp"
+#include "moe_docstrings.hpp"
+#include "py_moe.hpp"
 #include "signals.hpp"
 
 namespace unisono::python {
@@ -137,6 +139,8 @@ void bind_communicator(nb::module_& module) {
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
       .def("register", &C::register_array, "x"_a.none(), nb::keep_alive<0, 1>(), doc::kRegister)
+      .def("moe", &make_moe, "num_experts"_a, "top_k"_a, "hidden"_a, "max_tokens"_a, "dtype"_a = "bfloat16",
+           "options"_a = none, doc::kMoeOf)
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",
                   "Returns the names that `algorithm` may have for a collective on `cpu` or `cuda`, or for "
                   "how `nodes` work together.")

@@ -14,6 +14,8 @@ namespace unisono::python {
 
 void bind_communicator(nanobind::module_& module);
 
+void bind_moe(nanobind::module_& module);
+
 // The options and providers of the fabric lane.
 void bind_fabric(nanobind::module_& module);
 

@@ -49,20 +49,34 @@ nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::ha
   return made;
 }
 
-nb::object device_array(void* data, std::size_t bytes, int device, DType type, const Shape& extents,
-                        const nb::capsule& owner) {
+Library imported_library() {
   const nb::object modules = nb::module_::import_("sys").attr("modules");
-  const bool torch = nb::cast<bool>(modules.attr("__contains__")("torch"));
-  if (!torch && !nb::cast<bool>(modules.attr("__contains__")("cupy")))
+  auto has = [&](const char* name) { return nb::cast<bool>(modules.attr("__contains__")(name)); };
+  return has("torch") ? Library::torch : has("cupy") ? Library::cupy : Library::other;
+}
+
+nb::object array_over(void* data, Memory memory, int device, DType type, const Shape& extents,
+                      Library library, const nb::capsule& owner) {
+  const bool on_gpu = memory == Memory::device;
+  if (on_gpu && library == Library::other)
     return nb::cast(nb::ndarray<nb::array_api, nb::device::cuda>(data, extents.size(), extents.data(), owner,
                                                                  nullptr, dlpack_of(type),
                                                                  nb::device::cuda::value, device));
-  // as bytes, since not every version of torch and cupy takes each dtype
-  const nb::ndarray<std::uint8_t, nb::device::cuda> flat(data, {bytes}, owner, {}, nb::dtype<std::uint8_t>(),
-                                                         nb::device::cuda::value, device);
-  const nb::module_ library = nb::module_::import_(torch ? "torch" : "cupy");
-  const nb::object array = library.attr("from_dlpack")(nb::cast(flat));
-  const nb::object dtype = torch ? nb::object(library.attr(numpy_name(type))) : numpy_dtype(type);
+  std::size_t bytes = size_of(type);
+  for (const std::size_t extent : extents) bytes *= extent;
+  // as bytes, since not every version of a library takes each dtype
+  nb::object array;
+  if (library == Library::other) {
+    array = nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(data, {bytes}, owner));
+  } else {
+    const nb::ndarray<std::uint8_t> flat(data, {bytes}, owner, {}, nb::dtype<std::uint8_t>(),
+                                         on_gpu ? nb::device::cuda::value : nb::device::cpu::value, device);
+    array = nb::module_::import_(library == Library::torch ? "torch" : "cupy")
+                .attr("from_dlpack")(nb::cast(flat));
+  }
+  const nb::object dtype = library == Library::torch
+                               ? nb::object(nb::module_::import_("torch").attr(numpy_name(type)))
+                               : numpy_dtype(type);
   return array.attr("view")(dtype).attr("reshape")(nb::tuple(nb::cast(extents)));
 }
 

@@ -1,4 +1,4 @@
-// New Python arrays: outputs that the caller does not pass, and symmetric memory of a GPU.
+// New Python arrays: outputs that the caller does not pass, and arrays over Unisono's own memory.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,8 +13,11 @@ nb::object empty_like(nb::handle like, const Shape& shape);
 // with. None: the library's current stream.
 nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::handle stream);
 
-// Returns symmetric device memory as an array of the library in use: torch, else cupy, else plain DLPack.
-nb::object device_array(void* data, std::size_t bytes, int device, DType type, const Shape& extents,
-                        const nb::capsule& owner);
+// Returns the library of GPU arrays that the program has imported: torch, else cupy.
+Library imported_library();
+
+// Returns memory as an array of a library. other: numpy; on a GPU, an object with DLPack.
+nb::object array_over(void* data, Memory memory, int device, DType type, const Shape& extents,
+                      Library library, const nb::capsule& owner);
 
 }  // namespace unisono::python

@@ -21,6 +21,8 @@ struct AttributeNames {
   PyObject* const dtype = made("dtype");
   PyObject* const shape = made("shape");
   PyObject* const array_struct = made("__array_struct__");
+  PyObject* const detach = made("detach");
+  PyObject* const view = made("view");
 };
 inline const AttributeNames& names() {
   static const AttributeNames names;

@@ -24,23 +24,24 @@ inline Shape without_ranks(const Array& array, int size, const char* what) {
 }
 
 // The output of a call: `out`, or a new array like `like` if out is None. Throws UsageError unless it has
-// `shape`, and the dtype and memory of the input.
+// `shape`, and the dtype and memory of the input, which messages call `input`.
 class Output {
  public:
-  Output(nb::handle out, nb::handle like, const Array& in, const Shape& shape, nb::handle stream)
+  Output(nb::handle out, nb::handle like, const Array& in, const Shape& shape, nb::handle stream,
+         const std::string& input = "x")
       : object(!out.is_none()                ? nb::borrow(out)
                : in.memory == Memory::device ? empty_like_on(like, shape, in.device, stream)
                                              : empty_like(like, shape)),
         array(object, "out", true) {
     if (array.dtype != in.dtype)
-      throw UsageError("out has dtype " + std::string(name_of(array.dtype)) + ", but x has " +
+      throw UsageError("out has dtype " + std::string(name_of(array.dtype)) + ", but " + input + " has " +
                        std::string(name_of(in.dtype)) + ": give both the same.");
     if (array.shape != shape)
       throw UsageError("out has shape " + text(array.shape) + ": this call gives " + text(shape) + ".");
     if (array.memory != in.memory)
-      throw UsageError("x and out are not both on the CPU or both on the GPU: move one of them.");
+      throw UsageError(input + " and out are not both on the CPU or both on the GPU: move one of them.");
     if (array.memory == Memory::device && array.device >= 0 && in.device >= 0 && array.device != in.device)
-      throw UsageError("x is on GPU " + std::to_string(in.device) + ", but out on GPU " +
+      throw UsageError(input + " is on GPU " + std::to_string(in.device) + ", but out on GPU " +
                        std::to_string(array.device) + ": move one of them.");
   }
   nb::object object;

@@ -1,6 +1,5 @@
 #include "py_communicator.hpp"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -13,31 +12,6 @@
 #include "unisono/error.hpp"
 
 namespace unisono::python {
-namespace {
-
-thread_local int calls_here = 0;  // of this thread; a signal handler may run within one
-
-}  // namespace
-
-// The time that a call spends without the GIL. `calls_without_gil_` is counted with the GIL.
-class PyCommunicator::WithoutGil {
- public:
-  explicit WithoutGil(PyCommunicator& communicator) : communicator_(communicator) {
-    ++communicator_.calls_without_gil_;
-    ++calls_here;
-    released_.emplace();
-  }
-  ~WithoutGil() {
-    released_.reset();
-    --calls_here;
-    --communicator_.calls_without_gil_;
-  }
-  WithoutGil(const WithoutGil&) = delete;
-
- private:
-  PyCommunicator& communicator_;
-  std::optional<nb::gil_scoped_release> released_;
-};
 
 // The arguments of a call besides its buffers.
 struct PyCommunicator::Options {
@@ -78,8 +52,7 @@ void PyCommunicator::call(const Prepared& prepared, const Run& run) {
     const WithoutGil released(*this);
     run(prepared.call);
   }
-  if (prepared.call.memory == Memory::device && communicator_.last_stream() == prepared.call.stream)
-    last_stream_ = prepared.stream;
+  if (prepared.call.memory == Memory::device) keep_stream(prepared.stream, prepared.call.stream);
 }
 
 void PyCommunicator::call(void (Communicator::*collective)(const Call&), const Array& array, const void* in,
@@ -87,12 +60,16 @@ void PyCommunicator::call(void (Communicator::*collective)(const Call&), const A
   call(prepare(array, in, out, count, options), [&](const Call& c) { (communicator_.*collective)(c); });
 }
 
+void PyCommunicator::keep_stream(const nb::object& stream, void* handle) {
+  if (communicator_.last_stream() == handle) last_stream_ = stream;
+}
+
 void PyCommunicator::close() {
   {
     const nb::gil_scoped_release released;  // a peer that is a thread of this process may have to answer
     communicator_.close();
   }
-  while (calls_without_gil_ > 0 && calls_here == 0) {
+  while (calls_without_gil_ > 0 && WithoutGil::calls_here == 0) {
     const nb::gil_scoped_release released;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -256,10 +233,9 @@ nb::object PyCommunicator::empty(nb::handle shape, nb::handle dtype,
   }();
   void* data = buffer->data();
   const nb::capsule owner(buffer.release(), [](void* held) noexcept { delete static_cast<Buffer*>(held); });
-  if (memory == Memory::device)
-    return device_array(data, bytes, communicator_.device().value_or(0), type, extents, owner);
-  const nb::ndarray<nb::numpy, std::uint8_t> flat(data, {bytes}, owner);
-  return nb::cast(flat).attr("view")(numpy_dtype(type)).attr("reshape")(nb::tuple(nb::cast(extents)));
+  const bool on_gpu = memory == Memory::device;
+  return array_over(data, memory, on_gpu ? communicator_.device().value_or(0) : 0, type, extents,
+                    on_gpu ? imported_library() : Library::other, owner);
 }
 
 // An array that cannot be taken is refused on every rank: the others would wait for one that raised alone.

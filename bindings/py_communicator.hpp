@@ -80,7 +80,9 @@ class PyCommunicator {
   void raise_if_failed() { communicator_.raise_if_failed(); }
 
  private:
+  friend class PyMoe;
   friend class PyRegistration;
+  friend struct OwnedMoe;
   class WithoutGil;
   struct Options;
 
@@ -95,6 +97,8 @@ class PyCommunicator {
   void check_device(const Array& array) const;
   Prepared prepare(const Array& array, const void* in, void* out, std::size_t count,
                    const Options& options) const;
+  // Keeps the stream of a call on GPU memory that has just been made, if a later call may wait for it.
+  void keep_stream(const nb::object& stream, void* handle);
   template <class Run>
   void call(const Prepared& prepared, const Run& run);
   void call(void (Communicator::*collective)(const Call&), const Array& array, const void* in, void* out,
@@ -103,6 +107,28 @@ class PyCommunicator {
   int calls_without_gil_ = 0;  // changed with the GIL only
   nb::object last_stream_;     // communicator_.last_stream(), which must live until the next call
   Communicator communicator_;
+};
+
+// The time that a call spends without the GIL. `calls_without_gil_` is counted with the GIL.
+class PyCommunicator::WithoutGil {
+ public:
+  explicit WithoutGil(PyCommunicator& communicator) : communicator_(communicator) {
+    ++communicator_.calls_without_gil_;
+    ++calls_here;
+    released_.emplace();
+  }
+  ~WithoutGil() {
+    released_.reset();
+    --calls_here;
+    --communicator_.calls_without_gil_;
+  }
+  WithoutGil(const WithoutGil&) = delete;
+
+  static inline thread_local int calls_here = 0;  // of this thread; a signal handler may run within one
+
+ private:
+  PyCommunicator& communicator_;
+  std::optional<nb::gil_scoped_release> released_;
 };
 
 // A registration, whose communicator lives as long.

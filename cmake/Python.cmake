@@ -11,9 +11,11 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/dtypes.cpp
   bindings/fabric.cpp
   bindings/module.cpp
+  bindings/moe.cpp
   bindings/new_array.cpp
   bindings/numpy_array.cpp
   bindings/py_communicator.cpp
+  bindings/py_moe.cpp
   bindings/torch_tensor.cpp
   bindings/traits.cpp
   bindings/transports.cpp
