@@ -40,7 +40,8 @@ struct MoeOptions {
   MoeLayout layout = MoeLayout::flat;
   int alignment = 1;  // expert_major: each expert's rows begin at a multiple of it; zeros fill the gaps
   MoeScales scales = MoeScales::none;
-  // The most rows that a rank receives, not for rank_major; none: as many as can come.
+  // The most rows that a rank receives, not for rank_major; none: as many as can come of tokens that name no
+  // expert twice.
   std::optional<std::size_t> capacity{};
   bool drop = false;           // whether rows beyond `capacity` are left out; otherwise they are an error
   std::size_t more_bytes = 0;  // of a token's rows of further payloads, together

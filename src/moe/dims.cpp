@@ -71,8 +71,9 @@ Dims dims_of(const MoeShape& shape, const MoeOptions& options, int rank, int ran
   const auto local = static_cast<std::size_t>(d.local_experts), k = static_cast<std::size_t>(d.top_k);
   d.tokens_held = static_cast<std::size_t>(ranks) * d.max_tokens;
   d.pairs_held = d.tokens_held * (d.expert_major() ? std::min(k, local) : k);
-  const std::size_t most = d.expert_major() ? d.pairs_held + local * (d.alignment - 1) : d.tokens_held;
-  d.capacity = std::min(options.capacity.value_or(most), most);
+  const std::size_t gaps = d.expert_major() ? local * (d.alignment - 1) : 0;
+  const std::size_t most = d.expert_major() ? d.tokens_held * k + gaps : d.tokens_held;
+  d.capacity = std::min(options.capacity.value_or(d.expert_major() ? d.pairs_held + gaps : most), most);
   d.rows_held = d.capacity;
   if (d.tokens_held * k > kMost || most > kMost)
     refuse("max_tokens=" + std::to_string(d.max_tokens) + " on " + std::to_string(ranks) +
