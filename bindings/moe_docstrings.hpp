@@ -20,9 +20,8 @@ Returns:
     the Moe. It keeps the communicator alive.
 
 Raises:
-    UsageError: a number or an option cannot be.
-    ResourceError, on every rank: memory cannot be had.
-    MismatchError: the ranks' arguments differ.)";
+    UsageError: a number or an option cannot be, or, on every rank, the ranks' arguments differ.
+    ResourceError, on every rank: memory cannot be had.)";
 
 constexpr const char* kMoeOptions =
     R"(What is the same in all calls of a Moe; see Communicator.moe.

@@ -27,7 +27,7 @@ _MOST_FAILURES = 5  # the failures of a collective that a report describes
 
 @dataclass
 class Report:
-    """One rank's report, by collective: calls made, descriptions of wrong ones, why others were not made."""
+    """One rank's report, by collective or group: calls made, what was wrong, why others were not made."""
 
     done: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
@@ -35,11 +35,11 @@ class Report:
     refused: dict[str, Counter[str]] = field(default_factory=dict)
     error: str | None = None
 
-    def complain(self, work: Work, text: str) -> None:
-        self.wrong[work.case.collective] += 1
-        words = self.words.setdefault(work.case.collective, [])
+    def complain(self, what: str, text: str) -> None:
+        self.wrong[what] += 1
+        words = self.words.setdefault(what, [])
         if len(words) < _MOST_FAILURES:
-            words.append(f"{work}: {text}")
+            words.append(text)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(vars(self)))
@@ -159,7 +159,7 @@ def perform(work: Work, subject: Subject, report: Report) -> None:
         expected = out_of(work, subject.rank)
         wrong = difference(out, expected.values, expected.allowed)
         if wrong is not None:
-            report.complain(work, f"rank {subject.rank}, {wrong}")
+            report.complain(work.case.collective, f"{work}: rank {subject.rank}, {wrong}")
     if not work.tame:
         _nothing_else(work, subject.rank, placed, before, report)
 
@@ -175,7 +175,10 @@ def _nothing_else(work: Work, rank: int, placed: Placed, before: Sequence[Bytes]
                 changed[at : at + out.nbytes] = False
         if changed.any():
             where = int(np.argmax(changed)) - _GUARD - work.shift * DTYPES[work.case.dtype].itemsize
-            report.complain(work, f"rank {rank}, the call changed byte {where} of the memory of {name}")
+            report.complain(
+                work.case.collective,
+                f"{work}: rank {rank}, the call changed byte {where} of the memory of {name}",
+            )
 
 
 def run(works: Sequence[Work], subject: Subject, report: Report) -> None:

@@ -1,9 +1,10 @@
-"""A rank, or all ranks as threads, of a contract run: `python worker.py BACKEND RANKS FOLDER`.
+"""A rank, or all ranks as threads, of a contract run: `python worker.py BACKEND RANKS FOLDER
+[SUITE]`.
 
 BACKEND: unisono and gloo (under `unisono run`), unisono-threads (a process alone), mpi (under mpiexec).
 unisono:aab puts each rank on the virtual node of its letter, under any launcher. RANKS: a number, or several
 with commas; gloo joins as many of the started ranks as each number says. Every rank writes its report to
-FOLDER/RANKS-rank.json.
+FOLDER/RANKS-rank.json. SUITE of Unisono: collectives, or moe.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import moe_body
 import unisono
 from body import OtherSubject, Report, UnisonoSubject, run
 from cases import COLLECTIVES, Work, works_of_others, works_of_unisono
@@ -44,24 +46,32 @@ def _works(communicator: unisono.Communicator) -> list[Work]:
     return works_of_unisono(communicator.size, algorithms, reach_any_memory(communicator))
 
 
-def unisono_processes(folder: Path) -> bool:
+def _collectives(communicators: Sequence[unisono.Communicator], report: Report) -> None:
+    unchecked, checked = communicators
+    run(_works(unchecked), UnisonoSubject(unchecked, checked), report)
+
+
+# Run a rank's whole matrix. communicators: one that does not compare calls, and one that does.
+_SUITES = {"collectives": _collectives, "moe": moe_body.run}
+
+
+def unisono_processes(suite: str, folder: Path) -> bool:
     unchecked = unisono.init(timeout_s=_TIMEOUT_S, check=False)
     checked = unisono.init(timeout_s=_TIMEOUT_S, check=True)
 
     def body(report: Report) -> None:
-        run(_works(unchecked), UnisonoSubject(unchecked, checked), report)
+        _SUITES[suite]((unchecked, checked), report)
 
     return _reported(folder / f"{checked.size}-{checked.rank}.json", body)
 
 
-def unisono_threads(ranks: int, folder: Path) -> bool:
+def unisono_threads(suite: str, ranks: int, folder: Path) -> bool:
     unchecked = unisono.init_threads(ranks, timeout_s=_TIMEOUT_S, check=False)
     checked = unisono.init_threads(ranks, timeout_s=_TIMEOUT_S, check=True)
 
     def body(rank: int, report: Report) -> None:
         with unchecked[rank], checked[rank]:  # closed on failure, so that the other threads end too
-            works = _works(unchecked[rank])
-            run(works, UnisonoSubject(unchecked[rank], checked[rank]), report)
+            _SUITES[suite]((unchecked[rank], checked[rank]), report)
 
     with ThreadPoolExecutor(ranks) as pool:
         one = lambda rank: _reported(folder / f"{ranks}-{rank}.json", lambda report: body(rank, report))  # noqa: E731
@@ -91,14 +101,14 @@ def other(backend: Backend, ranks: int, here: bootstrap.Bootstrap, folder: Path)
 _MEETINGS = {"gloo": 2, "mpi": 0}  # all_gathers of a backend's setup
 
 
-def main(name: str, ranks: list[int], folder: Path) -> int:
+def main(name: str, ranks: list[int], folder: Path, suite: str = "collectives") -> int:
     name, _, nodes = name.partition(":")
     if nodes:
         os.environ["UNISONO_NODE"] = nodes[launch.from_env(os.environ).rank]
     if name == "unisono":
-        return 0 if unisono_processes(folder) else 1
+        return 0 if unisono_processes(suite, folder) else 1
     if name == "unisono-threads":
-        return 0 if all([unisono_threads(n, folder) for n in ranks]) else 1
+        return 0 if all([unisono_threads(suite, n, folder) for n in ranks]) else 1
     here = bootstrap.make(launch.from_env(os.environ), timeout_s=_TIMEOUT_S * 4)
     fine = True
     for n in ranks:
@@ -109,4 +119,6 @@ def main(name: str, ranks: list[int], folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], [int(part) for part in sys.argv[2].split(",")], Path(sys.argv[3])))
+    sys.exit(
+        main(sys.argv[1], [int(part) for part in sys.argv[2].split(",")], Path(sys.argv[3]), *sys.argv[4:])
+    )
