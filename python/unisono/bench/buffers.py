@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono.bench.backends.base import Backend, Buffers
-from unisono.bench.cases import layout
+from unisono.bench.cases import buffer_bytes, layout
 from unisono.records import Case
 from unisono.records.vocabulary import DTYPES
 
@@ -81,7 +81,7 @@ class Placed:
 def needed_bytes(cases: Iterable[Case], memory: str) -> int:
     """Returns the bytes of a region that holds any buffer of any case in that kind of memory; 0 without
     cases."""
-    sizes = [case.bytes for case in cases if case.memory == memory]
+    sizes = [buffer_bytes(case) for case in cases if case.memory == memory]
     return max(sizes) + GUARD if sizes else 0
 
 

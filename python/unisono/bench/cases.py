@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from unisono.bench import pairs
+from unisono.bench import pairs, routes
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import (
     DEVICES,
@@ -24,6 +24,7 @@ from unisono.records.vocabulary import (
     KNOWN,
     MEMORIES,
     MODES,
+    MOES,
     OPS,
     OWN,
     PATTERNS,
@@ -35,6 +36,7 @@ from unisono.records.vocabulary import (
 # The length of a queue on GPUs: calls of CALL_US + bytes / GPU_BYTES_PER_US each that together last GRAPH_US.
 GRAPH_US, CALL_US, GPU_BYTES_PER_US = 1000.0, 5.0, 300e3
 FEWEST_CALLS, MOST_CALLS = 4, 200
+MOE_BUFFERS = 3  # times as much memory as other cases: libraries have memory of their own for what comes
 
 
 class CaseError(ValueError):
@@ -114,6 +116,20 @@ def block_elements(case: Case) -> int:
     return elements // case.ranks if KNOWN[case.collective].blocked else elements
 
 
+def buffer_bytes(case: Case) -> int:
+    """Returns the bytes of the largest buffer of the case on any rank."""
+    if case.moe is None:
+        return case.bytes
+    layouts = [layout(case, rank) for rank in range(case.ranks)]
+    shapes = [shape for one in layouts for shape in (one.x, one.out) if shape is not None]
+    return max(math.prod(shape) for shape in shapes) * DTYPES[case.dtype].itemsize
+
+
+def memory_bytes(case: Case) -> int:
+    """Returns the size of a case without memory of the libraries that takes as much memory in all."""
+    return buffer_bytes(case) * (1 if case.moe is None else MOE_BUFFERS)
+
+
 def has_in_place(case: Case) -> bool:
     """Returns whether the case has an in-place form. A collective built of sends and receives has none."""
     return KNOWN[case.collective].in_place and case.streams is None
@@ -150,6 +166,12 @@ def layout(case: Case, rank: int) -> Layout:
             return Layout((sum(to),), (n * to[rank],), tuple(to), (to[rank],) * n)
         case "reduce":
             return Layout((block,), (block,) if at_root else None)
+        case "moe_dispatch" | "moe_combine" | "moe_round":
+            moe = routes.shape(case)
+            tokens, rows = (moe.tokens, moe.hidden), (len(routes.rows(case, rank).token), moe.hidden)
+            # What a dispatch gives lies in memory of the library.
+            x = rows if case.collective == "moe_combine" else tokens
+            return Layout(x, None if case.collective == "moe_dispatch" else tokens)
         case vocabulary.PINGPONG:
             return Layout(
                 (block,) if pairs.sends(case, rank) else None,
@@ -174,7 +196,7 @@ def make_case(
 
     All elements are whole, and the blocks of a blocked collective equal. Only reductions keep `op`. The root
     is rank 0. Raises CaseError for an unknown name."""
-    known = KNOWN[_known("collective", collective, KNOWN)]
+    known = KNOWN[_known("collective", collective, [name for name in KNOWN if name not in MOES])]
     item = DTYPES[_known("dtype", dtype, DTYPES)].itemsize
     _known("placement", placement, PLACEMENTS)
     _known("memory", memory, MEMORIES)

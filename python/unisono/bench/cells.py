@@ -12,8 +12,8 @@ from functools import cache, partial
 
 import msgspec
 
-from unisono.bench import pairs
-from unisono.bench.backends.base import Backend
+from unisono.bench import pairs, verify_moe
+from unisono.bench.backends.base import Backend, MoeCall
 from unisono.bench.buffers import Placed, Pools
 from unisono.bench.cases import calls_per_sample, has_in_place
 from unisono.bench.control import Control
@@ -123,6 +123,8 @@ def _lacking(case: Case, backend: Backend) -> str | None:
     """Returns why the backend cannot run such cases of any size, or None."""
     if (case.collective == vocabulary.PINGPONG or case.streams) and not backend.point_to_point:
         return f"{backend.name} offers no sends and receives of its own."
+    if case.moe is not None and not backend.moe:
+        return f"{backend.name} has no mixture of experts."
     if case.streams == "per-peer" and not (case.device == "cuda" and backend.queues()):
         return f"calls of {backend.name} here are the host's and have no streams (--streams one)."
     if case.mode not in ("graph", "events") or backend.queues():
@@ -140,7 +142,8 @@ class Wrong:
     message: str  # that rank's error
 
 
-Made = tuple[Placed, Callable[[], str | None]]  # buffers, and a call on them that returns an error or None
+# Buffers, a call on them that returns an error or None, and what it calls.
+Made = tuple[Placed, Callable[[], str | None], Call]
 
 
 def check(
@@ -161,14 +164,15 @@ def check(
         if first or variant.placement != PLACEMENTS[0]:
             loops = []
         whose = (control.rank, seed + number, backend.bit_exact)
-        expected = cache(partial(expectation, variant, *whose, wire=backend.wire))
+        reference = expectation if variant.moe is None else verify_moe.expectation
+        expected = cache(partial(reference, variant, *whose, wire=backend.wire))
         for hit in [[work] for work in loops] or [works]:
             case = hit[0].case if loops else variant
             device.beat(f"the check of {case_text(case)} on {backend.name}")
             made = partial(_called, case, backend, pools, device, compared=first)
             if loops:
                 made = partial(_looped, hit[0], pools, device)
-            error = _first_error(control, case, partial(_moves, case, made, expected, device))
+            error = _first_error(control, case, partial(_moves, case, made, expected, device, control.rank))
             if error is None and case.collective == "barrier":
                 single = partial(_called, case, backend, pools, device, call=hit[0].call if loops else None)
                 error = _first_error(control, case, partial(_waits, control, late, single))
@@ -193,16 +197,22 @@ def _first_error(control: Control, case: Case, step: Callable[[], str | None]) -
 
 
 def _moves(
-    case: Case, make: Callable[[], Made], expected: Callable[[Arithmetic], Expectation], device: Device
+    case: Case,
+    make: Callable[[], Made],
+    expected: Callable[[Arithmetic], Expectation],
+    device: Device,
+    rank: int,
 ) -> str | None:
     """Returns what is wrong with the data after a call, or None."""
-    placed, go = make()
+    placed, go, call = make()
     arithmetic = placed.read[0].arithmetic or device.arithmetic
     wanted = expected(arithmetic)
     arrange(placed, wanted, arithmetic)
     device.beat()  # here and below, since filling and comparing many GiB takes minutes
     error = go()
     device.beat()
+    if error is None and case.collective == "moe_dispatch" and isinstance(call, MoeCall):
+        placed, error = verify_moe.with_received(case, rank, placed, call.received())
     return error or inspect(case, placed, wanted, arithmetic)
 
 
@@ -213,7 +223,7 @@ def _waits(control: Control, late: int, make: Callable[[], Made]) -> str | None:
     own clock, so that the ranks need no common one."""
     began = time.perf_counter()
     control.gather(True, bool)
-    _, go = make()
+    _, go, _ = make()
     if control.rank == late:
         time.sleep(LATE_S)
     error = go()
@@ -240,7 +250,7 @@ def _called(
         device.finish(backend)
         return None
 
-    return placed, go
+    return placed, go, single
 
 
 def _looped(work: Work, pools: Pools, device: Device) -> Made:
@@ -253,9 +263,11 @@ def _looped(work: Work, pools: Pools, device: Device) -> Made:
             raise HangError(timed.error)
         return timed.error
 
-    return placed, go
+    return placed, go, work.call
 
 
 def bound_of(work: Work) -> str:
     """Returns in words what the check of this cell demands."""
+    if work.case.moe is not None:
+        return verify_moe.bound_text(work.case, work.backend.bit_exact)
     return bound_text(work.case, work.backend.bit_exact, work.backend.wire)

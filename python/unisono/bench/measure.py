@@ -27,7 +27,7 @@ from unisono.bench.pairs import messages, place_alone
 from unisono.bench.results import result_of
 from unisono.bench.schedule import Batch, Limits, Schedule
 from unisono.records import NOT_CHECKED, Failure, Record, Result, Skip, Verification
-from unisono.records.vocabulary import case_text
+from unisono.records.vocabulary import case_text, size_text
 
 T = TypeVar("T")
 PROBE_S = 0.02  # a longer call is timed only once to learn its cost
@@ -185,7 +185,7 @@ class Measurement:
     def _tell(self, doing: str, work: Work) -> None:
         if self.control.rank == 0:
             case = work.case
-            self._show(self.schedule, f"{doing}{case.collective} {case.bytes} B on {work.backend.name}")
+            self._show(self.schedule, f"{doing}{case.collective} {size_text(case)} on {work.backend.name}")
 
     def _probe(self, work: Work) -> float | None:
         """Prepares the call on all ranks. Returns its time in seconds, of a quick call the least of a few;

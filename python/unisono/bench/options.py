@@ -9,10 +9,11 @@ import msgspec
 
 from unisono.bench import cases, pairs
 from unisono.bench.cases import size_range
+from unisono.bench.moe import Grid
 from unisono.bench.pairs import ALL
 from unisono.bench.schedule import Limits
 from unisono.records import Case
-from unisono.records.vocabulary import OWN, PATTERNS, PINGPONG
+from unisono.records.vocabulary import MOES, OWN, PATTERNS, PINGPONG
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -111,6 +112,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     patterns: tuple[str, ...] = PATTERNS  # of a pingpong
     pairs: str = ALL  # as `pairs.select` takes it
     streams: tuple[str, ...] = (OWN,)  # of an all_to_all
+    moe: Grid = Grid()  # of the cases of a mixture of experts among `collectives`
     scaling: tuple[str, ...] = ()  # weak, strong: `sizes` as in `unisono scaling`
     room_bytes: int = 0  # the least size of the buffers
     check: bool = True
@@ -118,9 +120,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def grid(self, ranks: int) -> list[Case]:
         """Returns every distinct case of the options on `ranks` ranks."""
-        return cases.grid(
+        return self.moe.cases(ranks, self.collectives) + cases.grid(
             ranks,
-            self.collectives,
+            [name for name in self.collectives if name not in MOES],
             self.sizes,
             self.dtypes,
             self.ops,
@@ -133,6 +135,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def check_ranks(self, ranks: int) -> None:
         """Raises CaseError if the options cannot be run on `ranks` ranks."""
         why = pairs.problem(self.pairs, ranks) if PINGPONG in self.collectives else None
+        if not set(MOES).isdisjoint(self.collectives):
+            why = why or self.moe.problem(ranks)
         if self.fabric and ranks < 2:
             why = "--fabric measures what passes between ranks: give --ranks 2 or more."
         if why is not None:

@@ -298,13 +298,16 @@ class Session:
     def _allocate(self, wanted: list[tuple[Case, str | None]]) -> tuple[Pools, list[tuple[Case, str | None]]]:
         """Returns the pools, and the cases that fit into memory. Records and prints which do not."""
         control = self.control
+        for backend in self._backends:
+            backend.expect([case for case, _ in wanted])
         self.device.beat("the buffers")
         owners = [backend for backend in self._backends if backend.own_memory]
         most = self.device.room(control, len(owners))
         room = self.options.room_bytes
-        kept = [one for one in wanted if max(room, one[0].bytes) <= most]
+        fits = {case: max(room, cases.memory_bytes(case)) <= most for case, _ in wanted}
+        kept = [one for one in wanted if fits[one[0]]]
         reason = f"its buffers do not fit: {control.size} ranks have room for {most >> 20} MiB each."
-        for case, _ in (one for one in wanted if max(room, one[0].bytes) > most):
+        for case, _ in (one for one in wanted if not fits[one[0]]):
             self.emit(Skip(backend="all", reason=reason, case=case))
         if len(kept) < len(wanted):
             left_out = f"The largest cases are left out, {len(wanted) - len(kept)} of {len(wanted)}"

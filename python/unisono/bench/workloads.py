@@ -9,19 +9,31 @@ from math import prod
 
 import msgspec
 
+from unisono.bench import moe
 from unisono.bench.cases import CaseError, make_case
 from unisono.records import Case, Workload, WorkloadStep
 from unisono.records.vocabulary import DTYPES
 
 
+class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mixture of experts; `tokens` are those of each rank."""
+
+    tokens: int
+    hidden: int
+    experts: int
+    top_k: int
+
+
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One kind of call. `elements`: factors of the number of elements of the larger buffer on one rank."""
+    """One kind of call. `elements`: factors of the number of elements of the larger buffer on one rank;
+    none for a mixture of experts, which has `moe`."""
 
     collective: str
-    elements: list[int]
     dtype: str
     calls: float
+    elements: list[int] = []
     op: str | None = None
+    moe: Experts | None = None
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +82,10 @@ def _name(entry: Entry, variant: Variant) -> str:
 
 
 def _case(step: Step, ranks: int, device: str) -> Case:
+    if step.moe is not None:
+        m = step.moe  # as many experts on each rank, at least one
+        experts = max(1, m.experts // ranks) * ranks
+        return moe.case(step.collective, ranks, m.tokens, m.hidden, experts, m.top_k, step.dtype)
     size = prod(step.elements) * DTYPES[step.dtype].itemsize
     mode = "graph" if device == "cuda" else "latency"
     return make_case(step.collective, size, step.dtype, ranks, step.op, mode=mode, device=device)
@@ -79,11 +95,14 @@ def select(names: Iterable[str], ranks: int, device: str = "cpu") -> list[tuple[
     """Returns the workloads of these names (an entry means all its variants) with their cases.
 
     Cases are in plain memory, out of place, in the mode latency, on GPUs graph. Sizes that `ranks` does not
-    divide are rounded down to whole blocks."""
+    divide are rounded down to whole blocks, experts to as many on each rank. Those with a mixture of experts
+    are for CPUs only."""
     chosen = []
     for entry in entries().values():
         for variant in entry.variants:
             if entry.name not in names and _name(entry, variant) not in names:
+                continue
+            if device != "cpu" and any(step.moe is not None for step in variant.steps):
                 continue
             cases = [_case(step, ranks, device) for step in variant.steps]
             steps = [
@@ -93,6 +112,7 @@ def select(names: Iterable[str], ranks: int, device: str = "cpu") -> list[tuple[
                     dtype=case.dtype,
                     op=case.op,
                     calls=step.calls,
+                    moe=case.moe,
                 )
                 for step, case in zip(variant.steps, cases, strict=True)
             ]

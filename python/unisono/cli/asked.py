@@ -7,17 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
+from unisono.bench.moe import EXPERTS, HIDDEN, TOP_K
 from unisono.bench.options import PRESETS
 from unisono.bench.pairs import ALL
 from unisono.records.vocabulary import (
     CUDA_MODES,
     DTYPES,
     KNOWN,
+    LAYOUTS,
     MEMORIES,
     MODES,
     OPS,
     PATTERNS,
     PLACEMENTS,
+    ROUTINGS,
     STREAMS,
     WIRES,
 )
@@ -27,6 +30,10 @@ from .common import Output, WithReport
 
 def _what(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, rich_help_panel="What to measure")
+
+
+def _moe(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Mixture of experts", **more)
 
 
 def _how(*names: str, help: str, **more: Any) -> Any:
@@ -125,6 +132,28 @@ class Asked:
             "--streams",
             help=f"Of all_to_all: list of {', '.join(STREAMS)}; all but own are built of sends and receives.",
         ),
+    ] = None
+    moe: Annotated[
+        bool, _moe("--moe", help="Dispatch, combine and both in a row, in place of collectives.")
+    ] = False
+    tokens: Annotated[
+        str | None, _moe("--tokens", help="List, of each rank; default: 1,4,16,... to 4096.")
+    ] = None
+    hidden: Annotated[
+        str | None, _moe("--hidden", help=f"List of elements of a token; default: {HIDDEN}.")
+    ] = None
+    experts: Annotated[
+        int | None, _moe("--experts", min=1, help=f"Of all ranks; default: {EXPERTS}, as DeepSeek-V3.")
+    ] = None
+    top_k: Annotated[str | None, _moe("--top-k", help=f"List of experts of a token; default: {TOP_K}.")] = (
+        None
+    )
+    routings: Annotated[
+        str | None, _moe("--routing", help=f"List of {', '.join(ROUTINGS)}; default: {ROUTINGS[0]}.")
+    ] = None
+    layouts: Annotated[
+        str | None,
+        _moe("--layout", help=f"Of received rows, list of {', '.join(LAYOUTS)}; default: {LAYOUTS[0]}."),
     ] = None
     workloads: Annotated[
         str | None, _what("--workload", help="Real models, measured too: by name, all, or none.")

@@ -17,8 +17,9 @@ from unisono.bench.cases import CaseError
 from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, FABRIC_PRESET, PRESETS, Options, Preset
 from unisono.bench.schedule import Limits
 from unisono.records import FILES, vocabulary
-from unisono.records.vocabulary import PATTERNS, PLACEMENTS
+from unisono.records.vocabulary import MOES, PATTERNS, PLACEMENTS
 
+from . import moe
 from .asked import Asked
 
 DTYPE_NAMES = {  # of nccl-tests
@@ -55,11 +56,12 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     models = asked.workloads
     if models is None:  # a run that the user has narrowed down measures no models
         narrowed = (_listed(asked), asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
-        models = ",".join(preset.workloads) if all(value is None for value in narrowed) else "none"
+        whole = not asked.moe and all(value is None for value in narrowed)
+        models = ",".join(preset.workloads) if whole else "none"
     modes = _names("mode", asked.modes, list(vocabulary.modes_of(asked.device)), modes)
+    collectives, dtypes = _collectives(asked), _dtypes(asked.dtypes, preset)
     if asked.one_process and not set(modes) <= set(CUDA_DEFAULT_MODES):
         raise CaseError("--one-process has the GPU's clock only: choose --mode graph, events or both.")
-    collectives = _collectives(asked)
     return Options(
         directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
@@ -71,11 +73,12 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
             )
         ),
         collectives=collectives,
+        moe=moe.grid_of(asked, collectives, dtypes if asked.dtypes is not None else None),
         patterns=tuple(_names("pattern", asked.patterns, list(PATTERNS), list(PATTERNS))),
         pairs=asked.pairs,
         streams=tuple(_names("streams", asked.streams, list(vocabulary.STREAMS), [vocabulary.OWN])),
         sizes=sizes,
-        dtypes=_dtypes(asked.dtypes, preset),
+        dtypes=dtypes,
         ops=_names("op", asked.ops, list(vocabulary.OPS), list(preset.ops)),
         placements=_names("placement", asked.placements, list(PLACEMENTS), list(preset.placements)),
         memories=_names("memory", asked.memories, list(vocabulary.MEMORIES), memories),
@@ -189,7 +192,11 @@ def _collectives(asked: Asked) -> list[str]:
     """Returns the collectives to measure. Raises CaseError for an unknown name, and for an option of a
     collective that is not measured."""
     listed = _listed(asked)
-    if listed is None and asked.fabric:
+    if asked.moe and listed is None:
+        chosen = list(MOES)
+    elif asked.moe:
+        raise CaseError("--moe stands for its three cases: leave it out where collectives are named.")
+    elif listed is None and asked.fabric:
         chosen = ["all_to_all"]
     elif listed is None or listed.strip() == "all":
         chosen = list(vocabulary.COLLECTIVES)

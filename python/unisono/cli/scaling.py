@@ -97,7 +97,7 @@ def _refuse_count(size: int, counts: list[int]) -> None:
 def _scaled(options: Options, weak: bool, strong: bool, buffers: str, counts: list[int]) -> Options:
     kinds = points.kinds_of(weak, strong)
     if not set(options.collectives) <= set(vocabulary.COLLECTIVES):
-        raise CaseError("scaling is about collectives: leave pingpong out.")
+        raise CaseError("scaling is about collectives: leave pingpong and mixture of experts out.")
     if buffers not in points.BUFFERS:
         raise CaseError(f"unknown --buffers {buffers!r}: choose from {', '.join(points.BUFFERS)}.")
     options = msgspec.structs.replace(options, scaling=kinds)

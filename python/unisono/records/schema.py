@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-SCHEMA_VERSION = "1.4"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
-# 1.4: a sample from the first start to the last end
+SCHEMA_VERSION = "1.5"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
+# 1.4: a sample from the first start to the last end; 1.5: mixture of experts
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,8 +22,23 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int  # of each rank (weak), or of all ranks together (strong)
 
 
+class Moe(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixture of experts: tokens, and how they are routed. Every rank has as many tokens and experts."""
+
+    tokens: int  # of each rank
+    hidden: int  # elements of a token
+    experts: int  # of all ranks
+    top_k: int  # experts of a token
+    routing: str  # uniform, zipf (exponent 1.2) or one_hot (all to one rank)
+    layout: str  # of what a rank receives: expert_major or flat
+    seed: int  # of the routes
+    remote_bytes: int  # of Case.bytes, without the rows that stay on their rank
+
+
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to measure, on any backend. `bytes` is the size of its larger buffer, as in nccl-tests."""
+    """A call to measure, on any backend. `bytes` is the size of its larger buffer, as in nccl-tests. Of
+    moe_dispatch and moe_combine it is what the rank with the most rows receives and sends back, a row for
+    each token and rank; of moe_round both."""
 
     collective: str
     bytes: int
@@ -40,6 +55,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     pair: tuple[int, int] | None = None  # of ranks, alone; None: all pairs at once, rank r with r + n/2
     streams: str | None = None  # one or per-peer: an all_to_all built of sends and receives
     scaling: Scaling | None = None  # a point of `unisono scaling`
+    moe: Moe | None = None  # of moe_dispatch, moe_combine and moe_round
 
 
 class Machine(msgspec.Struct, kw_only=True):
@@ -154,6 +170,7 @@ class WorkloadStep(msgspec.Struct, kw_only=True):
     dtype: str
     op: str | None
     calls: float
+    moe: Moe | None = None
 
 
 class Link(msgspec.Struct, tag="link", kw_only=True):

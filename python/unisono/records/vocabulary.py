@@ -42,6 +42,9 @@ CUDA_MODES = ("graph", "events", "throughput", "latency")
 PINGPONG = "pingpong"
 PATTERNS = ("half_round_trip", "one_way", "bidirectional")  # of a ping-pong
 HALVES = "halves"  # all pairs of a ping-pong at once, rank r with r + n/2
+MOES = ("moe_dispatch", "moe_combine", "moe_round")
+ROUTINGS = ("uniform", "zipf", "one_hot")
+LAYOUTS = ("expert_major", "flat")
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,12 @@ COLLECTIVES: dict[str, Collective] = {
     )
 }
 # All that a run can measure. Unless the user names something, a run measures the collectives.
-KNOWN = COLLECTIVES | {PINGPONG: Collective(PINGPONG, _one, "1, of one direction", in_place=False)}
+_MOE = "the share of its rows that come from other ranks, of each case"
+KNOWN = {
+    **COLLECTIVES,
+    PINGPONG: Collective(PINGPONG, _one, "1, of one direction", in_place=False),
+    **{name: Collective(name, _all_but_own, _MOE, in_place=False) for name in MOES},
+}
 
 
 def modes_of(device: str) -> tuple[str, ...]:
@@ -105,6 +113,30 @@ def modes_of(device: str) -> tuple[str, ...]:
 def bus_factor(collective: str, ranks: int) -> float:
     """Returns bus bandwidth over algorithm bandwidth; 0 for a barrier, which moves no data."""
     return KNOWN[collective].factor(ranks)
+
+
+def bus_factor_of(case: Case) -> float:
+    """Returns the bus factor of a case. Of a mixture of experts its routes decide, not the ranks alone."""
+    if case.moe is not None:
+        return case.moe.remote_bytes / case.bytes if case.bytes else 0.0
+    return bus_factor(case.collective, case.ranks)
+
+
+def size_of(case: Case) -> int:
+    """Returns what grows along the axis of sizes: bytes, or the tokens of a rank."""
+    return case.bytes if case.moe is None else case.moe.tokens
+
+
+def size_text(case: Case, size: int | None = None) -> str:
+    """Returns the case's size, or another one of its kind, in words: `64 KiB`, `512 tokens`."""
+    count = size_of(case) if size is None else size
+    return text.size(count) if case.moe is None else text.count(count, "token")
+
+
+def shape_text(case: Case) -> str | None:
+    """Returns the shape of a mixture of experts: `top-8 of 256, hidden 2048`; None for other cases."""
+    moe = case.moe
+    return None if moe is None else f"top-{moe.top_k} of {moe.experts}, hidden {moe.hidden}"
 
 
 def collective_order(name: str) -> tuple[int, str]:
@@ -120,7 +152,12 @@ def family(backend: str) -> str:
 
 
 def title(case: Case) -> str:
-    """Returns the collective, with a ping-pong's pattern or the sends that an all_to_all is built of."""
+    """Returns the collective, with a ping-pong's pattern, the sends that an all_to_all is built of, or what
+    is unusual about the routes and rows of a mixture of experts."""
+    if case.moe is not None:
+        unusual = [case.moe.routing.replace("_", " ")] if case.moe.routing != ROUTINGS[0] else []
+        unusual += [f"{case.moe.layout} rows"] if case.moe.layout != LAYOUTS[0] else []
+        return ", ".join([case.collective, *unusual])
     ways = {"one": "sends on one stream", "per-peer": "sends on a stream per peer"}
     how = str(case.pattern).replace("_", " ") if case.pattern else ways.get(case.streams or "")
     return f"{case.collective}, {how}" if how else case.collective
@@ -139,9 +176,11 @@ def scaling_text(case: Case) -> str | None:
 
 
 def case_text(case: Case, workload: str | None = None) -> str:
-    """Returns a case in words, without its defaults: `all_reduce 64 KiB f32 sum, 2 ranks, latency, plain`."""
-    head = " ".join(part for part in (title(case), text.size(case.bytes), case.dtype, case.op) if part)
-    extra = [text.count(case.ranks, "rank"), case.mode, case.memory]
+    """Returns a case in words, without its defaults: `all_reduce 64 KiB f32 sum, 2 ranks, latency, plain`,
+    `moe_round 512 tokens bf16, top-8 of 256, hidden 2048, 2 ranks, latency, plain`."""
+    head = " ".join(part for part in (title(case), size_text(case), case.dtype, case.op) if part)
+    shape = shape_text(case)
+    extra = [*([shape] if shape else []), text.count(case.ranks, "rank"), case.mode, case.memory]
     if case.placement != "out_of_place":
         extra.append(case.placement.replace("_", " "))
     if case.collective == PINGPONG:

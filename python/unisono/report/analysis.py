@@ -13,7 +13,7 @@ import msgspec
 
 from unisono.records import Scaling, Workload, stats
 from unisono.records.stats import Interval, Verdict
-from unisono.records.vocabulary import collective_order, family, title
+from unisono.records.vocabulary import collective_order, family, size_of, title
 
 from .model import Key, Model, Pair, Row, pairs
 
@@ -93,8 +93,8 @@ def groups(model: Model) -> list[Group]:
 @dataclass(frozen=True)
 class Crossover:
     """Says that one library is confidently the faster up to `left`'s size, another from `right`'s size on.
-    `estimate` (bytes) is the size at which their curves meet, interpolated on logarithmic axes between two
-    neighbouring sizes. It is None if neither is confidently the faster at sizes in between."""
+    `estimate` (bytes, or tokens) is the size at which their curves meet, interpolated on logarithmic axes
+    between two neighbouring sizes. It is None if neither is confidently the faster at sizes in between."""
 
     left: Pair
     right: Pair
@@ -118,7 +118,8 @@ class Curve:
 
 def _without_size(key: Key) -> Key:
     scaling = key.case.scaling and Scaling(kind=key.case.scaling.kind, bytes=0)
-    case = msgspec.structs.replace(key.case, scaling=scaling)
+    moe = key.case.moe and msgspec.structs.replace(key.case.moe, tokens=0, remote_bytes=0)
+    case = msgspec.structs.replace(key.case, scaling=scaling, moe=moe)
     return Key(key.machine, key.workload, case).without("bytes")
 
 
@@ -161,7 +162,7 @@ def _crossings(sizes: list[tuple[Row, Row]]) -> list[Crossover]:
 
 def _estimate(left: Pair, right: Pair) -> float | None:
     """Returns the size at which log(time of one / time of the other), linear in log(size), is zero."""
-    sizes = (left.own.key.case.bytes, right.own.key.case.bytes)
+    sizes = (size_of(left.own.key.case), size_of(right.own.key.case))
     if sizes[0] <= 0:
         return None
     share = math.log(left.ratio) / (math.log(left.ratio) + math.log(right.ratio))
@@ -260,7 +261,13 @@ def workload_costs(model: Model) -> list[WorkloadCost]:
     return found
 
 
-_STEP = ("collective", "bytes", "dtype", "op")  # the fields that a step of a workload shares with its case
+_STEP = (
+    "collective",
+    "bytes",
+    "dtype",
+    "op",
+    "moe",
+)  # the fields that a step of a workload shares with its case
 
 
 def _parts(workload: Workload, rows: list[Row]) -> list[Row | None]:

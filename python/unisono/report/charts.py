@@ -82,6 +82,18 @@ def _bytes() -> Json:
     return _num("column", scale=scale, axis={**axis, "labelOverlap": True})
 
 
+def _tokens() -> Json:
+    scale = {"type": "log", "base": 2, "nice": False}
+    axis = {
+        "tickCount": 6,
+        "title": "tokens of each rank",
+        "grid": False,
+        "labelOverlap": True,
+        "format": ",",
+    }
+    return _num("column", scale=scale, axis=axis)
+
+
 def _sizes(**axis: Any) -> Json:
     """Returns an axis of sizes as equal steps."""
     shown = {"labelAngle": 0, "labelOverlap": True, "ticks": False, **axis}
@@ -105,8 +117,17 @@ def _curves(
 
 def bandwidth(backends: list[str], legend: bool) -> Json:
     """Shows bus bandwidth over the message size, with the ceiling as a dashed line."""
+    return _bandwidth(_bytes(), backends, legend)
+
+
+def bandwidth_by_tokens(backends: list[str], legend: bool) -> Json:
+    """Shows the bandwidth of a mixture of experts, without the rows that stay, over the tokens."""
+    return _bandwidth(_tokens(), backends, legend)
+
+
+def _bandwidth(x: Json, backends: list[str], legend: bool) -> Json:
     y = _num("busbw", axis={"title": "bus bandwidth, GB/s", "tickCount": 5}, scale={"zero": True})
-    chart = _curves(_bytes(), y, ("bwlow", "bwhigh"), _tip(*_RESULT), backends, legend)
+    chart = _curves(x, y, ("bwlow", "bwhigh"), _tip(*_RESULT), backends, legend)
     measured = {"filter": "isValid(datum.ceiling)"}
     top = {"aggregate": [{"op": "max", "field": "ceiling", "as": "top"}], "groupby": ["column"]}
     dashed = {"strokeDash": [5, 4], "strokeWidth": 1.4}
@@ -116,9 +137,18 @@ def bandwidth(backends: list[str], legend: bool) -> Json:
 
 def latency(backends: list[str], legend: bool) -> Json:
     """Shows the time per call over the message size, both axes logarithmic."""
+    return _latency(_bytes(), backends, legend)
+
+
+def latency_by_tokens(backends: list[str], legend: bool) -> Json:
+    """Shows the time of a call of a mixture of experts over the tokens, both axes logarithmic."""
+    return _latency(_tokens(), backends, legend)
+
+
+def _latency(x: Json, backends: list[str], legend: bool) -> Json:
     axis = {"title": "time per call", "labelExpr": _TIME_LABEL, "tickCount": 7, "values": _ONE_TWO_FIVE}
     y = _num("median", axis=axis, scale=_LOG)
-    return _curves(_bytes(), y, ("low", "high"), _tip(*_RESULT), backends, legend)
+    return _curves(x, y, ("low", "high"), _tip(*_RESULT), backends, legend)
 
 
 def efficiency(backends: list[str], legend: bool) -> Json:
@@ -258,6 +288,9 @@ def bars(backends: list[str]) -> Json:
 
 def templates(backends: list[str], legend: bool = False) -> dict[str, Json]:
     """Returns every template by name, except pairs."""
-    with_legend = {make.__name__: make(backends, legend) for make in (bandwidth, latency, spread, efficiency)}
+    by_tokens = bandwidth_by_tokens, latency_by_tokens
+    with_legend = {
+        make.__name__: make(backends, legend) for make in (bandwidth, latency, *by_tokens, spread, efficiency)
+    }
     others = {make.__name__: make(backends) for make in (distribution, bars)}
     return {"heat": heat(), "sol": shares("sol"), "cv": shares("cv"), **with_legend, **others}

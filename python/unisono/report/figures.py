@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .analysis import efficiencies, group_by, workload_costs
 from .model import Model
-from .payload import DIMENSIONS, Json, costs, efficiency_panels
+from .payload import DIMENSIONS, Json, costs, efficiency_panels, in_common, results
 
 BANDWIDTH, LATENCY, SPREAD = (
     "bandwidth-panels",
     "latency-panels",
     "spread-panels",
 )  # ids of elements of the page
+EXPERTS = {BANDWIDTH: "experts-bandwidth", LATENCY: "experts-time"}  # where those of all shapes stand
 _MOST_SIZES = 10  # for which a chart of the spread is readable
 _MOST_TICKS = 7  # for which a panel has room
 
@@ -52,20 +53,32 @@ def panels(rows: list[Json]) -> list[Figure]:
         sizes = sorted({row["column"] for row in sized})
         ticks = sizes[:: math.ceil(len(sizes) / _MOST_TICKS) or 1]
         decades = _decades([row[end] for row in sized for end in ("low", "high")])
-        for place, template in ((BANDWIDTH, "bandwidth"), (LATENCY, "latency")) if sized else ():
+        by = "_by_tokens" if own[0]["shape"] else ""
+        for place, template in ((BANDWIDTH, f"bandwidth{by}"), (LATENCY, f"latency{by}")) if sized else ():
             found.append(Figure(place, template, sized, *names, 210, ticks, decades, choice))
     return found
 
 
 def fixed(model: Model) -> list[Figure]:
-    """Returns the charts of workloads and scaling, which do not depend on a choice."""
-    found = []
+    """Returns the charts of mixture of experts, workloads and scaling, which do not depend on a choice."""
+    found = experts(model)
     for number, cost in enumerate(workload_costs(model)):
         found.append(Figure(f"workload-{number}", "bars", costs(cost), f"Time per {cost.workload.unit}"))
     for kind, curves in group_by(efficiencies(model), lambda one: one.kind).items():
         for panel in efficiency_panels(curves):
             found.append(Figure(f"efficiency-{kind}", "efficiency", **panel, height=190))
     return found
+
+
+def experts(model: Model) -> list[Figure]:
+    """Returns curves by tokens of every call and shape of a mixture of experts."""
+    sweep = {row.id for row in model.rows}
+    rows = [row for row in results(model) if row["shape"] and row["id"] in sweep]
+    return [
+        replace(one, place=EXPERTS[one.place], detail=in_common(one.rows, model), choice={})
+        for one in panels(rows)
+        if one.place in EXPERTS and len({row["column"] for row in one.rows}) > 1
+    ]
 
 
 def _decades(values: list[float]) -> bool:

@@ -61,7 +61,9 @@ class Key:
             (c.scaling.kind, c.scaling.bytes) if c.scaling else ("", 0),
         )
         how = (*collective_order(c.collective), c.collective, c.pattern or "", c.streams or "", c.pair or ())
-        return (*place, *how, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
+        m = c.moe
+        shape = (m.layout, m.routing, m.experts, m.top_k, m.hidden, m.seed) if m else ()
+        return (*place, *how, shape, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
 
 
 Cell = tuple[int, str, Case | None]  # machine, backend, case; the case is None if a backend skips all

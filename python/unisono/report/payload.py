@@ -10,14 +10,14 @@ import numpy as np
 
 from unisono.records import Case, Result, text
 from unisono.records.stats import Interval
-from unisono.records.vocabulary import DTYPES, pair_name, title
+from unisono.records.vocabulary import DTYPES, pair_name, shape_text, size_text, title
 
 from .analysis import Efficiency, Point, WorkloadCost, group_by
 from .model import Key, Model, Pair, Row, pairs
 
 # The properties by which a reader selects rows on the page. A row without one of them (the op of a broadcast)
 # fits every choice.
-_NAMES = "machine ranks mode device processes memory placement pair scaling dtype op root"
+_NAMES = "machine ranks mode device processes memory placement pair scaling shape dtype op root"
 DIMENSIONS = {name: name.capitalize() for name in _NAMES.split()} | {"dtype": "Type"}
 # The columns of all results with their headings, in order.
 COLUMNS = {
@@ -73,7 +73,7 @@ def slice_of(key: Key, model: Model) -> Json:
     return {
         "collective": title(c),
         "bytes": c.bytes,
-        "size": text.size(c.bytes),
+        "size": size_text(c),
         "machine": model.machines[key.machine],
         "ranks": c.ranks,
         "mode": c.mode,
@@ -86,11 +86,12 @@ def slice_of(key: Key, model: Model) -> Json:
         "root": c.root,
         "pair": pair_name(c),
         "scaling": c.scaling.kind if c.scaling else "none",
+        "shape": shape_text(c),
         "workload": key.workload,
     }
 
 
-_PLACE = "ranks device processes mode memory dtype placement pair workload scaling machine".split()
+_PLACE = "ranks device processes mode memory shape dtype placement pair workload scaling machine".split()
 USUAL = {"device": "cpu", "processes": "one per rank", "scaling": "none"}  # what goes without saying
 _PHRASES: dict[str, Callable[[Any], str]] = {
     "ranks": lambda ranks: text.count(ranks, "rank"),
@@ -125,10 +126,10 @@ def slice_text(key: Key, model: Model) -> str:
 
 
 def shared_columns(rows: list[Row]) -> dict[int, int]:
-    """Returns the column of each size in a table by size. Blocked collectives round a size down to whole
-    blocks (65532 of 65536 for 3 ranks). Such a size stands in the column of the power of two within a tenth
-    of it, unless its collective has another size there."""
-    sizes = {(row.key.case.collective, row.key.case.bytes) for row in rows}
+    """Returns the column of each number of bytes in a table by size. Blocked collectives round a size down to
+    whole blocks (65532 of 65536 for 3 ranks). Such a size stands in the column of the power of two within a
+    tenth of it, unless its collective has another size there."""
+    sizes = {(row.key.case.collective, row.key.case.bytes) for row in rows if row.key.case.moe is None}
 
     def near(count: int) -> int:
         power = 1 << max((count * 10 // 9).bit_length() - 1, 0)
@@ -194,8 +195,10 @@ def _result(row: Row, model: Model, columns: dict[int, int]) -> Json:
 
 
 def _column(key: Key, columns: dict[int, int]) -> Json:
-    column = columns.get(key.case.bytes, key.case.bytes)
-    return {"column": column, "t_column": text.size(column)}
+    """Returns the column of a case in a table by size; of a mixture of experts, by tokens."""
+    case = key.case
+    column = columns.get(case.bytes, case.bytes) if case.moe is None else case.moe.tokens
+    return {"column": column, "t_column": size_text(key.case, column)}
 
 
 def _algorithm(result: Result) -> str:

@@ -65,6 +65,9 @@ def _figures(model: Model) -> Iterator[tuple[str, Json | None]]:
         for name in _GRIDS:
             yield name + suffix, _grid(model, own, name)
         yield f"distribution{suffix}", _distribution(model, own)
+    yield "experts_time", _experts(model, figures.LATENCY, "Mixture of experts: time per call by tokens")
+    bandwidth = "Mixture of experts: bandwidth between ranks by tokens"
+    yield "experts_bandwidth", _experts(model, figures.BANDWIDTH, bandwidth)
     yield "workloads", _workloads(model)
     yield "links", _matrices("Links between the GPUs", studies.link_matrices(model))
     yield "pairs", _matrices("Ping-pong by pair", studies.pair_matrices(model))
@@ -120,11 +123,25 @@ def _choice(rows: list[Json], mode: str) -> Json:
 def _panels(model: Model, rows: list[Json], name: str) -> Json | None:
     """Returns a panel for each collective."""
     place, title, mode = _PANELS[name]
-    template, choice = charts.templates(model.backends, legend=True)[name], _choice(rows, mode)
+    templates, choice = charts.templates(model.backends, legend=True), _choice(rows, mode)
     found = [one for one in figures.panels(rows) if one.place == place and figures.fits(one.choice, choice)]
-    panels = [_ticks(_panel(template, one.rows, one.title, **_PANEL), one) for one in found]
+    panels = [_ticks(_panel(templates[one.template], one.rows, one.title, **_PANEL), one) for one in found]
     where = payload.in_common([row for one in found for row in one.rows], model)
     return _figure(title, where, panels, 3)
+
+
+def _experts(model: Model, place: str, title: str) -> Json | None:
+    """Returns a panel for each call and shape of a mixture of experts."""
+    templates = charts.templates(model.backends, legend=True)
+    found = [one for one in figures.experts(model) if one.place == figures.EXPERTS[place]]
+    same = payload.in_common([row for one in found for row in one.rows], model)
+    panels = []
+    for one in found:
+        shape = {row["shape"] for row in one.rows}.pop()
+        heading = {"text": one.title, "subtitle": f"{shape}, {one.rows[0]['dtype']}"}
+        panel = _panel(templates[one.template], one.rows, "", **_PANEL) | {"title": heading}
+        panels.append(_ticks(panel, one))
+    return _figure(title, same, panels, 3)
 
 
 def _ticks(panel: Json, figure: Figure) -> Json:

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from unisono.records import stats, text
+from unisono.records import WorkloadStep, stats, text
 
-from . import analysis, payload, studies, tables, words
+from . import analysis, figures, payload, studies, tables, words
 from .blocks import Block, Chart, Headline, Items, Part, Scale, Table, Tally, Terms, Text
 from .model import Model
 
@@ -41,10 +41,16 @@ def lead(model: Model) -> str:
         found = text.listing([text.count(number, noun) for number, noun in counts if number])
         return f"Measured on {text.listing(model.machines)}: {found}."
     cases = [row.key.case for row in model.all_rows]
-    sizes = [text.size(size) for size in sorted({case.bytes for case in cases if case.bytes > 0})]
-    names = {case.collective for case in cases}
+    sized = {case.bytes for case in cases if case.bytes > 0 and case.moe is None}
+    sizes = [text.size(size) for size in sorted(sized)]
+    names = {case.collective for case in cases if case.moe is None}
+    tokens = sorted({case.moe.tokens for case in cases if case.moe is not None})
     what = ["pingpong"] if "pingpong" in names else []
-    what += [text.count(len(names) - len(what), "collective")] if len(names) > len(what) else []
+    if tokens:
+        most = " to ".join(dict.fromkeys((f"{tokens[0]:,}", text.count(tokens[-1], "token"))))
+        what.append(f"mixture of experts of {most}")
+    others = names - {"pingpong"}
+    what += [text.count(len(others), "collective")] if others else []
     span = f" of {' to '.join(dict.fromkeys((sizes[0], sizes[-1])))}" if sizes else ""
     ranks = sorted({case.ranks for case in cases})
     where = f"{text.listing([str(n) for n in ranks])} {'rank' if ranks == [1] else 'ranks'}"
@@ -228,6 +234,15 @@ def _scaling(model: Model) -> list[Block]:
     return blocks
 
 
+def _experts(model: Model) -> list[Block]:
+    table = studies.experts(model)
+    if not table.rows:
+        return []
+    places = {figure.place for figure in figures.experts(model)}
+    drawn = {"experts-time": "experts_time", "experts-bandwidth": "experts_bandwidth"}
+    return [*(Chart(place, "panels", drawn[place]) for place in drawn if place in places), table]
+
+
 def _fabric(model: Model) -> list[Block]:
     table = studies.fabric(model)
     return [table] if table.rows else []
@@ -235,6 +250,10 @@ def _fabric(model: Model) -> list[Block]:
 
 def _largest(model: Model) -> list[Block]:
     return [studies.largest(model)] if model.largest else []
+
+
+def _step_size(step: WorkloadStep) -> str:
+    return text.size(step.bytes) if step.moe is None else text.count(step.moe.tokens, "token")
 
 
 def _workloads(model: Model) -> list[Block]:
@@ -245,7 +264,7 @@ def _workloads(model: Model) -> list[Block]:
     for number, cost in enumerate(costs):
         work = cost.workload
         steps = ", ".join(
-            f"{step.calls:g} × {step.collective} {text.size(step.bytes)} {step.dtype} per {work.unit}"  # noqa: RUF001
+            f"{step.calls:g} × {step.collective} {_step_size(step)} {step.dtype} per {work.unit}"  # noqa: RUF001
             for step in work.steps
         )
         where = f"{payload.slice_text(cost.key, model)} · {steps} · source: {work.source}"
@@ -315,6 +334,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Model], list[Block]]], ...] = (
     ("links", "Links", _links),
     ("pairs", "Pairs", _pairs),
     ("scaling", "Scaling", _scaling),
+    ("experts", "Mixture of experts", _experts),
     ("fabric", "Fabric", _fabric),
     ("largest", "Largest messages", _largest),
     ("workloads", "Workloads", _workloads),

@@ -1,4 +1,4 @@
-"""Makes the tables that only some runs need: links, pairs, scaling, fabric, largest messages."""
+"""Makes the tables that only some runs need: links, pairs, scaling, experts, fabric, largest messages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from unisono.records import Largest, Link, text
-from unisono.records.vocabulary import DTYPES, title
+from unisono.records.vocabulary import DTYPES, shape_text, size_of, title
 
 from . import analysis, tables, theme
 from .analysis import group_by
 from .blocks import Cell, Table, left, right, table
-from .model import Model, Row
+from .model import Key, Model, Row, pairs
 
 _ENGINES = {
     "copy_engine": "copy engine",
@@ -179,6 +179,49 @@ def scaling(model: Model, kind: str) -> Table:
             right(heading(ranks), functools.partial(cell, ranks))
             for ranks in sorted({ranks for own in points.values() for ranks in own})
         ),
+    )
+
+
+_Members = tuple[Key, list[Row]]  # of one case, on all backends
+
+
+def experts(model: Model) -> Table:
+    """Returns a row for each case of a mixture of experts: every backend's time, and the subject's GB/s of
+    all rows that a rank takes, and of those that come from other ranks."""
+    rows = [row for row in model.rows if row.key.case.moe is not None]
+    cases = list(group_by(rows, lambda row: row.key).items())
+    own = {row.key: row for row in rows if row.backend == (model.subject or model.backends[0])}
+    matched = {pair.own.key: pair for pair in pairs(rows, model.subject)[0]}
+
+    def time(backend: str, item: _Members) -> str:
+        found = next((row for row in item[1] if row.backend == backend), None)
+        return text.time(found.interval.median) if found else text.MISSING
+
+    def rate(name: str, item: _Members) -> str:
+        return text.gbps(getattr(own[item[0]].result, name)) if item[0] in own else text.MISSING
+
+    def speedup(item: _Members) -> str:
+        pair = matched.get(item[0])
+        if pair is None:
+            return text.MISSING
+        return f"{text.ratio(pair.ratio)} {pair.verdict}"
+
+    def where(item: _Members) -> str:
+        case = item[0].case
+        place = model.machine_if_several(item[0].machine)
+        return ", ".join([text.count(case.ranks, "rank"), case.mode, *place])
+
+    return table(
+        cases,
+        left("Call", lambda item: title(item[0].case)),
+        left("Shape", lambda item: str(shape_text(item[0].case))),
+        left("Type", lambda item: item[0].case.dtype),
+        left("Where", where),
+        right("Tokens", lambda item: f"{size_of(item[0].case):,}"),
+        *(right(name, functools.partial(time, name)) for name in dict.fromkeys(row.backend for row in rows)),
+        right("GB/s", functools.partial(rate, "algbw_gbps")),
+        right("Between ranks", functools.partial(rate, "busbw_gbps")),
+        right("Speed-up", speedup),
     )
 
 

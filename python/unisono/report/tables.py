@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from unisono.records import Case, Ceiling, Failure, Run, Skip, text, vocabulary
 from unisono.records.stats import Interval, Verdict
-from unisono.records.vocabulary import case_text, title
+from unisono.records.vocabulary import MOES, case_text, shape_text, size_text, title
 
 from . import analysis, payload
 from .analysis import Cost, Headline, WorkloadCost, group_by
@@ -86,7 +86,7 @@ def fastest(model: Model) -> Table:
 def speedups(model: Model) -> Iterable[tuple[str, Table]]:
     """Returns for each slice a table of collective by size: ratio, own time and the best peer's."""
     cells = [cell for cell in payload.heat(model) if cell["ratio"] is not None]
-    places = "machine ranks device processes mode memory placement dtype scaling workload".split()
+    places = "machine ranks device processes mode memory placement shape dtype scaling workload".split()
     for members in group_by(cells, lambda cell: tuple(cell[name] for name in places)).values():
         sizes = sorted({(cell["column"], cell["t_column"]) for cell in members})
         lines = group_by(members, lambda c: (c["collective"], c["op"], c["root"], c["pair"]))
@@ -149,22 +149,28 @@ def crossovers(model: Model) -> Table:
 
 
 def _meeting(crossing: analysis.Crossover) -> str:
+    cases = crossing.left.own.key.case, crossing.right.own.key.case
     if crossing.estimate is not None:
-        return f"≈ {text.size(round(crossing.estimate))}"
-    return " to ".join(text.size(pair.own.key.case.bytes) for pair in (crossing.left, crossing.right))
+        return f"≈ {size_text(cases[0], round(crossing.estimate))}"
+    return " to ".join(map(size_text, cases))
 
 
 def _name(case: Case) -> str:
-    return " ".join(part for part in (title(case), case.dtype, case.op) if part)
+    return " ".join(part for part in (title(case), case.dtype, case.op, shape_text(case)) if part)
 
 
 def _winner(pair: Pair) -> str:
-    return f"{pair.own.backend}, {text.size(pair.own.key.case.bytes)} ({_times(pair)})"
+    return f"{pair.own.backend}, {size_text(pair.own.key.case)} ({_times(pair)})"
 
 
 def workload(cost: WorkloadCost) -> Table:
     """Returns a workload's time per unit and per step on each backend, and what the best of each saves."""
     unit, many = cost.workload.unit, cost.workload.units_per_step
+
+    tokens = max((step.moe.tokens for step in cost.workload.steps if step.moe is not None), default=0)
+
+    def per_token(item: Cost) -> str:
+        return text.time(item.unit.median / tokens) if item.unit else text.MISSING
 
     def whole(item: Cost) -> str:
         return text.time(item.unit.median * many) if item.unit else text.MISSING
@@ -174,6 +180,7 @@ def workload(cost: WorkloadCost) -> Table:
         left("Backend", lambda item: item.backend),
         *timed(f"Per {unit}", "95 % interval", attrgetter("unit")),
         *([right(f"{many} {unit}s", whole)] if many > 1 else []),
+        *([right(f"Per {unit} and token of a rank", per_token)] if tokens else []),
         right("Saved by the best of each", lambda item: _saved(cost, item)),
         left("Choice per collective", lambda item: _choices(cost, item)),
     )
@@ -195,7 +202,7 @@ def _choices(cost: WorkloadCost, item: Cost) -> str:
         assert row is not None
         by = f" on {row.backend}" if item is cost.mix else ""
         by += f" ({row.result.algorithm})" if row.result.algorithm else ""
-        call = f"{step.calls:g} × {step.collective} {text.size(step.bytes)}"  # noqa: RUF001
+        call = f"{step.calls:g} × {step.collective} {size_text(row.key.case)}"  # noqa: RUF001
         parts.append(f"{call}: {text.time(row.interval.median)}{by}")
     return "; ".join(parts)
 
@@ -237,6 +244,9 @@ def factors(model: Model) -> Table:
     measured = {case.collective for case in cases}
 
     def here(name: str) -> str:
+        if name in MOES:
+            shares = sorted({vocabulary.bus_factor_of(case) for case in cases if case.collective == name})
+            return " to ".join(text.digits(share) for share in dict.fromkeys((shares[0], shares[-1])))
         return ", ".join(
             f"{text.digits(vocabulary.bus_factor(name, n))} ({text.count(n, 'rank')})" for n in ranks
         )

@@ -57,6 +57,11 @@ Efficiency against the fewest ranks measured, with the {confidence:.0f} % interv
 At 100 % a call takes as long (weak: every rank brings the same bytes), or its time falls as the ranks grow
 (strong: all ranks together bring the same bytes).
 
+experts
+Time per call, and the bandwidth of the rows that come from other ranks with the measured ceiling, over the
+tokens of each rank. GB/s counts all rows of the rank that receives the most, a row for each token and rank;
+the speed-up is against the best peer.
+
 fabric
 Bus bandwidth counts the blocks for all other ranks. {share} Ways that could not run here are under Failures
 and skips, with the reason.
@@ -180,6 +185,18 @@ Amdahl, Validity of the single processor approach, AFIPS 1967). On one rank a co
 brings its input; in broadcast and scatter only the root brings bytes. The interval takes the far ends of both
 times. Each library is compared with itself, so that a library that is slow on few ranks may look efficient:
 the times stand beside.
+
+Mixture of experts
+moe_dispatch starts with a rank's tokens, top k and weights, and ends with the rows of its experts, by
+(expert, source rank, token); flat rows are one for each token with an expert on the rank, by (source rank,
+token). moe_combine starts with a result for each such row and ends with the tokens' weighted sums; those of
+flat rows have no weights. moe_round is both, with the rows themselves as results. Routes are by a seed of
+their own, the same in every run: uniform, Zipf of exponent 1.2, or one hot, which sends all tokens to one
+rank. All that follows from the top k is part of the time, except in moe_combine. Bytes count a token once for
+each rank with an expert of its own, on the rank with the most, in moe_round both ways. algbw counts all of
+them, busbw those from other ranks. mpi and gloo permute with numpy and torch around an all_to_all. They too
+send a token once to each rank, and sum on the experts' ranks. Their sums are held to a bound, since they add
+in another order.
 
 Workload
 The time of one unit is the sum of calls times the median at each size. Its interval adds the ends of the

@@ -89,6 +89,48 @@ class Buffers:
     out_place: Any = None
 
 
+class MoeCalls(Protocol):
+    """The calls of one case of a mixture of experts, bound to its buffers, with routes of routes.of(case)."""
+
+    def route(self) -> object:
+        """Makes the routes known to all ranks, for a combine without a dispatch that counts."""
+
+    def dispatch(self) -> object: ...
+
+    def combine(self) -> object:
+        """Sums into the output: buffers.x of moe_combine, else the rows that the last dispatch has given."""
+
+    def received(self) -> Any:
+        """Returns the rows that the last dispatch has given, as a numpy array."""
+
+
+@dataclass(frozen=True)
+class MoeCall:
+    """A call, and the rows that its last dispatch has given."""
+
+    call: Callable[[], object]
+    received: Callable[[], Any]
+
+    def __call__(self) -> object:
+        return self.call()
+
+
+def moe_call(case: Case, calls: MoeCalls) -> MoeCall:
+    """Returns the call of a case."""
+    dispatch, combine = calls.dispatch, calls.combine
+    if case.collective == "moe_dispatch":
+        return MoeCall(dispatch, calls.received)
+    if case.collective == "moe_combine":
+        calls.route()
+        return MoeCall(combine, calls.received)
+
+    def both() -> None:
+        dispatch()
+        combine()
+
+    return MoeCall(both, calls.received)
+
+
 class Backend(Protocol):
     """A library under test. Subclass it explicitly to inherit the defaults. The bench calls every method on
     all ranks in step."""
@@ -103,6 +145,7 @@ class Backend(Protocol):
     memory: str | None = None  # the place of that memory: host, pinned or device; None: the run's
     variants: tuple[str, ...] = ()  # the variants, `name:variant` each, that the name alone stands for
 
+    moe: bool = False  # True: offers the cases of a mixture of experts
     point_to_point: bool = False  # True: offers ping-pongs, and all_to_all built of sends and receives
     asked_for: bool = False  # True: measured only if named
 
@@ -120,6 +163,9 @@ class Backend(Protocol):
         """Creates the communicator. May communicate. Raises if it cannot. The bench then calls `abort` and
         `close` on every rank, and skips the backend."""
 
+    def expect(self, cases: Sequence[Case]) -> None:
+        """Notes all cases that `prepare` may be called with. Called once, after `setup`."""
+
     def supports(self, case: Case) -> str | None:
         """Returns None if this library offers the case, else why not; the same on every rank."""
         return None
@@ -128,7 +174,8 @@ class Backend(Protocol):
         """Returns a callable that performs the collective once, to completion on this rank.
 
         On GPUs the callable may only queue the collective, see `queues`. All arguments are bound beforehand,
-        so that a timed call runs as little Python as the library allows."""
+        so that a timed call runs as little Python as the library allows. For a mixture of experts, which has
+        its routes from routes.of(case), the callable is that of `moe_call`."""
         ...
 
     def checked(self) -> AbstractContextManager[None]:

@@ -12,7 +12,9 @@ import numpy as np
 
 from unisono.bench import pairs
 from unisono.bench.backends import sends
-from unisono.bench.backends.base import Backend, Buffers, Ranks
+from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
+from unisono.bench.backends.gloo_moe import GlooMoe
+from unisono.bench.backends.permutation import Scratch
 from unisono.bench.cases import Array
 from unisono.gloo import make_group
 from unisono.records import Case, vocabulary
@@ -26,10 +28,11 @@ class GlooBackend(Backend):
     """A gloo group over TCP, by loopback on one host, else by the interface to the other hosts."""
 
     name = "gloo"
-    own_threads = point_to_point = True
+    own_threads = point_to_point = moe = True
 
     def __init__(self) -> None:
         self._group: Any = None
+        self._scratch = Scratch()  # of mixture of experts
 
     def available(self, ranks: int) -> str | None:
         if not find_spec("torch"):
@@ -79,6 +82,12 @@ class GlooBackend(Backend):
         return torch.from_numpy(flat.view(np.uint8) if case.dtype.startswith("f8") else flat)
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        if case.moe is None:
+            return self._bound(case, buffers)
+        return moe_call(case, GlooMoe(self._group, case, buffers, self._scratch, self._tensor))
+
+    def _bound(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        """Returns gloo's own call on these buffers."""
         import torch.distributed as dist
 
         group, rank, n = self._group, self._group.rank(), self._group.size()

@@ -22,7 +22,9 @@ import numpy as np
 
 from unisono.bench import pairs
 from unisono.bench.backends import sends
-from unisono.bench.backends.base import Backend, Buffers, Ranks
+from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
+from unisono.bench.backends.mpi_moe import MpiMoe
+from unisono.bench.backends.permutation import Scratch
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import DTYPES
 
@@ -55,11 +57,12 @@ class MpiBackend(Backend):
 
     name = "mpi"
     devices = ("cpu", "cuda")
-    point_to_point = True
+    point_to_point = moe = True
 
     def __init__(self) -> None:
         self._comm: Any = None
         self._on_gpu = self._staged = False
+        self._scratch = Scratch()  # of mixture of experts
 
     def available(self, ranks: int) -> str | None:
         if not find_spec("mpi4py"):
@@ -131,6 +134,8 @@ class MpiBackend(Backend):
         return [memory, array.nbytes, MPI.BYTE]  # only moved: supports() refuses reductions of these
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        if case.moe is not None:
+            return moe_call(case, MpiMoe(self._comm, case, buffers, self._scratch))
         bind = self._pingpong if case.collective == vocabulary.PINGPONG else self._bound
         if case.streams:
             bind = self._all_to_all

@@ -16,7 +16,8 @@ import numpy as np
 from unisono import tables, traits
 from unisono.bench import pairs
 from unisono.bench.backends import sends
-from unisono.bench.backends.base import Backend, Buffers, Ranks
+from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
+from unisono.bench.backends.unisono_moe import Moes, UnisonoMoe
 from unisono.bench.cases import CaseError
 from unisono.bench.cuda.streams import Fork
 from unisono.errors import UsageError
@@ -55,7 +56,7 @@ class UnisonoBackend(Backend):
 
     devices = ("cpu", "cuda")
     threads = True
-    point_to_point = True
+    point_to_point = moe = True
 
     def __init__(self, variant: str | None = None) -> None:
         self.name = f"unisono:{variant}" if variant else "unisono"
@@ -73,6 +74,7 @@ class UnisonoBackend(Backend):
         self._any_memory = False  # this rank reaches any memory of its peers
         self._one: Any = None
         self._ranks: Ranks | None = None
+        self._moes: Moes | None = None
         self._peers: tuple[Fork, list[Any]] | None = None
 
     def version(self) -> str:
@@ -97,6 +99,7 @@ class UnisonoBackend(Backend):
     def setup(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._comm = ranks.communicator  # owns the symmetric buffers; the bench closes it
+        self._moes = Moes(self._comm)
         if ranks.device is not None:
             import torch
 
@@ -105,7 +108,13 @@ class UnisonoBackend(Backend):
         elif reaches_peers(self._forced or ""):
             self._any_memory = reach_any_memory(self._comm)
 
+    def expect(self, cases: Sequence[Case]) -> None:
+        assert self._moes is not None
+        self._moes.expect(cases)
+
     def supports(self, case: Case) -> str | None:
+        if case.moe is not None:
+            return None if self._forced is None else "a mixture of experts has no choice of algorithm."
         if self._shape is not None and (self._device != "cuda" or self._across):
             return "kernels have a shape, and only those on GPUs of one node."
         if self._shape is not None and case.streams == "per-peer":
@@ -143,6 +152,9 @@ class UnisonoBackend(Backend):
         return None
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        if case.moe is not None:
+            assert self._moes is not None
+            return moe_call(case, UnisonoMoe(self._moes, self._comm.rank, case, buffers))
         call = self._prepared(case, buffers)
         return call if self._shape is None else partial(self._in_shape, call)
 
@@ -214,6 +226,8 @@ class UnisonoBackend(Backend):
         return self._peers
 
     def close(self) -> None:
+        if self._moes is not None:
+            self._moes.close()
         if self._peers is not None:
             for comm in self._peers[1]:
                 comm.close()
@@ -228,6 +242,8 @@ class UnisonoBackend(Backend):
             self._comm.check = before
 
     def algorithm(self, case: Case) -> str | None:
+        if case.moe is not None:
+            return None
         if self._forced or (case.collective == "barrier" and self._one is None):
             return self._forced
         if case.collective == "barrier":

@@ -1,0 +1,153 @@
+"""What the calls of a mixture of experts must give, by plain numpy, from the routes and the seed alone.
+
+Rows of random data repeat after a prime number of rows. What a dispatch gives must be equal. The sums of a
+combine are Unisono's: each rank's in the order of the top k, rounded, then added in rank order, all in f32.
+Libraries that sum otherwise have the bound of verify.py, over all roundings of such a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from unisono.bench import routes
+from unisono.bench.buffers import Placed
+from unisono.bench.cases import layout
+from unisono.bench.verify import PERIOD, ROUNDOFF, Arithmetic, Expectation, Piece
+from unisono.records import Case
+from unisono.records.vocabulary import DTYPES
+
+CHUNK_ELEMENTS = 1 << 20  # of what is computed and compared at once
+
+
+@dataclass(frozen=True)
+class Data:
+    """Row i of a rank's random rows: blocks[rank, i modulo their number]."""
+
+    blocks: Any  # [ranks, rows, hidden]
+
+    def rows(self, rank: Any, row: Any) -> Any:
+        """Returns rows by number, of one rank or of a rank for each."""
+        return self.blocks[rank, row % self.blocks.shape[1]]
+
+
+def make_data(case: Case, seed: int, arithmetic: Arithmetic) -> Data:
+    hidden = routes.shape(case).hidden
+    shapes = [layout(case, rank).x for rank in range(case.ranks)]
+    most = max(shape[0] for shape in shapes if shape is not None)
+    count = min(max(most, 1), _prime_below(max(1, PERIOD // hidden)))
+    blocks = [arithmetic.random_block(case, rank, seed, count * hidden) for rank in range(case.ranks)]
+    return Data(np.stack(blocks).reshape(case.ranks, count, hidden))
+
+
+def _prime_below(most: int) -> int:
+    """Returns the largest prime up to `most`, or 1."""
+    return next((n for n in range(most, 1, -1) if all(n % d for d in range(2, int(n**0.5) + 1))), 1)
+
+
+def expectation(
+    case: Case, rank: int, seed: int, bit_exact: bool, arithmetic: Arithmetic, wire: str | None = None
+) -> Expectation:
+    """Returns the reference for one rank, as verify.expectation."""
+    data, shapes = make_data(case, seed, arithmetic), layout(case, rank)
+    assert shapes.x is not None
+    count = shapes.x[0] * shapes.x[1]
+    x = (Piece(0, count, data.blocks[rank].reshape(-1)),) if count else ()
+    return Expectation(x, Pieces(case, rank, data, bit_exact))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The pieces of a rank's output, computed when they are asked for, since they may be large."""
+
+    case: Case
+    rank: int
+    data: Data
+    bit_exact: bool
+
+    def __iter__(self) -> Iterator[Piece]:
+        received = self.case.collective == "moe_dispatch"
+        return _received(self.case, self.rank, self.data) if received else self._combined()
+
+    def _combined(self) -> Iterator[Piece]:
+        moe = routes.shape(self.case)
+        for start in range(0, moe.tokens, _step(moe.hidden)):
+            tokens = np.arange(start, min(moe.tokens, start + _step(moe.hidden)))
+            yield _combined(self.case, self.rank, self.data, tokens, self.bit_exact)
+
+
+def _step(hidden: int) -> int:
+    return max(1, CHUNK_ELEMENTS // hidden)
+
+
+def _received(case: Case, rank: int, data: Data) -> Iterator[Piece]:
+    """Yields what a dispatch gives."""
+    found, hidden = routes.rows(case, rank), routes.shape(case).hidden
+    for start in range(0, len(found.token), _step(hidden)):
+        part = slice(start, start + _step(hidden))
+        rows = data.rows(found.source[part], found.token[part])
+        yield Piece(start * hidden, rows.size, rows.reshape(-1))
+
+
+def _combined(case: Case, rank: int, data: Data, tokens: Any, bit_exact: bool) -> Piece:
+    """Returns what a combine or a round gives for some of the rank's tokens."""
+    moe, kind, found = routes.shape(case), DTYPES[case.dtype], routes.of(case)
+    homes, weights = found.homes[rank, tokens], found.weights[rank, tokens]
+    major, shape = moe.layout == "expert_major", (len(tokens), moe.hidden)
+    total, exact, size = np.zeros(shape, np.float32), np.zeros(shape), np.zeros(shape)
+    for home in range(case.ranks):
+        mine = (homes == home).any(axis=1)
+        at, part = positions(case, rank, home)[tokens], np.zeros(shape, np.float32)
+        for place in range(moe.top_k if major else 1):
+            here = (homes[:, place] == home) if major else mine
+            if case.collective == "moe_round":
+                rows = data.rows(rank, tokens[here])
+            else:
+                rows = data.rows(home, at[here, place])
+            weight = weights[here, place, None] if major else np.float32(1)
+            part[here] += weight * rows.astype(np.float32)
+            if not bit_exact:
+                term = np.multiply(weight, rows, dtype=np.float64, casting="unsafe")
+                exact[here] += term
+                size[here] += np.abs(term)
+        total[mine] += part[mine].astype(kind).astype(np.float32)
+    allowed = None if bit_exact else (exact.reshape(-1), (size * bound(case)).reshape(-1))
+    return Piece(int(tokens[0]) * moe.hidden, total.size, total.astype(kind).reshape(-1), 0, allowed)
+
+
+def positions(case: Case, rank: int, home: int) -> Any:
+    """Returns for each token and place of `rank` the number of its row on rank `home`; -1: none."""
+    moe, rows = routes.shape(case), routes.rows(case, home)
+    found = np.full((moe.tokens, moe.top_k), -1)
+    mine = np.flatnonzero(rows.source == rank)
+    found[rows.token[mine], rows.place[mine]] = mine
+    return found
+
+
+def bound(case: Case) -> float:
+    """Returns the allowed error over the sum of magnitudes: the unit roundoff times the roundings of weights,
+    products and sums."""
+    return _roundings(case) * ROUNDOFF[case.dtype]
+
+
+def _roundings(case: Case) -> int:
+    return routes.shape(case).top_k + case.ranks + 2
+
+
+def bound_text(case: Case, bit_exact: bool) -> str:
+    """Returns in words what the check demands, for the records."""
+    if bit_exact or case.collective == "moe_dispatch":
+        return "bit-exact"
+    return f"within {_roundings(case)} u sum of |w y|, u = {ROUNDOFF[case.dtype]:.2g}"
+
+
+def with_received(case: Case, rank: int, placed: Placed, rows: Any) -> tuple[Placed, str | None]:
+    """Returns the buffers with the rows that a dispatch has given as output, or an error if their number or
+    size is wrong."""
+    wanted = len(routes.rows(case, rank).token), routes.shape(case).hidden
+    if rows.shape != wanted:
+        return placed, f"{rows.shape[0]} rows of {rows.shape[1]} have come, not {wanted[0]} of {wanted[1]}."
+    return replace(placed, buffers=replace(placed.buffers, out=rows)), None
