@@ -124,7 +124,7 @@ struct MoeOutputs {
 // Bits: out = round(((p_0 + p_1) + ...) + bias) in f32 over the ranks that have received the token,
 // ascending. p_r is the row of rank r; with expert_major p_r = round(w_a * y_a + w_b * y_b + ...) in f32,
 // each product rounded to f32, over the token's experts of rank r in the order of its top-k. A token without
-// a rank gets zeros, plus bias. These bits depend on which rank has which expert, and on nothing else.
+// a rank gets bias as it is, or zeros. These bits depend on which rank has which expert, and on nothing else.
 //
 // A call on GPU memory only enqueues, and a CUDA graph may capture it; routes may then change in place.
 //
