@@ -12,8 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from moe_reference import Layer, Received, Tokens, received
-from reference import DTYPES, Array, wild
+from moe_reference import Layer, Received, Tokens, combined, received
+from reference import DTYPES, Array, data
 
 LAYOUTS = ("flat", "rank_major", "expert_major")
 FLOATS = ("f32", "f16", "bf16")
@@ -150,11 +150,16 @@ def _routes(job: Job, rank: int, turn: int) -> Array:
     return idx.astype(DTYPES[job.index])
 
 
+def _wild(job: Job, dtype: str, rank: int, shape: tuple[int, ...], *seed: int) -> Array:
+    offset = sum(7919 ** (place + 1) * one for place, one in enumerate((job.number, *seed)))
+    return data(dtype, rank, job.layer.ranks, offset % 20_011, int(np.prod(shape))).reshape(shape)
+
+
 def _rows(job: Job, shape: tuple[int, int], seed: tuple[int, ...]) -> Array:
     """Returns rows of x: wild ones, or for scales those that mostly have finite blocks."""
     kind = DTYPES[job.layer.dtype]
     if job.layer.scales is None:
-        return wild(job.layer.dtype, shape[0] * shape[1], seed).reshape(shape)
+        return _wild(job, job.layer.dtype, seed[1], shape, seed[2])
     rng = np.random.default_rng(seed)
     with np.errstate(over="ignore"):
         rows = (rng.standard_normal(shape) * np.exp2(rng.integers(-20, 15, (shape[0], 1)))).astype(kind)
@@ -172,8 +177,7 @@ def tokens(job: Job, rank: int, turn: int) -> Tokens:
     if job.weights in ("dispatch", "both"):
         weights = np.random.default_rng(seed).standard_normal((n, job.layer.top_k)).astype(np.float32)
     more = tuple(
-        wild(dtype, n * int(np.prod(shape)), (*seed, place)).reshape(n, *shape)
-        for place, (dtype, shape) in enumerate(job.more)
+        _wild(job, dtype, rank, (n, *shape), turn, place) for place, (dtype, shape) in enumerate(job.more)
     )
     return Tokens(_rows(job, (n, job.layer.hidden), seed), _routes(job, rank, turn), weights, more)
 
@@ -205,10 +209,7 @@ def received_by_all(job: Job, turn: int, routing: int | None = None) -> list[Rec
 def outputs(job: Job, turn: int) -> list[Array]:
     """Returns y of every rank."""
     shape = (rows_held(job), job.width)
-    return [
-        wild(job.y_dtype, shape[0] * shape[1], (job.number, rank, turn, 9)).reshape(shape)
-        for rank in range(job.layer.ranks)
-    ]
+    return [_wild(job, job.y_dtype, rank, shape, turn, 9) for rank in range(job.layer.ranks)]
 
 
 @cache
@@ -224,4 +225,13 @@ def bias(job: Job, rank: int, turn: int) -> Array | None:
     if not job.biased:
         return None
     shape = (tokens_of(job, rank), job.width)
-    return wild(job.y_dtype, shape[0] * shape[1], (job.number, rank, turn, 11)).reshape(shape)
+    return _wild(job, job.y_dtype, rank, shape, turn, 11)
+
+
+@cache
+def combined_by(job: Job, rank: int, turn: int, routing: int | None = None) -> Array:
+    """Returns what a combine gives the rank."""
+    came, ys = received_by_all(job, turn, routing), outputs(job, turn)
+    return combined(
+        job.layer, parts(job, turn, routing), rank, came, ys, late_weights(job, turn), bias(job, rank, turn)
+    )
