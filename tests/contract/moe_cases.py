@@ -100,9 +100,12 @@ def _jobs(ranks: int) -> Iterator[Job]:
 
     for layout, dtype, route in itertools.product(LAYOUTS, FLOATS, ROUTES):
         yield job("layouts", layout, dtype, route)
-    for layout in LAYOUTS[:2]:  # more pairs of a token than experts of a rank
+    for layout in LAYOUTS:  # more pairs of a token than experts of a rank
         one = replace(job("layouts", layout, "f32", "twice"), presence="full")
-        yield replace(one, layer=replace(one.layer, experts=ranks, top_k=min(ranks, 3)))
+        layer = replace(one.layer, experts=ranks, top_k=min(ranks, 3))
+        if layout == "expert_major":
+            layer = replace(layer, capacity=ranks * layer.max_tokens * layer.top_k)
+        yield replace(one, layer=layer)
     for scales, layout, dtype in itertools.product(("e4m3_128", "mx"), LAYOUTS, FLOATS):
         yield job("scales", layout, dtype, "masked", scales=scales)
     for alignment, route, scales in itertools.product((4, 8), ("uniform", "masked"), (None, "mx")):
@@ -193,10 +196,12 @@ def parts(job: Job, turn: int, routing: int | None = None) -> list[Tokens]:
 
 def rows_held(job: Job) -> int:
     layer = job.layer
+    if layer.capacity is not None:
+        return layer.capacity
     most = layer.ranks * layer.max_tokens
     if layer.layout == "expert_major":
         most = most * min(layer.top_k, layer.local) + layer.local * (layer.alignment - 1)
-    return most if layer.capacity is None else min(most, layer.capacity)
+    return most
 
 
 @cache
