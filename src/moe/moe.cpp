@@ -50,8 +50,11 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
         of_(of),
         tokens_(static_cast<std::size_t>(dims.handles)) {
     agree();
-    if (options.memory == Memory::device || !of.machine())
-      throw UsageError("a moe is for ranks of one machine on host memory: make the communicator there.");
+    if (options.memory == Memory::device) {
+      engine_ = moe::make_gpu_engine(of, dims, options.host_counts);
+      return;
+    }
+    if (!of.machine()) throw UsageError("a moe is for ranks of one machine: make the communicator there.");
     engine_ = moe::make_host_engine(of, dims);
   }
 
