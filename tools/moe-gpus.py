@@ -4,12 +4,12 @@
   unisono run -n 4 python tools/moe-gpus.py --json moe.json
 
 Beside it NCCL: rows gathered by index_select, all_to_all_single, and index_add_ back. Its routes and counts
-are known before, which no user has: it is the best that a program with NCCL can reach. Both send a token once to
-each rank that has an expert of its own. Every result is checked against sums on the host first.
+are known before, which no user has: a program with NCCL cannot be faster. Both send a token once to each rank
+that has an expert of its own. Every result is checked against sums on the host first.
 
-Times are of the GPU: of one call among --calls in a CUDA graph, which hides that ranks start apart; the median
-of --samples, of the slowest rank. GB/s are logical: received rows, this rank's own included. Ranks that share a
-GPU are checked, and have no peer.
+Times are of the GPU: of one call among --calls in a CUDA graph, which hides that ranks start apart; the
+median of --samples, of the slowest rank. GB/s are logical: received rows, this rank's own included. Ranks
+that share a GPU are checked, and have no peer.
 """
 
 from __future__ import annotations
