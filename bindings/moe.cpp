@@ -132,6 +132,7 @@ void bind_moe(nb::module_& module) {
           "dtype", [](const M& self) { return numpy_name(self.moe().shape().dtype); },
           "The name of the dtype of x, as numpy and torch have it.")
       .def_prop_ro("options", &M::options, nb::rv_policy::copy)
+      .def_prop_ro("communicator", &M::communicator, nb::sig("def communicator(self) -> Communicator"))
       .def_prop_ro(
           "local_experts", [](const M& self) { return self.moe().local_experts(); },
           "L, the number of experts of a rank.")

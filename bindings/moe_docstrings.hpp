@@ -35,7 +35,8 @@ Args:
     scales: how rows of x travel. None: as they are.
         e4m3_128: as float8_e4m3fn, with a float32 for each 128 elements: max(largest magnitude, 1e-4) / 448.
         mx: as float8_e4m3fn, with a power of two for each 128 elements, the next above, as its exponent's byte (UE8M0).
-    capacity: the most rows that a rank receives, not for rank_major; None: as many as can come.
+    capacity: the most rows that a rank receives, not for rank_major; None: as many as can come of tokens that name no
+        expert twice.
     host_counts: of GPU memory: whether dispatch waits for the counts.
     drop: whether rows beyond the capacity are left out, from the end. Otherwise they are an error.
     more_bytes: the most bytes of a token's rows in further payloads, together.
@@ -89,7 +90,8 @@ constexpr const char* kMoeCombine =
 
 out = round(((p_0 + p_1) + ...) + bias), in f32, over the ranks r that have received the token, in rank order. p_r is rank
 r's row of y. With expert_major p_r is the sum of w * y over the token's experts there, in the order of its top-k, each
-product rounded to f32, and rounded to the dtype of y at the end. A token that no rank has received gets zeros, plus bias.
+product rounded to f32, and rounded to the dtype of y at the end. A token that no rank has received gets bias as it is, or
+zeros.
 
 Args:
     y: (rows_held, width), or as many rows at least as have come; float32, float16 or bfloat16, the same on every rank. Row i

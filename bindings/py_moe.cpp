@@ -36,9 +36,9 @@ OwnedMoe::OwnedMoe(PyCommunicator& of, const MoeShape& shape, const MoeOptions& 
       }()) {}
 
 nb::object MoeArrays::view(const void* data, DType dtype, const Shape& shape, Library library) {
+  const bool bare = library == Library::other && moe().options().memory == Memory::device;  // has no views
   auto view = [&](const nb::object& array) {
-    if (library == Library::torch) return call_method(array, names().detach);
-    return has(array, names().view) ? call_method(array, names().view) : array;
+    return bare ? array : call_method(array, library == Library::torch ? names().detach : names().view);
   };
   for (const Made& one : made_)
     if (one.data == data && one.dtype == dtype && one.library == library && one.shape == shape)

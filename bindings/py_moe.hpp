@@ -126,6 +126,7 @@ class PyMoe {
 
   const PyMoeOptions& options() const { return options_; }
   const Moe& moe() const { return owned_->moe; }
+  nb::object communicator() const { return owned_->object; }
 
  private:
   struct Input;

@@ -8,7 +8,7 @@
 
 namespace unisono {
 
-enum class FailureKind : std::uint32_t { mismatch, timeout, peer_lost, resource };
+enum class FailureKind : std::uint32_t { mismatch, timeout, peer_lost, resource, usage };
 
 struct Failure {
   FailureKind kind = FailureKind::peer_lost;
@@ -21,6 +21,7 @@ struct Failure {
     case FailureKind::mismatch: throw MismatchError(failure.text);
     case FailureKind::timeout: throw TimeoutError(failure.text);
     case FailureKind::resource: throw ResourceError(failure.text);
+    case FailureKind::usage: throw UsageError(failure.text);
     default: throw PeerLostError(failure.text);
   }
 }

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,8 @@ struct AreaParts {
   std::shared_ptr<void> memory;  // keeps it
   device::Handle handle;
 };
+// Says what a record with a problem means (device::Failure::problem).
+using Explain = std::function<Failure(const device::Failure&)>;
 
 class [[gnu::visibility("hidden")]] Communicator::Impl {
  public:
@@ -58,8 +61,9 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     return turn(Collective::empty, [&] { return do_allocate(bytes, memory); });
   }
   // Makes a DeviceArea. Collective. name: of what its kernels do, for the text of errors.
-  AreaParts make_area(std::size_t bytes, int signals, const std::string& name) {
-    return turn("device_area", [&] { return do_make_area(bytes, signals, name); });
+  // explain: of kernels that report problems of their calls.
+  AreaParts make_area(std::size_t bytes, int signals, const std::string& name, const Explain& explain = {}) {
+    return turn("device_area", [&] { return do_make_area(bytes, signals, name, explain); });
   }
   // As Communicator::register_memory and Registration::close.
   std::shared_ptr<Registration::State> register_memory(MemoryRange range);
@@ -114,6 +118,10 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   virtual std::string_view card() const { refuse_gpu(); }
   virtual void synchronize(void*) { refuse_gpu(); }
   virtual void* last_stream() const { return nullptr; }
+  // Orders what comes on a stream behind the communicator's last call on the GPU. Throws if that has failed.
+  // Returns the most blocks that a kernel may have: all are resident at once, beside those of the other ranks
+  // of the GPU.
+  virtual int take_gpu(void*) { refuse_gpu(); }
 
   // Tuning: tuning.hpp says what each does. send and recv are asked for as send_recv.
   virtual Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
@@ -149,7 +157,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   virtual void do_run_pair(Request& request, int to, int from) = 0;
   virtual void do_barrier() = 0;
   virtual std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) = 0;
-  virtual AreaParts do_make_area(std::size_t, int, const std::string&) {
+  virtual AreaParts do_make_area(std::size_t, int, const std::string&, const Explain&) {
     throw UsageError(
         "a device area is for ranks of one node with a GPU each: make the communicator there, with device= "
         "on "

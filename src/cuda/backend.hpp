@@ -23,6 +23,7 @@ class GpuCommunicator final : public LocalCommunicator {
   std::string_view card() const override { return engine_->card(); }
   void synchronize(void* stream) override { engine_->synchronize(stream); }
   void* last_stream() const override { return engine_->last_stream(); }
+  int take_gpu(void* stream) override { return engine_->take(stream); }
 
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                    bool in_place) override;
@@ -37,8 +38,9 @@ class GpuCommunicator final : public LocalCommunicator {
   void do_run(Request& request) override;
   void do_run_pair(Request& request, int to, int from) override;
   std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override;
-  AreaParts do_make_area(std::size_t bytes, int signals, const std::string& name) override {
-    return engine_->make_area(bytes, signals, name);
+  AreaParts do_make_area(std::size_t bytes, int signals, const std::string& name,
+                         const Explain& explain) override {
+    return engine_->make_area(bytes, signals, name, explain);
   }
   std::shared_ptr<void> do_register(const MemoryRange& range) override;
   void do_end(Registration::State& one) override;

@@ -115,6 +115,12 @@ void GpuEngine::take_turn(cudaStream_t stream) {
   last = {stream, capture};
 }
 
+int GpuEngine::take(void* stream) {
+  check();
+  take_turn(static_cast<cudaStream_t>(stream));
+  return blocks_;
+}
+
 void GpuEngine::start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -192,7 +192,10 @@ void GpuEngine::load_kernels() {
 }
 
 void GpuEngine::check() {
-  if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2) group_.fail(FailureKind::timeout, story());
+  if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2) {
+    const unisono::Failure failure = story();
+    group_.fail(failure.kind, failure.text);
+  }
   group_.check();
   if (__atomic_load_n(&failure_->cut, __ATOMIC_ACQUIRE) == 0) return;
   // another rank has failed: its text is on its way
@@ -218,8 +221,10 @@ void GpuEngine::watch(const std::stop_token& stop) {
   cudaSetDevice(device_);
   for (bool told = false; !stop.stop_requested();) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2)
-      group_.record(FailureKind::timeout, story());
+    if (__atomic_load_n(&failure_->stage, __ATOMIC_ACQUIRE) == 2) {
+      const unisono::Failure failure = story();
+      group_.record(failure.kind, failure.text);
+    }
     if (told || !group_.broken()) continue;
     auto* const header = reinterpret_cast<Header*>(bases_[static_cast<std::size_t>(group_.rank())]);
     told = cudaMemcpyAsync(&header->failed, &failure_->yes, sizeof header->failed, cudaMemcpyDefault,
@@ -235,11 +240,17 @@ std::string GpuEngine::who_has_waited() const {
            std::to_string(f.call) + " of " + rank + ")";
   const std::scoped_lock lock(symmetric_->mutex);
   const auto index = static_cast<std::size_t>(f.area) - 1;
-  const std::string name = index < symmetric_->areas.size() ? symmetric_->areas[index] : std::string();
+  const std::string name = index < symmetric_->areas.size() ? symmetric_->areas[index].name : std::string();
   return (name.empty() ? "a kernel on device area " + std::to_string(f.area) : name) + " (" + rank + ")";
 }
 
-std::string GpuEngine::story() const {
+unisono::Failure GpuEngine::story() const {
+  if (failure_->problem == 0) return {FailureKind::timeout, story_of_wait()};
+  const std::scoped_lock lock(symmetric_->mutex);
+  return symmetric_->areas.at(static_cast<std::size_t>(failure_->area) - 1).explain(*failure_);
+}
+
+std::string GpuEngine::story_of_wait() const {
   const Failure& f = *failure_;
   const bool of_area = f.area != 0, named = f.peer >= 0 && f.peer < group_.size();
   return who_has_waited() + " has waited " + brief(timeout_s_) + " s on the GPU for " +

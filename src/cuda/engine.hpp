@@ -76,7 +76,10 @@ class Engine {
   // from any thread, and is freed by the next `allocate` or with the engine and its last buffer.
   virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
   // Makes a DeviceArea of such memory. Collective as `allocate`. Throws UsageError without NVLink.
-  virtual AreaParts make_area(std::size_t bytes, int signals, const std::string& name) = 0;
+  virtual AreaParts make_area(std::size_t bytes, int signals, const std::string& name,
+                              const Explain& explain) = 0;
+  // As Impl::take_gpu.
+  virtual int take(void* stream) = 0;
 
   // Registers memory of the user's on every rank, or throws on every rank. Collective over the group's host
   // lane. The result is dropped before `end_registration`, or is left to the engine's end.

@@ -71,7 +71,9 @@ class GpuEngine final : public Engine {
            int from) override;
 
   std::shared_ptr<void> allocate(std::size_t bytes) override;
-  AreaParts make_area(std::size_t bytes, int signals, const std::string& name) override;
+  AreaParts make_area(std::size_t bytes, int signals, const std::string& name,
+                      const Explain& explain) override;
+  int take(void* stream) override;
   std::shared_ptr<void> register_memory(const MemoryRange& range) override;
   void end_registration(const std::function<void()>& meet) override;
 
@@ -127,7 +129,8 @@ class GpuEngine final : public Engine {
   void watch(const std::stop_token& stop);
 
   // What the device's record says.
-  std::string story() const;
+  unisono::Failure story() const;
+  std::string story_of_wait() const;
   std::string who_has_waited() const;
 
   // The bytes that a program's rounds cut up: the same on every rank.
@@ -223,7 +226,11 @@ class GpuEngine final : public Engine {
     // breaks captures of graphs: what is dropped is left to the next `allocate`, which waits anyway.
     std::map<std::uint32_t, Allocation> all, dropped;
     std::uint32_t made = 0;
-    std::vector<std::string> areas;  // the names of all device areas that were made
+    struct Area {
+      std::string name;
+      Explain explain;
+    };
+    std::vector<Area> areas;  // all device areas that were made
   };
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
   std::jthread watcher_;

@@ -92,7 +92,8 @@ void GpuEngine::free_dropped(const std::function<void()>& meet) {
 }
 
 // Signals first, then memory: one allocation, so that there is one way to make, reach and free it.
-AreaParts GpuEngine::make_area(std::size_t bytes, int signals, const std::string& name) {
+AreaParts GpuEngine::make_area(std::size_t bytes, int signals, const std::string& name,
+                               const Explain& explain) {
   struct Asked {
     std::uint64_t bytes, signals;
     std::string text() const {
@@ -123,7 +124,7 @@ AreaParts GpuEngine::make_area(std::size_t bytes, int signals, const std::string
   handle.timeout_ns = base_.timeout_ns;
   handle.failure = base_.failure;
   const std::scoped_lock lock(symmetric_->mutex);
-  symmetric_->areas.push_back(name);
+  symmetric_->areas.push_back({name, explain});
   handle.area = static_cast<std::int32_t>(symmetric_->areas.size());
   const Allocation& allocation = *find(static_cast<const byte*>(made.memory.get()), 0).allocation;
   for (int r = 0; r < group_.size(); ++r) {

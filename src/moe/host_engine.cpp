@@ -8,9 +8,8 @@
 
 #include "host/group.hpp"
 #include "host/move.hpp"
+#include "moe/arrays.hpp"
 #include "moe/engine.hpp"
-#include "moe/memory.hpp"
-#include "moe/route.hpp"
 #include "moe/told.hpp"
 #include "programs/all_gather.hpp"
 
@@ -31,7 +30,7 @@ class HostEngine final : public Engine {
         places_(dims),
         memory_(impl.allocate(places_.bytes, Memory::host)),
         parts_(impl.parts_of(memory_.get())),
-        slots_(static_cast<std::size_t>(dims.handles), Slot(dims)),
+        arrays_(dims_, places_, part(dims.rank)),
         told_(dims) {}
 
   void begin_dispatch(const MoeTokens& tokens, int slot, bool routed) override;
@@ -40,12 +39,6 @@ class HostEngine final : public Engine {
   void end_combine() override {}
 
  private:
-  struct Slot {
-    explicit Slot(const Dims& dims) : route(dims) {}
-    Route route;
-    bool weighted = false;
-    std::vector<float> row_weights;  // expert_major: of each received row
-  };
   // A step of a combine: some tokens of each rank, and the same bytes of each of their rows.
   struct Window {
     std::size_t first_token, end_token, begin, bytes;
@@ -56,17 +49,12 @@ class HostEngine final : public Engine {
   void push_row(const MoeTokens& tokens, std::size_t token);
   void push_meta(const MoeTokens& tokens, std::size_t token, const Route::Hop& hop, int slot, bool routed);
   void copy_to(std::size_t offset, std::size_t width, const byte* from);
-  void fill_gaps(Slot& slot, int number);
 
   void give(const Window& window, const MoeOutputs& outputs);
   void take(const Window& window, const MoeOutputs& outputs);
   void reduce(const Dst& to, const MoeOutputs& outputs, std::size_t token_row, const Window& window);
 
   byte* part(int rank) const { return parts_[static_cast<std::size_t>(rank)]; }
-  template <class T>
-  T* mine(std::size_t offset) const {
-    return reinterpret_cast<T*>(part(dims_.rank) + offset);
-  }
 
   Communicator::Impl& impl_;
   Group& group_;
@@ -75,12 +63,11 @@ class HostEngine final : public Engine {
   const Places places_;
   std::shared_ptr<void> memory_;
   std::vector<byte*> parts_;
-  std::vector<Slot> slots_;
+  Arrays arrays_;
   Told told_;
 
   // of the phase that has begun
-  int slot_ = 0, epoch_ = 0;
-  std::vector<std::size_t> widths_;  // of further payloads
+  int slot_ = 0;
   void* out_ = nullptr;
   bool stream_ = false;
   std::vector<byte> codes_, scales_;  // of the row that goes
@@ -90,32 +77,27 @@ class HostEngine final : public Engine {
   };
   std::vector<Target> targets_;  // of the row that goes
   std::vector<Dst> dsts_;
-  std::vector<const byte*> sources_, sums_;
-  std::vector<float> source_weights_;
-  std::vector<std::size_t> next_;  // of each source rank: its next token row to be given
+  std::vector<const byte*> sums_;
+  std::vector<std::size_t> next_;    // of each source rank: its next token row to be given
   std::vector<const byte*> pieces_;  // of each rank: what has come of the window, from the next row on
   std::vector<std::size_t> counts_;  // and how many rows those are
-  std::vector<byte> own_;  // expert_major: this rank's sums for its own tokens of a window
+  std::vector<byte> own_;            // expert_major: this rank's sums for its own tokens of a window
 };
 
 void HostEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed) {
   slot_ = slot;
   out_ = tokens.out;
-  widths_.clear();
-  for (const MoePayload& more : tokens.more) widths_.push_back(more.row_bytes);
-  Slot& kept = slots_[static_cast<std::size_t>(slot)];
-  if (routed) kept.route.check_same(tokens);
-  else kept.route.read(tokens);
+  if (routed) arrays_.route(slot).check_same(tokens);
+  else arrays_.route(slot).read(tokens);
   meet(tokens, slot, routed);
-  epoch_ = 1 - epoch_;
-  kept.weighted = told_.weighted();
+  arrays_.begin(tokens, slot, told_.weighted());
   push(tokens, slot, routed);
   for (int i = 1; i < dims_.ranks; ++i) lane_.signal(peer_at(lane_, i), unisono::Slot::meet);
 }
 
 // Tells every rank what this rank sends. Nobody reads the memory of this epoch any more once all have told.
 void HostEngine::meet(const MoeTokens& tokens, int slot, bool routed) {
-  Route& route = slots_[static_cast<std::size_t>(slot)].route;
+  Route& route = arrays_.route(slot);
   told_.tell(tokens, slot, routed, route);
   lane_.reach_far(false);
   lane_.mark(kMark);
@@ -135,7 +117,7 @@ void HostEngine::meet(const MoeTokens& tokens, int slot, bool routed) {
 }
 
 void HostEngine::push(const MoeTokens& tokens, int slot, bool routed) {
-  const Route& route = slots_[static_cast<std::size_t>(slot)].route;
+  const Route& route = arrays_.route(slot);
   const std::size_t bytes = dims_.sent_bytes * tokens.tokens * static_cast<std::size_t>(dims_.ranks);
   stream_ = bytes >= group_.stream_bytes();
   for (std::size_t t = 0; t < tokens.tokens; ++t) {
@@ -161,12 +143,12 @@ void HostEngine::push_row(const MoeTokens& tokens, std::size_t token) {
     host::kernels().rows.quantise[static_cast<int>(dims_.dtype)][static_cast<int>(dims_.scales)](
         codes_.data(), scales_.data(), row, dims_.hidden);
     row = codes_.data();
-    copy_to(places_.scales(epoch_), dims_.scale_bytes, scales_.data());
+    copy_to(places_.scales(arrays_.epoch()), dims_.scale_bytes, scales_.data());
   }
-  copy_to(places_.x(epoch_), dims_.sent_bytes, row);
-  for (std::size_t m = 0; m < widths_.size(); ++m)
-    copy_to(places_.more(epoch_, widths_, m), widths_[m],
-            static_cast<const byte*>(tokens.more[m].data) + token * widths_[m]);
+  copy_to(places_.x(arrays_.epoch()), dims_.sent_bytes, row);
+  for (std::size_t m = 0; m < tokens.more.size(); ++m)
+    copy_to(places_.more(arrays_.epoch(), arrays_.widths(), m), tokens.more[m].row_bytes,
+            static_cast<const byte*>(tokens.more[m].data) + token * tokens.more[m].row_bytes);
 }
 
 // Copies a row to all its targets, in an array that begins at `offset` of each rank's memory.
@@ -180,7 +162,7 @@ void HostEngine::copy_to(std::size_t offset, std::size_t width, const byte* from
 // Tells a receiver of a token's number, experts and weights there.
 void HostEngine::push_meta(const MoeTokens& tokens, std::size_t token, const Route::Hop& hop, int slot,
                            bool routed) {
-  const Route& route = slots_[static_cast<std::size_t>(slot)].route;
+  const Route& route = arrays_.route(slot);
   const std::size_t row = route.row_there(hop), k = static_cast<std::size_t>(dims_.top_k);
   byte* const there = part(hop.rank);
   if (!routed) {
@@ -198,79 +180,26 @@ void HostEngine::push_meta(const MoeTokens& tokens, std::size_t token, const Rou
 
 void HostEngine::end_dispatch(MoeReceived& received) {
   for (int i = 1; i < dims_.ranks; ++i) lane_.wait(peer_at(lane_, i), unisono::Slot::meet);
-  Slot& slot = slots_[static_cast<std::size_t>(slot_)];
-  Route& route = slot.route;
-  const auto* const idx = mine<std::int32_t>(places_.idx(slot_));
-  route.sort(idx);
-  fill_gaps(slot, slot_);
-  byte* const x = mine<byte>(places_.x(epoch_));
-  if (out_) {
-    auto* const out = static_cast<byte*>(out_);
-    if (dims_.layout == MoeLayout::rank_major) {
-      for (int s = 0; s < dims_.ranks; ++s) {
-        const std::size_t first = route.first_from(s) * dims_.sent_bytes;
-        std::memcpy(out + first, x + first, route.received_from(s) * dims_.sent_bytes);
-      }
-    } else {
-      std::memcpy(out, x, at(route.rows) * dims_.sent_bytes);
-    }
+  Route& route = arrays_.route(slot_);
+  route.sort(arrays_.idx(slot_));
+  byte* const x = arrays_.x();
+  arrays_.finish(x, received);
+  if (!out_) return;
+  auto* const out = static_cast<byte*>(out_);
+  received.x = out;
+  if (dims_.layout != MoeLayout::rank_major) {
+    std::memcpy(out, x, at(route.rows) * dims_.sent_bytes);
+    return;
   }
-  received.x = out_ ? out_ : x;
-  received.scales = dims_.scale_bytes > 0 ? mine<void>(places_.scales(epoch_)) : nullptr;
-  for (std::size_t m = 0; m < widths_.size(); ++m)
-    received.more.push_back(mine<void>(places_.more(epoch_, widths_, m)));
-  received.counts = route.counts.data();
-  received.offsets = route.offsets.data();
-  received.source_rows = route.source_rows.data();
-  if (dims_.expert_major()) {
-    received.row_expert = route.row_expert.data();
-    received.weights = slot.weighted ? slot.row_weights.data() : nullptr;
-  } else {
-    received.topk_idx = idx;
-    received.expert_rows = route.expert_rows.data();
-    received.weights = slot.weighted ? mine<float>(places_.weights(slot_)) : nullptr;
+  for (int s = 0; s < dims_.ranks; ++s) {
+    const std::size_t first = route.first_from(s) * dims_.sent_bytes;
+    std::memcpy(out + first, x + first, route.received_from(s) * dims_.sent_bytes);
   }
-  received.rows = &route.rows;
-  received.dropped = &route.dropped;
-  received.rows_now = at(route.rows);
-}
-
-// Fills in what no token fills, and with expert_major each row's weight.
-void HostEngine::fill_gaps(Slot& slot, int number) {
-  const Route& route = slot.route;
-  const std::size_t k = static_cast<std::size_t>(dims_.top_k);
-  auto* const idx = mine<std::int32_t>(places_.idx(number));
-  auto* const weights = mine<float>(places_.weights(number));
-  if (dims_.layout == MoeLayout::rank_major)
-    for (int s = 0; s < dims_.ranks; ++s) {
-      const std::size_t first = (route.first_from(s) + route.received_from(s)) * k;
-      const std::size_t end = (route.first_from(s) + dims_.max_tokens) * k;
-      std::fill(idx + first, idx + end, -1);
-      std::fill(weights + first, weights + end, 0.0f);
-    }
-  if (!dims_.expert_major()) return;
-  if (slot.weighted) {
-    slot.row_weights.assign(dims_.rows_held, 0.0f);
-    for (int s = 0; s < dims_.ranks; ++s)
-      for (std::size_t i = route.first_from(s) * k; i < (route.first_from(s) + route.received_from(s)) * k;
-           ++i)
-        if (idx[i] >= 0 && route.pair_rows[i] != Route::kDropped)
-          slot.row_weights[at(route.pair_rows[i])] = weights[i];
-  }
-  for (std::size_t e = 0; e < route.counts.size(); ++e)
-    for (std::size_t row = at(route.offsets[e] + route.counts[e]); row < at(route.offsets[e + 1]); ++row) {
-      const auto clear = [&](std::size_t offset, std::size_t width) {
-        std::memset(mine<byte>(offset) + row * width, 0, width);
-      };
-      clear(places_.x(epoch_), dims_.sent_bytes);
-      clear(places_.scales(epoch_), dims_.scale_bytes);
-      for (std::size_t m = 0; m < widths_.size(); ++m) clear(places_.more(epoch_, widths_, m), widths_[m]);
-    }
 }
 
 void HostEngine::begin_combine(const MoeOutputs& outputs, int slot) {
   slot_ = slot;
-  const Route& route = slots_[static_cast<std::size_t>(slot)].route;
+  const Route& route = arrays_.route(slot);
   lane_.reach_far(false);
   lane_.prepare(outputs.dtype, Op::sum);
   lane_.mark(told_.mark_of_combine(outputs, slot));
@@ -295,8 +224,8 @@ void HostEngine::begin_combine(const MoeOutputs& outputs, int slot) {
 
 // Gives every peer the sums of its tokens in the window.
 void HostEngine::give(const Window& window, const MoeOutputs& outputs) {
-  const Route& route = slots_[static_cast<std::size_t>(slot_)].route;
-  const auto* const token_of = mine<std::int32_t>(places_.token(slot_));
+  const Route& route = arrays_.route(slot_);
+  const auto* const token_of = arrays_.token(slot_);
   ChunkChannel<HostThread> channel(lane_);
   for (int i = 1; i < dims_.ranks; ++i) {
     const int peer = peer_at(lane_, i);
@@ -314,37 +243,17 @@ void HostEngine::give(const Window& window, const MoeOutputs& outputs) {
 }
 
 // Writes this rank's sum for a token row, or the part of it that is in the window.
-void HostEngine::reduce(const Dst& to, const MoeOutputs& outputs, std::size_t token_row, const Window& window) {
-  const byte* const y = static_cast<const byte*>(outputs.y) + window.begin;
-  const Slot& slot = slots_[static_cast<std::size_t>(slot_)];
-  if (!dims_.expert_major()) {
-    const byte* const from = y + token_row * outputs.row_bytes;
-    return lane_.move(&to, 1, &from, 1, window.bytes);
-  }
-  const float* const weights = outputs.weights ? outputs.weights
-                               : slot.weighted ? slot.row_weights.data()
-                                               : nullptr;
-  const std::size_t k = static_cast<std::size_t>(dims_.top_k);
-  sources_.clear();
-  source_weights_.clear();
-  for (std::size_t i = token_row * k; i < (token_row + 1) * k; ++i) {
-    const std::int32_t row = slot.route.pair_rows[i];
-    if (row == Route::kDropped) continue;
-    sources_.push_back(y + at(row) * outputs.row_bytes);
-    if (weights) source_weights_.push_back(weights[row]);
-  }
-  if (sources_.empty()) {
-    std::memset(to.at, 0, window.bytes);
-    return;
-  }
-  host::kernels().rows.weigh[static_cast<int>(outputs.dtype)](
-      to.at, sources_.data(), weights ? source_weights_.data() : nullptr, static_cast<int>(sources_.size()),
-      window.bytes / size_of(outputs.dtype));
+void HostEngine::reduce(const Dst& to, const MoeOutputs& outputs, std::size_t token_row,
+                        const Window& window) {
+  if (dims_.expert_major())
+    return arrays_.sum(to.at, outputs, slot_, token_row, {window.begin, window.bytes});
+  const byte* const from = static_cast<const byte*>(outputs.y) + token_row * outputs.row_bytes + window.begin;
+  lane_.move(&to, 1, &from, 1, window.bytes);
 }
 
 // Sums what has come for this rank's own tokens in the window.
 void HostEngine::take(const Window& window, const MoeOutputs& outputs) {
-  const Route& route = slots_[static_cast<std::size_t>(slot_)].route;
+  const Route& route = arrays_.route(slot_);
   ChunkChannel<HostThread> channel(lane_);
   const std::size_t end = std::min(window.end_token, route.tokens());
   const byte* const y = static_cast<const byte*>(outputs.y);

@@ -50,9 +50,9 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
         of_(of),
         tokens_(static_cast<std::size_t>(dims.handles)) {
     agree();
-    if (options.memory == Memory::device || !of.machine())
-      throw UsageError("a moe is for ranks of one machine on host memory: make the communicator there.");
-    engine_ = moe::make_host_engine(of, dims);
+    engine_ = options.memory == Memory::device ? moe::make_gpu_engine(of, dims, options.host_counts)
+              : of.machine()                   ? moe::make_host_engine(of, dims)
+                                               : moe::make_message_engine(of, dims);
   }
 
   const MoeShape shape;

@@ -127,7 +127,7 @@ void NodesCommunicator::hear() {
   if (failed_ || !transport_) return;
   const auto told = transport_->heard();
   if (!told || told->empty()) return;
-  const int kind = std::clamp(told->front() - '0', 0, static_cast<int>(FailureKind::resource));
+  const int kind = std::clamp(told->front() - '0', 0, static_cast<int>(FailureKind::usage));
   const Failure failure{static_cast<FailureKind>(kind), told->substr(1)};
   fail(failure);
   raise(failure);

@@ -10,8 +10,8 @@ import numpy as np
 
 import unisono
 from body import Report
-from moe_cases import Job, bias, jobs, late_weights, outputs, parts, received_by_all, tokens_of
-from moe_reference import Field, Tokens, combined
+from moe_cases import Job, bias, combined_by, jobs, late_weights, outputs, parts, received_by_all, tokens_of
+from moe_reference import Field, Tokens
 from reference import DTYPES, Array, difference
 
 _ROUNDS = 20
@@ -122,16 +122,7 @@ class Run:
             more["out"] = np.empty((tokens_of(job, self.rank), job.width), DTYPES[job.y_dtype])
         call = self.in_steps if job.group == "steps" else self.at_once
         out: Array = call("combine", outputs(job, turn)[self.rank], handle, **more)
-        data = parts(job, turn, routing)
-        expected = combined(
-            job.layer,
-            data,
-            self.rank,
-            received_by_all(job, turn, routing),
-            outputs(job, turn),
-            weights,
-            more["bias"],
-        )
+        expected = combined_by(job, self.rank, turn, routing)
         if out.shape != expected.shape:
             self.complain(f"combine gives shape {out.shape}, not {expected.shape}")
         elif wrong := difference(out, expected):

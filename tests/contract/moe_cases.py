@@ -12,8 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from moe_reference import Layer, Received, Tokens, received
-from reference import DTYPES, Array, wild
+from moe_reference import Layer, Received, Tokens, combined, received
+from reference import DTYPES, Array, data
 
 LAYOUTS = ("flat", "rank_major", "expert_major")
 FLOATS = ("f32", "f16", "bf16")
@@ -100,9 +100,12 @@ def _jobs(ranks: int) -> Iterator[Job]:
 
     for layout, dtype, route in itertools.product(LAYOUTS, FLOATS, ROUTES):
         yield job("layouts", layout, dtype, route)
-    for layout in LAYOUTS[:2]:  # more pairs of a token than experts of a rank
+    for layout in LAYOUTS:  # more pairs of a token than experts of a rank
         one = replace(job("layouts", layout, "f32", "twice"), presence="full")
-        yield replace(one, layer=replace(one.layer, experts=ranks, top_k=min(ranks, 3)))
+        layer = replace(one.layer, experts=ranks, top_k=min(ranks, 3))
+        if layout == "expert_major":
+            layer = replace(layer, capacity=ranks * layer.max_tokens * layer.top_k)
+        yield replace(one, layer=layer)
     for scales, layout, dtype in itertools.product(("e4m3_128", "mx"), LAYOUTS, FLOATS):
         yield job("scales", layout, dtype, "masked", scales=scales)
     for alignment, route, scales in itertools.product((4, 8), ("uniform", "masked"), (None, "mx")):
@@ -150,11 +153,16 @@ def _routes(job: Job, rank: int, turn: int) -> Array:
     return idx.astype(DTYPES[job.index])
 
 
+def _wild(job: Job, dtype: str, rank: int, shape: tuple[int, ...], *seed: int) -> Array:
+    offset = sum(7919 ** (place + 1) * one for place, one in enumerate((job.number, *seed)))
+    return data(dtype, rank, job.layer.ranks, offset % 20_011, int(np.prod(shape))).reshape(shape)
+
+
 def _rows(job: Job, shape: tuple[int, int], seed: tuple[int, ...]) -> Array:
     """Returns rows of x: wild ones, or for scales those that mostly have finite blocks."""
     kind = DTYPES[job.layer.dtype]
     if job.layer.scales is None:
-        return wild(job.layer.dtype, shape[0] * shape[1], seed).reshape(shape)
+        return _wild(job, job.layer.dtype, seed[1], shape, seed[2])
     rng = np.random.default_rng(seed)
     with np.errstate(over="ignore"):
         rows = (rng.standard_normal(shape) * np.exp2(rng.integers(-20, 15, (shape[0], 1)))).astype(kind)
@@ -172,8 +180,7 @@ def tokens(job: Job, rank: int, turn: int) -> Tokens:
     if job.weights in ("dispatch", "both"):
         weights = np.random.default_rng(seed).standard_normal((n, job.layer.top_k)).astype(np.float32)
     more = tuple(
-        wild(dtype, n * int(np.prod(shape)), (*seed, place)).reshape(n, *shape)
-        for place, (dtype, shape) in enumerate(job.more)
+        _wild(job, dtype, rank, (n, *shape), turn, place) for place, (dtype, shape) in enumerate(job.more)
     )
     return Tokens(_rows(job, (n, job.layer.hidden), seed), _routes(job, rank, turn), weights, more)
 
@@ -189,10 +196,12 @@ def parts(job: Job, turn: int, routing: int | None = None) -> list[Tokens]:
 
 def rows_held(job: Job) -> int:
     layer = job.layer
+    if layer.capacity is not None:
+        return layer.capacity
     most = layer.ranks * layer.max_tokens
     if layer.layout == "expert_major":
         most = most * min(layer.top_k, layer.local) + layer.local * (layer.alignment - 1)
-    return most if layer.capacity is None else min(most, layer.capacity)
+    return most
 
 
 @cache
@@ -205,10 +214,7 @@ def received_by_all(job: Job, turn: int, routing: int | None = None) -> list[Rec
 def outputs(job: Job, turn: int) -> list[Array]:
     """Returns y of every rank."""
     shape = (rows_held(job), job.width)
-    return [
-        wild(job.y_dtype, shape[0] * shape[1], (job.number, rank, turn, 9)).reshape(shape)
-        for rank in range(job.layer.ranks)
-    ]
+    return [_wild(job, job.y_dtype, rank, shape, turn, 9) for rank in range(job.layer.ranks)]
 
 
 @cache
@@ -224,4 +230,13 @@ def bias(job: Job, rank: int, turn: int) -> Array | None:
     if not job.biased:
         return None
     shape = (tokens_of(job, rank), job.width)
-    return wild(job.y_dtype, shape[0] * shape[1], (job.number, rank, turn, 11)).reshape(shape)
+    return _wild(job, job.y_dtype, rank, shape, turn, 11)
+
+
+@cache
+def combined_by(job: Job, rank: int, turn: int, routing: int | None = None) -> Array:
+    """Returns what a combine gives the rank."""
+    came, ys = received_by_all(job, turn, routing), outputs(job, turn)
+    return combined(
+        job.layer, parts(job, turn, routing), rank, came, ys, late_weights(job, turn), bias(job, rank, turn)
+    )

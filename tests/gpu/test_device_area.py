@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import ranks
-import unisono
-from gpus import devices_for
+from gpus import compiled, devices_for
 
 pytestmark = pytest.mark.gpu
 HERE = Path(__file__).resolve().parent
-PACKAGE = Path(unisono.__file__).resolve().parent
-
-
-def compiled(source: Path, to: Path) -> Path:
-    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    if nvcc is None:
-        pytest.skip("there is no nvcc here")
-    program, lib = to / source.stem, PACKAGE / "lib"
-    options = ["-std=c++20", "-arch=native", f"-I{PACKAGE / 'include'}", f"-L{lib}", f"-Xlinker=-rpath,{lib}"]
-    subprocess.run([nvcc, *options, str(source), "-lunisono", "-o", str(program)], check=True, timeout=300)
-    return program
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ import ranks
 from unisono.bench.start import find_mpiexec, mpiexec_command
 
 ROOT = Path(__file__).resolve().parents[2]
+MARKS = {"from mpi4py": pytest.mark.mpi, "import torch": pytest.mark.torch}
 EXAMPLES = [
-    pytest.param(path, marks=[pytest.mark.mpi] if "mpi4py" in path.read_text() else [])
+    pytest.param(path, marks=[mark for line, mark in MARKS.items() if line in path.read_text()])
     for path in sorted((ROOT / "examples").glob("[0-9]*.py"))
 ]
 SOURCES = [

@@ -14,6 +14,7 @@ FORBIDDEN = {
     "unisono.records": ("unisono.bench", "unisono.report", "unisono.cli"),
     "unisono.bench": ("unisono.report", "unisono.cli"),
     "unisono.report": ("unisono.bench", "unisono.cli"),
+    "unisono.torch": ("unisono.bench", "unisono.report", "unisono.records", "unisono.cli"),
 }
 
 
@@ -83,7 +84,7 @@ def within(name: str, package: str) -> bool:
 
 
 @pytest.mark.parametrize("importer", FORBIDDEN)
-def test_bench_and_report_meet_in_records_only(importer: str) -> None:
+def test_layers_hold(importer: str) -> None:
     wrong = [
         f"{name} imports {target}"
         for name, targets in imports(PACKAGE).items()
@@ -91,6 +92,14 @@ def test_bench_and_report_meet_in_records_only(importer: str) -> None:
         if within(name, importer) and any(within(target, package) for package in FORBIDDEN[importer])
     ]
     assert not wrong
+
+
+def test_torch_is_optional() -> None:
+    """Nothing else imports unisono.torch, which imports PyTorch."""
+    found = imports(PACKAGE)
+    assert "unisono.torch.moe" in found
+    for name, targets in found.items():
+        assert within(name, "unisono.torch") or not any(within(one, "unisono.torch") for one in targets), name
 
 
 def test_no_circle() -> None:

@@ -7,8 +7,11 @@ the speed is not. Otherwise the test is skipped.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,3 +140,15 @@ def random_bits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) ->
     kind = DTYPES[dtype]
     size = int(np.prod(shape)) * kind.itemsize
     return rng.integers(0, 256, size, np.uint8).view(kind).reshape(shape)
+
+
+def compiled(source: Path, to: Path) -> Path:
+    """Returns the program that nvcc makes of a source and the installed package, as a user would."""
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvcc is None:
+        pytest.skip("there is no nvcc here")
+    package = Path(unisono.__file__).resolve().parent
+    program, lib = to / source.stem, package / "lib"
+    options = ["-std=c++20", "-arch=native", f"-I{package / 'include'}", f"-L{lib}", f"-Xlinker=-rpath,{lib}"]
+    subprocess.run([nvcc, *options, str(source), "-lunisono", "-o", str(program)], check=True, timeout=300)
+    return program

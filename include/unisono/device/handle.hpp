@@ -35,6 +35,9 @@ struct Failure {
   std::uint32_t collective;  // of a call of the library's own
   std::uint64_t call;        // which of the communicator's
   std::uint32_t area;        // the number of the area whose kernel has waited; 0: a call of the library's own
+  // 0: a wait has expired. Otherwise what a kernel of the library's own says of its call; `call`, `seen` and
+  // `expected` are then its numbers.
+  std::uint32_t problem;
 };
 
 // Take it as `const __grid_constant__ unisono::device::Handle`: a kernel that copies it needs as much local

@@ -1,0 +1,327 @@
+// Returns each token's sum to its rank. Ranks sum the rows of their own experts, and push that to the token's
+// rank. Chunk by chunk, that rank sums what has come, by rank.
+#include <cuda_runtime.h>
+
+#include "base/numeric.hpp"
+#include "moe/cuda/launch.hpp"
+#include "moe/cuda/rows.cuh"
+
+namespace unisono::moe::gpu {
+namespace {
+
+// The rows that a warp sums, in order.
+struct Rows {
+  const byte* at[kMostTopK];
+  float weights[kMostTopK];
+};
+
+// Returns the weights of rows of tokens of that source, or null.
+__device__ inline const float* weights_of(const Work& work, const Combine& combine, int source) {
+  if (combine.weights || !work.dims.expert_major()) return combine.weights;
+  return table<std::uint32_t>(work, work.space.weighted)[source] ? table<float>(work, work.space.weights)
+                                                                 : nullptr;
+}
+
+template <class T, int kEach>
+struct Sum {
+  using Vector = Pack<T, kEach>;
+  static constexpr int kAhead = kEach > 1 ? 8 : 4;  // rows that are loaded before the first is added
+
+  __device__ void add(const Vector& vector) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const float value = Wide<T>::from(vector.get(e));
+      values[e] = count == 0 ? value : values[e] + value;
+    }
+    if (count++ == 0) only = vector;
+  }
+  __device__ void add(const Vector& vector, float weight) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const float value = weight * Wide<T>::from(vector.get(e));
+      values[e] = count == 0 ? value : values[e] + value;
+    }
+    ++count;
+  }
+  __device__ Vector rounded() const {
+    Vector vector;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) vector.set(e, Wide<T>::to(values[e]));
+    return vector;
+  }
+  // The sum of vectors without weights: of one alone, its bits.
+  __device__ Vector result() const { return count == 1 ? only : rounded(); }
+
+  float values[kEach] = {};
+  Vector only = {};
+  int count = 0;
+};
+
+template <class T, int kEach>
+__device__ inline Pack<T, kEach> load(const byte* row, std::size_t i) {
+  return reinterpret_cast<const Pack<T, kEach>*>(row)[i];
+}
+
+// Returns this rank's part of a token: the sum of its rows, weighted or not.
+template <class T, int kEach>
+__device__ inline Pack<T, kEach> weigh(const Rows& rows, int count, bool weighted, std::size_t i) {
+  using Of = Sum<T, kEach>;
+  Of sum;
+  for (int first = 0; first < count; first += Of::kAhead) {
+    Pack<T, kEach> some[Of::kAhead];
+#pragma unroll
+    for (int u = 0; u < Of::kAhead; ++u)
+      if (first + u < count) some[u] = load<T, kEach>(rows.at[first + u], i);
+#pragma unroll
+    for (int u = 0; u < Of::kAhead; ++u) {
+      if (first + u >= count) continue;
+      if (weighted) sum.add(some[u], rows.weights[first + u]);
+      else sum.add(some[u]);
+    }
+  }
+  return weighted ? sum.rounded() : sum.result();
+}
+
+// Lists the rows of pairs, one in each lane that has one. Returns how many there are. A warp calls it.
+__device__ inline int list_rows(const Combine& combine, const float* weights, Rows& rows, std::int32_t row) {
+  const unsigned all = __ballot_sync(kAllLanes, row != kNone);
+  __syncwarp();
+  if (row != kNone) {
+    const int place = __popc(all & ((1u << lane()) - 1));
+    rows.at[place] = combine.y + static_cast<std::size_t>(row) * combine.bytes;
+    rows.weights[place] = weights ? weights[row] : 1.0f;
+  }
+  __syncwarp();
+  return __popc(all);
+}
+
+// The vectors of a row that a warp has.
+template <class T, int kEach>
+struct Vectors {
+  __device__ Vectors(const Combine& combine, unsigned segment, unsigned segments) {
+    const std::size_t all = combine.bytes / sizeof(Pack<T, kEach>);
+    const Part part((all + 31) / 32, segment, segments);
+    first = part.first * 32 + lane();
+    end = min(part.end * 32, all);
+  }
+  std::size_t first, end;
+};
+
+__device__ inline std::size_t sums_of(const Work& work, std::uint32_t combines) {
+  return work.space.sums + combines % 2 * work.space.sums_bytes;
+}
+
+// How work is shared: items of rows, each in segments, by the warps of the grid.
+struct Share {
+  __device__ explicit Share(unsigned rows)
+      : segments(max(1u, min(warps_of_grid() / max(rows, 1u), 16u))), items(rows * segments) {}
+  unsigned segments, items;
+};
+
+// The tokens of a source that lie in a chunk, by their positions here.
+struct Range {
+  __device__ Range(const Work& work, int source, int chunk) {
+    const Dims& d = work.dims;
+    const auto* const counts = table<std::uint32_t>(work, work.space.matrix) + source * work.space.columns +
+                               d.experts + d.rank * work.space.chunks;
+    for (int c = 0; c < chunk; ++c) first += counts[c];
+    end = first + counts[chunk];
+    const auto kept = static_cast<unsigned>(table<std::int32_t>(work, work.space.source_rows)[source]);
+    first = min(first, kept);
+    end = min(end, kept);
+  }
+  unsigned first = 0, end = 0;
+};
+
+template <class T, int kEach>
+__device__ void push_row(const Work& work, const Combine& combine, Rows& rows, int source, unsigned position,
+                         std::size_t sums, unsigned segment, unsigned segments) {
+  const Dims& d = work.dims;
+  byte* const to = at<byte>(work, source, sums) + (d.rank * d.max_tokens + position) * combine.bytes;
+  std::int32_t row = kNone;
+  if (d.expert_major()) {
+    const std::size_t of_token = source * d.max_tokens + position;
+    if (lane() < static_cast<unsigned>(d.top_k))
+      row = table<std::int32_t>(work, work.space.pair_rows)[of_token * d.top_k + lane()];
+  } else if (lane() == 0) {
+    row = table<std::int32_t>(work, work.space.first_rows)[source] + static_cast<std::int32_t>(position);
+  }
+  const float* const weights = weights_of(work, combine, source);
+  const int count = list_rows(combine, weights, rows, row);
+  const Vectors<T, kEach> vectors(combine, segment, segments);
+  if (d.expert_major()) {
+    for (std::size_t i = vectors.first; i < vectors.end; i += 32)
+      reinterpret_cast<Pack<T, kEach>*>(to)[i] = weigh<T, kEach>(rows, count, weights != nullptr, i);
+  } else {
+    byte* const target = to;
+    copy_row(rows.at[0], &target, 1, combine.bytes, kEach > 1 ? 16 : static_cast<int>(sizeof(T)), segment,
+             segments);
+  }
+}
+
+template <class T, int kEach>
+__device__ void push(const Work& work, const Combine& combine, Rows& rows, int chunk, std::size_t sums) {
+  const Dims& d = work.dims;
+  for (int i = 1; i < d.ranks; ++i) {
+    const int source = (d.rank + i) % d.ranks;
+    const Range range(work, source, chunk);
+    const Share share(range.end - range.first);
+    for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid())
+      push_row<T, kEach>(work, combine, rows, source, range.first + item / share.segments, sums,
+                         item % share.segments, share.segments);
+  }
+}
+
+// What a warp knows of a token whose parts it sums.
+struct Parts {
+  __device__ Parts(const Work& work, const Combine& combine, Rows& rows, unsigned token, std::size_t sums) {
+    const Dims& d = work.dims;
+    const auto k = static_cast<unsigned>(d.top_k);
+    const bool has = lane() < k;
+    const std::size_t at = std::size_t{token} * k + lane();
+    const std::int32_t packed = has ? table<std::int32_t>(work, work.space.homes)[at] : kNone;
+    const Home home(packed);
+    const bool here = packed != kNone && home.rank == d.rank;
+    if (packed != kNone && !here)
+      from = mine<byte>(work, sums) + (home.rank * d.max_tokens + home.position) * combine.bytes;
+    std::int32_t row = kNone;
+    if (d.expert_major()) {
+      const std::int32_t expert = has ? table<std::int32_t>(work, work.space.experts)[at] : kNone;
+      if (expert != kNone && d.rank_of(expert) == d.rank)
+        row = table<std::int32_t>(work, work.space.places)[at];
+    } else if (here) {
+      row = table<std::int32_t>(work, work.space.first_rows)[d.rank] + home.position;
+    }
+    const float* const weights = weights_of(work, combine, d.rank);
+    weighted = weights != nullptr;
+    own_rows = list_rows(combine, weights, rows, row);
+    homes = __popc(__ballot_sync(kAllLanes, packed != kNone));
+    const unsigned own = __ballot_sync(kAllLanes, here);
+    place = own ? __ffs(static_cast<int>(own)) - 1 : kNone;
+  }
+  const byte* from = nullptr;  // of the lane's copy, at another rank
+  int own_rows, homes, place;  // place: of this rank's copy among all
+  bool weighted;
+};
+
+// Sums a token's parts by rank, and its bias. Lanes without a vector go along, for their shuffles.
+template <class T, int kEach, bool kAlone>
+__device__ Pack<T, kEach> sum_vector(const Parts& parts, const Rows& rows, const byte* bias, bool has,
+                                     std::size_t i) {
+  using Of = Sum<T, kEach>;
+  using Vector = Pack<T, kEach>;
+  Vector own{};
+  if (has && parts.place != kNone) own = weigh<T, kEach>(rows, parts.own_rows, parts.weighted, i);
+  Of sum;
+  if constexpr (kAlone) {
+    if (parts.place != kNone) sum.add(own);
+  } else {
+    for (int first = 0; first < parts.homes; first += Of::kAhead) {
+      Vector some[Of::kAhead];
+#pragma unroll
+      for (int u = 0; u < Of::kAhead; ++u) {
+        const auto* const at = reinterpret_cast<const byte*>(
+            __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(parts.from), (first + u) % 32));
+        some[u] = own;
+        if (has && first + u < parts.homes && first + u != parts.place) some[u] = load<T, kEach>(at, i);
+      }
+#pragma unroll
+      for (int u = 0; u < Of::kAhead; ++u)
+        if (first + u < parts.homes) sum.add(some[u]);
+    }
+  }
+  if (bias && has) sum.add(load<T, kEach>(bias, i));
+  return sum.result();
+}
+
+template <class T, int kEach, bool kAlone>
+__device__ void sum_token(const Work& work, const Combine& combine, Rows& rows, unsigned token,
+                          std::size_t sums, unsigned segment, unsigned segments) {
+  const Parts parts(work, combine, rows, token, sums);
+  byte* const out = combine.out + std::size_t{token} * combine.bytes;
+  const byte* const bias = combine.bias ? combine.bias + std::size_t{token} * combine.bytes : nullptr;
+  const Vectors<T, kEach> vectors(combine, segment, segments);
+  for (std::size_t first = vectors.first - lane(); first < vectors.end; first += 32) {
+    const std::size_t i = first + lane();
+    const bool has = i < vectors.end;
+    const auto result = sum_vector<T, kEach, kAlone>(parts, rows, bias, has, i);
+    if (has) reinterpret_cast<Pack<T, kEach>*>(out)[i] = result;
+  }
+}
+
+template <class T, int kEach, bool kAlone>
+__device__ void sum(const Work& work, const Combine& combine, Rows& rows, int chunk, std::size_t sums) {
+  const unsigned chunk_tokens = (work.tokens + work.space.chunks - 1) / work.space.chunks;
+  const unsigned first = min(chunk_tokens * chunk, work.tokens);
+  const Share share(min(chunk_tokens, work.tokens - first));
+  for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid())
+    sum_token<T, kEach, kAlone>(work, combine, rows, first + item / share.segments, sums,
+                                item % share.segments, share.segments);
+}
+
+// Pushes each chunk before it sums the one before.
+template <class T, int kEach>
+__device__ bool run(const Work& work, const Combine& combine, Rows& rows, std::uint32_t combines) {
+  const auto chunks = static_cast<std::uint32_t>(work.space.chunks);
+  const std::size_t sums = sums_of(work, combines);
+  for (std::uint32_t c = 0; c <= chunks; ++c) {
+    if (c < chunks && combine.push) {
+      push<T, kEach>(work, combine, rows, static_cast<int>(c), sums);
+      if (last_block(work, kChunkTicket + static_cast<int>(c))) tell_all(work, Told::summed);
+    }
+    if (c == 0 || !combine.sum) continue;
+    if (!hear_all(work, Told::summed, combines * chunks + c)) return false;
+    sum<T, kEach, false>(work, combine, rows, static_cast<int>(c) - 1, sums);
+  }
+  return true;
+}
+
+// kWide: rows are read and written by 16 bytes. kAlone: there is one rank.
+template <class T, bool kWide, bool kAlone>
+__global__ void __launch_bounds__(kThreads, kAlone ? kBlocksOfSm : 1)
+    combine_kernel(const __grid_constant__ Work work, const __grid_constant__ Combine combine) {
+  constexpr int kEach = kWide ? static_cast<int>(sizeof(uint4) / sizeof(T)) : 1;
+  __shared__ Rows all_rows[kWarps];
+  if (failed(work)) return;
+  Rows& rows = all_rows[warp_of_block()];
+  if constexpr (kAlone) {
+    sum<T, kEach, true>(work, combine, rows, 0, 0);
+  } else {
+    const std::uint32_t combines = counters(work).combines;
+    if (!run<T, kEach>(work, combine, rows, combines) || !combine.sum) return;
+    if (last_block(work, kEndTicket) && threadIdx.x == 0) counters(work).combines = combines + 1;
+  }
+}
+
+template <class T>
+const void* kernel_of(bool wide, bool alone) {
+  const void* const kernels[2][2] = {{reinterpret_cast<const void*>(combine_kernel<T, false, false>),
+                                      reinterpret_cast<const void*>(combine_kernel<T, false, true>)},
+                                     {reinterpret_cast<const void*>(combine_kernel<T, true, false>),
+                                      reinterpret_cast<const void*>(combine_kernel<T, true, true>)}};
+  return kernels[wide ? 1 : 0][alone ? 1 : 0];
+}
+const void* kernel_of(DType dtype, bool wide, bool alone) {
+  if (dtype == DType::f32) return kernel_of<float>(wide, alone);
+  return dtype == DType::f16 ? kernel_of<F16>(wide, alone) : kernel_of<BF16>(wide, alone);
+}
+
+}  // namespace
+
+cudaError_t load_combine(bool alone) {
+  cudaFuncAttributes attributes;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const bool wide : {false, true})
+      if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel_of(dtype, wide, alone));
+          error != cudaSuccess)
+        return error;
+  return cudaSuccess;
+}
+
+cudaError_t combine(const Work& work, const Combine& combine, int blocks, cudaStream_t stream) {
+  void* parameters[] = {const_cast<Work*>(&work), const_cast<Combine*>(&combine)};
+  return cudaLaunchKernel(kernel_of(combine.dtype, combine.wide, work.dims.ranks == 1),
+                          dim3(static_cast<unsigned>(blocks)), dim3(kThreads), parameters, 0, stream);
+}
+
+}  // namespace unisono::moe::gpu

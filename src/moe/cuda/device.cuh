@@ -1,0 +1,103 @@
+// What the kernels of src/moe share: where things lie, and how blocks and ranks meet.
+#pragma once
+
+#include "moe/cuda/layout.hpp"
+#include "unisono/device/verbs.cuh"
+
+namespace unisono::moe::gpu {
+
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Returns where something of a rank's area lies.
+template <class T>
+__device__ inline T* at(const Work& work, int rank, std::size_t offset) {
+  return reinterpret_cast<T*>(static_cast<byte*>(work.area.memory[rank]) + offset);
+}
+template <class T>
+__device__ inline T* mine(const Work& work, std::size_t offset) {
+  return at<T>(work, work.dims.rank, offset);
+}
+// Returns where a table of the call's slot lies.
+template <class T>
+__device__ inline T* table(const Work& work, int rank, std::size_t offset) {
+  return at<T>(work, rank, work.slot + offset);
+}
+template <class T>
+__device__ inline T* table(const Work& work, std::size_t offset) {
+  return table<T>(work, work.dims.rank, offset);
+}
+__device__ inline Counters& counters(const Work& work) { return *mine<Counters>(work, work.space.counters); }
+
+__device__ inline unsigned lane() { return threadIdx.x % 32; }
+__device__ inline unsigned warp_of_block() { return threadIdx.x / 32; }
+__device__ inline unsigned warp_of_grid() { return blockIdx.x * (blockDim.x / 32) + warp_of_block(); }
+__device__ inline unsigned warps_of_grid() { return gridDim.x * (blockDim.x / 32); }
+
+// Returns, alike to all threads of a block, whether the communicator has failed: tables may then be
+// unfinished, and kernels leave them alone.
+__device__ inline bool failed(const Work& work) {
+  return __syncthreads_or(threadIdx.x == 0 &&
+                          device::load_relaxed(&work.area.status[work.dims.rank]->failed) != 0) != 0;
+}
+
+__device__ inline int slot_of(const Work& work, Told kind, int source) {
+  return static_cast<int>(kind) * work.dims.ranks + source;
+}
+// Raises this rank's signal of that kind at a peer, for one thread.
+__device__ inline void tell(const Work& work, Told kind, int peer) {
+  device::thread_signal(work.area, peer, slot_of(work, kind, work.dims.rank));
+}
+__device__ inline void tell_all(const Work& work, Told kind) {
+  const int ranks = work.dims.ranks;
+  for (int i = static_cast<int>(threadIdx.x) + 1; i < ranks; i += static_cast<int>(blockDim.x))
+    tell(work, kind, (work.dims.rank + i) % ranks);
+}
+// Waits until every peer has raised its signal of that kind `count` times. All threads of a block call it.
+__device__ inline bool hear_all(const Work& work, Told kind, std::uint32_t count) {
+  bool arrived = true;
+  for (int r = static_cast<int>(threadIdx.x); r < work.dims.ranks; r += static_cast<int>(blockDim.x))
+    if (r != work.dims.rank)
+      arrived = device::thread_wait(work.area, slot_of(work, kind, r), count, r) && arrived;
+  return __syncthreads_and(arrived) != 0;
+}
+
+// Returns, to all threads of the block that comes last, true. It may publish what all blocks have written.
+__device__ inline bool last_block(const Work& work, int ticket) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system();
+    last = atomicInc(&counters(work).tickets[ticket], gridDim.x - 1) == gridDim.x - 1;
+    __threadfence_system();
+  }
+  __syncthreads();
+  return last;
+}
+
+// Fails the communicator on every rank with a problem of this call, for one thread. The first one counts.
+__device__ inline void report(const Work& work, Problem problem, std::uint64_t which, std::uint32_t number,
+                              std::uint32_t limit) {
+  const device::Handle& area = work.area;
+  if (atomicExch(&area.status[area.rank]->claimed, 1u) != 0) return;
+  device::Failure& record = *area.failure;
+  record.problem = static_cast<std::uint32_t>(problem);
+  record.rank = area.rank;
+  record.call = which;
+  record.seen = number;
+  record.expected = limit;
+  record.area = static_cast<std::uint32_t>(area.area);
+  device::store_release(&record.stage, 2);
+  for (int r = 0; r < area.ranks; ++r) device::store_relaxed(&area.status[r]->failed, 1);
+}
+
+// A copy of a token at another rank: its rank, and its position among this rank's tokens there.
+struct Home {
+  __device__ static std::int32_t pack(int rank, std::uint32_t position) {
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>(rank) << kPositionBits | position);
+  }
+  __device__ explicit Home(std::int32_t packed)
+      : rank(packed >> kPositionBits), position(packed & ((1 << kPositionBits) - 1)) {}
+  int rank, position;
+};
+
+}  // namespace unisono::moe::gpu

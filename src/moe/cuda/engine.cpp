@@ -1,0 +1,291 @@
+// The engine on GPUs: the memory that every rank's kernels reach, and the launches.
+//
+// A call only enqueues. What a rank counts lies in its GPU's memory, therefore a CUDA graph of calls may be
+// replayed, and calls outside of it may come between. The slot of a routing and the epoch of received rows
+// are fixed when a call is made. A graph's dispatch therefore writes the same slot and epoch at each replay,
+// as though it were made again. No rank writes rows of a dispatch before every rank has begun that dispatch,
+// on its stream. Received rows are therefore valid until a dispatch begins that has the same epoch: the
+// second after this one in the order in which calls were made, or a replay of one that was made so.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/api.hpp"
+#include "moe/cuda/launch.hpp"
+#include "moe/engine.hpp"
+#include "unisono/error.hpp"
+
+namespace unisono::moe {
+namespace gpu {
+
+Space::Space(const Dims& dims) {
+  const auto at = [](std::size_t& next, std::size_t bytes) {
+    const std::size_t here = next;
+    next = round_up(next + bytes, 256);
+    return here;
+  };
+  const auto ranks = static_cast<std::size_t>(dims.ranks), k = static_cast<std::size_t>(dims.top_k);
+  const auto local = static_cast<std::size_t>(dims.local_experts);
+  constexpr std::size_t word = sizeof(std::int32_t);
+  chunks = dims.ranks > 1 && dims.max_tokens >= 1024 ? kMostChunks : 1;
+  columns = static_cast<std::size_t>(dims.experts) + ranks * static_cast<std::size_t>(chunks);
+  const bool pairs = dims.expert_major();
+  std::size_t& slot = slot_bytes;
+  matrix = at(slot, ranks * columns * word);
+  topk_idx = at(slot, pairs ? 0 : dims.rows_held * k * word);
+  weights = at(slot, dims.rows_held * (pairs ? 1 : k) * word);
+  weighted = at(slot, ranks * word);
+  pair_rows = at(slot, pairs ? dims.tokens_held * k * word : 0);
+  expert_rows = at(slot, pairs ? 0 : dims.pairs_held * word);
+  row_expert = at(slot, pairs ? dims.rows_held * word : 0);
+  counts = at(slot, local * word);
+  offsets = at(slot, (local + 1) * word);
+  source_rows = at(slot, ranks * word);
+  rows = at(slot, word);
+  dropped = at(slot, word);
+  first_rows = at(slot, ranks * word);
+  first_there = at(slot, ranks * word);
+  experts = at(slot, dims.max_tokens * k * word);
+  places = at(slot, dims.max_tokens * k * word);
+  homes = at(slot, dims.max_tokens * k * word);
+  at(pool_bytes, dims.rows_held * dims.sent_bytes);
+  scales = at(pool_bytes, dims.rows_held * dims.scale_bytes);
+  more = at(pool_bytes, dims.rows_held * dims.more_bytes + kMostMore * 256);
+  sums_bytes = round_up(dims.ranks > 1 ? dims.tokens_held * dims.row_bytes : 0, 256);
+  counters = at(bytes, sizeof(Counters));
+  totals = at(bytes, kRouteBlocks * columns * word);
+  slots = at(bytes, static_cast<std::size_t>(dims.handles) * slot_bytes);
+  pool = at(bytes, kEpochs * pool_bytes);
+  sums = at(bytes, 2 * sums_bytes);
+}
+
+}  // namespace gpu
+
+namespace {
+
+using gpu::Work;
+
+std::uintptr_t number(const void* at) { return reinterpret_cast<std::uintptr_t>(at); }
+
+// Returns the widest word that divides addresses and sizes.
+int word_of(std::uintptr_t all) { return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1; }
+
+// Says what kernels report of a call that cannot be, as the host's engine does.
+Failure explain(const device::Failure& record) {
+  if (record.problem == static_cast<std::uint32_t>(gpu::Problem::index))
+    return {FailureKind::usage, "topk_idx names expert " +
+                                    std::to_string(static_cast<std::int32_t>(record.seen)) + " for token " +
+                                    std::to_string(record.call) + ", but there are " +
+                                    std::to_string(record.expected) + ": give 0 to " +
+                                    std::to_string(record.expected - 1) + ", or -1 for none."};
+  return {FailureKind::resource,
+          "rank " + std::to_string(record.call) + " would receive " + std::to_string(record.seen) +
+              " rows in this dispatch, but there is room for " + std::to_string(record.expected) +
+              ": give capacity=" + std::to_string(record.seen) + " or more, or drop=True."};
+}
+
+class GpuEngine final : public Engine {
+ public:
+  GpuEngine(Communicator::Impl& impl, const Dims& dims, bool host_counts);
+  ~GpuEngine() override {
+    if (rows_now_) cudaFreeHost(rows_now_);
+  }
+
+  void begin_dispatch(const MoeTokens& tokens, int slot, bool routed) override;
+  void end_dispatch(MoeReceived& received) override;
+  void begin_combine(const MoeOutputs& outputs, int slot) override;
+  void end_combine() override;
+
+ private:
+  void load();
+  void lay_payloads(const MoeTokens& tokens);
+  std::size_t offset(const void* of_mine) const { return number(of_mine) - number(local_); }
+  template <class T>
+  T* mine(std::size_t offset) const {
+    return reinterpret_cast<T*>(local_ + offset);
+  }
+  template <class T>
+  T* table(std::size_t offset) const {
+    return mine<T>(work_.slot + offset);
+  }
+  // Begins a call on its stream.
+  void take(int slot);
+  // Returns the blocks of a kernel that moves rows. With one rank nothing waits: as many as there is room
+  // for.
+  int blocks() const { return work_.dims.ranks == 1 ? sms_ * gpu::kBlocksOfSm : most_blocks_; }
+  void check(cudaError_t result) const { cuda::check(result, "starting a kernel of a moe"); }
+
+  Communicator::Impl& impl_;
+  const int device_;
+  const bool host_counts_;
+  Work work_;
+  std::shared_ptr<void> memory_;
+  byte* local_ = nullptr;
+  int sms_ = 0;
+  std::int32_t* rows_now_ = nullptr;   // pinned
+  std::vector<std::uint32_t> tokens_;  // of each slot
+
+  // of the phase that has begun
+  gpu::Dispatch dispatch_;
+  gpu::Combine combine_;
+  cudaStream_t stream_ = nullptr;
+  int most_blocks_ = 1;
+  void* out_ = nullptr;
+  bool either_ = false;  // whether tokens of other ranks may have weights
+};
+
+int device_of(Communicator::Impl& impl) {
+  if (const auto device = impl.device()) return *device;
+  throw UsageError(
+      "a moe on GPU memory needs a communicator with a GPU: make it with device=, on every rank.");
+}
+
+GpuEngine::GpuEngine(Communicator::Impl& impl, const Dims& dims, bool host_counts)
+    : impl_(impl),
+      device_(device_of(impl)),
+      host_counts_(host_counts),
+      tokens_(static_cast<std::size_t>(dims.handles)) {
+  if (dims.top_k > gpu::kMostTopK || dims.max_tokens > std::size_t{1} << gpu::kPositionBits)
+    throw UsageError("top_k=" + std::to_string(dims.top_k) +
+                     " and max_tokens=" + std::to_string(dims.max_tokens) +
+                     " are too many for GPUs: give at most " + std::to_string(gpu::kMostTopK) + " and 2^24.");
+  work_.dims = dims;
+  work_.space = gpu::Space(dims);
+  const cuda::OnDevice on(device_);
+  load();
+  AreaParts area = impl.make_area(work_.space.bytes, gpu::kTold * dims.ranks, "a moe", explain);
+  memory_ = std::move(area.memory);
+  work_.area = area.handle;
+  local_ = static_cast<byte*>(area.handle.memory[dims.rank]);
+  if (host_counts_) {
+    void* pinned = nullptr;
+    cuda::check(cudaHostAlloc(&pinned, sizeof *rows_now_, cudaHostAllocPortable), "pinning memory");
+    rows_now_ = static_cast<std::int32_t*>(pinned);
+  }
+}
+
+void GpuEngine::load() {
+  int shared = 0;
+  cuda::check(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, device_), "asking for SMs");
+  cuda::check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_),
+              "asking for shared memory");
+  if (gpu::route_shared_bytes(work_.space) > static_cast<std::size_t>(shared))
+    throw UsageError("num_experts=" + std::to_string(work_.dims.experts) + " on " +
+                     std::to_string(work_.dims.ranks) +
+                     " ranks are too many for this GPU's kernel of routes: give fewer experts.");
+  cuda::check(gpu::load_route(work_.space), "loading a kernel");
+  cuda::check(gpu::load_sort(work_.dims.local_experts), "loading a kernel");
+  cuda::check(gpu::load_dispatch(work_.dims), "loading a kernel");
+  cuda::check(gpu::load_combine(work_.dims.ranks == 1), "loading a kernel");
+}
+
+void GpuEngine::take(int slot) {
+  work_.slot = work_.space.slot(slot);
+  work_.tokens = tokens_[static_cast<std::size_t>(slot)];
+  most_blocks_ = impl_.take_gpu(stream_);
+}
+
+void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed) {
+  const cuda::OnDevice on(device_);
+  stream_ = static_cast<cudaStream_t>(tokens.stream);
+  tokens_[static_cast<std::size_t>(slot)] = static_cast<std::uint32_t>(tokens.tokens);
+  take(slot);
+  work_.epoch = 1 - work_.epoch;
+  dispatch_ = {};
+  dispatch_.routed = routed;
+  dispatch_.weights = tokens.weights;
+  either_ = work_.dims.ranks > 1 && tokens.tokens == 0;
+  lay_payloads(tokens);
+  if (!routed)
+    check(
+        gpu::route(work_, tokens.topk_idx, tokens.index, std::min(most_blocks_, gpu::kRouteBlocks), stream_));
+  check(gpu::send(work_, dispatch_, blocks(), stream_));
+}
+
+// Sets where rows come from, and where they go. With one rank x goes to the caller's memory at once.
+void GpuEngine::lay_payloads(const MoeTokens& tokens) {
+  const Dims& d = work_.dims;
+  const bool scaled = d.scales != MoeScales::none;
+  out_ = tokens.out;
+  const std::size_t pool = work_.space.x(work_.epoch);
+  std::size_t to = pool;
+  if (out_ && d.ranks == 1) to = offset(out_);
+  else dispatch_.out = static_cast<byte*>(out_);
+  const std::size_t from = number(tokens.x);
+  gpu::Payloads& all = dispatch_.payloads;
+  all.of[all.count++] = {static_cast<const byte*>(tokens.x), to, static_cast<std::uint32_t>(d.sent_bytes),
+                         word_of((scaled ? 0 : from) | to | d.sent_bytes)};
+  dispatch_.wide = scaled && (from | d.row_bytes) % 16 == 0 &&
+                   (to | d.sent_bytes) % (d.row_bytes == d.hidden * 4 ? 4 : 8) == 0;
+  to = pool + work_.space.more;
+  for (const MoePayload& more : tokens.more) {
+    all.of[all.count++] = {static_cast<const byte*>(more.data), to,
+                           static_cast<std::uint32_t>(more.row_bytes),
+                           word_of(number(more.data) | more.row_bytes)};
+    to += round_up(d.rows_held * more.row_bytes, 256);
+  }
+}
+
+void GpuEngine::end_dispatch(MoeReceived& received) {
+  const cuda::OnDevice on(device_);
+  const Dims& d = work_.dims;
+  const gpu::Space& s = work_.space;
+  impl_.take_gpu(stream_);
+  if (d.ranks > 1) check(gpu::land(work_, dispatch_, most_blocks_, stream_));
+  if (d.layout == MoeLayout::flat && d.drop && !dispatch_.routed) check(gpu::sort(work_, stream_));
+  const std::size_t pool = s.x(work_.epoch);
+  received.x = out_ ? out_ : mine<void>(pool);
+  received.scales = d.scale_bytes > 0 ? mine<void>(pool + s.scales) : nullptr;
+  for (int p = 1; p < dispatch_.payloads.count; ++p)
+    received.more.push_back(mine<void>(dispatch_.payloads.of[p].to));
+  received.counts = table<std::int32_t>(s.counts);
+  received.offsets = table<std::int32_t>(s.offsets);
+  received.source_rows = table<std::int32_t>(s.source_rows);
+  if (dispatch_.weights || either_) received.weights = table<float>(s.weights);
+  if (d.expert_major()) {
+    received.row_expert = table<std::int32_t>(s.row_expert);
+  } else {
+    received.topk_idx = table<std::int32_t>(s.topk_idx);
+    received.expert_rows = table<std::int32_t>(s.expert_rows);
+  }
+  received.rows = table<std::int32_t>(s.rows);
+  received.dropped = table<std::int32_t>(s.dropped);
+  if (!host_counts_) return;
+  cuda::check(cudaMemcpyAsync(rows_now_, received.rows, sizeof *rows_now_, cudaMemcpyDeviceToHost, stream_),
+              "copying the number of rows");
+  impl_.synchronize(stream_);
+  received.rows_now = static_cast<std::size_t>(*rows_now_);
+}
+
+void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot) {
+  const cuda::OnDevice on(device_);
+  stream_ = static_cast<cudaStream_t>(outputs.stream);
+  take(slot);
+  combine_ = {.y = static_cast<const byte*>(outputs.y),
+              .bias = static_cast<const byte*>(outputs.bias),
+              .weights = outputs.weights,
+              .out = static_cast<byte*>(outputs.out),
+              .bytes = static_cast<std::uint32_t>(outputs.row_bytes),
+              .dtype = outputs.dtype,
+              .wide = word_of(number(outputs.y) | number(outputs.bias) | number(outputs.out) |
+                              outputs.row_bytes) == 16,
+              .push = true};
+  if (work_.dims.ranks > 1) check(gpu::combine(work_, combine_, most_blocks_, stream_));
+}
+
+void GpuEngine::end_combine() {
+  const cuda::OnDevice on(device_);
+  impl_.take_gpu(stream_);
+  combine_.push = false;
+  combine_.sum = true;
+  check(gpu::combine(work_, combine_, blocks(), stream_));
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> make_gpu_engine(Communicator::Impl& impl, const Dims& dims, bool host_counts) {
+  return std::make_unique<GpuEngine>(impl, dims, host_counts);
+}
+
+}  // namespace unisono::moe

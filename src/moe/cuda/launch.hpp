@@ -1,0 +1,33 @@
+// The kernels of a Moe, and how they are started.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "moe/cuda/layout.hpp"
+
+namespace unisono::moe::gpu {
+
+// Returns the shared memory that the kernel of routes needs.
+std::size_t route_shared_bytes(const Space& space);
+
+// Load all kernels, so that none is loaded while another one waits for this rank.
+cudaError_t load_route(const Space& space);
+cudaError_t load_sort(int local_experts);
+cudaError_t load_dispatch(const Dims& dims);
+cudaError_t load_combine(bool alone);
+
+// Blocks of send and combine that an SM runs at once.
+inline constexpr int kBlocksOfSm = 2;
+
+// Reads topk_idx, [tokens, top_k] of type `index`, into the call's slot, and tells the peers.
+cudaError_t route(const Work& work, const void* topk_idx, DType index, int blocks, cudaStream_t stream);
+// Sends rows to the places where they belong.
+cudaError_t send(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream);
+// Waits for the rows of all peers, and copies what belongs to several experts or beside the pool.
+cudaError_t land(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream);
+// Sorts received rows by expert. Flat rows need that if some were left out.
+cudaError_t sort(const Work& work, cudaStream_t stream);
+// Makes the steps of a combine that `combine` names.
+cudaError_t combine(const Work& work, const Combine& combine, int blocks, cudaStream_t stream);
+
+}  // namespace unisono::moe::gpu

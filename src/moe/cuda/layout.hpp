@@ -1,0 +1,115 @@
+// What a Moe has on its GPU, and what its kernels take. Plain C++: host and device read it alike.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "moe/dims.hpp"
+#include "moe/memory.hpp"
+#include "unisono/device/handle.hpp"
+
+namespace unisono::moe::gpu {
+
+inline constexpr int kMostTopK = 32;     // a warp takes a token's experts at once
+inline constexpr int kRouteBlocks = 16;  // of the kernel that reads routes
+inline constexpr int kMostChunks = 8;    // of a rank's tokens, in a combine
+inline constexpr int kThreads = 512;     // of a block of every kernel
+inline constexpr int kWarps = kThreads / 32;
+inline constexpr int kPositionBits = 24;  // of a token among those of its rank for another
+inline constexpr std::int32_t kNone = -1;
+
+// The signals of an area, one for each source rank and kind.
+enum class Told : int { begun, data, summed };
+inline constexpr int kTold = 3;
+
+// What this rank has counted. The counts lie in the GPU's memory: a graph that is replayed goes on with them.
+struct Counters {
+  std::uint32_t dispatches;        // that have begun: signals of kind `begun`
+  std::uint32_t landed, combines;  // that have ended: signals of kinds `data` and `summed`
+  std::uint32_t met, meetings;     // blocks that have met in route kernels, and those before this kernel
+  std::uint32_t tickets[3 + kMostChunks];  // of blocks that have ended: the last one tells the peers
+};
+enum Ticket : int { kRouteTicket, kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: and after
+
+// Offsets in every rank's area. A slot has a routing: first what peers write there, then what is this rank's.
+struct Space {
+  Space() = default;
+  explicit Space(const Dims& dims);
+
+  // The received rows of an epoch. Payloads after `more` follow each other, each at a multiple of 256 bytes.
+  UNISONO_PORTABLE std::size_t x(int epoch) const {
+    return pool + static_cast<std::size_t>(epoch) * pool_bytes;
+  }
+  std::size_t slot(int number) const { return slots + static_cast<std::size_t>(number) * slot_bytes; }
+
+  int chunks = 1;            // of a rank's tokens
+  std::size_t columns = 0;   // of what routes count: pairs of each expert, and tokens of each rank and chunk
+  std::size_t counters = 0;  // Counters
+  std::size_t totals = 0;    // [kRouteBlocks, columns]: what each block of the route kernel has counted
+  std::size_t slots = 0, slot_bytes = 0;
+  std::size_t pool = 0, pool_bytes = 0, scales = 0, more = 0;  // the last two within a pool
+  std::size_t sums = 0, sums_bytes = 0;  // twice [ranks, max_tokens, row]: what peers have summed
+  std::size_t bytes = 0;
+
+  // Within a slot.
+  std::size_t matrix = 0;       // [ranks, columns]: what every rank has counted
+  std::size_t topk_idx = 0;     // flat, rank_major: [rows_held, top_k]
+  std::size_t weights = 0;      // [rows_held, top_k], or [rows_held]
+  std::size_t pair_rows = 0;    // expert_major: [tokens_held, top_k], the row of each pair of a token
+  std::size_t expert_rows = 0;  // flat, rank_major: [pairs_held]
+  std::size_t row_expert = 0, counts = 0, offsets = 0, source_rows = 0, rows = 0, dropped = 0;
+  std::size_t first_rows = 0;   // [ranks]: the first row of each source's tokens here
+  std::size_t first_there = 0;  // [ranks]: the first row of this rank's tokens there
+  std::size_t experts = 0;      // [max_tokens, top_k]: this rank's topk_idx
+  std::size_t places = 0;  // [max_tokens, top_k]: each pair's row at its rank; flat, rank_major: its place in
+                           // expert_rows there
+  std::size_t weighted = 0;  // [ranks]: whether that rank's tokens have come with weights
+  std::size_t homes = 0;     // [max_tokens, top_k]: rank and position of each copy of a token, by rank
+};
+
+// What every kernel of a call takes.
+struct Work {
+  device::Handle area;
+  Dims dims;
+  Space space;
+  int epoch = 0;
+  std::size_t slot = 0;      // its offset
+  std::uint32_t tokens = 0;  // of this rank
+};
+
+// Rows that travel: from here, to an array in every rank's area.
+struct Payload {
+  const byte* from = nullptr;
+  std::size_t to = 0;
+  std::uint32_t bytes = 0;  // of a row
+  int word = 1;             // bytes of the widest word by which rows can be copied
+};
+
+struct Payloads {
+  int count = 0;
+  Payload of[kMostMore + 1];  // x first; with scales `bytes` and `word` are those of its codes
+};
+
+struct Dispatch {
+  Payloads payloads;
+  bool routed = false;             // the slot has the routing already
+  bool wide = false;               // with scales: x can be read by words of 16 bytes
+  const float* weights = nullptr;  // [tokens, top_k], or null
+  byte* out = nullptr;             // to which rows of x are copied in the end, or null
+};
+
+struct Combine {
+  const byte* y = nullptr;
+  const byte* bias = nullptr;
+  const float* weights = nullptr;  // expert_major: of rows of y; null: those that have come, if any
+  byte* out = nullptr;
+  std::uint32_t bytes = 0;  // of a row
+  DType dtype = DType::bf16;
+  bool wide = false;               // rows can be read and written by words of 16 bytes
+  bool push = false, sum = false;  // the steps that the kernel makes
+};
+
+// What a kernel says of a call that cannot be, in device::Failure::problem.
+enum class Problem : std::uint32_t { none, index, capacity };
+
+}  // namespace unisono::moe::gpu

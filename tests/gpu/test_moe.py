@@ -1,0 +1,51 @@
+"""Mixture of experts on GPUs: the engine there gives the bytes of the host's engine (moe.cu)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ranks
+from gpus import compiled, devices_for
+
+pytestmark = pytest.mark.gpu
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(HERE / "moe.cu", tmp_path_factory.mktemp("moe"))
+
+
+CASES = (
+    "layouts",
+    "routes",
+    "scaled",
+    "payloads",
+    "dropped",
+    "widths",
+    "handles",
+    "out",
+    "pressure",
+    "graphs",
+    "steps",
+)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("case", CASES)
+def test_bytes_are_those_of_the_host(program: Path, case: str, n: int) -> None:
+    run(program, case, n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("case", ["index", "overflow"])
+def test_wrong_calls_fail_every_rank(program: Path, case: str, n: int) -> None:
+    run(program, case, n)
+
+
+def run(program: Path, case: str, n: int) -> None:
+    devices_for(n)
+    ended = ranks.run([str(program), case, str(n)], env={"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, timeout_s=120)
+    assert ended.code == 0, str(ended)
