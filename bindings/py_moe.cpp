@@ -183,6 +183,7 @@ struct PyMoe::Output {
   Array y;
   std::vector<Array> arrays;
   std::optional<python::Output> out;
+  nb::object result;  // the array of `out`
   nb::object stream;
   MoeOutputs outputs;
   MoeHandle handle;
@@ -215,6 +216,7 @@ PyMoe::Output::Output(const PyMoe& moe, nb::object y_object, const PyMoeHandle& 
   if (!bias.is_none()) outputs.bias = arrays.emplace_back(moe.take(bias, "bias", {y.dtype}, shape)).data;
   out.emplace(out_object, y_given, y, shape, stream, "y");
   outputs.out = out->array.data;
+  result = out->object;
 }
 
 PyMoe::PyMoe(PyCommunicator& communicator, const MoeShape& shape, PyMoeOptions options)
@@ -295,14 +297,14 @@ PyMoeReceived PyMoe::dispatch_end() {
 }
 
 nb::object PyMoe::combine(nb::object y, const PyMoeHandle& handle, nb::object topk_weights, nb::object bias,
-                          nb::object out, nb::handle stream) {
+                          const nb::object& out, nb::handle stream) {
   const Output output(*this, std::move(y), handle, std::move(topk_weights), std::move(bias), out, stream);
   call(output.stream, output.outputs.stream, [&](Moe& moe) { moe.combine(output.outputs, output.handle); });
-  return output.out->object;
+  return output.result;
 }
 
 void PyMoe::combine_begin(nb::object y, const PyMoeHandle& handle, nb::object topk_weights, nb::object bias,
-                          nb::object out, nb::handle stream) {
+                          const nb::object& out, nb::handle stream) {
   auto output = std::make_unique<Output>(*this, std::move(y), handle, std::move(topk_weights),
                                          std::move(bias), out, stream);
   call(output->stream, output->outputs.stream,
@@ -314,7 +316,7 @@ nb::object PyMoe::combine_end() {
   const std::unique_ptr<Output> output = std::move(output_);
   call(output ? output->stream : nb::none(), output ? output->outputs.stream : nullptr,
        [](Moe& moe) { moe.combine_end(); });
-  return output->out->object;
+  return output->result;
 }
 
 std::unique_ptr<PyMoe> make_moe(PyCommunicator& communicator, int experts, int top_k, long long hidden,

@@ -119,9 +119,9 @@ class PyMoe {
                       nb::object out, nb::handle stream);
   PyMoeReceived dispatch_end();
   nb::object combine(nb::object y, const PyMoeHandle& handle, nb::object topk_weights, nb::object bias,
-                     nb::object out, nb::handle stream);
+                     const nb::object& out, nb::handle stream);
   void combine_begin(nb::object y, const PyMoeHandle& handle, nb::object topk_weights, nb::object bias,
-                     nb::object out, nb::handle stream);
+                     const nb::object& out, nb::handle stream);
   nb::object combine_end();
 
   const PyMoeOptions& options() const { return options_; }

@@ -101,6 +101,26 @@ def test_ranks_without_rows(layout: str) -> None:
         assert [tuple(one.shape) for one in none] == [(0, torch_moe.HIDDEN), (0, TOP_K)]
 
 
+@pytest.mark.parametrize("layout", ["flat", "rank_major", "expert_major"])
+def test_a_dispatch_alone(layout: str) -> None:
+    """The gradient of sums of received rows and weights: how often x has gone out, and each weight once."""
+
+    def body(comm: unisono.Communicator) -> None:
+        moe = make(comm, layout)
+        x, idx, weights = inputs(comm.rank, True)
+        received = unisono.torch.moe.dispatch(moe, x, idx, weights)
+        grads = torch_moe.gradients(received.x.sum() + received.topk_weights.sum(), [x, weights])
+        owners = idx // moe.local_experts  # masked: -1
+        if layout == "expert_major":
+            times = (owners >= 0).sum(1)
+        else:
+            times = torch.stack([(owners == rank).any(1) for rank in range(comm.size)]).sum(0)
+        assert torch.equal(grads[0], times[:, None].expand_as(x).float())
+        assert torch.equal(grads[1], (idx >= 0).float())
+
+    threads.with_threads(2, body)
+
+
 def test_layers_that_share_a_moe() -> None:
     """Backward of several layers by routings that are all kept, with received rows long overwritten."""
     layers = 4

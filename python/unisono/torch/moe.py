@@ -218,7 +218,7 @@ class _Combine(torch.autograd.Function):  # type: ignore[misc] # mypy does not s
         if weights is not None:
             rows = (rows.float() * weights[:, None]).to(rows.dtype)
         bias_grad = grad if ctx.needs_input_grad[2] else None
-        return rows, weights_grad, bias_grad, grad.new_zeros(0), None, None
+        return rows, weights_grad, bias_grad, None, None, None
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:
