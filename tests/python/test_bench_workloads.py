@@ -55,11 +55,34 @@ def test_deepseek_v3_expert_parallel(name: str, tokens: int) -> None:
     assert (combine.dtype, combine.bytes) == ("bf16", tokens * 8 * 7168 * 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "experts", "hidden"),
+    [("deepseek-v3-moe", 61 - 3, 256, 7168), ("qwen3-235b-moe", 94, 128, 4096)],
+)
+@pytest.mark.parametrize("tokens", [128, 1024])
+def test_mixture_of_experts_layers(name: str, layers: int, experts: int, hidden: int, tokens: int) -> None:
+    workload = by_name()[f"{name}-tokens-{tokens}"]
+    assert workload.units_per_step == layers
+    assert [step.collective for step in workload.steps] == ["moe_dispatch", "moe_combine"]
+    for step in workload.steps:
+        assert step.moe is not None
+        assert (step.moe.tokens, step.moe.hidden, step.moe.experts) == (tokens, hidden, experts)
+        assert (step.moe.top_k, step.dtype, step.calls) == (8, "bf16", 1)
+
+
+def test_mixtures_of_experts_have_as_many_experts_on_each_rank_and_are_for_cpus() -> None:
+    for step in by_name(3)["qwen3-235b-moe-tokens-128"].steps:
+        assert step.moe is not None and step.moe.experts == 126
+    names = {workload.name for workload, _ in workloads.select(workloads.entries(), 2, "cuda")}
+    assert names and not any("-moe-" in name for name in names)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 8])
 def test_every_step_has_its_case(ranks: int) -> None:
     for workload, needed in workloads.select(workloads.entries(), ranks):
-        have = {(case.collective, case.bytes, case.dtype, case.op) for case in needed}
-        assert have == {(step.collective, step.bytes, step.dtype, step.op) for step in workload.steps}
+        have = {(case.collective, case.bytes, case.dtype, case.op, case.moe) for case in needed}
+        wanted = {(step.collective, step.bytes, step.dtype, step.op, step.moe) for step in workload.steps}
+        assert have == wanted
         assert workload.source
         assert all(case.ranks == ranks and case.mode == "latency" for case in needed)
 

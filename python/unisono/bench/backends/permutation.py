@@ -90,8 +90,8 @@ class Plan:
     recv_counts: list[int]
     rows: Array | None  # expert_major: the received row of each row of the result; flat: None, the same
     counts: Array  # (token, expert) pairs of each expert here
-    topk_idx: Array  # of each received row: its experts as numbers within this rank, or -1
-    weights: Array
+    topk_idx: Array | None  # flat: of each received row, its experts as numbers within this rank, or -1
+    weights: Array | None
     partial: Bags | None  # expert_major: from the experts' rows to the received rows
     total: Bags  # from the rows that came back to the tokens
 
@@ -116,8 +116,10 @@ def make_plan(idx: Array, weights: Array, rank: int, experts: int, expert_major:
     got = mine.any(axis=1)
     flat_weights = weights.reshape(-1, top_k)
     expert = local[mine]
-    rows = partial = None
-    if expert_major:
+    rows = partial = topk_idx = row_weights = None
+    if not expert_major:
+        topk_idx, row_weights = np.where(mine, local, -1)[got], flat_weights[got]
+    else:
         received = np.cumsum(got)[np.nonzero(mine)[0]] - 1  # the row of each pair
         order = np.argsort(expert.astype(np.int16), kind="stable")
         rows, place = received[order], np.empty_like(order)
@@ -130,8 +132,8 @@ def make_plan(idx: Array, weights: Array, rank: int, experts: int, expert_major:
         recv_counts=np.count_nonzero(got.reshape(ranks, tokens), axis=1).tolist(),
         rows=rows,
         counts=np.bincount(expert, minlength=here),
-        topk_idx=np.where(mine, local, -1)[got],
-        weights=flat_weights[got],
+        topk_idx=topk_idx,
+        weights=row_weights,
         partial=partial,
         total=Bags(np.count_nonzero(hit, axis=0), (np.cumsum(hit) - 1).reshape(hit.shape).T[hit.T], None),
     )
