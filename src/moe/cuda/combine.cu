@@ -2,6 +2,8 @@
 // rank. Chunk by chunk, that rank sums what has come, by rank.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "base/numeric.hpp"
 #include "moe/cuda/launch.hpp"
 #include "moe/cuda/rows.cuh"
@@ -22,26 +24,22 @@ __device__ inline const float* weights_of(const Work& work, const Combine& combi
                                                                  : nullptr;
 }
 
+// A sum that begins with -0, to which adding a number gives that number.
 template <class T, int kEach>
 struct Sum {
   using Vector = Pack<T, kEach>;
-  static constexpr int kAhead = kEach > 1 ? 8 : 4;  // rows that are loaded before the first is added
 
+  __device__ Sum() {
+#pragma unroll
+    for (float& value : values) value = -0.0f;
+  }
   __device__ void add(const Vector& vector) {
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const float value = Wide<T>::from(vector.get(e));
-      values[e] = count == 0 ? value : values[e] + value;
-    }
-    if (count++ == 0) only = vector;
+    for (int e = 0; e < kEach; ++e) values[e] += Wide<T>::from(vector.get(e));
   }
   __device__ void add(const Vector& vector, float weight) {
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const float value = weight * Wide<T>::from(vector.get(e));
-      values[e] = count == 0 ? value : values[e] + value;
-    }
-    ++count;
+    for (int e = 0; e < kEach; ++e) values[e] += weight * Wide<T>::from(vector.get(e));
   }
   __device__ Vector rounded() const {
     Vector vector;
@@ -49,12 +47,8 @@ struct Sum {
     for (int e = 0; e < kEach; ++e) vector.set(e, Wide<T>::to(values[e]));
     return vector;
   }
-  // The sum of vectors without weights: of one alone, its bits.
-  __device__ Vector result() const { return count == 1 ? only : rounded(); }
 
-  float values[kEach] = {};
-  Vector only = {};
-  int count = 0;
+  float values[kEach];
 };
 
 template <class T, int kEach>
@@ -62,24 +56,41 @@ __device__ inline Pack<T, kEach> load(const byte* row, std::size_t i) {
   return reinterpret_cast<const Pack<T, kEach>*>(row)[i];
 }
 
-// Returns this rank's part of a token: the sum of its rows, weighted or not.
-template <class T, int kEach>
-__device__ inline Pack<T, kEach> weigh(const Rows& rows, int count, bool weighted, std::size_t i) {
-  using Of = Sum<T, kEach>;
-  Of sum;
-  for (int first = 0; first < count; first += Of::kAhead) {
-    Pack<T, kEach> some[Of::kAhead];
+// Sets this rank's part of a token, from vector i on in steps of a warp: the sum of its rows, weighted or
+// not. A row alone without a weight keeps its bits.
+template <class T, int kEach, int kColumns>
+__device__ inline void weigh(const Rows& rows, int count, bool weighted, std::size_t i, std::size_t end,
+                             Pack<T, kEach> (&out)[kColumns]) {
+  constexpr int kAhead = 4;  // rows that are loaded before the first is added
+  using Vector = Pack<T, kEach>;
+  const auto read = [&](int row, Vector(&to)[kColumns]) {
 #pragma unroll
-    for (int u = 0; u < Of::kAhead; ++u)
-      if (first + u < count) some[u] = load<T, kEach>(rows.at[first + u], i);
+    for (int c = 0; c < kColumns; ++c)
+      if (i + 32 * c < end) to[c] = load<T, kEach>(rows.at[row], i + 32 * c);
+  };
 #pragma unroll
-    for (int u = 0; u < Of::kAhead; ++u) {
+  for (int c = 0; c < kColumns; ++c) out[c] = {};
+  if (count == 1 && !weighted) return read(0, out);
+  if (count == 0) return;
+  Sum<T, kEach> sums[kColumns];
+  for (int first = 0; first < count; first += kAhead) {
+    Vector some[kAhead][kColumns];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u)
+      if (first + u < count) read(first + u, some[u]);
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
       if (first + u >= count) continue;
-      if (weighted) sum.add(some[u], rows.weights[first + u]);
-      else sum.add(some[u]);
+      const float weight = rows.weights[first + u];
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        if (weighted) sums[c].add(some[u][c], weight);
+        else sums[c].add(some[u][c]);
+      }
     }
   }
-  return weighted ? sum.rounded() : sum.result();
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) out[c] = sums[c].rounded();
 }
 
 // Lists the rows of pairs, one in each lane that has one. Returns how many there are. A warp calls it.
@@ -133,6 +144,32 @@ struct Range {
   unsigned first = 0, end = 0;
 };
 
+// Writes a segment of this rank's part of a token, with a bias or none.
+template <class T, int kEach>
+__device__ void combine_rows(const Combine& combine, const Rows& rows, int count, bool weighted, byte* to,
+                             const byte* bias, unsigned segment, unsigned segments) {
+  constexpr int kColumns = 2;
+  if (count == 1 && !weighted && !bias)
+    return copy_row(rows.at[0], &to, 1, combine.bytes, kEach > 1 ? 16 : static_cast<int>(sizeof(T)), segment,
+                    segments);
+  const Vectors<T, kEach> vectors(combine, segment, segments);
+  for (std::size_t i = vectors.first; i < vectors.end; i += 32 * kColumns) {
+    Pack<T, kEach> parts[kColumns];
+    weigh<T, kEach, kColumns>(rows, count, weighted, i, vectors.end, parts);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (i + 32 * c >= vectors.end) continue;
+      if (bias) {
+        Sum<T, kEach> sum;
+        sum.add(parts[c]);
+        sum.add(load<T, kEach>(bias, i + 32 * c));
+        parts[c] = sum.rounded();
+      }
+      reinterpret_cast<Pack<T, kEach>*>(to)[i + 32 * c] = parts[c];
+    }
+  }
+}
+
 template <class T, int kEach>
 __device__ void push_row(const Work& work, const Combine& combine, Rows& rows, int source, unsigned position,
                          std::size_t sums, unsigned segment, unsigned segments) {
@@ -148,15 +185,7 @@ __device__ void push_row(const Work& work, const Combine& combine, Rows& rows, i
   }
   const float* const weights = weights_of(work, combine, source);
   const int count = list_rows(combine, weights, rows, row);
-  const Vectors<T, kEach> vectors(combine, segment, segments);
-  if (d.expert_major()) {
-    for (std::size_t i = vectors.first; i < vectors.end; i += 32)
-      reinterpret_cast<Pack<T, kEach>*>(to)[i] = weigh<T, kEach>(rows, count, weights != nullptr, i);
-  } else {
-    byte* const target = to;
-    copy_row(rows.at[0], &target, 1, combine.bytes, kEach > 1 ? 16 : static_cast<int>(sizeof(T)), segment,
-             segments);
-  }
+  combine_rows<T, kEach>(combine, rows, count, weights != nullptr, to, nullptr, segment, segments);
 }
 
 template <class T, int kEach>
@@ -205,46 +234,52 @@ struct Parts {
 };
 
 // Sums a token's parts by rank, and its bias. Lanes without a vector go along, for their shuffles.
-template <class T, int kEach, bool kAlone>
+template <class T, int kEach>
 __device__ Pack<T, kEach> sum_vector(const Parts& parts, const Rows& rows, const byte* bias, bool has,
                                      std::size_t i) {
-  using Of = Sum<T, kEach>;
+  constexpr int kAhead = 8;  // parts that are loaded before the first is added
   using Vector = Pack<T, kEach>;
-  Vector own{};
-  if (has && parts.place != kNone) own = weigh<T, kEach>(rows, parts.own_rows, parts.weighted, i);
-  Of sum;
-  if constexpr (kAlone) {
-    if (parts.place != kNone) sum.add(own);
-  } else {
-    for (int first = 0; first < parts.homes; first += Of::kAhead) {
-      Vector some[Of::kAhead];
+  Vector own[1] = {};
+  if (has && parts.place != kNone) weigh<T, kEach, 1>(rows, parts.own_rows, parts.weighted, i, i + 1, own);
+  Sum<T, kEach> sum;
+  Vector last = own[0];
+  for (int first = 0; first < parts.homes; first += kAhead) {
+    Vector some[kAhead];
 #pragma unroll
-      for (int u = 0; u < Of::kAhead; ++u) {
-        const auto* const at = reinterpret_cast<const byte*>(
-            __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(parts.from), (first + u) % 32));
-        some[u] = own;
-        if (has && first + u < parts.homes && first + u != parts.place) some[u] = load<T, kEach>(at, i);
-      }
-#pragma unroll
-      for (int u = 0; u < Of::kAhead; ++u)
-        if (first + u < parts.homes) sum.add(some[u]);
+    for (int u = 0; u < kAhead; ++u) {
+      const auto* const at = reinterpret_cast<const byte*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(parts.from), (first + u) % 32));
+      some[u] = own[0];
+      if (has && first + u < parts.homes && first + u != parts.place) some[u] = load<T, kEach>(at, i);
     }
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u)
+      if (first + u < parts.homes) sum.add(some[u]);
+    last = some[0];
   }
-  if (bias && has) sum.add(load<T, kEach>(bias, i));
-  return sum.result();
+  if (bias && has) sum.add(last = load<T, kEach>(bias, i));
+  const int all = parts.homes + (bias ? 1 : 0);
+  return all > 1 ? sum.rounded() : all == 1 ? last : Vector{};
 }
 
 template <class T, int kEach, bool kAlone>
 __device__ void sum_token(const Work& work, const Combine& combine, Rows& rows, unsigned token,
                           std::size_t sums, unsigned segment, unsigned segments) {
   const Parts parts(work, combine, rows, token, sums);
-  byte* const out = combine.out + std::size_t{token} * combine.bytes;
+  byte* out = combine.out + std::size_t{token} * combine.bytes;
   const byte* const bias = combine.bias ? combine.bias + std::size_t{token} * combine.bytes : nullptr;
+  if constexpr (kAlone) {
+    if (bias && parts.homes == 0)
+      return copy_row(bias, &out, 1, combine.bytes, kEach > 1 ? 16 : static_cast<int>(sizeof(T)), segment,
+                      segments);
+    return combine_rows<T, kEach>(combine, rows, parts.own_rows, parts.weighted, out, bias, segment,
+                                  segments);
+  }
   const Vectors<T, kEach> vectors(combine, segment, segments);
   for (std::size_t first = vectors.first - lane(); first < vectors.end; first += 32) {
     const std::size_t i = first + lane();
     const bool has = i < vectors.end;
-    const auto result = sum_vector<T, kEach, kAlone>(parts, rows, bias, has, i);
+    const auto result = sum_vector<T, kEach>(parts, rows, bias, has, i);
     if (has) reinterpret_cast<Pack<T, kEach>*>(out)[i] = result;
   }
 }
@@ -278,7 +313,7 @@ __device__ bool run(const Work& work, const Combine& combine, Rows& rows, std::u
 
 // kWide: rows are read and written by 16 bytes. kAlone: there is one rank.
 template <class T, bool kWide, bool kAlone>
-__global__ void __launch_bounds__(kThreads, kAlone ? kBlocksOfSm : 1)
+__global__ void __launch_bounds__(kThreads)
     combine_kernel(const __grid_constant__ Work work, const __grid_constant__ Combine combine) {
   constexpr int kEach = kWide ? static_cast<int>(sizeof(uint4) / sizeof(T)) : 1;
   __shared__ Rows all_rows[kWarps];
@@ -308,13 +343,17 @@ const void* kernel_of(DType dtype, bool wide, bool alone) {
 
 }  // namespace
 
-cudaError_t load_combine(bool alone) {
-  cudaFuncAttributes attributes;
+cudaError_t load_combine(bool alone, int& blocks) {
+  blocks = 8;
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
-    for (const bool wide : {false, true})
-      if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel_of(dtype, wide, alone));
+    for (const bool wide : {false, true}) {
+      int resident = 0;
+      if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+              &resident, kernel_of(dtype, wide, alone), kThreads, 0);
           error != cudaSuccess)
         return error;
+      blocks = std::min(blocks, resident);
+    }
   return cudaSuccess;
 }
 

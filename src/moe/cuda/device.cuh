@@ -61,7 +61,7 @@ __device__ inline bool hear_all(const Work& work, Told kind, std::uint32_t count
   return __syncthreads_and(arrived) != 0;
 }
 
-// Returns, to all threads of the block that comes last, true. It may publish what all blocks have written.
+// Returns true to all threads of the block that comes last. It may publish what all blocks have written.
 __device__ inline bool last_block(const Work& work, int ticket) {
   __shared__ bool last;
   __syncthreads();

@@ -75,18 +75,17 @@ __device__ void tell_routes(const Work& work, const Dispatch& dispatch, const To
     table<float>(work, token.rank, work.space.weights)[token.place] = weight;
 }
 
-// T: of x, if it is quantised; or Bytes.
-struct Bytes {};
-template <class T>
+// kScales: of x, whose elements are of type T.
+template <class T, MoeScales kScales>
 __device__ void send_rows(const Work& work, const Dispatch& dispatch, Targets& targets, int count,
                           unsigned token, unsigned segment, unsigned segments) {
   const Dims& d = work.dims;
-  constexpr bool kQuantised = !std::is_same_v<T, Bytes>;
+  constexpr bool kQuantised = kScales != MoeScales::none;
   if constexpr (kQuantised) {
     const Payload& x = dispatch.payloads.of[0];
     aim(work, targets, count, x.to, x.bytes);
-    quantise_row<T>(work, x.from + token * d.row_bytes, targets, count,
-                    work.space.x(work.epoch) + work.space.scales, dispatch.wide, segment, segments);
+    quantise_row<T, kScales>(work, x.from + token * d.row_bytes, targets, count,
+                             work.space.x(work.epoch) + work.space.scales, dispatch.wide, segment, segments);
   }
   for (int p = kQuantised ? 1 : 0; p < dispatch.payloads.count; ++p) {
     const Payload& payload = dispatch.payloads.of[p];
@@ -156,8 +155,8 @@ __device__ bool begin(const Work& work, const Dispatch& dispatch) {
   return hear_all(work, Told::begun, counters(work).dispatches + 1);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads, kBlocksOfSm)
+template <class T, MoeScales kScales>
+__global__ void __launch_bounds__(kThreads, kScales == MoeScales::none ? 2 : 1)
     send_kernel(const __grid_constant__ Work work, const __grid_constant__ Dispatch dispatch) {
   __shared__ Targets all_targets[kWarps];
   if (failed(work) || !begin(work, dispatch)) return;
@@ -168,10 +167,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     const Token token(work, number);
     const int count = find_targets(work, token, targets);
     if (segment == 0) tell_routes(work, dispatch, token, number);
-    send_rows<T>(work, dispatch, targets, count, number, segment, segments);
+    send_rows<T, kScales>(work, dispatch, targets, count, number, segment, segments);
     __syncwarp();
   }
-  fill_tables(work, dispatch);
+  if (!dispatch.routed || dispatch.weights) fill_tables(work, dispatch);
   clear_gaps(work, dispatch);
   if (blockIdx.x == 0)
     for (int r = static_cast<int>(threadIdx.x); r < work.dims.ranks; r += kThreads)
@@ -234,22 +233,27 @@ __global__ void __launch_bounds__(kThreads)
   if (last_block(work, kEndTicket) && threadIdx.x == 0) counters(work).landed = landed;
 }
 
+template <class T>
+const void* send_of(MoeScales scales) {
+  return scales == MoeScales::mx ? reinterpret_cast<const void*>(send_kernel<T, MoeScales::mx>)
+                                 : reinterpret_cast<const void*>(send_kernel<T, MoeScales::e4m3_128>);
+}
 const void* send_of(const Dims& dims) {
-  if (dims.scales == MoeScales::none) return reinterpret_cast<const void*>(send_kernel<Bytes>);
-  if (dims.dtype == DType::f32) return reinterpret_cast<const void*>(send_kernel<float>);
-  return dims.dtype == DType::f16 ? reinterpret_cast<const void*>(send_kernel<F16>)
-                                  : reinterpret_cast<const void*>(send_kernel<BF16>);
+  if (dims.scales == MoeScales::none)  // rows go as bytes
+    return reinterpret_cast<const void*>(send_kernel<float, MoeScales::none>);
+  if (dims.dtype == DType::f32) return send_of<float>(dims.scales);
+  return dims.dtype == DType::f16 ? send_of<F16>(dims.scales) : send_of<BF16>(dims.scales);
 }
 
 }  // namespace
 
-cudaError_t load_dispatch(const Dims& dims) {
+cudaError_t load_dispatch(const Dims& dims, int& blocks) {
   cudaFuncAttributes attributes;
   for (const void* kernel : {send_of(dims), reinterpret_cast<const void*>(land_kernel),
                              reinterpret_cast<const void*>(copy_out_kernel)})
     if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess)
       return error;
-  return cudaSuccess;
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, send_of(dims), kThreads, 0);
 }
 
 cudaError_t send(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream) {

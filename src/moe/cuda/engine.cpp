@@ -113,7 +113,7 @@ class GpuEngine final : public Engine {
   void take(int slot);
   // Returns the blocks of a kernel that moves rows. With one rank nothing waits: as many as there is room
   // for.
-  int blocks() const { return work_.dims.ranks == 1 ? sms_ * gpu::kBlocksOfSm : most_blocks_; }
+  int blocks(int of_sm) const { return work_.dims.ranks == 1 ? sms_ * of_sm : most_blocks_; }
   void check(cudaError_t result) const { cuda::check(result, "starting a kernel of a moe"); }
 
   Communicator::Impl& impl_;
@@ -122,9 +122,9 @@ class GpuEngine final : public Engine {
   Work work_;
   std::shared_ptr<void> memory_;
   byte* local_ = nullptr;
-  int sms_ = 0;
-  std::int32_t* rows_now_ = nullptr;   // pinned
-  std::vector<std::uint32_t> tokens_;  // of each slot
+  int sms_ = 0, send_blocks_ = 1, sum_blocks_ = 1;  // the last two of an SM
+  std::int32_t* rows_now_ = nullptr;                // pinned
+  std::vector<std::uint32_t> tokens_;               // of each slot
 
   // of the phase that has begun
   gpu::Dispatch dispatch_;
@@ -176,8 +176,8 @@ void GpuEngine::load() {
                      " ranks are too many for this GPU's kernel of routes: give fewer experts.");
   cuda::check(gpu::load_route(work_.space), "loading a kernel");
   cuda::check(gpu::load_sort(work_.dims.local_experts), "loading a kernel");
-  cuda::check(gpu::load_dispatch(work_.dims), "loading a kernel");
-  cuda::check(gpu::load_combine(work_.dims.ranks == 1), "loading a kernel");
+  cuda::check(gpu::load_dispatch(work_.dims, send_blocks_), "loading a kernel");
+  cuda::check(gpu::load_combine(work_.dims.ranks == 1, sum_blocks_), "loading a kernel");
 }
 
 void GpuEngine::take(int slot) {
@@ -200,7 +200,7 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed) {
   if (!routed)
     check(
         gpu::route(work_, tokens.topk_idx, tokens.index, std::min(most_blocks_, gpu::kRouteBlocks), stream_));
-  check(gpu::send(work_, dispatch_, blocks(), stream_));
+  check(gpu::send(work_, dispatch_, blocks(send_blocks_), stream_));
 }
 
 // Sets where rows come from, and where they go. With one rank x goes to the caller's memory at once.
@@ -279,7 +279,7 @@ void GpuEngine::end_combine() {
   impl_.take_gpu(stream_);
   combine_.push = false;
   combine_.sum = true;
-  check(gpu::combine(work_, combine_, blocks(), stream_));
+  check(gpu::combine(work_, combine_, blocks(sum_blocks_), stream_));
 }
 
 }  // namespace

@@ -10,14 +10,12 @@ namespace unisono::moe::gpu {
 // Returns the shared memory that the kernel of routes needs.
 std::size_t route_shared_bytes(const Space& space);
 
-// Load all kernels, so that none is loaded while another one waits for this rank.
+// Load all kernels, so that none is loaded while another one waits for this rank. blocks: of the kernel of
+// rows, as many as an SM runs at once.
 cudaError_t load_route(const Space& space);
 cudaError_t load_sort(int local_experts);
-cudaError_t load_dispatch(const Dims& dims);
-cudaError_t load_combine(bool alone);
-
-// Blocks of send and combine that an SM runs at once.
-inline constexpr int kBlocksOfSm = 2;
+cudaError_t load_dispatch(const Dims& dims, int& blocks);
+cudaError_t load_combine(bool alone, int& blocks);
 
 // Reads topk_idx, [tokens, top_k] of type `index`, into the call's slot, and tells the peers.
 cudaError_t route(const Work& work, const void* topk_idx, DType index, int blocks, cudaStream_t stream);

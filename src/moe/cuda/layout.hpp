@@ -24,12 +24,12 @@ inline constexpr int kTold = 3;
 
 // What this rank has counted. The counts lie in the GPU's memory: a graph that is replayed goes on with them.
 struct Counters {
-  std::uint32_t dispatches;        // that have begun: signals of kind `begun`
-  std::uint32_t landed, combines;  // that have ended: signals of kinds `data` and `summed`
-  std::uint32_t met, meetings;     // blocks that have met in route kernels, and those before this kernel
-  std::uint32_t tickets[3 + kMostChunks];  // of blocks that have ended: the last one tells the peers
+  std::uint32_t dispatches;                // that have begun: signals of kind `begun`
+  std::uint32_t landed, combines;          // that have ended: signals of kinds `data` and `summed`
+  std::uint32_t met, met_before;           // blocks that have met in route kernels, also before this one
+  std::uint32_t tickets[2 + kMostChunks];  // of blocks that have ended: the last one tells the peers
 };
-enum Ticket : int { kRouteTicket, kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: and after
+enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: and after
 
 // Offsets in every rank's area. A slot has a routing: first what peers write there, then what is this rank's.
 struct Space {

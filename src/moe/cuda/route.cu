@@ -203,7 +203,7 @@ __device__ void find_rooms(const Work& work, const Counts& counts, Rooms& rooms)
   for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += static_cast<int>(blockDim.x)) {
     const unsigned first = static_cast<unsigned>(d.experts + r * work.space.chunks);
     std::uint32_t all = 0, earlier = 0;
-    for (unsigned c = first; c < first + work.space.chunks; ++c) {
+    for (unsigned c = first; c < first + static_cast<unsigned>(work.space.chunks); ++c) {
       all += counts.all[c];
       earlier += counts.earlier[c];
     }
@@ -218,7 +218,7 @@ __device__ void find_rooms(const Work& work, const Counts& counts, Rooms& rooms)
 
 // Returns whether every rank has room. Otherwise the communicator fails.
 __device__ bool has_room(const Work& work, const Rooms& rooms) {
-  if (work.dims.drop) return true;
+  if (work.dims.drop || work.dims.layout == MoeLayout::rank_major) return true;
   int most = 0;
   for (int r = 1; r < work.dims.ranks; ++r)
     if (rooms.needed[r] > rooms.needed[most]) most = r;
@@ -288,63 +288,69 @@ __device__ void place(const Tokens<Index>& tokens, const Counts& counts, const R
   if (tokens.place >= __popc(homes & its)) kept_at[tokens.place] = kNone;
 }
 
-// Sets what the receiver is told: counts, offsets, and the rows of each source.
-__device__ void describe_experts(const Work& work, const Counts& counts) {
+// Sets what the receiver is told of its experts. Returns a thread's share of the pairs that are left out.
+__device__ std::uint32_t describe_experts(const Work& work, const Counts& counts) {
   const Dims& d = work.dims;
   const auto capacity = static_cast<std::uint32_t>(d.capacity);
   auto* const of_experts = table<std::int32_t>(work, work.space.counts);
   auto* const offsets = table<std::int32_t>(work, work.space.offsets);
   const int first = d.first_expert();
-  for (int e = static_cast<int>(threadIdx.x); e <= d.local_experts; e += static_cast<int>(blockDim.x)) {
+  std::uint32_t dropped = 0;
+  for (int e = static_cast<int>(threadIdx.x); e <= d.local_experts; e += kThreads) {
     const std::uint32_t begin = counts.begin[first + e] - counts.begin[first];
     const std::uint32_t kept = d.expert_major() ? min(begin, capacity) : begin;
     offsets[e] = static_cast<std::int32_t>(kept);
-    if (e == d.local_experts) continue;
+    if (e == d.local_experts) {
+      if (d.expert_major()) *table<std::int32_t>(work, work.space.rows) = static_cast<std::int32_t>(kept);
+      continue;
+    }
     const std::uint32_t pairs = counts.all[first + e];
-    of_experts[e] = static_cast<std::int32_t>(d.expert_major() ? min(pairs, capacity - kept) : pairs);
+    const std::uint32_t kept_pairs = d.expert_major() ? min(pairs, capacity - kept) : pairs;
+    of_experts[e] = static_cast<std::int32_t>(kept_pairs);
+    dropped += pairs - kept_pairs;
   }
+  return dropped;
 }
 
-__device__ void describe_sources(const Work& work, const Counts& counts) {
-  __shared__ std::uint32_t tokens[device::kMostRanks];
+// Sets what the receiver is told of each source.
+__device__ void describe_sources(const Work& work, const std::uint32_t* tokens, std::uint32_t dropped_pairs) {
   const Dims& d = work.dims;
-  const std::size_t first = static_cast<std::size_t>(d.experts + d.rank * work.space.chunks);
-  const auto* const matrix = table<std::uint32_t>(work, work.space.matrix);
-  for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += static_cast<int>(blockDim.x)) {
-    tokens[s] = 0;
-    for (std::size_t c = first; c < first + work.space.chunks; ++c)
-      tokens[s] += s == d.rank ? counts.own[c] : __ldcg(matrix + s * counts.columns + c);
-  }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
+  const auto capacity = static_cast<std::uint32_t>(d.capacity);
   const bool packed = d.layout == MoeLayout::flat;
   auto* const source_rows = table<std::int32_t>(work, work.space.source_rows);
   auto* const first_rows = table<std::int32_t>(work, work.space.first_rows);
-  std::uint32_t next = 0, rows = 0, dropped = 0;
+  std::uint32_t next = 0, rows = 0, dropped = dropped_pairs;
   for (int s = 0; s < d.ranks; ++s) {
     const std::uint32_t begin = packed ? next : static_cast<std::uint32_t>(s * d.max_tokens);
-    const auto room =
-        packed ? static_cast<std::uint32_t>(d.capacity) - min(begin, static_cast<std::uint32_t>(d.capacity))
-               : tokens[s];
-    const std::uint32_t kept = min(tokens[s], room);
+    const std::uint32_t kept = packed ? min(tokens[s], capacity - min(begin, capacity)) : tokens[s];
     source_rows[s] = static_cast<std::int32_t>(kept);
     first_rows[s] = static_cast<std::int32_t>(begin);
     next += tokens[s];
     dropped += tokens[s] - kept;
     if (kept > 0) rows = begin + kept;
   }
-  if (d.expert_major()) {
-    const int e = d.first_expert();
-    rows = min(counts.begin[e + d.local_experts] - counts.begin[e], static_cast<std::uint32_t>(d.capacity));
-    dropped = 0;
-    for (int i = 0; i < d.local_experts; ++i) {
-      const std::uint32_t begin =
-          min(counts.begin[e + i] - counts.begin[e], static_cast<std::uint32_t>(d.capacity));
-      dropped += counts.all[e + i] - min(counts.all[e + i], static_cast<std::uint32_t>(d.capacity) - begin);
-    }
-  }
-  *table<std::int32_t>(work, work.space.rows) = static_cast<std::int32_t>(rows);
+  if (!d.expert_major()) *table<std::int32_t>(work, work.space.rows) = static_cast<std::int32_t>(rows);
   *table<std::int32_t>(work, work.space.dropped) = static_cast<std::int32_t>(dropped);
+}
+
+// Sets all that the receiver is told. One block calls it.
+__device__ void describe(const Work& work, const Counts& counts, const Rooms& rooms) {
+  __shared__ std::uint32_t tokens[device::kMostRanks], dropped;
+  const Dims& d = work.dims;
+  const std::size_t first = static_cast<std::size_t>(d.experts + d.rank * work.space.chunks);
+  const auto* const matrix = table<std::uint32_t>(work, work.space.matrix);
+  if (threadIdx.x == 0) dropped = 0;
+  for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads) {
+    std::uint32_t all = 0;
+    for (std::size_t c = first; c < first + static_cast<std::size_t>(work.space.chunks); ++c)
+      all += s == d.rank ? counts.own[c] : __ldcg(matrix + s * counts.columns + c);
+    tokens[s] = all;
+    table<std::int32_t>(work, work.space.first_there)[s] = static_cast<std::int32_t>(rooms.first[s]);
+  }
+  __syncthreads();
+  if (const std::uint32_t some = describe_experts(work, counts); some > 0) atomicAdd(&dropped, some);
+  __syncthreads();
+  if (threadIdx.x == 0) describe_sources(work, tokens, dropped);
 }
 
 template <class Index>
@@ -352,14 +358,13 @@ __global__ void __launch_bounds__(kThreads)
     route_kernel(const __grid_constant__ Work work, const Index* topk_idx) {
   extern __shared__ std::uint32_t memory[];
   __shared__ Rooms rooms;
-  if (failed(work)) return;
   const Counts counts(work, memory);
-  const std::uint32_t met = counters(work).meetings, dispatches = counters(work).dispatches + 1;
-  for (std::size_t c = threadIdx.x; c < kWarps * counts.columns; c += kThreads) counts.warps[c] = 0;
   const Tokens<Index> tokens(work, topk_idx);
   int experts[kBatch];
   tokens.load(0, experts);
-  __syncthreads();
+  const std::uint32_t met = counters(work).met_before, dispatches = counters(work).dispatches + 1;
+  for (std::size_t c = threadIdx.x; c < kWarps * counts.columns; c += kThreads) counts.warps[c] = 0;
+  if (failed(work)) return;
   for (unsigned round = 0; round < tokens.rounds; round += kBatch) {
     if (round > 0) tokens.load(round, experts);
 #pragma unroll
@@ -370,6 +375,10 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   sum_warps(work, counts);
   if (!meet_blocks(work, met)) return;
+  if (blockIdx.x == 0 && threadIdx.x == 0) {  // all blocks have read these
+    counters(work).met_before = met + (gridDim.x > 1 ? gridDim.x : 0);
+    counters(work).dispatches = dispatches;
+  }
   sum_blocks(work, counts);
   tell_counts(work, counts);
   if (!hear_all(work, Told::begun, dispatches)) return;
@@ -387,15 +396,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kBatch; ++i)
       if (round + i < tokens.rounds) place(tokens, counts, rooms, round + i, experts[i]);
   }
-  if (blockIdx.x == gridDim.x - 1) {
-    describe_experts(work, counts);
-    describe_sources(work, counts);
-    for (int r = static_cast<int>(threadIdx.x); r < work.dims.ranks; r += kThreads)
-      table<std::int32_t>(work, work.space.first_there)[r] = static_cast<std::int32_t>(rooms.first[r]);
-  }
-  if (!last_block(work, kRouteTicket) || threadIdx.x != 0) return;
-  counters(work).meetings = met + (gridDim.x > 1 ? gridDim.x : 0);
-  counters(work).dispatches = dispatches;
+  if (blockIdx.x == gridDim.x - 1) describe(work, counts, rooms);
 }
 
 const void* route_of(DType index) {

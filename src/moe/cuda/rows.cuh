@@ -113,123 +113,136 @@ __device__ inline std::uint32_t codes_of(float first, float second, float invers
 #endif
 }
 
-// A row that a warp quantises, kEach elements of a lane at a time.
-template <class T, int kEach>
-struct Quantised {
-  static constexpr int kLanes = static_cast<int>(kScaleBlock) / kEach;  // of a block
-  static constexpr int kAhead = 4;                                      // loads of a lane under way
-  using Load = Pack<T, kEach>;
-  using Codes = Pack<std::uint8_t, kEach>;
-
-  __device__ static void store(const Work& work, const Load& load, std::size_t at, const Targets& codes,
-                               int count, std::size_t scales_array) {
-    const Dims& d = work.dims;
-    float values[kEach];
-    std::uint32_t largest = 0;
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      values[e] = Wide<T>::from(load.get(e));
-      largest = max(largest, numeric::as_bits(values[e]) & 0x7fffffffu);
-    }
-#pragma unroll
-    for (int other = 1; other < min(kLanes, 32); other *= 2)
-      largest = max(largest, __shfl_xor_sync(kAllLanes, largest, other));
-    const bool mx = d.scales == MoeScales::mx;
-    const std::uint32_t power = scales::power_of(largest);
-    const bool finite = scales::finite(largest);
-    const float inverse = !finite ? 0.0f : mx ? scales::inverse_of_power(power) : scales::inverse_of(largest);
-    Codes out;
-#pragma unroll
-    for (int e = 0; e < kEach; e += 2) {
-      const std::uint32_t two = finite ? codes_of(values[e], values[e + 1], inverse) : 0x7f7fu;
-      out.set(e, static_cast<std::uint8_t>(two));
-      out.set(e + 1, static_cast<std::uint8_t>(two >> 8));
-    }
-    if (at >= d.hidden) return;
-    for (int t = 0; t < count; ++t) *reinterpret_cast<Codes*>(codes.at[t] + at) = out;
-    if (at % kScaleBlock != 0) return;
-    for (int t = 0; t < count; ++t) {
-      byte* const row = gpu::at<byte>(work, codes.of[t].rank, scales_array) +
-                        static_cast<std::size_t>(codes.of[t].row) * d.scale_bytes;
-      if (mx) reinterpret_cast<std::uint8_t*>(row)[at / kScaleBlock] = static_cast<std::uint8_t>(power);
-      else reinterpret_cast<float*>(row)[at / kScaleBlock] = scales::scale_of(largest);
+// What a block's largest magnitude gives: the factor of its elements, and its scale.
+template <MoeScales kScales>
+struct Scale {
+  __device__ explicit Scale(std::uint32_t largest) : finite(scales::finite(largest)) {
+    if constexpr (kScales == MoeScales::mx) {
+      value = scales::power_of(largest);
+      inverse = scales::inverse_of_power(finite ? value : 127u);
+    } else {
+      value = numeric::as_bits(scales::scale_of(largest));
+      inverse = finite ? scales::inverse_of(largest) : 1.0f;
     }
   }
+  __device__ void store(byte* row, std::size_t block) const {
+    if constexpr (kScales == MoeScales::mx) row[block] = static_cast<byte>(value);
+    else reinterpret_cast<std::uint32_t*>(row)[block] = value;
+  }
+  bool finite;
+  std::uint32_t value;
+  float inverse;
 };
 
-// Quantises a segment of a row to all targets, whose codes lie at `targets.at`.
+// Returns the largest magnitude of a lane's elements, as the bits of an f32.
 template <class T, int kEach>
-__device__ inline void quantise_wide(const Work& work, const byte* from, const Targets& targets, int count,
-                                     std::size_t scales_array, unsigned segment, unsigned segments) {
-  using Row = Quantised<T, kEach>;
-  constexpr std::size_t kStep = 32 * kEach;
-  const std::size_t hidden = work.dims.hidden;
-  const Part part((hidden + kStep - 1) / kStep, segment, segments);
-  for (std::size_t step = part.first; step < part.end; step += Row::kAhead) {
-    typename Row::Load some[Row::kAhead];
+__device__ inline std::uint32_t largest_of(const Pack<T, kEach>& pack) {
+  std::uint32_t largest = 0;
+  if constexpr (sizeof(T) == 2) {  // two magnitudes of 16 bits at once, whose order is that of the bits
 #pragma unroll
-    for (int u = 0; u < Row::kAhead; ++u) {
-      const std::size_t i = (step + u) * kStep + lane() * kEach;
-      some[u] = {};
-      if (step + u < part.end && i < hidden)
-        some[u] = *reinterpret_cast<const typename Row::Load*>(from + i * sizeof(T));
-    }
+    for (const std::uint32_t word : pack.words) largest = __vmaxu2(largest, word & 0x7fff7fffu);
+    const auto most = static_cast<std::uint16_t>(max(largest & 0xffffu, largest >> 16));
+    return numeric::as_bits(Wide<T>::from(std::bit_cast<T>(most)));
+  } else {
 #pragma unroll
-    for (int u = 0; u < Row::kAhead; ++u)
-      if (step + u < part.end)
-        Row::store(work, some[u], (step + u) * kStep + lane() * kEach, targets, count, scales_array);
+    for (const std::uint32_t word : pack.words) largest = max(largest, word & 0x7fffffffu);
+    return largest;
   }
 }
 
-// The same element by element: a lane has 4 elements of a block, one after another 32 apart.
-template <class T>
+__device__ inline byte* scales_at(const Work& work, const Target& target, std::size_t scales_array) {
+  return at<byte>(work, target.rank, scales_array) +
+         static_cast<std::size_t>(target.row) * work.dims.scale_bytes;
+}
+
+// Quantises a lane's elements of a row, from `at` on. A warp calls it.
+template <class T, int kEach, MoeScales kScales>
+__device__ inline void quantise(const Work& work, const Pack<T, kEach>& elements, std::size_t at,
+                                const Targets& targets, int count, std::size_t scales_array) {
+  constexpr int kLanes = static_cast<int>(kScaleBlock) / kEach;  // of a block
+  std::uint32_t largest = largest_of(elements);
+#pragma unroll
+  for (int other = 1; other < kLanes; other *= 2)
+    largest = max(largest, __shfl_xor_sync(kAllLanes, largest, other));
+  const Scale<kScales> scale(largest);
+  Pack<std::uint8_t, kEach> codes;
+#pragma unroll
+  for (int w = 0; w < kEach / 4; ++w) {
+    const auto value = [&](int e) { return Wide<T>::from(elements.get(4 * w + e)); };
+    codes.words[w] = scale.finite ? codes_of(value(0), value(1), scale.inverse) |
+                                        codes_of(value(2), value(3), scale.inverse) << 16
+                                  : 0x7f7f7f7fu;
+  }
+  if (at >= work.dims.hidden) return;
+  for (int t = 0; t < count; ++t) *reinterpret_cast<Pack<std::uint8_t, kEach>*>(targets.at[t] + at) = codes;
+  if (at % kScaleBlock != 0) return;
+  for (int t = 0; t < count; ++t) scale.store(scales_at(work, targets.of[t], scales_array), at / kScaleBlock);
+}
+
+// Quantises a segment of a row to all targets, whose codes lie at `targets.at`.
+template <class T, int kEach, MoeScales kScales>
+__device__ inline void quantise_wide(const Work& work, const byte* from, const Targets& targets, int count,
+                                     std::size_t scales_array, unsigned segment, unsigned segments) {
+  constexpr std::size_t kStep = 32 * kEach;
+  constexpr int kAhead = 4;  // loads of a lane under way
+  const std::size_t hidden = work.dims.hidden;
+  const Part part((hidden + kStep - 1) / kStep, segment, segments);
+  for (std::size_t step = part.first; step < part.end; step += kAhead) {
+    Pack<T, kEach> some[kAhead];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      const std::size_t i = (step + u) * kStep + lane() * kEach;
+      some[u] = {};
+      if (step + u < part.end && i < hidden)
+        some[u] = *reinterpret_cast<const Pack<T, kEach>*>(from + i * sizeof(T));
+    }
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u)
+      if (step + u < part.end)
+        quantise<T, kEach, kScales>(work, some[u], (step + u) * kStep + lane() * kEach, targets, count,
+                                    scales_array);
+  }
+}
+
+// The same element by element: a lane has 4 elements of a block, 32 apart.
+template <class T, MoeScales kScales>
 __device__ inline void quantise_narrow(const Work& work, const byte* from, const Targets& targets, int count,
                                        std::size_t scales_array, unsigned segment, unsigned segments) {
   constexpr int kMine = static_cast<int>(kScaleBlock) / 32;
-  const Dims& d = work.dims;
-  const Part part(scales::blocks_of(d.hidden), segment, segments);
+  const std::size_t hidden = work.dims.hidden;
+  const Part part(scales::blocks_of(hidden), segment, segments);
   for (std::size_t block = part.first; block < part.end; ++block) {
     float values[kMine];
     std::uint32_t largest = 0;
 #pragma unroll
     for (int e = 0; e < kMine; ++e) {
       const std::size_t i = block * kScaleBlock + lane() + 32 * e;
-      values[e] = i < d.hidden ? Wide<T>::from(reinterpret_cast<const T*>(from)[i]) : 0.0f;
+      values[e] = i < hidden ? Wide<T>::from(reinterpret_cast<const T*>(from)[i]) : 0.0f;
       largest = max(largest, numeric::as_bits(values[e]) & 0x7fffffffu);
     }
-    largest = __reduce_max_sync(kAllLanes, largest);
-    const bool mx = d.scales == MoeScales::mx, finite = scales::finite(largest);
-    const std::uint32_t power = scales::power_of(largest);
-    const float inverse = !finite ? 0.0f : mx ? scales::inverse_of_power(power) : scales::inverse_of(largest);
+    const Scale<kScales> scale(__reduce_max_sync(kAllLanes, largest));
     for (int t = 0; t < count; ++t) {
 #pragma unroll
       for (int e = 0; e < kMine; ++e)
-        if (const std::size_t i = block * kScaleBlock + lane() + 32 * e; i < d.hidden)
-          reinterpret_cast<std::uint8_t*>(targets.at[t])[i] =
-              finite ? static_cast<std::uint8_t>(codes_of(values[e], 0.0f, inverse)) : scales::kNanCode;
-      byte* const row = at<byte>(work, targets.of[t].rank, scales_array) +
-                        static_cast<std::size_t>(targets.of[t].row) * d.scale_bytes;
-      if (lane() != 0) continue;
-      if (mx) reinterpret_cast<std::uint8_t*>(row)[block] = static_cast<std::uint8_t>(power);
-      else reinterpret_cast<float*>(row)[block] = scales::scale_of(largest);
+        if (const std::size_t i = block * kScaleBlock + lane() + 32 * e; i < hidden)
+          targets.at[t][i] = scale.finite ? static_cast<byte>(codes_of(values[e], 0.0f, scale.inverse))
+                                          : static_cast<byte>(scales::kNanCode);
+      if (lane() == 0) scale.store(scales_at(work, targets.of[t], scales_array), block);
     }
   }
 }
 
-template <class T>
+template <class T, MoeScales kScales>
 __device__ inline void quantise_row(const Work& work, const byte* from, const Targets& targets, int count,
                                     std::size_t scales_array, bool wide, unsigned segment,
                                     unsigned segments) {
   constexpr int kEach = static_cast<int>(sizeof(uint4) / sizeof(T));
-  if (wide) quantise_wide<T, kEach>(work, from, targets, count, scales_array, segment, segments);
-  else quantise_narrow<T>(work, from, targets, count, scales_array, segment, segments);
-  const Dims& d = work.dims;
-  if (d.scales != MoeScales::mx || segment != 0) return;
-  for (std::size_t i = scales::blocks_of(d.hidden) + lane(); i < d.scale_bytes;
-       i += 32)  // zeros that fill up
-    for (int t = 0; t < count; ++t)
-      at<byte>(work, targets.of[t].rank,
-               scales_array)[static_cast<std::size_t>(targets.of[t].row) * d.scale_bytes + i] = byte{0};
+  if (wide) quantise_wide<T, kEach, kScales>(work, from, targets, count, scales_array, segment, segments);
+  else quantise_narrow<T, kScales>(work, from, targets, count, scales_array, segment, segments);
+  if (kScales != MoeScales::mx || segment != 0) return;
+  const Dims& d = work.dims;  // zeros fill up the scales of a row
+  for (std::size_t i = scales::blocks_of(d.hidden) + lane(); i < d.scale_bytes; i += 32)
+    for (int t = 0; t < count; ++t) scales_at(work, targets.of[t], scales_array)[i] = byte{0};
 }
 
 }  // namespace unisono::moe::gpu
