@@ -13,7 +13,7 @@ the unit roundoff of the dtype and n the number of ranks; for a product, n u tim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +150,7 @@ class Arithmetic:
     random_block: Callable[[Case, int, int, int], Any]
     combine: Callable[[Sequence[Any], str, str], Any]
     write: Callable[[Any, Sequence[Piece]], None]
-    differences: Callable[[Any, Sequence[Piece]], tuple[int, str | None]]
+    differences: Callable[[Any, Iterable[Piece]], tuple[int, str | None]]
     wide: Callable[[Any], Any]
 
 
@@ -158,7 +158,7 @@ def _bits(array: Array) -> npt.NDArray[np.unsignedinteger[npt.NBitBase]]:
     return array.view(_BITS[array.itemsize])
 
 
-def differences(flat: Array, pieces: Sequence[Piece]) -> tuple[int, str | None]:
+def differences(flat: Array, pieces: Iterable[Piece]) -> tuple[int, str | None]:
     """Returns how many elements differ from the pieces, and a sentence about the first. NaN equals NaN."""
     wrong, first = 0, None
     for piece in pieces:
@@ -187,7 +187,7 @@ class Expectation:
     """The content of one rank's input before the call, and of its output after."""
 
     x: tuple[Piece, ...]
-    out: tuple[Piece, ...]
+    out: Iterable[Piece]  # may be gone through more than once
 
 
 def wide(block: Array) -> F64:

@@ -8,7 +8,7 @@ for bit, on any GPU.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unisono.bench.cuda.memory import torch_dtype
@@ -100,7 +100,7 @@ def combine(blocks: Sequence[Any], op: str, dtype: str) -> Any:
     return total.to(kind)
 
 
-def _tiled(pieces: Sequence[Piece]) -> list[Piece]:
+def _tiled(pieces: Iterable[Piece]) -> list[Piece]:
     """Returns the pieces, with repeated blocks in long ones: fewer and longer rows need fewer kernels."""
     return [
         dataclasses.replace(
@@ -121,7 +121,7 @@ def write(flat: Any, pieces: Sequence[Piece]) -> None:
             flat[start : start + length].copy_(piece.block[at : at + length])
 
 
-def differences(flat: Any, pieces: Sequence[Piece]) -> tuple[int, str | None]:
+def differences(flat: Any, pieces: Iterable[Piece]) -> tuple[int, str | None]:
     """Compares, as verify.differences. Does not wait for each row; only a wrong row is looked at."""
     import torch
 
