@@ -28,7 +28,7 @@ step() {
   [[ $code -eq 0 ]] || failed=1
   echo "$name: exit code $code, $((SECONDS - began)) s; $(tail -n 1 "$out/$name.log")" | tee -a "$out/steps.txt"
 }
-unisono=("$python" -m unisono.cli)
+unisono=("$python" -m unisono)
 bench=("${unisono[@]}" bench --device cuda --ranks "$gpus" --workload none -d bf16 --mode graph)
 
 step build 180 make build/gpu/.installed PYTHON="$python"
