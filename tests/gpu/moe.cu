@@ -13,7 +13,9 @@ void run(Rank& rank, const Case& c, int rounds) {
     Pair pair(rank, c);
     for (int round = 0; round < rounds; ++round) pair.round(static_cast<unsigned>(round));
     pair.end();
-  } catch (const std::exception& error) { throw std::runtime_error(c.text() + ": " + error.what()); }
+  } catch (const std::exception& error) {
+    throw std::runtime_error(c.text() + ", " + rank.doing + ": " + error.what());
+  }
 }
 
 void layouts(Rank& rank) {
@@ -303,12 +305,26 @@ void overflow(Rank& rank) {
             " or more, or drop=True.");
 }
 
+void differs(Rank& rank) {
+  const Case c{.more = {8, 4}};
+  Pair pair(rank, c);
+  pair.on_gpu.write(make_tokens(c, rank.rank, rank.ranks, 0, 20));
+  rank.comm.barrier();
+  MoeTokens tokens = pair.on_gpu.tokens();
+  if (rank.rank == rank.ranks - 1) tokens.more = tokens.more.first(1);
+  fails(
+      rank, text_of<MismatchError>([&] { pair.gpu.dispatch(tokens); }),
+      "rank 0 dispatches by a new routing, with weights, and further rows of 8 bytes and 4 bytes, but rank " +
+          std::to_string(rank.ranks - 1) +
+          " by a new routing, with weights, and further rows of 8 bytes: make the same call on every rank.");
+}
+
 const std::map<std::string, void (*)(Rank&)>& cases() {
   static const std::map<std::string, void (*)(Rank&)> all{
-      {"layouts", layouts},   {"routes", routes}, {"scaled", scaled},   {"payloads", payloads},
-      {"dropped", dropped},   {"widths", widths}, {"handles", handles}, {"out", out},
-      {"pressure", pressure}, {"graphs", graphs}, {"steps", steps},     {"index", index},
-      {"overflow", overflow}};
+      {"layouts", layouts},   {"routes", routes},  {"scaled", scaled},   {"payloads", payloads},
+      {"dropped", dropped},   {"widths", widths},  {"handles", handles}, {"out", out},
+      {"pressure", pressure}, {"graphs", graphs},  {"steps", steps},     {"index", index},
+      {"overflow", overflow}, {"differs", differs}};
   return all;
 }
 
@@ -328,6 +344,7 @@ int main(int argc, char** argv) {
         const int device = shared ? 0 : static_cast<int>(r);
         check(cudaSetDevice(device), "a device");
         Rank rank(bootstraps[r], {.timeout_s = 20, .device = device, .max_sms = shared ? 128 / ranks : 0});
+        rank.comm.set_check(std::strcmp(argv[1], "differs") == 0);
         cases().at(argv[1])(rank);
       } catch (const std::exception& error) { texts[r] = error.what(); }
     });

@@ -106,6 +106,7 @@ struct Rank {
   Communicator comm;
   cudaStream_t stream = nullptr;
   std::vector<void*> made;
+  std::string doing;  // for the text of errors
 
   Rank(const std::shared_ptr<Bootstrap>& bootstrap, const Communicator::Options& options)
       : rank(bootstrap->rank()), ranks(bootstrap->size()), comm(bootstrap, options) {
@@ -127,7 +128,9 @@ struct Rank {
     check(cudaMemcpyAsync(at, from, bytes, cudaMemcpyHostToDevice, stream), "a copy");
     comm.synchronize(stream);
   }
+  // Waits for the stream first: a copy that waits for a kernel on the GPU may hold up those of other ranks.
   Bytes read(const void* at, std::size_t bytes) {
+    comm.synchronize(stream);
     Bytes host(bytes + 1);
     check(cudaMemcpyAsync(host.data(), at, bytes, cudaMemcpyDeviceToHost, stream), "a copy");
     comm.synchronize(stream);
@@ -293,14 +296,18 @@ struct Pair {
     std::vector<MoePayload> payloads;
     MoeTokens here = on_host(c, tokens, payloads), there = on_gpu.tokens();
     if (kept) here.topk_idx = there.topk_idx = nullptr;
+    rank.doing = "host dispatch " + std::to_string(seed);
     const MoeReceived right = host.dispatch(here, kept ? std::optional(kept->first) : std::nullopt);
+    rank.doing = "dispatch " + std::to_string(seed);
     const MoeReceived seen = gpu.dispatch(there, kept ? std::optional(kept->second) : std::nullopt);
+    rank.doing = "comparing dispatch " + std::to_string(seed);
     compare(rank, c, gpu, seen, right);
     handles = {right.handle, seen.handle};
   }
   void combine(unsigned seed, const std::pair<MoeHandle, MoeHandle>& of, bool with_bias, bool own_weights,
                std::size_t width, DType dtype) {
     const std::size_t n = host.tokens_of(of.first), rows = host.rows_held();
+    rank.doing = "writing y " + std::to_string(seed);
     const Bytes ys = numbers(rows * width, dtype, seed + static_cast<unsigned>(rank.rank));
     const Bytes biases = numbers(n * width, dtype, seed + 99);
     const Bytes weights = numbers(rows, DType::f32, seed + 5);
@@ -311,7 +318,9 @@ struct Pair {
     MoeOutputs outputs{.y = ys.data(), .row_bytes = width * size(dtype), .dtype = dtype, .out = right.data()};
     if (with_bias) outputs.bias = biases.data();
     if (own_weights) outputs.weights = reinterpret_cast<const float*>(weights.data());
+    rank.doing = "host combine " + std::to_string(seed);
     host.combine(outputs, of.first);
+    rank.doing = "combine " + std::to_string(seed);
     outputs.y = y;
     outputs.out = out;
     outputs.stream = rank.stream;

@@ -45,6 +45,11 @@ def test_wrong_calls_fail_every_rank(program: Path, case: str, n: int) -> None:
     run(program, case, n)
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_dispatches_that_differ_are_told(program: Path, n: int) -> None:
+    run(program, "differs", n)
+
+
 def run(program: Path, case: str, n: int) -> None:
     devices_for(n)
     ended = ranks.run([str(program), case, str(n)], env={"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, timeout_s=120)

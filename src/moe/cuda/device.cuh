@@ -15,7 +15,7 @@ __device__ inline T* at(const Work& work, int rank, std::size_t offset) {
 }
 template <class T>
 __device__ inline T* mine(const Work& work, std::size_t offset) {
-  return at<T>(work, work.dims.rank, offset);
+  return reinterpret_cast<T*>(work.own + offset);
 }
 // Returns where a table of the call's slot lies.
 template <class T>
@@ -24,7 +24,7 @@ __device__ inline T* table(const Work& work, int rank, std::size_t offset) {
 }
 template <class T>
 __device__ inline T* table(const Work& work, std::size_t offset) {
-  return table<T>(work, work.dims.rank, offset);
+  return mine<T>(work, work.slot + offset);
 }
 __device__ inline Counters& counters(const Work& work) { return *mine<Counters>(work, work.space.counters); }
 
@@ -36,8 +36,7 @@ __device__ inline unsigned warps_of_grid() { return gridDim.x * (blockDim.x / 32
 // Returns, alike to all threads of a block, whether the communicator has failed: tables may then be
 // unfinished, and kernels leave them alone.
 __device__ inline bool failed(const Work& work) {
-  return __syncthreads_or(threadIdx.x == 0 &&
-                          device::load_relaxed(&work.area.status[work.dims.rank]->failed) != 0) != 0;
+  return __syncthreads_or(threadIdx.x == 0 && device::load_relaxed(&work.status->failed) != 0) != 0;
 }
 
 __device__ inline int slot_of(const Work& work, Told kind, int source) {

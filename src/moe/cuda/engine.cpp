@@ -14,6 +14,7 @@
 #include "cuda/api.hpp"
 #include "moe/cuda/launch.hpp"
 #include "moe/engine.hpp"
+#include "moe/told.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::moe {
@@ -100,15 +101,17 @@ class GpuEngine final : public Engine {
  private:
   void load();
   void lay_payloads(const MoeTokens& tokens);
-  std::size_t offset(const void* of_mine) const { return number(of_mine) - number(local_); }
+  std::size_t offset(const void* of_mine) const { return number(of_mine) - number(work_.own); }
   template <class T>
   T* mine(std::size_t offset) const {
-    return reinterpret_cast<T*>(local_ + offset);
+    return reinterpret_cast<T*>(work_.own + offset);
   }
   template <class T>
   T* table(std::size_t offset) const {
     return mine<T>(work_.slot + offset);
   }
+  // Compares the ranks' dispatches, in a communicator that checks calls. Waits for the ranks' hosts.
+  void compare(const MoeTokens& tokens, int slot, bool routed);
   // Begins a call on its stream.
   void take(int slot);
   // Returns the blocks of a kernel that moves rows. With one rank nothing waits: as many as there is room
@@ -121,7 +124,6 @@ class GpuEngine final : public Engine {
   const bool host_counts_;
   Work work_;
   std::shared_ptr<void> memory_;
-  byte* local_ = nullptr;
   int sms_ = 0, send_blocks_ = 1, sum_blocks_ = 1;  // the last two of an SM
   std::int32_t* rows_now_ = nullptr;                // pinned
   std::vector<std::uint32_t> tokens_;               // of each slot
@@ -157,7 +159,8 @@ GpuEngine::GpuEngine(Communicator::Impl& impl, const Dims& dims, bool host_count
   AreaParts area = impl.make_area(work_.space.bytes, gpu::kTold * dims.ranks, "a moe", explain);
   memory_ = std::move(area.memory);
   work_.area = area.handle;
-  local_ = static_cast<byte*>(area.handle.memory[dims.rank]);
+  work_.own = static_cast<byte*>(area.handle.memory[dims.rank]);
+  work_.status = area.handle.status[dims.rank];
   if (host_counts_) {
     void* pinned = nullptr;
     cuda::check(cudaHostAlloc(&pinned, sizeof *rows_now_, cudaHostAllocPortable), "pinning memory");
@@ -186,8 +189,19 @@ void GpuEngine::take(int slot) {
   most_blocks_ = impl_.take_gpu(stream_);
 }
 
+void GpuEngine::compare(const MoeTokens& tokens, int slot, bool routed) {
+  const Dims& d = work_.dims;
+  if (!impl_.check() || d.ranks == 1) return;
+  Told told(d);
+  told.tell(tokens, slot, routed, Route(d));
+  const Call call{.in = told.mine(), .out = told.all(), .count = told.bytes(), .dtype = DType::u8};
+  impl_.run_within({Collective::all_gather, call, d.rank, d.ranks});
+  told.compare(impl_);
+}
+
 void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed) {
   const cuda::OnDevice on(device_);
+  compare(tokens, slot, routed);
   stream_ = static_cast<cudaStream_t>(tokens.stream);
   tokens_[static_cast<std::size_t>(slot)] = static_cast<std::uint32_t>(tokens.tokens);
   take(slot);

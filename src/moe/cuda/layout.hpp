@@ -67,14 +67,16 @@ struct Space {
   std::size_t homes = 0;     // [max_tokens, top_k]: rank and position of each copy of a token, by rank
 };
 
-// What every kernel of a call takes.
+// What every kernel of a call takes. What all of them read comes first, close together.
 struct Work {
-  device::Handle area;
+  byte* own = nullptr;                     // this rank's area
+  const device::Status* status = nullptr;  // this rank's
+  std::size_t slot = 0;                    // its offset
+  std::uint32_t tokens = 0;                // of this rank
+  int epoch = 0;
   Dims dims;
   Space space;
-  int epoch = 0;
-  std::size_t slot = 0;      // its offset
-  std::uint32_t tokens = 0;  // of this rank
+  device::Handle area;
 };
 
 // Rows that travel: from here, to an array in every rank's area.

@@ -187,8 +187,7 @@ __device__ inline void quantise_wide(const Work& work, const byte* from, const T
   constexpr int kAhead = 4;  // loads of a lane under way
   const std::size_t hidden = work.dims.hidden;
   const Part part((hidden + kStep - 1) / kStep, segment, segments);
-  for (std::size_t step = part.first; step < part.end; step += kAhead) {
-    Pack<T, kEach> some[kAhead];
+  const auto read = [&](std::size_t step, Pack<T, kEach>(&some)[kAhead]) {
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
       const std::size_t i = (step + u) * kStep + lane() * kEach;
@@ -196,11 +195,18 @@ __device__ inline void quantise_wide(const Work& work, const byte* from, const T
       if (step + u < part.end && i < hidden)
         some[u] = *reinterpret_cast<const Pack<T, kEach>*>(from + i * sizeof(T));
     }
+  };
+  Pack<T, kEach> some[kAhead], next[kAhead];
+  read(part.first, some);
+  for (std::size_t step = part.first; step < part.end; step += kAhead) {
+    read(step + kAhead, next);
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u)
+    for (int u = 0; u < kAhead; ++u) {
       if (step + u < part.end)
         quantise<T, kEach, kScales>(work, some[u], (step + u) * kStep + lane() * kEach, targets, count,
                                     scales_array);
+      some[u] = next[u];
+    }
   }
 }
 
