@@ -2,10 +2,10 @@
 # Builds, checks and measures on all GPUs of this machine, in one call of under 10 minutes.
 #   gpu-evidence.sh OUT [STEP ...]   steps: build check soak moe collectives; default: all
 # OUT gets a log of each step, steps.txt with their exit codes and seconds, and the records. A step that fails or runs
-# out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), and what the Makefile
-# takes. Multicast stays off.
+# out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), PEERS (of
+# tools/moe-gpu.py), and what the Makefile takes. Multicast stays off.
 set -uo pipefail
-[[ $# -gt 0 ]] || { sed -n '2,6s/^# //p' "$0" >&2; exit 2; }
+[[ $# -gt 0 ]] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd) steps=("${@:2}")
 cd "$(dirname "$0")/.."
@@ -35,7 +35,7 @@ step build 180 make build/gpu/.installed PYTHON="$python"
 step check-moe 90 "$python" -m pytest -q -m gpu tests/gpu/test_moe.py -n 0 -k "$ranks or wrong"
 step check-collectives 70 "$python" -m pytest -q -m gpu tests/gpu/test_collectives.py -n 0 -x
 UNISONO_SOAK=200000 step soak 75 "$python" -m pytest -q -m gpu tests/gpu/test_soak.py -n 0
-step moe-one 50 "$python" tools/moe-gpu.py --json "$out/moe-one.json"
+step moe-one 50 "$python" tools/moe-gpu.py --json "$out/moe-one.json" ${PEERS:+--peers "$PEERS"}
 step moe-all 80 "${unisono[@]}" run -n "$ranks" "$python" tools/moe-gpus.py --json "$out/moe-all.json"
 if [[ $gpus -gt 1 ]]; then
   step collectives-small 75 "${bench[@]}" --memory symmetric --collective all_reduce,all_gather,reduce_scatter,all_to_all,send_recv \

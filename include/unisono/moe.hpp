@@ -143,19 +143,13 @@ class UNISONO_API Moe {
 
   // Sends rows to the ranks that have their experts. handle: takes the routing of an earlier dispatch, whose
   // topk_idx `tokens` has (null: the same). Collective.
-  MoeReceived dispatch(const MoeTokens& tokens, const std::optional<MoeHandle>& handle = std::nullopt) {
-    dispatch_begin(tokens, handle);
-    return dispatch_end();
-  }
+  MoeReceived dispatch(const MoeTokens& tokens, const std::optional<MoeHandle>& handle = std::nullopt);
   // Does the same in two steps, sending and receiving. `tokens` may change after the second only.
   void dispatch_begin(const MoeTokens& tokens, const std::optional<MoeHandle>& handle = std::nullopt);
   MoeReceived dispatch_end();
 
   // Returns each token's sum to its rank. Collective.
-  void combine(const MoeOutputs& outputs, const MoeHandle& handle) {
-    combine_begin(outputs, handle);
-    combine_end();
-  }
+  void combine(const MoeOutputs& outputs, const MoeHandle& handle);
   void combine_begin(const MoeOutputs& outputs, const MoeHandle& handle);
   void combine_end();
 

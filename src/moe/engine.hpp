@@ -15,11 +15,12 @@ namespace unisono::moe {
 class Engine {
  public:
   virtual ~Engine() = default;
-  // routed: the slot has the routing already, and `tokens.topk_idx` is not read.
-  virtual void begin_dispatch(const MoeTokens& tokens, int slot, bool routed) = 0;
+  // routed: the slot has the routing already, and `tokens.topk_idx` is not read. whole: the end follows at
+  // once, and its work may be done here.
+  virtual void begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool whole) = 0;
   // Fills in all but the handle.
   virtual void end_dispatch(MoeReceived& received) = 0;
-  virtual void begin_combine(const MoeOutputs& outputs, int slot) = 0;
+  virtual void begin_combine(const MoeOutputs& outputs, int slot, bool whole) = 0;
   virtual void end_combine() = 0;
 };
 

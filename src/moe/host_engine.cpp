@@ -33,9 +33,9 @@ class HostEngine final : public Engine {
         arrays_(dims_, places_, part(dims.rank)),
         told_(dims) {}
 
-  void begin_dispatch(const MoeTokens& tokens, int slot, bool routed) override;
+  void begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool) override;
   void end_dispatch(MoeReceived& received) override;
-  void begin_combine(const MoeOutputs& outputs, int slot) override;
+  void begin_combine(const MoeOutputs& outputs, int slot, bool) override;
   void end_combine() override {}
 
  private:
@@ -84,7 +84,7 @@ class HostEngine final : public Engine {
   std::vector<byte> own_;            // expert_major: this rank's sums for its own tokens of a window
 };
 
-void HostEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed) {
+void HostEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool /*whole*/) {
   slot_ = slot;
   out_ = tokens.out;
   if (routed) arrays_.route(slot).check_same(tokens);
@@ -197,7 +197,7 @@ void HostEngine::end_dispatch(MoeReceived& received) {
   }
 }
 
-void HostEngine::begin_combine(const MoeOutputs& outputs, int slot) {
+void HostEngine::begin_combine(const MoeOutputs& outputs, int slot, bool /*whole*/) {
   slot_ = slot;
   const Route& route = arrays_.route(slot);
   lane_.reach_far(false);

@@ -102,9 +102,9 @@ class MessageEngine final : public Engine {
         sent_(at(dims.ranks)),
         landed_(at(dims.ranks)) {}
 
-  void begin_dispatch(const MoeTokens& tokens, int slot, bool routed) override;
+  void begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool) override;
   void end_dispatch(MoeReceived& received) override;
-  void begin_combine(const MoeOutputs& outputs, int slot) override;
+  void begin_combine(const MoeOutputs& outputs, int slot, bool) override;
   void end_combine() override {}
 
  private:
@@ -157,7 +157,7 @@ class MessageEngine final : public Engine {
   std::vector<const byte*> rows_;  // of a sum
 };
 
-void MessageEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed) {
+void MessageEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool /*whole*/) {
   slot_ = slot;
   routed_ = routed;
   Route& route = arrays_.route(slot);
@@ -302,7 +302,7 @@ void MessageEngine::unpack_rows(std::size_t part, byte* array) {
   }
 }
 
-void MessageEngine::begin_combine(const MoeOutputs& outputs, int slot) {
+void MessageEngine::begin_combine(const MoeOutputs& outputs, int slot, bool /*whole*/) {
   slot_ = slot;
   const Route& route = arrays_.route(slot);
   lay_out(outputs.row_bytes, true);

@@ -59,7 +59,7 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
   const MoeOptions options;
   const moe::Dims dims;
 
-  void dispatch_begin(const MoeTokens& given, const std::optional<MoeHandle>& handle) {
+  void dispatch_begin(const MoeTokens& given, const std::optional<MoeHandle>& handle, bool whole) {
     expect(Phase::idle, "dispatch");
     check(given);
     MoeTokens tokens = given;
@@ -73,7 +73,8 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
     }
     handle_ = handle.value_or(MoeHandle{number_, made_ + 1});
     try {
-      of_.turn("moe_dispatch", [&] { engine_->begin_dispatch(tokens, slot(handle_), handle.has_value()); });
+      of_.turn("moe_dispatch",
+               [&] { engine_->begin_dispatch(tokens, slot(handle_), handle.has_value(), whole); });
     } catch (const ResourceError&) {  // every rank has the error, and the slot has no routing any more
       if (!handle) ++made_;
       throw;
@@ -93,11 +94,11 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
     return received;
   }
 
-  void combine_begin(const MoeOutputs& outputs, const MoeHandle& handle) {
+  void combine_begin(const MoeOutputs& outputs, const MoeHandle& handle, bool whole) {
     expect(Phase::idle, "combine");
     check(handle);
     check(outputs);
-    of_.turn("moe_combine", [&] { engine_->begin_combine(outputs, slot(handle)); });
+    of_.turn("moe_combine", [&] { engine_->begin_combine(outputs, slot(handle), whole); });
     phase_ = Phase::combine;
   }
 
@@ -196,12 +197,20 @@ Moe::~Moe() = default;
 Moe::Moe(Moe&&) noexcept = default;
 Moe& Moe::operator=(Moe&&) noexcept = default;
 
+MoeReceived Moe::dispatch(const MoeTokens& tokens, const std::optional<MoeHandle>& handle) {
+  impl_->dispatch_begin(tokens, handle, true);
+  return impl_->dispatch_end();
+}
 void Moe::dispatch_begin(const MoeTokens& tokens, const std::optional<MoeHandle>& handle) {
-  impl_->dispatch_begin(tokens, handle);
+  impl_->dispatch_begin(tokens, handle, false);
 }
 MoeReceived Moe::dispatch_end() { return impl_->dispatch_end(); }
+void Moe::combine(const MoeOutputs& outputs, const MoeHandle& handle) {
+  impl_->combine_begin(outputs, handle, true);
+  impl_->combine_end();
+}
 void Moe::combine_begin(const MoeOutputs& outputs, const MoeHandle& handle) {
-  impl_->combine_begin(outputs, handle);
+  impl_->combine_begin(outputs, handle, false);
 }
 void Moe::combine_end() { impl_->combine_end(); }
 

@@ -65,9 +65,13 @@ __device__ inline bool last_block(const Work& work, int ticket) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence_system();
-    last = atomicInc(&counters(work).tickets[ticket], gridDim.x - 1) == gridDim.x - 1;
-    __threadfence_system();
+    std::uint32_t before = 0;
+    if (gridDim.x > 1)
+      asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                   : "=r"(before)
+                   : "l"(&counters(work).tickets[ticket]), "r"(gridDim.x - 1)
+                   : "memory");
+    last = before == gridDim.x - 1;
   }
   __syncthreads();
   return last;

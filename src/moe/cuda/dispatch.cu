@@ -178,6 +178,9 @@ __global__ void __launch_bounds__(kThreads, kScales == MoeScales::none ? 2 : 1)
   if (work.dims.ranks == 1 || !last_block(work, kSentTicket)) return;
   if (threadIdx.x == 0 && dispatch.routed) ++counters(work).dispatches;
   tell_all(work, Told::data);
+  if (!dispatch.lands) return;
+  const std::uint32_t landed = counters(work).landed + 1;
+  if (hear_all(work, Told::data, landed) && threadIdx.x == 0) counters(work).landed = landed;
 }
 
 // Copies a peer's row to the other experts of its token.
@@ -263,7 +266,8 @@ cudaError_t send(const Work& work, const Dispatch& dispatch, int blocks, cudaStr
 }
 
 cudaError_t land(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream) {
-  land_kernel<<<work.dims.expert_major() ? blocks : 1, kThreads, 0, stream>>>(work, dispatch);
+  if (!dispatch.lands)
+    land_kernel<<<work.dims.expert_major() ? blocks : 1, kThreads, 0, stream>>>(work, dispatch);
   if (dispatch.out) copy_out_kernel<<<blocks, kThreads, 0, stream>>>(work, dispatch.out);
   return cudaGetLastError();
 }

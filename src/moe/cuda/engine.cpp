@@ -86,6 +86,8 @@ Failure explain(const device::Failure& record) {
               ": give capacity=" + std::to_string(record.seen) + " or more, or drop=True."};
 }
 
+constexpr std::size_t kTokensOfRoute = 256;  // that a block of the kernel of routes takes, if they are few
+
 class GpuEngine final : public Engine {
  public:
   GpuEngine(Communicator::Impl& impl, const Dims& dims, bool host_counts);
@@ -93,9 +95,9 @@ class GpuEngine final : public Engine {
     if (rows_now_) cudaFreeHost(rows_now_);
   }
 
-  void begin_dispatch(const MoeTokens& tokens, int slot, bool routed) override;
+  void begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool whole) override;
   void end_dispatch(MoeReceived& received) override;
-  void begin_combine(const MoeOutputs& outputs, int slot) override;
+  void begin_combine(const MoeOutputs& outputs, int slot, bool whole) override;
   void end_combine() override;
 
  private:
@@ -117,6 +119,13 @@ class GpuEngine final : public Engine {
   // Returns the blocks of a kernel that moves rows. With one rank nothing waits: as many as there is room
   // for.
   int blocks(int of_sm) const { return work_.dims.ranks == 1 ? sms_ * of_sm : most_blocks_; }
+  // Returns how many blocks have work if each takes `each` items. Few blocks meet sooner than many.
+  static int blocks_of(std::size_t items, std::size_t each) {
+    return static_cast<int>(std::clamp<std::size_t>((items + each - 1) / each, 1, 1 << 16));
+  }
+  int blocks_to_send() const;
+  // A token keeps a block busy: its row goes in as many segments as a block has warps.
+  int blocks_to_combine() const { return std::min(most_blocks_, blocks_of(work_.dims.tokens_held, 1)); }
   void check(cudaError_t result) const { cuda::check(result, "starting a kernel of a moe"); }
 
   Communicator::Impl& impl_;
@@ -199,7 +208,7 @@ void GpuEngine::compare(const MoeTokens& tokens, int slot, bool routed) {
   told.compare(impl_);
 }
 
-void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed) {
+void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool whole) {
   const cuda::OnDevice on(device_);
   compare(tokens, slot, routed);
   stream_ = static_cast<cudaStream_t>(tokens.stream);
@@ -208,13 +217,28 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed) {
   work_.epoch = 1 - work_.epoch;
   dispatch_ = {};
   dispatch_.routed = routed;
+  dispatch_.lands = whole && work_.dims.ranks > 1 && !work_.dims.expert_major();
   dispatch_.weights = tokens.weights;
   either_ = work_.dims.ranks > 1 && tokens.tokens == 0;
   lay_payloads(tokens);
   if (!routed)
-    check(
-        gpu::route(work_, tokens.topk_idx, tokens.index, std::min(most_blocks_, gpu::kRouteBlocks), stream_));
-  check(gpu::send(work_, dispatch_, blocks(send_blocks_), stream_));
+    check(gpu::route(work_, tokens.topk_idx, tokens.index,
+                     std::min({most_blocks_, gpu::kRouteBlocks, blocks_of(tokens.tokens, kTokensOfRoute)}),
+                     stream_));
+  check(gpu::send(work_, dispatch_, std::min(blocks(send_blocks_), blocks_to_send()), stream_));
+}
+
+// A token keeps a block busy, as in a combine. Entries without a token are filled by all threads.
+int GpuEngine::blocks_to_send() const {
+  const Dims& d = work_.dims;
+  const bool fills = !dispatch_.routed || dispatch_.weights;
+  std::size_t entries = 0;
+  if (fills && d.expert_major()) entries = d.rows_held;
+  if (fills && d.layout == MoeLayout::rank_major) entries = d.rows_held * static_cast<std::size_t>(d.top_k);
+  std::size_t gaps = 0;
+  if (d.alignment > 1) gaps = static_cast<std::size_t>(d.local_experts) * d.alignment;
+  return std::max({blocks_of(work_.tokens, 1), blocks_of(entries, std::size_t{4} * gpu::kThreads),
+                   blocks_of(gaps, gpu::kWarps)});
 }
 
 // Sets where rows come from, and where they go. With one rank x goes to the caller's memory at once.
@@ -246,7 +270,9 @@ void GpuEngine::end_dispatch(MoeReceived& received) {
   const Dims& d = work_.dims;
   const gpu::Space& s = work_.space;
   impl_.take_gpu(stream_);
-  if (d.ranks > 1) check(gpu::land(work_, dispatch_, most_blocks_, stream_));
+  if (d.ranks > 1)
+    check(
+        gpu::land(work_, dispatch_, std::min(most_blocks_, blocks_of(d.tokens_held, gpu::kWarps)), stream_));
   if (d.layout == MoeLayout::flat && d.drop && !dispatch_.routed) check(gpu::sort(work_, stream_));
   const std::size_t pool = s.x(work_.epoch);
   received.x = out_ ? out_ : mine<void>(pool);
@@ -272,7 +298,7 @@ void GpuEngine::end_dispatch(MoeReceived& received) {
   received.rows_now = static_cast<std::size_t>(*rows_now_);
 }
 
-void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot) {
+void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot, bool whole) {
   const cuda::OnDevice on(device_);
   stream_ = static_cast<cudaStream_t>(outputs.stream);
   take(slot);
@@ -284,16 +310,19 @@ void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot) {
               .dtype = outputs.dtype,
               .wide = word_of(number(outputs.y) | number(outputs.bias) | number(outputs.out) |
                               outputs.row_bytes) == 16,
-              .push = true};
-  if (work_.dims.ranks > 1) check(gpu::combine(work_, combine_, most_blocks_, stream_));
+              .push = true,
+              .sum = whole};
+  if (work_.dims.ranks > 1) check(gpu::combine(work_, combine_, blocks_to_combine(), stream_));
 }
 
 void GpuEngine::end_combine() {
   const cuda::OnDevice on(device_);
+  if (combine_.sum && work_.dims.ranks > 1) return;  // the kernel that pushes has summed
   impl_.take_gpu(stream_);
   combine_.push = false;
   combine_.sum = true;
-  check(gpu::combine(work_, combine_, blocks(sum_blocks_), stream_));
+  const int most = work_.dims.ranks == 1 ? blocks(sum_blocks_) : blocks_to_combine();
+  check(gpu::combine(work_, combine_, most, stream_));
 }
 
 }  // namespace
