@@ -8,13 +8,14 @@ set -uo pipefail
 [[ $# -gt 0 ]] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd) steps=("${@:2}")
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 [[ ${#steps[@]} -gt 0 ]] || steps=(build check soak moe collectives)
 python=${PYTHON:-python3}
 gpus=$(nvidia-smi -L | wc -l)
 ranks=$((gpus > 1 ? gpus : 2))
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 UNISONO_SHARE_DEVICE=1
-export CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) PYTHONPATH=$PWD/build/gpu CUDA_DEVICE_MAX_CONNECTIONS=32
+cores=$(nproc)
+export CMAKE_BUILD_PARALLEL_LEVEL=$cores PYTHONPATH=$PWD/build/gpu CUDA_DEVICE_MAX_CONNECTIONS=32
 export SKBUILD_CMAKE_DEFINE=${SKBUILD_CMAKE_DEFINE:-CMAKE_CUDA_ARCHITECTURES=90a-real}
 nvidia-smi --query-gpu=name,driver_version,clocks.max.sm --format=csv >"$out/gpus.csv"
 failed=0
