@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import ranks
-import unisono.__main__
 from unisono.bench.start import find_mpiexec, mpiexec_command
 from unisono.records.vocabulary import COLLECTIVES
 
@@ -63,7 +62,7 @@ def test_lengths_that_differ_over_mpi(tmp_path: Path) -> None:
 def test_a_bench(tmp_path: Path) -> None:
     """Every collective runs on nodes without a failure."""
     words = "--sizes 64,64K --backend unisono --mode latency -n 2 --no-report --workload none --out"
-    bench = [sys.executable, unisono.__main__.__file__, "bench", *words.split(), str(tmp_path)]
+    bench = [sys.executable, "-m", "unisono", "bench", *words.split(), str(tmp_path)]
     ended = ranks.launch(4, bench, None, 120, nodes=2)
     assert ended.code == 0, str(ended)
     lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
