@@ -76,9 +76,10 @@ format: $(HAVE)dev
 
 sanitize: sanitize-thread sanitize-address
 
+# Leaves out the longest layouts of a test whose other layouts take the same paths.
 sanitize-thread sanitize-address: sanitize-%: build/%.configured
 	cmake --build --preset $*
-	ctest --preset $* $(CTEST)
+	ctest --preset $* -E 'EachExchangeOfEachRank/"(aabb|abab|abb)"' $(CTEST)
 
 # Runs the C++ tests for aarch64 under qemu-user (Debian: g++-aarch64-linux-gnu, qemu-user). The soak, the programs on 5 and
 # 8 ranks and CombineEveryTypeByEveryOp are left out, since they take long. The fabric's faults are left out, since their stand-in for libfabric spins
