@@ -27,7 +27,7 @@ enum class MoeLayout : std::uint8_t { flat, rank_major, expert_major };
 // next above, as its biased exponent in a byte (UE8M0). A block with an infinity or a NaN becomes NaN.
 enum class MoeScales : std::uint8_t { none, e4m3_128, mx };
 
-// What is the same on every rank and in every call.
+// The sizes of a layer, the same on every rank and in every call.
 struct MoeShape {
   int experts = 0;             // of all ranks; a multiple of their number. Rank r has the r-th part of them
   int top_k = 0;               // experts of a token; at most `experts`
@@ -75,8 +75,9 @@ struct MoeTokens {
   void* stream = nullptr;  // of GPU memory: as Call::stream
 };
 
-// What has come. x, scales and more are valid until the second dispatch after this one begins, the rest as
-// long as the handle. L: experts of a rank. On a GPU all of it is device memory, ready when the stream is.
+// The rows that have come, and how they are laid out. x, scales and more are valid until the second dispatch
+// after this one begins, the rest as long as the handle. L: experts of a rank. On a GPU all of it is device
+// memory, ready when the stream is.
 struct MoeReceived {
   void* x = nullptr;          // [rows_held, hidden] of dtype, or of e4m3 with scales
   void* scales = nullptr;     // [rows_held, blocks] f32; mx: u8, and blocks is a multiple of 4. Else null

@@ -5,12 +5,6 @@
 #include "host/move.hpp"
 
 namespace unisono::moe {
-namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 void Arrays::begin(const MoeTokens& tokens, int slot, bool weighted) {
   slot_ = slot;
   epoch_ = 1 - epoch_;

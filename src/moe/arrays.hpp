@@ -1,4 +1,4 @@
-// What a rank has received: the arrays of two dispatches, and the routings that are kept. Rows come into them
+// The arrays of a rank's last two dispatches, and the routings that are kept. Rows come into them
 // by an engine's own way. The rest is the same for all engines on host memory.
 #pragma once
 

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/bytes.hpp"
 #include "base/scales.hpp"
 #include "unisono/moe.hpp"
 
 namespace unisono::moe {
+
+// Returns a number that is not negative as an index.
+UNISONO_PORTABLE constexpr std::size_t at(std::int32_t number) { return static_cast<std::size_t>(number); }
 
 inline constexpr std::size_t kScaleBlock = scales::kBlock;  // elements that share a scale
 

@@ -1,4 +1,4 @@
-// What runs a Moe's phases: over the memory of one machine (host_engine.cpp), by messages
+// The engines, which run a Moe's phases: over the memory of one machine (host_engine.cpp), by messages
 // (message_engine.cpp) or on GPUs (cuda/engine.cpp).
 #pragma once
 

@@ -10,6 +10,7 @@
 #include "host/move.hpp"
 #include "moe/arrays.hpp"
 #include "moe/engine.hpp"
+#include "moe/sent_row.hpp"
 #include "moe/told.hpp"
 #include "programs/all_gather.hpp"
 
@@ -17,8 +18,6 @@ namespace unisono::moe {
 namespace {
 
 constexpr std::uint32_t kMark = 4;  // of what ranks tell each other, beside those of LocalCommunicator
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 class HostEngine final : public Engine {
  public:
@@ -31,7 +30,8 @@ class HostEngine final : public Engine {
         memory_(impl.allocate(places_.bytes, Memory::host)),
         parts_(impl.parts_of(memory_.get())),
         arrays_(dims_, places_, part(dims.rank)),
-        told_(dims) {}
+        told_(dims),
+        row_(dims) {}
 
   void begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool) override;
   void end_dispatch(MoeReceived& received) override;
@@ -70,7 +70,7 @@ class HostEngine final : public Engine {
   int slot_ = 0;
   void* out_ = nullptr;
   bool stream_ = false;
-  std::vector<byte> codes_, scales_;  // of the row that goes
+  SentRow row_;
   struct Target {
     int rank;
     std::size_t row;
@@ -136,16 +136,9 @@ void HostEngine::push(const MoeTokens& tokens, int slot, bool routed) {
 }
 
 void HostEngine::push_row(const MoeTokens& tokens, std::size_t token) {
-  const byte* row = static_cast<const byte*>(tokens.x) + token * dims_.row_bytes;
-  if (dims_.scales != MoeScales::none) {
-    codes_.resize(dims_.sent_bytes);
-    scales_.resize(dims_.scale_bytes);
-    host::kernels().rows.quantise[static_cast<int>(dims_.dtype)][static_cast<int>(dims_.scales)](
-        codes_.data(), scales_.data(), row, dims_.hidden);
-    row = codes_.data();
-    copy_to(places_.scales(arrays_.epoch()), dims_.scale_bytes, scales_.data());
-  }
-  copy_to(places_.x(arrays_.epoch()), dims_.sent_bytes, row);
+  row_.take(static_cast<const byte*>(tokens.x) + token * dims_.row_bytes);
+  copy_to(places_.x(arrays_.epoch()), dims_.sent_bytes, row_.data());
+  copy_to(places_.scales(arrays_.epoch()), dims_.scale_bytes, row_.scales());
   for (std::size_t m = 0; m < tokens.more.size(); ++m)
     copy_to(places_.more(arrays_.epoch(), arrays_.widths(), m), tokens.more[m].row_bytes,
             static_cast<const byte*>(tokens.more[m].data) + token * tokens.more[m].row_bytes);

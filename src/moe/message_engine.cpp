@@ -14,12 +14,11 @@
 #include "host/segment.hpp"
 #include "moe/arrays.hpp"
 #include "moe/engine.hpp"
+#include "moe/sent_row.hpp"
 #include "moe/told.hpp"
 
 namespace unisono::moe {
 namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 // The ranks, for AllocationAgreement.
 struct Ranks {
@@ -100,7 +99,8 @@ class MessageEngine final : public Engine {
         arrays_(dims_, places_, memory_.get()),
         told_(dims),
         sent_(at(dims.ranks)),
-        landed_(at(dims.ranks)) {}
+        landed_(at(dims.ranks)),
+        row_(dims) {}
 
   void begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool) override;
   void end_dispatch(MoeReceived& received) override;
@@ -151,7 +151,7 @@ class MessageEngine final : public Engine {
     std::size_t index;
   };
   std::vector<Target> targets_;  // of the row that goes
-  std::vector<byte> codes_, scales_;
+  SentRow row_;
   std::vector<std::int32_t> experts_;
   std::vector<float> weights_;
   std::vector<const byte*> rows_;  // of a sum
@@ -238,16 +238,9 @@ void MessageEngine::pack(const MoeTokens& tokens) {
 }
 
 void MessageEngine::pack_row(const MoeTokens& tokens, std::size_t token) {
-  const byte* row = static_cast<const byte*>(tokens.x) + token * dims_.row_bytes;
-  if (dims_.scales != MoeScales::none) {
-    codes_.resize(dims_.sent_bytes);
-    scales_.resize(dims_.scale_bytes);
-    host::kernels().rows.quantise[static_cast<int>(dims_.dtype)][static_cast<int>(dims_.scales)](
-        codes_.data(), scales_.data(), row, dims_.hidden);
-    row = codes_.data();
-    put(Message::kScales, scales_.data());
-  }
-  put(Message::kX, row);
+  row_.take(static_cast<const byte*>(tokens.x) + token * dims_.row_bytes);
+  put(Message::kX, row_.data());
+  put(Message::kScales, row_.scales());
   for (std::size_t m = 0; m < tokens.more.size(); ++m)
     put(Message::more(m), static_cast<const byte*>(tokens.more[m].data) + token * tokens.more[m].row_bytes);
 }

@@ -16,7 +16,7 @@ std::uint64_t next_number() {
   return ++made;
 }
 
-// What must be alike on every rank.
+// The arguments of a Moe, which are alike on every rank.
 struct Asked {
   std::int32_t experts, top_k, dtype, layout, alignment, scales, drop, handles, host_counts, memory;
   std::uint64_t hidden, max_tokens, capacity, more_bytes;

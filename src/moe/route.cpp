@@ -18,8 +18,6 @@ std::int64_t entry(const void* topk_idx, std::size_t at) {
 
 auto reader(DType index) { return index == DType::i64 ? entry<std::int64_t> : entry<std::int32_t>; }
 
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
 }  // namespace
 
 void Route::read(const MoeTokens& tokens) {

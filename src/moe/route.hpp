@@ -35,8 +35,8 @@ class Route {
   // Throws UsageError if the tokens' experts are given, and are not those that were read.
   void check_same(const MoeTokens& tokens) const;
 
-  // What a rank tells all others: its tokens, then the tokens for each rank, then, with expert_major, the
-  // pairs of each expert.
+  // The numbers that a rank tells all others: its tokens, then the tokens for each rank, then, with
+  // expert_major, the pairs of each expert.
   static std::size_t numbers(const Dims& dims) {
     return 1 + static_cast<std::size_t>(dims.ranks + (dims.expert_major() ? dims.experts : 0));
   }

@@ -1,4 +1,4 @@
-// What the ranks tell each other as a dispatch begins, and what must be alike.
+// The numbers that the ranks tell each other as a dispatch begins, and their comparison.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class Told {
       mine_[3 + m] = static_cast<std::int32_t>(tokens.more[m].row_bytes);
     route.tell(std::span(mine_).subspan(kHead));
   }
-  // Of the exchange: what this rank tells, and room for what all tell, in rank order.
+  // The operands of the exchange: this rank's numbers, and room for everyone's, in rank order.
   const byte* mine() const { return reinterpret_cast<const byte*>(mine_.data()); }
   byte* all() { return reinterpret_cast<byte*>(all_.data()); }
   std::size_t bytes() const { return stride_ * sizeof(std::int32_t); }

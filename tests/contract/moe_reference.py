@@ -56,12 +56,12 @@ class Field:
 
 @dataclass(frozen=True)
 class Received:
-    """What a dispatch gives a rank. fields: by the names of MoeReceived; None: no such array."""
+    """The results of a dispatch at a rank. fields: by the names of MoeReceived; None: no such array."""
 
     fields: dict[str, Field | tuple[Field, ...] | None]
     rows: int
     dropped: int
-    # Of each row: source rank and token; of a pair also its place. In the order of `at`.
+    # source rank and token of each row, of a pair also its place, in the order of `at`
     pairs: Array
     at: Array = field(repr=False)  # the row of each
     lost: Array = field(repr=False)  # pairs (expert_major) or rows that were dropped

@@ -82,7 +82,8 @@ TEST_P(MoeMessages, BringTokensToTheirExpertsAndBack) {
     });
 }
 
-// What a rank sends in a round, and what has come, with each byte that the contract says.
+// The tokens that a rank sends in a round, and the rows that have come, with each byte that the contract
+// says.
 class Recorder {
  public:
   Recorder(Communicator& comm, Moe& moe) : moe_(moe), ranks_(comm.size()), rank_(comm.rank()) {}

@@ -139,7 +139,7 @@ void out(Rank& rank) {
   }
 }
 
-// What a round of x alone gives: each token's row, summed over its ranks or pairs.
+// The result of a round of x alone: each token's row, summed over its ranks or pairs.
 Bytes sum_on_host(Pair& pair, const Tokens& tokens) {
   std::vector<MoePayload> none;
   const MoeReceived d = pair.host.dispatch(on_host(pair.c, tokens, none));

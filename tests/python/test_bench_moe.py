@@ -137,7 +137,7 @@ def expected(case: Case, rank: int, bit_exact: bool = True) -> tuple[Any, list[v
 
 
 def sums_by_hand(case: Case, rank: int) -> Any:
-    """What a combine gives, one token and element after the other."""
+    """Returns a combine's result, one token and element after the other."""
     found, kind = routes.of(case), DTYPES[case.dtype]
     given = [rows_of(case, r, 3) for r in range(case.ranks)]
     flat = routes.shape(case).layout == "flat"
@@ -204,7 +204,7 @@ def test_other_orders_are_within_the_bound_and_a_lost_expert_is_not() -> None:
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_peers_plans_of_all_ranks_fit_together(ranks: int, routing: str) -> None:
-    """What each plan sends to a rank is what that rank's plan awaits, and its rows are the layout's."""
+    """A rank's plan awaits what the other plans send there, and its rows are the layout's."""
     case = a_case("moe_dispatch", ranks=ranks, routing=routing)
     found = routes.of(case)
     x = [rows_of(case, rank, 3) for rank in range(ranks)]

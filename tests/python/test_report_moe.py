@@ -1,4 +1,4 @@
-"""What the report, compare and gate make of mixture of experts."""
+"""Mixture of experts in the report, compare and gate."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def layer(moe: Any, rank: int, x: Any, idx: Any, weights: Any, bias: Any = None)
 )
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_gradients(n: int, layout: str, more: dict[str, Any], masked: bool) -> None:
-    """Of x, weights, bias and experts, with a rank that has no token."""
+    """Gradients of x, weights, bias and experts, with a rank that has no token."""
 
     def body(comm: unisono.Communicator) -> Any:
         x, idx, weights = inputs(comm.rank, masked)

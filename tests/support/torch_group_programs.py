@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,16 @@ def group(store: str) -> Iterator[Any]:
         yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
+
+
+def refused(words: str, call: Callable[[], Any]) -> None:
+    """Fails unless `call` raises a UsageError with these words."""
+    try:
+        call()
+    except unisono.UsageError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"no error: {words}")
 
 
 def tokens(rank: int) -> tuple[Any, Any, Any]:
@@ -126,20 +136,10 @@ def _refusals(buffer: Any, x: Any, idx: Any, weights: Any, handle: Any) -> None:
         "EPBuffer.lb_prefetch_weights is not in": lambda: buffer.lb_prefetch_weights,
         "balancing of experts": lambda: deep_ep.EPBuffer(buffer.group, lb_allocation_plan_or_num_bytes=1),
     }.items():
-        try:
-            call()
-        except unisono.UsageError as error:
-            assert words in str(error), error
-        else:
-            raise AssertionError(f"no error: {words}")
+        refused(words, call)
     assert not hasattr(buffer, "low_latency_dispatch")
     idx.add_(0)
-    try:
-        buffer.combine(x, handle)
-    except unisono.UsageError as error:
-        assert "topk_idx has changed" in str(error)
-    else:
-        raise AssertionError("a changed topk_idx was not noticed")
+    refused("topk_idx has changed", lambda: buffer.combine(x, handle))
 
 
 def deep_ep_expanded(store: str) -> None:
@@ -235,16 +235,8 @@ def flashinfer(store: str) -> None:
             "leave them out": lambda: one.dispatch(x, asked, hidden_states_scale=weights),
             "is above that of the parameters": lambda: one.dispatch(x, asked, max_tokens_per_rank=MOST + 1),
         }.items():
-            try:
-                call()
-            except unisono.UsageError as error:
-                assert words in str(error), error
-            else:
-                raise AssertionError(f"no error: {words}")
+            refused(words, call)
         one.dispatch(x, asked)
-        try:
-            one.dispatch(x, asked)
-        except unisono.UsageError as error:
-            assert "call combine between" in str(error)
+        refused("call combine between", lambda: one.dispatch(x, asked))
         one.destroy()
         one.destroy()

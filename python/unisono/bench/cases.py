@@ -169,7 +169,7 @@ def layout(case: Case, rank: int) -> Layout:
         case "moe_dispatch" | "moe_combine" | "moe_round":
             moe = routes.shape(case)
             tokens, rows = (moe.tokens, moe.hidden), (len(routes.rows(case, rank).token), moe.hidden)
-            # What a dispatch gives lies in memory of the library.
+            # the library's own memory has the rows of a dispatch
             x = rows if case.collective == "moe_combine" else tokens
             return Layout(x, None if case.collective == "moe_dispatch" else tokens)
         case vocabulary.PINGPONG:

@@ -20,7 +20,10 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Routes:
-    """Of all ranks' tokens, in rank order. A token's experts differ, and its weights sum to about 1."""
+    """The experts and weights of all ranks' tokens, in rank order.
+
+    A token's experts differ, and its weights sum to about 1.
+    """
 
     experts: Ints  # [ranks, tokens, top_k]
     weights: Floats  # [ranks, tokens, top_k]

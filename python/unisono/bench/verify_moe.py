@@ -1,4 +1,4 @@
-"""What the calls of a mixture of experts must give, by plain numpy, from the routes and the seed alone.
+"""Expected results of the calls of a mixture of experts, by plain numpy, from the routes and the seed alone.
 
 Rows of random data repeat after a prime number of rows. What a dispatch gives must be equal. The sums of a
 combine are Unisono's: each rank's in the order of the top k, rounded, then added in rank order, all in f32.

@@ -201,7 +201,7 @@ __device__ void push(const Work& work, const Combine& combine, Rows& rows, int c
   }
 }
 
-// What a warp knows of a token whose parts it sums.
+// A token whose parts a warp sums: where they lie.
 struct Parts {
   __device__ Parts(const Work& work, const Combine& combine, Rows& rows, unsigned token, std::size_t sums) {
     const Dims& d = work.dims;

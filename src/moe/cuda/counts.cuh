@@ -1,4 +1,4 @@
-// What the kernel of routes has counted, and what follows: the sums of warps, blocks and ranks, and where
+// Counts of the kernel of routes, and what follows from them: the sums of warps, blocks and ranks, and where
 // rows go.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace unisono::moe::gpu {
 
-// What a block keeps of each column (Space::columns): an expert, or a rank and a chunk of tokens.
+// The numbers that a block keeps of each column (Space::columns): an expert, or a rank and a chunk of tokens.
 struct Counts {
   __device__ Counts(const Work& work, std::uint32_t* memory)
       : columns(work.space.columns),

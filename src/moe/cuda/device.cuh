@@ -1,4 +1,4 @@
-// What the kernels of src/moe share: where things lie, and how blocks and ranks meet.
+// Functions that the kernels of src/moe share: where things lie, and how blocks and ranks meet.
 #pragma once
 
 #include "moe/cuda/layout.hpp"

@@ -7,7 +7,7 @@
 namespace unisono::moe::gpu {
 namespace {
 
-// What a warp knows of a token: lane i has the token's i-th expert and its i-th copy.
+// A token as a warp has it: lane i has the token's i-th expert and its i-th copy.
 struct Token {
   __device__ Token(const Work& work, unsigned token) {
     const auto k = static_cast<unsigned>(work.dims.top_k);

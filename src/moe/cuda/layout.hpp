@@ -1,4 +1,5 @@
-// What a Moe has on its GPU, and what its kernels take. Plain C++: host and device read it alike.
+// The memory of a Moe on its GPU, and the parameters of its kernels. Plain C++: host and device read it
+// alike.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ inline constexpr std::int32_t kNone = -1;
 enum class Told : int { begun, data, summed };
 inline constexpr int kTold = 3;
 
-// What this rank has counted. The counts lie in the GPU's memory: a graph that is replayed goes on with them.
+// Counters of this rank. They lie in the GPU's memory: a graph that is replayed goes on with them.
 struct Counters {
   std::uint32_t dispatches;                // that have begun: signals of kind `begun`
   std::uint32_t landed, combines;          // that have ended: signals of kinds `data` and `summed`
@@ -67,7 +68,7 @@ struct Space {
   std::size_t homes = 0;     // [max_tokens, top_k]: rank and position of each copy of a token, by rank
 };
 
-// What every kernel of a call takes. What all of them read comes first, close together.
+// The parameter of every kernel of a call. Fields that all of them read come first, close together.
 struct Work {
   byte* own = nullptr;                     // this rank's area
   const device::Status* status = nullptr;  // this rank's
@@ -112,7 +113,7 @@ struct Combine {
   bool push = false, sum = false;  // the steps that the kernel makes
 };
 
-// What a kernel says of a call that cannot be, in device::Failure::problem.
+// A kernel's reason why a call cannot be, in device::Failure::problem.
 enum class Problem : std::uint32_t { none, index, capacity };
 
 }  // namespace unisono::moe::gpu

@@ -113,7 +113,7 @@ __device__ inline std::uint32_t codes_of(float first, float second, float invers
 #endif
 }
 
-// What a block's largest magnitude gives: the factor of its elements, and its scale.
+// The result of a block's largest magnitude: the factor of its elements, and its scale.
 template <MoeScales kScales>
 struct Scale {
   __device__ explicit Scale(std::uint32_t largest) : finite(scales::finite(largest)) {

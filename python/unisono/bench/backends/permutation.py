@@ -140,7 +140,7 @@ def make_plan(idx: Array, weights: Array, rank: int, experts: int, expert_major:
 
 
 class Permutation:
-    """What the calls of one case have in common: a rank's routes, its memory, and the plan."""
+    """A rank's routes, memory and plan, which the calls of one case have in common."""
 
     def __init__(self, rank: int, case: Case, scratch: Scratch) -> None:
         moe, found = routes.shape(case), routes.of(case)
