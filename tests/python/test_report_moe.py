@@ -11,11 +11,12 @@ import report_data as data
 from unisono import records, report
 from unisono.bench import moe
 from unisono.records import Case, Record, Workload, WorkloadStep
+from unisono.records.vocabulary import MOES, bus_factor_of
 from unisono.report import analysis, compare, figures, gate, model, payload, studies, tables
 
 
-def a_case(name: str, tokens: int, hidden: int = 32, **other: str) -> Case:
-    return moe.case(name, 2, tokens, hidden, 8, 2, "bf16", **other)
+def a_case(name: str, tokens: int, hidden: int = 32, ranks: int = 2, **other: str) -> Case:
+    return moe.case(name, ranks, tokens, hidden, 8, 2, "bf16", **other)
 
 
 def measured(factor: float = 1.0) -> list[Record]:
@@ -41,7 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_row_for_each_case_with_both_bandwidths_and_the_speed_up(built: Path) -> None:
     table = studies.experts(model.load(built))
     assert table.head[:5] == ["Call", "Shape", "Type", "Where", "Tokens"]
-    assert table.head[5:] == ["unisono", "mpi", "GB/s", "Between ranks", "Speed-up"]
+    assert table.head[5:] == ["unisono", "mpi", "GB/s", "Between ranks", "Of the ceiling", "Speed-up"]
     assert len(table.rows) == 8
     row = next(row for row in table.rows if row[0] == "moe_round" and row[4] == "64")
     case = a_case("moe_round", 64)
@@ -50,8 +51,27 @@ def test_a_row_for_each_case_with_both_bandwidths_and_the_speed_up(built: Path) 
     assert row[5:7] == ["641 µs", "1.92 ms"]
     us = 640 * (1 + 1e-4 * 9.5)
     assert row[7:9] == [records.text.gbps(size / us / 1e3) for size in (case.bytes, case.moe.remote_bytes)]
-    assert row[9] == "3.00× FASTER"  # noqa: RUF001
+    assert row[10] == "3.00× FASTER"  # noqa: RUF001
     assert {row[0] for row in table.rows} == {"moe_dispatch", "moe_round", "moe_round, flat rows"}
+
+
+def test_one_gpu_is_measured_by_a_copy_and_names_its_sms(tmp_path: Path) -> None:
+    cases = [a_case(name, 16, ranks=1, mode="graph", device="cuda") for name in MOES]
+    found = [
+        msgspec.structs.replace(data.exact("unisono", case, 2.0), sms=number)
+        for number, case in enumerate(cases)
+    ]
+    assert all(case.bytes % (16 * 32 * 2) == 0 and bus_factor_of(case) == 0 for case in cases)
+    data.write(tmp_path, data.run(1), found, data.end())
+    assert not records.read(tmp_path).problems
+    table = studies.experts(model.load(tmp_path))
+    assert table.head[-3:] == ["Of the ceiling", "SMs", "Speed-up"]
+    assert [row[3] for row in table.rows] == ["1 rank, graph, cuda"] * 3
+    # 16 rows are read and 32 written, or the reverse, each of 64 B: a copy of as much traffic copies 24
+    copied = [24 * 64, 24 * 64, 48 * 64]
+    us = found[0].median_us
+    shares = [records.text.percent(size / us / 1e3 / 12.0) for size in copied]
+    assert [row[-3:-1] for row in table.rows] == [[share, str(n)] for n, share in enumerate(shares)]
 
 
 def test_curves_by_tokens_where_there_are_several(built: Path) -> None:
