@@ -37,6 +37,7 @@ BUILT_IN = {  # backends for GPUs last
     "nccl": "unisono.bench.backends.nccl:NcclBackend",
     "nccl-windows": "unisono.bench.backends.nccl:NcclWindowsBackend",
     "torch-symm": "unisono.bench.backends.torch_symm:TorchSymmBackend",
+    "async-ep": "unisono.bench.backends.async_ep:AsyncEpBackend",
     "torch": "unisono.bench.backends.one_gpu:TorchBackend",
     "moe-ops": "unisono.bench.backends.one_gpu:MoeOpsBackend",
     "te": "unisono.bench.backends.one_gpu:TransformerEngineBackend",

@@ -7,24 +7,19 @@ They get routes as a mask, which is made beforehand.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import types
+import importlib
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from unisono.bench import routes
 from unisono.bench.backends.base import Backend, Buffers, MoeCall, MoeCalls, Ranks, moe_call
+from unisono.bench.backends.by_path import folder_of, load
 from unisono.bench.cuda.device import missing
 from unisono.bench.cuda.memory import tensor_of
 from unisono.bench.cuda.temporaries import Temporaries
 from unisono.records import Case
 
-TE_FILES = {  # modules, in the order in which they import each other
-    "transformer_engine.common.triton.permutation": "common/triton/permutation.py",
-    "transformer_engine.pytorch.triton.permutation": "pytorch/triton/permutation.py",
-}
+TE_FILES = ("common.triton.permutation", "pytorch.triton.permutation")
 
 
 class Permuted(MoeCalls):
@@ -93,7 +88,7 @@ class TransformerEngine(Permuted):
 
     def __init__(self, case: Case, buffers: Buffers) -> None:
         super().__init__(case, buffers)
-        self.te = transformer_engine()
+        self.te = load("transformer_engine", TE_FILES)
         self.shape = self.tokens, self.experts
         self.chosen, self.probs = (
             self.torch.zeros(self.shape, dtype=one.dtype, device=one.device).scatter_(1, self.idx, one)
@@ -112,29 +107,6 @@ class TransformerEngine(Permuted):
         self.sums, _ = self.te.unpermute_with_mask_map(
             self.rows, self.map, self.probs, None, None, *self.shape, self.hidden
         )
-
-
-def folder_of(package: str) -> Path | None:
-    """Returns the folder of a package, without importing it."""
-    spec = importlib.util.find_spec(package)
-    places = spec.submodule_search_locations if spec is not None else None
-    return Path(next(iter(places))) if places else None
-
-
-def transformer_engine() -> Any:
-    """Returns Transformer Engine's module of permutations."""
-    root = folder_of("transformer_engine")
-    assert root is not None
-    for name, file in TE_FILES.items():
-        if name in sys.modules:
-            continue
-        for parent in (name.rsplit(".", depth)[0] for depth in (3, 2, 1)):
-            sys.modules.setdefault(parent, types.ModuleType(parent))
-        spec = importlib.util.spec_from_file_location(name, root / file)
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
 
 
 class TorchBackend(Backend):
