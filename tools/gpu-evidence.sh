@@ -2,8 +2,8 @@
 # Builds, checks and measures on all GPUs of this machine, in one call of under 10 minutes.
 #   gpu-evidence.sh OUT [STEP ...]   steps: build check soak moe collectives; default: all
 # OUT gets a log of each step, steps.txt with their exit codes and seconds, and the records. A step that fails or runs
-# out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), PEERS (a folder of
-# unpacked wheels, bench/backends/one_gpu.py), and what the Makefile takes. Multicast stays off.
+# out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), PEERS (a folder of the
+# unpacked wheels of moe-ops, transformer_engine and torchtitan), and what the Makefile takes. Multicast stays off.
 set -uo pipefail
 [[ $# -gt 0 ]] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
 mkdir -p "$1"
@@ -38,7 +38,7 @@ step check-collectives 70 "$python" -m pytest -q -m gpu tests/gpu/test_collectiv
 UNISONO_SOAK=200000 step soak 75 "$python" -m pytest -q -m gpu tests/gpu/test_soak.py -n 0
 step moe-one 50 "$python" tools/moe-gpu.py --json "$out/moe-one.json"
 step moe-bench 90 "${bench[@]}" --moe --hidden 7168 --tokens 1,16,128,1024,4096 --budget 60 \
-  --layout "$([[ $gpus -gt 1 ]] && echo flat || echo expert_major)" --out "$out/moe-bench"
+  --layout "expert_major$([[ $gpus -gt 1 ]] && echo ,flat)" --out "$out/moe-bench"
 if [[ $gpus -gt 1 ]]; then
   step moe-all 50 "${unisono[@]}" run -n "$gpus" "$python" tools/moe-gpu.py --json "$out/moe-all.json"
   step collectives-small 75 "${bench[@]}" --memory symmetric --collective all_reduce,all_gather,reduce_scatter,all_to_all,send_recv \

@@ -257,7 +257,8 @@ def test_mixture_of_experts_beside_nccl(tmp_path: Path, layout: str) -> None:
         *"--routing uniform,one_hot -n 6".split(),
     )
     assert not found.failures
-    assert {r.backend for r in found.results} == {"unisono", "nccl"}
-    assert len(found.results) == 2 * 3 * 2 * 2 * 2
+    assert {"unisono", "nccl"} <= {r.backend for r in found.results} <= {"unisono", "nccl", "async-ep"}
+    for backend in ("unisono", "nccl"):
+        assert len([r for r in found.results if r.backend == backend]) == 3 * 2 * 2 * 2
     assert all(r.verification.before and r.verification.after for r in found.results)
-    assert {skip.backend for skip in found.skips} == {"torch", "moe-ops", "te"}
+    assert {skip.backend for skip in found.skips} >= {"torch", "moe-ops", "te"}

@@ -195,7 +195,7 @@ def test_the_default_is_three_calls_at_a_range_of_tokens() -> None:
 
 def test_on_gpus_the_modes_and_backends_are_those_of_gpus() -> None:
     asked = options_of(Asked(moe=True, device="cuda", tokens="8"), [])
-    assert asked.backends == ["unisono", "nccl", "torch", "moe-ops", "te"]
+    assert asked.backends == ["unisono", "nccl", "async-ep", "torch", "moe-ops", "te"]
     cases = asked.grid(2)
     assert {(case.mode, case.device, case.dtype) for case in cases} == {
         (mode, "cuda", "bf16") for mode in ("graph", "events")
