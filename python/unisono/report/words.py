@@ -197,7 +197,7 @@ each rank with an expert of its own, on the rank with the most, in moe_round bot
 them, busbw those from other ranks. One rank alone has none, and its share of the ceiling is of half of what
 it reads and writes. mpi permutes with numpy, gloo and nccl with torch around an all_to_all. They too send a
 token once to each rank, and sum on the experts' ranks; nccl has its routes and counts beforehand. async-ep
-(torchtitan's MinimalAsyncEP) sends a token once to each expert. torch, moe- ops and te (Transformer Engine's
+(torchtitan's MinimalAsyncEP) sends a token once to each expert. torch, moe-ops and te (Transformer Engine's
 Triton kernels) permute on one GPU. Their sums are held to a bound, since they add in another order. On GPUs
 caches are not flushed between calls, and SMs are those of the largest kernel in a graph.
 
