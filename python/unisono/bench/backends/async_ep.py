@@ -8,13 +8,12 @@ one buffer of one shape, so that only cases of the run's first shape are measure
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from unisono.bench import routes
 from unisono.bench.backends import torch_group
 from unisono.bench.backends.base import Backend, Buffers, MoeCall, MoeCalls, Ranks, moe_call
-from unisono.bench.backends.by_path import folder_of, load
+from unisono.bench.backends.by_path import folder_of, load, version_of
 from unisono.bench.cuda.device import missing
 from unisono.bench.cuda.memory import tensor_of
 from unisono.bench.cuda.temporaries import Temporaries
@@ -30,7 +29,7 @@ class AsyncEp(MoeCalls):
         import torch
 
         moe, found, device = routes.shape(case), routes.of(case), buffers.x.device
-        self.torch, self.api, self.moe, self.given = torch, api, moe, case.collective == "moe_combine"
+        self.torch, self.api, self.moe = torch, api, moe
         self.x, self.out, self.capacity, self.ranks = buffers.x, buffers.out, capacity, case.ranks
         self.idx, self.weights = (tensor_of(one[rank], device) for one in (found.experts, found.weights))
         self.received_rows = len(routes.rows(case, rank).token)
@@ -84,10 +83,7 @@ class AsyncEpBackend(Backend):
         return why
 
     def version(self) -> str:
-        try:
-            return f"torchtitan {version('torchtitan')}"
-        except PackageNotFoundError:  # a folder without its metadata
-            return ""
+        return version_of("torchtitan")
 
     def setup(self, ranks: Ranks) -> None:
         self._temporaries = Temporaries()
@@ -103,15 +99,13 @@ class AsyncEpBackend(Backend):
 
     @staticmethod
     def _lacks(case: Case) -> str | None:
-        moe = routes.shape(case)
-        if moe.layout != "expert_major" or case.dtype == "f16":
+        if routes.shape(case).layout != "expert_major" or case.dtype == "f16":
             return "it has rows of f32 and bf16 in the order of experts only."
         return None
 
     def supports(self, case: Case) -> str | None:
-        if case.moe is not None and self._lacks(case) is None and _shape(case) != self._shape:
-            return "it has one buffer a process, for the run's first shape."
-        return self._lacks(case)
+        other = _shape(case) != self._shape
+        return self._lacks(case) or ("it has one buffer, for the run's first shape." if other else None)
 
     def prepare(self, case: Case, buffers: Buffers) -> MoeCall:
         assert self._ranks is not None

@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Sequence
 from functools import cache
+from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,14 @@ def folder_of(package: str) -> Path | None:
     spec = importlib.util.find_spec(package)
     places = spec.submodule_search_locations if spec is not None else None
     return Path(next(iter(places))) if places else None
+
+
+def version_of(project: str) -> str:
+    """Returns an installed project with its version, or nothing without its metadata."""
+    try:
+        return f"{project} {metadata.version(project)}"
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 @cache

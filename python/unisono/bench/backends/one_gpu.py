@@ -8,12 +8,11 @@ They get routes as a mask, which is made beforehand.
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from unisono.bench import routes
 from unisono.bench.backends.base import Backend, Buffers, MoeCall, MoeCalls, Ranks, moe_call
-from unisono.bench.backends.by_path import folder_of, load
+from unisono.bench.backends.by_path import folder_of, load, version_of
 from unisono.bench.cuda.device import missing
 from unisono.bench.cuda.memory import tensor_of
 from unisono.bench.cuda.temporaries import Temporaries
@@ -128,10 +127,7 @@ class TorchBackend(Backend):
         return None
 
     def version(self) -> str:
-        try:
-            return f"{self.project} {version(self.project)}"
-        except PackageNotFoundError:  # a folder without its metadata
-            return ""
+        return version_of(self.project)
 
     def setup(self, ranks: Ranks) -> None:
         self._temporaries = Temporaries()
