@@ -91,10 +91,8 @@ class NcclBackend(Backend):
         wanted = [case for case in cases if case.moe is not None and case.ranks > 1]
         if wanted and self.moe:
             assert self._ranks is not None
-            self._scratch, self._temporaries = (
-                Scratch(partial(device_region, device=self._device)),
-                Temporaries(),
-            )
+            self._scratch = Scratch(partial(device_region, device=self._device))
+            self._temporaries = Temporaries()
             for case in wanted:
                 self._scratch.of(case, self._ranks.rank)
 
@@ -271,6 +269,7 @@ class NcclMoe(TorchMoe):
 
     def route(self) -> None:
         self.follow(self._routes.experts, self._routes.weights)
+        self.bags()
 
     def exchange(self, x: Any, counts: list[int], out: Any, out_counts: list[int]) -> None:
         self._bound(x.data_ptr(), tuple(counts), out.data_ptr(), tuple(out_counts))()

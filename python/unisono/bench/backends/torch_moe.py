@@ -54,13 +54,18 @@ class TorchMoe(Permutation):
 
     def follow(self, idx: Array, weights: Array) -> None:
         super().follow(idx, weights)
-        plan = self.plan
-        self._tokens = self._index(plan.sent)
-        self._order = None if plan.rows is None else self._index(plan.rows)
-        self._partial = None if plan.partial is None else self._bags(plan.partial)
-        self._total = self._bags(plan.total)
+        self._tokens = self._index(self.plan.sent)
+        self._order = None if self.plan.rows is None else self._index(self.plan.rows)
+        self._bags: tuple[_Bags | None, _Bags] | None = None
 
-    def _bags(self, bags: Bags) -> _Bags:
+    def bags(self) -> tuple[_Bags | None, _Bags]:
+        """Returns the sums of the plan as tensors, which a dispatch does not need."""
+        if self._bags is None:
+            partial, total = self.plan.partial, self.plan.total
+            self._bags = None if partial is None else self._tensors(partial), self._tensors(total)
+        return self._bags
+
+    def _tensors(self, bags: Bags) -> _Bags:
         weights = None if bags.weights is None else self._index(bags.weights).to(self._sent.dtype)
         return _Bags(self._index(bags.members), self._index(bags.starts), weights)
 
@@ -76,11 +81,12 @@ class TorchMoe(Permutation):
         plan, y = self.plan, self._x
         if not self._given:
             y = self._ordered if self.major else self._came[: self.plan.received]
-        if self._partial is not None:
-            y = self._sum(y, self._partial)
+        partial, total = self.bags()
+        if partial is not None:
+            y = self._sum(y, partial)
         back = self._sent[: len(plan.sent)]
         self.exchange(y, plan.recv_counts, back, plan.send_counts)
-        self._sums = self._sum(back, self._total)
+        self._sums = self._sum(back, total)
 
     def _sum(self, rows: Any, bags: _Bags) -> Any:
         bag = self._torch.nn.functional.embedding_bag
