@@ -100,6 +100,13 @@ def test_all_cases_are_right_and_checked_before_and_after(run: Run) -> None:
         assert result.busbw_gbps == pytest.approx(result.algbw_gbps * share)
 
 
+def test_combines_keep_their_routes_while_other_sizes_are_measured(run: Run) -> None:
+    grid = Grid(**{**vars_of(SMALL), "tokens": (1, 2, 3, 4, 5, 6), "modes": ("throughput",)})
+    found, _ = run(["unisono"], collectives=["moe_combine"], moe=grid)
+    assert [failure.message for failure in found.failures] == []
+    assert len(found.results) == 6 * len(LAYOUTS)
+
+
 def vars_of(grid: Grid) -> dict[str, Any]:
     return {name: getattr(grid, name) for name in grid.__struct_fields__}
 

@@ -28,7 +28,7 @@ class Moes:
         self._comm, self._asarray = comm, asarray
         self._expected: dict[object, list[Case]] = defaultdict(list)
         self._made: dict[object, Any] = {}
-        self._handles: dict[Case, Any] = {}
+        self._handles: dict[object, Any] = {}
 
     def expect(self, cases: Sequence[Case]) -> None:
         for case in cases:
@@ -48,7 +48,7 @@ class Moes:
         moe = routes.shape(cases[0])
         most = max(len(routes.rows(case, rank).token) for case in cases for rank in range(case.ranks))
         options = unisono.MoeOptions(
-            layout=moe.layout, capacity=max(most, 1), handles=max(LEAST_HANDLES, len(set(cases)))
+            layout=moe.layout, capacity=max(most, 1), handles=max(LEAST_HANDLES, len({*map(_routed, cases)}))
         )
         tokens = max(routes.shape(case).tokens for case in cases)
         return self._comm.moe(
@@ -62,15 +62,21 @@ class Moes:
 
     def handle(self, case: Case, tokens: Any) -> Any:
         """Returns the handle of the case's routes, which `tokens` take the first time. Then collective."""
-        if case not in self._handles:
+        key = _routed(case)
+        if key not in self._handles:
             idx, weights = self.routes(case)
-            self._handles[case] = self.of(case).dispatch(tokens, idx, weights, **self.queued).handle
-        return self._handles[case]
+            self._handles[key] = self.of(case).dispatch(tokens, idx, weights, **self.queued).handle
+        return self._handles[key]
 
     def close(self) -> None:
         """Frees the Moes, before their communicator is closed."""
         self._handles.clear()
         self._made.clear()
+
+
+def _routed(case: Case) -> object:
+    """Returns what decides the routing of a combine, which all modes of a case share, also that of checks."""
+    return _key(case), case.moe
 
 
 def _key(case: Case) -> object:
