@@ -102,9 +102,9 @@ def _combined(case: Case, rank: int, data: Data, tokens: Any, bit_exact: bool) -
     moe, found = routes.shape(case), routes.of(case)
     asarray, cast = data.arithmetic.asarray, data.arithmetic.cast
     homes, weights = found.homes[rank, tokens], found.weights[rank, tokens]
-    major, shape = moe.layout == "expert_major", (len(tokens), moe.hidden)
-    total, part = (asarray(np.zeros(shape, np.float32)) for _ in range(2))
-    exact, size = (asarray(np.zeros(shape)) for _ in range(2))
+    major = moe.layout == "expert_major"
+    part = abs(cast(data.rows(rank, tokens), "f32")) * 0  # zeros on the device
+    total, exact, size = part + 0, cast(part, "f64"), cast(part, "f64")
     for home in range(case.ranks):
         mine = np.flatnonzero((homes == home).any(axis=1))
         at = positions(case, rank, home)[tokens]
