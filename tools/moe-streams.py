@@ -138,17 +138,36 @@ class Case:
         self.out.zero_()
 
 
-class Unisono:
+class Library:
+    calls: tuple[str, ...] = ("combine", "dispatch", "round")
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def round(self, rank: int) -> None:
+        self.combine(rank, self.dispatch(rank))
+
+    def check(self, ranks: Ranks) -> None:
+        """Dispatches and combines. A dispatch may give rows of a source other places than the one before."""
+        self.got = ranks.run(self.dispatch)
+        self.take(self.got)
+        if "combine" in self.calls:
+            ranks.run(self.combine)
+            self.case.check_sums()
+
+
+class Unisono(Library):
     def __init__(self, ranks: Ranks, case: Case, layout: str) -> None:
+        super().__init__(case)
         options = unisono.MoeOptions(layout=layout, device="cuda")
         shape = EXPERTS, TOP_K, case.hidden, case.tokens
         with ThreadPoolExecutor(case.n) as pool:
             self.moes = list(pool.map(lambda comm: comm.moe(*shape, options=options), ranks.comms))
-        self.case, self.combines = case, True
-        self.got = ranks.run(self.dispatch)
-        self.y = [case.experts(r, d.x) for r, d in enumerate(self.got)]
-        for r, d in enumerate(self.got):
-            case.check(r, (d.x, d.topk_idx, d.topk_weights), layout == "rank_major", False)
+
+    def take(self, got: list[Any]) -> None:
+        self.y = [self.case.experts(r, d.x) for r, d in enumerate(got)]
+        for r, (moe, d) in enumerate(zip(self.moes, got, strict=True)):
+            self.case.check(r, (d.x, d.topk_idx, d.topk_weights), moe.options.layout == "rank_major", False)
 
     def dispatch(self, rank: int) -> Any:
         case = self.case
@@ -159,57 +178,63 @@ class Unisono:
         self.moes[rank].combine(self.y[rank], handle, out=self.case.out[rank])
 
 
-class FlashInfer:
-    def __init__(self, ranks: Ranks, case: Case, api: Any) -> None:
+class FlashInfer(Library):
+    """copies: the experts have written outside of the workspace, as they may with Unisono."""
+
+    def __init__(self, case: Case, api: Any, copies: bool) -> None:
+        super().__init__(case)
         n, tokens, row = case.n, case.tokens, 2 * case.hidden
         held = api.moe_a2a_get_workspace_size_per_rank(n, tokens, row + 8 * TOP_K, row)
+        self.api, self.copies = api, copies
         self.workspace = torch.zeros(n, held, dtype=torch.uint8, device="cuda")
         about = [api.moe_a2a_initialize(self.workspace, r, n, tokens) for r in range(n)]
         self.rest = [(self.workspace, about[r], tokens, r, n, TOP_K) for r in range(n)]
-        self.case, self.api = case, api
         resident = 65536 // (104 * int(os.environ.get("TLLM_MOE_A2A_COMBINE_BLOCK_SIZE", "256")))  # registers
-        self.combines = (n - 1) * tokens < SMS * resident
-        self.got, self.y = ranks.run(self.dispatch), []
-        for r, (arrays, offset, _) in enumerate(self.got):
-            case.check(r, arrays, True, True)
-            place = r * held + offset, r * held + offset + n * tokens * row, torch.bfloat16
-            self.y.append(api.moe_a2a_wrap_payload_tensor_in_workspace(self.workspace, [n, tokens], *place))
-            self.y[r].copy_(case.experts(r, arrays[0]))
+        if (n - 1) * tokens >= SMS * resident:
+            self.calls = () if copies else ("dispatch",)
+        elif copies:  # its copying blocks wait for a dispatch, and may take the room of another rank's
+            self.calls = ("combine",)
+
+    def take(self, got: list[Any]) -> None:
+        n, tokens, row = self.case.n, self.case.tokens, 2 * self.case.hidden
+        self.y = [self.case.experts(r, arrays[0]) for r, (arrays, _, _) in enumerate(got)]
+        for r, (arrays, offset, _) in enumerate(got):
+            self.case.check(r, arrays, True, True)
+            if self.copies:
+                continue
+            first = r * self.workspace.shape[1] + offset
+            place = [n, tokens], first, first + n * tokens * row, torch.bfloat16
+            own = self.api.moe_a2a_wrap_payload_tensor_in_workspace(self.workspace, *place)
+            self.y[r] = own.copy_(self.y[r])
 
     def dispatch(self, rank: int) -> Any:
         payloads = [of[rank] for of in (self.case.x, self.case.idx, self.case.weights)]
         return self.api.moe_a2a_dispatch(payloads[1], payloads, *self.rest[rank], EXPERTS)
 
     def combine(self, rank: int, of: Any = None) -> None:
-        offset, out = (of or self.got[rank])[1], self.case.out[rank]
-        rest = *self.rest[rank], offset
-        self.api.moe_a2a_combine(self.y[rank], len(out), *rest, payload_in_workspace=True, output=out)
+        rest = self.case.tokens, *self.rest[rank], (of or self.got[rank])[1], not self.copies
+        self.api.moe_a2a_combine(self.y[rank], *rest, output=self.case.out[rank])
 
 
-def round_of(library: Any) -> Call:
-    return lambda rank: library.combine(rank, library.dispatch(rank))
-
-
-def measure(ranks: Ranks, libraries: dict[str, Any], calls: int, samples: int) -> dict[str, dict[str, Any]]:
+def measure(
+    ranks: Ranks, libraries: dict[str, Library], calls: int, samples: int
+) -> dict[str, dict[str, Any]]:
     """Returns the samples of each library and call, in microseconds."""
     graphs = {("", "meeting"): ranks.capture(ranks.meet, calls)}
     for name, library in libraries.items():
-        if library.combines:
-            ranks.run(library.combine)
-            library.case.check_sums()
-        for call in ("combine", "dispatch"):  # in this order: a handle is kept for a few dispatches
+        library.check(ranks)
+        for call in library.calls:  # combine first: a handle is kept for a few dispatches
             one = getattr(library, call)
-            if call == "dispatch" or library.combines:
-                graphs[name, call] = ranks.capture(lambda rank, one=one: (one(rank), ranks.meet(rank)), calls)
-        if library.combines:
-            graphs[name, "round"] = ranks.capture(round_of(library), calls)
-    found: dict[str, dict[str, Any]] = {name: {} for name, _ in graphs}
+            alone = call == "round"
+            graphs[name, call] = ranks.capture(
+                lambda rank, one=one, alone=alone: (one(rank), alone or ranks.meet(rank)), calls
+            )
+    found: dict[str, dict[str, list[float]]] = {name: {} for name, _ in graphs}
     for _ in range(samples + 2):
         for (name, call), of_ranks in graphs.items():
             found[name].setdefault(call, []).append(round(ranks.replay(of_ranks) / calls, 3))
-    for library in (library for library in libraries.values() if library.combines):
-        ranks.run(round_of(library))
-        library.case.check_sums()
+    for library in libraries.values():
+        library.check(ranks)
     return {name: {call: all_[2:] for call, all_ in of.items()} for name, of in found.items()}
 
 
@@ -232,9 +257,10 @@ def main() -> None:
         ranks = Ranks(n)
         for tokens in map(int, asked.tokens.split(",")):
             case = Case(n, tokens, asked.hidden)
-            libraries: dict[str, Any] = {of: Unisono(ranks, case, of) for of in ("flat", "rank_major")}
+            libraries: dict[str, Library] = {of: Unisono(ranks, case, of) for of in ("flat", "rank_major")}
             if api is not None:
-                libraries["flashinfer"] = FlashInfer(ranks, case, api)
+                libraries["flashinfer"] = FlashInfer(case, api, copies=False)
+                libraries["flashinfer, copying"] = FlashInfer(case, api, copies=True)
             found = measure(ranks, libraries, asked.calls, asked.samples)
             meeting = statistics.median(found.pop("")["meeting"])
             for name, samples in found.items():
@@ -242,7 +268,7 @@ def main() -> None:
                 us = {call: one if call == "round" else one - meeting for call, one in us.items()}
                 results.append({"ranks": n, "tokens": tokens, "library": name, "us": us, "samples": samples})
                 text = ", ".join(f"{call} {one:.1f}" for call, one in us.items())
-                print(f"{n} ranks {tokens:4} tokens  {name:10} {text} (meeting {meeting:.1f})", flush=True)
+                print(f"{n} ranks {tokens:4} tokens  {name:19} {text} (meeting {meeting:.1f})", flush=True)
             if asked.json is not None:
                 asked.json.write_text(json.dumps({"gpu": gpu, "hidden": asked.hidden, "results": results}))
         for comm in ranks.comms:
