@@ -151,6 +151,7 @@ class UNISONO_API Moe {
 
   // Returns each token's sum to its rank. Collective.
   void combine(const MoeOutputs& outputs, const MoeHandle& handle);
+  // Does the same in two steps. `outputs` may change after the second only.
   void combine_begin(const MoeOutputs& outputs, const MoeHandle& handle);
   void combine_end();
 
