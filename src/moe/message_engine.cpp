@@ -24,6 +24,14 @@
 namespace unisono::moe {
 namespace {
 
+// Keeps memory of messages that are not over to the end of the process: the transport may still reach it.
+void keep(PrivateMemory memory, std::shared_ptr<void> shared) {
+  static auto& kept = *new std::vector<std::pair<PrivateMemory, std::shared_ptr<void>>>;
+  static std::mutex keeping;
+  const std::scoped_lock lock(keeping);
+  kept.emplace_back(std::move(memory), std::move(shared));
+}
+
 class MessageEngine final : public Engine {
  public:
   MessageEngine(Communicator::Impl& impl, const Dims& dims)
@@ -46,7 +54,9 @@ class MessageEngine final : public Engine {
       parts_ = {landed() + most_landed()};
     }
   }
-  ~MessageEngine() override;
+  ~MessageEngine() override {
+    if (under_way_) keep(std::move(memory_), std::move(shared_));
+  }
 
   void begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool) override;
   void end_dispatch(MoeReceived& received) override;
@@ -121,15 +131,6 @@ class MessageEngine final : public Engine {
   SentRow row_;
   std::vector<const byte*> rows_;  // of a sum
 };
-
-// Keeps memory that the transport may still reach.
-MessageEngine::~MessageEngine() {
-  if (!under_way_) return;
-  static auto& kept = *new std::vector<std::pair<PrivateMemory, std::shared_ptr<void>>>;
-  static std::mutex keeping;
-  const std::scoped_lock lock(keeping);
-  kept.emplace_back(std::move(memory_), std::move(shared_));
-}
 
 void MessageEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool /*whole*/) {
   slot_ = slot;
