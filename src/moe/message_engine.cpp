@@ -60,15 +60,16 @@ Memory allocated(Communicator::Impl& impl, std::size_t received, std::size_t byt
 class Message {
  public:
   Message() = default;
-  Message(const Dims& dims, const std::vector<std::size_t>& widths, bool routed, bool weighted)
-      : widths_{dims.sent_bytes, dims.scale_bytes} {
+  // x: bytes of its row. widths: of the further payloads.
+  Message(const Dims& dims, std::size_t x, const std::vector<std::size_t>& widths, bool routed, bool weighted)
+      : widths_{x, dims.scale_bytes} {
     const std::size_t k = at(dims.top_k);
     widths_.insert(widths_.end(), widths.begin(), widths.end());
     widths_.push_back(routed ? 0 : k * sizeof(std::int32_t));
     widths_.push_back(weighted ? k * sizeof(float) : 0);
   }
   static std::size_t most_bytes(const Dims& dims) {
-    return Message(dims, {dims.more_bytes}, false, true).token_bytes();
+    return Message(dims, dims.sent_bytes, {dims.more_bytes}, false, true).token_bytes();
   }
 
   // The numbers of the parts.
@@ -166,7 +167,7 @@ void MessageEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool route
   meet(tokens);
   arrays_.begin(tokens, slot, told_.weighted());
   out_ = tokens.out ? static_cast<byte*>(tokens.out) : arrays_.x();
-  message_ = Message(dims_, arrays_.widths(), routed, told_.weighted());
+  message_ = Message(dims_, arrays_.x_bytes(), arrays_.widths(), routed, told_.weighted());
   lay_out(message_.token_bytes(), false);
   pack(tokens);
   exchange();
@@ -238,7 +239,7 @@ void MessageEngine::pack(const MoeTokens& tokens) {
 }
 
 void MessageEngine::pack_row(const MoeTokens& tokens, std::size_t token) {
-  row_.take(static_cast<const byte*>(tokens.x) + token * dims_.row_bytes);
+  row_.take(tokens, token);
   put(Message::kX, row_.data());
   put(Message::kScales, row_.scales());
   for (std::size_t m = 0; m < tokens.more.size(); ++m)
