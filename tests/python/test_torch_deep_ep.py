@@ -24,6 +24,12 @@ def test_programs(n: int, program: str, tmp_path: Path) -> None:
     assert outcome.results() == [None] * n
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_quantised_rows(n: int, tmp_path: Path) -> None:
+    outcome = ranks.play(n, "torch_rows_programs:deep_ep_quantised", str(tmp_path / "store"), timeout_s=100)
+    assert outcome.results() == [None] * n
+
+
 @pytest.fixture
 def deep_ep() -> Any:
     if find_spec("torch") is None:

@@ -125,7 +125,9 @@ def _sums(numbers: list[int]) -> list[int]:
 def _refusals(buffer: Any, x: Any, idx: Any, weights: Any, handle: Any) -> None:
     """Parts that are not here say so, before anything is sent."""
     for words, call in {
-        "quantised": lambda: buffer.dispatch((x, weights), idx, num_experts=EXPERTS),
+        "have 8 bytes, but there is room for 4": lambda: buffer.dispatch(
+            (x, weights), idx, num_experts=EXPERTS
+        ),
         "needs topk_idx and num_experts": lambda: buffer.dispatch(x, idx),
         "leave topk_idx": lambda: buffer.dispatch(x, idx, handle=handle),
         "is above 8, the buffer's": lambda: buffer.dispatch(
@@ -232,7 +234,10 @@ def flashinfer(store: str) -> None:
         assert len(buffers) == 1
         for words, call in {
             "call dispatch first": lambda: one.combine(y),
-            "leave them out": lambda: one.dispatch(x, asked, hidden_states_scale=weights),
+            "leave them out": lambda: one.dispatch(x, asked, eplb_local_stats=weights),
+            "have 8 bytes, but there is room for 4": lambda: one.dispatch(
+                x, asked, hidden_states_scale=weights
+            ),
             "is above that of the parameters": lambda: one.dispatch(x, asked, max_tokens_per_rank=MOST + 1),
         }.items():
             refused(words, call)

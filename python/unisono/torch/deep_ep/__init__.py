@@ -4,8 +4,8 @@
 >>> unisono.torch.deep_ep.install()  # `import deep_ep` means this module from now on
 
 dispatch and combine take and return what DeepEP's do, on GPUs and on CPUs. Rows come in a stable order, with
-and without `deterministic`. Some parts are not here, and raise an error that says so: rows that the caller
-has quantised, balancing of experts, DeepEP's V1 (`Buffer`), and buffers for other purposes.
+and without `deterministic`. Some parts are not here, and raise an error that says so:
+balancing of experts, DeepEP's V1 (`Buffer`), and buffers for other purposes.
 
 A buffer makes its memory in the first dispatch of a kind (experts, top-k, layout, alignment). Run such a
 dispatch before a CUDA graph captures one. `EPBuffer.handles` says how many routings a buffer keeps. Training
