@@ -16,6 +16,7 @@ import unisono
 from unisono.torch import deep_ep, flashinfer_moe
 
 EXPERTS, TOP_K, MOST = 6, 2, 8
+DEVICE = os.environ.get("UNISONO_TEST_TORCH_DEVICE", "cpu")  # of all tensors that go into calls
 
 
 @contextmanager
@@ -23,6 +24,8 @@ def group(store: str) -> Iterator[Any]:
     """Makes the default process group, over gloo and a file."""
     torch.set_num_threads(1)
     rank, size = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
     try:
         yield dist.group.WORLD
@@ -40,9 +43,14 @@ def refused(words: str, call: Callable[[], Any]) -> None:
         raise AssertionError(f"no error: {words}")
 
 
+def there(*tensors: Any) -> tuple[Any, ...]:
+    """Returns copies on the device."""
+    return tuple(one.to(DEVICE) for one in tensors)
+
+
 def tokens(rank: int) -> tuple[Any, Any, Any]:
     """Returns x, topk_idx and topk_weights of a rank."""
-    return torch_moe.batch(MOST - 3 * rank, EXPERTS, TOP_K, rank, True)
+    return there(*torch_moe.batch(MOST - 3 * rank, EXPERTS, TOP_K, rank, True))
 
 
 def _expect_rows(rank: int, size: int) -> tuple[list[Any], list[tuple[int, Any]], list[int]]:

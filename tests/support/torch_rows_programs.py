@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import torch_moe
-from torch_group_programs import EXPERTS, MOST, TOP_K, group, tokens
+from torch_group_programs import DEVICE, EXPERTS, MOST, TOP_K, group, tokens
 from unisono.torch import deep_ep, flashinfer_moe
 
 FP8 = torch.float8_e4m3fn
@@ -17,7 +17,7 @@ FP8 = torch.float8_e4m3fn
 def _quantised(rank: int, dtype: Any, packed: bool) -> tuple[Any, Any]:
     """Returns a rank's rows in a byte an element, and their scales, of which every row has others."""
     x, _, _ = tokens(rank)
-    numbers = torch.arange(len(x), dtype=torch.int32)[:, None] + 100 * rank
+    numbers = torch.arange(len(x), dtype=torch.int32, device=DEVICE)[:, None] + 100 * rank
     return (x * 10).to(dtype), numbers if packed else numbers / 3
 
 
@@ -114,7 +114,7 @@ def flashinfer_quantised(store: str) -> None:
                 got = slice(source * MOST, source * MOST + int(mine.sum()))
                 assert torch.equal(_bytes(came.hidden_states)[got], _bytes(sent[source][0])[mine])
                 assert torch.equal(scale[got], sent[source][1][mine])
-            y = torch.ones(size * MOST, torch_moe.HIDDEN, dtype=torch.bfloat16)
+            y = torch.ones(size * MOST, torch_moe.HIDDEN, dtype=torch.bfloat16, device=DEVICE)
             out = one.combine(y)
             local = EXPERTS // size
             ranks_of = sum(((idx >= 0) & (idx // local == r)).any(1).int() for r in range(size))

@@ -18,7 +18,7 @@ import torch.distributed
 from .._core import Communicator, MoeOptions
 from ..errors import UsageError
 from .group import communicator_of
-from .rows import with_scales
+from .rows import scale_bytes, with_scales
 
 __all__ = ["Communication", "DispatchResult", "register"]
 
@@ -72,7 +72,7 @@ class Communication:
             params.max_tokens_per_rank,
             dtype=str(self._dtype).removeprefix("torch."),
             options=MoeOptions(
-                layout="rank_major", handles=_HANDLES, more_bytes=_scale_bytes(params.hidden_size)
+                layout="rank_major", handles=_HANDLES, more_bytes=scale_bytes(params.hidden_size)
             ),
         )
         self.num_local_experts: int = self._moe.local_experts
@@ -137,7 +137,7 @@ class Communication:
             topk_ids = topk_ids.masked_fill(topk_ids == invalid, -1)
         weights = None if topk_weights is None else topk_weights.detach().float().contiguous()
         scale = hidden_states_scale
-        rows = with_scales(hidden_states, scale, _scale_bytes(self.params.hidden_size))
+        rows = with_scales(hidden_states, scale, self._moe.hidden)
         d = self._living().dispatch(rows, topk_ids.contiguous(), weights)
         self._handle, self._where = d.handle, hidden_states.device
         first = self.ep_rank * self.num_local_experts
@@ -186,11 +186,6 @@ class Communication:
             self._communicator.close()
         self._moe = self._communicator = self._handle = None
         self._buffers.clear()
-
-
-def _scale_bytes(hidden: int) -> int:
-    """Returns the most bytes of a row's scales in FlashInfer's formats: NVFP4's, or DeepSeek's."""
-    return max(-(-hidden // 16), 4 * -(-hidden // 128))
 
 
 def register(name: str = "unisono") -> type[Communication]:

@@ -9,7 +9,7 @@ import torch
 from ..._core import Communicator, MoeOptions
 from ...errors import UsageError
 from ..group import communicator_of
-from ..rows import with_scales
+from ..rows import by_columns, dtype_name, scale_bytes, with_scales
 from .event import EventHandle, EventOverlap, wait_for
 from .handle import EPHandle
 from .missing import missing
@@ -17,8 +17,6 @@ from .missing import missing
 __all__ = ["EPBuffer"]
 
 _UNIT = 2 << 20  # bytes that DeepEP rounds sizes of buffers up to
-_SCALED = 128  # elements that share a scale
-_COMBINED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes of a Moe
 _MISSING = (
     "lb_prefetch_weights lb_reduce_grads lb_get_theoretical_num_sms get_dispatch_layout low_latency_dispatch "
     "low_latency_combine get_comm_stream get_physical_domain_size"
@@ -150,8 +148,8 @@ class EPBuffer:
         """Sends rows to the ranks that have their experts, as DeepEP's dispatch does. Collective.
 
         Args:
-            x: [tokens, hidden]; or (rows, scales), which the caller has quantised, with at most 4 bytes of
-                scales for each 128 elements of hidden.
+            x: [tokens, hidden]; or (rows, scales), which the caller has quantised. There is room for a byte
+                of scales for each 16 elements of hidden, or 4 for each 128.
             use_tma_aligned_col_major_sf: whether received scales lie column by column, 16 bytes aligned.
 
         Returns:
@@ -180,7 +178,7 @@ class EPBuffer:
                 )
             moe, topk_idx, given, exact = handle.moe, handle.topk_idx, None, handle.exact
         self._living()
-        rows = with_scales(x, sf, moe.options.more_bytes)
+        rows = with_scales(x, sf, moe.hidden)
         static = None if exact else rows[0].new_empty(moe.rows_held, x.shape[1])
         moe.dispatch_begin(
             rows,
@@ -203,7 +201,7 @@ class EPBuffer:
             recv_x = (d.x[: of.rows].clone() if static is None else static).view(x.dtype)
             if sf is not None:
                 recv_sf = d.more[0][: of.rows].view(sf.dtype)
-                recv_x = recv_x, _by_columns(recv_sf) if use_tma_aligned_col_major_sf else recv_sf.clone()
+                recv_x = recv_x, by_columns(recv_sf) if use_tma_aligned_col_major_sf else recv_sf.clone()
             idx = None if d.topk_idx is None else d.topk_idx[: of.rows].to(torch.int64)
             weights = None if d.topk_weights is None else d.topk_weights[: of.rows].clone()
             return recv_x, idx, weights, of
@@ -272,8 +270,7 @@ class EPBuffer:
         layout = "expert_major" if do_expand else "flat"
         options = (layout, alignment or 1 if do_expand else 1, sync and x.is_cuda, x.device.type)
         hidden = self._hidden or x.shape[1]
-        dtype = x.dtype if x.dtype in _COMBINED else torch.bfloat16
-        shape = (num_experts, topk_idx.shape[1], hidden, most, str(dtype).removeprefix("torch."))
+        shape = (num_experts, topk_idx.shape[1], hidden, most, dtype_name(x))
         key = (*shape, *options)
         if key not in self._moes:
             self._moes[key] = self._living().moe(
@@ -282,7 +279,7 @@ class EPBuffer:
                     layout=layout,
                     alignment=options[1],
                     host_counts=options[2],
-                    more_bytes=4 * -(-hidden // _SCALED),
+                    more_bytes=scale_bytes(hidden),
                     handles=self.handles,
                     device=options[3],
                 ),
@@ -298,14 +295,6 @@ class EPBuffer:
         if name in _MISSING:
             raise missing(f"EPBuffer.{name}")
         raise AttributeError(f"EPBuffer has no attribute {name!r}")
-
-
-def _by_columns(sf: torch.Tensor) -> torch.Tensor:
-    """Returns a copy that lies column by column, each from a multiple of 16 bytes on."""
-    rows, columns = sf.shape
-    unit = 16 // sf.dtype.itemsize
-    aligned = sf.new_empty(columns, -(-rows // unit) * unit).t()[:rows]
-    return aligned.copy_(sf)
 
 
 def _end(finish: Any, asynchronous: bool, deferred: bool) -> Any:
