@@ -12,7 +12,7 @@ from torch_group_programs import DEVICE, EXPERTS, TOP_K, group, refused, there
 from unisono.torch.deep_ep import Buffer, Config, EventHandle, EventOverlap
 
 HIDDEN = torch_moe.HIDDEN
-LAYERS = 20  # more than a Buffer has room for at first
+LAYERS = 22  # more than a Buffer has room for at first
 
 
 class _Dispatch(torch.autograd.Function):  # type: ignore[misc] # mypy does not see torch
@@ -69,8 +69,8 @@ class _Combine(torch.autograd.Function):  # type: ignore[misc] # mypy does not s
 
 
 def _batch(rank: int, layer: int) -> tuple[Any, Any, Any]:
-    """Returns a rank's tokens: ever more with the layer, and none in one layer of the second rank."""
-    tokens = 0 if (rank, layer) == (1, 2) else 3 + rank + layer * layer // 8
+    """Returns a rank's tokens: more in each of the first layers, and none in one layer of the second rank."""
+    tokens = 0 if (rank, layer) == (1, 2) else 3 + rank + 2 * min(layer, 3) ** 2
     return torch_moe.batch(tokens, EXPERTS, TOP_K, 1000 * layer + rank, True)
 
 
