@@ -160,7 +160,8 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
       throw UsageError("topk_idx is of " + std::string(name_of(tokens.index)) + ": use int32 or int64.");
     if (tokens.row_bytes > 0 && dims.scales != MoeScales::none)
       throw UsageError("x has rows of its own width, but this moe quantises rows of " +
-                       std::string(name_of(dims.dtype)) + ": leave row_bytes out, or scales.");
+                       std::string(name_of(dims.dtype)) +
+                       ": leave row_bytes out, or make a moe without scales.");
     if (tokens.row_bytes > dims.row_bytes)
       throw UsageError("a row of x has " + std::to_string(tokens.row_bytes) +
                        " bytes, but the moe is made for " + std::to_string(dims.row_bytes) +

@@ -116,9 +116,10 @@ TEST(Moe, RowsTooWideOrToBeQuantisedAreRefused) {
     EXPECT_EQ(text_of<UsageError>([&] { plain.dispatch(tokens); }),
               "a row of x has 17 bytes, but the moe is made for 16: give rows of at most as many.");
     tokens.row_bytes = 16;
-    EXPECT_EQ(text_of<UsageError>([&] { scaled.dispatch(tokens); }),
-              "x has rows of its own width, but this moe quantises rows of f32: leave row_bytes out, or "
-              "scales.");
+    EXPECT_EQ(
+        text_of<UsageError>([&] { scaled.dispatch(tokens); }),
+        "x has rows of its own width, but this moe quantises rows of f32: leave row_bytes out, or make a "
+        "moe without scales.");
     EXPECT_EQ(plain.dispatch(tokens).rows_now, comm.rank() == 1 ? 2u : 0u);
     tokens.row_bytes = 0;
     EXPECT_EQ(scaled.dispatch(tokens).rows_now, comm.rank() == 1 ? 2u : 0u);

@@ -6,8 +6,7 @@
 dispatch and combine take and return what DeepEP's do, on GPUs and on CPUs, also of rows that the caller has
 quantised. Rows come in a stable order, with and without `deterministic`. Some parts are not here, and raise
 an error that says so: balancing of experts, and buffers for other purposes; of V1 internode_dispatch and
-internode_combine (dispatch and combine cross nodes by themselves), masked ranks, timed waits, logfmt, and
-access to streams and raw buffers.
+internode_combine, masked ranks, timed waits, logfmt, and access to streams and raw buffers.
 
 A buffer makes its memory in the first dispatch of a kind (experts, top-k, layout, alignment). Run such a
 dispatch before a CUDA graph captures one. `EPBuffer.handles` says how many routings a buffer keeps. Training
