@@ -17,7 +17,7 @@ class Routing:
     Attributes:
         moe, routing: the Moe, and its handle.
         rows: of received tensors.
-        exact: whether no more rows have come than that.
+        exact: whether exactly so many have come.
     """
 
     def __init__(self, moe: Any, routing: Any, rows: int, exact: bool) -> None:
