@@ -14,9 +14,11 @@ namespace unisono::moe {
 
 class Told {
  public:
-  explicit Told(const Dims& dims)
+  // more: numbers that an engine adds.
+  explicit Told(const Dims& dims, std::size_t more = 0)
       : ranks_(static_cast<std::size_t>(dims.ranks)),
-        stride_(kHead + Route::numbers(dims)),
+        more_(more),
+        stride_(kHead + Route::numbers(dims) + more),
         mine_(stride_),
         all_(stride_ * ranks_) {}
 
@@ -29,6 +31,11 @@ class Told {
     for (std::size_t m = 0; m < tokens.more.size(); ++m)
       mine_[4 + m] = static_cast<std::int32_t>(tokens.more[m].row_bytes);
     route.tell(std::span(mine_).subspan(kHead));
+  }
+  std::span<std::int32_t> more() { return std::span(mine_).last(more_); }
+  // What another rank has added.
+  std::span<const std::int32_t> more_of(int rank) const {
+    return std::span(all_).subspan(static_cast<std::size_t>(rank + 1) * stride_ - more_, more_);
   }
   // The operands of the exchange: this rank's numbers, and room for everyone's, in rank order.
   const byte* mine() const { return reinterpret_cast<const byte*>(mine_.data()); }
@@ -78,7 +85,7 @@ class Told {
     return said;
   }
 
-  std::size_t ranks_, stride_;
+  std::size_t ranks_, more_, stride_;
   std::int32_t weighted_ = kEither;
   std::vector<std::int32_t> mine_, all_;
 };

@@ -13,7 +13,7 @@ import pytest
 import ranks
 import threads
 import unisono
-from faults import assert_lost, assert_nothing_left
+from faults import NOTICED_S, assert_lost, assert_nothing_left, error_of
 
 F32 = np.float32
 HIDDEN, MOST, TOP_K = 8, 4, 2
@@ -317,4 +317,23 @@ def test_rank_that_dies(phase: str) -> None:
     marker = ranks.new_marker()
     outcome = ranks.play(3, "moe_programs:killed_inside", phase, env=marker)
     assert_lost(outcome, victim=1)
+    assert_nothing_left(outcome, marker["UNISONO_TEST"])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("phase", ["dispatch", "combine"])
+@pytest.mark.parametrize("when", ["inside", "between"])
+def test_rank_that_dies_on_another_node(when: str, phase: str) -> None:
+    """Every rank of both nodes names the dead one, as its process or as its node's rank."""
+    marker = ranks.new_marker()
+    outcome = ranks.play(4, f"moe_programs:killed_{when}", phase, env=marker, nodes=2)
+    died = max(one["result"]["died"] or 0 for one in outcome.ranks if one)
+    for rank in (0, 2, 3):
+        assert outcome.ranks[rank], (rank, str(outcome.ended))
+        result = outcome.ranks[rank]["result"]
+        error = error_of(result["first"])
+        assert error["type"] == "PeerLostError", error
+        assert re.search(rf"rank 1 \((process {result['victim']}|node 0)\)", error["text"]), error
+        assert result["first"]["at"] - died < NOTICED_S
+        assert [error_of(again) for again in result["again"]] == [error, error]
     assert_nothing_left(outcome, marker["UNISONO_TEST"])
