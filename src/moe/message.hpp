@@ -12,15 +12,16 @@ namespace unisono::moe {
 class Message {
  public:
   Message() = default;
-  Message(const Dims& dims, const std::vector<std::size_t>& widths, bool routed, bool weighted)
-      : widths_{dims.sent_bytes, dims.scale_bytes} {
+  // x: bytes of its row. widths: of the further payloads.
+  Message(const Dims& dims, std::size_t x, const std::vector<std::size_t>& widths, bool routed, bool weighted)
+      : widths_{x, dims.scale_bytes} {
     const std::size_t k = at(dims.top_k);
     widths_.insert(widths_.end(), widths.begin(), widths.end());
     widths_.push_back(routed ? 0 : k * sizeof(std::int32_t));
     widths_.push_back(weighted ? k * sizeof(float) : 0);
   }
   static std::size_t most_bytes(const Dims& dims) {
-    return Message(dims, {dims.more_bytes}, false, true).token_bytes();
+    return Message(dims, dims.sent_bytes, {dims.more_bytes}, false, true).token_bytes();
   }
 
   // The numbers of the parts.

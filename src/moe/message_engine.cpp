@@ -141,7 +141,7 @@ void MessageEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool route
   meet(tokens);
   arrays_.begin(tokens, slot, told_.weighted());
   out_ = tokens.out ? static_cast<byte*>(tokens.out) : arrays_.x();
-  message_ = Message(dims_, arrays_.widths(), routed, told_.weighted());
+  message_ = Message(dims_, arrays_.x_bytes(), arrays_.widths(), routed, told_.weighted());
   lay_out();
   pack(tokens);
   exchange_dispatch();
@@ -201,7 +201,7 @@ void MessageEngine::pack(const MoeTokens& tokens) {
   for (std::size_t t = 0; t < tokens.tokens; ++t) {
     find_targets(t);
     if (targets_.empty()) continue;
-    row_.take(static_cast<const byte*>(tokens.x) + t * dims_.row_bytes);
+    row_.take(tokens, t);
     put(Message::kX, row_.data());
     put(Message::kScales, row_.scales());
     for (std::size_t m = 0; m < tokens.more.size(); ++m)

@@ -116,10 +116,11 @@ class Recorder {
     combine(random, received, tokens, number % 2 == 1);
     // the same routing again, to the caller's memory
     Bytes out(moe_.rows_held() * x_bytes());
-    sent = {.x = second.data(), .tokens = tokens, .out = out.data()};
+    const std::size_t own = moe_.options().scales == MoeScales::none && number % 2 == 0 ? 21 : 0;
+    sent = {.x = second.data(), .tokens = tokens, .row_bytes = own, .out = out.data()};
     const MoeReceived again = moe_.dispatch(sent, received.handle);
     EXPECT_EQ(again.x, out.data());
-    record(again, {}, false);
+    record(again, {}, false, own);
     combine(random, again, tokens, false);
   }
 
@@ -149,7 +150,9 @@ class Recorder {
     const auto* at = static_cast<const std::byte*>(from);
     seen.insert(seen.end(), at, at + bytes);
   }
-  void record(const MoeReceived& got, const std::vector<std::size_t>& widths, bool weighted) {
+  // own: bytes of a row of x that are not the Moe's.
+  void record(const MoeReceived& got, const std::vector<std::size_t>& widths, bool weighted,
+              std::size_t own = 0) {
     const auto local = static_cast<std::size_t>(moe_.local_experts());
     const auto k = static_cast<std::size_t>(moe_.shape().top_k), rows = static_cast<std::size_t>(*got.rows);
     const MoeLayout layout = moe_.options().layout;
@@ -168,7 +171,7 @@ class Recorder {
         add(at + static_cast<std::size_t>(r) * moe_.shape().max_tokens * width,
             static_cast<std::size_t>(got.source_rows[r]) * width);
     };
-    add_rows(got.x, x_bytes());
+    add_rows(got.x, own > 0 ? own : x_bytes());
     add_rows(got.scales, moe_.scale_bytes());
     for (std::size_t m = 0; m < widths.size(); ++m) add_rows(got.more[m], widths[m]);
     const std::size_t described = layout == MoeLayout::rank_major ? got.rows_held : rows;
