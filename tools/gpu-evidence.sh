@@ -3,9 +3,10 @@
 #   gpu-evidence.sh OUT [STEP ...]   steps: build check soak moe collectives; default: all
 # OUT gets a log of each step, steps.txt with their exit codes and seconds, and the records. A step that fails or runs
 # out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), PEERS (a folder of the
-# unpacked wheels of moe-ops, transformer_engine and torchtitan), and what the Makefile takes. Multicast stays off.
+# unpacked wheels of moe-ops, transformer_engine and torchtitan, and of what tools/moe-streams.py needs), and what the
+# Makefile takes. Multicast stays off.
 set -uo pipefail
-[[ $# -gt 0 ]] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
+[[ $# -gt 0 ]] || { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd) steps=("${@:2}")
 cd "$(dirname "$0")/.." || exit
@@ -37,6 +38,9 @@ step check-moe 90 "$python" -m pytest -q -m gpu tests/gpu/test_moe.py -n 0 -k "$
 step check-collectives 70 "$python" -m pytest -q -m gpu tests/gpu/test_collectives.py -n 0 -x
 UNISONO_SOAK=200000 step soak 75 "$python" -m pytest -q -m gpu tests/gpu/test_soak.py -n 0
 step moe-one 50 "$python" tools/moe-gpu.py --json "$out/moe-one.json"
+if [[ -d ${PEERS:-}/flashinfer ]]; then
+  step moe-streams 60 "$python" tools/moe-streams.py --peers "$PEERS" --json "$out/moe-streams.json"
+fi
 step moe-bench 90 "${bench[@]}" --moe --hidden 7168 --tokens 1,16,128,1024,4096 --budget 60 \
   --layout "expert_major$([[ $gpus -gt 1 ]] && echo ,flat)" --out "$out/moe-bench"
 if [[ $gpus -gt 1 ]]; then
