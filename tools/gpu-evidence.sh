@@ -6,7 +6,7 @@
 # unpacked wheels of moe-ops, transformer_engine and torchtitan, and of what tools/moe-streams.py needs), and what the
 # Makefile takes. Multicast stays off.
 set -uo pipefail
-[[ $# -gt 0 ]] || { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
+[[ $# -gt 0 ]] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd) steps=("${@:2}")
 cd "$(dirname "$0")/.." || exit
