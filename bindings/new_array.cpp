@@ -25,6 +25,14 @@ nb::object empty_like(nb::handle like, const Shape& shape) {
   return nb::module_::import_("numpy").attr("empty")(extents, like.attr("dtype"));
 }
 
+nb::object empty_like(nb::handle like, const Shape& shape, DType dtype) {
+  using namespace nb::literals;
+  const nb::tuple extents = nb::tuple(nb::cast(shape));
+  if (nb::hasattr(like, "new_empty"))
+    return like.attr("new_empty")(extents, "dtype"_a = nb::module_::import_("torch").attr(numpy_name(dtype)));
+  return nb::module_::import_("numpy").attr("empty")(extents, numpy_dtype(dtype));
+}
+
 nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::handle stream) {
   const bool torch = nb::hasattr(like, "new_empty");
   if (stream.is_none() || (!torch && (cupy().is_none() || !nb::hasattr(like, "__cuda_array_interface__"))))
