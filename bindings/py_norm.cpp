@@ -37,11 +37,12 @@ struct Result {
 
 }  // namespace
 
-nb::tuple PyNorm::run(Collective collective, PyCommunicator& communicator, nb::handle x_object,
-                      nb::handle residual_object, nb::handle weight_object, nb::handle bias_object,
-                      double eps, const PyNormOptions& options) {
+PyNorm::Pair PyNorm::run(Collective collective, PyCommunicator& communicator, nb::handle x_object,
+                         nb::handle residual_object, nb::handle weight_object, nb::handle bias_object,
+                         double eps, const PyNormOptions& options, nb::handle stream) {
   const Array x(x_object, "x", false);
   check_memory(x, "x");
+  x.stream(stream);
   if (x.shape.empty()) throw UsageError("x has no axis: its last one is a row, of `hidden` elements.");
   NormCall call{.x = x.data,
                 .rows = 1,
@@ -96,16 +97,16 @@ nb::tuple PyNorm::run(Collective collective, PyCommunicator& communicator, nb::h
   return nb::make_tuple(nb::make_tuple(out.object, scales), residual_out.object);
 }
 
-nb::tuple PyNorm::rms(PyCommunicator& communicator, nb::handle x, nb::handle residual, nb::handle weight,
-                      double eps, const Options& options, nb::handle) {
+PyNorm::Pair PyNorm::rms(PyCommunicator& communicator, nb::handle x, nb::handle residual, nb::handle weight,
+                         double eps, const Options& options, nb::handle stream) {
   return run(&all_reduce_rms_norm, communicator, x, residual, weight, nb::none(), eps,
-             options.value_or(PyNormOptions{}));
+             options.value_or(PyNormOptions{}), stream);
 }
 
-nb::tuple PyNorm::layer(PyCommunicator& communicator, nb::handle x, nb::handle residual, nb::handle weight,
-                        nb::handle bias, double eps, const Options& options, nb::handle) {
+PyNorm::Pair PyNorm::layer(PyCommunicator& communicator, nb::handle x, nb::handle residual, nb::handle weight,
+                           nb::handle bias, double eps, const Options& options, nb::handle stream) {
   return run(&all_reduce_layer_norm, communicator, x, residual, weight, bias, eps,
-             options.value_or(PyNormOptions{}));
+             options.value_or(PyNormOptions{}), stream);
 }
 
 }  // namespace unisono::python

@@ -19,15 +19,17 @@ struct PyNormOptions {
 
 struct PyNorm {
   using Options = std::optional<PyNormOptions>;
-  static nb::tuple rms(PyCommunicator& communicator, nb::handle x, nb::handle residual, nb::handle weight,
-                       double eps, const Options& options, nb::handle stream);
-  static nb::tuple layer(PyCommunicator& communicator, nb::handle x, nb::handle residual, nb::handle weight,
-                         nb::handle bias, double eps, const Options& options, nb::handle stream);
+  using Pair = nb::typed<nb::tuple, nb::object, nb::object>;
+  static Pair rms(PyCommunicator& communicator, nb::handle x, nb::handle residual, nb::handle weight,
+                  double eps, const Options& options, nb::handle stream);
+  static Pair layer(PyCommunicator& communicator, nb::handle x, nb::handle residual, nb::handle weight,
+                    nb::handle bias, double eps, const Options& options, nb::handle stream);
 
  private:
   using Collective = void (*)(Communicator&, const NormCall&);
-  static nb::tuple run(Collective collective, PyCommunicator& communicator, nb::handle x, nb::handle residual,
-                       nb::handle weight, nb::handle bias, double eps, const PyNormOptions& options);
+  static Pair run(Collective collective, PyCommunicator& communicator, nb::handle x, nb::handle residual,
+                  nb::handle weight, nb::handle bias, double eps, const PyNormOptions& options,
+                  nb::handle stream);
 };
 
 }  // namespace unisono::python

@@ -5,6 +5,7 @@
 // On a GPU a thread has the 8 elements of one load, and vector units have neighbours.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -27,9 +28,10 @@ UNISONO_PORTABLE inline float factor_of(float mean_of_squares, float eps) {
 
 // Returns the code of an element by a scale that does not depend on it: beyond e4m3's largest, the largest.
 UNISONO_PORTABLE inline std::uint8_t saturated_code_of(float value, float inverse) {
-  const float scaled = value * inverse;
-  const float below = scaled > scales::kLargest ? scales::kLargest : scaled;
-  return scales::code_of(below < -scales::kLargest ? -scales::kLargest : below, 1.0f);
+  const std::uint32_t bits = numeric::as_bits(value * inverse), magnitude = bits & 0x7fffffffu;
+  constexpr auto largest = std::bit_cast<std::uint32_t>(scales::kLargest);
+  const bool beyond = magnitude > largest && magnitude <= 0x7f800000u;
+  return scales::code_of(numeric::as_float(beyond ? largest | (bits ^ magnitude) : bits), 1.0f);
 }
 
 }  // namespace unisono::norm

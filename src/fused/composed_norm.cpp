@@ -41,13 +41,15 @@ void finish_sharded(Communicator::Impl& impl, const Task& task, const byte* sums
 
 void run_composed(Communicator::Impl& impl, const Task& task) {
   const NormCall& call = task.call;
-  std::vector<byte> sums(call.rows * task.row_bytes);
+  const bool in_out = call.quant == NormQuant::none && call.out != call.residual;
+  std::vector<byte> other(in_out ? 0 : call.rows * task.row_bytes);
+  byte* const sums = in_out ? task.out(0) : other.data();
   collective(impl, Collective::all_reduce,
-             {.in = call.x, .out = sums.data(), .count = call.rows * call.hidden, .dtype = call.dtype});
-  if (call.sharded) return finish_sharded(impl, task, sums.data());
+             {.in = call.x, .out = sums, .count = call.rows * call.hidden, .dtype = call.dtype});
+  if (call.sharded) return finish_sharded(impl, task, sums);
   Tail tail(task);
   for (std::size_t row = 0; row < call.rows; ++row) {
-    const byte* const sum = sums.data() + row * task.row_bytes;
+    const byte* const sum = sums + row * task.row_bytes;
     tail.join(task.residual_out(row), &sum, 1, task.residual(row), task.row_bytes);
     tail.finish(row, task.residual_out(row));
   }

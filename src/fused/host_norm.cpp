@@ -8,9 +8,6 @@
 namespace unisono::fused {
 namespace {
 
-// Bytes of x up to which one step is faster than two.
-constexpr std::size_t kOneShotBytes = std::size_t{16} << 10;
-
 class HostNorm {
  public:
   HostNorm(Group& group, const Task& task)
@@ -150,9 +147,9 @@ void HostNorm::take(int peer, const RowRange& theirs) {
 bool run_on_machine(Group& group, const Task& task) {
   HostNorm norm(group, task);
   const NormAlgorithm asked = task.call.algorithm;
-  const bool small = task.call.rows * task.row_bytes <= kOneShotBytes;
-  if (asked == NormAlgorithm::one_shot ||
-      (asked == NormAlgorithm::automatic && small && !task.call.sharded)) {
+  // two steps are faster as soon as every rank owns a row
+  const bool few = task.call.rows < static_cast<std::size_t>(task.ranks) && !task.call.sharded;
+  if (asked == NormAlgorithm::one_shot || (asked == NormAlgorithm::automatic && few)) {
     norm.one_shot();
     return true;
   }

@@ -42,8 +42,7 @@ std::size_t join_lanes(byte* out, const byte* const* srcs, int n_srcs, const byt
     for (int s = 1; s < n; ++s)
       for (std::size_t k = 0; k < kStrip; ++k) sums[k] += Lanes<T>::widen(load<Stored>(srcs[s] + here, k));
     for (std::size_t k = 0; k < kStrip; ++k)
-      sums[k] =
-          Lanes<T>::widen(Lanes<T>::narrow(sums[k])) + Lanes<T>::widen(load<Stored>(residual + here, k));
+      sums[k] = Lanes<T>::rounded(sums[k]) + Lanes<T>::widen(load<Stored>(residual + here, k));
     for (std::size_t k = 0; k < kStrip; ++k) store<Stored>(out + here, k, Lanes<T>::narrow(sums[k]));
   }
   return i;
@@ -179,33 +178,42 @@ void normalise(byte* out, const byte* row, const NormParameters& p, std::size_t 
 
 // ---- quantise ----
 
-template <class T>
-void widen(float* values, const byte* row, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) values[i] = Wide<T>::from(load<T>(row, i));
+// Calls take(values, begin, length) for each block of a row, whose last one is filled up with zeros. The
+// compiler knows a block's length.
+template <class T, class Take>
+void by_blocks(const byte* row, std::size_t count, const Take& take) {
+  for (std::size_t begin = 0; begin < count; begin += kStep) {
+    const std::size_t length = std::min(kStep, count - begin);
+    T elements[kStep];
+    if (length == kStep) {
+      std::memcpy(elements, row + begin * sizeof(T), sizeof elements);
+    } else {
+      std::memset(elements, 0, sizeof elements);
+      std::memcpy(elements, row + begin * sizeof(T), length * sizeof(T));
+    }
+    float values[kStep];
+    for (std::size_t i = 0; i < kStep; ++i) values[i] = Wide<T>::from(elements[i]);
+    take(values, begin, length);
+  }
 }
 
 template <class T>
 void quantise_by_scale(byte* codes, byte*, const byte* row, float inverse, std::size_t count) {
-  float values[kStep];
-  std::uint8_t block[kStep];
-  for (std::size_t at = 0; at < count; at += kStep) {
-    const std::size_t length = std::min(kStep, count - at);
-    widen<T>(values, row + at * sizeof(T), length);
-    for (std::size_t i = 0; i < length; ++i) block[i] = norm::saturated_code_of(values[i], inverse);
-    std::memcpy(codes + at, block, length);
-  }
+  by_blocks<T>(row, count, [&](const float* values, std::size_t begin, std::size_t length) {
+    std::uint8_t block[kStep];
+    for (std::size_t i = 0; i < kStep; ++i) block[i] = norm::saturated_code_of(values[i], inverse);
+    std::memcpy(codes + begin, block, length);
+  });
 }
 
 template <class T>
 void quantise_by_row(byte* codes, byte* scale, const byte* row, float, std::size_t count) {
-  float values[kStep];
   std::uint32_t largest = 0;
-  for (std::size_t at = 0; at < count; at += kStep) {
-    const std::size_t length = std::min(kStep, count - at);
-    widen<T>(values, row + at * sizeof(T), length);
-    for (std::size_t i = 0; i < length; ++i)
-      largest = std::max(largest, numeric::as_bits(values[i]) & 0x7fffffffu);
-  }
+  by_blocks<T>(row, count, [&](const float* values, std::size_t, std::size_t) {
+    std::uint32_t here = 0;
+    for (std::size_t i = 0; i < kStep; ++i) here = std::max(here, numeric::as_bits(values[i]) & 0x7fffffffu);
+    largest = std::max(largest, here);
+  });
   store(scale, 0, scales::scale_of(largest));
   if (!scales::finite(largest)) return void(std::memset(codes, scales::kNanCode, count));
   quantise_by_scale<T>(codes, nullptr, row, scales::inverse_of(largest), count);
