@@ -21,7 +21,9 @@ Args:
     residual: replicated: every rank has all of it. sharded: each rank has the rows that it owns alone, and gets
         residual_out of those. Rank r owns ceil(rows / size) rows from row r * ceil(rows / size) on, the last ranks
         fewer or none.
-    algorithm: one_shot, two_shot or apart; None: the fastest. The bits are the same.)";
+    algorithm: one_shot, two_shot or apart; None: the fastest. The bits are the same.
+
+On a GPU the residual is replicated, and the algorithm apart. With quant, residual_out is not residual there.)";
 
 constexpr const char* kAllReduceRmsNorm =
     R"(Sums x over the ranks, adds the residual, and normalises each row by its root mean square.
@@ -33,12 +35,12 @@ As these calls apart, with the same bits on every rank, whatever the algorithm:
 >>> norm_out = rms_norm(residual_out, weight, eps)  # v * (1 / sqrt(mean(v * v) + eps)) * weight in f32, rounded once
 
 Args:
-    x: (..., hidden), float32, float16 or bfloat16, on the CPU: this rank's part of the sum.
+    x: (..., hidden), float32, float16 or bfloat16, on the CPU or the GPU: this rank's part of the sum.
     residual: like x, the same on every rank; sharded: (owned rows, hidden).
     weight: (hidden,), of the dtype of x.
     eps: the same on every rank.
     options: a NormOptions, the same on every rank apart from its arrays; None: NormOptions().
-    stream: of arrays on a GPU, which are not taken yet.
+    stream: of arrays on a GPU, as in the calls of the Communicator. A CUDA graph may capture the call.
 
 Returns:
     (norm_out, residual_out); with quant ((quantised, scales), residual_out). With fp8, scales is options.scale.

@@ -29,14 +29,15 @@ void run_alone(const Task& task) {
 
 void run(Communicator::Impl& impl, host::Norm kind, const NormCall& call) {
   const Task task(kind, call, impl.rank(), impl.size());
-  if (call.memory != Memory::host)
-    throw UsageError(std::string(task.name()) + " takes host memory: move the arrays there.");
+  const bool on_gpu = call.memory == Memory::device;
+  if (on_gpu) check_for_gpu(task);
   Group* const group = impl.machine();
   if (!group && (call.algorithm == NormAlgorithm::one_shot || call.algorithm == NormAlgorithm::two_shot))
     throw UsageError("one_shot and two_shot are for ranks of one machine: leave the algorithm out.");
   impl.turn(task.name(), [&] {
     if (impl.check() && task.ranks > 1) compare(impl, Asked(task));
     if (call.rows == 0) return;
+    if (on_gpu) return run_on_gpu(impl, task);
     if (task.ranks == 1) return run_alone(task);
     if (group && call.algorithm != NormAlgorithm::apart && run_on_machine(*group, task)) return;
     run_composed(impl, task);
