@@ -166,6 +166,11 @@ class UNISONO_API Communicator {
   bool check() const;
   void set_check(bool check);
 
+  // Fails the communicator on every rank of this node, whose calls then throw a PeerLostError with this
+  // rank's number and `why`. Does not wait for them. Other nodes notice when these ranks close their
+  // communicators. Does nothing if the communicator is closed or has failed. From any thread.
+  void abort(const std::string& why);
+
   // Leaves the communicator: peers that still wait for this rank get a PeerLostError. Idempotent; not
   // collective.
   void close() noexcept;

@@ -42,6 +42,12 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // Fails the communicator on every rank, unless it has failed already. From any thread.
   virtual void fail(const Failure& failure) noexcept = 0;
   virtual void raise_if_failed() = 0;
+  void abort(const std::string& why) {
+    if (!closed() && !inherited())
+      fail({FailureKind::peer_lost,
+            "rank " + std::to_string(number(rank())) +
+                " has aborted the communicator: " + (why.empty() ? "see why there." : why)});
+  }
 
   bool check() const { return check_; }
   void set_check(bool check) { check_ = check; }

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "base/deadline.hpp"
 #include "base/env.hpp"
 #include "base/text.hpp"
 #include "core/backend.hpp"
@@ -21,12 +22,7 @@ void check_headers(int header_version) {
 }  // namespace
 
 double Communicator::Impl::timeout_of(const Options& options) {
-  const double seconds = options.timeout_s.value_or(env().timeout_s);
-  constexpr double kMost = 1e9;  // clocks count them in narrow numbers
-  if (!(seconds > 0 && seconds <= kMost))
-    throw UsageError("timeout_s=" + std::to_string(seconds) +
-                     " is no deadline: give seconds above 0, at most 1e9.");
-  return seconds;
+  return check_timeout_s(options.timeout_s.value_or(env().timeout_s));
 }
 
 int library_version() { return kHeaderVersion; }
@@ -53,6 +49,7 @@ int Communicator::size() const { return impl_->size(); }
 void Communicator::close() noexcept { impl_->close(); }
 bool Communicator::closed() const { return impl_->closed(); }
 void Communicator::raise_if_failed() { impl_->raise_if_failed(); }
+void Communicator::abort(const std::string& why) { impl_->abort(why); }
 
 void Communicator::all_reduce(const Call& call) {
   impl_->run({Collective::all_reduce, call, rank(), size()});
