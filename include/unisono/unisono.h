@@ -12,8 +12,8 @@
 // library takes structs of older headers, and of newer ones as long as the fields that it lacks are 0.
 // Numbers of constants never change.
 //
-// Threads: a communicator takes one call at a time, from any thread. unisono_failure, unisono_abort and
-// unisono_close may come from any thread at any time. One process may have many communicators.
+// Threads: calls of a communicator run one at a time, in the order in which they come, from any thread.
+// unisono_failure, unisono_abort and unisono_close run at any time. One process may have many communicators.
 #pragma once
 
 #include <stddef.h>
@@ -135,6 +135,7 @@ typedef struct unisono_bootstrap {
 typedef struct unisono_comm unisono_comm;
 typedef struct unisono_buffer unisono_buffer;
 typedef struct unisono_registration unisono_registration;
+typedef struct unisono_work unisono_work;
 
 // Returns the text of this thread's last error: a sentence that says what to do. Empty if there was none. The
 // text stays as it is until another function fails in this thread.
@@ -169,6 +170,21 @@ UNISONO_API int unisono_size(const unisono_comm* comm);
 // Runs a collective: one of unisono_collective. On host memory the output is complete when it returns. On
 // device memory it is enqueued.
 UNISONO_API int unisono_run(unisono_comm* comm, int32_t collective, const unisono_call* call);
+
+// Begins a collective on host memory and returns at once: a thread of the communicator runs it, after all
+// that came before. Buffers stay as they are until it has ended; the struct and what it points to need not. A
+// call that is wrong by itself is an error at once. On device memory the call is only enqueued, and the work
+// is done. unisono_close and unisono_free end calls that have not, with UNISONO_ERROR_USAGE. On an error
+// *work is null.
+UNISONO_API int unisono_begin(unisono_comm* comm, int32_t collective, const unisono_call* call,
+                              unisono_work** work);
+// Waits until the call has ended. Returns its status. timeout_s: returns UNISONO_ERROR_TIMEOUT if the call
+// has not ended by then, and unisono_done 0; the call goes on. 0: no limit but the call's own.
+UNISONO_API int unisono_wait(const unisono_work* work, double timeout_s);
+// Returns 1 if the call has ended, also with an error, else 0. Returns -1 if work is null.
+UNISONO_API int unisono_done(const unisono_work* work);
+// Frees the handle; the call goes on. Does nothing for null.
+UNISONO_API void unisono_work_free(unisono_work* work);
 
 // Makes memory that every rank of the node reaches, for calls without a copy. Collective, of as many bytes on
 // every rank. On an error *buffer is null.

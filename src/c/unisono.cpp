@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +26,9 @@ struct unisono_buffer {
 };
 struct unisono_registration {
   Registration registration;
+};
+struct unisono_work {
+  Work work;
 };
 
 namespace {
@@ -153,9 +157,11 @@ std::vector<Made> messages(const T* from, std::size_t many, const char* name, in
   return all;
 }
 
-void run(Communicator& comm, std::int32_t wanted, const unisono_call* from) {
+// Checks a call, and gives it to Communicator::run or `begin` as `to` does: to(arguments of either).
+template <class To>
+auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To& to) {
   const auto collective = number<Collective>(wanted, kRunnable, "collective", "unisono_collective");
-  if (collective == Collective::barrier) return comm.barrier();
+  if (collective == Collective::barrier) return to(collective);
   const unisono_call c = read(from, "call", "unisono_call");
   check_reserved(c.reserved, "call->reserved");
   const Call call{.in = c.in,
@@ -169,30 +175,23 @@ void run(Communicator& comm, std::int32_t wanted, const unisono_call* from) {
                   .algorithm = c.algorithm ? c.algorithm : "",
                   .wire = number<Wire>(c.wire, kWires, "call->wire", "unisono_wire")};
   switch (collective) {
-    case Collective::all_reduce: return comm.all_reduce(call);
-    case Collective::reduce: return comm.reduce(call);
-    case Collective::broadcast: return comm.broadcast(call);
-    case Collective::all_gather: return comm.all_gather(call);
-    case Collective::gather: return comm.gather(call);
-    case Collective::reduce_scatter: return comm.reduce_scatter(call);
-    case Collective::scatter: return comm.scatter(call);
-    case Collective::all_to_all: return comm.all_to_all(call);
+    case Collective::send:
+    case Collective::recv:
+    case Collective::send_recv: return to(collective, call, c.to, c.from);
     case Collective::all_to_all_v: {
-      const auto sends = counts(c.send_counts, "call->send_counts", comm.size());
-      return comm.all_to_all_v(call, sends, counts(c.recv_counts, "call->recv_counts", comm.size()));
+      const auto sends = counts(c.send_counts, "call->send_counts", ranks);
+      return to(call, sends, counts(c.recv_counts, "call->recv_counts", ranks));
     }
-    case Collective::send: return comm.send(call, c.to);
-    case Collective::recv: return comm.recv(call, c.from);
-    case Collective::send_recv: return comm.send_recv(call, c.to, c.from);
-    default: break;
+    case Collective::batch_send_recv: break;
+    default: return to(collective, call);
   }
   const auto sends =
-      messages<Outgoing>(c.sends, c.num_sends, "sends", comm.size(),
+      messages<Outgoing>(c.sends, c.num_sends, "sends", ranks,
                          [](const unisono_outgoing& one) { return Outgoing{one.data, one.bytes, one.to}; });
   const auto receives =
-      messages<Incoming>(c.receives, c.num_receives, "receives", comm.size(),
+      messages<Incoming>(c.receives, c.num_receives, "receives", ranks,
                          [](const unisono_incoming& one) { return Incoming{one.data, one.bytes, one.from}; });
-  comm.batch_send_recv(call, sends, receives);
+  return to(call, std::span<const Outgoing>(sends), std::span<const Incoming>(receives));
 }
 
 // Ranks that meet by the user's function, which takes as many bytes of every rank.
@@ -307,8 +306,36 @@ int unisono_size(const unisono_comm* comm) {
 }
 
 int unisono_run(unisono_comm* comm, std::int32_t collective, const unisono_call* call) {
-  return guarded([&] { run(given(comm, "comm").communicator, collective, call); });
+  return guarded([&] {
+    Communicator& of = given(comm, "comm").communicator;
+    dispatch(of.size(), collective, call, [&](const auto&... form) { of.run(form...); });
+  });
 }
+
+int unisono_begin(unisono_comm* comm, std::int32_t collective, const unisono_call* call,
+                  unisono_work** work) {
+  return guarded([&] {
+    given(work, "work") = nullptr;
+    Communicator& of = given(comm, "comm").communicator;
+    auto made = std::make_unique<unisono_work>();
+    made->work =
+        dispatch(of.size(), collective, call, [&](const auto&... form) { return of.begin(form...); });
+    *work = made.release();
+  });
+}
+
+int unisono_wait(const unisono_work* work, double timeout_s) {
+  return guarded(
+      [&] { given(work, "work").work.wait(timeout_s == 0 ? std::nullopt : std::optional(timeout_s)); });
+}
+
+int unisono_done(const unisono_work* work) {
+  int done = -1;
+  guarded([&] { done = given(work, "work").work.done(); });
+  return done;
+}
+
+void unisono_work_free(unisono_work* work) { delete work; }
 
 int unisono_empty(unisono_comm* comm, std::size_t bytes, std::int32_t memory, unisono_buffer** buffer) {
   return guarded([&] {

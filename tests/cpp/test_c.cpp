@@ -471,6 +471,47 @@ TEST(C, AbortEndsACallOfAnotherThread) {
   });
 }
 
+TEST(C, CallsBegin) {
+  on_c_ranks(3, [](unisono_comm* comm, int me) {
+    const Ints x = input(me, 1001);
+    std::vector<Ints> outs(5, Ints(1001, -1));
+    std::vector<unisono_work*> works(outs.size());
+    for (std::size_t i = 0; i < outs.size(); ++i) {
+      const unisono_call call = call_of(x.data(), outs[i].data(), 1001);  // gone before it has run
+      ok(unisono_begin(comm, UNISONO_ALL_REDUCE, &call, &works[i]));
+    }
+    ok(unisono_run(comm, UNISONO_BARRIER, nullptr));
+    for (std::size_t i = 0; i < outs.size(); ++i) {
+      EXPECT_EQ(unisono_done(works[i]), 1);
+      ok(unisono_wait(works[i], 0));
+      unisono_work_free(works[i]);
+      for (std::size_t e = 0; e < outs[i].size(); ++e) ASSERT_EQ(outs[i][e], sum(3, e)) << i;
+    }
+    unisono_call call = call_of(x.data(), outs[0].data(), 1001);
+    call.op = 7;
+    unisono_work* work = works[0];
+    expect_error(unisono_begin(comm, UNISONO_ALL_REDUCE, &call, &work), UNISONO_ERROR_USAGE, "call->op=7");
+    EXPECT_EQ(work, nullptr);
+    expect_error(unisono_begin(comm, UNISONO_ALL_REDUCE, &call, nullptr), UNISONO_ERROR_USAGE,
+                 "work is null");
+    expect_error(unisono_wait(nullptr, 0), UNISONO_ERROR_USAGE, "work is null");
+    EXPECT_EQ(unisono_done(nullptr), -1);
+    unisono_work_free(nullptr);
+    if (me == 0) {
+      ok(unisono_begin(comm, UNISONO_BARRIER, nullptr, &work));
+      expect_error(unisono_wait(work, 0.01), UNISONO_ERROR_TIMEOUT, "barrier has not ended within 0.01");
+      EXPECT_EQ(unisono_done(work), 0);
+      ok(unisono_abort(comm, "enough."));
+      expect_error(unisono_wait(work, 0), UNISONO_ERROR_PEER_LOST,
+                   "rank 0 has aborted the communicator: enough.");
+      EXPECT_EQ(unisono_done(work), 1);
+      unisono_work_free(work);
+    } else {
+      while (unisono_failure(comm) == UNISONO_OK) std::this_thread::yield();
+    }
+  });
+}
+
 TEST(C, TextsAreOfAThread) {
   expect_error(unisono_close(nullptr), UNISONO_ERROR_USAGE, "comm is null");
   std::thread([] {
