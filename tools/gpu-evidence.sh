@@ -3,7 +3,7 @@
 #   gpu-evidence.sh OUT [STEP ...]   steps: build check soak moe collectives; default: all
 # OUT gets a log of each step, steps.txt with their exit codes and seconds, and the records. A step that fails or runs
 # out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), PEERS (of
-# tools/moe-gpu.py), and what the Makefile takes. Multicast stays off.
+# tools/moe-gpu.py and tools/moe-streams.py), and what the Makefile takes. Multicast stays off.
 set -uo pipefail
 [[ $# -gt 0 ]] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
 mkdir -p "$1"
@@ -37,6 +37,9 @@ step check-moe 90 "$python" -m pytest -q -m gpu tests/gpu/test_moe.py -n 0 -k "$
 step check-collectives 70 "$python" -m pytest -q -m gpu tests/gpu/test_collectives.py -n 0 -x
 UNISONO_SOAK=200000 step soak 75 "$python" -m pytest -q -m gpu tests/gpu/test_soak.py -n 0
 step moe-one 50 "$python" tools/moe-gpu.py --json "$out/moe-one.json" ${PEERS:+--peers "$PEERS"}
+if [[ -d ${PEERS:-}/flashinfer ]]; then
+  step moe-streams 60 "$python" tools/moe-streams.py --peers "$PEERS" --json "$out/moe-streams.json"
+fi
 step moe-all 80 "${unisono[@]}" run -n "$ranks" "$python" tools/moe-gpus.py --json "$out/moe-all.json"
 if [[ $gpus -gt 1 ]]; then
   step collectives-small 75 "${bench[@]}" --memory symmetric --collective all_reduce,all_gather,reduce_scatter,all_to_all,send_recv \

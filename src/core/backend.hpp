@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -115,13 +116,30 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     name_algorithm(request);
     do_run(request);
   }
+  // Messages that have begun. The destructor abandons those that are not over, and other ranks may still
+  // write to their memory.
+  class Exchange {
+   public:
+    virtual ~Exchange() = default;
+    virtual void wait() = 0;
+  };
+  // Begins messages within such a call. Returns what ends them, within this call or a later one; null: they
+  // are over. Requires: no other messages come before the end.
+  virtual std::unique_ptr<Exchange> begin_exchange(std::span<const Outgoing> sends,
+                                                   std::span<const Incoming> receives) {
+    const Call call{.dtype = DType::u8};
+    run_within({call, rank(), size(), sends, receives});
+    return nullptr;
+  }
+  // Meets the ranks of this rank's node within such a call.
+  virtual void meet_node() {}
   // Fails the communicator on every rank, since the ranks' calls differ, and throws.
   virtual void disagree(const std::string& text) = 0;
   // Returns a rank's number in the whole job, for the text of errors.
   virtual int number(int rank) const { return rank; }
   // Returns the ranks of one machine with their lane, if they are all there and share memory; else null.
   virtual Group* machine() { return nullptr; }
-  // Returns every rank's part of this rank's symmetric host memory. Requires: machine().
+  // Returns the parts of this node's ranks of symmetric host memory. Requires: they share memory.
   virtual std::vector<byte*> parts_of(const void*) const { return {}; }
 
   // The GPU's part: communicator.hpp says what each returns. A backend without a GPU refuses.
