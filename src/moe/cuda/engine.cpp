@@ -55,7 +55,7 @@ Space::Space(const Dims& dims) {
   more = at(pool_bytes, dims.rows_held * dims.more_bytes + kMostMore * 256);
   sums_bytes = round_up(dims.ranks > 1 ? dims.tokens_held * dims.row_bytes : 0, 256);
   counters = at(bytes, sizeof(Counters));
-  totals = at(bytes, kRouteBlocks * columns * word);
+  totals = at(bytes, kRouteBlocks * columns * sizeof(std::uint64_t));
   slots = at(bytes, static_cast<std::size_t>(dims.handles) * slot_bytes);
   pool = at(bytes, kEpochs * pool_bytes);
   sums = at(bytes, 2 * sums_bytes);
@@ -123,6 +123,7 @@ class GpuEngine final : public Engine {
   static int blocks_of(std::size_t items, std::size_t each) {
     return static_cast<int>(std::clamp<std::size_t>((items + each - 1) / each, 1, 1 << 16));
   }
+  int blocks_to_route() const;
   int blocks_to_send() const;
   // A token keeps a block busy: its row goes in as many segments as a block has warps.
   int blocks_to_combine() const { return std::min(most_blocks_, blocks_of(work_.dims.tokens_held, 1)); }
@@ -222,10 +223,15 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, b
   either_ = work_.dims.ranks > 1 && tokens.tokens == 0;
   lay_payloads(tokens);
   if (!routed)
-    check(gpu::route(work_, tokens.topk_idx, tokens.index,
-                     std::min({most_blocks_, gpu::kRouteBlocks, blocks_of(tokens.tokens, kTokensOfRoute)}),
-                     stream_));
+    check(
+        gpu::route(work_, tokens.topk_idx, tokens.index, std::min(most_blocks_, blocks_to_route()), stream_));
   check(gpu::send(work_, dispatch_, std::min(blocks(send_blocks_), blocks_to_send()), stream_));
+}
+
+// Several blocks share the tokens, and one more tells of them.
+int GpuEngine::blocks_to_route() const {
+  const int blocks = std::min(gpu::kRouteBlocks, blocks_of(work_.tokens, kTokensOfRoute));
+  return blocks > 1 ? blocks + 1 : 1;
 }
 
 // A token keeps a block busy, as in a combine. Entries without a token are filled by all threads.
