@@ -135,6 +135,7 @@ class GpuEngine final : public Engine {
   Work work_;
   std::shared_ptr<void> memory_;
   int sms_ = 0, send_blocks_ = 1, sum_blocks_ = 1;  // the last two of an SM
+  bool bulk_ = false;                               // rows can go by bulk copies
   std::int32_t* rows_now_ = nullptr;                // pinned
   std::vector<std::uint32_t> tokens_;               // of each slot
 
@@ -189,7 +190,7 @@ void GpuEngine::load() {
                      " ranks are too many for this GPU's kernel of routes: give fewer experts.");
   cuda::check(gpu::load_route(work_.space), "loading a kernel");
   cuda::check(gpu::load_sort(work_.dims.local_experts), "loading a kernel");
-  cuda::check(gpu::load_dispatch(work_.dims, send_blocks_), "loading a kernel");
+  cuda::check(gpu::load_dispatch(work_.dims, send_blocks_, bulk_), "loading a kernel");
   cuda::check(gpu::load_combine(work_.dims.ranks == 1, sum_blocks_), "loading a kernel");
 }
 
@@ -237,7 +238,7 @@ int GpuEngine::blocks_to_route() const {
 // A token keeps a block busy, as in a combine. Entries without a token are filled by all threads.
 int GpuEngine::blocks_to_send() const {
   const Dims& d = work_.dims;
-  const bool fills = !dispatch_.routed || dispatch_.weights;
+  const bool fills = !dispatch_.routed;
   std::size_t entries = 0;
   if (fills && d.expert_major()) entries = d.rows_held;
   if (fills && d.layout == MoeLayout::rank_major) entries = d.rows_held * static_cast<std::size_t>(d.top_k);
@@ -262,6 +263,7 @@ void GpuEngine::lay_payloads(const MoeTokens& tokens) {
                          word_of((scaled ? 0 : from) | to | d.sent_bytes)};
   dispatch_.wide = scaled && (from | d.row_bytes) % 16 == 0 &&
                    (to | d.sent_bytes) % (d.row_bytes == d.hidden * 4 ? 4 : 8) == 0;
+  dispatch_.bulk = bulk_ && all.of[0].word == 16 && all.of[0].bytes > 0 && (!scaled || dispatch_.wide);
   to = pool + work_.space.more;
   for (const MoePayload& more : tokens.more) {
     all.of[all.count++] = {static_cast<const byte*>(more.data), to,

@@ -97,6 +97,7 @@ struct Dispatch {
   bool routed = false;             // the slot has the routing already
   bool lands = false;              // the kernel that sends also waits for the peers' rows
   bool wide = false;               // with scales: x can be read by words of 16 bytes
+  bool bulk = false;               // rows of x go by bulk copies
   const float* weights = nullptr;  // [tokens, top_k], or null
   byte* out = nullptr;             // to which rows of x are copied in the end, or null
 };
