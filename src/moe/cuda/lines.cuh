@@ -66,6 +66,7 @@ __device__ inline bool take_lines(const Work& work, Packet* const (&at)[kCount],
   std::uint64_t began = 0;
   for (std::uint32_t polls = 1;; ++polls) {
     bool complete = true;
+    __syncwarp();  // a line is loaded by one instruction: flag and data are of one time
 #pragma unroll
     for (int u = 0; u < kCount; ++u)
       if (at[u]) out[u] = cuda::load_packet(at[u]);

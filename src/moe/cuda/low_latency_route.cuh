@@ -76,7 +76,8 @@ __device__ inline unsigned lanes_with(bool has, unsigned number) {
 __device__ inline unsigned before(unsigned lanes) { return __popc(lanes & ((1u << lane()) - 1)); }
 // Returns whether this is the first of its token's experts at that rank.
 __device__ inline bool leads(const Rounds& rounds, bool has, int rank) {
-  return has && before(lanes_with(has, rounds.in_round << 8 | static_cast<unsigned>(rank))) == 0;
+  const unsigned lanes = lanes_with(has, rounds.in_round << 8 | static_cast<unsigned>(rank));
+  return has && before(lanes) == 0;
 }
 
 // Reads the experts into few.pairs, and counts by warps. first: what the first round has loaded. Returns
@@ -86,20 +87,23 @@ __device__ inline bool count_pairs(const Work& work, const Dispatch& dispatch, c
   const Dims& d = work.dims;
   std::uint32_t* const columns = few.counts.warps + warp_of_block() * few.counts.columns;
   std::int64_t next = first;
+  bool right = true;
   for (unsigned round = rounds.first; round < rounds.end; ++round) {
     const std::int64_t read = next;
     next = rounds.load(dispatch, round + 1);
+    int expert = static_cast<int>(read);
     if (read < -1 || read >= d.experts) {
       report(work, Problem::index, rounds.token(round), static_cast<std::uint32_t>(read),
              static_cast<std::uint32_t>(d.experts));
-      return false;
+      right = false;
+      expert = kNone;
     }
-    const int expert = static_cast<int>(read), rank = expert < 0 ? 0 : d.rank_of(expert);
+    const int rank = expert < 0 ? 0 : d.rank_of(expert);
     if (rounds.has(round)) few.pairs[rounds.pair(round)] = static_cast<std::uint32_t>(expert);
     if (expert >= 0) atomicAdd(columns + expert, 1u);
     if (leads(rounds, expert >= 0, rank)) atomicAdd(columns + d.experts + rank, 1u);
   }
-  return true;
+  return right;
 }
 
 // Leaves in each warp's counts those of the warps before it.
