@@ -33,6 +33,8 @@ class Array {
   // an object that has one), else the current stream of the array's library.
   nb::object stream(nb::handle asked) const;
   Library library() const { return library_; }
+  // Returns the object that keeps the memory alive besides the array itself; null if there is none.
+  nb::object owner() const { return owner_; }
 
   void* data = nullptr;
   Memory memory = Memory::host;

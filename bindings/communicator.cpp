@@ -13,7 +13,9 @@
 #include "docstrings.hpp"
 #include "module.hpp"
 #include "moe_docstrings.hpp"
+#include "norm_docstrings.hpp"
 #include "py_moe.hpp"
+#include "py_norm.hpp"
 #include "signals.hpp"
 
 namespace unisono::python {
@@ -60,6 +62,20 @@ void bind_communicator(nb::module_& module) {
           },
           "error"_a.none(), "value"_a.none(), "traceback"_a.none());
 
+  nb::class_<PyWork>(module, "Work", doc::kWork)
+      .def("wait", &PyWork::wait, "timeout_s"_a = none, doc::kWait)
+      .def_prop_ro("done", &PyWork::done, "Whether the call has ended, also with an error.")
+      .def_prop_ro(
+          "error",
+          [](nb::handle self) -> nb::object {
+            if (!nb::cast<PyWork&>(self).failed()) return nb::none();
+            try {
+              self.attr("wait")();
+            } catch (const nb::python_error& error) { return nb::borrow(error.value()); }
+            return nb::none();
+          },
+          "The exception with which the call has ended. None: it is under way, or has succeeded.");
+
   nb::class_<C>(module, "Communicator", nb::is_weak_referenceable(), doc::kCommunicator)
       .def(
           "__init__",
@@ -104,31 +120,36 @@ void bind_communicator(nb::module_& module) {
            })
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](C& self, const nb::args&) { self.close(); })
-      .def("barrier", &C::barrier, "Returns once every rank has called it. Raises the errors of every call.")
-      .def("all_reduce", &C::all_reduce, "x"_a, "op"_a = "sum", "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, "wire"_a = none, doc::kAllReduce)
-      .def("reduce", &C::reduce, "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, doc::kReduce)
-      .def("broadcast", &C::broadcast, "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, doc::kBroadcast)
-      .def("all_gather", &C::all_gather, "x"_a, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, doc::kAllGather)
-      .def("gather", &C::gather, "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, doc::kGather)
-      .def("reduce_scatter", &C::reduce_scatter, "x"_a, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, doc::kReduceScatter)
-      .def("scatter", &C::scatter, "x"_a.none(), "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, doc::kScatter)
-      .def("all_to_all", &C::all_to_all, "x"_a, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, doc::kAllToAll)
-      .def("all_to_all_v", &C::all_to_all_v, "x"_a, "send_counts"_a, "recv_counts"_a, "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, doc::kAllToAllV)
-      .def("send", &C::send, "x"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, doc::kSend)
-      .def("recv", &C::recv, "out"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, doc::kRecv)
-      .def("send_recv", &C::send_recv, "x"_a, "dst"_a, "out"_a.none(), "src"_a, "algorithm"_a = none,
-           "stream"_a = none, doc::kSendRecv)
-      .def("batch_send_recv", &C::batch_send_recv, "sends"_a, "recvs"_a, "stream"_a = none,
-           doc::kBatchSendRecv)
+      .def("barrier", C::may_begin(&C::barrier), "asynchronous"_a = false,
+           "Returns once every rank has called it. Raises the errors of every call.")
+      .def("all_reduce", C::may_begin(&C::all_reduce), "x"_a, "op"_a = "sum", "out"_a.none() = none,
+           "algorithm"_a = none, "stream"_a = none, "wire"_a = none, "asynchronous"_a = false,
+           doc::kAllReduce)
+      .def("reduce", C::may_begin(&C::reduce), "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kReduce)
+      .def("broadcast", C::may_begin(&C::broadcast), "x"_a, "root"_a = 0, "out"_a.none() = none,
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kBroadcast)
+      .def("all_gather", C::may_begin(&C::all_gather), "x"_a, "out"_a.none() = none, "algorithm"_a = none,
+           "stream"_a = none, "asynchronous"_a = false, doc::kAllGather)
+      .def("gather", C::may_begin(&C::gather), "x"_a, "root"_a = 0, "out"_a.none() = none,
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kGather)
+      .def("reduce_scatter", C::may_begin(&C::reduce_scatter), "x"_a, "op"_a = "sum", "out"_a.none() = none,
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kReduceScatter)
+      .def("scatter", C::may_begin(&C::scatter), "x"_a.none(), "root"_a = 0, "out"_a.none() = none,
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kScatter)
+      .def("all_to_all", C::may_begin(&C::all_to_all), "x"_a, "out"_a.none() = none, "algorithm"_a = none,
+           "stream"_a = none, "asynchronous"_a = false, doc::kAllToAll)
+      .def("all_to_all_v", C::may_begin(&C::all_to_all_v), "x"_a, "send_counts"_a, "recv_counts"_a,
+           "out"_a.none() = none, "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false,
+           doc::kAllToAllV)
+      .def("send", C::may_begin(&C::send), "x"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none,
+           "asynchronous"_a = false, doc::kSend)
+      .def("recv", C::may_begin(&C::recv), "out"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none,
+           "asynchronous"_a = false, doc::kRecv)
+      .def("send_recv", C::may_begin(&C::send_recv), "x"_a, "dst"_a, "out"_a.none(), "src"_a,
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kSendRecv)
+      .def("batch_send_recv", C::may_begin(&C::batch_send_recv), "sends"_a, "recvs"_a, "stream"_a = none,
+           "asynchronous"_a = false, doc::kBatchSendRecv)
       .def_prop_ro("device", &C::device, "The CUDA ordinal of this rank's GPU, or None.")
       .def_prop_ro("peer_access", &C::peer_access,
                    "Whether the ranks' GPUs reach each other's memory. If not, messages go through pinned "
@@ -141,6 +162,10 @@ void bind_communicator(nb::module_& module) {
       .def("register", &C::register_array, "x"_a.none(), nb::keep_alive<0, 1>(), doc::kRegister)
       .def("moe", &make_moe, "num_experts"_a, "top_k"_a, "hidden"_a, "max_tokens"_a, "dtype"_a = "bfloat16",
            "options"_a = none, doc::kMoeOf)
+      .def("all_reduce_rms_norm", &PyNorm::rms, "x"_a, "residual"_a, "weight"_a, "eps"_a = 1e-6,
+           nb::kw_only(), "options"_a = none, "stream"_a = none, doc::kAllReduceRmsNorm)
+      .def("all_reduce_layer_norm", &PyNorm::layer, "x"_a, "residual"_a, "weight"_a, "bias"_a = none,
+           "eps"_a = 1e-5, nb::kw_only(), "options"_a = none, "stream"_a = none, doc::kAllReduceLayerNorm)
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",
                   "Returns the names that `algorithm` may have for a collective on `cpu` or `cuda`, or for "
                   "how `nodes` work together.")

@@ -9,7 +9,8 @@ constexpr const char* kCommunicator =
 Arrays are C-contiguous: numpy or cupy arrays, torch tensors, or objects with DLPack. They are used without a copy.
 Dtypes: f32, f64, f16, bf16, i8, u8, i32, i64, f8e4m3, f8e5m2 (ml_dtypes names the last).
 
-Order: one thread at a time makes calls, in the same order on every rank. Each call returns its output once it is
+Order: calls come in the same order on every rank. Those of several threads run one at a time, in the order in which
+they come; the threads see to it that this is the same order on every rank. Each call returns its output once it is
 complete. A call on arrays of the communicator's GPU only enqueues on `stream`, and a CUDA graph may capture it.
 
 Sums: every element is combined once, in rank order, in f32 (f64 for f64), and rounded once at the end. Every
@@ -24,6 +25,8 @@ Every call takes these:
 
 - algorithm: a name of Communicator.algorithms(); None: the plan's choice.
 - stream: for arrays on a GPU, a torch or cupy stream, or a handle; None: the current one of torch or cupy.
+- asynchronous: True returns a Work at once. A thread of the communicator runs the call, after all that came before.
+  Leave its arrays alone until it has ended. A call on a GPU is enqueued as otherwise, and its Work is done.
 
 Errors of every call:
 
@@ -40,6 +43,20 @@ length. Elsewhere such calls may give wrong results, or wait for the deadline.
 After a mismatch, a deadline, a lost rank, or a peer's buffer that cannot be reached, the communicator is failed: every
 call raises the same error on every rank. Another exception in the middle of a call, such as MemoryError or
 KeyboardInterrupt, closes it.)";
+
+constexpr const char* kWork =
+    R"(A call that has begun: made by `asynchronous=True`. It goes on if this object is dropped. Communicator.close() ends
+what has not ended, with a UsageError.)";
+
+constexpr const char* kWait =
+    R"(Waits until the call has ended. Returns what the call returns otherwise.
+
+Args:
+    timeout_s: seconds; None: no limit but the call's own deadlines.
+
+Raises:
+    TimeoutError: the call has not ended by then, and goes on (`done` is False); or a deadline of the call has passed.
+    The errors of the call.)";
 
 constexpr const char* kFabric =
     R"(The fabric lane, for unisono.init(lane=...): remote writes by libfabric, between machines or within one.

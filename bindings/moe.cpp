@@ -78,8 +78,9 @@ void bind_moe(nb::module_& module) {
 
   using R = PyMoeReceived;
   nb::class_<R>(module, "MoeReceived", doc::kMoeReceived)
-      .def_prop_ro("x", &R::get<R::x>,
-                   "(rows_held, hidden), in the Moe's dtype; with scales in float8_e4m3fn.")
+      .def_prop_ro(
+          "x", &R::get<R::x>,
+          "(rows_held, hidden), in the Moe's dtype, or as x was given; with scales in float8_e4m3fn.")
       .def_prop_ro("more", &R::more, "The payloads, a tuple: (rows_held, ...) each.")
       .def_prop_ro("scales", &R::get<R::scales>,
                    "(rows_held, ceil(hidden / 128)), float32; mx: uint8, and the second extent is rounded up "

@@ -61,18 +61,19 @@ Errors of every call, beside those of the Communicator's calls:
 - UsageError: the arrays do not fit the Moe, an index is no expert, there are more tokens than max_tokens, or a handle is
   of another Moe or no longer kept. Nothing has been sent.
 - ResourceError, on every rank: more rows than the capacity. Nothing has been sent. On a GPU the communicator fails.
-- MismatchError: the ranks differ in what they call, or in the widths of payloads.)";
+- MismatchError: the ranks differ in what they call, or in the widths of rows and payloads.)";
 
 constexpr const char* kMoeDispatch =
     R"(Sends rows to the ranks that have their experts. Collective.
 
 Args:
-    x: (tokens, hidden). Or a tuple (x, payload, ...): row t of each payload goes where row t of x goes. A payload is an
-        array (tokens, ...) of any dtype and width, the same dtype and width on every rank.
+    x: (tokens, hidden), in the Moe's dtype. Without scales also (tokens, width) of any dtype, for example quantised: rows of
+        at most as many bytes, the same width on every rank. Or a tuple (x, payload, ...): row t of each payload goes where
+        row t of x goes. A payload is an array (tokens, ...) of any dtype and width, the same dtype and width on every rank.
     topk_idx: (tokens, top_k), int32 or int64: experts, -1 for none. None: the handle's.
     topk_weights: (tokens, top_k), float32; None: none are sent. On every rank or on none.
     handle: of an earlier dispatch, whose routing is used again. tokens, and topk_idx if it is given, are the same.
-    out: (rows_held, hidden), for the received x, in its dtype; None: the Moe's own memory.
+    out: for the received x, in its shape and dtype; None: the Moe's own memory.
 
 Returns:
     the MoeReceived.)";

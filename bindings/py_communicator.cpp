@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <span>
 #include <thread>
 
 #include "dtypes.hpp"
@@ -32,6 +33,7 @@ void PyCommunicator::check_device(const Array& array) const {
 PyCommunicator::Prepared PyCommunicator::prepare(const Array& array, const void* in, void* out,
                                                  std::size_t count, const Options& options) const {
   check_device(array);
+  if (Beginning::now) Beginning::now->keep(array.owner());
   const nb::object stream = array.stream(options.stream);
   return {{.in = in,
            .out = out,
@@ -49,15 +51,20 @@ PyCommunicator::Prepared PyCommunicator::prepare(const Array& array, const void*
 template <class Run>
 void PyCommunicator::call(const Prepared& prepared, const Run& run) {
   {
+    Beginning* const beginning = std::exchange(Beginning::now, nullptr);
     const WithoutGil released(*this);
-    run(prepared.call);
+    run(prepared.call, [&](const auto&... form) {
+      if (beginning) beginning->begun.work = communicator_.begin(form...);
+      else communicator_.run(form...);
+    });
   }
   if (prepared.call.memory == Memory::device) keep_stream(prepared.stream, prepared.call.stream);
 }
 
-void PyCommunicator::call(void (Communicator::*collective)(const Call&), const Array& array, const void* in,
-                          void* out, std::size_t count, const Options& options) {
-  call(prepare(array, in, out, count, options), [&](const Call& c) { (communicator_.*collective)(c); });
+void PyCommunicator::call(Collective collective, const Array& array, const void* in, void* out,
+                          std::size_t count, const Options& options) {
+  call(prepare(array, in, out, count, options),
+       [&](const Call& c, const auto& make) { make(collective, c); });
 }
 
 void PyCommunicator::keep_stream(const nb::object& stream, void* handle) {
@@ -73,11 +80,15 @@ void PyCommunicator::close() {
     const nb::gil_scoped_release released;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  for (const auto& begun : std::exchange(begun_, {}))
+    while (!begun->work.done()) {
+      const nb::gil_scoped_release released;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
 }
 
 void PyCommunicator::barrier() {
-  const WithoutGil released(*this);
-  communicator_.barrier();
+  call({}, [&](const Call&, const auto& make) { make(Collective::barrier); });
 }
 
 nb::object PyCommunicator::all_reduce(nb::handle x, const OpName& op, nb::handle out,
@@ -85,7 +96,7 @@ nb::object PyCommunicator::all_reduce(nb::handle x, const OpName& op, nb::handle
                                       const std::optional<std::string>& wire) {
   const Array in(x, "x", false);
   const Output to(out, x, in, in.shape, stream);
-  call(&Communicator::all_reduce, in, in.data, to.array.data, in.count,
+  call(Collective::all_reduce, in, in.data, to.array.data, in.count,
        {algorithm, stream, read_op(op.text), 0, read_wire(wire)});
   return to.object;
 }
@@ -95,7 +106,7 @@ nb::object PyCommunicator::reduce(nb::handle x, const RankNumber& root_number, c
   const int root = read_rank("root", root_number, size());
   const Array in(x, "x", false);
   const OutputAtRoot to(out, x, in, in.shape, rank() == root, stream);
-  call(&Communicator::reduce, in, in.data, to.data(), in.count, {algorithm, stream, read_op(op.text), root});
+  call(Collective::reduce, in, in.data, to.data(), in.count, {algorithm, stream, read_op(op.text), root});
   return to.object();
 }
 
@@ -105,11 +116,11 @@ nb::object PyCommunicator::broadcast(nb::handle x, const RankNumber& root_number
   const Array in(x, "x", out.is_none() && rank() != root);
   const Options options{algorithm, stream, Op::sum, root};
   if (out.is_none()) {
-    call(&Communicator::broadcast, in, in.data, in.data, in.count, options);
+    call(Collective::broadcast, in, in.data, in.data, in.count, options);
     return nb::borrow(x);
   }
   const Output to(out, x, in, in.shape, stream);
-  call(&Communicator::broadcast, in, in.data, to.array.data, in.count, options);
+  call(Collective::broadcast, in, in.data, to.array.data, in.count, options);
   return to.object;
 }
 
@@ -117,7 +128,7 @@ nb::object PyCommunicator::all_gather(nb::handle x, nb::handle out, const Algori
                                       nb::handle stream) {
   const Array in(x, "x", false);
   const Output to(out, x, in, with_ranks(in.shape, size()), stream);
-  call(&Communicator::all_gather, in, in.data, to.array.data, in.count, {algorithm, stream});
+  call(Collective::all_gather, in, in.data, to.array.data, in.count, {algorithm, stream});
   return to.object;
 }
 
@@ -126,7 +137,7 @@ nb::object PyCommunicator::gather(nb::handle x, const RankNumber& root_number, n
   const int root = read_rank("root", root_number, size());
   const Array in(x, "x", false);
   const OutputAtRoot to(out, x, in, with_ranks(in.shape, size()), rank() == root, stream);
-  call(&Communicator::gather, in, in.data, to.data(), in.count, {algorithm, stream, Op::sum, root});
+  call(Collective::gather, in, in.data, to.data(), in.count, {algorithm, stream, Op::sum, root});
   return to.object();
 }
 
@@ -134,7 +145,7 @@ nb::object PyCommunicator::reduce_scatter(nb::handle x, const OpName& op, nb::ha
                                           const Algorithm& algorithm, nb::handle stream) {
   const Array in(x, "x", false);
   const Output to(out, x, in, without_ranks(in, size(), "x"), stream);
-  call(&Communicator::reduce_scatter, in, in.data, to.array.data, to.array.count,
+  call(Collective::reduce_scatter, in, in.data, to.array.data, to.array.count,
        {algorithm, stream, read_op(op.text)});
   return to.object;
 }
@@ -147,12 +158,12 @@ nb::object PyCommunicator::scatter(nb::handle x, const RankNumber& root_number, 
     if (rank() == root) throw UsageError("scatter needs x at the root, rank " + std::to_string(root) + ".");
     if (out.is_none()) throw UsageError("scatter without x needs out, which says the shape and dtype.");
     const Array to(out, "out", true);
-    call(&Communicator::scatter, to, nullptr, to.data, to.count, options);
+    call(Collective::scatter, to, nullptr, to.data, to.count, options);
     return nb::borrow(out);
   }
   const Array in(x, "x", false);
   const Output to(out, x, in, without_ranks(in, size(), "x"), stream);
-  call(&Communicator::scatter, in, in.data, to.array.data, to.array.count, options);
+  call(Collective::scatter, in, in.data, to.array.data, to.array.count, options);
   return to.object;
 }
 
@@ -161,7 +172,7 @@ nb::object PyCommunicator::all_to_all(nb::handle x, nb::handle out, const Algori
   const Array in(x, "x", false);
   without_ranks(in, size(), "x");
   const Output to(out, x, in, in.shape, stream);
-  call(&Communicator::all_to_all, in, in.data, to.array.data, in.count / static_cast<std::size_t>(size()),
+  call(Collective::all_to_all, in, in.data, to.array.data, in.count / static_cast<std::size_t>(size()),
        {algorithm, stream});
   return to.object;
 }
@@ -171,8 +182,9 @@ nb::object PyCommunicator::all_to_all_v(nb::handle x, nb::handle send_counts, nb
   const Array in(x, "x", false);
   const Counts counts(in, send_counts, recv_counts);
   const Output to(out, x, in, {counts.received}, stream);
-  call(prepare(in, in.data, to.array.data, 0, {algorithm, stream}),
-       [&](const Call& c) { communicator_.all_to_all_v(c, counts.sends, counts.receives); });
+  call(prepare(in, in.data, to.array.data, 0, {algorithm, stream}), [&](const Call& c, const auto& make) {
+    make(c, std::span<const std::size_t>(counts.sends), std::span<const std::size_t>(counts.receives));
+  });
   return to.object;
 }
 
@@ -181,7 +193,7 @@ void PyCommunicator::send(nb::handle x, const RankNumber& peer, const Algorithm&
   const int to = read_rank("destination", peer, size());
   const Array in(x, "x", false);
   call(prepare(in, in.data, nullptr, in.count, {algorithm, stream}),
-       [&](const Call& c) { communicator_.send(c, to); });
+       [&](const Call& c, const auto& make) { make(Collective::send, c, to, -1); });
 }
 
 nb::object PyCommunicator::recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm,
@@ -189,7 +201,7 @@ nb::object PyCommunicator::recv(nb::handle out, const RankNumber& peer, const Al
   const int from = read_rank("source", peer, size());
   const Array to(out, "out", true);
   call(prepare(to, nullptr, to.data, to.count, {algorithm, stream}),
-       [&](const Call& c) { communicator_.recv(c, from); });
+       [&](const Call& c, const auto& make) { make(Collective::recv, c, -1, from); });
   return nb::borrow(out);
 }
 
@@ -199,16 +211,22 @@ nb::object PyCommunicator::send_recv(nb::handle x, const RankNumber& dst, nb::ha
   const Array in(x, "x", false);
   const Output received(out, x, in, in.shape, stream);
   call(prepare(in, in.data, received.array.data, in.count, {algorithm, stream}),
-       [&](const Call& c) { communicator_.send_recv(c, to, from); });
+       [&](const Call& c, const auto& make) { make(Collective::send_recv, c, to, from); });
   return received.object;
 }
 
 void PyCommunicator::batch_send_recv(const Messages& sends, const Messages& receives, nb::handle stream) {
   const Batch batch(sends, receives, size());
   if (batch.arrays.empty()) return;
-  for (const Array& one : batch.arrays) check_device(one);
+  for (const Array& one : batch.arrays) {
+    check_device(one);
+    if (Beginning::now) Beginning::now->keep(one.owner());
+  }
   call(prepare(batch.arrays[0], nullptr, nullptr, 0, {std::nullopt, stream}),
-       [&](const Call& c) { communicator_.batch_send_recv(c, batch.outgoing, batch.incoming); });
+       [&](const Call& c, const auto& make) {
+         make(c, std::span<const Communicator::Outgoing>(batch.outgoing),
+              std::span<const Communicator::Incoming>(batch.incoming));
+       });
 }
 
 void PyCommunicator::synchronize(nb::handle stream) {

@@ -5,11 +5,14 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "arguments.hpp"
 #include "array.hpp"
 #include "batch.hpp"
+#include "py_work.hpp"
 #include "unisono/communicator.hpp"
 #include "unisono/tuning.hpp"
 
@@ -23,6 +26,9 @@ class PyCommunicator {
 
   PyCommunicator(std::shared_ptr<Bootstrap> bootstrap, const Communicator::Options& options)
       : communicator_(std::move(bootstrap), options) {}
+  ~PyCommunicator() {
+    if (!begun_.empty()) close();  // while the thread of the calls can have the GIL
+  }
 
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
@@ -37,7 +43,7 @@ class PyCommunicator {
   std::string card() const { return std::string(communicator_.card()); }
 
   // Closes the communicator. A waiting call of another thread ends with a UsageError, and has come back to
-  // Python when this returns, so that the interpreter may end.
+  // Python when this returns, so that the interpreter may end. So do calls that have begun.
   void close();
 
   void barrier();
@@ -79,9 +85,30 @@ class PyCommunicator {
 
   void raise_if_failed() { communicator_.raise_if_failed(); }
 
+  // Returns the method with a further parameter. If it is true, the call begins, and its Work is returned.
+  template <class R, class... A>
+  static auto may_begin(R (PyCommunicator::*method)(A...)) {
+    return [method](PyCommunicator& self, A... arguments, bool asynchronous) -> nb::object {
+      std::optional<Beginning> beginning;
+      if (asynchronous) beginning.emplace();
+      nb::object result = nb::none();
+      if constexpr (std::is_void_v<R>) (self.*method)(arguments...);
+      else result = (self.*method)(arguments...);
+      if (!asynchronous) return result;
+      (beginning->keep_argument(arguments), ...);
+      beginning->keep(result);
+      const auto begun = std::make_shared<PyBegun>(std::move(beginning->begun));
+      auto before = std::exchange(self.begun_, {begun});  // dropped last: that may run the program's code
+      for (const auto& one : before)
+        if (!one->work.done()) self.begun_.push_back(one);
+      return nb::cast(PyWork(begun, std::move(result)));
+    };
+  }
+
  private:
   friend class PyMoe;
   friend class PyRegistration;
+  friend struct PyNorm;
   friend struct OwnedMoe;
   class WithoutGil;
   struct Options;
@@ -99,13 +126,34 @@ class PyCommunicator {
                    const Options& options) const;
   // Keeps the stream of a call on GPU memory that has just been made, if a later call may wait for it.
   void keep_stream(const nb::object& stream, void* handle);
+  // run(call, make): gives `make` the arguments of Communicator::run.
   template <class Run>
   void call(const Prepared& prepared, const Run& run);
-  void call(void (Communicator::*collective)(const Call&), const Array& array, const void* in, void* out,
-            std::size_t count, const Options& options);
+  void call(Collective collective, const Array& array, const void* in, void* out, std::size_t count,
+            const Options& options);
 
-  int calls_without_gil_ = 0;  // changed with the GIL only
-  nb::object last_stream_;     // communicator_.last_stream(), which must live until the next call
+  // While one lives, this thread's next call begins and does not wait.
+  struct Beginning {
+    Beginning() { now = this; }
+    ~Beginning() { now = nullptr; }
+    Beginning(const Beginning&) = delete;
+    void keep(const nb::object& owner) {
+      if (owner.is_valid()) begun.kept.append(owner);
+    }
+    // Keep what has a buffer of the call.
+    void keep_argument(nb::handle argument) { begun.kept.append(argument); }
+    void keep_argument(const Messages& messages) {
+      for (const auto& [array, peer] : messages) begun.kept.append(array);
+    }
+    template <class Other>
+    void keep_argument(const Other&) {}
+    PyBegun begun;
+    static inline thread_local Beginning* now = nullptr;
+  };
+
+  int calls_without_gil_ = 0;                    // changed with the GIL only
+  std::vector<std::shared_ptr<PyBegun>> begun_;  // calls that may not have ended; changed with the GIL only
+  nb::object last_stream_;  // communicator_.last_stream(), which must live until the next call
   Communicator communicator_;
 };
 

@@ -13,10 +13,6 @@ namespace {
 
 constexpr std::size_t kMostArrays = 1024;  // that are kept: more come only of payloads of ever other shapes
 
-DType sent_dtype(const Moe& moe) {
-  return moe.options().scales == MoeScales::none ? moe.shape().dtype : DType::f8e4m3;
-}
-
 std::string names_of(std::initializer_list<DType> dtypes) {
   std::string text;
   for (const DType* one = dtypes.begin(); one != dtypes.end(); ++one)
@@ -64,7 +60,7 @@ nb::object PyMoeReceived::make(Field field) const {
     return data ? arrays_->view(data, dtype, shape, library_) : nb::none();
   };
   switch (field) {
-    case x: return array(received_.x, sent_dtype(moe), {held, moe.shape().hidden});
+    case x: return array(received_.x, rows_.dtype, {held, rows_.shape[0]});
     case scales:
       return array(received_.scales, mx ? DType::u8 : DType::f32,
                    {held, moe.scale_bytes() / (mx ? 1 : sizeof(float))});
@@ -105,6 +101,7 @@ struct PyMoe::Input {
   Array x;
   std::vector<Array> arrays;
   std::vector<MoePayload> more;
+  PyMoeReceived::Payload rows;  // of the received x
   std::vector<PyMoeReceived::Payload> payloads;
   std::optional<MoeHandle> handle;
   nb::object stream;
@@ -126,14 +123,17 @@ PyMoe::Input::Input(const PyMoe& moe, nb::object x_object, nb::object idx_object
   const auto& [all, idx, weights, out] = objects;
   const MoeShape& shape = moe.moe().shape();
   moe.check_memory(x, "x");
-  if (x.dtype != shape.dtype)
-    throw UsageError("x has dtype " + std::string(name_of(x.dtype)) + ", but the Moe is of " +
-                     std::string(name_of(shape.dtype)) + ": convert x, or make another Moe.");
-  if (x.shape.size() != 2 || x.shape[1] != shape.hidden)
+  const bool scaled = moe.moe().options().scales != MoeScales::none;
+  if (scaled && x.dtype != shape.dtype)
+    throw UsageError("x has dtype " + std::string(name_of(x.dtype)) + ", but the Moe quantises " +
+                     std::string(name_of(shape.dtype)) + ": convert x, or make a Moe without scales.");
+  if (x.shape.size() != 2 || x.shape[1] == 0 || (scaled && x.shape[1] != shape.hidden))
     throw UsageError("x has shape " + text(x.shape) + ": this Moe takes (tokens, " +
                      std::to_string(shape.hidden) + ").");
   stream = x.stream(asked_stream);
   tokens = {.x = x.data, .tokens = x.shape[0], .stream = stream_handle(stream)};
+  if (!scaled) tokens.row_bytes = x.shape[1] * size_of(x.dtype);
+  rows = {scaled ? DType::f8e4m3 : x.dtype, {x.shape[1]}};
   if (of) handle = of->handle;
   const Shape routes{tokens.tokens, static_cast<std::size_t>(shape.top_k)};
   arrays.reserve(3);
@@ -148,10 +148,9 @@ PyMoe::Input::Input(const PyMoe& moe, nb::object x_object, nb::object idx_object
     tokens.weights = static_cast<const float*>(
         arrays.emplace_back(moe.take(weights, "topk_weights", {DType::f32}, routes)).data);
   if (!out.is_none())
-    tokens.out = arrays
-                     .emplace_back(moe.take(out, "out", {sent_dtype(moe.moe())},
-                                            {moe.moe().rows_held(), shape.hidden}, true))
-                     .data;
+    tokens.out =
+        arrays.emplace_back(moe.take(out, "out", {rows.dtype}, {moe.moe().rows_held(), rows.shape[0]}, true))
+            .data;
   if (PyTuple_Check(all.ptr())) add_payloads(moe);
 }
 
@@ -268,7 +267,11 @@ auto PyMoe::call(const nb::object& stream, void* handle, const Run& run) {
 }
 
 PyMoeReceived PyMoe::received(Input&& input, MoeReceived received) {
-  return {arrays_, std::move(received), std::move(input.payloads), input.x.library(),
+  return {arrays_,
+          std::move(received),
+          std::move(input.rows),
+          std::move(input.payloads),
+          input.x.library(),
           input.tokens.out ? std::move(input.objects[3]) : nb::object()};
 }
 

@@ -76,10 +76,11 @@ class PyMoeReceived {
     DType dtype;
     Shape shape;  // of a token
   };
-  PyMoeReceived(std::shared_ptr<MoeArrays> arrays, MoeReceived received, std::vector<Payload> payloads,
-                Library library, nb::object out)
+  PyMoeReceived(std::shared_ptr<MoeArrays> arrays, MoeReceived received, Payload rows,
+                std::vector<Payload> payloads, Library library, nb::object out)
       : arrays_(std::move(arrays)),
         received_(std::move(received)),
+        rows_(std::move(rows)),
         payloads_(std::move(payloads)),
         library_(library) {
     fields_[x] = std::move(out);
@@ -98,6 +99,7 @@ class PyMoeReceived {
 
   std::shared_ptr<MoeArrays> arrays_;
   MoeReceived received_;
+  Payload rows_;  // of x
   std::vector<Payload> payloads_;
   Library library_;
   std::array<nb::object, kFields> fields_;

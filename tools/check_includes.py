@@ -21,6 +21,7 @@ LAYERS = (
     ("src/fabric",),
     ("src/moe", "src/fused", "src/nodes"),
     ("src/backends.cpp",),
+    ("src/c",),
     ("bindings",),
 )
 HEIGHT = {folder: height for height, layer in enumerate(LAYERS) for folder in layer}

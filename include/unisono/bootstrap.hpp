@@ -25,4 +25,9 @@ class UNISONO_API Bootstrap {
 UNISONO_API std::vector<std::shared_ptr<Bootstrap>> thread_bootstraps(int size,
                                                                       std::chrono::duration<double> timeout);
 
+// Returns the bootstrap of the ranks that `unisono run` has started, of whom this process is one, or of this
+// process alone. timeout: of a wait for the others. Every rank makes its bootstraps in the same order.
+// Throws UsageError, which says what to do, under another launcher (for MPI there is unisono/mpi.hpp).
+UNISONO_API std::shared_ptr<Bootstrap> environment_bootstrap(std::chrono::duration<double> timeout);
+
 }  // namespace unisono

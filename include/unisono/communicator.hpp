@@ -17,6 +17,7 @@
 #include "unisono/transport.hpp"
 #include "unisono/types.hpp"
 #include "unisono/version.hpp"
+#include "unisono/work.hpp"
 
 namespace unisono {
 
@@ -46,7 +47,8 @@ struct Call {
 
 // The ranks that communicate, on one node or several.
 //
-// Order: calls come from one thread at a time, in the same order on every rank.
+// Order: calls come in the same order on every rank. Calls of several threads run one at a time, in the order
+// in which they come; the threads see to it that this is the same order on every rank.
 //
 // A call returns when this rank's output is complete and its input may be overwritten. A call on device
 // memory only enqueues that on its stream, and a CUDA graph may capture it. On the fabric lane such a call
@@ -130,6 +132,24 @@ class UNISONO_API Communicator {
 
   void barrier();
 
+  // The same calls by their collective.
+  void run(Collective collective, const Call& call = {});  // one that takes a Call alone, or barrier
+  void run(Collective collective, const Call& call, int to, int from);  // send, recv, send_recv
+  void run(const Call& call, std::span<const std::size_t> sends,
+           std::span<const std::size_t> receives);  // all_to_all_v
+  void run(const Call& call, std::span<const Outgoing> sends,
+           std::span<const Incoming> receives);  // batch_send_recv
+
+  // Begin such a call on host memory and return at once: a thread of the communicator runs it, after all that
+  // came before. Later calls wait for their turn. The buffers stay as they are until the call has ended. A
+  // call that is wrong by itself throws at once. On device memory it is only enqueued, and its Work is done.
+  // A send or recv holds up this rank's later calls until it has ended. `close` and the destructor end calls
+  // that have not, with a UsageError.
+  Work begin(Collective collective, const Call& call = {});
+  Work begin(Collective collective, const Call& call, int to, int from);
+  Work begin(const Call& call, std::span<const std::size_t> sends, std::span<const std::size_t> receives);
+  Work begin(const Call& call, std::span<const Outgoing> sends, std::span<const Incoming> receives);
+
   // Returns memory that every rank of the node reaches, for calls without a copy. Collective.
   // Requires: every rank asks for the same number of bytes.
   Buffer empty(std::size_t bytes, Memory memory = Memory::host);
@@ -166,6 +186,11 @@ class UNISONO_API Communicator {
   bool check() const;
   void set_check(bool check);
 
+  // Fails the communicator on every rank of this node, whose calls then throw a PeerLostError with this
+  // rank's number and `why`. Does not wait for them. Other nodes notice when these ranks close their
+  // communicators. Does nothing if the communicator is closed or has failed. From any thread.
+  void abort(const std::string& why);
+
   // Leaves the communicator: peers that still wait for this rank get a PeerLostError. Idempotent; not
   // collective.
   void close() noexcept;
@@ -175,6 +200,7 @@ class UNISONO_API Communicator {
 
  private:
   friend class DeviceArea;
+  friend class FusedNorm;
   friend class Moe;
   friend class Tuning;
   // Checks `header_version` before anything else: `options` may have another layout.

@@ -65,12 +65,15 @@ struct MoeHandle {
 
 // One rank's part of a dispatch. Arrays are contiguous.
 struct MoeTokens {
-  const void* x = nullptr;  // [tokens, hidden]
+  const void* x = nullptr;  // [tokens, hidden], or rows of `row_bytes`
   std::size_t tokens = 0;
   const void* topk_idx = nullptr;  // [tokens, top_k] i32 or i64: experts; -1: none
   DType index = DType::i64;        // of topk_idx
   const float* weights = nullptr;  // [tokens, top_k]; null: none are sent
   std::span<const MoePayload> more{};
+  // Bytes of a row of x, which then travels as it is, for example quantised: at most `hidden` elements of
+  // `dtype`, and only without scales. 0: so many elements.
+  std::size_t row_bytes = 0;
   void* out = nullptr;  // for MoeReceived::x, of as many rows as `rows_held` says; null: the Moe's own memory
   void* stream = nullptr;  // of GPU memory: as Call::stream
 };
@@ -79,7 +82,7 @@ struct MoeTokens {
 // after this one begins, the rest as long as the handle. L: experts of a rank. On a GPU all of it is device
 // memory, ready when the stream is.
 struct MoeReceived {
-  void* x = nullptr;          // [rows_held, hidden] of dtype, or of e4m3 with scales
+  void* x = nullptr;          // [rows_held, hidden] of dtype, or of e4m3 with scales; or rows as they came
   void* scales = nullptr;     // [rows_held, blocks] f32; mx: u8, and blocks is a multiple of 4. Else null
   std::vector<void*> more{};  // [rows_held, row_bytes] each
   // flat, rank_major: [rows_held, top_k], the token's experts as numbers within this rank; -1: another
@@ -130,9 +133,10 @@ struct MoeOutputs {
 // A call on GPU memory only enqueues, and a CUDA graph may capture it; routes may then change in place.
 //
 // Throws: the errors of error.hpp. UsageError, with nothing sent: an index that is no expert, more tokens
-// than max_tokens, a handle of another Moe or of a routing that is no longer kept, another topk_idx than the
-// handle's. ResourceError on every rank, with nothing sent: more rows than `capacity` (on a GPU the
-// communicator fails). MismatchError: ranks differ in what they call or in the width of payloads.
+// than max_tokens, a row of x that is too wide, a handle of another Moe or of a routing that is no longer
+// kept, another topk_idx than the handle's. ResourceError on every rank, with nothing sent: more rows than
+// `capacity` (on a GPU the communicator fails). MismatchError: ranks differ in what they call or in the
+// widths of rows and payloads.
 class UNISONO_API Moe {
  public:
   // Makes all memory. Collective. Throws UsageError for a shape or an option that cannot be, and
@@ -151,6 +155,7 @@ class UNISONO_API Moe {
 
   // Returns each token's sum to its rank. Collective.
   void combine(const MoeOutputs& outputs, const MoeHandle& handle);
+  // Does the same in two steps. `outputs` may change after the second only.
   void combine_begin(const MoeOutputs& outputs, const MoeHandle& handle);
   void combine_end();
 

@@ -199,7 +199,7 @@ class MpiBootstrap final : public Bootstrap {
 
 // Makes the communicator of the ranks of an MPI communicator. Collective. MPI is initialized, and is
 // finalized after the communicator has been destroyed. One thread at a time calls MPI and the communicator,
-// unless MPI was initialized for MPI_THREAD_MULTIPLE.
+// unless MPI was initialized for MPI_THREAD_MULTIPLE, as Communicator::begin needs on several nodes.
 //
 // Throws: as Communicator's constructor.
 inline Communicator communicator(MPI_Comm comm, Communicator::Options options = {}) {

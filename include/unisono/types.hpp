@@ -31,6 +31,7 @@ inline constexpr int kChannelPolicies = 3;
 enum class Level : std::uint8_t { host, device, nodes };
 constexpr Level level_of(Memory memory) { return memory == Memory::device ? Level::device : Level::host; }
 
+// unisono.h has the numbers of these enumerations, up to the barrier's. New values follow those.
 enum class Collective : std::uint8_t {
   all_reduce,
   reduce,

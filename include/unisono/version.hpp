@@ -1,4 +1,4 @@
-// The version of these headers. CMakeLists.txt and pyproject.toml read it here.
+// The version of these headers. CMakeLists.txt and pyproject.toml read it here. C may include it.
 #pragma once
 
 #define UNISONO_VERSION_MAJOR 0
@@ -8,6 +8,7 @@
 // Marks what libunisono.so exports. Everything else in it is hidden (cmake/exports.txt lists the result).
 #define UNISONO_API __attribute__((visibility("default")))
 
+#ifdef __cplusplus
 namespace unisono {
 
 // The version of the headers that a program is compiled with: 10000·major + 100·minor + patch.
@@ -18,3 +19,4 @@ inline constexpr int kHeaderVersion =
 UNISONO_API int library_version();
 
 }  // namespace unisono
+#endif

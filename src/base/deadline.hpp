@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
+
+#include "unisono/error.hpp"
 
 namespace unisono {
 
@@ -12,6 +15,14 @@ using Clock = std::chrono::steady_clock;
 inline constexpr Clock::duration kLook = std::chrono::milliseconds(5);
 // The longest time between two looks that counts as waiting. A process that was stopped has not waited.
 inline constexpr Clock::duration kMostCounted = std::chrono::milliseconds(200);
+
+// Returns a deadline in seconds. Throws UsageError for what is none.
+inline double check_timeout_s(double seconds) {
+  constexpr double kMost = 1e9;  // clocks count them in narrow numbers
+  if (seconds > 0 && seconds <= kMost) return seconds;
+  throw UsageError("timeout_s=" + std::to_string(seconds) +
+                   " is no deadline: give seconds above 0, at most 1e9.");
+}
 
 // Returns when done() is true. Calls rest(elapsed), which gives the core away, between two polls. Calls
 // look() every kLook of waiting. Calls late() when the wait has counted `timeout`. look() and late() end the

@@ -7,7 +7,9 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -15,6 +17,8 @@
 #include "base/failure.hpp"
 #include "core/plan.hpp"
 #include "core/request.hpp"
+#include "core/turns.hpp"
+#include "core/work.hpp"
 #include "lane/channel.hpp"
 #include "unisono/communicator.hpp"
 #include "unisono/device/handle.hpp"
@@ -42,6 +46,12 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // Fails the communicator on every rank, unless it has failed already. From any thread.
   virtual void fail(const Failure& failure) noexcept = 0;
   virtual void raise_if_failed() = 0;
+  void abort(const std::string& why) {
+    if (!closed() && !inherited())
+      fail({FailureKind::peer_lost,
+            "rank " + std::to_string(number(rank())) +
+                " has aborted the communicator: " + (why.empty() ? "see why there." : why)});
+  }
 
   bool check() const { return check_; }
   void set_check(bool check) { check_ = check; }
@@ -54,6 +64,10 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     name_algorithm(request);
     turn(request.collective, [&] { do_run_pair(request, to, from); });
   }
+  // Begins a call, which runs on call_thread_. One on a GPU runs here: it only enqueues.
+  Work begin(const std::shared_ptr<Begun>& call);
+  // Closes the communicator, and waits until the calls that have begun have ended.
+  void end_begun() noexcept;
   void barrier() {
     turn(Collective::barrier, [&] { do_barrier(); });
   }
@@ -71,23 +85,23 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
 
   // Operations beside the collectives, such as src/moe, are built of what follows.
   //
-  // Runs `body` as one call of the communicator: one at a time, numbered for the text of errors, and refused
-  // if the communicator is closed or has failed. An exception that is no Error (no memory, an interrupt) ends
-  // the call on this rank alone. The rank is then out of step with its peers, and closes.
+  // Runs `body` as one call of the communicator: one at a time, in the order in which they come, numbered for
+  // the text of errors, and refused if the communicator is closed or has failed. An exception that is no
+  // Error (no memory, an interrupt) ends the call on this rank alone. The rank is then out of step with its
+  // peers, and closes.
   template <class Body>
   std::invoke_result_t<Body> turn(std::string_view what, const Body& body) {
-    const std::string name(what);
-    if (closed()) throw UsageError("the communicator is closed: make a new one to call " + name + ".");
-    if (inherited())
-      throw UsageError("this process was forked from a rank and is none itself: call " + name +
-                       " in the rank's own process, or start the ranks with a launcher.");
-    take_turn();
+    check_open(what);
+    const Turns::Turn turn(turns_, turns_.come());
+    return in_turn(what, body);
+  }
+  // Does the same within a turn that has come.
+  template <class Body>
+  std::invoke_result_t<Body> in_turn(std::string_view what, const Body& body) {
+    check_closed(what);
     struct End {
       Impl& of;
-      ~End() {
-        of.ended();
-        of.busy_.store(false, std::memory_order_release);
-      }
+      ~End() { of.ended(); }
     } const end{*this};
     try {
       enter(what, ++calls_);
@@ -102,13 +116,30 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     name_algorithm(request);
     do_run(request);
   }
+  // Messages that have begun. The destructor abandons those that are not over, and other ranks may still
+  // write to their memory.
+  class Exchange {
+   public:
+    virtual ~Exchange() = default;
+    virtual void wait() = 0;
+  };
+  // Begins messages within such a call. Returns what ends them, within this call or a later one; null: they
+  // are over. Requires: no other messages come before the end.
+  virtual std::unique_ptr<Exchange> begin_exchange(std::span<const Outgoing> sends,
+                                                   std::span<const Incoming> receives) {
+    const Call call{.dtype = DType::u8};
+    run_within({call, rank(), size(), sends, receives});
+    return nullptr;
+  }
+  // Meets the ranks of this rank's node within such a call.
+  virtual void meet_node() {}
   // Fails the communicator on every rank, since the ranks' calls differ, and throws.
   virtual void disagree(const std::string& text) = 0;
   // Returns a rank's number in the whole job, for the text of errors.
   virtual int number(int rank) const { return rank; }
   // Returns the ranks of one machine with their lane, if they are all there and share memory; else null.
   virtual Group* machine() { return nullptr; }
-  // Returns every rank's part of this rank's symmetric host memory. Requires: machine().
+  // Returns the parts of this node's ranks of symmetric host memory. Requires: they share memory.
   virtual std::vector<byte*> parts_of(const void*) const { return {}; }
 
   // The GPU's part: communicator.hpp says what each returns. A backend without a GPU refuses.
@@ -274,15 +305,30 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   std::invoke_result_t<Body> turn(Collective collective, const Body& body) {
     return turn(name_of(collective), body);
   }
-  void take_turn() {
-    if (busy_.exchange(true, std::memory_order_acquire))
-      throw UsageError(
-          "another thread is inside a call of this communicator: make one communicator for each thread.");
+  void check_closed(std::string_view what) const {
+    if (closed())
+      throw UsageError("the communicator is closed: make a new one to call " + std::string(what) + ".");
+  }
+  // Throws UsageError if this thread cannot make a call.
+  void check_open(std::string_view what) const {
+    check_closed(what);
+    if (inherited())
+      throw UsageError("this process was forked from a rank and is none itself: call " + std::string(what) +
+                       " in the rank's own process, or start the ranks with a launcher.");
+    check_outside(what);
+  }
+  // Throws UsageError if this thread is within a call, and would wait for itself.
+  void check_outside(std::string_view what) const {
+    if (turns_.inside())
+      throw UsageError(std::string(what) + " was called from within a call of this communicator, as by a " +
+                       "signal's handler: call it after that.");
   }
   std::string problem_of(const MemoryRange& range) const;
   void drop(Registration::State& one) noexcept;
 
-  std::atomic<bool> busy_ = false;
+  Turns turns_;
+  std::mutex beginning_;  // guards the making of call_thread_
+  std::unique_ptr<CallThread> call_thread_;
   std::vector<std::shared_ptr<Registration::State>> registrations_;
   std::uint64_t registered_ = 0;  // in all
 };

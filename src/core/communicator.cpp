@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "base/deadline.hpp"
 #include "base/env.hpp"
 #include "base/text.hpp"
 #include "core/backend.hpp"
@@ -21,12 +22,7 @@ void check_headers(int header_version) {
 }  // namespace
 
 double Communicator::Impl::timeout_of(const Options& options) {
-  const double seconds = options.timeout_s.value_or(env().timeout_s);
-  constexpr double kMost = 1e9;  // clocks count them in narrow numbers
-  if (!(seconds > 0 && seconds <= kMost))
-    throw UsageError("timeout_s=" + std::to_string(seconds) +
-                     " is no deadline: give seconds above 0, at most 1e9.");
-  return seconds;
+  return check_timeout_s(options.timeout_s.value_or(env().timeout_s));
 }
 
 int library_version() { return kHeaderVersion; }
@@ -34,9 +30,49 @@ int library_version() { return kHeaderVersion; }
 Communicator::Communicator(int header_version, const std::shared_ptr<Bootstrap>& bootstrap,
                            const Options& options)
     : impl_((check_headers(header_version), make_backend(bootstrap, options))) {}
-Communicator::~Communicator() = default;
+Communicator::~Communicator() {
+  if (impl_) impl_->end_begun();
+}
 Communicator::Communicator(Communicator&&) noexcept = default;
-Communicator& Communicator::operator=(Communicator&&) noexcept = default;
+Communicator& Communicator::operator=(Communicator&& other) noexcept {
+  if (impl_ && &other != this) impl_->end_begun();
+  impl_ = std::move(other.impl_);
+  return *this;
+}
+
+Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
+  const std::string_view what = name_of(begun->collective);
+  if (begun->request) name_algorithm(*begun->request);
+  begun->call.algorithm = {};  // the caller's text
+  const auto run_it = [this, begun] {
+    if (!begun->request) do_barrier();
+    else if (begun->pair) do_run_pair(*begun->request, begun->to, begun->from);
+    else do_run(*begun->request);
+  };
+  if (begun->call.memory == Memory::device) return turn(what, run_it), Work();
+  check_open(what);
+  {
+    const std::scoped_lock lock(beginning_);
+    if (!call_thread_) call_thread_ = std::make_unique<CallThread>();
+  }
+  auto state = std::make_shared<Work::State>(what);
+  call_thread_->add(turns_, [this, what, state, run_it](Turns::Number number) {
+    const Turns::Turn turn(turns_, number);  // a later call finds the work done
+    std::exception_ptr error;
+    try {
+      in_turn(what, run_it);
+    } catch (...) { error = std::current_exception(); }
+    state->end(error);
+  });
+  return Work(state);
+}
+
+void Communicator::Impl::end_begun() noexcept {
+  if (!call_thread_) return;
+  if (inherited()) return static_cast<void>(call_thread_.release());  // its thread is the parent's
+  close();
+  call_thread_.reset();
+}
 
 std::vector<std::vector<int>> Communicator::Impl::nodes() const {
   std::vector<int> all(static_cast<std::size_t>(size()));
@@ -53,47 +89,112 @@ int Communicator::size() const { return impl_->size(); }
 void Communicator::close() noexcept { impl_->close(); }
 bool Communicator::closed() const { return impl_->closed(); }
 void Communicator::raise_if_failed() { impl_->raise_if_failed(); }
+void Communicator::abort(const std::string& why) { impl_->abort(why); }
 
-void Communicator::all_reduce(const Call& call) {
-  impl_->run({Collective::all_reduce, call, rank(), size()});
-}
-void Communicator::reduce(const Call& call) { impl_->run({Collective::reduce, call, rank(), size()}); }
-void Communicator::broadcast(const Call& call) { impl_->run({Collective::broadcast, call, rank(), size()}); }
-void Communicator::all_gather(const Call& call) {
-  impl_->run({Collective::all_gather, call, rank(), size()});
-}
-void Communicator::gather(const Call& call) { impl_->run({Collective::gather, call, rank(), size()}); }
-void Communicator::reduce_scatter(const Call& call) {
-  impl_->run({Collective::reduce_scatter, call, rank(), size()});
-}
-void Communicator::scatter(const Call& call) { impl_->run({Collective::scatter, call, rank(), size()}); }
-void Communicator::all_to_all(const Call& call) {
-  impl_->run({Collective::all_to_all, call, rank(), size()});
-}
-
+void Communicator::all_reduce(const Call& call) { run(Collective::all_reduce, call); }
+void Communicator::reduce(const Call& call) { run(Collective::reduce, call); }
+void Communicator::broadcast(const Call& call) { run(Collective::broadcast, call); }
+void Communicator::all_gather(const Call& call) { run(Collective::all_gather, call); }
+void Communicator::gather(const Call& call) { run(Collective::gather, call); }
+void Communicator::reduce_scatter(const Call& call) { run(Collective::reduce_scatter, call); }
+void Communicator::scatter(const Call& call) { run(Collective::scatter, call); }
+void Communicator::all_to_all(const Call& call) { run(Collective::all_to_all, call); }
 void Communicator::all_to_all_v(const Call& call, std::span<const std::size_t> sends,
                                 std::span<const std::size_t> receives) {
-  impl_->run({call, rank(), size(), sends, receives});
+  run(call, sends, receives);
 }
-
-void Communicator::send(const Call& call, int to) {
-  impl_->run_pair({Collective::send, call, rank(), size(), to, -1}, to, -1);
-}
-void Communicator::recv(const Call& call, int from) {
-  impl_->run_pair({Collective::recv, call, rank(), size(), -1, from}, -1, from);
-}
+void Communicator::send(const Call& call, int to) { run(Collective::send, call, to, -1); }
+void Communicator::recv(const Call& call, int from) { run(Collective::recv, call, -1, from); }
 void Communicator::send_recv(const Call& call, int to, int from) {
-  impl_->run_pair({Collective::send_recv, call, rank(), size(), to, from}, to, from);
+  run(Collective::send_recv, call, to, from);
 }
-
 void Communicator::batch_send_recv(const Call& call, std::span<const Outgoing> sends,
                                    std::span<const Incoming> receives) {
-  Call bytes = call;
-  bytes.dtype = DType::u8;
+  run(call, sends, receives);
+}
+void Communicator::barrier() { impl_->barrier(); }
+
+namespace {
+
+// Throws UsageError unless a Call alone describes such a call.
+void check_alone(Collective collective) {
+  const CollectiveTraits& traits = traits_of(collective);
+  const bool moves = traits.in.extent != Extent::none || traits.out.extent != Extent::none;
+  if (moves && !traits.two_ended && !traits.by_parts()) return;
+  throw UsageError(std::string(name_of(collective)) +
+                   " cannot be called so: give the parameters that its own function has.");
+}
+
+struct Ends {
+  int to, from;  // -1: none
+};
+
+// Returns the ends that a call between two ranks has. Throws UsageError if it is no such call.
+Ends ends_of(Collective collective, int to, int from) {
+  const CollectiveTraits& traits = traits_of(collective);
+  if (traits.two_ended)
+    return {traits.in.extent == Extent::none ? -1 : to, traits.out.extent == Extent::none ? -1 : from};
+  throw UsageError(std::string(name_of(collective)) +
+                   " has no destination and no source: leave those parameters out.");
+}
+
+Call as_bytes(Call call) {
+  call.dtype = DType::u8;
+  return call;
+}
+
+}  // namespace
+
+void Communicator::run(Collective collective, const Call& call) {
+  if (collective == Collective::barrier) return impl_->barrier();
+  check_alone(collective);
+  impl_->run({collective, call, rank(), size()});
+}
+void Communicator::run(Collective collective, const Call& call, int to, int from) {
+  const Ends ends = ends_of(collective, to, from);
+  impl_->run_pair({collective, call, rank(), size(), ends.to, ends.from}, ends.to, ends.from);
+}
+void Communicator::run(const Call& call, std::span<const std::size_t> sends,
+                       std::span<const std::size_t> receives) {
+  impl_->run({call, rank(), size(), sends, receives});
+}
+void Communicator::run(const Call& call, std::span<const Outgoing> sends,
+                       std::span<const Incoming> receives) {
+  const Call bytes = as_bytes(call);
   impl_->run({bytes, rank(), size(), sends, receives});
 }
 
-void Communicator::barrier() { impl_->barrier(); }
+Work Communicator::begin(Collective collective, const Call& call) {
+  const auto begun = std::make_shared<Begun>(collective, call);
+  if (collective == Collective::barrier) {
+    begun->call = {};
+  } else {
+    check_alone(collective);
+    begun->request.emplace(collective, begun->call, rank(), size());
+  }
+  return impl_->begin(begun);
+}
+Work Communicator::begin(Collective collective, const Call& call, int to, int from) {
+  const Ends ends = ends_of(collective, to, from);
+  const auto begun = std::make_shared<Begun>(collective, call);
+  begun->request.emplace(collective, begun->call, rank(), size(), ends.to, ends.from);
+  begun->pair = true;
+  begun->to = ends.to;
+  begun->from = ends.from;
+  return impl_->begin(begun);
+}
+Work Communicator::begin(const Call& call, std::span<const std::size_t> sends,
+                         std::span<const std::size_t> receives) {
+  const auto begun = std::make_shared<Begun>(Collective::all_to_all_v, call);
+  begun->request.emplace(begun->call, rank(), size(), sends, receives);
+  return impl_->begin(begun);
+}
+Work Communicator::begin(const Call& call, std::span<const Outgoing> sends,
+                         std::span<const Incoming> receives) {
+  const auto begun = std::make_shared<Begun>(Collective::batch_send_recv, as_bytes(call));
+  begun->request.emplace(begun->call, rank(), size(), sends, receives);
+  return impl_->begin(begun);
+}
 
 Buffer Communicator::empty(std::size_t bytes, Memory memory) {
   return {impl_->allocate(bytes, memory), bytes};

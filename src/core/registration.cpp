@@ -54,10 +54,10 @@ std::shared_ptr<Registration::State> Communicator::Impl::register_memory(MemoryR
 
 void Communicator::Impl::end(Registration::State& one) {
   if (closed()) {
-    take_turn();  // a call of another thread may still use the memory
-    drop(one);
-    busy_.store(false, std::memory_order_release);
-    return;
+    if (inherited()) return drop(one);
+    check_outside(name_of(Collective::end_registration));
+    const Turns::Turn turn(turns_, turns_.come());  // a call of another thread may still use the memory
+    return drop(one);
   }
   try {
     turn(Collective::end_registration, [&] { do_end(one); });

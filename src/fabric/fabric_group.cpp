@@ -226,7 +226,7 @@ void FabricGroup::bury(bool this_process_too) const noexcept {
 }
 
 void FabricGroup::enter(std::string_view what, std::uint64_t call) {
-  // short: another call is refused earlier, and nothing else that is inside calls the program's code
+  // short: another call waits for its turn earlier, and nothing else that is inside calls the program's code
   while (inside_.exchange(true)) std::this_thread::sleep_for(std::chrono::microseconds(50));
   doing_ = what;
   call_ = call;

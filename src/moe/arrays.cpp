@@ -8,6 +8,7 @@ namespace unisono::moe {
 void Arrays::begin(const MoeTokens& tokens, int slot, bool weighted) {
   slot_ = slot;
   epoch_ = 1 - epoch_;
+  x_bytes_ = tokens.row_bytes;
   widths_.clear();
   for (const MoePayload& more : tokens.more) widths_.push_back(more.row_bytes);
   routing(slot).weighted = weighted;
@@ -71,7 +72,7 @@ void Arrays::clear_gaps(byte* x) {
     const auto clear = [&](byte* array, std::size_t width) {
       std::memset(array + first * width, 0, (end - first) * width);
     };
-    clear(x, dims_.sent_bytes);
+    clear(x, x_bytes_);
     clear(scales(), dims_.scale_bytes);
     for (std::size_t m = 0; m < widths_.size(); ++m) clear(more(m), widths_[m]);
   }

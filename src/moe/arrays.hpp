@@ -27,6 +27,7 @@ class Arrays {
   // Begins a dispatch by the routing of a slot: its rows replace those of the dispatch before the last.
   void begin(const MoeTokens& tokens, int slot, bool weighted);
   int epoch() const { return epoch_; }
+  std::size_t x_bytes() const { return x_bytes_; }                    // of a row of x
   const std::vector<std::size_t>& widths() const { return widths_; }  // of the further payloads
 
   byte* x() const { return memory_ + places_.x(epoch_); }
@@ -65,7 +66,9 @@ class Arrays {
   const Places& places_;
   byte* memory_;
   std::vector<Routing> routings_;
-  int slot_ = 0, epoch_ = 0;  // of the last dispatch
+  // of the last dispatch
+  int slot_ = 0, epoch_ = 0;
+  std::size_t x_bytes_ = 0;
   std::vector<std::size_t> widths_;
   std::vector<const byte*> sources_;  // of a sum
   std::vector<float> source_weights_;

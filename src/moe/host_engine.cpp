@@ -118,7 +118,7 @@ void HostEngine::meet(const MoeTokens& tokens, int slot, bool routed) {
 
 void HostEngine::push(const MoeTokens& tokens, int slot, bool routed) {
   const Route& route = arrays_.route(slot);
-  const std::size_t bytes = dims_.sent_bytes * tokens.tokens * static_cast<std::size_t>(dims_.ranks);
+  const std::size_t bytes = arrays_.x_bytes() * tokens.tokens * static_cast<std::size_t>(dims_.ranks);
   stream_ = bytes >= group_.stream_bytes();
   for (std::size_t t = 0; t < tokens.tokens; ++t) {
     targets_.clear();
@@ -136,8 +136,8 @@ void HostEngine::push(const MoeTokens& tokens, int slot, bool routed) {
 }
 
 void HostEngine::push_row(const MoeTokens& tokens, std::size_t token) {
-  row_.take(static_cast<const byte*>(tokens.x) + token * dims_.row_bytes);
-  copy_to(places_.x(arrays_.epoch()), dims_.sent_bytes, row_.data());
+  row_.take(tokens, token);
+  copy_to(places_.x(arrays_.epoch()), arrays_.x_bytes(), row_.data());
   copy_to(places_.scales(arrays_.epoch()), dims_.scale_bytes, row_.scales());
   for (std::size_t m = 0; m < tokens.more.size(); ++m)
     copy_to(places_.more(arrays_.epoch(), arrays_.widths(), m), tokens.more[m].row_bytes,
@@ -181,12 +181,12 @@ void HostEngine::end_dispatch(MoeReceived& received) {
   auto* const out = static_cast<byte*>(out_);
   received.x = out;
   if (dims_.layout != MoeLayout::rank_major) {
-    std::memcpy(out, x, at(route.rows) * dims_.sent_bytes);
+    std::memcpy(out, x, at(route.rows) * arrays_.x_bytes());
     return;
   }
   for (int s = 0; s < dims_.ranks; ++s) {
-    const std::size_t first = route.first_from(s) * dims_.sent_bytes;
-    std::memcpy(out + first, x + first, route.received_from(s) * dims_.sent_bytes);
+    const std::size_t first = route.first_from(s) * arrays_.x_bytes();
+    std::memcpy(out + first, x + first, route.received_from(s) * arrays_.x_bytes());
   }
 }
 

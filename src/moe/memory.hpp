@@ -31,7 +31,8 @@ class Places {
     for (std::size_t m = 0; m < number; ++m) before += up(rows_ * widths[m]);
     return x(epoch) + more_ + before;
   }
-  // A routing's: each token row's number at its source, its experts here, and their weights.
+  // A routing's: each token row's number at its source, or in the message that has brought it, its experts
+  // here, and their weights.
   std::size_t token(int slot) const { return kEpochs * epoch_ + static_cast<std::size_t>(slot) * slot_; }
   std::size_t idx(int slot) const { return token(slot) + idx_; }
   std::size_t weights(int slot) const { return token(slot) + weights_; }

@@ -1,93 +1,36 @@
-// Dispatch and combine by messages of the communicator, for ranks that do not share one machine's memory: one
-// message for each pair of ranks in either phase. A message of a dispatch has its tokens' rows of x, then
-// their scales, further payloads, experts and weights. A message of a combine has a sum for each token.
+// Dispatch and combine by messages, for ranks that do not share one machine's memory.
+//
+// A dispatch sends a token once to each node that has an expert of it. A rank has one message for each node,
+// with its tokens' rows of x, then their scales, further payloads, experts and weights. That for its own node
+// it leaves in memory that the node's ranks share. Its counterpart on another node receives the message into
+// such memory. Every rank of the node takes its rows from there. A combine has a message for each pair of
+// ranks of different nodes, with a sum for each token: sums of sums would have other bits.
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <numeric>
-#include <string>
+#include <mutex>
+#include <utility>
 #include <vector>
 
-#include "core/allocation.hpp"
 #include "host/move.hpp"
-#include "host/segment.hpp"
 #include "moe/arrays.hpp"
 #include "moe/engine.hpp"
+#include "moe/message.hpp"
+#include "moe/private_memory.hpp"
 #include "moe/sent_row.hpp"
+#include "moe/site.hpp"
 #include "moe/told.hpp"
 
 namespace unisono::moe {
 namespace {
 
-// The ranks, for AllocationAgreement.
-struct Ranks {
-  Communicator::Impl& impl;
-  int rank() const { return impl.rank(); }
-  int number(int rank) const { return impl.number(rank); }
-  [[noreturn]] void fail(FailureKind kind, const std::string& text) const {
-    impl.fail({kind, text});
-    raise({kind, text});
-  }
-  template <class T>
-  std::vector<T> exchange(const T& mine) const {
-    std::vector<T> all(at(impl.size()), mine);
-    const Call call{.in = &mine, .out = all.data(), .count = sizeof mine, .dtype = DType::u8};
-    impl.run_within({Collective::all_gather, call, impl.rank(), impl.size()});
-    return all;
-  }
-};
-
-// Memory for what messages may bring at most. The machine gives a page when a call first writes there, so
-// that few tokens take little of it.
-using Memory = std::unique_ptr<byte, decltype(&std::free)>;
-Memory allocated(Communicator::Impl& impl, std::size_t received, std::size_t bytes) {
-  Memory memory(nullptr, std::free);
-  impl.turn("moe", [&] {
-    Ranks ranks{impl};
-    AllocationAgreement agreement(ranks, bytes, "memory of a moe");
-    agreement.attempt([&] {
-      check_room(received);
-      memory.reset(static_cast<byte*>(std::aligned_alloc(4096, round_up(bytes, 4096))));
-      if (!memory) throw ResourceError("the system refuses so many bytes.");
-    });
-    agreement.meet();
-  });
-  return memory;
+// Keeps memory of messages that are not over to the end of the process: the transport may still reach it.
+void keep(PrivateMemory memory, std::shared_ptr<void> shared) {
+  static auto& kept = *new std::vector<std::pair<PrivateMemory, std::shared_ptr<void>>>;
+  static std::mutex keeping;
+  const std::scoped_lock lock(keeping);
+  kept.emplace_back(std::move(memory), std::move(shared));
 }
-
-// The parts of a message of a dispatch, one after the other, each with a row for each token.
-class Message {
- public:
-  Message() = default;
-  Message(const Dims& dims, const std::vector<std::size_t>& widths, bool routed, bool weighted)
-      : widths_{dims.sent_bytes, dims.scale_bytes} {
-    const std::size_t k = at(dims.top_k);
-    widths_.insert(widths_.end(), widths.begin(), widths.end());
-    widths_.push_back(routed ? 0 : k * sizeof(std::int32_t));
-    widths_.push_back(weighted ? k * sizeof(float) : 0);
-  }
-  static std::size_t most_bytes(const Dims& dims) {
-    return Message(dims, {dims.more_bytes}, false, true).token_bytes();
-  }
-
-  // The numbers of the parts.
-  static constexpr std::size_t kX = 0, kScales = 1;
-  static constexpr std::size_t more(std::size_t number) { return 2 + number; }
-  std::size_t idx() const { return widths_.size() - 2; }
-  std::size_t weights() const { return widths_.size() - 1; }
-
-  std::size_t width(std::size_t part) const { return widths_[part]; }  // of a row
-  std::size_t begin(std::size_t part, std::size_t tokens) const { return before(part) * tokens; }
-  std::size_t token_bytes() const { return before(widths_.size()); }
-
- private:
-  std::size_t before(std::size_t part) const {
-    return std::accumulate(widths_.begin(), widths_.begin() + static_cast<std::ptrdiff_t>(part),
-                           std::size_t{0});
-  }
-  std::vector<std::size_t> widths_;
-};
 
 class MessageEngine final : public Engine {
  public:
@@ -95,65 +38,102 @@ class MessageEngine final : public Engine {
       : impl_(impl),
         dims_(dims),
         places_(dims),
-        memory_(allocated(impl, places_.bytes, places_.bytes + most_sent() + most_landed())),
+        site_(impl),
+        memory_(allocated(impl, places_.bytes,
+                          places_.bytes + most_sent() + most_landed() + (shares() ? 0 : most_shared()))),
         arrays_(dims_, places_, memory_.get()),
-        told_(dims),
-        sent_(at(dims.ranks)),
-        landed_(at(dims.ranks)),
-        row_(dims) {}
+        told_(dims, at(site_.nodes())),
+        sent_(at(site_.nodes())),
+        came_(at(dims.ranks)),
+        sums_(at(dims.ranks)),
+        row_(dims) {
+    if (shares()) {
+      shared_ = impl.allocate(most_shared(), Memory::host);
+      parts_ = impl.parts_of(shared_.get());
+    } else {
+      parts_ = {landed() + most_landed()};
+    }
+  }
+  ~MessageEngine() override {
+    if (under_way_) keep(std::move(memory_), std::move(shared_));
+  }
 
   void begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool) override;
   void end_dispatch(MoeReceived& received) override;
   void begin_combine(const MoeOutputs& outputs, int slot, bool) override;
-  void end_combine() override {}
+  void end_combine() override;
 
  private:
-  // The most tokens that this rank sends to others, each rank of a token counted, and receives sums of.
-  std::size_t most_hops() const { return dims_.max_tokens * at(std::min(dims_.top_k, dims_.ranks)); }
+  bool shares() const { return site_.most_neighbours() > 1; }
+  // The most bytes of a message of a dispatch.
+  std::size_t most_message() const { return round_up(dims_.max_tokens * Message::most_bytes(dims_), kAlign); }
+  // The sums for a neighbour, at most.
+  std::size_t most_sums() const { return round_up(dims_.max_tokens * dims_.row_bytes, kAlign); }
   std::size_t most_sent() const {
     const std::size_t sums = dims_.expert_major() ? dims_.tokens_held * dims_.row_bytes : 0;
-    return round_up(std::max(most_hops() * Message::most_bytes(dims_), sums), kAlign);
+    return round_up(std::max(at(std::min(dims_.top_k, site_.nodes() - 1)) * most_message(), sums), kAlign);
   }
-  std::size_t most_landed() const {
-    const bool packed = dims_.layout == MoeLayout::flat;
-    const std::size_t tokens = packed ? dims_.capacity : dims_.tokens_held;
-    return round_up(std::max(tokens * Message::most_bytes(dims_), most_hops() * dims_.row_bytes), kAlign);
+  std::size_t most_landed() const { return at(std::min(dims_.top_k, dims_.ranks)) * most_sums(); }
+  // Shared: of a dispatch the message to this node, then those from others that this rank takes; then the
+  // sums for each neighbour, of two combines in turn. A rank that writes them again has met its neighbours
+  // since they read them, as the ranks told each other of a dispatch, or in the combine between.
+  std::size_t most_messages() const { return (1 + site_.most_taken()) * most_message(); }
+  std::size_t most_shared() const { return most_messages() + 2 * site_.most_neighbours() * most_sums(); }
+  byte* sums(int from, int to) const {
+    const std::size_t place = at(turn_) * site_.most_neighbours() + site_.number(to);
+    return part(from) + most_messages() + place * most_sums();
   }
   byte* sent() const { return memory_.get() + places_.bytes; }
   byte* landed() const { return sent() + most_sent(); }
+  byte* part(int rank) const { return parts_[site_.number(rank)]; }
 
   void meet(const MoeTokens& tokens);
-  void lay_out(std::size_t width, bool back);
-  void exchange();
+  void find_targets(std::size_t token);
+  void lay_out();
   void pack(const MoeTokens& tokens);
-  void pack_row(const MoeTokens& tokens, std::size_t token);
   void put(std::size_t part, const void* row);
-  void unpack(std::size_t part, byte* array);
+  void exchange_dispatch();
+  void wait();
+  void find_rows();
+  void unpack_weights();
   void unpack_rows(std::size_t part, byte* array);
-  void sum(const MoeOutputs& outputs);
+  const byte* row(int source, std::size_t part, std::size_t token_row) const;
+  const byte* give(int rank, byte* to);
+  void sum();
 
   Communicator::Impl& impl_;
   const Dims dims_;
   const Places places_;
-  Memory memory_;
+  const Site site_;
+  PrivateMemory memory_;
+  std::shared_ptr<void> shared_;  // null: no rank has a neighbour
+  std::vector<byte*> parts_;      // of it, by the ranks' numbers on the node
   Arrays arrays_;
   Told told_;
-  // The message to each rank, and from each. Of this rank's own both are one place, and nothing is sent.
-  std::vector<Args::Part> sent_, landed_;
 
   // of the phase that has begun
   int slot_ = 0;
   bool routed_ = false;
   byte* out_ = nullptr;
   Message message_;
-  struct Target {
-    int rank;
-    std::size_t index;
+  std::vector<Args::Part> sent_;  // the message to each node
+  struct Came {
+    const byte* at;
+    std::size_t tokens;
   };
-  std::vector<Target> targets_;  // of the row that goes
+  std::vector<Came> came_;  // the message of each rank to this node
+  MoeOutputs outputs_;
+  int turn_ = 0;                   // of a combine's sums
+  std::vector<const byte*> sums_;  // of each rank for this rank's tokens
+  std::unique_ptr<Communicator::Impl::Exchange> under_way_;
+
+  struct Target {
+    int node;
+    std::int32_t index;  // of the token in the message
+  };
+  std::vector<Target> targets_;         // of the token that goes
+  std::vector<std::int32_t> crossing_;  // tokens to each node so far
   SentRow row_;
-  std::vector<std::int32_t> experts_;
-  std::vector<float> weights_;
   std::vector<const byte*> rows_;  // of a sum
 };
 
@@ -166,167 +146,230 @@ void MessageEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool route
   meet(tokens);
   arrays_.begin(tokens, slot, told_.weighted());
   out_ = tokens.out ? static_cast<byte*>(tokens.out) : arrays_.x();
-  message_ = Message(dims_, arrays_.widths(), routed, told_.weighted());
-  lay_out(message_.token_bytes(), false);
+  message_ = Message(dims_, arrays_.x_bytes(), arrays_.widths(), routed, told_.weighted());
+  lay_out();
   pack(tokens);
-  exchange();
+  exchange_dispatch();
 }
 
-// Tells every rank what this rank sends.
+// Tells every rank what this rank sends. Nobody reads the messages of the dispatch before any more.
 void MessageEngine::meet(const MoeTokens& tokens) {
   Route& route = arrays_.route(slot_);
   told_.tell(tokens, slot_, routed_, route);
+  crossing_.assign(at(site_.nodes()), 0);
+  for (std::size_t t = 0; t < tokens.tokens; ++t) find_targets(t);
+  std::copy(crossing_.begin(), crossing_.end(), told_.more().begin());
   const Call call{.in = told_.mine(), .out = told_.all(), .count = told_.bytes(), .dtype = DType::u8};
   impl_.run_within({Collective::all_gather, call, dims_.rank, dims_.ranks});
   told_.compare(impl_);
   if (!routed_) route.lay_out(told_.numbers(), told_.stride());
 }
 
-// Finds each message's place. back: they bring sums of what a dispatch has brought. width: bytes of a token.
-void MessageEngine::lay_out(std::size_t width, bool back) {
-  const Route& route = arrays_.route(slot_);
-  byte *to = sent(), *from = landed();
-  for (int r = 0; r < dims_.ranks; ++r) {
-    const std::size_t there = route.sent_to(r) * width, here = route.received_from(r) * width;
-    const Args::Part landing{from, back ? there : here};
-    from += landing.bytes;
-    landed_[at(r)] = landing;
-    if (r == dims_.rank) {
-      sent_[at(r)] = landing;
-      continue;
-    }
-    sent_[at(r)] = {to, back ? here : there};
-    to += sent_[at(r)].bytes;
+// Finds the nodes of a token, also those where it will be dropped, and its numbers there.
+void MessageEngine::find_targets(std::size_t token) {
+  targets_.clear();
+  for (const Route::Hop& hop : arrays_.route(slot_).hops(token)) {
+    const int node = site_.node_of(hop.rank);
+    const auto same = [&](const Target& target) { return target.node == node; };
+    if (std::none_of(targets_.begin(), targets_.end(), same))
+      targets_.push_back({node, crossing_[at(node)]++});
   }
 }
 
-void MessageEngine::exchange() {
-  std::vector<Communicator::Outgoing> sends;
-  std::vector<Communicator::Incoming> receives;
-  for (int r = 0; r < dims_.ranks; ++r) {
-    const Args::Part &to = sent_[at(r)], &from = landed_[at(r)];
-    if (r != dims_.rank && to.bytes > 0) sends.push_back({to.at, to.bytes, r});
-    if (r != dims_.rank && from.bytes > 0) receives.push_back({from.at, from.bytes, r});
+// Finds the place of the message to each node, and of each rank's message to this node.
+void MessageEngine::lay_out() {
+  const std::size_t width = message_.token_bytes();
+  byte* to = sent();
+  for (int n = 0; n < site_.nodes(); ++n) {
+    const std::size_t bytes = at(crossing_[at(n)]) * width;
+    const bool home = n == site_.home();
+    sent_[at(n)] = {home ? part(dims_.rank) : to, bytes};
+    if (!home) to += bytes;
   }
-  const Call call{.dtype = DType::u8};
-  impl_.run_within({call, dims_.rank, dims_.ranks, sends, receives});
+  std::vector<byte*> next = parts_;
+  for (byte*& one : next) one += most_message();
+  for (int r = 0; r < dims_.ranks; ++r) {
+    const std::size_t tokens = at(told_.more_of(r)[at(site_.home())]);
+    if (site_.is_home(r)) {
+      came_[at(r)] = {part(r), tokens};
+      continue;
+    }
+    byte*& landing = next[site_.counterpart(r, site_.home())];
+    came_[at(r)] = {landing, tokens};
+    landing += tokens * width;
+  }
 }
 
 void MessageEngine::pack(const MoeTokens& tokens) {
   const Route& route = arrays_.route(slot_);
-  const std::size_t k = at(dims_.top_k);
-  std::vector<Target> targets;
+  std::fill(crossing_.begin(), crossing_.end(), 0);
   for (std::size_t t = 0; t < tokens.tokens; ++t) {
-    targets.clear();
-    for (const Route::Hop& hop : route.hops(t)) {
-      if (!route.received(hop)) continue;
-      targets.push_back({hop.rank, at(hop.index)});
-      targets_.assign(1, targets.back());
-      experts_.assign(k, -1);
-      weights_.assign(k, 0.0f);
-      for (const Route::Pair& pair : route.pairs(hop)) {
-        experts_[at(pair.place)] = pair.expert;
-        if (tokens.weights) weights_[at(pair.place)] = tokens.weights[t * k + at(pair.place)];
-      }
-      put(message_.idx(), experts_.data());
-      put(message_.weights(), weights_.data());
-    }
-    targets_.swap(targets);
-    if (!targets_.empty()) pack_row(tokens, t);
-    targets_.swap(targets);
+    find_targets(t);
+    if (targets_.empty()) continue;
+    row_.take(tokens, t);
+    put(Message::kX, row_.data());
+    put(Message::kScales, row_.scales());
+    for (std::size_t m = 0; m < tokens.more.size(); ++m)
+      put(Message::more(m), static_cast<const byte*>(tokens.more[m].data) + t * tokens.more[m].row_bytes);
+    put(message_.idx(), route.experts(t));
+    if (tokens.weights) put(message_.weights(), tokens.weights + t * at(dims_.top_k));
   }
-}
-
-void MessageEngine::pack_row(const MoeTokens& tokens, std::size_t token) {
-  row_.take(static_cast<const byte*>(tokens.x) + token * dims_.row_bytes);
-  put(Message::kX, row_.data());
-  put(Message::kScales, row_.scales());
-  for (std::size_t m = 0; m < tokens.more.size(); ++m)
-    put(Message::more(m), static_cast<const byte*>(tokens.more[m].data) + token * tokens.more[m].row_bytes);
 }
 
 // Copies a row to its part of all its messages.
 void MessageEngine::put(std::size_t part, const void* row) {
-  const Route& route = arrays_.route(slot_);
   const std::size_t width = message_.width(part);
   if (width == 0) return;
-  for (const Target& target : targets_)
-    std::memcpy(
-        sent_[at(target.rank)].at + message_.begin(part, route.sent_to(target.rank)) + target.index * width,
-        row, width);
+  for (const Target& target : targets_) {
+    const std::size_t tokens = at(told_.more_of(dims_.rank)[at(target.node)]);
+    std::memcpy(sent_[at(target.node)].at + message_.begin(part, tokens) + at(target.index) * width, row,
+                width);
+  }
+}
+
+void MessageEngine::exchange_dispatch() {
+  std::vector<Communicator::Outgoing> sends;
+  std::vector<Communicator::Incoming> receives;
+  for (int n = 0; n < site_.nodes(); ++n)
+    if (const Args::Part& one = sent_[at(n)]; n != site_.home() && one.bytes > 0)
+      sends.push_back({one.at, one.bytes, site_.rank_at(n, site_.counterpart(dims_.rank, n))});
+  for (int r = 0; r < dims_.ranks; ++r)
+    if (const Came& one = came_[at(r)];
+        one.tokens > 0 && !site_.is_home(r) && site_.counterpart(r, site_.home()) == site_.number(dims_.rank))
+      receives.push_back({const_cast<byte*>(one.at), one.tokens * message_.token_bytes(), r});
+  under_way_ = impl_.begin_exchange(sends, receives);
+}
+
+// Waits until all that comes to this node is there.
+void MessageEngine::wait() {
+  if (under_way_) under_way_->wait();
+  under_way_.reset();
+  impl_.meet_node();
 }
 
 void MessageEngine::end_dispatch(MoeReceived& received) {
-  Route& route = arrays_.route(slot_);
-  unpack(message_.idx(), reinterpret_cast<byte*>(arrays_.idx(slot_)));
-  unpack(message_.weights(), reinterpret_cast<byte*>(arrays_.weights(slot_)));
-  if (!routed_) route.sort(arrays_.idx(slot_));
+  wait();
+  if (!routed_) find_rows();
+  if (told_.weighted()) unpack_weights();
+  if (!routed_) arrays_.route(slot_).sort(arrays_.idx(slot_));
   unpack_rows(Message::kX, out_);
   unpack_rows(Message::kScales, arrays_.scales());
   for (std::size_t m = 0; m < arrays_.widths().size(); ++m) unpack_rows(Message::more(m), arrays_.more(m));
   arrays_.finish(out_, received);
 }
 
-// Copies a part of all messages to an array of token rows.
-void MessageEngine::unpack(std::size_t part, byte* array) {
+// Finds this rank's tokens in the messages by their experts.
+void MessageEngine::find_rows() {
   const Route& route = arrays_.route(slot_);
-  const std::size_t width = message_.width(part);
+  const std::size_t k = at(dims_.top_k);
   for (int r = 0; r < dims_.ranks; ++r) {
-    const std::size_t tokens = route.received_from(r);
-    if (tokens * width == 0) continue;
-    std::memcpy(array + route.first_from(r) * width, landed_[at(r)].at + message_.begin(part, tokens),
-                tokens * width);
+    const Came& from = came_[at(r)];
+    const byte* experts = from.at + message_.begin(message_.idx(), from.tokens);
+    std::size_t row = route.first_from(r);
+    const std::size_t end = row + route.received_from(r);
+    for (std::size_t i = 0; i < from.tokens && row < end; ++i, experts += k * sizeof(std::int32_t)) {
+      std::int32_t* const idx = arrays_.idx(slot_) + row * k;
+      std::memcpy(idx, experts, k * sizeof *idx);
+      for (std::size_t p = 0; p < k; ++p)
+        idx[p] = idx[p] >= 0 && dims_.rank_of(idx[p]) == dims_.rank ? idx[p] - dims_.first_expert() : -1;
+      if (std::all_of(idx, idx + k, [](std::int32_t one) { return one < 0; })) continue;
+      arrays_.token(slot_)[row++] = static_cast<std::int32_t>(i);
+    }
   }
 }
 
-// The same to an array of received rows.
+// Returns where a part of a token row has come.
+const byte* MessageEngine::row(int source, std::size_t part, std::size_t token_row) const {
+  const Came& from = came_[at(source)];
+  return from.at + message_.begin(part, from.tokens) +
+         at(arrays_.token(slot_)[token_row]) * message_.width(part);
+}
+
+void MessageEngine::unpack_weights() {
+  const Route& route = arrays_.route(slot_);
+  const std::size_t k = at(dims_.top_k);
+  for (int r = 0; r < dims_.ranks; ++r)
+    for (std::size_t t = route.first_from(r); t < route.first_from(r) + route.received_from(r); ++t) {
+      float* const weights = arrays_.weights(slot_) + t * k;
+      std::memcpy(weights, row(r, message_.weights(), t), k * sizeof *weights);
+      for (std::size_t p = 0; p < k; ++p)
+        if (arrays_.idx(slot_)[t * k + p] < 0) weights[p] = 0;
+    }
+}
+
+// Copies a part of this rank's rows to an array of received rows.
 void MessageEngine::unpack_rows(std::size_t part, byte* array) {
-  if (!dims_.expert_major()) return unpack(part, array);
   const Route& route = arrays_.route(slot_);
   const std::size_t width = message_.width(part), k = at(dims_.top_k);
   if (width == 0) return;
-  for (int r = 0; r < dims_.ranks; ++r) {
-    const std::size_t tokens = route.received_from(r);
-    const byte* row = landed_[at(r)].at + message_.begin(part, tokens);
-    for (std::size_t t = route.first_from(r); t < route.first_from(r) + tokens; ++t, row += width)
+  for (int r = 0; r < dims_.ranks; ++r)
+    for (std::size_t t = route.first_from(r); t < route.first_from(r) + route.received_from(r); ++t) {
+      const byte* const from = row(r, part, t);
+      if (!dims_.expert_major()) {
+        std::memcpy(array + t * width, from, width);
+        continue;
+      }
       for (std::size_t i = t * k; i < (t + 1) * k; ++i)
         if (route.pair_rows[i] != Route::kDropped)
-          std::memcpy(array + at(route.pair_rows[i]) * width, row, width);
-  }
+          std::memcpy(array + at(route.pair_rows[i]) * width, from, width);
+    }
 }
 
 void MessageEngine::begin_combine(const MoeOutputs& outputs, int slot, bool /*whole*/) {
   slot_ = slot;
+  outputs_ = outputs;
+  turn_ = 1 - turn_;
   const Route& route = arrays_.route(slot);
-  lay_out(outputs.row_bytes, true);
+  const std::size_t width = outputs.row_bytes;
+  std::vector<Communicator::Outgoing> sends;
+  std::vector<Communicator::Incoming> receives;
+  byte *to = sent(), *from = landed();
   for (int r = 0; r < dims_.ranks; ++r) {
-    const std::size_t first = route.first_from(r), width = outputs.row_bytes;
-    if (dims_.expert_major()) {
-      for (std::size_t i = 0; i < route.received_from(r); ++i)
-        arrays_.sum(sent_[at(r)].at + i * width, outputs, slot, first + i, {0, width});
-      continue;
-    }
-    // the caller's rows are the sums, in the order of the message
-    sent_[at(r)].at = static_cast<byte*>(const_cast<void*>(outputs.y)) + first * width;
-    if (r == dims_.rank) landed_[at(r)].at = sent_[at(r)].at;
+    if (site_.is_home(r)) continue;
+    const std::size_t there = route.received_from(r) * width, here = route.sent_to(r) * width;
+    if (there > 0) sends.push_back({give(r, to), there, r});
+    if (here > 0) receives.push_back({from, here, r});
+    sums_[at(r)] = from;
+    to += dims_.expert_major() ? there : 0;
+    from += here;
   }
-  exchange();
-  sum(outputs);
+  under_way_ = impl_.begin_exchange(sends, receives);
+  for (const int r : site_.neighbours()) {
+    byte* const place = sums(dims_.rank, r);
+    const byte* const given = give(r, place);
+    sums_[at(r)] = r == dims_.rank ? given : sums(r, dims_.rank);
+    if (r != dims_.rank && given != place) std::memcpy(place, given, route.received_from(r) * width);
+  }
+}
+
+// Returns this rank's sums for a rank's tokens: the caller's rows, or with expert_major sums of them at `to`.
+const byte* MessageEngine::give(int rank, byte* to) {
+  const Route& route = arrays_.route(slot_);
+  const std::size_t first = route.first_from(rank), width = outputs_.row_bytes;
+  if (!dims_.expert_major()) return static_cast<const byte*>(outputs_.y) + first * width;
+  for (std::size_t i = 0; i < route.received_from(rank); ++i)
+    arrays_.sum(to + i * width, outputs_, slot_, first + i, {0, width});
+  return to;
+}
+
+void MessageEngine::end_combine() {
+  wait();
+  sum();
 }
 
 // Sums what has come for this rank's own tokens.
-void MessageEngine::sum(const MoeOutputs& outputs) {
+void MessageEngine::sum() {
   const Route& route = arrays_.route(slot_);
-  const std::size_t width = outputs.row_bytes;
-  const auto weigh = host::kernels().rows.weigh[static_cast<int>(outputs.dtype)];
+  const std::size_t width = outputs_.row_bytes;
+  const auto weigh = host::kernels().rows.weigh[static_cast<int>(outputs_.dtype)];
   for (std::size_t t = 0; t < route.tokens(); ++t) {
     rows_.clear();
     for (const Route::Hop& hop : route.hops(t))
-      if (route.received(hop)) rows_.push_back(landed_[at(hop.rank)].at + at(hop.index) * width);
-    if (outputs.bias) rows_.push_back(static_cast<const byte*>(outputs.bias) + t * width);
-    byte* const out = static_cast<byte*>(outputs.out) + t * width;
+      if (route.received(hop)) rows_.push_back(sums_[at(hop.rank)] + at(hop.index) * width);
+    if (outputs_.bias) rows_.push_back(static_cast<const byte*>(outputs_.bias) + t * width);
+    byte* const out = static_cast<byte*>(outputs_.out) + t * width;
     if (rows_.empty()) std::memset(out, 0, width);
-    else weigh(out, rows_.data(), nullptr, static_cast<int>(rows_.size()), width / size_of(outputs.dtype));
+    else weigh(out, rows_.data(), nullptr, static_cast<int>(rows_.size()), width / size_of(outputs_.dtype));
   }
 }
 

@@ -63,6 +63,7 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
     expect(Phase::idle, "dispatch");
     check(given);
     MoeTokens tokens = given;
+    if (tokens.row_bytes == 0) tokens.row_bytes = dims.sent_bytes;
     if (handle) {
       check(*handle);
       if (tokens.tokens != tokens_of(*handle))
@@ -157,6 +158,14 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
                        std::to_string(dims.max_tokens) + ": give fewer, or make the moe for more.");
     if (tokens.index != DType::i32 && tokens.index != DType::i64)
       throw UsageError("topk_idx is of " + std::string(name_of(tokens.index)) + ": use int32 or int64.");
+    if (tokens.row_bytes > 0 && dims.scales != MoeScales::none)
+      throw UsageError("x has rows of its own width, but this moe quantises rows of " +
+                       std::string(name_of(dims.dtype)) +
+                       ": leave row_bytes out, or make a moe without scales.");
+    if (tokens.row_bytes > dims.row_bytes)
+      throw UsageError("a row of x has " + std::to_string(tokens.row_bytes) +
+                       " bytes, but the moe is made for " + std::to_string(dims.row_bytes) +
+                       ": give rows of at most as many.");
     if (!tokens.x && tokens.tokens > 0) throw UsageError("x is missing: give the tokens' rows.");
     if (tokens.more.size() > moe::kMostMore)
       throw UsageError("there are " + std::to_string(tokens.more.size()) +

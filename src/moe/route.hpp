@@ -46,6 +46,8 @@ class Route {
   // be dropped. name: of a rank, for that error.
   void lay_out(const std::int32_t* told, std::size_t stride);
 
+  // Returns a token's experts: [top_k], as they were read.
+  const std::int32_t* experts(std::size_t token) const { return idx_.data() + token * at(dims_.top_k); }
   std::size_t tokens() const { return begins_.empty() ? 0 : begins_.size() - 1; }
   // Returns the hops of a token, by rank.
   std::span<const Hop> hops(std::size_t token) const {

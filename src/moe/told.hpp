@@ -14,9 +14,11 @@ namespace unisono::moe {
 
 class Told {
  public:
-  explicit Told(const Dims& dims)
+  // more: numbers that an engine adds.
+  explicit Told(const Dims& dims, std::size_t more = 0)
       : ranks_(static_cast<std::size_t>(dims.ranks)),
-        stride_(kHead + Route::numbers(dims)),
+        more_(more),
+        stride_(kHead + Route::numbers(dims) + more),
         mine_(stride_),
         all_(stride_ * ranks_) {}
 
@@ -24,10 +26,16 @@ class Told {
     std::fill(mine_.begin(), mine_.end(), 0);
     mine_[0] = tokens.weights ? kWeighted : tokens.tokens > 0 ? kPlain : kEither;
     mine_[1] = slot * 2 + (routed ? 1 : 0);
-    mine_[2] = static_cast<std::int32_t>(tokens.more.size());
+    mine_[2] = static_cast<std::int32_t>(tokens.row_bytes);
+    mine_[3] = static_cast<std::int32_t>(tokens.more.size());
     for (std::size_t m = 0; m < tokens.more.size(); ++m)
-      mine_[3 + m] = static_cast<std::int32_t>(tokens.more[m].row_bytes);
+      mine_[4 + m] = static_cast<std::int32_t>(tokens.more[m].row_bytes);
     route.tell(std::span(mine_).subspan(kHead));
+  }
+  std::span<std::int32_t> more() { return std::span(mine_).last(more_); }
+  // What another rank has added.
+  std::span<const std::int32_t> more_of(int rank) const {
+    return std::span(all_).subspan(static_cast<std::size_t>(rank + 1) * stride_ - more_, more_);
   }
   // The operands of the exchange: this rank's numbers, and room for everyone's, in rank order.
   const byte* mine() const { return reinterpret_cast<const byte*>(mine_.data()); }
@@ -64,19 +72,20 @@ class Told {
   }
 
  private:
-  static constexpr std::size_t kHead = 3 + kMostMore;
+  static constexpr std::size_t kHead = 4 + kMostMore;
   static constexpr std::int32_t kEither = 0, kWeighted = 1, kPlain = 2;
   std::ptrdiff_t at(std::size_t rank) const { return static_cast<std::ptrdiff_t>(rank * stride_); }
   std::string text(std::size_t rank) const {
     const std::int32_t* const head = all_.data() + at(rank);
-    std::string said = head[1] % 2 != 0 ? "by a kept routing" : "by a new routing";
+    std::string said = "rows of " + std::to_string(head[2]) + " bytes";
+    said += head[1] % 2 != 0 ? " by a kept routing" : " by a new routing";
     said += head[0] == kWeighted ? ", with weights" : ", without weights";
-    for (std::int32_t m = 0; m < head[2]; ++m)
-      said += (m == 0 ? ", and further rows of " : " and ") + std::to_string(head[3 + m]) + " bytes";
+    for (std::int32_t m = 0; m < head[3]; ++m)
+      said += (m == 0 ? ", and further rows of " : " and ") + std::to_string(head[4 + m]) + " bytes";
     return said;
   }
 
-  std::size_t ranks_, stride_;
+  std::size_t ranks_, more_, stride_;
   std::int32_t weighted_ = kEither;
   std::vector<std::int32_t> mine_, all_;
 };

@@ -232,6 +232,35 @@ void NodesCommunicator::do_barrier() {
   });
 }
 
+class NodesCommunicator::BegunExchange final : public Impl::Exchange {
+ public:
+  BegunExchange(NodesCommunicator& of, Courier::Exchange exchange)
+      : of_(of), exchange_(std::move(exchange)) {}
+  void wait() override {
+    of_.guarded([&] { exchange_.wait(); });
+  }
+
+ private:
+  NodesCommunicator& of_;
+  Courier::Exchange exchange_;
+};
+
+std::unique_ptr<Communicator::Impl::Exchange> NodesCommunicator::begin_exchange(
+    std::span<const Outgoing> sends, std::span<const Incoming> receives) {
+  return guarded([&] {
+    if (check_) {
+      const Call call{.dtype = DType::u8};
+      compare_calls(*host_, {call, rank(), size(), sends, receives});
+    }
+    return std::make_unique<BegunExchange>(
+        *this, host_->courier.begin({{sends.begin(), sends.end()}, {receives.begin(), receives.end()}}));
+  });
+}
+
+void NodesCommunicator::meet_node() {
+  guarded([&] { local_->barrier(); });
+}
+
 // The ranks of all nodes, for AllocationAgreement.
 struct NodesCommunicator::Everyone {
   NodesCommunicator& of;

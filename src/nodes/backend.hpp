@@ -53,6 +53,10 @@ class NodesCommunicator final : public Communicator::Impl {
   void close() noexcept override;
   void fail(const Failure& failure) noexcept override;
   void raise_if_failed() override;
+  std::unique_ptr<Impl::Exchange> begin_exchange(std::span<const Outgoing> sends,
+                                                 std::span<const Incoming> receives) override;
+  void meet_node() override;
+  std::vector<byte*> parts_of(const void* symmetric) const override { return local_->parts_of(symmetric); }
 
  private:
   Plan& plan(Memory) override { return plan_; }
@@ -86,6 +90,7 @@ class NodesCommunicator final : public Communicator::Impl {
 
   void run_by(Carrier& carrier, const Request& request);
   class OnStream;  // a call on the GPU's memory
+  class BegunExchange;
   Algorithm chosen(const Request& request) const;
   Algorithm planned_algorithm(Collective collective, std::size_t bytes, double wide, int root) const;
   void compare_calls(Carrier& carrier, const Request& request);

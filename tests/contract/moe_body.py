@@ -54,8 +54,8 @@ class Run:
         part = parts(self.job, turn, routing)[self.rank]
         before = part.x.tobytes()
         if self.job.given:
-            kind = DTYPES[self.job.layer.dtype if self.job.layer.scales is None else "f8e4m3"]
-            more["out"] = np.empty((self.moe.rows_held, self.job.layer.hidden), kind)
+            kind = part.x.dtype if self.job.layer.scales is None else DTYPES["f8e4m3"]
+            more["out"] = np.empty((self.moe.rows_held, part.x.shape[1]), kind)
         call = self.in_steps if self.job.group == "steps" else self.at_once
         came = call("dispatch", *self.arguments(part), **more)
         if "out" in more and came.x is not more["out"]:
@@ -164,9 +164,11 @@ def run(communicators: Sequence[unisono.Communicator], report: Report) -> None:
         here = communicators[job.number % len(communicators)]
         try:
             one = Run(job, here, report)
-            program: Callable[[], None] = {"handles": one.handles, "rounds": one.rounds}.get(
-                job.group, one.once
-            )
+            program: Callable[[], None] = {
+                "handles": one.handles,
+                "rows": one.handles,
+                "rounds": one.rounds,
+            }.get(job.group, one.once)
             program()
         except Exception as error:
             raise RuntimeError(f"{job} on rank {comm.rank}: {type(error).__name__}: {error}") from error

@@ -25,7 +25,7 @@ MORE: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...] = (
     (("u8", (1,)),),
     (("i64", ()), ("bf16", (5, 3)), ("f8e4m3", (7,))),
 )
-GROUPS = ("layouts", "scales", "capacity", "alignment", "handles", "steps", "rounds")
+GROUPS = ("layouts", "rows", "scales", "capacity", "alignment", "handles", "steps", "rounds")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Job:
     presence: str = "uneven"
     weights: str = "dispatch"  # at dispatch, at combine, both, or none
     drop: bool = False
+    rows: tuple[str, int] | None = None  # dtype and width of x, if not the layer's
 
     @property
     def index(self) -> str:
@@ -106,6 +107,12 @@ def _jobs(ranks: int) -> Iterator[Job]:
         if layout == "expert_major":
             layer = replace(layer, capacity=ranks * layer.max_tokens * layer.top_k)
         yield replace(one, layer=layer)
+    for layout, part in itertools.product(LAYOUTS, range(4)):  # rows that are not of the layer's elements
+        dtype, kind = (("bf16", "f8e4m3"), ("f32", "u8"), ("f16", "u8"), ("f32", "i32"))[part]
+        one = job("rows", layout, dtype, "masked", alignment=4 if layout == "expert_major" else 1)
+        hidden_bytes = one.layer.hidden * DTYPES[dtype].itemsize
+        width = (one.layer.hidden, hidden_bytes, 1, (one.layer.hidden + 1) // 2)[part]
+        yield replace(one, rows=(kind, width))
     for scales, layout, dtype in itertools.product(("e4m3_128", "mx"), LAYOUTS, FLOATS):
         yield job("scales", layout, dtype, "masked", scales=scales)
     for alignment, route, scales in itertools.product((4, 8), ("uniform", "masked"), (None, "mx")):
@@ -160,6 +167,9 @@ def _wild(job: Job, dtype: str, rank: int, shape: tuple[int, ...], *seed: int) -
 
 def _rows(job: Job, shape: tuple[int, int], seed: tuple[int, ...]) -> Array:
     """Returns rows of x: wild ones, or for scales those that mostly have finite blocks."""
+    if job.rows is not None:
+        dtype, width = job.rows
+        return _wild(job, dtype, seed[1], (shape[0], width), seed[2])
     kind = DTYPES[job.layer.dtype]
     if job.layer.scales is None:
         return _wild(job, job.layer.dtype, seed[1], shape, seed[2])

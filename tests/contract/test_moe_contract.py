@@ -16,9 +16,15 @@ import fabric
 import ranks
 from moe_cases import GROUPS
 from test_contract import RANKS, TIMEOUT_S, WORKER, Report, _complaints, _read
+from unisono.bench.start import find_mpiexec, mpiexec_command
 
 FABRIC = [pytest.param("fabric", n, marks=pytest.mark.fabric) for n in (1, 3)]
-NODES = [pytest.param("nodes", layout, marks=pytest.mark.fabric) for layout in ("ab", "abacb")]
+# Nodes over each transport. A layout names the node of each rank, as in test_nodes.py.
+NODES = [
+    *(pytest.param("nodes by fabric", layout, marks=pytest.mark.fabric) for layout in ("ab", "abacb")),
+    *(pytest.param("nodes by mpi", layout, marks=pytest.mark.mpi) for layout in ("aabb", "aab", "aabbcc")),
+    *(pytest.param("nodes by gloo", layout, marks=pytest.mark.torch) for layout in ("aabb", "abb")),
+]
 MODES = [*(("threads", n) for n in RANKS), *(("processes", n) for n in RANKS), *FABRIC, *NODES]
 
 # Settings that must not change a bit.
@@ -35,12 +41,17 @@ def reports(lane: str, which: int | str) -> tuple[list[Report | None], ranks.End
     n = which if isinstance(which, int) else len(which)
     env = SETTINGS.get((lane, n), {})
     with tempfile.TemporaryDirectory() as folder:
-        backend = {"threads": "unisono-threads", "nodes": f"unisono:{which}"}.get(lane, "unisono")
+        _, over_nodes, transport = lane.partition("nodes by ")
+        backend = f"unisono:{which}" if over_nodes else {"threads": "unisono-threads"}.get(lane, "unisono")
         argv = [sys.executable, WORKER, backend, str(n), folder, "moe"]
         if lane == "threads":
             ended = ranks.run(argv, env, TIMEOUT_S)
+        elif transport == "mpi":
+            ended = ranks.run([*mpiexec_command(str(find_mpiexec()), n), *argv], env, TIMEOUT_S)
         else:
-            more = {"fabric": fabric.over("tcp"), "nodes": {"UNISONO_TRANSPORT": "fabric"}}.get(lane, {})
+            more = {"UNISONO_TRANSPORT": transport} if over_nodes else {}
+            if lane == "fabric":
+                more = fabric.over("tcp")
             ended = ranks.launch(n, argv, {**env, **more}, TIMEOUT_S)
         return _read(folder, n), ended
 
@@ -48,7 +59,7 @@ def reports(lane: str, which: int | str) -> tuple[list[Report | None], ranks.End
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize(("lane", "which"), MODES)
 def test_moe_contract(lane: str, which: int | str, group: str) -> None:
-    if lane in ("fabric", "nodes") and (reason := fabric.missing("tcp")):
+    if "fabric" in lane and (reason := fabric.missing("tcp")):
         pytest.skip(reason)
     found, ended = reports(lane, which)
     if complaints := _complaints(found, group):

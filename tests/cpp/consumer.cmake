@@ -1,4 +1,4 @@
-# cmake -DBUILD=... -DSOURCE=... -DDIR=... -DCXX=... -DGENERATOR=... -P consumer.cmake
+# cmake -DBUILD=... -DSOURCE=... -DDIR=... -DCXX=... -DCC=... -DGENERATOR=... -P consumer.cmake
 # Installs the library, moves the prefix, and builds and runs the consumer from there: by CMake, and by pkg-config.
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
@@ -8,9 +8,10 @@ file(REMOVE_RECURSE ${DIR})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${DIR}/first)
 file(RENAME ${DIR}/first ${DIR}/prefix)
 run(${CMAKE_CTEST_COMMAND} --build-and-test ${SOURCE}/tests/consumer ${DIR}/build --build-generator ${GENERATOR}
-  --build-options -DCMAKE_PREFIX_PATH=${DIR}/prefix -DCMAKE_CXX_COMPILER=${CXX} --test-command ${CMAKE_CTEST_COMMAND} -V)
+  --build-options -DCMAKE_PREFIX_PATH=${DIR}/prefix -DCMAKE_CXX_COMPILER=${CXX}
+  -DCMAKE_C_COMPILER=${CC} --test-command ${CMAKE_CTEST_COMMAND} -V)
 foreach(library IN ITEMS unisono static)
-  if(NOT EXISTS ${DIR}/build/with_${library})
+  if(NOT EXISTS ${DIR}/build/with_${library}_in_c)
     message(FATAL_ERROR "unisono::${library} is not in the package.")
   endif()
 endforeach()
@@ -28,5 +29,8 @@ execute_process(
 )
 separate_arguments(flags UNIX_COMMAND "${flags}")
 run(${CXX} -std=c++20 ${SOURCE}/examples/06_all_reduce.cpp -o ${DIR}/by_pkg_config ${flags})
+run(${CC} -std=c11 ${SOURCE}/examples/10_all_reduce.c -o ${DIR}/by_pkg_config_in_c ${flags})
 cmake_path(GET pc_dir PARENT_PATH libraries)
-run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${libraries} ${DIR}/by_pkg_config)
+foreach(program IN ITEMS by_pkg_config by_pkg_config_in_c)
+  run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${libraries} ${DIR}/${program})
+endforeach()

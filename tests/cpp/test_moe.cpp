@@ -72,6 +72,64 @@ TEST(Moe, TooManyRowsAreAnErrorOnEveryRank) {
   });
 }
 
+// Rows of 5 bytes in a Moe of 2 floats, to every rank, also to the caller's memory and by the routing again.
+TEST(Moe, RowsOfTheCallersWidthTravelAsTheyAre) {
+  static constexpr std::size_t kWidth = 5, kTokens = 3;
+  for (const MoeLayout layout : {MoeLayout::flat, MoeLayout::rank_major, MoeLayout::expert_major})
+    on_ranks(3, [&](Communicator& comm) {
+      Moe moe(comm, {.experts = 3, .top_k = 3, .hidden = 2, .max_tokens = kTokens, .dtype = DType::f32},
+              {.layout = layout});
+      const std::int32_t idx[9] = {0, 1, 2, 2, 1, 0, 1, 0, 2};
+      const auto rows_of = [](int rank) {
+        std::vector<unsigned char> rows(kTokens * kWidth);
+        for (std::size_t i = 0; i < rows.size(); ++i)
+          rows[i] = static_cast<unsigned char>(100 * rank + static_cast<int>(i));
+        return rows;
+      };
+      const auto mine = rows_of(comm.rank());
+      std::vector<unsigned char> out(moe.rows_held() * kWidth + 1, 0xee);
+      MoeTokens tokens{
+          .x = mine.data(), .tokens = kTokens, .topk_idx = idx, .index = DType::i32, .row_bytes = kWidth};
+      std::optional<MoeHandle> handle;
+      for (void* const to : {static_cast<void*>(nullptr), static_cast<void*>(out.data())}) {
+        tokens.out = to;
+        const MoeReceived d = moe.dispatch(tokens, handle);
+        handle = d.handle;
+        for (int r = 0; r < 3; ++r) {
+          const auto sent = rows_of(r);
+          EXPECT_EQ(std::memcmp(static_cast<unsigned char*>(d.x) + static_cast<std::size_t>(r) * sent.size(),
+                                sent.data(), sent.size()),
+                    0);
+        }
+      }
+      EXPECT_EQ(out.back(), 0xee);
+    });
+}
+
+TEST(Moe, RowsTooWideOrToBeQuantisedAreRefused) {
+  on_ranks(2, [](Communicator& comm) {
+    const MoeShape shape{.experts = 2, .top_k = 1, .hidden = 4, .max_tokens = 1, .dtype = DType::f32};
+    const float x[5] = {};
+    const std::int64_t idx = 1;
+    MoeTokens tokens{.x = x, .tokens = 1, .topk_idx = &idx, .row_bytes = 17};
+    Moe plain(comm, shape), scaled(comm, shape, {.scales = MoeScales::mx});
+    EXPECT_EQ(text_of<UsageError>([&] { plain.dispatch(tokens); }),
+              "a row of x has 17 bytes, but the moe is made for 16: give rows of at most as many.");
+    tokens.row_bytes = 16;
+    EXPECT_EQ(
+        text_of<UsageError>([&] { scaled.dispatch(tokens); }),
+        "x has rows of its own width, but this moe quantises rows of f32: leave row_bytes out, or make a "
+        "moe without scales.");
+    EXPECT_EQ(plain.dispatch(tokens).rows_now, comm.rank() == 1 ? 2u : 0u);
+    tokens.row_bytes = 0;
+    EXPECT_EQ(scaled.dispatch(tokens).rows_now, comm.rank() == 1 ? 2u : 0u);
+    tokens.row_bytes = comm.rank() == 0 ? 3 : 7;
+    EXPECT_TRUE(has(text_of<MismatchError>([&] { plain.dispatch(tokens); }),
+                    "rank 0 dispatches rows of 3 bytes by a new routing, without weights, but rank 1 rows of "
+                    "7 bytes"));
+  });
+}
+
 TEST(Moe, RanksThatDifferAreTold) {
   on_ranks(2, [](Communicator& comm) {
     MoeShape shape{.experts = 2, .top_k = 1, .hidden = 4, .max_tokens = 1, .dtype = DType::f32};
@@ -84,7 +142,7 @@ TEST(Moe, RanksThatDifferAreTold) {
     const MoePayload more{.data = x, .row_bytes = comm.rank() == 0 ? 4u : 8u};
     EXPECT_TRUE(has(text_of<MismatchError>(
                         [&] { moe.dispatch({.x = x, .tokens = 1, .topk_idx = &idx, .more = {&more, 1}}); }),
-                    "further rows of 4 bytes, but rank 1 by a new routing"));
+                    "further rows of 4 bytes, but rank 1 rows of 16 bytes by a new routing"));
   });
 }
 

@@ -4,7 +4,9 @@
 
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,10 +27,10 @@ struct Ranks {
   bool fabric = false;
   bool check = false;
 
-  void run(const std::function<void(Communicator&)>& body) const {
+  void run(const std::function<void(Communicator&)>& body,
+           const std::shared_ptr<Post>& post = std::make_shared<Post>()) const {
     const int n = static_cast<int>(nodes.size());
     const auto bootstraps = thread_bootstraps(n, std::chrono::seconds(60));
-    const auto post = std::make_shared<Post>();
     auto rank = [&](int r) {
       try {
         Communicator::Options options{.timeout_s = 60, .check = check};
@@ -65,7 +67,8 @@ class MoeMessages : public testing::TestWithParam<Ranks> {
   const int size = static_cast<int>(ranks.nodes.size());
 };
 INSTANTIATE_TEST_SUITE_P(Over, MoeMessages,
-                         testing::Values(Ranks{"ab"}, Ranks{"aabb"}, Ranks{.nodes = "abcab", .check = true},
+                         testing::Values(Ranks{"ab"}, Ranks{"aabb"}, Ranks{"abaab"},
+                                         Ranks{.nodes = "abcab", .check = true},
                                          Ranks{.nodes = "aaa", .fabric = true},
                                          Ranks{.nodes = "aa", .fabric = true, .check = true}),
                          [](const auto& info) {
@@ -113,10 +116,11 @@ class Recorder {
     combine(random, received, tokens, number % 2 == 1);
     // the same routing again, to the caller's memory
     Bytes out(moe_.rows_held() * x_bytes());
-    sent = {.x = second.data(), .tokens = tokens, .out = out.data()};
+    const std::size_t own = moe_.options().scales == MoeScales::none && number % 2 == 0 ? 21 : 0;
+    sent = {.x = second.data(), .tokens = tokens, .row_bytes = own, .out = out.data()};
     const MoeReceived again = moe_.dispatch(sent, received.handle);
     EXPECT_EQ(again.x, out.data());
-    record(again, {}, false);
+    record(again, {}, false, own);
     combine(random, again, tokens, false);
   }
 
@@ -146,7 +150,9 @@ class Recorder {
     const auto* at = static_cast<const std::byte*>(from);
     seen.insert(seen.end(), at, at + bytes);
   }
-  void record(const MoeReceived& got, const std::vector<std::size_t>& widths, bool weighted) {
+  // own: bytes of a row of x that are not the Moe's.
+  void record(const MoeReceived& got, const std::vector<std::size_t>& widths, bool weighted,
+              std::size_t own = 0) {
     const auto local = static_cast<std::size_t>(moe_.local_experts());
     const auto k = static_cast<std::size_t>(moe_.shape().top_k), rows = static_cast<std::size_t>(*got.rows);
     const MoeLayout layout = moe_.options().layout;
@@ -165,7 +171,7 @@ class Recorder {
         add(at + static_cast<std::size_t>(r) * moe_.shape().max_tokens * width,
             static_cast<std::size_t>(got.source_rows[r]) * width);
     };
-    add_rows(got.x, x_bytes());
+    add_rows(got.x, own > 0 ? own : x_bytes());
     add_rows(got.scales, moe_.scale_bytes());
     for (std::size_t m = 0; m < widths.size(); ++m) add_rows(got.more[m], widths[m]);
     const std::size_t described = layout == MoeLayout::rank_major ? got.rows_held : rows;
@@ -230,6 +236,61 @@ TEST_P(MoeMessages, GiveTheBitsOfOneMachine) {
               << static_cast<int>(scales) << ", drops " << drops;
         }
       }
+}
+
+// Both phases send all that they send at their begin.
+TEST(MoeAcrossNodes, SendsATokenOnceToEachOtherNodeAndASumForEachRank) {
+  for (const std::string nodes : {"aabb", "abb", "abaabc", "aaabbbb"}) {
+    const auto post = std::make_shared<Post>();
+    const auto body = [&](Communicator& comm) {
+      const MoeShape shape{
+          .experts = 2 * comm.size(), .top_k = 4, .hidden = 37, .max_tokens = 29, .dtype = DType::f32};
+      const std::size_t row = shape.hidden * sizeof(float),
+                        tokens = 29 - static_cast<std::size_t>(comm.rank());
+      std::mt19937 random(static_cast<unsigned>(comm.rank()));
+      std::vector<std::int64_t> idx(tokens * 4);
+      std::size_t copies = 0, sums = 0;
+      for (std::size_t t = 0; t < tokens; ++t) {
+        std::set<char> others;
+        for (std::size_t i = t * 4; i < t * 4 + 4; ++i) {
+          idx[i] = static_cast<int>(random() % static_cast<unsigned>(shape.experts + 1)) - 1;
+          if (idx[i] >= 0) others.insert(nodes[static_cast<std::size_t>(idx[i] / 2)]);
+        }
+        others.erase(nodes[static_cast<std::size_t>(comm.rank())]);
+        copies += others.size();
+      }
+      const std::vector<std::int64_t> masked(idx.size(), -1);
+      const std::vector<float> x(tokens * shape.hidden), weights(idx.size());
+      Moe moe(comm, shape);
+      MoeReceived received;
+      // Returns the bytes of a dispatch.
+      const auto bytes = [&](const std::vector<std::int64_t>& experts,
+                             const std::optional<MoeHandle>& handle = {}) {
+        const std::size_t before = post->bytes_of(comm.rank());
+        moe.dispatch_begin(
+            {.x = x.data(), .tokens = tokens, .topk_idx = experts.data(), .weights = weights.data()}, handle);
+        const std::size_t begun = post->bytes_of(comm.rank());
+        received = moe.dispatch_end();
+        EXPECT_EQ(post->bytes_of(comm.rank()), begun);
+        return begun - before;
+      };
+      const std::size_t told = bytes(masked);  // what the ranks tell each other
+      EXPECT_EQ(bytes(idx) - told, copies * (row + 4 * (sizeof(std::int32_t) + sizeof(float)))) << nodes;
+      EXPECT_EQ(bytes(idx, received.handle) - told, copies * (row + 4 * sizeof(float))) << nodes;
+      for (std::size_t r = 0; r < nodes.size(); ++r)
+        if (nodes[r] != nodes[static_cast<std::size_t>(comm.rank())])
+          sums += static_cast<std::size_t>(received.source_rows[r]);
+      const std::size_t before = post->bytes_of(comm.rank());
+      const std::vector<float> y(moe.rows_held() * shape.hidden);
+      std::vector<float> out(x.size());
+      moe.combine_begin({.y = y.data(), .row_bytes = row, .dtype = DType::f32, .out = out.data()},
+                        received.handle);
+      EXPECT_EQ(post->bytes_of(comm.rank()) - before, sums * row);
+      moe.combine_end();
+      EXPECT_EQ(post->bytes_of(comm.rank()) - before, sums * row);
+    };
+    Ranks{nodes}.run(body, post);
+  }
 }
 
 TEST_P(MoeMessages, AreNotSentForRowsWithoutRoom) {

@@ -25,10 +25,15 @@ struct Post {
   // By (from, to) and number: the k-th receive takes the k-th message.
   std::map<std::pair<int, int>, std::map<int, Message>> on_the_way;
   std::map<std::pair<int, int>, int> sent, posted;
-  std::map<int, std::string> told;  // by rank
-  std::set<int> closed;             // ranks
-  bool breaks = false;              // a rank that closes is lost to its peers, as by TCP
-  std::atomic<int> exchanges = 0;   // of all ranks, so far
+  std::map<int, std::string> told;   // by rank
+  std::set<int> closed;              // ranks
+  bool breaks = false;               // a rank that closes is lost to its peers, as by TCP
+  std::atomic<int> exchanges = 0;    // of all ranks, so far
+  std::map<int, std::size_t> bytes;  // that each rank has sent so far
+  std::size_t bytes_of(int rank) {
+    const std::scoped_lock lock(mutex);
+    return bytes[rank];
+  }
 };
 
 class ThreadTransport final : public Transport {
@@ -48,6 +53,7 @@ class ThreadTransport final : public Transport {
     for (const Outgoing& one : sends) {
       const auto* data = static_cast<const std::byte*>(one.data);
       const std::pair pair(rank_, one.to);
+      post_->bytes[rank_] += one.bytes;
       post_->on_the_way[pair].emplace(post_->sent[pair]++, Post::Message(data, data + one.bytes));
     }
     std::vector<Receive> open;

@@ -72,6 +72,18 @@ void payloads(Rank& rank) {
         3);
 }
 
+// Rows of the caller's own width.
+void rows(Rank& rank) {
+  for (const MoeLayout layout : kLayouts)
+    for (const std::size_t bytes : {1, 264, 130, 400, 528})
+      run(rank,
+          {.layout = layout,
+           .options = {.alignment = layout == MoeLayout::expert_major ? 8 : 1},
+           .more = {20},
+           .row_bytes = bytes},
+          2);
+}
+
 void dropped(Rank& rank) {
   for (const std::size_t capacity : {1, 40, 96, 2000})
     for (const int crowd : {0, 6}) {
@@ -120,24 +132,25 @@ void handles(Rank& rank) {
 }
 
 // x goes to the caller's memory.
-void out(Rank& rank) {
-  for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout};
-    Pair pair(rank, c);
-    unsigned char* const memory = rank.memory(pair.gpu.rows_held() * c.hidden * size(c.dtype));
-    rank.ready();
-    for (unsigned round = 0; round < 3; ++round) {
-      const Tokens tokens = make_tokens(c, rank.rank, rank.ranks, round, pair.tokens_of(round));
-      pair.on_gpu.write(tokens);
-      std::vector<MoePayload> none;
-      MoeTokens there = pair.on_gpu.tokens();
-      there.out = memory;
-      const MoeReceived right = pair.host.dispatch(on_host(c, tokens, none)), seen = pair.gpu.dispatch(there);
-      expect(seen.x == memory, "x is not in the memory that was given");
-      compare(rank, c, pair.gpu, seen, right);
-    }
-    pair.end();
+void out(Rank& rank, const Case& c) {
+  Pair pair(rank, c);
+  unsigned char* const memory = rank.memory(pair.gpu.rows_held() * c.hidden * size(c.dtype));
+  rank.ready();
+  for (unsigned round = 0; round < 3; ++round) {
+    const Tokens tokens = make_tokens(c, rank.rank, rank.ranks, round, pair.tokens_of(round));
+    pair.on_gpu.write(tokens);
+    std::vector<MoePayload> none;
+    MoeTokens there = pair.on_gpu.tokens();
+    there.out = memory;
+    const MoeReceived right = pair.host.dispatch(on_host(c, tokens, none)), seen = pair.gpu.dispatch(there);
+    expect(seen.x == memory, "x is not in the memory that was given");
+    compare(rank, c, pair.gpu, seen, right);
   }
+  pair.end();
+}
+void out(Rank& rank) {
+  for (const std::size_t row_bytes : {0, 264, 33})
+    for (const MoeLayout layout : kLayouts) out(rank, {.layout = layout, .row_bytes = row_bytes});
 }
 
 // The result of a round of x alone: each token's row, summed over its ranks or pairs.
@@ -318,17 +331,23 @@ void differs(Rank& rank) {
   if (rank.rank == rank.ranks - 1) tokens.more = tokens.more.first(1);
   fails(
       rank, text_of<MismatchError>([&] { pair.gpu.dispatch(tokens); }),
-      "rank 0 dispatches by a new routing, with weights, and further rows of 8 bytes and 4 bytes, but rank " +
+      "rank 0 dispatches rows of 528 bytes by a new routing, with weights, and further rows of 8 bytes and 4 "
+      "bytes, but rank " +
           std::to_string(rank.ranks - 1) +
-          " by a new routing, with weights, and further rows of 8 bytes: make the same call on every rank.");
+          " rows of 528 bytes by a new routing, with weights, and further rows of 8 bytes: make the same "
+          "call on every rank.");
 }
 
 const std::map<std::string, void (*)(Rank&)>& cases() {
   static const std::map<std::string, void (*)(Rank&)> all{
-      {"layouts", layouts},   {"routes", routes},  {"scaled", scaled},   {"payloads", payloads},
-      {"dropped", dropped},   {"widths", widths},  {"handles", handles}, {"out", out},
-      {"pressure", pressure}, {"graphs", graphs},  {"steps", steps},     {"index", index},
-      {"overflow", overflow}, {"differs", differs}};
+      {"layouts", layouts},   {"routes", routes},
+      {"scaled", scaled},     {"payloads", payloads},
+      {"dropped", dropped},   {"widths", widths},
+      {"handles", handles},   {"out", [](Rank& rank) { out(rank); }},
+      {"pressure", pressure}, {"graphs", graphs},
+      {"steps", steps},       {"index", index},
+      {"rows", rows},         {"overflow", overflow},
+      {"differs", differs}};
   return all;
 }
 

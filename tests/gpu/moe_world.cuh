@@ -54,11 +54,13 @@ struct Case {
   int crowd = 0;   // of 8 indices, those of expert 1
   int masked = 1;  // of 8 indices
   std::vector<std::size_t> more{};
+  std::size_t row_bytes = 0;  // of x; 0: hidden elements
   std::string text() const {
     return "layout " + std::to_string(static_cast<int>(layout)) + ", dtype " +
            std::to_string(static_cast<int>(dtype)) + ", scales " +
            std::to_string(static_cast<int>(options.scales)) + ", hidden " + std::to_string(hidden) +
-           ", top_k " + std::to_string(top_k) + ", alignment " + std::to_string(options.alignment);
+           ", top_k " + std::to_string(top_k) + ", alignment " + std::to_string(options.alignment) +
+           ", rows of " + std::to_string(row_bytes);
   }
 };
 
@@ -173,6 +175,7 @@ struct OnGpu {
             .index = c.wide_index ? DType::i64 : DType::i32,
             .weights = c.weights ? reinterpret_cast<float*>(weights) : nullptr,
             .more = payloads,
+            .row_bytes = c.row_bytes,
             .stream = rank.stream};
   }
   Rank& rank;
@@ -191,7 +194,8 @@ MoeTokens on_host(const Case& c, const Tokens& tokens, std::vector<MoePayload>& 
           .topk_idx = c.wide_index ? static_cast<const void*>(tokens.wide.data()) : tokens.narrow.data(),
           .index = c.wide_index ? DType::i64 : DType::i32,
           .weights = c.weights ? tokens.weights.data() : nullptr,
-          .more = payloads};
+          .more = payloads,
+          .row_bytes = c.row_bytes};
 }
 
 // Compares rows of an array on the GPU with those of the host's engine.
@@ -222,7 +226,8 @@ void compare(Rank& rank, const Case& c, const Moe& moe, const MoeReceived& gpu, 
   else
     compare(rank, "expert_rows", gpu.expert_rows, host.expert_rows, 0,
             static_cast<std::size_t>(host.offsets[local]), 4);
-  const std::size_t width = c.options.scales == MoeScales::none ? c.hidden * size(c.dtype) : c.hidden;
+  const bool scaled = c.options.scales != MoeScales::none;
+  const std::size_t width = c.row_bytes ? c.row_bytes : scaled ? c.hidden : c.hidden * size(c.dtype);
   for (std::size_t s = 0; s < (by_rank ? ranks : 1); ++s) {
     const std::size_t first = s * c.max_tokens;
     const std::size_t rows = static_cast<std::size_t>(by_rank ? host.source_rows[s] : *host.rows);

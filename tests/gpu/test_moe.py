@@ -23,6 +23,7 @@ CASES = (
     "routes",
     "scaled",
     "payloads",
+    "rows",
     "dropped",
     "widths",
     "handles",

@@ -233,60 +233,45 @@ def test_calls_of_a_failed_pair_do_not_touch_others() -> None:
 
 
 def test_two_threads_in_one_communicator() -> None:
-    with threads.team(2, check=False) as comms:
+    """A call of another thread waits for its turn."""
+    with threads.team(2, check=True) as comms:
         got = np.zeros(4, F32)
-        refusal = "another thread is inside a call"
-
-        def receive() -> None:
-            while True:  # either thread may be the one that finds the other inside
-                try:
-                    comms[0].recv(got, 1)
-                    return
-                except unisono.UsageError as error:
-                    assert refusal in str(error)
-
-        waiting = threading.Thread(target=receive)
-        waiting.start()
-        nothing = np.zeros(0, F32)
-        with pytest.raises(unisono.UsageError, match=refusal):
-            while waiting.is_alive():  # an empty call, until the other thread is inside
-                comms[0].all_reduce(nothing)
+        first = comms[0].recv(got, 1, asynchronous=True)
+        sums = []
+        second = threading.Thread(target=lambda: sums.append(comms[0].all_reduce(np.ones(1, F32))))
+        second.start()
         comms[1].send(np.full(4, 3, F32), 0)
-        waiting.join(10)
-        assert not waiting.is_alive()
+        assert comms[1].all_reduce(np.ones(1, F32)) == [2]
+        second.join(10)
+        assert not second.is_alive()
+        assert first.done
+        assert first.wait() is got
         assert (got == 3).all()
-        assert threads.together(comms, lambda c: float(c.all_reduce(np.ones(1, F32))[0])) == [2, 2]
-
-
-def _inside_a_call(comm: unisono.Communicator) -> bool:
-    """Returns whether another thread is inside a call: then even a call without a peer is refused."""
-    try:
-        comm.send_recv(np.ones(1, F32), comm.rank, None, comm.rank)
-    except unisono.UsageError as error:
-        assert "another thread is inside a call" in str(error)
-        return True
-    return False
+        assert sums == [2]
 
 
 def test_close_ends_the_wait_of_another_thread() -> None:
-    with threads.team(2) as comms:
-        errors: list[str] = []
+    """The thread may not be in its call yet: then the communicator is closed, and another one is tried."""
+    for _ in range(100):
+        with threads.team(2) as comms:
+            errors: list[str] = []
 
-        def wait() -> None:
-            while not errors or "another thread is inside" in errors[-1]:
+            def wait(comm: unisono.Communicator = comms[0], errors: list[str] = errors) -> None:
                 try:
-                    comms[0].barrier()
+                    comm.barrier()
                 except unisono.UsageError as error:
                     errors.append(str(error))
 
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        while not _inside_a_call(comms[0]):
-            pass
-        comms[0].close()
-        waiting.join(10)
-        assert not waiting.is_alive()
-        assert "was closed by another thread while it waited in barrier" in errors[-1]
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            waiting.join(0.02)
+            comms[0].close()
+            waiting.join(10)
+            assert not waiting.is_alive()
+            if "was closed by another thread while it waited in barrier" in errors[0]:
+                return
+            assert "the communicator is closed" in errors[0]
+    raise AssertionError("the thread never waited")
 
 
 def test_calls_release_the_interpreter() -> None:

@@ -107,6 +107,40 @@ def test_inputs_live_until_the_end(alone: unisono.Communicator) -> None:
     assert [sys.getrefcount(y), sys.getrefcount(bias)] == counts
 
 
+def test_rows_of_other_elements(alone: unisono.Communicator) -> None:
+    """Any dtype and width comes as it went, also by a kept routing."""
+    moe = alone.moe(2, 2, HIDDEN, MOST, ml_dtypes.bfloat16)
+    handle = None
+    for dtype, width in (
+        ("u1", 7),
+        (ml_dtypes.float8_e4m3fn, HIDDEN),
+        ("f4", HIDDEN // 2),
+        ("u1", 2 * HIDDEN),
+    ):
+        x = X.view(np.uint8)[:, : width * np.dtype(dtype).itemsize].copy().view(dtype)
+        out = None if handle is None else np.zeros((MOST, width), dtype)
+        d = moe.dispatch(x, IDX, handle=handle, out=out)
+        handle = d.handle
+        assert (d.x.dtype, d.x.shape) == (x.dtype, (MOST, width)) and (out is None or d.x is out)
+        assert d.x[:3].tobytes() == x.tobytes()
+    y = X.astype(ml_dtypes.bfloat16)
+    assert moe.combine(y, handle).tobytes() == y.tobytes()
+
+
+@pytest.mark.torch
+def test_torch_rows_of_other_elements(alone: unisono.Communicator) -> None:
+    import torch
+
+    moe = alone.moe(2, 2, HIDDEN, MOST, torch.bfloat16, unisono.MoeOptions(more_bytes=8))
+    values, scales = torch.from_numpy(X), torch.arange(6.0).reshape(3, 2)
+    for dtype in (torch.float8_e4m3fn, torch.uint8, torch.int8):
+        x = values.to(dtype)
+        d = moe.dispatch((x, scales), torch.from_numpy(IDX))
+        assert d.x.dtype == dtype and d.x.shape == (MOST, HIDDEN)
+        assert torch.equal(d.x[:3].view(torch.uint8), x.view(torch.uint8))
+        assert torch.equal(d.more[0][:3], scales)
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("scales", [None, "e4m3_128", "mx"])
 def test_torch_tensors(alone: unisono.Communicator, scales: str | None) -> None:

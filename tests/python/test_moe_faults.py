@@ -13,7 +13,7 @@ import pytest
 import ranks
 import threads
 import unisono
-from faults import assert_lost, assert_nothing_left
+from faults import NOTICED_S, assert_lost, assert_nothing_left, error_of
 
 F32 = np.float32
 HIDDEN, MOST, TOP_K = 8, 4, 2
@@ -123,12 +123,15 @@ def array_calls() -> dict[str, tuple[str, Call]]:
         return lambda moe, rank: moe.combine(*args[:1], moe.dispatch(X, IDX, weights).handle, **more)
 
     return {
-        "hidden": (
-            r"x has shape \(3, 7\): this Moe takes \(tokens, 8\)",
-            lambda m, _: m.dispatch(X[:, :7].copy(), IDX),
+        "width": (
+            "a row of x has 36 bytes, but the moe is made for 32: give rows of at most as many",
+            lambda m, _: m.dispatch(np.zeros((3, 9), F32), IDX),
+        ),
+        "no width": (
+            r"x has shape \(3, 0\): this Moe takes \(tokens, 8\)",
+            lambda m, _: m.dispatch(X[:, :0].copy(), IDX),
         ),
         "axes": (r"x has shape \(24,\)", lambda m, _: m.dispatch(X.ravel(), IDX)),
-        "dtype": ("x has dtype f16, but the Moe is of f32", lambda m, _: m.dispatch(X.astype("f2"), IDX)),
         "gaps": ("x is not contiguous", lambda m, _: m.dispatch(np.zeros((3, 16), F32)[:, ::2], IDX)),
         "no x": ("x is an empty tuple", lambda m, _: m.dispatch((), IDX)),
         "no array": ("x is a list", lambda m, _: m.dispatch([1.0], IDX)),
@@ -150,6 +153,7 @@ def array_calls() -> dict[str, tuple[str, Call]]:
             r"out has shape \(3, 8\): this call takes \(8, 8\)",
             lambda m, _: m.dispatch(X, IDX, out=X.copy()),
         ),
+        "out dtype": ("out has dtype f32: pass u8", lambda m, _: m.dispatch(X.view(np.uint8), IDX, out=X)),
         "payload": (
             r"payload 1 has shape \(2,\): its first axis is the tokens of x, 3",
             lambda m, _: m.dispatch((X, np.zeros(2, F32)), IDX),
@@ -186,13 +190,30 @@ def test_index_that_is_no_expert(expert: int) -> None:
     assert all("token 1" in str(error) for error in errors)
 
 
-def test_payloads_that_differ() -> None:
+@pytest.mark.parametrize("scales", ["e4m3_128", "mx"])
+def test_rows_that_a_layer_with_scales_cannot_quantise(scales: str) -> None:
+    def body(comm: unisono.Communicator) -> None:
+        moe = make(comm, scales=scales)
+        for words, x in {
+            "x has dtype u8, but the Moe quantises f32: convert x": X.astype(np.uint8),
+            r"x has shape \(3, 7\): this Moe takes \(tokens, 8\)": X[:, :7].copy(),
+        }.items():
+            with pytest.raises(unisono.UsageError, match=words):
+                moe.dispatch(x, IDX)
+        assert moe.dispatch(X, IDX).rows_now > 0
+
+    threads.with_threads(2, body)
+
+
+@pytest.mark.parametrize("what", ["payload", "x"])
+def test_widths_that_differ(what: str) -> None:
     """The communicator fails, on every rank alike."""
 
     def body(comm: unisono.Communicator) -> str:
         moe = make(comm, more_bytes=8)
+        rows = np.zeros((3, 1 + comm.rank), F32)
         with pytest.raises(unisono.MismatchError) as caught:
-            moe.dispatch((X, np.zeros((3, 1 + comm.rank), F32)), IDX)
+            moe.dispatch(rows if what == "x" else (X, rows), IDX)
         with pytest.raises(unisono.MismatchError):
             comm.barrier()
         return str(caught.value)
@@ -296,4 +317,23 @@ def test_rank_that_dies(phase: str) -> None:
     marker = ranks.new_marker()
     outcome = ranks.play(3, "moe_programs:killed_inside", phase, env=marker)
     assert_lost(outcome, victim=1)
+    assert_nothing_left(outcome, marker["UNISONO_TEST"])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("phase", ["dispatch", "combine"])
+@pytest.mark.parametrize("when", ["inside", "between"])
+def test_rank_that_dies_on_another_node(when: str, phase: str) -> None:
+    """Every rank of both nodes names the dead one, as its process or as its node's rank."""
+    marker = ranks.new_marker()
+    outcome = ranks.play(4, f"moe_programs:killed_{when}", phase, env=marker, nodes=2)
+    died = max(one["result"]["died"] or 0 for one in outcome.ranks if one)
+    for rank in (0, 2, 3):
+        assert outcome.ranks[rank], (rank, str(outcome.ended))
+        result = outcome.ranks[rank]["result"]
+        error = error_of(result["first"])
+        assert error["type"] == "PeerLostError", error
+        assert re.search(rf"rank 1 \((process {result['victim']}|node 0)\)", error["text"]), error
+        assert result["first"]["at"] - died < NOTICED_S
+        assert [error_of(again) for again in result["again"]] == [error, error]
     assert_nothing_left(outcome, marker["UNISONO_TEST"])

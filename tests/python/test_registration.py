@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any
 
 import numpy as np
@@ -188,33 +187,23 @@ def test_two_communicators_register_one_array() -> None:
         assert threads.together(first, body) == [2, 2]
 
 
-def test_busy_communicator() -> None:
-    """A thread that waits in a call keeps others out of register and close, and `closed` stays as it was."""
-    refusal = "another thread is inside a call"
+def test_calls_of_another_thread() -> None:
+    """register and close wait for their turn behind a call that has begun."""
     with threads.team(2, timeout_s=20) as comms:
         registrations = threads.together(comms, lambda c: c.register(np.ones(10, F32)))
-        zero, got = comms[0], np.zeros(4, F32)
+        got = np.zeros(4, F32)
+        begun = comms[0].recv(got, 1, asynchronous=True)
 
-        def receive() -> None:
-            while not got.any():  # either thread may be the one that finds the other inside
-                try:
-                    zero.recv(got, 1)
-                except unisono.UsageError as error:
-                    assert refusal in str(error)
+        def body(comm: unisono.Communicator) -> None:
+            if comm.rank == 1:
+                comm.send(np.ones(4, F32), 0)
+            registrations[comm.rank].close()
+            comm.register(np.ones(3, F32)).close()
 
-        waiting = threading.Thread(target=receive)
-        waiting.start()
-        with pytest.raises(unisono.UsageError, match=refusal):
-            while waiting.is_alive():  # a call that needs no peer, until the other is inside
-                zero.send_recv(got[:0], 0, None, 0)
-        for call in (lambda: zero.register(np.ones(3, F32)), registrations[0].close):
-            with pytest.raises(unisono.UsageError, match=refusal):
-                call()
-        assert not registrations[0].closed
-        comms[1].send(np.ones(4, F32), 0)
-        waiting.join(10)
-        assert not waiting.is_alive()
-        threads.together(comms, lambda c: registrations[c.rank].close())
+        threads.together(comms, body)
+        assert begun.done
+        assert (begun.wait() == 1).all()
+        assert registrations[0].closed
 
 
 def test_one_rank() -> None:

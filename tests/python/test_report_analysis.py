@@ -331,3 +331,10 @@ def test_a_panel_without_a_property_fits_every_choice_of_it() -> None:
     assert figures.fits({"ranks": 2}, {"ranks": 2, "op": "sum"})
     assert not figures.fits({"ranks": 4}, {"ranks": 2, "op": "sum"})
     assert not figures.fits({"ranks": 2, "root": 1}, {"ranks": 2, "root": 0})
+
+
+def test_the_most_frequent_mode_is_shown_first() -> None:
+    rows = [{**dict.fromkeys(payload.DIMENSIONS), "mode": mode} for mode in ("graph", "events", "events")]
+    for these, first in ((rows, "events"), (rows[:2], "graph")):
+        (mode,) = payload.dimensions(these)
+        assert (mode["first"], mode["values"]) == (first, ["events", "graph"])

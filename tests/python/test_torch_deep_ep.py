@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import weakref
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import ranks
+import threads
 import unisono
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("ranks_find_unisono")]
@@ -24,6 +26,26 @@ def test_programs(n: int, program: str, tmp_path: Path) -> None:
     assert outcome.results() == [None] * n
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_quantised_rows(n: int, tmp_path: Path) -> None:
+    outcome = ranks.play(n, "torch_rows_programs:deep_ep_quantised", str(tmp_path / "store"), timeout_s=100)
+    assert outcome.results() == [None] * n
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "deep_ep_v1_programs:megatron",
+        "deep_ep_v1_programs:normal",
+        "deep_ep_low_latency_programs:low_latency",
+    ],
+)
+def test_v1(n: int, program: str, tmp_path: Path) -> None:
+    outcome = ranks.play(n, program, str(tmp_path / "store"), timeout_s=100)
+    assert outcome.results() == [None] * n
+
+
 @pytest.fixture
 def deep_ep() -> Any:
     if find_spec("torch") is None:
@@ -33,11 +55,11 @@ def deep_ep() -> Any:
 
 def test_what_is_not_there(deep_ep: Any) -> None:
     with pytest.raises(
-        unisono.UsageError, match=r"deep_ep.Buffer is not in unisono.torch.deep_ep: use DeepEP"
+        unisono.UsageError, match=r"deep_ep.HybridEPBuffer is not in unisono.torch.deep_ep: use DeepEP"
     ):
-        deep_ep.Buffer  # noqa: B018
-    with pytest.raises(ImportError):  # by which programs ask whether V1 is there
-        exec("from unisono.torch.deep_ep import Buffer")
+        deep_ep.HybridEPBuffer  # noqa: B018
+    with pytest.raises(ImportError):  # by which programs ask whether it is there
+        exec("from unisono.torch.deep_ep import HybridEPBuffer")
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         deep_ep.nonsense  # noqa: B018
 
@@ -49,10 +71,46 @@ def test_install(deep_ep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     deep_ep.install()
     deep_ep.install()
     assert importlib.import_module("deep_ep").ElasticBuffer is deep_ep.EPBuffer
+    assert importlib.import_module("deep_ep").Buffer is deep_ep.Buffer
     assert importlib.import_module("deep_ep.utils").EventOverlap is deep_ep.EventOverlap
     monkeypatch.setitem(sys.modules, "deep_ep", sys)
     with pytest.raises(unisono.UsageError, match="DeepEP itself has been imported"):
         deep_ep.install()
+
+
+def test_a_moe_grows_and_is_freed(deep_ep: Any) -> None:
+    """More tokens, or more living handles than there is room for, make another Moe. The old one goes with its
+    handles."""
+    from unisono.torch.deep_ep.moes import Moes, Routing
+
+    with threads.team(1) as (comm,):
+        moes = Moes(comm, 2)
+
+        def make(max_tokens: int, handles: int) -> Any:
+            return comm.moe(2, 1, 4, max_tokens, options=unisono.MoeOptions(handles=handles))
+
+        def route(tokens: int) -> Any:
+            kept = moes.take("kind", tokens, make)
+            routing = Routing(kept.moe, None, tokens, True)
+            kept.add(routing)
+            return routing
+
+        few = [route(5), route(16)]
+        assert few[0].moe is few[1].moe and few[0].moe.max_tokens == 16
+        first = weakref.ref(few[0].moe)
+        third = route(3)
+        assert third.moe is not first() and third.moe.options.handles == 4 and third.moe.max_tokens == 16
+        larger = route(1000)
+        assert larger.moe.max_tokens == 1024 and larger.moe.options.handles == 4
+        few.clear()
+        assert all(route(1).moe is larger.moe for _ in range(3))
+        assert first() is not None  # the third handle is alive, and its Moe was replaced too
+        del third
+        assert route(1).moe is not larger.moe and first() is None  # one routing keeps its place among 4
+        kept = route(1)
+        assert kept.moe.options.handles == 4
+        del larger
+        assert all(route(1).moe is kept.moe for _ in range(2))
 
 
 def test_events(deep_ep: Any) -> None:

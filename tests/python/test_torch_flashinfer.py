@@ -23,6 +23,12 @@ def test_steps(tmp_path: Path) -> None:
     assert outcome.results() == [None] * 2
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_quantised_rows(n: int, tmp_path: Path) -> None:
+    program = "torch_rows_programs:flashinfer_quantised"
+    assert ranks.play(n, program, str(tmp_path / "store"), timeout_s=100).results() == [None] * n
+
+
 @pytest.fixture
 def flashinfer_moe() -> Any:
     if find_spec("torch") is None:

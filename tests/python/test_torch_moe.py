@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -152,6 +153,30 @@ def test_a_routing_that_is_no_longer_kept() -> None:
         layer(moe, comm.rank, x, idx, weights)
         with pytest.raises(unisono.UsageError, match=r"no longer kept.*make the moe with more handles"):
             out.sum().backward()
+
+    threads.with_threads(2, body)
+
+
+@pytest.mark.parametrize("layout", ["flat", "expert_major"])
+def test_quantised_rows(layout: str) -> None:
+    """Weights have a gradient, though x has none, and the experts' rows are of another dtype than x."""
+
+    def body(comm: unisono.Communicator) -> None:
+        x, idx, weights = inputs(comm.rank, True)
+        small, factors = (4 * x.detach()).to(torch.float8_e4m3fn), torch.full((len(x), 1), 0.25)
+        moe, experts = make(comm, layout), torch_moe.Experts(EXPERTS)
+        received = unisono.torch.moe.dispatch(moe, (small, factors), idx, weights)
+        assert received.x.dtype == torch.float8_e4m3fn
+        restored = replace(received, x=received.x.float() * received.more[0])
+        run = torch_moe.by_experts if layout == "expert_major" else torch_moe.by_rows
+        y = run(experts, comm.rank * moe.local_experts, restored)
+        out = unisono.torch.moe.combine(y, received)
+        again = weights.detach().requires_grad_()
+        expected = torch_moe.reference(experts, small.float() / 4, idx, again)
+        torch.testing.assert_close(out, expected)
+        (got,) = torch_moe.gradients((out * out).sum(), [weights])
+        (wanted,) = torch_moe.gradients((expected * expected).sum(), [again])
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
     threads.with_threads(2, body)
 

@@ -44,11 +44,11 @@ STEPS = {
         ),
     ],
     2: [
-        ("include/unisono/types.hpp", "  send,", "  shift,"),
-        ("include/unisono/types.hpp", '"send",', '"shift",'),
+        ("include/unisono/types.hpp", "  empty,  ", "  shift,"),
+        ("include/unisono/types.hpp", '"empty",', '"shift",'),
         (
             "src/base/traits.hpp",
-            "    {.collective = Collective::send,",
+            "    {.collective = Collective::empty}",
             "    {.collective = Collective::shift, .in = kCount, .out = kCount, .swaps = true},",
         ),
     ],

@@ -93,6 +93,7 @@ def test_contents(processor: str, machine: int) -> None:
     for name in (
         "_core.pyi",
         "include/unisono/communicator.hpp",
+        "include/unisono/unisono.h",
         "lib/cmake/unisono/unisono-config.cmake",
         "lib/pkgconfig/unisono.pc",
         "lib/libunisono.so",

@@ -39,3 +39,31 @@ def killed_inside(phase: str) -> dict[str, Any]:
     again = [attempt(comm.barrier), attempt(lambda: moe.dispatch(x, idx))]
     comm.close()
     return {"victim": pids[1], "died": died, "first": first, "again": again}
+
+
+def killed_between(phase: str) -> dict[str, Any]:
+    """Kills rank 1 between the begin and the end of a dispatch or a combine."""
+    comm = unisono.init(timeout_s=30)
+    meeting = Meeting()
+    moe = comm.moe(comm.size, comm.size, 64, 8, "float32")
+    x = np.ones((8, 64), FLOATS)
+    idx = np.tile(np.arange(comm.size), (8, 1))
+    d = moe.dispatch(x, idx)
+    pids = meeting.tell(os.getpid())
+    if phase == "dispatch":
+        moe.dispatch_begin(x, idx)
+    else:
+        moe.combine_begin(d.x, d.handle)
+    meeting.tell()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    died = wait_for_end(pids[1])
+
+    def until_it_fails() -> None:  # its messages may all have come
+        (moe.dispatch_end if phase == "dispatch" else moe.combine_end)()
+        moe.dispatch(x, idx)
+
+    first = attempt(until_it_fails)
+    again = [attempt(comm.barrier), attempt(lambda: moe.dispatch(x, idx))]
+    comm.close()
+    return {"victim": pids[1], "died": died, "first": first, "again": again}

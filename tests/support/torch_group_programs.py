@@ -16,6 +16,7 @@ import unisono
 from unisono.torch import deep_ep, flashinfer_moe
 
 EXPERTS, TOP_K, MOST = 6, 2, 8
+DEVICE = os.environ.get("UNISONO_TEST_TORCH_DEVICE", "cpu")  # of all tensors that go into calls
 
 
 @contextmanager
@@ -23,6 +24,8 @@ def group(store: str) -> Iterator[Any]:
     """Makes the default process group, over gloo and a file."""
     torch.set_num_threads(1)
     rank, size = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
     try:
         yield dist.group.WORLD
@@ -40,9 +43,14 @@ def refused(words: str, call: Callable[[], Any]) -> None:
         raise AssertionError(f"no error: {words}")
 
 
+def there(*tensors: Any) -> tuple[Any, ...]:
+    """Returns copies on the device."""
+    return tuple(one.to(DEVICE) for one in tensors)
+
+
 def tokens(rank: int) -> tuple[Any, Any, Any]:
     """Returns x, topk_idx and topk_weights of a rank."""
-    return torch_moe.batch(MOST - 3 * rank, EXPERTS, TOP_K, rank, True)
+    return there(*torch_moe.batch(MOST - 3 * rank, EXPERTS, TOP_K, rank, True))
 
 
 def _expect_rows(rank: int, size: int) -> tuple[list[Any], list[tuple[int, Any]], list[int]]:
@@ -125,7 +133,9 @@ def _sums(numbers: list[int]) -> list[int]:
 def _refusals(buffer: Any, x: Any, idx: Any, weights: Any, handle: Any) -> None:
     """Parts that are not here say so, before anything is sent."""
     for words, call in {
-        "quantised": lambda: buffer.dispatch((x, weights), idx, num_experts=EXPERTS),
+        "have 8 bytes, but there is room for 4": lambda: buffer.dispatch(
+            (x, weights), idx, num_experts=EXPERTS
+        ),
         "needs topk_idx and num_experts": lambda: buffer.dispatch(x, idx),
         "leave topk_idx": lambda: buffer.dispatch(x, idx, handle=handle),
         "is above 8, the buffer's": lambda: buffer.dispatch(
@@ -232,7 +242,10 @@ def flashinfer(store: str) -> None:
         assert len(buffers) == 1
         for words, call in {
             "call dispatch first": lambda: one.combine(y),
-            "leave them out": lambda: one.dispatch(x, asked, hidden_states_scale=weights),
+            "leave them out": lambda: one.dispatch(x, asked, eplb_local_stats=weights),
+            "have 8 bytes, but there is room for 4": lambda: one.dispatch(
+                x, asked, hidden_states_scale=weights
+            ),
             "is above that of the parameters": lambda: one.dispatch(x, asked, max_tokens_per_rank=MOST + 1),
         }.items():
             refused(words, call)

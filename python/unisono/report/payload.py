@@ -319,15 +319,15 @@ def order_statistics(row: Row, limit: int) -> list[float]:
 
 
 def dimensions(rows: list[Json]) -> list[Json]:
-    """Returns each dimension's values and the one shown first: the most frequent, or latency or graph."""
+    """Returns each dimension's values and the one shown first: the most frequent. Of modes that are
+    equally frequent latency or graph comes first."""
     found = []
     for name, label in DIMENSIONS.items():
         counts = Counter(row[name] for row in rows if row[name] is not None)
         if not counts:
             continue
-        preferred = [mode for mode in ("latency", "graph") if name == "mode" and mode in counts]
         values = sorted(counts)
-        first = preferred[0] if preferred else max(values, key=lambda v: counts[v])
+        first = max(values, key=lambda value: (counts[value], value in ("latency", "graph")))
         found.append({"name": name, "label": label, "values": values, "first": first})
     return found
 

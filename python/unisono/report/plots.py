@@ -22,22 +22,22 @@ from .payload import Json
 _SCALE = 2.0  # pixels per point
 _PANEL = {"width": 300, "height": 190}  # points
 _CELL_WIDTH = 62  # points
-# A picture's panels by collective: their place, its title, and the mode that is shown if it was measured.
+# A picture's panels by collective: their place, and its title.
 _PANELS = {
-    "bandwidth": (figures.BANDWIDTH, "Bus bandwidth by message size", "throughput"),
-    "latency": (figures.LATENCY, "Time per call by message size", "latency"),
-    "spread": (figures.SPREAD, "Spread of the samples: extremes and quartiles over the median", "latency"),
+    "bandwidth": (figures.BANDWIDTH, "Bus bandwidth by message size"),
+    "time": (figures.LATENCY, "Time per call by message size"),
+    "spread": (figures.SPREAD, "Spread of the samples: extremes and quartiles over the median"),
 }
 _GRIDS = {
-    "stability": ("cv", "Coefficient of variation", "latency"),
-    "sol": ("sol", "Bus bandwidth as a share of the measured ceiling", "throughput"),
+    "stability": ("cv", "Coefficient of variation"),
+    "sol": ("sol", "Bus bandwidth as a share of the measured ceiling"),
 }
 
 
 def write(model: Model, directory: Path) -> list[Path]:
     """Writes every picture for which there is data. The names are stable: `bandwidth.png`, or
     `bandwidth_4_ranks.png` if the records hold several numbers of ranks; `bandwidth_machine2.png` if they
-    hold several machines."""
+    hold several machines; `bandwidth_graph.png` if these ranks were measured in several modes."""
     return [
         files.write(
             directory / f"{name}.png",
@@ -60,11 +60,14 @@ def _figures(model: Model) -> Iterator[tuple[str, Json | None]]:
         place = (model.machines[machine], ranks)
         mine = [cell for cell in cells if (cell["machine"], cell["ranks"]) == place]
         yield f"speedup_heatmap{suffix}", _heat(model, mine)
-        for name in _PANELS:
-            yield name + suffix, _panels(model, own, name)
-        for name in _GRIDS:
-            yield name + suffix, _grid(model, own, name)
-        yield f"distribution{suffix}", _distribution(model, own)
+        by_mode = group_by(own, lambda row: str(row["mode"]))
+        for mode, members in by_mode.items():
+            last = f"{suffix}_{mode}" if len(by_mode) > 1 else suffix
+            for name in _PANELS:
+                yield name + last, _panels(model, members, name)
+            for name in _GRIDS:
+                yield name + last, _grid(model, members, name)
+            yield f"distribution{last}", _distribution(model, members)
     yield "experts_time", _experts(model, figures.LATENCY, "Mixture of experts: time per call by tokens")
     bandwidth = "Mixture of experts: bandwidth between ranks by tokens"
     yield "experts_bandwidth", _experts(model, figures.BANDWIDTH, bandwidth)
@@ -108,12 +111,11 @@ def _parts(spec: Json) -> Iterator[Json]:
         yield from _parts(part)
 
 
-def _choice(rows: list[Json], mode: str) -> Json:
-    """Returns the page's first choice, in `mode` if it was measured. Of merged runs no row may have all of
-    its values; then the usual value of those that are left counts."""
+def _choice(rows: list[Json]) -> Json:
+    """Returns the page's first choice. Of merged runs no row may have all of its values; then the usual value
+    of those that are left counts."""
     first = {dimension["name"]: dimension["first"] for dimension in payload.dimensions(rows)}
-    for name in sorted(first, key=lambda name: name != "mode"):
-        value = mode if name == "mode" else first[name]
+    for name, value in first.items():
         found = Counter(row[name] for row in rows if row[name] is not None)
         first[name] = value if value in found or not found else found.most_common(1)[0][0]
         rows = [row for row in rows if row[name] in (None, first[name])]
@@ -122,8 +124,8 @@ def _choice(rows: list[Json], mode: str) -> Json:
 
 def _panels(model: Model, rows: list[Json], name: str) -> Json | None:
     """Returns a panel for each collective."""
-    place, title, mode = _PANELS[name]
-    templates, choice = charts.templates(model.backends, legend=True), _choice(rows, mode)
+    place, title = _PANELS[name]
+    templates, choice = charts.templates(model.backends, legend=True), _choice(rows)
     found = [one for one in figures.panels(rows) if one.place == place and figures.fits(one.choice, choice)]
     panels = [_ticks(_panel(templates[one.template], one.rows, one.title, **_PANEL), one) for one in found]
     where = payload.in_common([row for one in found for row in one.rows], model)
@@ -135,10 +137,12 @@ def _experts(model: Model, place: str, title: str) -> Json | None:
     templates = charts.templates(model.backends, legend=True)
     found = [one for one in figures.experts(model) if one.place == figures.EXPERTS[place]]
     same = payload.in_common([row for one in found for row in one.rows], model)
+    several = len({row["mode"] for one in found for row in one.rows}) > 1
     panels = []
     for one in found:
-        shape = {row["shape"] for row in one.rows}.pop()
-        heading = {"text": one.title, "subtitle": f"{shape}, {one.rows[0]['dtype']}"}
+        row = one.rows[0]
+        what = [row["shape"], row["dtype"], *([row["mode"]] if several else [])]
+        heading = {"text": one.title, "subtitle": ", ".join(what)}
         panel = _panel(templates[one.template], one.rows, "", **_PANEL) | {"title": heading}
         panels.append(_ticks(panel, one))
     return _figure(title, same, panels, 3)
@@ -156,8 +160,8 @@ def _ticks(panel: Json, figure: Figure) -> Json:
 
 
 def _grid(model: Model, rows: list[Json], name: str) -> Json | None:
-    metric, title, mode = _GRIDS[name]
-    choice = _choice(rows, mode)
+    metric, title = _GRIDS[name]
+    choice = _choice(rows)
     shown = [row for row in rows if figures.fits(row, choice) and row[metric] is not None]
     panels = [_panel(charts.shares(metric), shown, "", width=_width(shown))] if shown else []
     return _figure(title, payload.in_common(shown, model), panels, 1)
@@ -185,7 +189,7 @@ def _width(rows: list[Json]) -> int:
 
 def _distribution(model: Model, rows: list[Json]) -> Json | None:
     """Returns box plots and cumulative shares of the first collective at its first, middle and last size."""
-    choice = _choice(rows, "latency")
+    choice = _choice(rows)
     rows = [row for row in rows if figures.fits(row, choice)]
     collective = rows[0]["collective"]
     own_rows = [row for row in rows if row["collective"] == collective]

@@ -326,7 +326,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Model], list[Block]]], ...] = (
     ("summary", "Summary", _summary),
     ("speedup", "Speed-up", _speedup),
     ("bandwidth", "Bandwidth", _always(Chart("bandwidth-panels", "panels", "bandwidth"))),
-    ("latency", "Latency", _always(Chart("latency-panels", "panels", "latency"))),
+    ("latency", "Latency", _always(Chart("latency-panels", "panels", "time"))),
     ("percentiles", "Percentiles", _always(Chart("percentile-table"))),
     ("distribution", "Distribution", _distribution),
     ("stability", "Stability", _stability),

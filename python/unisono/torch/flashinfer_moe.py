@@ -18,6 +18,7 @@ import torch.distributed
 from .._core import Communicator, MoeOptions
 from ..errors import UsageError
 from .group import communicator_of
+from .rows import scale_bytes, with_scales
 
 __all__ = ["Communication", "DispatchResult", "register"]
 
@@ -44,7 +45,7 @@ class Communication:
 
     Args:
         bootstrap: FlashInfer's BootstrapConfig. Its process_group, or else the default group, has the ranks.
-        params: FlashInfer's MoEEpCommParams, without dispatch_format.
+        params: FlashInfer's MoEEpCommParams. With any dispatch_format: there is room for all of them.
         communicator: a communicator of the same ranks, which stays the caller's. None: a new one, with
             bootstrap.device or else torch's current GPU, if there is one.
 
@@ -56,10 +57,6 @@ class Communication:
     result = DispatchResult
 
     def __init__(self, bootstrap: Any, params: Any, communicator: Communicator | None = None) -> None:
-        if params.dispatch_format is not None:
-            raise UsageError(
-                "rows that the caller has quantised cannot be dispatched: leave dispatch_format out."
-            )
         self.bootstrap, self.params = bootstrap, params
         self.ep_rank: int = bootstrap.rank
         self.ep_size: int = bootstrap.world_size
@@ -74,7 +71,9 @@ class Communication:
             params.hidden_size,
             params.max_tokens_per_rank,
             dtype=str(self._dtype).removeprefix("torch."),
-            options=MoeOptions(layout="rank_major", handles=_HANDLES),
+            options=MoeOptions(
+                layout="rank_major", handles=_HANDLES, more_bytes=scale_bytes(params.hidden_size)
+            ),
         )
         self.num_local_experts: int = self._moe.local_experts
         self._handle: Any = None
@@ -112,20 +111,20 @@ class Communication:
         """Sends each token once to every rank that has an expert of its own. Collective.
 
         Args:
-            hidden_states: [tokens, hidden_size] of params.dtype.
+            hidden_states: [tokens, hidden_size] of params.dtype. Or quantised rows of any dtype, of at most
+                as many bytes, which come as they are.
             topk_ids: [tokens, top_k]; invalid_expert_id or -1: none.
             topk_weights: [tokens, top_k], or None.
             max_tokens_per_rank: at most params.max_tokens_per_rank, which shapes the result all the same.
-            hidden_states_scale, eplb_local_stats: None.
+            hidden_states_scale: [tokens, ...] of any dtype, which go where the rows go. There is room for a
+                byte for each 16 elements, or 4 bytes for each 128.
+            eplb_local_stats: None.
 
         Raises:
             UsageError: see Args. Or the last dispatch has had no combine.
         """
-        if hidden_states_scale is not None or eplb_local_stats is not None:
-            raise UsageError(
-                "hidden_states_scale and eplb_local_stats cannot be dispatched: leave them out, and give "
-                f"hidden_states as {self._dtype}."
-            )
+        if eplb_local_stats is not None:
+            raise UsageError("eplb_local_stats cannot be dispatched: leave them out.")
         if self._handle is not None:
             raise UsageError("dispatch follows dispatch: call combine between them.")
         if max_tokens_per_rank is not None and not self.is_workload_feasible(max_tokens_per_rank):
@@ -137,11 +136,14 @@ class Communication:
         if invalid != -1:
             topk_ids = topk_ids.masked_fill(topk_ids == invalid, -1)
         weights = None if topk_weights is None else topk_weights.detach().float().contiguous()
-        d = self._living().dispatch(hidden_states.detach().contiguous(), topk_ids.contiguous(), weights)
+        scale = hidden_states_scale
+        rows = with_scales(hidden_states, scale, self._moe.hidden)
+        d = self._living().dispatch(rows, topk_ids.contiguous(), weights)
         self._handle, self._where = d.handle, hidden_states.device
         first = self.ep_rank * self.num_local_experts
         return self.result(
-            hidden_states=d.x,
+            hidden_states=d.x.view(hidden_states.dtype),
+            hidden_states_scale=None if scale is None else d.more[0].view(scale.dtype),
             topk_ids=torch.where(d.topk_idx >= 0, d.topk_idx + first, invalid),
             topk_weights=d.topk_weights,
             tokens_per_rank=self.params.max_tokens_per_rank,

@@ -71,7 +71,8 @@ def dispatch(moe: Any, x: Any, topk_idx: torch.Tensor, topk_weights: torch.Tenso
 
     Args:
         moe: a Moe without scales, if x needs a gradient.
-        x: [tokens, hidden]; or a tuple of it and payloads, which have no gradient.
+        x: [tokens, hidden], or quantised rows; or a tuple of it and payloads. Neither quantised rows nor
+            payloads have a gradient.
         topk_idx: [tokens, top_k], i32 or i64; -1: no expert.
         topk_weights: [tokens, top_k], f32. The gradient comes from uses of `Received.topk_weights`, and with
             expert_major from `combine`, which needs `place_bytes(top_k)` of MoeOptions.more_bytes.
@@ -119,7 +120,7 @@ def combine(
     if moe.options.layout == "expert_major" and topk_weights is None:
         topk_weights = received.topk_weights
     if torch.is_grad_enabled() and (y.requires_grad or received.link.requires_grad):
-        expected = (moe.hidden, received.link.dtype)
+        expected = (moe.hidden, getattr(torch, moe.dtype))
         if (y.shape[-1], y.dtype) != expected:
             raise UsageError(
                 f"y has rows of {y.shape[-1]} {y.dtype}, which has no gradient: give rows of {expected[0]} "
@@ -160,7 +161,7 @@ class _Dispatch(torch.autograd.Function):  # type: ignore[misc] # mypy does not 
         came, came_weights = _own(moe, d, d.x, exact), own(d.topk_weights)
         needs_grad = zip((came, came_weights), ctx.needs_input_grad[:2], strict=True)
         ctx.mark_non_differentiable(*(one for one, needs in needs_grad if one is not None and not needs))
-        return came, came_weights, x.new_empty(0)
+        return came, came_weights, x.new_empty(0, dtype=torch.float32)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]

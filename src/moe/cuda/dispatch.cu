@@ -166,11 +166,10 @@ __device__ void fan_out_all(const Work& work, const Dispatch& dispatch, Targets&
 }
 
 // Copies the rows of x to where the caller wants them.
-__global__ void __launch_bounds__(kThreads) copy_out_kernel(const __grid_constant__ Work work, byte* out) {
-  const Dims& d = work.dims;
+__global__ void __launch_bounds__(kThreads)
+    copy_out_kernel(const __grid_constant__ Work work, byte* out, std::size_t row_bytes) {
   if (failed(work)) return;
-  const std::size_t bytes =
-      static_cast<std::size_t>(*table<std::int32_t>(work, work.space.rows)) * d.sent_bytes;
+  const std::size_t bytes = static_cast<std::size_t>(*table<std::int32_t>(work, work.space.rows)) * row_bytes;
   device::thread_copy(out, mine<byte>(work, work.space.x(work.epoch)), bytes,
                       blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
 }
@@ -216,7 +215,8 @@ cudaError_t send(const Work& work, const Dispatch& dispatch, int blocks, cudaStr
 cudaError_t land(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream) {
   if (!dispatch.lands)
     land_kernel<<<work.dims.expert_major() ? blocks : 1, kThreads, 0, stream>>>(work, dispatch);
-  if (dispatch.out) copy_out_kernel<<<blocks, kThreads, 0, stream>>>(work, dispatch.out);
+  if (dispatch.out)
+    copy_out_kernel<<<blocks, kThreads, 0, stream>>>(work, dispatch.out, dispatch.payloads.of[0].bytes);
   return cudaGetLastError();
 }
 

@@ -284,8 +284,8 @@ void GpuEngine::lay_payloads(const MoeTokens& tokens) {
   else dispatch_.out = static_cast<byte*>(out_);
   const std::size_t from = number(tokens.x);
   gpu::Payloads& all = dispatch_.payloads;
-  all.of[all.count++] = {static_cast<const byte*>(tokens.x), to, static_cast<std::uint32_t>(d.sent_bytes),
-                         word_of((scaled ? 0 : from) | to | d.sent_bytes)};
+  all.of[all.count++] = {static_cast<const byte*>(tokens.x), to, static_cast<std::uint32_t>(tokens.row_bytes),
+                         word_of((scaled ? 0 : from) | to | tokens.row_bytes)};
   dispatch_.wide = scaled && (from | d.row_bytes) % 16 == 0 &&
                    (to | d.sent_bytes) % (d.row_bytes == d.hidden * 4 ? 4 : 8) == 0;
   to = pool + work_.space.more;

@@ -9,7 +9,8 @@ import torch
 from ..._core import Communicator, MoeOptions
 from ...errors import UsageError
 from ..group import communicator_of
-from .event import EventHandle, EventOverlap
+from ..rows import by_columns, dtype_name, scale_bytes, with_scales
+from .event import EventHandle, EventOverlap, wait_for
 from .handle import EPHandle
 from .missing import missing
 
@@ -146,8 +147,13 @@ class EPBuffer:
     ) -> Any:
         """Sends rows to the ranks that have their experts, as DeepEP's dispatch does. Collective.
 
+        Args:
+            x: [tokens, hidden]; or (rows, scales), which the caller has quantised. There is room for a byte
+                of scales for each 16 elements of hidden, or 4 for each 128.
+            use_tma_aligned_col_major_sf: whether received scales lie column by column, 16 bytes aligned.
+
         Returns:
-            (recv_x, recv_topk_idx, recv_topk_weights, EPHandle, EventOverlap).
+            (recv_x, recv_topk_idx, recv_topk_weights, EPHandle, EventOverlap); recv_x is a tuple if x is.
             do_expand: a row for each pair of token and expert, by expert; recv_topk_idx is None.
             do_cpu_sync (the default without a handle): exactly the rows that have come, else all that can.
             defer_epilogue: an EventOverlap, whose wait returns the first four. No call comes before the wait.
@@ -155,14 +161,10 @@ class EPBuffer:
         Raises:
             UsageError: an argument cannot be, or asks for what is not here. Errors of `unisono.Moe.dispatch`.
         """
-        if isinstance(x, tuple):
-            raise missing(
-                "dispatch of rows that the caller has quantised",
-                'give x as bfloat16, or use unisono.Moe with scales="e4m3_128", which quantises in dispatch',
-            )
+        x, sf = x if isinstance(x, tuple) else (x, None)
         if do_handle_copy:
             raise missing("do_handle_copy", "give dispatch a copy of topk_idx")
-        _wait(previous_event)
+        wait_for(previous_event)
         if handle is None:
             sync = do_cpu_sync is not False
             moe = self._moe(
@@ -176,9 +178,10 @@ class EPBuffer:
                 )
             moe, topk_idx, given, exact = handle.moe, handle.topk_idx, None, handle.exact
         self._living()
-        static = None if exact else x.new_empty(moe.rows_held, moe.hidden)
+        rows = with_scales(x, sf, moe.hidden)
+        static = None if exact else rows[0].new_empty(moe.rows_held, x.shape[1])
         moe.dispatch_begin(
-            x.detach().contiguous(),
+            rows,
             None if given is None else given.contiguous(),
             None if topk_weights is None else topk_weights.detach().contiguous(),
             handle=None if handle is None else handle.routing,
@@ -195,7 +198,10 @@ class EPBuffer:
                 of.recv_expert_ids = d.row_expert[: of.rows].clone()
             if cumulative_local_expert_recv_stats is not None:
                 cumulative_local_expert_recv_stats.add_(d.counts)
-            recv_x = d.x[: of.rows].clone() if static is None else static
+            recv_x = (d.x[: of.rows].clone() if static is None else static).view(x.dtype)
+            if sf is not None:
+                recv_sf = d.more[0][: of.rows].view(sf.dtype)
+                recv_x = recv_x, by_columns(recv_sf) if use_tma_aligned_col_major_sf else recv_sf.clone()
             idx = None if d.topk_idx is None else d.topk_idx[: of.rows].to(torch.int64)
             weights = None if d.topk_weights is None else d.topk_weights[: of.rows].clone()
             return recv_x, idx, weights, of
@@ -231,7 +237,7 @@ class EPBuffer:
                 "combine of topk_weights with do_expand", "leave topk_weights out, which x has already"
             )
         handle.topk_idx  # noqa: B018 - raises if it has changed
-        _wait(previous_event)
+        wait_for(previous_event)
         self._living()
         moe, plain = handle.moe, None if bias is None else bias.detach().contiguous()
         weights = None
@@ -263,16 +269,17 @@ class EPBuffer:
             raise UsageError("num_max_tokens_per_rank is 0: give it to the buffer, or to dispatch.")
         layout = "expert_major" if do_expand else "flat"
         options = (layout, alignment or 1 if do_expand else 1, sync and x.is_cuda, x.device.type)
-        shape = (num_experts, topk_idx.shape[1], self._hidden or x.shape[1], most, x.dtype)
+        hidden = self._hidden or x.shape[1]
+        shape = (num_experts, topk_idx.shape[1], hidden, most, dtype_name(x))
         key = (*shape, *options)
         if key not in self._moes:
             self._moes[key] = self._living().moe(
-                *shape[:-1],
-                dtype=str(x.dtype).removeprefix("torch."),
+                *shape,
                 options=MoeOptions(
                     layout=layout,
                     alignment=options[1],
                     host_counts=options[2],
+                    more_bytes=scale_bytes(hidden),
                     handles=self.handles,
                     device=options[3],
                 ),
@@ -288,11 +295,6 @@ class EPBuffer:
         if name in _MISSING:
             raise missing(f"EPBuffer.{name}")
         raise AttributeError(f"EPBuffer has no attribute {name!r}")
-
-
-def _wait(event: EventHandle | EventOverlap | None) -> None:
-    if isinstance(event, EventHandle) or (event is not None and event.event is not None):
-        event.current_stream_wait()
 
 
 def _end(finish: Any, asynchronous: bool, deferred: bool) -> Any:

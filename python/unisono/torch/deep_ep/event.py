@@ -9,7 +9,7 @@ import torch
 
 from ...errors import UsageError
 
-__all__ = ["EventHandle", "EventOverlap"]
+__all__ = ["EventHandle", "EventOverlap", "wait_for"]
 
 
 class EventHandle:
@@ -24,6 +24,12 @@ class EventHandle:
         """Lets torch's current stream wait for this point."""
         if self._event is not None:
             self._event.wait()
+
+
+def wait_for(event: EventHandle | EventOverlap | None) -> None:
+    """Lets torch's current stream wait for an event, if there is one."""
+    if isinstance(event, EventHandle) or (event is not None and event.event is not None):
+        event.current_stream_wait()
 
 
 class EventOverlap:

@@ -1,0 +1,34 @@
+// A call that has begun, and runs beside the program.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <optional>
+
+#include "unisono/version.hpp"
+
+namespace unisono {
+
+// A handle of such a call. Copies are of the same call, which goes on without them. A handle without a call
+// is done.
+class Work {
+ public:
+  Work() = default;
+
+  // Waits until the call has ended, and throws its error. timeout_s: throws TimeoutError if the call has not
+  // ended by then; the call goes on, and its buffers stay in use.
+  UNISONO_API void wait(std::optional<double> timeout_s = {}) const;
+  // Returns whether the call has ended, also with an error.
+  UNISONO_API bool done() const;
+  // Returns the error with which the call has ended. Null: the call is under way, or has succeeded.
+  UNISONO_API std::exception_ptr error() const;
+
+  struct State;
+
+ private:
+  friend class Communicator;
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace unisono
