@@ -45,7 +45,7 @@ void routes(Rank& rank) {
     run(rank, {.layout = layout, .top_k = 2, .weights = false, .crowd = 8, .masked = 0}, 2);
     run(rank, {.layout = layout, .masked = 8}, 2);
     run(rank, {.layout = layout, .experts_of_rank = 8, .top_k = 5, .hidden = 40, .max_tokens = 2100}, 3);
-    run(rank, {.layout = layout, .experts_of_rank = 32, .top_k = 8, .hidden = 64, .max_tokens = 256}, 3);
+    run(rank, {.layout = layout, .experts_of_rank = 32, .top_k = 8, .hidden = 64, .max_tokens = 128}, 3);
   }
 }
 

@@ -18,7 +18,7 @@ inline constexpr int kThreads = 512;     // of a block of every kernel
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kPositionBits = 24;  // of a token among those of its rank for another
 inline constexpr std::int32_t kNone = -1;
-inline constexpr std::size_t kFewTokens = 256;  // of a rank: a Moe for so few takes the low-latency kernels
+inline constexpr std::size_t kFewTokens = 128;  // of a rank: a Moe for so few takes the low-latency kernels
 
 // Of lines (docs/gpu.md), in which the low-latency kernels send rows.
 inline constexpr std::size_t kLine = 128;         // bytes
