@@ -48,11 +48,7 @@ void run_composed(Communicator::Impl& impl, const Task& task) {
              {.in = call.x, .out = sums, .count = call.rows * call.hidden, .dtype = call.dtype});
   if (call.sharded) return finish_sharded(impl, task, sums);
   Tail tail(task);
-  for (std::size_t row = 0; row < call.rows; ++row) {
-    const byte* const sum = sums + row * task.row_bytes;
-    tail.join(task.residual_out(row), &sum, 1, task.residual(row), task.row_bytes);
-    tail.finish(row, task.residual_out(row));
-  }
+  for (std::size_t row = 0; row < call.rows; ++row) tail.follow(row, sums + row * task.row_bytes);
 }
 
 }  // namespace unisono::fused

@@ -23,13 +23,17 @@ class Tail {
         inverse_(1 / task.call.scale),
         row_(quantise_ ? task.row_bytes : 0) {}
 
-  // Sums `bytes` of the rows from `n` sources, and adds the residual. begin: within rows that this rank
-  // holds. to: where the bytes go.
+  // Sums `bytes` of rows from `n` sources, and adds the residual.
   void join(byte* to, const byte* const* srcs, int n, const byte* residual, std::size_t bytes) {
     join_(to, srcs, n, residual, bytes / element_);
   }
   // Writes row `row` of out, and its scales, from a row of residual_out.
   void finish(std::size_t row, const byte* from) { finish(task_.out(row), task_.scales(row), from); }
+  // Does all that follows the sum of row `row`.
+  void follow(std::size_t row, const byte* sum) {
+    join(task_.residual_out(row), &sum, 1, task_.residual(row), task_.row_bytes);
+    finish(row, task_.residual_out(row));
+  }
   void finish(byte* out, byte* scales, const byte* from) {
     byte* const normalised = quantise_ ? row_.data() : out;
     normalise_(normalised, from, parameters_, task_.call.hidden);

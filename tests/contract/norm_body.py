@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -232,7 +232,7 @@ def run(communicators: Sequence[unisono.Communicator], report: Report) -> None:
     algorithms = _algorithms(communicators[0])
     for job in jobs(communicators[0].size, algorithms):
         here = communicators[job.number % len(communicators)]
-        one = Run(replace(job), here, report)
+        one = Run(job, here, report)
         try:
             {"apart": one.apart, "rounds": one.rounds}.get(job.group, one.once)()
         except Exception as error:

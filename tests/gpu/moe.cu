@@ -45,7 +45,7 @@ void routes(Rank& rank) {
     run(rank, {.layout = layout, .top_k = 2, .weights = false, .crowd = 8, .masked = 0}, 2);
     run(rank, {.layout = layout, .masked = 8}, 2);
     run(rank, {.layout = layout, .experts_of_rank = 8, .top_k = 5, .hidden = 40, .max_tokens = 2100}, 3);
-    run(rank, {.layout = layout, .experts_of_rank = 32, .top_k = 8, .hidden = 64, .max_tokens = 128}, 3);
+    run(rank, {.layout = layout, .experts_of_rank = 32, .top_k = 8, .hidden = 64, .max_tokens = 64}, 3);
   }
 }
 
@@ -204,7 +204,7 @@ void pressure(Rank& rank) {
 // A graph of a round, replayed with other routes in place, with calls outside of it between.
 void graphs(Rank& rank) {
   for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout, .max_tokens = 100};
+    const Case c{.layout = layout, .max_tokens = 60};
     Pair pair(rank, c);
     const std::size_t n = rank.rank == 1 ? 0 : c.max_tokens, count = n * c.hidden;
     pair.on_gpu.write(make_tokens(c, rank.rank, rank.ranks, 0, n));
@@ -215,6 +215,7 @@ void graphs(Rank& rank) {
     check(cudaStreamEndCapture(rank.stream, &graph), "a capture");
     check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
     check(cudaGraphUpload(replayed, rank.stream), "a graph");
+    rank.comm.barrier();  // no rank waits for the GPU while another one captures
     rank.ready();
     for (unsigned i = 0; i < 100; ++i) {
       const Tokens tokens = make_tokens(c, rank.rank, rank.ranks, i, n);

@@ -5,25 +5,28 @@
 
 namespace unisono::moe::gpu {
 
-// Sets what depends on the routing alone and no token fills.
-__device__ inline void fill_tables(const Work& work, const Dispatch& dispatch) {
+// Names an expert at each of its rows, and clears the weights of those that stay empty. A warp calls it.
+__device__ inline void name_rows(const Work& work, unsigned expert) {
+  const std::int32_t begin = table<std::int32_t>(work, work.space.offsets)[expert];
+  const std::int32_t end = table<std::int32_t>(work, work.space.offsets)[expert + 1];
+  const std::int32_t filled = begin + table<std::int32_t>(work, work.space.counts)[expert];
+  for (std::int32_t row = begin + static_cast<std::int32_t>(lane()); row < end; row += 32) {
+    table<std::int32_t>(work, work.space.row_expert)[row] =
+        row < filled ? static_cast<std::int32_t>(expert) : kNone;
+    if (row >= filled) table<float>(work, work.space.weights)[row] = 0.0f;
+  }
+}
+
+// Sets the same of rows that belong to no expert, or to no token.
+__device__ inline void fill_rest(const Work& work) {
   const Dims& d = work.dims;
   const std::size_t first = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const std::size_t step = std::size_t{gridDim.x} * blockDim.x;
-  const auto* const offsets = table<std::int32_t>(work, work.space.offsets);
-  const auto* const counts = table<std::int32_t>(work, work.space.counts);
   if (d.expert_major()) {
-    for (std::size_t row = first; row < d.rows_held; row += step) {
-      const auto number = static_cast<std::int32_t>(row);
-      int low = 0, high = d.local_experts;  // the expert before which the rows after this one begin
-      while (low < high) {
-        const int middle = (low + high) / 2;
-        if (offsets[middle + 1] <= number) low = middle + 1;
-        else high = middle;
-      }
-      const bool filled = low < d.local_experts && number < offsets[low] + counts[low];
-      if (!dispatch.routed) table<std::int32_t>(work, work.space.row_expert)[row] = filled ? low : kNone;
-      if (!filled) table<float>(work, work.space.weights)[row] = 0.0f;
+    const auto rows = static_cast<std::size_t>(*table<std::int32_t>(work, work.space.rows));
+    for (std::size_t row = rows + first; row < d.rows_held; row += step) {
+      table<std::int32_t>(work, work.space.row_expert)[row] = kNone;
+      table<float>(work, work.space.weights)[row] = 0.0f;
     }
   } else if (d.layout == MoeLayout::rank_major) {
     const auto k = static_cast<std::size_t>(d.top_k);
@@ -31,10 +34,19 @@ __device__ inline void fill_tables(const Work& work, const Dispatch& dispatch) {
     for (std::size_t i = first; i < d.rows_held * k; i += step) {
       const std::size_t row = i / k;
       if (row % d.max_tokens < static_cast<std::size_t>(source_rows[row / d.max_tokens])) continue;
-      if (!dispatch.routed) table<std::int32_t>(work, work.space.topk_idx)[i] = kNone;
+      table<std::int32_t>(work, work.space.topk_idx)[i] = kNone;
       table<float>(work, work.space.weights)[i] = 0.0f;
     }
   }
+}
+
+// Sets what depends on the routing alone and no token fills. What was set for a kept routing stays.
+__device__ inline void fill_tables(const Work& work, const Dispatch& dispatch) {
+  if (dispatch.routed) return;
+  const auto experts = work.dims.expert_major() ? static_cast<unsigned>(work.dims.local_experts) : 0;
+  for (unsigned e = warps_of_grid() - 1 - warp_of_grid(); e < experts; e += warps_of_grid())
+    name_rows(work, e);  // the last warps have the fewest tokens
+  fill_rest(work);
 }
 
 // Clears the rows between those of two experts.

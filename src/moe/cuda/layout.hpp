@@ -12,13 +12,13 @@
 namespace unisono::moe::gpu {
 
 inline constexpr int kMostTopK = 32;     // a warp takes a token's experts at once
-inline constexpr int kRouteBlocks = 16;  // of the kernel that reads routes
+inline constexpr int kRouteBlocks = 16;  // of the kernel that reads routes, and have tokens
 inline constexpr int kMostChunks = 8;    // of a rank's tokens, in a combine
 inline constexpr int kThreads = 512;     // of a block of every kernel
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kPositionBits = 24;  // of a token among those of its rank for another
 inline constexpr std::int32_t kNone = -1;
-inline constexpr std::size_t kFewTokens = 128;  // of a rank: a Moe for so few takes the low-latency kernels
+inline constexpr std::size_t kFewTokens = 64;  // of a rank: a Moe for so few takes the low-latency kernels
 
 // Of lines (docs/gpu.md), in which the low-latency kernels send rows.
 inline constexpr std::size_t kLine = 128;         // bytes
@@ -40,7 +40,6 @@ inline constexpr int kTold = 3;
 struct Counters {
   std::uint32_t dispatches;                // that have begun: signals of kind `begun`
   std::uint32_t landed, combines;          // that have ended: signals of kinds `data` and `summed`
-  std::uint32_t met, met_before;           // blocks that have met in route kernels, also before this one
   std::uint32_t tickets[2 + kMostChunks];  // of blocks that have ended: the last one tells the peers
   unsigned long long phases[2];            // low-latency: of dispatches and combines, as `phase_of` counts
 };
@@ -64,7 +63,7 @@ struct Space {
   int chunks = 1;            // of a rank's tokens
   std::size_t columns = 0;   // of what routes count: pairs of each expert, and tokens of each rank and chunk
   std::size_t counters = 0;  // Counters
-  std::size_t totals = 0;    // [kRouteBlocks, columns]: what each block of the route kernel has counted
+  std::size_t totals = 0;    // [kRouteBlocks, columns] u64: what each block of the route kernel has counted
   std::size_t slots = 0, slot_bytes = 0;
   std::size_t pool = 0, pool_bytes = 0, scales = 0, more = 0;  // the last two within a pool
   std::size_t sums = 0, sums_bytes = 0;  // twice [ranks, max_tokens, row]: what peers have summed
@@ -124,6 +123,7 @@ struct Dispatch {
   bool wide = false;               // with scales: x can be read by words of 16 bytes
   bool wide_index = false;         // topk_idx is of 64 bits
   const void* topk_idx = nullptr;  // low-latency: [tokens, top_k]
+  bool bulk = false;               // rows of x go by bulk copies
   const float* weights = nullptr;  // [tokens, top_k], or null
   byte* out = nullptr;             // to which rows of x are copied in the end, or null
 };

@@ -191,8 +191,7 @@ __global__ void __launch_bounds__(kThreads)
     load_few(work, few);
   } else {
     first = rounds.load(dispatch, rounds.first);
-    for (std::size_t c = threadIdx.x; c < rounds.warps * few.counts.columns; c += kThreads)
-      few.counts.warps[c] = 0;
+    for (std::size_t c = threadIdx.x; c < rounds.warps * few.counts.columns; c += kThreads) few.warps[c] = 0;
   }
   const std::uint64_t phase = phase_of(work, counters(work).phases, dispatch.sends);
   if (phase == 0 || (!dispatch.routed && !read_routes(work, dispatch, few, rounds, first))) return;

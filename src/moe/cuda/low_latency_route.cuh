@@ -24,8 +24,9 @@ struct Few {
 
   __device__ Few(const Work& work, std::uint64_t* memory)
       : told(memory),
-        counts(work, reinterpret_cast<std::uint32_t*>(memory + work.dims.ranks * work.space.told_lines *
-                                                                   kWordsOfLine)),
+        warps(reinterpret_cast<std::uint32_t*>(memory +
+                                               work.dims.ranks * work.space.told_lines * kWordsOfLine)),
+        counts(work, warps + kWarps * work.space.columns, false),
         starts(counts.begin + work.dims.experts + 1),
         pairs(starts + work.dims.experts),
         homes(reinterpret_cast<std::int32_t*>(pairs + work.dims.max_tokens * work.dims.top_k)),
@@ -34,8 +35,9 @@ struct Few {
         first_rows(rows + work.dims.ranks),
         weighted(first_rows + work.dims.ranks) {}
 
-  std::uint64_t* told;        // [ranks, numbers]
-  Counts counts;              // `earlier` and `base` are not used
+  std::uint64_t* told;   // [ranks, numbers]
+  std::uint32_t* warps;  // [kWarps, columns]: of each warp; then of the warps before it
+  Counts counts;
   std::uint32_t* starts;      // [ranks, local experts]: the first pair of each source and expert here
   std::uint32_t* pairs;       // [max_tokens, top_k]: expert << 16 | number among this rank's for the expert
   std::int32_t* homes;        // [max_tokens, top_k]: as Space::homes, also those for which there is no room
@@ -85,7 +87,7 @@ __device__ inline bool leads(const Rounds& rounds, bool has, int rank) {
 __device__ inline bool count_pairs(const Work& work, const Dispatch& dispatch, const Few& few,
                                    const Rounds& rounds, std::int64_t first) {
   const Dims& d = work.dims;
-  std::uint32_t* const columns = few.counts.warps + warp_of_block() * few.counts.columns;
+  std::uint32_t* const columns = few.warps + warp_of_block() * few.counts.columns;
   std::int64_t next = first;
   bool right = true;
   for (unsigned round = rounds.first; round < rounds.end; ++round) {
@@ -111,7 +113,7 @@ __device__ inline void sum_few(const Few& few, unsigned warps) {
   for (std::size_t c = threadIdx.x; c < few.counts.columns; c += kThreads) {
     std::uint32_t sum = 0;
     for (unsigned w = 0; w < warps; ++w) {
-      std::uint32_t& of_warp = few.counts.warps[w * few.counts.columns + c];
+      std::uint32_t& of_warp = few.warps[w * few.counts.columns + c];
       const std::uint32_t its = of_warp;
       of_warp = sum;
       sum += its;
@@ -133,7 +135,7 @@ __device__ inline std::uint32_t take_few(std::uint32_t* columns, bool has, unsig
 // Sets few.pairs and few.homes.
 __device__ inline void place_pairs(const Work& work, const Few& few, const Rounds& rounds) {
   const Dims& d = work.dims;
-  std::uint32_t* const columns = few.counts.warps + warp_of_block() * few.counts.columns;
+  std::uint32_t* const columns = few.warps + warp_of_block() * few.counts.columns;
   for (unsigned round = rounds.first; round < rounds.end; ++round) {
     const bool has = rounds.has(round);
     const int expert = has ? static_cast<int>(few.pairs[rounds.pair(round)]) : kNone;
@@ -238,6 +240,7 @@ __device__ inline void sum_told(const Work& work, const Few& few) {
     }
     few.counts.all[c] = sum;
     few.counts.earlier[c] = earlier;
+    few.counts.base[c] = 0;
   }
   for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads)
     few.tokens[s] = numbers[s * stride + 1 + static_cast<std::size_t>(d.experts + d.rank)];
@@ -279,7 +282,7 @@ __device__ inline bool lay_out_few(const Work& work, const Few& few) {
   find_rooms(work, few.counts, rooms);
   find_starts(work, few);
   __syncthreads();
-  if (!has_room(work, rooms)) return false;
+  if (!has_room(work, few.counts, rooms)) return false;
   if (blockIdx.x != gridDim.x - 1) {
     if (d.expert_major()) describe_experts(work, few.counts);  // the same of all blocks, which read it
     if (d.layout == MoeLayout::rank_major)
