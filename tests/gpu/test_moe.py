@@ -40,10 +40,10 @@ def test_bytes_are_those_of_the_host(program: Path, case: str, n: int) -> None:
     run(program, case, n)
 
 
-@pytest.mark.parametrize("n", [2, 5])
-@pytest.mark.parametrize("case", [*CASES, "index", "overflow"])
-def test_few_tokens_by_the_kernels_for_many(program: Path, case: str, n: int) -> None:
-    run(program, case, n, UNISONO_MOE_LOW_LATENCY="0")
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+@pytest.mark.parametrize("case", [*CASES, "index", "overflow", "differs"])
+def test_few_tokens_by_the_low_latency_kernels(program: Path, case: str, n: int) -> None:
+    run(program, case, n, UNISONO_MOE_LOW_LATENCY="1")
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
