@@ -13,7 +13,9 @@
 #include "docstrings.hpp"
 #include "module.hpp"
 #include "moe_docstrings.hpp"
+#include "norm_docstrings.hpp"
 #include "py_moe.hpp"
+#include "py_norm.hpp"
 #include "signals.hpp"
 
 namespace unisono::python {
@@ -160,6 +162,10 @@ void bind_communicator(nb::module_& module) {
       .def("register", &C::register_array, "x"_a.none(), nb::keep_alive<0, 1>(), doc::kRegister)
       .def("moe", &make_moe, "num_experts"_a, "top_k"_a, "hidden"_a, "max_tokens"_a, "dtype"_a = "bfloat16",
            "options"_a = none, doc::kMoeOf)
+      .def("all_reduce_rms_norm", &PyNorm::rms, "x"_a, "residual"_a, "weight"_a, "eps"_a = 1e-6,
+           nb::kw_only(), "options"_a = none, "stream"_a = none, doc::kAllReduceRmsNorm)
+      .def("all_reduce_layer_norm", &PyNorm::layer, "x"_a, "residual"_a, "weight"_a, "bias"_a = none,
+           "eps"_a = 1e-5, nb::kw_only(), "options"_a = none, "stream"_a = none, doc::kAllReduceLayerNorm)
       .def_static("algorithms", &algorithms_of, "collective"_a, "device"_a = "cpu",
                   "Returns the names that `algorithm` may have for a collective on `cpu` or `cuda`, or for "
                   "how `nodes` work together.")

@@ -38,6 +38,7 @@ NB_MODULE(_core, module) {
   unisono::python::bind_fabric(module);
   unisono::python::bind_transports(module);
   unisono::python::bind_moe(module);
+  unisono::python::bind_norm(module);
   unisono::python::bind_communicator(module);
   unisono::python::bind_traits(module);
 #ifdef UNISONO_CUDA

@@ -16,6 +16,9 @@ void bind_communicator(nanobind::module_& module);
 
 void bind_moe(nanobind::module_& module);
 
+// The options of the fused norms.
+void bind_norm(nanobind::module_& module);
+
 // The options and providers of the fabric lane.
 void bind_fabric(nanobind::module_& module);
 

@@ -25,10 +25,27 @@ nb::object empty_like(nb::handle like, const Shape& shape) {
   return nb::module_::import_("numpy").attr("empty")(extents, like.attr("dtype"));
 }
 
-nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::handle stream) {
+nb::object empty_like(nb::handle like, const Shape& shape, DType dtype) {
+  using namespace nb::literals;
+  const nb::tuple extents = nb::tuple(nb::cast(shape));
+  if (nb::hasattr(like, "new_empty"))
+    return like.attr("new_empty")(extents, "dtype"_a = nb::module_::import_("torch").attr(numpy_name(dtype)));
+  if (!nb::hasattr(like, "__cuda_array_interface__"))
+    return nb::module_::import_("numpy").attr("empty")(extents, numpy_dtype(dtype));
+  if (const nb::object library = cupy(); !library.is_none())
+    return library.attr("empty")(extents, numpy_dtype(dtype));
+  throw UsageError(std::string("x is a ") + nb::type_name(like.type()).c_str() +
+                   ", from which no new array can be made: pass out.");
+}
+
+namespace {
+
+// Calls `make` with the stream as the library's current one. None: as it is.
+template <class Make>
+nb::object made_on(nb::handle like, int device, nb::handle stream, const Make& make) {
   const bool torch = nb::hasattr(like, "new_empty");
   if (stream.is_none() || (!torch && (cupy().is_none() || !nb::hasattr(like, "__cuda_array_interface__"))))
-    return empty_like(like, shape);
+    return make();
   const nb::object cuda =
       torch ? nb::object(nb::module_::import_("torch").attr("cuda")) : nb::object(cupy().attr("cuda"));
   const auto handle = reinterpret_cast<std::uintptr_t>(stream_handle(stream));
@@ -40,13 +57,22 @@ nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::ha
   within.attr("__enter__")();
   nb::object made;
   try {
-    made = empty_like(like, shape);
+    made = make();
   } catch (...) {
     within.attr("__exit__")(nb::none(), nb::none(), nb::none());
     throw;
   }
   within.attr("__exit__")(nb::none(), nb::none(), nb::none());
   return made;
+}
+
+}  // namespace
+
+nb::object empty_like_on(nb::handle like, const Shape& shape, int device, nb::handle stream) {
+  return made_on(like, device, stream, [&] { return empty_like(like, shape); });
+}
+nb::object empty_like_on(nb::handle like, const Shape& shape, DType dtype, int device, nb::handle stream) {
+  return made_on(like, device, stream, [&] { return empty_like(like, shape, dtype); });
 }
 
 Library imported_library() {

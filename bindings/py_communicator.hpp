@@ -108,6 +108,7 @@ class PyCommunicator {
  private:
   friend class PyMoe;
   friend class PyRegistration;
+  friend struct PyNorm;
   friend struct OwnedMoe;
   class WithoutGil;
   struct Options;

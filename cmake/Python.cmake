@@ -13,9 +13,11 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/module.cpp
   bindings/moe.cpp
   bindings/new_array.cpp
+  bindings/norm.cpp
   bindings/numpy_array.cpp
   bindings/py_communicator.cpp
   bindings/py_moe.cpp
+  bindings/py_norm.cpp
   bindings/torch_tensor.cpp
   bindings/traits.cpp
   bindings/transports.cpp

@@ -200,6 +200,7 @@ class UNISONO_API Communicator {
 
  private:
   friend class DeviceArea;
+  friend class FusedNorm;
   friend class Moe;
   friend class Tuning;
   // Checks `header_version` before anything else: `options` may have another layout.

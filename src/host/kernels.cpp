@@ -9,7 +9,8 @@
 
 namespace unisono::host::UNISONO_ISA {
 
-extern const Rows rows;  // of rows.cpp
+extern const Rows rows;    // of rows.cpp
+extern const Norms norms;  // of norms.cpp
 
 namespace {
 
@@ -222,6 +223,7 @@ const Kernels kernels = {UNISONO_STRING(UNISONO_ISA),
                           UNISONO_WIDE(std::int8_t), UNISONO_WIDE(std::uint8_t), UNISONO_WIDE(std::int32_t),
                           UNISONO_WIDE(std::int64_t), UNISONO_WIDE(E4M3), UNISONO_WIDE(E5M2)},
                          {UNISONO_WIRES(float), {}, UNISONO_WIRES(F16), UNISONO_WIRES(BF16)},
-                         rows};
+                         rows,
+                         norms};
 
 }  // namespace unisono::host::UNISONO_ISA

@@ -59,7 +59,7 @@ inline void stream_vector(byte* to, V value) {
   store<V>(to, 0, value);
 }
 
-// A vector of T in memory, and its conversions to f32 and back.
+// A vector of T in memory, and its conversions to f32 and back. rounded: both, one after the other.
 template <class T>
 struct Lanes {
   static constexpr bool kAny = false;  // plain loops do
@@ -70,6 +70,7 @@ struct Lanes<float> {
   using Stored = Floats;
   static Floats widen(Stored from) { return from; }
   static Stored narrow(Floats from) { return from; }
+  static Floats rounded(Floats from) { return from; }
 };
 #if defined(__AVX2__)
 template <>
@@ -91,6 +92,7 @@ struct Lanes<F16> {
     return std::bit_cast<Stored>(_mm256_cvtps_ph(std::bit_cast<__m256>(from), _MM_FROUND_TO_NEAREST_INT));
   }
 #endif
+  static Floats rounded(Floats from) { return widen(narrow(from)); }
 };
 template <>
 struct Lanes<BF16> {
@@ -105,9 +107,7 @@ struct Lanes<BF16> {
     return std::bit_cast<Floats>(words << 16);
   }
   static Stored narrow(Floats from) {
-    const auto bits = std::bit_cast<Words>(from);
-    const Words rounded = bits + 0x7fffu + (bits >> 16 & 1u);
-    const Words words = (from != from ? bits | 0x400000u : rounded) >> 16;
+    const Words words = nearest(from) >> 16;
 #if defined(__AVX512F__)
     return std::bit_cast<Stored>(_mm512_cvtepi32_epi16(std::bit_cast<__m512i>(words)));
 #else
@@ -115,6 +115,14 @@ struct Lanes<BF16> {
     return std::bit_cast<Stored>(
         _mm_packus_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1)));
 #endif
+  }
+  static Floats rounded(Floats from) { return std::bit_cast<Floats>(nearest(from) & 0xffff0000u); }
+
+ private:
+  // Returns words whose upper halves are the rounded floats.
+  static Words nearest(Floats from) {
+    const auto bits = std::bit_cast<Words>(from);
+    return from != from ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u);
   }
 };
 #endif

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "host/norms.hpp"
 #include "host/rows.hpp"
 #include "lane/lane.hpp"
 #include "unisono/types.hpp"
@@ -35,12 +36,14 @@ struct Kernels {
   std::size_t wide_bytes[kDTypes];         // of the wide element of a dtype
   Requantise requantise[kDTypes][kWires];  // null where there is none
   const Rows& rows;
+  const Norms& norms;
 };
 
 // Returns the kernels for this machine, or for UNISONO_ISA. Throws UsageError if the machine lacks that set.
 const Kernels& kernels();
 
-// The kernels for each instruction set of this build (kernels.cpp and rows.cpp, compiled once for each).
+// The kernels for each instruction set of this build (kernels.cpp, rows.cpp and norms.cpp, compiled once for
+// each).
 namespace baseline {
 extern const Kernels kernels;
 }

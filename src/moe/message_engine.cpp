@@ -74,10 +74,14 @@ class MessageEngine final : public Engine {
     return round_up(std::max(at(std::min(dims_.top_k, site_.nodes() - 1)) * most_message(), sums), kAlign);
   }
   std::size_t most_landed() const { return at(std::min(dims_.top_k, dims_.ranks)) * most_sums(); }
-  // Of a dispatch the message to this node, then those from others that this rank takes; of a combine the
-  // sums for each neighbour.
-  std::size_t most_shared() const {
-    return std::max((1 + site_.most_taken()) * most_message(), site_.most_neighbours() * most_sums());
+  // Shared: of a dispatch the message to this node, then those from others that this rank takes; then the
+  // sums for each neighbour, of two combines in turn. A rank that writes them again has met its neighbours
+  // since they read them, as the ranks told each other of a dispatch, or in the combine between.
+  std::size_t most_messages() const { return (1 + site_.most_taken()) * most_message(); }
+  std::size_t most_shared() const { return most_messages() + 2 * site_.most_neighbours() * most_sums(); }
+  byte* sums(int from, int to) const {
+    const std::size_t place = at(turn_) * site_.most_neighbours() + site_.number(to);
+    return part(from) + most_messages() + place * most_sums();
   }
   byte* sent() const { return memory_.get() + places_.bytes; }
   byte* landed() const { return sent() + most_sent(); }
@@ -119,6 +123,7 @@ class MessageEngine final : public Engine {
   };
   std::vector<Came> came_;  // the message of each rank to this node
   MoeOutputs outputs_;
+  int turn_ = 0;                   // of a combine's sums
   std::vector<const byte*> sums_;  // of each rank for this rank's tokens
   std::unique_ptr<Communicator::Impl::Exchange> under_way_;
 
@@ -147,7 +152,7 @@ void MessageEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool route
   exchange_dispatch();
 }
 
-// Tells every rank what this rank sends. Nobody reads shared memory of the phase before any more.
+// Tells every rank what this rank sends. Nobody reads the messages of the dispatch before any more.
 void MessageEngine::meet(const MoeTokens& tokens) {
   Route& route = arrays_.route(slot_);
   told_.tell(tokens, slot_, routed_, route);
@@ -250,7 +255,6 @@ void MessageEngine::end_dispatch(MoeReceived& received) {
   unpack_rows(Message::kX, out_);
   unpack_rows(Message::kScales, arrays_.scales());
   for (std::size_t m = 0; m < arrays_.widths().size(); ++m) unpack_rows(Message::more(m), arrays_.more(m));
-  impl_.meet_node();  // a combine may write to shared memory
   arrays_.finish(out_, received);
 }
 
@@ -314,6 +318,7 @@ void MessageEngine::unpack_rows(std::size_t part, byte* array) {
 void MessageEngine::begin_combine(const MoeOutputs& outputs, int slot, bool /*whole*/) {
   slot_ = slot;
   outputs_ = outputs;
+  turn_ = 1 - turn_;
   const Route& route = arrays_.route(slot);
   const std::size_t width = outputs.row_bytes;
   std::vector<Communicator::Outgoing> sends;
@@ -330,9 +335,9 @@ void MessageEngine::begin_combine(const MoeOutputs& outputs, int slot, bool /*wh
   }
   under_way_ = impl_.begin_exchange(sends, receives);
   for (const int r : site_.neighbours()) {
-    byte* const place = part(dims_.rank) + site_.number(r) * most_sums();
+    byte* const place = sums(dims_.rank, r);
     const byte* const given = give(r, place);
-    sums_[at(r)] = r == dims_.rank ? given : part(r) + site_.number(dims_.rank) * most_sums();
+    sums_[at(r)] = r == dims_.rank ? given : sums(r, dims_.rank);
     if (r != dims_.rank && given != place) std::memcpy(place, given, route.received_from(r) * width);
   }
 }
@@ -350,7 +355,6 @@ const byte* MessageEngine::give(int rank, byte* to) {
 void MessageEngine::end_combine() {
   wait();
   sum();
-  impl_.meet_node();  // the next combine may write to shared memory
 }
 
 // Sums what has come for this rank's own tokens.

@@ -4,7 +4,7 @@
 BACKEND: unisono and gloo (under `unisono run`), unisono-threads (a process alone), mpi (under mpiexec).
 unisono:aab puts each rank on the virtual node of its letter, under any launcher. RANKS: a number, or several
 with commas; gloo joins as many of the started ranks as each number says. Every rank writes its report to
-FOLDER/RANKS-rank.json. SUITE of Unisono: collectives, or moe.
+FOLDER/RANKS-rank.json. SUITE of Unisono: collectives, moe or norm.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import moe_body
+import norm_body
 import unisono
 from body import OtherSubject, Report, UnisonoSubject, run
 from cases import COLLECTIVES, Work, works_of_others, works_of_unisono
@@ -52,7 +53,7 @@ def _collectives(communicators: Sequence[unisono.Communicator], report: Report) 
 
 
 # Run a rank's whole matrix. communicators: one that does not compare calls, and one that does.
-_SUITES = {"collectives": _collectives, "moe": moe_body.run}
+_SUITES = {"collectives": _collectives, "moe": moe_body.run, "norm": norm_body.run}
 
 
 def unisono_processes(suite: str, folder: Path) -> bool:

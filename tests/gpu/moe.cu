@@ -211,6 +211,7 @@ void graphs(Rank& rank) {
     check(cudaStreamEndCapture(rank.stream, &graph), "a capture");
     check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
     check(cudaGraphUpload(replayed, rank.stream), "a graph");
+    rank.comm.barrier();  // no rank waits for the GPU while another one captures
     rank.ready();
     for (unsigned i = 0; i < 100; ++i) {
       const Tokens tokens = make_tokens(c, rank.rank, rank.ranks, i, n);

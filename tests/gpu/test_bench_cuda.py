@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("msgspec", reason="the bench needs msgspec: put its wheel into .whl")
 from unisono import records
 from unisono.bench.cuda import device
+from unisono.records.vocabulary import LAYOUTS
 
 pytestmark = pytest.mark.gpu
 BENCH = [sys.executable, "-m", "unisono"]
@@ -224,3 +225,39 @@ def test_a_table_of_algorithms_and_shapes(tmp_path: Path) -> None:
     entries = json.loads(table.read_text())["entries"]
     assert {(e["collective"], e["memory"]) for e in entries} == {("gather", "plain"), ("gather", "symmetric")}
     assert [e for e in entries if e["up_to_bytes"] is None and e["memory"] == "symmetric"]
+
+
+@needs(1)
+def test_mixture_of_experts_on_one_gpu(tmp_path: Path) -> None:
+    found = bench(
+        tmp_path / "run",
+        *"--moe --ranks 1 --tokens 1,130 --hidden 264 --experts 12 --top-k 5 --mode all -n 6".split(),
+    )
+    assert not found.failures
+    assert not found.problems
+    assert {"unisono", "torch"} <= {r.backend for r in found.results} <= {"unisono", "torch", "moe-ops", "te"}
+    (copy,) = [ceiling for ceiling in found.ceilings if ceiling.name == "copy"]
+    assert copy.gbps > 10
+    for result in found.results:
+        assert result.verification.before and result.verification.after
+        assert result.case.device == "cuda" and result.busbw_gbps == 0
+        assert result.sol is not None and 0 < result.sol < 10
+        assert (result.sms is not None) == (result.case.mode == "graph")
+    modes = {r.case.mode for r in found.results if r.backend == "unisono"}
+    assert modes == {"graph", "events", "throughput", "latency"}
+
+
+@needs(2)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_mixture_of_experts_beside_nccl(tmp_path: Path, layout: str) -> None:
+    found = bench(
+        tmp_path / "run",
+        *f"--moe --ranks 2 --layout {layout} --tokens 3,600 --hidden 520 --experts 16 --top-k 4".split(),
+        *"--routing zipf,one_hot -n 6".split(),
+    )
+    assert not found.failures
+    assert {"unisono", "nccl"} <= {r.backend for r in found.results} <= {"unisono", "nccl", "async-ep"}
+    for backend in ("unisono", "nccl"):
+        assert len([r for r in found.results if r.backend == backend]) == 3 * 2 * 2 * 2
+    assert all(r.verification.before and r.verification.after for r in found.results)
+    assert {skip.backend for skip in found.skips} >= {"torch", "moe-ops", "te"}

@@ -38,7 +38,7 @@ class SwapsRows(Wrapped):
 
     def meddle(self, call: Callable[[], object], case: Case, buffers: Buffers) -> Callable[[], object]:
         assert isinstance(call, MoeCall)
-        inner = call.received
+        inner = call.result
 
         def swapped() -> Any:
             rows = inner().copy()
@@ -56,7 +56,7 @@ class LosesRow(SwapsRows):
 
     def meddle(self, call: Callable[[], object], case: Case, buffers: Buffers) -> Callable[[], object]:
         assert isinstance(call, MoeCall)
-        inner = call.received
+        inner = call.result
         return MoeCall(call.call, lambda: inner()[:-1])
 
 
@@ -77,7 +77,7 @@ class WrongSum(Wrapped):
                 bits = buffers.out.view(np.uint16)
                 bits[0, 7] ^= 1
 
-        return MoeCall(wrong, call.received)
+        return MoeCall(wrong, call.result)
 
 
 @pytest.fixture
@@ -98,6 +98,13 @@ def test_all_cases_are_right_and_checked_before_and_after(run: Run) -> None:
         assert result.case.moe is not None
         share = result.case.moe.remote_bytes / result.case.bytes
         assert result.busbw_gbps == pytest.approx(result.algbw_gbps * share)
+
+
+def test_combines_keep_their_routes_while_other_sizes_are_measured(run: Run) -> None:
+    grid = Grid(**{**vars_of(SMALL), "tokens": (1, 2, 3, 4, 5, 6), "modes": ("throughput",)})
+    found, _ = run(["unisono"], collectives=["moe_combine"], moe=grid)
+    assert [failure.message for failure in found.failures] == []
+    assert len(found.results) == 6 * len(LAYOUTS)
 
 
 def vars_of(grid: Grid) -> dict[str, Any]:
@@ -193,6 +200,18 @@ def test_the_default_is_three_calls_at_a_range_of_tokens() -> None:
     assert {(case.dtype, case.mode, case.memory) for case in cases} == {("bf16", "latency", "plain")}
 
 
+def test_on_gpus_the_modes_and_backends_are_those_of_gpus() -> None:
+    asked = options_of(Asked(moe=True, device="cuda", tokens="8"), [])
+    assert asked.backends == ["unisono", "nccl", "async-ep", "torch", "moe-ops", "te"]
+    cases = asked.grid(2)
+    assert {(case.mode, case.device, case.dtype) for case in cases} == {
+        (mode, "cuda", "bf16") for mode in ("graph", "events")
+    }
+    assert "torch" not in options_of(Asked(device="cuda"), []).backends
+    both = options_of(Asked(device="cuda", collectives="all_reduce,moe_round"), []).backends
+    assert {"nccl-windows", "te"} <= set(both)
+
+
 def test_options_narrow_it_down() -> None:
     found = options_of(
         Asked(
@@ -229,7 +248,7 @@ def test_options_narrow_it_down() -> None:
         ({"moe": True, "routings": "random"}, "choose from uniform, zipf, one_hot"),
         ({"moe": True, "layouts": "rank_major"}, "choose from expert_major, flat"),
         ({"moe": True, "dtypes": "f64"}, "has no f64: choose from f32, f16, bf16"),
-        ({"moe": True, "device": "cuda"}, "measured on CPUs"),
+        ({"moe": True, "device": "cuda", "to_memory_limit": True}, "no form for --fabric and --to-memory"),
     ],
 )
 def test_impossible_options_are_refused(asked: dict[str, Any], says: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -11,11 +12,12 @@ import report_data as data
 from unisono import records, report
 from unisono.bench import moe
 from unisono.records import Case, Record, Workload, WorkloadStep
-from unisono.report import analysis, compare, figures, gate, model, payload, studies, tables
+from unisono.records.vocabulary import MOES, bus_factor_of
+from unisono.report import analysis, compare, figures, gate, model, payload, plots, studies, tables
 
 
-def a_case(name: str, tokens: int, hidden: int = 32, **other: str) -> Case:
-    return moe.case(name, 2, tokens, hidden, 8, 2, "bf16", **other)
+def a_case(name: str, tokens: int, hidden: int = 32, ranks: int = 2, **other: str) -> Case:
+    return moe.case(name, ranks, tokens, hidden, 8, 2, "bf16", **other)
 
 
 def measured(factor: float = 1.0) -> list[Record]:
@@ -41,7 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_row_for_each_case_with_both_bandwidths_and_the_speed_up(built: Path) -> None:
     table = studies.experts(model.load(built))
     assert table.head[:5] == ["Call", "Shape", "Type", "Where", "Tokens"]
-    assert table.head[5:] == ["unisono", "mpi", "GB/s", "Between ranks", "Speed-up"]
+    assert table.head[5:] == ["unisono", "mpi", "GB/s", "Between ranks", "Of the ceiling", "Speed-up"]
     assert len(table.rows) == 8
     row = next(row for row in table.rows if row[0] == "moe_round" and row[4] == "64")
     case = a_case("moe_round", 64)
@@ -50,8 +52,27 @@ def test_a_row_for_each_case_with_both_bandwidths_and_the_speed_up(built: Path) 
     assert row[5:7] == ["641 µs", "1.92 ms"]
     us = 640 * (1 + 1e-4 * 9.5)
     assert row[7:9] == [records.text.gbps(size / us / 1e3) for size in (case.bytes, case.moe.remote_bytes)]
-    assert row[9] == "3.00× FASTER"  # noqa: RUF001
+    assert row[10] == "3.00× FASTER"  # noqa: RUF001
     assert {row[0] for row in table.rows} == {"moe_dispatch", "moe_round", "moe_round, flat rows"}
+
+
+def test_one_gpu_is_measured_by_a_copy_and_names_its_sms(tmp_path: Path) -> None:
+    cases = [a_case(name, 16, ranks=1, mode="graph", device="cuda") for name in MOES]
+    found: list[Record] = [
+        msgspec.structs.replace(data.exact("unisono", case, 2.0), sms=number)
+        for number, case in enumerate(cases)
+    ]
+    assert all(case.bytes % (16 * 32 * 2) == 0 and bus_factor_of(case) == 0 for case in cases)
+    data.write(tmp_path, data.run(1), found, data.end())
+    assert not records.read(tmp_path).problems
+    table = studies.experts(model.load(tmp_path))
+    assert table.head[-3:] == ["Of the ceiling", "SMs", "Speed-up"]
+    assert [row[3] for row in table.rows] == ["1 rank, graph, cuda"] * 3
+    # 16 rows are read and 32 written, or the reverse, each of 64 B: a copy of as much traffic copies 24
+    copied = [24 * 64, 24 * 64, 48 * 64]
+    us = data.exact("unisono", cases[0], 2.0).median_us
+    shares = [records.text.percent(size / us / 1e3 / 12.0) for size in copied]
+    assert [row[-3:-1] for row in table.rows] == [[share, str(n)] for n, share in enumerate(shares)]
 
 
 def test_curves_by_tokens_where_there_are_several(built: Path) -> None:
@@ -69,6 +90,19 @@ def test_curves_by_tokens_where_there_are_several(built: Path) -> None:
     written = (built / "report.md").read_text()
     assert "![experts time](experts_time.png)" in written
     assert 'id="experts-time"' in (built / "report.html").read_text()
+
+
+def test_curves_of_one_rank_are_of_time_and_name_the_mode_if_there_are_several(tmp_path: Path) -> None:
+    modes = ("graph", "events")
+    cases = [
+        a_case("moe_round", tokens, ranks=1, mode=mode, device="cuda") for tokens in (1, 16) for mode in modes
+    ]
+    data.write(tmp_path, data.run(1), [data.exact("unisono", case, 2.0) for case in cases], data.end())
+    loaded = model.load(tmp_path)
+    assert [one.place for one in figures.experts(loaded)] == [figures.EXPERTS[figures.LATENCY]] * 2
+    chart = plots._experts(loaded, figures.LATENCY, "Times")
+    subtitles = {text.partition(", bf16")[2] for text in json.dumps(chart).split('"') if ", bf16, " in text}
+    assert {", graph", ", events"} <= subtitles
 
 
 def test_without_one_there_is_no_section(tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ class Work:
     def close(self) -> None:
         """Frees the loops, once the cell is finished."""
         if self._runner is not None:
+            if self.case.moe is not None:  # its calls are kernels that follow each other
+                self.sms = self._runner.sms
             self._runner.close()
             self._runner = None
 
@@ -125,6 +127,8 @@ def _lacking(case: Case, backend: Backend) -> str | None:
         return f"{backend.name} offers no sends and receives of its own."
     if case.moe is not None and not backend.moe:
         return f"{backend.name} has no mixture of experts."
+    if case.moe is None and not backend.collectives:
+        return f"{backend.name} has no collectives."
     if case.streams == "per-peer" and not (case.device == "cuda" and backend.queues()):
         return f"calls of {backend.name} here are the host's and have no streams (--streams one)."
     if case.mode not in ("graph", "events") or backend.queues():
@@ -211,8 +215,8 @@ def _moves(
     device.beat()  # here and below, since filling and comparing many GiB takes minutes
     error = go()
     device.beat()
-    if error is None and case.collective == "moe_dispatch" and isinstance(call, MoeCall):
-        placed, error = verify_moe.with_received(case, rank, placed, call.received())
+    if error is None and isinstance(call, MoeCall):
+        placed, error = verify_moe.with_result(case, rank, placed, call.result())
     return error or inspect(case, placed, wanted, arithmetic)
 
 

@@ -28,7 +28,9 @@ class HangError(RuntimeError):
 
 
 class Runner(Protocol):
-    """The timed loops of one cell."""
+    """The timed loops of one cell. Subclass it explicitly to inherit the default."""
+
+    sms: int | None = None  # SMs of a GPU that the calls take, as far as the loops know
 
     def timed(self, samples: int, calls: int, warmup: int) -> Timed:
         """Takes samples, as `timing.timed`. In the modes with a queue, `calls` is the case's
@@ -107,7 +109,7 @@ def one_clock(control: Control) -> bool:
     return len(set(control.gather(f"{boot()} {offsets}", str))) == 1
 
 
-class HostRunner:
+class HostRunner(Runner):
     """The loops of `timing`, by the host clock, with start times if all ranks have one clock. Calls `beat`
     before each sample, since a batch of long samples is long."""
 
@@ -126,7 +128,7 @@ class HostRunner:
         pass
 
 
-class Bystander:
+class Bystander(Runner):
     """The runner of a rank that takes no part. The rank then sleeps in the exchange that follows."""
 
     def timed(self, samples: int, calls: int, warmup: int) -> Timed:

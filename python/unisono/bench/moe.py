@@ -36,6 +36,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     layouts: tuple[str, ...] = LAYOUTS[:1]
     dtypes: tuple[str, ...] = ("bf16",)
     modes: tuple[str, ...] = (MODE,)
+    device: str = "cpu"
 
     def problem(self, ranks: int) -> str | None:
         """Returns why this cannot run on `ranks` ranks, or None."""
@@ -51,7 +52,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
             names, self.layouts, self.routings, self.top_k, self.hidden, self.dtypes, self.modes, self.tokens
         )
         return [
-            case(name, ranks, tokens, hidden, self.experts, top_k, dtype, routing, layout, mode)
+            case(name, ranks, tokens, hidden, self.experts, top_k, dtype, routing, layout, mode, self.device)
             for name, layout, routing, top_k, hidden, dtype, mode, tokens in product
         ]
 
@@ -67,6 +68,7 @@ def case(
     routing: str = ROUTINGS[0],
     layout: str = LAYOUTS[0],
     mode: str = MODE,
+    device: str = "cpu",
 ) -> Case:
     """Returns a case. Requires: `ranks` divides `experts`, and `top_k` is at most `experts`."""
     sent = routes.routes(ranks, tokens, experts, top_k, routing, SEED).sent
@@ -83,4 +85,13 @@ def case(
         remote_bytes=int((came - sent.diagonal()).max()) * unit,
     )
     size = int(came.max()) * unit
-    return Case(collective=collective, bytes=size, dtype=dtype, op=None, ranks=ranks, mode=mode, moe=moe)
+    return Case(
+        collective=collective,
+        bytes=size,
+        dtype=dtype,
+        op=None,
+        ranks=ranks,
+        mode=mode,
+        device=device,
+        moe=moe,
+    )

@@ -36,7 +36,6 @@ ROUNDOFF = {  # half the distance from 1 to the next number
     "f8e5m2": 2.0**-3,
 }
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-F64 = npt.NDArray[np.float64]
 
 
 def random_block(case: Case, rank: int, seed: int, count: int) -> Array:
@@ -151,7 +150,8 @@ class Arithmetic:
     combine: Callable[[Sequence[Any], str, str], Any]
     write: Callable[[Any, Sequence[Piece]], None]
     differences: Callable[[Any, Iterable[Piece]], tuple[int, str | None]]
-    wide: Callable[[Any], Any]
+    cast: Callable[[Any, str], Any]  # to a dtype
+    asarray: Callable[[Any], Any]  # of an array of numpy
 
 
 def _bits(array: Array) -> npt.NDArray[np.unsignedinteger[npt.NBitBase]]:
@@ -190,12 +190,12 @@ class Expectation:
     out: Iterable[Piece]  # may be gone through more than once
 
 
-def wide(block: Array) -> F64:
-    """Returns the same values as f64."""
-    return block.astype(np.float64)
+def cast(block: Array, dtype: str) -> Array:
+    """Returns the values as another dtype, rounded to nearest."""
+    return block.astype(DTYPES[dtype])
 
 
-NUMPY = Arithmetic(random_block, combine, write, differences, wide)
+NUMPY = Arithmetic(random_block, combine, write, differences, cast, np.asarray)
 
 
 def expectation(
@@ -223,7 +223,7 @@ def expectation(
     if known.reduces:
         ordered = [blocks[r] for r in range(n)]
         result = arithmetic.combine(ordered, str(case.op), case.dtype)
-        wide = [] if bit_exact else [arithmetic.wide(block) for block in ordered]
+        wide = [] if bit_exact else [arithmetic.cast(block, "f64") for block in ordered]
         allowed = None if bit_exact else tolerance(wide, str(case.op), case.dtype)
         if allowed is not None and wire is not None and n > 1:
             exact, unit = allowed

@@ -1,4 +1,5 @@
-"""Expected results of the calls of a mixture of experts, by plain numpy, from the routes and the seed alone.
+"""Expected results of the calls of a mixture of experts, from the routes and the seed alone: by plain numpy,
+on GPUs by the same lines over tensors.
 
 Rows of random data repeat after a prime number of rows. What a dispatch gives must be equal. The sums of a
 combine are Unisono's: each rank's in the order of the top k, rounded, then added in rank order, all in f32.
@@ -18,7 +19,6 @@ from unisono.bench.buffers import Placed
 from unisono.bench.cases import layout
 from unisono.bench.verify import PERIOD, ROUNDOFF, Arithmetic, Expectation, Piece
 from unisono.records import Case
-from unisono.records.vocabulary import DTYPES
 
 CHUNK_ELEMENTS = 1 << 20  # of what is computed and compared at once
 
@@ -28,10 +28,12 @@ class Data:
     """Row i of a rank's random rows: blocks[rank, i modulo their number]."""
 
     blocks: Any  # [ranks, rows, hidden]
+    arithmetic: Arithmetic
 
     def rows(self, rank: Any, row: Any) -> Any:
         """Returns rows by number, of one rank or of a rank for each."""
-        return self.blocks[rank, row % self.blocks.shape[1]]
+        index = np.broadcast_to(rank, row.shape), row % self.blocks.shape[1]
+        return self.blocks[tuple(map(self.arithmetic.asarray, index))]
 
 
 def make_data(case: Case, seed: int, arithmetic: Arithmetic) -> Data:
@@ -39,8 +41,11 @@ def make_data(case: Case, seed: int, arithmetic: Arithmetic) -> Data:
     shapes = [layout(case, rank).x for rank in range(case.ranks)]
     most = max(shape[0] for shape in shapes if shape is not None)
     count = min(max(most, 1), _prime_below(max(1, PERIOD // hidden)))
-    blocks = [arithmetic.random_block(case, rank, seed, count * hidden) for rank in range(case.ranks)]
-    return Data(np.stack(blocks).reshape(case.ranks, count, hidden))
+    blocks = arithmetic.asarray(np.zeros((case.ranks, count * hidden), np.float32))
+    blocks = arithmetic.cast(blocks, case.dtype)
+    for rank in range(case.ranks):
+        blocks[rank] = arithmetic.random_block(case, rank, seed, count * hidden)
+    return Data(blocks.reshape(case.ranks, count, hidden), arithmetic)
 
 
 def _prime_below(most: int) -> int:
@@ -89,33 +94,39 @@ def _received(case: Case, rank: int, data: Data) -> Iterator[Piece]:
     for start in range(0, len(found.token), _step(hidden)):
         part = slice(start, start + _step(hidden))
         rows = data.rows(found.source[part], found.token[part])
-        yield Piece(start * hidden, rows.size, rows.reshape(-1))
+        yield Piece(start * hidden, len(rows) * hidden, rows.reshape(-1))
 
 
 def _combined(case: Case, rank: int, data: Data, tokens: Any, bit_exact: bool) -> Piece:
     """Returns what a combine or a round gives for some of the rank's tokens."""
-    moe, kind, found = routes.shape(case), DTYPES[case.dtype], routes.of(case)
+    moe, found = routes.shape(case), routes.of(case)
+    asarray, cast = data.arithmetic.asarray, data.arithmetic.cast
     homes, weights = found.homes[rank, tokens], found.weights[rank, tokens]
-    major, shape = moe.layout == "expert_major", (len(tokens), moe.hidden)
-    total, exact, size = np.zeros(shape, np.float32), np.zeros(shape), np.zeros(shape)
+    major = moe.layout == "expert_major"
+    part = abs(cast(data.rows(rank, tokens), "f32")) * 0  # zeros on the device
+    total, exact, size = part + 0, cast(part, "f64"), cast(part, "f64")
     for home in range(case.ranks):
-        mine = (homes == home).any(axis=1)
-        at, part = positions(case, rank, home)[tokens], np.zeros(shape, np.float32)
+        mine = np.flatnonzero((homes == home).any(axis=1))
+        at = positions(case, rank, home)[tokens]
+        part[:] = 0
         for place in range(moe.top_k if major else 1):
-            here = (homes[:, place] == home) if major else mine
+            here = np.flatnonzero(homes[:, place] == home) if major else mine
             if case.collective == "moe_round":
                 rows = data.rows(rank, tokens[here])
             else:
                 rows = data.rows(home, at[here, place])
-            weight = weights[here, place, None] if major else np.float32(1)
-            part[here] += weight * rows.astype(np.float32)
+            weight = asarray(weights[here, place, None] if major else np.ones((len(here), 1), np.float32))
+            where = asarray(here)
+            part[where] += weight * cast(rows, "f32")
             if not bit_exact:
-                term = np.multiply(weight, rows, dtype=np.float64, casting="unsafe")
-                exact[here] += term
-                size[here] += np.abs(term)
-        total[mine] += part[mine].astype(kind).astype(np.float32)
+                term = cast(weight, "f64") * cast(rows, "f64")
+                exact[where] += term
+                size[where] += abs(term)
+        where = asarray(mine)
+        total[where] += cast(cast(part[where], case.dtype), "f32")
     allowed = None if bit_exact else (exact.reshape(-1), (size * bound(case)).reshape(-1))
-    return Piece(int(tokens[0]) * moe.hidden, total.size, total.astype(kind).reshape(-1), 0, allowed)
+    sums = cast(total, case.dtype).reshape(-1)
+    return Piece(int(tokens[0]) * moe.hidden, len(sums), sums, 0, allowed)
 
 
 def positions(case: Case, rank: int, home: int) -> Any:
@@ -144,10 +155,13 @@ def bound_text(case: Case, bit_exact: bool) -> str:
     return f"within {_roundings(case)} u sum of |w y|, u = {ROUNDOFF[case.dtype]:.2g}"
 
 
-def with_received(case: Case, rank: int, placed: Placed, rows: Any) -> tuple[Placed, str | None]:
-    """Returns the buffers with the rows that a dispatch has given as output, or an error if their number or
-    size is wrong."""
-    wanted = len(routes.rows(case, rank).token), routes.shape(case).hidden
-    if rows.shape != wanted:
+def with_result(case: Case, rank: int, placed: Placed, rows: Any) -> tuple[Placed, str | None]:
+    """Returns the buffers with the rows that a call has given as output, or an error if their number or size
+    is wrong. None: they lie in the output."""
+    if rows is None:
+        return placed, None
+    moe, received = routes.shape(case), case.collective == "moe_dispatch"
+    wanted = len(routes.rows(case, rank).token) if received else moe.tokens, moe.hidden
+    if tuple(rows.shape) != wanted:
         return placed, f"{rows.shape[0]} rows of {rows.shape[1]} have come, not {wanted[0]} of {wanted[1]}."
     return replace(placed, buffers=replace(placed.buffers, out=rows)), None

@@ -82,12 +82,13 @@ def _name(entry: Entry, variant: Variant) -> str:
 
 
 def _case(step: Step, ranks: int, device: str) -> Case:
+    mode = "graph" if device == "cuda" else "latency"
     if step.moe is not None:
         m = step.moe  # as many experts on each rank, at least one
         experts = max(1, m.experts // ranks) * ranks
-        return moe.case(step.collective, ranks, m.tokens, m.hidden, experts, m.top_k, step.dtype)
+        shape = m.tokens, m.hidden, experts, m.top_k, step.dtype
+        return moe.case(step.collective, ranks, *shape, mode=mode, device=device)
     size = prod(step.elements) * DTYPES[step.dtype].itemsize
-    mode = "graph" if device == "cuda" else "latency"
     return make_case(step.collective, size, step.dtype, ranks, step.op, mode=mode, device=device)
 
 
@@ -95,14 +96,11 @@ def select(names: Iterable[str], ranks: int, device: str = "cpu") -> list[tuple[
     """Returns the workloads of these names (an entry means all its variants) with their cases.
 
     Cases are in plain memory, out of place, in the mode latency, on GPUs graph. Sizes that `ranks` does not
-    divide are rounded down to whole blocks, experts to as many on each rank. Those with a mixture of experts
-    are for CPUs only."""
+    divide are rounded down to whole blocks, experts to as many on each rank."""
     chosen = []
     for entry in entries().values():
         for variant in entry.variants:
             if entry.name not in names and _name(entry, variant) not in names:
-                continue
-            if device != "cpu" and any(step.moe is not None for step in variant.steps):
                 continue
             cases = [_case(step, ranks, device) for step in variant.steps]
             steps = [

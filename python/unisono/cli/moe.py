@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from unisono.bench import cases
 from unisono.bench.cases import CaseError
 from unisono.bench.moe import Grid
-from unisono.records.vocabulary import LAYOUTS, MOES, ROUTINGS, modes_of
+from unisono.records.vocabulary import LAYOUTS, MOES, ROUTINGS
 
 from .asked import Asked
 
 DTYPES = ("f32", "f16", "bf16")
 
 
-def grid_of(asked: Asked, collectives: Sequence[str], dtypes: Sequence[str] | None) -> Grid:
-    """Returns the cases that are asked for. `dtypes`: None if the user names none. Raises CaseError."""
+def grid_of(
+    asked: Asked, collectives: Sequence[str], dtypes: Sequence[str] | None, modes: Sequence[str]
+) -> Grid:
+    """Returns the cases that are asked for. `dtypes`: None if the user names none. `modes`: those of the run.
+    Raises CaseError."""
     named = {
         "--tokens": asked.tokens,
         "--hidden": asked.hidden,
@@ -29,10 +32,9 @@ def grid_of(asked: Asked, collectives: Sequence[str], dtypes: Sequence[str] | No
         if given := [name for name, value in named.items() if value is not None]:
             raise CaseError(f"{', '.join(given)}: of a mixture of experts, so add --moe, or name {MOES[-1]}.")
         return usual
-    if asked.device != "cpu" or asked.fabric or asked.to_memory_limit:
+    if asked.fabric or asked.to_memory_limit:
         raise CaseError(
-            "a mixture of experts is measured on CPUs: leave --device, --fabric and --to-memory-limit out; "
-            "tools/moe-gpu.py measures one GPU."
+            "a mixture of experts has no form for --fabric and --to-memory-limit: leave them out."
         )
     if wrong := [name for name in dtypes or () if name not in DTYPES]:
         raise CaseError(f"a mixture of experts has no {', '.join(wrong)}: choose from {', '.join(DTYPES)}.")
@@ -44,7 +46,8 @@ def grid_of(asked: Asked, collectives: Sequence[str], dtypes: Sequence[str] | No
         routings=_names("routing", asked.routings, ROUTINGS, usual.routings),
         layouts=_names("layout", asked.layouts, LAYOUTS, usual.layouts),
         dtypes=usual.dtypes if dtypes is None else tuple(dtypes),
-        modes=usual.modes if asked.modes is None else _names("mode", asked.modes, modes_of("cpu"), ()),
+        modes=tuple(modes) if asked.device == "cuda" or asked.modes is not None else usual.modes,
+        device=asked.device,
     )
 
 

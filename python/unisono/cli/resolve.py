@@ -68,12 +68,14 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         preset=None if asked.fabric else name,
         backends=list(
             dict.fromkeys(
-                _backends(asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device)
+                _backends(
+                    asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device, collectives
+                )
                 + _wires(asked.wires, collectives)
             )
         ),
         collectives=collectives,
-        moe=moe.grid_of(asked, collectives, dtypes if asked.dtypes is not None else None),
+        moe=moe.grid_of(asked, collectives, dtypes if asked.dtypes is not None else None, modes),
         patterns=tuple(_names("pattern", asked.patterns, list(PATTERNS), list(PATTERNS))),
         pairs=asked.pairs,
         streams=tuple(_names("streams", asked.streams, list(vocabulary.STREAMS), [vocabulary.OWN])),
@@ -222,8 +224,9 @@ def _names(kind: str, text: str | None, known: list[str], default: list[str]) ->
     return default if text is None else cases.split_names(kind, text, known)
 
 
-def _backends(text: str | None, device: str) -> list[str]:
-    known = base.names_for(device)
+def _backends(text: str | None, device: str, collectives: Sequence[str]) -> list[str]:
+    wanted = set(collectives)
+    known = base.names_for(device, not wanted <= set(MOES), not wanted.isdisjoint(MOES))
     if text is None and device == "cuda":
         known = [name for name in known if name != "mpi"]  # only the host clock can time it
     if text is None or text.strip() == "all":

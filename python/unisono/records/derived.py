@@ -6,7 +6,7 @@ import msgspec
 
 from .schema import Case, Result
 from .stats import Interval, median_interval, visited_interval
-from .vocabulary import DTYPES, KNOWN, bus_factor_of
+from .vocabulary import DTYPES, KNOWN, bus_factor_of, copy_factor_of
 
 # Samples are written with 4 decimals: the median of what was read differs by at most half of the last one.
 _ROUNDING_US = 1e-4
@@ -25,11 +25,14 @@ def bandwidths(
 ) -> tuple[float, float, float | None]:
     """Returns algorithm bandwidth, bus bandwidth (both GB/s), and the share of the ceiling.
 
-    The share counts the bytes that travel: `wire_bits` an element, None: the element's own bits."""
+    The share counts the bytes that travel: `wire_bits` an element, None: the element's own bits. If one rank
+    alone permutes rows, it counts what a copy of as much traffic copies."""
     algbw = case.bytes / (median_us * 1e3) if median_us > 0 else 0.0
     busbw = algbw * bus_factor_of(case)
     travels = busbw * wire_bits / (8 * DTYPES[case.dtype].itemsize) if wire_bits else busbw
-    return algbw, busbw, travels / ceiling_gbps if ceiling_gbps and busbw > 0 else None
+    copies = copy_factor_of(case)
+    travels = travels if copies is None else algbw * copies
+    return algbw, busbw, travels / ceiling_gbps if ceiling_gbps and travels > 0 else None
 
 
 def from_samples(result: Result) -> tuple[Result, str | None]:

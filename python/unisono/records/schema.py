@@ -94,7 +94,8 @@ class Ceiling(msgspec.Struct, tag="ceiling", kw_only=True):
     """A measured limit of the hardware.
 
     `copy_one_thread`, `copy_all_threads`: bytes copied over time. `ring`, on GPUs: bytes that leave each GPU
-    over time while each sends to the next, by the fastest engine. `fabric_pair`, with --fabric: one rank
+    over time while each sends to the next, by the fastest engine; `copy`, on one GPU: bytes copied within its
+    memory over time. `fabric_pair`, with --fabric: one rank
     writes to one other, alone. `fabric_line`: the line rate that a NIC states."""
 
     name: str

@@ -122,6 +122,14 @@ def bus_factor_of(case: Case) -> float:
     return bus_factor(case.collective, case.ranks)
 
 
+def copy_factor_of(case: Case) -> float | None:
+    """Returns what a copy of as much traffic would copy, over the case's bytes, if one rank alone permutes
+    rows; None for other cases."""
+    if case.moe is None or case.ranks > 1:
+        return None
+    return (1 + (case.moe.top_k if case.moe.layout == LAYOUTS[0] else 1)) / 2
+
+
 def size_of(case: Case) -> int:
     """Returns what grows along the axis of sizes: bytes, or the tokens of a rank."""
     return case.bytes if case.moe is None else case.moe.tokens

@@ -71,13 +71,16 @@ def fixed(model: Model) -> list[Figure]:
 
 
 def experts(model: Model) -> list[Figure]:
-    """Returns curves by tokens of every call and shape of a mixture of experts."""
+    """Returns curves by tokens of every call and shape of a mixture of experts; of bandwidth if any row comes
+    from another rank."""
     sweep = {row.id for row in model.rows}
     rows = [row for row in results(model) if row["shape"] and row["id"] in sweep]
     return [
         replace(one, place=EXPERTS[one.place], detail=in_common(one.rows, model), choice={})
         for one in panels(rows)
-        if one.place in EXPERTS and len({row["column"] for row in one.rows}) > 1
+        if one.place in EXPERTS
+        and len({row["column"] for row in one.rows}) > 1
+        and (one.place != BANDWIDTH or any(row["busbw"] for row in one.rows))
     ]
 
 

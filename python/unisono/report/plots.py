@@ -137,10 +137,12 @@ def _experts(model: Model, place: str, title: str) -> Json | None:
     templates = charts.templates(model.backends, legend=True)
     found = [one for one in figures.experts(model) if one.place == figures.EXPERTS[place]]
     same = payload.in_common([row for one in found for row in one.rows], model)
+    several = len({row["mode"] for one in found for row in one.rows}) > 1
     panels = []
     for one in found:
-        shape = {row["shape"] for row in one.rows}.pop()
-        heading = {"text": one.title, "subtitle": f"{shape}, {one.rows[0]['dtype']}"}
+        row = one.rows[0]
+        what = [row["shape"], row["dtype"], *([row["mode"]] if several else [])]
+        heading = {"text": one.title, "subtitle": ", ".join(what)}
         panel = _panel(templates[one.template], one.rows, "", **_PANEL) | {"title": heading}
         panels.append(_ticks(panel, one))
     return _figure(title, same, panels, 3)

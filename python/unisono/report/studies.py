@@ -186,8 +186,9 @@ _Members = tuple[Key, list[Row]]  # of one case, on all backends
 
 
 def experts(model: Model) -> Table:
-    """Returns a row for each case of a mixture of experts: every backend's time, and the subject's GB/s of
-    all rows that a rank takes, and of those that come from other ranks."""
+    """Returns a row for each case of a mixture of experts: every backend's time, and of the subject GB/s of
+    all rows that a rank takes and of those that come from other ranks, its share of the ceiling, and the SMs
+    that it takes."""
     rows = [row for row in model.rows if row.key.case.moe is not None]
     cases = list(group_by(rows, lambda row: row.key).items())
     own = {row.key: row for row in rows if row.backend == (model.subject or model.backends[0])}
@@ -200,6 +201,13 @@ def experts(model: Model) -> Table:
     def rate(name: str, item: _Members) -> str:
         return text.gbps(getattr(own[item[0]].result, name)) if item[0] in own else text.MISSING
 
+    def share(item: _Members) -> str:
+        return text.percent(own[item[0]].result.sol) if item[0] in own else text.MISSING
+
+    def sms(item: _Members) -> str:
+        taken = own[item[0]].result.sms if item[0] in own else None
+        return text.MISSING if taken is None else str(taken)
+
     def speedup(item: _Members) -> str:
         pair = matched.get(item[0])
         if pair is None:
@@ -209,8 +217,10 @@ def experts(model: Model) -> Table:
     def where(item: _Members) -> str:
         case = item[0].case
         place = model.machine_if_several(item[0].machine)
-        return ", ".join([text.count(case.ranks, "rank"), case.mode, *place])
+        device = [] if case.device == "cpu" else [case.device]
+        return ", ".join([text.count(case.ranks, "rank"), case.mode, *device, *place])
 
+    on_gpus = any(row.result.sms is not None for row in own.values())
     return table(
         cases,
         left("Call", lambda item: title(item[0].case)),
@@ -221,6 +231,8 @@ def experts(model: Model) -> Table:
         *(right(name, functools.partial(time, name)) for name in dict.fromkeys(row.backend for row in rows)),
         right("GB/s", functools.partial(rate, "algbw_gbps")),
         right("Between ranks", functools.partial(rate, "busbw_gbps")),
+        right("Of the ceiling", share),
+        *([right("SMs", sms)] if on_gpus else []),
         right("Speed-up", speedup),
     )
 

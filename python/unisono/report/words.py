@@ -146,11 +146,11 @@ SoL
 Speed of light: busbw over the ceiling, a limit of the hardware that the same run measured. On a CPU the
 ceiling is copy_all_threads divided by the ranks that work (2 for a pair alone). Data that stays in a cache
 can exceed it. On GPUs the ceiling is ring: the bandwidth out of each GPU when every GPU sends to the next, by
-the fastest of copy engine, loads, stores and bulk copies. If an all_reduce quantises (unisono:fp8,
-unisono:int8), busbw counts elements as they lie in memory, and SoL counts the bits on the wire, which stand
-beside the algorithm. With --fabric the ceiling is the line rate of a rank's NIC if the provider states one.
-Else the ceiling is fabric_pair (one rank writes to one other, alone) divided by the ranks. Pairs do not have
-to share that rate, so that SoL may exceed 100 %.
+the fastest of copy engine, loads, stores and bulk copies; on one GPU it is copy, how fast that copies within
+its memory. If an all_reduce quantises (unisono:fp8, unisono:int8), busbw counts elements as they lie in
+memory, and SoL counts the bits on the wire, which stand beside the algorithm. With --fabric the ceiling is
+the line rate of a rank's NIC if the provider states one. Else the ceiling is fabric_pair (one rank writes to
+one other, alone) divided by the ranks. Pairs do not have to share that rate, so that SoL may exceed 100 %.
 
 Percentiles
 p95 and p99 are shown only if their own exact {confidence:.0f} % interval exists: from {p95} and {p99} samples
@@ -194,9 +194,12 @@ flat rows have no weights. moe_round is both, with the rows themselves as result
 their own, the same in every run: uniform, Zipf of exponent 1.2, or one hot, which sends all tokens to one
 rank. All that follows from the top k is part of the time, except in moe_combine. Bytes count a token once for
 each rank with an expert of its own, on the rank with the most, in moe_round both ways. algbw counts all of
-them, busbw those from other ranks. mpi and gloo permute with numpy and torch around an all_to_all. They too
-send a token once to each rank, and sum on the experts' ranks. Their sums are held to a bound, since they add
-in another order.
+them, busbw those from other ranks. One rank alone has none, and its share of the ceiling is of half of what
+it reads and writes. mpi permutes with numpy, gloo and nccl with torch around an all_to_all. They too send a
+token once to each rank, and sum on the experts' ranks; nccl has its routes and counts beforehand. async-ep
+(torchtitan's MinimalAsyncEP) sends a token once to each expert. torch, moe-ops and te (Transformer Engine's
+Triton kernels) permute on one GPU. Their sums are held to a bound, since they add in another order. On GPUs
+caches are not flushed between calls, and SMs are those of the largest kernel in a graph.
 
 Workload
 The time of one unit is the sum of calls times the median at each size. Its interval adds the ends of the

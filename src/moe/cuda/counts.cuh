@@ -1,5 +1,5 @@
-// Counts of the kernel of routes, and what follows from them: the sums of warps, blocks and ranks, and where
-// rows go.
+// Counts of the kernel of routes, and what follows from them: the sums of blocks and ranks, and where rows
+// go.
 #pragma once
 
 #include "moe/cuda/device.cuh"
@@ -8,74 +8,64 @@ namespace unisono::moe::gpu {
 
 // The numbers that a block keeps of each column (Space::columns): an expert, or a rank and a chunk of tokens.
 struct Counts {
-  __device__ Counts(const Work& work, std::uint32_t* memory)
-      : columns(work.space.columns),
-        warps(memory),
-        own(warps + kWarps * columns),
-        all(own + columns),
-        earlier(all + columns),
+  __device__ Counts(const Work& work, std::uint32_t* memory, bool alone)
+      : columns(static_cast<unsigned>(work.space.columns)),
+        own(memory),
+        all(alone ? own : own + columns),
+        earlier(own + 2 * columns),
         base(earlier + columns),
         begin(base + columns) {}
-  std::size_t columns;
-  std::uint32_t* warps;    // [kWarps, columns]: of each warp; then of the warps before it
-  std::uint32_t* own;      // of this rank
+  unsigned columns;
+  std::uint32_t* own;      // of this block; then of this rank
   std::uint32_t* all;      // of all ranks
-  std::uint32_t* earlier;  // of the ranks before this one
-  std::uint32_t* base;     // of the blocks before this one; then where this block's first one goes
-  std::uint32_t* begin;    // [experts + 1]: of all experts' pairs, one after another
+  std::uint32_t* earlier;  // of the ranks before this one, if there are any
+  std::uint32_t* base;  // of the blocks before this one; then of an expert where this block's first pair goes
+  std::uint32_t* begin;  // [experts + 1]: of all experts' pairs, one after another
 };
 
-// Adds up the warps of this block, and tells the other blocks.
-__device__ inline void sum_warps(const Work& work, const Counts& counts) {
-  auto* const totals = mine<std::uint32_t>(work, work.space.totals) + blockIdx.x * counts.columns;
-  for (std::size_t c = threadIdx.x; c < counts.columns; c += blockDim.x) {
-    std::uint32_t sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      std::uint32_t& of_warp = counts.warps[w * counts.columns + c];
-      const std::uint32_t its = of_warp;
-      of_warp = sum;
-      sum += its;
-    }
-    totals[c] = sum;
-  }
-}
-
-// Returns when all blocks have called it.
-__device__ inline bool meet_blocks(const Work& work, std::uint32_t before) {
-  bool met = true;
-  __syncthreads();
-  if (threadIdx.x == 0 && gridDim.x > 1) {
-    std::uint32_t* const word = &counters(work).met;
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(word) : "memory");
-    std::uint32_t seen = 0;
+// Tells the other blocks what this one has counted, and adds up what all blocks but the last, which has no
+// tokens, have told. A word of `totals` has a count and the number of this dispatch, which no word had
+// before. A thread has the same columns in all that follows.
+__device__ inline bool sum_blocks(const Work& work, const Counts& counts, std::uint32_t dispatch) {
+  auto* const totals = mine<std::uint64_t>(work, work.space.totals);
+  const unsigned blocks = gridDim.x - 1;
+  const std::uint64_t tag = std::uint64_t{dispatch} << 32;
+  if (blockIdx.x < blocks)
+    for (unsigned c = threadIdx.x; c < counts.columns; c += kThreads)
+      asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(totals + blockIdx.x * counts.columns + c),
+                   "l"(tag | counts.own[c])
+                   : "memory");
+  for (unsigned c = threadIdx.x; c < counts.columns; c += kThreads) {
     std::uint64_t began = 0;
-    for (std::uint32_t polls = 1;; ++polls) {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
-      if (seen - before >= gridDim.x) break;
-      if (polls % device::kLook == 0 && !device::patient(device::detail::Wait{work.area, -1, work.dims.rank},
-                                                         began, before + gridDim.x, seen)) {
-        met = false;
-        break;
+    std::uint32_t sum = blocks == 0 ? counts.own[c] : 0, before = 0;
+    for (std::uint32_t polls = 1; blocks > 0; ++polls) {
+      std::uint64_t words[kRouteBlocks];
+#pragma unroll
+      for (unsigned b = 0; b < kRouteBlocks; ++b) {
+        words[b] = tag;
+        if (b < blocks)
+          asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                       : "=l"(words[b])
+                       : "l"(totals + b * counts.columns + c)
+                       : "memory");
       }
-    }
-  }
-  return __syncthreads_and(met) != 0;
-}
-
-__device__ inline void sum_blocks(const Work& work, const Counts& counts) {
-  const auto* const totals = mine<std::uint32_t>(work, work.space.totals);
-  for (std::size_t c = threadIdx.x; c < counts.columns; c += blockDim.x) {
-    std::uint32_t sum = 0, before = 0;
-#pragma unroll 16
-    for (unsigned b = 0; b < gridDim.x; ++b) {
-      const std::uint32_t of_block = __ldcg(totals + b * counts.columns + c);
-      before += b < blockIdx.x ? of_block : 0;
-      sum += of_block;
+      bool told = true;
+      sum = before = 0;
+#pragma unroll
+      for (unsigned b = 0; b < kRouteBlocks; ++b) {
+        told = told && (words[b] >> 32) == dispatch;
+        before += b < blockIdx.x ? static_cast<std::uint32_t>(words[b]) : 0;
+        sum += static_cast<std::uint32_t>(words[b]);
+      }
+      if (told) break;
+      if (polls % device::kLook == 0 &&
+          !device::patient(device::detail::Wait{work.area, -1, work.dims.rank}, began, blocks, 0))
+        return false;
     }
     counts.own[c] = sum;
     counts.base[c] = before;
   }
+  return true;
 }
 
 // Tells the ranks what this one has counted. Each block tells some of them.
@@ -105,7 +95,9 @@ __device__ inline void sum_ranks(const Work& work, const Counts& counts) {
   }
 }
 
-// Sets counts.begin, of which each rank's part is laid out from the part's first entry on.
+// Sets counts.begin, of which each rank's part is laid out from the part's first entry on, and adds it to the
+// bases of experts.
+template <bool kAlone = false>
 __device__ inline void scan_experts(const Work& work, const Counts& counts) {
   __shared__ std::uint32_t of_warps[kWarps];
   const auto experts = static_cast<unsigned>(work.dims.experts);
@@ -123,70 +115,66 @@ __device__ inline void scan_experts(const Work& work, const Counts& counts) {
     }
     if (lane() == 31) of_warps[warp_of_block()] = sum;
     __syncthreads();
-    std::uint32_t before = carried;
-#pragma unroll
-    for (unsigned w = 0; w < kWarps; ++w) {
-      before += w < warp_of_block() ? of_warps[w] : 0;
-      carried += of_warps[w];
+    const std::uint32_t of_warp = lane() < kWarps ? of_warps[lane()] : 0;
+    const std::uint32_t before =
+        carried + __reduce_add_sync(kAllLanes, lane() < warp_of_block() ? of_warp : 0);
+    carried += __reduce_add_sync(kAllLanes, of_warp);
+    if (e < experts) {
+      counts.begin[e] = before + sum - rows;
+      counts.base[e] += before + sum - rows + (kAlone ? 0 : counts.earlier[e]);
     }
-    if (e < experts) counts.begin[e] = before + sum - rows;
+    if (e + 1 == experts) counts.begin[experts] = before + sum;
     __syncthreads();
   }
-  if (threadIdx.x == 0) counts.begin[experts] = carried;
 }
 
-// Where the tokens of this rank go at each rank, and what that rank needs for all tokens.
+// Where the tokens of this rank go at each rank.
 struct Rooms {
-  std::uint32_t first[device::kMostRanks], needed[device::kMostRanks];
+  std::uint32_t first[device::kMostRanks];   // this rank's first one
+  std::uint32_t base[device::kMostRanks];    // the block's first one, among this rank's
+  std::uint32_t needed[device::kMostRanks];  // by the tokens of all ranks
 };
 
+template <bool kAlone = false>
 __device__ inline void find_rooms(const Work& work, const Counts& counts, Rooms& rooms) {
   const Dims& d = work.dims;
-  for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += static_cast<int>(blockDim.x)) {
-    const unsigned first = static_cast<unsigned>(d.experts + r * work.space.chunks);
-    std::uint32_t all = 0, earlier = 0;
-    for (unsigned c = first; c < first + static_cast<unsigned>(work.space.chunks); ++c) {
+  const bool packed = d.layout == MoeLayout::flat;
+  const auto chunks = kAlone ? 1u : static_cast<unsigned>(work.space.chunks);
+  const auto ranks = kAlone ? 1u : static_cast<unsigned>(d.ranks);
+#pragma unroll 1
+  for (unsigned r = threadIdx.x; r < ranks; r += kThreads) {
+    const unsigned first = static_cast<unsigned>(d.experts) + r * chunks;
+    std::uint32_t all = 0, earlier = 0, base = 0;
+#pragma unroll 1
+    for (unsigned c = first; c < first + chunks; ++c) {
       all += counts.all[c];
-      earlier += counts.earlier[c];
+      if (!kAlone) earlier += counts.earlier[c];
+      base += counts.base[c];
     }
-    const bool packed = d.layout == MoeLayout::flat;
     rooms.first[r] = packed ? earlier : static_cast<std::uint32_t>(d.rank * d.max_tokens);
-    rooms.needed[r] = packed ? all
-                      : d.expert_major()
-                          ? counts.begin[(r + 1) * d.local_experts] - counts.begin[r * d.local_experts]
-                          : 0;
+    rooms.base[r] = base;
+    rooms.needed[r] = all;
   }
 }
 
 // Returns whether every rank has room. Otherwise the communicator fails.
-__device__ inline bool has_room(const Work& work, const Rooms& rooms) {
-  if (work.dims.drop || work.dims.layout == MoeLayout::rank_major) return true;
+__device__ inline bool has_room(const Work& work, const Counts& counts, const Rooms& rooms) {
+  const Dims& d = work.dims;
+  if (d.drop || d.layout == MoeLayout::rank_major) return true;
   int most = 0;
-  for (int r = 1; r < work.dims.ranks; ++r)
-    if (rooms.needed[r] > rooms.needed[most]) most = r;
-  if (rooms.needed[most] <= work.dims.capacity) return true;
-  if (threadIdx.x == 0)
-    report(work, Problem::capacity, static_cast<std::uint64_t>(most), rooms.needed[most],
-           static_cast<std::uint32_t>(work.dims.capacity));
-  return false;
-}
-
-// Sets, of each column, where this block's first one goes: a pair's row or place at its rank, or a token's
-// position among this rank's.
-__device__ inline void find_bases(const Work& work, const Counts& counts) {
-  const auto experts = static_cast<std::size_t>(work.dims.experts);
-  const auto chunks = static_cast<std::size_t>(work.space.chunks);
-  for (std::size_t c = threadIdx.x; c < counts.columns; c += blockDim.x) {
-    std::uint32_t base = counts.base[c];
-    if (c < experts) {
-      const int rank = work.dims.ranks == 1 ? 0 : work.dims.rank_of(static_cast<int>(c));
-      const int first = rank * work.dims.local_experts;
-      base += counts.begin[c] - counts.begin[first] + counts.earlier[c];
-    } else {
-      for (std::size_t before = c - (c - experts) % chunks; before < c; ++before) base += counts.own[before];
-    }
-    counts.base[c] = base;
+  std::uint32_t needed = 0;
+#pragma unroll 1
+  for (int r = 0; r < d.ranks; ++r) {
+    const std::uint32_t its =
+        d.expert_major() ? counts.begin[(r + 1) * d.local_experts] - counts.begin[r * d.local_experts]
+                         : rooms.needed[r];
+    if (its > needed) needed = its, most = r;
   }
+  if (needed <= d.capacity) return true;
+  if (threadIdx.x == 0)
+    report(work, Problem::capacity, static_cast<std::uint64_t>(most), needed,
+           static_cast<std::uint32_t>(d.capacity));
+  return false;
 }
 
 // Sets what the receiver is told of its experts. Returns a thread's share of the pairs that are left out.
@@ -222,6 +210,7 @@ __device__ inline void describe_sources(const Work& work, const std::uint32_t* t
   auto* const source_rows = table<std::int32_t>(work, work.space.source_rows);
   auto* const first_rows = table<std::int32_t>(work, work.space.first_rows);
   std::uint32_t next = 0, rows = 0, dropped = dropped_pairs;
+#pragma unroll 1
   for (int s = 0; s < d.ranks; ++s) {
     const std::uint32_t begin = packed ? next : static_cast<std::uint32_t>(s * d.max_tokens);
     const std::uint32_t kept = packed ? min(tokens[s], capacity - min(begin, capacity)) : tokens[s];
@@ -239,19 +228,24 @@ __device__ inline void describe_sources(const Work& work, const std::uint32_t* t
 __device__ inline void describe(const Work& work, const Counts& counts, const Rooms& rooms) {
   __shared__ std::uint32_t tokens[device::kMostRanks], dropped;
   const Dims& d = work.dims;
-  const std::size_t first = static_cast<std::size_t>(d.experts + d.rank * work.space.chunks);
+  const auto chunks = static_cast<unsigned>(work.space.chunks);
+  const unsigned first = static_cast<unsigned>(d.experts) + static_cast<unsigned>(d.rank) * chunks;
   const auto* const matrix = table<std::uint32_t>(work, work.space.matrix);
   if (threadIdx.x == 0) dropped = 0;
   for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads) {
     std::uint32_t all = 0;
-    for (std::size_t c = first; c < first + static_cast<std::size_t>(work.space.chunks); ++c)
-      all += s == d.rank ? counts.own[c] : __ldcg(matrix + s * counts.columns + c);
+#pragma unroll 1
+    for (unsigned c = first; c < first + chunks; ++c)
+      all += s == d.rank ? counts.own[c] : __ldcg(matrix + static_cast<unsigned>(s) * counts.columns + c);
     tokens[s] = all;
     table<std::int32_t>(work, work.space.first_there)[s] = static_cast<std::int32_t>(rooms.first[s]);
   }
-  __syncthreads();
-  if (const std::uint32_t some = describe_experts(work, counts); some > 0) atomicAdd(&dropped, some);
-  __syncthreads();
+  const std::uint32_t some = describe_experts(work, counts);
+  if (d.ranks > 1 || d.drop) {
+    __syncthreads();
+    if (some > 0) atomicAdd(&dropped, some);
+    __syncthreads();
+  }
   if (threadIdx.x == 0) describe_sources(work, tokens, dropped);
 }
 

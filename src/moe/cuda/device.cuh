@@ -33,6 +33,19 @@ __device__ inline unsigned warp_of_block() { return threadIdx.x / 32; }
 __device__ inline unsigned warp_of_grid() { return blockIdx.x * (blockDim.x / 32) + warp_of_block(); }
 __device__ inline unsigned warps_of_grid() { return gridDim.x * (blockDim.x / 32); }
 
+// With programmatic dependent launch: lets the next kernel of the stream start, once all blocks call it; and
+// waits in that kernel until the one before it has ended. Otherwise they do nothing.
+__device__ inline void launch_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void await_last_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Returns, alike to all threads of a block, whether the communicator has failed: tables may then be
 // unfinished, and kernels leave them alone.
 __device__ inline bool failed(const Work& work) {
@@ -78,8 +91,8 @@ __device__ inline bool last_block(const Work& work, int ticket) {
 }
 
 // Fails the communicator on every rank with a problem of this call, for one thread. The first one counts.
-__device__ inline void report(const Work& work, Problem problem, std::uint64_t which, std::uint32_t number,
-                              std::uint32_t limit) {
+__device__ __noinline__ inline void report(const Work& work, Problem problem, std::uint64_t which,
+                                           std::uint32_t number, std::uint32_t limit) {
   const device::Handle& area = work.area;
   if (atomicExch(&area.status[area.rank]->claimed, 1u) != 0) return;
   device::Failure& record = *area.failure;

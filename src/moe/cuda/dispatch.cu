@@ -1,6 +1,10 @@
 // Sends tokens to the ranks of their experts, each to its final place, and finishes what has come.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
+#include "moe/cuda/bulk.cuh"
+#include "moe/cuda/fill.cuh"
 #include "moe/cuda/launch.hpp"
 #include "moe/cuda/rows.cuh"
 
@@ -75,6 +79,17 @@ __device__ void tell_routes(const Work& work, const Dispatch& dispatch, const To
     table<float>(work, token.rank, work.space.weights)[token.place] = weight;
 }
 
+// Copies a segment of a token's rows, of all payloads from the first one on.
+__device__ void copy_payloads(const Work& work, const Dispatch& dispatch, Targets& targets, int count,
+                              int first, unsigned token, unsigned segment, unsigned segments) {
+  for (int p = first; p < dispatch.payloads.count; ++p) {
+    const Payload& payload = dispatch.payloads.of[p];
+    aim(work, targets, count, payload.to, payload.bytes);
+    copy_row(payload.from + std::size_t{token} * payload.bytes, targets.at, count, payload.bytes,
+             payload.word, segment, segments);
+  }
+}
+
 // kScales: of x, whose elements are of type T.
 template <class T, MoeScales kScales>
 __device__ void send_rows(const Work& work, const Dispatch& dispatch, Targets& targets, int count,
@@ -87,65 +102,15 @@ __device__ void send_rows(const Work& work, const Dispatch& dispatch, Targets& t
     quantise_row<T, kScales>(work, x.from + token * d.row_bytes, targets, count,
                              work.space.x(work.epoch) + work.space.scales, dispatch.wide, segment, segments);
   }
-  for (int p = kQuantised ? 1 : 0; p < dispatch.payloads.count; ++p) {
-    const Payload& payload = dispatch.payloads.of[p];
-    aim(work, targets, count, payload.to, payload.bytes);
-    copy_row(payload.from + std::size_t{token} * payload.bytes, targets.at, count, payload.bytes,
-             payload.word, segment, segments);
-  }
+  copy_payloads(work, dispatch, targets, count, kQuantised ? 1 : 0, token, segment, segments);
 }
 
-// Sets what depends on the routing alone and no token fills.
-__device__ void fill_tables(const Work& work, const Dispatch& dispatch) {
-  const Dims& d = work.dims;
-  const std::size_t first = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const std::size_t step = std::size_t{gridDim.x} * blockDim.x;
-  const auto* const offsets = table<std::int32_t>(work, work.space.offsets);
-  const auto* const counts = table<std::int32_t>(work, work.space.counts);
-  if (d.expert_major()) {
-    for (std::size_t row = first; row < d.rows_held; row += step) {
-      const auto number = static_cast<std::int32_t>(row);
-      int low = 0, high = d.local_experts;  // the expert before which the rows after this one begin
-      while (low < high) {
-        const int middle = (low + high) / 2;
-        if (offsets[middle + 1] <= number) low = middle + 1;
-        else high = middle;
-      }
-      const bool filled = low < d.local_experts && number < offsets[low] + counts[low];
-      if (!dispatch.routed) table<std::int32_t>(work, work.space.row_expert)[row] = filled ? low : kNone;
-      if (!filled) table<float>(work, work.space.weights)[row] = 0.0f;
-    }
-  } else if (d.layout == MoeLayout::rank_major) {
-    const auto k = static_cast<std::size_t>(d.top_k);
-    const auto* const source_rows = table<std::int32_t>(work, work.space.source_rows);
-    for (std::size_t i = first; i < d.rows_held * k; i += step) {
-      const std::size_t row = i / k;
-      if (row % d.max_tokens < static_cast<std::size_t>(source_rows[row / d.max_tokens])) continue;
-      if (!dispatch.routed) table<std::int32_t>(work, work.space.topk_idx)[i] = kNone;
-      table<float>(work, work.space.weights)[i] = 0.0f;
-    }
-  }
-}
-
-// Clears the rows between those of two experts.
-__device__ void clear_gaps(const Work& work, const Dispatch& dispatch) {
-  const Dims& d = work.dims;
-  if (!d.expert_major() || d.alignment == 1) return;
-  const auto* const offsets = table<std::int32_t>(work, work.space.offsets);
-  const auto* const counts = table<std::int32_t>(work, work.space.counts);
-  const std::size_t items = static_cast<std::size_t>(d.local_experts) * d.alignment;
-  for (std::size_t i = warp_of_grid(); i < items; i += warps_of_grid()) {
-    const std::size_t e = i / d.alignment;
-    const std::size_t row = static_cast<std::size_t>(offsets[e] + counts[e]) + i % d.alignment;
-    if (row >= static_cast<std::size_t>(offsets[e + 1])) continue;
-    if (d.scale_bytes > 0)
-      clear_row(mine<byte>(work, work.space.x(work.epoch) + work.space.scales) + row * d.scale_bytes,
-                d.scale_bytes, 1);
-    for (int p = 0; p < dispatch.payloads.count; ++p) {
-      const Payload& payload = dispatch.payloads.of[p];
-      clear_row(mine<byte>(work, payload.to) + row * payload.bytes, payload.bytes, payload.word);
-    }
-  }
+// Tells the receivers whether weights have come.
+__device__ void tell_weighted(const Work& work, const Dispatch& dispatch) {
+  if (blockIdx.x > 0) return;
+  for (unsigned r = threadIdx.x; r < static_cast<unsigned>(work.dims.ranks); r += blockDim.x)
+    table<std::uint32_t>(work, static_cast<int>(r), work.space.weighted)[work.dims.rank] =
+        dispatch.weights ? 1 : 0;
 }
 
 // Waits until every peer has begun this dispatch too, unless the kernel of its routes has done so.
@@ -170,17 +135,123 @@ __global__ void __launch_bounds__(kThreads, kScales == MoeScales::none ? 2 : 1)
     send_rows<T, kScales>(work, dispatch, targets, count, number, segment, segments);
     __syncwarp();
   }
-  if (!dispatch.routed || dispatch.weights) fill_tables(work, dispatch);
+  fill_tables(work, dispatch);
   clear_gaps(work, dispatch);
-  if (blockIdx.x == 0)
-    for (int r = static_cast<int>(threadIdx.x); r < work.dims.ranks; r += kThreads)
-      table<std::uint32_t>(work, r, work.space.weighted)[work.dims.rank] = dispatch.weights ? 1 : 0;
+  tell_weighted(work, dispatch);
   if (work.dims.ranks == 1 || !last_block(work, kSentTicket)) return;
   if (threadIdx.x == 0 && dispatch.routed) ++counters(work).dispatches;
   tell_all(work, Told::data);
   if (!dispatch.lands) return;
   const std::uint32_t landed = counters(work).landed + 1;
   if (hear_all(work, Told::data, landed) && threadIdx.x == 0) counters(work).landed = landed;
+}
+
+// How permute_kernel moves rows: whole, as bytes; or in segments that a warp quantises in a short time.
+struct Segments {
+  UNISONO_PORTABLE Segments(const Dims& dims, std::size_t bytes_of_row) {
+    const bool scaled = dims.scales != MoeScales::none;
+    all = scaled ? dims.hidden : bytes_of_row;
+    count = scaled ? static_cast<unsigned>((all + kMost - 1) / kMost) : 1;
+    each = scaled ? round_up((all + count - 1) / count, kScaleBlock) : all;
+    if (scaled) count = static_cast<unsigned>((all + each - 1) / each);
+    element_bytes = scaled ? dims.row_bytes / dims.hidden : 1;
+    scale_bytes = dims.scales == MoeScales::e4m3_128 ? sizeof(float) : 1;
+    scales_at = round_up(smaller(each, all) * element_bytes, 128);
+    buffer_bytes = scales_at + (scaled ? round_up(each / kScaleBlock * scale_bytes, 128) : 0);
+  }
+  static constexpr std::size_t kMost = 2048;
+  unsigned count;
+  std::size_t all, each;                   // elements of a row, and of a segment
+  std::size_t element_bytes, scale_bytes;  // of one
+  std::size_t scales_at, buffer_bytes;     // where scales lie in a warp's buffer, and its bytes
+};
+
+constexpr std::size_t kPassing = 32 << 20;  // bytes of rows, of which L2 keeps too few for the next kernel
+
+// Stores a segment's scales, `bytes` bytes from `from` of each target's. Zeros follow the first `given` ones.
+__device__ void store_scales(const Work& work, const Targets& targets, int count, const byte* scales,
+                             std::size_t from, std::size_t bytes, std::size_t given) {
+  __syncwarp();
+  for (int t = 0; t < count; ++t) {
+    byte* const to = scales_at(work, targets.of[t], work.space.x(work.epoch) + work.space.scales) + from;
+    if (given % 4 == 0 && from % 4 == 0) {
+      for (std::size_t i = lane(); i < bytes / 4; i += 32)
+        reinterpret_cast<std::uint32_t*>(to)[i] =
+            i < given / 4 ? reinterpret_cast<const std::uint32_t*>(scales)[i] : 0;
+    } else {
+      for (std::size_t i = lane(); i < bytes; i += 32) to[i] = i < given ? scales[i] : byte{0};
+    }
+  }
+}
+
+// Sends the tokens of a rank alone: a warp has a row in shared memory, from which it goes to all its places.
+// Warps take the items of their block, as they are free: segments of rows, then experts whose rows are named.
+template <class T, MoeScales kScales>
+__global__ void __launch_bounds__(kThreads)
+    permute_kernel(const __grid_constant__ Work work, const __grid_constant__ Dispatch dispatch) {
+  extern __shared__ __align__(128) byte buffers[];
+  __shared__ Targets all_targets[kWarps];
+  __shared__ std::uint64_t barriers[kWarps];
+  __shared__ unsigned taken;
+  constexpr bool kQuantised = kScales != MoeScales::none;
+  const Dims& d = work.dims;
+  const Payload& x = dispatch.payloads.of[0];
+  const Segments segments(d, x.bytes);
+  const unsigned tokens = (work.tokens + gridDim.x - 1 - blockIdx.x) / gridDim.x;
+  const unsigned experts = (static_cast<unsigned>(d.local_experts) + gridDim.x - 1 - blockIdx.x) / gridDim.x;
+  const unsigned rows = tokens * segments.count;
+  const unsigned items = rows + (!dispatch.routed && d.expert_major() ? experts : 0);
+  RowBuffer buffer(buffers + warp_of_block() * segments.buffer_bytes, barriers + warp_of_block());
+  unsigned item = warp_of_block(), token_number = 0;
+  std::size_t first = 0, count_of = 0;  // elements of the segment
+  const auto begin_item = [&] {
+    if (item >= rows) return;
+    token_number = blockIdx.x + item / segments.count * gridDim.x;
+    first = item % segments.count * segments.each;
+    count_of = smaller(segments.each, segments.all - first);
+    if (lane() == 0)
+      buffer.load(x.from + (token_number * segments.all + first) * segments.element_bytes,
+                  static_cast<std::uint32_t>(count_of * segments.element_bytes));
+  };
+  if (threadIdx.x == 0) taken = blockDim.x / 32;
+  begin_item();  // what is loaded is older than the kernel of routes
+  await_last_kernel();
+  const bool fails = failed(work);
+  const bool passes = std::size_t{work.tokens} * static_cast<unsigned>(d.top_k) * x.bytes > kPassing;
+  Targets& targets = all_targets[warp_of_block()];
+  while (item < items) {
+    if (item < rows) {
+      if (fails) return buffer.await();
+      const Token token(work, token_number);
+      const int count = find_targets(work, token, targets);
+      if (first == 0) tell_routes(work, dispatch, token, token_number);
+      aim(work, targets, count, x.to, x.bytes);
+      buffer.await();
+      if constexpr (kQuantised) {
+        quantise_in_place<T, kScales>(buffer.row, buffer.row + segments.scales_at, count_of);
+        buffer.publish();
+      }
+      if (static_cast<int>(lane()) < count)
+        buffer.store(targets.at[lane()] + first, static_cast<std::uint32_t>(count_of), passes);
+      if constexpr (kQuantised) {
+        const std::size_t from = first / kScaleBlock * segments.scale_bytes;
+        const std::size_t given = scales::blocks_of(count_of) * segments.scale_bytes;
+        store_scales(work, targets, count, buffer.row + segments.scales_at, from,
+                     first + count_of < d.hidden ? given : d.scale_bytes - from, given);
+      }
+      if (first == 0) copy_payloads(work, dispatch, targets, count, 1, token_number, 0, 1);
+      buffer.drain();
+    } else if (!fails) {
+      name_rows(work, blockIdx.x + (item - rows) * gridDim.x);
+    }
+    if (lane() == 0) item = atomicAdd(&taken, 1u);
+    item = __shfl_sync(kAllLanes, item, 0);
+    begin_item();
+  }
+  if (fails) return;
+  if (!dispatch.routed) fill_rest(work);
+  clear_gaps(work, dispatch);
+  tell_weighted(work, dispatch);
 }
 
 // Copies a peer's row to the other experts of its token.
@@ -235,33 +306,75 @@ __global__ void __launch_bounds__(kThreads)
   if (last_block(work, kEndTicket) && threadIdx.x == 0) counters(work).landed = landed;
 }
 
-template <class T>
-const void* send_of(MoeScales scales) {
-  return scales == MoeScales::mx ? reinterpret_cast<const void*>(send_kernel<T, MoeScales::mx>)
-                                 : reinterpret_cast<const void*>(send_kernel<T, MoeScales::e4m3_128>);
-}
-const void* send_of(const Dims& dims) {
-  if (dims.scales == MoeScales::none)  // rows go as bytes
-    return reinterpret_cast<const void*>(send_kernel<float, MoeScales::none>);
-  if (dims.dtype == DType::f32) return send_of<float>(dims.scales);
-  return dims.dtype == DType::f16 ? send_of<F16>(dims.scales) : send_of<BF16>(dims.scales);
+// The kernels that send x as `dims` has it.
+struct Kernels {
+  template <class T>
+  static Kernels of(MoeScales scales) {
+    return scales == MoeScales::mx ? of<T, MoeScales::mx>() : of<T, MoeScales::e4m3_128>();
+  }
+  template <class T, MoeScales kScales>
+  static Kernels of() {
+    return {reinterpret_cast<const void*>(send_kernel<T, kScales>),
+            reinterpret_cast<const void*>(permute_kernel<T, kScales>)};
+  }
+  static Kernels of(const Dims& dims) {
+    if (dims.scales == MoeScales::none) return of<float, MoeScales::none>();  // rows go as bytes
+    if (dims.dtype == DType::f32) return of<float>(dims.scales);
+    return dims.dtype == DType::f16 ? of<F16>(dims.scales) : of<BF16>(dims.scales);
+  }
+  const void *send, *permute;
+};
+
+// Of a block of permute_kernel, for rows. So much that an SM has one block: of those that start while routes
+// are read, two would share an SM.
+constexpr std::size_t kRowsBytes = 172 << 10;
+
+// Returns the warps of a block of permute_kernel, or 0 if rows are too wide for it.
+unsigned permuting_warps(const Dims& dims, std::size_t bytes_of_row) {
+  const std::size_t warps = kRowsBytes / Segments(dims, bytes_of_row).buffer_bytes;
+  return warps < 4 ? 0 : static_cast<unsigned>(std::min<std::size_t>(warps, kWarps));
 }
 
 }  // namespace
 
-cudaError_t load_dispatch(const Dims& dims, int& blocks) {
+cudaError_t load_dispatch(const Dims& dims, int& blocks, bool& bulk) {
   cudaFuncAttributes attributes;
-  for (const void* kernel : {send_of(dims), reinterpret_cast<const void*>(land_kernel),
-                             reinterpret_cast<const void*>(copy_out_kernel)})
+  const Kernels kernels = Kernels::of(dims);
+  for (const void* kernel : {kernels.send, reinterpret_cast<const void*>(land_kernel),
+                             reinterpret_cast<const void*>(copy_out_kernel), kernels.permute})
     if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess)
       return error;
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, send_of(dims), kThreads, 0);
+  int device = 0, shared = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  if (const cudaError_t error =
+          cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+      error != cudaSuccess)
+    return error;
+  bulk = dims.ranks == 1 && attributes.binaryVersion >= 90 &&
+         attributes.sharedSizeBytes + kRowsBytes <= static_cast<std::size_t>(shared) &&
+         permuting_warps(dims, dims.row_bytes) > 0;
+  if (!bulk) return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernels.send, kThreads, 0);
+  blocks = 1;
+  return cudaFuncSetAttribute(kernels.permute, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(kRowsBytes));
 }
 
 cudaError_t send(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream) {
+  const Kernels kernels = Kernels::of(work.dims);
   void* parameters[] = {const_cast<Work*>(&work), const_cast<Dispatch*>(&dispatch)};
-  return cudaLaunchKernel(send_of(work.dims), dim3(static_cast<unsigned>(blocks)), dim3(kThreads), parameters,
-                          0, stream);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.stream = stream;
+  if (!dispatch.bulk)
+    return cudaLaunchKernel(kernels.send, config.gridDim, dim3(kThreads), parameters, 0, stream);
+  cudaLaunchAttribute early{};  // the kernel of routes lets this one start
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.blockDim = dim3(32 * permuting_warps(work.dims, dispatch.payloads.of[0].bytes));
+  config.dynamicSmemBytes = kRowsBytes;
+  config.attrs = &early;
+  config.numAttrs = dispatch.routed ? 0 : 1;
+  return cudaLaunchKernelExC(&config, kernels.permute, parameters);
 }
 
 cudaError_t land(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream) {

@@ -55,7 +55,7 @@ Space::Space(const Dims& dims) {
   more = at(pool_bytes, dims.rows_held * dims.more_bytes + kMostMore * 256);
   sums_bytes = round_up(dims.ranks > 1 ? dims.tokens_held * dims.row_bytes : 0, 256);
   counters = at(bytes, sizeof(Counters));
-  totals = at(bytes, kRouteBlocks * columns * word);
+  totals = at(bytes, kRouteBlocks * columns * sizeof(std::uint64_t));
   slots = at(bytes, static_cast<std::size_t>(dims.handles) * slot_bytes);
   pool = at(bytes, kEpochs * pool_bytes);
   sums = at(bytes, 2 * sums_bytes);
@@ -123,6 +123,7 @@ class GpuEngine final : public Engine {
   static int blocks_of(std::size_t items, std::size_t each) {
     return static_cast<int>(std::clamp<std::size_t>((items + each - 1) / each, 1, 1 << 16));
   }
+  int blocks_to_route() const;
   int blocks_to_send() const;
   // A token keeps a block busy: its row goes in as many segments as a block has warps.
   int blocks_to_combine() const { return std::min(most_blocks_, blocks_of(work_.dims.tokens_held, 1)); }
@@ -134,6 +135,7 @@ class GpuEngine final : public Engine {
   Work work_;
   std::shared_ptr<void> memory_;
   int sms_ = 0, send_blocks_ = 1, sum_blocks_ = 1;  // the last two of an SM
+  bool bulk_ = false;                               // rows can go by bulk copies
   std::int32_t* rows_now_ = nullptr;                // pinned
   std::vector<std::uint32_t> tokens_;               // of each slot
 
@@ -188,7 +190,7 @@ void GpuEngine::load() {
                      " ranks are too many for this GPU's kernel of routes: give fewer experts.");
   cuda::check(gpu::load_route(work_.space), "loading a kernel");
   cuda::check(gpu::load_sort(work_.dims.local_experts), "loading a kernel");
-  cuda::check(gpu::load_dispatch(work_.dims, send_blocks_), "loading a kernel");
+  cuda::check(gpu::load_dispatch(work_.dims, send_blocks_, bulk_), "loading a kernel");
   cuda::check(gpu::load_combine(work_.dims.ranks == 1, sum_blocks_), "loading a kernel");
 }
 
@@ -222,16 +224,21 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, b
   either_ = work_.dims.ranks > 1 && tokens.tokens == 0;
   lay_payloads(tokens);
   if (!routed)
-    check(gpu::route(work_, tokens.topk_idx, tokens.index,
-                     std::min({most_blocks_, gpu::kRouteBlocks, blocks_of(tokens.tokens, kTokensOfRoute)}),
-                     stream_));
+    check(
+        gpu::route(work_, tokens.topk_idx, tokens.index, std::min(most_blocks_, blocks_to_route()), stream_));
   check(gpu::send(work_, dispatch_, std::min(blocks(send_blocks_), blocks_to_send()), stream_));
+}
+
+// Several blocks share the tokens, and one more tells of them.
+int GpuEngine::blocks_to_route() const {
+  const int blocks = std::min(gpu::kRouteBlocks, blocks_of(work_.tokens, kTokensOfRoute));
+  return blocks > 1 ? blocks + 1 : 1;
 }
 
 // A token keeps a block busy, as in a combine. Entries without a token are filled by all threads.
 int GpuEngine::blocks_to_send() const {
   const Dims& d = work_.dims;
-  const bool fills = !dispatch_.routed || dispatch_.weights;
+  const bool fills = !dispatch_.routed;
   std::size_t entries = 0;
   if (fills && d.expert_major()) entries = d.rows_held;
   if (fills && d.layout == MoeLayout::rank_major) entries = d.rows_held * static_cast<std::size_t>(d.top_k);
@@ -256,6 +263,7 @@ void GpuEngine::lay_payloads(const MoeTokens& tokens) {
                          word_of((scaled ? 0 : from) | to | tokens.row_bytes)};
   dispatch_.wide = scaled && (from | d.row_bytes) % 16 == 0 &&
                    (to | d.sent_bytes) % (d.row_bytes == d.hidden * 4 ? 4 : 8) == 0;
+  dispatch_.bulk = bulk_ && all.of[0].word == 16 && all.of[0].bytes > 0 && (!scaled || dispatch_.wide);
   to = pool + work_.space.more;
   for (const MoePayload& more : tokens.more) {
     all.of[all.count++] = {static_cast<const byte*>(more.data), to,

@@ -11,10 +11,10 @@ namespace unisono::moe::gpu {
 std::size_t route_shared_bytes(const Space& space);
 
 // Load all kernels, so that none is loaded while another one waits for this rank. blocks: of the kernel of
-// rows, as many as an SM runs at once.
+// rows, as many as an SM runs at once. bulk: rows can go by bulk copies.
 cudaError_t load_route(const Space& space);
 cudaError_t load_sort(int local_experts);
-cudaError_t load_dispatch(const Dims& dims, int& blocks);
+cudaError_t load_dispatch(const Dims& dims, int& blocks, bool& bulk);
 cudaError_t load_combine(bool alone, int& blocks);
 
 // Reads topk_idx, [tokens, top_k] of type `index`, into the call's slot, and tells the peers.

@@ -12,7 +12,7 @@
 namespace unisono::moe::gpu {
 
 inline constexpr int kMostTopK = 32;     // a warp takes a token's experts at once
-inline constexpr int kRouteBlocks = 16;  // of the kernel that reads routes
+inline constexpr int kRouteBlocks = 16;  // of the kernel that reads routes, and have tokens
 inline constexpr int kMostChunks = 8;    // of a rank's tokens, in a combine
 inline constexpr int kThreads = 512;     // of a block of every kernel
 inline constexpr int kWarps = kThreads / 32;
@@ -27,7 +27,6 @@ inline constexpr int kTold = 3;
 struct Counters {
   std::uint32_t dispatches;                // that have begun: signals of kind `begun`
   std::uint32_t landed, combines;          // that have ended: signals of kinds `data` and `summed`
-  std::uint32_t met, met_before;           // blocks that have met in route kernels, also before this one
   std::uint32_t tickets[2 + kMostChunks];  // of blocks that have ended: the last one tells the peers
 };
 enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: and after
@@ -46,7 +45,7 @@ struct Space {
   int chunks = 1;            // of a rank's tokens
   std::size_t columns = 0;   // of what routes count: pairs of each expert, and tokens of each rank and chunk
   std::size_t counters = 0;  // Counters
-  std::size_t totals = 0;    // [kRouteBlocks, columns]: what each block of the route kernel has counted
+  std::size_t totals = 0;    // [kRouteBlocks, columns] u64: what each block of the route kernel has counted
   std::size_t slots = 0, slot_bytes = 0;
   std::size_t pool = 0, pool_bytes = 0, scales = 0, more = 0;  // the last two within a pool
   std::size_t sums = 0, sums_bytes = 0;  // twice [ranks, max_tokens, row]: what peers have summed
@@ -98,6 +97,7 @@ struct Dispatch {
   bool routed = false;             // the slot has the routing already
   bool lands = false;              // the kernel that sends also waits for the peers' rows
   bool wide = false;               // with scales: x can be read by words of 16 bytes
+  bool bulk = false;               // rows of x go by bulk copies
   const float* weights = nullptr;  // [tokens, top_k], or null
   byte* out = nullptr;             // to which rows of x are copied in the end, or null
 };

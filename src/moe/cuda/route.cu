@@ -1,5 +1,6 @@
-// Reads the tokens' experts: where each token and each pair of a token and an expert goes. One pass counts, a
-// second one places. Between them the blocks meet, and the ranks tell each other their counts.
+// Reads the tokens' experts: where each token and each pair of a token and an expert goes. One pass marks
+// each expert's tokens, a second one places. Between them the blocks and the ranks tell each other their
+// counts.
 #include <cuda_runtime.h>
 
 #include "moe/cuda/counts.cuh"
@@ -8,197 +9,348 @@
 namespace unisono::moe::gpu {
 namespace {
 
-constexpr int kBatch = 4;  // rounds of a warp whose experts are loaded at once
+constexpr unsigned kWords = 8;           // of 32 tokens each, in a tile
+constexpr unsigned kTile = 32 * kWords;  // tokens that a block takes at once
+constexpr unsigned kBatch = 4;           // rounds of a warp whose experts are loaded at once
 
-// The tokens of a warp, in rounds of as many whole tokens as a warp has lanes for.
+// Tells of a token's index that names no expert.
 template <class Index>
+__device__ __noinline__ void refuse(const Work& work, const Index* indices, unsigned first, unsigned end) {
+  const auto k = static_cast<unsigned>(work.dims.top_k);
+  for (std::size_t i = std::size_t{first} * k + threadIdx.x; i < std::size_t{end} * k; i += kThreads)
+    if (indices[i] < -1 || indices[i] >= work.dims.experts)
+      report(work, Problem::index, i / k, static_cast<std::uint32_t>(indices[i]),
+             static_cast<std::uint32_t>(work.dims.experts));
+}
+
+// How tokens are shared. Divisions are made by the host: n / d is n * ceil(2^s / d) >> s for small n and d.
+struct Shares {
+  unsigned of_block = 0, of_round = 0;  // tokens
+  unsigned by_k = 0, by_experts = 0;  // what replaces a division by top_k (s = 16) and local_experts (s = 31)
+};
+
+// The tokens of a block, in tiles. A warp takes rounds of as many whole tokens as it has lanes for.
+template <class Index, bool kAlone>
 struct Tokens {
-  __device__ Tokens(const Work& work, const Index* indices)
-      : work(work), indices(indices), k(work.dims.top_k), of_round(32 / k) {
-    const unsigned most = gridDim.x * kWarps;
-    const unsigned share = (work.tokens + most - 1) / most;
-    rounds = (share + of_round - 1) / of_round;
-    first = (blockIdx.x * kWarps + warp_of_block()) * rounds * of_round;
-    in_round = lane() / k;
-    place = static_cast<int>(lane() % k);
-    chunk_tokens = (work.tokens + work.space.chunks - 1) / work.space.chunks;
+  __device__ Tokens(const Work& work, const Shares& shares, const Index* indices)
+      : work(work), shares(shares), indices(indices), k(static_cast<unsigned>(work.dims.top_k)) {
+    first = min(blockIdx.x * shares.of_block, work.tokens);
+    end = min(first + shares.of_block, work.tokens);
+    in_round = lane() * shares.by_k >> 16;
+    place = lane() - in_round * k;
+    its = (k == 32 ? kAllLanes : (1u << k) - 1) << (in_round * k);
+    load(first + warp_of_block() * shares.of_round, min(first + kTile, end));
   }
-  __device__ unsigned token(unsigned round) const { return first + round * of_round + in_round; }
-  __device__ bool has(unsigned round) const {
-    return round < rounds && in_round < of_round && token(round) < work.tokens;
+  __device__ const Index* at(unsigned token) const { return indices + std::size_t{token} * k; }
+  __device__ bool has(unsigned token, unsigned after) const {
+    return in_round < shares.of_round && token < after;
   }
-  __device__ int load(unsigned round) const {
-    if (!has(round)) return kNone;
-    const auto expert = static_cast<std::int64_t>(indices[std::size_t{token(round)} * k + place]);
-    if (expert >= -1 && expert < work.dims.experts) return static_cast<int>(expert);
-    report(work, Problem::index, token(round), static_cast<std::uint32_t>(expert),
-           static_cast<std::uint32_t>(work.dims.experts));
-    return kNone;
-  }
-  __device__ void load(unsigned round, int (&experts)[kBatch]) const {
+  // Loads the experts of a batch of rounds.
+  __device__ void load(unsigned from, unsigned after) {
+    loaded = from;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) experts[i] = load(round + i);
+    for (unsigned i = 0; i < kBatch; ++i) {
+      const unsigned token = from + i * kWarps * shares.of_round + in_round;
+      experts[i] = has(token, after) ? at(token)[place] : Index{kNone};
+    }
+  }
+  // Calls `take` with each of the warp's tokens in a tile, and each lane's expert. Lanes without go along.
+  template <class Take>
+  __device__ void each(unsigned tile, const Take& take) {
+    const unsigned after = min(tile + kTile, end), step = kWarps * shares.of_round;
+#pragma unroll 1
+    for (unsigned from = tile + warp_of_block() * shares.of_round; from < after; from += kBatch * step) {
+      if (from != loaded) load(from, after);
+#pragma unroll
+      for (unsigned i = 0; i < kBatch; ++i) {
+        const unsigned token = from + i * step + in_round;
+        const bool right = experts[i] >= -1 && experts[i] < work.dims.experts;
+        take(token, has(token, after), right ? static_cast<int>(experts[i]) : kNone);
+        wrong = wrong || !right;
+      }
+    }
   }
   // Returns whether this is the first of its token's experts at that rank.
-  __device__ bool leads(int expert, int rank) const {
-    const int key = expert < 0 ? kNone : rank;
-    bool first = expert >= 0;
-    for (int back = 1; back < k; ++back) {
-      const int other = __shfl_up_sync(kAllLanes, key, static_cast<unsigned>(back));
-      if (back <= place && other == key) first = false;
+  __device__ bool leads(int expert, unsigned rank) const {
+    if constexpr (kAlone) {
+      const unsigned earlier = __ballot_sync(kAllLanes, expert >= 0) & its & ((1u << lane()) - 1);
+      return expert >= 0 && earlier == 0;
     }
-    return first;
+    const unsigned key = expert < 0 ? device::kMostRanks : rank;
+    bool first_there = expert >= 0;
+    for (unsigned back = 1; back < k; ++back) {
+      const unsigned other = __shfl_up_sync(kAllLanes, key, back);
+      if (back <= place && other == key) first_there = false;
+    }
+    return first_there;
   }
-  __device__ int rank_of(int expert) const {
-    return expert < 0 || work.dims.ranks == 1 ? 0 : work.dims.rank_of(expert);
-  }
-  // Returns the column of a token at a rank.
-  __device__ unsigned column(int rank, unsigned token) const {
-    return static_cast<unsigned>(work.dims.experts + rank * work.space.chunks) + token / chunk_tokens;
+  __device__ unsigned rank_of(int expert) const {
+    return kAlone || expert < 0 ? 0 : __umulhi(2 * static_cast<unsigned>(expert), shares.by_experts);
   }
 
   const Work& work;
+  const Shares& shares;
   const Index* indices;
-  int k;
-  unsigned of_round, rounds, first, in_round, chunk_tokens;
-  int place;
+  Index experts[kBatch];
+  unsigned k, first, end, in_round, place, its, loaded;
+  bool wrong = false;
 };
 
-template <class Index>
-__device__ void count(const Tokens<Index>& tokens, std::uint32_t* columns, unsigned round, int expert) {
-  const int rank = tokens.rank_of(expert);
-  const bool leads = tokens.leads(expert, rank);
-  if (expert >= 0) atomicAdd(columns + expert, 1u);
-  if (leads) atomicAdd(columns + tokens.column(rank, tokens.token(round)), 1u);
-}
-
-// Returns the lanes that take part and have this lane's key, of numbers below `limit`.
-__device__ unsigned alike(bool takes, unsigned key, unsigned limit) {
-  unsigned lanes = __ballot_sync(kAllLanes, takes);
-  for (unsigned bit = 1; bit < limit; bit *= 2) {
-    const unsigned have = __ballot_sync(kAllLanes, (key & bit) != 0);
-    lanes &= key & bit ? have : ~have;
+// Which tokens of a tile have an expert, or go to a rank: a row of bits for each expert, then for each rank.
+struct Marks {
+  __device__ Marks(const Work& work, std::uint32_t* memory)
+      : rows(static_cast<unsigned>(work.dims.experts + work.dims.ranks)),
+        bits(memory),
+        before(bits + kWords * rows),
+        seen(before + kWords * rows) {}
+  __device__ void clear() const {
+    auto* const all = reinterpret_cast<uint4*>(bits);
+    for (unsigned i = threadIdx.x; i < 2 * kWords / 4 * rows; i += kThreads) all[i] = {0, 0, 0, 0};
   }
-  return lanes;
+  __device__ unsigned at(unsigned row, unsigned in_tile) const { return in_tile / 32 * rows + row; }
+  // Returns whether a token of the same word names this expert more than once.
+  __device__ bool twice(unsigned expert, unsigned in_tile) const {
+    const unsigned i = at(expert, in_tile);
+    const std::uint32_t after = in_tile / 32 + 1 < kWords ? before[i + rows] : seen[expert];
+    return after - before[i] != static_cast<std::uint32_t>(__popc(bits[i]));
+  }
+
+  unsigned rows;
+  std::uint32_t* bits;    // [kWords, rows]
+  std::uint32_t* before;  // [kWords, rows]: pairs beyond a token's first; then all pairs of the words before
+  std::uint32_t* seen;    // [rows]: pairs of the tiles so far
+};
+
+// Marks the tokens of a tile. Returns whether this thread has seen a token that names an expert twice.
+template <class Tokens>
+__device__ bool mark(Tokens& tokens, const Marks& marks, unsigned tile) {
+  bool twice = false;
+  const auto experts = static_cast<unsigned>(tokens.work.dims.experts);
+  tokens.each(tile, [&](unsigned token, bool, int expert) {
+    const unsigned in_tile = token - tile, bit = 1u << in_tile % 32;
+    const unsigned rank = tokens.rank_of(expert);
+    if (tokens.leads(expert, rank)) atomicOr(marks.bits + marks.at(experts + rank, in_tile), bit);
+    const unsigned i = marks.at(static_cast<unsigned>(expert), in_tile);
+    if (expert >= 0 && (atomicOr(marks.bits + i, bit) & bit) != 0) {
+      atomicAdd(marks.before + i, 1u);
+      twice = true;
+    }
+  });
+  return twice;
 }
 
-// Returns a lane's place in its column, among the columns from `first` to `end`, and counts it. The lanes of
-// a column follow each other.
-__device__ std::uint32_t take_place(std::uint32_t* counts, const std::uint32_t* base, bool takes,
-                                    unsigned column, unsigned first, unsigned end) {
-  const unsigned lanes = alike(takes, takes ? column - first : 0, end - first);
-  const unsigned before = lanes & ((1u << lane()) - 1);
-  const std::uint32_t place = takes ? base[column] + counts[column] + __popc(before) : 0;
-  __syncwarp();
-  if (takes && before == 0) counts[column] += __popc(lanes);
-  __syncwarp();
-  return place;
+// Adds up the words of a tile: how many pairs or tokens of a row come before each word, in this block.
+// The first `counted` rows are columns too.
+__device__ void add_up(const Marks& marks, std::uint32_t* own, unsigned counted, bool first) {
+  for (unsigned row = threadIdx.x; row < marks.rows; row += kThreads) {
+    std::uint32_t its[kWords], sum = first ? 0 : marks.seen[row];
+#pragma unroll
+    for (unsigned w = 0; w < kWords; ++w)
+      its[w] = marks.before[w * marks.rows + row] + __popc(marks.bits[w * marks.rows + row]);
+#pragma unroll
+    for (unsigned w = 0; w < kWords; ++w) {
+      marks.before[w * marks.rows + row] = sum;
+      sum += its[w];
+    }
+    marks.seen[row] = sum;
+    if (row < counted) own[row] = sum;
+  }
 }
 
+// Adds up a tile's tokens by rank and chunk.
+__device__ void add_up_chunks(const Work& work, const Marks& marks, std::uint32_t* own, unsigned tile,
+                              bool first) {
+  const auto experts = static_cast<unsigned>(work.dims.experts);
+  const auto chunks = static_cast<unsigned>(work.space.chunks);
+  const unsigned share = (work.tokens + chunks - 1) / chunks;
+  const auto bits_before = [](unsigned token, unsigned word) {
+    return token <= word ? 0 : token - word >= 32 ? kAllLanes : (1u << (token - word)) - 1;
+  };
+  __syncthreads();  // rows of ranks have other threads than columns of ranks and chunks
+  for (unsigned c = experts + threadIdx.x; c < work.space.columns; c += kThreads) {
+    const unsigned row = experts + (c - experts) / chunks, from = (c - experts) % chunks * share;
+    std::uint32_t sum = first ? 0 : own[c];
+#pragma unroll 1
+    for (unsigned w = 0; w < kWords; ++w) {
+      const unsigned word = tile + 32 * w;
+      sum += __popc(marks.bits[w * marks.rows + row] & bits_before(from + share, word) &
+                    ~bits_before(from, word));
+    }
+    own[c] = sum;
+  }
+  __syncthreads();
+}
+
+// Returns how many of some pairs have this expert.
 template <class Index>
-__device__ void place(const Tokens<Index>& tokens, const Counts& counts, const Rooms& rooms, unsigned round,
-                      int expert) {
+__device__ __noinline__ std::uint32_t pairs_of(const Index* indices, unsigned count, int expert) {
+  std::uint32_t pairs = 0;
+#pragma unroll 8
+  for (unsigned i = 0; i < count; ++i) pairs += indices[i] == expert;
+  return pairs;
+}
+
+// Lists a token's copies, by rank. kept: the lane's copy is listed. Lanes of one rank have the same copy.
+template <class Tokens>
+__device__ void list_homes(const Tokens& tokens, std::int32_t* homes, bool has, bool kept, unsigned rank,
+                           std::uint32_t position) {
+  int all = 0, before = 0;  // copies of the token, and those at ranks before this lane's
+  for (unsigned first = 0; first < static_cast<unsigned>(tokens.work.dims.ranks); first += 32) {
+    const unsigned mine = kept && rank / 32 == first / 32 ? 1u << rank % 32 : 0;
+    unsigned set = 0;
+    for (unsigned i = 0; i < tokens.k; ++i)
+      set |= __shfl_sync(kAllLanes, mine, static_cast<int>(tokens.in_round * tokens.k + i));
+    all += __popc(set);
+    if (rank >= first) before += __popc(rank - first < 32 ? set & ((1u << (rank - first)) - 1) : set);
+  }
+  if (has && kept) homes[before] = Home::pack(static_cast<int>(rank), position);
+  if (has && static_cast<int>(tokens.place) >= all) homes[tokens.place] = kNone;
+}
+
+// Writes where each token and each pair of a tile goes. twice: some token names an expert more than once.
+template <bool kAlone, class Tokens>
+__device__ void place(Tokens& tokens, const Marks& marks, const Counts& counts, const Rooms& rooms,
+                      unsigned tile, bool twice) {
   const Work& work = tokens.work;
   const Dims& d = work.dims;
-  const int rank = tokens.rank_of(expert);
-  std::uint32_t* const warp = counts.warps + warp_of_block() * counts.columns;
-  const unsigned token = tokens.token(round);
-  const auto experts = static_cast<unsigned>(d.experts);
-  const bool leads = tokens.leads(expert, rank);
-  const std::uint32_t pair =
-      take_place(warp, counts.base, expert >= 0, static_cast<unsigned>(expert), 0, experts);
-  const std::uint32_t position = take_place(warp, counts.base, leads, leads ? tokens.column(rank, token) : 0,
-                                            experts, static_cast<unsigned>(counts.columns));
-  const bool kept = leads && (d.layout != MoeLayout::flat || rooms.first[rank] + position < d.capacity);
-  const int home = kept ? rank : device::kMostRanks;
-  int before = 0;
-  if (d.ranks > 1)
-    for (int i = 0; i < tokens.k; ++i)
-      before += __shfl_sync(kAllLanes, home, static_cast<int>(tokens.in_round) * tokens.k + i) < home;
-  const unsigned homes = __ballot_sync(kAllLanes, kept);
-  if (!tokens.has(round)) return;
-  const unsigned its = tokens.k == 32 ? kAllLanes : ((1u << tokens.k) - 1) << tokens.in_round * tokens.k;
-  const std::size_t row = std::size_t{token} * tokens.k;
-  const bool exists = expert >= 0 && (!d.expert_major() || pair < d.capacity);
-  table<std::int32_t>(work, work.space.experts)[row + tokens.place] = expert;
-  table<std::int32_t>(work, work.space.places)[row + tokens.place] =
-      exists ? static_cast<std::int32_t>(pair) : kNone;
-  std::int32_t* const kept_at = table<std::int32_t>(work, work.space.homes) + row;
-  if (kept) kept_at[before] = Home::pack(rank, position);
-  if (tokens.place >= __popc(homes & its)) kept_at[tokens.place] = kNone;
+  auto* const experts = table<std::int32_t>(work, work.space.experts);
+  auto* const places = table<std::int32_t>(work, work.space.places);
+  auto* const homes = table<std::int32_t>(work, work.space.homes);
+  const auto capacity = static_cast<std::uint32_t>(d.capacity);
+  const std::uint32_t room_of_pairs = d.expert_major() ? capacity : ~0u;
+  const std::uint32_t room_of_tokens = d.layout == MoeLayout::flat ? capacity : ~0u;
+  tokens.each(tile, [&](unsigned token, bool has, int expert) {
+    const unsigned in_tile = has ? token - tile : 0, below = (1u << in_tile % 32) - 1;
+    const unsigned rank = tokens.rank_of(expert);
+    const auto row = static_cast<unsigned>(max(expert, 0));  // lanes without a token or an expert go along
+    const unsigned i = marks.at(row, in_tile), j = marks.at(static_cast<unsigned>(d.experts) + rank, in_tile);
+    std::uint32_t pair = counts.base[row] + marks.before[i];
+    if (twice && expert >= 0 && marks.twice(row, in_tile))
+      pair += pairs_of(tokens.at(token - in_tile % 32), in_tile % 32 * tokens.k + tokens.place, expert);
+    else pair += __popc(marks.bits[i] & below);
+    if (!kAlone) pair -= counts.begin[rank * static_cast<unsigned>(d.local_experts)];
+    const std::uint32_t position = rooms.base[rank] + marks.before[j] + __popc(marks.bits[j] & below);
+    const bool kept = expert >= 0 && rooms.first[rank] + position < room_of_tokens;
+    const std::size_t at = std::size_t{token} * tokens.k + tokens.place;
+    if (has) {
+      experts[at] = expert;
+      places[at] = expert >= 0 && pair < room_of_pairs ? static_cast<std::int32_t>(pair) : kNone;
+    }
+    if constexpr (kAlone) {
+      const bool any = (__ballot_sync(kAllLanes, kept) & tokens.its) != 0;
+      if (has) homes[at] = any && tokens.place == 0 ? Home::pack(0, position) : kNone;
+    } else {
+      list_homes(tokens, homes + std::size_t{token} * tokens.k, has, kept, rank, position);
+    }
+  });
 }
 
-template <class Index>
+// Sets what this rank and its peers have counted, and where rows go. Returns whether all have told, and have
+// room.
+template <bool kAlone>
+__device__ bool exchange(const Work& work, const Counts& counts, Rooms& rooms, std::uint32_t dispatch) {
+  if (__syncthreads_or(!sum_blocks(work, counts, dispatch))) return false;
+  if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0)
+    counters(work).dispatches = dispatch;  // all blocks have read it
+  if constexpr (!kAlone) {
+    tell_counts(work, counts);
+    if (!hear_all(work, Told::begun, dispatch)) return false;
+    sum_ranks(work, counts);
+    __syncthreads();
+  }
+  find_rooms<kAlone>(work, counts, rooms);
+  scan_experts<kAlone>(work, counts);
+  return has_room(work, counts, rooms);
+}
+
+// The last block of several has no tokens: it tells the receiver what comes, while the others place.
+template <class Index, bool kAlone>
 __global__ void __launch_bounds__(kThreads)
-    route_kernel(const __grid_constant__ Work work, const Index* topk_idx) {
-  extern __shared__ std::uint32_t memory[];
+    route_kernel(const __grid_constant__ Work work, const __grid_constant__ Shares shares,
+                 const Index* topk_idx) {
+  extern __shared__ uint4 memory[];
   __shared__ Rooms rooms;
-  const Counts counts(work, memory);
-  const Tokens<Index> tokens(work, topk_idx);
-  int experts[kBatch];
-  tokens.load(0, experts);
-  const std::uint32_t met = counters(work).met_before, dispatches = counters(work).dispatches + 1;
-  for (std::size_t c = threadIdx.x; c < kWarps * counts.columns; c += kThreads) counts.warps[c] = 0;
-  if (failed(work)) return;
-  for (unsigned round = 0; round < tokens.rounds; round += kBatch) {
-    if (round > 0) tokens.load(round, experts);
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      if (round + i < tokens.rounds)
-        count(tokens, counts.warps + warp_of_block() * counts.columns, round + i, experts[i]);
+  __shared__ std::uint32_t dispatch;
+  __shared__ bool twice;
+  bool fails = false;
+  std::uint32_t dispatches = 0;
+  launch_next_kernel();
+  if (threadIdx.x == 0) {
+    dispatches = counters(work).dispatches + 1;
+    fails = device::load_relaxed(&work.status->failed) != 0;
+    twice = false;
   }
-  __syncthreads();
-  sum_warps(work, counts);
-  if (!meet_blocks(work, met)) return;
-  if (blockIdx.x == 0 && threadIdx.x == 0) {  // all blocks have read these
-    counters(work).met_before = met + (gridDim.x > 1 ? gridDim.x : 0);
-    counters(work).dispatches = dispatches;
-  }
-  sum_blocks(work, counts);
-  tell_counts(work, counts);
-  if (!hear_all(work, Told::begun, dispatches)) return;
-  sum_ranks(work, counts);
-  __syncthreads();
-  scan_experts(work, counts);
-  __syncthreads();
-  find_rooms(work, counts, rooms);
-  find_bases(work, counts);
-  __syncthreads();
-  if (!has_room(work, rooms)) return;
-  for (unsigned round = 0; round < tokens.rounds; round += kBatch) {
-    if (tokens.rounds > kBatch) tokens.load(round, experts);
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      if (round + i < tokens.rounds) place(tokens, counts, rooms, round + i, experts[i]);
+  Tokens<Index, kAlone> tokens(work, shares, topk_idx);
+  const Marks marks(work, reinterpret_cast<std::uint32_t*>(memory));
+  const Counts counts(work, marks.seen + marks.rows, kAlone);
+  const bool chunked = work.space.chunks > 1;
+  const unsigned counted = chunked ? static_cast<unsigned>(work.dims.experts) : marks.rows;
+  const bool several = tokens.end - tokens.first > kTile;
+#pragma unroll 1
+  for (bool placing = false;; placing = true) {
+#pragma unroll 1
+    for (unsigned tile = tokens.first; tile < tokens.end || (tile == tokens.first && !placing);
+         tile += kTile) {
+      const bool first = tile == tokens.first;
+      if (!placing || several) {
+        if (!first || placing) __syncthreads();
+        marks.clear();
+        __syncthreads();
+        if (mark(tokens, marks, tile)) twice = true;
+        if (threadIdx.x == 0) dispatch = dispatches;
+        if (__syncthreads_or(fails || tokens.wrong)) return refuse(work, topk_idx, tokens.first, tokens.end);
+        add_up(marks, counts.own, placing ? 0 : counted, first);
+      }
+      if (!placing) {
+        if (chunked) add_up_chunks(work, marks, counts.own, tile, first);
+      } else {
+        if (several) __syncthreads();
+        place<kAlone>(tokens, marks, counts, rooms, tile, twice);
+      }
+    }
+    if (placing) break;
+    if (!exchange<kAlone>(work, counts, rooms, dispatch)) return;
   }
   if (blockIdx.x == gridDim.x - 1) describe(work, counts, rooms);
 }
 
-const void* route_of(DType index) {
-  return index == DType::i64 ? reinterpret_cast<const void*>(route_kernel<std::int64_t>)
-                             : reinterpret_cast<const void*>(route_kernel<std::int32_t>);
+template <class Index>
+const void* route_of(bool alone) {
+  return alone ? reinterpret_cast<const void*>(route_kernel<Index, true>)
+               : reinterpret_cast<const void*>(route_kernel<Index, false>);
+}
+const void* route_of(DType index, bool alone) {
+  return index == DType::i64 ? route_of<std::int64_t>(alone) : route_of<std::int32_t>(alone);
 }
 
 }  // namespace
 
-std::size_t route_shared_bytes(const Space& space) {
-  return ((kWarps + 5) * space.columns + 1) * sizeof(std::uint32_t);
+std::size_t route_shared_bytes(const Space& space) {  // there are no more rows than columns
+  return ((2 * kWords + 6) * space.columns + 1) * sizeof(std::uint32_t);
 }
 
 cudaError_t load_route(const Space& space) {
   for (const DType index : {DType::i32, DType::i64})
-    if (const cudaError_t error =
-            cudaFuncSetAttribute(route_of(index), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(route_shared_bytes(space)));
-        error != cudaSuccess)
-      return error;
+    for (const bool alone : {false, true})
+      if (const cudaError_t error =
+              cudaFuncSetAttribute(route_of(index, alone), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(route_shared_bytes(space)));
+          error != cudaSuccess)
+        return error;
   return cudaSuccess;
 }
 
 cudaError_t route(const Work& work, const void* topk_idx, DType index, int blocks, cudaStream_t stream) {
-  void* parameters[] = {const_cast<Work*>(&work), const_cast<void**>(&topk_idx)};
-  return cudaLaunchKernel(route_of(index), dim3(static_cast<unsigned>(blocks)), dim3(kThreads), parameters,
-                          route_shared_bytes(work.space), stream);
+  const Dims& d = work.dims;
+  const auto workers = static_cast<unsigned>(blocks > 1 ? blocks - 1 : 1), k = static_cast<unsigned>(d.top_k);
+  Shares shares;
+  shares.of_block = (work.tokens + workers - 1) / workers;
+  shares.of_round = 32 / k;
+  shares.by_k = (1u << 16) / k + 1;
+  shares.by_experts = (1u << 31) / static_cast<unsigned>(d.local_experts) + 1;
+  void* parameters[] = {const_cast<Work*>(&work), &shares, const_cast<void**>(&topk_idx)};
+  return cudaLaunchKernel(route_of(index, d.ranks == 1), dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                          parameters, route_shared_bytes(work.space), stream);
 }
 
 }  // namespace unisono::moe::gpu

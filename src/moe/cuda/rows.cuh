@@ -155,58 +155,113 @@ __device__ inline byte* scales_at(const Work& work, const Target& target, std::s
          static_cast<std::size_t>(target.row) * work.dims.scale_bytes;
 }
 
-// Quantises a lane's elements of a row, from `at` on. A warp calls it.
-template <class T, int kEach, MoeScales kScales>
-__device__ inline void quantise(const Work& work, const Pack<T, kEach>& elements, std::size_t at,
-                                const Targets& targets, int count, std::size_t scales_array) {
-  constexpr int kLanes = static_cast<int>(kScaleBlock) / kEach;  // of a block
-  std::uint32_t largest = largest_of(elements);
+inline constexpr unsigned kSteps = 4;  // of a warp through a row, that are quantised at once
+
+// A warp's elements of some steps, quantised. A lane has kEach elements that follow each other in each step.
+template <class T, unsigned kEach, MoeScales kScales>
+struct Quantised {
+  static constexpr unsigned kLanes = static_cast<unsigned>(kScaleBlock) / kEach;  // of a block
+
+  // Each lane finds the scale of one step, not of all four.
+  __device__ explicit Quantised(const Pack<T, kEach> (&elements)[kSteps]) : scale(largest(elements)) {
+    const float factor = scale.finite ? scale.inverse : 0.0f;
 #pragma unroll
-  for (int other = 1; other < kLanes; other *= 2)
-    largest = max(largest, __shfl_xor_sync(kAllLanes, largest, other));
-  const Scale<kScales> scale(largest);
-  Pack<std::uint8_t, kEach> codes;
+    for (unsigned u = 0; u < kSteps; ++u) {
+      const float inverse = __shfl_sync(kAllLanes, factor, static_cast<int>(lane() / kSteps * kSteps + u));
+      const auto value = [&](unsigned e) { return Wide<T>::from(elements[u].get(static_cast<int>(e))); };
 #pragma unroll
-  for (int w = 0; w < kEach / 4; ++w) {
-    const auto value = [&](int e) { return Wide<T>::from(elements.get(4 * w + e)); };
-    codes.words[w] = scale.finite ? codes_of(value(0), value(1), scale.inverse) |
-                                        codes_of(value(2), value(3), scale.inverse) << 16
-                                  : 0x7f7f7f7fu;
+      for (unsigned w = 0; w < kEach / 4; ++w)
+        codes[u].words[w] = inverse != 0 ? codes_of(value(4 * w), value(4 * w + 1), inverse) |
+                                               codes_of(value(4 * w + 2), value(4 * w + 3), inverse) << 16
+                                         : 0x7f7f7f7fu;
+    }
   }
-  if (at >= work.dims.hidden) return;
-  for (int t = 0; t < count; ++t) *reinterpret_cast<Pack<std::uint8_t, kEach>*>(targets.at[t] + at) = codes;
-  if (at % kScaleBlock != 0) return;
-  for (int t = 0; t < count; ++t) scale.store(scales_at(work, targets.of[t], scales_array), at / kScaleBlock);
-}
+  // Returns the largest magnitude of the lane's block in step lane() % kSteps.
+  __device__ static std::uint32_t largest(const Pack<T, kEach> (&elements)[kSteps]) {
+    std::uint32_t of[kSteps];
+#pragma unroll
+    for (unsigned u = 0; u < kSteps; ++u) of[u] = largest_of(elements[u]);
+    const auto keep = [](bool second, std::uint32_t one, std::uint32_t two, unsigned other) {
+      return max(second ? two : one, __shfl_xor_sync(kAllLanes, second ? one : two, other));
+    };
+    const bool odd = lane() & 1u;
+    std::uint32_t most = keep(lane() & 2u, keep(odd, of[0], of[1], 1), keep(odd, of[2], of[3], 1), 2);
+#pragma unroll
+    for (unsigned other = kSteps; other < kLanes; other *= 2)
+      most = max(most, __shfl_xor_sync(kAllLanes, most, other));
+    return most;
+  }
+  // Calls `store` with the scale's block in the row, of steps from `first` on, if the lane is to store it.
+  template <class Store>
+  __device__ void each_scale(std::size_t first, std::size_t end, std::size_t hidden,
+                             const Store& store) const {
+    const std::size_t step = first + lane() % kSteps;
+    const std::size_t at = (step * 32 + lane() / kLanes * kLanes) * kEach;
+    if (lane() % kLanes < kSteps && step < end && at < hidden) store(at / kScaleBlock);
+  }
+
+  Scale<kScales> scale;
+  Pack<std::uint8_t, kEach> codes[kSteps];
+};
 
 // Quantises a segment of a row to all targets, whose codes lie at `targets.at`.
-template <class T, int kEach, MoeScales kScales>
+template <class T, unsigned kEach, MoeScales kScales>
 __device__ inline void quantise_wide(const Work& work, const byte* from, const Targets& targets, int count,
                                      std::size_t scales_array, unsigned segment, unsigned segments) {
   constexpr std::size_t kStep = 32 * kEach;
-  constexpr int kAhead = 4;  // loads of a lane under way
   const std::size_t hidden = work.dims.hidden;
   const Part part((hidden + kStep - 1) / kStep, segment, segments);
-  const auto read = [&](std::size_t step, Pack<T, kEach>(&some)[kAhead]) {
+  const auto read = [&](std::size_t step, Pack<T, kEach>(&some)[kSteps]) {
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
+    for (unsigned u = 0; u < kSteps; ++u) {
       const std::size_t i = (step + u) * kStep + lane() * kEach;
       some[u] = {};
       if (step + u < part.end && i < hidden)
         some[u] = *reinterpret_cast<const Pack<T, kEach>*>(from + i * sizeof(T));
     }
   };
-  Pack<T, kEach> some[kAhead], next[kAhead];
+  Pack<T, kEach> some[kSteps], next[kSteps];
   read(part.first, some);
-  for (std::size_t step = part.first; step < part.end; step += kAhead) {
-    read(step + kAhead, next);
+  for (std::size_t step = part.first; step < part.end; step += kSteps) {
+    read(step + kSteps, next);
+    const Quantised<T, kEach, kScales> quantised(some);
+    for (int t = 0; t < count; ++t)
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      if (step + u < part.end)
-        quantise<T, kEach, kScales>(work, some[u], (step + u) * kStep + lane() * kEach, targets, count,
-                                    scales_array);
-      some[u] = next[u];
+      for (unsigned u = 0; u < kSteps; ++u)
+        if (const std::size_t i = (step + u) * kStep + lane() * kEach; step + u < part.end && i < hidden)
+          *reinterpret_cast<Pack<std::uint8_t, kEach>*>(targets.at[t] + i) = quantised.codes[u];
+    quantised.each_scale(step, part.end, hidden, [&](std::size_t block) {
+      for (int t = 0; t < count; ++t)
+        quantised.scale.store(scales_at(work, targets.of[t], scales_array), block);
+    });
+#pragma unroll
+    for (unsigned u = 0; u < kSteps; ++u) some[u] = next[u];
+  }
+}
+
+// Quantises a row where it lies, in shared memory: its codes begin where its elements began.
+template <class T, MoeScales kScales>
+__device__ inline void quantise_in_place(byte* row, byte* scales_to, std::size_t hidden) {
+  constexpr unsigned kEach = sizeof(uint4) / sizeof(T);
+  constexpr std::size_t kStep = 32 * kEach;
+  const std::size_t steps = (hidden + kStep - 1) / kStep;
+#pragma unroll 1
+  for (std::size_t step = 0; step < steps; step += kSteps) {
+    Pack<T, kEach> some[kSteps];
+#pragma unroll
+    for (unsigned u = 0; u < kSteps; ++u) {
+      const std::size_t i = (step + u) * kStep + lane() * kEach;
+      some[u] = {};
+      if (i < hidden) some[u] = *reinterpret_cast<const Pack<T, kEach>*>(row + i * sizeof(T));
     }
+    __syncwarp();
+    const Quantised<T, kEach, kScales> quantised(some);
+#pragma unroll
+    for (unsigned u = 0; u < kSteps; ++u)
+      if (const std::size_t i = (step + u) * kStep + lane() * kEach; i < hidden)
+        *reinterpret_cast<Pack<std::uint8_t, kEach>*>(row + i) = quantised.codes[u];
+    quantised.each_scale(step, steps, hidden,
+                         [&](std::size_t block) { quantised.scale.store(scales_to, block); });
   }
 }
 
@@ -242,7 +297,7 @@ template <class T, MoeScales kScales>
 __device__ inline void quantise_row(const Work& work, const byte* from, const Targets& targets, int count,
                                     std::size_t scales_array, bool wide, unsigned segment,
                                     unsigned segments) {
-  constexpr int kEach = static_cast<int>(sizeof(uint4) / sizeof(T));
+  constexpr unsigned kEach = sizeof(uint4) / sizeof(T);
   if (wide) quantise_wide<T, kEach, kScales>(work, from, targets, count, scales_array, segment, segments);
   else quantise_narrow<T, kScales>(work, from, targets, count, scales_array, segment, segments);
   if (kScales != MoeScales::mx || segment != 0) return;

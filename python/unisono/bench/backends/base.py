@@ -37,6 +37,10 @@ BUILT_IN = {  # backends for GPUs last
     "nccl": "unisono.bench.backends.nccl:NcclBackend",
     "nccl-windows": "unisono.bench.backends.nccl:NcclWindowsBackend",
     "torch-symm": "unisono.bench.backends.torch_symm:TorchSymmBackend",
+    "async-ep": "unisono.bench.backends.async_ep:AsyncEpBackend",
+    "torch": "unisono.bench.backends.one_gpu:TorchBackend",
+    "moe-ops": "unisono.bench.backends.one_gpu:MoeOpsBackend",
+    "te": "unisono.bench.backends.one_gpu:TransformerEngineBackend",
 }
 
 
@@ -90,7 +94,8 @@ class Buffers:
 
 
 class MoeCalls(Protocol):
-    """The calls of one case of a mixture of experts, bound to its buffers, with routes of routes.of(case)."""
+    """The calls of one case of a mixture of experts, bound to its buffers, with routes of routes.of(case).
+    Subclass it explicitly to inherit the default."""
 
     def route(self) -> object:
         """Makes the routes known to all ranks, for a combine without a dispatch that counts."""
@@ -101,15 +106,19 @@ class MoeCalls(Protocol):
         """Sums into the output: buffers.x of moe_combine, else the rows that the last dispatch has given."""
 
     def received(self) -> Any:
-        """Returns the rows that the last dispatch has given, as a numpy array."""
+        """Returns the rows that the last dispatch has given, as an array of the device."""
+
+    def summed(self) -> Any:
+        """Returns the sums of the last combine, as an array of the device; None: they lie in the output."""
+        return None
 
 
 @dataclass(frozen=True)
 class MoeCall:
-    """A call, and the rows that its last dispatch has given."""
+    """A call, and the rows or sums that it has given last, as an array; None: they lie in the output."""
 
     call: Callable[[], object]
-    received: Callable[[], Any]
+    result: Callable[[], Any]
 
     def __call__(self) -> object:
         return self.call()
@@ -122,13 +131,13 @@ def moe_call(case: Case, calls: MoeCalls) -> MoeCall:
         return MoeCall(dispatch, calls.received)
     if case.collective == "moe_combine":
         calls.route()
-        return MoeCall(combine, calls.received)
+        return MoeCall(combine, calls.summed)
 
     def both() -> None:
         dispatch()
         combine()
 
-    return MoeCall(both, calls.received)
+    return MoeCall(both, calls.summed)
 
 
 class Backend(Protocol):
@@ -146,6 +155,7 @@ class Backend(Protocol):
     variants: tuple[str, ...] = ()  # the variants, `name:variant` each, that the name alone stands for
 
     moe: bool = False  # True: offers the cases of a mixture of experts
+    collectives: bool = True  # False: offers nothing else
     point_to_point: bool = False  # True: offers ping-pongs, and all_to_all built of sends and receives
     asked_for: bool = False  # True: measured only if named
 
@@ -262,16 +272,18 @@ def expanded(wanted: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def names_for(device: str) -> list[str]:
-    """Returns all known backends for that device, except those that must be named (`asked_for`). Leaves out
-    backends that cannot be loaded, which `unisono info` lists."""
+def names_for(device: str, collectives: bool = True, moe: bool = False) -> list[str]:
+    """Returns all known backends for that device that offer collectives or mixture of experts, whichever is
+    set, except those that must be named (`asked_for`). Leaves out backends that cannot be loaded, which
+    `unisono info` lists."""
     found = []
     for name in names():
         try:
             backend = load(name)
         except CaseError:
             continue
-        if device in backend.devices and not backend.asked_for:
+        useful = (collectives and backend.collectives) or (moe and backend.moe)
+        if useful and device in backend.devices and not backend.asked_for:
             found.append(name)
     return found
 

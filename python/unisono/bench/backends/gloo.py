@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from unisono.bench import pairs
+from unisono.bench import pairs, routes
 from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
-from unisono.bench.backends.gloo_moe import GlooMoe
 from unisono.bench.backends.permutation import Scratch
+from unisono.bench.backends.torch_moe import TorchMoe
 from unisono.bench.cases import Array
 from unisono.gloo import make_group
 from unisono.records import Case, vocabulary
@@ -211,3 +211,36 @@ class GlooBackend(Backend):
             with contextlib.suppress(RuntimeError):
                 self._group.shutdown()
             self._group = None
+
+
+class GlooMoe(TorchMoe):
+    """A dispatch begins with an all_gather of the routes. `tensor` returns an array of a case as a flat
+    tensor on the same memory."""
+
+    def __init__(
+        self, group: Any, case: Case, buffers: Buffers, scratch: Scratch, tensor: Callable[[Any, Case], Any]
+    ) -> None:
+        import torch
+
+        hidden = routes.shape(case).hidden
+
+        def rows_of(array: Any) -> Any:
+            return None if array is None else tensor(array, case).view(-1, hidden)
+
+        super().__init__(group.rank(), case, buffers, scratch, rows_of, torch.from_numpy)
+        self._group = group
+        self._gathered = torch.from_numpy(self._all).view(-1), torch.from_numpy(self._mine).view(-1)
+
+    def gather(self) -> None:
+        self._group._allgather_base(*self._gathered).wait()
+
+    def exchange(self, x: Any, counts: list[int], out: Any, out_counts: list[int]) -> None:
+        self._group.alltoall_base(out, x, out_counts, counts).wait()
+
+    def dispatch(self) -> None:
+        self.route()
+        super().dispatch()
+
+    def combine(self) -> None:
+        super().combine()
+        self._out.copy_(self._sums)

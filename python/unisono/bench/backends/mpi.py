@@ -110,6 +110,8 @@ class MpiBackend(Backend):
     def supports(self, case: Case) -> str | None:
         if case.device == "cuda" and self._staged and case.bytes > MOST_STAGED:
             return f"staged through host memory it is measured to {MOST_STAGED >> 20} MiB."
+        if case.moe is not None and case.device == "cuda":
+            return "numpy permutes its rows, in the host's memory only."
         if case.op == "avg":
             return "MPI has no average."
         if case.op is not None and case.dtype in _NO_REDUCTION:

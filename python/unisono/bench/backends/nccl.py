@@ -11,20 +11,26 @@ hung (in a graph of calls on unisono's symmetric memory, and in single calls on 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from unisono import nccl
-from unisono.bench import pairs
+from unisono.bench import pairs, routes
 from unisono.bench.backends import sends
-from unisono.bench.backends.base import Backend, Buffers, Ranks
+from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
+from unisono.bench.backends.permutation import Scratch
+from unisono.bench.backends.torch_moe import TorchMoe
 from unisono.bench.cases import block_elements
 from unisono.bench.cuda.device import missing
-from unisono.bench.cuda.memory import tensor_at
+from unisono.bench.cuda.memory import device_region, tensor_at, tensor_of
 from unisono.bench.cuda.streams import Fork
+from unisono.bench.cuda.temporaries import Temporaries
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import DTYPES
 
+Call = Callable[[], object]
+Message = tuple[int, int, int]  # address, elements, peer
 _KINDS = ("ring", "pairs", "rooted")
 _KIND_OF = {"gather": "rooted", "scatter": "rooted"} | dict.fromkeys(
     ("all_to_all", "all_to_all_v", "send_recv", vocabulary.PINGPONG), "pairs"
@@ -38,7 +44,7 @@ class NcclBackend(Backend):
     name = "nccl"
     devices = ("cuda",)
     threads = True
-    point_to_point = True
+    point_to_point = moe = True
 
     def __init__(self) -> None:
         self._library: Any = None
@@ -46,6 +52,8 @@ class NcclBackend(Backend):
         self._device = 0
         self._ranks: Ranks | None = None
         self._fork: Fork | None = None
+        self._scratch: Scratch | None = None  # of mixture of experts
+        self._temporaries: Temporaries | None = None
 
     def available(self, ranks: int) -> str | None:
         why = missing()
@@ -78,7 +86,19 @@ class NcclBackend(Backend):
         self._comms[name] = nccl.Communicator(self._library, rank, size, unique_id, stream)
         return self._comms[name]
 
+    def expect(self, cases: Sequence[Case]) -> None:
+        """Makes the memory of mixture of experts, which graphs keep the addresses of."""
+        wanted = [case for case in cases if case.moe is not None and case.ranks > 1]
+        if wanted and self.moe:
+            assert self._ranks is not None
+            self._scratch = Scratch(partial(device_region, device=self._device))
+            self._temporaries = Temporaries()
+            for case in wanted:
+                self._scratch.of(case, self._ranks.rank)
+
     def supports(self, case: Case) -> str | None:
+        if case.moe is not None and case.ranks == 1:
+            return "alone it has nothing to exchange: backend torch permutes."
         if case.placement == "in_place" and case.collective in _NO_IN_PLACE:
             return f"NCCL has no in-place {case.collective}."
         if case.op == "avg" and case.dtype in ("i8", "u8"):
@@ -86,6 +106,13 @@ class NcclBackend(Backend):
         return None
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        if case.moe is None:
+            return self._bound(case, buffers)
+        assert self._scratch is not None and self._temporaries is not None
+        calls = NcclMoe(self._comms["pairs"], case, buffers, self._scratch)
+        return self._temporaries.bound(moe_call(case, calls))
+
+    def _bound(self, case: Case, buffers: Buffers) -> Call:
         comm, root = self._comms[_KIND_OF.get(case.collective, "ring")], case.root or 0
         # The same call on every rank: one without a buffer gives a place that NCCL does not touch.
         x, out = _address(buffers.x_place), _address(buffers.out_place)
@@ -150,8 +177,8 @@ class NcclBackend(Backend):
         item, n, rank = DTYPES[case.dtype].itemsize, comm.size, comm.rank
         block = block_elements(case)
         x, out = _address(buffers.x), _address(buffers.out)
-        gives: list[tuple[int, int, int]] = []  # address, elements, peer
-        takes: list[tuple[int, int, int]] = []
+        gives: list[Message] = []
+        takes: list[Message] = []
         match case.collective:
             case "send_recv":
                 gives, takes = [(x, block, (rank + 1) % n)], [(out, block, (rank - 1) % n)]
@@ -169,9 +196,7 @@ class NcclBackend(Backend):
                 takes = [(out, block, root)]
             case _:
                 raise ValueError(f"the nccl backend has no {case.collective}.")
-        calls = [comm.bound("ncclSend", *send[:2], dtype, send[2]) for send in gives if send[1]]
-        calls += [comm.bound("ncclRecv", *take[:2], dtype, take[2]) for take in takes if take[1]]
-        return comm.grouped(calls)
+        return _group(comm, dtype, gives, takes)
 
     def raise_if_failed(self) -> None:
         for comm in self._comms.values():
@@ -192,7 +217,7 @@ class NcclWindowsBackend(NcclBackend):
     """Calls on symmetric windows, for which NCCL chooses its symmetric kernels if it has any."""
 
     name = "nccl-windows"
-    own_memory = True
+    own_memory, moe = True, False
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,6 +255,35 @@ class NcclWindowsBackend(NcclBackend):
         self._memory.clear()
 
 
+class NcclMoe(TorchMoe):
+    """Rows are exchanged by a group of sends and receives, as torch's all_to_all_single makes it. Routes and
+    counts are known beforehand: otherwise the host would wait for them in each dispatch."""
+
+    def __init__(self, comm: nccl.Communicator, case: Case, buffers: Buffers, scratch: Scratch) -> None:
+        index = partial(tensor_of, device=buffers.x.device)
+        super().__init__(comm.rank, case, buffers, scratch, lambda array: array, index)
+        self._comm, self._row_bytes = comm, self._send.element_size() * routes.shape(case).hidden
+        self._bound = cache(self._bind)
+        self._routes = routes.of(case)
+        self.route()
+
+    def route(self) -> None:
+        self.follow(self._routes.experts, self._routes.weights)
+        self.bags()
+
+    def exchange(self, x: Any, counts: list[int], out: Any, out_counts: list[int]) -> None:
+        self._bound(x.data_ptr(), tuple(counts), out.data_ptr(), tuple(out_counts))()
+
+    def _bind(self, x: int, counts: tuple[int, ...], out: int, out_counts: tuple[int, ...]) -> Call:
+        size = self._row_bytes
+        gives = _in_a_row(x, [rows * size for rows in counts], 1)
+        takes = _in_a_row(out, [rows * size for rows in out_counts], 1)
+        return _group(self._comm, nccl.DTYPES["u8"], gives, takes)
+
+    def summed(self) -> Any:
+        return self._sums
+
+
 def _one_element(device: int) -> Any:
     import torch
 
@@ -240,8 +294,15 @@ def _address(tensor: Any) -> int:
     return 0 if tensor is None else int(tensor.data_ptr())
 
 
-def _in_a_row(start: int, counts: tuple[int, ...], item: int) -> list[tuple[int, int, int]]:
-    """Returns (address, elements, peer) of consecutive blocks from `start` on."""
+def _group(comm: nccl.Communicator, dtype: int, gives: list[Message], takes: list[Message]) -> Call:
+    """Returns all sends and receives as one group."""
+    calls = [comm.bound("ncclSend", *send[:2], dtype, send[2]) for send in gives if send[1]]
+    calls += [comm.bound("ncclRecv", *take[:2], dtype, take[2]) for take in takes if take[1]]
+    return comm.grouped(calls)
+
+
+def _in_a_row(start: int, counts: Sequence[int], item: int) -> list[Message]:
+    """Returns the messages of consecutive blocks from `start` on."""
     found, at = [], start
     for peer, count in enumerate(counts):
         found.append((at, count, peer))

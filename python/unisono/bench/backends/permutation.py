@@ -8,6 +8,7 @@ numpy's for all peers, without a loop over tokens: on these small arrays it is q
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from unisono.bench import routes
+from unisono.bench.backends.base import MoeCalls
 from unisono.bench.buffers import Region, plain_region
 from unisono.records import Case
 from unisono.records.vocabulary import DTYPES
@@ -23,17 +25,28 @@ Array = Any
 
 
 class Scratch:
-    """Memory of one rank for the calls of all cases, which are made one after the other."""
+    """Memory of one rank for the calls of all cases, which are made one after the other. `make`: makes a
+    region of a number of bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[int], Region] = plain_region) -> None:
+        self._make = make
         self._regions: dict[str, Region] = {}
+
+    def of(self, case: Case, rank: int) -> tuple[Array, Array, Array]:
+        """Returns memory for the rows that a rank sends and receives, and for the received ones by expert."""
+        moe, sent = routes.shape(case), routes.of(case).sent
+        most = int(max(sent[rank].sum(), sent[:, rank].sum()))
+        pairs = len(routes.rows(case, rank).token) if moe.layout == "expert_major" else 0
+        sizes = {"send": most, "recv": most, "rows": pairs}
+        send, recv, rows = (self.view(name, size, moe.hidden, case.dtype) for name, size in sizes.items())
+        return send, recv, rows
 
     def view(self, name: str, rows: int, hidden: int, dtype: str) -> Array:
         """Returns an array [rows, hidden] in the memory of this name."""
         size = rows * hidden * DTYPES[dtype].itemsize
         known = self._regions.get(name)
         if known is None or known.memory.nbytes < size:
-            known = self._regions[name] = plain_region(size)
+            known = self._regions[name] = self._make(size)
             known.poison()  # first touch
         return known.view((rows, hidden), dtype)
 
@@ -139,7 +152,7 @@ def make_plan(idx: Array, weights: Array, rank: int, experts: int, expert_major:
     )
 
 
-class Permutation:
+class Permutation(MoeCalls):
     """A rank's routes, memory and plan, which the calls of one case have in common."""
 
     def __init__(self, rank: int, case: Case, scratch: Scratch) -> None:
@@ -150,12 +163,7 @@ class Permutation:
         self._idx, self._weights = found.experts[rank].copy(), found.weights[rank].copy()
         self._mine = np.empty((moe.tokens, 2 * moe.top_k), np.int32)
         self._all = np.empty((case.ranks, moe.tokens, 2 * moe.top_k), np.int32)
-        most = int(max(found.sent[rank].sum(), found.sent[:, rank].sum()))
-        pairs = len(routes.rows(case, rank).token) if self.major else 0
-        sizes = {"send": most, "recv": most, "rows": pairs}
-        self._send, self._recv, self._rows = (
-            scratch.view(name, size, moe.hidden, case.dtype) for name, size in sizes.items()
-        )
+        self._send, self._recv, self._rows = scratch.of(case, rank)
         self.plan: Plan
 
     def gather(self) -> None:
@@ -167,8 +175,11 @@ class Permutation:
         self._mine[:, :k] = self._idx
         self._mine[:, k:].view(np.float32)[...] = self._weights
         self.gather()
-        weights = self._all[:, :, k:].view(np.float32)
-        self.plan = make_plan(self._all[:, :, :k], weights, self.rank, self._experts, self.major)
+        self.follow(self._all[:, :, :k], self._all[:, :, k:].view(np.float32))
+
+    def follow(self, idx: Array, weights: Array) -> None:
+        """Takes the routes of all ranks."""
+        self.plan = make_plan(idx, weights, self.rank, self._experts, self.major)
 
     def received(self) -> Array:
         """Returns the rows that the last dispatch has given."""

@@ -3,26 +3,21 @@
 Variants `torch-symm:one_shot` and `torch-symm:two_shot`; the name alone stands for both. Both need memory of
 symm_mem.empty. The backend therefore has buffers of its own, of the size and alignment of the bench's, and
 runs only the symmetric cases. two_shot works in place (also its form with an output overwrites the input), so
-that out of place a copy of the input is part of the call. The ranks exchange handles over the store of a
-process group of gloo on loopback, which carries no data.
+that out of place a copy of the input is part of the call. The ranks exchange handles over a process group.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
+from unisono.bench.backends import torch_group
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import CaseError
 from unisono.bench.cuda.device import missing
-from unisono.gloo import INTERFACE_VARIABLE, make_store
 from unisono.records import Case
 
-TIMEOUT = timedelta(seconds=120)
 VARIANTS = ("one_shot", "two_shot")
 MOST_ONE_SHOT = 64 << 20  # every rank reads every other's input as a whole: beyond, it only takes time
 _ALIGN = 16
@@ -35,7 +30,6 @@ class TorchSymmBackend(Backend):
     own_memory = True
     variants = VARIANTS
     _memory: ClassVar[dict[int, tuple[Any, Any]]] = {}  # shared by the variants, by size
-    _users: ClassVar[int] = 0
 
     def __init__(self, variant: str = "two_shot") -> None:
         if variant not in VARIANTS:
@@ -44,18 +38,7 @@ class TorchSymmBackend(Backend):
         self._device, self._joined = 0, False
 
     def available(self, ranks: int) -> str | None:
-        why = missing()
-        if why is not None:
-            return why
-        import torch.distributed as dist
-
-        if not dist.is_available() or not dist.is_gloo_available():
-            return "this build of torch has no torch.distributed with gloo: install one from PyPI."
-        try:
-            import torch.distributed._symmetric_memory  # noqa: F401
-        except ImportError as error:
-            return f"this torch has no symmetric memory ({error}): install 2.6 or newer."
-        return None
+        return missing() or torch_group.lacking()
 
     def version(self) -> str:
         import torch
@@ -63,22 +46,9 @@ class TorchSymmBackend(Backend):
         return f"torch {torch.__version__}"
 
     def setup(self, ranks: Ranks) -> None:
-        import torch.distributed as dist
-
         self._device = ranks.device or 0
-        if not dist.is_initialized():
-            store = make_store(ranks.rank, ranks.all_gather, TIMEOUT)
-            named = INTERFACE_VARIABLE in os.environ
-            os.environ.setdefault(INTERFACE_VARIABLE, "lo")
-            try:
-                dist.init_process_group(
-                    "gloo", store=store, rank=ranks.rank, world_size=ranks.size, timeout=TIMEOUT
-                )
-            finally:
-                if not named:  # the records list the user's variables only
-                    del os.environ[INTERFACE_VARIABLE]
+        torch_group.join(ranks)
         self._joined = True
-        TorchSymmBackend._users += 1
 
     def supports(self, case: Case) -> str | None:
         if case.collective != "all_reduce":
@@ -131,16 +101,10 @@ class TorchSymmBackend(Backend):
         return self._variant
 
     def close(self) -> None:
-        if not self._joined:
-            return
-        self._joined = False
-        TorchSymmBackend._users -= 1
-        if TorchSymmBackend._users == 0:
-            import torch.distributed as dist
-
+        if self._joined:
+            self._joined = False
             self._memory.clear()
-            with contextlib.suppress(Exception):  # the other ranks may be gone already
-                dist.destroy_process_group()
+            torch_group.leave()
 
 
 def _group_name(dist: Any) -> str:

@@ -19,6 +19,7 @@ from unisono.bench.backends import sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
 from unisono.bench.backends.unisono_moe import Moes, UnisonoMoe
 from unisono.bench.cases import CaseError
+from unisono.bench.cuda.memory import tensor_of
 from unisono.bench.cuda.streams import Fork
 from unisono.errors import UsageError
 from unisono.records import Case, vocabulary
@@ -99,14 +100,16 @@ class UnisonoBackend(Backend):
     def setup(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._comm = ranks.communicator  # owns the symmetric buffers; the bench closes it
-        self._moes = Moes(self._comm)
+        asarray: Callable[[Any], Any] = np.asarray
         if ranks.device is not None:
             import torch
 
+            asarray = partial(tensor_of, device=f"cuda:{ranks.device}")
             self._device, self._queued = "cuda", {"stream": ranks.stream}
             self._one = torch.zeros(1, dtype=torch.int32, device=f"cuda:{ranks.device}")
         elif reaches_peers(self._forced or ""):
             self._any_memory = reach_any_memory(self._comm)
+        self._moes = Moes(self._comm, asarray, self._queued)
 
     def expect(self, cases: Sequence[Case]) -> None:
         assert self._moes is not None
@@ -154,7 +157,7 @@ class UnisonoBackend(Backend):
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.moe is not None:
             assert self._moes is not None
-            return moe_call(case, UnisonoMoe(self._moes, self._comm.rank, case, buffers))
+            return moe_call(case, UnisonoMoe(self._moes, case, buffers))
         call = self._prepared(case, buffers)
         return call if self._shape is None else partial(self._in_shape, call)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from unisono.bench import routes
-from unisono.bench.backends.base import Buffers
+from unisono.bench.backends.base import Buffers, MoeCalls
 from unisono.records import Case
 from unisono.records.vocabulary import DTYPES
 
@@ -18,13 +16,19 @@ LEAST_HANDLES = 4  # the library's default
 
 class Moes:
     """The Moes of a run. A combine alone keeps its routing while other cases dispatch. Such cases therefore
-    have a Moe of their own, with a handle for each."""
+    have a Moe of their own, with a handle for each.
 
-    def __init__(self, comm: Any) -> None:
-        self._comm = comm
+    Args:
+        asarray: returns an array of numpy as one of the run's device.
+        queued: further arguments of a call on a GPU.
+    """
+
+    def __init__(self, comm: Any, asarray: Callable[[Any], Any], queued: Mapping[str, Any]) -> None:
+        self.queued = queued
+        self._comm, self._asarray = comm, asarray
         self._expected: dict[object, list[Case]] = defaultdict(list)
         self._made: dict[object, Any] = {}
-        self._handles: dict[Case, Any] = {}
+        self._handles: dict[object, Any] = {}
 
     def expect(self, cases: Sequence[Case]) -> None:
         for case in cases:
@@ -44,21 +48,25 @@ class Moes:
         moe = routes.shape(cases[0])
         most = max(len(routes.rows(case, rank).token) for case in cases for rank in range(case.ranks))
         options = unisono.MoeOptions(
-            layout=moe.layout, capacity=max(most, 1), handles=max(LEAST_HANDLES, len(set(cases)))
+            layout=moe.layout, capacity=max(most, 1), handles=max(LEAST_HANDLES, len({*map(_routed, cases)}))
         )
         tokens = max(routes.shape(case).tokens for case in cases)
         return self._comm.moe(
             moe.experts, moe.top_k, moe.hidden, tokens, dtype=DTYPES[cases[0].dtype], options=options
         )
 
-    def handle(self, case: Case) -> Any:
-        """Returns the handle of the case's routes, from a dispatch of zeros. Collective the first time."""
-        if case not in self._handles:
-            shape, found, rank = routes.shape(case), routes.of(case), self._comm.rank
-            x = np.zeros((shape.tokens, shape.hidden), DTYPES[case.dtype])
-            got = self.of(case).dispatch(x, found.experts[rank].copy(), found.weights[rank].copy())
-            self._handles[case] = got.handle
-        return self._handles[case]
+    def routes(self, case: Case) -> tuple[Any, Any]:
+        """Returns this rank's experts and weights of a case, on the device."""
+        found, rank = routes.of(case), self._comm.rank
+        return self._asarray(found.experts[rank].copy()), self._asarray(found.weights[rank].copy())
+
+    def handle(self, case: Case, tokens: Any) -> Any:
+        """Returns the handle of the case's routes, which `tokens` take the first time. Then collective."""
+        key = _routed(case)
+        if key not in self._handles:
+            idx, weights = self.routes(case)
+            self._handles[key] = self.of(case).dispatch(tokens, idx, weights, **self.queued).handle
+        return self._handles[key]
 
     def close(self) -> None:
         """Frees the Moes, before their communicator is closed."""
@@ -66,33 +74,35 @@ class Moes:
         self._made.clear()
 
 
+def _routed(case: Case) -> object:
+    """Returns what decides the routing of a combine, which all modes of a case share, also that of checks."""
+    return _key(case), case.moe
+
+
 def _key(case: Case) -> object:
     moe = routes.shape(case)
     return case.collective == "moe_combine", moe.experts, moe.top_k, moe.hidden, moe.layout, case.dtype
 
 
-class UnisonoMoe:
+class UnisonoMoe(MoeCalls):
     """The calls of one case."""
 
-    def __init__(self, moes: Moes, rank: int, case: Case, buffers: Buffers) -> None:
-        found = routes.of(case)
+    def __init__(self, moes: Moes, case: Case, buffers: Buffers) -> None:
         self._moes, self._case, self._moe = moes, case, moes.of(case)
-        self._x, self._out = buffers.x, buffers.out
-        self._idx, self._weights = found.experts[rank].copy(), found.weights[rank].copy()
+        self._x, self._out, self._queued = buffers.x, buffers.out, moes.queued
+        self._idx, self._weights = moes.routes(case)
         self._given = case.collective == "moe_combine"
         self._last: Any = None
 
     def route(self) -> None:
-        self._handle = self._moes.handle(self._case)
+        self._handle = self._moes.handle(self._case, self._out)
 
     def dispatch(self) -> None:
-        self._last = self._moe.dispatch(self._x, self._idx, self._weights)
+        self._last = self._moe.dispatch(self._x, self._idx, self._weights, **self._queued)
 
     def combine(self) -> None:
-        if self._given:
-            self._moe.combine(self._x, self._handle, out=self._out)
-        else:
-            self._moe.combine(self._last.x, self._last.handle, out=self._out)
+        y, handle = (self._x, self._handle) if self._given else (self._last.x, self._last.handle)
+        self._moe.combine(y, handle, out=self._out, **self._queued)
 
     def received(self) -> Any:
         return self._last.x[: int(self._last.rows)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, MutableMapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
@@ -17,7 +19,7 @@ from unisono.bench.buffers import Pools
 from unisono.bench.cases import CaseError, calls_per_sample
 from unisono.bench.control import Control
 from unisono.bench.cuda import verify
-from unisono.bench.cuda.memory import TensorRegion, flat_bytes
+from unisono.bench.cuda.memory import TensorRegion, device_region, flat_bytes
 from unisono.bench.cuda.runtime import CudaError, Driver, Runtime
 from unisono.bench.cuda.start import StartLine
 from unisono.bench.cuda.timing import CudaRunner
@@ -103,6 +105,7 @@ class CudaDevice(Device):
         self._torch_stream = torch.cuda.Stream(index)
         torch.cuda.set_stream(self._torch_stream)
         self.index, self.stream, self.align = index, int(self._torch_stream.cuda_stream), align
+        self.sm_count = int(torch.cuda.get_device_properties(index).multi_processor_count)
         self.runtime = Runtime(torch.version.cuda)
         self.line = StartLine(control, align, self.runtime, self.stream, HOLD_S)
         self.arithmetic = verify.arithmetic(f"cuda:{index}")
@@ -164,12 +167,8 @@ class CudaDevice(Device):
 
     def pools(self, cases: Iterable[Case], rank: int) -> Pools:
         index = self.index or 0
-        return Pools(cases, rank, self._plain, lambda array: TensorRegion(flat_bytes(array, index)))
-
-    def _plain(self, size: int) -> TensorRegion:
-        import torch
-
-        return TensorRegion(torch.empty(size, dtype=torch.uint8, device=f"cuda:{self.index}"))
+        plain = partial(device_region, device=index)
+        return Pools(cases, rank, plain, lambda array: TensorRegion(flat_bytes(array, index)))
 
     def room(self, control: Control, own: int) -> int:
         import torch
@@ -192,19 +191,32 @@ class CudaDevice(Device):
     # ---- the machine
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
-        """See `Device.ceilings`. A process that rank 0 starts measures once, while all ranks wait. None: the
-        process does not see all GPUs."""
+        """See `Device.ceilings`. Of one GPU it is how fast that copies. Several are measured once, by a
+        process that rank 0 starts, while all ranks wait. None: the process does not see all GPUs."""
         from unisono.bench.cuda import links
 
         if self._ceiling is not None:
             return self._ceiling or None, []
         found: list[Ceiling | Link] = []
-        if control.rank == 0 and 1 < self._size <= count():
+        if self._size == 1:
+            found = [self._copy(links.BYTES, links.SAMPLES)]
+        elif control.rank == 0 and self._size <= count():
             found = links.elsewhere(self._size)
         ceiling = [record.gbps for record in found if isinstance(record, Ceiling)]
         best = control.from_root(lambda: max(ceiling, default=0.0), float)
         self._ceiling = best
         return best or None, found
+
+    def _copy(self, size: int, samples: int) -> Ceiling:
+        """Measures `copy`: bytes copied within the GPU's memory over time."""
+        import torch
+
+        source, target = torch.ones(2, size, dtype=torch.uint8, device=f"cuda:{self.index}")
+        timed = CudaRunner(self, "events", lambda: target.copy_(source), 1, lambda: None).timed(samples, 1, 2)
+        if timed.error is not None:
+            raise HangError(timed.error)
+        found = [size / ns for ns in timed.durations.tolist()]
+        return Ceiling(name="copy", bytes=size, gbps=statistics.median(found), samples_gbps=found)
 
     def gpus(self) -> list[str]:
         import torch

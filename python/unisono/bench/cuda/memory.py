@@ -32,6 +32,13 @@ def one_bits(dtype: str) -> int:
     return int.from_bytes(one, "little")
 
 
+def tensor_of(array: Any, device: str) -> Any:
+    """Returns an array of numpy as a tensor on a device."""
+    import torch
+
+    return torch.tensor(array, device=device)
+
+
 class TensorRegion(Region):
     """A flat torch tensor of bytes."""
 
@@ -45,6 +52,13 @@ class TensorRegion(Region):
 
     def poison(self, end: int | None = None) -> None:
         self.memory[:end].fill_(POISON)
+
+
+def device_region(size: int, device: int) -> TensorRegion:
+    """Returns `size` bytes of a GPU's memory."""
+    import torch
+
+    return TensorRegion(torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}"))
 
 
 class _Foreign:

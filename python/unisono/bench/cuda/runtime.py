@@ -4,6 +4,7 @@ random generators, and waits of a stream for a word of host memory."""
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: the addresses decide the direction
 PEER_ACCESS_ALREADY_ENABLED = 704
 CAPTURE_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 HOST_REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable | cudaHostRegisterMapped
+KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 WAIT_VALUE_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: cyclic, (int32_t)(*address - value) >= 0
 
 _PCI_ADDRESS_BYTES = 32
@@ -100,8 +102,38 @@ class Driver:
         return address.value.decode().lower()
 
 
+class _KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = (
+        ("function", _POINTER),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        *((name, _POINTER) for name in ("parameters", "extra", "kernel", "context")),
+    )
+
+
+def most_blocks(graph: ctypes.c_void_p) -> int | None:
+    """Returns the thread blocks of a graph's largest kernel, 0 without kernels; None if the driver does not
+    say."""
+    library = ctypes.CDLL("libcuda.so.1")
+    count, kind, node = ctypes.c_size_t(), ctypes.c_int(), _KernelNode()
+    failed = library.cuGraphGetNodes(graph, None, ctypes.byref(count))
+    nodes = (_POINTER * count.value)()
+    failed = failed or library.cuGraphGetNodes(graph, nodes, ctypes.byref(count))
+    most = 0
+    for handle in map(_POINTER, nodes):
+        failed = failed or library.cuGraphNodeGetType(handle, ctypes.byref(kind))
+        if not failed and kind.value == KERNEL_NODE:
+            failed = library.cuGraphKernelNodeGetParams_v2(handle, ctypes.byref(node))
+            most = max(most, math.prod(node.grid))
+    return None if failed else most
+
+
 class Graph:
-    """A graph of `count` calls of `call`, captured on `stream` and ready to run."""
+    """A graph of `count` calls of `call`, captured on `stream` and ready to run. `blocks`: of its largest
+    kernel."""
 
     def __init__(self, runtime: Runtime, stream: int, call: Callable[[], object], count: int) -> None:
         self._runtime, self._stream, self._exec = runtime, _POINTER(stream), _POINTER()
@@ -115,6 +147,7 @@ class Graph:
             raise
         runtime("cudaStreamEndCapture", self._stream, ctypes.byref(graph))
         try:
+            self.blocks = most_blocks(graph)
             runtime("cudaGraphInstantiate", ctypes.byref(self._exec), graph, 0)
         finally:
             runtime("cudaGraphDestroy", graph)

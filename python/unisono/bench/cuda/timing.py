@@ -20,7 +20,7 @@ import numpy as np
 
 from unisono.bench.cuda.runtime import Graph, Runtime
 from unisono.bench.cuda.start import StartLine
-from unisono.bench.device import HangError
+from unisono.bench.device import HangError, Runner
 from unisono.bench.timing import NOT_TIMED, Call, Timed, collector_off
 
 
@@ -29,6 +29,7 @@ class Waiting(Protocol):
 
     runtime: Runtime
     stream: int
+    sm_count: int
     line: StartLine
     align: Callable[[], object]
 
@@ -47,7 +48,7 @@ class Waiting(Protocol):
 Sample = Callable[[], float]
 
 
-class CudaRunner:
+class CudaRunner(Runner):
     """The loops over one prepared call. `queue`: the calls of a sample in the modes with a queue."""
 
     def __init__(
@@ -98,6 +99,8 @@ class CudaRunner:
         if self._mode == "graph" and calls == self._queue:
             if self._graph is None:
                 self._graph = self._captured(calls, max(1, warmup))
+                blocks = self._graph.blocks
+                self.sms = None if blocks is None else min(blocks, device.sm_count)
             self._graph.launch()
             device.wait("the first run of the graph")
             return self._between_events(self._graph.launch)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from unisono.bench.cuda.memory import torch_dtype
+from unisono.bench.cuda.memory import tensor_of, torch_dtype
 from unisono.bench.verify import Arithmetic, Piece, rows
 from unisono.records import Case
 from unisono.records.vocabulary import INTEGERS
@@ -181,4 +182,7 @@ def arithmetic(device: str) -> Arithmetic:
     def block(case: Case, rank: int, seed: int, count: int) -> Any:
         return random_block(case, rank, seed, count, device)
 
-    return Arithmetic(block, combine, write, differences, lambda block: block.double())
+    def cast(block: Any, dtype: str) -> Any:
+        return block.to(torch_dtype(dtype))
+
+    return Arithmetic(block, combine, write, differences, cast, partial(tensor_of, device=device))

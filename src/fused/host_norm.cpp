@@ -1,0 +1,164 @@
+// A call of ranks that share the memory of a machine, over the chunks of the lane.
+#include <algorithm>
+#include <vector>
+
+#include "fused/engine.hpp"
+#include "host/group.hpp"
+
+namespace unisono::fused {
+namespace {
+
+constexpr std::size_t kCrowdedBytes = std::size_t{32} << 10;  // of x
+
+class HostNorm {
+ public:
+  HostNorm(Group& group, const Task& task)
+      : lane_(group.lane()),
+        channel_(lane_),
+        task_(task),
+        tail_(task),
+        replicated_(!task.call.sharded),
+        srcs_(static_cast<std::size_t>(task.ranks)),
+        dsts_(static_cast<std::size_t>(task.ranks - 1)) {
+    lane_.reach_far(false);
+    lane_.mark(Asked(task).mark());
+  }
+
+  void one_shot();
+  void two_shot();
+
+  // Returns the rows of a piece; 0: not even one has room.
+  std::size_t rows_of_piece() const {
+    return channel_.capacity() / std::max(task_.row_bytes, task_.out_bytes + task_.scale_bytes);
+  }
+
+ private:
+  // Returns a rank's rows of the step that begins with row `begin` of its own.
+  RowRange window(int rank, std::size_t begin) const {
+    const RowRange own = task_.owned_by(rank);
+    const std::size_t before = std::min(begin, own.count);
+    return {own.first + before, std::min(rows_of_piece(), own.count - before)};
+  }
+  void give(std::size_t begin);
+  void sum(const RowRange& mine);
+  void finish(const RowRange& mine);
+  void take(int peer, const RowRange& theirs);
+  std::size_t result_bytes(std::size_t rows) const {
+    return rows * (replicated_ ? task_.row_bytes : task_.out_bytes + task_.scale_bytes);
+  }
+
+  HostThread& lane_;
+  ChunkChannel<HostThread> channel_;
+  const Task& task_;
+  Tail tail_;
+  const bool replicated_;
+  std::vector<const byte*> srcs_;
+  std::vector<Dst> dsts_;
+};
+
+// Sends x to everyone. Rows are finished as their last byte is summed.
+void HostNorm::one_shot() {
+  std::size_t finished = 0;
+  for (Rounds r(lane_, task_.call.rows * task_.row_bytes, channel_.capacity()); r.more(); r.next()) {
+    const auto [begin, bytes] = r.range();
+    put_all(channel_, task_.x(0) + begin, bytes);
+    for (int p = 0; p < task_.ranks; ++p)
+      srcs_[static_cast<std::size_t>(p)] = p == task_.rank ? task_.x(0) + begin : channel_.arrived(p, bytes);
+    tail_.join(task_.residual_out(0) + begin, srcs_.data(), task_.ranks, task_.residual(0) + begin, bytes);
+    for (int i = 1; i < task_.ranks; ++i) channel_.release(peer_at(lane_, i));
+    for (; (finished + 1) * task_.row_bytes <= begin + bytes; ++finished)
+      tail_.finish(finished, task_.residual_out(finished));
+  }
+}
+
+// Sends each row of x to its owner, and its result to everyone.
+void HostNorm::two_shot() {
+  const std::size_t block = task_.owned_by(0).count, step = rows_of_piece();
+  give(0);
+  for (std::size_t begin = 0; begin < block; begin += step) {
+    const RowRange mine = window(task_.rank, begin);
+    if (mine.count > 0) sum(mine);
+    if (begin + step < block) give(begin + step);  // the rows travel while the results come in
+    if (replicated_) finish(mine);
+    for (int i = 1; i < task_.ranks; ++i) {
+      const int p = peer_at(lane_, task_.ranks - i);
+      if (const RowRange theirs = window(p, begin); theirs.count > 0) take(p, theirs);
+    }
+  }
+}
+
+void HostNorm::give(std::size_t begin) {
+  for (int i = 1; i < task_.ranks; ++i) {
+    const int p = peer_at(lane_, i);
+    if (const RowRange theirs = window(p, begin); theirs.count > 0)
+      channel_.put(p, task_.x(theirs.first), theirs.count * task_.row_bytes);
+  }
+}
+
+// Sums this rank's own rows, and sends their results.
+void HostNorm::sum(const RowRange& mine) {
+  const int peers = task_.ranks - 1;
+  for (int p = 0; p < task_.ranks; ++p)
+    srcs_[static_cast<std::size_t>(p)] =
+        p == task_.rank ? task_.x(mine.first) : channel_.arrived(p, mine.count * task_.row_bytes);
+  tail_.join(task_.residual_out(mine.first), srcs_.data(), task_.ranks, task_.residual(mine.first),
+             mine.count * task_.row_bytes);
+  for (int i = 1; i <= peers; ++i) channel_.release(peer_at(lane_, i));
+  if (!replicated_) finish(mine);
+  for (int i = 1; i <= peers; ++i)
+    dsts_[static_cast<std::size_t>(i - 1)] = channel_.reserve(peer_at(lane_, i), result_bytes(mine.count));
+  const auto send = [&](const byte* from, std::size_t bytes) {
+    lane_.move(dsts_.data(), peers, &from, 1, bytes);
+    for (Dst& dst : dsts_) dst.at += bytes;
+  };
+  if (replicated_) {
+    send(task_.residual_out(mine.first), mine.count * task_.row_bytes);
+  } else {
+    send(task_.out(mine.first), mine.count * task_.out_bytes);
+    if (task_.scale_bytes > 0) send(task_.scales(mine.first), mine.count * task_.scale_bytes);
+  }
+  for (int i = 1; i <= peers; ++i) channel_.commit(peer_at(lane_, i), result_bytes(mine.count));
+}
+
+void HostNorm::finish(const RowRange& mine) {
+  for (std::size_t row = mine.first; row < mine.first + mine.count; ++row)
+    tail_.finish(row, task_.residual_out(row));
+}
+
+void HostNorm::take(int peer, const RowRange& theirs) {
+  const byte* from = channel_.arrived(peer, result_bytes(theirs.count));
+  const auto copy = [&](byte* to, std::size_t bytes) {
+    const Dst dst{to};
+    lane_.move(&dst, 1, &from, 1, bytes);
+    from += bytes;
+  };
+  if (replicated_) {
+    for (std::size_t row = theirs.first; row < theirs.first + theirs.count; ++row) {
+      copy(task_.residual_out(row), task_.row_bytes);
+      tail_.finish(row, task_.residual_out(row));
+    }
+  } else {
+    copy(task_.out(theirs.first), theirs.count * task_.out_bytes);
+    if (task_.scale_bytes > 0) copy(task_.scales(theirs.first), theirs.count * task_.scale_bytes);
+  }
+  channel_.release(peer);
+}
+
+}  // namespace
+
+bool run_on_machine(Group& group, const Task& task) {
+  HostNorm norm(group, task);
+  const NormAlgorithm asked = task.call.algorithm;
+  // two steps are faster as soon as every rank owns a row; if ranks take turns on a core, from some bytes on
+  const bool few = task.call.rows < static_cast<std::size_t>(task.ranks) ||
+                   (group.ranks_a_core() > 1 && task.call.rows * task.row_bytes <= kCrowdedBytes);
+  if (asked == NormAlgorithm::one_shot || (asked == NormAlgorithm::automatic && few && !task.call.sharded)) {
+    norm.one_shot();
+    return true;
+  }
+  if (norm.rows_of_piece() == 0) return false;
+  norm.two_shot();
+  return true;
+}
+
+}  // namespace unisono::fused

@@ -1,0 +1,119 @@
+"""The fused norms on GPUs give the bits of plain numpy (norm_reference.py), as those on CPUs do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import unisono
+from gpus import Gpus, gpus, numbers
+from norm_body import Job, expected, jobs, parts
+from norm_reference import codes_and_scales, scale_shape
+from reference import Array, difference
+
+pytestmark = pytest.mark.gpu
+SEVERAL = [1, 2, 3, 4, 8]
+
+
+class Arrays:
+    """A rank's tensors of a job."""
+
+    def __init__(self, ranks: Gpus, job: Job, rank: int) -> None:
+        xs, residual, weight, bias = parts(job, 0)
+        put = lambda array: ranks.put(array.copy(), rank)  # noqa: E731
+        self.x, self.residual, self.weight = put(xs[rank]), put(residual), put(weight)
+        self.bias = None if bias is None else put(bias)
+
+    def call(self, job: Job, comm: unisono.Communicator, stream: Any = None, **options: Any) -> Any:
+        outputs = {
+            "": {},
+            "x": {"out": self.x},
+            "residual": {"residual_out": self.residual},
+            "both": {"out": self.x, "residual_out": self.residual},
+            "crossed": {"out": self.residual, "residual_out": self.x},
+        }
+        how = unisono.NormOptions(quant=job.quant, scale=job.scale, **outputs[job.alias], **options)
+        if job.kind == "rms":
+            return comm.all_reduce_rms_norm(
+                self.x, self.residual, self.weight, job.eps, options=how, stream=stream
+            )
+        return comm.all_reduce_layer_norm(
+            self.x, self.residual, self.weight, self.bias, job.eps, options=how, stream=stream
+        )
+
+
+def check(job: Job, result: Any) -> None:
+    first, residual_out = result
+    rows, out = expected(job, 0)
+    compare(job, "residual_out", residual_out, rows, job.dtype)
+    if job.quant is None:
+        return compare(job, "out", first, out, job.dtype)
+    codes, scales = codes_and_scales(out, job.quant, job.scale)
+    compare(job, "codes", first[0], codes, "f8e4m3")
+    if scales is not None:
+        assert tuple(first[1].shape) == scale_shape(out.shape, job.quant)
+        compare(job, "scales", first[1], scales, "u8" if job.quant == "mx" else "f32")
+    return None
+
+
+def compare(job: Job, name: str, got: Any, wanted: Array, dtype: str) -> None:
+    wrong = difference(numbers(got, dtype), wanted)
+    assert wrong is None, f"{job}, {name}: {wrong}"
+
+
+@pytest.mark.parametrize("n", SEVERAL)
+def test_bits_are_those_of_numpy(n: int) -> None:
+    with gpus(n) as ranks:
+        for job in jobs(n, (None,)):
+            if job.sharded or job.group in ("apart", "rounds"):
+                continue
+            arrays = [Arrays(ranks, job, rank) for rank in range(n)]
+            results = ranks.run(lambda comm, rank, stream: arrays[rank].call(job, comm, stream))  # noqa: B023
+            for result in results:
+                check(job, result)
+
+
+@pytest.mark.parametrize("quant", [None, "fp8_128"])
+@pytest.mark.parametrize("n", SEVERAL)
+def test_graphs(n: int, quant: str | None) -> None:
+    job = Job("graphs", 2, n, 16, 4096, quant=quant)
+    with gpus(n) as ranks:
+        arrays = [Arrays(ranks, job, rank) for rank in range(n)]
+        results: list[Any] = [None] * n
+
+        def call(comm: unisono.Communicator, rank: int) -> None:
+            results[rank] = arrays[rank].call(job, comm)
+
+        ranks.run(lambda comm, rank, stream: arrays[rank].call(job, comm, stream))
+        graphs = ranks.capture(call)
+        xs = [one.x for one in arrays]
+        for _ in range(20):
+            ranks.replay(graphs, xs, [x.copy() for x in parts(job, 0)[0]])
+            for result in results:
+                check(job, result)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"residual": "sharded"}, "a sharded residual is for arrays on CPUs"),
+        ({"algorithm": "two_shot"}, "one_shot and two_shot are for arrays on CPUs"),
+    ],
+)
+def test_calls_that_are_for_cpus(options: dict[str, Any], words: str) -> None:
+    job = Job("refused", 0, 1, 4, 64)
+    with gpus(1) as ranks:
+        arrays = Arrays(ranks, job, 0)
+        with pytest.raises(unisono.UsageError, match=words):
+            arrays.call(job, ranks.comms[0], **options)
+        with pytest.raises(unisono.UsageError, match="residual is not where x is"):
+            ranks.comms[0].all_reduce_rms_norm(arrays.x, arrays.residual.cpu(), arrays.weight)
+
+
+def test_quantised_needs_another_residual_out() -> None:
+    job = Job("refused", 0, 2, 4, 64, quant="mx", alias="residual")
+    with gpus(2) as ranks:
+        arrays = Arrays(ranks, job, 0)
+        with pytest.raises(unisono.UsageError, match="give it memory of its own"):
+            arrays.call(job, ranks.comms[0])
