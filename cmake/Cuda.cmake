@@ -50,6 +50,8 @@ function(add_cuda_lane library)
     src/fused/cuda/norm.cu
     src/moe/cuda/combine.cu
     src/moe/cuda/dispatch.cu
+    src/moe/cuda/low_latency_combine.cu
+    src/moe/cuda/low_latency_dispatch.cu
     src/moe/cuda/route.cu
     src/moe/cuda/sort.cu
   )

@@ -66,6 +66,7 @@ Env read() {
   env.spins = whole("UNISONO_SPINS", env.spins);
   env.max_sms = whole("UNISONO_MAX_SMS", env.max_sms);
   env.peer_access = flag("UNISONO_PEER_ACCESS").value_or(env.peer_access);
+  env.moe_low_latency = flag("UNISONO_MOE_LOW_LATENCY").value_or(env.moe_low_latency);
   env.share_device = flag("UNISONO_SHARE_DEVICE").value_or(env.share_device);
   env.fabric_channels = whole("UNISONO_FABRIC_CHANNELS", env.fabric_channels);
   env.fabric_share = whole("UNISONO_FABRIC_SHARE", env.fabric_share);

@@ -1,4 +1,4 @@
-// Floats in vectors, for loops that the compiler vectorises badly (DESIGN.md, "SIMD"). Sources are combined
+// Floats in vectors, for loops that the compiler vectorises badly (docs/notes/simd.md). Sources are combined
 // in registers, and the result may go around the cache from there. The bits are those of numeric.hpp. For
 // kernels.cpp only: the meaning depends on the instruction set of the compilation.
 #pragma once

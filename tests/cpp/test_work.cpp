@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <barrier>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <latch>
 #include <string>
 #include <thread>
@@ -42,6 +44,15 @@ std::string error_of(const Work& work) {
   EXPECT_TRUE(work.done());
   EXPECT_TRUE(work.error());
   return text;
+}
+
+// Runs body(comm) on every rank when all have their communicators.
+void on_ready_ranks(int size, const std::function<void(Communicator&)>& body) {
+  std::barrier ready(size);
+  on_ranks(size, [&](Communicator& comm) {
+    ready.arrive_and_wait();
+    body(comm);
+  });
 }
 
 class Works : public testing::TestWithParam<int> {};
@@ -190,7 +201,7 @@ TEST(Work, CloseAndTheEndOfTheCommunicatorEndAll) {
   for (const int way : {0, 1, 2}) {
     std::vector<Work> works;
     std::latch ended(1);
-    on_ranks(2, [&, way](Communicator& comm) {
+    on_ready_ranks(2, [&, way](Communicator& comm) {
       if (comm.rank() == 1) return ended.wait();
       const Ints x(2);
       Ints y(2);
@@ -206,7 +217,7 @@ TEST(Work, CloseAndTheEndOfTheCommunicatorEndAll) {
 
 TEST(Work, AnAbortOrALostPeerEndsAll) {
   for (const bool aborts : {true, false})
-    on_ranks(3, [aborts](Communicator& comm) {
+    on_ready_ranks(3, [aborts](Communicator& comm) {
       const Ints x(2);
       Ints y(2);
       if (comm.rank() == 1) return aborts ? comm.abort("no more.") : comm.close();

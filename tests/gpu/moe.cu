@@ -45,6 +45,7 @@ void routes(Rank& rank) {
     run(rank, {.layout = layout, .top_k = 2, .weights = false, .crowd = 8, .masked = 0}, 2);
     run(rank, {.layout = layout, .masked = 8}, 2);
     run(rank, {.layout = layout, .experts_of_rank = 8, .top_k = 5, .hidden = 40, .max_tokens = 2100}, 3);
+    run(rank, {.layout = layout, .experts_of_rank = 32, .top_k = 8, .hidden = 64, .max_tokens = 64}, 3);
   }
 }
 
@@ -172,10 +173,10 @@ void sum_on_gpu(Pair& pair, const MoeTokens& tokens, void* out) {
 }
 
 // Calls one after another, of which the host waits for none.
-void pressure(Rank& rank) {
+void press(Rank& rank, std::size_t max_tokens) {
   constexpr unsigned kRounds = 20;
   for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout, .max_tokens = 301};
+    const Case c{.layout = layout, .max_tokens = max_tokens};
     std::vector<std::unique_ptr<OnGpu>> given;
     std::vector<unsigned char*> outs;
     std::vector<Tokens> tokens;
@@ -196,11 +197,14 @@ void pressure(Rank& rank) {
     pair.end();
   }
 }
+void pressure(Rank& rank) {
+  for (const std::size_t max_tokens : {301, 40}) press(rank, max_tokens);
+}
 
 // A graph of a round, replayed with other routes in place, with calls outside of it between.
 void graphs(Rank& rank) {
   for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout, .max_tokens = 100};
+    const Case c{.layout = layout, .max_tokens = 60};
     Pair pair(rank, c);
     const std::size_t n = rank.rank == 1 ? 0 : c.max_tokens, count = n * c.hidden;
     pair.on_gpu.write(make_tokens(c, rank.rank, rank.ranks, 0, n));

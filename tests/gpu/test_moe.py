@@ -34,10 +34,16 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_are_those_of_the_host(program: Path, case: str, n: int) -> None:
     run(program, case, n)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+@pytest.mark.parametrize("case", [*CASES, "index", "overflow", "differs"])
+def test_few_tokens_by_the_low_latency_kernels(program: Path, case: str, n: int) -> None:
+    run(program, case, n, UNISONO_MOE_LOW_LATENCY="1")
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -51,7 +57,8 @@ def test_dispatches_that_differ_are_told(program: Path, n: int) -> None:
     run(program, "differs", n)
 
 
-def run(program: Path, case: str, n: int) -> None:
+def run(program: Path, case: str, n: int, **env: str) -> None:
     devices_for(n)
-    ended = ranks.run([str(program), case, str(n)], env={"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, timeout_s=120)
+    env["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+    ended = ranks.run([str(program), case, str(n)], env=env, timeout_s=120)
     assert ended.code == 0, str(ended)

@@ -1,4 +1,4 @@
-"""Adds a collective to a copy of the tree by the steps of DESIGN.md, "Adding: a collective"."""
+"""Adds a collective to a copy of the tree by the steps of CONTRIBUTING.md, "Adding: a collective"."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def run(*command: object, cwd: Path) -> str:
 
 
 def test_every_file_is_named_in_the_steps() -> None:
-    design = (REPOSITORY / "DESIGN.md").read_text()
-    found = re.search(r"\*\*A collective\*\*:\n(.*?)\*\*An algorithm\*\*", design, re.DOTALL)
+    contributing = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    found = re.search(r"\*\*A collective\*\*:\n(.*?)\*\*An algorithm\*\*", contributing, re.DOTALL)
     assert found
     steps = re.split(r"^\d\. ", found[1], flags=re.MULTILINE)
     assert len(steps) == 5

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/env.hpp"
 #include "cuda/api.hpp"
 #include "moe/cuda/launch.hpp"
 #include "moe/engine.hpp"
@@ -20,7 +21,7 @@
 namespace unisono::moe {
 namespace gpu {
 
-Space::Space(const Dims& dims) {
+Space::Space(const Dims& dims, bool few) : low_latency(few) {
   const auto at = [](std::size_t& next, std::size_t bytes) {
     const std::size_t here = next;
     next = round_up(next + bytes, 256);
@@ -53,11 +54,25 @@ Space::Space(const Dims& dims) {
   at(pool_bytes, dims.rows_held * dims.sent_bytes);
   scales = at(pool_bytes, dims.rows_held * dims.scale_bytes);
   more = at(pool_bytes, dims.rows_held * dims.more_bytes + kMostMore * 256);
-  sums_bytes = round_up(dims.ranks > 1 ? dims.tokens_held * dims.row_bytes : 0, 256);
+  std::size_t row_of_sums = dims.ranks > 1 ? dims.row_bytes : 0;
+  if (low_latency) {
+    told_lines = lines_of((1 + columns) * sizeof(std::uint16_t));
+    at(told_bytes, ranks * told_lines * kLine);
+    row_lines =
+        lines_of(2 * k * word) +
+        (dims.scales == MoeScales::none ? lines_of(dims.sent_bytes) : units_of(dims.hidden) * kLinesOfUnit) +
+        dims.more_bytes / (kWordsOfLine * 8) + std::min(dims.more_bytes, kMostMore);
+    at(sent_bytes, dims.tokens_held * row_lines * kLine);
+    sum_lines = lines_of(dims.row_bytes);
+    row_of_sums = sum_lines * kLine;
+  }
+  at(sums_bytes, dims.tokens_held * row_of_sums);
   counters = at(bytes, sizeof(Counters));
   totals = at(bytes, kRouteBlocks * columns * sizeof(std::uint64_t));
   slots = at(bytes, static_cast<std::size_t>(dims.handles) * slot_bytes);
   pool = at(bytes, kEpochs * pool_bytes);
+  told = at(bytes, 2 * told_bytes);
+  sent = at(bytes, 2 * sent_bytes);
   sums = at(bytes, 2 * sums_bytes);
 }
 
@@ -87,6 +102,13 @@ Failure explain(const device::Failure& record) {
 }
 
 constexpr std::size_t kTokensOfRoute = 256;  // that a block of the kernel of routes takes, if they are few
+
+// Returns the layout of a moe on a GPU whose blocks have so much shared memory.
+gpu::Space space_of(const Dims& dims, std::size_t shared) {
+  if (dims.ranks > 1 && dims.max_tokens <= gpu::kFewTokens && env().moe_low_latency)
+    if (const gpu::Space few(dims, true); gpu::low_latency_shared_bytes(dims, few) <= shared) return few;
+  return {dims, false};
+}
 
 class GpuEngine final : public Engine {
  public:
@@ -127,6 +149,9 @@ class GpuEngine final : public Engine {
   int blocks_to_send() const;
   // A token keeps a block busy: its row goes in as many segments as a block has warps.
   int blocks_to_combine() const { return std::min(most_blocks_, blocks_of(work_.dims.tokens_held, 1)); }
+  // Whether the kernels for few tokens run. A row that comes keeps a block busy.
+  bool few() const { return work_.space.low_latency; }
+  int blocks_of_few() const { return blocks_to_combine(); }
   void check(cudaError_t result) const { cuda::check(result, "starting a kernel of a moe"); }
 
   Communicator::Impl& impl_;
@@ -164,7 +189,6 @@ GpuEngine::GpuEngine(Communicator::Impl& impl, const Dims& dims, bool host_count
                      " and max_tokens=" + std::to_string(dims.max_tokens) +
                      " are too many for GPUs: give at most " + std::to_string(gpu::kMostTopK) + " and 2^24.");
   work_.dims = dims;
-  work_.space = gpu::Space(dims);
   const cuda::OnDevice on(device_);
   load();
   AreaParts area = impl.make_area(work_.space.bytes, gpu::kTold * dims.ranks, "a moe", explain);
@@ -184,12 +208,17 @@ void GpuEngine::load() {
   cuda::check(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, device_), "asking for SMs");
   cuda::check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_),
               "asking for shared memory");
+  work_.space = space_of(work_.dims, static_cast<std::size_t>(shared));
   if (gpu::route_shared_bytes(work_.space) > static_cast<std::size_t>(shared))
     throw UsageError("num_experts=" + std::to_string(work_.dims.experts) + " on " +
                      std::to_string(work_.dims.ranks) +
                      " ranks are too many for this GPU's kernel of routes: give fewer experts.");
   cuda::check(gpu::load_route(work_.space), "loading a kernel");
   cuda::check(gpu::load_sort(work_.dims.local_experts), "loading a kernel");
+  if (work_.space.low_latency) {
+    cuda::check(gpu::load_low_latency_dispatch(work_.dims, work_.space), "loading a kernel");
+    cuda::check(gpu::load_low_latency_combine(), "loading a kernel");
+  }
   cuda::check(gpu::load_dispatch(work_.dims, send_blocks_, bulk_), "loading a kernel");
   cuda::check(gpu::load_combine(work_.dims.ranks == 1, sum_blocks_), "loading a kernel");
 }
@@ -219,10 +248,13 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, b
   work_.epoch = 1 - work_.epoch;
   dispatch_ = {};
   dispatch_.routed = routed;
-  dispatch_.lands = whole && work_.dims.ranks > 1 && !work_.dims.expert_major();
+  dispatch_.lands = whole && work_.dims.ranks > 1 && (few() || !work_.dims.expert_major());
   dispatch_.weights = tokens.weights;
+  dispatch_.topk_idx = tokens.topk_idx;
+  dispatch_.wide_index = tokens.index == DType::i64;
   either_ = work_.dims.ranks > 1 && tokens.tokens == 0;
   lay_payloads(tokens);
+  if (few()) return check(gpu::low_latency_dispatch(work_, dispatch_, blocks_of_few(), stream_));
   if (!routed)
     check(
         gpu::route(work_, tokens.topk_idx, tokens.index, std::min(most_blocks_, blocks_to_route()), stream_));
@@ -248,14 +280,14 @@ int GpuEngine::blocks_to_send() const {
                    blocks_of(gaps, gpu::kWarps)});
 }
 
-// Sets where rows come from, and where they go. With one rank x goes to the caller's memory at once.
+// Sets where rows come from, and where they go. To the caller's memory x goes at once if no peer writes it.
 void GpuEngine::lay_payloads(const MoeTokens& tokens) {
   const Dims& d = work_.dims;
   const bool scaled = d.scales != MoeScales::none;
   out_ = tokens.out;
   const std::size_t pool = work_.space.x(work_.epoch);
   std::size_t to = pool;
-  if (out_ && d.ranks == 1) to = offset(out_);
+  if (out_ && (d.ranks == 1 || few())) to = offset(out_);
   else dispatch_.out = static_cast<byte*>(out_);
   const std::size_t from = number(tokens.x);
   gpu::Payloads& all = dispatch_.payloads;
@@ -278,9 +310,14 @@ void GpuEngine::end_dispatch(MoeReceived& received) {
   const Dims& d = work_.dims;
   const gpu::Space& s = work_.space;
   impl_.take_gpu(stream_);
-  if (d.ranks > 1)
+  if (few() && !dispatch_.lands) {
+    dispatch_.sends = false;
+    dispatch_.lands = true;
+    check(gpu::low_latency_dispatch(work_, dispatch_, blocks_of_few(), stream_));
+  } else if (d.ranks > 1 && !few()) {
     check(
         gpu::land(work_, dispatch_, std::min(most_blocks_, blocks_of(d.tokens_held, gpu::kWarps)), stream_));
+  }
   if (d.layout == MoeLayout::flat && d.drop && !dispatch_.routed) check(gpu::sort(work_, stream_));
   const std::size_t pool = s.x(work_.epoch);
   received.x = out_ ? out_ : mine<void>(pool);
@@ -320,7 +357,8 @@ void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot, bool whole) {
                               outputs.row_bytes) == 16,
               .push = true,
               .sum = whole};
-  if (work_.dims.ranks > 1) check(gpu::combine(work_, combine_, blocks_to_combine(), stream_));
+  if (few()) check(gpu::low_latency_combine(work_, combine_, blocks_of_few(), stream_));
+  else if (work_.dims.ranks > 1) check(gpu::combine(work_, combine_, blocks_to_combine(), stream_));
 }
 
 void GpuEngine::end_combine() {
@@ -329,6 +367,7 @@ void GpuEngine::end_combine() {
   impl_.take_gpu(stream_);
   combine_.push = false;
   combine_.sum = true;
+  if (few()) return check(gpu::low_latency_combine(work_, combine_, blocks_of_few(), stream_));
   const int most = work_.dims.ranks == 1 ? blocks(sum_blocks_) : blocks_to_combine();
   check(gpu::combine(work_, combine_, most, stream_));
 }

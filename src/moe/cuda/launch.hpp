@@ -28,4 +28,11 @@ cudaError_t sort(const Work& work, cudaStream_t stream);
 // Makes the steps of a combine that `combine` names.
 cudaError_t combine(const Work& work, const Combine& combine, int blocks, cudaStream_t stream);
 
+// The low-latency forms: one kernel for all of a dispatch or combine, or one for each of its two steps.
+std::size_t low_latency_shared_bytes(const Dims& dims, const Space& space);
+cudaError_t load_low_latency_dispatch(const Dims& dims, const Space& space);
+cudaError_t load_low_latency_combine();
+cudaError_t low_latency_dispatch(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream);
+cudaError_t low_latency_combine(const Work& work, const Combine& combine, int blocks, cudaStream_t stream);
+
 }  // namespace unisono::moe::gpu

@@ -18,6 +18,19 @@ inline constexpr int kThreads = 512;     // of a block of every kernel
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kPositionBits = 24;  // of a token among those of its rank for another
 inline constexpr std::int32_t kNone = -1;
+inline constexpr std::size_t kFewTokens = 64;  // of a rank: a Moe for so few takes the low-latency kernels
+
+// Of lines (docs/gpu.md), in which the low-latency kernels send rows.
+inline constexpr std::size_t kLine = 128;         // bytes
+inline constexpr std::size_t kWordsOfLine = 15;   // of 8 bytes, of data
+inline constexpr std::size_t kBlocksOfUnit = 15;  // scaled blocks of 128 codes, which are 16 lines
+inline constexpr std::size_t kLinesOfUnit = 17;   // of their codes, and of their scales
+UNISONO_PORTABLE constexpr std::size_t lines_of(std::size_t bytes) {
+  return (bytes + kWordsOfLine * 8 - 1) / (kWordsOfLine * 8);
+}
+UNISONO_PORTABLE constexpr std::size_t units_of(std::size_t hidden) {
+  return (scales::blocks_of(hidden) + kBlocksOfUnit - 1) / kBlocksOfUnit;
+}
 
 // The signals of an area, one for each source rank and kind.
 enum class Told : int { begun, data, summed };
@@ -28,18 +41,23 @@ struct Counters {
   std::uint32_t dispatches;                // that have begun: signals of kind `begun`
   std::uint32_t landed, combines;          // that have ended: signals of kinds `data` and `summed`
   std::uint32_t tickets[2 + kMostChunks];  // of blocks that have ended: the last one tells the peers
+  unsigned long long phases[2];            // low-latency: of dispatches and combines, as `phase_of` counts
 };
 enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: and after
 
 // Offsets in every rank's area. A slot has a routing: first what peers write there, then what is this rank's.
 struct Space {
   Space() = default;
-  explicit Space(const Dims& dims);
+  Space(const Dims& dims, bool low_latency);
 
   // The received rows of an epoch. Payloads after `more` follow each other, each at a multiple of 256 bytes.
   UNISONO_PORTABLE std::size_t x(int epoch) const {
     return pool + static_cast<std::size_t>(epoch) * pool_bytes;
   }
+  // What peers have written as lines in a phase: a slot is free in the second phase after it.
+  UNISONO_PORTABLE std::size_t told_of(std::uint64_t phase) const { return told + (phase % 2) * told_bytes; }
+  UNISONO_PORTABLE std::size_t sent_of(std::uint64_t phase) const { return sent + (phase % 2) * sent_bytes; }
+  UNISONO_PORTABLE std::size_t sums_of(std::uint64_t phase) const { return sums + (phase % 2) * sums_bytes; }
   std::size_t slot(int number) const { return slots + static_cast<std::size_t>(number) * slot_bytes; }
 
   int chunks = 1;            // of a rank's tokens
@@ -49,6 +67,11 @@ struct Space {
   std::size_t slots = 0, slot_bytes = 0;
   std::size_t pool = 0, pool_bytes = 0, scales = 0, more = 0;  // the last two within a pool
   std::size_t sums = 0, sums_bytes = 0;  // twice [ranks, max_tokens, row]: what peers have summed
+  // Low-latency: twice [ranks, told_lines], what peers have counted; twice [ranks, max_tokens, row_lines],
+  // their rows. Then `sums` has rows of sum_lines.
+  bool low_latency = false;
+  std::size_t told = 0, told_bytes = 0, told_lines = 0;
+  std::size_t sent = 0, sent_bytes = 0, row_lines = 0, sum_lines = 0;
   std::size_t bytes = 0;
 
   // Within a slot.
@@ -96,7 +119,10 @@ struct Dispatch {
   Payloads payloads;
   bool routed = false;             // the slot has the routing already
   bool lands = false;              // the kernel that sends also waits for the peers' rows
+  bool sends = true;               // low-latency: the kernel sends, and does not only land
   bool wide = false;               // with scales: x can be read by words of 16 bytes
+  bool wide_index = false;         // topk_idx is of 64 bits
+  const void* topk_idx = nullptr;  // low-latency: [tokens, top_k]
   bool bulk = false;               // rows of x go by bulk copies
   const float* weights = nullptr;  // [tokens, top_k], or null
   byte* out = nullptr;             // to which rows of x are copied in the end, or null

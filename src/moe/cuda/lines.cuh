@@ -1,0 +1,147 @@
+// Lines, in which the low-latency kernels send rows: 128 bytes, of which eight lanes store 120 of data, and
+// the phase's number as flag. A warp has four lines at once. A receiver polls the line itself: no signal
+// follows it.
+#pragma once
+
+#include "cuda/device/memory.cuh"
+#include "moe/cuda/device.cuh"
+
+namespace unisono::moe::gpu {
+
+using cuda::Packet;
+
+inline constexpr unsigned kLanesOfLine = 8;
+inline constexpr unsigned kLinesOfWarp = 32 / kLanesOfLine;
+inline constexpr int kStepsAhead = 4;  // steps of a warp whose lines are under way at once
+
+// Returns whether this lane has the last part of a line: a word, and the flag.
+__device__ inline bool ends_line() { return lane() % kLanesOfLine == kLanesOfLine - 1; }
+// Returns the line of this lane in a step of its warp, and the first of the two words that it has there.
+__device__ inline unsigned line_of(unsigned step) { return step * kLinesOfWarp + lane() / kLanesOfLine; }
+__device__ inline unsigned word_of(unsigned line) {
+  return line * static_cast<unsigned>(kWordsOfLine) + lane() % kLanesOfLine * 2;
+}
+__device__ inline Packet* packet_of(byte* lines, unsigned line) {
+  return reinterpret_cast<Packet*>(lines + std::size_t{line} * kLine) + lane() % kLanesOfLine;
+}
+
+// The steps in which a warp has its segment of `count` items, `each` of them in a step.
+struct Steps {
+  __device__ Steps(unsigned count, unsigned each, unsigned segment, unsigned segments) {
+    const unsigned all = (count + each - 1) / each, share = (all + segments - 1) / segments;
+    first = min(segment * share, all);
+    end = min(first + share, all);
+  }
+  unsigned first, end;
+};
+
+// Returns the number of this kernel's phase, from 1, alike to all threads of all blocks; 0 if the
+// communicator has failed. begins: the kernel begins the phase; otherwise one before it has. The blocks count
+// themselves in the word's low bits, and the last one moves it on.
+__device__ inline std::uint64_t phase_of(const Work& work, unsigned long long* word, bool begins) {
+  constexpr int kBlockBits = 16;
+  __shared__ std::uint64_t phase;
+  if (threadIdx.x == 0) {
+    const bool failed = device::load_relaxed(&work.status->failed) != 0;
+    std::uint64_t number = 0;
+    if (begins) {
+      const unsigned long long before = atomicAdd(word, 1ull);
+      if ((before & ((1ull << kBlockBits) - 1)) == gridDim.x - 1)
+        atomicAdd(word, (1ull << kBlockBits) - gridDim.x);
+      number = (before >> kBlockBits) + 1;
+    } else {
+      number = *word >> kBlockBits;
+    }
+    phase = failed ? 0 : number;
+  }
+  __syncthreads();
+  return phase;
+}
+
+// Waits until a warp's lines have come, one for each place that is not null, and loads them. All lanes of a
+// line have a place, or none. from: the lane's source. Returns false, alike to the warp, if it has failed.
+template <int kCount>
+__device__ inline bool take_lines(const Work& work, Packet* const (&at)[kCount], std::uint64_t phase,
+                                  Told kind, int from, Packet (&out)[kCount]) {
+  std::uint64_t began = 0;
+  for (std::uint32_t polls = 1;; ++polls) {
+    bool complete = true;
+    __syncwarp();  // a line is loaded by one instruction: flag and data are of one time
+#pragma unroll
+    for (int u = 0; u < kCount; ++u)
+      if (at[u]) out[u] = cuda::load_packet(at[u]);
+#pragma unroll
+    for (int u = 0; u < kCount; ++u)
+      if (at[u] && ends_line() && out[u].high != phase) complete = false;
+    const unsigned late = __ballot_sync(kAllLanes, !complete);
+    if (late == 0) return true;
+    if (polls % device::kLook != 0) continue;
+    const int rank = __shfl_sync(kAllLanes, from, __ffs(static_cast<int>(late)) - 1);
+    bool goes_on = true;
+    if (lane() == 0)
+      goes_on = device::patient(device::detail::Wait{work.area, slot_of(work, kind, rank), rank}, began,
+                                static_cast<std::uint32_t>(phase), static_cast<std::uint32_t>(phase - 1));
+    if (!__shfl_sync(kAllLanes, goes_on, 0)) return false;
+  }
+}
+
+template <class Grain>
+__device__ inline std::uint64_t load_grains(const byte* at, std::uint32_t bytes) {
+  std::uint64_t word = 0;
+#pragma unroll
+  for (unsigned i = 0; i < 8 / sizeof(Grain); ++i)
+    if (i * sizeof(Grain) < bytes)
+      word |= std::uint64_t{reinterpret_cast<const Grain*>(at)[i]} << 8 * i * sizeof(Grain);
+  return word;
+}
+template <class Grain>
+__device__ inline void store_grains(byte* at, std::uint64_t word, std::uint32_t bytes) {
+#pragma unroll
+  for (unsigned i = 0; i < 8 / sizeof(Grain); ++i)
+    if (i * sizeof(Grain) < bytes)
+      reinterpret_cast<Grain*>(at)[i] = static_cast<Grain>(word >> 8 * i * sizeof(Grain));
+}
+
+// Loads and stores a word of 8 bytes of a row of `bytes` bytes; of one behind the row's end nothing. grain:
+// bytes of the widest word by which the row can be copied: 16, 4, 2 or 1.
+__device__ inline std::uint64_t load_word(const byte* row, unsigned word, std::uint32_t bytes, int grain) {
+  if (std::size_t{word} * 8 >= bytes) return 0;
+  const byte* const at = row + std::size_t{word} * 8;
+  if (grain == 16) return *reinterpret_cast<const std::uint64_t*>(at);
+  const std::uint32_t left = bytes - word * 8;
+  if (grain == 4) return load_grains<std::uint32_t>(at, left);
+  return grain == 2 ? load_grains<std::uint16_t>(at, left) : load_grains<std::uint8_t>(at, left);
+}
+__device__ inline void store_word(byte* row, unsigned word, std::uint32_t bytes, int grain,
+                                  std::uint64_t value) {
+  if (std::size_t{word} * 8 >= bytes) return;
+  byte* const at = row + std::size_t{word} * 8;
+  const std::uint32_t left = bytes - word * 8;
+  if (grain == 16) *reinterpret_cast<std::uint64_t*>(at) = value;
+  else if (grain == 4) store_grains<std::uint32_t>(at, value, left);
+  else if (grain == 2) store_grains<std::uint16_t>(at, value, left);
+  else store_grains<std::uint8_t>(at, value, left);
+}
+
+// How rows are shared by the warps of the grid: each in segments.
+struct Segments {
+  __device__ explicit Segments(unsigned rows)
+      : each(max(1u, min(warps_of_grid() / max(rows, 1u), 32u))), items(rows * each) {}
+  unsigned each, items;
+};
+
+// A row among those of several ranks, one rank after another, from the one after `last` on.
+struct RowOf {
+  __device__ RowOf(const std::uint32_t* rows, int ranks, int last, unsigned number) : position(number) {
+    source = last;
+    for (int i = 0; i < ranks; ++i) {
+      source = source + 1 == ranks ? 0 : source + 1;
+      if (position < rows[source]) break;
+      position -= rows[source];
+    }
+  }
+  int source;
+  unsigned position;
+};
+
+}  // namespace unisono::moe::gpu

@@ -1,0 +1,244 @@
+// Dispatch of few tokens, in one kernel. A rank stores rows as lines into its slots at their receivers,
+// before it knows where they belong. The receivers learn that from what all ranks tell, and copy the lines
+// there.
+#include <cuda_runtime.h>
+
+#include "moe/cuda/fill.cuh"
+#include "moe/cuda/launch.hpp"
+#include "moe/cuda/low_latency_send.cuh"
+
+namespace unisono::moe::gpu {
+namespace {
+
+// A row that comes: the position-th of its source.
+struct Incoming {
+  byte* lines;
+  std::uint64_t phase;
+  int source;
+  unsigned position;
+};
+
+// Copies a segment of lines, from `first_line` on, to the targets.
+__device__ bool land_lines(const Work& work, const Incoming& row, unsigned first_line, unsigned count,
+                           const Payload& payload, const Targets& targets, int targets_count,
+                           unsigned segment, unsigned segments) {
+  const Steps part(count, kLinesOfWarp, segment, segments);
+  for (unsigned step = part.first; step < part.end; step += kStepsAhead) {
+    Packet* places[kStepsAhead];
+    Packet packets[kStepsAhead];
+#pragma unroll
+    for (int u = 0; u < kStepsAhead; ++u) {
+      const unsigned line = line_of(step + u);
+      places[u] = step + u < part.end && line < count ? packet_of(row.lines, first_line + line) : nullptr;
+    }
+    if (!take_lines(work, places, row.phase, Told::data, row.source, packets)) return false;
+    for (int t = 0; t < targets_count; ++t) {
+#pragma unroll
+      for (int u = 0; u < kStepsAhead; ++u) {
+        if (!places[u]) continue;
+        const unsigned w = word_of(line_of(step + u));
+        store_word(targets.at[t], w, payload.bytes, payload.word, packets[u].low);
+        if (!ends_line()) store_word(targets.at[t], w + 1, payload.bytes, payload.word, packets[u].high);
+      }
+    }
+  }
+  return true;
+}
+
+// The same for x that was quantised.
+template <MoeScales kScales>
+__device__ bool land_units(const Work& work, const Incoming& row, unsigned first_line, const Payload& x,
+                           const Targets& targets, int targets_count, unsigned segment, unsigned segments) {
+  const Dims& d = work.dims;
+  const std::size_t scales_array = work.space.x(work.epoch) + work.space.scales;
+  const std::size_t blocks = scales::blocks_of(d.hidden);
+  const Steps part(static_cast<unsigned>(units_of(d.hidden)), 1, segment, segments);
+  for (unsigned unit = part.first; unit < part.end; ++unit) {
+    const unsigned first_word = unit * static_cast<unsigned>(kBlocksOfUnit * kScaleBlock / 8);
+    byte* const lines = row.lines + (first_line + unit * kLinesOfUnit) * kLine;
+    Packet* places[kStepsAhead + 1];
+    Packet packets[kStepsAhead + 1];
+#pragma unroll
+    for (int u = 0; u < kStepsAhead; ++u) places[u] = packet_of(lines, line_of(u));
+    places[kStepsAhead] = lane() < kLanesOfLine ? packet_of(lines, kLinesOfUnit - 1) : nullptr;
+    if (!take_lines(work, places, row.phase, Told::data, row.source, packets)) return false;
+    for (int t = 0; t < targets_count; ++t) {
+#pragma unroll
+      for (int u = 0; u < kStepsAhead; ++u) {
+        const unsigned w = first_word + word_of(line_of(u));
+        store_word(targets.at[t], w, x.bytes, x.word, packets[u].low);
+        if (!ends_line()) store_word(targets.at[t], w + 1, x.bytes, x.word, packets[u].high);
+      }
+      byte* const its = scales_at(work, targets.of[t], scales_array);
+#pragma unroll
+      for (unsigned n = 0; n < 4; ++n) {
+        const unsigned number = lane() * 4 + n;
+        const std::size_t block = unit * kBlocksOfUnit + number;
+        if (number >= kBlocksOfUnit || block >= blocks) continue;
+        const Packet& packet = packets[kStepsAhead];
+        const auto value = static_cast<std::uint32_t>((n < 2 ? packet.low : packet.high) >> n % 2 * 32);
+        if constexpr (kScales == MoeScales::mx) its[block] = static_cast<byte>(value);
+        else reinterpret_cast<std::uint32_t*>(its)[block] = value;
+      }
+    }
+  }
+  if (kScales == MoeScales::mx && segment == 0)  // zeros fill up the scales of a row
+    for (std::size_t i = blocks + lane(); i < d.scale_bytes; i += 32)
+      for (int t = 0; t < targets_count; ++t) scales_at(work, targets.of[t], scales_array)[i] = byte{0};
+  return true;
+}
+
+// Lists where a row goes, and sets what its tables say of it if `sets`. Returns the number of its places, or
+// -1 if the wait for its pairs has failed.
+__device__ int find_places(const Work& work, const Dispatch& dispatch, const Few& few, const Incoming& row,
+                           Targets& targets, bool sets) {
+  const Dims& d = work.dims;
+  const auto k = static_cast<unsigned>(d.top_k);
+  const bool weighted = few.weighted[row.source] != 0, pairs = !dispatch.routed || weighted;
+  std::uint64_t entry = 0;
+  if (pairs && (sets || (d.expert_major() && !dispatch.routed))) {
+    const unsigned line = line_of(0);
+    Packet* const places[1] = {line < pair_lines(d) ? packet_of(row.lines, line) : nullptr};
+    Packet packets[1] = {};
+    if (!take_lines(work, places, row.phase, Told::data, row.source, packets)) return -1;
+    const unsigned number = min(lane(), k - 1), word = number % kWordsOfLine;
+    const int from = static_cast<int>(number / kWordsOfLine * kLanesOfLine + word / 2);
+    const std::uint64_t low = __shfl_sync(kAllLanes, packets[0].low, from);
+    const std::uint64_t high = __shfl_sync(kAllLanes, packets[0].high, from);
+    entry = word % 2 == 0 ? low : high;
+  }
+  const auto pair = static_cast<std::uint32_t>(entry);
+  const float weight = numeric::as_float(static_cast<std::uint32_t>(entry >> 32));
+  const int expert = static_cast<int>(pair >> 16) - d.first_expert();
+  const bool here =
+      lane() < k && !dispatch.routed && pair != kMasked && expert >= 0 && expert < d.local_experts;
+  const std::uint32_t place = here ? few.starts[row.source * d.local_experts + expert] + (pair & 0xffffu) : 0;
+  if (!d.expert_major()) {
+    const auto first = static_cast<std::int32_t>(few.first_rows[row.source] + row.position);
+    if (lane() == 0) targets.of[0] = {d.rank, first};
+    if (!sets || !pairs || lane() >= k) return 1;
+    const std::size_t i = static_cast<std::size_t>(first) * k + lane();
+    std::int32_t* const its = table<std::int32_t>(work, work.space.topk_idx) + i;
+    if (!dispatch.routed) *its = here ? expert : kNone;
+    if (here && !d.drop)  // otherwise rows are sorted
+      table<std::int32_t>(work, work.space.expert_rows)[place] = first;
+    if (weighted) table<float>(work, work.space.weights)[i] = *its != kNone ? weight : 0.0f;
+    return 1;
+  }
+  std::int32_t* const its = table<std::int32_t>(work, work.space.pair_rows) +
+                            (row.source * d.max_tokens + row.position) * k + lane();
+  std::int32_t to = kNone;
+  if (dispatch.routed && lane() < k) to = *its;
+  if (here && place < d.capacity) to = static_cast<std::int32_t>(place);
+  if (sets && !dispatch.routed && lane() < k) *its = to;
+  if (sets && weighted && to != kNone) table<float>(work, work.space.weights)[to] = weight;
+  const unsigned all = __ballot_sync(kAllLanes, to != kNone);
+  if (to != kNone) targets.of[before(all)] = {d.rank, to};
+  return __popc(all);
+}
+
+template <MoeScales kScales>
+__device__ bool land_row(const Work& work, const Dispatch& dispatch, const Few& few, const Incoming& row,
+                         Targets& targets, unsigned segment, unsigned segments) {
+  const Dims& d = work.dims;
+  __syncwarp();
+  const int count = find_places(work, dispatch, few, row, targets, segment == 0);
+  __syncwarp();
+  if (count < 0) return false;
+  unsigned line = pair_lines(d);
+  for (int p = 0; p < dispatch.payloads.count; ++p) {
+    const Payload& payload = dispatch.payloads.of[p];
+    aim(work, targets, count, payload.to, payload.bytes);
+    if (kScales != MoeScales::none && p == 0) {
+      if (!land_units<kScales>(work, row, line, payload, targets, count, segment, segments)) return false;
+      line += unit_lines(d);
+    } else {
+      const unsigned lines = payload_lines(dispatch, p);
+      if (!land_lines(work, row, line, lines, payload, targets, count, segment, segments)) return false;
+      line += lines;
+    }
+  }
+  return true;
+}
+
+template <MoeScales kScales>
+__device__ bool land_rows(const Work& work, const Dispatch& dispatch, const Few& few, Targets& targets,
+                          std::uint64_t phase) {
+  const Dims& d = work.dims;
+  unsigned rows = 0;
+  for (int s = 0; s < d.ranks; ++s) rows += few.rows[s];
+  const Segments share(rows);
+  for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid()) {
+    const RowOf which(few.rows, d.ranks, d.rank, item / share.each);
+    const Incoming row{mine<byte>(work, work.space.sent_of(phase)) +
+                           (which.source * d.max_tokens + which.position) * work.space.row_lines * kLine,
+                       phase, which.source, which.position};
+    if (!land_row<kScales>(work, dispatch, few, row, targets, item % share.each, share.each)) return false;
+  }
+  return true;
+}
+
+template <class T, MoeScales kScales>
+__global__ void __launch_bounds__(kThreads)
+    low_latency_dispatch_kernel(const __grid_constant__ Work work,
+                                const __grid_constant__ Dispatch dispatch) {
+  extern __shared__ std::uint64_t memory[];
+  __shared__ Targets all_targets[kWarps];
+  const Few few(work, memory);
+  const Rounds rounds(work);
+  std::int64_t first = kNone;
+  if (dispatch.routed) {
+    load_few(work, few);
+  } else {
+    first = rounds.load(dispatch, rounds.first);
+    for (std::size_t c = threadIdx.x; c < rounds.warps * few.counts.columns; c += kThreads) few.warps[c] = 0;
+  }
+  const std::uint64_t phase = phase_of(work, counters(work).phases, dispatch.sends);
+  if (phase == 0 || (!dispatch.routed && !read_routes(work, dispatch, few, rounds, first))) return;
+  if (dispatch.sends) {
+    tell_few(work, dispatch, few, phase);
+    const Segments share(work.tokens);
+    for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid())
+      send_row<T, kScales>(work, dispatch, few, item / share.each, item % share.each, share.each, phase);
+  }
+  if (!dispatch.lands || !hear_few(work, dispatch, few, phase)) return;
+  __syncthreads();
+  if (!dispatch.routed && !lay_out_few(work, few)) return;
+  const bool landed = land_rows<kScales>(work, dispatch, few, all_targets[warp_of_block()], phase);
+  if (__syncthreads_and(landed) == 0) return;
+  if (!dispatch.routed || dispatch.weights) fill_tables(work, dispatch);
+  clear_gaps(work, dispatch);
+}
+
+template <class T>
+const void* kernel_of(MoeScales scales) {
+  return scales == MoeScales::mx
+             ? reinterpret_cast<const void*>(low_latency_dispatch_kernel<T, MoeScales::mx>)
+             : reinterpret_cast<const void*>(low_latency_dispatch_kernel<T, MoeScales::e4m3_128>);
+}
+const void* kernel_of(const Dims& dims) {
+  if (dims.scales == MoeScales::none)  // rows go as bytes
+    return reinterpret_cast<const void*>(low_latency_dispatch_kernel<float, MoeScales::none>);
+  if (dims.dtype == DType::f32) return kernel_of<float>(dims.scales);
+  return dims.dtype == DType::f16 ? kernel_of<F16>(dims.scales) : kernel_of<BF16>(dims.scales);
+}
+
+}  // namespace
+
+std::size_t low_latency_shared_bytes(const Dims& dims, const Space& space) {
+  return Few::bytes(dims, space) + kWarps * sizeof(Targets) + 2048;
+}
+
+cudaError_t load_low_latency_dispatch(const Dims& dims, const Space& space) {
+  return cudaFuncSetAttribute(kernel_of(dims), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(Few::bytes(dims, space)));
+}
+
+cudaError_t low_latency_dispatch(const Work& work, const Dispatch& dispatch, int blocks,
+                                 cudaStream_t stream) {
+  void* parameters[] = {const_cast<Work*>(&work), const_cast<Dispatch*>(&dispatch)};
+  return cudaLaunchKernel(kernel_of(work.dims), dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                          parameters, Few::bytes(work.dims, work.space), stream);
+}
+
+}  // namespace unisono::moe::gpu

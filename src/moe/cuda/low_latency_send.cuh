@@ -1,0 +1,186 @@
+// Rows of few tokens on their way out, as lines.
+#pragma once
+
+#include "moe/cuda/low_latency_route.cuh"
+#include "moe/cuda/rows.cuh"
+
+namespace unisono::moe::gpu {
+
+// The lines of a slot, in order: those of the pairs (of words: expert and weight), of x, and of each further
+// payload.
+__device__ inline unsigned pair_lines(const Dims& d) {
+  return static_cast<unsigned>(lines_of(8 * static_cast<std::size_t>(d.top_k)));
+}
+__device__ inline unsigned payload_lines(const Dispatch& dispatch, int p) {
+  return static_cast<unsigned>(lines_of(dispatch.payloads.of[p].bytes));
+}
+__device__ inline unsigned unit_lines(const Dims& d) {
+  return static_cast<unsigned>(units_of(d.hidden) * kLinesOfUnit);
+}
+
+// A warp's row on its way out: lane h has the slot of the row's h-th copy.
+struct Outgoing {
+  __device__ Outgoing(const Work& work, const Few& few, unsigned token, std::uint64_t phase) : phase(phase) {
+    const auto k = static_cast<unsigned>(work.dims.top_k);
+    const std::int32_t packed = lane() < k ? few.homes[std::size_t{token} * k + lane()] : kNone;
+    const Home home(packed);
+    if (packed != kNone)
+      slot = at<byte>(work, home.rank, work.space.sent_of(phase)) +
+             (work.dims.rank * work.dims.max_tokens + static_cast<std::size_t>(home.position)) *
+                 work.space.row_lines * kLine;
+    count = __popc(__ballot_sync(kAllLanes, packed != kNone));
+  }
+  // Stores this lane's parts of lines to all copies. there(u): whether the line exists.
+  template <int kCount, class There>
+  __device__ inline void store(const unsigned (&lines)[kCount], const Packet (&packets)[kCount],
+                               const There& there) const {
+    __syncwarp();
+    for (int h = 0; h < count; ++h) {
+      auto* const to =
+          reinterpret_cast<byte*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(slot), h));
+#pragma unroll
+      for (int u = 0; u < kCount; ++u)
+        if (there(u)) cuda::store_packet(packet_of(to, lines[u]), packets[u]);
+    }
+  }
+  std::uint64_t phase;
+  byte* slot = nullptr;
+  int count;
+};
+
+// Sends a segment of lines, of which `word` gives the words.
+template <class Word>
+__device__ inline void send_lines(const Outgoing& row, unsigned first_line, unsigned count, unsigned segment,
+                                  unsigned segments, const Word& word) {
+  const Steps part(count, kLinesOfWarp, segment, segments);
+  for (unsigned step = part.first; step < part.end; step += kStepsAhead) {
+    unsigned lines[kStepsAhead];
+    Packet packets[kStepsAhead] = {};
+    const auto there = [&](int u) { return step + u < part.end && line_of(step + u) < count; };
+#pragma unroll
+    for (int u = 0; u < kStepsAhead; ++u) {
+      lines[u] = first_line + line_of(step + u);
+      if (!there(u)) continue;
+      const unsigned w = word_of(line_of(step + u));
+      packets[u] = {word(w), ends_line() ? row.phase : word(w + 1)};
+    }
+    row.store(lines, packets, there);
+  }
+}
+
+// Returns the largest magnitude of a block of 128 elements, alike to the warp.
+template <class T>
+__device__ inline std::uint32_t largest_of_block(const byte* x, std::size_t block, std::size_t hidden,
+                                                 bool wide) {
+  std::uint32_t largest = 0;
+  if (wide) {
+    const std::size_t i = block * kScaleBlock + lane() * 4;
+    if (i < hidden) largest = largest_of(*reinterpret_cast<const Pack<T, 4>*>(x + i * sizeof(T)));
+  } else {
+#pragma unroll
+    for (unsigned e = 0; e < 4; ++e)
+      if (const std::size_t i = block * kScaleBlock + lane() + 32 * e; i < hidden)
+        largest =
+            max(largest, numeric::as_bits(Wide<T>::from(reinterpret_cast<const T*>(x)[i])) & 0x7fffffffu);
+  }
+  return __reduce_max_sync(kAllLanes, largest);
+}
+
+// Returns the codes of eight elements, from i on; of those behind the row's end zeros.
+template <class T>
+__device__ inline std::uint64_t codes_of_word(const byte* x, std::size_t i, std::size_t hidden, bool wide,
+                                              bool finite, float inverse) {
+  float values[8];
+  constexpr int kEach = static_cast<int>(sizeof(uint4) / sizeof(T));
+#pragma unroll
+  for (int first = 0; first < 8; first += kEach) {
+    Pack<T, kEach> pack{};
+    if (wide && i + first < hidden)
+      pack = *reinterpret_cast<const Pack<T, kEach>*>(x + (i + first) * sizeof(T));
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      values[first + e] = Wide<T>::from(pack.get(e));
+      if (!wide && i + first + e < hidden)
+        values[first + e] = Wide<T>::from(reinterpret_cast<const T*>(x)[i + first + e]);
+    }
+  }
+  if (!finite) return 0x7f7f7f7f7f7f7f7full;
+  std::uint64_t codes = 0;
+#pragma unroll
+  for (int e = 0; e < 8; e += 2) codes |= std::uint64_t{codes_of(values[e], values[e + 1], inverse)} << 8 * e;
+  return codes;
+}
+
+// Sends a segment of x, quantised: lane b has the scale of a unit's b-th block.
+template <class T, MoeScales kScales>
+__device__ inline void send_units(const Outgoing& row, unsigned first_line, const byte* x, std::size_t hidden,
+                                  bool wide, unsigned segment, unsigned segments) {
+  const Steps part(static_cast<unsigned>(units_of(hidden)), 1, segment, segments);
+  for (unsigned unit = part.first; unit < part.end; ++unit) {
+    const std::size_t first_block = unit * kBlocksOfUnit;
+    const unsigned first = first_line + unit * static_cast<unsigned>(kLinesOfUnit);
+    std::uint32_t largest = 0;
+#pragma unroll 5
+    for (unsigned b = 0; b < kBlocksOfUnit; ++b) {
+      const std::uint32_t its = largest_of_block<T>(x, first_block + b, hidden, wide);
+      if (lane() == b) largest = its;
+    }
+    const Scale<kScales> scale(largest);
+    unsigned lines[kStepsAhead + 1];
+    Packet packets[kStepsAhead + 1];
+    const auto word = [&](unsigned w) {
+      const int block = static_cast<int>(w * 8 / kScaleBlock);
+      const float inverse = __shfl_sync(kAllLanes, scale.inverse, block);
+      const bool finite = __shfl_sync(kAllLanes, scale.finite, block);
+      return codes_of_word<T>(x, first_block * kScaleBlock + w * 8, hidden, wide, finite, inverse);
+    };
+#pragma unroll
+    for (int u = 0; u < kStepsAhead; ++u) {
+      lines[u] = first + line_of(u);
+      const unsigned w = word_of(line_of(u));
+      packets[u].low = word(w);
+      packets[u].high = word(w + 1);
+      if (ends_line()) packets[u].high = row.phase;
+    }
+    const auto two_scales = [&](unsigned number) {
+      const std::uint64_t low = __shfl_sync(kAllLanes, scale.value, static_cast<int>(number % 32));
+      return low | std::uint64_t{__shfl_sync(kAllLanes, scale.value, static_cast<int>((number + 1) % 32))}
+                       << 32;
+    };
+    lines[kStepsAhead] = first + kLinesOfUnit - 1;
+    packets[kStepsAhead] = {two_scales(lane() * 4), two_scales(lane() * 4 + 2)};
+    if (ends_line()) packets[kStepsAhead].high = row.phase;
+    row.store(lines, packets, [](int u) { return u < kStepsAhead || lane() < kLanesOfLine; });
+  }
+}
+
+template <class T, MoeScales kScales>
+__device__ inline void send_row(const Work& work, const Dispatch& dispatch, const Few& few, unsigned token,
+                                unsigned segment, unsigned segments, std::uint64_t phase) {
+  const Dims& d = work.dims;
+  const Outgoing row(work, few, token, phase);
+  unsigned line = 0;
+  if (segment == 0 && (!dispatch.routed || dispatch.weights))
+    send_lines(row, line, pair_lines(d), 0, 1, [&](unsigned i) -> std::uint64_t {
+      if (i >= static_cast<unsigned>(d.top_k)) return 0;
+      const std::size_t pair = std::size_t{token} * d.top_k + i;
+      const float weight = dispatch.weights ? dispatch.weights[pair] : 0.0f;
+      return few.pairs[pair] | std::uint64_t{numeric::as_bits(weight)} << 32;
+    });
+  line += pair_lines(d);
+  for (int p = 0; p < dispatch.payloads.count; ++p) {
+    const Payload& payload = dispatch.payloads.of[p];
+    if (kScales != MoeScales::none && p == 0) {
+      send_units<T, kScales>(row, line, payload.from + token * d.row_bytes, d.hidden, dispatch.wide, segment,
+                             segments);
+      line += unit_lines(d);
+    } else {
+      const byte* const from = payload.from + std::size_t{token} * payload.bytes;
+      send_lines(row, line, payload_lines(dispatch, p), segment, segments,
+                 [&](unsigned w) { return load_word(from, w, payload.bytes, payload.word); });
+      line += payload_lines(dispatch, p);
+    }
+  }
+}
+
+}  // namespace unisono::moe::gpu

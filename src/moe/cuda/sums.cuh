@@ -1,0 +1,62 @@
+// Sums of rows, which the kernels of a combine share.
+#pragma once
+
+#include "base/numeric.hpp"
+#include "moe/cuda/rows.cuh"
+
+namespace unisono::moe::gpu {
+
+// The rows that a warp sums, in order.
+struct Rows {
+  const byte* at[kMostTopK];
+  float weights[kMostTopK];
+};
+
+// Returns the weights of rows of tokens of that source, or null.
+__device__ inline const float* weights_of(const Work& work, const Combine& combine, int source) {
+  if (combine.weights || !work.dims.expert_major()) return combine.weights;
+  return table<std::uint32_t>(work, work.space.weighted)[source] ? table<float>(work, work.space.weights)
+                                                                 : nullptr;
+}
+
+// A sum that begins with -0, to which adding a number gives that number.
+template <class T, int kEach>
+struct Sum {
+  using Vector = Pack<T, kEach>;
+
+  __device__ Sum() {
+#pragma unroll
+    for (float& value : values) value = -0.0f;
+  }
+  __device__ void add(const Vector& vector) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) values[e] += Wide<T>::from(vector.get(e));
+  }
+  __device__ void add(const Vector& vector, float weight) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) values[e] += weight * Wide<T>::from(vector.get(e));
+  }
+  __device__ Vector rounded() const {
+    Vector vector;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) vector.set(e, Wide<T>::to(values[e]));
+    return vector;
+  }
+
+  float values[kEach];
+};
+
+// Lists the rows of pairs, one in each lane that has one. Returns how many there are. A warp calls it.
+__device__ inline int list_rows(const Combine& combine, const float* weights, Rows& rows, std::int32_t row) {
+  const unsigned all = __ballot_sync(kAllLanes, row != kNone);
+  __syncwarp();
+  if (row != kNone) {
+    const int place = __popc(all & ((1u << lane()) - 1));
+    rows.at[place] = combine.y + static_cast<std::size_t>(row) * combine.bytes;
+    rows.weights[place] = weights ? weights[row] : 1.0f;
+  }
+  __syncwarp();
+  return __popc(all);
+}
+
+}  // namespace unisono::moe::gpu
