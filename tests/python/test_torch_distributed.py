@@ -20,7 +20,7 @@ PROGRAMS = Path(__file__).parents[1] / "support" / "torch_backend_programs.py"
 
 
 def play(n: int, program: str, folder: Path, **options: Any) -> ranks.Outcome:
-    return ranks.play(n, f"torch_backend_programs:{program}", str(folder / "store"), timeout_s=200, **options)
+    return ranks.play(n, f"torch_backend_programs:{program}", str(folder / "store"), timeout_s=100, **options)
 
 
 @pytest.mark.parametrize("n", (1, 2, 3, 4))
