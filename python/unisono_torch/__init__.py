@@ -1,7 +1,7 @@
-"""Tells PyTorch the name `unisono`: its entry points, which `import torch` runs, and which import nothing else.
+"""Tells PyTorch the name `unisono`, and imports nothing else.
 
-torch runs those of `torch.backends` within `import torch`, and from 2.14 on those of `torch.distributed.backends`
-when the name is used.
+torch runs the entry point of `torch.backends` within `import torch`. From 2.14 on it runs the one of
+`torch.distributed.backends` when the name is used.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def register() -> None:
 
         if "UNISONO" not in Backend._plugins:
             Backend.register_backend("unisono", _create, extended_api=True, devices=["cpu", "cuda"])
-    except Exception:  # noqa: BLE001 - `import torch` goes on without it
+    except Exception:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +59,15 @@ def test_wrong_calls(tmp_path: Path) -> None:
 
 
 def test_torchrun() -> None:
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PROGRAMS)]
+    argv = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(PROGRAMS),
+    ]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert ended.stdout.count("sum of unisono 2") == 2, ended
 
@@ -69,6 +76,13 @@ def test_says_what_carries_a_group(tmp_path: Path) -> None:
     said = play(2, "coalesced", tmp_path, env={"UNISONO_LOG": "1"}).ended.output
     assert said.count("of 2 ranks: shared memory carries it.") == 1
     assert said.count("send goes to gloo: tags.") == 1
+
+
+def test_several_machines(tmp_path: Path) -> None:
+    """Gloo carries all of a group whose ranks do not share memory."""
+    outcome = play(2, "coalesced", tmp_path, env={"UNISONO_LOG": "1"}, nodes=2)
+    outcome.results()
+    assert "gloo carries it, since its ranks are on several machines." in outcome.ended.output
 
 
 def test_without_a_compiler(tmp_path: Path) -> None:

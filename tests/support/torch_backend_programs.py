@@ -29,7 +29,11 @@ def world(store: str, seconds: float = 60) -> Iterator[tuple[int, int]]:
     torch.set_num_threads(1)
     rank, size = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
     dist.init_process_group(
-        "unisono", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
+        "unisono",
+        store=dist.FileStore(store, size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=seconds),
     )
     try:
         yield rank, size
@@ -59,8 +63,10 @@ def same(mine: torch.Tensor, theirs: torch.Tensor, *what: object) -> None:
 
 
 class Both:
-    """Makes a call of both backends, on copies of the same tensors, and compares what it has written. Types that
-    gloo does not move are bytes there."""
+    """Makes a call of both backends, on copies of the same tensors, and compares what it has written.
+
+    Types that gloo does not move are bytes there.
+    """
 
     def __init__(self, size: int) -> None:
         self.peer = dist.new_group(list(range(size)), backend="gloo")
@@ -97,16 +103,36 @@ def moves(store: str) -> None:
                 both("broadcast", lambda x, root=root, **o: dist.broadcast(x, root, **o), again(mine))
                 both("all_gather", lambda x, *y, **o: dist.all_gather(list(y), x, **o), again(mine), *blank)
                 gathered = torch.zeros((size * shape[0], *shape[1:]), dtype=dtype)
-                both("all_gather_into_tensor", lambda x, y, **o: dist.all_gather_into_tensor(y, x, **o), again(mine),
-                     gathered)
+                both(
+                    "all_gather_into_tensor",
+                    lambda x, y, **o: dist.all_gather_into_tensor(y, x, **o),
+                    again(mine),
+                    gathered,
+                )
                 alone = rank == root
-                both("gather", lambda x, *y, root=root, alone=alone, **o: dist.gather(
-                    x, list(y) if alone else None, root, **o), again(mine), *blank)
+                both(
+                    "gather",
+                    lambda x, *y, root=root, alone=alone, **o: dist.gather(
+                        x, list(y) if alone else None, root, **o
+                    ),
+                    again(mine),
+                    *blank,
+                )
                 parts = [data(shape, dtype, rank, number, r) for r in range(size)]
-                both("scatter", lambda y, *x, root=root, alone=alone, **o: dist.scatter(
-                    y, list(x) if alone else None, root, **o), again(mine), *parts)
-                both("all_to_all_single", lambda x, y, **o: dist.all_to_all_single(y, x, **o), torch.cat(parts),
-                     torch.zeros_like(gathered))
+                both(
+                    "scatter",
+                    lambda y, *x, root=root, alone=alone, **o: dist.scatter(
+                        y, list(x) if alone else None, root, **o
+                    ),
+                    again(mine),
+                    *parts,
+                )
+                both(
+                    "all_to_all_single",
+                    lambda x, y, **o: dist.all_to_all_single(y, x, **o),
+                    torch.cat(parts),
+                    torch.zeros_like(gathered),
+                )
                 check_strided(mine, size, root)
         uneven(both, rank, size)
 
@@ -183,7 +209,11 @@ def own_reductions(both: Both, rank: int, size: int) -> None:
     strided = torch.stack([everyone[rank], everyone[rank]], 1)
     dist.all_reduce(strided[:, 0])
     same(strided, torch.stack([everyone.sum(0), everyone[rank]], 1), "strided")
-    both("all_reduce", lambda x, **o: dist.all_reduce(x, dist.ReduceOp.BXOR, **o), data((9,), torch.int32, rank))
+    both(
+        "all_reduce",
+        lambda x, **o: dist.all_reduce(x, dist.ReduceOp.BXOR, **o),
+        data((9,), torch.int32, rank),
+    )
     tensors = [data((n,), torch.float32, rank, n) for n in (3, 0, 70)]
     theirs = [t.clone() for t in tensors]
     dist.all_reduce_coalesced(tensors)
@@ -221,8 +251,10 @@ def coalesced(store: str) -> None:
         dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank * 1000})
         assert [one["rank"] for one in objects] == list(range(size))
         future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
-        assert torch.equal(future.wait()[0] if isinstance(future.wait(), list) else future.wait(),
-                           torch.full((3,), float(size)))
+        assert torch.equal(
+            future.wait()[0] if isinstance(future.wait(), list) else future.wait(),
+            torch.full((3,), float(size)),
+        )
         works = [dist.all_reduce(torch.full((1000,), float(i)), async_op=True) for i in range(50)]
         last = torch.ones(3)
         dist.all_reduce(last)  # behind those
@@ -284,10 +316,14 @@ def groups(store: str) -> None:
 
 def model() -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 33), nn.BatchNorm1d(33), nn.Linear(33, 5))
+    return nn.Sequential(
+        nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 33), nn.BatchNorm1d(33), nn.Linear(33, 5)
+    )
 
 
-def train(steps: int, wrapped: nn.Module, rank: int, after: Callable[[int], None] = lambda step: None) -> list[float]:
+def train(
+    steps: int, wrapped: nn.Module, rank: int, after: Callable[[int], None] = lambda step: None
+) -> list[float]:
     """Returns the losses of some steps of SGD on this rank's data."""
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
     losses = []
@@ -372,7 +408,9 @@ def left_open(store: str) -> None:
     rank, size = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
     dist.init_process_group("unisono", store=dist.FileStore(store, size), rank=rank, world_size=size)
     dist.all_reduce(torch.ones(5), async_op=True).wait()
-    loader = torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    loader = torch.utils.data.DataLoader(
+        Numbers(), batch_size=2, num_workers=2, multiprocessing_context="fork"
+    )
     for _ in range(2):
         x = sum(batch.sum() for batch in loader)
         dist.all_reduce(x, async_op=True).wait()
@@ -397,7 +435,9 @@ def misuse(store: str) -> list[str]:
         for call in (
             lambda: dist.all_gather_into_tensor(torch.zeros(size * 3 + 1), torch.zeros(3)),
             lambda: dist.reduce_scatter_tensor(torch.zeros(3), torch.zeros(size * 3 + 1)),
-            lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(size), [1] * (size + 1), [1] * size),
+            lambda: dist.all_to_all_single(
+                torch.zeros(size), torch.zeros(size), [1] * (size + 1), [1] * size
+            ),
         ):
             try:
                 call()

@@ -16,8 +16,8 @@ from torch.testing._internal.common_distributed import DistTestCases
 for feature in ("plugin", "ddp", "subgroup"):
     DistTestCases.backend_feature[feature].add(os.environ["BACKEND"])
 
-from torch.testing._internal.common_utils import run_tests
-from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+from torch.testing._internal.common_utils import run_tests  # noqa: E402 - after the features
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend  # noqa: E402
 
 
 class TestDistributed(TestDistBackend, DistributedTest._DistTestBase):

@@ -1,6 +1,6 @@
 """The torch.distributed backend: `torch.distributed.init_process_group("unisono")`.
 
-An installed Unisono has told PyTorch the name. `register` does so for a PyTorch that looks up no entry points.
+An installed Unisono has told PyTorch the name. `register` does so where PyTorch looks up no entry points.
 """
 
 from __future__ import annotations
@@ -8,13 +8,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from unisono_torch import register
 
 from ...errors import UsageError
-
 from .build import load
 
 __all__ = ["create", "register"]

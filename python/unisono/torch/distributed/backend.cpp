@@ -1,13 +1,13 @@
-// The torch.distributed backend `unisono`: c10d's collectives by a Communicator, and by an inner gloo what it lacks.
-// Every route is chosen from values that are equal on all ranks. Contiguity is not one: copies are local.
+// The torch.distributed backend `unisono`: c10d's collectives by a Communicator, and by an inner gloo what it
+// lacks. Every route is chosen from values that are equal on all ranks. Contiguity is not one: copies are
+// local.
 #include <ATen/ATen.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <numeric>
+#include <limits>
 #include <optional>
-#include <span>
 
 #include "backend.hpp"
 
@@ -66,7 +66,8 @@ std::optional<unisono::Op> op_of(const ReduceOp& op) {
   }
 }
 
-// Returns nothing if the reduction is gloo's. Bools are bytes 0 and 1: a sum is their max, a product their min.
+// Returns nothing if the reduction is gloo's. Bools are bytes 0 and 1: a sum is their max, a product their
+// min.
 std::optional<Sum> sum_of(const at::Tensor& tensor, const ReduceOp& with) {
   using unisono::Op;
   const std::optional<Op> op = op_of(with);
@@ -142,6 +143,8 @@ void unpack(const at::Tensor& flat, const Tensors& to) {
     to[i].copy_(flat.narrow(0, static_cast<int64_t>(i) * to[i].numel(), to[i].numel()).view(to[i].sizes()));
 }
 
+constexpr std::ptrdiff_t kNowhere = std::numeric_limits<std::ptrdiff_t>::max();
+
 // Returns the input, or a copy if it overlaps the output other than at `place`, where a call in place has it.
 at::Tensor apart(const at::Tensor& input, const at::Tensor& output, std::ptrdiff_t place) {
   const at::Tensor in = packed(input);
@@ -154,7 +157,8 @@ at::Tensor apart(const at::Tensor& input, const at::Tensor& output, std::ptrdiff
 Call bytes(const void* in, void* out, std::size_t count, int root = 0) {
   return {.in = in, .out = out, .count = count, .dtype = DType::u8, .root = root};
 }
-Call sums(const void* in, void* out, const at::Tensor& tensor, std::size_t parts, const Sum& sum, int root = 0) {
+Call sums(const void* in, void* out, const at::Tensor& tensor, std::size_t parts, const Sum& sum,
+          int root = 0) {
   return {.in = in,
           .out = out,
           .count = tensor.nbytes() / parts / unisono::size_of(sum.dtype),
@@ -171,7 +175,8 @@ class Backend final : public c10d::Backend {
           Ptr<c10d::Backend> gloo)
       : c10d::Backend(rank, size), group_(std::move(group)), gloo_(std::move(gloo)), log_(asked_to_log()) {
     init();
-    options_ = c10::make_intrusive<Options>("unisono", std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1e3)));
+    options_ = c10::make_intrusive<Options>("unisono",
+                                            std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1e3)));
     const auto bootstrap = std::make_shared<StoreBootstrap>(store, rank, size);
     Communicator::Options options;
     options.timeout_s = timeout_s;
@@ -180,12 +185,15 @@ class Backend final : public c10d::Backend {
       communicator_ = std::make_unique<Communicator>(bootstrap, options);
     } catch (const SeveralNodes&) {  // on every rank
     }
-    say(communicator_ ? "shared memory carries it." : "gloo carries it, since its ranks are on several machines.");
+    say(communicator_ ? "shared memory carries it."
+                      : "gloo carries it, since its ranks are on several machines.");
   }
 
   ~Backend() override {
     if (process_ == ::getpid()) {
-      shutdown();
+      try {
+        shutdown();
+      } catch (const std::exception& error) { say(std::string("its end failed: ") + error.what()); }
       return;
     }
     static_cast<void>(calls_.release());  // a forked child has neither the thread nor the locks
@@ -200,8 +208,10 @@ class Backend final : public c10d::Backend {
   c10d::ErrorType getError() override {
     try {
       if (communicator_) communicator_->raise_if_failed();
-    } catch (const unisono::TimeoutError&) { return c10d::ErrorType::TIMEOUT;
-    } catch (const unisono::PeerLostError&) { return c10d::ErrorType::REMOTE_ERROR;
+    } catch (const unisono::TimeoutError&) {
+      return c10d::ErrorType::TIMEOUT;
+    } catch (const unisono::PeerLostError&) {
+      return c10d::ErrorType::REMOTE_ERROR;
     } catch (const unisono::Error&) { return c10d::ErrorType::COMM_ERROR; }
     return c10d::ErrorType::SUCCESS;
   }
@@ -211,7 +221,8 @@ class Backend final : public c10d::Backend {
     return reduce_all(tensors, opts, OpType::ALLREDUCE, "unisono:all_reduce",
                       [&] { return gloo_->allreduce(tensors, opts); });
   }
-  Ptr<c10d::Work> allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override {
+  Ptr<c10d::Work> allreduce_coalesced(Tensors& tensors,
+                                      const c10d::AllreduceCoalescedOptions& opts) override {
     return reduce_all(tensors, opts, OpType::ALLREDUCE_COALESCED, "unisono:all_reduce",
                       [&] { return gloo_->allreduce_coalesced(tensors, opts); });
   }
@@ -224,11 +235,12 @@ class Backend final : public c10d::Backend {
     const at::Tensor& tensor = one(tensors, "broadcast");
     if (!here(tensors, "broadcast")) return gloo_->broadcast(tensors, opts);
     const int root = root_of(opts.rootRank);
-    return begin(OpType::BROADCAST, "unisono:broadcast", opts.asyncOp, tensors, tensors, [this, tensor, root] {
-      const Written out(tensor, rank_ == root);
-      communicator_->broadcast(bytes(out.data(), out.data(), tensor.nbytes(), root));
-      if (rank_ != root) out.done();
-    });
+    return begin(OpType::BROADCAST, "unisono:broadcast", opts.asyncOp, tensors, tensors,
+                 [this, tensor, root] {
+                   const Written out(tensor, rank_ == root);
+                   communicator_->broadcast(bytes(out.data(), out.data(), tensor.nbytes(), root));
+                   if (rank_ != root) out.done();
+                 });
   }
 
   Ptr<c10d::Work> reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
@@ -240,7 +252,8 @@ class Backend final : public c10d::Backend {
                  [this, tensor, sum, root] { reduce_to(tensor, tensor, sum, root); });
   }
 
-  Ptr<c10d::Work> allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
+  Ptr<c10d::Work> allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                            const c10d::AllgatherOptions& opts) override {
     const at::Tensor& in = one(inputs, "all_gather");
     const Tensors& outs = one(outputs, ranks(), "all_gather");
     if (!here(inputs, "all_gather")) return gloo_->allgather(outputs, inputs, opts);
@@ -252,11 +265,13 @@ class Backend final : public c10d::Backend {
                                       const c10d::AllgatherOptions& opts) override {
     if (!here(inputs, "all_gather")) return gloo_->allgather_coalesced(outputs, inputs, opts);
     // outputs[r][i] is what rank r gives as inputs[i]
-    TORCH_CHECK(outputs.size() == ranks(), "unisono: all_gather needs ", ranks(), " lists, not ", outputs.size(), ".");
+    TORCH_CHECK(outputs.size() == ranks(), "unisono: all_gather needs ", ranks(), " lists, not ",
+                outputs.size(), ".");
     std::vector<Tensors> of_inputs(inputs.size());
     Tensors all;
     for (const Tensors& list : outputs) {
-      TORCH_CHECK(list.size() == inputs.size(), "unisono: all_gather needs lists as long as that of the inputs.");
+      TORCH_CHECK(list.size() == inputs.size(),
+                  "unisono: all_gather needs lists as long as that of the inputs.");
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         check_alike(list[i], inputs[i], 1, "all_gather");
         of_inputs[i].push_back(list[i]);
@@ -268,7 +283,8 @@ class Backend final : public c10d::Backend {
                    for (std::size_t i = 0; i < inputs.size(); ++i) gather_lists(inputs[i], of_inputs[i]);
                  });
   }
-  Ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override {
+  Ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                  const c10d::AllgatherOptions& opts) override {
     Tensors outputs{output}, inputs{input};
     if (!here(inputs, "all_gather")) return gloo_->_allgather_base(output, input, opts);
     return gather_tensors(outputs, inputs, opts.asyncOp, OpType::_ALLGATHER_BASE);
@@ -279,7 +295,8 @@ class Backend final : public c10d::Backend {
     return gather_tensors(outputs, inputs, opts.asyncOp, OpType::COALESCED);
   }
 
-  Ptr<c10d::Work> gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override {
+  Ptr<c10d::Work> gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                         const c10d::GatherOptions& opts) override {
     const at::Tensor& in = one(inputs, "gather");
     if (!here(inputs, "gather")) return gloo_->gather(outputs, inputs, opts);
     const int root = root_of(opts.rootRank);
@@ -289,11 +306,13 @@ class Backend final : public c10d::Backend {
     return begin(OpType::GATHER, "unisono:gather", opts.asyncOp, inputs, outs, [this, in, outs, root] {
       const at::Tensor from = packed(in);
       const at::Tensor flat = rank_ == root ? flat_for(outs) : at::Tensor();
-      communicator_->gather(bytes(from.const_data_ptr(), rank_ == root ? flat.data_ptr() : nullptr, in.nbytes(), root));
+      communicator_->gather(
+          bytes(from.const_data_ptr(), rank_ == root ? flat.data_ptr() : nullptr, in.nbytes(), root));
       if (rank_ == root) unpack(flat, outs);
     });
   }
-  Ptr<c10d::Work> scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override {
+  Ptr<c10d::Work> scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                          const c10d::ScatterOptions& opts) override {
     const at::Tensor& out = one(outputs, "scatter");
     if (!here(outputs, "scatter")) return gloo_->scatter(outputs, inputs, opts);
     const int root = root_of(opts.rootRank);
@@ -313,21 +332,26 @@ class Backend final : public c10d::Backend {
                                  const c10d::ReduceScatterOptions& opts) override {
     const at::Tensor& out = one(outputs, "reduce_scatter");
     const Tensors& ins = one(inputs, ranks(), "reduce_scatter");
-    if (!reduces_here(outputs, opts.reduceOp, "reduce_scatter")) return gloo_->reduce_scatter(outputs, inputs, opts);
+    if (!reduces_here(outputs, opts.reduceOp, "reduce_scatter"))
+      return gloo_->reduce_scatter(outputs, inputs, opts);
     check_alike(out, ins[static_cast<std::size_t>(rank_)], 1, "reduce_scatter");
     for (const at::Tensor& in : ins)
-      TORCH_CHECK(in.scalar_type() == out.scalar_type(), "unisono: reduce_scatter: tensors must be of one type.");
+      TORCH_CHECK(in.scalar_type() == out.scalar_type(),
+                  "unisono: reduce_scatter: tensors must be of one type.");
     const Sum sum = *sum_of(out, opts.reduceOp);
-    return begin(OpType::REDUCE_SCATTER, "unisono:reduce_scatter", opts.asyncOp, ins, outputs, [this, out, ins, sum] {
-      const bool even = std::all_of(ins.begin(), ins.end(), [&](auto& in) { return in.numel() == ins[0].numel(); });
-      if (even) return scatter_sums(out, flat_of(ins), sum);
-      for (int r = 0; r < size_; ++r) reduce_to(ins[static_cast<std::size_t>(r)], out, sum, r);
-    });
+    return begin(
+        OpType::REDUCE_SCATTER, "unisono:reduce_scatter", opts.asyncOp, ins, outputs, [this, out, ins, sum] {
+          const bool even =
+              std::all_of(ins.begin(), ins.end(), [&](auto& in) { return in.numel() == ins[0].numel(); });
+          if (even) return scatter_sums(out, flat_of(ins), sum);
+          for (int r = 0; r < size_; ++r) reduce_to(ins[static_cast<std::size_t>(r)], out, sum, r);
+        });
   }
   Ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                        const c10d::ReduceScatterOptions& opts) override {
     const Tensors outputs{output}, inputs{input};
-    if (!reduces_here(inputs, opts.reduceOp, "reduce_scatter")) return gloo_->_reduce_scatter_base(output, input, opts);
+    if (!reduces_here(inputs, opts.reduceOp, "reduce_scatter"))
+      return gloo_->_reduce_scatter_base(output, input, opts);
     return scatter_tensors(outputs, inputs, opts, OpType::_REDUCE_SCATTER_BASE);
   }
   Ptr<c10d::Work> reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -338,47 +362,53 @@ class Backend final : public c10d::Backend {
   }
 
   Ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override {
-    if (!here({input}, "all_to_all")) return gloo_->alltoall_base(output, input, output_splits, input_splits, opts);
-    TORCH_CHECK(output.scalar_type() == input.scalar_type(), "unisono: all_to_all: tensors must be of one type.");
+                                std::vector<int64_t>& input_splits,
+                                const c10d::AllToAllOptions& opts) override {
+    if (!here({input}, "all_to_all"))
+      return gloo_->alltoall_base(output, input, output_splits, input_splits, opts);
+    TORCH_CHECK(output.scalar_type() == input.scalar_type(),
+                "unisono: all_to_all: tensors must be of one type.");
     // A rank may give equal splits where another gives none: both are all_to_all_v.
-    const std::vector<std::size_t> sends = parts(input, input_splits), receives = parts(output, output_splits);
+    const std::vector<std::size_t> sends = parts(input, input_splits),
+                                   receives = parts(output, output_splits);
     return begin(OpType::ALLTOALL_BASE, "unisono:all_to_all", opts.asyncOp, Tensors{input}, {output},
                  [this, output, input, sends, receives] {
                    const Written to(output);
-                   const at::Tensor from = apart(input, to.at(), -1);
+                   const at::Tensor from = apart(input, to.at(), kNowhere);
                    communicator_->all_to_all_v(bytes(from.const_data_ptr(), to.data(), 0), sends, receives);
                    to.done();
                  });
   }
   Ptr<c10d::Work> alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
     if (!here(inputs, "all_to_all")) return gloo_->alltoall(outputs, inputs, opts);
-    TORCH_CHECK(outputs.size() == ranks() && inputs.size() == ranks(), "unisono: all_to_all needs lists of ", ranks(),
-                " tensors.");
-    return begin(OpType::ALLTOALL, "unisono:all_to_all", opts.asyncOp, inputs, outputs, [this, outputs, inputs] {
-      Tensors from;  // which live until the call has ended
-      std::vector<Written> to;
-      std::vector<unisono::Outgoing> sends;
-      std::vector<unisono::Incoming> receives;
-      to.reserve(ranks());
-      char empty = 0;  // a place for messages of no bytes
-      for (int r = 0; r < size_; ++r) {
-        const auto i = static_cast<std::size_t>(r);
-        from.push_back(packed(inputs[i]));
-        for (const at::Tensor& out : outputs) from.back() = apart(from.back(), out, -1);
-        to.emplace_back(outputs[i]);
-        const void* in = from.back().const_data_ptr();
-        sends.push_back({in ? in : &empty, from.back().nbytes(), r});
-        receives.push_back({to.back().data() ? to.back().data() : &empty, outputs[i].nbytes(), r});
-      }
-      communicator_->batch_send_recv({.dtype = DType::u8}, sends, receives);
-      for (const Written& out : to) out.done();
-    });
+    TORCH_CHECK(outputs.size() == ranks() && inputs.size() == ranks(), "unisono: all_to_all needs lists of ",
+                ranks(), " tensors.");
+    return begin(
+        OpType::ALLTOALL, "unisono:all_to_all", opts.asyncOp, inputs, outputs, [this, outputs, inputs] {
+          Tensors from;  // which live until the call has ended
+          std::vector<Written> to;
+          std::vector<unisono::Outgoing> sends;
+          std::vector<unisono::Incoming> receives;
+          to.reserve(ranks());
+          char empty = 0;  // a place for messages of no bytes
+          for (int r = 0; r < size_; ++r) {
+            const auto i = static_cast<std::size_t>(r);
+            from.push_back(packed(inputs[i]));
+            for (const at::Tensor& out : outputs) from.back() = apart(from.back(), out, kNowhere);
+            to.emplace_back(outputs[i]);
+            const void* in = from.back().const_data_ptr();
+            sends.push_back({in ? in : &empty, from.back().nbytes(), r});
+            receives.push_back({to.back().data() ? to.back().data() : &empty, outputs[i].nbytes(), r});
+          }
+          communicator_->batch_send_recv({.dtype = DType::u8}, sends, receives);
+          for (const Written& out : to) out.done();
+        });
   }
 
   Ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override {
     if (!communicator_) return gloo_->barrier(opts);
-    return begin(OpType::BARRIER, "unisono:barrier", opts.asyncOp, std::nullopt, {}, [this] { communicator_->barrier(); });
+    return begin(OpType::BARRIER, "unisono:barrier", opts.asyncOp, std::nullopt, {},
+                 [this] { communicator_->barrier(); });
   }
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all) override {
     gloo_->monitoredBarrier(opts, wait_all);
@@ -403,7 +433,8 @@ class Backend final : public c10d::Backend {
   }
   void shutdown() override {
     if (!communicator_ || process_ != ::getpid()) return;
-    calls_->end([this] { communicator_->abort("its process group has been shut down in the middle of a call"); });
+    calls_->end(
+        [this] { communicator_->abort("its process group has been shut down in the middle of a call"); });
     communicator_->close();
     gloo_->shutdown();
   }
@@ -417,7 +448,8 @@ class Backend final : public c10d::Backend {
   std::size_t ranks() const { return static_cast<std::size_t>(size_); }
 
   void say(const std::string& what) const {
-    if (log_ && rank_ == 0) std::fprintf(stderr, "unisono: group %s of %d ranks: %s\n", group_.c_str(), size_, what.c_str());
+    if (log_ && rank_ == 0)
+      std::fprintf(stderr, "unisono: group %s of %d ranks: %s\n", group_.c_str(), size_, what.c_str());
   }
   // Says once why calls go to gloo.
   void to_gloo(const char* what, const std::string& why) {
@@ -443,7 +475,8 @@ class Backend final : public c10d::Backend {
   }
 
   int root_of(int64_t root) const {
-    TORCH_CHECK(root >= 0 && root < size_, "unisono: root ", root, " is not a rank: there are ", size_, " ranks.");
+    TORCH_CHECK(root >= 0 && root < size_, "unisono: root ", root, " is not a rank: there are ", size_,
+                " ranks.");
     return static_cast<int>(root);
   }
 
@@ -459,8 +492,8 @@ class Backend final : public c10d::Backend {
   }
 
   template <class Body>
-  Ptr<c10d::Work> begin(OpType type, const char* title, bool async, const std::optional<Tensors>& inputs, Tensors outputs,
-                        Body&& body) {
+  Ptr<c10d::Work> begin(OpType type, const char* title, bool async, const std::optional<Tensors>& inputs,
+                        Tensors outputs, Body&& body) {
     auto work = c10::make_intrusive<CallWork>(rank_, type, title, inputs, std::move(outputs), ++calls_made_,
                                               std::forward<Body>(body));
     calls_->add(work, !async);
@@ -468,7 +501,8 @@ class Backend final : public c10d::Backend {
   }
 
   template <class Opts, class Gloo>
-  Ptr<c10d::Work> reduce_all(const Tensors& tensors, const Opts& opts, OpType type, const char* title, Gloo&& gloo) {
+  Ptr<c10d::Work> reduce_all(const Tensors& tensors, const Opts& opts, OpType type, const char* title,
+                             Gloo&& gloo) {
     if (!reduces_here(tensors, opts.reduceOp, "all_reduce")) return gloo();
     return begin(type, title, opts.asyncOp, tensors, tensors, [this, tensors, op = opts.reduceOp] {
       for (const at::Tensor& tensor : tensors) {
@@ -494,7 +528,8 @@ class Backend final : public c10d::Backend {
     const at::Tensor from = packed(in);
     void* to = flat.data_ptr();
     const auto* at = static_cast<const char*>(from.const_data_ptr());
-    const bool inside = direct && at + in.nbytes() > to && at < static_cast<char*>(to) + in.nbytes() * ranks();
+    const bool inside =
+        direct && at + in.nbytes() > to && at < static_cast<char*>(to) + in.nbytes() * ranks();
     const at::Tensor source = inside ? from.clone() : from;
     communicator_->all_gather(bytes(source.const_data_ptr(), to, in.nbytes()));
     if (!direct) unpack(flat, outs);
@@ -505,7 +540,8 @@ class Backend final : public c10d::Backend {
     return begin(type, "unisono:all_gather", async, inputs, outputs, [this, outputs, inputs] {
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         const Written to(outputs[i]);
-        const at::Tensor from = apart(inputs[i], to.at(), static_cast<std::ptrdiff_t>(inputs[i].nbytes()) * rank_);
+        const at::Tensor from =
+            apart(inputs[i], to.at(), static_cast<std::ptrdiff_t>(inputs[i].nbytes()) * rank_);
         communicator_->all_gather(bytes(from.const_data_ptr(), to.data(), from.nbytes()));
         to.done();
       }
@@ -517,10 +553,11 @@ class Backend final : public c10d::Backend {
     communicator_->reduce_scatter(sums(from.const_data_ptr(), to.data(), from, ranks(), sum));
     to.done();
   }
-  Ptr<c10d::Work> scatter_tensors(const Tensors& outputs, const Tensors& inputs, const c10d::ReduceScatterOptions& opts,
-                                  OpType type) {
+  Ptr<c10d::Work> scatter_tensors(const Tensors& outputs, const Tensors& inputs,
+                                  const c10d::ReduceScatterOptions& opts, OpType type) {
     TORCH_CHECK(outputs.size() == inputs.size(), "unisono: reduce_scatter needs as many outputs as inputs.");
-    for (std::size_t i = 0; i < inputs.size(); ++i) check_alike(inputs[i], outputs[i], size_, "reduce_scatter");
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      check_alike(inputs[i], outputs[i], size_, "reduce_scatter");
     return begin(type, "unisono:reduce_scatter", opts.asyncOp, inputs, outputs,
                  [this, outputs, inputs, op = opts.reduceOp] {
                    for (std::size_t i = 0; i < inputs.size(); ++i)

@@ -42,12 +42,14 @@ def load() -> Any:
     try:
         loader.exec_module(module)
     except ImportError as error:
-        raise ResourceError(f"the adapter for torch does not load ({error}): delete {path.parent}.") from error
+        raise ResourceError(
+            f"the adapter for torch does not load ({error}): delete {path.parent}."
+        ) from error
     return module
 
 
 def built() -> Path:
-    """Returns the path of the adapter, built now if it is not there. Processes wait for the one that builds it."""
+    """Returns the path of the adapter. Builds it if it is not there, while other processes wait."""
     of_user = cache()
     if not of_user:
         raise ResourceError("there is no folder for the adapter for torch: set XDG_CACHE_HOME to one.")
@@ -76,7 +78,7 @@ def key() -> str:
 
 
 def package() -> Path:
-    """Returns the folder of the installed package, with its headers and the library that Python has loaded."""
+    """Returns the folder of the installed package, with headers and the library that Python has loaded."""
     return Path(_core.__file__).parent
 
 
@@ -90,7 +92,11 @@ def build(work: Path) -> Path:
         )
     of_torch = Path(torch.__file__).parent
     library = next((package() / "lib").glob("libunisono.so.*"))
-    headers = [of_torch / "include", of_torch / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    headers = [
+        of_torch / "include",
+        of_torch / "include/torch/csrc/api/include",
+        sysconfig.get_paths()["include"],
+    ]
     compile_one = [
         *compiler.split(),
         *"-std=c++20 -O2 -fPIC -fvisibility=hidden -w".split(),
@@ -111,13 +117,16 @@ def build(work: Path) -> Path:
 def run_all(commands: list[list[str]]) -> None:
     """Runs commands side by side. Raises ResourceError with the first error of one that fails."""
     running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for command in commands
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for command in commands
     ]
     texts = [process.communicate()[0] for process in running]
     for process, text in zip(running, texts, strict=True):
         if process.returncode:
-            lines = [line for line in text.splitlines() if "error" in line] or text.splitlines() or ["no message"]
+            lines = (
+                [line for line in text.splitlines() if "error" in line] or text.splitlines() or ["no message"]
+            )
             raise ResourceError(
-                f"the backend unisono of torch.distributed does not compile ({lines[0].strip()}): install a g++ of "
-                f"version 11 or newer and the headers of Python, or report it for torch {torch.__version__}."
+                f"the backend unisono of torch.distributed does not compile ({lines[0].strip()}): install "
+                f"g++ 11 or newer and the headers of Python, or report it for torch {torch.__version__}."
             )

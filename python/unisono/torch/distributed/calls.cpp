@@ -30,7 +30,7 @@ std::vector<std::string> StoreBootstrap::all_gather(const std::string& data) {
 void CallWork::run() noexcept {
   std::exception_ptr error;
   try {
-    const at::NoGradGuard no_grad;
+    const c10::InferenceMode no_grad;  // outputs may be tensors of that mode
     body_();
   } catch (const unisono::Error& why) {
     error = error_of(std::string("unisono: ") + why.what());
@@ -63,7 +63,8 @@ Ptr<c10::ivalue::Future> CallWork::getFuture() {
 
 void Calls::add(const Ptr<CallWork>& work, bool inline_allowed) {
   if (process_ != ::getpid())
-    std::rethrow_exception(error_of("unisono: this process was forked from a rank: make the call in the rank."));
+    std::rethrow_exception(
+        error_of("unisono: this process was forked from a rank: make the call in the rank."));
   std::unique_lock lock(mutex_);
   if (ends_) std::rethrow_exception(error_of("unisono: the process group has been shut down."));
   if (inline_allowed && !running_ && waiting_.empty()) {
