@@ -90,51 +90,49 @@ def again(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def moves(store: str) -> None:
+def moves(both: Both, rank: int, size: int) -> None:
     """Every collective that moves data, of every type and shape, beside gloo."""
-    with world(store) as (rank, size):
-        both = Both(size)
-        for number, shape in enumerate(SIZES):
-            for dtype in (*FLOATS[:2], *INTEGERS[:2], *OTHERS):
-                strided = bool((number + dtype.itemsize) % 2) and dtype.itemsize > 1
-                mine = data(shape, dtype, rank, number, strided=strided)
-                root = number % size
-                blank = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
-                both("broadcast", lambda x, root=root, **o: dist.broadcast(x, root, **o), again(mine))
-                both("all_gather", lambda x, *y, **o: dist.all_gather(list(y), x, **o), again(mine), *blank)
-                gathered = torch.zeros((size * shape[0], *shape[1:]), dtype=dtype)
-                both(
-                    "all_gather_into_tensor",
-                    lambda x, y, **o: dist.all_gather_into_tensor(y, x, **o),
-                    again(mine),
-                    gathered,
-                )
-                alone = rank == root
-                both(
-                    "gather",
-                    lambda x, *y, root=root, alone=alone, **o: dist.gather(
-                        x, list(y) if alone else None, root, **o
-                    ),
-                    again(mine),
-                    *blank,
-                )
-                parts = [data(shape, dtype, rank, number, r) for r in range(size)]
-                both(
-                    "scatter",
-                    lambda y, *x, root=root, alone=alone, **o: dist.scatter(
-                        y, list(x) if alone else None, root, **o
-                    ),
-                    again(mine),
-                    *parts,
-                )
-                both(
-                    "all_to_all_single",
-                    lambda x, y, **o: dist.all_to_all_single(y, x, **o),
-                    torch.cat(parts),
-                    torch.zeros_like(gathered),
-                )
-                check_strided(mine, size, root)
-        uneven(both, rank, size)
+    for number, shape in enumerate(SIZES):
+        for dtype in (*FLOATS[:2], *INTEGERS[:2], *OTHERS):
+            strided = bool((number + dtype.itemsize) % 2) and dtype.itemsize > 1
+            mine = data(shape, dtype, rank, number, strided=strided)
+            root = number % size
+            blank = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
+            both("broadcast", lambda x, root=root, **o: dist.broadcast(x, root, **o), again(mine))
+            both("all_gather", lambda x, *y, **o: dist.all_gather(list(y), x, **o), again(mine), *blank)
+            gathered = torch.zeros((size * shape[0], *shape[1:]), dtype=dtype)
+            both(
+                "all_gather_into_tensor",
+                lambda x, y, **o: dist.all_gather_into_tensor(y, x, **o),
+                again(mine),
+                gathered,
+            )
+            alone = rank == root
+            both(
+                "gather",
+                lambda x, *y, root=root, alone=alone, **o: dist.gather(
+                    x, list(y) if alone else None, root, **o
+                ),
+                again(mine),
+                *blank,
+            )
+            parts = [data(shape, dtype, rank, number, r) for r in range(size)]
+            both(
+                "scatter",
+                lambda y, *x, root=root, alone=alone, **o: dist.scatter(
+                    y, list(x) if alone else None, root, **o
+                ),
+                again(mine),
+                *parts,
+            )
+            both(
+                "all_to_all_single",
+                lambda x, y, **o: dist.all_to_all_single(y, x, **o),
+                torch.cat(parts),
+                torch.zeros_like(gathered),
+            )
+            check_strided(mine, size, root)
+    uneven(both, rank, size)
 
 
 def check_strided(mine: torch.Tensor, size: int, root: int) -> None:
@@ -164,31 +162,29 @@ def uneven(both: Both, rank: int, size: int) -> None:
         same(torch.cat(outs), y, "all_to_all")
 
 
-def reductions(store: str) -> None:
+def reductions(both: Both, rank: int, size: int) -> None:
     """Every collective that combines, of every type and operation, beside gloo."""
-    with world(store) as (rank, size):
-        both = Both(size)
-        for number, shape in enumerate(SIZES):
-            for dtype in (*FLOATS, *INTEGERS):
-                for op in OPS:
-                    root = number % size
-                    mine = data(shape, dtype, rank, number)
-                    parts = [data(shape, dtype, rank, number, r) for r in range(size)]
-                    both("all_reduce", lambda x, op=op, **o: dist.all_reduce(x, op, **o), mine.clone())
-                    y = mine.clone()
-                    dist.reduce(y, root, op)
-                    theirs = mine.clone()
-                    dist.reduce(theirs, root, op, group=both.peer)
-                    same(y, theirs if rank == root else mine, "reduce")
-                    x, total = torch.stack(parts), torch.stack(parts)
-                    dist.all_reduce(total, op, group=both.peer)
-                    y = torch.zeros(shape, dtype=dtype)
-                    dist.reduce_scatter_tensor(y, x, op)
-                    same(y, total[rank], "reduce_scatter_tensor", op)
-                    y = torch.zeros(shape, dtype=dtype)
-                    dist.reduce_scatter(y, parts, op)
-                    same(y, total[rank], "reduce_scatter", op)
-        own_reductions(both, rank, size)
+    for number, shape in enumerate(SIZES):
+        for dtype in (*FLOATS, *INTEGERS):
+            for op in OPS:
+                root = number % size
+                mine = data(shape, dtype, rank, number)
+                parts = [data(shape, dtype, rank, number, r) for r in range(size)]
+                both("all_reduce", lambda x, op=op, **o: dist.all_reduce(x, op, **o), mine.clone())
+                y = mine.clone()
+                dist.reduce(y, root, op)
+                theirs = mine.clone()
+                dist.reduce(theirs, root, op, group=both.peer)
+                same(y, theirs if rank == root else mine, "reduce")
+                x, total = torch.stack(parts), torch.stack(parts)
+                dist.all_reduce(total, op, group=both.peer)
+                y = torch.zeros(shape, dtype=dtype)
+                dist.reduce_scatter_tensor(y, x, op)
+                same(y, total[rank], "reduce_scatter_tensor", op)
+                y = torch.zeros(shape, dtype=dtype)
+                dist.reduce_scatter(y, parts, op)
+                same(y, total[rank], "reduce_scatter", op)
+    own_reductions(both, rank, size)
 
 
 def own_reductions(both: Both, rank: int, size: int) -> None:
@@ -228,40 +224,38 @@ def own_reductions(both: Both, rank: int, size: int) -> None:
     same(y, sum(data((lengths[rank],), torch.float64, r, lengths[rank]) for r in range(size)), "uneven")
 
 
-def coalesced(store: str) -> None:
+def coalesced(rank: int, size: int) -> None:
     """The collectives that DTensor and torch.compile make, and calls in place."""
-    with world(store) as (rank, size):
-        group = dist.group.WORLD
-        ins = [data((n, 2), torch.float32, rank, n) for n in (1, 4, 0)]
-        outs = [torch.zeros(n * size, 2) for n in (1, 4, 0)]
-        group.allgather_into_tensor_coalesced(outs, ins).wait()
-        for n, out in zip((1, 4, 0), outs, strict=True):
-            same(out, torch.cat([data((n, 2), torch.float32, r, n) for r in range(size)]))
-        sums = [torch.zeros(n, 2) for n in (1, 4, 0)]
-        group.reduce_scatter_tensor_coalesced(sums, outs).wait()
-        for a, b in zip(sums, ins, strict=True):
-            same(a, b * size)
-        whole = torch.zeros(size, 5)
-        whole[rank] = rank + 1
-        dist.all_gather_into_tensor(whole, whole[rank])  # in place
-        same(whole, torch.arange(1.0, size + 1).repeat_interleave(5).view(size, 5))
-        dist.reduce_scatter_tensor(whole[rank], whole)
-        same(whole[rank], torch.full((5,), (rank + 1.0) * size))
-        objects: list[Any] = [None] * size
-        dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank * 1000})
-        assert [one["rank"] for one in objects] == list(range(size))
-        future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
-        assert torch.equal(
-            future.wait()[0] if isinstance(future.wait(), list) else future.wait(),
-            torch.full((3,), float(size)),
-        )
-        works = [dist.all_reduce(torch.full((1000,), float(i)), async_op=True) for i in range(50)]
-        last = torch.ones(3)
-        dist.all_reduce(last)  # behind those
-        assert all(work.is_completed() for work in works)
-        assert [work.result()[0][0].item() for work in works] == [float(i * size) for i in range(50)]
-        neighbours(rank, size)
-        dist.barrier()
+    group = dist.group.WORLD
+    ins = [data((n, 2), torch.float32, rank, n) for n in (1, 4, 0)]
+    outs = [torch.zeros(n * size, 2) for n in (1, 4, 0)]
+    group.allgather_into_tensor_coalesced(outs, ins).wait()
+    for n, out in zip((1, 4, 0), outs, strict=True):
+        same(out, torch.cat([data((n, 2), torch.float32, r, n) for r in range(size)]))
+    sums = [torch.zeros(n, 2) for n in (1, 4, 0)]
+    group.reduce_scatter_tensor_coalesced(sums, outs).wait()
+    for a, b in zip(sums, ins, strict=True):
+        same(a, b * size)
+    whole = torch.zeros(size, 5)
+    whole[rank] = rank + 1
+    dist.all_gather_into_tensor(whole, whole[rank])  # in place
+    same(whole, torch.arange(1.0, size + 1).repeat_interleave(5).view(size, 5))
+    dist.reduce_scatter_tensor(whole[rank], whole)
+    same(whole[rank], torch.full((5,), (rank + 1.0) * size))
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank * 1000})
+    assert [one["rank"] for one in objects] == list(range(size))
+    future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    assert torch.equal(
+        future.wait()[0] if isinstance(future.wait(), list) else future.wait(), torch.full((3,), float(size))
+    )
+    works = [dist.all_reduce(torch.full((1000,), float(i)), async_op=True) for i in range(50)]
+    last = torch.ones(3)
+    dist.all_reduce(last)  # behind those
+    assert all(work.is_completed() for work in works)
+    assert [work.result()[0][0].item() for work in works] == [float(i * size) for i in range(50)]
+    neighbours(rank, size)
+    dist.barrier()
 
 
 def neighbours(rank: int, size: int) -> None:
@@ -280,6 +274,20 @@ def neighbours(rank: int, size: int) -> None:
         assert {dist.recv(got) for _ in range(size - 1)} == set(range(1, size))
     else:
         dist.send(got, 0)
+
+
+def collectives(store: str) -> None:
+    """All of the above."""
+    with world(store) as (rank, size):
+        both = Both(size)
+        moves(both, rank, size)
+        reductions(both, rank, size)
+        coalesced(rank, size)
+
+
+def coalesced_alone(store: str) -> None:
+    with world(store) as (rank, size):
+        coalesced(rank, size)
 
 
 def groups(store: str) -> None:
