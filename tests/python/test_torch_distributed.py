@@ -79,7 +79,7 @@ def test_says_what_carries_a_group(tmp_path: Path) -> None:
 
 def test_several_machines(tmp_path: Path) -> None:
     """Gloo carries all of a group whose ranks do not share memory."""
-    outcome = play(2, "coalesced_alone", tmp_path, env={"UNISONO_LOG": "1"}, nodes=2)
+    outcome = play(2, "ddp", tmp_path, env={"UNISONO_LOG": "1"}, nodes=2)
     outcome.results()
     assert "gloo carries it, since its ranks are on several machines." in outcome.ended.output
 

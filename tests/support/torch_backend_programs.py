@@ -236,12 +236,13 @@ def coalesced(rank: int, size: int) -> None:
     group.reduce_scatter_tensor_coalesced(sums, outs).wait()
     for a, b in zip(sums, ins, strict=True):
         same(a, b * size)
-    whole = torch.zeros(size, 5)
-    whole[rank] = rank + 1
-    dist.all_gather_into_tensor(whole, whole[rank])  # in place
-    same(whole, torch.arange(1.0, size + 1).repeat_interleave(5).view(size, 5))
-    dist.reduce_scatter_tensor(whole[rank], whole)
-    same(whole[rank], torch.full((5,), (rank + 1.0) * size))
+    whole = torch.zeros(size * 5)
+    mine = whole[rank * 5 : rank * 5 + 5]
+    mine += rank + 1
+    dist.all_gather_into_tensor(whole, mine)  # in place
+    same(whole, torch.arange(1.0, size + 1).repeat_interleave(5))
+    dist.reduce_scatter_tensor(mine, whole)
+    same(mine, torch.full((5,), (rank + 1.0) * size))
     objects: list[Any] = [None] * size
     dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank * 1000})
     assert [one["rank"] for one in objects] == list(range(size))
@@ -463,7 +464,7 @@ def by_torchrun() -> None:
     x = torch.ones(3)
     dist.all_reduce(x)
     assert x.tolist() == [2.0] * 3
-    print("sum of", dist.get_backend(), int(x[0]), flush=True)
+    print(f"sum of {dist.get_backend()} {int(x[0])}\n", end="", flush=True)
     dist.destroy_process_group()
 
 

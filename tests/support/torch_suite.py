@@ -1,7 +1,7 @@
 """Runs torch's own DistributedTest, from its wheel, with the backend that BACKEND names, else unisono.
 
 It takes unittest's arguments. WORLD_SIZE is 3 if it is not set: the suite's groups need that many ranks. It
-needs expecttest. Ranks of a test import this file again.
+needs expecttest. Ranks are forked, since torch's tests take long to import.
 """
 
 import os
@@ -25,7 +25,7 @@ class TestDistributed(TestDistBackend, DistributedTest._DistTestBase):
 
     def setUp(self) -> None:
         super().setUp()
-        self._spawn_processes()
+        self._fork_processes()
 
 
 if __name__ == "__main__":
