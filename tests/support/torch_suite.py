@@ -11,6 +11,7 @@ os.environ.setdefault("BACKEND", "unisono")
 os.environ.setdefault("WORLD_SIZE", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
+import torch
 from torch.testing._internal.common_distributed import DistTestCases
 
 for feature in ("plugin", "ddp", "subgroup"):
@@ -25,7 +26,7 @@ class TestDistributed(TestDistBackend, DistributedTest._DistTestBase):
 
     def setUp(self) -> None:
         super().setUp()
-        self._fork_processes()
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
 
 if __name__ == "__main__":
