@@ -35,6 +35,7 @@ bench=("${unisono[@]}" bench --device cuda --ranks "$gpus" --workload none -d bf
 
 step build 180 make build/gpu/.installed PYTHON="$python"
 step check-moe 90 "$python" -m pytest -q -m gpu tests/gpu/test_moe.py -n 0 -k "$ranks or wrong"
+step check-norm 60 "$python" -m pytest -q -m gpu tests/gpu/test_norm.py -n 0
 step check-collectives 70 "$python" -m pytest -q -m gpu tests/gpu/test_collectives.py -n 0 -x
 UNISONO_SOAK=200000 step soak 75 "$python" -m pytest -q -m gpu tests/gpu/test_soak.py -n 0
 step moe-one 50 "$python" tools/moe-gpu.py --json "$out/moe-one.json"
@@ -44,6 +45,10 @@ fi
 step moe-bench 90 "${bench[@]}" --moe --hidden 7168 --tokens 1,16,128,1024,4096 --budget 60 \
   --layout "expert_major$([[ $gpus -gt 1 ]] && echo ,flat)" --out "$out/moe-bench"
 if [[ $gpus -gt 1 ]]; then
+  for low_latency in 0 1; do
+    UNISONO_MOE_LOW_LATENCY=$low_latency step moe-few-$low_latency 35 "${bench[@]}" --moe --hidden 7168 --tokens 1,16,64 --budget 15 \
+      --layout flat --out "$out/moe-few-$low_latency"
+  done
   step moe-all 50 "${unisono[@]}" run -n "$gpus" "$python" tools/moe-gpu.py --json "$out/moe-all.json"
   step collectives-small 75 "${bench[@]}" --memory symmetric --collective all_reduce,all_gather,reduce_scatter,all_to_all,send_recv \
     --sizes 1K,16K,256K,1M,16M --budget 45 --out "$out/collectives-small"

@@ -22,8 +22,9 @@ enum class NormQuant : std::uint8_t { none, fp8, fp8_token, fp8_128, mx };
 inline constexpr int kNormQuants = 5;
 
 // How ranks of one machine work together. one_shot: every rank gets every row of x, and does all the rest.
-// Not with `sharded`. two_shot: the owner of a row sums it and adds the residual. Then residual_out travels,
-// or with `sharded` the normalised row. apart: an all_reduce, then the rest; so it is between machines.
+// Not with `sharded`. two_shot: the owner of a row sums it and adds the residual, and with `quant` or
+// `sharded` does the rest too. Its results travel. apart: an all_reduce, then the rest; so it is between
+// machines and on GPUs.
 enum class NormAlgorithm : std::uint8_t { automatic, one_shot, two_shot, apart };
 inline constexpr int kNormAlgorithms = 4;
 

@@ -18,6 +18,7 @@ class HostNorm {
         task_(task),
         tail_(task),
         replicated_(!task.call.sharded),
+        owner_finishes_(task.call.sharded || task.call.quant != NormQuant::none),
         srcs_(static_cast<std::size_t>(task.ranks)),
         dsts_(static_cast<std::size_t>(task.ranks - 1)) {
     lane_.reach_far(false);
@@ -29,7 +30,7 @@ class HostNorm {
 
   // Returns the rows of a piece; 0: not even one has room.
   std::size_t rows_of_piece() const {
-    return channel_.capacity() / std::max(task_.row_bytes, task_.out_bytes + task_.scale_bytes);
+    return channel_.capacity() / std::max(task_.row_bytes, result_bytes(1));
   }
 
  private:
@@ -41,10 +42,21 @@ class HostNorm {
   }
   void give(std::size_t begin);
   void sum(const RowRange& mine);
-  void finish(const RowRange& mine);
+  // Calls body(at, bytes) for each part of the rows' results, as they travel.
+  template <class Body>
+  void each_part(const RowRange& rows, const Body& body) const {
+    if (replicated_) body(task_.residual_out(rows.first), rows.count * task_.row_bytes);
+    if (owner_finishes_) body(task_.out(rows.first), rows.count * task_.out_bytes);
+    if (task_.scale_bytes > 0) body(task_.scales(rows.first), rows.count * task_.scale_bytes);
+  }
+  void finish(const RowRange& rows) {
+    for (std::size_t row = rows.first; row < rows.first + rows.count; ++row)
+      tail_.finish(row, task_.residual_out(row));
+  }
   void take(int peer, const RowRange& theirs);
   std::size_t result_bytes(std::size_t rows) const {
-    return rows * (replicated_ ? task_.row_bytes : task_.out_bytes + task_.scale_bytes);
+    return rows * ((replicated_ ? task_.row_bytes : 0) + (owner_finishes_ ? task_.out_bytes : 0) +
+                   task_.scale_bytes);
   }
 
   HostThread& lane_;
@@ -52,6 +64,7 @@ class HostNorm {
   const Task& task_;
   Tail tail_;
   const bool replicated_;
+  const bool owner_finishes_;  // and its results travel; else everyone finishes all rows
   std::vector<const byte*> srcs_;
   std::vector<Dst> dsts_;
 };
@@ -79,7 +92,7 @@ void HostNorm::two_shot() {
     const RowRange mine = window(task_.rank, begin);
     if (mine.count > 0) sum(mine);
     if (begin + step < block) give(begin + step);  // the rows travel while the results come in
-    if (replicated_) finish(mine);
+    if (!owner_finishes_) finish(mine);
     for (int i = 1; i < task_.ranks; ++i) {
       const int p = peer_at(lane_, task_.ranks - i);
       if (const RowRange theirs = window(p, begin); theirs.count > 0) take(p, theirs);
@@ -104,44 +117,26 @@ void HostNorm::sum(const RowRange& mine) {
   tail_.join(task_.residual_out(mine.first), srcs_.data(), task_.ranks, task_.residual(mine.first),
              mine.count * task_.row_bytes);
   for (int i = 1; i <= peers; ++i) channel_.release(peer_at(lane_, i));
-  if (!replicated_) finish(mine);
+  if (owner_finishes_) finish(mine);
   for (int i = 1; i <= peers; ++i)
     dsts_[static_cast<std::size_t>(i - 1)] = channel_.reserve(peer_at(lane_, i), result_bytes(mine.count));
-  const auto send = [&](const byte* from, std::size_t bytes) {
+  each_part(mine, [&](const byte* from, std::size_t bytes) {
     lane_.move(dsts_.data(), peers, &from, 1, bytes);
     for (Dst& dst : dsts_) dst.at += bytes;
-  };
-  if (replicated_) {
-    send(task_.residual_out(mine.first), mine.count * task_.row_bytes);
-  } else {
-    send(task_.out(mine.first), mine.count * task_.out_bytes);
-    if (task_.scale_bytes > 0) send(task_.scales(mine.first), mine.count * task_.scale_bytes);
-  }
+  });
   for (int i = 1; i <= peers; ++i) channel_.commit(peer_at(lane_, i), result_bytes(mine.count));
 }
 
-void HostNorm::finish(const RowRange& mine) {
-  for (std::size_t row = mine.first; row < mine.first + mine.count; ++row)
-    tail_.finish(row, task_.residual_out(row));
-}
-
+// Takes the results of a peer's rows.
 void HostNorm::take(int peer, const RowRange& theirs) {
   const byte* from = channel_.arrived(peer, result_bytes(theirs.count));
-  const auto copy = [&](byte* to, std::size_t bytes) {
+  each_part(theirs, [&](byte* to, std::size_t bytes) {
     const Dst dst{to};
     lane_.move(&dst, 1, &from, 1, bytes);
     from += bytes;
-  };
-  if (replicated_) {
-    for (std::size_t row = theirs.first; row < theirs.first + theirs.count; ++row) {
-      copy(task_.residual_out(row), task_.row_bytes);
-      tail_.finish(row, task_.residual_out(row));
-    }
-  } else {
-    copy(task_.out(theirs.first), theirs.count * task_.out_bytes);
-    if (task_.scale_bytes > 0) copy(task_.scales(theirs.first), theirs.count * task_.scale_bytes);
-  }
+  });
   channel_.release(peer);
+  if (!owner_finishes_) finish(theirs);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ execute_process(
 )
 separate_arguments(flags UNIX_COMMAND "${flags}")
 run(${CXX} -std=c++20 ${SOURCE}/examples/06_all_reduce.cpp -o ${DIR}/by_pkg_config ${flags})
-run(${CC} -std=c11 ${SOURCE}/examples/10_all_reduce.c -o ${DIR}/by_pkg_config_in_c ${flags})
+run(${CC} -std=c11 ${SOURCE}/examples/11_all_reduce.c -o ${DIR}/by_pkg_config_in_c ${flags})
 cmake_path(GET pc_dir PARENT_PATH libraries)
 foreach(program IN ITEMS by_pkg_config by_pkg_config_in_c)
   run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${libraries} ${DIR}/${program})

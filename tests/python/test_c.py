@@ -69,7 +69,7 @@ def build_text(code: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(ROOT / "examples" / "10_all_reduce.c", tmp_path_factory.mktemp("c") / "all_reduce")
+    return build(ROOT / "examples" / "11_all_reduce.c", tmp_path_factory.mktemp("c") / "all_reduce")
 
 
 def assert_sums(output: str, n: int) -> None:

@@ -1,5 +1,6 @@
 // A call on GPU memory: the communicator's all_reduce, then one kernel.
 #include <limits>
+#include <optional>
 
 #include "cuda/api.hpp"
 #include "fused/cuda/norm.hpp"
@@ -33,6 +34,10 @@ void check_for_gpu(const Task& task) {
 
 void run_on_gpu(Communicator::Impl& impl, const Task& task) {
   const NormCall& call = task.call;
+  const std::optional<int> device = impl.device();
+  if (!device)
+    throw UsageError(
+        "a norm of GPU memory needs a communicator with a GPU: make it with device=, on every rank.");
   const byte* sums = task.x(0);
   if (task.ranks > 1) {
     byte* const to = place_of_sums(task);
@@ -66,7 +71,7 @@ void run_on_gpu(Communicator::Impl& impl, const Task& task) {
                        .inverse = 1 / call.scale,
                        .quant = call.quant,
                        .whole = places % vector == 0 && number(call.out) % out_vector == 0};
-  const cuda::OnDevice on(impl.device().value());
+  const cuda::OnDevice on(*device);
   cuda::check(gpu::finish(work, call.rows, call.dtype, task.kind == host::Norm::layer,
                           static_cast<cudaStream_t>(call.stream)),
               "starting the kernel of a norm");
