@@ -150,7 +150,7 @@ def check_strided(mine: torch.Tensor, size: int, root: int) -> None:
 
 
 def uneven(both: Both, rank: int, size: int) -> None:
-    """all_to_all_single by splits, and all_to_all of lists, which gloo's version here may lack."""
+    """all_to_all_single by splits beside gloo, and all_to_all of lists beside that."""
     sends = [(rank + 2 * r) % 4 for r in range(size)]
     receives = [(r + 2 * rank) % 4 for r in range(size)]
     for dtype in (torch.float32, torch.int16, torch.complex64):
