@@ -96,7 +96,7 @@ def test_without_a_compiler(tmp_path: Path) -> None:
 
 
 def test_broken_entry_point_leaves_torch_alone(tmp_path: Path) -> None:
-    """`import torch` runs the entry point where `import unisono` fails, and one where torch refuses the name."""
+    """`import torch` runs the entry point, also where `import unisono` fails or torch refuses the name."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['unisono'] = None\n")
     code = (
         "import torch, torch.distributed as dist, unisono_torch\n"
