@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from bench_backends import BACKENDS, Run, Wrapped, session_runs
 from bench_cli import bench, leave_launchers
 from unisono import records
-from unisono.bench.backends.base import Buffers, MoeCall
+from unisono.bench.backends.base import Buffers, ResultCall
 from unisono.bench.cases import CaseError
 from unisono.bench.moe import Grid
 from unisono.cli import finish
@@ -37,7 +37,7 @@ class SwapsRows(Wrapped):
     name = "swaps_rows"
 
     def meddle(self, call: Callable[[], object], case: Case, buffers: Buffers) -> Callable[[], object]:
-        assert isinstance(call, MoeCall)
+        assert isinstance(call, ResultCall)
         inner = call.result
 
         def swapped() -> Any:
@@ -46,7 +46,7 @@ class SwapsRows(Wrapped):
                 rows[[0, 1]] = rows[[1, 0]]
             return rows
 
-        return MoeCall(call.call, swapped)
+        return ResultCall(call.call, swapped)
 
 
 class LosesRow(SwapsRows):
@@ -55,9 +55,9 @@ class LosesRow(SwapsRows):
     name = "loses_row"
 
     def meddle(self, call: Callable[[], object], case: Case, buffers: Buffers) -> Callable[[], object]:
-        assert isinstance(call, MoeCall)
+        assert isinstance(call, ResultCall)
         inner = call.result
-        return MoeCall(call.call, lambda: inner()[:-1])
+        return ResultCall(call.call, lambda: inner()[:-1])
 
 
 class WrongSum(Wrapped):
@@ -66,7 +66,7 @@ class WrongSum(Wrapped):
     name = "wrong_sum"
 
     def meddle(self, call: Callable[[], object], case: Case, buffers: Buffers) -> Callable[[], object]:
-        assert isinstance(call, MoeCall)
+        assert isinstance(call, ResultCall)
         calls = 0
 
         def wrong() -> None:
@@ -77,7 +77,7 @@ class WrongSum(Wrapped):
                 bits = buffers.out.view(np.uint16)
                 bits[0, 7] ^= 1
 
-        return MoeCall(wrong, call.result)
+        return ResultCall(wrong, call.result)
 
 
 @pytest.fixture

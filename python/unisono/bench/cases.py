@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from unisono.bench import pairs, routes
+from unisono.bench import norm, pairs, routes
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import (
     DEVICES,
@@ -25,6 +25,7 @@ from unisono.records.vocabulary import (
     MEMORIES,
     MODES,
     MOES,
+    NORM,
     OPS,
     OWN,
     PATTERNS,
@@ -118,7 +119,7 @@ def block_elements(case: Case) -> int:
 
 def buffer_bytes(case: Case) -> int:
     """Returns the bytes of the largest buffer of the case on any rank."""
-    if case.moe is None:
+    if case.moe is None and case.norm is None:
         return case.bytes
     layouts = [layout(case, rank) for rank in range(case.ranks)]
     shapes = [shape for one in layouts for shape in (one.x, one.out) if shape is not None]
@@ -172,6 +173,10 @@ def layout(case: Case, rank: int) -> Layout:
             # the library's own memory has the rows of a dispatch
             x = rows if case.collective == "moe_combine" else tokens
             return Layout(x, None if case.collective == "moe_dispatch" else tokens)
+        case vocabulary.NORM:
+            shape = norm.shape(case)
+            # x, the residual and the weight; the normalised rows and the sum with the residual
+            return Layout((2 * shape.rows + 1, shape.hidden), (2 * shape.rows, shape.hidden))
         case vocabulary.PINGPONG:
             return Layout(
                 (block,) if pairs.sends(case, rank) else None,
@@ -196,7 +201,7 @@ def make_case(
 
     All elements are whole, and the blocks of a blocked collective equal. Only reductions keep `op`. The root
     is rank 0. Raises CaseError for an unknown name."""
-    known = KNOWN[_known("collective", collective, [name for name in KNOWN if name not in MOES])]
+    known = KNOWN[_known("collective", collective, [name for name in KNOWN if name not in (*MOES, NORM)])]
     item = DTYPES[_known("dtype", dtype, DTYPES)].itemsize
     _known("placement", placement, PLACEMENTS)
     _known("memory", memory, MEMORIES)

@@ -9,18 +9,19 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import Any
 
 import msgspec
 
-from unisono.bench import pairs, verify_moe
-from unisono.bench.backends.base import Backend, MoeCall
+from unisono.bench import pairs, verify, verify_moe, verify_norm
+from unisono.bench.backends.base import Backend, ResultCall
 from unisono.bench.buffers import Placed, Pools
 from unisono.bench.cases import calls_per_sample, has_in_place
 from unisono.bench.control import Control
 from unisono.bench.device import Device, HangError, Runner
 from unisono.bench.schedule import Cell
 from unisono.bench.timing import Call
-from unisono.bench.verify import Arithmetic, Expectation, arrange, bound_text, expectation, inspect
+from unisono.bench.verify import Arithmetic, Expectation, arrange, inspect
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import PLACEMENTS, case_text
 
@@ -127,13 +128,22 @@ def _lacking(case: Case, backend: Backend) -> str | None:
         return f"{backend.name} offers no sends and receives of its own."
     if case.moe is not None and not backend.moe:
         return f"{backend.name} has no mixture of experts."
-    if case.moe is None and not backend.collectives:
+    if case.norm is not None and not backend.norm:
+        return f"{backend.name} has no all_reduce_rms_norm."
+    if case.moe is None and case.norm is None and not backend.collectives:
         return f"{backend.name} has no collectives."
     if case.streams == "per-peer" and not (case.device == "cuda" and backend.queues()):
         return f"calls of {backend.name} here are the host's and have no streams (--streams one)."
     if case.mode not in ("graph", "events") or backend.queues():
         return None
     return f"a call of {backend.name} waits for the GPU: only the host clock can time it (--mode latency)."
+
+
+def _reference(case: Case) -> Any:
+    """Returns the module with `expectation` and `bound_text` of such cases."""
+    if case.moe is not None:
+        return verify_moe
+    return verify if case.norm is None else verify_norm
 
 
 @dataclass(frozen=True)
@@ -168,8 +178,7 @@ def check(
         if first or variant.placement != PLACEMENTS[0]:
             loops = []
         whose = (control.rank, seed + number, backend.bit_exact)
-        reference = expectation if variant.moe is None else verify_moe.expectation
-        expected = cache(partial(reference, variant, *whose, wire=backend.wire))
+        expected = cache(partial(_reference(variant).expectation, variant, *whose, wire=backend.wire))
         for hit in [[work] for work in loops] or [works]:
             case = hit[0].case if loops else variant
             device.beat(f"the check of {case_text(case)} on {backend.name}")
@@ -215,8 +224,12 @@ def _moves(
     device.beat()  # here and below, since filling and comparing many GiB takes minutes
     error = go()
     device.beat()
-    if error is None and isinstance(call, MoeCall):
-        placed, error = verify_moe.with_result(case, rank, placed, call.result())
+    if error is None and isinstance(call, ResultCall):
+        result = call.result()
+        if case.moe is not None:
+            placed, error = verify_moe.with_result(case, rank, placed, result)
+    if case.norm is not None:
+        placed = verify_norm.decoded(case, placed)
     return error or inspect(case, placed, wanted, arithmetic)
 
 
@@ -272,6 +285,5 @@ def _looped(work: Work, pools: Pools, device: Device) -> Made:
 
 def bound_of(work: Work) -> str:
     """Returns in words what the check of this cell demands."""
-    if work.case.moe is not None:
-        return verify_moe.bound_text(work.case, work.backend.bit_exact)
-    return bound_text(work.case, work.backend.bit_exact, work.backend.wire)
+    of_case = _reference(work.case)
+    return str(of_case.bound_text(work.case, work.backend.bit_exact, work.backend.wire))

@@ -10,10 +10,11 @@ import msgspec
 from unisono.bench import cases, pairs
 from unisono.bench.cases import size_range
 from unisono.bench.moe import Grid
+from unisono.bench.norm import Grid as NormGrid
 from unisono.bench.pairs import ALL
 from unisono.bench.schedule import Limits
 from unisono.records import Case
-from unisono.records.vocabulary import MOES, OWN, PATTERNS, PINGPONG
+from unisono.records.vocabulary import MOES, NORM, OWN, PATTERNS, PINGPONG
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -113,6 +114,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     pairs: str = ALL  # as `pairs.select` takes it
     streams: tuple[str, ...] = (OWN,)  # of an all_to_all
     moe: Grid = Grid()  # of the cases of a mixture of experts among `collectives`
+    norm: NormGrid = NormGrid()  # of all_reduce_rms_norm, if among `collectives`
     scaling: tuple[str, ...] = ()  # weak, strong: `sizes` as in `unisono scaling`
     room_bytes: int = 0  # the least size of the buffers
     check: bool = True
@@ -120,9 +122,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def grid(self, ranks: int) -> list[Case]:
         """Returns every distinct case of the options on `ranks` ranks."""
-        return self.moe.cases(ranks, self.collectives) + cases.grid(
+        fused = self.norm.cases(ranks) if NORM in self.collectives else []
+        others = cases.grid(
             ranks,
-            [name for name in self.collectives if name not in MOES],
+            [name for name in self.collectives if name not in (*MOES, NORM)],
             self.sizes,
             self.dtypes,
             self.ops,
@@ -131,6 +134,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             self.modes,
             self.device,
         )
+        return self.moe.cases(ranks, self.collectives) + fused + others
 
     def check_ranks(self, ranks: int) -> None:
         """Raises CaseError if the options cannot be run on `ranks` ranks."""

@@ -38,6 +38,12 @@ ROUNDOFF = {  # half the distance from 1 to the next number
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
+def period_rows(hidden: int) -> int:
+    """Returns after how many rows of random data they repeat: a prime number, or 1."""
+    most = max(1, PERIOD // hidden)
+    return next((n for n in range(most, 1, -1) if all(n % d for d in range(2, int(n**0.5) + 1))), 1)
+
+
 def random_block(case: Case, rank: int, seed: int, count: int) -> Array:
     """Returns rank `rank`'s block of `count` values of the case's dtype, the same on every rank that asks.
 

@@ -17,7 +17,7 @@ import numpy as np
 from unisono.bench import routes
 from unisono.bench.buffers import Placed
 from unisono.bench.cases import layout
-from unisono.bench.verify import PERIOD, ROUNDOFF, Arithmetic, Expectation, Piece
+from unisono.bench.verify import ROUNDOFF, Arithmetic, Expectation, Piece, period_rows
 from unisono.records import Case
 
 CHUNK_ELEMENTS = 1 << 20  # of what is computed and compared at once
@@ -40,17 +40,12 @@ def make_data(case: Case, seed: int, arithmetic: Arithmetic) -> Data:
     hidden = routes.shape(case).hidden
     shapes = [layout(case, rank).x for rank in range(case.ranks)]
     most = max(shape[0] for shape in shapes if shape is not None)
-    count = min(max(most, 1), _prime_below(max(1, PERIOD // hidden)))
+    count = min(max(most, 1), period_rows(hidden))
     blocks = arithmetic.asarray(np.zeros((case.ranks, count * hidden), np.float32))
     blocks = arithmetic.cast(blocks, case.dtype)
     for rank in range(case.ranks):
         blocks[rank] = arithmetic.random_block(case, rank, seed, count * hidden)
     return Data(blocks.reshape(case.ranks, count, hidden), arithmetic)
-
-
-def _prime_below(most: int) -> int:
-    """Returns the largest prime up to `most`, or 1."""
-    return next((n for n in range(most, 1, -1) if all(n % d for d in range(2, int(n**0.5) + 1))), 1)
 
 
 def expectation(
@@ -148,7 +143,7 @@ def _roundings(case: Case) -> int:
     return routes.shape(case).top_k + case.ranks + 2
 
 
-def bound_text(case: Case, bit_exact: bool) -> str:
+def bound_text(case: Case, bit_exact: bool, wire: str | None = None) -> str:
     """Returns in words what the check demands, for the records."""
     if bit_exact or case.collective == "moe_dispatch":
         return "bit-exact"

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from unisono.bench import norm
 from unisono.bench.moe import EXPERTS, HIDDEN, TOP_K
 from unisono.bench.options import PRESETS
 from unisono.bench.pairs import ALL
@@ -20,6 +21,7 @@ from unisono.records.vocabulary import (
     OPS,
     PATTERNS,
     PLACEMENTS,
+    QUANTS,
     ROUTINGS,
     STREAMS,
     WIRES,
@@ -140,7 +142,8 @@ class Asked:
         str | None, _moe("--tokens", help="List, of each rank; default: 1,4,16,... to 4096.")
     ] = None
     hidden: Annotated[
-        str | None, _moe("--hidden", help=f"List of elements of a token; default: {HIDDEN}.")
+        str | None,
+        _moe("--hidden", help=f"List of elements of a token; default: {HIDDEN}; of a row: {norm.HIDDEN}."),
     ] = None
     experts: Annotated[
         int | None, _moe("--experts", min=1, help=f"Of all ranks; default: {EXPERTS}, as DeepSeek-V3.")
@@ -154,6 +157,14 @@ class Asked:
     layouts: Annotated[
         str | None,
         _moe("--layout", help=f"Of received rows, list of {', '.join(LAYOUTS)}; default: {LAYOUTS[0]}."),
+    ] = None
+    norm: Annotated[
+        bool,
+        _what("--norm", help="An all_reduce, the residual and a norm in one call, in place of collectives."),
+    ] = False
+    quants: Annotated[
+        str | None,
+        _what("--quant", help=f"Of --norm: list of {', '.join(QUANTS)}; default: none, and one case more."),
     ] = None
     workloads: Annotated[
         str | None, _what("--workload", help="Real models, measured too: by name, all, or none.")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unisono.bench import cases
 from unisono.bench.cases import CaseError
 from unisono.bench.moe import Grid
-from unisono.records.vocabulary import LAYOUTS, MOES, ROUTINGS
+from unisono.records.vocabulary import LAYOUTS, MOES, NORM, ROUTINGS
 
 from .asked import Asked
 
@@ -21,7 +21,7 @@ def grid_of(
     Raises CaseError."""
     named = {
         "--tokens": asked.tokens,
-        "--hidden": asked.hidden,
+        "--hidden": None if NORM in collectives else asked.hidden,
         "--experts": asked.experts,
         "--top-k": asked.top_k,
         "--routing": asked.routings,
@@ -39,10 +39,10 @@ def grid_of(
     if wrong := [name for name in dtypes or () if name not in DTYPES]:
         raise CaseError(f"a mixture of experts has no {', '.join(wrong)}: choose from {', '.join(DTYPES)}.")
     return Grid(
-        tokens=_numbers("--tokens", asked.tokens, usual.tokens),
-        hidden=_numbers("--hidden", asked.hidden, usual.hidden),
+        tokens=numbers("--tokens", asked.tokens, usual.tokens),
+        hidden=numbers("--hidden", asked.hidden, usual.hidden),
         experts=usual.experts if asked.experts is None else asked.experts,
-        top_k=_numbers("--top-k", asked.top_k, usual.top_k),
+        top_k=numbers("--top-k", asked.top_k, usual.top_k),
         routings=_names("routing", asked.routings, ROUTINGS, usual.routings),
         layouts=_names("layout", asked.layouts, LAYOUTS, usual.layouts),
         dtypes=usual.dtypes if dtypes is None else tuple(dtypes),
@@ -55,7 +55,7 @@ def _names(kind: str, text: str | None, known: Sequence[str], usual: tuple[str, 
     return usual if text is None else tuple(cases.split_names(kind, text, known))
 
 
-def _numbers(option: str, text: str | None, usual: tuple[int, ...]) -> tuple[int, ...]:
+def numbers(option: str, text: str | None, usual: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the numbers of `1,64,512` in ascending order. Raises CaseError."""
     if text is None:
         return usual

@@ -12,14 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from unisono.bench import cases, fabric, pairs, provenance, tune, workloads
-from unisono.bench.backends import base
+from unisono.bench.backends import base, norms
 from unisono.bench.cases import CaseError
 from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, FABRIC_PRESET, PRESETS, Options, Preset
 from unisono.bench.schedule import Limits
 from unisono.records import FILES, vocabulary
-from unisono.records.vocabulary import MOES, PATTERNS, PLACEMENTS
+from unisono.records.vocabulary import MOES, NORM, PATTERNS, PLACEMENTS
 
-from . import moe
+from . import moe, norm
 from .asked import Asked
 
 DTYPE_NAMES = {  # of nccl-tests
@@ -56,7 +56,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     models = asked.workloads
     if models is None:  # a run that the user has narrowed down measures no models
         narrowed = (_listed(asked), asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
-        whole = not asked.moe and all(value is None for value in narrowed)
+        whole = not asked.moe and not asked.norm and all(value is None for value in narrowed)
         models = ",".join(preset.workloads) if whole else "none"
     modes = _names("mode", asked.modes, list(vocabulary.modes_of(asked.device)), modes)
     collectives, dtypes = _collectives(asked), _dtypes(asked.dtypes, preset)
@@ -76,6 +76,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         ),
         collectives=collectives,
         moe=moe.grid_of(asked, collectives, dtypes if asked.dtypes is not None else None, modes),
+        norm=norm.grid_of(asked, collectives, sizes, dtypes, modes),
         patterns=tuple(_names("pattern", asked.patterns, list(PATTERNS), list(PATTERNS))),
         pairs=asked.pairs,
         streams=tuple(_names("streams", asked.streams, list(vocabulary.STREAMS), [vocabulary.OWN])),
@@ -194,10 +195,12 @@ def _collectives(asked: Asked) -> list[str]:
     """Returns the collectives to measure. Raises CaseError for an unknown name, and for an option of a
     collective that is not measured."""
     listed = _listed(asked)
-    if asked.moe and listed is None:
-        chosen = list(MOES)
-    elif asked.moe:
+    if asked.moe and listed is not None:
         raise CaseError("--moe stands for its three cases: leave it out where collectives are named.")
+    if asked.norm and listed is not None:
+        raise CaseError(f"--norm stands for {NORM}: leave it out where collectives are named.")
+    if asked.moe or asked.norm:
+        chosen = [*(MOES if asked.moe else ()), *([NORM] if asked.norm else [])]
     elif listed is None and asked.fabric:
         chosen = ["all_to_all"]
     elif listed is None or listed.strip() == "all":
@@ -226,11 +229,12 @@ def _names(kind: str, text: str | None, known: list[str], default: list[str]) ->
 
 def _backends(text: str | None, device: str, collectives: Sequence[str]) -> list[str]:
     wanted = set(collectives)
-    known = base.names_for(device, not wanted <= set(MOES), not wanted.isdisjoint(MOES))
+    collective, fused = not wanted <= {*MOES, NORM}, NORM in wanted
+    known = base.names_for(device, collective, not wanted.isdisjoint(MOES), fused)
     if text is None and device == "cuda":
         known = [name for name in known if name != "mpi"]  # only the host clock can time it
     if text is None or text.strip() == "all":
-        return base.expanded(known)
+        return base.expanded(known) + ([f"unisono:{norms.APART}"] if fused else [])
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not names:
         raise CaseError(f"no backend given: choose from {', '.join(known)}.")

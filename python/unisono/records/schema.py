@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-SCHEMA_VERSION = "1.5"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
-# 1.4: a sample from the first start to the last end; 1.5: mixture of experts
+SCHEMA_VERSION = "1.6"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
+# 1.4: a sample from the first start to the last end; 1.5: mixture of experts;
+# 1.6: fused norms
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +36,18 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     remote_bytes: int  # of Case.bytes, without the rows that stay on their rank
 
 
+class Norm(msgspec.Struct, frozen=True, kw_only=True):
+    """A fused norm: an all_reduce of rows, the residual, the norm, and perhaps a quantisation."""
+
+    rows: int
+    hidden: int  # elements of a row
+    quant: str  # of the normalised rows: none or fp8_128
+
+
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """A call to measure, on any backend. `bytes` is the size of its larger buffer, as in nccl-tests. Of
     moe_dispatch and moe_combine it is what the rank with the most rows receives and sends back, a row for
-    each token and rank; of moe_round both."""
+    each token and rank; of moe_round both. Of all_reduce_rms_norm it is x of one rank."""
 
     collective: str
     bytes: int
@@ -56,6 +65,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     streams: str | None = None  # one or per-peer: an all_to_all built of sends and receives
     scaling: Scaling | None = None  # a point of `unisono scaling`
     moe: Moe | None = None  # of moe_dispatch, moe_combine and moe_round
+    norm: Norm | None = None  # of all_reduce_rms_norm
 
 
 class Machine(msgspec.Struct, kw_only=True):

@@ -43,6 +43,8 @@ PINGPONG = "pingpong"
 PATTERNS = ("half_round_trip", "one_way", "bidirectional")  # of a ping-pong
 HALVES = "halves"  # all pairs of a ping-pong at once, rank r with r + n/2
 MOES = ("moe_dispatch", "moe_combine", "moe_round")
+NORM = "all_reduce_rms_norm"
+QUANTS = ("none", "fp8_128")  # of its normalised rows
 ROUTINGS = ("uniform", "zipf", "one_hot")
 LAYOUTS = ("expert_major", "flat")
 
@@ -75,13 +77,17 @@ def _collective(name: str, factor: Callable[[int], float], formula: str, in_plac
     return Collective(name, factor, formula, what.combines, what.rooted, blocked, in_place)
 
 
+def _all_twice(ranks: int) -> float:
+    return 2 * (ranks - 1) / ranks
+
+
 _SHARE = "(n-1)/n"
 
 # In the order in which a reader wants them.
 COLLECTIVES: dict[str, Collective] = {
     c.name: c
     for c in (
-        _collective("all_reduce", lambda n: 2 * (n - 1) / n, f"2{_SHARE}"),
+        _collective("all_reduce", _all_twice, f"2{_SHARE}"),
         _collective("reduce", _one, "1"),
         _collective("reduce_scatter", _all_but_own, _SHARE),
         _collective("all_gather", _all_but_own, _SHARE),
@@ -102,6 +108,7 @@ KNOWN = {
     **COLLECTIVES,
     PINGPONG: Collective(PINGPONG, _one, "1, of one direction", in_place=False),
     **{name: Collective(name, _all_but_own, _MOE, in_place=False) for name in MOES},
+    NORM: Collective(NORM, _all_twice, f"2{_SHARE}, of one rank's rows", in_place=False),
 }
 
 
@@ -161,7 +168,10 @@ def family(backend: str) -> str:
 
 def title(case: Case) -> str:
     """Returns the collective, with a ping-pong's pattern, the sends that an all_to_all is built of, or what
-    is unusual about the routes and rows of a mixture of experts."""
+    is unusual about the routes and rows of a mixture of experts, or the rows of a fused norm."""
+    if case.norm is not None:
+        quant = [case.norm.quant] if case.norm.quant != QUANTS[0] else []
+        return ", ".join([case.collective, f"hidden {case.norm.hidden}", *quant])
     if case.moe is not None:
         unusual = [case.moe.routing.replace("_", " ")] if case.moe.routing != ROUTINGS[0] else []
         unusual += [f"{case.moe.layout} rows"] if case.moe.layout != LAYOUTS[0] else []

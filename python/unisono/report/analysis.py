@@ -119,7 +119,8 @@ class Curve:
 def _without_size(key: Key) -> Key:
     scaling = key.case.scaling and Scaling(kind=key.case.scaling.kind, bytes=0)
     moe = key.case.moe and msgspec.structs.replace(key.case.moe, tokens=0, remote_bytes=0)
-    case = msgspec.structs.replace(key.case, scaling=scaling, moe=moe)
+    norm = key.case.norm and msgspec.structs.replace(key.case.norm, rows=0)
+    case = msgspec.structs.replace(key.case, scaling=scaling, moe=moe, norm=norm)
     return Key(key.machine, key.workload, case).without("bytes")
 
 

@@ -61,8 +61,9 @@ class Key:
             (c.scaling.kind, c.scaling.bytes) if c.scaling else ("", 0),
         )
         how = (*collective_order(c.collective), c.collective, c.pattern or "", c.streams or "", c.pair or ())
-        m = c.moe
-        shape = (m.layout, m.routing, m.experts, m.top_k, m.hidden, m.seed) if m else ()
+        m, norm = c.moe, c.norm
+        shape: tuple[object, ...] = (norm.hidden, norm.quant) if norm else ()
+        shape = (m.layout, m.routing, m.experts, m.top_k, m.hidden, m.seed) if m else shape
         return (*place, *how, shape, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
 
 

@@ -243,6 +243,11 @@ def _experts(model: Model) -> list[Block]:
     return [*(Chart(place, "panels", drawn[place]) for place in drawn if place in places), table]
 
 
+def _norms(model: Model) -> list[Block]:
+    table = studies.norms(model)
+    return [table] if table.rows else []
+
+
 def _fabric(model: Model) -> list[Block]:
     table = studies.fabric(model)
     return [table] if table.rows else []
@@ -335,6 +340,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Model], list[Block]]], ...] = (
     ("pairs", "Pairs", _pairs),
     ("scaling", "Scaling", _scaling),
     ("experts", "Mixture of experts", _experts),
+    ("norms", "Fused norms", _norms),
     ("fabric", "Fabric", _fabric),
     ("largest", "Largest messages", _largest),
     ("workloads", "Workloads", _workloads),

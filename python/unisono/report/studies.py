@@ -1,4 +1,5 @@
-"""Makes the tables that only some runs need: links, pairs, scaling, experts, fabric, largest messages."""
+"""Makes the tables that only some runs need: links, pairs, scaling, experts, fused norms, fabric, largest
+messages."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from unisono.records import Largest, Link, text
-from unisono.records.vocabulary import DTYPES, shape_text, size_of, title
+from unisono.records.vocabulary import DTYPES, family, shape_text, size_of, title
 
 from . import analysis, tables, theme
 from .analysis import group_by
-from .blocks import Cell, Table, left, right, table
-from .model import Key, Model, Row, pairs
+from .blocks import Cell, Column, Table, left, right, table
+from .model import Key, Model, Pair, Row, pairs
 
 _ENGINES = {
     "copy_engine": "copy engine",
@@ -194,10 +195,6 @@ def experts(model: Model) -> Table:
     own = {row.key: row for row in rows if row.backend == (model.subject or model.backends[0])}
     matched = {pair.own.key: pair for pair in pairs(rows, model.subject)[0]}
 
-    def time(backend: str, item: _Members) -> str:
-        found = next((row for row in item[1] if row.backend == backend), None)
-        return text.time(found.interval.median) if found else text.MISSING
-
     def rate(name: str, item: _Members) -> str:
         return text.gbps(getattr(own[item[0]].result, name)) if item[0] in own else text.MISSING
 
@@ -208,32 +205,71 @@ def experts(model: Model) -> Table:
         taken = own[item[0]].result.sms if item[0] in own else None
         return text.MISSING if taken is None else str(taken)
 
-    def speedup(item: _Members) -> str:
-        pair = matched.get(item[0])
-        if pair is None:
-            return text.MISSING
-        return f"{text.ratio(pair.ratio)} {pair.verdict}"
-
-    def where(item: _Members) -> str:
-        case = item[0].case
-        place = model.machine_if_several(item[0].machine)
-        device = [] if case.device == "cpu" else [case.device]
-        return ", ".join([text.count(case.ranks, "rank"), case.mode, *device, *place])
-
     on_gpus = any(row.result.sms is not None for row in own.values())
     return table(
         cases,
         left("Call", lambda item: title(item[0].case)),
         left("Shape", lambda item: str(shape_text(item[0].case))),
         left("Type", lambda item: item[0].case.dtype),
-        left("Where", where),
+        left("Where", functools.partial(_where, model)),
         right("Tokens", lambda item: f"{size_of(item[0].case):,}"),
-        *(right(name, functools.partial(time, name)) for name in dict.fromkeys(row.backend for row in rows)),
+        *_times(rows),
         right("GB/s", functools.partial(rate, "algbw_gbps")),
         right("Between ranks", functools.partial(rate, "busbw_gbps")),
         right("Of the ceiling", share),
         *([right("SMs", sms)] if on_gpus else []),
-        right("Speed-up", speedup),
+        right("Speed-up", lambda item: _ratio(matched.get(item[0]))),
+    )
+
+
+def _times(rows: Sequence[Row]) -> list[Column[_Members]]:
+    """Returns a column of times for each backend."""
+
+    def time(backend: str, item: _Members) -> str:
+        found = _of(backend, item)
+        return text.time(found.interval.median) if found else text.MISSING
+
+    return [right(name, functools.partial(time, name)) for name in dict.fromkeys(row.backend for row in rows)]
+
+
+def _of(backend: str | None, item: _Members) -> Row | None:
+    return next((row for row in item[1] if row.backend == backend), None)
+
+
+def _where(model: Model, item: _Members) -> str:
+    case = item[0].case
+    place = model.machine_if_several(item[0].machine)
+    device = [] if case.device == "cpu" else [case.device]
+    return ", ".join([text.count(case.ranks, "rank"), case.mode, *device, *place])
+
+
+def _ratio(pair: Pair | None) -> str:
+    return text.MISSING if pair is None else f"{text.ratio(pair.ratio)} {pair.verdict}"
+
+
+def norms(model: Model) -> Table:
+    """Returns a row for each fused norm: every backend's time, and the subject's speed-up over its own
+    variants and over the best peer."""
+    rows = [row for row in model.rows if row.key.case.norm is not None]
+    matched = {pair.own.key: pair for pair in pairs(rows, model.subject)[0]}
+    names = dict.fromkeys(row.backend for row in rows)
+    subject = str(model.subject)
+    variants = [name for name in names if name != subject and family(name) == family(subject)]
+
+    def over(variant: str, item: _Members) -> str:
+        own, other = _of(model.subject, item), _of(variant, item)
+        return _ratio(Pair(own, other) if own and other else None)
+
+    return table(
+        list(group_by(rows, lambda row: row.key).items()),
+        left("Call", lambda item: title(item[0].case)),
+        left("Type", lambda item: item[0].case.dtype),
+        left("Where", functools.partial(_where, model)),
+        right("Rows", lambda item: f"{item[0].case.norm.rows:,}" if item[0].case.norm else text.MISSING),
+        right("Size", lambda item: text.size(item[0].case.bytes)),
+        *_times(rows),
+        *(right(f"Over {name}", functools.partial(over, name)) for name in variants),
+        right("Speed-up", lambda item: _ratio(matched.get(item[0]))),
     )
 
 

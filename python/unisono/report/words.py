@@ -62,6 +62,10 @@ Time per call, and the bandwidth of the rows that come from other ranks with the
 tokens of each rank. GB/s counts all rows of the rank that receives the most, a row for each token and rank;
 the speed-up is against the best peer.
 
+norms
+Time per call by the rows that are summed. The speed-up over Unisono's own variants comes first (apart: its
+all_reduce, then the rest on every rank), then that over the best peer.
+
 fabric
 Bus bandwidth counts the blocks for all other ranks. {share} Ways that could not run here are under Failures
 and skips, with the reason.
@@ -200,6 +204,15 @@ token once to each rank, and sum on the experts' ranks; nccl has its routes and 
 (torchtitan's MinimalAsyncEP) sends a token once to each expert. torch, moe-ops and te (Transformer Engine's
 Triton kernels) permute on one GPU. Their sums are held to a bound, since they add in another order. On GPUs
 caches are not flushed between calls, and SMs are those of the largest kernel in a graph.
+
+Fused norms
+all_reduce_rms_norm sums rows over the ranks, adds the residual, and normalises each row of that sum by its
+root mean square; both are results. fp8_128 also quantises the normalised rows, with a scale of each 128
+elements. Bytes are those of one rank's rows, and the bus bandwidth is an all_reduce's of as many.
+unisono:apart gives the same bits by an all_reduce and a pass of each rank over all rows. gloo adds in place,
+so that a copy of the rows comes first; torch's rms_norm follows, whose result stays where torch has put it.
+mpi has its Allreduce, then numpy in memory made beforehand. Results of the peers are held to a bound, since
+they add in another order.
 
 Workload
 The time of one unit is the sum of calls times the median at each size. Its interval adds the ends of the

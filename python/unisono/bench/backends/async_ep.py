@@ -12,7 +12,7 @@ from typing import Any
 
 from unisono.bench import routes
 from unisono.bench.backends import torch_group
-from unisono.bench.backends.base import Backend, Buffers, MoeCall, MoeCalls, Ranks, moe_call
+from unisono.bench.backends.base import Backend, Buffers, MoeCalls, Ranks, ResultCall, moe_call
 from unisono.bench.backends.by_path import folder_of, load, version_of
 from unisono.bench.cuda.device import missing
 from unisono.bench.cuda.memory import tensor_of
@@ -107,7 +107,7 @@ class AsyncEpBackend(Backend):
         other = _shape(case) != self._shape
         return self._lacks(case) or ("it has one buffer, for the run's first shape." if other else None)
 
-    def prepare(self, case: Case, buffers: Buffers) -> MoeCall:
+    def prepare(self, case: Case, buffers: Buffers) -> ResultCall:
         assert self._ranks is not None
         moe, here = routes.shape(case), routes.shape(case).experts // case.ranks
         if self._api is None:

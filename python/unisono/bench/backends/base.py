@@ -114,8 +114,9 @@ class MoeCalls(Protocol):
 
 
 @dataclass(frozen=True)
-class MoeCall:
-    """A call, and the rows or sums that it has given last, as an array; None: they lie in the output."""
+class ResultCall:
+    """A call, and what brings the result of its last call: rows or sums, as an array; None: they lie in the
+    output."""
 
     call: Callable[[], object]
     result: Callable[[], Any]
@@ -124,20 +125,20 @@ class MoeCall:
         return self.call()
 
 
-def moe_call(case: Case, calls: MoeCalls) -> MoeCall:
+def moe_call(case: Case, calls: MoeCalls) -> ResultCall:
     """Returns the call of a case."""
     dispatch, combine = calls.dispatch, calls.combine
     if case.collective == "moe_dispatch":
-        return MoeCall(dispatch, calls.received)
+        return ResultCall(dispatch, calls.received)
     if case.collective == "moe_combine":
         calls.route()
-        return MoeCall(combine, calls.summed)
+        return ResultCall(combine, calls.summed)
 
     def both() -> None:
         dispatch()
         combine()
 
-    return MoeCall(both, calls.summed)
+    return ResultCall(both, calls.summed)
 
 
 class Backend(Protocol):
@@ -155,6 +156,7 @@ class Backend(Protocol):
     variants: tuple[str, ...] = ()  # the variants, `name:variant` each, that the name alone stands for
 
     moe: bool = False  # True: offers the cases of a mixture of experts
+    norm: bool = False  # True: offers all_reduce_rms_norm
     collectives: bool = True  # False: offers nothing else
     point_to_point: bool = False  # True: offers ping-pongs, and all_to_all built of sends and receives
     asked_for: bool = False  # True: measured only if named
@@ -272,17 +274,17 @@ def expanded(wanted: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def names_for(device: str, collectives: bool = True, moe: bool = False) -> list[str]:
-    """Returns all known backends for that device that offer collectives or mixture of experts, whichever is
-    set, except those that must be named (`asked_for`). Leaves out backends that cannot be loaded, which
-    `unisono info` lists."""
+def names_for(device: str, collectives: bool = True, moe: bool = False, norm: bool = False) -> list[str]:
+    """Returns all known backends for that device that offer collectives, mixture of experts or fused norms,
+    whichever is set, except those that must be named (`asked_for`). Leaves out backends that cannot be
+    loaded, which `unisono info` lists."""
     found = []
     for name in names():
         try:
             backend = load(name)
         except CaseError:
             continue
-        useful = (collectives and backend.collectives) or (moe and backend.moe)
+        useful = (collectives and backend.collectives) or (moe and backend.moe) or (norm and backend.norm)
         if useful and device in backend.devices and not backend.asked_for:
             found.append(name)
     return found

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from unisono.bench import pairs, routes
-from unisono.bench.backends import sends
+from unisono.bench.backends import norms, sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
 from unisono.bench.backends.permutation import Scratch
 from unisono.bench.backends.torch_moe import TorchMoe
@@ -28,7 +28,7 @@ class GlooBackend(Backend):
     """A gloo group over TCP, by loopback on one host, else by the interface to the other hosts."""
 
     name = "gloo"
-    own_threads = point_to_point = moe = True
+    own_threads = point_to_point = moe = norm = True
 
     def __init__(self) -> None:
         self._group: Any = None
@@ -82,6 +82,8 @@ class GlooBackend(Backend):
         return torch.from_numpy(flat.view(np.uint8) if case.dtype.startswith("f8") else flat)
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        if case.norm is not None:
+            return norms.by_torch(case, buffers, self._tensor, self._summed)
         if case.moe is None:
             return self._bound(case, buffers)
         return moe_call(case, GlooMoe(self._group, case, buffers, self._scratch, self._tensor))
@@ -162,6 +164,10 @@ class GlooBackend(Backend):
                 work.wait()
 
         return call
+
+    def _summed(self, tensor: Any) -> None:
+        """Sums a tensor over the ranks, in place."""
+        self._group.allreduce([tensor]).wait()
 
     @staticmethod
     def _waited(start: Callable[..., Any], *args: object) -> Callable[[], object]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from unisono.bench import pairs
-from unisono.bench.backends import sends
+from unisono.bench.backends import norms, sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
 from unisono.bench.backends.mpi_moe import MpiMoe
 from unisono.bench.backends.permutation import Scratch
@@ -57,7 +57,7 @@ class MpiBackend(Backend):
 
     name = "mpi"
     devices = ("cpu", "cuda")
-    point_to_point = moe = True
+    point_to_point = moe = norm = True
 
     def __init__(self) -> None:
         self._comm: Any = None
@@ -114,7 +114,9 @@ class MpiBackend(Backend):
             return "numpy permutes its rows, in the host's memory only."
         if case.op == "avg":
             return "MPI has no average."
-        if case.op is not None and case.dtype in _NO_REDUCTION:
+        if case.norm is not None and case.norm.quant != vocabulary.QUANTS[0]:
+            return "numpy has no 8-bit floats."
+        if (case.op is not None or case.norm is not None) and case.dtype in _NO_REDUCTION:
             return f"MPI has no reduction of {case.dtype}."
         if case.collective == "reduce_scatter" and case.placement == "in_place":
             return "MPI's in-place reduce_scatter leaves the result in block 0, not in the rank's own."
@@ -138,6 +140,8 @@ class MpiBackend(Backend):
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.moe is not None:
             return moe_call(case, MpiMoe(self._comm, case, buffers, self._scratch))
+        if case.norm is not None:
+            return norms.by_numpy(case, buffers, self._all_reduce)
         bind = self._pingpong if case.collective == vocabulary.PINGPONG else self._bound
         if case.streams:
             bind = self._all_to_all
@@ -146,6 +150,10 @@ class MpiBackend(Backend):
         from unisono.bench.cuda.staging import staged
 
         return staged(case, self._comm.rank, buffers, bind)
+
+    def _all_reduce(self, case: Case, x: Any, out: Any) -> Callable[[], object]:
+        """Returns MPI's sum of x into out."""
+        return partial(self._comm.Allreduce, self._spec(x, case), self._spec(out, case), self._ops["sum"])
 
     def _bound(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         """Returns MPI's own call on these buffers."""

@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 from unisono.bench import routes
-from unisono.bench.backends.base import Backend, Buffers, MoeCall, MoeCalls, Ranks, moe_call
+from unisono.bench.backends.base import Backend, Buffers, MoeCalls, Ranks, ResultCall, moe_call
 from unisono.bench.backends.by_path import folder_of, load, version_of
 from unisono.bench.cuda.device import missing
 from unisono.bench.cuda.memory import tensor_of
@@ -136,7 +136,7 @@ class TorchBackend(Backend):
         flat = case.moe is not None and case.moe.layout != "expert_major"
         return "it permutes to the order of experts only." if flat else None
 
-    def prepare(self, case: Case, buffers: Buffers) -> MoeCall:
+    def prepare(self, case: Case, buffers: Buffers) -> ResultCall:
         return self._temporaries.bound(moe_call(case, self.calls(case, buffers)))
 
 

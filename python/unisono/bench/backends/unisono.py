@@ -1,6 +1,6 @@
 """Unisono itself. `unisono:two_shot` forces that algorithm in every case whose collective has it.
 `unisono:two_shot@128x256x8192` also forces the kernel's shape: blocks, threads and bytes of a piece.
-`unisono:fp8` quantises the all_reduces."""
+`unisono:fp8` quantises the all_reduces. `unisono:apart` is of fused norms: an all_reduce, then the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from unisono import tables, traits
 from unisono.bench import pairs
-from unisono.bench.backends import sends
+from unisono.bench.backends import norms, sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
 from unisono.bench.backends.unisono_moe import Moes, UnisonoMoe
 from unisono.bench.cases import CaseError
@@ -57,13 +57,13 @@ class UnisonoBackend(Backend):
 
     devices = ("cpu", "cuda")
     threads = True
-    point_to_point = moe = True
+    point_to_point = moe = norm = True
 
     def __init__(self, variant: str | None = None) -> None:
         self.name = f"unisono:{variant}" if variant else "unisono"
         variant, at, shape = (variant or "").partition("@")
         variant = variant or None
-        if variant is not None and variant not in (known := [*all_algorithms(), *WIRES]):
+        if variant is not None and variant not in (known := [*all_algorithms(), *WIRES, norms.APART]):
             raise CaseError(f"unknown algorithm or wire {variant!r}: choose from {', '.join(known)}.")
         self._shape = shape_of(shape) if at else None
         self.wire = variant if variant in WIRES else None
@@ -118,6 +118,8 @@ class UnisonoBackend(Backend):
     def supports(self, case: Case) -> str | None:
         if case.moe is not None:
             return None if self._forced is None else "a mixture of experts has no choice of algorithm."
+        if case.norm is not None:
+            return self._forbids_norm(case)
         if self._shape is not None and (self._device != "cuda" or self._across):
             return "kernels have a shape, and only those on GPUs of one node."
         if self._shape is not None and case.streams == "per-peer":
@@ -154,10 +156,18 @@ class UnisonoBackend(Backend):
                 return f"{forced} needs GPUs with peer access."
         return None
 
+    def _forbids_norm(self, case: Case) -> str | None:
+        known = (norms.APART,) if self._across else norms.ALGORITHMS
+        if self._shape is None and self.wire is None and self._forced in (None, *known):
+            return None
+        return f"{case.collective} has no {self.name.partition(':')[2]}: it has {', '.join(known)}."
+
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.moe is not None:
             assert self._moes is not None
             return moe_call(case, UnisonoMoe(self._moes, case, buffers))
+        if case.norm is not None:
+            return norms.by_unisono(self._comm, case, buffers, self._forced)
         call = self._prepared(case, buffers)
         return call if self._shape is None else partial(self._in_shape, call)
 
@@ -247,6 +257,8 @@ class UnisonoBackend(Backend):
     def algorithm(self, case: Case) -> str | None:
         if case.moe is not None:
             return None
+        if case.norm is not None:  # the library does not say what it chooses
+            return self._forced
         if self._forced or (case.collective == "barrier" and self._one is None):
             return self._forced
         if case.collective == "barrier":
@@ -292,7 +304,7 @@ def is_uniform(nodes: Sequence[Sequence[int]]) -> bool:
 
 def reaches_peers(algorithm: str) -> bool:
     """Returns whether the algorithm reads or writes the peers' buffers themselves."""
-    return bool(algorithm) and traits.algorithm(algorithm).direct
+    return algorithm not in ("", norms.APART) and traits.algorithm(algorithm).direct
 
 
 def _verb(case: Case) -> str:

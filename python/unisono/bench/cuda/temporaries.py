@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unisono.bench.backends.base import MoeCall
+from unisono.bench.backends.base import ResultCall
 
 
 class Temporaries:
@@ -17,7 +17,7 @@ class Temporaries:
         self._torch: Any = torch
         self._pool = torch.cuda.MemPool()
 
-    def bound(self, call: MoeCall) -> MoeCall:
+    def bound(self, call: ResultCall) -> ResultCall:
         """Returns the call with its memory from the pool. Calls of other cases may overwrite its result."""
         use, pool = self._torch.cuda.use_mem_pool, self._pool
 
@@ -25,4 +25,4 @@ class Temporaries:
             with use(pool):
                 call()
 
-        return MoeCall(with_pool, call.result)
+        return ResultCall(with_pool, call.result)
