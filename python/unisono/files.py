@@ -1,8 +1,9 @@
-"""Writes files that other processes may be reading."""
+"""Writes files that other processes may be reading, and says where the user's cache is."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from unisono.errors import ResourceError
@@ -21,3 +22,12 @@ def write(path: Path, content: bytes) -> Path:
             part.unlink()
         raise ResourceError(f"{path} cannot be written: {error.strerror}.") from error
     return path
+
+
+def cache() -> Path | None:
+    """Returns Unisono's folder of the user's cache; None if the user has no home."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(named) if named else Path.home() / ".cache") / "unisono"
+    except RuntimeError:  # a user without a name, as in containers
+        return None

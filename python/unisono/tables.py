@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import files
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,11 +30,8 @@ def path() -> Path | None:
     no home."""
     if named := os.environ.get("UNISONO_PLAN"):
         return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(cache) if cache else Path.home() / ".cache") / "unisono" / "plan.json"
-    except RuntimeError:  # a user without a name, as in containers
-        return None
+    cache = files.cache()
+    return cache / "plan.json" if cache else None
 
 
 def read(file: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import unisono
-from bench_backends import Run, Stuck, session_runs
+from bench_backends import TWO_VISITS, Run, Stuck, session_runs
 from unisono import records
 from unisono.bench import cells, device, measure, rank, watch
 from unisono.bench.cells import Work
@@ -64,7 +64,7 @@ def test_an_error_that_ends_the_run_keeps_the_samples(
 
     monkeypatch.setattr(Work, "close", broken)
     with pytest.raises(RuntimeError, match="launch failure"):
-        run(["raises_later", "wrapped"], sizes=[64], memories=["plain"], modes=["latency"])
+        run(["raises_later", "wrapped"], sizes=[64], memories=["plain"], modes=["latency"], limits=TWO_VISITS)
     found = records.read(tmp_path / "run")
     assert not found.ends
     assert [f.message for f in found.failures] == ["OSError: the network is gone"]
@@ -89,7 +89,7 @@ def test_a_library_that_never_returns_ends_the_run_and_the_samples_are_kept(
     Stuck.let_go.clear()
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(device, "SILENCE_S", 2.0)
-    run(["stuck"], sizes=[64], memories=["plain"], modes=["latency"])
+    run(["stuck"], sizes=[64], memories=["plain"], modes=["latency"], limits=TWO_VISITS)
     code, found = left[0]
     assert code == 1 and not found.ends
     (result,) = [r for r in found.results if r.case.collective == "all_gather"]

@@ -17,6 +17,7 @@ from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.unisono import UnisonoBackend
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import HangError, HostDevice
+from unisono.bench.schedule import Limits
 from unisono.records import Case, Records
 
 Call = Callable[[], object]
@@ -158,8 +159,13 @@ class Raises(Wrapped):
 
 
 class RaisesLater(Raises):
+    """Fails in its second visit, within the limits `TWO_VISITS`."""
+
     name = "raises_later"
-    good = 25  # calls: of the first round
+    good = 50  # calls: the first visit has 31 to 47, with the first check and the probe
+
+
+TWO_VISITS = Limits(budget_s=30, samples=60, rounds=2)
 
 
 class Stuck(RaisesLater):

@@ -1,0 +1,48 @@
+"""The torch.distributed backend: `torch.distributed.init_process_group("unisono")`.
+
+An installed Unisono has told PyTorch the name. `register` does so where PyTorch looks up no entry points.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, ProcessGroupGloo
+
+from unisono_torch import register
+
+from ...errors import UsageError
+from .build import load
+
+__all__ = ["create", "register"]
+
+
+def create(options: Any, backend_options: Any = None) -> Any:
+    """Returns the backend of a new process group. PyTorch calls it on every rank of the group.
+
+    Args:
+        options: `_DistributedBackendOptions` of PyTorch: store, rank, size, timeout, name.
+        backend_options: None. The backend has no options of its own.
+
+    Returns:
+        The `torch.distributed.Backend`.
+
+    Raises:
+        ResourceError: The adapter cannot be built. The message says what to do.
+        UsageError: There are options.
+    """
+    if backend_options is not None:
+        raise UsageError("the backend unisono has no options: leave pg_options out.")
+    timeout: timedelta = options.timeout
+    gloo = ProcessGroupGloo(
+        PrefixStore("gloo", options.store), options.group_rank, options.group_size, timeout=timeout
+    )
+    return load().make(
+        PrefixStore("unisono", options.store),
+        options.group_rank,
+        options.group_size,
+        timeout.total_seconds(),
+        options.group_id,
+        gloo,
+    )
