@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-// What functions return. After an error unisono_error_text says what to do.
+// Results of functions. After an error unisono_error_text says what to do.
 enum unisono_status {
   UNISONO_OK = 0,
   UNISONO_ERROR_USAGE = 1,     // the call is wrong by itself; nothing has moved
@@ -144,7 +144,7 @@ UNISONO_API const char* unisono_error_text(void);
 // Returns the version of the loaded library: 10000·major + 100·minor + patch.
 UNISONO_API int unisono_version(void);
 
-// What unisono_query is asked.
+// Questions to unisono_query.
 enum unisono_question {
   UNISONO_NUM_DTYPES = 0,       // numbers from 0 on that the library knows
   UNISONO_NUM_OPS = 1,          // the same

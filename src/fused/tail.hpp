@@ -1,4 +1,4 @@
-// What follows the sum of rows: on host memory, by the kernels of the machine.
+// Finishes summed rows in host memory, by the kernels of the machine.
 #pragma once
 
 #include <vector>

@@ -38,7 +38,7 @@ struct Task {
   }
 };
 
-// What is alike on every rank.
+// The arguments that must be alike on every rank.
 struct Asked {
   std::int32_t kind, dtype, quant, sharded, algorithm, biased;
   float eps, scale;

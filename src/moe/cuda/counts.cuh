@@ -128,7 +128,7 @@ __device__ inline void scan_experts(const Work& work, const Counts& counts) {
   }
 }
 
-// Where the tokens of this rank go at each rank.
+// The first row of this rank's tokens at each rank, and what that rank needs for all tokens.
 struct Rooms {
   std::uint32_t first[device::kMostRanks];   // this rank's first one
   std::uint32_t base[device::kMostRanks];    // the block's first one, among this rank's

@@ -325,8 +325,8 @@ struct Kernels {
   const void *send, *permute;
 };
 
-// Of a block of permute_kernel, for rows. So much that an SM has one block: of those that start while routes
-// are read, two would share an SM.
+// Shared memory of a block of permute_kernel for rows. So much that an SM has one block: of those that start
+// while routes are read, two would share an SM.
 constexpr std::size_t kRowsBytes = 172 << 10;
 
 // Returns the warps of a block of permute_kernel, or 0 if rows are too wide for it.

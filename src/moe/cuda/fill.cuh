@@ -1,4 +1,4 @@
-// What a dispatch sets where no token goes.
+// Sets the tables and rows of a dispatch where no token goes.
 #pragma once
 
 #include "moe/cuda/rows.cuh"

@@ -20,7 +20,7 @@ inline constexpr int kPositionBits = 24;  // of a token among those of its rank 
 inline constexpr std::int32_t kNone = -1;
 inline constexpr std::size_t kFewTokens = 64;  // of a rank: a Moe for so few takes the low-latency kernels
 
-// Of lines (docs/gpu.md), in which the low-latency kernels send rows.
+// Sizes of lines (docs/gpu.md), in which the low-latency kernels send rows.
 inline constexpr std::size_t kLine = 128;         // bytes
 inline constexpr std::size_t kWordsOfLine = 15;   // of 8 bytes, of data
 inline constexpr std::size_t kBlocksOfUnit = 15;  // scaled blocks of 128 codes, which are 16 lines

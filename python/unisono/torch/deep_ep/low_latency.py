@@ -49,7 +49,7 @@ class Packed:
 
 
 class LowLatency:
-    """What all calls of a Buffer share, and those with `low_latency` in their names."""
+    """Holds the group and settings of a Buffer, and makes its calls with `low_latency` in their names."""
 
     handles: ClassVar[int] = 16  # routings that there is room for at first
 

@@ -6,166 +6,19 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <limits>
 #include <optional>
 
-#include "backend.hpp"
+#include "tensors.hpp"
 
 namespace unisono_torch {
 namespace {
 
 using c10d::OpType;
-using c10d::ReduceOp;
-using unisono::Call;
 using unisono::Collective;
 using unisono::Communicator;
-using unisono::DType;
 
-// What says that the ranks are on several nodes.
+// Thrown if the ranks are on several nodes.
 struct SeveralNodes {};
-
-bool plain(const at::Tensor& tensor) { return tensor.is_cpu() && tensor.layout() == at::kStrided; }
-
-const at::Tensor& one(const Tensors& tensors, const char* what) {
-  TORCH_CHECK(tensors.size() == 1, "unisono: ", what, " takes one tensor, not ", tensors.size(), ".");
-  return tensors[0];
-}
-
-const Tensors& one(const std::vector<Tensors>& lists, std::size_t size, const char* what) {
-  TORCH_CHECK(lists.size() == 1, "unisono: ", what, " takes one list of tensors, not ", lists.size(), ".");
-  TORCH_CHECK(lists[0].size() == size, "unisono: ", what, " needs a list of ", size, " tensors, not of ",
-              lists[0].size(), ".");
-  return lists[0];
-}
-
-void check_alike(const at::Tensor& a, const at::Tensor& b, int64_t times, const char* what) {
-  TORCH_CHECK(a.scalar_type() == b.scalar_type(), "unisono: ", what, ": tensors must be of one type, not ",
-              a.scalar_type(), " and ", b.scalar_type(), ".");
-  TORCH_CHECK(a.numel() == b.numel() * times, "unisono: ", what, ": a tensor has ", a.numel(),
-              " elements and must have ", b.numel() * times, ".");
-}
-
-void check_alike(const Tensors& list, const at::Tensor& with, const char* what) {
-  for (const at::Tensor& tensor : list) check_alike(tensor, with, 1, what);
-}
-
-// A reduction as the communicator knows it.
-struct Sum {
-  DType dtype;
-  unisono::Op op;
-};
-
-std::optional<unisono::Op> op_of(const ReduceOp& op) {
-  switch (op.op_) {
-    case ReduceOp::SUM: return unisono::Op::sum;
-    case ReduceOp::AVG: return unisono::Op::avg;
-    case ReduceOp::PRODUCT: return unisono::Op::prod;
-    case ReduceOp::MIN: return unisono::Op::min;
-    case ReduceOp::MAX: return unisono::Op::max;
-    default: return std::nullopt;
-  }
-}
-
-// Returns nothing if the reduction is gloo's. Bools are bytes 0 and 1: a sum is their max, a product their
-// min.
-std::optional<Sum> sum_of(const at::Tensor& tensor, const ReduceOp& with) {
-  using unisono::Op;
-  const std::optional<Op> op = op_of(with);
-  if (!op || !plain(tensor)) return std::nullopt;
-  switch (tensor.scalar_type()) {
-    case at::kFloat: return Sum{DType::f32, *op};
-    case at::kDouble: return Sum{DType::f64, *op};
-    case at::kHalf: return Sum{DType::f16, *op};
-    case at::kBFloat16: return Sum{DType::bf16, *op};
-    case at::kChar: return Sum{DType::i8, *op};
-    case at::kByte: return Sum{DType::u8, *op};
-    case at::kInt: return Sum{DType::i32, *op};
-    case at::kLong: return Sum{DType::i64, *op};
-    case at::kFloat8_e4m3fn: return Sum{DType::f8e4m3, *op};
-    case at::kComplexFloat:
-    case at::kComplexDouble:
-      if (*op != Op::sum && *op != Op::avg) return std::nullopt;
-      return Sum{tensor.scalar_type() == at::kComplexFloat ? DType::f32 : DType::f64, *op};
-    case at::kBool:
-      if (*op == Op::avg) return std::nullopt;
-      return Sum{DType::u8, *op == Op::sum ? Op::max : *op == Op::prod ? Op::min : *op};
-    default: return std::nullopt;
-  }
-}
-
-std::string kind_of(const at::Tensor& tensor) {
-  return c10::str(tensor.layout() == at::kStrided ? "" : "sparse ", tensor.scalar_type(), " on ",
-                  tensor.device().type());
-}
-
-at::Tensor packed(const at::Tensor& tensor) { return tensor.contiguous(); }
-
-// A tensor that is written: itself if it is contiguous, else a copy that `done` copies back.
-class Written {
- public:
-  // read: the call reads it too.
-  explicit Written(const at::Tensor& tensor, bool read = false) : tensor_(tensor) {
-    if (tensor.is_contiguous()) at_ = tensor;
-    else at_ = read ? packed(tensor) : at::empty(tensor.sizes(), tensor.options());
-  }
-  const at::Tensor& at() const { return at_; }
-  void* data() const { return at_.data_ptr(); }
-  void done() const {
-    if (!at_.is_same(tensor_)) tensor_.copy_(at_);
-  }
-
- private:
-  const at::Tensor& tensor_;
-  at::Tensor at_;
-};
-
-// Returns whether the tensors lie one after the other, as parts of one buffer.
-bool consecutive(const Tensors& tensors) {
-  const char* at = nullptr;
-  for (const at::Tensor& tensor : tensors) {
-    const auto* here = static_cast<const char*>(tensor.const_data_ptr());
-    if (!tensor.is_contiguous() || (at && here != at)) return false;
-    at = here + tensor.nbytes();
-  }
-  return true;
-}
-
-at::Tensor flat_for(const Tensors& tensors) {
-  return at::empty({static_cast<int64_t>(tensors.size()) * tensors[0].numel()}, tensors[0].options());
-}
-at::Tensor flat_of(const Tensors& tensors) {
-  Tensors rows;
-  for (const at::Tensor& tensor : tensors) rows.push_back(tensor.reshape({-1}));
-  return at::cat(rows);
-}
-void unpack(const at::Tensor& flat, const Tensors& to) {
-  for (std::size_t i = 0; i < to.size(); ++i)
-    to[i].copy_(flat.narrow(0, static_cast<int64_t>(i) * to[i].numel(), to[i].numel()).view(to[i].sizes()));
-}
-
-constexpr std::ptrdiff_t kNowhere = std::numeric_limits<std::ptrdiff_t>::max();
-
-// Returns the input, or a copy if it overlaps the output other than at `place`, where a call in place has it.
-at::Tensor apart(const at::Tensor& input, const at::Tensor& output, std::ptrdiff_t place) {
-  const at::Tensor in = packed(input);
-  const auto* from = static_cast<const char*>(in.const_data_ptr());
-  const auto* to = static_cast<const char*>(output.const_data_ptr());
-  const bool overlap = from < to + output.nbytes() && to < from + in.nbytes();
-  return overlap && from - to != place ? in.clone() : in;
-}
-
-Call bytes(const void* in, void* out, std::size_t count, int root = 0) {
-  return {.in = in, .out = out, .count = count, .dtype = DType::u8, .root = root};
-}
-Call sums(const void* in, void* out, const at::Tensor& tensor, std::size_t parts, const Sum& sum,
-          int root = 0) {
-  return {.in = in,
-          .out = out,
-          .count = tensor.nbytes() / parts / unisono::size_of(sum.dtype),
-          .dtype = sum.dtype,
-          .op = sum.op,
-          .root = root};
-}
 
 }  // namespace
 

@@ -24,7 +24,7 @@ from ...files import cache
 __all__ = ["load"]
 
 NAME = "_unisono_torch_distributed"
-SOURCES = ("backend.cpp", "calls.cpp", "backend.hpp")
+SOURCES = ("backend.cpp", "calls.cpp", "backend.hpp", "tensors.hpp")
 
 
 @functools.cache
