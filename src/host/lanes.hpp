@@ -16,6 +16,14 @@
 namespace unisono::host::UNISONO_ISA {
 namespace {
 
+// The type of elements of which a kernel is made.
+template <class T>
+constexpr DType kDType = DType::f32;
+template <>
+constexpr DType kDType<F16> = DType::f16;
+template <>
+constexpr DType kDType<BF16> = DType::bf16;
+
 #if defined(__AVX512F__)
 constexpr std::size_t kVector = 64;
 #elif defined(__AVX2__)

@@ -18,13 +18,6 @@ constexpr std::size_t kPartials = norm::kPartials;
 constexpr std::size_t kStrip = 4;   // vectors at once
 constexpr std::size_t kStep = 256;  // elements; their wide values stay in the first-level cache
 
-template <class T>
-constexpr DType kDType = DType::f32;
-template <>
-constexpr DType kDType<F16> = DType::f16;
-template <>
-constexpr DType kDType<BF16> = DType::bf16;
-
 // ---- join ----
 
 // Joins as many of `count` elements as fill vectors. Returns their number. N: as reduce_n_lanes has it.

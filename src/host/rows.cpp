@@ -11,13 +11,6 @@
 namespace unisono::host::UNISONO_ISA {
 namespace {
 
-template <class T>
-constexpr DType kDType = DType::f32;
-template <>
-constexpr DType kDType<F16> = DType::f16;
-template <>
-constexpr DType kDType<BF16> = DType::bf16;
-
 // Weighs as many of `count` elements as fill vectors. Returns their number.
 template <class T>
 std::size_t weigh_lanes(byte* out, const byte* const* rows, const float* weights, int n, std::size_t count) {
