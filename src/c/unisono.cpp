@@ -173,7 +173,9 @@ auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To
                   .memory = number<Memory>(c.memory, kMemories, "call->memory", "unisono_memory"),
                   .stream = c.stream,
                   .algorithm = c.algorithm ? c.algorithm : "",
-                  .wire = number<Wire>(c.wire, kWires, "call->wire", "unisono_wire")};
+                  .wire = number<Wire>(c.wire, kWires, "call->wire", "unisono_wire"),
+                  .timeout_s = c.timeout_s};
+  if (number<bool>(c.tagged, 2, "call->tagged", "flag")) return to(collective, call, c.to, c.from, c.tag);
   switch (collective) {
     case Collective::send:
     case Collective::recv:
@@ -193,6 +195,8 @@ auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To
                          [](const unisono_incoming& one) { return Incoming{one.data, one.bytes, one.from}; });
   return to(call, std::span<const Outgoing>(sends), std::span<const Incoming>(receives));
 }
+
+unisono_received as_c(const Received& received) { return {received.bytes, received.source}; }
 
 // Ranks that meet by the user's function, which takes as many bytes of every rank.
 class CallbackBootstrap final : public Bootstrap {
@@ -308,7 +312,10 @@ int unisono_size(const unisono_comm* comm) {
 int unisono_run(unisono_comm* comm, std::int32_t collective, const unisono_call* call) {
   return guarded([&] {
     Communicator& of = given(comm, "comm").communicator;
-    dispatch(of.size(), collective, call, [&](const auto&... form) { of.run(form...); });
+    dispatch(of.size(), collective, call, [&](const auto&... form) {
+      if constexpr (sizeof...(form) < 5) return of.run(form...);
+      else if (const Received received = of.run(form...); call->received) *call->received = as_c(received);
+    });
   });
 }
 
@@ -338,6 +345,10 @@ int unisono_done(const unisono_work* work) {
 int unisono_then(const unisono_work* work, void (*callback)(void*), void* user) {
   return guarded(
       [&] { given(work, "work").work.then([call = &given(callback, "callback"), user] { call(user); }); });
+}
+
+int unisono_work_received(const unisono_work* work, unisono_received* received) {
+  return guarded([&] { given(received, "received") = as_c(given(work, "work").work.received()); });
 }
 
 void unisono_work_free(unisono_work* work) { delete work; }

@@ -53,6 +53,12 @@ std::exception_ptr Work::error() const {
   return state_->error;
 }
 
+Received Work::received() const {
+  if (!state_ || inherited(*state_)) return {};
+  const std::scoped_lock lock(state_->mutex);
+  return state_->received;
+}
+
 void Work::then(std::function<void()> callback) const {
   if (state_ && !inherited(*state_)) {
     const std::scoped_lock lock(state_->mutex);
@@ -68,8 +74,15 @@ struct CallThreads::Jobs : std::enable_shared_from_this<Jobs> {
     Turns::Number number = 0;
   };
 
-  // Sees to it that a thread takes the next job. Requires: the lock.
+  // Sees to it that threads take what there is. Requires: the lock. Throws ResourceError if there is none.
   void serve();
+  // Does the same before this thread does something else. Without another thread, this one does so later.
+  void hand_over() noexcept {
+    try {
+      if (next_call()) serve();
+    } catch (const ResourceError&) {}
+  }
+  bool next_call() const { return !waiting.empty() && !running; }
   void loop();
   void call_back(Callbacks callbacks) noexcept;
 
@@ -77,6 +90,7 @@ struct CallThreads::Jobs : std::enable_shared_from_this<Jobs> {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Job> waiting;
+  std::deque<std::function<void()>> beside;
   bool running = false;  // a call, as opposed to callbacks
   bool ends = false;
   int idle = 0;  // threads
@@ -84,8 +98,9 @@ struct CallThreads::Jobs : std::enable_shared_from_this<Jobs> {
 };
 
 void CallThreads::Jobs::serve() {
-  if (running) return;  // its thread takes the next one too
-  if (idle > 0) return changed.notify_one();
+  const std::size_t needed = beside.size() + (running ? 0 : 1);  // the thread of a call takes the next one
+  if (needed == 0) return;
+  if (static_cast<std::size_t>(idle) >= needed) return changed.notify_one();
   sigset_t all, before;  // signals are the program's
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -103,10 +118,19 @@ void CallThreads::Jobs::loop() {
   std::unique_lock lock(mutex);
   for (;;) {
     ++idle;
-    changed.wait(lock, [this] { return (ends && waiting.empty()) || (!waiting.empty() && !running); });
+    changed.wait(lock, [this] { return !beside.empty() || next_call() || (ends && waiting.empty()); });
     --idle;
-    if (waiting.empty()) return;
-    while (!waiting.empty() && !running) {
+    if (beside.empty() && waiting.empty()) return;
+    while (!beside.empty() || next_call()) {
+      if (!beside.empty()) {
+        std::function<void()> what = std::move(beside.front());
+        beside.pop_front();
+        hand_over();
+        lock.unlock();
+        std::exchange(what, nullptr)();
+        lock.lock();
+        continue;
+      }
       Job job = std::move(waiting.front());
       waiting.pop_front();
       running = true;
@@ -116,11 +140,7 @@ void CallThreads::Jobs::loop() {
       lock.lock();
       running = false;
       if (callbacks.empty()) continue;
-      if (!waiting.empty()) {
-        try {
-          serve();
-        } catch (const ResourceError&) {}  // this thread goes on with them later
-      }
+      hand_over();
       lock.unlock();
       call_back(std::move(callbacks));
       lock.lock();
@@ -168,6 +188,27 @@ CallThreads::~CallThreads() {
   }
   const std::scoped_lock lock(jobs_->mutex);
   jobs_->thrown = nullptr;
+}
+
+void CallThreads::run_beside(std::function<void()> what) {
+  const std::scoped_lock lock(jobs_->mutex);
+  jobs_->beside.push_back(std::move(what));
+  try {
+    jobs_->serve();
+  } catch (const ResourceError&) {
+    jobs_->beside.pop_back();
+    throw;
+  }
+}
+
+void CallThreads::run_beside(Callbacks callbacks) {
+  if (callbacks.empty()) return;
+  const std::scoped_lock lock(jobs_->mutex);
+  jobs_->beside.emplace_back(
+      [jobs = jobs_.get(), all = std::move(callbacks)]() mutable { jobs->call_back(std::move(all)); });
+  try {
+    jobs_->serve();
+  } catch (const ResourceError&) {}
 }
 
 void CallThreads::add(Turns& turns, std::function<Callbacks(Turns::Number)> run) {

@@ -256,7 +256,7 @@ TEST(C, CallsBegin) {
 }
 
 // Layouts are part of the interface.
-static_assert(sizeof(void*) != 8 || (sizeof(unisono_call) == 128 && sizeof(unisono_options) == 40 &&
+static_assert(sizeof(void*) != 8 || (sizeof(unisono_call) == 152 && sizeof(unisono_options) == 40 &&
                                      sizeof(unisono_bootstrap) == 32 && sizeof(unisono_outgoing) == 24));
 
 }  // namespace
