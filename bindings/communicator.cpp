@@ -76,6 +76,19 @@ void bind_communicator(nb::module_& module) {
           },
           "The exception with which the call has ended. None: it is under way, or has succeeded.");
 
+  nb::class_<PyReceived>(module, "Received", doc::kReceived)
+      .def_ro("array", &PyReceived::array, "The array that recv was given.")
+      .def_prop_ro(
+          "source", [](const PyReceived& self) { return self.now().source; },
+          "The sender's rank. -1: the receive is under way.")
+      .def_prop_ro(
+          "nbytes", [](const PyReceived& self) { return self.now().bytes; }, "The bytes of the message.")
+      .def("__repr__", [](const PyReceived& self) {
+        const Received it = self.now();
+        return "<Received: " + std::to_string(it.bytes) + " bytes of rank " + std::to_string(it.source) + ">";
+      });
+  module.attr("ANY_SOURCE") = Communicator::kAnySource;
+
   nb::class_<C>(module, "Communicator", nb::is_weak_referenceable(), doc::kCommunicator)
       .def(
           "__init__",
@@ -120,36 +133,42 @@ void bind_communicator(nb::module_& module) {
            })
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](C& self, const nb::args&) { self.close(); })
-      .def("barrier", C::may_begin(&C::barrier), "asynchronous"_a = false,
+      .def("barrier", C::may_begin(&C::barrier), "asynchronous"_a = false, "timeout_s"_a = none,
            "Returns once every rank has called it. Raises the errors of every call.")
       .def("all_reduce", C::may_begin(&C::all_reduce), "x"_a, "op"_a = "sum", "out"_a.none() = none,
            "algorithm"_a = none, "stream"_a = none, "wire"_a = none, "asynchronous"_a = false,
-           doc::kAllReduce)
+           "timeout_s"_a = none, doc::kAllReduce)
       .def("reduce", C::may_begin(&C::reduce), "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kReduce)
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
+           doc::kReduce)
       .def("broadcast", C::may_begin(&C::broadcast), "x"_a, "root"_a = 0, "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kBroadcast)
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
+           doc::kBroadcast)
       .def("all_gather", C::may_begin(&C::all_gather), "x"_a, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, "asynchronous"_a = false, doc::kAllGather)
+           "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none, doc::kAllGather)
       .def("gather", C::may_begin(&C::gather), "x"_a, "root"_a = 0, "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kGather)
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
+           doc::kGather)
       .def("reduce_scatter", C::may_begin(&C::reduce_scatter), "x"_a, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kReduceScatter)
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
+           doc::kReduceScatter)
       .def("scatter", C::may_begin(&C::scatter), "x"_a.none(), "root"_a = 0, "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kScatter)
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
+           doc::kScatter)
       .def("all_to_all", C::may_begin(&C::all_to_all), "x"_a, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, "asynchronous"_a = false, doc::kAllToAll)
+           "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none, doc::kAllToAll)
       .def("all_to_all_v", C::may_begin(&C::all_to_all_v), "x"_a, "send_counts"_a, "recv_counts"_a,
            "out"_a.none() = none, "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false,
-           doc::kAllToAllV)
+           "timeout_s"_a = none, doc::kAllToAllV)
       .def("send", C::may_begin(&C::send), "x"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none,
-           "asynchronous"_a = false, doc::kSend)
+           "tag"_a = none, "asynchronous"_a = false, "timeout_s"_a = none, doc::kSend)
       .def("recv", C::may_begin(&C::recv), "out"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none,
-           "asynchronous"_a = false, doc::kRecv)
+           "tag"_a = none, "asynchronous"_a = false, "timeout_s"_a = none, doc::kRecv)
       .def("send_recv", C::may_begin(&C::send_recv), "x"_a, "dst"_a, "out"_a.none(), "src"_a,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, doc::kSendRecv)
+           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
+           doc::kSendRecv)
       .def("batch_send_recv", C::may_begin(&C::batch_send_recv), "sends"_a, "recvs"_a, "stream"_a = none,
-           "asynchronous"_a = false, doc::kBatchSendRecv)
+           "asynchronous"_a = false, "timeout_s"_a = none, doc::kBatchSendRecv)
       .def_prop_ro("device", &C::device, "The CUDA ordinal of this rank's GPU, or None.")
       .def_prop_ro("peer_access", &C::peer_access,
                    "Whether the ranks' GPUs reach each other's memory. If not, messages go through pinned "

@@ -44,21 +44,25 @@ PyCommunicator::Prepared PyCommunicator::prepare(const Array& array, const void*
            .memory = array.memory,
            .stream = stream_handle(stream),
            .algorithm = options.algorithm ? *options.algorithm : std::string_view{},
-           .wire = options.wire},
+           .wire = options.wire,
+           .timeout_s = Deadline::now},
           stream};
 }
 
 template <class Run>
-void PyCommunicator::call(const Prepared& prepared, const Run& run) {
+Received PyCommunicator::call(const Prepared& prepared, const Run& run) {
+  Received received;
   {
     Beginning* const beginning = std::exchange(Beginning::now, nullptr);
     const WithoutGil released(*this);
     run(prepared.call, [&](const auto&... form) {
-      if (beginning) beginning->begun.work = communicator_.begin(form...);
+      if (beginning) beginning->begun->work = communicator_.begin(form...);
+      else if constexpr (sizeof...(form) == 5) received = communicator_.run(form...);
       else communicator_.run(form...);
     });
   }
   if (prepared.call.memory == Memory::device) keep_stream(prepared.stream, prepared.call.stream);
+  return received;
 }
 
 void PyCommunicator::call(Collective collective, const Array& array, const void* in, void* out,
@@ -88,7 +92,8 @@ void PyCommunicator::close() {
 }
 
 void PyCommunicator::barrier() {
-  call({}, [&](const Call&, const auto& make) { make(Collective::barrier); });
+  call({.call = {.timeout_s = Deadline::now}, .stream = {}},
+       [&](const Call& c, const auto& make) { make(Collective::barrier, c); });
 }
 
 nb::object PyCommunicator::all_reduce(nb::handle x, const OpName& op, nb::handle out,
@@ -188,21 +193,28 @@ nb::object PyCommunicator::all_to_all_v(nb::handle x, nb::handle send_counts, nb
   return to.object;
 }
 
-void PyCommunicator::send(nb::handle x, const RankNumber& peer, const Algorithm& algorithm,
-                          nb::handle stream) {
+void PyCommunicator::send(nb::handle x, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream,
+                          std::optional<int> tag) {
   const int to = read_rank("destination", peer, size());
   const Array in(x, "x", false);
-  call(prepare(in, in.data, nullptr, in.count, {algorithm, stream}),
-       [&](const Call& c, const auto& make) { make(Collective::send, c, to, -1); });
+  call(prepare(in, in.data, nullptr, in.count, {algorithm, stream}), [&](const Call& c, const auto& make) {
+    if (tag) make(Collective::send, c, to, -1, *tag);
+    else make(Collective::send, c, to, -1);
+  });
 }
 
 nb::object PyCommunicator::recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm,
-                                nb::handle stream) {
+                                nb::handle stream, std::optional<int> tag) {
   const int from = read_rank("source", peer, size());
   const Array to(out, "out", true);
-  call(prepare(to, nullptr, to.data, to.count, {algorithm, stream}),
-       [&](const Call& c, const auto& make) { make(Collective::recv, c, -1, from); });
-  return nb::borrow(out);
+  const auto begun = Beginning::now ? Beginning::now->begun : nullptr;
+  const Received received = call(prepare(to, nullptr, to.data, to.count, {algorithm, stream}),
+                                 [&](const Call& c, const auto& make) {
+                                   if (tag) make(Collective::recv, c, -1, from, *tag);
+                                   else make(Collective::recv, c, -1, from);
+                                 });
+  if (!tag) return nb::borrow(out);
+  return nb::cast(PyReceived{nb::borrow(out), begun, received});
 }
 
 nb::object PyCommunicator::send_recv(nb::handle x, const RankNumber& dst, nb::handle out,

@@ -161,9 +161,10 @@ std::vector<Made> messages(const T* from, std::size_t many, const char* name, in
 template <class To>
 auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To& to) {
   const auto collective = number<Collective>(wanted, kRunnable, "collective", "unisono_collective");
-  if (collective == Collective::barrier) return to(collective);
+  if (collective == Collective::barrier && !from) return to(collective);
   const unisono_call c = read(from, "call", "unisono_call");
   check_reserved(c.reserved, "call->reserved");
+  if (collective == Collective::barrier) return to(collective, Call{.timeout_s = c.timeout_s});
   const Call call{.in = c.in,
                   .out = c.out,
                   .count = c.count,

@@ -83,8 +83,12 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   Work begin(const std::shared_ptr<Begun>& call);
   // Closes the communicator, and waits until the calls that have begun have ended.
   void end_begun() noexcept;
-  void barrier() {
-    turn(Collective::barrier, [&] { do_barrier(); });
+  void barrier(const Call& call = {}) {
+    check_timeout(call);
+    turn(Collective::barrier, [&] {
+      const Deadline deadline(*this, call);
+      do_barrier();
+    });
   }
   std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) {
     return turn(Collective::empty, [&] { return do_allocate(bytes, memory); });

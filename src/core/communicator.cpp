@@ -160,7 +160,7 @@ Call as_bytes(Call call) {
 }  // namespace
 
 void Communicator::run(Collective collective, const Call& call) {
-  if (collective == Collective::barrier) return impl_->barrier();
+  if (collective == Collective::barrier) return impl_->barrier(call);
   check_alone(collective);
   impl_->run({collective, call, rank(), size()});
 }
@@ -184,7 +184,8 @@ void Communicator::run(const Call& call, std::span<const Outgoing> sends,
 Work Communicator::begin(Collective collective, const Call& call) {
   const auto begun = std::make_shared<Begun>(collective, call);
   if (collective == Collective::barrier) {
-    begun->call = {};
+    check_timeout(call);
+    begun->call = {.timeout_s = call.timeout_s};
   } else {
     check_alone(collective);
     begun->request.emplace(collective, begun->call, rank(), size());

@@ -87,7 +87,7 @@ class Backend final : public c10d::Backend {
     const at::Tensor& tensor = one(tensors, "broadcast");
     if (!here(tensors, "broadcast")) return gloo_->broadcast(tensors, opts);
     const int root = root_of(opts.rootRank);
-    return begin(OpType::BROADCAST, "unisono:broadcast", opts.asyncOp, tensors, tensors, [&](CallWork& call) {
+    return begin(OpType::BROADCAST, "unisono:broadcast", opts, tensors, tensors, [&](CallWork& call) {
       const at::Tensor at = rank_ == root ? packed(tensor) : written(call, tensor);
       void* const data = call.keep(at).data_ptr();
       call.run(Collective::broadcast, bytes(data, data, tensor.nbytes(), root));
@@ -99,7 +99,7 @@ class Backend final : public c10d::Backend {
     if (!reduces_here(tensors, opts.reduceOp, "reduce")) return gloo_->reduce(tensors, opts);
     const int root = root_of(opts.rootRank);
     const Sum sum = *sum_of(tensor, opts.reduceOp);
-    return begin(OpType::REDUCE, "unisono:reduce", opts.asyncOp, tensors, tensors,
+    return begin(OpType::REDUCE, "unisono:reduce", opts, tensors, tensors,
                  [&](CallWork& call) { reduce_to(call, tensor, tensor, sum, root); });
   }
 
@@ -109,7 +109,7 @@ class Backend final : public c10d::Backend {
     const Tensors& outs = one(outputs, ranks(), "all_gather");
     if (!here(inputs, "all_gather")) return gloo_->allgather(outputs, inputs, opts);
     check_alike(outs, in, "all_gather");
-    return begin(OpType::ALLGATHER, "unisono:all_gather", opts.asyncOp, inputs, outs,
+    return begin(OpType::ALLGATHER, "unisono:all_gather", opts, inputs, outs,
                  [&](CallWork& call) { gather_lists(call, in, outs); });
   }
   Ptr<c10d::Work> allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -129,22 +129,20 @@ class Backend final : public c10d::Backend {
         all.push_back(list[i]);
       }
     }
-    return begin(OpType::ALLGATHER_COALESCED, "unisono:all_gather", opts.asyncOp, inputs, all,
-                 [&](CallWork& call) {
-                   for (std::size_t i = 0; i < inputs.size(); ++i)
-                     gather_lists(call, inputs[i], of_inputs[i]);
-                 });
+    return begin(OpType::ALLGATHER_COALESCED, "unisono:all_gather", opts, inputs, all, [&](CallWork& call) {
+      for (std::size_t i = 0; i < inputs.size(); ++i) gather_lists(call, inputs[i], of_inputs[i]);
+    });
   }
   Ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                   const c10d::AllgatherOptions& opts) override {
     Tensors outputs{output}, inputs{input};
     if (!here(inputs, "all_gather")) return gloo_->_allgather_base(output, input, opts);
-    return gather_tensors(outputs, inputs, opts.asyncOp, OpType::_ALLGATHER_BASE);
+    return gather_tensors(outputs, inputs, opts, OpType::_ALLGATHER_BASE);
   }
   Ptr<c10d::Work> allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                   const c10d::AllgatherOptions& opts) override {
     if (!here(inputs, "all_gather")) return gloo_->allgather_into_tensor_coalesced(outputs, inputs, opts);
-    return gather_tensors(outputs, inputs, opts.asyncOp, OpType::COALESCED);
+    return gather_tensors(outputs, inputs, opts, OpType::COALESCED);
   }
 
   Ptr<c10d::Work> gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -155,7 +153,7 @@ class Backend final : public c10d::Backend {
     TORCH_CHECK(rank_ == root || outputs.empty(), "unisono: gather: give the outputs at the root alone.");
     const Tensors outs = rank_ == root ? one(outputs, ranks(), "gather") : Tensors();
     check_alike(outs, in, "gather");
-    return begin(OpType::GATHER, "unisono:gather", opts.asyncOp, inputs, outs, [&](CallWork& call) {
+    return begin(OpType::GATHER, "unisono:gather", opts, inputs, outs, [&](CallWork& call) {
       const at::Tensor from = call.keep(packed(in));
       const at::Tensor flat = rank_ == root ? flat_for(outs) : at::Tensor();
       call.run(Collective::gather,
@@ -171,7 +169,7 @@ class Backend final : public c10d::Backend {
     TORCH_CHECK(rank_ == root || inputs.empty(), "unisono: scatter: give the inputs at the root alone.");
     const Tensors ins = rank_ == root ? one(inputs, ranks(), "scatter") : Tensors();
     check_alike(ins, out, "scatter");
-    return begin(OpType::SCATTER, "unisono:scatter", opts.asyncOp, ins, outputs, [&](CallWork& call) {
+    return begin(OpType::SCATTER, "unisono:scatter", opts, ins, outputs, [&](CallWork& call) {
       const at::Tensor to = written(call, out);
       const at::Tensor flat = rank_ == root ? call.keep(flat_of(ins)) : at::Tensor();
       call.run(Collective::scatter,
@@ -190,13 +188,12 @@ class Backend final : public c10d::Backend {
       TORCH_CHECK(in.scalar_type() == out.scalar_type(),
                   "unisono: reduce_scatter: tensors must be of one type.");
     const Sum sum = *sum_of(out, opts.reduceOp);
-    return begin(
-        OpType::REDUCE_SCATTER, "unisono:reduce_scatter", opts.asyncOp, ins, outputs, [&](CallWork& call) {
-          const bool even =
-              std::all_of(ins.begin(), ins.end(), [&](auto& in) { return in.numel() == ins[0].numel(); });
-          if (even) return scatter_sums(call, out, flat_of(ins), sum);
-          for (int r = 0; r < size_; ++r) reduce_to(call, ins[static_cast<std::size_t>(r)], out, sum, r);
-        });
+    return begin(OpType::REDUCE_SCATTER, "unisono:reduce_scatter", opts, ins, outputs, [&](CallWork& call) {
+      const bool even =
+          std::all_of(ins.begin(), ins.end(), [&](auto& in) { return in.numel() == ins[0].numel(); });
+      if (even) return scatter_sums(call, out, flat_of(ins), sum);
+      for (int r = 0; r < size_; ++r) reduce_to(call, ins[static_cast<std::size_t>(r)], out, sum, r);
+    });
   }
   Ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                        const c10d::ReduceScatterOptions& opts) override {
@@ -222,7 +219,7 @@ class Backend final : public c10d::Backend {
     // A rank may give equal splits where another gives none: both are all_to_all_v.
     const std::vector<std::size_t> sends = parts(input, input_splits),
                                    receives = parts(output, output_splits);
-    return begin(OpType::ALLTOALL_BASE, "unisono:all_to_all", opts.asyncOp, Tensors{input}, {output},
+    return begin(OpType::ALLTOALL_BASE, "unisono:all_to_all", opts, Tensors{input}, {output},
                  [&](CallWork& call) {
                    const at::Tensor to = written(call, output);
                    const at::Tensor from = call.keep(apart(input, to, kNowhere));
@@ -233,7 +230,7 @@ class Backend final : public c10d::Backend {
     if (!here(inputs, "all_to_all")) return gloo_->alltoall(outputs, inputs, opts);
     TORCH_CHECK(outputs.size() == ranks() && inputs.size() == ranks(), "unisono: all_to_all needs lists of ",
                 ranks(), " tensors.");
-    return begin(OpType::ALLTOALL, "unisono:all_to_all", opts.asyncOp, inputs, outputs, [&](CallWork& call) {
+    return begin(OpType::ALLTOALL, "unisono:all_to_all", opts, inputs, outputs, [&](CallWork& call) {
       Tensors from, to;
       std::vector<unisono::Outgoing> sends;
       std::vector<unisono::Incoming> receives;
@@ -253,24 +250,28 @@ class Backend final : public c10d::Backend {
 
   Ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override {
     if (!communicator_) return gloo_->barrier(opts);
-    return begin(OpType::BARRIER, "unisono:barrier", opts.asyncOp, std::nullopt, {},
-                 [](CallWork& call) { call.run(Collective::barrier); });
+    return begin(OpType::BARRIER, "unisono:barrier", opts, std::nullopt, {},
+                 [](CallWork& call) { call.run(Collective::barrier, Call{}); });
   }
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all) override {
     gloo_->monitoredBarrier(opts, wait_all);
   }
 
   Ptr<c10d::Work> send(Tensors& tensors, int to, int tag) override {
-    to_gloo("send", "tags");
-    return gloo_->send(tensors, to, tag);
+    const at::Tensor& tensor = one(tensors, "send");
+    if (!here(tensors, "send")) return gloo_->send(tensors, to, tag);
+    return begin(OpType::SEND, "unisono:send", How(), tensors, {}, [&](CallWork& call) {
+      const at::Tensor from = call.keep(packed(tensor));
+      call.run(Collective::send, bytes(from.const_data_ptr(), nullptr, from.nbytes()), to, -1, tag);
+    });
   }
   Ptr<c10d::Work> recv(Tensors& tensors, int from, int tag) override {
-    to_gloo("recv", "tags");
-    return gloo_->recv(tensors, from, tag);
+    if (!here(tensors, "recv")) return gloo_->recv(tensors, from, tag);
+    return receive(OpType::RECV, tensors, from, tag);
   }
   Ptr<c10d::Work> recvAnysource(Tensors& tensors, int tag) override {
-    to_gloo("recv", "any source");
-    return gloo_->recvAnysource(tensors, tag);
+    if (!here(tensors, "recv")) return gloo_->recvAnysource(tensors, tag);
+    return receive(OpType::RECVANYSOURCE, tensors, Communicator::kAnySource, tag);
   }
 
   void abort() override {
@@ -336,19 +337,26 @@ class Backend final : public c10d::Backend {
   }
 
   template <class Body>
-  Ptr<c10d::Work> begin(OpType type, const char* title, bool async, const std::optional<Tensors>& inputs,
+  Ptr<c10d::Work> begin(OpType type, const char* title, const How& how, const std::optional<Tensors>& inputs,
                         Tensors outputs, const Body& body) {
     auto work = c10::make_intrusive<CallWork>(rank_, type, title, inputs, std::move(outputs), ++calls_made_,
-                                              *communicator_, async);
+                                              *communicator_, how);
     work->start(body);
     return work;
   }
 
+  Ptr<c10d::Work> receive(OpType type, const Tensors& tensors, int from, int tag) {
+    const at::Tensor& tensor = one(tensors, "recv");
+    return begin(type, "unisono:recv", How(), std::nullopt, tensors, [&](CallWork& call) {
+      const at::Tensor to = written(call, tensor);
+      call.run(Collective::recv, bytes(nullptr, to.data_ptr(), to.nbytes()), -1, from, tag);
+    });
+  }
   template <class Opts, class Gloo>
   Ptr<c10d::Work> reduce_all(const Tensors& tensors, const Opts& opts, OpType type, const char* title,
                              Gloo&& gloo) {
     if (!reduces_here(tensors, opts.reduceOp, "all_reduce")) return gloo();
-    return begin(type, title, opts.asyncOp, tensors, tensors, [&](CallWork& call) {
+    return begin(type, title, opts, tensors, tensors, [&](CallWork& call) {
       for (const at::Tensor& tensor : tensors) {
         void* const data = written(call, tensor, true).data_ptr();
         call.run(Collective::all_reduce, sums(data, data, tensor, 1, *sum_of(tensor, opts.reduceOp)));
@@ -376,10 +384,10 @@ class Backend final : public c10d::Backend {
     call.run(Collective::all_gather, bytes(source.const_data_ptr(), to, in.nbytes()));
     if (!direct) call.after([flat, outs] { unpack(flat, outs); });
   }
-  Ptr<c10d::Work> gather_tensors(const Tensors& outputs, const Tensors& inputs, bool async, OpType type) {
+  Ptr<c10d::Work> gather_tensors(const Tensors& outputs, const Tensors& inputs, const How& how, OpType type) {
     TORCH_CHECK(outputs.size() == inputs.size(), "unisono: all_gather needs as many outputs as inputs.");
     for (std::size_t i = 0; i < inputs.size(); ++i) check_alike(outputs[i], inputs[i], size_, "all_gather");
-    return begin(type, "unisono:all_gather", async, inputs, outputs, [&](CallWork& call) {
+    return begin(type, "unisono:all_gather", how, inputs, outputs, [&](CallWork& call) {
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         const at::Tensor to = written(call, outputs[i]);
         const at::Tensor from =
@@ -399,7 +407,7 @@ class Backend final : public c10d::Backend {
     TORCH_CHECK(outputs.size() == inputs.size(), "unisono: reduce_scatter needs as many outputs as inputs.");
     for (std::size_t i = 0; i < inputs.size(); ++i)
       check_alike(inputs[i], outputs[i], size_, "reduce_scatter");
-    return begin(type, "unisono:reduce_scatter", opts.asyncOp, inputs, outputs, [&](CallWork& call) {
+    return begin(type, "unisono:reduce_scatter", opts, inputs, outputs, [&](CallWork& call) {
       for (std::size_t i = 0; i < inputs.size(); ++i)
         scatter_sums(call, outputs[i], inputs[i], *sum_of(inputs[i], opts.reduceOp));
     });

@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -38,42 +39,66 @@ class StoreBootstrap final : public unisono::Bootstrap {
   int gathers_ = 0;
 };
 
+// How a call is made, as c10d's options say.
+struct How {
+  How() = default;
+  template <class Options>
+  How(const Options& options)  // NOLINT(google-explicit-constructor)
+      : async(options.asyncOp),
+        timeout_s(std::max(0.0, 1e-3 * static_cast<double>(options.timeout.count()))) {}
+  bool async = true;
+  double timeout_s = 0;  // 0: the group's
+};
+
 // A call of the group: calls of its communicator, which run at once or begin, and what comes after them. It
 // ends once, and so does its Future, which is made when it is asked for.
 class CallWork final : public c10d::Work {
  public:
   CallWork(int rank, c10d::OpType type, const char* title, const std::optional<Tensors>& inputs,
-           Tensors outputs, uint64_t number, unisono::Communicator& communicator, bool async)
+           Tensors outputs, uint64_t number, unisono::Communicator& communicator, const How& how)
       : Work(rank, type, title, inputs),
         outputs_(std::move(outputs)),
         number_(number),
         communicator_(&communicator),
-        async_(async) {}
+        how_(how) {}
 
   // Makes the calls: body(*this) does.
   void start(const std::function<void(CallWork&)>& body) noexcept;
   // Makes a call, with the parameters of Communicator::run.
-  template <class... Form>
-  void run(const Form&... form) {
-    if (async_) begun_.push_back(communicator_->begin(form...));
-    else communicator_->run(form...);
+  template <class... Rest>
+  void run(unisono::Collective collective, unisono::Call call, const Rest&... rest) {
+    call.timeout_s = how_.timeout_s;
+    make(collective, call, rest...);
+  }
+  template <class... Rest>
+  void run(unisono::Call call, const Rest&... rest) {
+    call.timeout_s = how_.timeout_s;
+    make(call, rest...);
   }
   // Keeps a tensor until the calls have ended.
-  const at::Tensor& keep(const at::Tensor& tensor) { return async_ ? kept_.emplace_back(tensor) : tensor; }
+  const at::Tensor& keep(const at::Tensor& tensor) {
+    return how_.async ? kept_.emplace_back(tensor) : tensor;
+  }
   // Does something when the calls have ended without an error.
   void after(std::function<void()> what) { after_.push_back(std::move(what)); }
 
   Tensors result() override { return outputs_; }
   uint64_t getSequencenumber() const override { return number_; }
+  int sourceRank() const override { return begun_.empty() ? -1 : begun_.back().received().source; }
   Ptr<c10::ivalue::Future> getFuture() override;
 
  private:
+  template <class... Form>
+  void make(const Form&... form) {
+    if (how_.async) begun_.push_back(communicator_->begin(form...));
+    else communicator_->run(form...);
+  }
   void end(std::exception_ptr error) noexcept;
 
   const Tensors outputs_;
   const uint64_t number_;
   unisono::Communicator* const communicator_;  // which outlives start()
-  const bool async_;
+  const How how_;
   std::vector<unisono::Work> begun_;
   std::deque<at::Tensor> kept_;
   std::vector<std::function<void()>> after_;
