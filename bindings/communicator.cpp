@@ -176,6 +176,7 @@ void bind_communicator(nb::module_& module) {
       .def_prop_ro("nvlink", &C::nvlink,
                    "Whether the ranks' GPUs reach each other over NVLink, as far as the processes see each "
                    "other's GPUs (CUDA_VISIBLE_DEVICES). The algorithms ..._ll128 need it.")
+      .def("split", &C::split, "color"_a, "key"_a = 0, doc::kSplit)
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
       .def("register", &C::register_array, "x"_a.none(), nb::keep_alive<0, 1>(), doc::kRegister)

@@ -214,6 +214,18 @@ Args:
 Returns:
     out.)";
 
+constexpr const char* kSplit =
+    R"(Makes a communicator of the ranks that give the same color. Collective.
+
+The new one has the options of this one, and may outlive it.
+
+Args:
+    color: a number from 0; below 0: this rank is in none.
+    key: ranks come in the order of their keys, then of their numbers here.
+
+Returns:
+    The Communicator; None for a color below 0.)";
+
 constexpr const char* kReceived =
     R"(What a recv with a tag has taken. After asynchronous=True it is filled in when the Work has ended.)";
 

@@ -241,6 +241,12 @@ void PyCommunicator::batch_send_recv(const Messages& sends, const Messages& rece
        });
 }
 
+std::unique_ptr<PyCommunicator> PyCommunicator::split(int color, int key) {
+  const WithoutGil released(*this);
+  auto made = communicator_.split(color, key);
+  return made ? std::make_unique<PyCommunicator>(std::move(*made)) : nullptr;
+}
+
 void PyCommunicator::synchronize(nb::handle stream) {
   void* handle = stream_handle(stream);
   const WithoutGil released(*this);

@@ -26,6 +26,7 @@ class PyCommunicator {
 
   PyCommunicator(std::shared_ptr<Bootstrap> bootstrap, const Communicator::Options& options)
       : communicator_(std::move(bootstrap), options) {}
+  explicit PyCommunicator(Communicator communicator) : communicator_(std::move(communicator)) {}
   ~PyCommunicator() {
     if (!begun_.empty()) close();  // while the thread of the calls can have the GIL
   }
@@ -71,6 +72,8 @@ class PyCommunicator {
                        const Algorithm& algorithm, nb::handle stream);
   void batch_send_recv(const Messages& sends, const Messages& receives, nb::handle stream);
 
+  // Returns null for a color below 0.
+  std::unique_ptr<PyCommunicator> split(int color, int key);
   void synchronize(nb::handle stream);
   nb::object empty(nb::handle shape, nb::handle dtype, const std::optional<std::string>& device);
   PyRegistration register_array(nb::object x);

@@ -162,6 +162,13 @@ class UNISONO_API Communicator {
   Work begin(const Call& call, std::span<const std::size_t> sends, std::span<const std::size_t> receives);
   Work begin(const Call& call, std::span<const Outgoing> sends, std::span<const Incoming> receives);
 
+  // Makes a communicator of the ranks that give the same color, 0 or more, in the order of `key`, then of
+  // their numbers here. Collective. Returns none for a color below 0. The new one has the options of this
+  // one, plans apart, and may outlive it. Throws UsageError on the ranks of a color if they are on several
+  // nodes and Options::transport carries messages, which is for all ranks: make their communicator by a
+  // bootstrap of their own.
+  std::optional<Communicator> split(int color, int key = 0);
+
   // Returns memory that every rank of the node reaches, for calls without a copy. Collective.
   // Requires: every rank asks for the same number of bytes.
   Buffer empty(std::size_t bytes, Memory memory = Memory::host);

@@ -176,6 +176,10 @@ UNISONO_API int unisono_init(const unisono_options* options, unisono_comm** comm
 UNISONO_API int unisono_init_by(const unisono_bootstrap* bootstrap, const unisono_options* options,
                                 unisono_comm** comm);
 
+// Makes a communicator of the ranks that give the same color, 0 or more, in the order of `key`, then of their
+// numbers in comm. Collective. For a color below 0, and on an error, *made is null.
+UNISONO_API int unisono_split(unisono_comm* comm, int32_t color, int32_t key, unisono_comm** made);
+
 // Return this rank's number, and how many ranks there are. Return -1 if comm is null.
 UNISONO_API int unisono_rank(const unisono_comm* comm);
 UNISONO_API int unisono_size(const unisono_comm* comm);

@@ -298,6 +298,14 @@ int unisono_init_by(const unisono_bootstrap* bootstrap, const unisono_options* o
   });
 }
 
+int unisono_split(unisono_comm* comm, std::int32_t color, std::int32_t key, unisono_comm** made) {
+  return guarded([&] {
+    given(made, "made") = nullptr;
+    if (auto some = given(comm, "comm").communicator.split(color, key))
+      *made = new unisono_comm{std::move(*some)};
+  });
+}
+
 int unisono_rank(const unisono_comm* comm) {
   int rank = -1;
   guarded([&] { rank = given(comm, "comm").communicator.rank(); });

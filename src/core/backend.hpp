@@ -37,6 +37,8 @@ using Explain = std::function<Failure(const device::Failure&)>;
 
 class [[gnu::visibility("hidden")]] Communicator::Impl {
  public:
+  Options options;  // as the communicator was made, for `split`; without the transport
+  bool has_transport = false;
   virtual ~Impl();
   explicit Impl(bool check) : check_(check) {}
   virtual int rank() const = 0;

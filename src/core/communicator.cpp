@@ -29,7 +29,11 @@ int library_version() { return kHeaderVersion; }
 
 Communicator::Communicator(int header_version, const std::shared_ptr<Bootstrap>& bootstrap,
                            const Options& options)
-    : impl_((check_headers(header_version), make_backend(bootstrap, options))) {}
+    : impl_((check_headers(header_version), make_backend(bootstrap, options))) {
+  impl_->options = options;
+  impl_->options.transport = {};  // what it holds may not outlive the constructor
+  impl_->has_transport = static_cast<bool>(options.transport);
+}
 Communicator::~Communicator() {
   if (impl_) impl_->end_begun();
 }
