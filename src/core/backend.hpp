@@ -75,7 +75,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // Runs a message with a tag, and begins one.
   Received run(const Message& message) {
     check_open(message.what());
-    return do_run(message);
+    return do_message(message);
   }
   Work begin(const Message& message) {
     check_open(message.what());
@@ -224,7 +224,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   static constexpr const char* kNoTags =
       "messages with tags are between ranks of one machine, on host memory: leave the tag out, and make the "
       "calls in the same order on both ranks.";
-  virtual Received do_run(const Message&) { throw UsageError(kNoTags); }
+  virtual Received do_message(const Message&) { throw UsageError(kNoTags); }
   virtual std::shared_ptr<Work::State> do_begin(const Message&) { throw UsageError(kNoTags); }
   // Returns the threads of calls that have begun, which it makes.
   CallThreads& call_threads();

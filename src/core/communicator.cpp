@@ -63,7 +63,7 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
     try {
       in_turn(what, run_it);
     } catch (...) { error = std::current_exception(); }
-    return state->end(error);
+    return state->end(std::move(error));
   });
   return Work(state);
 }

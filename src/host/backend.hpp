@@ -40,7 +40,7 @@ class LocalCommunicator : public Communicator::Impl {
     return plan_;
   }
   void set_timeout(std::optional<double> timeout_s) override { group_.set_timeout(timeout_s); }
-  Received do_run(const Message& message) override { return mailbox_.run(message); }
+  Received do_message(const Message& message) override { return mailbox_.run(message); }
   std::shared_ptr<Work::State> do_begin(const Message& message) override {
     return mailbox_.begin(message, call_threads());
   }

@@ -1,16 +1,11 @@
 #include "host/mailbox.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <set>
 #include <utility>
 
 #include "base/bytes.hpp"
-#include "base/deadline.hpp"
-#include "base/text.hpp"
 #include "host/group.hpp"
 
 namespace unisono {
@@ -25,42 +20,6 @@ std::size_t ring_bytes(int ranks) {
 }
 
 }  // namespace
-
-struct Mailbox::Head {
-  enum Kind : std::uint32_t { eager, offer, accept, part };
-  Kind kind;
-  std::int32_t tag;
-  std::uint64_t bytes;   // of the message, or of the part
-  std::uint64_t number;  // offer, accept: the sender's; part: the receiver's
-  std::uint64_t other;   // accept: the receiver's
-  DType dtype;
-};
-
-// One writer, one reader. Counts never go back.
-struct Mailbox::Ring {
-  alignas(64) std::atomic<std::uint64_t> written;
-  alignas(64) std::atomic<std::uint64_t> taken;
-  std::atomic<std::uint32_t> blocked;  // the writer waits for room
-  std::byte* data() { return reinterpret_cast<std::byte*>(this + 1); }
-};
-
-struct Mailbox::Letter : Message {
-  explicit Letter(const Message& message) : Message(message) {}
-  std::uint64_t moved = 0;  // bytes
-  std::uint64_t other = 0;  // the receiver's number
-  int source = -1;
-  std::atomic<bool> done = false;
-  Received received;
-  std::shared_ptr<Work::State> state;  // of one that has begun
-  std::chrono::duration<double> waited{};
-};
-
-// A message that has come before its receive.
-struct Mailbox::Kept {
-  int source;
-  Head head;
-  std::vector<std::byte> data;  // empty of an offer
-};
 
 std::size_t Mailbox::bytes(int ranks) {
   return 4096 + static_cast<std::size_t>(ranks) * round_up(sizeof(Ring) + ring_bytes(ranks), 4096);
@@ -83,8 +42,6 @@ Mailbox::Ring& Mailbox::ring(int reader, int writer) const {
                                   static_cast<std::size_t>(writer) *
                                       round_up(sizeof(Ring) + ring_bytes(size_), 4096));
 }
-
-// ---- Records --------------------------------------------------------------------------------------------
 
 // Returns whether there was room.
 bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t bytes) {
@@ -250,8 +207,6 @@ void Mailbox::complete(const Sent& letter, int source) {
   if (letter.get() != own_) host::ring(bell(rank_));
 }
 
-// ---- Progress -------------------------------------------------------------------------------------------
-
 void Mailbox::post(const Sent& letter) {
   if (letter->sends) {
     outboxes_[static_cast<std::size_t>(letter->peer)].letters.push_back(letter);
@@ -284,20 +239,6 @@ void Mailbox::progress() {
   } while (own.written.load(std::memory_order_relaxed) != own.taken.load(std::memory_order_relaxed));
 }
 
-// Returns whether there may be something to move on.
-bool Mailbox::news() const { return blocked_ || bell(rank_).flag.load(std::memory_order_acquire) != heard_; }
-
-// Returns whether a letter is done, after moving everything on.
-bool Mailbox::arrived(const Letter& letter) {
-  if (letter.done.load(std::memory_order_acquire)) return true;
-  if (!news()) return false;
-  const std::scoped_lock lock(mutex_);
-  own_ = &letter;
-  progress();
-  own_ = nullptr;
-  return letter.done.load(std::memory_order_relaxed);
-}
-
 void Mailbox::forget(const Sent& letter) {
   posted_.remove(letter);
   begun_.remove(letter);
@@ -307,159 +248,6 @@ void Mailbox::forget(const Sent& letter) {
   }
   for (auto* const all : {&offered_, &accepted_})
     std::erase_if(*all, [&](const auto& one) { return one.second == letter; });
-}
-
-// ---- Waits ----------------------------------------------------------------------------------------------
-
-std::string Mailbox::where(const Letter& letter) const {
-  return std::string(letter.what()) + " with tag " + std::to_string(letter.tag) + " of " + group_.name(rank_);
-}
-
-void Mailbox::look(const Letter& letter, bool of_caller) {
-  if (group_.left())
-    throw UsageError("the communicator was closed by another thread while it waited in " + where(letter) +
-                     ".");
-  group_.check();
-  if (of_caller) group_.let_caller_in();
-  int others = 0;
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    const bool died =
-        group_.dead(r);  // read before `departed`, which a rank sets before it ends in good order
-    const bool left = group_.departed(r);
-    if (!left) ++others;
-    if (left ? r != letter.peer && r != letter.source : !died) continue;
-    if (arrived(letter)) return;
-    group_.fail(FailureKind::peer_lost, left ? group_.who(r) + " has closed its communicator, but " +
-                                                   where(letter) +
-                                                   " still waits for it: make both ends of every message."
-                                             : group_.death_of(r, "in " + where(letter)));
-  }
-  if (others > 0 || size_ == 1 || letter.peer >= 0 || arrived(letter)) return;
-  group_.fail(FailureKind::peer_lost, "every other rank has closed its communicator, but " + where(letter) +
-                                          " still waits for one: make both ends of every message.");
-}
-
-void Mailbox::late(const Letter& letter) {
-  std::string tags;
-  {
-    const std::scoped_lock lock(mutex_);
-    std::set<int> others;
-    for (const Kept& kept : unexpected_)
-      if (letter.peer < 0 || kept.source == letter.peer) others.insert(kept.head.tag);
-    for (const int tag : others)
-      if (tags.size() < 100) tags += (tags.empty() ? "" : ", ") + std::to_string(tag);
-  }
-  const double timeout_s = letter.timeout_s == 0 ? group_.usual_timeout_s() : letter.timeout_s;
-  const std::string whom = letter.peer < 0 ? "any rank" : group_.name(letter.peer);
-  group_.fail(FailureKind::timeout, where(letter) + " has waited " + brief(timeout_s) + " s for " + whom +
-                                        ": see what " +
-                                        (letter.peer < 0 ? "the others are" : "that rank is") +
-                                        " doing, give both ends of the message the same tag" +
-                                        (tags.empty() ? "" : " (messages with tag " + tags + " have come)") +
-                                        ", or raise the deadline (timeout_s, UNISONO_TIMEOUT_S).");
-}
-
-Received Mailbox::run(const Message& message) {
-  const auto letter = std::make_shared<Letter>(message);
-  group_.check();
-  try {
-    {
-      const std::scoped_lock lock(mutex_);
-      own_ = letter.get();
-      post(letter);
-      own_ = nullptr;
-    }
-    const host::Patience& patience = group_.patience();
-    for (int i = 0; i < patience.spins; ++i) {
-      if (arrived(*letter)) return letter->received;
-      host::pause();
-    }
-    wait_until(
-        [&] { return arrived(*letter); },
-        std::chrono::duration<double>(message.timeout_s == 0 ? group_.usual_timeout_s() : message.timeout_s),
-        [&](Clock::duration elapsed) {
-          if (elapsed < host::kYielding) ::sched_yield();
-          else host::nap(bell(rank_), heard_ + 1);
-        },
-        [&] { look(*letter, true); }, [&] { late(*letter); });
-    return letter->received;
-  } catch (...) {
-    const std::scoped_lock lock(mutex_);
-    own_ = nullptr;
-    forget(letter);
-    throw;
-  }
-}
-
-std::shared_ptr<Work::State> Mailbox::begin(const Message& message, CallThreads& threads) {
-  const auto letter = std::make_shared<Letter>(message);
-  letter->state = std::make_shared<Work::State>(message.what());
-  group_.check();
-  const std::scoped_lock lock(mutex_);
-  begun_.push_back(letter);
-  try {
-    post(letter);
-  } catch (...) {
-    forget(letter);
-    throw;
-  }
-  if (begun_.empty() || driven_) return letter->state;
-  try {
-    threads.run_beside([this, &threads] { drive(threads); });
-  } catch (...) {
-    forget(letter);
-    throw;
-  }
-  driven_ = true;
-  return letter->state;
-}
-
-// Moves letters that have begun on until all have ended.
-void Mailbox::drive(CallThreads& threads) {
-  auto last = Clock::now();
-  auto done = [&] {
-    const std::scoped_lock lock(mutex_);
-    if (news()) progress();
-    for (auto& callbacks : std::exchange(ended_, {})) threads.run_beside(std::move(callbacks));
-    if (begun_.empty()) driven_ = false;
-    return begun_.empty();
-  };
-  auto look_at_all = [&] {
-    std::list<Sent> letters;
-    {
-      const std::scoped_lock lock(mutex_);
-      letters = begun_;
-    }
-    const auto gap = std::min(Clock::now() - last, kMostCounted);
-    last = Clock::now();
-    for (const Sent& letter : letters) {
-      letter->waited += gap;
-      look(*letter, false);
-      if (letter->waited.count() > (letter->timeout_s == 0 ? group_.usual_timeout_s() : letter->timeout_s) &&
-          !arrived(*letter))
-        late(*letter);
-    }
-  };
-  try {
-    wait_until(
-        done, std::chrono::duration<double>(1e9),
-        [&](Clock::duration elapsed) {
-          if (elapsed < host::kYielding) ::sched_yield();
-          else host::nap(bell(rank_), heard_ + 1);
-        },
-        look_at_all, [] {});
-  } catch (...) {
-    const std::scoped_lock lock(mutex_);
-    own_ = nullptr;
-    const std::list<Sent> letters = begun_;
-    for (const Sent& letter : letters) {
-      forget(letter);
-      threads.run_beside(letter->state->end(std::current_exception()));
-    }
-    for (auto& callbacks : std::exchange(ended_, {})) threads.run_beside(std::move(callbacks));
-    driven_ = false;
-  }
 }
 
 }  // namespace unisono

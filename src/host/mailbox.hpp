@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -40,10 +41,41 @@ class Mailbox {
   std::shared_ptr<Work::State> begin(const Message& message, CallThreads& threads);
 
  private:
-  struct Ring;
-  struct Head;
-  struct Letter;
-  struct Kept;
+  struct Head {
+    enum Kind : std::uint32_t { eager, offer, accept, part };
+    Kind kind;
+    std::int32_t tag;
+    std::uint64_t bytes;   // of the message, or of the part
+    std::uint64_t number;  // offer, accept: the sender's; part: the receiver's
+    std::uint64_t other;   // accept: the receiver's
+    DType dtype;
+  };
+
+  // One writer, one reader. Counts never go back.
+  struct Ring {
+    alignas(64) std::atomic<std::uint64_t> written;
+    alignas(64) std::atomic<std::uint64_t> taken;
+    std::atomic<std::uint32_t> blocked;  // the writer waits for room
+    std::byte* data() { return reinterpret_cast<std::byte*>(this + 1); }
+  };
+
+  struct Letter : Message {
+    explicit Letter(const Message& message) : Message(message) {}
+    std::uint64_t moved = 0;       // bytes
+    std::uint64_t other = 0;       // the receiver's number
+    std::atomic<int> source = -1;  // of an offer that has been accepted
+    std::atomic<bool> done = false;
+    Received received;
+    std::shared_ptr<Work::State> state;  // of one that has begun
+    std::chrono::duration<double> waited{};
+  };
+
+  // A message that has come before its receive.
+  struct Kept {
+    int source;
+    Head head;
+    std::vector<std::byte> data;  // empty of an offer
+  };
   using Sent = std::shared_ptr<Letter>;
   struct Outbox {
     std::deque<Head> accepts;
@@ -73,6 +105,10 @@ class Mailbox {
   [[noreturn]] void late(const Letter& letter);
   std::string where(const Letter& letter) const;
   void drive(CallThreads& threads);
+  void call_back(CallThreads& threads);
+  void rest(std::chrono::nanoseconds elapsed);
+  void give_up(const Sent& letter);
+  double timeout_of(const Letter& letter) const;
 
   Group& group_;
   const int rank_, size_;

@@ -15,7 +15,7 @@ def messages() -> list[object]:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         counts = (0, 1, 5000, 300_001)
         sends = [
-            comm.send(np.full(n, comm.rank + tag), right, tag=tag, asynchronous=True)
+            comm.send(np.full(n, comm.rank + tag, np.float64), right, tag=tag, asynchronous=True)
             for tag, n in enumerate(counts)
         ]
         total = comm.all_reduce(np.ones(3))  # passes by them
