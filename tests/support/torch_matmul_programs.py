@@ -35,3 +35,36 @@ def killed_between_chunks(call: str) -> dict[str, Any]:
     again = [attempt(comm.barrier), attempt(fused)]
     comm.close()
     return {"victim": pids[1], "died": died, "first": first, "again": again}
+
+
+def killed_on_gpu(call: str) -> dict[str, Any]:
+    """Kills rank 1 before a fused matmul on GPUs, whose chunks wait for it on the stream."""
+    from gpu_programs import Rank
+
+    here = Rank(timeout_s=30, check=False)
+    comm = here.comm
+    a, b = (torch.ones(*s, dtype=torch.bfloat16, device="cuda") for s in ((512, 256), (256, 512)))
+    norm = {"residual": a.new_ones(512, 512), "weight": a.new_ones(512)}
+
+    def fused() -> None:
+        if call == "all_gather":
+            unisono.torch.fused_all_gather_matmul(comm, a, [b], chunks=2)
+        elif call == "reduce_scatter":
+            unisono.torch.fused_matmul_reduce_scatter(comm, a, b, chunks=2)
+        else:
+            unisono.torch.matmul_all_reduce(comm, a, b, chunks=2, **norm)
+
+    def whole() -> None:
+        fused()
+        torch.cuda.current_stream().synchronize()
+        here.wait()
+
+    whole()
+    pids = here.meeting.tell(os.getpid())
+    if here.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    first = attempt(lambda: [whole() for _ in range(3)])
+    died = wait_for_end(pids[1])
+    again = [attempt(fused), attempt(comm.barrier)]
+    comm.close()
+    return {"victim": pids[1], "died": died, "first": first, "again": again}
