@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Measures on one GPU what fused matmuls cost beside the matmul: chunks, gates, copies beside, one rank, the sum.
+"""Measures on one GPU what fused matmuls cost beside the matmul itself.
 
   python tools/matmul-gpu.py --json matmul.json
 
 Times are of the GPU, medians of --samples turns of the compared forms, each --calls calls in a CUDA graph:
 - chunks: torch.mm of the chunks that are planned for --ranks ranks, over torch.mm of the whole.
-- gates: the same chunks, each behind an event of another stream that has set 4 bytes; in us for each chunk.
-- copies: the whole, while as many bytes as the other ranks' shards are copied within the GPU, or from the host.
+- gates: the same chunks, each behind an event of another stream, which has set 4 bytes; in us for each chunk.
+- copies: the whole, while as many bytes are copied as the other ranks' shards have, within the GPU or from
+  the host (as many of them as fit).
 - one rank: the fused calls of a communicator of one rank over torch.mm, also called one by one (eager).
 - sum: combine_arrays of a part of each rank, beside a copy that reads and writes as many bytes together.
 """
@@ -17,8 +18,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +118,84 @@ class Case:
         here = torch.cuda.current_stream()
         side.wait_stream(here)
         with torch.cuda.stream(side):
-            for to, source in pairs:
-                to.copy_(source, non_blocking=True)
+            copy(pairs)
         self.whole()
         here.wait_stream(side)
+
+
+class Bench:
+    """What is measured, and the results."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked = asked
+        self.results: list[dict[str, Any]] = []
+        self.side = torch.cuda.Stream(priority=-1)
+
+    def add(self, what: str, about: dict[str, Any], **numbers: float) -> None:
+        self.results.append({"what": what, **about, **numbers})
+        told = ", ".join(f"{name} {number:.3f}" for name, number in numbers.items())
+        label = f"{about['case']} {about['collective']} m={about['m']}" if "case" in about else ""
+        print(f"{what:9} {label:42} {about.get('chunks', '')!s:24} {told}", flush=True)
+
+    def squares(self) -> Iterator[Case]:
+        for name, collective, k, n in SQUARE:
+            yield Case(self.asked, name, collective, 8192, k, n)
+
+    def chunks(self) -> None:
+        flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+        llama = (Case(self.asked, name, by, m, k, n) for name, by, k, n in LLAMA for m in ROWS)
+        for case in chain(self.squares(), llama):
+            if len(case.panels) == 1:
+                self.add("chunks", case.about, ratio=1.0)
+                continue
+            forms = [case.whole, case.chunks, partial(case.gated, self.side, flag)]
+            whole, chunks, gated = timed(self.asked, forms)
+            self.add("chunks", case.about, whole_us=whole, chunks_us=chunks, ratio=chunks / whole)
+            self.add("gates", case.about, gap_us=(gated - chunks) / len(case.panels))
+
+    def copies(self) -> None:
+        for case in self.squares():
+            others = self.asked.ranks - 1
+            source = case.a if case.about["collective"] == "all_gather" else case.out
+            piece = source[: len(source) // self.asked.ranks]
+            places = [torch.empty_like(piece) for _ in range(others)]
+            pinned = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=True)
+            found = {}
+            for name, one in (("device", piece), ("host", pinned)):
+                pairs = [(place, one) for place in places]
+                alone, copied = timed(self.asked, [case.whole, partial(copy, pairs)])
+                fits = max(1, min(others, int(0.8 * others * alone / copied)))
+                both = partial(case.beside, self.side, pairs[:fits])
+                alone, together = timed(self.asked, [case.whole, both])
+                found |= {f"{name}_mb": fits * piece.nbytes / 1e6, f"{name}_ratio": together / alone}
+            self.add("copies", case.about, **found)
+
+    def one_rank(self, comm: unisono.Communicator) -> None:
+        for case in self.squares():
+            a, b = case.a, case.b
+            forms: dict[str, Call] = {
+                "all_gather": partial(ut.fused_all_gather_matmul, comm, a, [b], return_A=False),
+                "reduce_scatter": partial(ut.fused_matmul_reduce_scatter, comm, a, b),
+                "all_reduce": partial(ut.matmul_all_reduce, comm, a, b),
+            }
+            for eager in (False, True):
+                mm, *fused = timed(self.asked, [partial(torch.mm, a, b), *forms.values()], eager)
+                ratios = {form: one / mm for form, one in zip(forms, fused, strict=True)}
+                self.add("one rank", {**case.about, "eager": eager}, mm_us=mm, **ratios)
+
+    def sum(self) -> None:
+        parts = [torch.randn(1024, 8192, device="cuda").bfloat16() for _ in range(self.asked.ranks)]
+        out = torch.empty_like(parts[0])
+        half = torch.empty((self.asked.ranks + 1) * out.nbytes // 2, dtype=torch.uint8, device="cuda")
+        forms: list[Call] = [partial(combine_arrays, parts, out=out), half.clone]
+        summed, copied = timed(self.asked, forms)
+        about = {"parts": self.asked.ranks, "part_mb": out.nbytes / 1e6}
+        self.add("sum", about, sum_us=summed, share=copied / summed)
+
+
+def copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for to, source in pairs:
+        to.copy_(source, non_blocking=True)
 
 
 def main() -> None:
@@ -131,80 +207,16 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=15)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    comm = unisono.init(rank=0, size=1, device=0)
-    side = torch.cuda.Stream(priority=-1)
-    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    began = time.monotonic()
-    results: list[dict[str, Any]] = []
-
-    def add(what: str, about: dict[str, Any], **numbers: float) -> None:
-        results.append({"what": what, **about, **numbers})
-        label = f"{about['case']} {about['collective']} m={about['m']}" if "case" in about else ""
-        told = ", ".join(f"{name} {number:.3f}" for name, number in numbers.items())
-        print(f"{what:9} {label:42} {about.get('chunks', '')!s:24} {told}", flush=True)
-
-    cases = [(name, collective, 8192, k, n) for name, collective, k, n in SQUARE]
-    cases += [(name, collective, m, k, n) for name, collective, k, n in LLAMA for m in ROWS]
-    for name, collective, m, k, n in cases:
-        case = Case(asked, name, collective, m, k, n)
-        if len(case.panels) == 1:
-            add("chunks", case.about, ratio=1.0)
-            continue
-        whole, chunks, gated = timed(asked, [case.whole, case.chunks, partial(case.gated, side, flag)])
-        add("chunks", case.about, whole_us=whole, chunks_us=chunks, ratio=chunks / whole)
-        add("gates", case.about, gap_us=(gated - chunks) / len(case.panels))
-
-    for name, collective, k, n in SQUARE:
-        case = Case(asked, name, collective, 8192, k, n)
-        # what the other ranks' shards are: of A for an all_gather, of the product otherwise
-        piece = (case.a if collective == "all_gather" else case.out)[: 8192 // asked.ranks]
-        device = [(torch.empty_like(piece), torch.empty_like(piece)) for _ in range(asked.ranks - 1)]
-        pinned = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=True)
-        host = [(to, pinned) for to, _ in device]
-        copies = {}
-        for where, pairs in (("device", device), ("host", host)):
-            # the host's link carries less: as much as it brings within the matmul
-            alone, copied = timed(asked, [case.whole, partial(_copy, pairs)])
-            fits = max(1, min(len(pairs), int(0.8 * len(pairs) * alone / copied)))
-            alone, both = timed(asked, [case.whole, partial(case.beside, side, pairs[:fits])])
-            copies |= {f"{where}_mb": fits * piece.nbytes / 1e6, f"{where}_ratio": both / alone}
-        add("copies", case.about, **copies)
-
-    for name, collective, k, n in SQUARE:
-        case = Case(asked, name, collective, 8192, k, n)
-        a, b = case.a, case.b
-        forms: dict[str, Call] = {
-            "all_gather": lambda: ut.fused_all_gather_matmul(comm, a, [b], return_A=False),  # noqa: B023
-            "reduce_scatter": lambda: ut.fused_matmul_reduce_scatter(comm, a, b),  # noqa: B023
-            "all_reduce": lambda: ut.matmul_all_reduce(comm, a, b),  # noqa: B023
-        }
-        for eager in (False, True):
-            mm, *fused = timed(asked, [partial(torch.mm, a, b), *forms.values()], eager)
-            ratios = {form: one / mm for form, one in zip(forms, fused, strict=True)}
-            add("one rank", {**case.about, "eager": eager}, mm_us=mm, **ratios)
-
-    parts = [torch.randn(1024, 8192, device="cuda").bfloat16() for _ in range(asked.ranks)]
-    out = torch.empty_like(parts[0])
-    half = torch.empty((asked.ranks + 1) * out.nbytes // 2, dtype=torch.uint8, device="cuda")
-    summed, copied = timed(asked, [lambda: combine_arrays(parts, out=out), lambda: half.clone()])
-    add("sum", {"parts": asked.ranks, "part_mb": out.nbytes / 1e6}, sum_us=summed, share=copied / summed)
-
+    bench, began = Bench(asked), time.monotonic()
+    with unisono.init(rank=0, size=1, device=0) as comm:
+        bench.chunks()
+        bench.copies()
+        bench.one_rank(comm)
+        bench.sum()
     print(f"{time.monotonic() - began:.0f} s on {torch.cuda.get_device_name()}")
     if asked.json is not None:
-        about = {
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            **vars(asked),
-            "json": None,
-            "unisono": unisono.__version__,
-        }
-        asked.json.write_text(json.dumps({**about, "results": results}, indent=1))
-    comm.close()
-
-
-def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for to, source in pairs:
-        to.copy_(source, non_blocking=True)
+        about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, **vars(asked), "json": None}
+        asked.json.write_text(json.dumps({**about, "results": bench.results}, indent=1) + "\n")
 
 
 main()

@@ -13,7 +13,7 @@ import unisono.torch
 from fault_programs import Meeting, attempt, wait_for_end
 
 
-def killed_between_chunks(call: str) -> dict[str, Any]:
+def killed_between_chunks() -> dict[str, Any]:
     """Kills rank 1 before the second chunk of a fused matmul."""
     comm = unisono.init(timeout_s=30)
     pids = Meeting().tell(os.getpid())
@@ -25,10 +25,7 @@ def killed_between_chunks(call: str) -> dict[str, Any]:
         torch.mm(a, b, out=out)
 
     def fused() -> None:
-        if call == "all_gather":
-            unisono.torch.fused_all_gather_matmul(comm, a, [b], chunks=3, matmul=matmul)
-        else:
-            unisono.torch.fused_matmul_reduce_scatter(comm, a, b, chunks=3, matmul=matmul)
+        unisono.torch.fused_matmul_reduce_scatter(comm, a, b, chunks=3, matmul=matmul)
 
     first = attempt(lambda: [fused() for _ in range(2)])
     died = wait_for_end(pids[1]) if comm.rank == 2 else None
