@@ -55,7 +55,7 @@ class Data:
         self.norm = {"residual": put(7, rows, WIDTH), "weight": put(8, WIDTH)} if call == "norm" else {}
 
     def product(self) -> Any:
-        """Returns the product by torch.mm of each chunk. Before the first call this loads their kernels."""
+        """Returns the product by torch.mm of each chunk."""
         rows = self.whole.shape[0]
         out = self.whole.new_empty(rows, WIDTH)
         if self.split == "n":
@@ -105,13 +105,22 @@ def check(datas: list[Data], results: list[Any], products: list[Any], team: Gpus
             assert wrong is None, f"{name}, rank {rank}: {wrong}"
 
 
+def prepared(datas: list[Data], team: Gpus) -> list[Any]:
+    """Returns everyone's product. Loads all kernels of the call: the first launch of one waits for those of
+    other ranks, of which this one thread has yet to make calls.
+    """
+    products = [data.product() for data in datas]
+    unisono._core.combine_arrays([products[0]] * team.n)
+    for comm, data in zip(team.comms, datas, strict=True):
+        alone = ut.matmul.run.alone(comm)
+        if data.norm:
+            alone.all_reduce_rms_norm(products[0], *data.norm.values())
+    return products
+
+
 def bits(team: Gpus, call: str, rows: int, chunks: int, split: str = "m") -> None:
     datas = [Data(team, r, call, rows, chunks, split) for r in range(team.n)]
-    products = [data.product() for data in datas]
-    for comm, stream in zip(team.comms, team.streams, strict=True):
-        ut.matmul.run.alone(comm)
-        with torch.cuda.stream(stream):
-            unisono._core.combine_arrays([products[0][:1]] * team.n)
+    products = prepared(datas, team)
     for _ in range(2):  # the same bits each time
         results = team.run(lambda comm, r, stream: datas[r].call(comm, r, stream))
         check(datas, results, products, team)
@@ -141,7 +150,7 @@ def test_replays(n: int, call: str) -> None:
     """1,000 replays of a graph, whose ranks share a GPU, without a deadlock."""
     with room(n) as team:
         datas = [Data(team, r, call, 256 * n, n) for r in range(n)]
-        products = [data.product() for data in datas]
+        products = prepared(datas, team)
         team.run(lambda comm, r, stream: datas[r].call(comm, r, stream))
         results: list[Any] = [None] * n
 
@@ -172,12 +181,19 @@ def test_gradients() -> None:
 
         expected = plain()
 
+        def layer(comm: Any, x: Any, w: Any, v: Any) -> Any:
+            _, (h,) = ut.fused_all_gather_matmul(comm, x, [w], return_A=False, chunks=2)
+            y = ut.fused_matmul_reduce_scatter(comm, torch.relu(h), v, chunks=2)
+            return y.square().sum()
+
         def forward(comm: Any, r: int, stream: Any) -> Any:
             with torch.cuda.stream(stream):
-                _, (h,) = ut.fused_all_gather_matmul(comm, xs[r], [ws[r]], return_A=False, chunks=2)
-                y = ut.fused_matmul_reduce_scatter(comm, torch.relu(h), vs[r], chunks=2)
-                return y.square().sum()
+                return layer(comm, xs[r], ws[r], vs[r])
 
+        # loads all kernels, as `prepared` does
+        unisono._core.combine_arrays([torch.cat(xs)] * 2)
+        own = [torch.cat(xs).detach().requires_grad_(), ws[0], vs[0]]
+        torch.autograd.grad(layer(ut.matmul.run.alone(team.comms[0]), *own), own)
         for _ in range(2):
             losses = team.run(forward)
             grads = team.run(

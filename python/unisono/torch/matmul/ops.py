@@ -47,6 +47,11 @@ def _own_rows(rows: int, unit: int, comm: int) -> int:
     return min(block, max(rows - block * of.rank, 0))
 
 
+def _chunks_of_backward(chunks: int) -> int:
+    """Returns 1 for the naive form, which stays naive, else 0."""
+    return 1 if chunks == 1 else 0
+
+
 # unit: rows that stay with one rank. chunks: 0: as planned.
 @_custom_op("all_gather_matmul")  # type: ignore[untyped-decorator]
 def all_gather_matmul(
@@ -80,7 +85,9 @@ def _backward_of_gather(ctx: Any, whole_grad: torch.Tensor | None, grads: Any) -
     if ctx.needs_input_grad[0]:
         if pairs:
             left, right = (pairs[0][0], pairs[0][1].t()) if len(pairs) == 1 else _side_by_side(pairs)
-            a_grad = matmul_reduce_scatter(left, right, ctx.comm, ctx.unit, "sum", min(ctx.chunks, 1))
+            a_grad = matmul_reduce_scatter(
+                left, right, ctx.comm, ctx.unit, "sum", _chunks_of_backward(ctx.chunks)
+            )
         if whole_grad is not None and whole_grad.shape[0] == ctx.rows:
             shared = reduce_scatter(whole_grad, ctx.comm, ctx.unit)
             a_grad = shared if a_grad is None else a_grad + shared
@@ -125,7 +132,9 @@ def _backward_of_scatter(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     if ctx.op == "avg":
         grad = grad / size
     bs = [b.t()] if ctx.needs_input_grad[0] else []
-    whole, products = all_gather_matmul(grad, bs, ctx.comm, ctx.rows, ctx.unit, min(ctx.chunks, 1))
+    whole, products = all_gather_matmul(
+        grad, bs, ctx.comm, ctx.rows, ctx.unit, _chunks_of_backward(ctx.chunks)
+    )
     whole = grad if size == 1 else whole
     b_grad = a.t() @ whole if ctx.needs_input_grad[1] else None
     return (products[0] if products else None), b_grad, None, None, None, None
