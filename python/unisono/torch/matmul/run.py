@@ -234,6 +234,7 @@ def matmul_all_reduce(
     out = a.new_empty(len(rows), len(columns))
     residual_out = None if norm is None else torch.empty_like(out)
     tail = alone(comm) if norm is not None and split == "n" else None
+    parts = []  # kept until the other stream is done with them
     with _Beside(comm, a) as beside:
         for index, panel in enumerate(panels):
             if split == "m":
@@ -241,6 +242,7 @@ def matmul_all_reduce(
                 matmul(a[_part(panel)], b, part, Chunk(index, 0, _part(panel), slice(0, len(columns))))
             else:
                 part = out if len(panels) == 1 else out.new_empty(len(rows), len(panel))
+                parts.append(part)
                 matmul(a, b[:, _part(panel)], part, Chunk(index, 0, slice(0, len(rows)), _part(panel)))
             with beside.collectives(after_matmuls=True):
                 if norm is not None and split == "m":
