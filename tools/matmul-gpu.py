@@ -86,11 +86,8 @@ class Case:
         self.a = torch.randn(m, k, device="cuda").bfloat16()
         self.b = torch.randn(k, n, device="cuda").bfloat16() / k**0.5
         self.out = self.a.new_empty(m, n)
-        owned = plan.shares(m, asked.ranks)
-        most = max(plan.MOST_CHUNKS, asked.ranks)
         sms = torch.cuda.get_device_properties(0).multi_processor_count
-        cuts = [plan.by_shares(owned, number) for number in range(1, most + 1)]
-        self.panels = plan.best(cuts, [(range(m), range(n))], False, 2 * k, sms)
+        self.panels = plan.of_shares(plan.shares(m, asked.ranks), (n,), 2 * k, sms)
         self.about: dict[str, Any] = {"case": name, "collective": collective, "m": m, "k": k, "n": n}
         self.about["chunks"] = [len(panel) for panel in self.panels]
 

@@ -341,16 +341,16 @@ def test_plans() -> None:
     """The most chunks that take no further wave of 132 SMs: shards apart, or two together (a wave each)."""
 
     def planned(rows: int, columns: int, depth: int, ranks: int) -> list[int]:
-        owned = plan.shares(rows, ranks)
-        cuts = (plan.by_shares(owned, number) for number in range(1, 9))
-        shapes = [(range(rows), range(columns))]
-        return [len(panel) for panel in plan.best(cuts, shapes, False, 2 * depth, 132)]
+        panels = plan.of_shares(plan.shares(rows, ranks), (columns,), 2 * depth, 132)
+        return [len(panel) for panel in panels]
 
     assert planned(8192, 8192, 8192, 8) == [1024] * 8
     assert planned(8192, 2048, 8192, 8) == [2048] * 4
     assert planned(8192, 8192, 2048, 8) == [2048] * 4  # less takes too little time
     assert planned(1024, 2048, 8192, 8) == [1024]
     assert planned(0, 2048, 8192, 8) == []
+    assert plan.of_all(8192, 8192, 16384, 132, "") == ("m", plan.evenly(range(8192), 8))
+    assert plan.of_all(128, 16384 * 8, 16384, 132, "")[0] == "n"  # its rows are one tile
 
 
 @pytest.mark.parametrize("n", SEVERAL)
@@ -366,10 +366,9 @@ def test_panels(n: int) -> None:
                 panels = plan.by_shares(owned, chunks)
                 assert [row for panel in panels for row in panel] == list(range(rows * unit))
                 assert len(panels) < chunks + n and all(panels)
-                for rank in range(n):
-                    for own_last in (False, True):
-                        turn = plan.order(panels, owned, rank, own_last)
-                        assert sorted(turn, key=lambda p: p.start) == panels
+                for own_last in (False, True):
+                    for turn in plan.orders(panels, owned, own_last):
+                        assert tuple(sorted(turn, key=lambda panel: panel.start)) == panels
             even = plan.evenly(range(rows * unit), 5)
             assert [row for panel in even for row in panel] == list(range(rows * unit)) and len(even) <= 5
 

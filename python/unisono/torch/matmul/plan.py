@@ -7,7 +7,10 @@ as much as one whose last wave is full. Therefore the plan takes the most chunks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+Ranges = tuple[range, ...]
 
 TILE_ROWS, TILE_COLUMNS = 128, 256  # of the tile that matmuls of 16-bit floats take on an H100
 MOST_CHUNKS = 8
@@ -17,24 +20,24 @@ LEAST_BYTES = 16384
 _MORE_WAVES = 1.02
 
 
-def shares(rows: int, ranks: int, unit: int = 1) -> list[range]:
+def shares(rows: int, ranks: int, unit: int = 1) -> Ranges:
     """Returns each rank's rows, as torch.chunk cuts them: the last ranks may have fewer, or none.
 
     unit: rows that stay together.
     """
     block = -(-(rows // max(unit, 1)) // ranks) * unit
-    return [range(min(rank * block, rows), min((rank + 1) * block, rows)) for rank in range(ranks)]
+    return tuple(range(min(rank * block, rows), min((rank + 1) * block, rows)) for rank in range(ranks))
 
 
-def evenly(extent: range, chunks: int, tile: int = TILE_ROWS) -> list[range]:
+def evenly(extent: range, chunks: int, tile: int = TILE_ROWS) -> Ranges:
     """Returns at most `chunks` panels of one size, of whole tiles if a panel is longer than a tile."""
     size = max(1, -(-len(extent) // chunks))
     if size > tile:
         size = -(-size // tile) * tile
-    return [extent[begin : begin + size] for begin in range(0, len(extent), size)]
+    return tuple(extent[begin : begin + size] for begin in range(0, len(extent), size))
 
 
-def by_shares(owned: Sequence[range], chunks: int) -> list[range]:
+def by_shares(owned: Ranges, chunks: int) -> Ranges:
     """Returns panels of whole shares, or of parts of a share if there are more chunks than ranks."""
     ranks = len(owned)
     if chunks <= ranks:
@@ -43,20 +46,23 @@ def by_shares(owned: Sequence[range], chunks: int) -> list[range]:
         panels = [range(group[0].start, group[-1].stop) for group in groups]
     else:
         panels = [part for share in owned for part in evenly(share, -(-chunks // ranks))]
-    return [panel for panel in panels if panel]
+    return tuple(panel for panel in panels if panel)
 
 
-def order(panels: Sequence[range], owned: Sequence[range], rank: int, own_last: bool = False) -> list[range]:
-    """Returns the panels from the first that has rows of the rank, in the order of the ring.
+@lru_cache
+def orders(panels: Ranges, owned: Ranges, own_last: bool = False) -> tuple[Ranges, ...]:
+    """Returns for each rank the panels from the first that has rows of its own, in the order of the ring.
 
     own_last: from the one after the last such panel.
     """
-    mine = owned[rank]
-    own = [i for i, panel in enumerate(panels) if overlap(panel, mine)]
-    if not own:  # the rank has no rows
-        own = [rank * len(panels) // len(owned)]
-    first = own[-1] + 1 if own_last else own[0]
-    return [*panels[first:], *panels[:first]]
+    found = []
+    for rank, mine in enumerate(owned):
+        own = [i for i, panel in enumerate(panels) if overlap(panel, mine)]
+        if not own:  # the rank has no rows
+            own = [rank * len(panels) // len(owned)]
+        first = own[-1] + 1 if own_last else own[0]
+        found.append((*panels[first:], *panels[:first]))
+    return tuple(found)
 
 
 def overlap(a: range, b: range) -> range:
@@ -70,28 +76,42 @@ def waves(rows: int, columns: int, sms: int) -> int:
     return -(-(-(-rows // TILE_ROWS) * -(-columns // TILE_COLUMNS)) // sms)
 
 
-def best(
-    cuts: Iterable[list[range]], shapes: Sequence[tuple[range, range]], by_columns: bool, depth: int, sms: int
-) -> list[range]:
+@lru_cache
+def of_shares(owned: Ranges, columns: tuple[int, ...], depth: int, sms: int) -> Ranges:
+    """Returns the planned panels of rows that are shared out. columns: of each product."""
+    cuts = (by_shares(owned, number) for number in range(1, max(MOST_CHUNKS, len(owned)) + 1))
+    return best(cuts, lambda panel: sum(waves(len(panel), one, sms) for one in columns), depth)
+
+
+@lru_cache
+def of_all(rows: int, columns: int, depth: int, sms: int, split: str) -> tuple[str, Ranges]:
+    """Returns m and the planned panels of rows, or n and those of columns. split: empty: n if rows cannot be
+    cut, but columns can."""
+    numbers = range(1, MOST_CHUNKS + 1)
+    by_rows = best(
+        (evenly(range(rows), number) for number in numbers),
+        lambda panel: waves(len(panel), columns, sms),
+        depth,
+    )
+    by_columns = best(
+        (evenly(range(columns), number, TILE_COLUMNS) for number in numbers),
+        lambda panel: waves(rows, len(panel), sms),
+        depth,
+    )
+    if split == "n" or (not split and len(by_rows) == 1 < len(by_columns)):
+        return "n", by_columns
+    return "m", by_rows
+
+
+def best(cuts: Iterable[Ranges], waves_of: Callable[[range], int], depth: int) -> Ranges:
     """Returns the cut with the most panels that takes hardly more waves than the first, which is the whole.
 
-    Args:
-        cuts: panels of rows, or of columns if `by_columns`.
-        shapes: rows and columns of each product.
-        depth: the bytes of a row of A.
-        sms: of the GPU.
+    depth: the bytes of a row of A.
     """
-
-    def cost(panel: range) -> int:
-        return sum(
-            waves(len(rows), len(panel), sms) if by_columns else waves(len(panel), len(columns), sms)
-            for rows, columns in shapes
-        )
-
-    chosen: list[range] = []
+    chosen: Ranges = ()
     whole = 0
     for panels in cuts:
-        costs = [cost(panel) for panel in panels]
+        costs = [waves_of(panel) for panel in panels]
         if not chosen:
             chosen, whole = panels, sum(costs)
         elif (

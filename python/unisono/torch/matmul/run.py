@@ -81,23 +81,18 @@ def _sms(tensor: torch.Tensor) -> int:
     return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
 
 
-def _panels(a: torch.Tensor, bs: Sequence[torch.Tensor], owned: list[range], chunks: int) -> list[range]:
+def _panels(a: torch.Tensor, bs: Sequence[torch.Tensor], owned: plan.Ranges, chunks: int) -> plan.Ranges:
     """Returns the panels of rows of a product that is shared out. chunks: 0: as planned."""
-    if chunks:
-        return plan.by_shares(owned, chunks)
-    if not a.is_cuda or len(owned) == 1:  # nothing would run beside the matmul
-        return plan.by_shares(owned, 1)
-    rows = range(owned[-1].stop)
-    cuts = (plan.by_shares(owned, n) for n in range(1, max(plan.MOST_CHUNKS, len(owned)) + 1))
-    shapes = [(rows, range(b.shape[1])) for b in bs]
-    return plan.best(cuts, shapes, False, a.shape[1] * a.itemsize, _sms(a))
+    if chunks or not a.is_cuda or len(owned) == 1:  # otherwise nothing would run beside the matmul
+        return plan.by_shares(owned, chunks or 1)
+    return plan.of_shares(owned, tuple(b.shape[1] for b in bs), a.shape[1] * a.itemsize, _sms(a))
 
 
 def all_gather_matmul(
     comm: Communicator,
     a: torch.Tensor,
     bs: Sequence[torch.Tensor],
-    owned: list[range],
+    owned: plan.Ranges,
     chunks: int,
     matmul: Matmul,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -109,7 +104,7 @@ def all_gather_matmul(
     whole = a if comm.size == 1 else a.new_empty(rows, a.shape[1])
     products = [a.new_empty(rows, b.shape[1]) for b in bs]
     panels = _panels(a, bs, owned, chunks)
-    orders = [plan.order(panels, owned, rank) for rank in range(comm.size)]
+    orders = plan.orders(panels, owned)
     with _Beside(comm, a) as beside:
         if comm.size > 1 and len(panels) > 1:
             with beside.collectives():
@@ -154,7 +149,7 @@ def _exchange(comm: Communicator, sends: Messages, receives: Messages) -> None:
         comm.batch_send_recv(sends, receives)
 
 
-def _gather(comm: Communicator, a: torch.Tensor, whole: torch.Tensor, owned: list[range]) -> None:
+def _gather(comm: Communicator, a: torch.Tensor, whole: torch.Tensor, owned: plan.Ranges) -> None:
     if comm.size == 1:
         return
     if len(owned[-1]) == len(owned[0]):
@@ -168,7 +163,7 @@ def matmul_reduce_scatter(
     comm: Communicator,
     a: torch.Tensor,
     b: torch.Tensor,
-    owned: list[range],
+    owned: plan.Ranges,
     op: str,
     chunks: int,
     matmul: Matmul,
@@ -180,7 +175,7 @@ def matmul_reduce_scatter(
     if len(panels) <= 1:
         matmul(a, b, product, Chunk(0, 0, slice(0, a.shape[0]), slice(0, b.shape[1])))
         return reduce_scatter(comm, product, owned, op)
-    orders = [plan.order(panels, owned, rank, own_last=True) for rank in range(comm.size)]
+    orders = plan.orders(panels, owned, own_last=True)
     landed = _landing(comm, product, owned)
     with _Beside(comm, a) as beside:
         for step, panel in enumerate(orders[me]):
@@ -198,14 +193,14 @@ def matmul_reduce_scatter(
     return combine_arrays(landed, op)
 
 
-def _landing(comm: Communicator, product: torch.Tensor, owned: list[range]) -> list[torch.Tensor]:
+def _landing(comm: Communicator, product: torch.Tensor, owned: plan.Ranges) -> list[torch.Tensor]:
     """Returns a place for each rank's part of this rank's rows: its own part is where it is."""
     mine = owned[comm.rank]
     others = iter(product.new_empty(comm.size - 1, len(mine), product.shape[1]))
     return [product[_part(mine)] if r == comm.rank else next(others) for r in range(comm.size)]
 
 
-def reduce_scatter(comm: Communicator, x: torch.Tensor, owned: list[range], op: str) -> torch.Tensor:
+def reduce_scatter(comm: Communicator, x: torch.Tensor, owned: plan.Ranges, op: str) -> torch.Tensor:
     """Returns this rank's rows of the sum of everyone's x."""
     if comm.size == 1:
         return x
@@ -271,29 +266,14 @@ def _normalise(
     comm.all_reduce_rms_norm(x, residual[rows], weight, eps, options=options)
 
 
-def _cut(a: torch.Tensor, b: torch.Tensor, split: str, chunks: int, ranks: int) -> tuple[str, list[range]]:
-    """Returns m or n, and the panels of rows or of columns. split: empty: columns if rows are too few."""
-    rows, columns = range(a.shape[0]), range(b.shape[1])
-
-    def cut(by_columns: bool, number: int) -> list[range]:
-        if by_columns:
-            return plan.evenly(columns, number, plan.TILE_COLUMNS)
-        return plan.evenly(rows, number)
-
-    if chunks or not a.is_cuda or ranks == 1:
-        return split or "m", cut(split == "n", chunks or 1)
-    planned = {
-        by: plan.best(
-            (cut(by == "n", n) for n in range(1, plan.MOST_CHUNKS + 1)),
-            [(rows, columns)],
-            by == "n",
-            a.shape[1] * a.itemsize,
-            _sms(a),
-        )
-        for by in ("m", "n")
-    }
-    by = split or ("n" if len(planned["m"]) == 1 < len(planned["n"]) else "m")
-    return by, planned[by]
+def _cut(a: torch.Tensor, b: torch.Tensor, split: str, chunks: int, ranks: int) -> tuple[str, plan.Ranges]:
+    """Returns m and panels of rows, or n and panels of columns. split: empty: as planned."""
+    rows, columns = a.shape[0], b.shape[1]
+    if not chunks and a.is_cuda and ranks > 1:
+        return plan.of_all(rows, columns, a.shape[1] * a.itemsize, _sms(a), split)
+    if split == "n":
+        return split, plan.evenly(range(columns), chunks or 1, plan.TILE_COLUMNS)
+    return "m", plan.evenly(range(rows), chunks or 1)
 
 
 def alone(comm: Communicator) -> Communicator:
