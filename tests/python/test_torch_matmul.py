@@ -271,17 +271,17 @@ def test_compiled() -> None:
 def test_ops_are_sound() -> None:
     """PyTorch's own check: schemas, fake kernels, gradients, and shapes that are symbols."""
     with threads.team(1) as (comm,):
-        number = ut.matmul.ops.number_of(comm)
-        a = random(1, 4, 3, dtype=torch.float32, requires_grad=True)
+        a = random(1, 4, 2, 3, dtype=torch.float32, requires_grad=True)
         b = random(2, 3, 8, dtype=torch.float32, requires_grad=True)
         residual, weight = (random(3, *s, dtype=torch.float32, requires_grad=True) for s in ((4, 8), (8,)))
-        ops = torch.ops.unisono
-        torch.library.opcheck(ops.all_gather_matmul, (a, [b, b[:, :3].detach()], number, 4, 1, 2))
+        ops, number, rows = torch.ops.unisono, id(comm), a[:, 0].detach().requires_grad_()
+        torch.library.opcheck(ops.all_gather_matmul, (a, [b, b[:, :3].detach()], number, 1, None, 2))
         torch.library.opcheck(ops.matmul_reduce_scatter, (a, b, number, 1, "sum", 2))
         torch.library.opcheck(ops.reduce_scatter, (a, number, 1))
         torch.library.opcheck(ops.all_reduce, (a, number))
-        torch.library.opcheck(ops.matmul_all_reduce, (a, b, number, "n", 2))
-        torch.library.opcheck(ops.matmul_all_reduce_rms_norm, (a, b, residual, weight, 1e-6, number, "", 0))
+        torch.library.opcheck(ops.matmul_all_reduce, (rows, b, number, "n", 2))
+        norm = (rows, b, residual, weight, 1e-6, number, "", 0)
+        torch.library.opcheck(ops.matmul_all_reduce_rms_norm, norm)
 
 
 A, B = "ones(4, 3)", "ones(3, 8)"
@@ -338,16 +338,18 @@ def test_ranks_that_differ() -> None:
 
 
 def test_plans() -> None:
-    """The most chunks that take no further wave of 132 SMs: shards apart, or two together (a wave each)."""
+    """The most chunks that hardly take longer: neither waves of tiles nor starts may add up to 3 %."""
 
     def planned(rows: int, columns: int, depth: int, ranks: int) -> list[int]:
         panels = plan.of_shares(plan.shares(rows, ranks), (columns,), 2 * depth, 132)
         return [len(panel) for panel in panels]
 
-    assert planned(8192, 8192, 8192, 8) == [1024] * 8
-    assert planned(8192, 2048, 8192, 8) == [2048] * 4
-    assert planned(8192, 8192, 2048, 8) == [2048] * 4  # less takes too little time
+    assert planned(16384, 7168, 8192, 8) == [4096] * 4  # two shares together: 28 waves, and 32 by share
+    assert planned(4096, 7168, 8192, 8) == [4096]  # 7 waves, and 8 by halves
+    assert planned(8192, 8192, 3584, 8) == [2048] * 4
+    assert planned(8192, 8192, 1024, 8) == [8192]  # too short for another start
     assert planned(1024, 2048, 8192, 8) == [1024]
+    assert planned(16384, 8192, 8192, 2) == [2048] * 8  # parts of shares
     assert planned(0, 2048, 8192, 8) == []
     assert plan.of_all(8192, 8192, 16384, 132, "") == ("m", plan.evenly(range(8192), 8))
     assert plan.of_all(128, 16384 * 8, 16384, 132, "")[0] == "n"  # its rows are one tile

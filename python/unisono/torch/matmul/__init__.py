@@ -36,7 +36,7 @@ import torch
 
 from ..._core import Communicator
 from ...errors import UsageError
-from . import ops, plan, run
+from . import ops, run
 from .run import Chunk, Matmul
 
 __all__ = ["Chunk", "fused_all_gather_matmul", "fused_matmul_reduce_scatter", "matmul_all_reduce"]
@@ -74,33 +74,16 @@ def fused_all_gather_matmul(
     """
     _check_matrices(A_shard, Bs)
     dim = _axis(A_shard, gather_dim, "gather_dim")
-    rank, size = ops.place_of(comm)
-    shard, lead = A_shard.movedim(dim, 0), A_shard.shape[dim]
-    extent = lead * size if gathered is None else gathered
-    if lead != _share(extent, rank, size):
-        raise UsageError(
-            f"A_shard has {lead} along gather_dim, but of {extent} rank {rank} of {size} has another share: "
-            "give the share that torch.chunk gives."
-        )
-    rest = shard.shape[1:-1]
-    unit = math.prod(rest)
-    flat = shard.reshape(lead * unit, shard.shape[-1])
     number = _chunks(chunks)
-    if matmul is None:
-        whole, products = ops.all_gather_matmul(
-            flat, list(Bs), ops.number_of(comm), extent * unit, unit, number
-        )
+    if _by_op(matmul, A_shard, *Bs):
+        A, products = ops.all_gather_matmul(A_shard, list(Bs), id(comm), dim, gathered, number)
     else:
-        _check_no_gradient(A_shard, *Bs)
+        extent = A_shard.shape[dim] * comm.size if gathered is None else gathered
         with torch.no_grad():
-            owned = plan.shares(extent * unit, size, unit)
-            whole, products = run.all_gather_matmul(comm, flat.contiguous(), Bs, owned, number, matmul)
-
-    def restored(rows: torch.Tensor) -> torch.Tensor:
-        return rows.view(extent, *rest, rows.shape[-1]).movedim(0, dim)
-
-    A = (A_shard if size == 1 else restored(whole)) if return_A else None
-    return A, [restored(one) for one in products]
+            A, products = run.all_gather_matmul(
+                comm, A_shard, Bs, dim, extent, number, matmul or run.torch_mm
+            )
+    return A if return_A else None, products
 
 
 def fused_matmul_reduce_scatter(
@@ -135,20 +118,11 @@ def fused_matmul_reduce_scatter(
     dim = _axis(A, scatter_dim, "scatter_dim")
     if op not in ("sum", "avg"):
         raise UsageError(f"op {op!r} is not for a sum of products: use sum or avg.")
-    rank, size = ops.place_of(comm)
-    moved = A.movedim(dim, 0)
-    rest = moved.shape[1:-1]
-    unit = math.prod(rest)
-    flat = moved.reshape(moved.shape[0] * unit, moved.shape[-1])
     number = _chunks(chunks)
-    if matmul is None:
-        own = ops.matmul_reduce_scatter(flat, B, ops.number_of(comm), unit, op, number)
-    else:
-        _check_no_gradient(A, B)
-        with torch.no_grad():
-            owned = plan.shares(flat.shape[0], size, unit)
-            own = run.matmul_reduce_scatter(comm, flat.contiguous(), B, owned, op, number, matmul)
-    return own.view(_share(A.shape[dim], rank, size), *rest, B.shape[1]).movedim(0, dim)
+    if _by_op(matmul, A, B):
+        return ops.matmul_reduce_scatter(A, B, id(comm), dim, op, number)
+    with torch.no_grad():
+        return run.matmul_reduce_scatter(comm, A, B, dim, op, number, matmul or run.torch_mm)
 
 
 def matmul_all_reduce(
@@ -198,15 +172,16 @@ def matmul_all_reduce(
                     f"takes {tuple(expected)} and {A.dtype} on {A.device}."
                 )
         norm = (residual.reshape(flat.shape[0], shape[-1]), weight, float(eps))
-    if matmul is not None:
-        _check_no_gradient(A, B, *([residual, weight] if residual is not None else []))
+    if not _by_op(matmul, A, B, *(norm[:2] if norm is not None else ())):
         with torch.no_grad():
             own = None if norm is None else (norm[0].contiguous(), norm[1].contiguous(), norm[2])
-            out, residual_out = run.matmul_all_reduce(comm, flat.contiguous(), B, by, number, own, matmul)
+            out, residual_out = run.matmul_all_reduce(
+                comm, flat.contiguous(), B, by, number, own, matmul or run.torch_mm
+            )
     elif norm is not None:
-        out, residual_out = ops.matmul_all_reduce_rms_norm(flat, B, *norm, ops.number_of(comm), by, number)
+        out, residual_out = ops.matmul_all_reduce_rms_norm(flat, B, *norm, id(comm), by, number)
     else:
-        out, residual_out = ops.matmul_all_reduce(flat, B, ops.number_of(comm), by, number), None
+        out, residual_out = ops.matmul_all_reduce(flat, B, id(comm), by, number), None
     return out.view(shape) if residual_out is None else (out.view(shape), residual_out.view(shape))
 
 
@@ -232,12 +207,6 @@ def _axis(A: torch.Tensor, dim: int, name: str) -> int:
     return dim % len(A.shape)
 
 
-def _share(extent: int, rank: int, size: int) -> int:
-    """Returns the length of a rank's share, as plan.shares cuts it, also of an extent that is a symbol."""
-    block = -(-extent // size)
-    return min(block, max(extent - block * rank, 0))
-
-
 def _chunks(chunks: int | None) -> int:
     if chunks is None:
         return 0
@@ -246,8 +215,15 @@ def _chunks(chunks: int | None) -> int:
     return chunks
 
 
-def _check_no_gradient(*tensors: torch.Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors):
+def _by_op(matmul: Matmul | None, *tensors: torch.Tensor) -> bool:
+    """Returns whether the call goes by its custom op: it is traced, or needs a gradient. An op takes the host
+    longer."""
+    needs_grad = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
+    if matmul is None:
+        plain = all(type(one) in (torch.Tensor, torch.nn.Parameter) for one in tensors)
+        return needs_grad or torch.compiler.is_compiling() or not plain
+    if needs_grad:
         raise UsageError(
             "a matmul of the caller's has no gradient: leave matmul= out, or call within torch.no_grad()."
         )
+    return False

@@ -1,106 +1,83 @@
 """The fused matmuls as custom ops of PyTorch: what torch.compile traces, and their gradients.
 
-Ops know a communicator by a number. Matrices are 2-D. Gradients are those of the sum of all ranks' losses.
+An op knows a communicator by its id. Gradients are those of the sum of all ranks' losses.
 """
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ..._core import Communicator
-from . import plan, run
+from ...communicator import with_id
+from . import run
 
-_numbers: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
-_communicators: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
-_next = itertools.count(1)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def number_of(comm: Communicator) -> int:
-    """Returns the communicator's number in this process."""
-    number = _numbers.get(comm)
-    if number is None:
-        number = _numbers[comm] = next(_next)
-        _communicators[number] = comm
-    return number
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def place_of(comm: Communicator) -> tuple[int, int]:
-    """Returns rank and size."""
-    return comm.rank, comm.size
+Grads = Sequence[torch.Tensor | None]
 
 
 def _custom_op(name: str) -> Any:
     return torch.library.custom_op(f"unisono::{name}", mutates_args=())
 
 
-def _own_rows(rows: int, unit: int, comm: int) -> int:
-    """Returns the length of this rank's share, also of a number of rows that is a symbol."""
-    of = _communicators[comm]
-    block = -(-(rows // max(unit, 1)) // of.size) * unit
-    return min(block, max(rows - block * of.rank, 0))
-
-
-def _chunks_of_backward(chunks: int) -> int:
+def _backward_chunks(chunks: int) -> int:
     """Returns 1 for the naive form, which stays naive, else 0."""
     return 1 if chunks == 1 else 0
 
 
-# unit: rows that stay with one rank. chunks: 0: as planned.
+# comm: its id(). dim: the axis that is gathered or shared out, of `extent` in all. chunks: 0: as planned.
 @_custom_op("all_gather_matmul")  # type: ignore[untyped-decorator]
 def all_gather_matmul(
-    a: torch.Tensor, bs: Sequence[torch.Tensor], comm: int, rows: int, unit: int, chunks: int
+    a: torch.Tensor, bs: Sequence[torch.Tensor], comm: int, dim: int, extent: int | None, chunks: int
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    of = _communicators[comm]
-    owned = plan.shares(rows, of.size, unit)
-    return run.all_gather_matmul(of, a.contiguous(), bs, owned, chunks, run.torch_mm)
+    of = with_id(comm)
+    extent = a.shape[dim] * of.size if extent is None else extent
+    whole, products = run.all_gather_matmul(of, a, bs, dim, extent, chunks, run.torch_mm)
+    return (a.clone() if of.size == 1 else whole), products  # an op's output is none of its inputs
 
 
 @all_gather_matmul.register_fake  # type: ignore[untyped-decorator]
 def _(
-    a: torch.Tensor, bs: Sequence[torch.Tensor], comm: int, rows: int, unit: int, chunks: int
+    a: torch.Tensor, bs: Sequence[torch.Tensor], comm: int, dim: int, extent: int | None, chunks: int
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    products = [a.new_empty(rows, b.shape[1]) for b in bs]
-    return a.new_empty(0 if _communicators[comm].size == 1 else rows, a.shape[1]), products
+    of = with_id(comm)
+    extent = a.shape[dim] * of.size if extent is None else extent
+    rest = a.movedim(dim, 0).shape[1:-1]
+    whole = torch.empty_like(a) if of.size == 1 else a.new_empty(extent, *rest, a.shape[-1]).movedim(0, dim)
+    return whole, [a.new_empty(extent, *rest, b.shape[1]).movedim(0, dim) for b in bs]
 
 
 def _keep_of_gather(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    a, bs, ctx.comm, ctx.rows, ctx.unit, ctx.chunks = inputs
-    whole = a if _communicators[ctx.comm].size == 1 else output[0]
-    ctx.save_for_backward(whole if any(b.requires_grad for b in bs) else None, *bs)
+    _, bs, ctx.comm, ctx.dim, _, ctx.chunks = inputs
+    ctx.save_for_backward(output[0] if any(b.requires_grad for b in bs) else None, *bs)
     ctx.set_materialize_grads(False)
 
 
-def _backward_of_gather(ctx: Any, whole_grad: torch.Tensor | None, grads: Any) -> tuple[Any, ...]:
+def _backward_of_gather(ctx: Any, whole_grad: torch.Tensor | None, grads: Grads | None) -> tuple[Any, ...]:
     whole, *bs = ctx.saved_tensors
     grads = [None] * len(bs) if grads is None else grads
     pairs = [(grad, b) for grad, b in zip(grads, bs, strict=True) if grad is not None]
     a_grad = None
     if ctx.needs_input_grad[0]:
-        if pairs:
-            left, right = (pairs[0][0], pairs[0][1].t()) if len(pairs) == 1 else _side_by_side(pairs)
-            a_grad = matmul_reduce_scatter(
-                left, right, ctx.comm, ctx.unit, "sum", _chunks_of_backward(ctx.chunks)
+        if pairs:  # of several: two matrices whose product is the sum of grad @ B.T
+            grad, b = (
+                pairs[0] if len(pairs) == 1 else (torch.cat(one, -1) for one in zip(*pairs, strict=True))
             )
-        if whole_grad is not None and whole_grad.shape[0] == ctx.rows:
-            shared = reduce_scatter(whole_grad, ctx.comm, ctx.unit)
+            chunks = _backward_chunks(ctx.chunks)
+            a_grad = matmul_reduce_scatter(grad, b.t(), ctx.comm, ctx.dim, "sum", chunks)
+        if whole_grad is not None:
+            shared = reduce_scatter(whole_grad, ctx.comm, ctx.dim)
             a_grad = shared if a_grad is None else a_grad + shared
     bs_grads = [
-        whole.t() @ grad if grad is not None and needs else None
+        _transposed_product(whole, grad) if grad is not None and needs else None
         for grad, needs in zip(grads, ctx.needs_input_grad[1], strict=True)
     ]
     return a_grad, bs_grads, None, None, None, None
 
 
-def _side_by_side(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns two matrices whose product is the sum of grad @ B.T."""
-    return torch.cat([grad for grad, _ in pairs], 1), torch.cat([b for _, b in pairs], 1).t()
+def _transposed_product(a: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """Returns the gradient of B from the gradient of A @ B."""
+    return a.reshape(-1, a.shape[-1]).t() @ grad.reshape(-1, grad.shape[-1])
 
 
 all_gather_matmul.register_autograd(_backward_of_gather, setup_context=_keep_of_gather)
@@ -108,61 +85,59 @@ all_gather_matmul.register_autograd(_backward_of_gather, setup_context=_keep_of_
 
 @_custom_op("matmul_reduce_scatter")  # type: ignore[untyped-decorator]
 def matmul_reduce_scatter(
-    a: torch.Tensor, b: torch.Tensor, comm: int, unit: int, op: str, chunks: int
+    a: torch.Tensor, b: torch.Tensor, comm: int, dim: int, op: str, chunks: int
 ) -> torch.Tensor:
-    of = _communicators[comm]
-    owned = plan.shares(a.shape[0], of.size, unit)
-    return run.matmul_reduce_scatter(of, a.contiguous(), b, owned, op, chunks, run.torch_mm)
+    return run.matmul_reduce_scatter(with_id(comm), a, b, dim, op, chunks, run.torch_mm)
 
 
 @matmul_reduce_scatter.register_fake  # type: ignore[untyped-decorator]
-def _(a: torch.Tensor, b: torch.Tensor, comm: int, unit: int, op: str, chunks: int) -> torch.Tensor:
-    return a.new_empty(_own_rows(a.shape[0], unit, comm), b.shape[1])
+def _(a: torch.Tensor, b: torch.Tensor, comm: int, dim: int, op: str, chunks: int) -> torch.Tensor:
+    rest = a.movedim(dim, 0).shape[1:-1]
+    return a.new_empty(run.share(a.shape[dim], with_id(comm)), *rest, b.shape[1]).movedim(0, dim)
 
 
 def _keep_of_scatter(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, ctx.comm, ctx.unit, ctx.op, ctx.chunks = inputs
-    ctx.rows = a.shape[0]
+    a, b, ctx.comm, ctx.dim, ctx.op, ctx.chunks = inputs
     ctx.save_for_backward(a, b)
 
 
 def _backward_of_scatter(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
-    size = _communicators[ctx.comm].size
     if ctx.op == "avg":
-        grad = grad / size
-    bs = [b.t()] if ctx.needs_input_grad[0] else []
-    whole, products = all_gather_matmul(
-        grad, bs, ctx.comm, ctx.rows, ctx.unit, _chunks_of_backward(ctx.chunks)
-    )
-    whole = grad if size == 1 else whole
-    b_grad = a.t() @ whole if ctx.needs_input_grad[1] else None
-    return (products[0] if products else None), b_grad, None, None, None, None
+        grad = grad / with_id(ctx.comm).size
+    needs_a, needs_b, *_ = ctx.needs_input_grad
+    chunks = _backward_chunks(ctx.chunks)
+    bs = [b.t()] if needs_a else []
+    whole, products = all_gather_matmul(grad, bs, ctx.comm, ctx.dim, a.shape[ctx.dim], chunks)
+    a_grad = products[0] if needs_a else None
+    return a_grad, _transposed_product(a, whole) if needs_b else None, None, None, None, None
 
 
 matmul_reduce_scatter.register_autograd(_backward_of_scatter, setup_context=_keep_of_scatter)
 
 
 @_custom_op("reduce_scatter")  # type: ignore[untyped-decorator]
-def reduce_scatter(x: torch.Tensor, comm: int, unit: int) -> torch.Tensor:
-    of = _communicators[comm]
-    owned = plan.shares(x.shape[0], of.size, unit)
-    return run.reduce_scatter(of, x.contiguous() if of.size > 1 else x.clone(), owned, "sum")
+def reduce_scatter(x: torch.Tensor, comm: int, dim: int) -> torch.Tensor:
+    of = with_id(comm)
+    return x.clone() if of.size == 1 else run.reduce_scatter(of, x, dim)
 
 
 @reduce_scatter.register_fake  # type: ignore[untyped-decorator]
-def _(x: torch.Tensor, comm: int, unit: int) -> torch.Tensor:
-    return x.new_empty(_own_rows(x.shape[0], unit, comm), x.shape[1])
+def _(x: torch.Tensor, comm: int, dim: int) -> torch.Tensor:
+    of = with_id(comm)
+    if of.size == 1:
+        return torch.empty_like(x)
+    rest = x.movedim(dim, 0).shape[1:-1]
+    return x.new_empty(run.share(x.shape[dim], of), *rest, x.shape[-1]).movedim(0, dim)
 
 
 def _keep_of_shares(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, ctx.comm, ctx.unit = inputs
-    ctx.rows = x.shape[0]
+    x, ctx.comm, ctx.dim = inputs
+    ctx.extent = x.shape[ctx.dim]
 
 
 def _backward_of_shares(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    whole, _ = all_gather_matmul(grad, [], ctx.comm, ctx.rows, ctx.unit, 1)
-    return (grad if _communicators[ctx.comm].size == 1 else whole), None, None
+    return all_gather_matmul(grad, [], ctx.comm, ctx.dim, ctx.extent, 1)[0], None, None
 
 
 reduce_scatter.register_autograd(_backward_of_shares, setup_context=_keep_of_shares)
@@ -170,7 +145,7 @@ reduce_scatter.register_autograd(_backward_of_shares, setup_context=_keep_of_sha
 
 @_custom_op("all_reduce")  # type: ignore[untyped-decorator]
 def all_reduce(x: torch.Tensor, comm: int) -> torch.Tensor:
-    return _communicators[comm].all_reduce(x.contiguous())
+    return with_id(comm).all_reduce(x.contiguous())
 
 
 @all_reduce.register_fake  # type: ignore[untyped-decorator]
@@ -188,7 +163,7 @@ all_reduce.register_autograd(lambda ctx, grad: (all_reduce(grad, ctx.comm), None
 # split: m, n, or empty: as planned.
 @_custom_op("matmul_all_reduce")  # type: ignore[untyped-decorator]
 def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, comm: int, split: str, chunks: int) -> torch.Tensor:
-    of = _communicators[comm]
+    of = with_id(comm)
     return run.matmul_all_reduce(of, a.contiguous(), b, split, chunks, None, run.torch_mm)[0]
 
 
@@ -230,7 +205,7 @@ def matmul_all_reduce_rms_norm(
     split: str,
     chunks: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    of = _communicators[comm]
+    of = with_id(comm)
     norm = (residual.contiguous(), weight.contiguous(), eps)
     out, residual_out = run.matmul_all_reduce(of, a.contiguous(), b, split, chunks, norm, run.torch_mm)
     assert residual_out is not None

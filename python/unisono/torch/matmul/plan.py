@@ -1,8 +1,9 @@
 """How a matmul is cut into chunks: the same way each time for a shape and a number of ranks, since bits may
 depend on it. A chunk is a panel: a range of rows, or of columns.
 
-A GPU works on tiles of the product in waves, a tile on each SM. A chunk whose last wave is nearly empty costs
-as much as one whose last wave is full. Therefore the plan takes the most chunks that cost no further wave.
+A GPU works on tiles of the product in waves, a tile on each SM. Where the last wave leaves SMs idle, matmuls
+take smaller tiles, and win back some of it: half of it counts as lost here. Each chunk also costs its start.
+The plan takes the most chunks that together take hardly longer than the whole (docs/notes/matmul.md).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ Ranges = tuple[range, ...]
 
 TILE_ROWS, TILE_COLUMNS = 128, 256  # of the tile that matmuls of 16-bit floats take on an H100
 MOST_CHUNKS = 8
-# A chunk costs some 3 us beyond its part of a whole matmul. A wave of tiles along so many bytes takes some
-# 90 us on an H100: the least that a chunk may take for these 3 us to be 3 %.
-LEAST_BYTES = 16384
-_MORE_WAVES = 1.02
+START_US = 6.0  # of a further chunk
+WAVE_US = 90 / 16384  # a wave's time by the bytes of a row of A, on an H100
+_MOST_COST = 1.03  # of the whole
+_LEAST_WAVES = 0.5  # below, smaller tiles win nothing back
+_LEAST_PART = 0.75  # of the longest panel, the shortest one
 
 
 def shares(rows: int, ranks: int, unit: int = 1) -> Ranges:
@@ -71,9 +73,10 @@ def overlap(a: range, b: range) -> range:
     return range(begin, max(begin, min(a.stop, b.stop)))
 
 
-def waves(rows: int, columns: int, sms: int) -> int:
-    """Returns the waves of tiles of a matmul."""
-    return -(-(-(-rows // TILE_ROWS) * -(-columns // TILE_COLUMNS)) // sms)
+def waves(rows: int, columns: int, sms: int) -> float:
+    """Returns the waves of tiles that a matmul costs."""
+    tiles = -(-rows // TILE_ROWS) * -(-columns // TILE_COLUMNS)
+    return max((tiles / sms + -(-tiles // sms)) / 2, _LEAST_WAVES)
 
 
 @lru_cache
@@ -103,21 +106,21 @@ def of_all(rows: int, columns: int, depth: int, sms: int, split: str) -> tuple[s
     return "m", by_rows
 
 
-def best(cuts: Iterable[Ranges], waves_of: Callable[[range], int], depth: int) -> Ranges:
-    """Returns the cut with the most panels that takes hardly more waves than the first, which is the whole.
+def best(cuts: Iterable[Ranges], waves_of: Callable[[range], float], depth: int) -> Ranges:
+    """Returns the cut with the most panels that hardly costs more than the first cut, which is the whole.
 
     depth: the bytes of a row of A.
     """
-    chosen: Ranges = ()
-    whole = 0
-    for panels in cuts:
-        costs = [waves_of(panel) for panel in panels]
-        if not chosen:
-            chosen, whole = panels, sum(costs)
-        elif (
-            len(panels) > len(chosen)
-            and sum(costs) <= whole * _MORE_WAVES
-            and min(costs) * depth >= LEAST_BYTES
-        ):
-            chosen = panels
-    return chosen
+
+    def cost(panels: Ranges) -> float:
+        return sum(map(waves_of, panels)) * depth * WAVE_US + (len(panels) - 1) * START_US
+
+    first, *others = cuts
+    fit = [
+        panels
+        for panels in others
+        if panels
+        and min(map(len, panels)) >= _LEAST_PART * max(map(len, panels))
+        and cost(panels) <= _MOST_COST * cost(first)
+    ]
+    return max([first, *fit], key=len)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +13,7 @@ import torch
 
 from ... import communicator
 from ..._core import Communicator, NormOptions, combine_arrays
+from ...errors import UsageError
 from . import plan
 
 
@@ -88,7 +90,51 @@ def _panels(a: torch.Tensor, bs: Sequence[torch.Tensor], owned: plan.Ranges, chu
     return plan.of_shares(owned, tuple(b.shape[1] for b in bs), a.shape[1] * a.itemsize, _sms(a))
 
 
+def flat(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns x as a matrix, with rows in the order of axis `dim` first."""
+    return x.movedim(dim, 0).reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def shaped(rows: torch.Tensor, like: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
+    """Returns rows in the axes of `like`, whose axis `dim` has another extent here."""
+    rest = like.movedim(dim, 0).shape[1:-1]
+    return rows.view(extent, *rest, rows.shape[-1]).movedim(0, dim)
+
+
+def share(extent: int, comm: Communicator) -> int:
+    """Returns the length of this rank's share, as plan.shares cuts it, also of an extent that is a symbol."""
+    block = -(-extent // comm.size)
+    return min(block, max(extent - block * comm.rank, 0))
+
+
+def _owned(x: torch.Tensor, dim: int, extent: int, comm: Communicator) -> plan.Ranges:
+    """Returns each rank's rows of a matrix as `flat` makes it of x with that extent of axis `dim`."""
+    unit = math.prod(x.movedim(dim, 0).shape[1:-1])
+    return plan.shares(extent * unit, comm.size, unit)
+
+
 def all_gather_matmul(
+    comm: Communicator,
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    dim: int,
+    extent: int,
+    chunks: int,
+    matmul: Matmul,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Returns everyone's a, of that extent along axis `dim`, and the products. One rank gets a itself."""
+    if a.shape[dim] != share(extent, comm):
+        raise UsageError(
+            f"A_shard has {a.shape[dim]} along gather_dim, but of {extent} rank {comm.rank} of {comm.size} "
+            "has another share: give the share that torch.chunk gives."
+        )
+    rows = flat(a, dim).contiguous()
+    whole, products = _gathered(comm, rows, bs, _owned(a, dim, extent, comm), chunks, matmul)
+    together = a if comm.size == 1 else shaped(whole, a, dim, extent)
+    return together, [shaped(product, a, dim, extent) for product in products]
+
+
+def _gathered(
     comm: Communicator,
     a: torch.Tensor,
     bs: Sequence[torch.Tensor],
@@ -96,10 +142,6 @@ def all_gather_matmul(
     chunks: int,
     matmul: Matmul,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Returns everyone's rows and their products. One rank alone gets no rows, since they are its own.
-
-    a: this rank's rows. owned: each rank's rows in the result.
-    """
     rows, mine, me = owned[-1].stop, owned[comm.rank], comm.rank
     whole = a if comm.size == 1 else a.new_empty(rows, a.shape[1])
     products = [a.new_empty(rows, b.shape[1]) for b in bs]
@@ -126,7 +168,7 @@ def all_gather_matmul(
             for operand, (b, product) in enumerate(zip(bs, products, strict=True)):
                 chunk = Chunk(step, operand, _part(panel), slice(0, b.shape[1]))
                 matmul(source, b, product[_part(panel)], chunk)
-    return (a.new_empty(0, a.shape[1]) if comm.size == 1 else whole), products
+    return whole, products
 
 
 def _part_of(rows: range, share: range) -> slice:
@@ -160,6 +202,15 @@ def _gather(comm: Communicator, a: torch.Tensor, whole: torch.Tensor, owned: pla
 
 
 def matmul_reduce_scatter(
+    comm: Communicator, a: torch.Tensor, b: torch.Tensor, dim: int, op: str, chunks: int, matmul: Matmul
+) -> torch.Tensor:
+    """Returns this rank's share, along axis `dim`, of the sum of all products."""
+    owned = _owned(a, dim, a.shape[dim], comm)
+    own = _scattered(comm, flat(a, dim).contiguous(), b, owned, op, chunks, matmul)
+    return shaped(own, a, dim, share(a.shape[dim], comm))
+
+
+def _scattered(
     comm: Communicator,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -168,13 +219,12 @@ def matmul_reduce_scatter(
     chunks: int,
     matmul: Matmul,
 ) -> torch.Tensor:
-    """Returns this rank's rows of the sum of all products. owned: each rank's rows."""
     me, mine = comm.rank, owned[comm.rank]
     product = a.new_empty(a.shape[0], b.shape[1])
     panels = _panels(a, [b], owned, chunks)
     if len(panels) <= 1:
         matmul(a, b, product, Chunk(0, 0, slice(0, a.shape[0]), slice(0, b.shape[1])))
-        return reduce_scatter(comm, product, owned, op)
+        return _sum_of_shares(comm, product, owned, op)
     orders = plan.orders(panels, owned, own_last=True)
     landed = _landing(comm, product, owned)
     with _Beside(comm, a) as beside:
@@ -200,8 +250,15 @@ def _landing(comm: Communicator, product: torch.Tensor, owned: plan.Ranges) -> l
     return [product[_part(mine)] if r == comm.rank else next(others) for r in range(comm.size)]
 
 
-def reduce_scatter(comm: Communicator, x: torch.Tensor, owned: plan.Ranges, op: str) -> torch.Tensor:
-    """Returns this rank's rows of the sum of everyone's x."""
+def reduce_scatter(comm: Communicator, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns this rank's share, along axis `dim`, of the sum of everyone's x."""
+    extent = x.shape[dim]
+    own = _sum_of_shares(comm, flat(x, dim).contiguous(), _owned(x, dim, extent, comm), "sum")
+    return shaped(own, x, dim, share(extent, comm))
+
+
+def _sum_of_shares(comm: Communicator, x: torch.Tensor, owned: plan.Ranges, op: str) -> torch.Tensor:
+    """Returns this rank's rows of the sum of everyone's x. One rank alone gets x itself."""
     if comm.size == 1:
         return x
     if len(owned[-1]) == len(owned[0]):
