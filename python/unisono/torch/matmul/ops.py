@@ -16,8 +16,8 @@ from . import run
 Grads = Sequence[torch.Tensor | None]
 
 
-def _custom_op(name: str) -> Any:
-    return torch.library.custom_op(f"unisono::{name}", mutates_args=())
+def _custom_op(name: str, schema: str) -> Any:
+    return torch.library.custom_op(f"unisono::{name}", mutates_args=(), schema=schema)
 
 
 def _backward_chunks(chunks: int) -> int:
@@ -26,7 +26,10 @@ def _backward_chunks(chunks: int) -> int:
 
 
 # comm: its id(). dim: the axis that is gathered or shared out, of `extent` in all. chunks: 0: as planned.
-@_custom_op("all_gather_matmul")  # type: ignore[untyped-decorator]
+@_custom_op(
+    "all_gather_matmul",
+    "(Tensor a, Tensor[] bs, int comm, int dim, SymInt? extent, int chunks) -> (Tensor, Tensor[])",
+)  # type: ignore[untyped-decorator]
 def all_gather_matmul(
     a: torch.Tensor, bs: Sequence[torch.Tensor], comm: int, dim: int, extent: int | None, chunks: int
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -83,7 +86,7 @@ def _transposed_product(a: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 all_gather_matmul.register_autograd(_backward_of_gather, setup_context=_keep_of_gather)
 
 
-@_custom_op("matmul_reduce_scatter")  # type: ignore[untyped-decorator]
+@_custom_op("matmul_reduce_scatter", "(Tensor a, Tensor b, int comm, int dim, str op, int chunks) -> Tensor")  # type: ignore[untyped-decorator]
 def matmul_reduce_scatter(
     a: torch.Tensor, b: torch.Tensor, comm: int, dim: int, op: str, chunks: int
 ) -> torch.Tensor:
@@ -116,7 +119,7 @@ def _backward_of_scatter(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 matmul_reduce_scatter.register_autograd(_backward_of_scatter, setup_context=_keep_of_scatter)
 
 
-@_custom_op("reduce_scatter")  # type: ignore[untyped-decorator]
+@_custom_op("reduce_scatter", "(Tensor x, int comm, int dim) -> Tensor")  # type: ignore[untyped-decorator]
 def reduce_scatter(x: torch.Tensor, comm: int, dim: int) -> torch.Tensor:
     of = with_id(comm)
     return x.clone() if of.size == 1 else run.reduce_scatter(of, x, dim)
@@ -143,7 +146,7 @@ def _backward_of_shares(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 reduce_scatter.register_autograd(_backward_of_shares, setup_context=_keep_of_shares)
 
 
-@_custom_op("all_reduce")  # type: ignore[untyped-decorator]
+@_custom_op("all_reduce", "(Tensor x, int comm) -> Tensor")  # type: ignore[untyped-decorator]
 def all_reduce(x: torch.Tensor, comm: int) -> torch.Tensor:
     return with_id(comm).all_reduce(x.contiguous())
 
@@ -161,7 +164,7 @@ all_reduce.register_autograd(lambda ctx, grad: (all_reduce(grad, ctx.comm), None
 
 
 # split: m, n, or empty: as planned.
-@_custom_op("matmul_all_reduce")  # type: ignore[untyped-decorator]
+@_custom_op("matmul_all_reduce", "(Tensor a, Tensor b, int comm, str split, int chunks) -> Tensor")  # type: ignore[untyped-decorator]
 def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, comm: int, split: str, chunks: int) -> torch.Tensor:
     of = with_id(comm)
     return run.matmul_all_reduce(of, a.contiguous(), b, split, chunks, None, run.torch_mm)[0]
@@ -194,7 +197,11 @@ def _grads_of_product(
 matmul_all_reduce.register_autograd(_backward_of_product, setup_context=_keep_of_product)
 
 
-@_custom_op("matmul_all_reduce_rms_norm")  # type: ignore[untyped-decorator]
+@_custom_op(
+    "matmul_all_reduce_rms_norm",
+    "(Tensor a, Tensor b, Tensor residual, Tensor weight, float eps, "
+    "int comm, str split, int chunks) -> (Tensor, Tensor)",
+)  # type: ignore[untyped-decorator]
 def matmul_all_reduce_rms_norm(
     a: torch.Tensor,
     b: torch.Tensor,
