@@ -4,8 +4,8 @@
   python tools/matmul-gpu.py --json matmul.json
 
 Times are of the GPU, medians of --samples turns of the compared forms, each --calls calls in a CUDA graph:
-- chunks: torch.mm of the chunks that are planned for --ranks ranks, over torch.mm of the whole.
-- gates: the same chunks, each behind an event of another stream, which has set 4 bytes; in us for each chunk.
+- chunks: torch.mm of 1 to 8 chunks of as many shares each, for --ranks ranks, over torch.mm of the whole.
+- gates: the planned chunks, each behind an event of another stream, which has set 4 bytes; in us for each.
 - copies: the whole, while as many bytes are copied as the other ranks' shards have, within the GPU or from
   the host (as many of them as fit).
 - one rank: the fused calls of a communicator of one rank over torch.mm, also called one by one (eager).
@@ -87,9 +87,12 @@ class Case:
         self.b = torch.randn(k, n, device="cuda").bfloat16() / k**0.5
         self.out = self.a.new_empty(m, n)
         sms = torch.cuda.get_device_properties(0).multi_processor_count
-        self.panels = plan.of_shares(plan.shares(m, asked.ranks), (n,), 2 * k, sms)
+        owned = plan.shares(m, asked.ranks)
+        cuts = {plan.by_shares(owned, number) for number in range(1, plan.MOST_CHUNKS + 1)}
+        even = [cut for cut in cuts if len({len(panel) for panel in cut}) == 1]
+        self.cuts = sorted(even, key=len)
+        self.panels = plan.of_shares(owned, (n,), 2 * k, sms)
         self.about: dict[str, Any] = {"case": name, "collective": collective, "m": m, "k": k, "n": n}
-        self.about["chunks"] = [len(panel) for panel in self.panels]
 
     def whole(self) -> None:
         torch.mm(self.a, self.b, out=self.out)
@@ -98,8 +101,8 @@ class Case:
         rows = slice(panel.start, panel.stop)
         torch.mm(self.a[rows], self.b, out=self.out[rows])
 
-    def chunks(self) -> None:
-        for panel in self.panels:
+    def chunks(self, panels: plan.Ranges) -> None:
+        for panel in panels:
             self.chunk(panel)
 
     def gated(self, side: Any, flag: torch.Tensor) -> None:
@@ -132,7 +135,7 @@ class Bench:
         self.results.append({"what": what, **about, **numbers})
         told = ", ".join(f"{name} {number:.3f}" for name, number in numbers.items())
         label = f"{about['case']} {about['collective']} m={about['m']}" if "case" in about else ""
-        print(f"{what:9} {label:42} {about.get('chunks', '')!s:24} {told}", flush=True)
+        print(f"{what:9} {label:42} {about.get('planned', '')!s:2} {told}", flush=True)
 
     def squares(self) -> Iterator[Case]:
         for name, collective, k, n in SQUARE:
@@ -142,13 +145,14 @@ class Bench:
         flag = torch.zeros(1, dtype=torch.int32, device="cuda")
         llama = (Case(self.asked, name, by, m, k, n) for name, by, k, n in LLAMA for m in ROWS)
         for case in chain(self.squares(), llama):
-            if len(case.panels) == 1:
-                self.add("chunks", case.about, ratio=1.0)
-                continue
-            forms = [case.whole, case.chunks, partial(case.gated, self.side, flag)]
-            whole, chunks, gated = timed(self.asked, forms)
-            self.add("chunks", case.about, whole_us=whole, chunks_us=chunks, ratio=chunks / whole)
-            self.add("gates", case.about, gap_us=(gated - chunks) / len(case.panels))
+            whole, *others = timed(self.asked, [partial(case.chunks, cut) for cut in case.cuts])
+            ratios = {str(len(cut)): one / whole for cut, one in zip(case.cuts[1:], others, strict=True)}
+            about = {**case.about, "planned": len(case.panels)}
+            self.add("chunks", about, whole_us=whole, **ratios)
+            if len(case.panels) > 1:
+                forms = [partial(case.chunks, case.panels), partial(case.gated, self.side, flag)]
+                ungated, gated = timed(self.asked, forms)
+                self.add("gates", about, gap_us=(gated - ungated) / len(case.panels))
 
     def copies(self) -> None:
         for case in self.squares():
