@@ -36,7 +36,7 @@ bench=("${unisono[@]}" bench --device cuda --ranks "$gpus" --workload none -d bf
 step build 180 make build/gpu/.installed PYTHON="$python"
 step check-moe 90 "$python" -m pytest -q -m gpu tests/gpu/test_moe.py -n 0 -k "$ranks or wrong"
 step check-norm 60 "$python" -m pytest -q -m gpu tests/gpu/test_norm.py -n 0
-step check-matmul 60 "$python" -m pytest -q -m gpu tests/gpu/test_torch_matmul.py -n 0
+step check-matmul 75 "$python" -m pytest -q -m gpu tests/gpu/test_torch_matmul.py -n 0
 step check-collectives 70 "$python" -m pytest -q -m gpu tests/gpu/test_collectives.py -n 0 -x
 UNISONO_SOAK=200000 step soak 75 "$python" -m pytest -q -m gpu tests/gpu/test_soak.py -n 0
 step moe-one 50 "$python" tools/moe-gpu.py --json "$out/moe-one.json"

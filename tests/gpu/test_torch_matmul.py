@@ -219,7 +219,7 @@ def test_compiled() -> None:
         assert torch.equal(compiled(comm, x, w), block(comm, x, w))
 
 
-@pytest.mark.parametrize("call", ["all_gather", "reduce_scatter", "norm"])
+@pytest.mark.parametrize("call", ["all_gather", "norm"])
 def test_rank_that_dies_behind_a_matmul(call: str) -> None:
     """The survivor's stream comes back, and its next call says who has died."""
     devices_for(2)

@@ -46,8 +46,6 @@ def killed_on_gpu(call: str) -> dict[str, Any]:
     def fused() -> None:
         if call == "all_gather":
             unisono.torch.fused_all_gather_matmul(comm, a, [b], chunks=2)
-        elif call == "reduce_scatter":
-            unisono.torch.fused_matmul_reduce_scatter(comm, a, b, chunks=2)
         else:
             unisono.torch.matmul_all_reduce(comm, a, b, chunks=2, **norm)
 
