@@ -17,9 +17,9 @@ own outputs.
 Arguments of all:
 
 - comm: a `unisono.Communicator`.
-- chunks: how many parts the matmul is cut into, at most; 1: the naive form, the collective as a whole and
-  the matmul as a whole. None: as many as cost hardly more than the whole. The same on every rank; without
-  chunks, the shapes are the same on every rank.
+- chunks: about how many parts the matmul is cut into; 1: the naive form, the collective as a whole and the
+  matmul as a whole. None: as many as cost hardly more than the whole. The same on every rank; without chunks,
+  the shapes are the same on every rank.
 - matmul: `matmul(a, b, out, chunk)` enqueues out = a @ b on the current stream; chunk is a `Chunk`. None:
   torch.mm. With a function there is no gradient, and torch.compile does not trace the call.
 
