@@ -1,8 +1,8 @@
 """How a matmul is cut into chunks: the same way each time for a shape and a number of ranks, since bits may
 depend on it. A chunk is a panel: a range of rows, or of columns.
 
-A GPU works on tiles of the product in waves, a tile on each SM. Where the last wave leaves SMs idle, matmuls
-take smaller tiles, and win back some of it: half of it counts as lost here. Each chunk also costs its start.
+A GPU works on tiles of the product in waves, a tile on each SM. Of what the last wave leaves idle, matmuls win
+back a part, by measurement: half of it counts as lost here. Each chunk also costs its start.
 The plan takes the most chunks that together take hardly longer than the whole (docs/notes/matmul.md).
 """
 
@@ -18,7 +18,7 @@ MOST_CHUNKS = 8
 START_US = 6.0  # of a further chunk
 WAVE_US = 90 / 16384  # a wave's time by the bytes of a row of A, on an H100
 _MOST_COST = 1.03  # of the whole
-_LEAST_WAVES = 0.5  # below, smaller tiles win nothing back
+_LEAST_WAVES = 0.5  # below, nothing is won back
 _LEAST_PART = 0.75  # of the longest panel, the shortest one
 
 
