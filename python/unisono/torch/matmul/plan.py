@@ -1,8 +1,8 @@
 """How a matmul is cut into chunks: the same way each time for a shape and a number of ranks, since bits may
 depend on it. A chunk is a panel: a range of rows, or of columns.
 
-A GPU works on tiles of the product in waves, a tile on each SM. Of what the last wave leaves idle, matmuls win
-back a part, by measurement: half of it counts as lost here. Each chunk also costs its start.
+A GPU works on tiles of the product in waves, a tile on each SM. Of what the last wave leaves idle, matmuls
+win back a part, by measurement: half of it counts as lost here. Each chunk also costs its start.
 The plan takes the most chunks that together take hardly longer than the whole (docs/notes/matmul.md).
 """
 
