@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds, checks and measures on all GPUs of this machine, in one call of under 10 minutes.
-#   gpu-evidence.sh OUT [STEP ...]   steps: build check soak moe collectives; default: all
+#   gpu-evidence.sh OUT [STEP ...]   steps: build check soak moe matmul collectives; default: all
 # OUT gets a log of each step, steps.txt with their exit codes and seconds, and the records. A step that fails or runs
 # out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), PEERS (a folder of the
 # unpacked wheels of moe-ops, transformer_engine and torchtitan, and of what tools/moe-streams.py needs), and what the
@@ -10,7 +10,7 @@ set -uo pipefail
 mkdir -p "$1"
 out=$(cd "$1" && pwd) steps=("${@:2}")
 cd "$(dirname "$0")/.." || exit
-[[ ${#steps[@]} -gt 0 ]] || steps=(build check soak moe collectives)
+[[ ${#steps[@]} -gt 0 ]] || steps=(build check soak moe matmul collectives)
 python=${PYTHON:-python3}
 gpus=$(nvidia-smi -L | wc -l)
 ranks=$((gpus > 1 ? gpus : 2))
@@ -36,12 +36,14 @@ bench=("${unisono[@]}" bench --device cuda --ranks "$gpus" --workload none -d bf
 step build 180 make build/gpu/.installed PYTHON="$python"
 step check-moe 90 "$python" -m pytest -q -m gpu tests/gpu/test_moe.py -n 0 -k "$ranks or wrong"
 step check-norm 60 "$python" -m pytest -q -m gpu tests/gpu/test_norm.py -n 0
+step check-matmul 75 "$python" -m pytest -q -m gpu tests/gpu/test_torch_matmul.py -n 0
 step check-collectives 70 "$python" -m pytest -q -m gpu tests/gpu/test_collectives.py -n 0 -x
 UNISONO_SOAK=200000 step soak 75 "$python" -m pytest -q -m gpu tests/gpu/test_soak.py -n 0
 step moe-one 50 "$python" tools/moe-gpu.py --json "$out/moe-one.json"
 if [[ -d ${PEERS:-}/flashinfer ]]; then
   step moe-streams 60 "$python" tools/moe-streams.py --peers "$PEERS" --json "$out/moe-streams.json"
 fi
+step matmul-one 40 "$python" tools/matmul-gpu.py --json "$out/matmul-one.json"
 step moe-bench 90 "${bench[@]}" --moe --hidden 7168 --tokens 1,16,128,1024,4096 --budget 60 \
   --layout "expert_major$([[ $gpus -gt 1 ]] && echo ,flat)" --out "$out/moe-bench"
 if [[ $gpus -gt 1 ]]; then
