@@ -74,14 +74,10 @@ struct CallThreads::Jobs : std::enable_shared_from_this<Jobs> {
     Turns::Number number = 0;
   };
 
-  // Sees to it that threads take what there is. Requires: the lock. Throws ResourceError if there is none.
-  void serve();
-  // Does the same before this thread does something else. Without another thread, this one does so later.
-  void hand_over() noexcept {
-    try {
-      if (next_call()) serve();
-    } catch (const ResourceError&) {}
-  }
+  // Sees to it that threads take what there is, and a call that comes. Requires: the lock. Returns false if
+  // the system has no thread: then those that there are do so later.
+  bool serve(bool call_comes = false);
+  void serve_or_throw(bool call_comes);
   bool next_call() const { return !waiting.empty() && !running; }
   void loop();
   void call_back(Callbacks callbacks) noexcept;
@@ -93,25 +89,34 @@ struct CallThreads::Jobs : std::enable_shared_from_this<Jobs> {
   std::deque<std::function<void()>> beside;
   bool running = false;  // a call, as opposed to callbacks
   bool ends = false;
-  int idle = 0;  // threads
+  int idle = 0;         // threads
+  std::string refusal;  // why the system has not given a thread
   std::vector<std::thread> threads;
 };
 
-void CallThreads::Jobs::serve() {
-  const std::size_t needed = beside.size() + (running ? 0 : 1);  // the thread of a call takes the next one
-  if (needed == 0) return;
-  if (static_cast<std::size_t>(idle) >= needed) return changed.notify_one();
+bool CallThreads::Jobs::serve(bool call_comes) {
+  // the thread of a call takes the next one
+  const std::size_t needed = beside.size() + (!running && (call_comes || !waiting.empty()) ? 1 : 0);
+  if (needed == 0) return true;
+  if (static_cast<std::size_t>(idle) >= needed) {
+    changed.notify_one();
+    return true;
+  }
   sigset_t all, before;  // signals are the program's
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     threads.emplace_back([self = shared_from_this()] { self->loop(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  } catch (const std::system_error& error) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw ResourceError(std::string("the system has no thread for calls that begin (") + error.what() +
+    refusal.clear();
+  } catch (const std::system_error& error) { refusal = error.what(); }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return refusal.empty();
+}
+
+void CallThreads::Jobs::serve_or_throw(bool call_comes) {
+  if (!serve(call_comes))
+    throw ResourceError("the system has no thread for calls that begin (" + refusal +
                         "): end some, or make calls that wait.");
-  }
 }
 
 void CallThreads::Jobs::loop() {
@@ -125,7 +130,7 @@ void CallThreads::Jobs::loop() {
       if (!beside.empty()) {
         std::function<void()> what = std::move(beside.front());
         beside.pop_front();
-        hand_over();
+        if (next_call()) serve();  // this thread does something else
         lock.unlock();
         std::exchange(what, nullptr)();
         lock.lock();
@@ -140,7 +145,7 @@ void CallThreads::Jobs::loop() {
       lock.lock();
       running = false;
       if (callbacks.empty()) continue;
-      hand_over();
+      if (next_call()) serve();  // this thread does something else
       lock.unlock();
       call_back(std::move(callbacks));
       lock.lock();
@@ -168,6 +173,7 @@ CallThreads::CallThreads(std::function<void(const std::string&)> thrown) : jobs_
 }
 
 // Takes part in the calls, since it may run in the callback of a thread that would have.
+// NOLINTNEXTLINE(bugprone-exception-escape): a lack of memory ends the program here, as in a thread
 CallThreads::~CallThreads() {
   {
     const std::scoped_lock lock(jobs_->mutex);
@@ -194,8 +200,8 @@ void CallThreads::run_beside(std::function<void()> what) {
   const std::scoped_lock lock(jobs_->mutex);
   jobs_->beside.push_back(std::move(what));
   try {
-    jobs_->serve();
-  } catch (const ResourceError&) {
+    jobs_->serve_or_throw(false);
+  } catch (...) {
     jobs_->beside.pop_back();
     throw;
   }
@@ -206,14 +212,12 @@ void CallThreads::run_beside(Callbacks callbacks) {
   const std::scoped_lock lock(jobs_->mutex);
   jobs_->beside.emplace_back(
       [jobs = jobs_.get(), all = std::move(callbacks)]() mutable { jobs->call_back(std::move(all)); });
-  try {
-    jobs_->serve();
-  } catch (const ResourceError&) {}
+  jobs_->serve();
 }
 
 void CallThreads::add(Turns& turns, std::function<Callbacks(Turns::Number)> run) {
   const std::scoped_lock lock(jobs_->mutex);
-  jobs_->serve();
+  jobs_->serve_or_throw(true);
   jobs_->waiting.push_back({std::move(run), turns.come()});
 }
 

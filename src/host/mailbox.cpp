@@ -145,9 +145,9 @@ void Mailbox::take(int source, const Head& head, Ring& from, std::uint64_t at) {
         kept.data.resize(head.bytes);
         return copy(kept.data.data());
       }
-      const Sent letter = *found;
-      check(*letter, source, head.dtype, head.bytes);
+      const Sent letter = std::move(*found);
       posted_.erase(found);
+      check(*letter, source, head.dtype, head.bytes);
       letter->received.bytes = head.bytes;
       if (head.kind == Head::offer) return accept(source, head.number, letter);
       copy(letter->at);

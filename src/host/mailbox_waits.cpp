@@ -172,11 +172,13 @@ void Mailbox::drive(CallThreads& threads) {
   own_ = nullptr;
   driven_ = false;
   call_back(threads);
-  while (!begun_.empty()) {
+  const auto end_first = [&](std::exception_ptr why) {
     const Sent letter = begun_.front();
     forget(letter);
-    threads.run_beside(letter->state->end(begun_.empty() ? std::move(error) : error));
-  }
+    threads.run_beside(letter->state->end(std::move(why)));
+  };
+  while (begun_.size() > 1) end_first(error);
+  if (!begun_.empty()) end_first(std::move(error));
 }
 
 }  // namespace unisono
