@@ -229,12 +229,14 @@ TEST(Message, ADeadlineNamesTheRankAndTheTags) {
       Bytes x(4);
       Call call = into(x);
       call.timeout_s = 0.05;
+      Work work;
       texts[comm.rank()] = text_of<TimeoutError>([&] {
         if (comm.rank() == 0) {
           comm.send(from(x), 1, 5);
           comm.send(from(x), 1, 6);
         } else if (begins) {
-          comm.begin(Collective::recv, call, -1, 0, 8).wait();
+          work = comm.begin(Collective::recv, call, -1, 0, 8);
+          work.wait();
         } else {
           comm.recv(call, 0, 8);
         }
@@ -262,9 +264,11 @@ TEST(Deadline, OfACallNamesWhoIsMissing) {
       EXPECT_TRUE(has(text_of<TimeoutError>([&] { comm.all_reduce(call); }), "for rank 1"));
       return;
     }
+    Work work;
     const std::string text = text_of<TimeoutError>([&] {
-      if (comm.rank() == 0) comm.all_reduce(call);
-      else comm.begin(Collective::all_reduce, call).wait();
+      if (comm.rank() == 0) return comm.all_reduce(call);
+      work = comm.begin(Collective::all_reduce, call);
+      work.wait();
     });
     EXPECT_TRUE(has(text, "has waited 0.05 s for rank 1")) << text;
     over.count_down();

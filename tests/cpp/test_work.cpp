@@ -242,8 +242,8 @@ TEST(Work, CallsBackOnce) {
     for (std::size_t i = 0; i < y.size(); ++i) {
       works.push_back(comm.begin(Collective::all_reduce, call_of(x, y[i], 100)));
       for (int twice = 0; twice < 2; ++twice)
-        works.back().then([&, i] {
-          EXPECT_TRUE(works[i].done());
+        works.back().then([&, i, work = works.back()] {
+          EXPECT_TRUE(work.done());
           EXPECT_EQ(y[i], sums(2, 100));
           ++calls[i];
         });
