@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds, checks and measures on all GPUs of this machine, in one call of under 10 minutes.
-#   gpu-evidence.sh OUT [STEP ...]   steps: build check soak moe collectives; default: all
+#   gpu-evidence.sh OUT [STEP ...]   steps: build check soak moe collectives, or one of them, as moe-few-1; default: all
 # OUT gets a log of each step, steps.txt with their exit codes and seconds, and the records. A step that fails or runs
 # out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), PEERS (a folder of the
 # unpacked wheels of moe-ops, transformer_engine and torchtitan, and of what tools/moe-streams.py needs), and what the
@@ -25,7 +25,7 @@ failed=0
 step() {
   local name=$1 seconds=$2 group=${1%%-*} began=$SECONDS code=0
   shift 2
-  [[ " ${steps[*]} " == *" $group "* ]] || return 0
+  [[ " ${steps[*]} " == *" $group "* || " ${steps[*]} " == *" $name "* ]] || return 0
   timeout -k 10 "$seconds" "$@" >"$out/$name.log" 2>&1 || code=$?
   [[ $code -eq 0 ]] || failed=1
   echo "$name: exit code $code, $((SECONDS - began)) s; $(tail -n 1 "$out/$name.log")" | tee -a "$out/steps.txt"

@@ -74,6 +74,7 @@ Space::Space(const Dims& dims, bool few) : low_latency(few) {
   told = at(bytes, 2 * told_bytes);
   sent = at(bytes, 2 * sent_bytes);
   sums = at(bytes, 2 * sums_bytes);
+  lent = at(bytes, 2 * ranks * sizeof(std::uint64_t));
 }
 
 }  // namespace gpu
@@ -151,6 +152,7 @@ class GpuEngine final : public Engine {
   int blocks_to_combine() const { return std::min(most_blocks_, blocks_of(work_.dims.tokens_held, 1)); }
   // Whether the kernels for few tokens run. A row that comes keeps a block busy.
   bool few() const { return work_.space.low_latency; }
+  bool lends(const MoeOutputs& outputs) const;
   int blocks_of_few() const { return blocks_to_combine(); }
   void check(cudaError_t result) const { cuda::check(result, "starting a kernel of a moe"); }
 
@@ -343,6 +345,15 @@ void GpuEngine::end_dispatch(MoeReceived& received) {
   received.rows_now = static_cast<std::size_t>(*rows_now_);
 }
 
+// Rows in the area can be read by peers. With expert_major they would read several for each sum.
+bool GpuEngine::lends(const MoeOutputs& outputs) const {
+  const std::size_t first = work_.space.x(0), end = work_.space.x(kEpochs);
+  const std::size_t from = offset(outputs.y);
+  return work_.dims.ranks > 1 && !few() && !work_.dims.expert_major() &&
+         number(outputs.y) >= number(work_.own) && from >= first &&
+         from + work_.dims.rows_held * outputs.row_bytes <= end;
+}
+
 void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot, bool whole) {
   const cuda::OnDevice on(device_);
   stream_ = static_cast<cudaStream_t>(outputs.stream);
@@ -356,7 +367,8 @@ void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot, bool whole) {
               .wide = word_of(number(outputs.y) | number(outputs.bias) | number(outputs.out) |
                               outputs.row_bytes) == 16,
               .push = true,
-              .sum = whole};
+              .sum = whole,
+              .lends = lends(outputs)};
   if (few()) check(gpu::low_latency_combine(work_, combine_, blocks_of_few(), stream_));
   else if (work_.dims.ranks > 1) check(gpu::combine(work_, combine_, blocks_to_combine(), stream_));
 }
