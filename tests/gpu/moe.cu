@@ -22,7 +22,8 @@ void layouts(Rank& rank) {
   for (const MoeLayout layout : kLayouts)
     for (const DType dtype : kDTypes)
       for (const std::size_t hidden : {264, 131})
-        run(rank, {.layout = layout, .dtype = dtype, .hidden = hidden}, 4);
+        run(rank,
+            {.layout = layout, .dtype = dtype, .hidden = hidden, .max_tokens = hidden == 131 ? 10u : 57u}, 4);
 }
 
 void routes(Rank& rank) {
@@ -207,13 +208,13 @@ void press(Rank& rank, std::size_t max_tokens) {
   }
 }
 void pressure(Rank& rank) {
-  for (const std::size_t max_tokens : {301, 40}) press(rank, max_tokens);
+  for (const std::size_t max_tokens : {301, 40, 8}) press(rank, max_tokens);
 }
 
 // A graph of a round, replayed with other routes in place, with calls outside of it between.
 void graphs(Rank& rank) {
   for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout, .max_tokens = 60};
+    const Case c{.layout = layout, .max_tokens = layout == MoeLayout::rank_major ? 9u : 60u};
     Pair pair(rank, c);
     const std::size_t n = rank.rank == 1 ? 0 : c.max_tokens, count = n * c.hidden;
     pair.on_gpu.write(make_tokens(c, rank.rank, rank.ranks, 0, n));

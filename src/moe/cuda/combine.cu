@@ -83,13 +83,13 @@ struct Share {
 struct Range {
   __device__ Range(const Work& work, int source, int chunk) {
     const Dims& d = work.dims;
+    end = static_cast<unsigned>(table<std::int32_t>(work, work.space.source_rows)[source]);
+    if (work.space.chunks == 1) return;
     const auto* const counts = table<std::uint32_t>(work, work.space.matrix) + source * work.space.columns +
                                d.experts + d.rank * work.space.chunks;
     for (int c = 0; c < chunk; ++c) first += counts[c];
-    end = first + counts[chunk];
-    const auto kept = static_cast<unsigned>(table<std::int32_t>(work, work.space.source_rows)[source]);
-    first = min(first, kept);
-    end = min(end, kept);
+    first = min(first, end);
+    end = min(first + counts[chunk], end);
   }
   unsigned first = 0, end = 0;
 };
@@ -144,17 +144,17 @@ __device__ void push(const Work& work, const Combine& combine, Rows& rows, int c
 }
 
 // A token whose parts a warp sums: where they lie.
+template <bool kAlone>
 struct Parts {
   __device__ Parts(const Work& work, const Combine& combine, Rows& rows, unsigned token,
                    std::uint32_t combines) {
     const Dims& d = work.dims;
     const auto k = static_cast<unsigned>(d.top_k);
-    const bool has = lane() < k;
     const std::size_t pair = std::size_t{token} * k + lane();
-    const std::int32_t packed = has ? table<std::int32_t>(work, work.space.homes)[pair] : kNone;
+    const std::int32_t packed = lane() < k ? table<std::int32_t>(work, work.space.homes)[pair] : kNone;
     const Home home(packed);
     const bool here = packed != kNone && home.rank == d.rank;
-    if (packed != kNone && !here) {
+    if (!kAlone && packed != kNone && !here) {
       const std::uint64_t lent = *lent_by(work, d.rank, home.rank, combines);
       const auto first = static_cast<unsigned>(table<std::int32_t>(work, work.space.first_there)[home.rank]);
       from = lent == kPushed
@@ -162,59 +162,71 @@ struct Parts {
                        (home.rank * d.max_tokens + home.position) * combine.bytes
                  : at<byte>(work, home.rank, lent) + (std::size_t{first} + home.position) * combine.bytes;
     }
-    std::int32_t row = kNone;
-    if (d.expert_major()) {
-      const std::int32_t expert = has ? table<std::int32_t>(work, work.space.experts)[pair] : kNone;
-      if (expert != kNone && d.rank_of(expert) == d.rank)
-        row = table<std::int32_t>(work, work.space.places)[pair];
-    } else if (here) {
-      row = table<std::int32_t>(work, work.space.first_rows)[d.rank] + home.position;
-    }
+    homes = __popc(__ballot_sync(kAllLanes, packed != kNone));
     const float* const weights = weights_of(work, combine, d.rank);
     weighted = weights != nullptr;
-    own_rows = list_rows(combine, weights, rows, row);
-    homes = __popc(__ballot_sync(kAllLanes, packed != kNone));
-    const unsigned own = __ballot_sync(kAllLanes, here);
-    place = own ? __ffs(static_cast<int>(own)) - 1 : kNone;
+    if (kAlone && d.expert_major()) {  // no pair_rows are set
+      const std::int32_t row = lane() < k ? table<std::int32_t>(work, work.space.places)[pair] : kNone;
+      own_rows = list_rows(combine, weights, rows, row);
+    } else if (const unsigned own = __ballot_sync(kAllLanes, here); own != 0) {
+      place = __ffs(static_cast<int>(own)) - 1;
+      const auto position = static_cast<unsigned>(__shfl_sync(kAllLanes, home.position, place));
+      own_rows = find_rows(work, combine, d.rank, position, weights, rows);
+      if (kAlone || own_rows != 1 || weighted) return;
+      if (here) from = rows.at[0];
+      place = kNone;
+    }
   }
-  const byte* from = nullptr;  // of the lane's copy: what another rank has pushed, or lends
-  int own_rows, homes, place;  // place: of this rank's copy among all
+  const byte* from = nullptr;  // of the lane's copy: what another rank has pushed, or lends, or a row here
+  int homes, own_rows = 0;
+  int place = kNone;  // among all copies, of that whose rows here are to be summed
   bool weighted;
 };
 
-// Sums a token's parts by rank, and its bias. Lanes without a vector go along, for their shuffles.
-template <class T, int kEach>
-__device__ Pack<T, kEach> sum_vector(const Parts& parts, const Rows& rows, const byte* bias, bool has,
-                                     std::size_t i) {
-  constexpr int kAhead = 8;  // parts that are loaded before the first is added
+// Sums a token's parts by rank, and its bias, from vector i on. Lanes without a vector go along, for their
+// shuffles.
+template <class T, int kEach, int kColumns>
+__device__ void sum_vectors(const Parts<false>& parts, const Rows& rows, const byte* bias, std::size_t i,
+                            std::size_t end, byte* out) {
+  constexpr int kAhead = 4;  // parts that are loaded before the first is added
   using Vector = Pack<T, kEach>;
-  Vector own[1] = {};
-  if (has && parts.place != kNone) weigh<T, kEach, 1>(rows, parts.own_rows, parts.weighted, i, i + 1, own);
-  Sum<T, kEach> sum;
-  Vector last = own[0];
+  Vector own[kColumns] = {}, last[kColumns] = {};
+  if (parts.place != kNone) weigh<T, kEach, kColumns>(rows, parts.own_rows, parts.weighted, i, end, own);
+  Sum<T, kEach> sums[kColumns];
   for (int first = 0; first < parts.homes; first += kAhead) {
-    Vector some[kAhead];
+    Vector some[kAhead][kColumns];
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
       const auto* const at = reinterpret_cast<const byte*>(
           __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(parts.from), (first + u) % 32));
-      some[u] = own[0];
-      if (has && first + u < parts.homes && first + u != parts.place) some[u] = load<T, kEach>(at, i);
+      const bool comes = first + u < parts.homes && first + u != parts.place;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        some[u][c] = own[c];
+        if (comes && i + 32 * c < end) some[u][c] = load<T, kEach>(at, i + 32 * c);
+      }
     }
 #pragma unroll
     for (int u = 0; u < kAhead; ++u)
-      if (first + u < parts.homes) sum.add(some[u]);
-    last = some[0];
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        if (first + u < parts.homes) sums[c].add(some[u][c]);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) last[c] = some[0][c];
   }
-  if (bias && has) sum.add(last = load<T, kEach>(bias, i));
   const int all = parts.homes + (bias ? 1 : 0);
-  return all > 1 ? sum.rounded() : all == 1 ? last : Vector{};
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    if (i + 32 * c >= end) continue;
+    if (bias) sums[c].add(last[c] = load<T, kEach>(bias, i + 32 * c));
+    reinterpret_cast<Vector*>(out)[i + 32 * c] = all > 1 ? sums[c].rounded() : last[c];
+  }
 }
 
 template <class T, int kEach, bool kAlone>
 __device__ void sum_token(const Work& work, const Combine& combine, Rows& rows, unsigned token,
                           std::uint32_t combines, unsigned segment, unsigned segments) {
-  const Parts parts(work, combine, rows, token, combines);
+  const Parts<kAlone> parts(work, combine, rows, token, combines);
   byte* out = combine.out + std::size_t{token} * combine.bytes;
   const byte* const bias = combine.bias ? combine.bias + std::size_t{token} * combine.bytes : nullptr;
   if constexpr (kAlone) {
@@ -223,13 +235,11 @@ __device__ void sum_token(const Work& work, const Combine& combine, Rows& rows, 
                       segments);
     return combine_rows<T, kEach>(combine, rows, parts.own_rows, parts.weighted, out, bias, segment,
                                   segments);
-  }
-  const Vectors<T, kEach> vectors(combine, segment, segments);
-  for (std::size_t first = vectors.first - lane(); first < vectors.end; first += 32) {
-    const std::size_t i = first + lane();
-    const bool has = i < vectors.end;
-    const auto result = sum_vector<T, kEach>(parts, rows, bias, has, i);
-    if (has) reinterpret_cast<Pack<T, kEach>*>(out)[i] = result;
+  } else {
+    constexpr int kColumns = 2;
+    const Vectors<T, kEach> vectors(combine, segment, segments);
+    for (std::size_t first = vectors.first - lane(); first < vectors.end; first += 32 * kColumns)
+      sum_vectors<T, kEach, kColumns>(parts, rows, bias, first + lane(), vectors.end, out);
   }
 }
 

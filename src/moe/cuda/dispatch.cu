@@ -64,7 +64,7 @@ __device__ void tell_routes(const Work& work, const Dispatch& dispatch, const To
     const bool here = token.rank == home.rank;
     if (lane() >= k) continue;
     if (d.expert_major()) {
-      if (!dispatch.routed && home.rank != d.rank)
+      if (!dispatch.routed && d.ranks > 1)
         table<std::int32_t>(work, home.rank, work.space.pair_rows)[row] = here ? token.place : kNone;
       continue;
     }

@@ -19,7 +19,9 @@ inline constexpr int kThreads = 512;               // of a block of every kernel
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kPositionBits = 24;  // of a token among those of its rank for another
 inline constexpr std::int32_t kNone = -1;
-inline constexpr std::size_t kFewTokens = 64;  // of a rank: a Moe for so few takes the low-latency kernels
+// A Moe takes the low-latency kernel of a dispatch, and of a combine, if a rank has so few tokens, and so few
+// rows can be expected.
+inline constexpr std::size_t kFewTokens = 64, kFewRows = 256, kFewSums = 32;
 
 // Sizes of lines (docs/gpu.md), in which the low-latency kernels send rows.
 inline constexpr std::size_t kLine = 128;         // bytes
@@ -51,7 +53,13 @@ enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: a
 // Offsets in every rank's area. A slot has a routing: first what peers write there, then what is this rank's.
 struct Space {
   Space() = default;
+  // low_latency: of a dispatch, and of a combine, if few enough rows can be expected.
   Space(const Dims& dims, bool low_latency);
+  static bool few(const Dims& dims, std::size_t rows) {
+    return dims.ranks > 1 && dims.max_tokens <= kFewTokens &&
+           dims.max_tokens * static_cast<std::size_t>(dims.ranks < dims.top_k ? dims.ranks : dims.top_k) <=
+               rows;
+  }
 
   // The received rows of an epoch. Payloads after `more` follow each other, each at a multiple of 256 bytes.
   UNISONO_PORTABLE std::size_t x(int epoch) const {
@@ -78,8 +86,8 @@ struct Space {
   std::size_t sums = 0, sums_bytes = 0;  // twice [ranks, max_tokens, row]: what peers have summed
   std::size_t lent = 0;  // twice [ranks] u64: where in its area a peer lends its rows, or kPushed
   // Low-latency: twice [ranks, told_lines], what peers have counted; twice [ranks, max_tokens, row_lines],
-  // their rows. Then `sums` has rows of sum_lines.
-  bool low_latency = false;
+  // their rows. With low_latency_sums `sums` has rows of sum_lines.
+  bool low_latency = false, low_latency_sums = false;
   std::size_t told = 0, told_bytes = 0, told_lines = 0;
   std::size_t sent = 0, sent_bytes = 0, row_lines = 0, sum_lines = 0;
   std::size_t bytes = 0;

@@ -299,6 +299,8 @@ __device__ inline bool lay_out_few(const Work& work, const Few& few) {
   if (const std::uint32_t some = describe_experts(work, few.counts); some > 0) atomicAdd(&dropped, some);
   __syncthreads();
   if (threadIdx.x == 0) describe_sources(work, few.tokens, dropped);
+  for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += kThreads)
+    table<std::int32_t>(work, work.space.first_there)[r] = static_cast<std::int32_t>(rooms.first[r]);
   const auto k = static_cast<unsigned>(d.top_k);
   for (unsigned token = threadIdx.x; token < work.tokens; token += kThreads) {
     auto* const kept = table<std::int32_t>(work, work.space.homes) + std::size_t{token} * k;
