@@ -35,7 +35,7 @@ step() {
   echo "$name: exit code $code, $((SECONDS - began)) s; $(tail -n 1 "$out/$name.log")" | tee -a "$out/steps.txt"
 }
 unisono=("$python" -m unisono)
-bench=("${unisono[@]}" bench --device cuda --ranks "$gpus" --workload none -d bf16 --mode graph)
+bench=("${unisono[@]}" bench --device cuda --workload none -d bf16 --mode graph)
 
 step build 180 make build/gpu/.installed PYTHON="$python"
 step check-moe 110 "$python" -m pytest -q -m gpu tests/gpu/test_moe.py -n 0 -k "$ranks or wrong"
@@ -46,17 +46,19 @@ if [[ -d ${PEERS:-}/flashinfer ]]; then # on a GPU of its own, if there are seve
   [[ $gpus -gt 1 ]] || wait
 fi
 CUDA_VISIBLE_DEVICES=0 step moe-one 50 "$python" tools/moe-gpu.py --json "$out/moe-one.json"
+CUDA_VISIBLE_DEVICES=0 step moe-alone 50 "${bench[@]}" --ranks 1 --moe --hidden 7168 --tokens 128,4096 --budget 20 \
+  --layout expert_major --out "$out/moe-alone"
 wait
-step moe-bench 90 "${bench[@]}" --moe --hidden 7168 --tokens 1,16,128,1024,4096 --budget 60 \
-  --layout "expert_major$([[ $gpus -gt 1 ]] && echo ,flat)" --out "$out/moe-bench"
 if [[ $gpus -gt 1 ]]; then
-  step moe-few 45 "${bench[@]}" --moe --hidden 7168 --tokens 1,16,64 --budget 15 --layout flat --out "$out/moe-few"
+  step moe-bench 90 "${bench[@]}" --ranks "$gpus" --moe --hidden 7168 --tokens 1,16,128,1024,4096 --budget 60 \
+    --layout expert_major,flat --out "$out/moe-bench"
+  step moe-few 45 "${bench[@]}" --ranks "$gpus" --moe --hidden 7168 --tokens 1,16,64 --budget 15 --layout flat --out "$out/moe-few"
   step moe-all 50 "${unisono[@]}" run -n "$gpus" "$python" tools/moe-gpu.py --json "$out/moe-all.json"
-  step collectives-small 75 "${bench[@]}" --memory symmetric --collective all_reduce,all_gather,reduce_scatter,all_to_all,send_recv \
+  step collectives-small 75 "${bench[@]}" --ranks "$gpus" --memory symmetric --collective all_reduce,all_gather,reduce_scatter,all_to_all,send_recv \
     --sizes 1K,16K,256K,1M,16M --budget 35 --out "$out/collectives-small"
-  step collectives-large 60 "${bench[@]}" --memory symmetric --collective all_reduce,all_gather,reduce_scatter,all_to_all,send_recv \
+  step collectives-large 60 "${bench[@]}" --ranks "$gpus" --memory symmetric --collective all_reduce,all_gather,reduce_scatter,all_to_all,send_recv \
     --sizes 64M,1G --budget 25 --out "$out/collectives-large"
-  step collectives-v 40 "${bench[@]}" --memory plain --collective all_to_all_v --sizes 64K,1M,16M,64M --budget 10 \
+  step collectives-v 40 "${bench[@]}" --ranks "$gpus" --memory plain --collective all_to_all_v --sizes 64K,1M,16M,64M --budget 10 \
     --out "$out/collectives-v"
 fi
 UNISONO_SOAK=200000 step soak 75 "$python" -m pytest -q -m gpu tests/gpu/test_soak.py -n 0
