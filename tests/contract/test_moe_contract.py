@@ -16,7 +16,7 @@ import fabric
 import ranks
 from moe_cases import GROUPS
 from test_contract import RANKS, TIMEOUT_S, WORKER, Report, _complaints, _read
-from unisono.bench.start import find_mpiexec, mpiexec_command
+from unisono.bench.mpis import find_mpiexec, mpiexec_command
 
 FABRIC = [pytest.param("fabric", n, marks=pytest.mark.fabric) for n in (1, 3)]
 # Nodes over each transport. A layout names the node of each rank, as in test_nodes.py.

@@ -25,6 +25,7 @@ from unisono.records import (
     Run,
     Skip,
     Workload,
+    derived,
     stats,
     text,
 )
@@ -85,6 +86,11 @@ class Row:
         r = self.result
         sure = len(r.visits or r.samples_us) >= stats.MIN_SAMPLES
         return Interval(r.median_us, r.ci_low_us, r.ci_high_us, sure)
+
+    @property
+    def launches(self) -> int:
+        """Returns how many launches of the ranks the interval covers; 0: the records do not say."""
+        return len(set(self.result.launches))
 
     @property
     def unchecked(self) -> bool:
@@ -171,10 +177,21 @@ class Source:
 
     @property
     def state(self) -> str:
-        """Returns `complete`, `interrupted` (by the user, in good order) or `cut short` (without an end)."""
+        """Returns `complete`, `interrupted` (by the user, in good order) or `cut short` (a launch without an
+        end)."""
         if len(self.ends) < max(len(self.runs), 1):
             return "cut short"
         return "interrupted" if any(end.interrupted for end in self.ends) else "complete"
+
+    @property
+    def launches(self) -> int:
+        """Returns how often the ranks were started; 0: the records do not say."""
+        return len({run.launch for run in self.runs if run.launch})
+
+    @property
+    def endless(self) -> list[int]:
+        """Returns the numbers of the launches without an end."""
+        return sorted({run.launch for run in self.runs} - {end.launch for end in self.ends})
 
 
 @dataclass
@@ -217,6 +234,15 @@ class Model:
         return [f"{text.count(n, 'result')} may be wrong: {reason}." for reason, n in why.items()]
 
     @property
+    def without_launches(self) -> list[str]:
+        """Names the sources that do not say their launches: those of a schema before 1.7."""
+        return [
+            f"{source.name}, of schema {source.runs[0].schema}, does not say its launches: it counts as one."
+            for source in self.sources
+            if source.runs and not source.launches
+        ]
+
+    @property
     def unsure(self) -> int:
         """Returns the number of results with too few visits for a verdict."""
         return sum(not row.interval.sure for row in self.all_rows)
@@ -246,8 +272,8 @@ def machine_text(m: Machine | None) -> str:
 def load(path: Path) -> Model:
     """Returns the model of a records file, or of all records files below a directory.
 
-    If two runs measured the same case on the same backend, the later run counts, also if the case failed in
-    it. `replaced` counts the superseded results and failures.
+    Launches of one run are joined. If two runs measured the same case on the same backend, the later run
+    counts, also if the case failed in it. `replaced` counts the superseded results and failures.
     Throws: FileNotFoundError without files. ValueError without a record, or for a schema of another major
     version."""
     model = Model()
@@ -266,14 +292,19 @@ def load(path: Path) -> Model:
     for index, (name, content) in enumerate(found):
         machine = _add(model, index, name, content)
         failures = list(content.failures)
+        launched: dict[tuple[Key, str], list[Result]] = {}
         for result in content.results:
             wrong = _wrong(result)
             if wrong is None:
                 cell = Key(machine, result.workload, result.case), result.backend
-                model.replaced += cell in latest
-                latest[cell] = Row(0, *cell, result, index)
+                others = [one for one in launched.get(cell, []) if _other_launch(one, result)]
+                model.replaced += len(launched.get(cell, [])) - len(others)
+                launched[cell] = [*others, result]
             elif not any((f.backend, f.case) == (result.backend, result.case) for f in failures):
                 failures.append(wrong)
+        for cell, results in launched.items():
+            model.replaced += cell in latest
+            latest[cell] = Row(0, *cell, derived.joined(results), index)
         failed += [(index, (machine, f.backend, f.case), f) for f in failures]
         skipped += [(index, (machine, s.backend, s.case), s) for s in content.skips]
     rows = _superseded(model, list(latest.values()), failed, skipped)
@@ -299,6 +330,27 @@ def _add(model: Model, index: int, name: str, content: records.Records) -> int:
     ranks = content.runs[0].ranks if content.runs else 0
     model.workloads += [(ranks, workload) for workload in content.workloads]
     return machine
+
+
+def uneven(model: Model) -> list[str]:
+    """Returns a sentence for each source with launches without an end, or with cases that some lack."""
+    found = []
+    for index, source in enumerate(model.sources):
+        if source.launches > 1 and source.endless:
+            numbers = text.listing([str(number) for number in source.endless])
+            found.append(
+                f"{source.name}: launch {numbers} of {source.launches} has no end; what was measured counts."
+            )
+        runs = {run.launch: set(run.libraries) for run in source.runs}
+        rows = [row for row in model.all_rows if row.source == index and source.launches > 1]
+        fewer = sum(
+            row.launches < sum(f"backend {row.backend}" in had for had in runs.values()) for row in rows
+        )
+        if fewer:
+            found.append(
+                f"{source.name}: {text.count(fewer, 'result')} of fewer launches than its backend had."
+            )
+    return found
 
 
 def subject_of(backends: list[str]) -> str | None:
@@ -371,6 +423,11 @@ def _wrong(result: Result) -> Failure | None:
     detail = f": {check.detail}" if check.detail else ""
     message = f"the result was wrong {when} the timed part ({check.bound} was required){detail}"
     return Failure(backend=result.backend, case=result.case, rank=None, message=message)
+
+
+def _other_launch(one: Result, other: Result) -> bool:
+    """Returns whether the two are of different launches; False if they do not say."""
+    return bool(one.launches and other.launches) and set(one.launches).isdisjoint(other.launches)
 
 
 def _superseded(

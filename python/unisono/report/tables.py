@@ -259,9 +259,14 @@ def factors(model: Model) -> Table:
     )
 
 
-def provenance(source: Source, run: Run) -> Table:
-    """Returns what is known about a run."""
-    m, end = run.machine, source.ends[-1] if source.ends else None
+def provenance(source: Source, alike: Sequence[Run]) -> Table:
+    """Returns what is known about a run. `alike`: its launches with the same libraries."""
+    run, numbers = alike[0], {one.launch for one in alike}
+    ends = [end for end in source.ends if end.launch in numbers]
+    m, end = run.machine, ends[-1] if ends else None
+    launches = (
+        f"{text.listing(list(map(str, sorted(numbers))))} of {run.launches}" if run.launches > 1 else ""
+    )
     nodes = [str(run.nodes.count(node)) for node in sorted(set(run.nodes))]
     spread = f" on {len(nodes)} nodes ({text.listing(nodes)})" if nodes else ""
     caches = ", ".join(f"{name} {text.size(count)}" for name, count in m.caches.items())
@@ -270,7 +275,8 @@ def provenance(source: Source, run: Run) -> Table:
     facts = {
         "Records": f"{source.name}, {source.state}",
         "Started": text.moment(run.started_at),
-        "Took": text.duration(end.elapsed_s) if end else "unknown",
+        "Launches": launches,
+        "Took": text.duration(sum(end.elapsed_s for end in ends)) if ends else "unknown",
         "Ranks": f"{run.ranks}{spread}, launched by {run.launcher}",
         "Preset, seed": f"{run.preset or 'none'}, {run.seed}",
         "Processor": f"{m.cpu}, {text.count(m.cores, 'core')}, {text.count(m.numa_nodes, 'NUMA node')}",

@@ -122,8 +122,9 @@ Median and interval
 The median with its exact nonparametric {confidence:.0f} % interval: two order statistics, for any
 distribution. Samples taken right after each other are not independent. The interval therefore also covers the
 interval of the medians of the visits in which they were taken. Below {least} samples or visits the interval
-is minimum to maximum, which covers less. Converged: the interval became as narrow as was asked before the
-time ran out.
+is minimum to maximum, which covers less. If the ranks were started several times, the unit is the launch: the
+median is that of the launches' medians, and from {least} launches on so is the interval. Converged: the
+interval became as narrow as was asked before the time ran out.
 
 Verdict
 FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: both intervals
