@@ -137,6 +137,7 @@ def test_the_interval_covers_the_launches_medians(tmp_path: Path) -> None:
     assert (row.interval.low, row.interval.high) == (pytest.approx(9, rel=1e-3), pytest.approx(15, rel=1e-3))
     again = derived.from_samples(row.result)
     assert again == (row.result, None)  # a joined result is a record like others
+    assert row.apart == pytest.approx(0.5, rel=1e-2)
     assert sections.launched(model.load(tmp_path)) == "The intervals cover 7 launches of the ranks."
 
 

@@ -92,6 +92,13 @@ class Row:
         """Returns how many launches of the ranks the interval covers; 0: the records do not say."""
         return len(set(self.result.launches))
 
+    @cached_property
+    def apart(self) -> float:
+        """Returns how far the launches' medians lie apart: largest less smallest, over their median."""
+        r = self.result
+        found = list(stats.medians(r.samples_us, r.visits, r.launches).values())
+        return (max(found) - min(found)) / float(np.median(found))
+
     @property
     def unchecked(self) -> bool:
         return self.result.verification.bound == records.NOT_CHECKED
@@ -337,7 +344,7 @@ def uneven(model: Model) -> list[str]:
     found = []
     for index, source in enumerate(model.sources):
         if source.launches > 1 and source.endless:
-            numbers = text.listing([str(number) for number in source.endless])
+            numbers = text.listing(list(map(str, source.endless)))
             found.append(
                 f"{source.name}: launch {numbers} of {source.launches} has no end; what was measured counts."
             )

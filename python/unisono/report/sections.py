@@ -117,7 +117,7 @@ def launched(model: Model) -> str:
     counts = [row.launches for row in model.all_rows if row.launches]
     if not counts:
         return ""
-    cover = text.count(max(counts), "launch").replace("launchs", "launches")
+    cover = text.count(max(counts), "launch")
     if min(counts) < max(counts):
         cover = f"{min(counts)} to {cover}"
     one = "" if max(counts) > 1 else ": how another launch would differ is not in them"
@@ -211,9 +211,11 @@ def _distribution(model: Model) -> list[Block]:
 
 
 def _stability(model: Model) -> list[Block]:
+    apart = tables.apart(model)
     return [
         Scale("v", "steady", "scattered"),
         Chart("cv", "chart", "stability"),
+        *([_heading("Launches"), Text(words.of_sections(model)["launches"]), apart] if apart.rows else []),
         _heading("Spread"),
         Text(words.of_sections(model)["spread"]),
         Chart("spread-panels", "panels", "spread"),

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
+import numpy as np
+
 from unisono.records import Case, Ceiling, Failure, Run, Skip, text, vocabulary
 from unisono.records.stats import Interval, Verdict
 from unisono.records.vocabulary import MOES, case_text, shape_text, size_text, title
@@ -80,6 +82,21 @@ def fastest(model: Model) -> Table:
         left("Fastest backend", lambda item: item[0]),
         right("Cases", lambda item: str(item[1])),
         right("Share", lambda item: f"{100 * item[1] / len(winners):.0f} %" if winners else text.MISSING),
+    )
+
+
+def apart(model: Model) -> Table:
+    """Returns for each backend how far the launches' medians of its cases lie apart, if there are several."""
+    rows = [row for row in model.all_rows if row.launches > 1]
+    return table(
+        group_by(rows, lambda row: row.backend).items(),
+        left("Backend", lambda item: item[0]),
+        right("Cases", lambda item: str(len(item[1]))),
+        right("Launches", lambda item: _numbers(row.launches for row in item[1])),
+        right("Median of the cases", lambda item: text.percent(float(np.median([r.apart for r in item[1]])))),
+        right(
+            "90th percentile", lambda item: text.percent(float(np.quantile([r.apart for r in item[1]], 0.9)))
+        ),
     )
 
 

@@ -37,6 +37,9 @@ included; box and whiskers come from all of them.
 stability
 Coefficient of variation of the samples of each result.
 
+launches
+How far the launches' medians of a case lie apart: largest less smallest, over their median.
+
 spread
 Minimum to maximum (thin) and quartiles (thick) of the samples over their median, for at most ten sizes.
 
