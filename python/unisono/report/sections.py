@@ -212,10 +212,11 @@ def _distribution(model: Model) -> list[Block]:
 
 def _stability(model: Model) -> list[Block]:
     apart = tables.apart(model)
+    between: list[Block] = [_heading("Launches"), Text(words.of_sections(model)["launches"]), apart]
     return [
         Scale("v", "steady", "scattered"),
         Chart("cv", "chart", "stability"),
-        *([_heading("Launches"), Text(words.of_sections(model)["launches"]), apart] if apart.rows else []),
+        *(between if apart.rows else []),
         _heading("Spread"),
         Text(words.of_sections(model)["spread"]),
         Chart("spread-panels", "panels", "spread"),
