@@ -143,7 +143,7 @@ def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = sta
         known = text.listing(sorted({*first.backends, *second.backends}))
         found.notes.append(f"Neither run has a result of {backend}: they have {known}.")
     for name, model in (("A", first), ("B", second)):
-        found.notes += [f"{name}: {one}" for one in model.without_launches]
+        found.notes += [f"{name}: {model.without_launches}"] if model.without_launches else []
         unfinished = [source for source in model.sources if source.state != "complete"]
         found.notes += [f"{name}: {source.name} is {source.state}." for source in unfinished]
         if model.failures:

@@ -241,13 +241,15 @@ class Model:
         return [f"{text.count(n, 'result')} may be wrong: {reason}." for reason, n in why.items()]
 
     @property
-    def without_launches(self) -> list[str]:
-        """Names the sources that do not say their launches: those of a schema before 1.7."""
-        return [
-            f"{source.name}, of schema {source.runs[0].schema}, does not say its launches: it counts as one."
-            for source in self.sources
-            if source.runs and not source.launches
-        ]
+    def without_launches(self) -> str:
+        """Says how many sources do not say their launches; nothing if all do."""
+        count = len({row.source for row in self.all_rows if not row.launches})
+        of = f"{text.count(count, 'records file')} of a schema before 1.7"
+        return (
+            f"{of} {'does' if count == 1 else 'do'} not say the launches: each counts as one."
+            if count
+            else ""
+        )
 
     @property
     def unsure(self) -> int:

@@ -159,7 +159,7 @@ def _nothing_to_compare(model: Model) -> str:
 def _summary(model: Model) -> list[Block]:
     times = sorted(text.moment(run.started_at) for run in model.runs)
     started = f"Started {' to '.join(dict.fromkeys((times[0], times[-1])))}." if times else ""
-    note = " ".join(filter(None, [started, launched(model), *model.without_launches]))
+    note = " ".join(filter(None, [started, launched(model), model.without_launches]))
     blocks: list[Block] = [Text(lead(model), "lead"), *([Text(note, "note")] if note else [])]
     blocks += notices(model)
     compared = [group for group in analysis.groups(model) if group.total.pairs]
