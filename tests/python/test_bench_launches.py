@@ -22,7 +22,7 @@ from unisono import records
 from unisono.bench import launches
 from unisono.bench.schedule import Limits
 from unisono.records import FILE_NAME, RecordsWriter, derived
-from unisono.report import gate, model, sections
+from unisono.report import gate, model, pairing, sections
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +140,17 @@ def test_the_interval_covers_the_launches_medians(tmp_path: Path) -> None:
     assert again == (row.result, None)  # a joined result is a record like others
     assert row.apart == pytest.approx(0.5, rel=1e-2)
     assert sections.launched(model.load(tmp_path)) == "The intervals cover 7 launches of the ranks."
+
+
+def test_peers_are_compared_over_the_launches_that_both_ran_in(tmp_path: Path) -> None:
+    """Under the second MPI everything takes three times as long."""
+    first = [_launch(1, 10), _launch(1, 12, "mpich")]
+    second = [_launch(2, 30), _launch(2, 27, "impi")]
+    data.write(tmp_path, _lines(1, 2, *first), _lines(2, 2, *second))
+    ((pair,), _, _) = pairing.pairs(model.load(tmp_path).all_rows, "unisono")
+    assert (pair.peer.backend, pair.others[0].peer.backend) == ("impi", "mpich")
+    assert pair.ratio == pytest.approx(0.9, rel=1e-2)
+    assert pair.others[0].ratio == pytest.approx(1.2, rel=1e-2)
 
 
 def test_launches_of_other_cases_are_named(tmp_path: Path) -> None:

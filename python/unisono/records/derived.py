@@ -88,6 +88,21 @@ def joined(results: Sequence[Result]) -> Result:
     return from_samples(whole)[0]
 
 
+def of_launches(result: Result, launches: set[int]) -> Result:
+    """Returns the part of a joined result that is of these launches.
+
+    Requires: at least one visit of them."""
+    kept = [launch in launches for launch in result.launches]
+    of_sample = np.repeat(kept, result.visits)
+    whole = msgspec.structs.replace(
+        result,
+        samples_us=np.asarray(result.samples_us)[of_sample].tolist(),
+        visits=[visit for visit, keep in zip(result.visits, kept, strict=True) if keep],
+        launches=[launch for launch, keep in zip(result.launches, kept, strict=True) if keep],
+    )
+    return from_samples(whole)[0]
+
+
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.6g}"
 

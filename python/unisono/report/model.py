@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +28,7 @@ from unisono.records import (
     stats,
     text,
 )
-from unisono.records.stats import Interval, Verdict
+from unisono.records.stats import Interval
 from unisono.records.vocabulary import collective_order, family
 
 SUBJECT = "unisono"  # the backend whose speed-up the report shows, if it was measured
@@ -92,6 +91,12 @@ class Row:
         """Returns how many launches of the ranks the interval covers; 0: the records do not say."""
         return len(set(self.result.launches))
 
+    def within(self, launches: set[int]) -> Row:
+        """Returns the row of these launches alone."""
+        if launches == set(self.result.launches):
+            return self
+        return replace(self, result=derived.of_launches(self.result, launches))
+
     @cached_property
     def apart(self) -> float:
         """Returns how far the launches' medians lie apart: largest less smallest, over their median."""
@@ -137,41 +142,6 @@ class Row:
     def bandwidth(self, time_us: float) -> float:
         """Returns the bus bandwidth (GB/s) of this case for a time of `time_us`."""
         return self.result.busbw_gbps * self.result.median_us / time_us
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Compares a result with the best of its peers; `others` are the other peers by their medians. `ratio` is
-    the peer's time over the own one: above 1 the own result is faster."""
-
-    own: Row
-    peer: Row
-    others: tuple[Row, ...] = ()
-
-    @property
-    def sure(self) -> bool:
-        """Returns whether both were measured often enough for a verdict."""
-        return self.own.interval.sure and self.peer.interval.sure
-
-    @property
-    def ratio(self) -> float:
-        return self.peer.interval.median / self.own.interval.median
-
-    @property
-    def low(self) -> float:
-        return self.peer.interval.low / self.own.interval.high
-
-    @property
-    def high(self) -> float:
-        return self.peer.interval.high / self.own.interval.low
-
-    @cached_property
-    def verdict(self) -> Verdict:
-        """Returns FASTER against all peers, SLOWER against any, else the verdict against the best peer."""
-        found = [stats.verdict(self.own.interval, row.interval) for row in (self.peer, *self.others)]
-        if Verdict.SLOWER in found:
-            return Verdict.SLOWER
-        return Verdict.UNCLEAR if found[0] is Verdict.FASTER and len(set(found)) > 1 else found[0]
 
 
 @dataclass
@@ -365,34 +335,6 @@ def uneven(model: Model) -> list[str]:
 def subject_of(backends: list[str]) -> str | None:
     """Returns the backend whose speed-up is shown: unisono, else the first of several."""
     return SUBJECT if SUBJECT in backends else backends[0] if len(backends) > 1 else None
-
-
-def pairs(
-    rows: Iterable[Row], subject: str | None, against: str = "best"
-) -> tuple[list[Pair], list[Row], list[Row]]:
-    """Returns the subject's rows with their peers, those without, and the best row of each other case.
-    `against` names a backend, or is `best`: the peer with the smallest median of each case. Variants of the
-    subject (`unisono:two_shot`) are peers only if named."""
-    by_case: dict[Key, list[Row]] = {}
-    for row in rows:
-        by_case.setdefault(row.key, []).append(row)
-    matched, alone, missing = [], [], []
-    for members in by_case.values():
-        own = [row for row in members if row.backend == subject]
-        peers = [row for row in members if _is_peer(row.backend, subject, against)]
-        peers.sort(key=lambda row: (row.interval.median, row.backend))
-        if peers:
-            matched += [Pair(row, peers[0], tuple(peers[1:])) for row in own]
-            missing += [] if own else peers[:1]
-        else:
-            alone += own
-    return matched, alone, missing
-
-
-def _is_peer(backend: str, subject: str | None, against: str) -> bool:
-    if against == "best":
-        return family(backend) != family(subject or "")
-    return backend == against != subject
 
 
 def _rank(backend: str) -> tuple[bool, bool, str]:

@@ -15,7 +15,8 @@ from unisono.records.vocabulary import MOES, case_text, shape_text, size_text, t
 from . import analysis, payload
 from .analysis import Cost, Headline, WorkloadCost, group_by
 from .blocks import VERDICTS, Cell, Column, T, Table, Tally, left, right, table
-from .model import Model, Pair, Source
+from .model import Model, Source
+from .pairing import Pair
 
 
 def timed(

@@ -141,7 +141,8 @@ cut short does not pass.
 
 Speed-up
 The median time of the best peer over that of {subject} in the same case: above 1, {subject} is faster. The
-best peer is the other library with the smallest median in that very case. Only the geometric mean sums up
+best peer is the other library with the smallest median in that very case. If the ranks were started several
+times, two libraries are compared over the launches in which both ran. Only the geometric mean sums up
 ratios, and the absolute times stand beside them.
 
 algbw, busbw
