@@ -33,6 +33,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "--ranks 4", "mpich started 2"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "--ranks 3", "openmpi started 2"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "--launches 2", "start the bench alone"),
         ({"MPI_LOCALNRANKS": "4"}, "", "separate copies"),
         ({"PMI_SIZE": "4"}, "", "PMI_RANK is not"),
     ],
