@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 
@@ -56,7 +57,7 @@ class Paired(Change):
     """Holds one case on two builds that ran in the same launches. The launches' ratios are judged, so that
     what a launch does to both is not in them."""
 
-    @property
+    @cached_property
     def ratios(self) -> Interval:
         """Returns the median of A / B over the launches, and its interval."""
         a, b = (
