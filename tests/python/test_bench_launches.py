@@ -22,6 +22,7 @@ from unisono import records
 from unisono.bench import launches
 from unisono.bench.schedule import Limits
 from unisono.records import FILE_NAME, RecordsWriter, derived
+from unisono.records.stats import Verdict
 from unisono.report import gate, model, pairing, sections
 
 
@@ -151,6 +152,18 @@ def test_peers_are_compared_over_the_launches_that_both_ran_in(tmp_path: Path) -
     assert (pair.peer.backend, pair.others[0].peer.backend) == ("impi", "mpich")
     assert pair.ratio == pytest.approx(0.9, rel=1e-2)
     assert pair.others[0].ratio == pytest.approx(1.2, rel=1e-2)
+
+
+def test_from_six_launches_on_the_ratios_of_launches_are_judged(tmp_path: Path) -> None:
+    """Launches differ by half for both, the libraries by 5 %."""
+    times = [10.0, 14.0, 11.0, 13.0, 12.0, 15.0, 9.0]
+    both = [_lines(n, 7, _launch(n, us), _launch(n, 1.05 * us, "mpi")) for n, us in enumerate(times, 1)]
+    for count, verdict in ((7, Verdict.FASTER), (5, Verdict.UNCLEAR)):
+        data.write(tmp_path, *both[:count])
+        ((pair,), _, _) = pairing.pairs(model.load(tmp_path).all_rows, "unisono")
+        assert pair.verdict is verdict
+        assert pair.ratio == pytest.approx(1.05, rel=1e-2)
+        assert (pair.low > 1.04) == (count == 7)
 
 
 def test_launches_of_other_cases_are_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ Several launches have an interval of their own therefore.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -115,6 +115,13 @@ def medians(samples: Samples, visits: Sequence[int], launches: Sequence[int]) ->
     of_sample = np.repeat(np.asarray(launches), np.asarray(visits))
     values = np.asarray(samples, dtype=np.float64)
     return {number: float(np.median(values[of_sample == number])) for number in dict.fromkeys(launches)}
+
+
+def ratios(above: Mapping[int, float], below: Mapping[int, float]) -> Interval | None:
+    """Returns the median of the ratios of two medians of each launch, and its interval. None: the two have no
+    launch in common."""
+    found = [time / below[launch] for launch, time in above.items() if launch in below]
+    return median_interval(found) if found else None
 
 
 def launched_interval(samples: Samples, visits: Sequence[int], launches: Sequence[int]) -> Interval:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,12 +60,8 @@ class Paired(Change):
 
     @cached_property
     def ratios(self) -> Interval:
-        """Returns the median of A / B over the launches, and its interval."""
-        a, b = (
-            stats.medians(row.result.samples_us, row.result.visits, row.result.launches)
-            for row in (self.a, self.b)
-        )
-        return stats.median_interval([time / b[launch] for launch, time in a.items() if launch in b])
+        """Returns the median of A / B over the launches, and its interval; infinite without a common one."""
+        return stats.ratios(self.a.medians, self.b.medians) or Interval(1.0, 0.0, math.inf, sure=False)
 
     @property
     def sure(self) -> bool:

@@ -91,6 +91,12 @@ class Row:
         """Returns how many launches of the ranks the interval covers; 0: the records do not say."""
         return len(set(self.result.launches))
 
+    @cached_property
+    def medians(self) -> dict[int, float]:
+        """Returns the median of each launch by its number; nothing if the records do not say."""
+        r = self.result
+        return stats.medians(r.samples_us, r.visits, r.launches) if r.launches else {}
+
     def within(self, launches: set[int]) -> Row:
         """Returns the row of these launches alone."""
         if launches == set(self.result.launches):
@@ -100,8 +106,7 @@ class Row:
     @cached_property
     def apart(self) -> float:
         """Returns how far the launches' medians lie apart: largest less smallest, over their median."""
-        r = self.result
-        found = list(stats.medians(r.samples_us, r.visits, r.launches).values())
+        found = list(self.medians.values())
         return (max(found) - min(found)) / float(np.median(found))
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from unisono.records import stats
-from unisono.records.stats import Verdict
+from unisono.records.stats import Interval, Verdict
 from unisono.records.vocabulary import family
 
 from .model import Key, Row
@@ -16,7 +16,8 @@ from .model import Key, Row
 @dataclass(frozen=True)
 class Pair:
     """Compares a result with the best of its peers; `others` are the pairs with the other peers. `ratio` is
-    the peer's time over the own one: above 1 the own result is faster."""
+    the peer's time over the own one: above 1 the own result is faster. From six common launches on, it is the
+    median of the launches' ratios, so that what a launch does to both is not in it."""
 
     own: Row
     peer: Row
@@ -27,22 +28,38 @@ class Pair:
         """Returns whether both were measured often enough for a verdict."""
         return self.own.interval.sure and self.peer.interval.sure
 
+    @cached_property
+    def of_launches(self) -> Interval | None:
+        """Returns the median of the launches' ratios and its interval, if the launches are enough for one."""
+        found = stats.ratios(self.peer.medians, self.own.medians)
+        return found if found is not None and found.sure else None
+
     @property
     def ratio(self) -> float:
-        return self.peer.interval.median / self.own.interval.median
+        both = self.of_launches
+        return both.median if both else self.peer.interval.median / self.own.interval.median
 
     @property
     def low(self) -> float:
-        return self.peer.interval.low / self.own.interval.high
+        both = self.of_launches
+        return both.low if both else self.peer.interval.low / self.own.interval.high
 
     @property
     def high(self) -> float:
-        return self.peer.interval.high / self.own.interval.low
+        both = self.of_launches
+        return both.high if both else self.peer.interval.high / self.own.interval.low
+
+    @property
+    def alone(self) -> Verdict:
+        """Returns the verdict against this one peer."""
+        if self.of_launches:
+            return stats.verdict(Interval(1.0, 1.0, 1.0), self.of_launches)
+        return stats.verdict(self.own.interval, self.peer.interval)
 
     @cached_property
     def verdict(self) -> Verdict:
         """Returns FASTER against all peers, SLOWER against any, else the verdict against the best peer."""
-        found = [stats.verdict(one.own.interval, one.peer.interval) for one in (self, *self.others)]
+        found = [one.alone for one in (self, *self.others)]
         if Verdict.SLOWER in found:
             return Verdict.SLOWER
         return Verdict.UNCLEAR if found[0] is Verdict.FASTER and len(set(found)) > 1 else found[0]

@@ -131,13 +131,16 @@ interval became as narrow as was asked before the time ran out.
 
 Verdict
 FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: both intervals
-lie within 2 % of each other. UNCLEAR: anything else, also if either result has fewer than {least} visits. No
-verdict is forced. Against several peers, SLOWER than any is SLOWER, and only FASTER than all is FASTER.
+lie within 2 % of each other. UNCLEAR: anything else, also if either result has fewer than {least} visits. If
+both ran in {least} launches or more, the interval of the launches' ratios is judged against 1 in the same
+way, since a launch is good or bad for both. No verdict is forced. Against several peers, SLOWER than any is
+SLOWER, and only FASTER than all is FASTER.
 
 Gate
 The command unisono gate has no such tolerance. A case is confidently below a ratio if the upper end of any
-peer's interval over the lower end of the backend's own is below the ratio, by however little. A run that was
-cut short does not pass.
+peer's interval over the lower end of the backend's own is below the ratio, by however little; of {least}
+launches or more, the upper end of the interval of the launches' ratios. A run that was cut short does not
+pass.
 
 Speed-up
 The median time of the best peer over that of {subject} in the same case: above 1, {subject} is faster. The
