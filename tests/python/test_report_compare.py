@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -72,6 +73,26 @@ def test_records_of_schema_1_4_are_read_as_one_launch_and_that_is_said(tmp_path:
     assert found.counts == {Verdict.UNCLEAR: 1}
     says = "A: 1 records file of a schema before 1.7 does not say the launches: each counts as one."
     assert says in found.notes
+
+
+def test_launches_of_another_phase_of_the_machine_do_not_count(tmp_path: Path) -> None:
+    """The host moved the cores apart in the last launch of A, and left them so."""
+
+    def lines(barriers: list[list[float]], result: Result) -> list[Record]:
+        heads = [data.run(launch=n, launches=7) for n in range(1, 8)]
+        ends = [
+            msgspec.structs.replace(data.end(), launch=n, barrier_us=us) for n, us in enumerate(barriers, 1)
+        ]
+        return [*heads, result, *ends]
+
+    near, far = [0.15, 0.16], [0.38, 0.37]
+    data.write(tmp_path / "a", lines([near] * 6 + [[0.15, 0.38]], _near(10)))
+    for barriers, verdict in (([far] * 7, Verdict.UNCLEAR), ([near] * 6 + [far], Verdict.SLOWER)):
+        data.write(tmp_path / "b", lines(barriers, _near(17)))
+        found = comparing.compare(tmp_path / "a", tmp_path / "b")
+        assert found.counts == {verdict: 1}
+        said = "the bench's barrier took 150 to 380 ns in A and 370 to 380 ns in B" in _text(found)
+        assert said == (verdict is Verdict.UNCLEAR)
 
 
 @pytest.mark.parametrize("tolerance", [-1.0, float("nan")])

@@ -137,6 +137,7 @@ class Session:
         self._writer: RecordsWriter | None = None
         self._backends: list[Backend] = []
         self._works: list[Work] = []
+        self._barriers_us: list[float] = []  # at the start and the end
         self._display = Display(options.terminal_columns)
         self._began = time.monotonic()
         if control.rank == 0:
@@ -223,6 +224,7 @@ class Session:
                     elapsed_s=elapsed,
                     interrupted=interrupted,
                     launch=self.options.launch,
+                    barrier_us=[round(us, 4) for us in self._barriers_us],
                     gpu_state=state,
                 )
             )
@@ -352,6 +354,8 @@ class Session:
         if nodes_of(self._communicator):
             return None  # the memory's bandwidth does not limit messages between nodes
         self._binding.bind(own_threads=False)
+        barrier_us = self.device.barrier_us()
+        self._barriers_us += [] if barrier_us is None else [barrier_us]
         per_rank_gbps, found = self.device.ceilings(self.control)
         for record in found:
             self.emit(record)

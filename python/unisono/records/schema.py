@@ -237,6 +237,9 @@ class End(msgspec.Struct, tag="end", kw_only=True):
     elapsed_s: float
     interrupted: bool
     launch: int = 0  # as in Run
+    barrier_us: list[
+        float
+    ] = []  # the bench's own barrier at the start and the end: the distance of the cores
     gpu_state: list[str] = []  # as in Machine, at the end
 
 

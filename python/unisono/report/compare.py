@@ -17,7 +17,7 @@ from unisono.records.vocabulary import case_text
 
 from . import markdown, terminal
 from .blocks import Block, Cell, Items, Text, left, right, table
-from .model import Model, Row, load, uneven
+from .model import Model, Row, load, one_phase, phases_text, uneven
 from .tables import timed
 
 AB_TOLERANCE = 0.01
@@ -31,6 +31,7 @@ class Change:
     a: Row
     b: Row
     tolerance: float = stats.TOLERANCE
+    alike: int | None = None  # launches of the run with fewer in a phase that both runs had; None: all
 
     @property
     def ratio(self) -> float:
@@ -43,7 +44,8 @@ class Change:
     @property
     def sure(self) -> bool:
         """Returns whether both runs had enough launches of the ranks, in which runs differ."""
-        return min(self.a.launches, self.b.launches) >= stats.MIN_SAMPLES
+        least = min(self.a.launches, self.b.launches)
+        return (least if self.alike is None else self.alike) >= stats.MIN_SAMPLES
 
     @property
     def verdict(self) -> Verdict:
@@ -125,10 +127,18 @@ def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = sta
     found = Comparison(Path(a), Path(b))
     by_machine = len(first.machines) > 1 or len(second.machines) > 1
     ours, theirs = _index(first, backend, by_machine), _index(second, backend, by_machine)
-    found.changes = [Change(ours[key], row, tolerance) for key, row in theirs.items() if key in ours]
+    found.changes = [
+        _alike(first, ours[key], second, row, tolerance) for key, row in theirs.items() if key in ours
+    ]
     found.only_a = [row for key, row in ours.items() if key not in theirs]
     found.only_b = [row for key, row in theirs.items() if key not in ours]
     unsure = sum(not change.sure for change in found.changes)
+    if unsure and any(change.alike is not None for change in found.changes):
+        found.notes.append(
+            f"The machine had other phases in the two runs: the bench's barrier took {phases_text(first)} in "
+            f"A and {phases_text(second)} in B. Launches of another phase do not count: run both again, or "
+            "compare two builds by `unisono ab`."
+        )
     if unsure:
         found.notes.append(
             f"{text.count(unsure, 'case')} had fewer than {stats.MIN_SAMPLES} launches in a run, so that the "
@@ -149,6 +159,28 @@ def compare(a: Path, b: Path, backend: str | None = None, tolerance: float = sta
             found.notes.append(f"{name} has {failures}; failed cases are not compared.")
         found.notes += [f"{name}: {problem}" for problem in text.shortened(model.problems)]
     return found
+
+
+def _alike(first: Model, a: Row, second: Model, b: Row, tolerance: float) -> Change:
+    """Returns the change over the launches in a phase of the machine that the other run had too. A launch
+    whose barrier takes another time at its end than at its start counts as of no phase."""
+    phases = first.sources[a.source].phases, second.sources[b.source].phases
+    kept = [
+        {
+            launch
+            for launch in row.medians
+            if any(one_phase([*mine.get(launch, []), *theirs]) for theirs in others.values())
+        }
+        for row, mine, others in ((a, phases[0], phases[1]), (b, phases[1], phases[0]))
+    ]
+    if not all(phases) or kept == [set(a.medians), set(b.medians)]:
+        return Change(a, b, tolerance)
+    alike = min(map(len, kept))
+    return (
+        Change(a.within(kept[0]), b.within(kept[1]), tolerance, alike)
+        if alike
+        else Change(a, b, tolerance, 0)
+    )
 
 
 def ab(path: Path, a: str, b: str, tolerance: float = AB_TOLERANCE) -> Comparison:

@@ -31,6 +31,7 @@ from unisono.records import (
 from unisono.records.stats import Interval
 from unisono.records.vocabulary import collective_order, family
 
+PHASE = 1.3  # barriers within this factor are of one phase; in two, small calls differ by 1.7
 SUBJECT = "unisono"  # the backend whose speed-up the report shows, if it was measured
 
 
@@ -169,6 +170,12 @@ class Source:
     def launches(self) -> int:
         """Returns how often the ranks were started; 0: the records do not say."""
         return len({run.launch for run in self.runs if run.launch})
+
+    @property
+    def phases(self) -> dict[int, list[float]]:
+        """Returns the bench's barrier at the start and the end of each launch, in us; without those that do
+        not say."""
+        return {end.launch: end.barrier_us for end in self.ends if end.barrier_us}
 
     @property
     def endless(self) -> list[int]:
@@ -314,6 +321,17 @@ def _add(model: Model, index: int, name: str, content: records.Records) -> int:
     ranks = content.runs[0].ranks if content.runs else 0
     model.workloads += [(ranks, workload) for workload in content.workloads]
     return machine
+
+
+def one_phase(barriers_us: list[float]) -> bool:
+    """Returns whether the machine was in one phase. In another, its host has placed the cores otherwise."""
+    return max(barriers_us) <= PHASE * min(barriers_us)
+
+
+def phases_text(model: Model) -> str:
+    """Returns the shortest and the longest barrier of all launches."""
+    found = [us for source in model.sources for both in source.phases.values() for us in both]
+    return text.span(min(found), max(found)) if found else "no known time"
 
 
 def uneven(model: Model) -> list[str]:

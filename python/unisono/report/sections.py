@@ -10,7 +10,7 @@ from unisono.records import WorkloadStep, stats, text
 
 from . import analysis, figures, payload, studies, tables, words
 from .blocks import Block, Chart, Headline, Items, Part, Scale, Table, Tally, Terms, Text
-from .model import Model, uneven
+from .model import Model, one_phase, phases_text, uneven
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ def notices(model: Model) -> list[Block]:
         ("warn", "Not checked", model.unchecked),
         ("warn", "Measured too briefly", [brief(model)] if model.unsure else []),
         ("warn", "Launches that ended otherwise", uneven(model)),
+        ("warn", "Phases of the machine", moved(model)),
         ("warn", "More ranks than cores", crowded(model)),
         (
             "warn",
@@ -122,6 +123,15 @@ def launched(model: Model) -> str:
         cover = f"{min(counts)} to {cover}"
     one = "" if max(counts) > 1 else ": how another launch would differ is not in them"
     return f"The intervals cover {cover} of the ranks{one}."
+
+
+def moved(model: Model) -> list[str]:
+    """Says if the machine was not the same all the time: a host may move the cores of a virtual machine."""
+    every = [[us for both in source.phases.values() for us in both] for source in model.sources]
+    if all(one_phase(found) for found in every if found):
+        return []
+    between = f"the bench's barrier between the ranks took {phases_text(model)}"
+    return [f"{between}: the cores were not equally far apart all the time, and times of small calls differ."]
 
 
 def crowded(model: Model) -> list[str]:
