@@ -33,6 +33,8 @@ BUILT_IN = {  # backends for GPUs last
     "unisono": "unisono.bench.backends.unisono:UnisonoBackend",
     "mpi": "unisono.bench.backends.mpi:MpiBackend",
     "gloo": "unisono.bench.backends.gloo:GlooBackend",
+    "torch-unisono": "unisono.bench.backends.torch_distributed:TorchUnisonoBackend",
+    "torch-gloo": "unisono.bench.backends.torch_distributed:TorchGlooBackend",
     "fabric": "unisono.bench.backends.fabric:FabricBackend",
     "nccl": "unisono.bench.backends.nccl:NcclBackend",
     "nccl-windows": "unisono.bench.backends.nccl:NcclWindowsBackend",
