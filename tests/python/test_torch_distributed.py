@@ -12,7 +12,7 @@ import pytest
 
 import ranks
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "torch_backend_programs.py"
@@ -20,6 +20,13 @@ PROGRAMS = Path(__file__).parents[1] / "support" / "torch_backend_programs.py"
 
 def play(n: int, program: str, folder: Path, **options: Any) -> ranks.Outcome:
     return ranks.play(n, f"torch_backend_programs:{program}", str(folder / "store"), timeout_s=100, **options)
+
+
+def python(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs code in a process of its own."""
+    argv = [sys.executable, "-c", code]
+    whole = {**os.environ, **env}
+    return subprocess.run(argv, capture_output=True, text=True, env=whole, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("n", (1, 2, 3, 4))
@@ -95,6 +102,34 @@ def test_without_a_compiler(tmp_path: Path) -> None:
         assert error["text"].endswith("there is no C++ compiler: install g++, or name one in CXX.")
 
 
+def test_a_torch_newer_than_any_known(tmp_path: Path) -> None:
+    """The adapter is built for it, and where that fails the error names it. Gloo's name can be taken."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho 'Backend.hpp: error: no such member'\nexit 1\n")
+    compiler.chmod(0o755)
+    code = (
+        "import torch; torch.__version__ = torch.torch_version.TorchVersion('99.1.0')\n"
+        "import unisono_torch; unisono_torch.register()\n"
+        "print('GLOO' in torch.distributed.Backend._plugins)\n"
+        "from unisono.torch.distributed import build\n"
+        "print(build.key().split('-')[0])\n"
+        "build.load()\n"
+    )
+    env = {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "UNISONO_TORCH_REPLACE": "gloo"}
+    ended = python(code, {**env, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    assert ended.stdout.split() == ["True", "99.1.0"], ended
+    assert "(Backend.hpp: error: no such member)" in ended.stderr
+    assert ended.stderr.strip().endswith("or report it for torch 99.1.0.")
+
+
+@pytest.mark.skipif(torch.__version__ >= (2, 14), reason="torch up to 2.13 has no way to replace gloo")
+def test_gloos_name_is_refused_where_torch_does_not_look_it_up() -> None:
+    code = "import torch.distributed as dist; print(list(dist.Backend._plugins))"
+    ended = python(code, {"UNISONO_TORCH_REPLACE": "gloo"})
+    assert ended.stdout.strip() == "['UNISONO']", ended
+    assert "needs torch 2.14 or newer, and this is 2." in ended.stderr
+
+
 def test_broken_entry_point_leaves_torch_alone(tmp_path: Path) -> None:
     """`import torch` runs the entry point, also where `import unisono` fails or torch refuses the name."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['unisono'] = None\n")
@@ -105,8 +140,5 @@ def test_broken_entry_point_leaves_torch_alone(tmp_path: Path) -> None:
         "unisono_torch.register()\n"
         "print(torch.ones(2).sum().item())\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, check=False
-    )
+    ended = python(code, {"PYTHONPATH": str(tmp_path)})
     assert ended.stdout.strip() == "2.0", ended
