@@ -46,6 +46,10 @@ def test_sharded(tmp_path: Path) -> None:
     play(2, "sharded", tmp_path).results()
 
 
+def test_ways_of_training(tmp_path: Path) -> None:
+    ranks.play(2, "torch_training:quick", str(tmp_path / "store"), timeout_s=100).results()
+
+
 def test_killed_rank_is_named(tmp_path: Path) -> None:
     outcome = play(3, "killed", tmp_path)
     for rank in (0, 2):
