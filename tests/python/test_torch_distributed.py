@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ranks
+import unisono
 
 torch = pytest.importorskip("torch")
+from unisono.torch.distributed.meeting import meet  # noqa: E402 - after the skip
+
 pytestmark = pytest.mark.torch
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "torch_backend_programs.py"
@@ -72,18 +77,26 @@ def test_wrong_calls(tmp_path: Path) -> None:
         ]
 
 
-def test_torchrun() -> None:
-    argv = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(PROGRAMS),
-    ]
+def test_torchrun_starts_again() -> None:
+    """The ranks meet in a store that has keys of those before them."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
+    argv = [*torchrun, "--nproc-per-node", "2", str(PROGRAMS)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert "rank 1 (process" in ended.stderr and "has died" in ended.stderr
     assert ended.stdout.count("sum of unisono 2") == 2, ended
+
+
+def test_ranks_meet_again_and_name_those_who_do_not_come() -> None:
+    store, limit = torch.distributed.HashStore(), timedelta(seconds=60)
+    names = set()
+    for size in (1, 3, 3, 5, 2):
+        with ThreadPoolExecutor(size) as pool:
+            (name,) = set(pool.map(lambda rank, size=size: meet(store, rank, size, limit), range(size)))
+        names.add(name)
+    assert len(names) == 5
+    for rank, late in ((0, "rank 0 has not met rank 1, 2"), (1, "rank 1 has not met rank 0")):
+        with pytest.raises(unisono.TimeoutError, match=f"{late} within 0.1 s"):
+            meet(store, rank, 3, timedelta(seconds=0.1))
 
 
 def test_says_what_carries_a_group(tmp_path: Path) -> None:
