@@ -34,6 +34,8 @@ BUILT_IN = {  # backends for GPUs last
     "unisono": "unisono.bench.backends.unisono:UnisonoBackend",
     "mpi": "unisono.bench.backends.mpi:MpiBackend",
     "gloo": "unisono.bench.backends.gloo:GlooBackend",
+    "torch-unisono": "unisono.bench.backends.torch_distributed:TorchUnisonoBackend",
+    "torch-gloo": "unisono.bench.backends.torch_distributed:TorchGlooBackend",
     "fabric": "unisono.bench.backends.fabric:FabricBackend",
     "mpich": "unisono.bench.backends.mpi:MpichBackend",
     "impi": "unisono.bench.backends.mpi:IntelMpiBackend",
