@@ -165,7 +165,7 @@ class Backend final : public Routes {
                                                   const c10d::ReduceScatterOptions& opts) override {
     if (const auto inner = elsewhere(inputs, "reduce_scatter", &opts.reduceOp))
       return joined(inner->reduce_scatter_tensor_coalesced(outputs, inputs, opts));
-    return scatter_tensors(outputs, inputs, opts, OpType::REDUCE_SCATTER_TENSOR_COALESCED);
+    return scatter_tensors(outputs, inputs, opts, OpType::COALESCED);
   }
 
   Ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
