@@ -19,7 +19,7 @@ def late() -> None:
 def streams(store: str) -> None:
     """Calls are ordered by streams alone, and keep their tensors until then."""
     with world(store) as (rank, size):
-        dist.barrier(device_ids=[torch.cuda.current_device()])
+        dist.barrier(device_ids=[torch.cuda.current_device()])  # makes what the group has on GPUs
         host_waits_for_nothing(store, rank, size)
         other, works = torch.cuda.Stream(), []
         for i in range(12):
@@ -29,7 +29,7 @@ def streams(store: str) -> None:
             work = dist.all_reduce(x, async_op=True)
             if i % 3 == 0:
                 work.wait()
-                same(x + 1, torch.full((MANY,), 1 + size * i + sum(range(size))), "waited for", i)
+                same(x + 1, torch.full((MANY,), 1.0 + size * i + sum(range(size))), "waited for", i)
             elif i % 3 == 1:
                 with torch.cuda.stream(other):
                     work.wait()

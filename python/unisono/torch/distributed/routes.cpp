@@ -121,21 +121,23 @@ Ptr<c10d::Work> Routes::begin(OpType type, const char* title, bool async,
   return joined(work);
 }
 
+// torch tells the backend the device of a barrier only by its ids, or by that of the group.
 Ptr<c10d::Work> Routes::barrier(const c10d::BarrierOptions& opts) {
-  if (opts.device && opts.device->is_cuda()) return barrier_of_gpus(opts);
+  std::optional<c10::Device> gpu = bound_device_id_;
+  if (!opts.device_ids.empty() && at::hasCUDA())
+    gpu = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(opts.device_ids[0]));
+  if (gpu && gpu->is_cuda()) return barrier_of_gpus(*gpu, opts);
   if (!communicator_) return joined(gloo_->barrier(opts));
   return begin(OpType::BARRIER, "unisono:barrier", opts.asyncOp, std::nullopt, {},
                [](Steps& call) { call.run(Collective::barrier); });
 }
 
-Ptr<c10d::Work> Routes::barrier_of_gpus(const c10d::BarrierOptions& opts) {
-  const c10::Device device =
-      opts.device->has_index() ? *opts.device : c10::impl::VirtualGuardImpl(opts.device->type()).getDevice();
+Ptr<c10d::Work> Routes::barrier_of_gpus(c10::Device device, const c10d::BarrierOptions& opts) {
   const Tensors sign{at::zeros({1}, at::TensorOptions(device).dtype(at::kByte))};
   if (const auto inner = elsewhere(sign, "barrier")) return joined(inner->barrier(opts));
   return begin(OpType::BARRIER, "unisono:barrier", opts.asyncOp, sign, {}, [&](Steps& call) {
     void* const data = sign[0].data_ptr();
-    call.run(Collective::all_reduce, sums(data, data, sign[0], 1, {DType::u8, unisono::Op::max}));
+    call.run(Collective::all_reduce, sums(data, data, sign[0], 1, {DType::u8, unisono::Op::sum}));
   });
 }
 

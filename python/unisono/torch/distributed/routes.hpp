@@ -69,7 +69,7 @@ class Routes : public c10d::Backend {
   Ptr<c10d::Backend> by_gloo(const char* what, const std::string& why);
   Ptr<c10d::Backend> by_nccl(const char* what, const std::string& why);
   Ptr<c10d::Work> message(const Message& one, int tag);
-  Ptr<c10d::Work> barrier_of_gpus(const c10d::BarrierOptions& opts);
+  Ptr<c10d::Work> barrier_of_gpus(c10::Device device, const c10d::BarrierOptions& opts);
 
   const pid_t process_ = ::getpid();
   const std::string group_;
