@@ -129,7 +129,8 @@ class Backend final : public Routes {
     check_alike(ins, out, "scatter");
     return begin(OpType::SCATTER, "unisono:scatter", opts.asyncOp, ins, outputs, [&](Steps& call) {
       const at::Tensor to = written(call, out);
-      const at::Tensor flat = rank_ == root ? call.keep(flat_of(ins)) : at::Tensor();
+      const auto place = static_cast<std::ptrdiff_t>(out.nbytes()) * rank_;
+      const at::Tensor flat = rank_ == root ? call.keep(apart(flat_of(ins), to, -place)) : at::Tensor();
       call.run(Collective::scatter,
                bytes(rank_ == root ? flat.const_data_ptr() : nullptr, to.data_ptr(), out.nbytes(), root));
     });
