@@ -53,25 +53,27 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
   check_open(what);
   {
     const std::scoped_lock lock(beginning_);
-    if (!call_thread_) call_thread_ = std::make_unique<CallThread>();
+    if (!call_threads_)
+      call_threads_ = std::make_unique<CallThreads>(
+          [this](const std::string& why) { abort("a callback of a Work has thrown an exception: " + why); });
   }
   auto state = std::make_shared<Work::State>(what);
-  call_thread_->add(turns_, [this, what, state, run_it](Turns::Number number) {
+  call_threads_->add(turns_, [this, what, state, run_it](Turns::Number number) {
     const Turns::Turn turn(turns_, number);  // a later call finds the work done
     std::exception_ptr error;
     try {
       in_turn(what, run_it);
     } catch (...) { error = std::current_exception(); }
-    state->end(error);
+    return state->end(error);
   });
   return Work(state);
 }
 
 void Communicator::Impl::end_begun() noexcept {
-  if (!call_thread_) return;
-  if (inherited()) return static_cast<void>(call_thread_.release());  // its thread is the parent's
+  if (!call_threads_) return;
+  if (inherited()) return static_cast<void>(call_threads_.release());  // its thread is the parent's
   close();
-  call_thread_.reset();
+  call_threads_.reset();
 }
 
 std::vector<std::vector<int>> Communicator::Impl::nodes() const {

@@ -250,13 +250,31 @@ def coalesced(rank: int, size: int) -> None:
     assert torch.equal(
         future.wait()[0] if isinstance(future.wait(), list) else future.wait(), torch.full((3,), float(size))
     )
+    chained(size)
     works = [dist.all_reduce(torch.full((1000,), float(i)), async_op=True) for i in range(50)]
     last = torch.ones(3)
     dist.all_reduce(last)  # behind those
-    assert all(work.is_completed() for work in works)
+    for work in works:
+        work.wait()
     assert [work.result()[0][0].item() for work in works] == [float(i * size) for i in range(50)]
     neighbours(rank, size)
     dist.barrier()
+
+
+def chained(size: int) -> None:
+    """Callbacks that begin calls and wait for them, as PowerSGD's do, with calls begun behind."""
+
+    def next_sum(future: Any) -> torch.Tensor:
+        dist.barrier()
+        (x,) = future.value()
+        return dist.all_reduce(x + 1, async_op=True).get_future().wait()[0]
+
+    first = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    second = first.then(next_sum)
+    behind = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)] if size == 1 else []
+    assert torch.equal(second.wait(), torch.full((3,), float(size * (size + 1))))
+    for work in behind:
+        work.wait()
 
 
 def neighbours(rank: int, size: int) -> None:

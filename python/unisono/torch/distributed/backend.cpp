@@ -49,8 +49,7 @@ class Backend final : public c10d::Backend {
       } catch (const std::exception& error) { say(std::string("its end failed: ") + error.what()); }
       return;
     }
-    static_cast<void>(calls_.release());  // a forked child has neither the thread nor the locks
-    static_cast<void>(communicator_.release());
+    static_cast<void>(communicator_.release());  // a forked child has neither its threads nor their locks
     gloo_.release();
   }
 
@@ -88,12 +87,11 @@ class Backend final : public c10d::Backend {
     const at::Tensor& tensor = one(tensors, "broadcast");
     if (!here(tensors, "broadcast")) return gloo_->broadcast(tensors, opts);
     const int root = root_of(opts.rootRank);
-    return begin(OpType::BROADCAST, "unisono:broadcast", opts.asyncOp, tensors, tensors,
-                 [this, tensor, root] {
-                   const Written out(tensor, rank_ == root);
-                   communicator_->broadcast(bytes(out.data(), out.data(), tensor.nbytes(), root));
-                   if (rank_ != root) out.done();
-                 });
+    return begin(OpType::BROADCAST, "unisono:broadcast", opts.asyncOp, tensors, tensors, [&](CallWork& call) {
+      const at::Tensor at = rank_ == root ? packed(tensor) : written(call, tensor);
+      void* const data = call.keep(at).data_ptr();
+      call.run(Collective::broadcast, bytes(data, data, tensor.nbytes(), root));
+    });
   }
 
   Ptr<c10d::Work> reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
@@ -102,7 +100,7 @@ class Backend final : public c10d::Backend {
     const int root = root_of(opts.rootRank);
     const Sum sum = *sum_of(tensor, opts.reduceOp);
     return begin(OpType::REDUCE, "unisono:reduce", opts.asyncOp, tensors, tensors,
-                 [this, tensor, sum, root] { reduce_to(tensor, tensor, sum, root); });
+                 [&](CallWork& call) { reduce_to(call, tensor, tensor, sum, root); });
   }
 
   Ptr<c10d::Work> allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -112,7 +110,7 @@ class Backend final : public c10d::Backend {
     if (!here(inputs, "all_gather")) return gloo_->allgather(outputs, inputs, opts);
     check_alike(outs, in, "all_gather");
     return begin(OpType::ALLGATHER, "unisono:all_gather", opts.asyncOp, inputs, outs,
-                 [this, in, outs] { gather_lists(in, outs); });
+                 [&](CallWork& call) { gather_lists(call, in, outs); });
   }
   Ptr<c10d::Work> allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                       const c10d::AllgatherOptions& opts) override {
@@ -132,8 +130,9 @@ class Backend final : public c10d::Backend {
       }
     }
     return begin(OpType::ALLGATHER_COALESCED, "unisono:all_gather", opts.asyncOp, inputs, all,
-                 [this, inputs, of_inputs] {
-                   for (std::size_t i = 0; i < inputs.size(); ++i) gather_lists(inputs[i], of_inputs[i]);
+                 [&](CallWork& call) {
+                   for (std::size_t i = 0; i < inputs.size(); ++i)
+                     gather_lists(call, inputs[i], of_inputs[i]);
                  });
   }
   Ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
@@ -156,12 +155,12 @@ class Backend final : public c10d::Backend {
     TORCH_CHECK(rank_ == root || outputs.empty(), "unisono: gather: give the outputs at the root alone.");
     const Tensors outs = rank_ == root ? one(outputs, ranks(), "gather") : Tensors();
     check_alike(outs, in, "gather");
-    return begin(OpType::GATHER, "unisono:gather", opts.asyncOp, inputs, outs, [this, in, outs, root] {
-      const at::Tensor from = packed(in);
+    return begin(OpType::GATHER, "unisono:gather", opts.asyncOp, inputs, outs, [&](CallWork& call) {
+      const at::Tensor from = call.keep(packed(in));
       const at::Tensor flat = rank_ == root ? flat_for(outs) : at::Tensor();
-      communicator_->gather(
-          bytes(from.const_data_ptr(), rank_ == root ? flat.data_ptr() : nullptr, in.nbytes(), root));
-      if (rank_ == root) unpack(flat, outs);
+      call.run(Collective::gather,
+               bytes(from.const_data_ptr(), rank_ == root ? flat.data_ptr() : nullptr, in.nbytes(), root));
+      if (rank_ == root) call.after([flat, outs] { unpack(flat, outs); });
     });
   }
   Ptr<c10d::Work> scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -172,12 +171,11 @@ class Backend final : public c10d::Backend {
     TORCH_CHECK(rank_ == root || inputs.empty(), "unisono: scatter: give the inputs at the root alone.");
     const Tensors ins = rank_ == root ? one(inputs, ranks(), "scatter") : Tensors();
     check_alike(ins, out, "scatter");
-    return begin(OpType::SCATTER, "unisono:scatter", opts.asyncOp, ins, outputs, [this, out, ins, root] {
-      const Written to(out);
-      const at::Tensor flat = rank_ == root ? flat_of(ins) : at::Tensor();
-      communicator_->scatter(
-          bytes(rank_ == root ? flat.const_data_ptr() : nullptr, to.data(), out.nbytes(), root));
-      to.done();
+    return begin(OpType::SCATTER, "unisono:scatter", opts.asyncOp, ins, outputs, [&](CallWork& call) {
+      const at::Tensor to = written(call, out);
+      const at::Tensor flat = rank_ == root ? call.keep(flat_of(ins)) : at::Tensor();
+      call.run(Collective::scatter,
+               bytes(rank_ == root ? flat.const_data_ptr() : nullptr, to.data_ptr(), out.nbytes(), root));
     });
   }
 
@@ -193,11 +191,11 @@ class Backend final : public c10d::Backend {
                   "unisono: reduce_scatter: tensors must be of one type.");
     const Sum sum = *sum_of(out, opts.reduceOp);
     return begin(
-        OpType::REDUCE_SCATTER, "unisono:reduce_scatter", opts.asyncOp, ins, outputs, [this, out, ins, sum] {
+        OpType::REDUCE_SCATTER, "unisono:reduce_scatter", opts.asyncOp, ins, outputs, [&](CallWork& call) {
           const bool even =
               std::all_of(ins.begin(), ins.end(), [&](auto& in) { return in.numel() == ins[0].numel(); });
-          if (even) return scatter_sums(out, flat_of(ins), sum);
-          for (int r = 0; r < size_; ++r) reduce_to(ins[static_cast<std::size_t>(r)], out, sum, r);
+          if (even) return scatter_sums(call, out, flat_of(ins), sum);
+          for (int r = 0; r < size_; ++r) reduce_to(call, ins[static_cast<std::size_t>(r)], out, sum, r);
         });
   }
   Ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -225,43 +223,38 @@ class Backend final : public c10d::Backend {
     const std::vector<std::size_t> sends = parts(input, input_splits),
                                    receives = parts(output, output_splits);
     return begin(OpType::ALLTOALL_BASE, "unisono:all_to_all", opts.asyncOp, Tensors{input}, {output},
-                 [this, output, input, sends, receives] {
-                   const Written to(output);
-                   const at::Tensor from = apart(input, to.at(), kNowhere);
-                   communicator_->all_to_all_v(bytes(from.const_data_ptr(), to.data(), 0), sends, receives);
-                   to.done();
+                 [&](CallWork& call) {
+                   const at::Tensor to = written(call, output);
+                   const at::Tensor from = call.keep(apart(input, to, kNowhere));
+                   call.run(bytes(from.const_data_ptr(), to.data_ptr(), 0), sends, receives);
                  });
   }
   Ptr<c10d::Work> alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
     if (!here(inputs, "all_to_all")) return gloo_->alltoall(outputs, inputs, opts);
     TORCH_CHECK(outputs.size() == ranks() && inputs.size() == ranks(), "unisono: all_to_all needs lists of ",
                 ranks(), " tensors.");
-    return begin(
-        OpType::ALLTOALL, "unisono:all_to_all", opts.asyncOp, inputs, outputs, [this, outputs, inputs] {
-          Tensors from;  // which live until the call has ended
-          std::vector<Written> to;
-          std::vector<unisono::Outgoing> sends;
-          std::vector<unisono::Incoming> receives;
-          to.reserve(ranks());
-          char empty = 0;  // a place for messages of no bytes
-          for (int r = 0; r < size_; ++r) {
-            const auto i = static_cast<std::size_t>(r);
-            from.push_back(packed(inputs[i]));
-            for (const at::Tensor& out : outputs) from.back() = apart(from.back(), out, kNowhere);
-            to.emplace_back(outputs[i]);
-            const void* in = from.back().const_data_ptr();
-            sends.push_back({in ? in : &empty, from.back().nbytes(), r});
-            receives.push_back({to.back().data() ? to.back().data() : &empty, outputs[i].nbytes(), r});
-          }
-          communicator_->batch_send_recv({.dtype = DType::u8}, sends, receives);
-          for (const Written& out : to) out.done();
-        });
+    return begin(OpType::ALLTOALL, "unisono:all_to_all", opts.asyncOp, inputs, outputs, [&](CallWork& call) {
+      Tensors from, to;
+      std::vector<unisono::Outgoing> sends;
+      std::vector<unisono::Incoming> receives;
+      static char empty = 0;  // a place for messages of no bytes
+      for (int r = 0; r < size_; ++r) {
+        const auto i = static_cast<std::size_t>(r);
+        from.push_back(packed(inputs[i]));
+        for (const at::Tensor& out : outputs) from.back() = apart(from.back(), out, kNowhere);
+        to.push_back(written(call, outputs[i]));
+        const void* in = call.keep(from.back()).const_data_ptr();
+        sends.push_back({in ? in : &empty, from.back().nbytes(), r});
+        receives.push_back({to.back().numel() ? to.back().data_ptr() : &empty, to.back().nbytes(), r});
+      }
+      call.run(Call{.dtype = DType::u8}, sends, receives);
+    });
   }
 
   Ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override {
     if (!communicator_) return gloo_->barrier(opts);
     return begin(OpType::BARRIER, "unisono:barrier", opts.asyncOp, std::nullopt, {},
-                 [this] { communicator_->barrier(); });
+                 [](CallWork& call) { call.run(Collective::barrier); });
   }
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all) override {
     gloo_->monitoredBarrier(opts, wait_all);
@@ -286,8 +279,6 @@ class Backend final : public c10d::Backend {
   }
   void shutdown() override {
     if (!communicator_ || process_ != ::getpid()) return;
-    calls_->end(
-        [this] { communicator_->abort("its process group has been shut down in the middle of a call"); });
     communicator_->close();
     gloo_->shutdown();
   }
@@ -346,10 +337,10 @@ class Backend final : public c10d::Backend {
 
   template <class Body>
   Ptr<c10d::Work> begin(OpType type, const char* title, bool async, const std::optional<Tensors>& inputs,
-                        Tensors outputs, Body&& body) {
+                        Tensors outputs, const Body& body) {
     auto work = c10::make_intrusive<CallWork>(rank_, type, title, inputs, std::move(outputs), ++calls_made_,
-                                              std::forward<Body>(body));
-    calls_->add(work, !async);
+                                              *communicator_, async);
+    work->start(body);
     return work;
   }
 
@@ -357,25 +348,23 @@ class Backend final : public c10d::Backend {
   Ptr<c10d::Work> reduce_all(const Tensors& tensors, const Opts& opts, OpType type, const char* title,
                              Gloo&& gloo) {
     if (!reduces_here(tensors, opts.reduceOp, "all_reduce")) return gloo();
-    return begin(type, title, opts.asyncOp, tensors, tensors, [this, tensors, op = opts.reduceOp] {
+    return begin(type, title, opts.asyncOp, tensors, tensors, [&](CallWork& call) {
       for (const at::Tensor& tensor : tensors) {
-        const Written out(tensor, true);
-        communicator_->all_reduce(sums(out.data(), out.data(), tensor, 1, *sum_of(tensor, op)));
-        out.done();
+        void* const data = written(call, tensor, true).data_ptr();
+        call.run(Collective::all_reduce, sums(data, data, tensor, 1, *sum_of(tensor, opts.reduceOp)));
       }
     });
   }
-  void reduce_to(const at::Tensor& in, const at::Tensor& out, const Sum& sum, int root) {
+  void reduce_to(CallWork& call, const at::Tensor& in, const at::Tensor& out, const Sum& sum, int root) {
     if (rank_ != root) {
-      communicator_->reduce(sums(packed(in).const_data_ptr(), nullptr, in, 1, sum, root));
-      return;
+      const at::Tensor from = call.keep(packed(in));
+      return call.run(Collective::reduce, sums(from.const_data_ptr(), nullptr, in, 1, sum, root));
     }
-    const Written to(out, in.is_same(out));
-    const at::Tensor from = in.is_same(out) ? to.at() : apart(in, to.at(), 0);
-    communicator_->reduce(sums(from.const_data_ptr(), to.data(), in, 1, sum, root));
-    to.done();
+    const at::Tensor to = written(call, out, in.is_same(out));
+    const at::Tensor from = call.keep(in.is_same(out) ? to : apart(in, to, 0));
+    call.run(Collective::reduce, sums(from.const_data_ptr(), to.data_ptr(), in, 1, sum, root));
   }
-  void gather_lists(const at::Tensor& in, const Tensors& outs) {
+  void gather_lists(CallWork& call, const at::Tensor& in, const Tensors& outs) {
     const bool direct = consecutive(outs);
     const at::Tensor flat = direct ? outs[0] : flat_for(outs);
     const at::Tensor from = packed(in);
@@ -383,39 +372,37 @@ class Backend final : public c10d::Backend {
     const auto* at = static_cast<const char*>(from.const_data_ptr());
     const bool inside =
         direct && at + in.nbytes() > to && at < static_cast<char*>(to) + in.nbytes() * ranks();
-    const at::Tensor source = inside ? from.clone() : from;
-    communicator_->all_gather(bytes(source.const_data_ptr(), to, in.nbytes()));
-    if (!direct) unpack(flat, outs);
+    const at::Tensor source = call.keep(inside ? from.clone() : from);
+    call.run(Collective::all_gather, bytes(source.const_data_ptr(), to, in.nbytes()));
+    if (!direct) call.after([flat, outs] { unpack(flat, outs); });
   }
   Ptr<c10d::Work> gather_tensors(const Tensors& outputs, const Tensors& inputs, bool async, OpType type) {
     TORCH_CHECK(outputs.size() == inputs.size(), "unisono: all_gather needs as many outputs as inputs.");
     for (std::size_t i = 0; i < inputs.size(); ++i) check_alike(outputs[i], inputs[i], size_, "all_gather");
-    return begin(type, "unisono:all_gather", async, inputs, outputs, [this, outputs, inputs] {
+    return begin(type, "unisono:all_gather", async, inputs, outputs, [&](CallWork& call) {
       for (std::size_t i = 0; i < inputs.size(); ++i) {
-        const Written to(outputs[i]);
+        const at::Tensor to = written(call, outputs[i]);
         const at::Tensor from =
-            apart(inputs[i], to.at(), static_cast<std::ptrdiff_t>(inputs[i].nbytes()) * rank_);
-        communicator_->all_gather(bytes(from.const_data_ptr(), to.data(), from.nbytes()));
-        to.done();
+            call.keep(apart(inputs[i], to, static_cast<std::ptrdiff_t>(inputs[i].nbytes()) * rank_));
+        call.run(Collective::all_gather, bytes(from.const_data_ptr(), to.data_ptr(), from.nbytes()));
       }
     });
   }
-  void scatter_sums(const at::Tensor& output, const at::Tensor& input, const Sum& sum) {
-    const Written to(output);
-    const at::Tensor from = apart(input, to.at(), -static_cast<std::ptrdiff_t>(output.nbytes()) * rank_);
-    communicator_->reduce_scatter(sums(from.const_data_ptr(), to.data(), from, ranks(), sum));
-    to.done();
+  void scatter_sums(CallWork& call, const at::Tensor& output, const at::Tensor& input, const Sum& sum) {
+    const at::Tensor to = written(call, output);
+    const at::Tensor from =
+        call.keep(apart(input, to, -static_cast<std::ptrdiff_t>(output.nbytes()) * rank_));
+    call.run(Collective::reduce_scatter, sums(from.const_data_ptr(), to.data_ptr(), from, ranks(), sum));
   }
   Ptr<c10d::Work> scatter_tensors(const Tensors& outputs, const Tensors& inputs,
                                   const c10d::ReduceScatterOptions& opts, OpType type) {
     TORCH_CHECK(outputs.size() == inputs.size(), "unisono: reduce_scatter needs as many outputs as inputs.");
     for (std::size_t i = 0; i < inputs.size(); ++i)
       check_alike(inputs[i], outputs[i], size_, "reduce_scatter");
-    return begin(type, "unisono:reduce_scatter", opts.asyncOp, inputs, outputs,
-                 [this, outputs, inputs, op = opts.reduceOp] {
-                   for (std::size_t i = 0; i < inputs.size(); ++i)
-                     scatter_sums(outputs[i], inputs[i], *sum_of(inputs[i], op));
-                 });
+    return begin(type, "unisono:reduce_scatter", opts.asyncOp, inputs, outputs, [&](CallWork& call) {
+      for (std::size_t i = 0; i < inputs.size(); ++i)
+        scatter_sums(call, outputs[i], inputs[i], *sum_of(inputs[i], opts.reduceOp));
+    });
   }
 
   const pid_t process_ = ::getpid();
@@ -424,7 +411,6 @@ class Backend final : public c10d::Backend {
   const bool log_;
   Ptr<Options> options_;
   std::unique_ptr<Communicator> communicator_;  // none: gloo carries everything
-  std::unique_ptr<Calls> calls_ = std::make_unique<Calls>();
   std::atomic<uint64_t> calls_made_ = 0;
   std::mutex said_mutex_;
   std::set<std::string> said_;

@@ -6,14 +6,12 @@
 
 #include <unistd.h>
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -40,53 +38,49 @@ class StoreBootstrap final : public unisono::Bootstrap {
   int gathers_ = 0;
 };
 
-// A call of the group. It ends once, and so does its Future, which is made when it is asked for.
+// A call of the group: calls of its communicator, which run at once or begin, and what comes after them. It
+// ends once, and so does its Future, which is made when it is asked for.
 class CallWork final : public c10d::Work {
  public:
   CallWork(int rank, c10d::OpType type, const char* title, const std::optional<Tensors>& inputs,
-           Tensors outputs, uint64_t number, std::function<void()> body)
+           Tensors outputs, uint64_t number, unisono::Communicator& communicator, bool async)
       : Work(rank, type, title, inputs),
         outputs_(std::move(outputs)),
         number_(number),
-        body_(std::move(body)) {}
+        communicator_(&communicator),
+        async_(async) {}
 
-  // Runs the call, and lets go of its inputs.
-  void run() noexcept;
-  // Ends a call that has not run.
-  void end(std::exception_ptr error) noexcept;
+  // Makes the calls: body(*this) does.
+  void start(const std::function<void(CallWork&)>& body) noexcept;
+  // Makes a call, with the parameters of Communicator::run.
+  template <class... Form>
+  void run(const Form&... form) {
+    if (async_) begun_.push_back(communicator_->begin(form...));
+    else communicator_->run(form...);
+  }
+  // Keeps a tensor until the calls have ended.
+  const at::Tensor& keep(const at::Tensor& tensor) { return async_ ? kept_.emplace_back(tensor) : tensor; }
+  // Does something when the calls have ended without an error.
+  void after(std::function<void()> what) { after_.push_back(std::move(what)); }
 
   Tensors result() override { return outputs_; }
   uint64_t getSequencenumber() const override { return number_; }
   Ptr<c10::ivalue::Future> getFuture() override;
 
  private:
+  void end(std::exception_ptr error) noexcept;
+
   const Tensors outputs_;
   const uint64_t number_;
-  std::function<void()> body_;
+  unisono::Communicator* const communicator_;  // which outlives start()
+  const bool async_;
+  std::vector<unisono::Work> begun_;
+  std::deque<at::Tensor> kept_;
+  std::vector<std::function<void()>> after_;
   std::mutex ending_;  // of the future
   bool ended_ = false;
   std::exception_ptr error_;
   Ptr<c10::ivalue::Future> future_;
-};
-
-// Runs the calls of a group one at a time, in the order in which they come: inline where the caller waits
-// and nothing came before, else in a thread.
-class Calls {
- public:
-  // inline_allowed: the caller waits for the call anyway.
-  void add(const Ptr<CallWork>& work, bool inline_allowed);
-  // Ends the thread. Calls that have not run end with an error. stop: makes the one that runs end.
-  void end(const std::function<void()>& stop) noexcept;
-
- private:
-  void loop();
-
-  const pid_t process_ = ::getpid();
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Ptr<CallWork>> waiting_;
-  bool running_ = false, ends_ = false;
-  std::unique_ptr<std::thread> thread_;
 };
 
 }  // namespace unisono_torch

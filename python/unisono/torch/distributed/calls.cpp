@@ -1,8 +1,6 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
-#include <csignal>
-
 #include "backend.hpp"
 
 namespace unisono_torch {
@@ -27,19 +25,31 @@ std::vector<std::string> StoreBootstrap::all_gather(const std::string& data) {
   return all;
 }
 
-void CallWork::run() noexcept {
+// An error in the middle waits for the calls that have begun, which use the tensors.
+void CallWork::start(const std::function<void(CallWork&)>& body) noexcept {
   std::exception_ptr error;
   try {
     const c10::InferenceMode no_grad;  // outputs may be tensors of that mode
-    body_();
-  } catch (const unisono::Error& why) {
-    error = error_of(std::string("unisono: ") + why.what());
+    body(*this);
   } catch (...) { error = std::current_exception(); }
-  body_ = nullptr;
-  end(error);
+  if (begun_.empty()) return end(error);
+  begun_.back().then([self = Ptr<CallWork>::reclaim_copy(this), error] {
+    for (const unisono::Work& one : self->begun_)
+      if (one.error()) return self->end(one.error());
+    self->end(error);
+  });
 }
 
 void CallWork::end(std::exception_ptr error) noexcept {
+  try {
+    if (error) std::rethrow_exception(error);
+    const c10::InferenceMode no_grad;
+    for (const auto& what : after_) what();
+  } catch (const unisono::Error& why) {
+    error = error_of(std::string("unisono: ") + why.what());
+  } catch (...) { error = std::current_exception(); }
+  after_.clear();
+  kept_.clear();
   Ptr<c10::ivalue::Future> future;
   {
     const std::scoped_lock lock(ending_);
@@ -59,69 +69,6 @@ Ptr<c10::ivalue::Future> CallWork::getFuture() {
   if (ended_ && error_) future_->setError(error_);
   if (ended_ && !error_) future_->markCompleted(c10::IValue(outputs_));
   return future_;
-}
-
-void Calls::add(const Ptr<CallWork>& work, bool inline_allowed) {
-  if (process_ != ::getpid())
-    std::rethrow_exception(
-        error_of("unisono: this process was forked from a rank: make the call in the rank."));
-  std::unique_lock lock(mutex_);
-  if (ends_) std::rethrow_exception(error_of("unisono: the process group has been shut down."));
-  if (inline_allowed && !running_ && waiting_.empty()) {
-    running_ = true;
-    lock.unlock();
-    work->run();
-    lock.lock();
-    running_ = false;
-    if (!waiting_.empty() || ends_) changed_.notify_all();
-    return;
-  }
-  waiting_.push_back(work);
-  if (!thread_) {
-    sigset_t all, before;  // signals are the program's
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::make_unique<std::thread>([this] { loop(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
-  changed_.notify_all();
-}
-
-void Calls::loop() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    changed_.wait(lock, [this] { return ends_ || (!waiting_.empty() && !running_); });
-    if (ends_) return;
-    Ptr<CallWork> work = std::move(waiting_.front());
-    waiting_.pop_front();
-    running_ = true;
-    lock.unlock();
-    work->run();
-    work.reset();
-    lock.lock();
-    running_ = false;
-  }
-}
-
-void Calls::end(const std::function<void()>& stop) noexcept {
-  std::deque<Ptr<CallWork>> left;
-  {
-    const std::scoped_lock lock(mutex_);
-    ends_ = true;
-    left.swap(waiting_);
-    if (running_) stop();
-  }
-  changed_.notify_all();
-  for (const auto& work : left) work->end(error_of("unisono: the process group has been shut down."));
-  if (thread_ && thread_->get_id() == std::this_thread::get_id()) {  // a callback of a call's Future
-    thread_->detach();
-    thread_.reset();
-    return;
-  }
-  if (thread_) thread_->join();
-  thread_.reset();
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !running_; });  // an inline call of another thread
 }
 
 }  // namespace unisono_torch
