@@ -501,9 +501,11 @@ def misuse(store: str) -> list[str]:
 
 
 def by_torchrun() -> None:
-    """A rank that torchrun has started."""
+    """A rank that torchrun has started, and starts again after one was killed."""
     dist.init_process_group("unisono")
     x = torch.ones(3)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(x)
     assert x.tolist() == [2.0] * 3
     print(f"sum of {dist.get_backend()} {int(x[0])}\n", end="", flush=True)

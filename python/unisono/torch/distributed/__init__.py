@@ -15,6 +15,7 @@ from unisono_torch import register
 
 from ...errors import ResourceError, UsageError
 from .build import load
+from .meeting import meet
 
 __all__ = ["create", "make_nccl", "register"]
 
@@ -31,21 +32,19 @@ def create(options: Any, backend_options: Any = None) -> Any:
 
     Raises:
         ResourceError: The adapter cannot be built. The message says what to do.
+        TimeoutError: Ranks have not come, which the message names.
         UsageError: There are options.
     """
     if backend_options is not None:
         raise UsageError("the backend unisono has no options: leave pg_options out.")
     timeout: timedelta = options.timeout
-    gloo = ProcessGroupGloo(
-        PrefixStore("gloo", options.store), options.group_rank, options.group_size, timeout=timeout
-    )
-    return load().make(
-        PrefixStore("unisono", options.store),
-        options.group_rank,
-        options.group_size,
-        timeout.total_seconds(),
-        options.group_id,
-        gloo,
+    rank, size = options.group_rank, options.group_size
+    adapter = load()
+    name = meet(PrefixStore("unisono", options.store), rank, size, timeout)
+    store = PrefixStore(name, options.store)
+    gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout)
+    return adapter.make(
+        PrefixStore("unisono", store), rank, size, timeout.total_seconds(), options.group_id, gloo
     )
 
 
