@@ -68,6 +68,8 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   Work begin(const std::shared_ptr<Begun>& call);
   // Closes the communicator, and waits until the calls that have begun have ended.
   void end_begun() noexcept;
+  // Waits until calls that have begun have ended, with their callbacks. Requires: close().
+  void settle() noexcept;
   void barrier() {
     turn(Collective::barrier, [&] { do_barrier(); });
   }

@@ -15,6 +15,8 @@
 namespace unisono {
 namespace {
 
+thread_local const void* calling_back = nullptr;  // whose callbacks this thread runs
+
 // The thread does not exist in a forked child, and its locks may be held there for ever.
 bool inherited(const Work::State& state) { return state.forks_before != forks(); }
 
@@ -72,14 +74,16 @@ struct CallThreads::Jobs : std::enable_shared_from_this<Jobs> {
   void serve();
   void loop();
   void call_back(Callbacks callbacks) noexcept;
+  void settle();
 
   std::function<void(const std::string&)> thrown;
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable changed, settled;
   std::deque<Job> waiting;
   bool running = false;  // a call, as opposed to callbacks
   bool ends = false;
-  int idle = 0;  // threads
+  int calling = 0;  // threads that run callbacks and do not wait in settle()
+  int idle = 0;     // threads
   std::vector<std::thread> threads;
 };
 
@@ -115,7 +119,9 @@ void CallThreads::Jobs::loop() {
       job = {};
       lock.lock();
       running = false;
+      settled.notify_all();
       if (callbacks.empty()) continue;
+      ++calling;
       if (!waiting.empty()) {
         try {
           serve();
@@ -124,12 +130,15 @@ void CallThreads::Jobs::loop() {
       lock.unlock();
       call_back(std::move(callbacks));
       lock.lock();
+      --calling;
+      settled.notify_all();
     }
     if (ends) changed.notify_all();
   }
 }
 
 void CallThreads::Jobs::call_back(Callbacks callbacks) noexcept {
+  const void* const before = std::exchange(calling_back, this);
   for (auto& callback : callbacks) {
     std::string why;
     try {
@@ -141,6 +150,16 @@ void CallThreads::Jobs::call_back(Callbacks callbacks) noexcept {
     const std::scoped_lock lock(mutex);
     if (thrown) thrown(why);
   }
+  calling_back = before;
+}
+
+void CallThreads::Jobs::settle() {
+  std::unique_lock lock(mutex);
+  const bool within = calling_back == this;
+  if (within) --calling;
+  settled.notify_all();  // another callback that waits here
+  settled.wait(lock, [this] { return waiting.empty() && !running && calling == 0; });
+  if (within) ++calling;
 }
 
 CallThreads::CallThreads(std::function<void(const std::string&)> thrown) : jobs_(std::make_shared<Jobs>()) {
@@ -169,6 +188,8 @@ CallThreads::~CallThreads() {
   const std::scoped_lock lock(jobs_->mutex);
   jobs_->thrown = nullptr;
 }
+
+void CallThreads::settle() { jobs_->settle(); }
 
 void CallThreads::add(Turns& turns, std::function<Callbacks(Turns::Number)> run) {
   const std::scoped_lock lock(jobs_->mutex);

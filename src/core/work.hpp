@@ -67,6 +67,8 @@ class CallThreads {
   // Takes a turn for a call. When it has come, run(number) runs the call and returns its callbacks.
   // Throws ResourceError if the system has no thread.
   void add(Turns& turns, std::function<Callbacks(Turns::Number)> run);
+  // Waits until all has run, except the callback that this may be.
+  void settle();
 
  private:
   struct Jobs;

@@ -1,12 +1,12 @@
 // The torch.distributed backend `unisono`: what its calls are made of.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <unistd.h>
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -38,8 +38,58 @@ class StoreBootstrap final : public unisono::Bootstrap {
   int gathers_ = 0;
 };
 
-// A call of the group: calls of its communicator, which run at once or begin, and what comes after them. It
-// ends once, and so does its Future, which is made when it is asked for.
+// Thrown if the ranks are on several nodes, which no communicator joins here.
+struct SeveralNodes {};
+
+// What a call of the group is made of: calls of a communicator, and what comes after them.
+class Steps {
+ public:
+  // begins: the calls begin, and run beside the program. memory, stream: of the calls.
+  Steps(unisono::Communicator& communicator, bool begins, unisono::Memory memory = unisono::Memory::host,
+        void* stream = nullptr)
+      : communicator_(&communicator), begins_(begins), memory_(memory), stream_(stream) {}
+
+  // Makes a call, with the parameters of Communicator::run.
+  template <class... Form>
+  void run(const Form&... form) {
+    if (begins_) begun_.push_back(communicator_->begin(placed(form)...));
+    else communicator_->run(placed(form)...);
+  }
+  // Keeps a tensor until the calls have ended. On a stream, what is freed is written again behind them.
+  at::Tensor keep(const at::Tensor& tensor) {
+    if (begins_) kept_.push_back(tensor);
+    return tensor;
+  }
+  // Does something when the calls have ended without an error.
+  void after(std::function<void()> what) { after_.push_back(std::move(what)); }
+
+  const std::vector<unisono::Work>& begun() const { return begun_; }
+  // Does what comes after the calls.
+  void finish();
+  void let_go();
+
+ private:
+  template <class Part>
+  const Part& placed(const Part& part) const {
+    return part;
+  }
+  unisono::Call placed(unisono::Call call) const {
+    call.memory = memory_;
+    call.stream = stream_;
+    return call;
+  }
+
+  unisono::Communicator* const communicator_;  // which outlives the making of the calls
+  const bool begins_;
+  const unisono::Memory memory_;
+  void* const stream_;
+  std::vector<unisono::Work> begun_;
+  Tensors kept_;
+  std::vector<std::function<void()>> after_;
+};
+using Body = c10::function_ref<void(Steps&)>;  // makes the calls
+
+// A call on host memory. It ends once, and so does its Future, which is made when it is asked for.
 class CallWork final : public c10d::Work {
  public:
   CallWork(int rank, c10d::OpType type, const char* title, const std::optional<Tensors>& inputs,
@@ -47,21 +97,10 @@ class CallWork final : public c10d::Work {
       : Work(rank, type, title, inputs),
         outputs_(std::move(outputs)),
         number_(number),
-        communicator_(&communicator),
-        async_(async) {}
+        steps_(communicator, async) {}
 
-  // Makes the calls: body(*this) does.
-  void start(const std::function<void(CallWork&)>& body) noexcept;
-  // Makes a call, with the parameters of Communicator::run.
-  template <class... Form>
-  void run(const Form&... form) {
-    if (async_) begun_.push_back(communicator_->begin(form...));
-    else communicator_->run(form...);
-  }
-  // Keeps a tensor until the calls have ended.
-  const at::Tensor& keep(const at::Tensor& tensor) { return async_ ? kept_.emplace_back(tensor) : tensor; }
-  // Does something when the calls have ended without an error.
-  void after(std::function<void()> what) { after_.push_back(std::move(what)); }
+  // Makes the calls, which run at once or begin.
+  void start(Body body) noexcept;
 
   Tensors result() override { return outputs_; }
   uint64_t getSequencenumber() const override { return number_; }
@@ -72,15 +111,14 @@ class CallWork final : public c10d::Work {
 
   const Tensors outputs_;
   const uint64_t number_;
-  unisono::Communicator* const communicator_;  // which outlives start()
-  const bool async_;
-  std::vector<unisono::Work> begun_;
-  std::deque<at::Tensor> kept_;
-  std::vector<std::function<void()>> after_;
+  Steps steps_;
   std::mutex ending_;  // of the future
   bool ended_ = false;
   std::exception_ptr error_;
   Ptr<c10::ivalue::Future> future_;
 };
+
+// Returns an error of the library's as torch has it, and others as they are.
+std::exception_ptr as_torchs(const std::exception_ptr& error);
 
 }  // namespace unisono_torch
