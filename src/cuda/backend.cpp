@@ -43,9 +43,18 @@ Algorithm GpuCommunicator::choose(Collective collective, std::size_t bytes, bool
                                   bool in_place) {
   if (memory == Memory::host)
     return LocalCommunicator::choose(collective, bytes, symmetric, memory, in_place);
+  if (collective == Collective::all_reduce_rms_norm) return choose_norm(bytes);
   if (collective == Collective::all_to_all_v)
     bytes /= static_cast<std::size_t>(size());  // its messages, if they are of one size
   return engine_->choose(gpu_plan_, collective, bytes, symmetric, in_place);
+}
+
+// Without a row of its own, as an all_reduce of as many bytes. two_shot: by neither packets nor lines.
+Algorithm GpuCommunicator::choose_norm(std::size_t bytes) const {
+  if (size() > cuda::kFewRanks) return Algorithm::two_shot;
+  Algorithm chosen = gpu_plan_.listed(Collective::all_reduce_rms_norm, bytes, false);
+  if (chosen == Algorithm::automatic) chosen = gpu_plan_.choose(Collective::all_reduce, bytes, false);
+  return is_packets(chosen) || (is_lines(chosen) && engine_->nvlink()) ? chosen : Algorithm::two_shot;
 }
 
 int GpuCommunicator::sms(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm,

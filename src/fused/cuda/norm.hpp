@@ -1,24 +1,59 @@
-// The kernel of the fused norms, and how it is started.
+// The kernels of the fused norms, and how they are started.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "base/bytes.hpp"
+#include "cuda/exchange.hpp"
 #include "unisono/fused.hpp"
 
 namespace unisono::fused::gpu {
 
-// Device memory: sums, residual, residual_out and out have the rows of a call.
+// What is done with each row's sum. Device memory: residual, residual_out and out have the rows of a call.
 struct Work {
-  const byte *sums, *residual, *weight, *bias;
+  const byte *residual, *weight, *bias;
   byte *residual_out, *out, *scales;
-  std::size_t hidden, row_bytes, scale_bytes;
+  std::size_t row_bytes, scale_bytes;
+  unsigned hidden;
   float eps, inverse;  // inverse: 1 / the scale of quant fp8
   NormQuant quant;
+  bool layer;
   bool whole;  // every row begins where 8 elements can be loaded at once
 };
 
-// Adds the residual to `rows` rows of sums, normalises and quantises. sums may be any output.
-cudaError_t finish(const Work& work, std::size_t rows, DType dtype, bool layer, cudaStream_t stream);
+// A kernel's rows lie in a block's shared memory too, `row_bytes` each, if that is not 0; else they are read
+// from residual_out again.
+inline constexpr std::size_t kMostShared = std::size_t{96} << 10;  // with partial sums; fits twice on an SM
+
+// The parameter of a kernel that finishes rows of sums. sums may be any output. A cluster of blocks has a
+// row.
+struct Finish {
+  Work work;
+  const byte* sums;
+  unsigned part;       // elements of a row, of each block; whole blocks of 128
+  unsigned cluster;    // blocks
+  unsigned row_bytes;  // as above
+};
+
+// The parameter of a kernel that also sums. A cluster of blocks takes a row at a time.
+struct SumAndFinish {
+  cuda::Exchange x;
+  Work work;
+  const byte* rows;   // x
+  std::size_t count;  // of rows
+  unsigned steps;     // rows that an owner has; in one step: all rows
+  unsigned part, cluster, row_bytes;
+};
+
+// Return the kernel of a call, for cudaLaunchKernel.
+const void* finish_kernel(DType dtype, int threads);  // threads: 256 or 512
+// lines, whole, ranks: as exchange_kernel's. two_steps: a row's owner sums it, else everyone does.
+const void* sum_and_finish_kernel(bool two_steps, bool lines, bool whole, int ranks, DType dtype);
+
+// Returns the shared memory of a block with so many rows at a time.
+std::size_t shared_bytes(unsigned row_bytes, std::size_t rows);
+
+// Loads all kernels for so many ranks, so that none is loaded while another one waits for this rank.
+cudaError_t load(int ranks);
 
 }  // namespace unisono::fused::gpu
