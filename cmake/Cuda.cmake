@@ -47,8 +47,9 @@ function(add_cuda_lane library)
     src/cuda/kernels/programs.cu
     src/cuda/kernels/quantised.cu
     src/cuda/kernels/reductions.cu
-    src/fused/cuda/exchange.cu
     src/fused/cuda/norm.cu
+    src/fused/cuda/one_step.cu
+    src/fused/cuda/two_steps.cu
     src/moe/cuda/combine.cu
     src/moe/cuda/dispatch.cu
     src/moe/cuda/low_latency_combine.cu

@@ -157,13 +157,15 @@ def one(ranks: Ranks, case: Case, asked: argparse.Namespace, compiled: Any) -> d
         if compiled is not None:
             calls["torch.compile"] = lambda rank: compiled(case.x[rank], case.residual[rank], case.weight)
     calls["torch"] = case.by_torch(ranks, tail_of_torch)
-    # FlashInfer starts as many blocks as there are SMs, or a cluster for each row
+    if n > 1:
+        calls["all_reduce"] = lambda rank: ranks.comms[rank].all_reduce(case.x[rank], out=case.sum[rank])
+    # FlashInfer starts up to 8 blocks for each row
     if asked.peers is not None and n > 1 and rows * n <= asked.flashinfer_rows:
         calls["flashinfer"] = FlashInfer(asked.peers, n, rows, asked.hidden).call(case)
     ranks.run(calls["apart" if n > 1 else "unisono"])
     exact = case.joined.clone(), case.out.clone()
     for name, call in calls.items():
-        if name in ("copy", "fp8_128", "torch.compile"):
+        if name in ("copy", "fp8_128", "torch.compile", "all_reduce"):
             ranks.run(call)
             continue
         off = check(case, ranks, call, exact)
@@ -178,7 +180,7 @@ def main() -> None:
     )
     for name, value in (("ranks", "1,2,4,8"), ("rows", "1,4,16,73,256,1024"), ("tail-rows", "1,16,128,4096")):
         parser.add_argument(f"--{name}", default=value)
-    for name, value in (("hidden", 7168), ("calls", 10), ("samples", 20), ("flashinfer-rows", 16)):
+    for name, value in (("hidden", 7168), ("calls", 10), ("samples", 20), ("flashinfer-rows", 64)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--compile", action="store_true", help="measure torch.compile too")
     parser.add_argument("--peers", type=Path, help="folder of FlashInfer's kernel")

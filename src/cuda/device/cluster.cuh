@@ -7,22 +7,29 @@
 
 namespace unisono::cuda {
 
-// Waits until every thread of the cluster has come. What each has stored before, in shared or global memory,
-// is then visible to all of them. blocks: of the cluster.
-__device__ inline void meet_cluster(unsigned blocks) {
+// Comes to the next meeting of the cluster's threads, and waits for it. What each has stored before it came,
+// in shared or global memory, is then visible to all of them. blocks: of the cluster.
+__device__ inline void come_to_cluster([[maybe_unused]] unsigned blocks) {
 #if __CUDA_ARCH__ >= 900
-  if (blocks > 1) {
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-    return;
-  }
+  if (blocks > 1) asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
-  __syncthreads();
+}
+__device__ inline void await_cluster([[maybe_unused]] unsigned blocks) {
+#if __CUDA_ARCH__ >= 900
+  if (blocks > 1) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+// Does both; of a single block as __syncthreads.
+__device__ inline void meet_cluster(unsigned blocks) {
+  come_to_cluster(blocks);
+  await_cluster(blocks);
+  if (blocks == 1) __syncthreads();
 }
 
-// Stores words at the same place of shared memory in every block of the cluster. Requires: T has whole words.
+// Stores words at the same place of shared memory in every block of the cluster. Requires: T has whole words;
+// the blocks have met, so that all have begun.
 template <class T>
-__device__ inline void store_in_cluster(T* at, const T& value, unsigned blocks) {
+__device__ inline void store_in_cluster(T* at, const T& value, [[maybe_unused]] unsigned blocks) {
 #if __CUDA_ARCH__ >= 900
   if (blocks > 1) {
     struct Words {

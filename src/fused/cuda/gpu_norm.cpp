@@ -146,7 +146,8 @@ void run_fused(Communicator::Impl& impl, cuda::Engine& engine, const Task& task,
   const bool whole = (number(call.x) | number(call.residual) | number(call.residual_out) | task.row_bytes) %
                          cuda::kPacketBytes ==
                      0;
-  engine.start(gpu::sum_and_finish_kernel(two_steps, lines, whole, task.ranks, call.dtype), &of,
+  const auto kernel = two_steps ? gpu::two_steps_kernel : gpu::one_step_kernel;
+  engine.start(kernel({lines, whole, task.ranks, call.dtype}), &of,
                {.blocks = static_cast<int>(teams * cluster),
                 .threads = threads,
                 .cluster = cluster,

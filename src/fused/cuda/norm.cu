@@ -45,6 +45,7 @@ template <class T, int kThreads>
 __global__ void __launch_bounds__(kThreads, kThreads > kSummers ? 2 : 3)
     finish_rows(const __grid_constant__ Finish of) {
   extern __shared__ __align__(32) byte shared[];
+  cuda::come_to_cluster(of.cluster);
   cuda::follow_last_kernel();
   const Work& work = of.work;
   const std::size_t row = blockIdx.x / of.cluster;
@@ -52,6 +53,7 @@ __global__ void __launch_bounds__(kThreads, kThreads > kSummers ? 2 : 3)
   const Span span{begin, min(begin + of.part, work.hidden)};
   byte* const held = shared + kPartialBytes;
   Finisher<T> finisher(work, span, shared);
+  cuda::await_cluster(of.cluster);  // its blocks have begun
   if (work.whole) join<T, kThreads, true>(of, span, row, held);
   else join<T, kThreads, false>(of, span, row, held);
   cuda::meet_cluster(of.cluster);
@@ -72,6 +74,27 @@ const void* of_threads(int threads) {
 const void* finish_kernel(DType dtype, int threads) {
   if (dtype == DType::f32) return of_threads<float>(threads);
   return dtype == DType::f16 ? of_threads<F16>(threads) : of_threads<BF16>(threads);
+}
+
+std::size_t shared_bytes(unsigned row_bytes, std::size_t rows) { return rows * (kPartialBytes + row_bytes); }
+
+cudaError_t load(int ranks) {
+  constexpr auto kShared = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  cudaError_t state = cudaSuccess;
+  const auto load_one = [&](const void* kernel) {
+    cudaFuncAttributes attributes;
+    if (state == cudaSuccess) state = cudaFuncSetAttribute(kernel, kShared, kMostShared);
+    if (state == cudaSuccess) state = cudaFuncGetAttributes(&attributes, kernel);
+  };
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const int threads : {256, 512}) load_one(finish_kernel(dtype, threads));
+    if (ranks == 1 || ranks > cuda::kFewRanks) continue;
+    for (const bool lines : {false, true})
+      for (const bool whole : {false, true})
+        for (const auto kernel : {one_step_kernel, two_steps_kernel})
+          load_one(kernel({lines, whole, ranks, dtype}));
+  }
+  return state;
 }
 
 }  // namespace unisono::fused::gpu

@@ -45,10 +45,17 @@ struct SumAndFinish {
   unsigned part, cluster, row_bytes;
 };
 
-// Return the kernel of a call, for cudaLaunchKernel.
+// What chooses a kernel that sums. lines, whole, ranks: as exchange_kernel's.
+struct Form {
+  bool lines, whole;
+  int ranks;
+  DType dtype;
+};
+
+// Return the kernel of a call, for cudaLaunchKernel. In one step everyone sums every row, in two its owner.
 const void* finish_kernel(DType dtype, int threads);  // threads: 256 or 512
-// lines, whole, ranks: as exchange_kernel's. two_steps: a row's owner sums it, else everyone does.
-const void* sum_and_finish_kernel(bool two_steps, bool lines, bool whole, int ranks, DType dtype);
+const void* one_step_kernel(const Form& form);
+const void* two_steps_kernel(const Form& form);
 
 // Returns the shared memory of a block with so many rows at a time.
 std::size_t shared_bytes(unsigned row_bytes, std::size_t rows);

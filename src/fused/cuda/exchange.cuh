@@ -1,5 +1,7 @@
 // A whole call on a GPU in one kernel, over the packets or lines of the exchanges (cuda/kernels/exchange.cu),
 // whose protocol this one keeps: a block has a message with every peer for each piece of its part of a row.
+#pragma once
+
 #include "cuda/device/cluster.cuh"
 #include "cuda/device/messages.cuh"
 #include "cuda/device/words.cuh"
@@ -47,6 +49,7 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
   const Span span{first_element, min(first_element + of.part, work.hidden)};
   const unsigned begin = span.begin * sizeof(T), end = span.end * sizeof(T);
   Piece piece{team, begin};
+  cuda::come_to_cluster(of.cluster);
   cuda::follow_last_kernel();
   if (piece.step >= of.steps) return;
 
@@ -144,6 +147,7 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
   give(piece, 1);
   tell();
   Finisher<T> finisher(work, span, shared);
+  cuda::await_cluster(of.cluster);  // its blocks have begun
   for (bool first = true;; first = false) {
     // Each piece is sent before the last one is received, so that the links have work in the meantime.
     Data own = given[0];
@@ -199,42 +203,19 @@ const void* of_ranks(bool whole, int ranks) {
   return address<kTwoSteps, T, cuda::Whole<Framing>, kMostPeers>();
 }
 
-template <bool kTwoSteps, class Framing>
-const void* of_dtype(bool whole, int ranks, DType dtype) {
-  if (dtype == DType::f32) return of_ranks<kTwoSteps, float, Framing>(whole, ranks);
-  if (dtype == DType::f16) return of_ranks<kTwoSteps, F16, Framing>(whole, ranks);
-  return of_ranks<kTwoSteps, BF16, Framing>(whole, ranks);
+template <bool kTwoSteps, class T>
+const void* of_framing(const Form& form) {
+  return form.lines ? of_ranks<kTwoSteps, T, cuda::Lines>(form.whole, form.ranks)
+                    : of_ranks<kTwoSteps, T, cuda::Packets>(form.whole, form.ranks);
+}
+
+// Returns the kernel of a form. Instantiated once for each number of steps: nvcc takes its time.
+template <bool kTwoSteps>
+const void* kernel_of(const Form& form) {
+  if (form.dtype == DType::f32) return of_framing<kTwoSteps, float>(form);
+  if (form.dtype == DType::f16) return of_framing<kTwoSteps, F16>(form);
+  return of_framing<kTwoSteps, BF16>(form);
 }
 
 }  // namespace
-
-std::size_t shared_bytes(unsigned row_bytes, std::size_t rows) { return rows * (kPartialBytes + row_bytes); }
-
-cudaError_t load(int ranks) {
-  constexpr auto kShared = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  cudaError_t state = cudaSuccess;
-  const auto load_one = [&](const void* kernel) {
-    cudaFuncAttributes attributes;
-    if (state == cudaSuccess) state = cudaFuncSetAttribute(kernel, kShared, kMostShared);
-    if (state == cudaSuccess) state = cudaFuncGetAttributes(&attributes, kernel);
-  };
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    for (const int threads : {256, 512}) load_one(finish_kernel(dtype, threads));
-    if (ranks == 1 || ranks > cuda::kFewRanks) continue;
-    for (const bool two_steps : {false, true})
-      for (const bool lines : {false, true})
-        for (const bool whole : {false, true})
-          load_one(sum_and_finish_kernel(two_steps, lines, whole, ranks, dtype));
-  }
-  return state;
-}
-
-const void* sum_and_finish_kernel(bool two_steps, bool lines, bool whole, int ranks, DType dtype) {
-  if (two_steps)
-    return lines ? of_dtype<true, cuda::Lines>(whole, ranks, dtype)
-                 : of_dtype<true, cuda::Packets>(whole, ranks, dtype);
-  return lines ? of_dtype<false, cuda::Lines>(whole, ranks, dtype)
-               : of_dtype<false, cuda::Packets>(whole, ranks, dtype);
-}
-
 }  // namespace unisono::fused::gpu
