@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Builds, checks and measures on all GPUs of this machine, in one call of under 10 minutes.
-#   gpu-evidence.sh OUT [STEP ...]   steps: build check soak moe collectives; default: all
+#   gpu-evidence.sh OUT [STEP ...]   steps: build check soak moe norm collectives; default: all
 # OUT gets a log of each step, steps.txt with their exit codes and seconds, and the records. A step that fails or runs
 # out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), PEERS (a folder of the
-# unpacked wheels of moe-ops, transformer_engine and torchtitan, and of what tools/moe-streams.py needs), and what the
-# Makefile takes. Multicast stays off.
+# unpacked wheels of moe-ops, transformer_engine and torchtitan, and of what tools/moe-streams.py needs), FUSION_PEERS (what
+# tools/norm-streams.py needs), and what the Makefile takes. Multicast stays off.
 set -uo pipefail
 [[ $# -gt 0 ]] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd) steps=("${@:2}")
 cd "$(dirname "$0")/.." || exit
-[[ ${#steps[@]} -gt 0 ]] || steps=(build check soak moe collectives)
+[[ ${#steps[@]} -gt 0 ]] || steps=(build check soak moe norm collectives)
 python=${PYTHON:-python3}
 gpus=$(nvidia-smi -L | wc -l)
 ranks=$((gpus > 1 ? gpus : 2))
@@ -42,6 +42,9 @@ step moe-one 50 "$python" tools/moe-gpu.py --json "$out/moe-one.json"
 if [[ -d ${PEERS:-}/flashinfer ]]; then
   step moe-streams 60 "$python" tools/moe-streams.py --peers "$PEERS" --json "$out/moe-streams.json"
 fi
+step norm-tail 30 "$python" tools/norm-streams.py --ranks 1 --json "$out/norm-tail.json"
+step norm-streams 40 "$python" tools/norm-streams.py --json "$out/norm-streams.json" --ranks 2,4,8 \
+  ${FUSION_PEERS:+--peers "$FUSION_PEERS"}
 step moe-bench 90 "${bench[@]}" --moe --hidden 7168 --tokens 1,16,128,1024,4096 --budget 60 \
   --layout "expert_major$([[ $gpus -gt 1 ]] && echo ,flat)" --out "$out/moe-bench"
 if [[ $gpus -gt 1 ]]; then

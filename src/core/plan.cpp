@@ -62,10 +62,12 @@ constexpr Row kTables[] = {
 };
 constexpr std::string_view kUsualCard = "NVIDIA H200";
 
-// How fused norms go (src/fused): over the host's chunks, or a GPU's packets and lines.
+// How fused norms go (src/fused): over the host's chunks, or a GPU's packets and lines. two_shot on a GPU: an
+// all_reduce, then the rest.
 bool norms_have(Algorithm algorithm, Level level) {
   const Algorithm form = form_of(algorithm);
   if (form != Algorithm::one_shot && form != Algorithm::two_shot) return false;
+  if (algorithm == Algorithm::two_shot) return true;
   return (traits_of(algorithm).pieces == Pieces::chunks) == (level == Level::host);
 }
 

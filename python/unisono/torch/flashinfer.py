@@ -219,16 +219,19 @@ def allreduce_fusion(
     of_tensor = quant == _STATIC and isinstance(scale_factor, torch.Tensor)
     apart = pattern in _WITH_NORM or of_tensor  # the norm itself is needed
     packed = quant == _PACKED
+    aside = quant is not None and not apart and _cannot_alias(comm, input, residual_in, residual_out)
     options = NormOptions(
         out=norm_out if quant is None or apart else quant_out,
-        residual_out=residual_out,
+        residual_out=None if aside else residual_out,
         quant=None if apart else quant,
         scale=scale_factor if quant == _STATIC and not apart else None,
         scales_out=None if apart or packed else scale_out,
         algorithm=_algorithm(comm, input, use_oneshot),
     )
     result: Any
-    result, _ = comm.all_reduce_rms_norm(input, residual_in, rms_gamma, rms_eps, options=options)
+    result, joined = comm.all_reduce_rms_norm(input, residual_in, rms_gamma, rms_eps, options=options)
+    if aside and residual_out is not None:
+        residual_out.copy_(joined)
     if quant is None:
         return result
     codes, scales = _quantised(result, quant, scale_factor) if apart else result
@@ -249,6 +252,15 @@ def _algorithm(comm: Communicator, x: torch.Tensor, use_oneshot: bool | None) ->
     planned = comm.plan("all_reduce_rms_norm", x.numel() * x.element_size(), device=device)
     over = "_ll128" if planned.endswith("_ll128") else ""
     return ("one_shot" if use_oneshot else "two_shot") + over
+
+
+def _cannot_alias(
+    comm: Communicator, x: torch.Tensor, residual: torch.Tensor, residual_out: torch.Tensor | None
+) -> bool:
+    """Returns whether a call with codes needs a residual_out apart: it has an all_reduce of its own."""
+    if residual_out is None or residual_out.data_ptr() != residual.data_ptr() or not x.is_cuda:
+        return False
+    return comm.plan("all_reduce_rms_norm", x.numel() * x.element_size(), device="cuda") == "two_shot"
 
 
 def _quantised(norm: torch.Tensor, quant: str, scale: Any) -> tuple[torch.Tensor, Any]:

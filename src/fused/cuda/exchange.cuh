@@ -37,14 +37,13 @@ template <bool kTwoSteps, class T, class Framing, int kMost>
 __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid_constant__ SumAndFinish of) {
   using Data = typename Framing::Data;
   constexpr int kRows = kTwoSteps ? kMost : 1;  // that are given at a time
-  extern __shared__ __align__(32) byte shared[];
+  extern __shared__ __align__(32) byte held[];
   const Exchange& x = of.x;
   const Work& work = of.work;
   const unsigned thread = threadIdx.x, team = blockIdx.x / of.cluster, teams = gridDim.x / of.cluster;
   const unsigned turn = static_cast<unsigned>(x.ranks) * cuda::kPackets, area = cuda::kTurns * turn;
   const unsigned ring = blockIdx.x * 2 * area + thread;
   const unsigned offset = Framing::offset(thread), head = Framing::head(thread);
-  byte* const held = shared + kPartialBytes * (kTwoSteps ? static_cast<unsigned>(x.ranks) : 1);
   const unsigned first_element = blockIdx.x % of.cluster * of.part;
   const Span span{first_element, min(first_element + of.part, work.hidden)};
   const unsigned begin = span.begin * sizeof(T), end = span.end * sizeof(T);
@@ -144,9 +143,20 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
         if (comes(p) && !lost) keep(p + 1, cuda::rank_of(p, x.rank), one, Framing::data(got[p]));
     }
   };
+  const auto finish = [&](unsigned step, const Weights<T>& weights) {
+    for (unsigned index = 0; index < (kTwoSteps ? static_cast<unsigned>(x.ranks) : 1u); ++index) {
+      const int owner = index == 0 ? x.rank : cuda::rank_of(static_cast<int>(index) - 1, x.rank);
+      if (!owns(owner, step)) continue;
+      const std::size_t row = row_of(owner, step);
+      const Values values = of.row_bytes > 0 ? Values{held + index * of.row_bytes, true}
+                                             : Values{work.residual_out + row * work.row_bytes, work.whole};
+      Finisher<T>(work, span, weights, values, row).run();
+    }
+  };
+
   give(piece, 1);
   tell();
-  Finisher<T> finisher(work, span, shared);
+  const Weights<T> weights(work, span);
   cuda::await_cluster(of.cluster);  // its blocks have begun
   for (bool first = true;; first = false) {
     // Each piece is sent before the last one is received, so that the links have work in the meantime.
@@ -171,13 +181,7 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
     receive(piece, own, residual);
     if (next.step != piece.step) {
       cuda::meet_cluster(of.cluster);  // the rows of this step are there
-      finisher.run(kTwoSteps ? static_cast<unsigned>(x.ranks) : 1, [&](unsigned index) -> Line {
-        const int owner = index == 0 ? x.rank : cuda::rank_of(static_cast<int>(index) - 1, x.rank);
-        if (!owns(owner, piece.step)) return {};
-        const std::size_t row = row_of(owner, piece.step);
-        if (of.row_bytes > 0) return {held + index * of.row_bytes, true, row};
-        return {work.residual_out + row * work.row_bytes, work.whole, row};
-      });
+      finish(piece.step, weights);
       if (more) cuda::meet_cluster(of.cluster);  // and have been read
     }
     if (!more) break;

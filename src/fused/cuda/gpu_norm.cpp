@@ -15,8 +15,10 @@ namespace unisono::fused {
 namespace {
 
 constexpr std::size_t kLeastPart = 1024;  // bytes of a row, of each block of a cluster
-constexpr int kFewestThreads = 256, kMostThreads = cuda::kMaxThreads;
-constexpr std::size_t kFewRows = 264;  // two for each SM of a Hopper GPU
+constexpr int kFewestThreads = 256, kMostFinishing = 1024;
+constexpr std::size_t kFewRows = 256;  // of a kernel with a block of so many threads for each
+constexpr std::size_t kFewestOwned =
+    10;  // rows of an owner for which a second step pays (docs/notes/fused.md)
 
 std::uintptr_t number(const void* at) { return reinterpret_cast<std::uintptr_t>(at); }
 
@@ -58,39 +60,20 @@ gpu::Work work_of(const Task& task) {
 // Returns the bytes of a row in shared memory, if `rows` of them fit; else 0.
 unsigned held_bytes(const Task& task, std::size_t rows) {
   const std::size_t bytes = round_up(task.row_bytes, 32);
-  if (bytes > gpu::kMostShared) return 0;
-  const auto narrow = static_cast<unsigned>(bytes);
-  return gpu::shared_bytes(narrow, rows) <= gpu::kMostShared ? narrow : 0;
-}
-
-// How a row is cut among the blocks of a cluster.
-struct Cut {
-  unsigned part, cluster;  // elements of a block; blocks
-};
-Cut cut(const Task& task, std::size_t rows, std::size_t most_blocks) {
-  const std::size_t element = size_of(task.call.dtype), hidden = task.call.hidden;
-  for (unsigned cluster = 8;; cluster /= 2) {
-    const std::size_t part = round_up((hidden + cluster - 1) / cluster, scales::kBlock);
-    const bool pays = rows * cluster <= most_blocks && part * element >= kLeastPart;
-    if (cluster == 1 || (pays && (cluster - 1) * part < hidden))
-      return {static_cast<unsigned>(part), cluster};
-  }
+  return rows * bytes <= gpu::kMostShared ? static_cast<unsigned>(bytes) : 0;
 }
 
 // Enqueues the kernel that follows an all_reduce.
 void finish(cuda::Engine& engine, const Task& task, const byte* sums) {
-  const std::size_t rows = task.call.rows;
-  const auto [part, cluster] = cut(task, rows, engine.clusters() ? kFewRows / 2 : 0);
-  gpu::Finish finish{work_of(task), sums, part, cluster, held_bytes(task, 1)};
+  gpu::Finish finish{work_of(task), sums, held_bytes(task, 1)};
   finish.work.whole = finish.work.whole && number(sums) % (8 * size_of(task.call.dtype)) == 0;
   // many threads for the time of a few rows, few for the rate of many
-  const int threads = part > 8 * kFewestThreads && rows <= kFewRows ? kMostThreads : kFewestThreads;
-  engine.start(gpu::finish_kernel(task.call.dtype, threads), &finish,
-               {.blocks = static_cast<int>(rows * cluster),
-                .threads = threads,
-                .cluster = cluster,
-                .shared_bytes = gpu::shared_bytes(finish.row_bytes, 1)},
-               task.call.stream);
+  const bool few = task.call.hidden > 8 * kFewestThreads && task.call.rows <= kFewRows;
+  const int threads = few ? kMostFinishing : kFewestThreads;
+  engine.start(
+      gpu::finish_kernel(task.call.dtype, threads), &finish,
+      {.blocks = static_cast<int>(task.call.rows), .threads = threads, .shared_bytes = finish.row_bytes},
+      task.call.stream);
 }
 
 void run_apart(Communicator::Impl& impl, cuda::Engine& engine, const Task& task) {
@@ -112,6 +95,20 @@ void run_apart(Communicator::Impl& impl, cuda::Engine& engine, const Task& task)
   finish(engine, task, sums);
 }
 
+// How a row is cut among the blocks of a cluster: the elements of a block, and the blocks.
+struct Cut {
+  unsigned part, cluster;
+};
+Cut cut(const Task& task, std::size_t rows, std::size_t most_blocks) {
+  const std::size_t element = size_of(task.call.dtype), hidden = task.call.hidden;
+  for (unsigned cluster = 8;; cluster /= 2) {
+    const std::size_t part = round_up((hidden + cluster - 1) / cluster, scales::kBlock);
+    const bool pays = rows * cluster <= most_blocks && part * element >= kLeastPart;
+    if (cluster == 1 || (pays && (cluster - 1) * part < hidden))
+      return {static_cast<unsigned>(part), cluster};
+  }
+}
+
 void run_fused(Communicator::Impl& impl, cuda::Engine& engine, const Task& task, Algorithm planned) {
   const NormCall& call = task.call;
   const int most_blocks = engine.take(call.stream);
@@ -121,12 +118,11 @@ void run_fused(Communicator::Impl& impl, cuda::Engine& engine, const Task& task,
                            : is_lines(planned);
   const bool two_steps =
       asked ? call.algorithm == NormAlgorithm::two_shot || call.algorithm == NormAlgorithm::two_shot_ll128
-            : form_of(planned) == Algorithm::two_shot && call.rows >= static_cast<std::size_t>(task.ranks);
+            : form_of(planned) == Algorithm::two_shot && task.owned_by(0).count >= kFewestOwned;
   const std::size_t steps = two_steps ? task.owned_by(0).count : call.rows;
   const std::size_t at_a_time = two_steps ? static_cast<std::size_t>(task.ranks) : 1;
-  // half of the blocks: the next kernel's may start beside them
   const auto [part, cluster] =
-      cut(task, steps, engine.clusters() ? static_cast<std::size_t>(most_blocks) / 2 : 0);
+      cut(task, steps, engine.clusters() ? static_cast<std::size_t>(most_blocks) : 0);
   gpu::SumAndFinish of{.x = engine.exchange_of(Collective::all_reduce_rms_norm, lines, impl.calls()),
                        .work = work_of(task),
                        .rows = task.x(0),
@@ -140,7 +136,7 @@ void run_fused(Communicator::Impl& impl, cuda::Engine& engine, const Task& task,
   const std::size_t of_thread = lines ? cuda::kLineBytes / cuda::kLineUnits : cuda::kPacketBytes;
   const std::size_t part_bytes = std::min(part * size_of(call.dtype), task.row_bytes);
   const std::size_t wanted = round_up((part_bytes + of_thread - 1) / of_thread, 32);
-  const int threads = std::clamp(static_cast<int>(wanted), kFewestThreads, kMostThreads);
+  const int threads = std::clamp(static_cast<int>(wanted), kFewestThreads, cuda::kMaxThreads);
   of.x.piece_bytes = static_cast<unsigned>(static_cast<std::size_t>(threads) * of_thread);
   const std::size_t teams = std::min(steps, static_cast<std::size_t>(most_blocks) / cluster);
   const bool whole = (number(call.x) | number(call.residual) | number(call.residual_out) | task.row_bytes) %
@@ -151,7 +147,7 @@ void run_fused(Communicator::Impl& impl, cuda::Engine& engine, const Task& task,
                {.blocks = static_cast<int>(teams * cluster),
                 .threads = threads,
                 .cluster = cluster,
-                .shared_bytes = gpu::shared_bytes(of.row_bytes, at_a_time)},
+                .shared_bytes = at_a_time * of.row_bytes},
                call.stream);
 }
 
@@ -182,9 +178,8 @@ void check_for_gpu(Communicator::Impl& impl, const Task& task) {
                  impl.choose(Collective::all_reduce_rms_norm, call.rows * task.row_bytes, false,
                              Memory::device, false)))
     throw UsageError(
-        "residual_out is residual, which an all_reduce and a norm with quant apart cannot take: give it "
-        "memory "
-        "of its own.");
+        "residual_out is residual, which a norm with quant apart from the all_reduce cannot take: give it "
+        "memory of its own.");
 }
 
 void run_on_gpu(Communicator::Impl& impl, const Task& task, Algorithm planned) {

@@ -23,26 +23,26 @@ struct Work {
 
 // A kernel's rows lie in a block's shared memory too, `row_bytes` each, if that is not 0; else they are read
 // from residual_out again.
-inline constexpr std::size_t kMostShared = std::size_t{96} << 10;  // with partial sums; fits twice on an SM
+inline constexpr std::size_t kMostShared = std::size_t{92} << 10;  // of a block; fits twice on an SM
 
-// The parameter of a kernel that finishes rows of sums. sums may be any output. A cluster of blocks has a
-// row.
+// The parameter of a kernel that finishes rows of sums, a block each. sums may be any output.
 struct Finish {
   Work work;
   const byte* sums;
-  unsigned part;       // elements of a row, of each block; whole blocks of 128
-  unsigned cluster;    // blocks
   unsigned row_bytes;  // as above
 };
 
-// The parameter of a kernel that also sums. A cluster of blocks takes a row at a time.
+// The parameter of a kernel that also sums. A cluster of blocks takes a row at a time, each block a part of
+// it.
 struct SumAndFinish {
   cuda::Exchange x;
   Work work;
-  const byte* rows;   // x
-  std::size_t count;  // of rows
-  unsigned steps;     // rows that an owner has; in one step: all rows
-  unsigned part, cluster, row_bytes;
+  const byte* rows;    // x
+  std::size_t count;   // of rows
+  unsigned steps;      // rows that an owner has; in one step: all rows
+  unsigned part;       // elements of a row, of each block; whole blocks of 128
+  unsigned cluster;    // blocks
+  unsigned row_bytes;  // as above
 };
 
 // What chooses a kernel that sums. lines, whole, ranks: as exchange_kernel's.
@@ -53,12 +53,9 @@ struct Form {
 };
 
 // Return the kernel of a call, for cudaLaunchKernel. In one step everyone sums every row, in two its owner.
-const void* finish_kernel(DType dtype, int threads);  // threads: 256 or 512
+const void* finish_kernel(DType dtype, int threads);  // threads: 256 or 1024
 const void* one_step_kernel(const Form& form);
 const void* two_steps_kernel(const Form& form);
-
-// Returns the shared memory of a block with so many rows at a time.
-std::size_t shared_bytes(unsigned row_bytes, std::size_t rows);
 
 // Loads all kernels for so many ranks, so that none is loaded while another one waits for this rank.
 cudaError_t load(int ranks);
