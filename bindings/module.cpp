@@ -37,6 +37,7 @@ NB_MODULE(_core, module) {
       nanobind::cpp_function(&unisono::python::forget_libraries));
   unisono::python::bind_fabric(module);
   unisono::python::bind_transports(module);
+  unisono::python::bind_combine(module);
   unisono::python::bind_moe(module);
   unisono::python::bind_norm(module);
   unisono::python::bind_communicator(module);

@@ -16,6 +16,9 @@ void bind_communicator(nanobind::module_& module);
 
 void bind_moe(nanobind::module_& module);
 
+// The sum of an all_reduce, of arrays that one process has.
+void bind_combine(nanobind::module_& module);
+
 // The options of the fused norms.
 void bind_norm(nanobind::module_& module);
 

@@ -7,6 +7,7 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/arguments.cpp
   bindings/array.cpp
   bindings/batch.cpp
+  bindings/combine.cpp
   bindings/communicator.cpp
   bindings/dtypes.cpp
   bindings/fabric.cpp

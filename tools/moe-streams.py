@@ -5,7 +5,8 @@ Beside FlashInfer's one-sided kernels, which come from --peers, a folder that ho
   pip download --no-deps -d W flashinfer-python==0.7.2.post1 apache-tvm-ffi==0.1.15.post2 nvidia-ml-py
   for w in W/*.whl; do unzip -qo $w -d PEERS; done
 Its kernels are compiled at first use, by nvcc and ninja. Both libraries send x, experts and weights by the
-same routes, and combine from where the experts have written. Results are checked before and after.
+same routes, and combine from where the experts have written: in the library's own memory (with Unisono over
+the rows that have come), or, named copying, in memory of theirs. Results are checked before and after.
 
 FlashInfer's combine has a block for each token, which waits for the other ranks. Where a rank might find no
 place on the GPU for its first one, the combine is left out. TLLM_MOE_A2A_COMBINE_BLOCK_SIZE, which FlashInfer
@@ -108,8 +109,11 @@ class Library:
 
 
 class Unisono(Library):
-    def __init__(self, ranks: Ranks, case: Case, layout: str) -> None:
+    """copies: the experts have written elsewhere, so that a combine pushes sums and does not read rows."""
+
+    def __init__(self, ranks: Ranks, case: Case, layout: str, copies: bool) -> None:
         super().__init__(case)
+        self.copies = copies
         options = unisono.MoeOptions(layout=layout, device="cuda")
         shape = EXPERTS, TOP_K, case.hidden, case.tokens
         with ThreadPoolExecutor(case.n) as pool:
@@ -119,14 +123,16 @@ class Unisono(Library):
         self.y = [self.case.experts(r, d.x) for r, d in enumerate(got)]
         for r, (moe, d) in enumerate(zip(self.moes, got, strict=True)):
             self.case.check(r, (d.x, d.topk_idx, d.topk_weights), moe.options.layout == "rank_major", False)
+            if not self.copies:
+                self.y[r] = d.x.copy_(self.y[r])
 
     def dispatch(self, rank: int) -> Any:
         case = self.case
         return self.moes[rank].dispatch(case.x[rank], case.idx[rank], case.weights[rank])
 
     def combine(self, rank: int, of: Any = None) -> None:
-        handle = (of or self.got[rank]).handle
-        self.moes[rank].combine(self.y[rank], handle, out=self.case.out[rank])
+        y = self.y[rank] if of is None or self.copies else of.x
+        self.moes[rank].combine(y, (of or self.got[rank]).handle, out=self.case.out[rank])
 
 
 class FlashInfer(Library):
@@ -207,7 +213,10 @@ def main() -> None:
         ranks = Ranks(n)
         for tokens in map(int, asked.tokens.split(",")):
             case = Case(n, tokens, asked.hidden)
-            libraries: dict[str, Library] = {of: Unisono(ranks, case, of) for of in ("flat", "rank_major")}
+            libraries: dict[str, Library] = {
+                of + (", copying" if copies else ""): Unisono(ranks, case, of, copies)
+                for of, copies in (("flat", False), ("rank_major", False), ("flat", True))
+            }
             if api is not None:
                 libraries["flashinfer"] = FlashInfer(case, api, copies=False)
                 libraries["flashinfer, copying"] = FlashInfer(case, api, copies=True)

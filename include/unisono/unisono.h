@@ -183,6 +183,10 @@ UNISONO_API int unisono_begin(unisono_comm* comm, int32_t collective, const unis
 UNISONO_API int unisono_wait(const unisono_work* work, double timeout_s);
 // Returns 1 if the call has ended, also with an error, else 0. Returns -1 if work is null.
 UNISONO_API int unisono_done(const unisono_work* work);
+// Calls callback(user) once when the call has ended: in a thread of the communicator, or before this returns
+// if the call has ended already. unisono_wait then returns the status at once. The callback may run and begin
+// calls.
+UNISONO_API int unisono_then(const unisono_work* work, void (*callback)(void* user), void* user);
 // Frees the handle; the call goes on. Does nothing for null.
 UNISONO_API void unisono_work_free(unisono_work* work);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -22,6 +23,10 @@ class Work {
   UNISONO_API bool done() const;
   // Returns the error with which the call has ended. Null: the call is under way, or has succeeded.
   UNISONO_API std::exception_ptr error() const;
+  // Calls `callback` once when the call has ended: in a thread of the communicator, or here and now if the
+  // call has ended already. The callback may make and begin calls, and may wait for them. What it throws in
+  // the communicator's thread aborts the communicator.
+  UNISONO_API void then(std::function<void()> callback) const;
 
   struct State;
 

@@ -18,15 +18,20 @@ from .tables import Tables
 
 _DEFAULT_TIMEOUT_S = 30.0
 _TRANSPORT = "UNISONO_TRANSPORT"
-_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_open: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()  # by id
 
 
 @atexit.register
 def _close_all(process: int = os.getpid()) -> None:
     """Closes all communicators, so that the other ranks do not take this rank for dead. A forked child leaves
     them to its parent."""
-    for communicator in list(_open) if process == os.getpid() else []:
+    for communicator in list(_open.values()) if process == os.getpid() else []:
         communicator.close()
+
+
+def with_id(number: int) -> Communicator:
+    """Returns the communicator of this process whose id() that is."""
+    return _open[number]
 
 
 def init(
@@ -97,7 +102,7 @@ def init(
         communicator = Communicator(
             meeting, timeout_s, check, device, max_sms, peer_access, fabric, transport
         )
-        _open.add(communicator)
+        _open[id(communicator)] = communicator
         tables.load(communicator)
     finally:
         if meeting is not bootstrap and not carried:
@@ -225,7 +230,7 @@ def _of_threads(
                 devices,
             )
         )
-    _open.update(communicators)
+    _open.update((id(communicator), communicator) for communicator in communicators)
     if fabric is None:
         tables = Tables.find()
         for communicator in communicators:

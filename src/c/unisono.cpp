@@ -335,6 +335,11 @@ int unisono_done(const unisono_work* work) {
   return done;
 }
 
+int unisono_then(const unisono_work* work, void (*callback)(void*), void* user) {
+  return guarded(
+      [&] { given(work, "work").work.then([call = &given(callback, "callback"), user] { call(user); }); });
+}
+
 void unisono_work_free(unisono_work* work) { delete work; }
 
 int unisono_empty(unisono_comm* comm, std::size_t bytes, std::int32_t memory, unisono_buffer** buffer) {

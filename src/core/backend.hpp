@@ -67,10 +67,12 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     name_algorithm(request);
     turn(request.collective, [&] { do_run_pair(request, to, from); });
   }
-  // Begins a call, which runs on call_thread_. One on a GPU runs here: it only enqueues.
+  // Begins a call, which runs on call_threads_. One on a GPU runs here: it only enqueues.
   Work begin(const std::shared_ptr<Begun>& call);
   // Closes the communicator, and waits until the calls that have begun have ended.
   void end_begun() noexcept;
+  // Waits until calls that have begun have ended, with their callbacks. Requires: close().
+  void settle() noexcept;
   void barrier() {
     turn(Collective::barrier, [&] { do_barrier(); });
   }
@@ -334,8 +336,8 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   void drop(Registration::State& one) noexcept;
 
   Turns turns_;
-  std::mutex beginning_;  // guards the making of call_thread_
-  std::unique_ptr<CallThread> call_thread_;
+  std::mutex beginning_;  // guards the making of call_threads_
+  std::unique_ptr<CallThreads> call_threads_;
   std::vector<std::shared_ptr<Registration::State>> registrations_;
   std::uint64_t registered_ = 0;  // in all
 };

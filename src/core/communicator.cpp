@@ -53,25 +53,36 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
   check_open(what);
   {
     const std::scoped_lock lock(beginning_);
-    if (!call_thread_) call_thread_ = std::make_unique<CallThread>();
+    if (!call_threads_)
+      call_threads_ = std::make_unique<CallThreads>(
+          [this](const std::string& why) { abort("a callback of a Work has thrown an exception: " + why); });
   }
   auto state = std::make_shared<Work::State>(what);
-  call_thread_->add(turns_, [this, what, state, run_it](Turns::Number number) {
+  call_threads_->add(turns_, [this, what, state, run_it](Turns::Number number) {
     const Turns::Turn turn(turns_, number);  // a later call finds the work done
     std::exception_ptr error;
     try {
       in_turn(what, run_it);
     } catch (...) { error = std::current_exception(); }
-    state->end(error);
+    return state->end(error);
   });
   return Work(state);
 }
 
+void Communicator::Impl::settle() noexcept {
+  if (inherited() || turns_.inside()) return;
+  {
+    const std::scoped_lock lock(beginning_);
+    if (!call_threads_) return;
+  }
+  call_threads_->settle();
+}
+
 void Communicator::Impl::end_begun() noexcept {
-  if (!call_thread_) return;
-  if (inherited()) return static_cast<void>(call_thread_.release());  // its thread is the parent's
+  if (!call_threads_) return;
+  if (inherited()) return static_cast<void>(call_threads_.release());  // its thread is the parent's
   close();
-  call_thread_.reset();
+  call_threads_.reset();
 }
 
 std::vector<std::vector<int>> Communicator::Impl::nodes() const {
@@ -86,7 +97,10 @@ std::vector<std::vector<int>> Communicator::nodes() const { return impl_->nodes(
 std::string Communicator::transport() const { return impl_->transport(); }
 int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
-void Communicator::close() noexcept { impl_->close(); }
+void Communicator::close() noexcept {
+  impl_->close();
+  impl_->settle();
+}
 bool Communicator::closed() const { return impl_->closed(); }
 void Communicator::raise_if_failed() { impl_->raise_if_failed(); }
 void Communicator::abort(const std::string& why) { impl_->abort(why); }

@@ -3,7 +3,10 @@
 #include <csignal>
 
 #include <chrono>
+#include <deque>
+#include <memory>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/deadline.hpp"
@@ -11,6 +14,8 @@
 
 namespace unisono {
 namespace {
+
+thread_local const void* calling_back = nullptr;  // whose callbacks this thread runs
 
 // The thread does not exist in a forked child, and its locks may be held there for ever.
 bool inherited(const Work::State& state) { return state.forks_before != forks(); }
@@ -50,51 +55,146 @@ std::exception_ptr Work::error() const {
   return state_->error;
 }
 
-// The thread takes no signals, which are the program's.
-CallThread::CallThread() {
-  sigset_t all, before;
+void Work::then(std::function<void()> callback) const {
+  if (state_ && !inherited(*state_)) {
+    const std::scoped_lock lock(state_->mutex);
+    if (!state_->done) return state_->callbacks.push_back(std::move(callback));
+  }
+  callback();
+}
+
+// Threads share it, since one that destroys the communicator in a callback outlives CallThreads.
+struct CallThreads::Jobs : std::enable_shared_from_this<Jobs> {
+  struct Job {
+    std::function<Callbacks(Turns::Number)> run;
+    Turns::Number number = 0;
+  };
+
+  // Sees to it that a thread takes the next job. Requires: the lock.
+  void serve();
+  void loop();
+  void call_back(Callbacks callbacks) noexcept;
+  void settle();
+
+  std::function<void(const std::string&)> thrown;
+  std::mutex mutex;
+  std::condition_variable changed, settled;
+  std::deque<Job> waiting;
+  bool running = false;  // a call, as opposed to callbacks
+  bool ends = false;
+  int calling = 0;  // threads that run callbacks and do not wait in settle()
+  int idle = 0;     // threads
+  std::vector<std::thread> threads;
+};
+
+void CallThreads::Jobs::serve() {
+  if (running) return;  // its thread takes the next one too
+  if (idle > 0) return changed.notify_one();
+  sigset_t all, before;  // signals are the program's
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread_ = std::thread([this] { loop(); });
+    threads.emplace_back([self = shared_from_this()] { self->loop(); });
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   } catch (const std::system_error& error) {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw ResourceError(std::string("the system has no thread for calls that begin (") + error.what() +
                         "): end some, or make calls that wait.");
   }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-CallThread::~CallThread() {
-  {
-    const std::scoped_lock lock(mutex_);
-    ends_ = true;
-  }
-  changed_.notify_one();
-  thread_.join();
-}
-
-void CallThread::add(Turns& turns, std::function<void(Turns::Number)> run) {
-  {
-    const std::scoped_lock lock(mutex_);
-    jobs_.push_back({std::move(run)});
-    jobs_.back().number = turns.come();
-  }
-  changed_.notify_one();
-}
-
-void CallThread::loop() {
+void CallThreads::Jobs::loop() {
+  std::unique_lock lock(mutex);
   for (;;) {
-    Job job;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return ends_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
+    ++idle;
+    changed.wait(lock, [this] { return (ends && waiting.empty()) || (!waiting.empty() && !running); });
+    --idle;
+    if (waiting.empty()) return;
+    while (!waiting.empty() && !running) {
+      Job job = std::move(waiting.front());
+      waiting.pop_front();
+      running = true;
+      lock.unlock();
+      Callbacks callbacks = job.run(job.number);
+      job = {};
+      lock.lock();
+      running = false;
+      settled.notify_all();
+      if (callbacks.empty()) continue;
+      ++calling;
+      if (!waiting.empty()) {
+        try {
+          serve();
+        } catch (const ResourceError&) {}  // this thread goes on with them later
+      }
+      lock.unlock();
+      call_back(std::move(callbacks));
+      lock.lock();
+      --calling;
+      settled.notify_all();
     }
-    job.run(job.number);
+    if (ends) changed.notify_all();
   }
+}
+
+void CallThreads::Jobs::call_back(Callbacks callbacks) noexcept {
+  const void* const before = std::exchange(calling_back, this);
+  for (auto& callback : callbacks) {
+    std::string why;
+    try {
+      std::exchange(callback, nullptr)();
+      continue;
+    } catch (const std::exception& error) { why = error.what(); } catch (...) {
+      why = "no std::exception";
+    }
+    const std::scoped_lock lock(mutex);
+    if (thrown) thrown(why);
+  }
+  calling_back = before;
+}
+
+void CallThreads::Jobs::settle() {
+  std::unique_lock lock(mutex);
+  const bool within = calling_back == this;
+  if (within) --calling;
+  settled.notify_all();  // another callback that waits here
+  settled.wait(lock, [this] { return waiting.empty() && !running && calling == 0; });
+  if (within) ++calling;
+}
+
+CallThreads::CallThreads(std::function<void(const std::string&)> thrown) : jobs_(std::make_shared<Jobs>()) {
+  jobs_->thrown = std::move(thrown);
+}
+
+// Takes part in the calls, since it may run in the callback of a thread that would have.
+CallThreads::~CallThreads() {
+  {
+    const std::scoped_lock lock(jobs_->mutex);
+    jobs_->ends = true;
+  }
+  jobs_->changed.notify_all();
+  jobs_->loop();
+  for (;;) {
+    std::vector<std::thread> threads;
+    {
+      const std::scoped_lock lock(jobs_->mutex);
+      threads.swap(jobs_->threads);
+    }
+    if (threads.empty()) break;
+    for (std::thread& thread : threads)
+      if (thread.get_id() == std::this_thread::get_id()) thread.detach();
+      else thread.join();
+  }
+  const std::scoped_lock lock(jobs_->mutex);
+  jobs_->thrown = nullptr;
+}
+
+void CallThreads::settle() { jobs_->settle(); }
+
+void CallThreads::add(Turns& turns, std::function<Callbacks(Turns::Number)> run) {
+  const std::scoped_lock lock(jobs_->mutex);
+  jobs_->serve();
+  jobs_->waiting.push_back({std::move(run), turns.come()});
 }
 
 }  // namespace unisono

@@ -3,14 +3,14 @@
 
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
+#include <string_view>
+#include <vector>
 
 #include "base/process.hpp"
 #include "core/request.hpp"
@@ -20,14 +20,19 @@
 namespace unisono {
 
 struct [[gnu::visibility("hidden")]] Work::State {
+  using Callbacks = std::vector<std::function<void()>>;
   explicit State(std::string_view name) : what(name) {}
-  void end(std::exception_ptr with) {
+  // Returns the callbacks, which the caller runs.
+  Callbacks end(std::exception_ptr with) {
+    Callbacks all;
     {
       const std::scoped_lock lock(mutex);
       error = std::move(with);
       done = true;
+      all.swap(callbacks);
     }
     ended.notify_all();
+    return all;
   }
 
   const std::string what;
@@ -36,6 +41,7 @@ struct [[gnu::visibility("hidden")]] Work::State {
   std::condition_variable ended;
   bool done = false;
   std::exception_ptr error;
+  Callbacks callbacks;
 };
 
 // A call and what its request points to.
@@ -48,29 +54,25 @@ struct Begun {
   int to = -1, from = -1;
 };
 
-// A thread that runs calls in the order of their turns. The destructor waits until all that came have run.
-class CallThread {
+// Runs calls in the order of their turns, in a thread that the first of them makes. While it runs callbacks,
+// which may wait for calls, another thread runs what comes. The destructor waits until all has run.
+class CallThreads {
  public:
-  // Throws ResourceError if the system has no thread.
-  CallThread();
-  ~CallThread();
-  CallThread(const CallThread&) = delete;
+  using Callbacks = Work::State::Callbacks;
+  // thrown(why): a callback has thrown.
+  explicit CallThreads(std::function<void(const std::string&)> thrown);
+  ~CallThreads();
+  CallThreads(const CallThreads&) = delete;
 
-  // Takes a turn for a call, which runs when the turn has come: run(number).
-  void add(Turns& turns, std::function<void(Turns::Number)> run);
+  // Takes a turn for a call. When it has come, run(number) runs the call and returns its callbacks.
+  // Throws ResourceError if the system has no thread.
+  void add(Turns& turns, std::function<Callbacks(Turns::Number)> run);
+  // Waits until all has run, except the callback that this may be.
+  void settle();
 
  private:
-  struct Job {
-    std::function<void(Turns::Number)> run;
-    Turns::Number number = 0;
-  };
-  void loop();
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Job> jobs_;
-  bool ends_ = false;
-  std::thread thread_;
+  struct Jobs;
+  const std::shared_ptr<Jobs> jobs_;
 };
 
 }  // namespace unisono

@@ -44,6 +44,13 @@ bool is_capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+// Returns the most blocks of a kernel.
+std::size_t most_blocks_of(int device) {
+  int sms = 0;
+  check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "asking the GPU for its size");
+  return static_cast<std::size_t>(sms) * kBlocksOfSm;
+}
+
 // Returns the bitwise or of all addresses that a kernel loads from or stores to.
 template <class... More>
 std::uintptr_t bits_of(std::span<const byte* const> sources, const More*... more) {
@@ -114,9 +121,7 @@ class CudaSpace::EventMark final : public GpuSpace::Mark {
 
 CudaSpace::CudaSpace(int device) : device_(device), events_(std::make_shared<Events>()) {
   const OnDevice on(device_);
-  int sms = 0;
-  check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device_), "asking the GPU for its size");
-  most_blocks_ = static_cast<std::size_t>(sms) * kBlocksOfSm;
+  most_blocks_ = most_blocks_of(device_);
   load_kernels();
   check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "making an event");
 }
@@ -209,19 +214,6 @@ void CudaSpace::copy(byte* to, const byte* from, std::size_t bytes) {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copying on the GPU");
 }
 
-void CudaSpace::start(const void* kernel, void* task, std::span<const byte* const> sources,
-                      std::size_t units) const {
-  Sources<kFewSources> few;
-  Sources<kManySources> many;
-  const bool is_few = sources.size() <= kFewSources;
-  std::copy(sources.begin(), sources.end(), is_few ? few.at : many.at);
-  void* parameters[] = {task, is_few ? static_cast<void*>(&few) : static_cast<void*>(&many)};
-  const std::size_t blocks = std::min((units + kSumThreads - 1) / kSumThreads, most_blocks_);
-  check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kSumThreads), parameters, 0,
-                         stream_),
-        "starting a sum");
-}
-
 namespace {
 
 // Returns whether there are more sources than fit into the shorter list.
@@ -232,9 +224,21 @@ bool are_many(std::span<const byte* const> sources) {
   return sources.size() > kFewSources;
 }
 
-}  // namespace
+// Starts a kernel whose threads have `units` units of work. task: its first parameter.
+void start(const void* kernel, void* task, std::span<const byte* const> sources, std::size_t units,
+           std::size_t most_blocks, cudaStream_t stream) {
+  Sources<kFewSources> few;
+  Sources<kManySources> many;
+  const bool is_few = sources.size() <= kFewSources;
+  std::copy(sources.begin(), sources.end(), is_few ? few.at : many.at);
+  void* parameters[] = {task, is_few ? static_cast<void*>(&few) : static_cast<void*>(&many)};
+  const std::size_t blocks = std::min((units + kSumThreads - 1) / kSumThreads, most_blocks);
+  check(
+      cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kSumThreads), parameters, 0, stream),
+      "starting a sum");
+}
 
-void CudaSpace::combine(const nodes::Combine& sum) {
+void start_combine(const nodes::Combine& sum, std::size_t most_blocks, cudaStream_t stream) {
   if (sum.count == 0) return;
   const bool many = are_many(sum.sources);
   const std::uintptr_t bits = bits_of(sum.sources, sum.out, sum.prior);
@@ -243,7 +247,17 @@ void CudaSpace::combine(const nodes::Combine& sum) {
   CombineTask task{sum.out,   sum.prior,        sum.count, static_cast<int>(sum.sources.size()),
                    sum.ranks, bits % kWord == 0};
   const std::size_t unit = task.packs ? kWord / size : 1;
-  start(combine_kernel(sum.dtype, sum.op, many), &task, sum.sources, (sum.count + unit - 1) / unit);
+  start(combine_kernel(sum.dtype, sum.op, many), &task, sum.sources, (sum.count + unit - 1) / unit,
+        most_blocks, stream);
+}
+
+}  // namespace
+
+void CudaSpace::combine(const nodes::Combine& sum) { start_combine(sum, most_blocks_, stream_); }
+
+void combine(int device, void* stream, const nodes::Combine& sum) {
+  const OnDevice on(device);
+  start_combine(sum, most_blocks_of(device), static_cast<cudaStream_t>(stream));
 }
 
 void CudaSpace::requantise(const nodes::Requantise& sum) {
@@ -265,7 +279,7 @@ void CudaSpace::requantise(const nodes::Requantise& sum) {
                       sum.from_elements,
                       sum.to_elements,
                       elements % kWord == 0};
-  start(kernel, &task, sum.sources, 2 * wire::blocks_of(sum.count));
+  start(kernel, &task, sum.sources, 2 * wire::blocks_of(sum.count), most_blocks_, stream_);
 }
 
 std::unique_ptr<nodes::GpuSpace> make_space(int device) {

@@ -51,8 +51,6 @@ class CudaSpace final : public nodes::GpuSpace {
 
   void load_kernels() const;
   byte* allocate(std::size_t bytes) const;
-  // Starts a kernel whose threads have `units` units of work. task: its first parameter.
-  void start(const void* kernel, void* task, std::span<const byte* const> sources, std::size_t units) const;
 
   int device_;
   std::size_t most_blocks_ = 0;     // of a kernel

@@ -14,7 +14,7 @@ import pytest
 
 import mpi_programs
 import ranks
-from unisono.bench.start import mpiexec_command
+from unisono.bench.mpis import mpiexec_command
 
 pytestmark = pytest.mark.mpi
 MAKE = "import unisono; unisono.init(timeout_s=10)"

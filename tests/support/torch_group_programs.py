@@ -197,21 +197,26 @@ def deep_ep_expanded(store: str) -> None:
         buffer.destroy()
 
 
+def communication(ranks: Any, dtype: Any, dispatch_format: str | None, invalid: int) -> Any:
+    """Makes a communication as FlashInfer does; invalid: the number of a masked expert."""
+    bootstrap = SimpleNamespace(rank=ranks.rank(), world_size=ranks.size(), device=None, process_group=None)
+    params = SimpleNamespace(
+        num_experts=EXPERTS,
+        top_k=TOP_K,
+        max_tokens_per_rank=MOST,
+        hidden_size=torch_moe.HIDDEN,
+        dtype=dtype,
+        dispatch_format=dispatch_format,
+        invalid_expert_id=invalid,
+    )
+    return flashinfer_moe.Communication(bootstrap, params)
+
+
 def flashinfer(store: str) -> None:
     """Steps by FlashInfer's interface."""
     with group(store) as ranks:
         rank, size = ranks.rank(), ranks.size()
-        bootstrap = SimpleNamespace(rank=rank, world_size=size, device=None, process_group=None)
-        params = SimpleNamespace(
-            num_experts=EXPERTS,
-            top_k=TOP_K,
-            max_tokens_per_rank=MOST,
-            hidden_size=torch_moe.HIDDEN,
-            dtype=None,
-            dispatch_format=None,
-            invalid_expert_id=EXPERTS,
-        )
-        one = flashinfer_moe.Communication(bootstrap, params)
+        one = communication(ranks, None, None, EXPERTS)
         x, idx, weights = tokens(rank)
         x = x.bfloat16()
         asked = torch.where(idx < 0, EXPERTS, idx)

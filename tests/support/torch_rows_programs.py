@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 import torch_moe
-from torch_group_programs import DEVICE, EXPERTS, MOST, TOP_K, group, tokens
-from unisono.torch import deep_ep, flashinfer_moe
+from torch_group_programs import DEVICE, EXPERTS, MOST, TOP_K, communication, group, tokens
+from unisono.torch import deep_ep
 
 FP8 = torch.float8_e4m3fn
 
@@ -87,17 +86,7 @@ def flashinfer_quantised(store: str) -> None:
     """Rows of half and of all the elements, a byte each, with scales of one and of several axes."""
     with group(store) as ranks:
         rank, size = ranks.rank(), ranks.size()
-        bootstrap = SimpleNamespace(rank=rank, world_size=size, device=None, process_group=None)
-        params = SimpleNamespace(
-            num_experts=EXPERTS,
-            top_k=TOP_K,
-            max_tokens_per_rank=MOST,
-            hidden_size=torch_moe.HIDDEN,
-            dtype=torch.bfloat16,
-            dispatch_format="DeepSeekFp8",
-            invalid_expert_id=-1,
-        )
-        one = flashinfer_moe.Communication(bootstrap, params)
+        one = communication(ranks, torch.bfloat16, "DeepSeekFp8", -1)
         _, idx, weights = tokens(rank)
         for dtype, width in ((FP8, torch_moe.HIDDEN), (torch.uint8, torch_moe.HIDDEN // 2)):
             sent = []

@@ -44,6 +44,11 @@ struct Part {
   std::size_t first, end;
 };
 
+// Returns in how many segments the grid's warps have each of so many rows.
+__device__ inline unsigned segments_of(unsigned rows) {
+  return max(1u, min(warps_of_grid() / max(rows, 1u), 16u));
+}
+
 // Where a warp's row goes: rows of ranks.
 struct Target {
   int rank;

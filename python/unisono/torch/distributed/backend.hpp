@@ -1,19 +1,18 @@
 // The torch.distributed backend `unisono`: what its calls are made of.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <unistd.h>
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -40,53 +39,84 @@ class StoreBootstrap final : public unisono::Bootstrap {
   int gathers_ = 0;
 };
 
-// A call of the group. It ends once, and so does its Future, which is made when it is asked for.
+// Thrown if the ranks are on several nodes, which no communicator joins here.
+struct SeveralNodes {};
+
+// What a call of the group is made of: calls of a communicator, and what comes after them.
+class Steps {
+ public:
+  // begins: the calls begin, and run beside the program. memory, stream: of the calls.
+  Steps(unisono::Communicator& communicator, bool begins, unisono::Memory memory = unisono::Memory::host,
+        void* stream = nullptr)
+      : communicator_(&communicator), begins_(begins), memory_(memory), stream_(stream) {}
+
+  // Makes a call, with the parameters of Communicator::run.
+  template <class... Form>
+  void run(const Form&... form) {
+    if (begins_) begun_.push_back(communicator_->begin(placed(form)...));
+    else communicator_->run(placed(form)...);
+  }
+  // Keeps a tensor until the calls have ended. On a stream, what is freed is written again behind them.
+  const at::Tensor& keep(const at::Tensor& tensor) { return begins_ ? kept_.emplace_back(tensor) : tensor; }
+  // Does something when the calls have ended without an error.
+  void after(std::function<void()> what) { after_.push_back(std::move(what)); }
+
+  const std::vector<unisono::Work>& begun() const { return begun_; }
+  // Does what comes after the calls.
+  void finish();
+  void let_go();
+
+ private:
+  template <class Part>
+  const Part& placed(const Part& part) const {
+    return part;
+  }
+  unisono::Call placed(unisono::Call call) const {
+    call.memory = memory_;
+    call.stream = stream_;
+    return call;
+  }
+
+  unisono::Communicator* const communicator_;  // which outlives the making of the calls
+  const bool begins_;
+  const unisono::Memory memory_;
+  void* const stream_;
+  std::vector<unisono::Work> begun_;
+  std::deque<at::Tensor> kept_;
+  std::vector<std::function<void()>> after_;
+};
+using Body = c10::function_ref<void(Steps&)>;  // makes the calls
+
+// A call on host memory. It ends once, and so does its Future, which is made when it is asked for.
 class CallWork final : public c10d::Work {
  public:
   CallWork(int rank, c10d::OpType type, const char* title, const std::optional<Tensors>& inputs,
-           Tensors outputs, uint64_t number, std::function<void()> body)
+           Tensors outputs, uint64_t number, unisono::Communicator& communicator, bool async)
       : Work(rank, type, title, inputs),
         outputs_(std::move(outputs)),
         number_(number),
-        body_(std::move(body)) {}
+        steps_(communicator, async) {}
 
-  // Runs the call, and lets go of its inputs.
-  void run() noexcept;
-  // Ends a call that has not run.
-  void end(std::exception_ptr error) noexcept;
+  // Makes the calls, which run at once or begin.
+  void start(Body body) noexcept;
 
   Tensors result() override { return outputs_; }
   uint64_t getSequencenumber() const override { return number_; }
   Ptr<c10::ivalue::Future> getFuture() override;
 
  private:
+  void end(std::exception_ptr error) noexcept;
+
   const Tensors outputs_;
   const uint64_t number_;
-  std::function<void()> body_;
+  Steps steps_;
   std::mutex ending_;  // of the future
   bool ended_ = false;
   std::exception_ptr error_;
   Ptr<c10::ivalue::Future> future_;
 };
 
-// Runs the calls of a group one at a time, in the order in which they come: inline where the caller waits
-// and nothing came before, else in a thread.
-class Calls {
- public:
-  // inline_allowed: the caller waits for the call anyway.
-  void add(const Ptr<CallWork>& work, bool inline_allowed);
-  // Ends the thread. Calls that have not run end with an error. stop: makes the one that runs end.
-  void end(const std::function<void()>& stop) noexcept;
-
- private:
-  void loop();
-
-  const pid_t process_ = ::getpid();
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Ptr<CallWork>> waiting_;
-  bool running_ = false, ends_ = false;
-  std::unique_ptr<std::thread> thread_;
-};
+// Returns an error of the library's as torch has it, and others as they are.
+std::exception_ptr as_torchs(const std::exception_ptr& error);
 
 }  // namespace unisono_torch

@@ -1,24 +1,23 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
-#include <csignal>
-
-#include "backend.hpp"
+#include "tensors.hpp"
 
 namespace unisono_torch {
-namespace {
 
-std::exception_ptr error_of(const std::string& text) {
-  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, text));
+std::exception_ptr as_torchs(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const unisono::Error& why) {
+    return std::make_exception_ptr(
+        c10::DistBackendError({__func__, __FILE__, __LINE__}, std::string("unisono: ") + why.what()));
+  } catch (...) {}
+  return error;
 }
-
-std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
-
-}  // namespace
 
 std::vector<std::string> StoreBootstrap::all_gather(const std::string& data) {
   const std::string round = "unisono/" + std::to_string(gathers_++) + "/";
-  store_->set(round + std::to_string(rank_), bytes_of(data));
+  store_->set(round + std::to_string(rank_), std::vector<uint8_t>(data.begin(), data.end()));
   std::vector<std::string> all;
   for (int r = 0; r < size_; ++r) {
     const std::vector<uint8_t> theirs = store_->get(round + std::to_string(r));
@@ -27,19 +26,37 @@ std::vector<std::string> StoreBootstrap::all_gather(const std::string& data) {
   return all;
 }
 
-void CallWork::run() noexcept {
+void Steps::finish() {
+  for (const auto& what : after_) what();
+}
+
+void Steps::let_go() {
+  after_.clear();
+  kept_.clear();
+}
+
+// An error in the middle waits for the calls that have begun, which use the tensors.
+void CallWork::start(Body body) noexcept {
   std::exception_ptr error;
   try {
     const c10::InferenceMode no_grad;  // outputs may be tensors of that mode
-    body_();
-  } catch (const unisono::Error& why) {
-    error = error_of(std::string("unisono: ") + why.what());
+    body(steps_);
   } catch (...) { error = std::current_exception(); }
-  body_ = nullptr;
-  end(error);
+  if (steps_.begun().empty()) return end(error);
+  steps_.begun().back().then([self = Ptr<CallWork>::reclaim_copy(this), error] {
+    for (const unisono::Work& one : self->steps_.begun())
+      if (one.error()) return self->end(one.error());
+    self->end(error);
+  });
 }
 
 void CallWork::end(std::exception_ptr error) noexcept {
+  try {
+    if (error) std::rethrow_exception(error);
+    const c10::InferenceMode no_grad;
+    steps_.finish();
+  } catch (...) { error = as_torchs(std::current_exception()); }
+  steps_.let_go();
   Ptr<c10::ivalue::Future> future;
   {
     const std::scoped_lock lock(ending_);
@@ -61,67 +78,26 @@ Ptr<c10::ivalue::Future> CallWork::getFuture() {
   return future_;
 }
 
-void Calls::add(const Ptr<CallWork>& work, bool inline_allowed) {
-  if (process_ != ::getpid())
-    std::rethrow_exception(
-        error_of("unisono: this process was forked from a rank: make the call in the rank."));
-  std::unique_lock lock(mutex_);
-  if (ends_) std::rethrow_exception(error_of("unisono: the process group has been shut down."));
-  if (inline_allowed && !running_ && waiting_.empty()) {
-    running_ = true;
-    lock.unlock();
-    work->run();
-    lock.lock();
-    running_ = false;
-    if (!waiting_.empty() || ends_) changed_.notify_all();
-    return;
+void exchange(Steps& call, std::vector<Message> messages) {
+  static char empty = 0;  // a place for messages of no bytes
+  while (!messages.empty()) {
+    std::vector<unisono::Outgoing> sends;
+    std::vector<unisono::Incoming> receives;
+    std::vector<Message> later;
+    std::set<std::pair<int, bool>> taken;
+    for (const Message& one : messages) {
+      if (!taken.insert({one.peer, one.sent}).second) {
+        later.push_back(one);
+        continue;
+      }
+      const at::Tensor at = one.sent ? packed(one.tensor) : written(call, one.tensor);
+      void* const data = at.numel() ? call.keep(at).data_ptr() : &empty;
+      if (one.sent) sends.push_back({data, at.nbytes(), one.peer});
+      else receives.push_back({data, at.nbytes(), one.peer});
+    }
+    call.run(Call{.dtype = DType::u8}, sends, receives);
+    messages = std::move(later);
   }
-  waiting_.push_back(work);
-  if (!thread_) {
-    sigset_t all, before;  // signals are the program's
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::make_unique<std::thread>([this] { loop(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
-  changed_.notify_all();
-}
-
-void Calls::loop() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    changed_.wait(lock, [this] { return ends_ || (!waiting_.empty() && !running_); });
-    if (ends_) return;
-    Ptr<CallWork> work = std::move(waiting_.front());
-    waiting_.pop_front();
-    running_ = true;
-    lock.unlock();
-    work->run();
-    work.reset();
-    lock.lock();
-    running_ = false;
-  }
-}
-
-void Calls::end(const std::function<void()>& stop) noexcept {
-  std::deque<Ptr<CallWork>> left;
-  {
-    const std::scoped_lock lock(mutex_);
-    ends_ = true;
-    left.swap(waiting_);
-    if (running_) stop();
-  }
-  changed_.notify_all();
-  for (const auto& work : left) work->end(error_of("unisono: the process group has been shut down."));
-  if (thread_ && thread_->get_id() == std::this_thread::get_id()) {  // a callback of a call's Future
-    thread_->detach();
-    thread_.reset();
-    return;
-  }
-  if (thread_) thread_->join();
-  thread_.reset();
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !running_; });  // an inline call of another thread
 }
 
 }  // namespace unisono_torch

@@ -15,7 +15,9 @@ using c10d::ReduceOp;
 using unisono::Call;
 using unisono::DType;
 
-inline bool plain(const at::Tensor& tensor) { return tensor.is_cpu() && tensor.layout() == at::kStrided; }
+inline bool plain(const at::Tensor& tensor) {
+  return (tensor.is_cpu() || tensor.is_cuda()) && tensor.layout() == at::kStrided;
+}
 
 inline const at::Tensor& one(const Tensors& tensors, const char* what) {
   TORCH_CHECK(tensors.size() == 1, "unisono: ", what, " takes one tensor, not ", tensors.size(), ".");
@@ -91,24 +93,14 @@ inline std::string kind_of(const at::Tensor& tensor) {
 
 inline at::Tensor packed(const at::Tensor& tensor) { return tensor.contiguous(); }
 
-// A tensor that is written: itself if it is contiguous, else a copy that `done` copies back.
-class Written {
- public:
-  // read: the call reads it too.
-  explicit Written(const at::Tensor& tensor, bool read = false) : tensor_(tensor) {
-    if (tensor.is_contiguous()) at_ = tensor;
-    else at_ = read ? packed(tensor) : at::empty(tensor.sizes(), tensor.options());
-  }
-  const at::Tensor& at() const { return at_; }
-  void* data() const { return at_.data_ptr(); }
-  void done() const {
-    if (!at_.is_same(tensor_)) tensor_.copy_(at_);
-  }
-
- private:
-  const at::Tensor& tensor_;
-  at::Tensor at_;
-};
+// Returns what a call writes for a tensor: itself if it is contiguous, else a copy that is copied back after
+// the call. read: the call reads it too.
+inline at::Tensor written(Steps& call, const at::Tensor& tensor, bool read = false) {
+  if (tensor.is_contiguous()) return tensor;
+  const at::Tensor copy = read ? packed(tensor) : at::empty(tensor.sizes(), tensor.options());
+  call.after([tensor, copy] { tensor.copy_(copy); });
+  return copy;
+}
 
 // Returns whether the tensors lie one after the other, as parts of one buffer.
 inline bool consecutive(const Tensors& tensors) {
@@ -157,5 +149,16 @@ inline Call sums(const void* in, void* out, const at::Tensor& tensor, std::size_
           .op = sum.op,
           .root = root};
 }
+
+// A message to a rank, or from one.
+struct Message {
+  at::Tensor tensor;
+  int peer;
+  bool sent;
+};
+
+// Sends and receives. The k-th message to a rank goes in the k-th exchange, and so does the k-th from it:
+// both of its ranks count alike.
+void exchange(Steps& call, std::vector<Message> messages);
 
 }  // namespace unisono_torch
