@@ -275,11 +275,12 @@ def _quantised(norm: torch.Tensor, quant: str, scale: Any) -> tuple[torch.Tensor
         wide = torch.nn.functional.pad(wide, (0, groups * _GROUP - hidden))
     blocks = wide.view(rows, groups, -1)
     raised = blocks.abs().amax(2, keepdim=True).clamp(min=_LEAST)
-    scales = raised / _LARGEST
-    inverse = _LARGEST / raised
+    finite = raised.isfinite()
+    scales = torch.where(finite, raised / _LARGEST, torch.nan)
+    inverse = torch.where(finite, _LARGEST / raised, torch.nan)
     if quant == _PACKED:
-        powers = (scales.view(torch.int32) + 0x7FFFFF) >> 23
-        inverse = ((254 - powers) << 23).view(torch.float32)
+        powers = torch.where(finite, (scales.view(torch.int32) + 0x7FFFFF) >> 23, 255)
+        inverse = torch.where(finite, ((254 - powers) << 23).view(torch.float32), torch.nan)
         padded = torch.zeros(rows, -(-groups // 4) * 4, dtype=torch.uint8, device=norm.device)
         padded[:, :groups] = powers.view(rows, groups)
         scales = padded
