@@ -50,15 +50,33 @@ PyCommunicator::Prepared PyCommunicator::prepare(const Array& array, const void*
 
 template <class Run>
 void PyCommunicator::call(const Prepared& prepared, const Run& run) {
+  const bool on_gpu = prepared.call.memory == Memory::device;
   {
     Beginning* const beginning = std::exchange(Beginning::now, nullptr);
+    if (PyBound* const bound = beginning ? beginning->bound : nullptr) {
+      bound->on_gpu = on_gpu;
+      bound->stream = prepared.stream;
+      bound->handle = prepared.call.stream;
+      return run(prepared.call, [&](const auto&... form) {
+        bound->run = [... form = owned(form)](Communicator& communicator) { communicator.run(form...); };
+      });
+    }
     const WithoutGil released(*this);
     run(prepared.call, [&](const auto&... form) {
       if (beginning) beginning->begun.work = communicator_.begin(form...);
       else communicator_.run(form...);
     });
   }
-  if (prepared.call.memory == Memory::device) keep_stream(prepared.stream, prepared.call.stream);
+  if (on_gpu) keep_stream(prepared.stream, prepared.call.stream);
+}
+
+void PyCommunicator::step(const PyBound& bound) {
+  if (!bound.run) return;
+  {
+    const WithoutGil released(*this);
+    bound.run(communicator_);
+  }
+  if (bound.on_gpu) keep_stream(bound.stream, bound.handle);
 }
 
 void PyCommunicator::call(Collective collective, const Array& array, const void* in, void* out,

@@ -12,6 +12,8 @@
 #include "arguments.hpp"
 #include "array.hpp"
 #include "batch.hpp"
+#include "docstrings.hpp"
+#include "py_bound.hpp"
 #include "py_work.hpp"
 #include "unisono/communicator.hpp"
 #include "unisono/tuning.hpp"
@@ -105,6 +107,34 @@ class PyCommunicator {
     };
   }
 
+  // Returns a function that binds the method: given this and the method's arguments, it returns a Python
+  // function without parameters, which makes the call.
+  template <class R, class... A>
+  static auto binds(R (PyCommunicator::*method)(A...)) {
+    return [method](const Bind& bind, A... arguments) -> nb::callable {
+      const auto bound = std::make_shared<PyBound>();
+      {
+        Beginning binding;
+        binding.bound = bound.get();
+        auto& self = nb::cast<PyCommunicator&>(bind.communicator);
+        if constexpr (std::is_void_v<R>) (self.*method)(arguments...);
+        else bound->result = (self.*method)(arguments...);
+        (binding.keep_argument(arguments), ...);
+        bound->kept = std::move(binding.begun.kept);
+      }
+      if (!bound->result.is_valid()) bound->result = nb::none();
+      return nb::borrow<nb::callable>(nb::cpp_function(
+          [bound, communicator = bind.communicator] {
+            nb::cast<PyCommunicator&>(communicator).step(*bound);
+            return bound->result;
+          },
+          nb::name("step"), doc::kStep));
+    };
+  }
+  struct Bind {  // unisono.Communicator.bind
+    nb::object communicator;
+  };
+
  private:
   friend class PyMoe;
   friend class PyRegistration;
@@ -132,7 +162,9 @@ class PyCommunicator {
   void call(Collective collective, const Array& array, const void* in, void* out, std::size_t count,
             const Options& options);
 
-  // While one lives, this thread's next call begins and does not wait.
+  void step(const PyBound& bound);
+
+  // While one lives, this thread's next call begins and does not wait, or is only noted in `bound`.
   struct Beginning {
     Beginning() { now = this; }
     ~Beginning() { now = nullptr; }
@@ -148,6 +180,7 @@ class PyCommunicator {
     template <class Other>
     void keep_argument(const Other&) {}
     PyBegun begun;
+    PyBound* bound = nullptr;
     static inline thread_local Beginning* now = nullptr;
   };
 

@@ -149,7 +149,13 @@ Borders borders_of(const Plan::Host& host, bool reached) {
             .push_of_broadcast = 128 * kKiB};
   const std::size_t through = 512 * kKiB;
   // one step for two carries what two steps would
-  if (n == 2) return {.one_shot = 128 * through, .push = through, .push_of_pair = through / 4};
+  if (n == 2)
+    return {.one_shot = 128 * through,
+            .push = 16 * through,
+            .push_of_all = through,
+            .push_of_pair = through / 4,
+            .push_of_broadcast = 16 * through,
+            .push_of_parts = through};
   return {.one_shot = 64 * kKiB / n, .two_shot = through, .push = through, .push_of_pair = through / 4};
 }
 

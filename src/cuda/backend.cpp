@@ -56,8 +56,8 @@ Algorithm GpuCommunicator::choose_norm(std::size_t bytes) const {
   if (size() > cuda::kFewRanks) return Algorithm::two_shot;
   Algorithm chosen = gpu_plan_.listed(Collective::all_reduce_rms_norm, bytes, false);
   if (chosen == Algorithm::automatic)
-    chosen = bytes > kMostFused ? Algorithm::two_shot
-                                : gpu_plan_.choose(Collective::all_reduce, bytes, false);
+    chosen =
+        bytes > kMostFused ? Algorithm::two_shot : gpu_plan_.choose(Collective::all_reduce, bytes, false);
   return is_packets(chosen) || (is_lines(chosen) && engine_->nvlink()) ? chosen : Algorithm::two_shot;
 }
 

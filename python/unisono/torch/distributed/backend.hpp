@@ -7,7 +7,6 @@
 
 #include <unistd.h>
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -57,7 +56,10 @@ class Steps {
     else communicator_->run(placed(form)...);
   }
   // Keeps a tensor until the calls have ended. On a stream, what is freed is written again behind them.
-  const at::Tensor& keep(const at::Tensor& tensor) { return begins_ ? kept_.emplace_back(tensor) : tensor; }
+  at::Tensor keep(const at::Tensor& tensor) {
+    if (begins_) kept_.push_back(tensor);
+    return tensor;
+  }
   // Does something when the calls have ended without an error.
   void after(std::function<void()> what) { after_.push_back(std::move(what)); }
 
@@ -82,7 +84,7 @@ class Steps {
   const unisono::Memory memory_;
   void* const stream_;
   std::vector<unisono::Work> begun_;
-  std::deque<at::Tensor> kept_;
+  Tensors kept_;
   std::vector<std::function<void()>> after_;
 };
 using Body = c10::function_ref<void(Steps&)>;  // makes the calls

@@ -2,6 +2,8 @@
 // from values that are equal on all ranks.
 #pragma once
 
+#include <atomic>
+
 #include "gpu.hpp"
 #include "tensors.hpp"
 
