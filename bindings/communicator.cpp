@@ -55,10 +55,10 @@ void def_calls(Class& class_, const Wrap& wrap, const More&... more) {
            "stream"_a = none, more..., doc::kAllToAll)
       .def("all_to_all_v", wrap(&C::all_to_all_v), "x"_a, "send_counts"_a, "recv_counts"_a,
            "out"_a.none() = none, "algorithm"_a = none, "stream"_a = none, more..., doc::kAllToAllV)
-      .def("send", wrap(&C::send), "x"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, more...,
-           doc::kSend)
-      .def("recv", wrap(&C::recv), "out"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, more...,
-           doc::kRecv)
+      .def("send", wrap(&C::send), "x"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, "tag"_a = none,
+           more..., doc::kSend)
+      .def("recv", wrap(&C::recv), "out"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, "tag"_a = none,
+           more..., doc::kRecv)
       .def("send_recv", wrap(&C::send_recv), "x"_a, "dst"_a, "out"_a.none(), "src"_a, "algorithm"_a = none,
            "stream"_a = none, more..., doc::kSendRecv)
       .def("batch_send_recv", wrap(&C::batch_send_recv), "sends"_a, "recvs"_a, "stream"_a = none, more...,
@@ -113,11 +113,26 @@ void bind_communicator(nb::module_& module) {
           },
           "The exception with which the call has ended. None: it is under way, or has succeeded.");
 
+  nb::class_<PyReceived>(module, "Received", doc::kReceived)
+      .def_ro("array", &PyReceived::array, "The array that recv was given.")
+      .def_prop_ro(
+          "source", [](const PyReceived& self) { return self.now().source; },
+          "The sender's rank. -1: the receive is under way.")
+      .def_prop_ro(
+          "nbytes", [](const PyReceived& self) { return self.now().bytes; }, "The bytes of the message.")
+      .def("__repr__", [](const PyReceived& self) {
+        const Received it = self.now();
+        return "<Received: " + std::to_string(it.bytes) + " bytes of rank " + std::to_string(it.source) + ">";
+      });
+  module.attr("ANY_SOURCE") = Communicator::kAnySource;
+
   nb::class_<C::Bind> bind(module, "Bind", doc::kBind);
   def_calls(bind, [](auto method) { return C::binds(method); });
 
   nb::class_<C> communicator(module, "Communicator", nb::is_weak_referenceable(), doc::kCommunicator);
-  def_calls(communicator, [](auto method) { return C::may_begin(method); }, "asynchronous"_a = false);
+  def_calls(
+      communicator, [](auto method) { return C::may_begin(method); }, "asynchronous"_a = false,
+      "timeout_s"_a = none);
   communicator
       .def(
           "__init__",
@@ -171,6 +186,7 @@ void bind_communicator(nb::module_& module) {
       .def_prop_ro("nvlink", &C::nvlink,
                    "Whether the ranks' GPUs reach each other over NVLink, as far as the processes see each "
                    "other's GPUs (CUDA_VISIBLE_DEVICES). The algorithms ..._ll128 need it.")
+      .def("split", &C::split, "color"_a, "key"_a = 0, doc::kSplit)
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
       .def("register", &C::register_array, "x"_a.none(), nb::keep_alive<0, 1>(), doc::kRegister)

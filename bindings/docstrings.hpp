@@ -25,6 +25,7 @@ Every call takes these:
 
 - algorithm: a name of Communicator.algorithms(); None: the plan's choice.
 - stream: for arrays on a GPU, a torch or cupy stream, or a handle; None: the current one of torch or cupy.
+- timeout_s: the deadline of this call's waits, in seconds; None: the communicator's. Not for arrays on a GPU.
 - asynchronous: True returns a Work at once. A thread of the communicator runs the call, after all that came before.
   Leave its arrays alone until it has ended. A call on a GPU is enqueued as otherwise, and its Work is done.
 
@@ -60,10 +61,10 @@ Raises:
 
 constexpr const char* kBind =
     R"(Binds calls to their arrays: `step = comm.bind.all_reduce(x, out=y)` reads the arguments once, and `step()` makes the
-call. It has the methods of Communicator, without `asynchronous`, and each returns such a function.)";
+call. It has the methods of Communicator, without `asynchronous` and `timeout_s`, and each returns such a function.)";
 
 constexpr const char* kStep =
-    R"(Makes the bound call and returns its output, the same array each time.
+    R"(Makes the bound call and returns its output, the same array each time; of a recv with a tag a new Received.
 
 The arrays live as long as this function. It does not look at them: leave their size and place as they are. A call on GPU
 memory is enqueued on the stream that the binding has found.
@@ -226,25 +227,48 @@ Args:
 Returns:
     out.)";
 
+constexpr const char* kSplit =
+    R"(Makes a communicator of the ranks that give the same color. Collective.
+
+The new one has the options of this one, and may outlive it.
+
+Args:
+    color: a number from 0; below 0: this rank is in none.
+    key: ranks come in the order of their keys, then of their numbers here.
+
+Returns:
+    The Communicator; None for a color below 0.)";
+
+constexpr const char* kReceived =
+    R"(What a recv with a tag has taken. After asynchronous=True it is filled in when the Work has ended.)";
+
 constexpr const char* kSend =
     R"(Sends x to rank `peer`, which calls recv or send_recv with as many elements.
 
 The call may return before the peer's call, or wait for it: size, plan, machine and run decide. Ranks that send to each other
 must use send_recv or batch_send_recv.
 
+A message with a tag passes by all other calls, and any number may be under way. Both ranks are on one machine, and x is in
+its memory. A small one is sent at once, a larger one when its recv has come.
+
 Args:
     x: any shape.
-    peer: the rank that receives.)";
+    peer: the rank that receives.
+    tag: a number from 0; None: the message takes its turn among the calls.)";
 
 constexpr const char* kRecv =
     R"(Receives into out from rank `peer`, which calls send or send_recv with as many elements.
 
+With a tag, takes the first message of that tag from the peer that no recv before has taken. The message may be shorter than
+out. A longer one is a MismatchError, and fails the communicator.
+
 Args:
     out: any shape.
-    peer: the rank that sends.
+    peer: the rank that sends. With a tag also ANY_SOURCE.
+    tag: as the sender's; None: the message takes its turn among the calls.
 
 Returns:
-    out.)";
+    out; with a tag a Received, which has out, the sender and the bytes.)";
 
 constexpr const char* kSendRecv =
     R"(Sends x to rank dst while it receives out from rank src.

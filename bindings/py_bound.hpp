@@ -38,11 +38,12 @@ std::vector<T> owned(std::span<const T> some) {
 
 // Requires the GIL, except for `run`.
 struct PyBound {
-  std::function<void(Communicator&)> run;  // none: the call has nothing to do
-  nb::list kept;                           // objects that have the call's buffers
-  nb::object result, stream;               // stream: of a call on GPU memory
-  void* handle = nullptr;                  // of the stream
+  std::function<Received(Communicator&)> run;  // none: the call has nothing to do
+  nb::list kept;                               // objects that have the call's buffers
+  nb::object result, stream;                   // stream: of a call on GPU memory
+  void* handle = nullptr;                      // of the stream
   bool on_gpu = false;
+  bool receives = false;  // by a tag: each call returns a Received
 };
 
 }  // namespace unisono::python

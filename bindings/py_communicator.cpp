@@ -44,39 +44,54 @@ PyCommunicator::Prepared PyCommunicator::prepare(const Array& array, const void*
            .memory = array.memory,
            .stream = stream_handle(stream),
            .algorithm = options.algorithm ? *options.algorithm : std::string_view{},
-           .wire = options.wire},
+           .wire = options.wire,
+           .timeout_s = Deadline::now},
           stream};
 }
 
+template <class... Form>
+Received PyCommunicator::run_form(Communicator& communicator, const Form&... form) {
+  if constexpr (std::is_void_v<decltype(communicator.run(form...))>)
+    return communicator.run(form...), Received{};
+  else return communicator.run(form...);
+}
+
 template <class Run>
-void PyCommunicator::call(const Prepared& prepared, const Run& run) {
+Received PyCommunicator::call(const Prepared& prepared, const Run& run) {
   const bool on_gpu = prepared.call.memory == Memory::device;
+  Received received;
   {
     Beginning* const beginning = std::exchange(Beginning::now, nullptr);
     if (PyBound* const bound = beginning ? beginning->bound : nullptr) {
       bound->on_gpu = on_gpu;
       bound->stream = prepared.stream;
       bound->handle = prepared.call.stream;
-      return run(prepared.call, [&](const auto&... form) {
-        bound->run = [... form = owned(form)](Communicator& communicator) { communicator.run(form...); };
+      run(prepared.call, [&](const auto&... form) {
+        bound->run = [... form = owned(form)](Communicator& with) { return run_form(with, form...); };
       });
+      return received;
     }
     const WithoutGil released(*this);
     run(prepared.call, [&](const auto&... form) {
-      if (beginning) beginning->begun.work = communicator_.begin(form...);
-      else communicator_.run(form...);
+      if (beginning) beginning->begun->work = communicator_.begin(form...);
+      else received = run_form(communicator_, form...);
     });
   }
   if (on_gpu) keep_stream(prepared.stream, prepared.call.stream);
+  return received;
 }
 
-void PyCommunicator::step(const PyBound& bound) {
-  if (!bound.run) return;
-  {
-    const WithoutGil released(*this);
-    bound.run(communicator_);
+nb::object PyCommunicator::step(const PyBound& bound) {
+  Received received;
+  if (bound.run) {
+    {
+      const WithoutGil released(*this);
+      received = bound.run(communicator_);
+    }
+    if (bound.on_gpu) keep_stream(bound.stream, bound.handle);
   }
-  if (bound.on_gpu) keep_stream(bound.stream, bound.handle);
+  if (!bound.receives) return bound.result;
+  return nb::cast(PyReceived{bound.result, nullptr, received});
 }
 
 void PyCommunicator::call(Collective collective, const Array& array, const void* in, void* out,
@@ -106,7 +121,8 @@ void PyCommunicator::close() {
 }
 
 void PyCommunicator::barrier() {
-  call({}, [&](const Call&, const auto& make) { make(Collective::barrier); });
+  call({.call = {.timeout_s = Deadline::now}, .stream = {}},
+       [&](const Call& c, const auto& make) { make(Collective::barrier, c); });
 }
 
 nb::object PyCommunicator::all_reduce(nb::handle x, const OpName& op, nb::handle out,
@@ -206,21 +222,30 @@ nb::object PyCommunicator::all_to_all_v(nb::handle x, nb::handle send_counts, nb
   return to.object;
 }
 
-void PyCommunicator::send(nb::handle x, const RankNumber& peer, const Algorithm& algorithm,
-                          nb::handle stream) {
+void PyCommunicator::send(nb::handle x, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream,
+                          std::optional<int> tag) {
   const int to = read_rank("destination", peer, size());
   const Array in(x, "x", false);
-  call(prepare(in, in.data, nullptr, in.count, {algorithm, stream}),
-       [&](const Call& c, const auto& make) { make(Collective::send, c, to, -1); });
+  call(prepare(in, in.data, nullptr, in.count, {algorithm, stream}), [&](const Call& c, const auto& make) {
+    if (tag) make(Collective::send, c, to, -1, *tag);
+    else make(Collective::send, c, to, -1);
+  });
 }
 
 nb::object PyCommunicator::recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm,
-                                nb::handle stream) {
+                                nb::handle stream, std::optional<int> tag) {
   const int from = read_rank("source", peer, size());
   const Array to(out, "out", true);
-  call(prepare(to, nullptr, to.data, to.count, {algorithm, stream}),
-       [&](const Call& c, const auto& make) { make(Collective::recv, c, -1, from); });
-  return nb::borrow(out);
+  const auto begun = Beginning::now ? Beginning::now->begun : nullptr;
+  PyBound* const bound = Beginning::now ? Beginning::now->bound : nullptr;
+  const Received received = call(prepare(to, nullptr, to.data, to.count, {algorithm, stream}),
+                                 [&](const Call& c, const auto& make) {
+                                   if (tag) make(Collective::recv, c, -1, from, *tag);
+                                   else make(Collective::recv, c, -1, from);
+                                 });
+  if (bound) bound->receives = tag.has_value();
+  if (!tag || bound) return nb::borrow(out);
+  return nb::cast(PyReceived{nb::borrow(out), begun, received});
 }
 
 nb::object PyCommunicator::send_recv(nb::handle x, const RankNumber& dst, nb::handle out,
@@ -245,6 +270,12 @@ void PyCommunicator::batch_send_recv(const Messages& sends, const Messages& rece
          make(c, std::span<const Communicator::Outgoing>(batch.outgoing),
               std::span<const Communicator::Incoming>(batch.incoming));
        });
+}
+
+std::unique_ptr<PyCommunicator> PyCommunicator::split(int color, int key) {
+  const WithoutGil released(*this);
+  auto made = communicator_.split(color, key);
+  return made ? std::make_unique<PyCommunicator>(std::move(*made)) : nullptr;
 }
 
 void PyCommunicator::synchronize(nb::handle stream) {

@@ -28,6 +28,7 @@ class PyCommunicator {
 
   PyCommunicator(std::shared_ptr<Bootstrap> bootstrap, const Communicator::Options& options)
       : communicator_(std::move(bootstrap), options) {}
+  explicit PyCommunicator(Communicator communicator) : communicator_(std::move(communicator)) {}
   ~PyCommunicator() {
     if (!begun_.empty()) close();  // while the thread of the calls can have the GIL
   }
@@ -65,12 +66,16 @@ class PyCommunicator {
   nb::object all_to_all(nb::handle x, nb::handle out, const Algorithm& algorithm, nb::handle stream);
   nb::object all_to_all_v(nb::handle x, nb::handle send_counts, nb::handle recv_counts, nb::handle out,
                           const Algorithm& algorithm, nb::handle stream);
-  void send(nb::handle x, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream);
-  nb::object recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream);
+  void send(nb::handle x, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream,
+            std::optional<int> tag);
+  nb::object recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm, nb::handle stream,
+                  std::optional<int> tag);
   nb::object send_recv(nb::handle x, const RankNumber& dst, nb::handle out, const RankNumber& src,
                        const Algorithm& algorithm, nb::handle stream);
   void batch_send_recv(const Messages& sends, const Messages& receives, nb::handle stream);
 
+  // Returns null for a color below 0.
+  std::unique_ptr<PyCommunicator> split(int color, int key);
   void synchronize(nb::handle stream);
   nb::object empty(nb::handle shape, nb::handle dtype, const std::optional<std::string>& device);
   PyRegistration register_array(nb::object x);
@@ -87,10 +92,14 @@ class PyCommunicator {
 
   void raise_if_failed() { communicator_.raise_if_failed(); }
 
-  // Returns the method with a further parameter. If it is true, the call begins, and its Work is returned.
+  // Returns the method with two further parameters. If `asynchronous` is true, the call begins, and its Work
+  // is returned. timeout_s: the call's own deadline.
   template <class R, class... A>
   static auto may_begin(R (PyCommunicator::*method)(A...)) {
-    return [method](PyCommunicator& self, A... arguments, bool asynchronous) -> nb::object {
+    return [method](PyCommunicator& self, A... arguments, bool asynchronous,
+                    std::optional<double> timeout_s) -> nb::object {
+      std::optional<Deadline> deadline;
+      if (timeout_s) deadline.emplace(check_timeout_s(*timeout_s));
       std::optional<Beginning> beginning;
       if (asynchronous) beginning.emplace();
       nb::object result = nb::none();
@@ -99,7 +108,7 @@ class PyCommunicator {
       if (!asynchronous) return result;
       (beginning->keep_argument(arguments), ...);
       beginning->keep(result);
-      const auto begun = std::make_shared<PyBegun>(std::move(beginning->begun));
+      const auto begun = beginning->begun;
       auto before = std::exchange(self.begun_, {begun});  // dropped last: that may run the program's code
       for (const auto& one : before)
         if (!one->work.done()) self.begun_.push_back(one);
@@ -120,13 +129,12 @@ class PyCommunicator {
         if constexpr (std::is_void_v<R>) (self.*method)(arguments...);
         else bound->result = (self.*method)(arguments...);
         (binding.keep_argument(arguments), ...);
-        bound->kept = std::move(binding.begun.kept);
+        bound->kept = std::move(binding.begun->kept);
       }
       if (!bound->result.is_valid()) bound->result = nb::none();
       return nb::borrow<nb::callable>(nb::cpp_function(
           [bound, communicator = bind.communicator] {
-            nb::cast<PyCommunicator&>(communicator).step(*bound);
-            return bound->result;
+            return nb::cast<PyCommunicator&>(communicator).step(*bound);
           },
           nb::name("step"), doc::kStep));
     };
@@ -156,13 +164,17 @@ class PyCommunicator {
                    const Options& options) const;
   // Keeps the stream of a call on GPU memory that has just been made, if a later call may wait for it.
   void keep_stream(const nb::object& stream, void* handle);
-  // run(call, make): gives `make` the arguments of Communicator::run.
+  // Makes a call. Returns what a receive with a tag has taken.
+  template <class... Form>
+  static Received run_form(Communicator& communicator, const Form&... form);
+  // run(call, make): gives `make` the arguments of Communicator::run. Returns as run_form, unless the call
+  // only begins.
   template <class Run>
-  void call(const Prepared& prepared, const Run& run);
+  Received call(const Prepared& prepared, const Run& run);
   void call(Collective collective, const Array& array, const void* in, void* out, std::size_t count,
             const Options& options);
 
-  void step(const PyBound& bound);
+  nb::object step(const PyBound& bound);
 
   // While one lives, this thread's next call begins and does not wait, or is only noted in `bound`.
   struct Beginning {
@@ -170,18 +182,26 @@ class PyCommunicator {
     ~Beginning() { now = nullptr; }
     Beginning(const Beginning&) = delete;
     void keep(const nb::object& owner) {
-      if (owner.is_valid()) begun.kept.append(owner);
+      if (owner.is_valid()) begun->kept.append(owner);
     }
     // Keep what has a buffer of the call.
-    void keep_argument(nb::handle argument) { begun.kept.append(argument); }
+    void keep_argument(nb::handle argument) { begun->kept.append(argument); }
     void keep_argument(const Messages& messages) {
-      for (const auto& [array, peer] : messages) begun.kept.append(array);
+      for (const auto& [array, peer] : messages) begun->kept.append(array);
     }
     template <class Other>
     void keep_argument(const Other&) {}
-    PyBegun begun;
+    const std::shared_ptr<PyBegun> begun = std::make_shared<PyBegun>();
     PyBound* bound = nullptr;
     static inline thread_local Beginning* now = nullptr;
+  };
+
+  // While one lives, this thread's calls have that deadline.
+  struct Deadline {
+    explicit Deadline(double seconds) { now = seconds; }
+    ~Deadline() { now = 0; }
+    Deadline(const Deadline&) = delete;
+    static inline thread_local double now = 0;  // 0: the communicator's
   };
 
   int calls_without_gil_ = 0;                    // changed with the GIL only

@@ -23,6 +23,14 @@ struct PyBegun {
   nb::list kept;
 };
 
+// What a receive with a tag has taken.
+struct PyReceived {
+  nb::object array;
+  std::shared_ptr<PyBegun> begun;  // null: the receive has ended
+  Received received;
+  Received now() const { return begun ? begun->work.received() : received; }
+};
+
 class PyWork {
  public:
   PyWork(std::shared_ptr<PyBegun> begun, nb::object result)

@@ -43,6 +43,7 @@ struct Call {
   // Either: by 2^-127 at least. Blocks are 32 elements, from the buffer's begin. A block in which an
   // infinity, a NaN or an overflow occurs becomes NaN.
   Wire wire = Wire::exact;
+  double timeout_s = 0;  // deadline of this call's waits, on host memory; 0: Options::timeout_s
 };
 
 // The ranks that communicate, on one node or several.
@@ -121,6 +122,15 @@ class UNISONO_API Communicator {
   // plan, machine and run decide. Ranks that send to each other must use send_recv or batch_send_recv.
   void send(const Call& call, int to);
   void recv(const Call& call, int from);
+
+  // Messages with tags, 0 or more, between ranks of one machine on host memory. They pass by all other calls,
+  // and do not take turns with them. A receive takes the first message of its tag from that rank, or from any
+  // (kAnySource), that no receive before has taken. Any number may be under way between two ranks. The
+  // receive's count is the most; a longer message fails the communicator. A small message is sent at once, a
+  // larger one when its receive has come. Messages without a tag are apart.
+  static constexpr int kAnySource = -1;
+  void send(const Call& call, int to, int tag);
+  Received recv(const Call& call, int from, int tag);
   // Sends and receives at once, `count` elements each way, so that rings cannot lock up.
   void send_recv(const Call& call, int to, int from);
   // Makes several sends and receives at once: at most one to each rank and one from each, this rank included.
@@ -134,7 +144,8 @@ class UNISONO_API Communicator {
 
   // The same calls by their collective.
   void run(Collective collective, const Call& call = {});  // one that takes a Call alone, or barrier
-  void run(Collective collective, const Call& call, int to, int from);  // send, recv, send_recv
+  void run(Collective collective, const Call& call, int to, int from);               // send, recv, send_recv
+  Received run(Collective collective, const Call& call, int to, int from, int tag);  // send, recv
   void run(const Call& call, std::span<const std::size_t> sends,
            std::span<const std::size_t> receives);  // all_to_all_v
   void run(const Call& call, std::span<const Outgoing> sends,
@@ -143,12 +154,20 @@ class UNISONO_API Communicator {
   // Begin such a call on host memory and return at once: a thread of the communicator runs it, after all that
   // came before. Later calls wait for their turn. The buffers stay as they are until the call has ended. A
   // call that is wrong by itself throws at once. On device memory it is only enqueued, and its Work is done.
-  // A send or recv holds up this rank's later calls until it has ended. `close` and the destructor end calls
-  // that have not, with a UsageError.
+  // A send or recv without a tag holds up this rank's later calls until it has ended. `close` and the
+  // destructor end calls that have not, with a UsageError.
   Work begin(Collective collective, const Call& call = {});
   Work begin(Collective collective, const Call& call, int to, int from);
+  Work begin(Collective collective, const Call& call, int to, int from, int tag);
   Work begin(const Call& call, std::span<const std::size_t> sends, std::span<const std::size_t> receives);
   Work begin(const Call& call, std::span<const Outgoing> sends, std::span<const Incoming> receives);
+
+  // Makes a communicator of the ranks that give the same color, 0 or more, in the order of `key`, then of
+  // their numbers here. Collective. Returns none for a color below 0. The new one has the options of this
+  // one, plans apart, and may outlive it. Throws UsageError on the ranks of a color if they are on several
+  // nodes and Options::transport carries messages, which is for all ranks: make their communicator by a
+  // bootstrap of their own.
+  std::optional<Communicator> split(int color, int key = 0);
 
   // Returns memory that every rank of the node reaches, for calls without a copy. Collective.
   // Requires: every rank asks for the same number of bytes.

@@ -55,7 +55,7 @@ enum unisono_wire { UNISONO_WIRE_EXACT = 0, UNISONO_WIRE_FP8 = 1, UNISONO_WIRE_I
 
 enum unisono_memory { UNISONO_HOST = 0, UNISONO_DEVICE = 1 };
 
-// The fields of unisono_call that each uses besides memory, stream and algorithm.
+// The fields of unisono_call that each uses besides memory, stream, algorithm and timeout_s.
 enum unisono_collective {
   UNISONO_ALL_REDUCE = 0,        // in, out, count, dtype, op, wire
   UNISONO_REDUCE = 1,            // in, out, count, dtype, op, root
@@ -66,8 +66,8 @@ enum unisono_collective {
   UNISONO_SCATTER = 6,           // in, out, count of a block, dtype, root
   UNISONO_ALL_TO_ALL = 7,        // in, out, count of a block, dtype
   UNISONO_ALL_TO_ALL_V = 8,      // in, out, dtype, send_counts, recv_counts
-  UNISONO_SEND = 9,              // in, count, dtype, to
-  UNISONO_RECV = 10,             // out, count, dtype, from
+  UNISONO_SEND = 9,              // in, count, dtype, to, tagged, tag
+  UNISONO_RECV = 10,             // out, count, dtype, from, tagged, tag, received
   UNISONO_SEND_RECV = 11,        // in, out, count, dtype, to, from
   UNISONO_BATCH_SEND_RECV = 12,  // sends, num_sends, receives, num_receives
   UNISONO_BARRIER = 13,          // none: the call may be null
@@ -86,6 +86,15 @@ typedef struct unisono_incoming {
   int32_t from;
 } unisono_incoming;
 
+// `from` of a receive with a tag that takes a message of any rank.
+enum { UNISONO_ANY_SOURCE = -1 };
+
+// What a receive with a tag has taken.
+typedef struct unisono_received {
+  size_t bytes;
+  int32_t source;  // the sender's rank
+} unisono_received;
+
 // One rank's part of a collective.
 typedef struct unisono_call {
   size_t size;  // sizeof(unisono_call)
@@ -99,7 +108,7 @@ typedef struct unisono_call {
   int32_t wire;               // unisono_wire
   int32_t to;                 // a rank
   int32_t from;               // a rank
-  int32_t reserved;           // 0
+  int32_t tagged;             // send, recv: 1 if the message has a tag, else 0
   void* stream;               // device memory: the cudaStream_t that the call is enqueued on
   const char* algorithm;      // null: the plan's choice
   const size_t* send_counts;  // elements, one for each rank
@@ -108,6 +117,10 @@ typedef struct unisono_call {
   size_t num_sends;
   const unisono_incoming* receives;
   size_t num_receives;
+  double timeout_s;            // deadline of this call's waits, on host memory; 0: the communicator's
+  unisono_received* received;  // null, or what unisono_run of a tagged recv writes
+  int32_t tag;                 // 0 or more
+  int32_t reserved;            // 0
 } unisono_call;
 
 typedef struct unisono_options {
@@ -163,6 +176,10 @@ UNISONO_API int unisono_init(const unisono_options* options, unisono_comm** comm
 UNISONO_API int unisono_init_by(const unisono_bootstrap* bootstrap, const unisono_options* options,
                                 unisono_comm** comm);
 
+// Makes a communicator of the ranks that give the same color, 0 or more, in the order of `key`, then of their
+// numbers in comm. Collective. For a color below 0, and on an error, *made is null.
+UNISONO_API int unisono_split(unisono_comm* comm, int32_t color, int32_t key, unisono_comm** made);
+
 // Return this rank's number, and how many ranks there are. Return -1 if comm is null.
 UNISONO_API int unisono_rank(const unisono_comm* comm);
 UNISONO_API int unisono_size(const unisono_comm* comm);
@@ -187,6 +204,8 @@ UNISONO_API int unisono_done(const unisono_work* work);
 // if the call has ended already. unisono_wait then returns the status at once. The callback may run and begin
 // calls.
 UNISONO_API int unisono_then(const unisono_work* work, void (*callback)(void* user), void* user);
+// Writes what a receive with a tag has taken, if it has ended.
+UNISONO_API int unisono_work_received(const unisono_work* work, unisono_received* received);
 // Frees the handle; the call goes on. Does nothing for null.
 UNISONO_API void unisono_work_free(unisono_work* work);
 

@@ -1,6 +1,7 @@
 // A call that has begun, and runs beside the program.
 #pragma once
 
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -9,6 +10,12 @@
 #include "unisono/version.hpp"
 
 namespace unisono {
+
+// What a receive with a tag has taken.
+struct Received {
+  int source = -1;  // the sender's rank; -1: nothing
+  std::size_t bytes = 0;
+};
 
 // A handle of such a call. Copies are of the same call, which goes on without them. A handle without a call
 // is done.
@@ -27,6 +34,9 @@ class Work {
   // call has ended already. The callback may make and begin calls, and may wait for them. What it throws in
   // the communicator's thread aborts the communicator.
   UNISONO_API void then(std::function<void()> callback) const;
+
+  // Returns what a receive with a tag has taken, if it has ended.
+  UNISONO_API Received received() const;
 
   struct State;
 

@@ -7,6 +7,7 @@ proves it.
 """
 
 from ._core import (
+    ANY_SOURCE,
     Communicator,
     Fabric,
     FabricProvider,
@@ -15,6 +16,7 @@ from ._core import (
     MoeOptions,
     MoeReceived,
     NormOptions,
+    Received,
     Registration,
     Work,
     device_count,
@@ -27,6 +29,7 @@ from .communicator import Communicators, init, init_all, init_threads
 from .errors import MismatchError, PeerLostError, ResourceError, TimeoutError, UnisonoError, UsageError
 
 __all__ = [
+    "ANY_SOURCE",
     "Communicator",
     "Communicators",
     "Fabric",
@@ -38,6 +41,7 @@ __all__ = [
     "MoeReceived",
     "NormOptions",
     "PeerLostError",
+    "Received",
     "Registration",
     "ResourceError",
     "TimeoutError",

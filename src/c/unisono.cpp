@@ -161,9 +161,10 @@ std::vector<Made> messages(const T* from, std::size_t many, const char* name, in
 template <class To>
 auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To& to) {
   const auto collective = number<Collective>(wanted, kRunnable, "collective", "unisono_collective");
-  if (collective == Collective::barrier) return to(collective);
+  if (collective == Collective::barrier && !from) return to(collective);
   const unisono_call c = read(from, "call", "unisono_call");
   check_reserved(c.reserved, "call->reserved");
+  if (collective == Collective::barrier) return to(collective, Call{.timeout_s = c.timeout_s});
   const Call call{.in = c.in,
                   .out = c.out,
                   .count = c.count,
@@ -173,7 +174,9 @@ auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To
                   .memory = number<Memory>(c.memory, kMemories, "call->memory", "unisono_memory"),
                   .stream = c.stream,
                   .algorithm = c.algorithm ? c.algorithm : "",
-                  .wire = number<Wire>(c.wire, kWires, "call->wire", "unisono_wire")};
+                  .wire = number<Wire>(c.wire, kWires, "call->wire", "unisono_wire"),
+                  .timeout_s = c.timeout_s};
+  if (number<bool>(c.tagged, 2, "call->tagged", "flag")) return to(collective, call, c.to, c.from, c.tag);
   switch (collective) {
     case Collective::send:
     case Collective::recv:
@@ -193,6 +196,8 @@ auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To
                          [](const unisono_incoming& one) { return Incoming{one.data, one.bytes, one.from}; });
   return to(call, std::span<const Outgoing>(sends), std::span<const Incoming>(receives));
 }
+
+unisono_received as_c(const Received& received) { return {received.bytes, received.source}; }
 
 // Ranks that meet by the user's function, which takes as many bytes of every rank.
 class CallbackBootstrap final : public Bootstrap {
@@ -293,6 +298,14 @@ int unisono_init_by(const unisono_bootstrap* bootstrap, const unisono_options* o
   });
 }
 
+int unisono_split(unisono_comm* comm, std::int32_t color, std::int32_t key, unisono_comm** made) {
+  return guarded([&] {
+    given(made, "made") = nullptr;
+    if (auto some = given(comm, "comm").communicator.split(color, key))
+      *made = new unisono_comm{std::move(*some)};
+  });
+}
+
 int unisono_rank(const unisono_comm* comm) {
   int rank = -1;
   guarded([&] { rank = given(comm, "comm").communicator.rank(); });
@@ -308,7 +321,10 @@ int unisono_size(const unisono_comm* comm) {
 int unisono_run(unisono_comm* comm, std::int32_t collective, const unisono_call* call) {
   return guarded([&] {
     Communicator& of = given(comm, "comm").communicator;
-    dispatch(of.size(), collective, call, [&](const auto&... form) { of.run(form...); });
+    dispatch(of.size(), collective, call, [&](const auto&... form) {
+      if constexpr (sizeof...(form) < 5) return of.run(form...);
+      else if (const Received received = of.run(form...); call->received) *call->received = as_c(received);
+    });
   });
 }
 
@@ -338,6 +354,10 @@ int unisono_done(const unisono_work* work) {
 int unisono_then(const unisono_work* work, void (*callback)(void*), void* user) {
   return guarded(
       [&] { given(work, "work").work.then([call = &given(callback, "callback"), user] { call(user); }); });
+}
+
+int unisono_work_received(const unisono_work* work, unisono_received* received) {
+  return guarded([&] { given(received, "received") = as_c(given(work, "work").work.received()); });
 }
 
 void unisono_work_free(unisono_work* work) { delete work; }

@@ -40,6 +40,8 @@ using Explain = std::function<Failure(const device::Failure&)>;
 
 class [[gnu::visibility("hidden")]] Communicator::Impl {
  public:
+  Options options;  // as the communicator was made, for `split`; without the transport
+  bool has_transport = false;
   virtual ~Impl();
   explicit Impl(bool check) : check_(check) {}
   virtual int rank() const = 0;
@@ -61,11 +63,26 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
 
   void run(Request request) {
     name_algorithm(request);
-    turn(request.collective, [&] { do_run(request); });
+    turn(request.collective, [&] {
+      const Deadline deadline(*this, *request.call);
+      do_run(request);
+    });
   }
   void run_pair(Request request, int to, int from) {
     name_algorithm(request);
-    turn(request.collective, [&] { do_run_pair(request, to, from); });
+    turn(request.collective, [&] {
+      const Deadline deadline(*this, *request.call);
+      do_run_pair(request, to, from);
+    });
+  }
+  // Runs a message with a tag, and begins one.
+  Received run(const Message& message) {
+    check_open(message.what());
+    return do_message(message);
+  }
+  Work begin(const Message& message) {
+    check_open(message.what());
+    return Work(do_begin(message));
   }
   // Begins a call, which runs on call_threads_. One on a GPU runs here: it only enqueues.
   Work begin(const std::shared_ptr<Begun>& call);
@@ -73,8 +90,12 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   void end_begun() noexcept;
   // Waits until calls that have begun have ended, with their callbacks. Requires: close().
   void settle() noexcept;
-  void barrier() {
-    turn(Collective::barrier, [&] { do_barrier(); });
+  void barrier(const Call& call = {}) {
+    check_timeout(call);
+    turn(Collective::barrier, [&] {
+      const Deadline deadline(*this, call);
+      do_barrier();
+    });
   }
   std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) {
     return turn(Collective::empty, [&] { return do_allocate(bytes, memory); });
@@ -116,6 +137,8 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
       throw;
     }
   }
+  // Sets the deadline of waits within a call; none: the communicator's.
+  virtual void set_timeout(std::optional<double> timeout_s) = 0;
   // Runs a request within such a call.
   void run_within(Request request) {
     name_algorithm(request);
@@ -192,6 +215,28 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   static void copy(const byte* from, byte* to, std::size_t bytes) {
     if (from != to) std::memcpy(to, from, bytes);
   }
+
+  // The deadline of a call, if it has one of its own.
+  class Deadline {
+   public:
+    Deadline(Impl& of, const Call& call) : of_(call.timeout_s == 0 ? nullptr : &of) {
+      if (of_) of_->set_timeout(call.timeout_s);
+    }
+    ~Deadline() {
+      if (of_) of_->set_timeout({});
+    }
+    Deadline(const Deadline&) = delete;
+
+   private:
+    Impl* of_;
+  };
+  static constexpr const char* kNoTags =
+      "messages with tags are between ranks of one machine, on host memory: leave the tag out, and make the "
+      "calls in the same order on both ranks.";
+  virtual Received do_message(const Message&) { throw UsageError(kNoTags); }
+  virtual std::shared_ptr<Work::State> do_begin(const Message&) { throw UsageError(kNoTags); }
+  // Returns the threads of calls that have begun, which it makes.
+  CallThreads& call_threads();
 
   virtual void do_run(Request& request) = 0;
   virtual void do_run_pair(Request& request, int to, int from) = 0;
@@ -305,6 +350,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
 
  private:
   void name_algorithm(Request& request) const {
+    check_timeout(*request.call);
     if (!request.call->algorithm.empty())
       request.name_algorithm(algorithms(request.collective, request.call->memory));
     if (request.call->wire != Wire::exact) request.check_wire();

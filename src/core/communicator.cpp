@@ -29,7 +29,11 @@ int library_version() { return kHeaderVersion; }
 
 Communicator::Communicator(int header_version, const std::shared_ptr<Bootstrap>& bootstrap,
                            const Options& options)
-    : impl_((check_headers(header_version), make_backend(bootstrap, options))) {}
+    : impl_((check_headers(header_version), make_backend(bootstrap, options))) {
+  impl_->options = options;
+  impl_->options.transport = {};  // what it holds may not outlive the constructor
+  impl_->has_transport = static_cast<bool>(options.transport);
+}
 Communicator::~Communicator() {
   if (impl_) impl_->end_begun();
 }
@@ -45,26 +49,21 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
   if (begun->request) name_algorithm(*begun->request);
   begun->call.algorithm = {};  // the caller's text
   const auto run_it = [this, begun] {
+    const Deadline deadline(*this, begun->call);
     if (!begun->request) do_barrier();
     else if (begun->pair) do_run_pair(*begun->request, begun->to, begun->from);
     else do_run(*begun->request);
   };
   if (begun->call.memory == Memory::device) return turn(what, run_it), Work();
   check_open(what);
-  {
-    const std::scoped_lock lock(beginning_);
-    if (!call_threads_)
-      call_threads_ = std::make_unique<CallThreads>(
-          [this](const std::string& why) { abort("a callback of a Work has thrown an exception: " + why); });
-  }
   auto state = std::make_shared<Work::State>(what);
-  call_threads_->add(turns_, [this, what, state, run_it](Turns::Number number) {
+  call_threads().add(turns_, [this, what, state, run_it](Turns::Number number) {
     const Turns::Turn turn(turns_, number);  // a later call finds the work done
     std::exception_ptr error;
     try {
       in_turn(what, run_it);
     } catch (...) { error = std::current_exception(); }
-    return state->end(error);
+    return state->end(std::move(error));
   });
   return Work(state);
 }
@@ -76,6 +75,14 @@ void Communicator::Impl::settle() noexcept {
     if (!call_threads_) return;
   }
   call_threads_->settle();
+}
+
+CallThreads& Communicator::Impl::call_threads() {
+  const std::scoped_lock lock(beginning_);
+  if (!call_threads_)
+    call_threads_ = std::make_unique<CallThreads>(
+        [this](const std::string& why) { abort("a callback of a Work has thrown an exception: " + why); });
+  return *call_threads_;
 }
 
 void Communicator::Impl::end_begun() noexcept {
@@ -119,6 +126,10 @@ void Communicator::all_to_all_v(const Call& call, std::span<const std::size_t> s
 }
 void Communicator::send(const Call& call, int to) { run(Collective::send, call, to, -1); }
 void Communicator::recv(const Call& call, int from) { run(Collective::recv, call, -1, from); }
+void Communicator::send(const Call& call, int to, int tag) { run(Collective::send, call, to, -1, tag); }
+Received Communicator::recv(const Call& call, int from, int tag) {
+  return run(Collective::recv, call, -1, from, tag);
+}
 void Communicator::send_recv(const Call& call, int to, int from) {
   run(Collective::send_recv, call, to, from);
 }
@@ -152,6 +163,11 @@ Ends ends_of(Collective collective, int to, int from) {
                    " has no destination and no source: leave those parameters out.");
 }
 
+// Returns a message with a tag.
+Message message_of(Collective collective, const Call& call, int ranks, int to, int from, int tag) {
+  return {collective, call, ranks, collective == Collective::send ? to : from, tag};
+}
+
 Call as_bytes(Call call) {
   call.dtype = DType::u8;
   return call;
@@ -160,13 +176,16 @@ Call as_bytes(Call call) {
 }  // namespace
 
 void Communicator::run(Collective collective, const Call& call) {
-  if (collective == Collective::barrier) return impl_->barrier();
+  if (collective == Collective::barrier) return impl_->barrier(call);
   check_alone(collective);
   impl_->run({collective, call, rank(), size()});
 }
 void Communicator::run(Collective collective, const Call& call, int to, int from) {
   const Ends ends = ends_of(collective, to, from);
   impl_->run_pair({collective, call, rank(), size(), ends.to, ends.from}, ends.to, ends.from);
+}
+Received Communicator::run(Collective collective, const Call& call, int to, int from, int tag) {
+  return impl_->run(message_of(collective, call, size(), to, from, tag));
 }
 void Communicator::run(const Call& call, std::span<const std::size_t> sends,
                        std::span<const std::size_t> receives) {
@@ -181,7 +200,8 @@ void Communicator::run(const Call& call, std::span<const Outgoing> sends,
 Work Communicator::begin(Collective collective, const Call& call) {
   const auto begun = std::make_shared<Begun>(collective, call);
   if (collective == Collective::barrier) {
-    begun->call = {};
+    check_timeout(call);
+    begun->call = {.timeout_s = call.timeout_s};
   } else {
     check_alone(collective);
     begun->request.emplace(collective, begun->call, rank(), size());
@@ -196,6 +216,9 @@ Work Communicator::begin(Collective collective, const Call& call, int to, int fr
   begun->to = ends.to;
   begun->from = ends.from;
   return impl_->begin(begun);
+}
+Work Communicator::begin(Collective collective, const Call& call, int to, int from, int tag) {
+  return impl_->begin(message_of(collective, call, size(), to, from, tag));
 }
 Work Communicator::begin(const Call& call, std::span<const std::size_t> sends,
                          std::span<const std::size_t> receives) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/deadline.hpp"
+
 namespace unisono {
 namespace {
 
@@ -132,6 +134,36 @@ Request::Request(const Call& c, int me, int n, std::span<const Communicator::Out
   args.out = receives[own].at;
   args.sends = sends.data();
   args.receives = receives.data();
+}
+
+Message::Message(Collective collective, const Call& call, int ranks, int with, int number)
+    : sends(collective == Collective::send),
+      at(sends ? static_cast<byte*>(const_cast<void*>(call.in)) : static_cast<byte*>(call.out)),
+      bytes(bytes_of(call, 1)),
+      dtype(call.dtype),
+      peer(with),
+      tag(number),
+      timeout_s(call.timeout_s) {
+  if (!sends && collective != Collective::recv)
+    throw UsageError(std::string(name_of(collective)) + " has no tag: send and recv have.");
+  if (tag < 0) throw UsageError("tag=" + std::to_string(tag) + " is none: give one from 0 to 2147483647.");
+  if (sends || peer != Communicator::kAnySource)
+    check_peer(sends ? "destination" : "source", peer, -1, ranks, true);
+  if (bytes > 0 && !at)
+    throw UsageError(std::string(what()) + " needs " + (sends ? "an input" : "an output") +
+                     " buffer on this rank.");
+  if (!call.algorithm.empty())
+    throw UsageError("a message with a tag has no algorithms: leave algorithm out.");
+  if (call.memory == Memory::device)
+    throw UsageError("a message with a tag is on host memory: copy it there, or leave the tag out.");
+  check_timeout(call);
+}
+
+void check_timeout(const Call& call) {
+  if (call.timeout_s == 0) return;
+  check_timeout_s(call.timeout_s);
+  if (call.memory == Memory::device)
+    throw UsageError("a call on device memory has the communicator's deadline: leave timeout_s out.");
 }
 
 // Throws UsageError if a receive would overwrite another buffer of the call.

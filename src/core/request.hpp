@@ -76,6 +76,24 @@ struct Request {
   void check_alignment() const;
 };
 
+// A message with a tag: a send or a receive.
+struct Message {
+  bool sends;
+  std::byte* at;
+  std::size_t bytes;
+  DType dtype;
+  int peer;  // a rank; of a receive also Communicator::kAnySource
+  int tag;
+  double timeout_s;  // 0: the communicator's
+
+  // Throws UsageError if it is wrong by itself.
+  Message(Collective collective, const Call& call, int ranks, int peer, int tag);
+  std::string_view what() const { return sends ? "send" : "recv"; }
+};
+
+// Throws UsageError for a Call::timeout_s that the call cannot have.
+void check_timeout(const Call& call);
+
 // The place of a buffer: `offset` bytes into a symmetric allocation, or at an address of its own process.
 struct Place {
   static constexpr std::uint32_t kNone = 0, kAddress = ~std::uint32_t{0};

@@ -55,6 +55,12 @@ std::exception_ptr Work::error() const {
   return state_->error;
 }
 
+Received Work::received() const {
+  if (!state_ || inherited(*state_)) return {};
+  const std::scoped_lock lock(state_->mutex);
+  return state_->received;
+}
+
 void Work::then(std::function<void()> callback) const {
   if (state_ && !inherited(*state_)) {
     const std::scoped_lock lock(state_->mutex);
@@ -70,8 +76,11 @@ struct CallThreads::Jobs : std::enable_shared_from_this<Jobs> {
     Turns::Number number = 0;
   };
 
-  // Sees to it that a thread takes the next job. Requires: the lock.
-  void serve();
+  // Sees to it that threads take what there is, and a call that comes. Requires: the lock. Returns false if
+  // the system has no thread: then those that there are do so later.
+  bool serve(bool call_comes = false);
+  void serve_or_throw(bool call_comes);
+  bool next_call() const { return !waiting.empty() && !running; }
   void loop();
   void call_back(Callbacks callbacks) noexcept;
   void settle();
@@ -80,37 +89,60 @@ struct CallThreads::Jobs : std::enable_shared_from_this<Jobs> {
   std::mutex mutex;
   std::condition_variable changed, settled;
   std::deque<Job> waiting;
+  std::deque<std::function<void()>> beside;
   bool running = false;  // a call, as opposed to callbacks
   bool ends = false;
-  int calling = 0;  // threads that run callbacks and do not wait in settle()
-  int idle = 0;     // threads
+  int calling = 0;      // threads that run callbacks, or what is beside, and do not wait in settle()
+  int idle = 0;         // threads
+  std::string refusal;  // why the system has not given a thread
   std::vector<std::thread> threads;
 };
 
-void CallThreads::Jobs::serve() {
-  if (running) return;  // its thread takes the next one too
-  if (idle > 0) return changed.notify_one();
+bool CallThreads::Jobs::serve(bool call_comes) {
+  // the thread of a call takes the next one
+  const std::size_t needed = beside.size() + (!running && (call_comes || !waiting.empty()) ? 1 : 0);
+  if (needed == 0) return true;
+  if (static_cast<std::size_t>(idle) >= needed) {
+    changed.notify_one();
+    return true;
+  }
   sigset_t all, before;  // signals are the program's
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     threads.emplace_back([self = shared_from_this()] { self->loop(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  } catch (const std::system_error& error) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw ResourceError(std::string("the system has no thread for calls that begin (") + error.what() +
+    refusal.clear();
+  } catch (const std::system_error& error) { refusal = error.what(); }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return refusal.empty();
+}
+
+void CallThreads::Jobs::serve_or_throw(bool call_comes) {
+  if (!serve(call_comes))
+    throw ResourceError("the system has no thread for calls that begin (" + refusal +
                         "): end some, or make calls that wait.");
-  }
 }
 
 void CallThreads::Jobs::loop() {
   std::unique_lock lock(mutex);
   for (;;) {
     ++idle;
-    changed.wait(lock, [this] { return (ends && waiting.empty()) || (!waiting.empty() && !running); });
+    changed.wait(lock, [this] { return !beside.empty() || next_call() || (ends && waiting.empty()); });
     --idle;
-    if (waiting.empty()) return;
-    while (!waiting.empty() && !running) {
+    if (beside.empty() && waiting.empty()) return;
+    while (!beside.empty() || next_call()) {
+      if (!beside.empty()) {
+        std::function<void()> what = std::move(beside.front());
+        beside.pop_front();
+        ++calling;
+        if (next_call()) serve();  // this thread does something else
+        lock.unlock();
+        std::exchange(what, nullptr)();
+        lock.lock();
+        --calling;
+        settled.notify_all();
+        continue;
+      }
       Job job = std::move(waiting.front());
       waiting.pop_front();
       running = true;
@@ -122,11 +154,7 @@ void CallThreads::Jobs::loop() {
       settled.notify_all();
       if (callbacks.empty()) continue;
       ++calling;
-      if (!waiting.empty()) {
-        try {
-          serve();
-        } catch (const ResourceError&) {}  // this thread goes on with them later
-      }
+      if (next_call()) serve();  // this thread does something else
       lock.unlock();
       call_back(std::move(callbacks));
       lock.lock();
@@ -158,7 +186,7 @@ void CallThreads::Jobs::settle() {
   const bool within = calling_back == this;
   if (within) --calling;
   settled.notify_all();  // another callback that waits here
-  settled.wait(lock, [this] { return waiting.empty() && !running && calling == 0; });
+  settled.wait(lock, [this] { return waiting.empty() && beside.empty() && !running && calling == 0; });
   if (within) ++calling;
 }
 
@@ -167,6 +195,7 @@ CallThreads::CallThreads(std::function<void(const std::string&)> thrown) : jobs_
 }
 
 // Takes part in the calls, since it may run in the callback of a thread that would have.
+// NOLINTNEXTLINE(bugprone-exception-escape): a lack of memory ends the program here, as in a thread
 CallThreads::~CallThreads() {
   {
     const std::scoped_lock lock(jobs_->mutex);
@@ -191,9 +220,28 @@ CallThreads::~CallThreads() {
 
 void CallThreads::settle() { jobs_->settle(); }
 
+void CallThreads::run_beside(std::function<void()> what) {
+  const std::scoped_lock lock(jobs_->mutex);
+  jobs_->beside.push_back(std::move(what));
+  try {
+    jobs_->serve_or_throw(false);
+  } catch (...) {
+    jobs_->beside.pop_back();
+    throw;
+  }
+}
+
+void CallThreads::run_beside(Callbacks callbacks) {
+  if (callbacks.empty()) return;
+  const std::scoped_lock lock(jobs_->mutex);
+  jobs_->beside.emplace_back(
+      [jobs = jobs_.get(), all = std::move(callbacks)]() mutable { jobs->call_back(std::move(all)); });
+  jobs_->serve();
+}
+
 void CallThreads::add(Turns& turns, std::function<Callbacks(Turns::Number)> run) {
   const std::scoped_lock lock(jobs_->mutex);
-  jobs_->serve();
+  jobs_->serve_or_throw(true);
   jobs_->waiting.push_back({std::move(run), turns.come()});
 }
 

@@ -41,6 +41,7 @@ struct [[gnu::visibility("hidden")]] Work::State {
   std::condition_variable ended;
   bool done = false;
   std::exception_ptr error;
+  Received received;
   Callbacks callbacks;
 };
 
@@ -67,6 +68,10 @@ class CallThreads {
   // Takes a turn for a call. When it has come, run(number) runs the call and returns its callbacks.
   // Throws ResourceError if the system has no thread.
   void add(Turns& turns, std::function<Callbacks(Turns::Number)> run);
+  // Runs something beside the calls, in a thread that does nothing else meanwhile.
+  // Throws ResourceError if the system has no thread. Callbacks then wait for one of these.
+  void run_beside(std::function<void()> what);
+  void run_beside(Callbacks callbacks);
   // Waits until all has run, except the callback that this may be.
   void settle();
 

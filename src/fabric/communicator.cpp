@@ -92,6 +92,7 @@ class FabricCommunicator final : public Communicator::Impl {
  private:
   Plan& plan(Memory memory) override { return memory == Memory::host ? plan_ : gpu_plan_; }
 
+  void set_timeout(std::optional<double> timeout_s) override { group_.set_timeout(timeout_s); }
   void do_run(Request& request) override {
     Args& args = request.args;
     const Algorithm algorithm = chosen(request);

@@ -74,6 +74,7 @@ class FabricEndpoint {
   static constexpr int worker() { return 0; }
   static constexpr int workers() { return 1; }
   std::size_t chunk_bytes() const { return settings_.chunk_bytes; }
+  void set_timeout(double timeout_s) { settings_.timeout = std::chrono::duration<double>(timeout_s); }
   static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }
   static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
 

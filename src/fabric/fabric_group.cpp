@@ -47,7 +47,8 @@ struct Greeting {
 FabricGroup::FabricGroup(Bootstrap& bootstrap, const Options& options)
     : rank_(bootstrap.rank()),
       size_(bootstrap.size()),
-      timeout_s_(options.lane.timeout.count()),
+      usual_timeout_s_(options.lane.timeout.count()),
+      timeout_s_(usual_timeout_s_),
       while_waiting_(options.while_waiting),
       gone_(static_cast<std::size_t>(std::max(size_, 0))) {
   check_rank(rank_, size_, fabric::kMostRanks);
@@ -188,7 +189,7 @@ std::string FabricGroup::stuck(double seconds) {
     if (const auto& process = processes_[static_cast<std::size_t>(r)]; process && process->dead())
       first_dead_ = r;
   const bool without_end = first_dead_ && seconds > kStuckS;
-  if (!without_end && seconds < std::max(timeout_s_, kStuckAliveS)) return {};
+  if (!without_end && seconds < std::max(timeout_s_.load(), kStuckAliveS)) return {};
   bury(true);
   if (without_end)
     return who(*first_dead_) + " has died within libfabric and left locks that " + where() +

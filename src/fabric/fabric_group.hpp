@@ -64,6 +64,11 @@ class FabricGroup {
   // when no call is under way.
   void leave() noexcept;
   bool left() const { return left_; }
+  // Sets the deadline of waits; none: that of the constructor.
+  void set_timeout(std::optional<double> timeout_s) {
+    timeout_s_ = timeout_s.value_or(usual_timeout_s_);
+    lane_->set_timeout(timeout_s_);
+  }
   int ranks_here() const { return here_; }  // ranks on this machine
   bool inherited() const { return forks_ != forks(); }
 
@@ -82,7 +87,8 @@ class FabricGroup {
   std::string who(int rank) const;
 
   int rank_, size_, here_ = 0;
-  double timeout_s_;
+  const double usual_timeout_s_;
+  std::atomic<double> timeout_s_;  // of the call that runs; the watchdog reads it
   std::function<void()> while_waiting_;
   std::atomic<bool> left_ = false;
   std::atomic<bool> inside_ = false;  // whether a thread uses the lane, in a call or between two

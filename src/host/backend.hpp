@@ -11,6 +11,7 @@
 #include "core/plan.hpp"
 #include "core/request.hpp"
 #include "host/group.hpp"
+#include "host/mailbox.hpp"
 #include "host/symmetric.hpp"
 #include "unisono/communicator.hpp"
 
@@ -37,6 +38,11 @@ class LocalCommunicator : public Communicator::Impl {
   Plan& plan(Memory memory) override {
     if (memory == Memory::device) refuse_gpu();
     return plan_;
+  }
+  void set_timeout(std::optional<double> timeout_s) override { group_.set_timeout(timeout_s); }
+  Received do_message(const Message& message) override { return mailbox_.run(message); }
+  std::shared_ptr<Work::State> do_begin(const Message& message) override {
+    return mailbox_.begin(message, call_threads());
   }
   void do_run(Request& request) override;
   void do_run_pair(Request& request, int to, int from) override;
@@ -89,6 +95,7 @@ class LocalCommunicator : public Communicator::Impl {
   byte* reach(const Place& place, int rank, std::size_t bytes);
 
   Group group_;
+  Mailbox mailbox_{group_, check_};
   Plan plan_;
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
   std::vector<const byte*> inputs_;

@@ -13,6 +13,7 @@
 #include "base/env.hpp"
 #include "base/text.hpp"
 #include "core/greetings.hpp"
+#include "host/mailbox.hpp"
 #include "lane/channel.hpp"
 
 namespace unisono {
@@ -25,7 +26,7 @@ constexpr int kMeasuredRounds = 20;
 // How many times as long the way through the cache must take, for chunks to go around it. Around takes as
 // long on near cores as on far ones, and a virtual machine's may come near at any time.
 constexpr double kAroundPays = 1.5;
-constexpr std::uint32_t kVersion = 1;  // of the memory layout and of Hello
+constexpr std::uint32_t kVersion = 2;  // of the memory layout and of Hello
 
 // A rank's greeting at the bootstrap. Every field comes from outside and is checked.
 struct Hello {
@@ -89,6 +90,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     : rank_(bootstrap.rank()),
       size_(bootstrap.size()),
       numbers_(std::move(numbers)),
+      usual_timeout_s_(timeout_s),
       timeout_s_(timeout_s),
       while_waiting_(std::move(while_waiting)),
       stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()) {
@@ -97,7 +99,9 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     throw UsageError("there are " + std::to_string(numbers_.size()) + " numbers for " +
                      std::to_string(size_) + " ranks: give each rank its number in the whole job.");
   const HostThread::Layout layout(size_, chunk_bytes_for(size_), sizeof(Board));
-  auto own = Segment::create(layout.bytes);
+  mail_at_ = layout.bytes;
+  const std::size_t bytes = layout.bytes + Mailbox::bytes(size_);
+  auto own = Segment::create(bytes);
   Hello mine;
   mine.rank = rank_;
   mine.size = size_;
@@ -117,7 +121,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     const Hello hello = read(greetings[static_cast<std::size_t>(r)], r, mine, name(r));
     if (!segments.insert(hello.segment.nonce).second)
       throw UsageError("two ranks announce the same memory: give each rank its own number.");
-    segments_.push_back(r == rank_ ? own : Segment::open(hello.segment, layout.bytes));
+    segments_.push_back(r == rank_ ? own : Segment::open(hello.segment, bytes));
     const bool thread = hello.segment.pid == ::getpid();
     std::uint64_t nonce = 0;
     far = far && (thread || (host::Far::read(hello.segment.pid, hello.nonce_at, &nonce, sizeof nonce) &&
@@ -128,7 +132,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     cores.add(hello.cores);
   }
 
-  host::Patience patience;
+  host::Patience& patience = patience_;
   const int known = std::max(cores.count(), 1);
   ranks_a_core_ = (size_ + known - 1) / known;
   patience.crowded = ranks_a_core_ > 1;
@@ -225,7 +229,7 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     const bool died = dead(r);  // read before `departed`, which a rank sets before it ends in good order
-    const bool left = board(r).departed.load(std::memory_order_acquire) != 0;
+    const bool left = departed(r);
     // A rank that has left in good order matters only to ranks that still wait for it.
     if (left ? r != peer : !died) continue;
     if (arrived()) return;
@@ -238,7 +242,7 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
 bool Group::broken() {
   if (board(0).failure.stage.load(std::memory_order_acquire) != 0) return true;
   for (int r = 0; r < size_; ++r) {
-    if (r == rank_ || !dead(r) || board(r).departed.load(std::memory_order_acquire) != 0) continue;
+    if (r == rank_ || !dead(r) || departed(r)) continue;
     record(FailureKind::peer_lost, death_of(r, "by " + name(rank_)));
     return true;
   }
@@ -283,7 +287,8 @@ void Group::late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen
            kSlotNames[static_cast<int>(slot)] + (missing == std::vector{peer} ? "" : " of " + name(peer)) +
            ", epoch expected " + std::to_string(expected) + ", seen " + std::to_string(seen) +
            "): see what " + (missing.size() > 1 ? "those ranks are" : "that rank is") +
-           " doing, compare the calls with UNISONO_CHECK=1, or raise UNISONO_TIMEOUT_S.");
+           " doing, compare the calls with UNISONO_CHECK=1, or raise the deadline (timeout_s, "
+           "UNISONO_TIMEOUT_S).");
 }
 
 void Group::differs(int peer) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,24 @@ class Group {
     return processes_[static_cast<std::size_t>(rank)].own() ? reinterpret_cast<byte*>(address)
                                                             : host::far_address(rank, address);
   }
+
+  // Sets the deadline of the lane's waits; none: that of the constructor.
+  void set_timeout(std::optional<double> timeout_s) {
+    timeout_s_ = timeout_s.value_or(usual_timeout_s_);
+    lane_->set_timeout(timeout_s_);
+  }
+  double usual_timeout_s() const { return usual_timeout_s_; }
+
+  // What messages with tags need of the ranks (host/mailbox.hpp). From any thread.
+  byte* mail(int rank) const {
+    return reinterpret_cast<byte*>(segments_[static_cast<std::size_t>(rank)]->data()) + mail_at_;
+  }
+  bool dead(int rank) const { return processes_[static_cast<std::size_t>(rank)].dead(); }
+  bool departed(int rank) const { return board(rank).departed.load(std::memory_order_acquire) != 0; }
+  std::string name(int rank) const;                                  // "rank 3"
+  std::string who(int rank) const;                                   // "rank 3 (process 1234)"
+  std::string death_of(int rank, const std::string& noticed) const;  // noticed: where, or by whom
+  const host::Patience& patience() const { return patience_; }
 
   // Begins a call. Its name and number are for the text of errors.
   void doing(std::string_view what, std::uint64_t call) {
@@ -117,14 +136,13 @@ class Group {
   std::vector<int> absent();
   void differs(int peer);
   std::string where() const;
-  std::string name(int rank) const;                                  // "rank 3"
-  std::string who(int rank) const;                                   // "rank 3 (process 1234)"
-  std::string death_of(int rank, const std::string& noticed) const;  // noticed: where, or by whom
-  bool dead(int rank) const { return processes_[static_cast<std::size_t>(rank)].dead(); }
 
   int rank_, size_;
   std::vector<int> numbers_;
-  double timeout_s_;
+  const double usual_timeout_s_;
+  double timeout_s_;  // of the call that runs
+  host::Patience patience_;
+  std::size_t mail_at_ = 0;
   std::function<void()> while_waiting_;
   std::atomic<bool> left_ = false;
   unsigned forks_ = forks();

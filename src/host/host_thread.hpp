@@ -1,6 +1,7 @@
 // The host lane: one thread of one rank, over memory that all ranks of the machine have mapped.
 #pragma once
 
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -51,6 +52,9 @@ class HostThread {
     average_ = op == Op::avg;
     element_bytes_ = size_of(dtype);
   }
+
+  // Sets the deadline of waits.
+  void set_timeout(double timeout_s) { patience_.timeout = std::chrono::duration<double>(timeout_s); }
 
   // Sets the mark, at most kMarks, that pieces of the next program carry and must carry.
   void mark(std::uint32_t mark) { mark_ = mark; }

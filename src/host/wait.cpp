@@ -13,9 +13,15 @@
 namespace unisono::host {
 namespace {
 
-constexpr auto kYielding = std::chrono::microseconds(50);  // how long a wait yields before it sleeps
 // The longest sleep. A missed wake costs no more.
 constexpr auto kNap = std::chrono::microseconds(500);
+
+void wake(Line& line) {
+  if (line.sleepers.load(std::memory_order_seq_cst) != 0)
+    ::syscall(SYS_futex, &line.flag, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace
 
 void pause() {
 #if defined(__x86_64__)
@@ -36,15 +42,17 @@ void nap(Line& line, std::uint32_t expected) {
   line.sleepers.store(0, std::memory_order_relaxed);
 }
 
-}  // namespace
+void ring(Line& line) {
+  line.flag.fetch_add(1, std::memory_order_seq_cst);
+  wake(line);
+}
 
 void raise(Line& line, std::uint32_t value, bool crowded) {
   // The load of `sleepers` may overtake a plain store: a wake is then missed until the nap ends. No load
   // overtakes an exchange, which pays only if cores are scarce and a rank sleeps.
   if (crowded) line.flag.exchange(value, std::memory_order_seq_cst);
   else line.flag.store(value, std::memory_order_release);
-  if (line.sleepers.load(std::memory_order_seq_cst) != 0)
-    ::syscall(SYS_futex, &line.flag, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  wake(line);
 }
 
 void await(Line& line, std::uint32_t expected, const Patience& patience,

@@ -27,6 +27,16 @@ struct Patience {
   std::chrono::duration<double> timeout{};
 };
 
+// How long a wait yields before it sleeps.
+inline constexpr std::chrono::microseconds kYielding(50);
+
+// Leaves the core to others for a moment, within a wait.
+void pause();
+// Sleeps until the line may have reached `expected`, for at most 500 us.
+void nap(Line& line, std::uint32_t expected);
+// Counts a line up that several threads write, and wakes those who sleep on it.
+void ring(Line& line);
+
 // Publishes everything written before, then wakes those who sleep on the line.
 void raise(Line& line, std::uint32_t value, bool crowded);
 

@@ -15,6 +15,7 @@ namespace {
 
 // A wait within the node outlasts one between nodes, whose error says more.
 constexpr double kLocalPatience = 1.25, kLocalGraceS = 0.5;
+double local_timeout_s(double timeout_s) { return timeout_s * kLocalPatience + kLocalGraceS; }
 // How long a rank that has lost a peer listens for what that peer, or its neighbours, say of the cause.
 constexpr auto kListening = std::chrono::milliseconds(500);
 
@@ -53,7 +54,7 @@ NodesCommunicator::NodesCommunicator(Bootstrap& bootstrap, Topology place,
       while_waiting_(options.while_waiting) {
   NodeBootstrap of_node(bootstrap, place_);
   Communicator::Options inner = options;
-  inner.timeout_s = timeout_s_ * kLocalPatience + kLocalGraceS;
+  inner.timeout_s = local_timeout_s(timeout_s_);
   inner.check = false;  // calls are compared here, among all ranks
   inner.while_waiting = [this] {
     if (while_waiting_) while_waiting_();
@@ -69,6 +70,12 @@ NodesCommunicator::NodesCommunicator(Bootstrap& bootstrap, Topology place,
   nccl_ = std::make_shared<NcclTransport>(NcclTransport::Setting{
       bootstrap, *space, timeout_s_, [this](int of) { return place_.who(of); }, [this] { look(); }});
   gpu_ = std::make_unique<Carrier>(*this, nccl_, std::move(space));
+}
+
+void NodesCommunicator::set_timeout(std::optional<double> timeout_s) {
+  for (Carrier* const one : {host_.get(), gpu_.get()})
+    if (one) one->courier.set_timeout(timeout_s.value_or(timeout_s_));
+  local_->set_timeout(timeout_s ? std::optional(local_timeout_s(*timeout_s)) : std::nullopt);
 }
 
 NodesCommunicator::~NodesCommunicator() {

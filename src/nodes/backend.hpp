@@ -74,6 +74,7 @@ class NodesCommunicator final : public Communicator::Impl {
     Sums sums;
   };
 
+  void set_timeout(std::optional<double> timeout_s) override;
   void do_run(Request& request) override;
   void do_run_pair(Request& request, int to, int from) override;
   void do_barrier() override;

@@ -53,6 +53,7 @@ class Courier {
 
   Exchange begin(const Messages& messages);
   const Topology& place() const { return place_; }
+  void set_timeout(double timeout_s) { timeout_s_ = timeout_s; }
   Transport& transport() { return *transport_; }
 
  private:

@@ -255,8 +255,53 @@ TEST(C, CallsBegin) {
   });
 }
 
+TEST(C, MessagesWithTagsAndSplits) {
+  on_c_ranks(3, [](unisono_comm* comm, int me) {
+    unisono_comm* some = nullptr;
+    ok(unisono_split(comm, me == 1 ? -1 : 4, -me, &some));
+    EXPECT_EQ(some == nullptr, me == 1);
+    EXPECT_EQ(unisono_size(some), me == 1 ? -1 : 2);
+    EXPECT_EQ(unisono_rank(some), me == 1 ? -1 : me == 2 ? 0 : 1);
+    unisono_free(some);
+    const Ints x = input(me, 40000);
+    Ints y(40000);
+    unisono_received received{};
+    unisono_call call = call_of(x.data(), y.data(), 40000);
+    call.tagged = 1;
+    call.tag = 6;
+    call.timeout_s = 100;
+    unisono_work* work = nullptr;
+    call.from = UNISONO_ANY_SOURCE;
+    ok(unisono_begin(comm, UNISONO_RECV, &call, &work));
+    call.to = (me + 1) % 3;
+    ok(unisono_run(comm, UNISONO_SEND, &call));
+    ok(unisono_wait(work, 0));
+    ok(unisono_work_received(work, &received));
+    unisono_work_free(work);
+    EXPECT_EQ(received.source, (me + 2) % 3);
+    EXPECT_EQ(received.bytes, 160000u);
+    EXPECT_EQ(y, input(received.source, 40000));
+    call.count = 1;
+    call.tag = 0;
+    ok(unisono_run(comm, UNISONO_SEND, &call));
+    call.from = (me + 2) % 3;
+    call.count = 2;
+    call.received = &received;
+    ok(unisono_run(comm, UNISONO_RECV, &call));
+    EXPECT_EQ(received.source, call.from);
+    EXPECT_EQ(received.bytes, 4u);
+    call.tagged = 2;
+    expect_error(unisono_run(comm, UNISONO_SEND, &call), UNISONO_ERROR_USAGE, "call->tagged=2");
+    unisono_call barrier = call_of(nullptr, nullptr, 0);
+    barrier.timeout_s = -1;
+    expect_error(unisono_run(comm, UNISONO_BARRIER, &barrier), UNISONO_ERROR_USAGE, "is no deadline");
+    barrier.timeout_s = 100;
+    ok(unisono_run(comm, UNISONO_BARRIER, &barrier));
+  });
+}
+
 // Layouts are part of the interface.
-static_assert(sizeof(void*) != 8 || (sizeof(unisono_call) == 128 && sizeof(unisono_options) == 40 &&
+static_assert(sizeof(void*) != 8 || (sizeof(unisono_call) == 152 && sizeof(unisono_options) == 40 &&
                                      sizeof(unisono_bootstrap) == 32 && sizeof(unisono_outgoing) == 24));
 
 }  // namespace

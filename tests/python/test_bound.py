@@ -64,6 +64,26 @@ def test_every_call_can_be_bound() -> None:
         threads.together(comms, body)
 
 
+def test_messages_with_tags() -> None:
+    def body(comm: unisono.Communicator) -> None:
+        x, out = np.zeros(40), np.zeros(50)
+        if comm.rank == 0:
+            steps = [comm.bind.recv(out, unisono.ANY_SOURCE, tag=7) for _ in range(2)]
+            ranks = [step() for step in steps for _ in range(2)]
+            assert [one.nbytes for one in ranks] == [8 * 40] * 4
+            assert sorted(one.source for one in ranks) == [1, 1, 2, 2]
+            assert all(one.array is out for one in ranks)
+            assert out[0] == 10 * ranks[-1].source + 1
+        else:
+            step = comm.bind.send(x, 0, tag=7)
+            for i in range(2):
+                x[:] = 10 * comm.rank + i
+                assert step() is None
+
+    with threads.team(3) as comms:
+        threads.together(comms, body)
+
+
 def test_arrays_and_names_live_as_long_as_the_step() -> None:
     def body(comm: unisono.Communicator) -> list[float]:
         name = "".join(["one_", "shot"])  # a text that nothing else holds

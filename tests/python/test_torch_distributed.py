@@ -102,7 +102,7 @@ def test_ranks_meet_again_and_name_those_who_do_not_come() -> None:
 def test_says_what_carries_a_group(tmp_path: Path) -> None:
     said = play(2, "coalesced_alone", tmp_path, env={"UNISONO_LOG": "1"}).ended.output
     assert said.count("of 2 ranks: shared memory carries it.") == 1
-    assert said.count("send goes to gloo: tags.") == 1
+    assert said.count("all_reduce goes to gloo: sparse Float on cpu.") == 1
 
 
 def test_several_machines(tmp_path: Path) -> None:

@@ -281,6 +281,10 @@ def coalesced(rank: int, size: int) -> None:
         work.wait()
     assert [work.result()[0][0].item() for work in works] == [float(i * size) for i in range(50)]
     neighbours(rank, size)
+    if DEVICE == "cpu":
+        sparse = torch.eye(3).to_sparse()
+        dist.all_reduce(sparse)  # which is gloo's
+        assert torch.equal(sparse.to_dense(), torch.eye(3) * size)
     dist.barrier()
 
 
@@ -301,7 +305,7 @@ def chained(size: int) -> None:
 
 
 def neighbours(rank: int, size: int) -> None:
-    """Sends and receives."""
+    """Sends and receives; on CPUs with tags, several under way."""
     if size == 1:
         return
     got = torch.zeros(4)
@@ -314,6 +318,15 @@ def neighbours(rank: int, size: int) -> None:
     assert torch.equal(got, torch.full((4,), float((rank - 1) % size)))
     if DEVICE != "cpu":
         return
+    outs = [torch.zeros(40000)[::2] for _ in range(4)]
+    receives = [dist.irecv(outs[tag], (rank - 1) % size, tag=tag) for tag in (3, 1, 2, 0)]
+    sends = [
+        dist.isend(data((20000,), torch.float32, rank, tag), (rank + 1) % size, tag=tag) for tag in range(4)
+    ]
+    for work in [*receives, *sends]:
+        work.wait()
+    for tag, out in enumerate(outs):
+        assert torch.equal(out, data((20000,), torch.float32, (rank - 1) % size, tag))
     if rank == 0:
         assert {dist.recv(got) for _ in range(size - 1)} == set(range(1, size))
     else:

@@ -37,7 +37,7 @@ class Backend final : public Routes {
     const at::Tensor& tensor = one(tensors, "broadcast");
     if (const auto inner = elsewhere(tensors, "broadcast")) return joined(inner->broadcast(tensors, opts));
     const int root = root_of(opts.rootRank);
-    return begin(OpType::BROADCAST, "unisono:broadcast", opts.asyncOp, tensors, tensors, [&](Steps& call) {
+    return begin(OpType::BROADCAST, "unisono:broadcast", opts, tensors, tensors, [&](Steps& call) {
       const at::Tensor at = rank_ == root ? packed(tensor) : written(call, tensor);
       void* const data = call.keep(at).data_ptr();
       call.run(Collective::broadcast, bytes(data, data, tensor.nbytes(), root));
@@ -50,7 +50,7 @@ class Backend final : public Routes {
       return joined(inner->reduce(tensors, opts));
     const int root = root_of(opts.rootRank);
     const Sum sum = *sum_of(tensor, opts.reduceOp);
-    return begin(OpType::REDUCE, "unisono:reduce", opts.asyncOp, tensors, tensors,
+    return begin(OpType::REDUCE, "unisono:reduce", opts, tensors, tensors,
                  [&](Steps& call) { reduce_to(call, tensor, tensor, sum, root); });
   }
 
@@ -61,7 +61,7 @@ class Backend final : public Routes {
     if (const auto inner = elsewhere(inputs, "all_gather"))
       return joined(inner->allgather(outputs, inputs, opts));
     check_alike(outs, in, "all_gather");
-    return begin(OpType::ALLGATHER, "unisono:all_gather", opts.asyncOp, inputs, outs,
+    return begin(OpType::ALLGATHER, "unisono:all_gather", opts, inputs, outs,
                  [&](Steps& call) { gather_lists(call, in, outs); });
   }
   Ptr<c10d::Work> allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -82,24 +82,22 @@ class Backend final : public Routes {
         all.push_back(list[i]);
       }
     }
-    return begin(OpType::ALLGATHER_COALESCED, "unisono:all_gather", opts.asyncOp, inputs, all,
-                 [&](Steps& call) {
-                   for (std::size_t i = 0; i < inputs.size(); ++i)
-                     gather_lists(call, inputs[i], of_inputs[i]);
-                 });
+    return begin(OpType::ALLGATHER_COALESCED, "unisono:all_gather", opts, inputs, all, [&](Steps& call) {
+      for (std::size_t i = 0; i < inputs.size(); ++i) gather_lists(call, inputs[i], of_inputs[i]);
+    });
   }
   Ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                   const c10d::AllgatherOptions& opts) override {
     Tensors outputs{output}, inputs{input};
     if (const auto inner = elsewhere(inputs, "all_gather"))
       return joined(inner->_allgather_base(output, input, opts));
-    return gather_tensors(outputs, inputs, opts.asyncOp, OpType::_ALLGATHER_BASE);
+    return gather_tensors(outputs, inputs, opts, OpType::_ALLGATHER_BASE);
   }
   Ptr<c10d::Work> allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                   const c10d::AllgatherOptions& opts) override {
     if (const auto inner = elsewhere(inputs, "all_gather"))
       return joined(inner->allgather_into_tensor_coalesced(outputs, inputs, opts));
-    return gather_tensors(outputs, inputs, opts.asyncOp, OpType::COALESCED);
+    return gather_tensors(outputs, inputs, opts, OpType::COALESCED);
   }
 
   Ptr<c10d::Work> gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -110,7 +108,7 @@ class Backend final : public Routes {
     TORCH_CHECK(rank_ == root || outputs.empty(), "unisono: gather: give the outputs at the root alone.");
     const Tensors outs = rank_ == root ? one(outputs, ranks(), "gather") : Tensors();
     check_alike(outs, in, "gather");
-    return begin(OpType::GATHER, "unisono:gather", opts.asyncOp, inputs, outs, [&](Steps& call) {
+    return begin(OpType::GATHER, "unisono:gather", opts, inputs, outs, [&](Steps& call) {
       if (rank_ == root) return gather_lists(call, in, outs, Collective::gather, root);
       const at::Tensor from = call.keep(packed(in));
       call.run(Collective::gather, bytes(from.const_data_ptr(), nullptr, in.nbytes(), root));
@@ -125,7 +123,7 @@ class Backend final : public Routes {
     TORCH_CHECK(rank_ == root || inputs.empty(), "unisono: scatter: give the inputs at the root alone.");
     const Tensors ins = rank_ == root ? one(inputs, ranks(), "scatter") : Tensors();
     check_alike(ins, out, "scatter");
-    return begin(OpType::SCATTER, "unisono:scatter", opts.asyncOp, ins, outputs, [&](Steps& call) {
+    return begin(OpType::SCATTER, "unisono:scatter", opts, ins, outputs, [&](Steps& call) {
       const at::Tensor to = written(call, out);
       const auto place = static_cast<std::ptrdiff_t>(out.nbytes()) * rank_;
       const at::Tensor flat = rank_ == root ? call.keep(apart(flat_of(ins), to, -place)) : at::Tensor();
@@ -145,13 +143,12 @@ class Backend final : public Routes {
       TORCH_CHECK(in.scalar_type() == out.scalar_type(),
                   "unisono: reduce_scatter: tensors must be of one type.");
     const Sum sum = *sum_of(out, opts.reduceOp);
-    return begin(
-        OpType::REDUCE_SCATTER, "unisono:reduce_scatter", opts.asyncOp, ins, outputs, [&](Steps& call) {
-          const bool even =
-              std::all_of(ins.begin(), ins.end(), [&](auto& in) { return in.numel() == ins[0].numel(); });
-          if (even) return scatter_sums(call, out, flat_of(ins), sum);
-          for (int r = 0; r < size_; ++r) reduce_to(call, ins[static_cast<std::size_t>(r)], out, sum, r);
-        });
+    return begin(OpType::REDUCE_SCATTER, "unisono:reduce_scatter", opts, ins, outputs, [&](Steps& call) {
+      const bool even =
+          std::all_of(ins.begin(), ins.end(), [&](auto& in) { return in.numel() == ins[0].numel(); });
+      if (even) return scatter_sums(call, out, flat_of(ins), sum);
+      for (int r = 0; r < size_; ++r) reduce_to(call, ins[static_cast<std::size_t>(r)], out, sum, r);
+    });
   }
   Ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                        const c10d::ReduceScatterOptions& opts) override {
@@ -177,7 +174,7 @@ class Backend final : public Routes {
     // A rank may give equal splits where another gives none: both are all_to_all_v.
     const std::vector<std::size_t> sends = parts(input, input_splits),
                                    receives = parts(output, output_splits);
-    return begin(OpType::ALLTOALL_BASE, "unisono:all_to_all", opts.asyncOp, Tensors{input}, {output},
+    return begin(OpType::ALLTOALL_BASE, "unisono:all_to_all", opts, Tensors{input}, {output},
                  [&](Steps& call) {
                    const at::Tensor to = written(call, output);
                    const at::Tensor from = call.keep(apart(input, to, kNowhere));
@@ -189,7 +186,7 @@ class Backend final : public Routes {
       return joined(inner->alltoall(outputs, inputs, opts));
     TORCH_CHECK(outputs.size() == ranks() && inputs.size() == ranks(), "unisono: all_to_all needs lists of ",
                 ranks(), " tensors.");
-    return begin(OpType::ALLTOALL, "unisono:all_to_all", opts.asyncOp, inputs, outputs, [&](Steps& call) {
+    return begin(OpType::ALLTOALL, "unisono:all_to_all", opts, inputs, outputs, [&](Steps& call) {
       std::vector<Message> messages;
       for (int r = 0; r < size_; ++r) {
         at::Tensor from = inputs[static_cast<std::size_t>(r)];
@@ -220,7 +217,7 @@ class Backend final : public Routes {
   }
 
   Ptr<c10d::Work> reduce_all(const Tensors& tensors, const c10d::AllreduceOptions& opts, OpType type) {
-    return begin(type, "unisono:all_reduce", opts.asyncOp, tensors, tensors, [&](Steps& call) {
+    return begin(type, "unisono:all_reduce", opts, tensors, tensors, [&](Steps& call) {
       for (const at::Tensor& tensor : tensors) {
         void* const data = written(call, tensor, true).data_ptr();
         call.run(Collective::all_reduce, sums(data, data, tensor, 1, *sum_of(tensor, opts.reduceOp)));
@@ -249,10 +246,10 @@ class Backend final : public Routes {
     call.run(collective, bytes(source.const_data_ptr(), to, in.nbytes(), root));
     if (!direct) call.after([flat, outs] { unpack(flat, outs); });
   }
-  Ptr<c10d::Work> gather_tensors(const Tensors& outputs, const Tensors& inputs, bool async, OpType type) {
+  Ptr<c10d::Work> gather_tensors(const Tensors& outputs, const Tensors& inputs, const How& how, OpType type) {
     TORCH_CHECK(outputs.size() == inputs.size(), "unisono: all_gather needs as many outputs as inputs.");
     for (std::size_t i = 0; i < inputs.size(); ++i) check_alike(outputs[i], inputs[i], size_, "all_gather");
-    return begin(type, "unisono:all_gather", async, inputs, outputs, [&](Steps& call) {
+    return begin(type, "unisono:all_gather", how, inputs, outputs, [&](Steps& call) {
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         const at::Tensor to = written(call, outputs[i]);
         const at::Tensor from =
@@ -272,7 +269,7 @@ class Backend final : public Routes {
     TORCH_CHECK(outputs.size() == inputs.size(), "unisono: reduce_scatter needs as many outputs as inputs.");
     for (std::size_t i = 0; i < inputs.size(); ++i)
       check_alike(inputs[i], outputs[i], size_, "reduce_scatter");
-    return begin(type, "unisono:reduce_scatter", opts.asyncOp, inputs, outputs, [&](Steps& call) {
+    return begin(type, "unisono:reduce_scatter", opts, inputs, outputs, [&](Steps& call) {
       for (std::size_t i = 0; i < inputs.size(); ++i)
         scatter_sums(call, outputs[i], inputs[i], *sum_of(inputs[i], opts.reduceOp));
     });

@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -41,13 +42,26 @@ class StoreBootstrap final : public unisono::Bootstrap {
 // Thrown if the ranks are on several nodes, which no communicator joins here.
 struct SeveralNodes {};
 
+// How a call is made, as c10d's options say.
+struct How {
+  How() = default;
+  template <class Options>
+  How(const Options& options)  // NOLINT(google-explicit-constructor)
+      : async(options.asyncOp),
+        timeout_s(std::max(0.0, 1e-3 * static_cast<double>(options.timeout.count()))) {}
+  bool async = true;
+  double timeout_s = 0;  // on CPUs; 0: the group's
+};
+
 // What a call of the group is made of: calls of a communicator, and what comes after them.
 class Steps {
  public:
-  // begins: the calls begin, and run beside the program. memory, stream: of the calls.
-  Steps(unisono::Communicator& communicator, bool begins, unisono::Memory memory = unisono::Memory::host,
-        void* stream = nullptr)
-      : communicator_(&communicator), begins_(begins), memory_(memory), stream_(stream) {}
+  // Of calls on host memory, which run at once or begin.
+  Steps(unisono::Communicator& communicator, const How& how)
+      : communicator_(&communicator), begins_(how.async), timeout_s_(how.timeout_s) {}
+  // Of calls on a GPU, which are enqueued on a stream.
+  Steps(unisono::Communicator& communicator, void* stream)
+      : communicator_(&communicator), memory_(unisono::Memory::device), stream_(stream) {}
 
   // Makes a call, with the parameters of Communicator::run.
   template <class... Form>
@@ -76,13 +90,15 @@ class Steps {
   unisono::Call placed(unisono::Call call) const {
     call.memory = memory_;
     call.stream = stream_;
+    call.timeout_s = timeout_s_;
     return call;
   }
 
   unisono::Communicator* const communicator_;  // which outlives the making of the calls
-  const bool begins_;
-  const unisono::Memory memory_;
-  void* const stream_;
+  const bool begins_ = false;
+  const double timeout_s_ = 0;
+  const unisono::Memory memory_ = unisono::Memory::host;
+  void* const stream_ = nullptr;
   std::vector<unisono::Work> begun_;
   Tensors kept_;
   std::vector<std::function<void()>> after_;
@@ -93,17 +109,20 @@ using Body = c10::function_ref<void(Steps&)>;  // makes the calls
 class CallWork final : public c10d::Work {
  public:
   CallWork(int rank, c10d::OpType type, const char* title, const std::optional<Tensors>& inputs,
-           Tensors outputs, uint64_t number, unisono::Communicator& communicator, bool async)
+           Tensors outputs, uint64_t number, unisono::Communicator& communicator, const How& how)
       : Work(rank, type, title, inputs),
         outputs_(std::move(outputs)),
         number_(number),
-        steps_(communicator, async) {}
+        steps_(communicator, how) {}
 
   // Makes the calls, which run at once or begin.
   void start(Body body) noexcept;
 
   Tensors result() override { return outputs_; }
   uint64_t getSequencenumber() const override { return number_; }
+  int sourceRank() const override {
+    return steps_.begun().empty() ? -1 : steps_.begun().back().received().source;
+  }
   Ptr<c10::ivalue::Future> getFuture() override;
 
  private:

@@ -33,7 +33,7 @@ void refuse_capture() {
 
 void Gpu::enqueue(Body body, c10::Event* end) {
   const auto on = [&](const c10::Stream& stream) {
-    Steps steps(communicator_, false, unisono::Memory::device, stream.native_handle());
+    Steps steps(communicator_, stream.native_handle());
     body(steps);
     steps.finish();
   };

@@ -103,7 +103,7 @@ Ptr<c10d::Backend> Routes::by_nccl(const char* what, const std::string& why) {
   return nccl;
 }
 
-Ptr<c10d::Work> Routes::begin(OpType type, const char* title, bool async,
+Ptr<c10d::Work> Routes::begin(OpType type, const char* title, const How& how,
                               const std::optional<Tensors>& inputs, Tensors outputs, Body body,
                               std::shared_ptr<Gpu> gpu) {
   const Tensors& some = inputs && !inputs->empty() ? *inputs : outputs;
@@ -111,12 +111,12 @@ Ptr<c10d::Work> Routes::begin(OpType type, const char* title, bool async,
   const uint64_t number = ++calls_made_;
   if (gpu) {
     auto work =
-        c10::make_intrusive<GpuWork>(gpu, rank_, type, title, inputs, std::move(outputs), number, async);
+        c10::make_intrusive<GpuWork>(gpu, rank_, type, title, inputs, std::move(outputs), number, how.async);
     work->start(body);
     return joined(work);
   }
   auto work = c10::make_intrusive<CallWork>(rank_, type, title, inputs, std::move(outputs), number,
-                                            *communicator_, async);
+                                            *communicator_, how);
   work->start(body);
   return joined(work);
 }
@@ -128,31 +128,44 @@ Ptr<c10d::Work> Routes::barrier(const c10d::BarrierOptions& opts) {
     gpu = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(opts.device_ids[0]));
   if (gpu && gpu->is_cuda()) return barrier_of_gpus(*gpu, opts);
   if (!communicator_) return joined(gloo_->barrier(opts));
-  return begin(OpType::BARRIER, "unisono:barrier", opts.asyncOp, std::nullopt, {},
-               [](Steps& call) { call.run(Collective::barrier); });
+  return begin(OpType::BARRIER, "unisono:barrier", opts, std::nullopt, {},
+               [](Steps& call) { call.run(Collective::barrier, Call{}); });
 }
 
 Ptr<c10d::Work> Routes::barrier_of_gpus(c10::Device device, const c10d::BarrierOptions& opts) {
   const Tensors sign{at::zeros({1}, at::TensorOptions(device).dtype(at::kByte))};
   if (const auto inner = elsewhere(sign, "barrier")) return joined(inner->barrier(opts));
-  return begin(OpType::BARRIER, "unisono:barrier", opts.asyncOp, sign, {}, [&](Steps& call) {
+  return begin(OpType::BARRIER, "unisono:barrier", opts, sign, {}, [&](Steps& call) {
     void* const data = sign[0].data_ptr();
     call.run(Collective::all_reduce, sums(data, data, sign[0], 1, {DType::u8, unisono::Op::sum}));
   });
 }
 
 Ptr<c10d::Work> Routes::send(Tensors& tensors, int to, int tag) {
-  if (one(tensors, "send").is_cuda()) return message({tensors[0], to, true}, tag);
-  return joined(by_gloo("send", "tags")->send(tensors, to, tag));
+  const at::Tensor& tensor = one(tensors, "send");
+  if (tensor.is_cuda()) return message({tensor, to, true}, tag);
+  if (const auto inner = elsewhere(tensors, "send")) return joined(inner->send(tensors, to, tag));
+  return begin(OpType::SEND, "unisono:send", How(), tensors, {}, [&](Steps& call) {
+    const at::Tensor from = call.keep(packed(tensor));
+    call.run(Collective::send, bytes(from.const_data_ptr(), nullptr, from.nbytes()), to, -1, tag);
+  });
 }
 Ptr<c10d::Work> Routes::recv(Tensors& tensors, int from, int tag) {
   if (one(tensors, "recv").is_cuda()) return message({tensors[0], from, false}, tag);
-  return joined(by_gloo("recv", "tags")->recv(tensors, from, tag));
+  if (const auto inner = elsewhere(tensors, "recv")) return joined(inner->recv(tensors, from, tag));
+  return receive(OpType::RECV, tensors, from, tag);
 }
 Ptr<c10d::Work> Routes::recvAnysource(Tensors& tensors, int tag) {
   TORCH_CHECK(!one(tensors, "recv").is_cuda(),
               "unisono: recv from any source is for tensors on CPUs: name the source.");
-  return joined(by_gloo("recv", "any source")->recvAnysource(tensors, tag));
+  if (const auto inner = elsewhere(tensors, "recv")) return joined(inner->recvAnysource(tensors, tag));
+  return receive(OpType::RECVANYSOURCE, tensors, Communicator::kAnySource, tag);
+}
+Ptr<c10d::Work> Routes::receive(OpType type, const Tensors& tensors, int from, int tag) {
+  return begin(type, "unisono:recv", How(), std::nullopt, tensors, [&](Steps& call) {
+    const at::Tensor to = written(call, tensors[0]);
+    call.run(Collective::recv, bytes(nullptr, to.data_ptr(), to.nbytes()), -1, from, tag);
+  });
 }
 
 // Sends from a GPU, or receives there: with the batch, or with the peer alone.
@@ -170,7 +183,7 @@ Ptr<c10d::Work> Routes::message(const Message& one, int tag) {
   }
   const Message to_peer{one.tensor, one.peer > rank_, one.sent};
   return begin(
-      one.sent ? OpType::SEND : OpType::RECV, one.sent ? "unisono:send" : "unisono:recv", true, std::nullopt,
+      one.sent ? OpType::SEND : OpType::RECV, one.sent ? "unisono:send" : "unisono:recv", How(), std::nullopt,
       tensors, [&](Steps& call) { exchange(call, {to_peer}); }, gpu);
 }
 
@@ -180,7 +193,7 @@ Ptr<c10d::Work> Routes::endCoalescing() {
   Tensors tensors;
   for (const Message& one : batch->messages) tensors.push_back(one.tensor);
   if (!tensors.empty())
-    batch->works->add(begin(OpType::COALESCED, "unisono:batch_send_recv", true, tensors, {},
+    batch->works->add(begin(OpType::COALESCED, "unisono:batch_send_recv", How(), tensors, {},
                             [&](Steps& call) { exchange(call, batch->messages); }));
   if (batch->nccl) batch->works->add(batch->nccl->endCoalescing());
   return batch->works;

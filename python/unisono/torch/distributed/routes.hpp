@@ -47,7 +47,7 @@ class Routes : public c10d::Backend {
   Ptr<c10d::Backend> elsewhere(const Tensors& tensors, const char* what, const ReduceOp* op = nullptr);
 
   // Makes or begins a call. gpu: of tensors on a GPU; null: the group's.
-  Ptr<c10d::Work> begin(c10d::OpType type, const char* title, bool async,
+  Ptr<c10d::Work> begin(c10d::OpType type, const char* title, const How& how,
                         const std::optional<Tensors>& inputs, Tensors outputs, Body body,
                         std::shared_ptr<Gpu> gpu = nullptr);
 
@@ -71,6 +71,7 @@ class Routes : public c10d::Backend {
   Ptr<c10d::Backend> by_gloo(const char* what, const std::string& why);
   Ptr<c10d::Backend> by_nccl(const char* what, const std::string& why);
   Ptr<c10d::Work> message(const Message& one, int tag);
+  Ptr<c10d::Work> receive(c10d::OpType type, const Tensors& tensors, int from, int tag);
   Ptr<c10d::Work> barrier_of_gpus(c10::Device device, const c10d::BarrierOptions& opts);
 
   const pid_t process_ = ::getpid();

@@ -1,0 +1,253 @@
+#include "host/mailbox.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "base/bytes.hpp"
+#include "host/group.hpp"
+
+namespace unisono {
+namespace {
+
+constexpr std::size_t kMostRing = std::size_t{64} << 10, kLeastRing = std::size_t{8} << 10;
+constexpr std::size_t kRings = std::size_t{1} << 20;  // bytes of a rank, unless its rings are the least
+constexpr std::size_t kRecord = 64;                   // records begin at multiples
+
+std::size_t ring_bytes(int ranks) {
+  return std::clamp(kRings / static_cast<std::size_t>(ranks) / 4096 * 4096, kLeastRing, kMostRing);
+}
+
+}  // namespace
+
+std::size_t Mailbox::bytes(int ranks) {
+  return 4096 + static_cast<std::size_t>(ranks) * round_up(sizeof(Ring) + ring_bytes(ranks), 4096);
+}
+
+Mailbox::Mailbox(Group& group, bool check)
+    : group_(group),
+      rank_(group.rank()),
+      size_(group.size()),
+      check_(check),
+      heard_(bell(rank_).flag.load(std::memory_order_relaxed) - 1),
+      outboxes_(static_cast<std::size_t>(size_)) {}
+
+Mailbox::~Mailbox() = default;
+
+host::Line& Mailbox::bell(int rank) const { return *reinterpret_cast<host::Line*>(group_.mail(rank)); }
+
+Mailbox::Ring& Mailbox::ring(int reader, int writer) const {
+  return *reinterpret_cast<Ring*>(group_.mail(reader) + 4096 +
+                                  static_cast<std::size_t>(writer) *
+                                      round_up(sizeof(Ring) + ring_bytes(size_), 4096));
+}
+
+// Returns whether there was room.
+bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t bytes) {
+  Ring& to = ring(peer, rank_);
+  const std::size_t whole = ring_bytes(size_), record = round_up(sizeof head + bytes, kRecord);
+  const std::uint64_t at = to.written.load(std::memory_order_relaxed);
+  auto room = [&] { return whole - (at - to.taken.load(std::memory_order_acquire)) >= record; };
+  if (!room()) {
+    to.blocked.store(1, std::memory_order_seq_cst);
+    if (!room()) {
+      blocked_ = true;
+      return false;
+    }
+  }
+  std::memcpy(to.data() + at % whole, &head, sizeof head);
+  const std::size_t begin = (at + sizeof head) % whole, first = std::min(bytes, whole - begin);
+  if (first > 0) std::memcpy(to.data() + begin, data, first);
+  if (bytes > first) std::memcpy(to.data(), data + first, bytes - first);
+  to.written.store(at + record, std::memory_order_release);
+  return true;
+}
+
+// Writes to a peer's ring what there is and fits: answers first, then messages, then parts of large ones.
+void Mailbox::push(int peer) {
+  Outbox& out = outboxes_[static_cast<std::size_t>(peer)];
+  if (out.empty()) return;
+  const std::size_t most = ring_bytes(size_) / 4;  // of a record's data
+  bool wrote = false, room = true;
+  while (room && !out.accepts.empty()) {
+    room = put(peer, out.accepts.front(), nullptr, 0);
+    if (room) out.accepts.pop_front();
+    wrote = wrote || room;
+  }
+  while (room && !out.letters.empty()) {
+    const Sent letter = out.letters.front();
+    const bool eager = letter->bytes <= most;
+    const std::uint64_t number = eager ? 0 : ++numbers_;
+    room =
+        put(peer, {eager ? Head::eager : Head::offer, letter->tag, letter->bytes, number, 0, letter->dtype},
+            letter->at, eager ? letter->bytes : 0);
+    if (!room) break;
+    wrote = true;
+    out.letters.pop_front();
+    if (eager) complete(letter, rank_);
+    else offered_[number] = letter;
+  }
+  while (room && !out.streams.empty()) {
+    const Sent letter = out.streams.front();
+    const std::size_t bytes = std::min<std::size_t>(most, letter->bytes - letter->moved);
+    room = put(peer, {Head::part, letter->tag, bytes, letter->other, 0, letter->dtype},
+               letter->at + letter->moved, bytes);
+    if (!room) break;
+    wrote = true;
+    letter->moved += bytes;
+    if (letter->moved < letter->bytes) continue;
+    out.streams.pop_front();
+    complete(letter, rank_);
+  }
+  if (wrote) host::ring(bell(peer));
+}
+
+void Mailbox::take_records(int source) {
+  Ring& from = ring(rank_, source);
+  const std::size_t whole = ring_bytes(size_);
+  std::uint64_t at = from.taken.load(std::memory_order_relaxed);
+  while (at != from.written.load(std::memory_order_acquire)) {
+    Head head;
+    std::memcpy(&head, from.data() + at % whole, sizeof head);
+    const bool carries = head.kind == Head::eager || head.kind == Head::part;
+    if (carries && head.bytes > whole / 4)
+      group_.fail(FailureKind::mismatch,
+                  group_.name(source) +
+                      " has sent what is no message: start every rank with the same version "
+                      "of Unisono.");
+    take(source, head, from, at + sizeof head);
+    at += round_up(sizeof head + (carries ? head.bytes : 0), kRecord);
+    from.taken.store(at, std::memory_order_seq_cst);
+    if (from.blocked.load(std::memory_order_seq_cst) != 0) {
+      from.blocked.store(0, std::memory_order_relaxed);
+      host::ring(bell(source));
+    }
+  }
+}
+
+void Mailbox::take(int source, const Head& head, Ring& from, std::uint64_t at) {
+  auto copy = [&](std::byte* to) {
+    const std::size_t whole = ring_bytes(size_), begin = at % whole,
+                      first = std::min<std::size_t>(head.bytes, whole - begin);
+    if (first > 0) std::memcpy(to, from.data() + begin, first);
+    if (head.bytes > first) std::memcpy(to + first, from.data(), head.bytes - first);
+  };
+  switch (head.kind) {
+    case Head::eager:
+    case Head::offer: {
+      const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const Sent& letter) {
+        return letter->tag == head.tag && (letter->peer == source || letter->peer < 0);
+      });
+      if (found == posted_.end()) {
+        Kept& kept = unexpected_.emplace_back(source, head);
+        if (head.kind == Head::offer) return;
+        kept.data.resize(head.bytes);
+        return copy(kept.data.data());
+      }
+      const Sent letter = std::move(*found);
+      posted_.erase(found);
+      check(*letter, source, head.dtype, head.bytes);
+      letter->received.bytes = head.bytes;
+      if (head.kind == Head::offer) return accept(source, head.number, letter);
+      copy(letter->at);
+      return complete(letter, source);
+    }
+    case Head::accept: {
+      const auto found = offered_.find(head.number);
+      if (found == offered_.end()) return;  // its sender has given up
+      found->second->other = head.other;
+      outboxes_[static_cast<std::size_t>(source)].streams.push_back(found->second);
+      offered_.erase(found);
+      return;
+    }
+    case Head::part: {
+      const auto found = accepted_.find(head.number);
+      if (found == accepted_.end()) return;
+      const Sent letter = found->second;
+      if (head.bytes > letter->received.bytes - letter->moved) return;
+      copy(letter->at + letter->moved);
+      letter->moved += head.bytes;
+      if (letter->moved < letter->received.bytes) return;
+      accepted_.erase(found);
+      return complete(letter, source);
+    }
+  }
+}
+
+void Mailbox::accept(int source, std::uint64_t offer, const Sent& letter) {
+  letter->source = source;
+  accepted_[++numbers_] = letter;
+  outboxes_[static_cast<std::size_t>(source)].accepts.push_back(
+      {Head::accept, letter->tag, 0, offer, numbers_, letter->dtype});
+}
+
+void Mailbox::check(const Letter& letter, int source, DType dtype, std::uint64_t bytes) {
+  const std::string message = "the message with tag " + std::to_string(letter.tag) + " of " +
+                              group_.name(source) + " to " + group_.name(rank_);
+  if (bytes > letter.bytes)
+    group_.fail(FailureKind::mismatch, message + " has " + std::to_string(bytes) +
+                                           " bytes, but its receive has room for " +
+                                           std::to_string(letter.bytes) + ": receive as much as is sent.");
+  if (check_ && dtype != letter.dtype)
+    group_.fail(FailureKind::mismatch, message + " is of " + std::string(name_of(dtype)) +
+                                           ", but its receive is of " + std::string(name_of(letter.dtype)) +
+                                           ": give both ends one dtype.");
+}
+
+// Ends a letter. The waiter of another one may do so: its own is then told by the bell.
+void Mailbox::complete(const Sent& letter, int source) {
+  letter->received.source = source;
+  letter->done.store(true, std::memory_order_release);
+  if (letter->state) {
+    letter->state->received = letter->received;
+    begun_.remove(letter);
+    if (auto callbacks = letter->state->end({}); !callbacks.empty()) ended_.push_back(std::move(callbacks));
+  }
+  if (letter.get() != own_) host::ring(bell(rank_));
+}
+
+void Mailbox::post(const Sent& letter) {
+  if (letter->sends) {
+    outboxes_[static_cast<std::size_t>(letter->peer)].letters.push_back(letter);
+    return progress();
+  }
+  progress();
+  const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Kept& kept) {
+    return kept.head.tag == letter->tag && (letter->peer == kept.source || letter->peer < 0);
+  });
+  if (found == unexpected_.end()) return posted_.push_back(letter);
+  const Kept kept = std::move(*found);
+  unexpected_.erase(found);
+  check(*letter, kept.source, kept.head.dtype, kept.head.bytes);
+  letter->received.bytes = kept.head.bytes;
+  if (kept.head.kind == Head::offer) {
+    accept(kept.source, kept.head.number, letter);
+    return push(kept.source);
+  }
+  if (!kept.data.empty()) std::memcpy(letter->at, kept.data.data(), kept.data.size());
+  complete(letter, kept.source);
+}
+
+void Mailbox::progress() {
+  Ring& own = ring(rank_, rank_);
+  do {
+    heard_ = bell(rank_).flag.load(std::memory_order_acquire);
+    blocked_ = false;
+    for (int r = 0; r < size_; ++r) take_records(r);
+    for (int r = 0; r < size_; ++r) push(r);
+  } while (own.written.load(std::memory_order_relaxed) != own.taken.load(std::memory_order_relaxed));
+}
+
+void Mailbox::forget(const Sent& letter) {
+  posted_.remove(letter);
+  begun_.remove(letter);
+  for (Outbox& out : outboxes_) {
+    std::erase(out.letters, letter);
+    std::erase(out.streams, letter);
+  }
+  for (auto* const all : {&offered_, &accepted_})
+    std::erase_if(*all, [&](const auto& one) { return one.second == letter; });
+}
+
+}  // namespace unisono

@@ -1,0 +1,47 @@
+"""Messages with tags, deadlines of calls, and communicators of some ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ranks
+import threads
+import unisono
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_messages(n: int) -> None:
+    assert ranks.play(n, "message_programs:messages").results() == [[]] * n
+
+
+def test_across_nodes() -> None:
+    for rank, (tags, split, node) in enumerate(
+        ranks.play(4, "message_programs:across_nodes", nodes=2).results()
+    ):
+        assert "between ranks of one machine" in tags
+        assert "the ranks of color 0 are on several nodes" in split
+        assert node == ("[1, 0]" if rank < 2 else "[3, 2]")
+
+
+def test_faults() -> None:
+    def body(comm: unisono.Communicator) -> Any:
+        x = np.ones(2)
+        for words, call in {
+            "tag=-1": lambda: comm.send(x, 0, tag=-1),
+            "source -1 is not a rank": lambda: comm.recv(x, unisono.ANY_SOURCE),
+            "source 5 is not a rank": lambda: comm.recv(x, 5, tag=1),
+            "timeout_s=0": lambda: comm.all_reduce(x, timeout_s=0),
+        }.items():
+            with pytest.raises(unisono.UsageError, match=words):
+                call()
+        comm.barrier()
+        if comm.rank == 0:
+            with pytest.raises(unisono.TimeoutError, match=r"recv with tag 3 of rank 0 has waited 0\.1 s"):
+                comm.recv(x, 1, tag=3, timeout_s=0.1)
+        with pytest.raises(unisono.TimeoutError, match="recv with tag 3 of rank 0"):
+            comm.barrier()
+
+    threads.with_threads(2, body)

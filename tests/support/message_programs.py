@@ -1,0 +1,53 @@
+"""Programs of ranks with messages with tags, and with communicators of some ranks, for `ranks.play`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import unisono
+from fault_programs import attempt
+
+
+def messages() -> list[object]:
+    """A ring of messages of all sizes, received in the reverse order of their tags. Returns what is wrong."""
+    wrong: list[object] = []
+    with unisono.init() as comm:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        counts = (0, 1, 5000, 300_001)
+        sends = [
+            comm.send(np.full(n, comm.rank + tag, np.float64), right, tag=tag, asynchronous=True)
+            for tag, n in enumerate(counts)
+        ]
+        total = comm.all_reduce(np.ones(3))  # passes by them
+        for tag, n in reversed(list(enumerate(counts))):
+            out = np.zeros(n + 1)
+            received = comm.recv(out, left, tag=tag)
+            if not (received.array is out and (received.source, received.nbytes) == (left, 8 * n)):
+                wrong.append((tag, repr(received)))
+            if (out[:n] != left + tag).any() or out[n] != 0 or total[0] != comm.size:
+                wrong.append((tag, out))
+        for work in sends:
+            work.wait()
+        comm.barrier(timeout_s=50)
+        anyone = unisono.ANY_SOURCE
+        receives = [comm.recv(np.zeros(1), anyone, tag=9, asynchronous=True) for _ in range(comm.size)]
+        for r in range(comm.size):
+            comm.send(np.zeros(1), r, tag=9)
+        sources = sorted(work.wait().source for work in receives)
+        if sources != list(range(comm.size)):
+            wrong.append(sources)
+        comm.barrier()
+    return wrong
+
+
+def across_nodes() -> list[str]:
+    """What is refused on several nodes, and what is not. Every node has two ranks."""
+    with unisono.init() as comm:
+        calls = (lambda: comm.send(np.zeros(1), 0, tag=1), lambda: comm.split(0))
+        said = [attempt(call)["error"]["text"] for call in calls]
+        node = comm.split(comm.rank // 2, -comm.rank)
+        assert node is not None
+        with node:
+            said.append(str(node.all_gather(np.array([comm.rank])).ravel().tolist()))
+        assert comm.split(-1) is None
+        return said
