@@ -20,10 +20,9 @@ class Shape {
   Shape(At begin, At end) {
     append(begin, end);
   }
-  Shape(const Shape& other) : Shape(other.begin(), other.end()) {}
-  Shape& operator=(const Shape& other) {
-    dims_ = 0;
-    append(other.begin(), other.end());
+  Shape(const Shape& other) noexcept : dims_(other.dims_) { std::copy_n(other.extents_, dims_, extents_); }
+  Shape& operator=(const Shape& other) noexcept {
+    if (&other != this) dims_ = other.dims_, std::copy_n(other.extents_, dims_, extents_);
     return *this;
   }
 

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Builds, checks and measures on all GPUs of this machine, in one call of under 10 minutes.
-#   gpu-evidence.sh OUT [STEP ...]   steps: build check moe matmul collectives soak, or one of them, as moe-few; default: all
+#   gpu-evidence.sh OUT [STEP ...]   steps: build check moe norm matmul collectives soak, or one of them, as moe-few; default: all
 # OUT gets a log of each step, steps.txt with their exit codes and seconds, and the records. A step that fails or runs
 # out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), SECONDS_LEFT (570, of
 # all steps), PEERS (a folder of the unpacked wheels of moe-ops, transformer_engine and torchtitan, and of what
-# tools/moe-streams.py needs), and what the Makefile takes. Multicast stays off.
+# tools/moe-streams.py needs), FUSION_PEERS (what tools/norm-streams.py needs), and what the Makefile takes. Multicast
+# stays off.
 set -uo pipefail
-[[ $# -gt 0 ]] || { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
+[[ $# -gt 0 ]] || { sed -n '2,9s/^# //p' "$0" >&2; exit 2; }
 end=$((SECONDS + ${SECONDS_LEFT:-570}))
 mkdir -p "$1"
 out=$(cd "$1" && pwd) steps=("${@:2}")
 cd "$(dirname "$0")/.." || exit
-[[ ${#steps[@]} -gt 0 ]] || steps=(build check moe matmul collectives soak)
+[[ ${#steps[@]} -gt 0 ]] || steps=(build check moe norm matmul collectives soak)
 python=${PYTHON:-python3}
 gpus=$(nvidia-smi -L | wc -l)
 ranks=$((gpus > 1 ? gpus : 2))
@@ -49,6 +50,9 @@ fi
 CUDA_VISIBLE_DEVICES=0 step moe-one 50 "$python" tools/moe-gpu.py --json "$out/moe-one.json"
 CUDA_VISIBLE_DEVICES=0 step moe-alone 50 "${bench[@]}" --ranks 1 --moe --hidden 7168 --tokens 128,4096 --budget 20 \
   --layout expert_major --out "$out/moe-alone"
+CUDA_VISIBLE_DEVICES=0 step norm-tail 30 "$python" tools/norm-streams.py --ranks 1 --json "$out/norm-tail.json"
+CUDA_VISIBLE_DEVICES=0 step norm-streams 40 "$python" tools/norm-streams.py --ranks 2,4,8 --json "$out/norm-streams.json" \
+  ${FUSION_PEERS:+--peers "$FUSION_PEERS"}
 CUDA_VISIBLE_DEVICES=0 step matmul-one 40 "$python" tools/matmul-gpu.py --json "$out/matmul-one.json"
 wait
 if [[ $gpus -gt 1 ]]; then

@@ -25,18 +25,16 @@ import os
 import statistics
 import sys
 import types
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from streams import SMS, Ranks, prepare
 
 import unisono
 
 EXPERTS, TOP_K = 256, 8  # of DeepSeek-V3
-SMS = 128  # of a Hopper GPU's 132: all ranks' blocks are resident at once
-Call = Callable[[int], Any]  # of a rank, on its stream
 
 
 def flashinfer_of(peers: Path | None) -> Any:
@@ -50,53 +48,6 @@ def flashinfer_of(peers: Path | None) -> Any:
     from flashinfer.comm import trtllm_moe_alltoall
 
     return trtllm_moe_alltoall
-
-
-class Ranks:
-    def __init__(self, n: int) -> None:
-        self.comms = unisono.init_all([0] * n, max_sms=SMS // n, check=False)
-        self.streams = [torch.cuda.Stream() for _ in range(n)]
-        self.events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(n)]
-        self.words = [torch.zeros(2, device="cuda") for _ in range(n)]
-
-    def meet(self, rank: int) -> None:
-        self.comms[rank].all_reduce(self.words[rank][:1], out=self.words[rank][1:])
-
-    def run(self, call: Call) -> list[Any]:
-        torch.cuda.synchronize()
-        results = []
-        for rank, stream in enumerate(self.streams):
-            with torch.cuda.stream(stream):
-                results.append(call(rank))
-        self.wait()
-        return results
-
-    def wait(self) -> None:
-        for comm, stream in zip(self.comms, self.streams, strict=True):
-            comm.synchronize(stream)
-
-    def capture(self, call: Call, calls: int) -> list[torch.cuda.CUDAGraph]:
-        graphs = [torch.cuda.CUDAGraph() for _ in self.streams]
-        for rank, (graph, stream) in enumerate(zip(graphs, self.streams, strict=True)):
-            with torch.cuda.stream(stream):
-                graph.capture_begin(capture_error_mode="thread_local")
-                for _ in range(calls):
-                    call(rank)
-                graph.capture_end()
-        return graphs
-
-    def replay(self, graphs: list[torch.cuda.CUDAGraph]) -> float:
-        """Returns the microseconds of the slowest rank. A kernel holds all until each has been started."""
-        torch.cuda._sleep(2_000_000)  # cycles
-        gate = torch.cuda.current_stream().record_event()
-        for graph, stream, (begin, end) in zip(graphs, self.streams, self.events, strict=True):
-            with torch.cuda.stream(stream):
-                stream.wait_event(gate)
-                begin.record()
-                graph.replay()
-                end.record()
-        self.wait()
-        return 1e3 * max(begin.elapsed_time(end) for begin, end in self.events)
 
 
 class Case:
@@ -245,8 +196,7 @@ def measure(
 
 
 def main() -> None:
-    # ranks that share a queue would wait for each other, as would a kernel that is loaded late
-    os.environ.update(UNISONO_SHARE_DEVICE="1", CUDA_DEVICE_MAX_CONNECTIONS="32", CUDA_MODULE_LOADING="EAGER")
+    prepare()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

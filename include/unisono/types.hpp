@@ -47,11 +47,12 @@ enum class Collective : std::uint8_t {
   send_recv,
   batch_send_recv,
   barrier,
-  empty,             // the collective allocation of symmetric memory
-  register_memory,   // of the user's
-  end_registration,  // Registration::close
+  empty,                // the collective allocation of symmetric memory
+  register_memory,      // of the user's
+  end_registration,     // Registration::close
+  all_reduce_rms_norm,  // fused.hpp; all_reduce_layer_norm goes by its plan
 };
-inline constexpr int kCollectives = static_cast<int>(Collective::end_registration) + 1;
+inline constexpr int kCollectives = static_cast<int>(Collective::all_reduce_rms_norm) + 1;
 
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
@@ -103,7 +104,8 @@ inline constexpr std::string_view kCollectiveNames[kCollectives] = {"all_reduce"
                                                                     "barrier",
                                                                     "empty",
                                                                     "register",
-                                                                    "Registration.close"};
+                                                                    "Registration.close",
+                                                                    "all_reduce_rms_norm"};
 }  // namespace detail
 // Every call asks for its name: a table within the function would be built each time.
 constexpr std::string_view name_of(Collective collective) {

@@ -260,6 +260,12 @@ def coalesced(rank: int, size: int) -> None:
     same(whole, torch.arange(1.0, size + 1).repeat_interleave(5))
     dist.reduce_scatter_tensor(mine, whole)
     same(mine, torch.full((5,), (rank + 1.0) * size))
+    parts = list(data((size * 5,), torch.float32, 3).chunk(size))
+    scattered, first = parts[rank].clone(), rank == 0
+    dist.scatter(parts[0], parts if first else None)  # in place at the root
+    same(parts[0], scattered)
+    dist.scatter(parts[-1], parts if first else None)  # over another rank's part
+    same(parts[-1], scattered)
     objects: list[Any] = [None] * size
     dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank * 1000})
     assert [one["rank"] for one in objects] == list(range(size))

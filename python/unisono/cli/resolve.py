@@ -14,6 +14,7 @@ from pathlib import Path
 from unisono.bench import cases, fabric, mpis, pairs, provenance, tune, workloads
 from unisono.bench.backends import base, norms
 from unisono.bench.cases import CaseError
+from unisono.bench.norm import Grid as NormGrid
 from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, FABRIC_PRESET, PRESETS, Options, Preset
 from unisono.bench.schedule import Limits
 from unisono.records import FILES, vocabulary
@@ -189,6 +190,7 @@ def tune_options(
         placements=["out_of_place"],
         memories=grid.memories,
         modes=grid.modes,
+        norm=NormGrid(sizes=tuple(grid.sizes), dtypes=(grid.dtype,), quants=vocabulary.QUANTS[:1]),
         workloads=[],
         limits=Limits(budget_s=budget_s, outclassed=grid.outclassed),
         seed=secrets.randbits(31),

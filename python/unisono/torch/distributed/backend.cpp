@@ -109,11 +109,9 @@ class Backend final : public Routes {
     const Tensors outs = rank_ == root ? one(outputs, ranks(), "gather") : Tensors();
     check_alike(outs, in, "gather");
     return begin(OpType::GATHER, "unisono:gather", opts, inputs, outs, [&](Steps& call) {
+      if (rank_ == root) return gather_lists(call, in, outs, Collective::gather, root);
       const at::Tensor from = call.keep(packed(in));
-      const at::Tensor flat = rank_ == root ? flat_for(outs) : at::Tensor();
-      call.run(Collective::gather,
-               bytes(from.const_data_ptr(), rank_ == root ? flat.data_ptr() : nullptr, in.nbytes(), root));
-      if (rank_ == root) call.after([flat, outs] { unpack(flat, outs); });
+      call.run(Collective::gather, bytes(from.const_data_ptr(), nullptr, in.nbytes(), root));
     });
   }
   Ptr<c10d::Work> scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -127,7 +125,8 @@ class Backend final : public Routes {
     check_alike(ins, out, "scatter");
     return begin(OpType::SCATTER, "unisono:scatter", opts, ins, outputs, [&](Steps& call) {
       const at::Tensor to = written(call, out);
-      const at::Tensor flat = rank_ == root ? call.keep(flat_of(ins)) : at::Tensor();
+      const auto place = static_cast<std::ptrdiff_t>(out.nbytes()) * rank_;
+      const at::Tensor flat = rank_ == root ? call.keep(apart(flat_of(ins), to, -place)) : at::Tensor();
       call.run(Collective::scatter,
                bytes(rank_ == root ? flat.const_data_ptr() : nullptr, to.data_ptr(), out.nbytes(), root));
     });
@@ -234,7 +233,8 @@ class Backend final : public Routes {
     const at::Tensor from = call.keep(in.is_same(out) ? to : apart(in, to, 0));
     call.run(Collective::reduce, sums(from.const_data_ptr(), to.data_ptr(), in, 1, sum, root));
   }
-  void gather_lists(Steps& call, const at::Tensor& in, const Tensors& outs) {
+  void gather_lists(Steps& call, const at::Tensor& in, const Tensors& outs,
+                    Collective collective = Collective::all_gather, int root = 0) {
     const bool direct = consecutive(outs);
     const at::Tensor flat = direct ? outs[0] : flat_for(outs);
     const at::Tensor from = packed(in);
@@ -243,7 +243,7 @@ class Backend final : public Routes {
     const bool inside =
         direct && at + in.nbytes() > to && at < static_cast<char*>(to) + in.nbytes() * ranks();
     const at::Tensor source = call.keep(inside ? from.clone() : from);
-    call.run(Collective::all_gather, bytes(source.const_data_ptr(), to, in.nbytes()));
+    call.run(collective, bytes(source.const_data_ptr(), to, in.nbytes(), root));
     if (!direct) call.after([flat, outs] { unpack(flat, outs); });
   }
   Ptr<c10d::Work> gather_tensors(const Tensors& outputs, const Tensors& inputs, const How& how, OpType type) {

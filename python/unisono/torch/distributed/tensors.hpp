@@ -116,7 +116,15 @@ inline bool consecutive(const Tensors& tensors) {
 inline at::Tensor flat_for(const Tensors& tensors) {
   return at::empty({static_cast<int64_t>(tensors.size()) * tensors[0].numel()}, tensors[0].options());
 }
+// Returns the tensors as one: a view if they are parts of one buffer, else a copy.
 inline at::Tensor flat_of(const Tensors& tensors) {
+  int64_t total = 0;
+  bool parts = consecutive(tensors);
+  for (const at::Tensor& tensor : tensors) {
+    total += tensor.numel();
+    parts = parts && tensor.is_alias_of(tensors[0]);
+  }
+  if (parts) return tensors[0].as_strided({total}, {1});
   Tensors rows;
   for (const at::Tensor& tensor : tensors) rows.push_back(tensor.reshape({-1}));
   return at::cat(rows);
