@@ -46,7 +46,7 @@ TEST_P(Messages, ManyAreUnderWay) {
     std::vector<Bytes> sent, got;
     std::vector<Work> sends, receives;
     std::vector<std::pair<int, int>> of;
-    const auto all = static_cast<std::size_t>(n * kSizesNumber);
+    const std::size_t all = static_cast<std::size_t>(n) * std::size(kSizes);
     sent.reserve(all);
     got.reserve(all);
     for (int round = 0; round < 2; ++round) {
