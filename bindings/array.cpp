@@ -7,6 +7,7 @@
 #include <optional>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include "dtypes.hpp"
 #include "objects.hpp"
@@ -50,6 +51,9 @@ bool contiguous(std::size_t dims, const std::int64_t* extents, const std::int64_
   return fits || expected == 0;
 }
 
+// Defined here, or Array() would first write zeros over the whole object.
+Array::Array() = default;
+
 // Delegates to the default constructor, so that the destructor runs if this one throws.
 Array::Array(nb::handle array, const char* what, bool written) : Array() {
   if (from_torch_table(array)) return;
@@ -85,7 +89,7 @@ Array::Array(Array&& other) noexcept
       memory(other.memory),
       device(other.device),
       dtype(other.dtype),
-      shape(std::move(other.shape)),
+      shape(other.shape),
       count(other.count),
       library_(other.library_),
       owner_(std::move(other.owner_)),
@@ -119,7 +123,7 @@ bool Array::from_buffer(nb::handle array, const char* what, bool written) {
   if (written && view_.readonly) refuse_read_only(what);
   dtype = *known;
   data = view_.buf;
-  shape.assign(view_.shape, view_.shape + view_.ndim);
+  shape = Shape(view_.shape, view_.shape + view_.ndim);
   measure();
   return true;
 }
@@ -139,7 +143,8 @@ void Array::from_cuda(nb::handle array, const char* what, bool written) {
   const nb::tuple address = nb::cast<nb::tuple>(interface["data"]);
   if (address.size() != 2) throw std::bad_cast();
   if (written && nb::cast<bool>(address[1])) refuse_read_only(what);
-  shape = nb::cast<Shape>(nb::list(interface["shape"]));
+  const auto extents = nb::cast<std::vector<std::size_t>>(nb::list(interface["shape"]));
+  shape = Shape(extents.begin(), extents.end());
   dtype = *known;
   measure();
   if (interface.contains("strides") && !interface["strides"].is_none() && count > 0) {
@@ -169,7 +174,7 @@ void Array::from_dlpack(nb::handle array, const char* what, bool written) {
                  what);
   if (!contiguous(view.ndim(), view.shape_ptr(), view.stride_ptr()))
     refuse_gaps(what, "its library's ascontiguousarray");
-  shape.assign(view.shape_ptr(), view.shape_ptr() + view.ndim());
+  shape = Shape(view.shape_ptr(), view.shape_ptr() + view.ndim());
   dtype = *known;
   measure();
   data = const_cast<void*>(static_cast<const void*>(view.data()));
@@ -203,6 +208,12 @@ std::string text(const Shape& shape) {
   std::string text = "(";
   for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
   return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+nb::tuple tuple_of(const Shape& shape) {
+  nb::list extents;
+  for (const std::size_t extent : shape) extents.append(extent);
+  return nb::tuple(extents);
 }
 
 }  // namespace unisono::python

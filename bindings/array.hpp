@@ -5,22 +5,20 @@
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
-#include <string>
-#include <vector>
 
+#include "shape.hpp"
 #include "unisono/types.hpp"
 
 namespace unisono::python {
 
 namespace nb = nanobind;
-using Shape = std::vector<std::size_t>;
 
 enum class Library { other, torch, cupy };
 
 // The memory of a Python array, and its layout.
 class Array {
  public:
-  Array() = default;
+  Array();
   // what: the array's name in messages. written: whether the call writes to it.
   // Throws UsageError if the array is not contiguous, is on neither CPU nor CUDA device, has an unknown
   // dtype, or is read-only but to be written.
@@ -78,8 +76,6 @@ void* stream_handle(nb::handle stream);
 
 // Returns torch's current stream on a GPU, as a number.
 nb::object current_torch_stream(int device);
-
-std::string text(const Shape& shape);
 
 // Drops the types and functions of other libraries that are kept from call to call. They would otherwise
 // outlive the interpreter.

@@ -28,6 +28,43 @@ std::vector<std::string> algorithms_of(const std::string& collective, const std:
   return names;
 }
 
+// Defines every call in a class. wrap(method): what Python calls. more: parameters after the method's own.
+template <class Class, class Wrap, class... More>
+void def_calls(Class& class_, const Wrap& wrap, const More&... more) {
+  using namespace nb::literals;
+  using C = PyCommunicator;
+  const auto none = nb::none();
+  class_
+      .def("barrier", wrap(&C::barrier), more...,
+           "Returns once every rank has called it. Raises the errors of every call.")
+      .def("all_reduce", wrap(&C::all_reduce), "x"_a, "op"_a = "sum", "out"_a.none() = none,
+           "algorithm"_a = none, "stream"_a = none, "wire"_a = none, more..., doc::kAllReduce)
+      .def("reduce", wrap(&C::reduce), "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
+           "algorithm"_a = none, "stream"_a = none, more..., doc::kReduce)
+      .def("broadcast", wrap(&C::broadcast), "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
+           "stream"_a = none, more..., doc::kBroadcast)
+      .def("all_gather", wrap(&C::all_gather), "x"_a, "out"_a.none() = none, "algorithm"_a = none,
+           "stream"_a = none, more..., doc::kAllGather)
+      .def("gather", wrap(&C::gather), "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
+           "stream"_a = none, more..., doc::kGather)
+      .def("reduce_scatter", wrap(&C::reduce_scatter), "x"_a, "op"_a = "sum", "out"_a.none() = none,
+           "algorithm"_a = none, "stream"_a = none, more..., doc::kReduceScatter)
+      .def("scatter", wrap(&C::scatter), "x"_a.none(), "root"_a = 0, "out"_a.none() = none,
+           "algorithm"_a = none, "stream"_a = none, more..., doc::kScatter)
+      .def("all_to_all", wrap(&C::all_to_all), "x"_a, "out"_a.none() = none, "algorithm"_a = none,
+           "stream"_a = none, more..., doc::kAllToAll)
+      .def("all_to_all_v", wrap(&C::all_to_all_v), "x"_a, "send_counts"_a, "recv_counts"_a,
+           "out"_a.none() = none, "algorithm"_a = none, "stream"_a = none, more..., doc::kAllToAllV)
+      .def("send", wrap(&C::send), "x"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, "tag"_a = none,
+           more..., doc::kSend)
+      .def("recv", wrap(&C::recv), "out"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, "tag"_a = none,
+           more..., doc::kRecv)
+      .def("send_recv", wrap(&C::send_recv), "x"_a, "dst"_a, "out"_a.none(), "src"_a, "algorithm"_a = none,
+           "stream"_a = none, more..., doc::kSendRecv)
+      .def("batch_send_recv", wrap(&C::batch_send_recv), "sends"_a, "recvs"_a, "stream"_a = none, more...,
+           doc::kBatchSendRecv);
+}
+
 }  // namespace
 
 void bind_communicator(nb::module_& module) {
@@ -89,7 +126,14 @@ void bind_communicator(nb::module_& module) {
       });
   module.attr("ANY_SOURCE") = Communicator::kAnySource;
 
-  nb::class_<C>(module, "Communicator", nb::is_weak_referenceable(), doc::kCommunicator)
+  nb::class_<C::Bind> bind(module, "Bind", doc::kBind);
+  def_calls(bind, [](auto method) { return C::binds(method); });
+
+  nb::class_<C> communicator(module, "Communicator", nb::is_weak_referenceable(), doc::kCommunicator);
+  def_calls(
+      communicator, [](auto method) { return C::may_begin(method); }, "asynchronous"_a = false,
+      "timeout_s"_a = none);
+  communicator
       .def(
           "__init__",
           [](C* self, nb::object bootstrap, std::optional<double> timeout_s, std::optional<bool> check,
@@ -133,42 +177,8 @@ void bind_communicator(nb::module_& module) {
            })
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", [](C& self, const nb::args&) { self.close(); })
-      .def("barrier", C::may_begin(&C::barrier), "asynchronous"_a = false, "timeout_s"_a = none,
-           "Returns once every rank has called it. Raises the errors of every call.")
-      .def("all_reduce", C::may_begin(&C::all_reduce), "x"_a, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "wire"_a = none, "asynchronous"_a = false,
-           "timeout_s"_a = none, doc::kAllReduce)
-      .def("reduce", C::may_begin(&C::reduce), "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
-           doc::kReduce)
-      .def("broadcast", C::may_begin(&C::broadcast), "x"_a, "root"_a = 0, "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
-           doc::kBroadcast)
-      .def("all_gather", C::may_begin(&C::all_gather), "x"_a, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none, doc::kAllGather)
-      .def("gather", C::may_begin(&C::gather), "x"_a, "root"_a = 0, "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
-           doc::kGather)
-      .def("reduce_scatter", C::may_begin(&C::reduce_scatter), "x"_a, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
-           doc::kReduceScatter)
-      .def("scatter", C::may_begin(&C::scatter), "x"_a.none(), "root"_a = 0, "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
-           doc::kScatter)
-      .def("all_to_all", C::may_begin(&C::all_to_all), "x"_a, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none, doc::kAllToAll)
-      .def("all_to_all_v", C::may_begin(&C::all_to_all_v), "x"_a, "send_counts"_a, "recv_counts"_a,
-           "out"_a.none() = none, "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false,
-           "timeout_s"_a = none, doc::kAllToAllV)
-      .def("send", C::may_begin(&C::send), "x"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none,
-           "tag"_a = none, "asynchronous"_a = false, "timeout_s"_a = none, doc::kSend)
-      .def("recv", C::may_begin(&C::recv), "out"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none,
-           "tag"_a = none, "asynchronous"_a = false, "timeout_s"_a = none, doc::kRecv)
-      .def("send_recv", C::may_begin(&C::send_recv), "x"_a, "dst"_a, "out"_a.none(), "src"_a,
-           "algorithm"_a = none, "stream"_a = none, "asynchronous"_a = false, "timeout_s"_a = none,
-           doc::kSendRecv)
-      .def("batch_send_recv", C::may_begin(&C::batch_send_recv), "sends"_a, "recvs"_a, "stream"_a = none,
-           "asynchronous"_a = false, "timeout_s"_a = none, doc::kBatchSendRecv)
+      .def_prop_ro(
+          "bind", [](nb::object self) { return C::Bind{std::move(self)}; }, doc::kBind)
       .def_prop_ro("device", &C::device, "The CUDA ordinal of this rank's GPU, or None.")
       .def_prop_ro("peer_access", &C::peer_access,
                    "Whether the ranks' GPUs reach each other's memory. If not, messages go through pinned "

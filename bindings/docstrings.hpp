@@ -59,6 +59,19 @@ Raises:
     TimeoutError: the call has not ended by then, and goes on (`done` is False); or a deadline of the call has passed.
     The errors of the call.)";
 
+constexpr const char* kBind =
+    R"(Binds calls to their arrays: `step = comm.bind.all_reduce(x, out=y)` reads the arguments once, and `step()` makes the
+call. It has the methods of Communicator, without `asynchronous` and `timeout_s`, and each returns such a function.)";
+
+constexpr const char* kStep =
+    R"(Makes the bound call and returns its output, the same array each time; of a recv with a tag a new Received.
+
+The arrays live as long as this function. It does not look at them: leave their size and place as they are. A call on GPU
+memory is enqueued on the stream that the binding has found.
+
+Raises:
+    The errors of the call; UsageError if the communicator is closed.)";
+
 constexpr const char* kFabric =
     R"(The fabric lane, for unisono.init(lane=...): remote writes by libfabric, between machines or within one.
 

@@ -97,7 +97,7 @@ zeros.
 Args:
     y: (rows_held, width), or as many rows at least as have come; float32, float16 or bfloat16, the same on every rank. Row i
         belongs to row i of the received x. Its bytes are at most those of a row of x. In the layouts flat and rank_major
-        the caller has reduced it over this rank's experts.
+        the caller has reduced it over this rank's experts; on a GPU y written over the received x is not copied.
     handle: of the dispatch.
     topk_weights: expert_major: one float32 for each row of y; None: those that were dispatched, else ones. Otherwise None.
     bias: (tokens, width), in the dtype of y; None: none.

@@ -13,7 +13,7 @@
 namespace unisono::python {
 
 nb::object empty_like(nb::handle like, const Shape& shape) {
-  const nb::tuple extents = nb::tuple(nb::cast(shape));
+  const nb::tuple extents = tuple_of(shape);
   if (nb::hasattr(like, "new_empty")) return like.attr("new_empty")(extents);
   const bool on_gpu = nb::hasattr(like, "__cuda_array_interface__");
   if (on_gpu && nb::hasattr(like, "dtype"))
@@ -27,7 +27,7 @@ nb::object empty_like(nb::handle like, const Shape& shape) {
 
 nb::object empty_like(nb::handle like, const Shape& shape, DType dtype) {
   using namespace nb::literals;
-  const nb::tuple extents = nb::tuple(nb::cast(shape));
+  const nb::tuple extents = tuple_of(shape);
   if (nb::hasattr(like, "new_empty"))
     return like.attr("new_empty")(extents, "dtype"_a = nb::module_::import_("torch").attr(numpy_name(dtype)));
   if (!nb::hasattr(like, "__cuda_array_interface__"))
@@ -103,7 +103,7 @@ nb::object array_over(void* data, Memory memory, int device, DType type, const S
   const nb::object dtype = library == Library::torch
                                ? nb::object(nb::module_::import_("torch").attr(numpy_name(type)))
                                : numpy_dtype(type);
-  return array.attr("view")(dtype).attr("reshape")(nb::tuple(nb::cast(extents)));
+  return array.attr("view")(dtype).attr("reshape")(tuple_of(extents));
 }
 
 }  // namespace unisono::python

@@ -48,14 +48,15 @@ void bind_norm(nb::module_& module) {
           [](O* self, nb::object out, nb::object residual_out, const std::optional<std::string>& quant,
              std::optional<double> scale, nb::object scales_out, const std::string& residual,
              const std::optional<std::string>& algorithm) {
-            new (self) O{std::move(out),
-                         std::move(residual_out),
-                         std::move(scales_out),
-                         read_name<NormQuant>(quant, kNormQuants, "quant", "fp8, fp8_token, fp8_128 or mx"),
-                         scale,
-                         read_sharded(residual),
-                         read_name<NormAlgorithm>(algorithm, kNormAlgorithms, "algorithm",
-                                                  "one_shot, two_shot or apart")};
+            new (self)
+                O{std::move(out),
+                  std::move(residual_out),
+                  std::move(scales_out),
+                  read_name<NormQuant>(quant, kNormQuants, "quant", "fp8, fp8_token, fp8_128 or mx"),
+                  scale,
+                  read_sharded(residual),
+                  read_name<NormAlgorithm>(algorithm, kNormAlgorithms, "algorithm",
+                                           "one_shot, two_shot, apart, one_shot_ll128 or two_shot_ll128")};
           },
           "out"_a.none() = none, "residual_out"_a.none() = none, "quant"_a = none, "scale"_a = none,
           "scales_out"_a.none() = none, "residual"_a = "replicated", "algorithm"_a = none)

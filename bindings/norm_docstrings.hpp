@@ -21,9 +21,10 @@ Args:
     residual: replicated: every rank has all of it. sharded: each rank has the rows that it owns alone, and gets
         residual_out of those. Rank r owns ceil(rows / size) rows from row r * ceil(rows / size) on, the last ranks
         fewer or none.
-    algorithm: one_shot, two_shot or apart; None: the fastest. The bits are the same.
+    algorithm: one_shot, two_shot or apart; on GPUs also one_shot_ll128 or two_shot_ll128, which need NVLink; None: as
+        the plan of all_reduce_rms_norm says. The bits are the same.
 
-On a GPU the residual is replicated, and the algorithm apart. With quant, residual_out is not residual there.)";
+On a GPU the residual is replicated. With quant and the algorithm apart, residual_out is not residual there.)";
 
 constexpr const char* kAllReduceRmsNorm =
     R"(Sums x over the ranks, adds the residual, and normalises each row by its root mean square.

@@ -65,7 +65,7 @@ void Array::take_fields(const Fields& fields, nb::handle array, const char* what
   if (!(fields.flags & kContiguous)) refuse_gaps(what, "numpy.ascontiguousarray");
   if (written && !(fields.flags & kWriteable)) refuse_read_only(what);
   data = fields.data;
-  shape.assign(fields.extents, fields.extents + fields.dims);
+  shape = Shape(fields.extents, fields.extents + fields.dims);
   measure();
   owner_ = nb::borrow(array);
 }

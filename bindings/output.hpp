@@ -12,7 +12,7 @@ namespace unisono::python {
 
 inline Shape with_ranks(const Shape& shape, int size) {
   Shape whole{static_cast<std::size_t>(size)};
-  whole.insert(whole.end(), shape.begin(), shape.end());
+  whole.append(shape.begin(), shape.end());
   return whole;
 }
 

@@ -49,20 +49,49 @@ PyCommunicator::Prepared PyCommunicator::prepare(const Array& array, const void*
           stream};
 }
 
+template <class... Form>
+Received PyCommunicator::run_form(Communicator& communicator, const Form&... form) {
+  if constexpr (std::is_void_v<decltype(communicator.run(form...))>)
+    return communicator.run(form...), Received{};
+  else return communicator.run(form...);
+}
+
 template <class Run>
 Received PyCommunicator::call(const Prepared& prepared, const Run& run) {
+  const bool on_gpu = prepared.call.memory == Memory::device;
   Received received;
   {
     Beginning* const beginning = std::exchange(Beginning::now, nullptr);
+    if (PyBound* const bound = beginning ? beginning->bound : nullptr) {
+      bound->on_gpu = on_gpu;
+      bound->stream = prepared.stream;
+      bound->handle = prepared.call.stream;
+      run(prepared.call, [&](const auto&... form) {
+        bound->run = [... form = owned(form)](Communicator& with) { return run_form(with, form...); };
+      });
+      return received;
+    }
     const WithoutGil released(*this);
     run(prepared.call, [&](const auto&... form) {
       if (beginning) beginning->begun->work = communicator_.begin(form...);
-      else if constexpr (sizeof...(form) == 5) received = communicator_.run(form...);
-      else communicator_.run(form...);
+      else received = run_form(communicator_, form...);
     });
   }
-  if (prepared.call.memory == Memory::device) keep_stream(prepared.stream, prepared.call.stream);
+  if (on_gpu) keep_stream(prepared.stream, prepared.call.stream);
   return received;
+}
+
+nb::object PyCommunicator::step(const PyBound& bound) {
+  Received received;
+  if (bound.run) {
+    {
+      const WithoutGil released(*this);
+      received = bound.run(communicator_);
+    }
+    if (bound.on_gpu) keep_stream(bound.stream, bound.handle);
+  }
+  if (!bound.receives) return bound.result;
+  return nb::cast(PyReceived{bound.result, nullptr, received});
 }
 
 void PyCommunicator::call(Collective collective, const Array& array, const void* in, void* out,
@@ -208,12 +237,14 @@ nb::object PyCommunicator::recv(nb::handle out, const RankNumber& peer, const Al
   const int from = read_rank("source", peer, size());
   const Array to(out, "out", true);
   const auto begun = Beginning::now ? Beginning::now->begun : nullptr;
+  PyBound* const bound = Beginning::now ? Beginning::now->bound : nullptr;
   const Received received = call(prepare(to, nullptr, to.data, to.count, {algorithm, stream}),
                                  [&](const Call& c, const auto& make) {
                                    if (tag) make(Collective::recv, c, -1, from, *tag);
                                    else make(Collective::recv, c, -1, from);
                                  });
-  if (!tag) return nb::borrow(out);
+  if (bound) bound->receives = tag.has_value();
+  if (!tag || bound) return nb::borrow(out);
   return nb::cast(PyReceived{nb::borrow(out), begun, received});
 }
 

@@ -12,6 +12,8 @@
 #include "arguments.hpp"
 #include "array.hpp"
 #include "batch.hpp"
+#include "docstrings.hpp"
+#include "py_bound.hpp"
 #include "py_work.hpp"
 #include "unisono/communicator.hpp"
 #include "unisono/tuning.hpp"
@@ -114,6 +116,33 @@ class PyCommunicator {
     };
   }
 
+  // Returns a function that binds the method: given this and the method's arguments, it returns a Python
+  // function without parameters, which makes the call.
+  template <class R, class... A>
+  static auto binds(R (PyCommunicator::*method)(A...)) {
+    return [method](const Bind& bind, A... arguments) -> nb::callable {
+      const auto bound = std::make_shared<PyBound>();
+      {
+        Beginning binding;
+        binding.bound = bound.get();
+        auto& self = nb::cast<PyCommunicator&>(bind.communicator);
+        if constexpr (std::is_void_v<R>) (self.*method)(arguments...);
+        else bound->result = (self.*method)(arguments...);
+        (binding.keep_argument(arguments), ...);
+        bound->kept = std::move(binding.begun->kept);
+      }
+      if (!bound->result.is_valid()) bound->result = nb::none();
+      return nb::borrow<nb::callable>(nb::cpp_function(
+          [bound, communicator = bind.communicator] {
+            return nb::cast<PyCommunicator&>(communicator).step(*bound);
+          },
+          nb::name("step"), doc::kStep));
+    };
+  }
+  struct Bind {  // unisono.Communicator.bind
+    nb::object communicator;
+  };
+
  private:
   friend class PyMoe;
   friend class PyRegistration;
@@ -135,14 +164,19 @@ class PyCommunicator {
                    const Options& options) const;
   // Keeps the stream of a call on GPU memory that has just been made, if a later call may wait for it.
   void keep_stream(const nb::object& stream, void* handle);
-  // run(call, make): gives `make` the arguments of Communicator::run. Returns what a receive with a tag has
-  // taken, unless it only begins.
+  // Makes a call. Returns what a receive with a tag has taken.
+  template <class... Form>
+  static Received run_form(Communicator& communicator, const Form&... form);
+  // run(call, make): gives `make` the arguments of Communicator::run. Returns as run_form, unless the call
+  // only begins.
   template <class Run>
   Received call(const Prepared& prepared, const Run& run);
   void call(Collective collective, const Array& array, const void* in, void* out, std::size_t count,
             const Options& options);
 
-  // While one lives, this thread's next call begins and does not wait.
+  nb::object step(const PyBound& bound);
+
+  // While one lives, this thread's next call begins and does not wait, or is only noted in `bound`.
   struct Beginning {
     Beginning() { now = this; }
     ~Beginning() { now = nullptr; }
@@ -158,6 +192,7 @@ class PyCommunicator {
     template <class Other>
     void keep_argument(const Other&) {}
     const std::shared_ptr<PyBegun> begun = std::make_shared<PyBegun>();
+    PyBound* bound = nullptr;
     static inline thread_local Beginning* now = nullptr;
   };
 

@@ -85,7 +85,7 @@ nb::object PyMoeReceived::more() {
   nb::list arrays;
   for (std::size_t i = 0; i < payloads_.size(); ++i) {
     Shape shape{received_.rows_held};
-    shape.insert(shape.end(), payloads_[i].shape.begin(), payloads_[i].shape.end());
+    shape.append(payloads_[i].shape.begin(), payloads_[i].shape.end());
     arrays.append(arrays_->view(received_.more[i], payloads_[i].dtype, shape, library_));
   }
   return more_ = nb::tuple(arrays);

@@ -67,7 +67,7 @@ bool Array::from_torch_table(nb::handle array) {
   device = tensor.device.device_id;
   dtype = *known;
   data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
-  shape.assign(tensor.shape, tensor.shape + dims);
+  shape = Shape(tensor.shape, tensor.shape + dims);
   measure();
   if (may_be_negated(data, size_of(dtype), count) && nb::cast<bool>(call_method(array, names().is_neg)))
     return false;
@@ -93,7 +93,6 @@ void Array::from_torch(nb::handle array, const char* what, bool written) {
                      (written ? "another tensor." : std::string(what) + ".resolve_neg()."));
   data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(call_method(array, names().data_ptr)));
   const nb::object extents = get(array, names().shape);
-  shape.reserve(nb::len(extents));
   for (nb::handle extent : extents) shape.push_back(nb::cast<std::size_t>(extent));
   measure();
 }

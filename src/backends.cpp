@@ -3,6 +3,7 @@
 #include "core/backend.hpp"
 #include "cuda/backend.hpp"
 #include "fabric/communicator.hpp"
+#include "fused/engine.hpp"
 #include "host/backend.hpp"
 #include "nodes/backend.hpp"
 
@@ -11,7 +12,11 @@ namespace unisono {
 std::unique_ptr<Communicator::Impl> make_machine_backend(Bootstrap& bootstrap,
                                                          const Communicator::Options& options,
                                                          const std::vector<int>& numbers) {
-  if (options.device) return std::make_unique<GpuCommunicator>(bootstrap, options, numbers);
+  if (options.device) {
+    auto made = std::make_unique<GpuCommunicator>(bootstrap, options, numbers);
+    fused::load_for_gpu(*made);
+    return made;
+  }
   return std::make_unique<LocalCommunicator>(bootstrap, options, numbers);
 }
 

@@ -32,7 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a 
 def _missing(mark: str) -> str | None:
     """Why this machine cannot run the tests of a mark."""
     if mark == "mpi":
-        from unisono.bench.start import find_mpiexec  # needs packages that a GPU machine may lack
+        from unisono.bench.mpis import find_mpiexec  # needs packages that a GPU machine may lack
 
         if find_spec("mpi4py") is None or find_mpiexec() is None:
             return "mpi4py or an mpiexec is missing: pip install mpi4py mpich"

@@ -5,7 +5,8 @@ Beside FlashInfer's one-sided kernels, which come from --peers, a folder that ho
   pip download --no-deps -d W flashinfer-python==0.7.2.post1 apache-tvm-ffi==0.1.15.post2 nvidia-ml-py
   for w in W/*.whl; do unzip -qo $w -d PEERS; done
 Its kernels are compiled at first use, by nvcc and ninja. Both libraries send x, experts and weights by the
-same routes, and combine from where the experts have written. Results are checked before and after.
+same routes, and combine from where the experts have written: in the library's own memory (with Unisono over
+the rows that have come), or, named copying, in memory of theirs. Results are checked before and after.
 
 FlashInfer's combine has a block for each token, which waits for the other ranks. Where a rank might find no
 place on the GPU for its first one, the combine is left out. TLLM_MOE_A2A_COMBINE_BLOCK_SIZE, which FlashInfer
@@ -24,18 +25,16 @@ import os
 import statistics
 import sys
 import types
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from streams import SMS, Ranks, prepare
 
 import unisono
 
 EXPERTS, TOP_K = 256, 8  # of DeepSeek-V3
-SMS = 128  # of a Hopper GPU's 132: all ranks' blocks are resident at once
-Call = Callable[[int], Any]  # of a rank, on its stream
 
 
 def flashinfer_of(peers: Path | None) -> Any:
@@ -49,53 +48,6 @@ def flashinfer_of(peers: Path | None) -> Any:
     from flashinfer.comm import trtllm_moe_alltoall
 
     return trtllm_moe_alltoall
-
-
-class Ranks:
-    def __init__(self, n: int) -> None:
-        self.comms = unisono.init_all([0] * n, max_sms=SMS // n, check=False)
-        self.streams = [torch.cuda.Stream() for _ in range(n)]
-        self.events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(n)]
-        self.words = [torch.zeros(2, device="cuda") for _ in range(n)]
-
-    def meet(self, rank: int) -> None:
-        self.comms[rank].all_reduce(self.words[rank][:1], out=self.words[rank][1:])
-
-    def run(self, call: Call) -> list[Any]:
-        torch.cuda.synchronize()
-        results = []
-        for rank, stream in enumerate(self.streams):
-            with torch.cuda.stream(stream):
-                results.append(call(rank))
-        self.wait()
-        return results
-
-    def wait(self) -> None:
-        for comm, stream in zip(self.comms, self.streams, strict=True):
-            comm.synchronize(stream)
-
-    def capture(self, call: Call, calls: int) -> list[torch.cuda.CUDAGraph]:
-        graphs = [torch.cuda.CUDAGraph() for _ in self.streams]
-        for rank, (graph, stream) in enumerate(zip(graphs, self.streams, strict=True)):
-            with torch.cuda.stream(stream):
-                graph.capture_begin(capture_error_mode="thread_local")
-                for _ in range(calls):
-                    call(rank)
-                graph.capture_end()
-        return graphs
-
-    def replay(self, graphs: list[torch.cuda.CUDAGraph]) -> float:
-        """Returns the microseconds of the slowest rank. A kernel holds all until each has been started."""
-        torch.cuda._sleep(2_000_000)  # cycles
-        gate = torch.cuda.current_stream().record_event()
-        for graph, stream, (begin, end) in zip(graphs, self.streams, self.events, strict=True):
-            with torch.cuda.stream(stream):
-                stream.wait_event(gate)
-                begin.record()
-                graph.replay()
-                end.record()
-        self.wait()
-        return 1e3 * max(begin.elapsed_time(end) for begin, end in self.events)
 
 
 class Case:
@@ -157,8 +109,11 @@ class Library:
 
 
 class Unisono(Library):
-    def __init__(self, ranks: Ranks, case: Case, layout: str) -> None:
+    """copies: the experts have written elsewhere, so that a combine pushes sums and does not read rows."""
+
+    def __init__(self, ranks: Ranks, case: Case, layout: str, copies: bool) -> None:
         super().__init__(case)
+        self.copies = copies
         options = unisono.MoeOptions(layout=layout, device="cuda")
         shape = EXPERTS, TOP_K, case.hidden, case.tokens
         with ThreadPoolExecutor(case.n) as pool:
@@ -168,14 +123,16 @@ class Unisono(Library):
         self.y = [self.case.experts(r, d.x) for r, d in enumerate(got)]
         for r, (moe, d) in enumerate(zip(self.moes, got, strict=True)):
             self.case.check(r, (d.x, d.topk_idx, d.topk_weights), moe.options.layout == "rank_major", False)
+            if not self.copies:
+                self.y[r] = d.x.copy_(self.y[r])
 
     def dispatch(self, rank: int) -> Any:
         case = self.case
         return self.moes[rank].dispatch(case.x[rank], case.idx[rank], case.weights[rank])
 
     def combine(self, rank: int, of: Any = None) -> None:
-        handle = (of or self.got[rank]).handle
-        self.moes[rank].combine(self.y[rank], handle, out=self.case.out[rank])
+        y = self.y[rank] if of is None or self.copies else of.x
+        self.moes[rank].combine(y, (of or self.got[rank]).handle, out=self.case.out[rank])
 
 
 class FlashInfer(Library):
@@ -239,8 +196,7 @@ def measure(
 
 
 def main() -> None:
-    # ranks that share a queue would wait for each other, as would a kernel that is loaded late
-    os.environ.update(UNISONO_SHARE_DEVICE="1", CUDA_DEVICE_MAX_CONNECTIONS="32", CUDA_MODULE_LOADING="EAGER")
+    prepare()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -257,7 +213,10 @@ def main() -> None:
         ranks = Ranks(n)
         for tokens in map(int, asked.tokens.split(",")):
             case = Case(n, tokens, asked.hidden)
-            libraries: dict[str, Library] = {of: Unisono(ranks, case, of) for of in ("flat", "rank_major")}
+            libraries: dict[str, Library] = {
+                of + (", copying" if copies else ""): Unisono(ranks, case, of, copies)
+                for of, copies in (("flat", False), ("rank_major", False), ("flat", True))
+            }
             if api is not None:
                 libraries["flashinfer"] = FlashInfer(case, api, copies=False)
                 libraries["flashinfer, copying"] = FlashInfer(case, api, copies=True)

@@ -210,8 +210,8 @@ class UNISONO_API Communicator {
   // communicators. Does nothing if the communicator is closed or has failed. From any thread.
   void abort(const std::string& why);
 
-  // Leaves the communicator: peers that still wait for this rank get a PeerLostError. Idempotent; not
-  // collective.
+  // Leaves the communicator: peers that still wait for this rank get a PeerLostError. Waits until calls that
+  // have begun have ended, with their callbacks. Idempotent; not collective.
   void close() noexcept;
   bool closed() const;
 

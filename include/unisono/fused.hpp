@@ -21,19 +21,29 @@ namespace unisono {
 enum class NormQuant : std::uint8_t { none, fp8, fp8_token, fp8_128, mx };
 inline constexpr int kNormQuants = 5;
 
-// How ranks of one machine work together. one_shot: every rank gets every row of x, and does all the rest.
-// Not with `sharded`. two_shot: the owner of a row sums it and adds the residual, and with `quant` or
-// `sharded` does the rest too. Its results travel. apart: an all_reduce, then the rest; so it is between
-// machines and on GPUs.
-enum class NormAlgorithm : std::uint8_t { automatic, one_shot, two_shot, apart };
-inline constexpr int kNormAlgorithms = 4;
+// How ranks of one machine work together; automatic: as the plan of all_reduce_rms_norm says, by the bytes of
+// x. one_shot: every rank gets every row of x, and does all the rest. Not with `sharded`. two_shot: the owner
+// of a row sums it and adds the residual. Its results travel. On CPUs the owner does the rest too with
+// `quant` or `sharded`. apart: an all_reduce, then the rest; so it is between machines, and on GPUs of more
+// than 8 ranks. On GPUs one_shot and two_shot go over packets, the others over lines of 128 bytes, which need
+// NVLink.
+enum class NormAlgorithm : std::uint8_t {
+  automatic,
+  one_shot,
+  two_shot,
+  apart,
+  one_shot_ll128,
+  two_shot_ll128,
+};
+inline constexpr int kNormAlgorithms = 6;
 
 constexpr std::string_view name_of(NormQuant quant) {
   constexpr std::string_view names[kNormQuants] = {"none", "fp8", "fp8_token", "fp8_128", "mx"};
   return names[static_cast<int>(quant)];
 }
 constexpr std::string_view name_of(NormAlgorithm algorithm) {
-  constexpr std::string_view names[kNormAlgorithms] = {"automatic", "one_shot", "two_shot", "apart"};
+  constexpr std::string_view names[kNormAlgorithms] = {"automatic", "one_shot",       "two_shot",
+                                                       "apart",     "one_shot_ll128", "two_shot_ll128"};
   return names[static_cast<int>(algorithm)];
 }
 

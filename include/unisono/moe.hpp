@@ -108,7 +108,8 @@ struct MoeReceived {
 // One rank's part of a combine.
 struct MoeOutputs {
   // flat, rank_major: a row for each row of MoeReceived, which the caller has reduced over this rank's
-  // experts. expert_major: a row for each row of MoeReceived.
+  // experts. On a GPU they travel once and are not copied if they lie where MoeReceived::x lies.
+  // expert_major: a row for each row of MoeReceived.
   const void* y = nullptr;
   // Bytes of a row of y: of any number of elements of `dtype`, at most as many as a row of x has bytes.
   std::size_t row_bytes = 0;

@@ -36,9 +36,8 @@ struct Env {
   bool cuda_ipc = false;
   // UNISONO_PEER_ACCESS=0: GPUs never touch each other's memory; stage through the host's.
   bool peer_access = true;
-  // UNISONO_MOE_LOW_LATENCY=1: a moe of few tokens takes the low-latency kernels. The same on every rank.
-  // Off until they have been measured over a link.
-  bool moe_low_latency = false;
+  // UNISONO_MOE_LOW_LATENCY=0: a moe of few tokens takes the kernels for many. The same on every rank.
+  bool moe_low_latency = true;
   // UNISONO_SHARE_DEVICE=1: let ranks have the same GPU, for tests.
   bool share_device = false;
 

@@ -100,6 +100,7 @@ inline constexpr CollectiveTraits kCollectiveTraits[] = {
     {.collective = Collective::empty},
     {.collective = Collective::register_memory},
     {.collective = Collective::end_registration},
+    {.collective = Collective::all_reduce_rms_norm},
 };
 
 }  // namespace traits

@@ -26,6 +26,9 @@
 namespace unisono {
 
 class Group;
+namespace cuda {
+class Engine;
+}
 
 // The parts of a DeviceArea.
 struct AreaParts {
@@ -85,6 +88,8 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   Work begin(const std::shared_ptr<Begun>& call);
   // Closes the communicator, and waits until the calls that have begun have ended.
   void end_begun() noexcept;
+  // Waits until calls that have begun have ended, with their callbacks. Requires: close().
+  void settle() noexcept;
   void barrier(const Call& call = {}) {
     check_timeout(call);
     turn(Collective::barrier, [&] {
@@ -162,6 +167,10 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   virtual int number(int rank) const { return rank; }
   // Returns the ranks of one machine with their lane, if they are all there and share memory; else null.
   virtual Group* machine() { return nullptr; }
+  // Returns what starts kernels on this rank's GPU; null if it has none.
+  virtual cuda::Engine* gpu() { return nullptr; }
+  // Returns the number of the call that runs.
+  std::uint64_t calls() const { return calls_; }
   // Returns the parts of this node's ranks of symmetric host memory. Requires: they share memory.
   virtual std::vector<byte*> parts_of(const void*) const { return {}; }
 

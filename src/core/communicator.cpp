@@ -68,6 +68,15 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
   return Work(state);
 }
 
+void Communicator::Impl::settle() noexcept {
+  if (inherited() || turns_.inside()) return;
+  {
+    const std::scoped_lock lock(beginning_);
+    if (!call_threads_) return;
+  }
+  call_threads_->settle();
+}
+
 CallThreads& Communicator::Impl::call_threads() {
   const std::scoped_lock lock(beginning_);
   if (!call_threads_)
@@ -95,7 +104,10 @@ std::vector<std::vector<int>> Communicator::nodes() const { return impl_->nodes(
 std::string Communicator::transport() const { return impl_->transport(); }
 int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
-void Communicator::close() noexcept { impl_->close(); }
+void Communicator::close() noexcept {
+  impl_->close();
+  impl_->settle();
+}
 bool Communicator::closed() const { return impl_->closed(); }
 void Communicator::raise_if_failed() { impl_->raise_if_failed(); }
 void Communicator::abort(const std::string& why) { impl_->abort(why); }

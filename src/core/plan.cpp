@@ -62,6 +62,15 @@ constexpr Row kTables[] = {
 };
 constexpr std::string_view kUsualCard = "NVIDIA H200";
 
+// How fused norms go (src/fused): over the host's chunks, or a GPU's packets and lines. two_shot on a GPU: an
+// all_reduce, then the rest.
+bool norms_have(Algorithm algorithm, Level level) {
+  const Algorithm form = form_of(algorithm);
+  if (form != Algorithm::one_shot && form != Algorithm::two_shot) return false;
+  if (algorithm == Algorithm::two_shot) return true;
+  return (traits_of(algorithm).pieces == Pieces::chunks) == (level == Level::host);
+}
+
 // How sums go across nodes (nodes/sums.hpp); what only moves goes one way.
 bool nodes_have(Collective collective, Algorithm algorithm) {
   if (!traits_of(collective).combines) return false;
@@ -73,6 +82,7 @@ bool nodes_have(Collective collective, Algorithm algorithm) {
 
 bool Plan::has(Collective collective, Algorithm algorithm, Level level) {
   if (level == Level::nodes) return nodes_have(collective, algorithm);
+  if (collective == Collective::all_reduce_rms_norm) return norms_have(algorithm, level);
   if (collective == Collective::batch_send_recv) return false;  // its messages have a size each
   const bool on_gpu = level == Level::device;
   if (on_gpu && gpu_has(collective, algorithm)) return true;
@@ -139,7 +149,13 @@ Borders borders_of(const Plan::Host& host, bool reached) {
             .push_of_broadcast = 128 * kKiB};
   const std::size_t through = 512 * kKiB;
   // one step for two carries what two steps would
-  if (n == 2) return {.one_shot = 128 * through, .push = through, .push_of_pair = through / 4};
+  if (n == 2)
+    return {.one_shot = 128 * through,
+            .push = 16 * through,
+            .push_of_all = through,
+            .push_of_pair = through / 4,
+            .push_of_broadcast = 16 * through,
+            .push_of_parts = through};
   return {.one_shot = 64 * kKiB / n, .two_shot = through, .push = through, .push_of_pair = through / 4};
 }
 
@@ -161,6 +177,9 @@ Plan Plan::of_host(const Host& host) {
     plan.add({Collective::all_reduce, symmetric, up_to.one_shot, one_shot});
     plan.add({Collective::all_reduce, symmetric, up_to.two_shot, two_shot});
     plan.add({Collective::all_reduce, symmetric, kRest, two_shot_direct});
+    // two steps are faster at once, except if ranks take turns on a core
+    if (host.ranks_a_core > 1) plan.add({Collective::all_reduce_rms_norm, symmetric, 32 * kKiB, one_shot});
+    plan.add({Collective::all_reduce_rms_norm, symmetric, kRest, two_shot});
     for (const Collective collective : pushed()) {
       const CollectiveTraits& traits = traits_of(collective);
       const bool split = traits.by_blocks() || traits.by_parts();  // into a message for each rank

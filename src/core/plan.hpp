@@ -68,7 +68,9 @@ class Plan {
 
   // Returns the algorithm whose program takes any size and any pointer.
   static Algorithm staged(Collective collective) {
-    return collective == Collective::all_reduce ? Algorithm::two_shot : Algorithm::push;
+    using enum Collective;
+    return collective == all_reduce || collective == all_reduce_rms_norm ? Algorithm::two_shot
+                                                                         : Algorithm::push;
   }
 
   // Returns whether a call may name that algorithm; returns all such algorithms.

@@ -15,6 +15,8 @@
 namespace unisono {
 namespace {
 
+thread_local const void* calling_back = nullptr;  // whose callbacks this thread runs
+
 // The thread does not exist in a forked child, and its locks may be held there for ever.
 bool inherited(const Work::State& state) { return state.forks_before != forks(); }
 
@@ -81,14 +83,16 @@ struct CallThreads::Jobs : std::enable_shared_from_this<Jobs> {
   bool next_call() const { return !waiting.empty() && !running; }
   void loop();
   void call_back(Callbacks callbacks) noexcept;
+  void settle();
 
   std::function<void(const std::string&)> thrown;
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable changed, settled;
   std::deque<Job> waiting;
   std::deque<std::function<void()>> beside;
   bool running = false;  // a call, as opposed to callbacks
   bool ends = false;
+  int calling = 0;      // threads that run callbacks, or what is beside, and do not wait in settle()
   int idle = 0;         // threads
   std::string refusal;  // why the system has not given a thread
   std::vector<std::thread> threads;
@@ -130,10 +134,13 @@ void CallThreads::Jobs::loop() {
       if (!beside.empty()) {
         std::function<void()> what = std::move(beside.front());
         beside.pop_front();
+        ++calling;
         if (next_call()) serve();  // this thread does something else
         lock.unlock();
         std::exchange(what, nullptr)();
         lock.lock();
+        --calling;
+        settled.notify_all();
         continue;
       }
       Job job = std::move(waiting.front());
@@ -144,17 +151,22 @@ void CallThreads::Jobs::loop() {
       job = {};
       lock.lock();
       running = false;
+      settled.notify_all();
       if (callbacks.empty()) continue;
+      ++calling;
       if (next_call()) serve();  // this thread does something else
       lock.unlock();
       call_back(std::move(callbacks));
       lock.lock();
+      --calling;
+      settled.notify_all();
     }
     if (ends) changed.notify_all();
   }
 }
 
 void CallThreads::Jobs::call_back(Callbacks callbacks) noexcept {
+  const void* const before = std::exchange(calling_back, this);
   for (auto& callback : callbacks) {
     std::string why;
     try {
@@ -166,6 +178,16 @@ void CallThreads::Jobs::call_back(Callbacks callbacks) noexcept {
     const std::scoped_lock lock(mutex);
     if (thrown) thrown(why);
   }
+  calling_back = before;
+}
+
+void CallThreads::Jobs::settle() {
+  std::unique_lock lock(mutex);
+  const bool within = calling_back == this;
+  if (within) --calling;
+  settled.notify_all();  // another callback that waits here
+  settled.wait(lock, [this] { return waiting.empty() && beside.empty() && !running && calling == 0; });
+  if (within) ++calling;
 }
 
 CallThreads::CallThreads(std::function<void(const std::string&)> thrown) : jobs_(std::make_shared<Jobs>()) {
@@ -195,6 +217,8 @@ CallThreads::~CallThreads() {
   const std::scoped_lock lock(jobs_->mutex);
   jobs_->thrown = nullptr;
 }
+
+void CallThreads::settle() { jobs_->settle(); }
 
 void CallThreads::run_beside(std::function<void()> what) {
   const std::scoped_lock lock(jobs_->mutex);

@@ -72,6 +72,8 @@ class CallThreads {
   // Throws ResourceError if the system has no thread. Callbacks then wait for one of these.
   void run_beside(std::function<void()> what);
   void run_beside(Callbacks callbacks);
+  // Waits until all has run, except the callback that this may be.
+  void settle();
 
  private:
   struct Jobs;

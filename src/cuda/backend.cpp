@@ -43,9 +43,22 @@ Algorithm GpuCommunicator::choose(Collective collective, std::size_t bytes, bool
                                   bool in_place) {
   if (memory == Memory::host)
     return LocalCommunicator::choose(collective, bytes, symmetric, memory, in_place);
+  if (collective == Collective::all_reduce_rms_norm) return choose_norm(bytes);
   if (collective == Collective::all_to_all_v)
     bytes /= static_cast<std::size_t>(size());  // its messages, if they are of one size
   return engine_->choose(gpu_plan_, collective, bytes, symmetric, in_place);
+}
+
+// Without a row of its own: up to 1 MiB as an all_reduce of as many bytes (docs/notes/fused.md). two_shot: an
+// all_reduce, then the rest.
+Algorithm GpuCommunicator::choose_norm(std::size_t bytes) const {
+  constexpr std::size_t kMostFused = std::size_t{1} << 20;
+  if (size() > cuda::kFewRanks) return Algorithm::two_shot;
+  Algorithm chosen = gpu_plan_.listed(Collective::all_reduce_rms_norm, bytes, false);
+  if (chosen == Algorithm::automatic)
+    chosen =
+        bytes > kMostFused ? Algorithm::two_shot : gpu_plan_.choose(Collective::all_reduce, bytes, false);
+  return is_packets(chosen) || (is_lines(chosen) && engine_->nvlink()) ? chosen : Algorithm::two_shot;
 }
 
 int GpuCommunicator::sms(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm,

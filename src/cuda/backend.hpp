@@ -24,6 +24,7 @@ class GpuCommunicator final : public LocalCommunicator {
   void synchronize(void* stream) override { engine_->synchronize(stream); }
   void* last_stream() const override { return engine_->last_stream(); }
   int take_gpu(void* stream) override { return engine_->take(stream); }
+  cuda::Engine* gpu() override { return engine_.get(); }
 
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                    bool in_place) override;
@@ -46,6 +47,7 @@ class GpuCommunicator final : public LocalCommunicator {
   void do_end(Registration::State& one) override;
   Algorithm planned(const Request& request, const Args::Part& part) override;
 
+  Algorithm choose_norm(std::size_t bytes) const;
   void run_on_gpu(Request& request, int to, int from);
   void run_messages_on_gpu(const Request& request);
   void enqueue(const Request& request, Algorithm algorithm, bool symmetric, int to = -1, int from = -1);

@@ -121,16 +121,25 @@ int GpuEngine::take(void* stream) {
   return blocks_;
 }
 
-void GpuEngine::start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+void GpuEngine::start(const void* kernel, void* parameter, const Grid& grid, void* stream) const {
+  cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t how{};
-  how.gridDim = dim3(static_cast<unsigned>(shape.blocks));
-  how.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  how.stream = stream;
-  how.attrs = &early;
-  how.numAttrs = early_ ? 1 : 0;
+  how.gridDim = dim3(static_cast<unsigned>(grid.blocks));
+  how.blockDim = dim3(static_cast<unsigned>(grid.threads));
+  how.dynamicSmemBytes = grid.shared_bytes;
+  how.stream = static_cast<cudaStream_t>(stream);
+  how.attrs = attributes;
+  if (early_) {
+    cudaLaunchAttribute& early = attributes[how.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (grid.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[how.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = grid.cluster;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  }
   void* parameters[] = {parameter};
   check(cudaLaunchKernelExC(&how, kernel, parameters), "starting a kernel");
 }

@@ -127,6 +127,7 @@ void GpuEngine::meet_cards(const Options& options) {
     mine.usable = true;
     // one that waits holds SMs: another's of a GPU that is shared, or more than max_sms
     early_ = card.major >= 9 && !env().share_device && max_sms == 0;
+    clusters_ = card.major >= 9;
   }
   if (group_.size() > kMaxRanks && problem.empty()) {
     problem = "the CUDA lane joins up to " + std::to_string(kMaxRanks) + " ranks of one machine, not " +
@@ -173,7 +174,9 @@ void GpuEngine::load_kernels() {
     if (!one || !loaded.insert(one).second) return;
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, one), "loading a kernel");
-    early_ = early_ && attributes.ptxVersion >= 90;  // follow_last_kernel: code for older GPUs does not wait
+    // follow_last_kernel and meet_cluster: code for older GPUs does not wait
+    early_ = early_ && attributes.ptxVersion >= 90;
+    clusters_ = clusters_ && attributes.ptxVersion >= 90;
   };
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (const Wire wire : {Wire::fp8, Wire::int8}) load(quantised_kernel(dtype, wire, many()));

@@ -20,6 +20,8 @@ class Group;
 
 namespace cuda {
 
+struct Exchange;
+
 // Calls come in the same order on every rank, as for the communicator; they only enqueue. A kernel that has
 // waited past the deadline ends, and so do all that follow; the next `check` or `synchronize` raises that.
 class Engine {
@@ -80,6 +82,19 @@ class Engine {
                               const Explain& explain) = 0;
   // As Impl::take_gpu.
   virtual int take(void* stream) = 0;
+
+  // Returns an exchange with every peer, whose messages a kernel of a layer above describes. No rank has more
+  // than kFewRanks - 1 peers. call: the number of the call, for the text of errors.
+  virtual Exchange exchange_of(Collective collective, bool lines, std::uint64_t call) const = 0;
+  // How such a kernel is started. A cluster of several blocks needs `clusters()`.
+  struct Grid {
+    int blocks = 1, threads = 32;
+    unsigned cluster = 1;
+    std::size_t shared_bytes = 0;
+  };
+  // Starts a kernel, early if kernels may, after `take`. The kernel begins with follow_last_kernel().
+  virtual void start(const void* kernel, void* parameter, const Grid& grid, void* stream) const = 0;
+  virtual bool clusters() const = 0;
 
   // Registers memory of the user's on every rank, or throws on every rank. Collective over the group's host
   // lane. The result is dropped before `end_registration`, or is left to the engine's end.

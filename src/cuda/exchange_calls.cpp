@@ -96,6 +96,26 @@ void GpuEngine::exchange_slices(const Request& request, Algorithm algorithm, con
     exchange(*some, algorithm, asked, call, -1, -1, stream);
 }
 
+Exchange GpuEngine::exchange_of(Collective collective, bool lines, std::uint64_t call) const {
+  Exchange x;
+  x.ranks = group_.size();
+  x.rank = group_.rank();
+  const std::size_t area = lines ? layout_.lines : layout_.packets;
+  auto at = [&](int p, std::size_t offset) { return base_.bases[p] + offset; };
+  for (int i = 0; i < x.ranks - 1; ++i) {
+    const int p = rank_of(i, x.rank), seen = peer_of(x.rank, p);  // this rank as p numbers its peers
+    x.rings[i] = reinterpret_cast<Packet*>(at(p, area)) + static_cast<std::size_t>(seen) * kPackets;
+    x.tokens[i] = reinterpret_cast<Counts*>(at(p, layout_.tokens))->of + seen;
+  }
+  x.arrived = reinterpret_cast<const Packet*>(at(x.rank, area));
+  x.begun = reinterpret_cast<Counts*>(at(x.rank, layout_.tokens));
+  x.counts = reinterpret_cast<Counts*>(at(x.rank, layout_.counts));
+  x.context = base_;
+  x.context.collective = collective;
+  x.context.call = call;
+  return x;
+}
+
 void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
                          int to, int from, cudaStream_t stream) const {
   const CollectiveTraits& traits = traits_of(request.collective);
@@ -108,7 +128,7 @@ void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shap
                      " carries messages below 2 GiB: leave algorithm out, or name another.");
   const int n = group_.size(), me = group_.rank();
   const bool lines = is_lines(algorithm);
-  Exchange x;
+  Exchange x = exchange_of(request.collective, lines, call);
   Step step = Step::move;
   if (form_of(algorithm) == Algorithm::two_shot) {
     two_steps(x, request);
@@ -118,30 +138,17 @@ void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shap
     if (traits.combines) step = Step::combine;
   }
   x.bytes = static_cast<std::uint32_t>(most);
-  x.ranks = n;
-  x.rank = me;
   x.dtype = request.call->dtype;
   x.op = request.call->op;
   if (step == Step::move && x.result == x.own) x.result = nullptr;
-  const std::size_t area = lines ? layout_.lines : layout_.packets;
-  auto at = [&](int p, std::size_t offset) { return base_.bases[p] + offset; };
   std::uintptr_t all =
       reinterpret_cast<std::uintptr_t>(x.own) | reinterpret_cast<std::uintptr_t>(x.result) | x.own_bytes;
   for (int i = 0; i < n - 1; ++i) {
     all |= reinterpret_cast<std::uintptr_t>(x.from[i]) | reinterpret_cast<std::uintptr_t>(x.into[i]) |
            x.send[i] | x.receive[i] | x.back[i];
     if (x.send[i] > 0) x.gives.add(i, me);
-    const int p = rank_of(i, me), seen = peer_of(me, p);  // this rank as p numbers its peers
-    x.rings[i] = reinterpret_cast<Packet*>(at(p, area)) + static_cast<std::size_t>(seen) * kPackets;
-    x.tokens[i] = reinterpret_cast<Counts*>(at(p, layout_.tokens))->of + seen;
   }
-  x.arrived = reinterpret_cast<const Packet*>(at(me, area));
-  x.begun = reinterpret_cast<Counts*>(at(me, layout_.tokens));
-  x.counts = reinterpret_cast<Counts*>(at(me, layout_.counts));
   const bool whole = all % kPacketBytes == 0;
-  x.context = base_;
-  x.context.collective = request.collective;
-  x.context.call = call;
   const Shape shape = cut(algorithm, asked, unit_of(request.collective, algorithm, request.args.bytes));
   x.piece_bytes = static_cast<std::uint32_t>(shape.piece_bytes);
   start(reinterpret_cast<const void*>(exchange_kernel(step, lines, whole, n, x.dtype, x.op)), &x, shape,

@@ -74,6 +74,9 @@ class GpuEngine final : public Engine {
   AreaParts make_area(std::size_t bytes, int signals, const std::string& name,
                       const Explain& explain) override;
   int take(void* stream) override;
+  Exchange exchange_of(Collective collective, bool lines, std::uint64_t call) const override;
+  void start(const void* kernel, void* parameter, const Grid& grid, void* stream) const override;
+  bool clusters() const override { return clusters_; }
   std::shared_ptr<void> register_memory(const MemoryRange& range) override;
   void end_registration(const std::function<void()>& meet) override;
 
@@ -151,7 +154,9 @@ class GpuEngine final : public Engine {
                 int from, cudaStream_t stream) const;
   void exchange_slices(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,
                        cudaStream_t stream) const;
-  void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const;
+  void start(const void* kernel, void* parameter, const Shape& shape, cudaStream_t stream) const {
+    start(kernel, parameter, Grid{.blocks = shape.blocks, .threads = shape.threads}, stream);
+  }
   template <int kMost>
   void launch(const void* kernel, LaunchOf<kMost>& launch, const Shape& shape, cudaStream_t stream) const {
     launch.context.piece_bytes = shape.piece_bytes;
@@ -218,6 +223,7 @@ class GpuEngine final : public Engine {
   };
   Last eager_, captured_;               // of the last eager call and of the last captured one
   bool early_ = false;                  // kernels may start before the last one has ended
+  bool clusters_ = false;               // kernels may have clusters of several blocks
   static constexpr int kMostParts = 3;  // of an all_reduce by copy engines
   cudaEvent_t turn_ = nullptr, fork_ = nullptr, join_ = nullptr, combined_[kMostParts] = {};
   struct Symmetric {

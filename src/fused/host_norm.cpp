@@ -8,8 +8,6 @@
 namespace unisono::fused {
 namespace {
 
-constexpr std::size_t kCrowdedBytes = std::size_t{32} << 10;  // of x
-
 class HostNorm {
  public:
   HostNorm(Group& group, const Task& task)
@@ -141,13 +139,9 @@ void HostNorm::take(int peer, const RowRange& theirs) {
 
 }  // namespace
 
-bool run_on_machine(Group& group, const Task& task) {
+bool run_on_machine(Group& group, const Task& task, bool two_steps) {
   HostNorm norm(group, task);
-  const NormAlgorithm asked = task.call.algorithm;
-  // two steps are faster as soon as every rank owns a row; if ranks take turns on a core, from some bytes on
-  const bool few = task.call.rows < static_cast<std::size_t>(task.ranks) ||
-                   (group.ranks_a_core() > 1 && task.call.rows * task.row_bytes <= kCrowdedBytes);
-  if (asked == NormAlgorithm::one_shot || (asked == NormAlgorithm::automatic && few && !task.call.sharded)) {
+  if (!two_steps) {
     norm.one_shot();
     return true;
   }

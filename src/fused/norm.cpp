@@ -23,19 +23,37 @@ void run_alone(const Task& task) {
   for (std::size_t row = 0; row < task.call.rows; ++row) tail.follow(row, task.x(row));
 }
 
+// Returns whether owners sum the rows. If some rank would own none, one step is faster.
+bool takes_two_steps(const Task& task, Algorithm planned) {
+  if (task.call.sharded) return true;
+  if (task.call.algorithm != NormAlgorithm::automatic) return task.call.algorithm == NormAlgorithm::two_shot;
+  return form_of(planned) == Algorithm::two_shot && task.call.rows >= static_cast<std::size_t>(task.ranks);
+}
+
 void run(Communicator::Impl& impl, host::Norm kind, const NormCall& call) {
   const Task task(kind, call, impl.rank(), impl.size());
   const bool on_gpu = call.memory == Memory::device;
-  if (on_gpu) check_for_gpu(task);
+  if (on_gpu) check_for_gpu(impl, task);
   Group* const group = impl.machine();
-  if (!group && (call.algorithm == NormAlgorithm::one_shot || call.algorithm == NormAlgorithm::two_shot))
-    throw UsageError("one_shot and two_shot are for ranks of one machine: leave the algorithm out.");
+  const bool planned = call.algorithm == NormAlgorithm::automatic,
+             apart = call.algorithm == NormAlgorithm::apart;
+  if (!group && !planned && !apart)
+    throw UsageError(std::string(name_of(call.algorithm)) +
+                     " is for ranks of one machine: leave the algorithm out.");
+  if (!on_gpu &&
+      (call.algorithm == NormAlgorithm::one_shot_ll128 || call.algorithm == NormAlgorithm::two_shot_ll128))
+    throw UsageError(std::string(name_of(call.algorithm)) +
+                     " is for arrays on GPUs: use one_shot or two_shot, or leave the algorithm out.");
   impl.turn(task.name(), [&] {
     if (impl.check() && task.ranks > 1) compare(impl, Asked(task));
     if (call.rows == 0) return;
-    if (on_gpu) return run_on_gpu(impl, task);
+    const Algorithm by_plan = group && planned
+                                  ? impl.choose(Collective::all_reduce_rms_norm, call.rows * task.row_bytes,
+                                                false, call.memory, false)
+                                  : Algorithm::automatic;
+    if (on_gpu) return run_on_gpu(impl, task, by_plan);
     if (task.ranks == 1) return run_alone(task);
-    if (group && call.algorithm != NormAlgorithm::apart && run_on_machine(*group, task)) return;
+    if (group && !apart && run_on_machine(*group, task, takes_two_steps(task, by_plan))) return;
     run_composed(impl, task);
   });
 }

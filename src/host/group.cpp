@@ -23,6 +23,9 @@ constexpr int kMostRanks = 1024;
 constexpr std::size_t kMostNamed = 8;             // ranks in the text of a failure, which has 1000 bytes
 constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece when chunks are measured
 constexpr int kMeasuredRounds = 20;
+// How many times as long the way through the cache must take, for chunks to go around it. Around takes as
+// long on near cores as on far ones, and a virtual machine's may come near at any time.
+constexpr double kAroundPays = 1.5;
 constexpr std::uint32_t kVersion = 2;  // of the memory layout and of Hello
 
 // A rank's greeting at the bootstrap. Every field comes from outside and is checked.
@@ -148,19 +151,20 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   far_ = true;
   for (const std::string& reach : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && reach == "far";
   if (size_ == 1) return;
-  // All ranks choose alike, since plans depend on the choice: the sum over the ranks decides.
-  double saved = saved_around_cache(), all = 0;
-  if (const auto& asked = env().stream_chunks) saved = *asked ? 1e9 : -1e9;
-  for (const double one : exchange(saved)) all += one;
-  cached_ = all <= 0;
+  // All ranks choose alike, since plans depend on the choice: the sums over the ranks decide.
+  ChunkTimes times = time_chunks();
+  if (const auto& asked = env().stream_chunks) times = *asked ? ChunkTimes{1e9, 0} : ChunkTimes{0, 1e9};
+  double through = 0, around = 0;
+  for (const ChunkTimes& one : exchange(times)) through += one.through, around += one.around;
+  cached_ = through <= kAroundPays * around;
   lane_->stream_chunks(!cached_);
 }
 
-// Returns the microseconds that chunks written around the cache save for a piece to a peer and one from a
-// peer. Stores into the cache first fetch the lines from the other core's cache. Only a measurement tells how
-// that compares with the trip through memory. Only a rank's own copies are timed: its waits may begin on one
-// core, and waking a sleeper takes longer than a piece.
-double Group::saved_around_cache() {
+// Times a piece to a peer and one from a peer, by chunks written through the cache and around it. Stores into
+// the cache first fetch the lines from the other core's cache. Only a measurement tells how that compares
+// with the trip through memory. Only a rank's own copies are timed: its waits may begin on one core, and
+// waking a sleeper takes longer than a piece.
+Group::ChunkTimes Group::time_chunks() {
   ChunkChannel channel(*lane_);
   const int next = peer_at(*lane_, 1), last = peer_at(*lane_, size_ - 1);
   const std::vector<byte> sent(std::min(lane_->chunk_bytes(), kMeasuredBytes));
@@ -185,7 +189,7 @@ double Group::saved_around_cache() {
     std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
     return times[static_cast<std::size_t>(rounds / 2)];
   };
-  return median(took[false]) - median(took[true]);
+  return {median(took[false]), median(took[true])};
 }
 
 Group::~Group() { leave(); }

@@ -122,7 +122,10 @@ class Group {
   Board& board(int rank) const {
     return *reinterpret_cast<Board*>(segments_[static_cast<std::size_t>(rank)]->data());
   }
-  double saved_around_cache();
+  struct ChunkTimes {  // microseconds
+    double through, around;
+  };
+  ChunkTimes time_chunks();
   [[noreturn]] void raise_failure() const;
   void interrupted(int peer, const std::function<bool()>& arrived);
   [[noreturn]] void unreachable(int rank, int error);

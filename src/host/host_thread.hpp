@@ -65,7 +65,7 @@ class HostThread {
   static constexpr int worker() { return 0; }
   static constexpr int workers() { return 1; }
   std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
-  // Returns the bytes from which a piece goes into a chunk around the cache (Group::saved_around_cache).
+  // Returns the bytes from which a piece goes into a chunk around the cache (Group::time_chunks).
   std::size_t stream_from() const { return stream_from_; }
   void stream_chunks(bool around) { stream_from_ = around ? kStreamFrom : ~std::size_t{0}; }
   static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }

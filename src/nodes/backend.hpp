@@ -39,6 +39,7 @@ class NodesCommunicator final : public Communicator::Impl {
   bool nvlink() const override { return local_->nvlink(); }
   std::string_view card() const override { return local_->card(); }
   void* last_stream() const override { return local_->last_stream(); }
+  cuda::Engine* gpu() override { return local_->gpu(); }
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                    bool in_place) override;
   int sms(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm,

@@ -14,7 +14,7 @@ import pytest
 import fabric
 import ranks
 from test_contract import RANKS, TIMEOUT_S, WORKER, Report, _complaints, _read
-from unisono.bench.start import find_mpiexec, mpiexec_command
+from unisono.bench.mpis import find_mpiexec, mpiexec_command
 
 FABRIC = [pytest.param("fabric", n, marks=pytest.mark.fabric) for n in (1, 3)]
 # Nodes by the fabric. A layout names the node of each rank, as in test_nodes.py.

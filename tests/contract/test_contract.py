@@ -18,7 +18,7 @@ import pytest
 
 import ranks
 from cases import COLLECTIVES
-from unisono.bench.start import find_mpiexec, mpiexec_command
+from unisono.bench.mpis import find_mpiexec, mpiexec_command
 
 RANKS = (1, 2, 3, 4, 5, 8)
 BACKENDS = (

@@ -16,7 +16,7 @@ import fabric
 import ranks
 from cases import COLLECTIVES
 from test_contract import TIMEOUT_S, WORKER, Report, _complaints, _read
-from unisono.bench.start import find_mpiexec, mpiexec_command
+from unisono.bench.mpis import find_mpiexec, mpiexec_command
 
 MPI_LAYOUTS = ("ab", "aabb", "abab", "abb", "aabbcc", "aaabb")
 GLOO_LAYOUTS = ("aabb", "aba")

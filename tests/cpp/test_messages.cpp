@@ -46,7 +46,7 @@ TEST_P(Messages, ManyAreUnderWay) {
     std::vector<Bytes> sent, got;
     std::vector<Work> sends, receives;
     std::vector<std::pair<int, int>> of;
-    const auto all = static_cast<std::size_t>(n * kSizesNumber);
+    const std::size_t all = static_cast<std::size_t>(n) * std::size(kSizes);
     sent.reserve(all);
     got.reserve(all);
     for (int round = 0; round < 2; ++round) {
@@ -304,9 +304,9 @@ TEST(Message, CloseEndsThoseUnderWay) {
     comm.recv(into(x), 0, 4);
     begun.wait();
     comm.close();
+    EXPECT_TRUE(called);  // close waits for callbacks
     other.join();
     EXPECT_TRUE(has(text_of<UsageError>([&] { work.wait(); }), "closed"));
-    while (!called) std::this_thread::yield();
   });
 }
 

@@ -37,24 +37,24 @@ CASES = (
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_are_those_of_the_host(program: Path, case: str, n: int) -> None:
-    run(program, case, n)
+    run(program, case, n, UNISONO_MOE_LOW_LATENCY="0")
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 @pytest.mark.parametrize("case", [*CASES, "index", "overflow", "differs"])
 def test_few_tokens_by_the_low_latency_kernels(program: Path, case: str, n: int) -> None:
-    run(program, case, n, UNISONO_MOE_LOW_LATENCY="1")
+    run(program, case, n)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("case", ["index", "overflow"])
 def test_wrong_calls_fail_every_rank(program: Path, case: str, n: int) -> None:
-    run(program, case, n)
+    run(program, case, n, UNISONO_MOE_LOW_LATENCY="0")
 
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_dispatches_that_differ_are_told(program: Path, n: int) -> None:
-    run(program, "differs", n)
+    run(program, "differs", n, UNISONO_MOE_LOW_LATENCY="0")
 
 
 def run(program: Path, case: str, n: int, **env: str) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 import unisono
 from gpus import Gpus, gpus, numbers
-from norm_body import Job, expected, jobs, parts
+from norm_body import QUANTS, Job, expected, jobs, parts
 from norm_reference import codes_and_scales, scale_shape
-from reference import Array, difference
+from reference import Array, combine, difference
 
 pytestmark = pytest.mark.gpu
-SEVERAL = [1, 2, 3, 4, 8]
+SEVERAL = [1, 2, 3, 4, 5, 8]
+ALGORITHMS = (None, "one_shot", "two_shot", "one_shot_ll128", "two_shot_ll128", "apart")
 
 
 class Arrays:
@@ -33,7 +35,8 @@ class Arrays:
             "both": {"out": self.x, "residual_out": self.residual},
             "crossed": {"out": self.residual, "residual_out": self.x},
         }
-        how = unisono.NormOptions(quant=job.quant, scale=job.scale, **outputs[job.alias], **options)
+        options = {"algorithm": job.algorithm, **outputs[job.alias], **options}
+        how = unisono.NormOptions(quant=job.quant, scale=job.scale, **options)
         if job.kind == "rms":
             return comm.all_reduce_rms_norm(
                 self.x, self.residual, self.weight, job.eps, options=how, stream=stream
@@ -62,22 +65,43 @@ def compare(job: Job, name: str, got: Any, wanted: Array, dtype: str) -> None:
     assert wrong is None, f"{job}, {name}: {wrong}"
 
 
+def play(ranks: Gpus, job: Job) -> None:
+    arrays = [Arrays(ranks, job, rank) for rank in range(ranks.n)]
+    for result in ranks.run(lambda comm, rank, stream: arrays[rank].call(job, comm, stream)):
+        check(job, result)
+
+
 @pytest.mark.parametrize("n", SEVERAL)
 def test_bits_are_those_of_numpy(n: int) -> None:
     with gpus(n) as ranks:
-        for job in jobs(n, (None,)):
-            if job.sharded or job.group in ("apart", "rounds"):
-                continue
-            arrays = [Arrays(ranks, job, rank) for rank in range(n)]
-            results = ranks.run(lambda comm, rank, stream: arrays[rank].call(job, comm, stream))  # noqa: B023
-            for result in results:
-                check(job, result)
+        for job in jobs(n, ALGORITHMS):
+            if not job.sharded and job.group not in ("apart", "rounds"):
+                play(ranks, job)
 
 
-@pytest.mark.parametrize("quant", [None, "fp8_128"])
-@pytest.mark.parametrize("n", SEVERAL)
-def test_graphs(n: int, quant: str | None) -> None:
-    job = Job("graphs", 2, n, 16, 4096, quant=quant)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_many_and_long_rows(algorithm: str | None) -> None:
+    with gpus(2) as ranks:
+        for rows, hidden, quant in (
+            (4096, 512, "fp8_token"),
+            (1000, 1003, None),
+            (5, 16384, "mx"),
+            (1, 30001, None),
+        ):
+            play(ranks, Job("large", 1, 2, rows, hidden, quant=quant, algorithm=algorithm))
+
+
+def test_more_blocks_than_rows() -> None:
+    """A row has a cluster of blocks if this rank has them."""
+    with gpus(2) as ranks:
+        for rows, hidden in itertools.product((1, 3, 8, 9, 32), (1024, 7168, 8000)):
+            play(ranks, Job("clusters", rows, 2, rows, hidden, quant=QUANTS[rows % 5], algorithm="one_shot"))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("n", [2, 3])
+def test_graphs(n: int, algorithm: str | None) -> None:
+    job = Job("graphs", 2, n, 16, 4096, quant="fp8_128" if n == 2 else None, algorithm=algorithm)
     with gpus(n) as ranks:
         arrays = [Arrays(ranks, job, rank) for rank in range(n)]
         results: list[Any] = [None] * n
@@ -95,11 +119,7 @@ def test_graphs(n: int, quant: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"residual": "sharded"}, "a sharded residual is for arrays on CPUs"),
-        ({"algorithm": "two_shot"}, "one_shot and two_shot are for arrays on CPUs"),
-    ],
+    ("options", "words"), [({"residual": "sharded"}, "a sharded residual is for arrays on CPUs")]
 )
 def test_calls_that_are_for_cpus(options: dict[str, Any], words: str) -> None:
     job = Job("refused", 0, 1, 4, 64)
@@ -111,9 +131,37 @@ def test_calls_that_are_for_cpus(options: dict[str, Any], words: str) -> None:
             ranks.comms[0].all_reduce_rms_norm(arrays.x, arrays.residual.cpu(), arrays.weight)
 
 
-def test_quantised_needs_another_residual_out() -> None:
+def test_quantised_apart_needs_another_residual_out() -> None:
     job = Job("refused", 0, 2, 4, 64, quant="mx", alias="residual")
     with gpus(2) as ranks:
         arrays = Arrays(ranks, job, 0)
         with pytest.raises(unisono.UsageError, match="give it memory of its own"):
-            arrays.call(job, ranks.comms[0])
+            arrays.call(job, ranks.comms[0], algorithm="apart")
+        play(ranks, job)
+
+
+def test_a_rank_that_stays_away() -> None:
+    job = Job("late", 0, 2, 4, 4096)
+    with gpus(2, timeout_s=1.0) as ranks:
+        arrays = Arrays(ranks, job, 0)
+        arrays.call(job, ranks.comms[0], ranks.streams[0])
+        with pytest.raises(unisono.TimeoutError, match=r"all_reduce_rms_norm .* rank 1"):
+            ranks.comms[0].synchronize(ranks.streams[0])
+
+
+def test_other_calls_before_and_after() -> None:
+    """The kernels share the rings of the exchanges."""
+    with gpus(3) as ranks:
+        for turn, algorithm in enumerate(ALGORITHMS * 4):
+            job = Job("mixed", turn, 3, (1, 40, 7)[turn % 3], 2048, algorithm=algorithm)
+            arrays = [Arrays(ranks, job, rank) for rank in range(3)]
+
+            def both(comm: unisono.Communicator, rank: int, stream: Any) -> Any:
+                name = ("one_shot_packets", "two_shot_ll128", "two_shot_packets", None)[turn % 4]  # noqa: B023
+                sums = comm.all_reduce(arrays[rank].x, algorithm=name, stream=stream)  # noqa: B023
+                return arrays[rank].call(job, comm, stream), sums  # noqa: B023
+
+            for result, sums in ranks.run(both):
+                check(job, result)
+                wanted = combine(parts(job, 0)[0], "sum")
+                assert difference(numbers(sums, job.dtype), wanted) is None

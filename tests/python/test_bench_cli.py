@@ -57,6 +57,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--sizes ,", "no sizes given"),
         ("--sizes 8,0K", "at least 1 byte"),
         ("--ranks 0", "at least one rank"),
+        ("--backends mpich,impi", "two MPIs cannot be in one process, since they define the same functions"),
+        ("--mpi mpi", "choose from mpich, impi, openmpi"),
+        ("--mpi mpich --fabric", "leave one of them out"),
+        ("--device cuda --to-memory-limit --launches 2", "leave --launches and --mpi out"),
         ("--ranks 4097 --backend mpi", "1024 are the most"),
         ("-n 0", "at least one iteration"),
         ("-w -1", "cannot be negative"),
@@ -178,7 +182,7 @@ def test_version() -> None:
 
 def test_info_names_every_backend() -> None:
     done = subprocess.run([*COMMAND, "info"], capture_output=True, text=True, timeout=120, check=True)
-    for word in ("processor", "cores", "memory", "unisono", "mpi", "gloo"):
+    for word in ("processor", "cores", "memory", "unisono", "mpi", "gloo", "mpich", "impi", "openmpi"):
         assert word in done.stdout
 
 

@@ -17,7 +17,7 @@ from bench_cli import COMMAND, bench, leave_launchers
 from unisono import records
 from unisono.cli import finish
 from unisono.cli.app import app
-from unisono.records.vocabulary import COLLECTIVES
+from unisono.records.vocabulary import COLLECTIVES, PINGPONG
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +91,21 @@ def test_all_backends_in_one_run_are_right(tmp_path: Path, ranks: int, dtypes: s
     reasons = {(s.backend, s.reason) for s in found.skips}
     assert ("mpi", "MPI has no reduction of bf16.") in reasons
     assert found.runs[0].launcher == "mpich"
+
+
+@pytest.mark.torch
+def test_torch_distributed_is_right_in_every_case(tmp_path: Path) -> None:
+    cases = [*COLLECTIVES, PINGPONG, "--placement", "all", "--sizes", "5K", "-d", "f32,f8e4m3"]
+    how = ["--ranks", "2", "--backends", "torch-unisono,torch-gloo", "--memory", "plain", "--mode", "latency"]
+    done = bench(tmp_path / "run", *cases, *how, "-n", "1")
+    found = records.read(tmp_path / "run")
+    assert [f.message for f in found.failures] == []
+    assert done.returncode == 0, done.stderr
+    for backend, reductions in (("torch-unisono", 2), ("torch-gloo", 1)):
+        made = [r.case.collective for r in found.results if r.backend == backend]
+        assert set(made) == {*COLLECTIVES, PINGPONG}
+        assert all(made.count(name) == reductions for name in ("all_reduce", "reduce", "reduce_scatter"))
+    assert all(r.verification.before and r.verification.after for r in found.results)
 
 
 def test_a_run_that_cannot_measure_says_why_and_leaves_no_folder_of_its_own(tmp_path: Path) -> None:

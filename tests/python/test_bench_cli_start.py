@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import ranks
 from bench_cli import COMMAND, bench, leave_launchers
 from unisono import records
-from unisono.bench import session, start
+from unisono.bench import mpis, session, start
 from unisono.bench.cases import CaseError
 from unisono.cli import finish
 from unisono.cli.app import app
@@ -33,6 +33,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "--ranks 4", "mpich started 2"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "--ranks 3", "openmpi started 2"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "--launches 2", "start the bench alone"),
         ({"MPI_LOCALNRANKS": "4"}, "", "separate copies"),
         ({"PMI_SIZE": "4"}, "", "PMI_RANK is not"),
     ],
@@ -70,7 +71,7 @@ def test_each_mpiexec_gets_its_own_options(version: str, words: set[str], tmp_pa
     mpiexec.write_text(f"#!/bin/sh\necho '{version}'\n")
     mpiexec.chmod(0o755)
     known = {"--oversubscribe", "plm", "isolated", "-launcher", "fork"}
-    assert known & set(start.mpiexec_command(str(mpiexec), 2)) == words
+    assert known & set(mpis.mpiexec_command(str(mpiexec), 2)) == words
 
 
 def test_mpiexec_gets_the_users_settings_and_nothing_of_a_launcher_around_it() -> None:
@@ -160,7 +161,7 @@ def test_only_rank_0_of_a_launcher_returns_an_error_code(
 
 @pytest.mark.mpi
 def test_it_joins_the_ranks_of_mpiexec(tmp_path: Path) -> None:
-    mpiexec = start.mpiexec_command(str(start.find_mpiexec()), 2)
+    mpiexec = mpis.mpiexec_command(str(mpis.find_mpiexec()), 2)
     what = ["barrier", "all_reduce", "--sizes", "8", "-n", "6", "--backend", "unisono,mpi"]
     arguments = ["bench", *what, "-O", str(tmp_path / "run")]
     done = subprocess.run(

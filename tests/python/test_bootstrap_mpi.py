@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bootstrap_programs import GATHER, MAKE, MEET, shell
-from unisono.bench.start import find_mpiexec, mpiexec_command
+from unisono.bench.mpis import find_mpiexec, mpiexec_command
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_find_unisono")]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ranks
-from unisono.bench.start import find_mpiexec, mpiexec_command
+from unisono.bench.mpis import find_mpiexec, mpiexec_command
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "deploy" / "slurm").glob("*.sbatch"))

@@ -11,7 +11,7 @@ import pytest
 
 import mpi_programs
 import ranks
-from unisono.bench.start import find_mpiexec, mpiexec_command
+from unisono.bench.mpis import find_mpiexec, mpiexec_command
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = {"from mpi4py": pytest.mark.mpi, "import torch": pytest.mark.torch}

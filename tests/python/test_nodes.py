@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ranks
-from unisono.bench.start import find_mpiexec, mpiexec_command
+from unisono.bench.mpis import find_mpiexec, mpiexec_command
 from unisono.records.vocabulary import COLLECTIVES
 
 

@@ -47,7 +47,7 @@ def test_what_options_tell() -> None:
         ({"quant": "fp4"}, 'no quant "fp4": use fp8, fp8_token, fp8_128 or mx'),
         ({"quant": "none"}, 'no quant "none"'),
         ({"residual": "split"}, 'cannot be "split": use replicated or sharded'),
-        ({"algorithm": "ring"}, 'no algorithm "ring": use one_shot, two_shot or apart'),
+        ({"algorithm": "ring"}, 'no algorithm "ring": use one_shot, two_shot, apart, one_shot_ll128'),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], words: str) -> None:

@@ -5,6 +5,7 @@ Other tests run under the MPI beside this Python; C++ programs under all three a
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 import mpi_programs
 import ranks
-from unisono.bench.start import mpiexec_command
+from unisono.bench.mpis import mpiexec_command
 
 pytestmark = pytest.mark.mpi
 MAKE = "import unisono; unisono.init(timeout_s=10)"
@@ -114,3 +115,23 @@ def test_a_launcher_of_another_mpi() -> None:
         assert ended.code != 0, str(ended)
         assert "is not the launcher's: it " in ended.output, str(ended)
         assert "2 separate copies" in ended.output and "set MPI4PY_LIBMPI to the" in ended.output, str(ended)
+
+
+def test_times_beside_the_mpi(mpi: mpi_programs.Mpi, tmp_path: Path) -> None:
+    source, program = mpi_programs.ROOT / "tools" / "beside_mpi.c", tmp_path / "beside_mpi"
+    wrapper = Path(mpi.find_mpicxx()).with_name("mpicc")
+    folder = mpi_programs.LIBRARY.parent
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{mpi_programs.ROOT / 'include'}", f"-L{folder}"]
+    words = [str(wrapper), *flags, f"-Wl,-rpath,{folder}", str(source), "-o", str(program), "-lunisono"]
+    built = ranks.run(words, mpi.env)
+    assert built.code == 0, str(built)
+    for collective in ("all_reduce", "reduce_scatter"):
+        ended = mpi.run("aa", [program, collective, "3", "4"])
+        assert ended.code == 0, str(ended)
+        rows = [json.loads(line) for line in ended.output.splitlines()]
+        assert [(row["collective"], row["bytes"]) for row in rows] == [(collective, 8), (collective, 16)]
+        for row in rows:
+            assert row["unisono"] > 0
+            assert row["mpi"] > 0
+            assert row["barrier"] == sorted(row["barrier"])
+    assert mpi.run("aa", [program, "nonsense", "3", "4"]).code != 0

@@ -17,8 +17,13 @@ from unisono.records.stats import Verdict
 from unisono.report import compare as comparing
 
 
-def _near(us: float, size: int = 65536, backend: str = "unisono", scatter: float = 1e-3) -> Result:
-    return data.result(backend, data.case(size=size), [us * (1 + scatter * i) for i in range(-10, 11)])
+def _near(
+    us: float, size: int = 65536, backend: str = "unisono", scatter: float = 1e-3, launches: int = 7
+) -> Result:
+    """Returns a result of 21 visits to as many launches, of a sample each."""
+    times = [us * (1 + scatter * i) for i in range(-10, 11)]
+    of_visit = [1 + i % launches for i in range(21)]
+    return data.result(backend, data.case(size=size), times, visits=[1] * 21, launches=of_visit)
 
 
 def _compare(tmp_path: Path, a: list[Record], b: list[Record], **options: object) -> comparing.Comparison:
@@ -54,11 +59,40 @@ def test_the_tolerance_is_the_caller_s(tmp_path: Path) -> None:
     assert found.counts == {Verdict.SAME: 1}
 
 
-def test_few_visits_give_no_verdict_and_that_is_said(tmp_path: Path) -> None:
-    brief = msgspec.structs.replace(_near(5), visits=[7, 7, 7])
-    found = _compare(tmp_path, [_near(10)], [brief])
+def test_few_launches_give_no_verdict_and_that_is_said(tmp_path: Path) -> None:
+    found = _compare(tmp_path, [_near(10)], [_near(5, launches=5)])
     assert found.counts == {Verdict.UNCLEAR: 1}
-    assert "1 case had fewer than 6 visits in a run" in _text(found)
+    assert "1 case had fewer than 6 launches in a run, so that the verdict is UNCLEAR" in _text(found)
+
+
+def test_records_of_schema_1_4_are_read_as_one_launch_and_that_is_said(tmp_path: Path) -> None:
+    old = data.result("unisono", data.case(), [5.0] * 21, visits=[3] * 7)
+    data.write(tmp_path / "a", data.run(schema="1.4"), old, data.end())
+    data.write(tmp_path / "b", data.run(launch=1, launches=7), _near(10), data.end())
+    found = comparing.compare(tmp_path / "a", tmp_path / "b")
+    assert found.counts == {Verdict.UNCLEAR: 1}
+    says = "A: 1 records file of a schema before 1.7 does not say the launches: each counts as one."
+    assert says in found.notes
+
+
+def test_launches_of_another_phase_of_the_machine_do_not_count(tmp_path: Path) -> None:
+    """The host moved the cores apart in the last launch of A, and left them so."""
+
+    def lines(barriers: list[list[float]], result: Result) -> list[Record]:
+        heads = [data.run(launch=n, launches=7) for n in range(1, 8)]
+        ends = [
+            msgspec.structs.replace(data.end(), launch=n, barrier_us=us) for n, us in enumerate(barriers, 1)
+        ]
+        return [*heads, result, *ends]
+
+    near, far = [0.15, 0.16], [0.38, 0.37]
+    data.write(tmp_path / "a", lines([near] * 6 + [[0.15, 0.38]], _near(10)))
+    for barriers, verdict in (([far] * 7, Verdict.UNCLEAR), ([near] * 6 + [far], Verdict.SLOWER)):
+        data.write(tmp_path / "b", lines(barriers, _near(17)))
+        found = comparing.compare(tmp_path / "a", tmp_path / "b")
+        assert found.counts == {verdict: 1}
+        said = "the bench's barrier took 150 to 380 ns in A and 370 to 380 ns in B" in _text(found)
+        assert said == (verdict is Verdict.UNCLEAR)
 
 
 @pytest.mark.parametrize("tolerance", [-1.0, float("nan")])

@@ -9,7 +9,7 @@ import pytest
 
 import report_data as data
 from unisono.records import NOT_CHECKED, Record, Skip, Verification
-from unisono.report import gate, model, payload, sections, tables
+from unisono.report import gate, model, pairing, payload, sections, tables
 
 
 def test_rows_are_ordered_and_the_subject_is_unisono(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_machines_are_told_apart(tmp_path: Path) -> None:
     data.write(tmp_path / "b", other, data.timed("mpi", data.case()), data.end())
     found = model.load(tmp_path)
     assert found.machines == ["Test CPU, 2 cores", "Other CPU, 2 cores, 2 × H200"]  # noqa: RUF001
-    assert model.pairs(found.rows, "unisono")[0] == []
+    assert pairing.pairs(found.rows, "unisono")[0] == []
 
 
 def test_some_of_a_machines_gpus_are_that_machine(tmp_path: Path) -> None:
@@ -185,10 +185,10 @@ def test_the_best_peer_is_the_fastest_other_library(tmp_path: Path) -> None:
             data.end(),
         )
     )
-    ((pair,), alone, missing) = model.pairs(found.rows, "unisono")
+    ((pair,), alone, missing) = pairing.pairs(found.rows, "unisono")
     assert pair.peer.backend == "gloo"
     assert not alone and not missing
-    ((named,), _, _) = model.pairs(found.rows, "unisono", "unisono:two_shot")
+    ((named,), _, _) = pairing.pairs(found.rows, "unisono", "unisono:two_shot")
     assert named.peer.backend == "unisono:two_shot"
     assert found.backends[:2] == ["unisono", "unisono:two_shot"]
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ranks
+import unisono
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+from unisono.torch.distributed.meeting import meet  # noqa: E402 - after the skip
+
 pytestmark = pytest.mark.torch
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "torch_backend_programs.py"
@@ -20,6 +25,13 @@ PROGRAMS = Path(__file__).parents[1] / "support" / "torch_backend_programs.py"
 
 def play(n: int, program: str, folder: Path, **options: Any) -> ranks.Outcome:
     return ranks.play(n, f"torch_backend_programs:{program}", str(folder / "store"), timeout_s=100, **options)
+
+
+def python(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs code in a process of its own."""
+    argv = [sys.executable, "-c", code]
+    whole = {**os.environ, **env}
+    return subprocess.run(argv, capture_output=True, text=True, env=whole, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("n", (1, 2, 3, 4))
@@ -37,6 +49,10 @@ def test_ddp(tmp_path: Path) -> None:
 
 def test_sharded(tmp_path: Path) -> None:
     play(2, "sharded", tmp_path).results()
+
+
+def test_ways_of_training(tmp_path: Path) -> None:
+    ranks.play(2, "torch_training:quick", str(tmp_path / "store"), timeout_s=100).results()
 
 
 def test_killed_rank_is_named(tmp_path: Path) -> None:
@@ -61,18 +77,26 @@ def test_wrong_calls(tmp_path: Path) -> None:
         ]
 
 
-def test_torchrun() -> None:
-    argv = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(PROGRAMS),
-    ]
+def test_torchrun_starts_again() -> None:
+    """The ranks meet in a store that has keys of those before them."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
+    argv = [*torchrun, "--nproc-per-node", "2", str(PROGRAMS)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert "rank 1 (process" in ended.stderr and "has died" in ended.stderr
     assert ended.stdout.count("sum of unisono 2") == 2, ended
+
+
+def test_ranks_meet_again_and_name_those_who_do_not_come() -> None:
+    store, limit = torch.distributed.HashStore(), timedelta(seconds=60)
+    names = set()
+    for size in (1, 3, 3, 5, 2):
+        with ThreadPoolExecutor(size) as pool:
+            (name,) = set(pool.map(lambda rank, size=size: meet(store, rank, size, limit), range(size)))
+        names.add(name)
+    assert len(names) == 5
+    for rank, late in ((0, "rank 0 has not met rank 1, 2"), (1, "rank 1 has not met rank 0")):
+        with pytest.raises(unisono.TimeoutError, match=f"{late} within 0.1 s"):
+            meet(store, rank, 3, timedelta(seconds=0.1))
 
 
 def test_says_what_carries_a_group(tmp_path: Path) -> None:
@@ -95,6 +119,34 @@ def test_without_a_compiler(tmp_path: Path) -> None:
         assert error["text"].endswith("there is no C++ compiler: install g++, or name one in CXX.")
 
 
+def test_a_torch_newer_than_any_known(tmp_path: Path) -> None:
+    """The adapter is built for it, and where that fails the error names it. Gloo's name can be taken."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho 'Backend.hpp: error: no such member'\nexit 1\n")
+    compiler.chmod(0o755)
+    code = (
+        "import torch; torch.__version__ = torch.torch_version.TorchVersion('99.1.0')\n"
+        "import unisono_torch; unisono_torch.register()\n"
+        "print('GLOO' in torch.distributed.Backend._plugins)\n"
+        "from unisono.torch.distributed import build\n"
+        "print(build.key().split('-')[0])\n"
+        "build.load()\n"
+    )
+    env = {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "UNISONO_TORCH_REPLACE": "gloo"}
+    ended = python(code, {**env, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    assert ended.stdout.split() == ["True", "99.1.0"], ended
+    assert "(Backend.hpp: error: no such member)" in ended.stderr
+    assert ended.stderr.strip().endswith("or report it for torch 99.1.0.")
+
+
+@pytest.mark.skipif(torch.__version__ >= (2, 14), reason="torch up to 2.13 has no way to replace gloo")
+def test_gloos_name_is_refused_where_torch_does_not_look_it_up() -> None:
+    code = "import torch.distributed as dist; print(list(dist.Backend._plugins))"
+    ended = python(code, {"UNISONO_TORCH_REPLACE": "gloo"})
+    assert ended.stdout.strip() == "['UNISONO']", ended
+    assert "needs torch 2.14 or newer, and this is 2." in ended.stderr
+
+
 def test_broken_entry_point_leaves_torch_alone(tmp_path: Path) -> None:
     """`import torch` runs the entry point, also where `import unisono` fails or torch refuses the name."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['unisono'] = None\n")
@@ -105,8 +157,5 @@ def test_broken_entry_point_leaves_torch_alone(tmp_path: Path) -> None:
         "unisono_torch.register()\n"
         "print(torch.ones(2).sum().item())\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, check=False
-    )
+    ended = python(code, {"PYTHONPATH": str(tmp_path)})
     assert ended.stdout.strip() == "2.0", ended

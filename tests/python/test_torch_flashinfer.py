@@ -29,6 +29,11 @@ def test_quantised_rows(n: int, tmp_path: Path) -> None:
     assert ranks.play(n, program, str(tmp_path / "store"), timeout_s=100).results() == [None] * n
 
 
+def test_fused_patterns(tmp_path: Path) -> None:
+    outcome = ranks.play(2, "torch_norm_programs:patterns", str(tmp_path / "store"), timeout_s=100)
+    assert outcome.results() == [None] * 2
+
+
 @pytest.fixture
 def flashinfer_moe() -> Any:
     if find_spec("torch") is None:

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 import ranks
-from unisono.bench.start import find_mpiexec
+from unisono.bench.mpis import find_mpiexec
 
 ENTER = str(Path(__file__).with_name("enter_host.sh"))
 _PORT = 29500

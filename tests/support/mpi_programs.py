@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ranks
-from unisono.bench.start import find_mpiexec, mpiexec_command
+from unisono.bench.mpis import find_mpiexec, mpiexec_command
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "tests" / "libunisono.so"

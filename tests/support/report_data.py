@@ -69,8 +69,9 @@ def case(collective: str = "all_reduce", size: int = 65536, ranks: int = 2, **ot
 def result(backend: str, what: Case, samples: Iterable[float], **other: Any) -> Result:
     """Returns a result with exactly these samples. Units: us."""
     times = [float(sample) for sample in samples]
-    visits = other.get("visits", [])
+    visits, launches = other.get("visits", []), other.get("launches", [])
     interval = stats.visited_interval(times, visits) if visits else stats.median_interval(times)
+    interval = stats.launched_interval(times, visits, launches) if len(set(launches)) > 1 else interval
     bandwidth, bus, share = derived.bandwidths(what, interval.median, 12.0, other.get("wire_bits"))
     values: dict[str, Any] = {
         "algorithm": "two_shot" if backend == "unisono" else None,

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+DEVICE = os.environ.get("UNISONO_TEST_TORCH_DEVICE", "cpu")  # of the tensors that go into calls
 SIZES = ((1,), (7,), (3, 5), (0,), (2, 0, 3), (20001,))
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
@@ -28,6 +29,9 @@ def world(store: str, seconds: float = 60) -> Iterator[tuple[int, int]]:
     """Makes the default process group of the backend. Gives rank and size."""
     torch.set_num_threads(1)
     rank, size = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    torch.set_default_device(DEVICE)
     dist.init_process_group(
         "unisono",
         store=dist.FileStore(store, size),
@@ -45,11 +49,12 @@ def data(shape: tuple[int, ...], dtype: torch.dtype, *seed: int, strided: bool =
     """Returns random data of a seed; strided: not contiguous."""
     generator = torch.Generator().manual_seed(sum((7 + s) * 31**i for i, s in enumerate(seed)))
     whole = (*shape[:-1], 2 * shape[-1]) if strided and shape else shape
-    numbers = torch.randint(-4, 5, whole, generator=generator)
+    numbers = torch.randint(-4, 5, whole, generator=generator, device="cpu")
     if dtype.is_floating_point and dtype.itemsize > 1:
-        tensor = (numbers + torch.rand(whole, generator=generator)).to(dtype)
+        tensor = (numbers + torch.rand(whole, generator=generator, device="cpu")).to(dtype)
     else:
         tensor = (numbers.abs() if dtype == torch.uint8 else numbers).to(torch.float32).to(dtype)
+    tensor = tensor.to(DEVICE)
     return tensor[..., ::2] if strided and shape else tensor
 
 
@@ -59,13 +64,15 @@ def same(mine: torch.Tensor, theirs: torch.Tensor, *what: object) -> None:
         mine, theirs = mine.view(torch.uint8), theirs.view(torch.uint8)
     rounding = {torch.bfloat16: 0.1, torch.float16: 0.02, torch.float32: 1e-4, torch.float64: 1e-10}
     near = rounding.get(mine.dtype, 0)
-    torch.testing.assert_close(mine, theirs, rtol=near, atol=near, msg=lambda text: f"{what}: {text}")
+    torch.testing.assert_close(
+        mine.cpu(), theirs.cpu(), rtol=near, atol=near, msg=lambda text: f"{what}: {text}"
+    )
 
 
 class Both:
     """Makes a call of both backends, on copies of the same tensors, and compares what it has written.
 
-    Types that gloo does not move are bytes there.
+    Gloo's are on the CPU. Types that gloo does not move are bytes there.
     """
 
     def __init__(self, size: int) -> None:
@@ -73,16 +80,25 @@ class Both:
         self.calls = 0
 
     def __call__(self, what: str, call: Callable[..., Any], *tensors: torch.Tensor) -> None:
-        copies = [again(one).view(torch.uint8) if one.dtype in OTHERS else again(one) for one in tensors]
+        copies = [
+            again(one).cpu().view(torch.uint8) if one.dtype in OTHERS else again(one).cpu() for one in tensors
+        ]
         asynchronous = self.calls % 2 == 1
         self.calls += 1
         work = call(*tensors, group=None, async_op=asynchronous)
         if asynchronous:
             work.wait()
+            settle()
             assert work.is_completed()
         call(*copies, group=self.peer, async_op=False)
         for mine, theirs in zip(tensors, copies, strict=True):
             same(mine.view(theirs.dtype), theirs, what, tuple(mine.shape), mine.dtype)
+
+
+def settle() -> None:
+    """Waits for the GPU, if there is one."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 def again(tensor: torch.Tensor) -> torch.Tensor:
@@ -173,10 +189,10 @@ def reductions(both: Both, rank: int, size: int) -> None:
                 both("all_reduce", lambda x, op=op, **o: dist.all_reduce(x, op, **o), mine.clone())
                 y = mine.clone()
                 dist.reduce(y, root, op)
-                theirs = mine.clone()
+                theirs = mine.cpu().clone()
                 dist.reduce(theirs, root, op, group=both.peer)
                 same(y, theirs if rank == root else mine, "reduce")
-                x, total = torch.stack(parts), torch.stack(parts)
+                x, total = torch.stack(parts), torch.stack(parts).cpu()
                 dist.all_reduce(total, op, group=both.peer)
                 y = torch.zeros(shape, dtype=dtype)
                 dist.reduce_scatter_tensor(y, x, op)
@@ -205,13 +221,14 @@ def own_reductions(both: Both, rank: int, size: int) -> None:
     strided = torch.stack([everyone[rank], everyone[rank]], 1)
     dist.all_reduce(strided[:, 0])
     same(strided, torch.stack([everyone.sum(0), everyone[rank]], 1), "strided")
-    both(
-        "all_reduce",
-        lambda x, **o: dist.all_reduce(x, dist.ReduceOp.BXOR, **o),
-        data((9,), torch.int32, rank),
-    )
+    if DEVICE == "cpu":  # NCCL, which would carry it, takes one rank a GPU
+        both(
+            "all_reduce",
+            lambda x, **o: dist.all_reduce(x, dist.ReduceOp.BXOR, **o),
+            data((9,), torch.int32, rank),
+        )
     tensors = [data((n,), torch.float32, rank, n) for n in (3, 0, 70)]
-    theirs = [t.clone() for t in tensors]
+    theirs = [t.cpu().clone() for t in tensors]
     dist.all_reduce_coalesced(tensors)
     for tensor in theirs:
         dist.all_reduce(tensor, group=both.peer)
@@ -243,6 +260,12 @@ def coalesced(rank: int, size: int) -> None:
     same(whole, torch.arange(1.0, size + 1).repeat_interleave(5))
     dist.reduce_scatter_tensor(mine, whole)
     same(mine, torch.full((5,), (rank + 1.0) * size))
+    parts = list(data((size * 5,), torch.float32, 3).chunk(size))
+    scattered, first = parts[rank].clone(), rank == 0
+    dist.scatter(parts[0], parts if first else None)  # in place at the root
+    same(parts[0], scattered)
+    dist.scatter(parts[-1], parts if first else None)  # over another rank's part
+    same(parts[-1], scattered)
     objects: list[Any] = [None] * size
     dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank * 1000})
     assert [one["rank"] for one in objects] == list(range(size))
@@ -258,9 +281,10 @@ def coalesced(rank: int, size: int) -> None:
         work.wait()
     assert [work.result()[0][0].item() for work in works] == [float(i * size) for i in range(50)]
     neighbours(rank, size)
-    sparse = torch.eye(3).to_sparse()
-    dist.all_reduce(sparse)  # which is gloo's
-    assert torch.equal(sparse.to_dense(), torch.eye(3) * size)
+    if DEVICE == "cpu":
+        sparse = torch.eye(3).to_sparse()
+        dist.all_reduce(sparse)  # which is gloo's
+        assert torch.equal(sparse.to_dense(), torch.eye(3) * size)
     dist.barrier()
 
 
@@ -281,7 +305,7 @@ def chained(size: int) -> None:
 
 
 def neighbours(rank: int, size: int) -> None:
-    """Sends and receives with tags, several under way."""
+    """Sends and receives; on CPUs with tags, several under way."""
     if size == 1:
         return
     got = torch.zeros(4)
@@ -292,6 +316,8 @@ def neighbours(rank: int, size: int) -> None:
     for work in works:
         work.wait()
     assert torch.equal(got, torch.full((4,), float((rank - 1) % size)))
+    if DEVICE != "cpu":
+        return
     outs = [torch.zeros(40000)[::2] for _ in range(4)]
     receives = [dist.irecv(outs[tag], (rank - 1) % size, tag=tag) for tag in (3, 1, 2, 0)]
     sends = [
@@ -355,9 +381,9 @@ def groups(store: str) -> None:
 
 def model() -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(
-        nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 33), nn.BatchNorm1d(33), nn.Linear(33, 5)
-    )
+    with torch.device("cpu"):
+        layers = nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 33), nn.BatchNorm1d(33), nn.Linear(33, 5)
+    return nn.Sequential(*layers).to(DEVICE)
 
 
 def train(
@@ -365,9 +391,10 @@ def train(
 ) -> list[float]:
     """Returns the losses of some steps of SGD on this rank's data."""
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
-    losses = []
+    losses, device = [], next(wrapped.parameters()).device
     for step in range(steps):
         x, y = data((16, 20), torch.float32, rank, step), data((16, 5), torch.float32, rank, step, 1)
+        x, y = x.to(device), y.to(device)
         loss = nn.functional.mse_loss(wrapped(x), y)
         optimizer.zero_grad()
         loss.backward()
@@ -383,9 +410,12 @@ def ddp(store: str) -> list[float]:
         peer = dist.new_group(list(range(size)), backend="gloo")
         mine = DistributedDataParallel(model(), bucket_cap_mb=0.01)
         losses = train(4, mine, rank)
-        theirs = train(4, DistributedDataParallel(model(), process_group=peer, bucket_cap_mb=0.01), rank)
+        # gloo's end waits for its thread, which may wait for the GIL: nothing keeps its group until then
+        theirs = train(
+            4, DistributedDataParallel(model().cpu(), process_group=peer, bucket_cap_mb=0.01), rank
+        )
         torch.testing.assert_close(losses, theirs, rtol=1e-4, atol=1e-5)
-        for parameter in mine.parameters():
+        for parameter in mine.cpu().parameters():
             everyone = [torch.zeros_like(parameter) for _ in range(size)]
             dist.all_gather(everyone, parameter.detach(), group=peer)
             assert all(torch.equal(one, parameter) for one in everyone)
@@ -399,7 +429,7 @@ def sharded(store: str) -> None:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     with world(store) as (rank, size):
-        mesh = init_device_mesh("cpu", (size,))
+        mesh = init_device_mesh(DEVICE, (size,))
         whole = data((5, 7), torch.float32, 1)
         parts = distribute_tensor(whole, mesh, [Shard(0)])
         assert torch.equal(parts.redistribute(mesh, [Replicate()]).to_local(), whole)
@@ -410,6 +440,7 @@ def sharded(store: str) -> None:
             parameter.data.normal_()
         plain = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5))
         plain.load_state_dict(net.state_dict())
+        plain.cpu()
         peer = dist.new_group(list(range(size)), backend="gloo")
         for layer in (net[0], net[2], net):
             fully_shard(layer, mesh=mesh)
@@ -489,9 +520,11 @@ def misuse(store: str) -> list[str]:
 
 
 def by_torchrun() -> None:
-    """A rank that torchrun has started."""
+    """A rank that torchrun has started, and starts again after one was killed."""
     dist.init_process_group("unisono")
     x = torch.ones(3)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(x)
     assert x.tolist() == [2.0] * 3
     print(f"sum of {dist.get_backend()} {int(x[0])}\n", end="", flush=True)

@@ -13,9 +13,9 @@ __device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
 __device__ inline void store_relaxed(std::uint32_t* at, std::uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
-// Adds 1, and publishes as store_release does.
-__device__ inline void increment_release(std::uint32_t* at) {
-  asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
+// Adds, and publishes as store_release does.
+__device__ inline void increment_release(std::uint32_t* at, std::uint32_t by = 1) {
+  asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(at), "r"(by) : "memory");
 }
 // For polling; load_acquire() for the last look.
 __device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {

@@ -15,13 +15,15 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, sleep
+from statistics import median
+from time import monotonic, perf_counter, sleep
 
 from unisono.bench.control import Control
 
 LOOKS = 300  # about 15 us
 NAP_S = 30e-6
 PATIENCE_S = 1.0  # then the barrier waits, which has a deadline and notices a rank that has died
+BATCHES, BARRIERS = 9, 50  # of barrier_us
 _LINE = 8  # 64-bit words in a cache line: one line a rank
 
 
@@ -46,6 +48,18 @@ class Aligner:
     def __call__(self) -> None:
         self._all()
         self._barrier()
+
+    def barrier_us(self) -> float:
+        """Returns the time of the barrier, by which phases of a machine differ: how far its cores are apart.
+        Collective."""
+        found = []
+        for _ in range(BATCHES):
+            self()
+            began = perf_counter()
+            for _ in range(BARRIERS):
+                self._barrier()
+            found.append(1e6 * (perf_counter() - began) / BARRIERS)
+        return median(found)
 
     def with_peer(self, peer: int) -> Callable[[], object]:
         """Returns the common start of this rank and `peer`, which calls it too. Other ranks take no part."""

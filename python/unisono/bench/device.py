@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from unisono.bench import ceilings, pairs, provenance, timing
+from unisono.bench.align import Aligner
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import Pools
 from unisono.bench.control import Control
@@ -85,6 +86,10 @@ class Device:
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
         """Returns the ceiling of a rank's bus bandwidth (GB/s, None if unknown), and the records."""
         raise NotImplementedError
+
+    def barrier_us(self) -> float | None:
+        """Returns the time of the barrier before samples; None if no barrier starts them. Collective."""
+        return None
 
     def gpus(self) -> list[str]:
         """Returns the names of the GPUs of all ranks of this machine."""
@@ -171,6 +176,9 @@ class HostDevice(Device):
                 return Bystander()
             align = self._with_peer(peer)
         return HostRunner(call, align, self._one_clock, self.watch.beat)
+
+    def barrier_us(self) -> float | None:
+        return self._align.barrier_us() if isinstance(self._align, Aligner) else None
 
     def ceilings(self, control: Control) -> tuple[float | None, list[Ceiling | Link]]:
         found = ceilings.measure(control, self._align, self._one_clock)

@@ -11,10 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from unisono.bench import fabric, provenance
+from unisono.bench import fabric, mpis, provenance
 from unisono.bench.backends import base
 from unisono.bench.cases import CaseError
-from unisono.bench.start import find_mpiexec
 from unisono.records import text
 from unisono.tables import Tables
 
@@ -43,6 +42,11 @@ def backend_rows() -> list[tuple[str, bool, str]]:
         mpi4py.rc.initialize = False  # this process is no rank
     rows = []
     for name in base.names():
+        if name in mpis.NAMES:  # a process has one MPI, which row `mpi` shows
+            mpi = mpis.find(name)
+            what = f"{mpis.NAMES[name]} {mpi.version}, by --mpi {name}" if mpi else mpis.remedy(name)
+            rows.append((name, mpi is not None, what))
+            continue
         try:
             backend = base.load(name)
             reason = backend.available(1)
@@ -96,7 +100,8 @@ def show(console: Console) -> None:
         table.add_row("shared memory", f"{text.size(shared.total)}, {text.size(shared.free)} free")
     table.add_row("kernel", machine.kernel)
     table.add_row(
-        "mpiexec", "found" if find_mpiexec() else "not found: the mpi backend needs one (pip install mpich)"
+        "mpiexec",
+        "found" if mpis.find_mpiexec() else "not found: the mpi backend needs one (pip install mpich)",
     )
     rows = backend_rows()
     table.add_row("fabric lane", fabric_text())

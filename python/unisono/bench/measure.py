@@ -79,6 +79,7 @@ class Measurement:
         verified: bool,
         ceiling_gbps: float | None,
         device: Device,
+        launch: int = 1,
     ) -> None:
         self.control, self.pools, self.groups = control, pools, list(groups)
         self.device = device
@@ -88,7 +89,8 @@ class Measurement:
         self.failures = 0
         self._check_until = math.inf
         self._seed, self._binding, self._interrupt = seed, binding, interrupt
-        self._emit, self._show, self._verified, self._ceiling = emit, show, verified, ceiling_gbps
+        self._emit, self._show, self._verified = emit, show, verified
+        self._ceiling, self._launch = ceiling_gbps, launch
 
     def run(self) -> list[Result]:
         """Returns the results on rank 0, an empty list on others. Sets `interrupted` and `failures`. Before
@@ -254,7 +256,7 @@ class Measurement:
         for work in works:
             if work.state.samples_us and not work.dropped and not work.recorded:
                 work.recorded = True
-                self._emit(result_of(work, unchecked, self._ceiling))
+                self._emit(result_of(work, unchecked, self._ceiling, self._launch))
 
     def _fail(self, work: Work, rank: int | None, message: str) -> None:
         self.failures += 1
@@ -319,7 +321,7 @@ class Measurement:
                 bound=checks.bound_of(work) if self._verified else NOT_CHECKED,
                 detail=None if after is None else after.message,
             )
-            results.append(result_of(work, verification, self._ceiling))
+            results.append(result_of(work, verification, self._ceiling, self._launch))
             work.recorded = True
             self._emit(results[-1])
         return results

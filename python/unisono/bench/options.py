@@ -117,6 +117,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     norm: NormGrid = NormGrid()  # of all_reduce_rms_norm, if among `collectives`
     scaling: tuple[str, ...] = ()  # weak, strong: `sizes` as in `unisono scaling`
     room_bytes: int = 0  # the least size of the buffers
+    mpis: tuple[str, ...] = ()  # under which the ranks are started in turn; empty: as `start` chooses
+    launches: int = 1  # of the ranks, with `mpis` under each
+    launch: int = 1  # the number of this one
     check: bool = True
     terminal_columns: int | None = None  # of the user's terminal; None: progress as plain lines
 

@@ -149,6 +149,7 @@ def command(argv: Sequence[str]) -> list[str]:
 
 
 def _without_path(word: str) -> str:
+    word = re.sub(r"(?<=unisono@)[^,]+", lambda prefix: PurePath(prefix[0]).name, word)
     option, equals, value = word.partition("=")
     if word.startswith("-") and equals:
         return f"{option}={_without_path(value)}"

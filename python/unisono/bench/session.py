@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from unisono import bootstrap, launch
-from unisono.bench import cases, limit, pairs, provenance, scaling, workloads
+from unisono.bench import beside, cases, limit, pairs, provenance, scaling, workloads
 from unisono.bench.align import Aligner
-from unisono.bench.backends.base import Backend, Ranks, load
+from unisono.bench.backends.base import OTHER, Backend, Ranks, load
 from unisono.bench.backends.mpi import set_thread_level
 from unisono.bench.binding import Binding
 from unisono.bench.buffers import Pools, needed_bytes
@@ -71,10 +71,10 @@ def run(options: Options, binding: Binding | None = None) -> Outcome:
         control = Control(joined)
         chosen = control.from_root(lambda: options, Options)
 
-        def joining(**how: Any) -> Any:
+        def joining(library: Any = unisono, **how: Any) -> Any:
             meeting = bootstrap.make(world)
             stack.callback(meeting.close)
-            communicator = unisono.init(bootstrap=meeting, lane="host", **how)
+            communicator = library.init(bootstrap=meeting, lane="host", **how)
             stack.callback(communicator.close)
             return communicator
 
@@ -84,7 +84,12 @@ def run(options: Options, binding: Binding | None = None) -> Outcome:
         if chosen.device == "cuda":
             binding.bind(own_threads=False)  # before libraries start threads, which inherit these cores
         device, where = _device(chosen, world.local_rank, control, align)
-        measured = joining(**where)
+        if any(name.startswith(OTHER) for name in chosen.backends):
+            # A copy, as the other one is. The barrier before a sample would warm the code of this library.
+            with beside.loaded(*beside.own(), mark="own") as copy:
+                measured = joining(copy, **where)
+        else:
+            measured = joining(**where)
         interrupt = stack.enter_context(Interrupt().watched())
         session = Session(chosen, control, measured, interrupt, world.launcher, device, binding)
         stack.callback(session.close)
@@ -132,10 +137,12 @@ class Session:
         self._writer: RecordsWriter | None = None
         self._backends: list[Backend] = []
         self._works: list[Work] = []
+        self._barriers_us: list[float] = []  # at the start and the end
         self._display = Display(options.terminal_columns)
         self._began = time.monotonic()
         if control.rank == 0:
-            self._writer = RecordsWriter(Path(options.directory))
+            several = options.launches > 1 or bool(options.mpis)
+            self._writer = RecordsWriter(Path(options.directory), more=several)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -189,6 +196,7 @@ class Session:
             verified=options.check,
             ceiling_gbps=ceiling,
             device=self.device,
+            launch=options.launch,
         )
         with self._display if control.rank == 0 else contextlib.nullcontext():
             results = measurement.run()
@@ -211,7 +219,14 @@ class Session:
             elapsed = time.monotonic() - self._began
             state = self.device.state()
             self.emit(
-                End(finished_at=provenance.now(), elapsed_s=elapsed, interrupted=interrupted, gpu_state=state)
+                End(
+                    finished_at=provenance.now(),
+                    elapsed_s=elapsed,
+                    interrupted=interrupted,
+                    launch=self.options.launch,
+                    barrier_us=[round(us, 4) for us in self._barriers_us],
+                    gpu_state=state,
+                )
             )
 
     def _wanted(self, models: Sequence[tuple[Workload, list[Case]]]) -> list[tuple[Case, str | None]]:
@@ -292,6 +307,8 @@ class Session:
                 environment=provenance.environment(os.environ),
                 commit=provenance.commit(),
                 nodes=nodes_of(self._communicator),
+                launch=options.launch,
+                launches=options.launches,
             )
         )
 
@@ -337,6 +354,8 @@ class Session:
         if nodes_of(self._communicator):
             return None  # the memory's bandwidth does not limit messages between nodes
         self._binding.bind(own_threads=False)
+        barrier_us = self.device.barrier_us()
+        self._barriers_us += [] if barrier_us is None else [barrier_us]
         per_rank_gbps, found = self.device.ceilings(self.control)
         for record in found:
             self.emit(record)

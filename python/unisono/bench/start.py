@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import msgspec
 from unisono import launch
 from unisono.bench.cases import CaseError
 from unisono.bench.cuda.device import count, missing, prepare_environment
+from unisono.bench.mpis import Mpi, find_mpiexec, mpiexec_command
 from unisono.bench.options import Options
 from unisono.bootstrap.client import die_with_parent
 from unisono.launch.run import outside_launchers, signals_to, stop_with
@@ -74,30 +74,9 @@ def ranks_to_start(asked: int | None, device: str, cores: int) -> int:
     return asked or count()
 
 
-def find_mpiexec() -> str | None:
-    """Returns the mpiexec beside this Python, as the mpich wheel installs it, else the first in PATH."""
-    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
-
-
-def mpiexec_command(mpiexec: str, ranks: int) -> list[str]:
-    """Returns the command `mpiexec -n RANKS` on this machine, for MPICH and Open MPI."""
-    try:
-        version = subprocess.run(
-            [mpiexec, "--version"], capture_output=True, text=True, timeout=20, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        version = ""
-    if "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version:
-        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        here = ["--mca", "plm", "isolated"] if "OpenRTE" in version else []  # version 4 needs ssh without it
-        return [mpiexec, "--oversubscribe", *here, *root, "-n", str(ranks)]
-    if "HYDRA" in version:
-        return [mpiexec, "-launcher", "fork", "-n", str(ranks)]
-    return [mpiexec, "-n", str(ranks)]
-
-
-def start(options: Options, ranks: int) -> int:
-    """Runs `ranks` ranks of the bench to their end. Returns the launcher's exit code.
+def start(options: Options, ranks: int, mpi: Mpi | None = None) -> int:
+    """Runs `ranks` ranks of the bench to their end, under `mpi`, or as its backends need. Returns the
+    launcher's exit code.
 
     After one Ctrl-C every rank stops at its next batch; a second one ends the ranks."""
     if options.device == "cuda":
@@ -105,20 +84,22 @@ def start(options: Options, ranks: int) -> int:
     if options.threads:
         options, ranks = msgspec.structs.replace(options, threads=ranks), 1
     word = [sys.executable, "-m", "unisono.bench.rank", options.pack()]
+    if mpi is not None:
+        return run_mpiexec([*mpiexec_command(mpi.mpiexec, ranks), *word], mpi.env)
     mpiexec = find_mpiexec() if "mpi" in options.backends and find_spec("mpi4py") else None
     if mpiexec is None:
         return launch.run_local(ranks, word)
     return run_mpiexec([*mpiexec_command(mpiexec, ranks), *word])
 
 
-def run_mpiexec(argv: Sequence[str]) -> int:
-    """Runs an mpiexec, which ends with this process. Returns its exit code.
+def run_mpiexec(argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+    """Runs an mpiexec, which ends with this process. Returns its exit code. `env`: further variables.
 
     Passes SIGINT, SIGTERM and SIGHUP on as SIGINT: mpiexec gives the first to the ranks, and ends at the
     second. Ctrl-Z stops mpiexec and the ranks."""
     child = subprocess.Popen(
         argv,
-        env=outside_launchers(os.environ, batch_system=False),
+        env=outside_launchers(os.environ, batch_system=False) | dict(env or {}),
         stdin=subprocess.DEVNULL,
         process_group=0,
         preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  (no other thread runs Python)

@@ -32,7 +32,7 @@ from unisono.bench.cases import size_range
 from unisono.errors import UsageError
 from unisono.records import Case, Machine, Result
 from unisono.records.stats import MIN_SAMPLES, Interval, Verdict, geometric_mean, verdict
-from unisono.records.vocabulary import COLLECTIVES, MEMORIES
+from unisono.records.vocabulary import COLLECTIVES, MEMORIES, NORM
 
 SCHEMA = "1.0"
 TOLERANCE = 0.01  # times that differ by a smaller share are equal
@@ -69,7 +69,9 @@ def tunable(device: str = "cpu") -> list[str]:
     """Returns the collectives with more than one algorithm on that device."""
     import unisono
 
-    return [name for name in COLLECTIVES if len(unisono.Communicator.algorithms(name, device)) > 1]
+    norms = [NORM] if device == "cpu" else []  # the bench measures them there alone
+    names = [*COLLECTIVES, *norms]
+    return [name for name in names if len(unisono.Communicator.algorithms(name, device)) > 1]
 
 
 def shapes(algorithm: str) -> list[str]:
@@ -103,7 +105,7 @@ def choose(results: Sequence[Result], device: str = "cpu") -> list[dict[str, Any
     With growing size, an algorithm in its shape stays chosen until another is confidently faster. The border
     is the geometric mean of the two measured sizes. The geometric mean over several modes counts."""
     entries: list[dict[str, Any]] = []
-    for collective in COLLECTIVES:
+    for collective in (*COLLECTIVES, NORM):
         known = [r for r in results if r.case.collective == collective and r.algorithm]
         for memory in MEMORIES:
             mine = sorted(_usable(known, collective, memory, device), key=lambda r: r.case.bytes)

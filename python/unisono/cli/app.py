@@ -17,7 +17,7 @@ from unisono.bench.cases import CaseError
 from unisono.records import stats
 
 from . import finish, resolve
-from .bench import bench
+from .bench import ab, bench
 from .common import Output, WithReport, check_ranks, console, guarded, readable, refuse, run_bench
 from .scaling import scaling
 
@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 
 app.command()(bench)
+app.command()(ab)
 app.command()(scaling)
 
 

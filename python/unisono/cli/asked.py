@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from unisono.bench import norm
 from unisono.bench.moe import EXPERTS, HIDDEN, TOP_K
+from unisono.bench.mpis import NAMES
 from unisono.bench.options import PRESETS
 from unisono.bench.pairs import ALL
 from unisono.records.vocabulary import (
@@ -80,6 +83,13 @@ class Asked:
             "--backend",
             "--backends",
             help="List, or all but those to be named (fabric; on GPUs mpi). unisono:ALGORITHM forces one.",
+        ),
+    ] = None
+    mpis: Annotated[
+        str | None,
+        typer.Option(
+            "--mpi",
+            help=f"List of {', '.join(NAMES)}: start the ranks under each in turn, and name the backend so.",
         ),
     ] = None
     collectives: Annotated[
@@ -188,6 +198,15 @@ class Asked:
     budget_s: Annotated[
         float | None, _how("--budget", help="Seconds for checks and measurements together.")
     ] = None
+    launches: Annotated[
+        int | None,
+        _how(
+            "--launches",
+            min=1,
+            max=1000,
+            help="Start the ranks so many times, with --mpi under each; default: 1, with several MPIs 2.",
+        ),
+    ] = None
     width: Annotated[
         float | None, _how("--width", help="Stop at this width of the median's 95 % interval, 0.05 is 5 %.")
     ] = None
@@ -201,3 +220,20 @@ class Asked:
     ] = False
     directory: Output = None
     report: WithReport = True
+
+
+def signature(*first: inspect.Parameter, without: Sequence[str] = ()) -> inspect.Signature:
+    """Returns a signature with `first`, then a parameter for each field of Asked that is not `without`. Typer
+    makes the command line from it."""
+    hints = get_type_hints(Asked, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature(
+        [
+            *first,
+            *(
+                inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name])
+                for f in fields(Asked)
+                if f.name not in without
+            ),
+        ]
+    )

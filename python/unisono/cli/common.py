@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 
 from unisono import launch
-from unisono.bench import start
+from unisono.bench import launches, start
 from unisono.bench.cases import CaseError
 from unisono.bench.options import FABRIC_RANKS, Options
 from unisono.bench.provenance import usable_cores
@@ -91,12 +92,18 @@ def run_bench(options: Options, ranks: int | None, done: Callable[[Path, int], i
     directory = Path(options.directory)
     if world is not None and options.threads:
         refuse(CaseError("--one-process starts its ranks as threads: start it alone, not under a launcher."))
+    if world is not None and (options.launches > 1 or options.mpis):
+        refuse(
+            CaseError("--launches and --mpi start the ranks: start the bench alone, not under a launcher.")
+        )
     guarded(lambda: options.check_ranks(world.size) if world is not None else None)
     if world is None:
         wanted = FABRIC_RANKS if options.fabric and ranks is None else ranks
         count = guarded(lambda: start.ranks_to_start(wanted, options.device, usable_cores()))
         guarded(lambda: options.check_ranks(count))
-        code = guarded(lambda: start.start(options, count))
+        one = options.launches == 1 and not options.mpis
+        run = start.start if one else partial(launches.run, say=console().print)
+        code = guarded(lambda: run(options, count))
         raise typer.Exit(done(directory, code))
     from unisono.bench import rank, session
 

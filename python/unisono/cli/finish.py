@@ -22,21 +22,29 @@ def exit_code(records: Records, launcher_code: int = 0) -> int:
     return FAILED if broken else OK
 
 
-def finish(
-    directory: Path, launcher_code: int, console: Console, with_report: bool = True, named: bool = True
-) -> int:
-    """Builds the report of the records, prints results, summary and the report's path. Returns the exit code.
-    Removes the directory if a run ended normally and measured nothing, unless the user has `named` it."""
+def ended(directory: Path, launcher_code: int, console: Console) -> Records | None:
+    """Returns the records of a run, and prints if it did not end in good order. None: there are none."""
     records = read(directory) if any(directory.rglob(FILE_NAME)) else Records()
     if not records.runs:
         console.print("The ranks ended before anything was recorded; their messages are above.", style="red")
-        return FAILED
-    if launcher_code != 0 or len(records.ends) < max(1, len(records.runs)):
+        return None
+    if launcher_code != 0 or len(records.ends) < len(records.runs):
         console.print(
             "The run did not end in good order; the report holds what was recorded until then.", style="red"
         )
     if any(end.interrupted for end in records.ends):
         console.print("Interrupted: the report holds what was measured until then.")
+    return records
+
+
+def finish(
+    directory: Path, launcher_code: int, console: Console, with_report: bool = True, named: bool = True
+) -> int:
+    """Builds the report of the records, prints results, summary and the report's path. Returns the exit code.
+    Removes the directory if a run ended normally and measured nothing, unless the user has `named` it."""
+    records = ended(directory, launcher_code, console)
+    if records is None:
+        return FAILED
     from unisono.report import model, terminal
 
     loaded = model.load(directory)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from unisono.bench import cases, fabric, pairs, provenance, tune, workloads
+from unisono.bench import cases, fabric, mpis, pairs, provenance, tune, workloads
 from unisono.bench.backends import base, norms
 from unisono.bench.cases import CaseError
+from unisono.bench.norm import Grid as NormGrid
 from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, FABRIC_PRESET, PRESETS, Options, Preset
 from unisono.bench.schedule import Limits
 from unisono.records import FILES, vocabulary
@@ -62,18 +63,17 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     collectives, dtypes = _collectives(asked), _dtypes(asked.dtypes, preset)
     if asked.one_process and not set(modes) <= set(CUDA_DEFAULT_MODES):
         raise CaseError("--one-process has the GPU's clock only: choose --mode graph, events or both.")
+    backends = _backends(
+        asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device, collectives
+    )
+    chosen_mpis = tuple(_names("mpi", asked.mpis, list(mpis.NAMES), []))
+    if chosen_mpis and "mpi" not in backends:
+        backends.append("mpi")
     return Options(
         directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
         preset=None if asked.fabric else name,
-        backends=list(
-            dict.fromkeys(
-                _backends(
-                    asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device, collectives
-                )
-                + _wires(asked.wires, collectives)
-            )
-        ),
+        backends=list(dict.fromkeys(backends + _wires(asked.wires, collectives))),
         collectives=collectives,
         moe=moe.grid_of(asked, collectives, dtypes if asked.dtypes is not None else None, modes),
         norm=norm.grid_of(asked, collectives, sizes, dtypes, modes),
@@ -92,6 +92,8 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         device=asked.device,
         to_memory_limit=asked.to_memory_limit,
         limits=_limits(asked, preset),
+        mpis=chosen_mpis,
+        launches=asked.launches or (2 if len(chosen_mpis) > 1 else 1),
         seed=secrets.randbits(31) if asked.seed is None else asked.seed,
         cores=provenance.usable_cores(),
         check=asked.check > 0,
@@ -124,6 +126,11 @@ def _refuse_contradictions(asked: Asked) -> None:
         raise CaseError(
             "--fabric has a preset of its own: leave --preset out; --sizes and --budget change it."
         )
+    several = asked.launches is not None and asked.launches > 1
+    if asked.to_memory_limit and (several or asked.mpis is not None):
+        raise CaseError("--to-memory-limit finds a size, not a time: leave --launches and --mpi out.")
+    if asked.mpis is not None and (asked.fabric or asked.one_process):
+        raise CaseError("--mpi is for ranks that are processes, without --fabric: leave one of them out.")
     if not asked.fabric and (asked.provider is not None or asked.channels is not None):
         raise CaseError("--provider and --channels are for --fabric: add it.")
 
@@ -183,6 +190,7 @@ def tune_options(
         placements=["out_of_place"],
         memories=grid.memories,
         modes=grid.modes,
+        norm=NormGrid(sizes=tuple(grid.sizes), dtypes=(grid.dtype,), quants=vocabulary.QUANTS[:1]),
         workloads=[],
         limits=Limits(budget_s=budget_s, outclassed=grid.outclassed),
         seed=secrets.randbits(31),
@@ -238,6 +246,14 @@ def _backends(text: str | None, device: str, collectives: Sequence[str]) -> list
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not names:
         raise CaseError(f"no backend given: choose from {', '.join(known)}.")
+    beside = [name for name in names if name.startswith(base.OTHER)]
+    if beside and (device == "cuda" or fused or not wanted.isdisjoint(MOES)):
+        raise CaseError(f"{beside[0]} is measured by collectives on CPUs only: leave it out.")
+    if set(names) & set(mpis.NAMES):
+        raise CaseError(
+            "two MPIs cannot be in one process, since they define the same functions: name them by --mpi "
+            f"{','.join(name for name in names if name in mpis.NAMES)}, which starts the ranks under each."
+        )
     base.check_names(names)
     return base.expanded(names)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
 
-from .schema import Case, Result
-from .stats import Interval, median_interval, visited_interval
+import msgspec
+import numpy as np
+
+from .schema import NOT_CHECKED, Case, Result
+from .stats import Interval, launched_interval, median_interval, visited_interval
 from .vocabulary import DTYPES, KNOWN, bus_factor_of, copy_factor_of
 
 # Samples are written with 4 decimals: the median of what was read differs by at most half of the last one.
@@ -14,7 +17,9 @@ _SHARE = 1e-3  # of a bandwidth: the effect of that rounding on the shortest mea
 
 
 def interval_of(result: Result) -> Interval:
-    """Returns the median of the samples, and an interval that covers that of the visits' medians too."""
+    """Returns the median, and an interval that covers the visits' and the launches' medians too."""
+    if len(set(result.launches)) > 1:
+        return launched_interval(result.samples_us, result.visits, result.launches)
     if result.visits:
         return visited_interval(result.samples_us, result.visits)
     return median_interval(result.samples_us)
@@ -55,6 +60,47 @@ def from_samples(result: Result) -> tuple[Result, str | None]:
     example = f"{wrong[0]}: {_number(getattr(result, wrong[0]))} written, {_number(found[wrong[0]])} computed"
     changed = msgspec.structs.replace(result, **found)
     return changed, f"{', '.join(wrong)} differ from the samples ({example})"
+
+
+def joined(results: Sequence[Result]) -> Result:
+    """Returns the result of a case on a backend over all launches. One that is not checked makes the whole
+    not checked.
+
+    Requires: results that say their visits and launches."""
+    first = results[0]
+    if len(results) == 1:
+        return first
+    skews = [one.skew_us for one in results if one.skew_us is not None]
+    ceilings = [one.ceiling_gbps for one in results if one.ceiling_gbps is not None]
+    unchecked = [one.verification for one in results if one.verification.bound == NOT_CHECKED]
+    algorithms = dict.fromkeys(one.algorithm for one in results if one.algorithm is not None)
+    whole = msgspec.structs.replace(
+        first,
+        algorithm=" or ".join(algorithms) or None,
+        samples_us=[sample for one in results for sample in one.samples_us],
+        visits=[visit for one in results for visit in one.visits],
+        launches=[launch for one in results for launch in one.launches],
+        skew_us=float(np.median(skews)) if skews else None,
+        ceiling_gbps=float(np.median(ceilings)) if ceilings else None,
+        verification=(unchecked or [first.verification])[0],
+        converged=all(one.converged for one in results),
+    )
+    return from_samples(whole)[0]
+
+
+def of_launches(result: Result, launches: set[int]) -> Result:
+    """Returns the part of a joined result that is of these launches.
+
+    Requires: at least one visit of them."""
+    kept = [launch in launches for launch in result.launches]
+    of_sample = np.repeat(kept, result.visits)
+    whole = msgspec.structs.replace(
+        result,
+        samples_us=np.asarray(result.samples_us)[of_sample].tolist(),
+        visits=[visit for visit, keep in zip(result.visits, kept, strict=True) if keep],
+        launches=[launch for launch, keep in zip(result.launches, kept, strict=True) if keep],
+    )
+    return from_samples(whole)[0]
 
 
 def _number(value: float | None) -> str:

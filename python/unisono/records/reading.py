@@ -97,9 +97,10 @@ def read(path: Path) -> Records:
     return records
 
 
-def read_file(file: Path, name: str, records: Records) -> None:
-    """Adds the records of one file to `records`. Problems call the file `name`."""
+def read_file(file: Path, name: str, records: Records, begin: int = 0) -> None:
+    """Adds the records of one file, from byte `begin` on, to `records`. Problems call the file `name`."""
     with open(file, "rb") as lines:
+        lines.seek(begin)
         _read_lines(file, name, lines, records)
 
 
@@ -179,4 +180,6 @@ def _wrong(record: Record) -> str | None:
             return f"{what} holds no samples, or some that are no positive times"
         if record.visits and (min(record.visits) < 1 or sum(record.visits) != len(record.samples_us)):
             return f"{what} holds {len(record.samples_us)} samples, and its visits do not add up to them"
+        if record.launches and len(record.launches) != len(record.visits):
+            return f"{what} holds {len(record.visits)} visits, and launches of {len(record.launches)}"
     return None

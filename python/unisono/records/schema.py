@@ -1,8 +1,9 @@
 """The records of a bench run: JSON Lines, one tagged object a line, written as they are measured.
 
 The first line is a `Run`. Results, ceilings, skips and failures follow in the order in which they were
-measured. An `End` closes a run that was not cut short. Times are in microseconds, bandwidths in GB/s (1e9
-bytes per second), sizes in bytes. `unisono schema` prints the JSON Schema of a line.
+measured. An `End` closes a run that was not cut short. Each launch of the ranks appends such lines; results
+of one case and backend then belong together (`derived.joined`). Times are in microseconds, bandwidths in GB/s
+(1e9 bytes per second), sizes in bytes. `unisono schema` prints the JSON Schema of a line.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-SCHEMA_VERSION = "1.6"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
+SCHEMA_VERSION = "1.7"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
 # 1.4: a sample from the first start to the last end; 1.5: mixture of experts;
-# 1.6: fused norms
+# 1.6: fused norms; 1.7: launches
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +99,8 @@ class Run(msgspec.Struct, tag="run", kw_only=True):
     environment: dict[str, str]  # the variables of an allow-list
     commit: str | None
     nodes: list[int] = []  # the node's number of each rank; empty: all ranks are on one node
+    launch: int = 0  # its number from 1 on, if the ranks are started several times; 0: not known, before 1.7
+    launches: int = 0  # how often the ranks are started for these records
 
 
 class Ceiling(msgspec.Struct, tag="ceiling", kw_only=True):
@@ -135,8 +138,8 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     algorithm: str | None
     samples_us: list[float]
     median_us: float
-    # The exact nonparametric 95 % interval of the median, widened to that of the visits' medians. Below 6
-    # samples or visits: minimum to maximum, with less confidence.
+    # The exact nonparametric 95 % interval of the median, widened to that of the visits' medians, or of the
+    # launches' medians if there are several. Below 6: minimum to maximum, with less confidence.
     ci_low_us: float
     ci_high_us: float
     # the median, over iterations, of the spread of the ranks' start times; None on GPUs and across machines
@@ -154,6 +157,7 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     memory: str | None = None  # host, pinned (the host's) or device, if the ways of a run differ in it
     wire_bits: float | None = None  # bits of an element between ranks, if not the element's own
     visits: list[int] = []  # the number of samples of each visit, in the order of samples_us
+    launches: list[int] = []  # the launch of each visit; empty: not known, before 1.7
 
 
 class Skip(msgspec.Struct, tag="skip", kw_only=True):
@@ -227,11 +231,15 @@ class Workload(msgspec.Struct, tag="workload", kw_only=True):
 
 
 class End(msgspec.Struct, tag="end", kw_only=True):
-    """The last line of a run that finished, or that stopped cleanly after an interrupt."""
+    """The last line of a launch that finished, or that stopped cleanly after an interrupt."""
 
     finished_at: str
     elapsed_s: float
     interrupted: bool
+    launch: int = 0  # as in Run
+    barrier_us: list[
+        float
+    ] = []  # the bench's own barrier at the start and the end: the distance of the cores
     gpu_state: list[str] = []  # as in Machine, at the end
 
 

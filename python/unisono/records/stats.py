@@ -5,13 +5,16 @@ wanted confidence, for any distribution: J.-Y. Le Boudec, Performance Evaluation
 Systems (EPFL Press 2010), section 2.2; T. Hoefler and R. Belli, Scientific Benchmarking of Parallel Computing
 Systems (SC15), rules 5 to 8. The interval holds for independent samples. Samples of one visit of the bench
 depend on each other: a machine has phases, of milliseconds to seconds, in which a copy takes twice its time.
-The interval of a cell therefore also covers that of its visits' medians, which lie apart in time.
+The interval of a cell therefore also covers that of its visits' medians, which lie apart in time. How a
+process lies in memory and on its cores differs from launch to launch, whatever the number of samples: S.
+Hunold and A. Carpen-Amarie, Reproducible MPI Benchmarking Is Still Not as Easy as You Think (TPDS 2016).
+Several launches have an interval of their own therefore.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -21,7 +24,7 @@ import numpy.typing as npt
 
 CONFIDENCE = 0.95
 TOLERANCE = 0.02  # times that differ by a smaller share are the same
-MIN_SAMPLES = 6  # of fewer, no pair of order statistics covers the median with 95 %
+MIN_SAMPLES = 6  # or visits, or launches: of fewer, no pair of order statistics covers the median with 95 %
 QUANTILES = (0.5, 0.95, 0.99)
 
 Samples = Sequence[float] | npt.NDArray[np.float64]
@@ -105,6 +108,33 @@ def visited_interval(samples: Samples, visits: Sequence[int]) -> Interval:
     return Interval(
         whole.median, min(whole.low, between.low), max(whole.high, between.high), whole.sure and between.sure
     )
+
+
+def medians(samples: Samples, visits: Sequence[int], launches: Sequence[int]) -> dict[int, float]:
+    """Returns the median of each launch by its number; `launches`: the launch of each visit."""
+    of_sample = np.repeat(np.asarray(launches), np.asarray(visits))
+    values = np.asarray(samples, dtype=np.float64)
+    return {number: float(np.median(values[of_sample == number])) for number in dict.fromkeys(launches)}
+
+
+def ratios(above: Mapping[int, float], below: Mapping[int, float]) -> Interval | None:
+    """Returns the median of the ratios of two medians of each launch, and its interval. None: the two have no
+    launch in common."""
+    found = [time / below[launch] for launch, time in above.items() if launch in below]
+    return median_interval(found) if found else None
+
+
+def launched_interval(samples: Samples, visits: Sequence[int], launches: Sequence[int]) -> Interval:
+    """Returns the median of the launches' medians, and its interval; `launches`: the launch of each visit.
+
+    The unit is the launch: samples of one share what chance has given it. From 6 launches on, the interval is
+    that of their medians. Below, it covers them and `visited_interval`, and is as sure as that."""
+    visited = visited_interval(samples, visits)
+    between = median_interval(list(medians(samples, visits, launches).values()))
+    if between.sure:
+        return between
+    low, high = min(visited.low, between.low), max(visited.high, between.high)
+    return Interval(between.median, low, high, visited.sure)
 
 
 def quantiles(samples: Samples) -> dict[float, float | None]:

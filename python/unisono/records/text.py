@@ -84,8 +84,9 @@ def moment(stamp: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Returns number and noun: `1 case`, `12 cases`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Returns number and noun: `1 case`, `12 cases`, `2 launches`."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def shortened(items: list[str], where: str = "") -> list[str]:

@@ -162,8 +162,9 @@ def collective_order(name: str) -> tuple[int, str]:
 
 
 def family(backend: str) -> str:
-    """Returns a backend's name without its variant: `unisono` of `unisono:two_shot`."""
-    return backend.partition(":")[0]
+    """Returns a backend's name without its variant or installation: `unisono` of `unisono:two_shot` and of
+    `unisono@before`."""
+    return backend.partition(":")[0].partition("@")[0]
 
 
 def title(case: Case) -> str:

@@ -20,12 +20,18 @@ _encoder = msgspec.json.Encoder()
 
 class RecordsWriter:
     """Appends records to `directory`/records.jsonl, a whole line and a flush each: a cut loses one line. A
-    method raises ResourceError, which names the file, if the disk refuses. Later records are dropped."""
+    method raises ResourceError, which names the file, if the disk refuses. Later records are dropped.
 
-    def __init__(self, directory: Path) -> None:
+    Raises FileExistsError if the file exists. With `more` the file may hold earlier launches, and end in the
+    middle of a line."""
+
+    def __init__(self, directory: Path, more: bool = False) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / FILE_NAME
-        self._file: IO[bytes] = open(self.path, "xb")  # noqa: SIM115  (closed in close)
+        last = self.path.read_bytes()[-1:] if more and self.path.exists() else b""
+        self._file: IO[bytes] = open(self.path, "ab" if more else "xb")  # noqa: SIM115  (closed in close)
+        if last not in (b"", b"\n"):
+            self._file.write(b"\n")
 
     def write(self, record: Record) -> None:
         if self._file.closed:

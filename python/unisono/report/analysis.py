@@ -15,7 +15,8 @@ from unisono.records import Scaling, Workload, stats
 from unisono.records.stats import Interval, Verdict
 from unisono.records.vocabulary import collective_order, family, size_of, title
 
-from .model import Key, Model, Pair, Row, pairs
+from .model import Key, Model, Row
+from .pairing import Pair, against_peers, pairs
 
 BEST_OF_EACH = "best of each"
 
@@ -146,8 +147,8 @@ def curves(model: Model) -> list[Curve]:
 
 def _winner(rows: Iterable[Row]) -> Pair:
     """Compares the fastest of at least two rows with the others."""
-    first, second, *others = sorted(rows, key=lambda row: row.interval.median)
-    return Pair(first, second, tuple(others))
+    first, *others = sorted(rows, key=lambda row: row.interval.median)
+    return against_peers(first, others)
 
 
 def _crossings(sizes: list[tuple[Row, Row]]) -> list[Crossover]:

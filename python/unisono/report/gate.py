@@ -13,7 +13,8 @@ from unisono.records.vocabulary import case_text
 
 from . import markdown, terminal
 from .blocks import Block, Items, Text, left, right, table
-from .model import Pair, Row, load, pairs
+from .model import Row, load
+from .pairing import Pair, pairs
 from .tables import failure_text, timed
 
 
@@ -123,8 +124,7 @@ def gate(
     found = GateResult(backend, against, min_ratio, min_judged)
     compared, found.alone, found.missing = pairs(model.all_rows, backend, against)
     for pair in compared:
-        each = [pair, *(Pair(pair.own, peer) for peer in pair.others)]
-        lost = next((one for one in each if one.sure and below(one, min_ratio)), None)
+        lost = next((one for one in (pair, *pair.others) if one.sure and below(one, min_ratio)), None)
         if lost is not None:
             found.below.append(lost)
         decisive = lost or pair

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,12 +24,14 @@ from unisono.records import (
     Run,
     Skip,
     Workload,
+    derived,
     stats,
     text,
 )
-from unisono.records.stats import Interval, Verdict
+from unisono.records.stats import Interval
 from unisono.records.vocabulary import collective_order, family
 
+PHASE = 1.3  # barriers within this factor are of one phase; in two, small calls differ by 1.7
 SUBJECT = "unisono"  # the backend whose speed-up the report shows, if it was measured
 
 
@@ -87,6 +88,29 @@ class Row:
         return Interval(r.median_us, r.ci_low_us, r.ci_high_us, sure)
 
     @property
+    def launches(self) -> int:
+        """Returns how many launches of the ranks the interval covers; 0: the records do not say."""
+        return len(set(self.result.launches))
+
+    @cached_property
+    def medians(self) -> dict[int, float]:
+        """Returns the median of each launch by its number; nothing if the records do not say."""
+        r = self.result
+        return stats.medians(r.samples_us, r.visits, r.launches) if r.launches else {}
+
+    def within(self, launches: set[int]) -> Row:
+        """Returns the row of these launches alone."""
+        if launches == set(self.result.launches):
+            return self
+        return replace(self, result=derived.of_launches(self.result, launches))
+
+    @cached_property
+    def apart(self) -> float:
+        """Returns how far the launches' medians lie apart: largest less smallest, over their median."""
+        found = list(self.medians.values())
+        return (max(found) - min(found)) / float(np.median(found))
+
+    @property
     def unchecked(self) -> bool:
         return self.result.verification.bound == records.NOT_CHECKED
 
@@ -126,41 +150,6 @@ class Row:
         return self.result.busbw_gbps * self.result.median_us / time_us
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Compares a result with the best of its peers; `others` are the other peers by their medians. `ratio` is
-    the peer's time over the own one: above 1 the own result is faster."""
-
-    own: Row
-    peer: Row
-    others: tuple[Row, ...] = ()
-
-    @property
-    def sure(self) -> bool:
-        """Returns whether both were measured often enough for a verdict."""
-        return self.own.interval.sure and self.peer.interval.sure
-
-    @property
-    def ratio(self) -> float:
-        return self.peer.interval.median / self.own.interval.median
-
-    @property
-    def low(self) -> float:
-        return self.peer.interval.low / self.own.interval.high
-
-    @property
-    def high(self) -> float:
-        return self.peer.interval.high / self.own.interval.low
-
-    @cached_property
-    def verdict(self) -> Verdict:
-        """Returns FASTER against all peers, SLOWER against any, else the verdict against the best peer."""
-        found = [stats.verdict(self.own.interval, row.interval) for row in (self.peer, *self.others)]
-        if Verdict.SLOWER in found:
-            return Verdict.SLOWER
-        return Verdict.UNCLEAR if found[0] is Verdict.FASTER and len(set(found)) > 1 else found[0]
-
-
 @dataclass
 class Source:
     """Describes one records file by its heads and its ends."""
@@ -171,10 +160,27 @@ class Source:
 
     @property
     def state(self) -> str:
-        """Returns `complete`, `interrupted` (by the user, in good order) or `cut short` (without an end)."""
+        """Returns `complete`, `interrupted` (by the user, in good order) or `cut short` (a launch without an
+        end)."""
         if len(self.ends) < max(len(self.runs), 1):
             return "cut short"
         return "interrupted" if any(end.interrupted for end in self.ends) else "complete"
+
+    @property
+    def launches(self) -> int:
+        """Returns how often the ranks were started; 0: the records do not say."""
+        return len({run.launch for run in self.runs if run.launch})
+
+    @property
+    def phases(self) -> dict[int, list[float]]:
+        """Returns the bench's barrier at the start and the end of each launch, in us; without those that do
+        not say."""
+        return {end.launch: end.barrier_us for end in self.ends if end.barrier_us}
+
+    @property
+    def endless(self) -> list[int]:
+        """Returns the numbers of the launches without an end."""
+        return sorted({run.launch for run in self.runs} - {end.launch for end in self.ends})
 
 
 @dataclass
@@ -217,6 +223,17 @@ class Model:
         return [f"{text.count(n, 'result')} may be wrong: {reason}." for reason, n in why.items()]
 
     @property
+    def without_launches(self) -> str:
+        """Says how many sources do not say their launches; nothing if all do."""
+        count = len({row.source for row in self.all_rows if not row.launches})
+        of = f"{text.count(count, 'records file')} of a schema before 1.7"
+        return (
+            f"{of} {'does' if count == 1 else 'do'} not say the launches: each counts as one."
+            if count
+            else ""
+        )
+
+    @property
     def unsure(self) -> int:
         """Returns the number of results with too few visits for a verdict."""
         return sum(not row.interval.sure for row in self.all_rows)
@@ -246,8 +263,8 @@ def machine_text(m: Machine | None) -> str:
 def load(path: Path) -> Model:
     """Returns the model of a records file, or of all records files below a directory.
 
-    If two runs measured the same case on the same backend, the later run counts, also if the case failed in
-    it. `replaced` counts the superseded results and failures.
+    Launches of one run are joined. If two runs measured the same case on the same backend, the later run
+    counts, also if the case failed in it. `replaced` counts the superseded results and failures.
     Throws: FileNotFoundError without files. ValueError without a record, or for a schema of another major
     version."""
     model = Model()
@@ -266,14 +283,19 @@ def load(path: Path) -> Model:
     for index, (name, content) in enumerate(found):
         machine = _add(model, index, name, content)
         failures = list(content.failures)
+        launched: dict[tuple[Key, str], list[Result]] = {}
         for result in content.results:
             wrong = _wrong(result)
             if wrong is None:
                 cell = Key(machine, result.workload, result.case), result.backend
-                model.replaced += cell in latest
-                latest[cell] = Row(0, *cell, result, index)
+                others = [one for one in launched.get(cell, []) if _other_launch(one, result)]
+                model.replaced += len(launched.get(cell, [])) - len(others)
+                launched[cell] = [*others, result]
             elif not any((f.backend, f.case) == (result.backend, result.case) for f in failures):
                 failures.append(wrong)
+        for cell, results in launched.items():
+            model.replaced += cell in latest
+            latest[cell] = Row(0, *cell, derived.joined(results), index)
         failed += [(index, (machine, f.backend, f.case), f) for f in failures]
         skipped += [(index, (machine, s.backend, s.case), s) for s in content.skips]
     rows = _superseded(model, list(latest.values()), failed, skipped)
@@ -301,37 +323,41 @@ def _add(model: Model, index: int, name: str, content: records.Records) -> int:
     return machine
 
 
+def one_phase(barriers_us: list[float]) -> bool:
+    """Returns whether the machine was in one phase. In another, its host has placed the cores otherwise."""
+    return max(barriers_us) <= PHASE * min(barriers_us)
+
+
+def phases_text(model: Model) -> str:
+    """Returns the shortest and the longest barrier of all launches."""
+    found = [us for source in model.sources for both in source.phases.values() for us in both]
+    return text.span(min(found), max(found)) if found else "no known time"
+
+
+def uneven(model: Model) -> list[str]:
+    """Returns a sentence for each source with launches without an end, or with cases that some lack."""
+    found = []
+    for index, source in enumerate(model.sources):
+        if source.launches > 1 and source.endless:
+            numbers = text.listing(list(map(str, source.endless)))
+            found.append(
+                f"{source.name}: launch {numbers} of {source.launches} has no end; what was measured counts."
+            )
+        runs = {run.launch: set(run.libraries) for run in source.runs}
+        rows = [row for row in model.all_rows if row.source == index and source.launches > 1]
+        fewer = sum(
+            row.launches < sum(f"backend {row.backend}" in had for had in runs.values()) for row in rows
+        )
+        if fewer:
+            found.append(
+                f"{source.name}: {text.count(fewer, 'result')} of fewer launches than its backend had."
+            )
+    return found
+
+
 def subject_of(backends: list[str]) -> str | None:
     """Returns the backend whose speed-up is shown: unisono, else the first of several."""
     return SUBJECT if SUBJECT in backends else backends[0] if len(backends) > 1 else None
-
-
-def pairs(
-    rows: Iterable[Row], subject: str | None, against: str = "best"
-) -> tuple[list[Pair], list[Row], list[Row]]:
-    """Returns the subject's rows with their peers, those without, and the best row of each other case.
-    `against` names a backend, or is `best`: the peer with the smallest median of each case. Variants of the
-    subject (`unisono:two_shot`) are peers only if named."""
-    by_case: dict[Key, list[Row]] = {}
-    for row in rows:
-        by_case.setdefault(row.key, []).append(row)
-    matched, alone, missing = [], [], []
-    for members in by_case.values():
-        own = [row for row in members if row.backend == subject]
-        peers = [row for row in members if _is_peer(row.backend, subject, against)]
-        peers.sort(key=lambda row: (row.interval.median, row.backend))
-        if peers:
-            matched += [Pair(row, peers[0], tuple(peers[1:])) for row in own]
-            missing += [] if own else peers[:1]
-        else:
-            alone += own
-    return matched, alone, missing
-
-
-def _is_peer(backend: str, subject: str | None, against: str) -> bool:
-    if against == "best":
-        return family(backend) != family(subject or "")
-    return backend == against != subject
 
 
 def _rank(backend: str) -> tuple[bool, bool, str]:
@@ -371,6 +397,11 @@ def _wrong(result: Result) -> Failure | None:
     detail = f": {check.detail}" if check.detail else ""
     message = f"the result was wrong {when} the timed part ({check.bound} was required){detail}"
     return Failure(backend=result.backend, case=result.case, rank=None, message=message)
+
+
+def _other_launch(one: Result, other: Result) -> bool:
+    """Returns whether the two are of different launches; False if they do not say."""
+    return bool(one.launches and other.launches) and set(one.launches).isdisjoint(other.launches)
 
 
 def _superseded(

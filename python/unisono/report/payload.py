@@ -13,7 +13,8 @@ from unisono.records.stats import Interval
 from unisono.records.vocabulary import DTYPES, pair_name, shape_text, size_text, title
 
 from .analysis import Efficiency, Point, WorkloadCost, group_by
-from .model import Key, Model, Pair, Row, pairs
+from .model import Key, Model, Row
+from .pairing import Pair, pairs
 
 # The properties by which a reader selects rows on the page. A row without one of them (the op of a broadcast)
 # fits every choice.

@@ -10,7 +10,7 @@ from unisono.records import WorkloadStep, stats, text
 
 from . import analysis, figures, payload, studies, tables, words
 from .blocks import Block, Chart, Headline, Items, Part, Scale, Table, Tally, Terms, Text
-from .model import Model
+from .model import Model, one_phase, phases_text, uneven
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ def notices(model: Model) -> list[Block]:
         ("warn", f"{text.count(len(interrupted), 'run')} interrupted", interrupted),
         ("warn", "Not checked", model.unchecked),
         ("warn", "Measured too briefly", [brief(model)] if model.unsure else []),
+        ("warn", "Launches that ended otherwise", uneven(model)),
+        ("warn", "Phases of the machine", moved(model)),
         ("warn", "More ranks than cores", crowded(model)),
         (
             "warn",
@@ -109,6 +111,27 @@ def brief(model: Model) -> str:
     """Says how many results had too few visits."""
     few = f"{text.count(model.unsure, 'result')} of fewer than {stats.MIN_SAMPLES} visits"
     return f"{few}: verdicts on them are UNCLEAR. Give the bench a longer --budget."
+
+
+def launched(model: Model) -> str:
+    """Says how many launches of the ranks the intervals cover."""
+    counts = [row.launches for row in model.all_rows if row.launches]
+    if not counts:
+        return ""
+    cover = text.count(max(counts), "launch")
+    if min(counts) < max(counts):
+        cover = f"{min(counts)} to {cover}"
+    one = "" if max(counts) > 1 else ": how another launch would differ is not in them"
+    return f"The intervals cover {cover} of the ranks{one}."
+
+
+def moved(model: Model) -> list[str]:
+    """Says if the machine was not the same all the time: a host may move the cores of a virtual machine."""
+    every = [[us for both in source.phases.values() for us in both] for source in model.sources]
+    if all(one_phase(found) for found in every if found):
+        return []
+    between = f"the bench's barrier between the ranks took {phases_text(model)}"
+    return [f"{between}: the cores were not equally far apart all the time, and times of small calls differ."]
 
 
 def crowded(model: Model) -> list[str]:
@@ -146,7 +169,8 @@ def _nothing_to_compare(model: Model) -> str:
 def _summary(model: Model) -> list[Block]:
     times = sorted(text.moment(run.started_at) for run in model.runs)
     started = f"Started {' to '.join(dict.fromkeys((times[0], times[-1])))}." if times else ""
-    blocks: list[Block] = [Text(lead(model), "lead"), *([Text(started, "note")] if started else [])]
+    note = " ".join(filter(None, [started, launched(model), model.without_launches]))
+    blocks: list[Block] = [Text(lead(model), "lead"), *([Text(note, "note")] if note else [])]
     blocks += notices(model)
     compared = [group for group in analysis.groups(model) if group.total.pairs]
     blocks += [] if compared else [Text(_nothing_to_compare(model), "notice")]
@@ -197,9 +221,12 @@ def _distribution(model: Model) -> list[Block]:
 
 
 def _stability(model: Model) -> list[Block]:
+    apart = tables.apart(model)
+    between: list[Block] = [_heading("Launches"), Text(words.of_sections(model)["launches"]), apart]
     return [
         Scale("v", "steady", "scattered"),
         Chart("cv", "chart", "stability"),
+        *(between if apart.rows else []),
         _heading("Spread"),
         Text(words.of_sections(model)["spread"]),
         Chart("spread-panels", "panels", "spread"),
@@ -314,9 +341,10 @@ def _method(model: Model) -> list[Block]:
 def _provenance(model: Model) -> list[Block]:
     blocks: list[Block] = []
     for source in model.sources:
-        for run in source.runs:
+        for alike in analysis.group_by(source.runs, lambda run: (run.launcher, str(run.libraries))).values():
+            run = alike[0]
             command = Text(shlex.join(run.command), "code")
-            facts = tables.provenance(source, run)
+            facts = tables.provenance(source, alike)
             blocks += [_heading(f"Run {run.run_id}"), Text("To reproduce:"), command, facts]
     unknown = "The head of the records could not be read: where they come from is unknown."
     return blocks or [Text(unknown, "note")]

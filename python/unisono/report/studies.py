@@ -15,7 +15,8 @@ from unisono.records.vocabulary import DTYPES, family, shape_text, size_of, titl
 from . import analysis, tables, theme
 from .analysis import group_by
 from .blocks import Cell, Column, Table, left, right, table
-from .model import Key, Model, Pair, Row, pairs
+from .model import Key, Model, Row
+from .pairing import Pair, against_peers, pairs
 
 _ENGINES = {
     "copy_engine": "copy engine",
@@ -258,7 +259,7 @@ def norms(model: Model) -> Table:
 
     def over(variant: str, item: _Members) -> str:
         own, other = _of(model.subject, item), _of(variant, item)
-        return _ratio(Pair(own, other) if own and other else None)
+        return _ratio(against_peers(own, [other]) if own and other else None)
 
     return table(
         list(group_by(rows, lambda row: row.key).items()),

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
+import numpy as np
+
 from unisono.records import Case, Ceiling, Failure, Run, Skip, text, vocabulary
 from unisono.records.stats import Interval, Verdict
 from unisono.records.vocabulary import MOES, case_text, shape_text, size_text, title
@@ -13,7 +15,8 @@ from unisono.records.vocabulary import MOES, case_text, shape_text, size_text, t
 from . import analysis, payload
 from .analysis import Cost, Headline, WorkloadCost, group_by
 from .blocks import VERDICTS, Cell, Column, T, Table, Tally, left, right, table
-from .model import Model, Pair, Source
+from .model import Model, Source
+from .pairing import Pair
 
 
 def timed(
@@ -80,6 +83,21 @@ def fastest(model: Model) -> Table:
         left("Fastest backend", lambda item: item[0]),
         right("Cases", lambda item: str(item[1])),
         right("Share", lambda item: f"{100 * item[1] / len(winners):.0f} %" if winners else text.MISSING),
+    )
+
+
+def apart(model: Model) -> Table:
+    """Returns for each backend how far the launches' medians of its cases lie apart, if there are several."""
+    rows = [row for row in model.all_rows if row.launches > 1]
+    return table(
+        group_by(rows, lambda row: row.backend).items(),
+        left("Backend", lambda item: item[0]),
+        right("Cases", lambda item: str(len(item[1]))),
+        right("Launches", lambda item: _numbers(row.launches for row in item[1])),
+        right("Median of the cases", lambda item: text.percent(float(np.median([r.apart for r in item[1]])))),
+        right(
+            "90th percentile", lambda item: text.percent(float(np.quantile([r.apart for r in item[1]], 0.9)))
+        ),
     )
 
 
@@ -259,9 +277,14 @@ def factors(model: Model) -> Table:
     )
 
 
-def provenance(source: Source, run: Run) -> Table:
-    """Returns what is known about a run."""
-    m, end = run.machine, source.ends[-1] if source.ends else None
+def provenance(source: Source, alike: Sequence[Run]) -> Table:
+    """Returns what is known about a run. `alike`: its launches with the same libraries."""
+    run, numbers = alike[0], {one.launch for one in alike}
+    ends = [end for end in source.ends if end.launch in numbers]
+    m, end = run.machine, ends[-1] if ends else None
+    launches = (
+        f"{text.listing(list(map(str, sorted(numbers))))} of {run.launches}" if run.launches > 1 else ""
+    )
     nodes = [str(run.nodes.count(node)) for node in sorted(set(run.nodes))]
     spread = f" on {len(nodes)} nodes ({text.listing(nodes)})" if nodes else ""
     caches = ", ".join(f"{name} {text.size(count)}" for name, count in m.caches.items())
@@ -270,7 +293,8 @@ def provenance(source: Source, run: Run) -> Table:
     facts = {
         "Records": f"{source.name}, {source.state}",
         "Started": text.moment(run.started_at),
-        "Took": text.duration(end.elapsed_s) if end else "unknown",
+        "Launches": launches,
+        "Took": text.duration(sum(end.elapsed_s for end in ends)) if ends else "unknown",
         "Ranks": f"{run.ranks}{spread}, launched by {run.launcher}",
         "Preset, seed": f"{run.preset or 'none'}, {run.seed}",
         "Processor": f"{m.cpu}, {text.count(m.cores, 'core')}, {text.count(m.numa_nodes, 'NUMA node')}",

@@ -105,6 +105,8 @@ def summary(model: Model) -> Iterator[RenderableType]:
             yield f"{ranks}: {text.ratio(group.total.mean)} over {sections.cases_text(group.total)}."
     if compared and model.unsure:
         yield sections.brief(model)
+    if cover := sections.launched(model):
+        yield cover
 
 
 def _count(verdict: Verdict, line: analysis.Headline) -> str:

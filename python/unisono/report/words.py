@@ -37,6 +37,9 @@ included; box and whiskers come from all of them.
 stability
 Coefficient of variation of the samples of each result.
 
+launches
+How far the launches' medians of a case lie apart: largest less smallest, over their median.
+
 spread
 Minimum to maximum (thin) and quartiles (thick) of the samples over their median, for at most ten sizes.
 
@@ -122,22 +125,27 @@ Median and interval
 The median with its exact nonparametric {confidence:.0f} % interval: two order statistics, for any
 distribution. Samples taken right after each other are not independent. The interval therefore also covers the
 interval of the medians of the visits in which they were taken. Below {least} samples or visits the interval
-is minimum to maximum, which covers less. Converged: the interval became as narrow as was asked before the
-time ran out.
+is minimum to maximum, which covers less. If the ranks were started several times, the unit is the launch: the
+median is that of the launches' medians, and from {least} launches on so is the interval. Converged: the
+interval became as narrow as was asked before the time ran out.
 
 Verdict
 FASTER or SLOWER: the intervals do not overlap and the medians differ by more than 2 %. SAME: both intervals
-lie within 2 % of each other. UNCLEAR: anything else, also if either result has fewer than {least} visits. No
-verdict is forced. Against several peers, SLOWER than any is SLOWER, and only FASTER than all is FASTER.
+lie within 2 % of each other. UNCLEAR: anything else, also if either result has fewer than {least} visits. If
+both ran in {least} launches or more, the interval of the launches' ratios is judged against 1 in the same
+way, since a launch is good or bad for both. No verdict is forced. Against several peers, SLOWER than any is
+SLOWER, and only FASTER than all is FASTER.
 
 Gate
 The command unisono gate has no such tolerance. A case is confidently below a ratio if the upper end of any
-peer's interval over the lower end of the backend's own is below the ratio, by however little. A run that was
-cut short does not pass.
+peer's interval over the lower end of the backend's own is below the ratio, by however little; of {least}
+launches or more, the upper end of the interval of the launches' ratios. A run that was cut short does not
+pass.
 
 Speed-up
 The median time of the best peer over that of {subject} in the same case: above 1, {subject} is faster. The
-best peer is the other library with the smallest median in that very case. Only the geometric mean sums up
+best peer is the other library with the smallest median in that very case. If the ranks were started several
+times, two libraries are compared over the launches in which both ran. Only the geometric mean sums up
 ratios, and the absolute times stand beside them.
 
 algbw, busbw

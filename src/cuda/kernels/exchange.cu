@@ -1,31 +1,11 @@
 #include "cuda/exchange.hpp"
 
-#include <bit>
-
-#include "cuda/device/framing.cuh"
-#include "cuda/device/memory.cuh"
 #include "cuda/device/messages.cuh"
-#include "cuda/device/move.cuh"
 #include "cuda/device/reduction.cuh"
+#include "cuda/device/words.cuh"
 
 namespace unisono::cuda {
 namespace {
-
-// Eight bytes of each rank.
-template <int kRanks>
-struct OfRanks {
-  std::uint64_t words[kRanks];
-};
-
-// Returns the words, combined in rank order.
-template <class T, Op op, int kRanks>
-__device__ std::uint64_t combine_words(const OfRanks<kRanks> of, int ranks) {
-  using P = Pack<T, kPacketBytes / sizeof(T)>;
-  P packs[kRanks];
-#pragma unroll
-  for (int r = 0; r < kRanks; ++r) packs[r] = std::bit_cast<P>(of.words[r]);
-  return std::bit_cast<std::uint64_t>(combine_packs<T, op>(packs, kRanks == 2 ? kRanks : ranks));
-}
 
 // By value: a reference would put the words into local memory.
 template <int kRanks>
@@ -135,13 +115,7 @@ __global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ 
     } else if (there) {
 #pragma unroll
       for (int w = 0; w < Framing::kWords; ++w) {
-        OfRanks<kMost + 1> of;
-#pragma unroll
-        for (int r = 0; r <= kMost; ++r) {
-          const std::uint64_t before = Framing::data(got[r < kMost ? r : r - 1]).at[w];
-          const std::uint64_t after = Framing::data(got[r > 0 ? r - 1 : r]).at[w];
-          of.words[r] = r == x.rank ? own.at[w] : r < x.rank ? before : after;
-        }
+        const OfRanks<kMost + 1> of = words_of<Framing>(own, got, x.rank, w);
         if constexpr (step != Step::relay) result.at[w] = Combine::combine(x, of);
         else
 #pragma unroll

@@ -1,24 +1,63 @@
-// The kernel of the fused norms, and how it is started.
+// The kernels of the fused norms, and how they are started.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "base/bytes.hpp"
+#include "cuda/exchange.hpp"
 #include "unisono/fused.hpp"
 
 namespace unisono::fused::gpu {
 
-// Device memory: sums, residual, residual_out and out have the rows of a call.
+// What is done with each row's sum. Device memory: residual, residual_out and out have the rows of a call.
 struct Work {
-  const byte *sums, *residual, *weight, *bias;
+  const byte *residual, *weight, *bias;
   byte *residual_out, *out, *scales;
-  std::size_t hidden, row_bytes, scale_bytes;
+  std::size_t row_bytes, scale_bytes;
+  unsigned hidden;
   float eps, inverse;  // inverse: 1 / the scale of quant fp8
   NormQuant quant;
+  bool layer;
   bool whole;  // every row begins where 8 elements can be loaded at once
 };
 
-// Adds the residual to `rows` rows of sums, normalises and quantises. sums may be any output.
-cudaError_t finish(const Work& work, std::size_t rows, DType dtype, bool layer, cudaStream_t stream);
+// A kernel's rows lie in a block's shared memory too, `row_bytes` each, if that is not 0; else they are read
+// from residual_out again.
+inline constexpr std::size_t kMostShared = std::size_t{92} << 10;  // of a block; fits twice on an SM
+
+// The parameter of a kernel that finishes rows of sums, a block each. sums may be any output.
+struct Finish {
+  Work work;
+  const byte* sums;
+  unsigned row_bytes;  // as above
+};
+
+// The parameter of a kernel that also sums. A cluster of blocks takes a row at a time, each block a part of
+// it.
+struct SumAndFinish {
+  cuda::Exchange x;
+  Work work;
+  const byte* rows;    // x
+  std::size_t count;   // of rows
+  unsigned steps;      // rows that an owner has; in one step: all rows
+  unsigned part;       // elements of a row, of each block; whole blocks of 128
+  unsigned cluster;    // blocks
+  unsigned row_bytes;  // as above
+};
+
+// What chooses a kernel that sums. lines, whole, ranks: as exchange_kernel's.
+struct Form {
+  bool lines, whole;
+  int ranks;
+  DType dtype;
+};
+
+// Return the kernel of a call, for cudaLaunchKernel. In one step everyone sums every row, in two its owner.
+const void* finish_kernel(DType dtype, int threads);  // threads: 256 or 1024
+const void* one_step_kernel(const Form& form);
+const void* two_steps_kernel(const Form& form);
+
+// Loads all kernels for so many ranks, so that none is loaded while another one waits for this rank.
+cudaError_t load(int ranks);
 
 }  // namespace unisono::fused::gpu

@@ -1,5 +1,6 @@
 // Returns each token's sum to its rank. Ranks sum the rows of their own experts, and push that to the token's
-// rank. Chunk by chunk, that rank sums what has come, by rank.
+// rank. Chunk by chunk, that rank sums what has come, by rank. Rows that need no such sum, and that lie in
+// the area, are lent instead: the token's rank reads them where they lie.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -67,11 +68,14 @@ struct Vectors {
 __device__ inline std::size_t sums_of(const Work& work, std::uint32_t combines) {
   return work.space.sums + combines % 2 * work.space.sums_bytes;
 }
+// Returns where a rank is told where `lender` lends its rows.
+__device__ inline std::uint64_t* lent_by(const Work& work, int rank, int lender, std::uint32_t combines) {
+  return at<std::uint64_t>(work, rank, work.space.lent) + combines % 2 * work.dims.ranks + lender;
+}
 
 // How work is shared: items of rows, each in segments, by the warps of the grid.
 struct Share {
-  __device__ explicit Share(unsigned rows)
-      : segments(max(1u, min(warps_of_grid() / max(rows, 1u), 16u))), items(rows * segments) {}
+  __device__ explicit Share(unsigned rows) : segments(segments_of(rows)), items(rows * segments) {}
   unsigned segments, items;
 };
 
@@ -79,13 +83,13 @@ struct Share {
 struct Range {
   __device__ Range(const Work& work, int source, int chunk) {
     const Dims& d = work.dims;
+    end = static_cast<unsigned>(table<std::int32_t>(work, work.space.source_rows)[source]);
+    if (work.space.chunks == 1) return;
     const auto* const counts = table<std::uint32_t>(work, work.space.matrix) + source * work.space.columns +
                                d.experts + d.rank * work.space.chunks;
     for (int c = 0; c < chunk; ++c) first += counts[c];
-    end = first + counts[chunk];
-    const auto kept = static_cast<unsigned>(table<std::int32_t>(work, work.space.source_rows)[source]);
-    first = min(first, kept);
-    end = min(end, kept);
+    first = min(first, end);
+    end = min(first + counts[chunk], end);
   }
   unsigned first = 0, end = 0;
 };
@@ -121,16 +125,8 @@ __device__ void push_row(const Work& work, const Combine& combine, Rows& rows, i
                          std::size_t sums, unsigned segment, unsigned segments) {
   const Dims& d = work.dims;
   byte* const to = at<byte>(work, source, sums) + (d.rank * d.max_tokens + position) * combine.bytes;
-  std::int32_t row = kNone;
-  if (d.expert_major()) {
-    const std::size_t of_token = source * d.max_tokens + position;
-    if (lane() < static_cast<unsigned>(d.top_k))
-      row = table<std::int32_t>(work, work.space.pair_rows)[of_token * d.top_k + lane()];
-  } else if (lane() == 0) {
-    row = table<std::int32_t>(work, work.space.first_rows)[source] + static_cast<std::int32_t>(position);
-  }
   const float* const weights = weights_of(work, combine, source);
-  const int count = list_rows(combine, weights, rows, row);
+  const int count = find_rows(work, combine, source, position, weights, rows);
   combine_rows<T, kEach>(combine, rows, count, weights != nullptr, to, nullptr, segment, segments);
 }
 
@@ -148,70 +144,89 @@ __device__ void push(const Work& work, const Combine& combine, Rows& rows, int c
 }
 
 // A token whose parts a warp sums: where they lie.
+template <bool kAlone>
 struct Parts {
-  __device__ Parts(const Work& work, const Combine& combine, Rows& rows, unsigned token, std::size_t sums) {
+  __device__ Parts(const Work& work, const Combine& combine, Rows& rows, unsigned token,
+                   std::uint32_t combines) {
     const Dims& d = work.dims;
     const auto k = static_cast<unsigned>(d.top_k);
-    const bool has = lane() < k;
-    const std::size_t at = std::size_t{token} * k + lane();
-    const std::int32_t packed = has ? table<std::int32_t>(work, work.space.homes)[at] : kNone;
+    const std::size_t pair = std::size_t{token} * k + lane();
+    const std::int32_t packed = lane() < k ? table<std::int32_t>(work, work.space.homes)[pair] : kNone;
     const Home home(packed);
     const bool here = packed != kNone && home.rank == d.rank;
-    if (packed != kNone && !here)
-      from = mine<byte>(work, sums) + (home.rank * d.max_tokens + home.position) * combine.bytes;
-    std::int32_t row = kNone;
-    if (d.expert_major()) {
-      const std::int32_t expert = has ? table<std::int32_t>(work, work.space.experts)[at] : kNone;
-      if (expert != kNone && d.rank_of(expert) == d.rank)
-        row = table<std::int32_t>(work, work.space.places)[at];
-    } else if (here) {
-      row = table<std::int32_t>(work, work.space.first_rows)[d.rank] + home.position;
+    if (!kAlone && packed != kNone && !here) {
+      const std::uint64_t lent = *lent_by(work, d.rank, home.rank, combines);
+      const auto first = static_cast<unsigned>(table<std::int32_t>(work, work.space.first_there)[home.rank]);
+      from = lent == kPushed
+                 ? mine<byte>(work, sums_of(work, combines)) +
+                       (home.rank * d.max_tokens + home.position) * combine.bytes
+                 : at<byte>(work, home.rank, lent) + (std::size_t{first} + home.position) * combine.bytes;
     }
+    homes = __popc(__ballot_sync(kAllLanes, packed != kNone));
     const float* const weights = weights_of(work, combine, d.rank);
     weighted = weights != nullptr;
-    own_rows = list_rows(combine, weights, rows, row);
-    homes = __popc(__ballot_sync(kAllLanes, packed != kNone));
-    const unsigned own = __ballot_sync(kAllLanes, here);
-    place = own ? __ffs(static_cast<int>(own)) - 1 : kNone;
+    if (kAlone && d.expert_major()) {  // no pair_rows are set
+      const std::int32_t row = lane() < k ? table<std::int32_t>(work, work.space.places)[pair] : kNone;
+      own_rows = list_rows(combine, weights, rows, row);
+    } else if (const unsigned own = __ballot_sync(kAllLanes, here); own != 0) {
+      place = __ffs(static_cast<int>(own)) - 1;
+      const auto position = static_cast<unsigned>(__shfl_sync(kAllLanes, home.position, place));
+      own_rows = find_rows(work, combine, d.rank, position, weights, rows);
+      if (kAlone || own_rows != 1 || weighted) return;
+      if (here) from = rows.at[0];
+      place = kNone;
+    }
   }
-  const byte* from = nullptr;  // of the lane's copy, at another rank
-  int own_rows, homes, place;  // place: of this rank's copy among all
+  const byte* from = nullptr;  // of the lane's copy: what another rank has pushed, or lends, or a row here
+  int homes, own_rows = 0;
+  int place = kNone;  // among all copies, of that whose rows here are to be summed
   bool weighted;
 };
 
-// Sums a token's parts by rank, and its bias. Lanes without a vector go along, for their shuffles.
-template <class T, int kEach>
-__device__ Pack<T, kEach> sum_vector(const Parts& parts, const Rows& rows, const byte* bias, bool has,
-                                     std::size_t i) {
-  constexpr int kAhead = 8;  // parts that are loaded before the first is added
+// Sums a token's parts by rank, and its bias, from vector i on. Lanes without a vector go along, for their
+// shuffles.
+template <class T, int kEach, int kColumns>
+__device__ void sum_vectors(const Parts<false>& parts, const Rows& rows, const byte* bias, std::size_t i,
+                            std::size_t end, byte* out) {
+  constexpr int kAhead = 4;  // parts that are loaded before the first is added
   using Vector = Pack<T, kEach>;
-  Vector own[1] = {};
-  if (has && parts.place != kNone) weigh<T, kEach, 1>(rows, parts.own_rows, parts.weighted, i, i + 1, own);
-  Sum<T, kEach> sum;
-  Vector last = own[0];
+  Vector own[kColumns] = {}, last[kColumns] = {};
+  if (parts.place != kNone) weigh<T, kEach, kColumns>(rows, parts.own_rows, parts.weighted, i, end, own);
+  Sum<T, kEach> sums[kColumns];
   for (int first = 0; first < parts.homes; first += kAhead) {
-    Vector some[kAhead];
+    Vector some[kAhead][kColumns];
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
       const auto* const at = reinterpret_cast<const byte*>(
           __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(parts.from), (first + u) % 32));
-      some[u] = own[0];
-      if (has && first + u < parts.homes && first + u != parts.place) some[u] = load<T, kEach>(at, i);
+      const bool comes = first + u < parts.homes && first + u != parts.place;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        some[u][c] = own[c];
+        if (comes && i + 32 * c < end) some[u][c] = load<T, kEach>(at, i + 32 * c);
+      }
     }
 #pragma unroll
     for (int u = 0; u < kAhead; ++u)
-      if (first + u < parts.homes) sum.add(some[u]);
-    last = some[0];
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        if (first + u < parts.homes) sums[c].add(some[u][c]);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) last[c] = some[0][c];
   }
-  if (bias && has) sum.add(last = load<T, kEach>(bias, i));
   const int all = parts.homes + (bias ? 1 : 0);
-  return all > 1 ? sum.rounded() : all == 1 ? last : Vector{};
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    if (i + 32 * c >= end) continue;
+    if (bias) sums[c].add(last[c] = load<T, kEach>(bias, i + 32 * c));
+    reinterpret_cast<Vector*>(out)[i + 32 * c] = all > 1 ? sums[c].rounded() : last[c];
+  }
 }
 
 template <class T, int kEach, bool kAlone>
 __device__ void sum_token(const Work& work, const Combine& combine, Rows& rows, unsigned token,
-                          std::size_t sums, unsigned segment, unsigned segments) {
-  const Parts parts(work, combine, rows, token, sums);
+                          std::uint32_t combines, unsigned segment, unsigned segments) {
+  const Parts<kAlone> parts(work, combine, rows, token, combines);
   byte* out = combine.out + std::size_t{token} * combine.bytes;
   const byte* const bias = combine.bias ? combine.bias + std::size_t{token} * combine.bytes : nullptr;
   if constexpr (kAlone) {
@@ -220,41 +235,84 @@ __device__ void sum_token(const Work& work, const Combine& combine, Rows& rows, 
                       segments);
     return combine_rows<T, kEach>(combine, rows, parts.own_rows, parts.weighted, out, bias, segment,
                                   segments);
-  }
-  const Vectors<T, kEach> vectors(combine, segment, segments);
-  for (std::size_t first = vectors.first - lane(); first < vectors.end; first += 32) {
-    const std::size_t i = first + lane();
-    const bool has = i < vectors.end;
-    const auto result = sum_vector<T, kEach>(parts, rows, bias, has, i);
-    if (has) reinterpret_cast<Pack<T, kEach>*>(out)[i] = result;
+  } else {
+    constexpr int kColumns = 2;
+    const Vectors<T, kEach> vectors(combine, segment, segments);
+    for (std::size_t first = vectors.first - lane(); first < vectors.end; first += 32 * kColumns)
+      sum_vectors<T, kEach, kColumns>(parts, rows, bias, first + lane(), vectors.end, out);
   }
 }
 
 template <class T, int kEach, bool kAlone>
-__device__ void sum(const Work& work, const Combine& combine, Rows& rows, int chunk, std::size_t sums) {
-  const unsigned chunk_tokens = (work.tokens + work.space.chunks - 1) / work.space.chunks;
+__device__ void sum(const Work& work, const Combine& combine, Rows& rows, unsigned chunk,
+                    std::uint32_t combines) {
+  const unsigned chunk_tokens = work.space.chunk_of(work.tokens);
   const unsigned first = min(chunk_tokens * chunk, work.tokens);
   const Share share(min(chunk_tokens, work.tokens - first));
   for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid())
-    sum_token<T, kEach, kAlone>(work, combine, rows, first + item / share.segments, sums,
+    sum_token<T, kEach, kAlone>(work, combine, rows, first + item / share.segments, combines,
                                 item % share.segments, share.segments);
 }
 
-// Pushes each chunk before it sums the one before.
+// Returns how many chunks the ranks' tokens here need, at least one. All threads of a block call it.
+__device__ unsigned chunks_to_push(const Work& work) {
+  __shared__ unsigned filled;
+  const auto chunks = static_cast<unsigned>(work.space.chunks);
+  if (chunks == 1) return 1;
+  if (threadIdx.x == 0) filled = 1;
+  __syncthreads();
+  const auto* const counts = table<std::uint32_t>(work, work.space.matrix) + work.dims.experts +
+                             static_cast<unsigned>(work.dims.rank) * chunks;
+  for (unsigned i = threadIdx.x; i < static_cast<unsigned>(work.dims.ranks) * chunks; i += kThreads)
+    if (counts[i / chunks * work.space.columns + i % chunks] > 0) atomicOr(&filled, 1u << i % chunks);
+  __syncthreads();
+  return 32 - static_cast<unsigned>(__clz(static_cast<int>(filled)));
+}
+
+// Tells the peers of chunks that have come, or that they may read this rank's rows where they lie.
+__device__ void tell_rows(const Work& work, const Combine& combine, std::uint32_t combines, unsigned chunks) {
+  const Dims& d = work.dims;
+  const auto mine_at = static_cast<std::uint64_t>(combine.y - work.own);
+  for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += static_cast<int>(blockDim.x)) {
+    if (r == d.rank) continue;
+    *lent_by(work, r, d.rank, combines) = combine.lends ? mine_at : kPushed;
+    tell(work, Told::summed, r, chunks);
+  }
+}
+
+// Pushes each chunk before it sums the one before. Signals count chunks: the last one that is pushed, and
+// rows that are lent, stand for all that would follow.
 template <class T, int kEach>
 __device__ bool run(const Work& work, const Combine& combine, Rows& rows, std::uint32_t combines) {
   const auto chunks = static_cast<std::uint32_t>(work.space.chunks);
-  const std::size_t sums = sums_of(work, combines);
-  for (std::uint32_t c = 0; c <= chunks; ++c) {
-    if (c < chunks && combine.push) {
-      push<T, kEach>(work, combine, rows, static_cast<int>(c), sums);
-      if (last_block(work, kChunkTicket + static_cast<int>(c))) tell_all(work, Told::summed);
+  const std::uint32_t share = work.space.chunk_of(work.tokens);
+  const std::uint32_t own = work.tokens > 0 ? (work.tokens + share - 1) / share : 1;
+  std::uint32_t pushed = 0;
+  if (combine.push && !combine.lends) pushed = chunks_to_push(work);
+  if (combine.push && combine.lends && blockIdx.x == 0) tell_rows(work, combine, combines, chunks);
+  for (std::uint32_t c = 0; c < pushed || (combine.sum && c <= own); ++c) {
+    if (c < pushed) {
+      push<T, kEach>(work, combine, rows, static_cast<int>(c), sums_of(work, combines));
+      if (last_block(work, kChunkTicket + static_cast<int>(c)))
+        tell_rows(work, combine, combines, c + 1 < pushed ? 1 : chunks - c);
     }
-    if (c == 0 || !combine.sum) continue;
+    if (c == 0 || !combine.sum || c > own) continue;
     if (!hear_all(work, Told::summed, combines * chunks + c)) return false;
-    sum<T, kEach, false>(work, combine, rows, static_cast<int>(c) - 1, sums);
+    sum<T, kEach, false>(work, combine, rows, c - 1, combines);
   }
   return true;
+}
+
+// Ends a combine, in its last block: tells the ranks whose rows were read, and waits until this rank's were.
+__device__ void end(const Work& work, const Combine& combine, std::uint32_t combines) {
+  const Dims& d = work.dims;
+  for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += static_cast<int>(blockDim.x))
+    if (r != d.rank && *lent_by(work, d.rank, r, combines) != kPushed) tell(work, Told::taken, r);
+  const std::uint32_t lent = counters(work).lent + (combine.lends ? 1 : 0);
+  if (combine.lends && !hear_all(work, Told::taken, lent)) return;
+  if (threadIdx.x != 0) return;
+  counters(work).lent = lent;
+  counters(work).combines = combines + 1;
 }
 
 // kWide: rows are read and written by 16 bytes. kAlone: there is one rank.
@@ -270,7 +328,7 @@ __global__ void __launch_bounds__(kThreads)
   } else {
     const std::uint32_t combines = counters(work).combines;
     if (!run<T, kEach>(work, combine, rows, combines) || !combine.sum) return;
-    if (last_block(work, kEndTicket) && threadIdx.x == 0) counters(work).combines = combines + 1;
+    if (last_block(work, kEndTicket)) end(work, combine, combines);
   }
 }
 

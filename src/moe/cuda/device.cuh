@@ -56,8 +56,8 @@ __device__ inline int slot_of(const Work& work, Told kind, int source) {
   return static_cast<int>(kind) * work.dims.ranks + source;
 }
 // Raises this rank's signal of that kind at a peer, for one thread.
-__device__ inline void tell(const Work& work, Told kind, int peer) {
-  device::thread_signal(work.area, peer, slot_of(work, kind, work.dims.rank));
+__device__ inline void tell(const Work& work, Told kind, int peer, std::uint32_t times = 1) {
+  device::increment_release(&work.area.signal[peer][slot_of(work, kind, work.dims.rank)].count, times);
 }
 __device__ inline void tell_all(const Work& work, Told kind) {
   const int ranks = work.dims.ranks;

@@ -64,7 +64,7 @@ __device__ void tell_routes(const Work& work, const Dispatch& dispatch, const To
     const bool here = token.rank == home.rank;
     if (lane() >= k) continue;
     if (d.expert_major()) {
-      if (!dispatch.routed && home.rank != d.rank)
+      if (!dispatch.routed && d.ranks > 1)
         table<std::int32_t>(work, home.rank, work.space.pair_rows)[row] = here ? token.place : kNone;
       continue;
     }
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, kScales == MoeScales::none ? 2 : 1)
   __shared__ Targets all_targets[kWarps];
   if (failed(work) || !begin(work, dispatch)) return;
   Targets& targets = all_targets[warp_of_block()];
-  const unsigned segments = max(1u, min(warps_of_grid() / max(work.tokens, 1u), 16u));
+  const unsigned segments = segments_of(work.tokens);
   for (unsigned item = warp_of_grid(); item < work.tokens * segments; item += warps_of_grid()) {
     const unsigned number = item / segments, segment = item % segments;
     const Token token(work, number);
@@ -254,8 +254,9 @@ __global__ void __launch_bounds__(kThreads)
   tell_weighted(work, dispatch);
 }
 
-// Copies a peer's row to the other experts of its token.
-__device__ void fan_out(const Work& work, const Dispatch& dispatch, Targets& targets, std::size_t token_row) {
+// Copies a segment of a peer's row to the other experts of its token.
+__device__ void fan_out(const Work& work, const Dispatch& dispatch, Targets& targets, std::size_t token_row,
+                        unsigned segment, unsigned segments) {
   const Dims& d = work.dims;
   const auto k = static_cast<unsigned>(d.top_k);
   const std::int32_t row =
@@ -269,7 +270,7 @@ __device__ void fan_out(const Work& work, const Dispatch& dispatch, Targets& tar
   const auto copy = [&](std::size_t array, std::size_t bytes) {
     aim(work, targets, count, array, bytes);
     const int word = bytes % 16 == 0 ? 16 : bytes % 4 == 0 ? 4 : 1;
-    copy_row(mine<byte>(work, array) + from * bytes, targets.at, count, bytes, word, 0, 1);
+    copy_row(mine<byte>(work, array) + from * bytes, targets.at, count, bytes, word, segment, segments);
   };
   if (d.scale_bytes > 0) copy(work.space.x(work.epoch) + work.space.scales, d.scale_bytes);
   for (int p = 0; p < dispatch.payloads.count; ++p)
@@ -283,8 +284,10 @@ __device__ void fan_out_all(const Work& work, const Dispatch& dispatch, Targets&
   for (int i = 1; i < d.ranks; ++i) {
     const int source = (d.rank + i) % d.ranks;
     const auto rows = static_cast<unsigned>(source_rows[source]);
-    for (unsigned row = warp_of_grid(); row < rows; row += warps_of_grid())
-      fan_out(work, dispatch, targets, static_cast<std::size_t>(source) * d.max_tokens + row);
+    const unsigned segments = segments_of(rows);
+    for (unsigned item = warp_of_grid(); item < rows * segments; item += warps_of_grid())
+      fan_out(work, dispatch, targets, static_cast<std::size_t>(source) * d.max_tokens + item / segments,
+              item % segments, segments);
   }
 }
 

@@ -21,7 +21,8 @@
 namespace unisono::moe {
 namespace gpu {
 
-Space::Space(const Dims& dims, bool few) : low_latency(few) {
+Space::Space(const Dims& dims, bool low_latency)
+    : low_latency(low_latency), low_latency_sums(low_latency && few(dims, kFewSums)) {
   const auto at = [](std::size_t& next, std::size_t bytes) {
     const std::size_t here = next;
     next = round_up(next + bytes, 256);
@@ -63,6 +64,8 @@ Space::Space(const Dims& dims, bool few) : low_latency(few) {
         (dims.scales == MoeScales::none ? lines_of(dims.sent_bytes) : units_of(dims.hidden) * kLinesOfUnit) +
         dims.more_bytes / (kWordsOfLine * 8) + std::min(dims.more_bytes, kMostMore);
     at(sent_bytes, dims.tokens_held * row_lines * kLine);
+  }
+  if (low_latency_sums) {
     sum_lines = lines_of(dims.row_bytes);
     row_of_sums = sum_lines * kLine;
   }
@@ -74,6 +77,7 @@ Space::Space(const Dims& dims, bool few) : low_latency(few) {
   told = at(bytes, 2 * told_bytes);
   sent = at(bytes, 2 * sent_bytes);
   sums = at(bytes, 2 * sums_bytes);
+  lent = at(bytes, 2 * ranks * sizeof(std::uint64_t));
 }
 
 }  // namespace gpu
@@ -105,7 +109,7 @@ constexpr std::size_t kTokensOfRoute = 256;  // that a block of the kernel of ro
 
 // Returns the layout of a moe on a GPU whose blocks have so much shared memory.
 gpu::Space space_of(const Dims& dims, std::size_t shared) {
-  if (dims.ranks > 1 && dims.max_tokens <= gpu::kFewTokens && env().moe_low_latency)
+  if (gpu::Space::few(dims, gpu::kFewRows) && env().moe_low_latency)
     if (const gpu::Space few(dims, true); gpu::low_latency_shared_bytes(dims, few) <= shared) return few;
   return {dims, false};
 }
@@ -151,6 +155,8 @@ class GpuEngine final : public Engine {
   int blocks_to_combine() const { return std::min(most_blocks_, blocks_of(work_.dims.tokens_held, 1)); }
   // Whether the kernels for few tokens run. A row that comes keeps a block busy.
   bool few() const { return work_.space.low_latency; }
+  bool few_sums() const { return work_.space.low_latency_sums; }
+  bool lends(const MoeOutputs& outputs) const;
   int blocks_of_few() const { return blocks_to_combine(); }
   void check(cudaError_t result) const { cuda::check(result, "starting a kernel of a moe"); }
 
@@ -217,8 +223,8 @@ void GpuEngine::load() {
   cuda::check(gpu::load_sort(work_.dims.local_experts), "loading a kernel");
   if (work_.space.low_latency) {
     cuda::check(gpu::load_low_latency_dispatch(work_.dims, work_.space), "loading a kernel");
-    cuda::check(gpu::load_low_latency_combine(), "loading a kernel");
   }
+  if (work_.space.low_latency_sums) cuda::check(gpu::load_low_latency_combine(), "loading a kernel");
   cuda::check(gpu::load_dispatch(work_.dims, send_blocks_, bulk_), "loading a kernel");
   cuda::check(gpu::load_combine(work_.dims.ranks == 1, sum_blocks_), "loading a kernel");
 }
@@ -343,6 +349,15 @@ void GpuEngine::end_dispatch(MoeReceived& received) {
   received.rows_now = static_cast<std::size_t>(*rows_now_);
 }
 
+// Rows in the area can be read by peers. With expert_major they would read several for each sum.
+bool GpuEngine::lends(const MoeOutputs& outputs) const {
+  const std::size_t first = work_.space.x(0), end = work_.space.x(kEpochs);
+  const std::size_t from = offset(outputs.y);
+  return work_.dims.ranks > 1 && !few_sums() && !work_.dims.expert_major() &&
+         number(outputs.y) >= number(work_.own) && from >= first &&
+         from + work_.dims.rows_held * outputs.row_bytes <= end;
+}
+
 void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot, bool whole) {
   const cuda::OnDevice on(device_);
   stream_ = static_cast<cudaStream_t>(outputs.stream);
@@ -356,8 +371,9 @@ void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot, bool whole) {
               .wide = word_of(number(outputs.y) | number(outputs.bias) | number(outputs.out) |
                               outputs.row_bytes) == 16,
               .push = true,
-              .sum = whole};
-  if (few()) check(gpu::low_latency_combine(work_, combine_, blocks_of_few(), stream_));
+              .sum = whole,
+              .lends = lends(outputs)};
+  if (few_sums()) check(gpu::low_latency_combine(work_, combine_, blocks_of_few(), stream_));
   else if (work_.dims.ranks > 1) check(gpu::combine(work_, combine_, blocks_to_combine(), stream_));
 }
 
@@ -367,7 +383,7 @@ void GpuEngine::end_combine() {
   impl_.take_gpu(stream_);
   combine_.push = false;
   combine_.sum = true;
-  if (few()) return check(gpu::low_latency_combine(work_, combine_, blocks_of_few(), stream_));
+  if (few_sums()) return check(gpu::low_latency_combine(work_, combine_, blocks_of_few(), stream_));
   const int most = work_.dims.ranks == 1 ? blocks(sum_blocks_) : blocks_to_combine();
   check(gpu::combine(work_, combine_, most, stream_));
 }

@@ -11,14 +11,17 @@
 
 namespace unisono::moe::gpu {
 
-inline constexpr int kMostTopK = 32;     // a warp takes a token's experts at once
-inline constexpr int kRouteBlocks = 16;  // of the kernel that reads routes, and have tokens
-inline constexpr int kMostChunks = 8;    // of a rank's tokens, in a combine
-inline constexpr int kThreads = 512;     // of a block of every kernel
+inline constexpr int kMostTopK = 32;               // a warp takes a token's experts at once
+inline constexpr int kRouteBlocks = 16;            // of the kernel that reads routes, and have tokens
+inline constexpr int kMostChunks = 8;              // of a rank's tokens, in a combine
+inline constexpr std::uint32_t kLeastChunk = 128;  // tokens: fewer are one chunk
+inline constexpr int kThreads = 512;               // of a block of every kernel
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kPositionBits = 24;  // of a token among those of its rank for another
 inline constexpr std::int32_t kNone = -1;
-inline constexpr std::size_t kFewTokens = 64;  // of a rank: a Moe for so few takes the low-latency kernels
+// A Moe takes the low-latency kernel of a dispatch, and of a combine, if a rank has so few tokens, and so few
+// rows can be expected.
+inline constexpr std::size_t kFewTokens = 64, kFewRows = 256, kFewSums = 32;
 
 // Sizes of lines (docs/gpu.md), in which the low-latency kernels send rows.
 inline constexpr std::size_t kLine = 128;         // bytes
@@ -33,13 +36,15 @@ UNISONO_PORTABLE constexpr std::size_t units_of(std::size_t hidden) {
 }
 
 // The signals of an area, one for each source rank and kind.
-enum class Told : int { begun, data, summed };
-inline constexpr int kTold = 3;
+enum class Told : int { begun, data, summed, taken };
+inline constexpr int kTold = 4;
+inline constexpr std::uint64_t kPushed = ~std::uint64_t{0};  // a rank pushes its sums, and lends no rows
 
 // Counters of this rank. They lie in the GPU's memory: a graph that is replayed goes on with them.
 struct Counters {
-  std::uint32_t dispatches;                // that have begun: signals of kind `begun`
-  std::uint32_t landed, combines;          // that have ended: signals of kinds `data` and `summed`
+  std::uint32_t dispatches;        // that have begun: signals of kind `begun`
+  std::uint32_t landed, combines;  // that have ended: signals of kinds `data` and `summed`
+  std::uint32_t lent;              // combines to which this rank has lent rows: signals of kind `taken`
   std::uint32_t tickets[2 + kMostChunks];  // of blocks that have ended: the last one tells the peers
   unsigned long long phases[2];            // low-latency: of dispatches and combines, as `phase_of` counts
 };
@@ -48,7 +53,13 @@ enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: a
 // Offsets in every rank's area. A slot has a routing: first what peers write there, then what is this rank's.
 struct Space {
   Space() = default;
+  // low_latency: of a dispatch, and of a combine, if few enough rows can be expected.
   Space(const Dims& dims, bool low_latency);
+  static bool few(const Dims& dims, std::size_t rows) {
+    return dims.ranks > 1 && dims.max_tokens <= kFewTokens &&
+           dims.max_tokens * static_cast<std::size_t>(dims.ranks < dims.top_k ? dims.ranks : dims.top_k) <=
+               rows;
+  }
 
   // The received rows of an epoch. Payloads after `more` follow each other, each at a multiple of 256 bytes.
   UNISONO_PORTABLE std::size_t x(int epoch) const {
@@ -58,6 +69,12 @@ struct Space {
   UNISONO_PORTABLE std::size_t told_of(std::uint64_t phase) const { return told + (phase % 2) * told_bytes; }
   UNISONO_PORTABLE std::size_t sent_of(std::uint64_t phase) const { return sent + (phase % 2) * sent_bytes; }
   UNISONO_PORTABLE std::size_t sums_of(std::uint64_t phase) const { return sums + (phase % 2) * sums_bytes; }
+  // Returns how many tokens a chunk has of a rank that has `tokens`: the last ones may be empty.
+  UNISONO_PORTABLE std::uint32_t chunk_of(std::uint32_t tokens) const {
+    const auto all = static_cast<std::uint32_t>(chunks);
+    const std::uint32_t share = (tokens + all - 1) / all;
+    return all > 1 && share < kLeastChunk ? kLeastChunk : share;
+  }
   std::size_t slot(int number) const { return slots + static_cast<std::size_t>(number) * slot_bytes; }
 
   int chunks = 1;            // of a rank's tokens
@@ -67,9 +84,10 @@ struct Space {
   std::size_t slots = 0, slot_bytes = 0;
   std::size_t pool = 0, pool_bytes = 0, scales = 0, more = 0;  // the last two within a pool
   std::size_t sums = 0, sums_bytes = 0;  // twice [ranks, max_tokens, row]: what peers have summed
+  std::size_t lent = 0;  // twice [ranks] u64: where in its area a peer lends its rows, or kPushed
   // Low-latency: twice [ranks, told_lines], what peers have counted; twice [ranks, max_tokens, row_lines],
-  // their rows. Then `sums` has rows of sum_lines.
-  bool low_latency = false;
+  // their rows. With low_latency_sums `sums` has rows of sum_lines.
+  bool low_latency = false, low_latency_sums = false;
   std::size_t told = 0, told_bytes = 0, told_lines = 0;
   std::size_t sent = 0, sent_bytes = 0, row_lines = 0, sum_lines = 0;
   std::size_t bytes = 0;
@@ -137,6 +155,7 @@ struct Combine {
   DType dtype = DType::bf16;
   bool wide = false;               // rows can be read and written by words of 16 bytes
   bool push = false, sum = false;  // the steps that the kernel makes
+  bool lends = false;              // y lies in this rank's area: peers read its rows there
 };
 
 // A kernel's reason why a call cannot be, in device::Failure::problem.

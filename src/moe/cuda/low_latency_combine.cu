@@ -80,21 +80,6 @@ __device__ Words sum_rows(const Rows& rows, int count, bool weighted, std::uint3
   return sum.result();
 }
 
-// Lists this rank's rows of a token: the position-th of its source.
-__device__ int find_rows(const Work& work, const Combine& combine, int source, unsigned position,
-                         const float* weights, Rows& rows) {
-  const Dims& d = work.dims;
-  std::int32_t row = kNone;
-  if (d.expert_major()) {
-    const std::size_t of_token = source * d.max_tokens + position;
-    if (lane() < static_cast<unsigned>(d.top_k))
-      row = table<std::int32_t>(work, work.space.pair_rows)[of_token * d.top_k + lane()];
-  } else if (lane() == 0) {
-    row = table<std::int32_t>(work, work.space.first_rows)[source] + static_cast<std::int32_t>(position);
-  }
-  return list_rows(combine, weights, rows, row);
-}
-
 __device__ byte* slot_of_sum(const Work& work, std::uint64_t phase, int owner, int from, unsigned position) {
   return at<byte>(work, owner, work.space.sums_of(phase)) +
          (from * work.dims.max_tokens + position) * work.space.sum_lines * kLine;

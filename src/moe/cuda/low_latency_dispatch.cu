@@ -10,18 +10,21 @@
 namespace unisono::moe::gpu {
 namespace {
 
-// A row that comes: the position-th of its source.
+// A row that comes: the position-th of its source. token: of this rank's own rows, which take no lines.
 struct Incoming {
   byte* lines;
+  unsigned token;
   std::uint64_t phase;
   int source;
   unsigned position;
 };
 
 // Copies a segment of lines, from `first_line` on, to the targets.
+template <bool kWide>
 __device__ bool land_lines(const Work& work, const Incoming& row, unsigned first_line, unsigned count,
                            const Payload& payload, const Targets& targets, int targets_count,
                            unsigned segment, unsigned segments) {
+  const int grain = kWide ? 16 : payload.word;
   const Steps part(count, kLinesOfWarp, segment, segments);
   for (unsigned step = part.first; step < part.end; step += kStepsAhead) {
     Packet* places[kStepsAhead];
@@ -37,8 +40,8 @@ __device__ bool land_lines(const Work& work, const Incoming& row, unsigned first
       for (int u = 0; u < kStepsAhead; ++u) {
         if (!places[u]) continue;
         const unsigned w = word_of(line_of(step + u));
-        store_word(targets.at[t], w, payload.bytes, payload.word, packets[u].low);
-        if (!ends_line()) store_word(targets.at[t], w + 1, payload.bytes, payload.word, packets[u].high);
+        store_word(targets.at[t], w, payload.bytes, grain, packets[u].low);
+        if (!ends_line()) store_word(targets.at[t], w + 1, payload.bytes, grain, packets[u].high);
       }
     }
   }
@@ -96,7 +99,9 @@ __device__ int find_places(const Work& work, const Dispatch& dispatch, const Few
   const auto k = static_cast<unsigned>(d.top_k);
   const bool weighted = few.weighted[row.source] != 0, pairs = !dispatch.routed || weighted;
   std::uint64_t entry = 0;
-  if (pairs && (sets || (d.expert_major() && !dispatch.routed))) {
+  if (row.source == d.rank) {
+    entry = pair_word(work, dispatch, few, row.token, lane());
+  } else if (pairs && (sets || (d.expert_major() && !dispatch.routed))) {
     const unsigned line = line_of(0);
     Packet* const places[1] = {line < pair_lines(d) ? packet_of(row.lines, line) : nullptr};
     Packet packets[1] = {};
@@ -137,7 +142,7 @@ __device__ int find_places(const Work& work, const Dispatch& dispatch, const Few
   return __popc(all);
 }
 
-template <MoeScales kScales>
+template <class T, MoeScales kScales, bool kWide>
 __device__ bool land_row(const Work& work, const Dispatch& dispatch, const Few& few, const Incoming& row,
                          Targets& targets, unsigned segment, unsigned segments) {
   const Dims& d = work.dims;
@@ -148,20 +153,31 @@ __device__ bool land_row(const Work& work, const Dispatch& dispatch, const Few& 
   unsigned line = pair_lines(d);
   for (int p = 0; p < dispatch.payloads.count; ++p) {
     const Payload& payload = dispatch.payloads.of[p];
+    const bool quantised = kScales != MoeScales::none && p == 0;
     aim(work, targets, count, payload.to, payload.bytes);
-    if (kScales != MoeScales::none && p == 0) {
+    if (row.source == d.rank) {
+      if constexpr (kScales != MoeScales::none)
+        if (quantised)
+          quantise_row<T, kScales>(work, payload.from + row.token * d.row_bytes, targets, count,
+                                   work.space.x(work.epoch) + work.space.scales, dispatch.wide, segment,
+                                   segments);
+      if (!quantised)
+        copy_row(payload.from + std::size_t{row.token} * payload.bytes, targets.at, count, payload.bytes,
+                 kWide ? 16 : payload.word, segment, segments);
+    } else if (quantised) {
       if (!land_units<kScales>(work, row, line, payload, targets, count, segment, segments)) return false;
       line += unit_lines(d);
     } else {
       const unsigned lines = payload_lines(dispatch, p);
-      if (!land_lines(work, row, line, lines, payload, targets, count, segment, segments)) return false;
+      if (!land_lines<kWide>(work, row, line, lines, payload, targets, count, segment, segments))
+        return false;
       line += lines;
     }
   }
   return true;
 }
 
-template <MoeScales kScales>
+template <class T, MoeScales kScales, bool kWide>
 __device__ bool land_rows(const Work& work, const Dispatch& dispatch, const Few& few, Targets& targets,
                           std::uint64_t phase) {
   const Dims& d = work.dims;
@@ -169,16 +185,21 @@ __device__ bool land_rows(const Work& work, const Dispatch& dispatch, const Few&
   for (int s = 0; s < d.ranks; ++s) rows += few.rows[s];
   const Segments share(rows);
   for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid()) {
-    const RowOf which(few.rows, d.ranks, d.rank, item / share.each);
-    const Incoming row{mine<byte>(work, work.space.sent_of(phase)) +
-                           (which.source * d.max_tokens + which.position) * work.space.row_lines * kLine,
-                       phase, which.source, which.position};
-    if (!land_row<kScales>(work, dispatch, few, row, targets, item % share.each, share.each)) return false;
+    const RowOf which(few.rows, d.ranks, d.rank == 0 ? d.ranks - 1 : d.rank - 1, item / share.each);
+    const Incoming row{.lines = mine<byte>(work, work.space.sent_of(phase)) +
+                                (which.source * d.max_tokens + which.position) * work.space.row_lines * kLine,
+                       .token = which.source == d.rank ? few.own[which.position] : 0,
+                       .phase = phase,
+                       .source = which.source,
+                       .position = which.position};
+    if (!land_row<T, kScales, kWide>(work, dispatch, few, row, targets, item % share.each, share.each))
+      return false;
   }
   return true;
 }
 
-template <class T, MoeScales kScales>
+// kWide: rows are copied by words of 8 bytes.
+template <class T, MoeScales kScales, bool kWide>
 __global__ void __launch_bounds__(kThreads)
     low_latency_dispatch_kernel(const __grid_constant__ Work work,
                                 const __grid_constant__ Dispatch dispatch) {
@@ -199,12 +220,13 @@ __global__ void __launch_bounds__(kThreads)
     tell_few(work, dispatch, few, phase);
     const Segments share(work.tokens);
     for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid())
-      send_row<T, kScales>(work, dispatch, few, item / share.each, item % share.each, share.each, phase);
+      send_row<T, kScales, kWide>(work, dispatch, few, item / share.each, item % share.each, share.each,
+                                  phase);
   }
   if (!dispatch.lands || !hear_few(work, dispatch, few, phase)) return;
   __syncthreads();
   if (!dispatch.routed && !lay_out_few(work, few)) return;
-  const bool landed = land_rows<kScales>(work, dispatch, few, all_targets[warp_of_block()], phase);
+  const bool landed = land_rows<T, kScales, kWide>(work, dispatch, few, all_targets[warp_of_block()], phase);
   if (__syncthreads_and(landed) == 0) return;
   if (!dispatch.routed || dispatch.weights) fill_tables(work, dispatch);
   clear_gaps(work, dispatch);
@@ -213,12 +235,13 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 const void* kernel_of(MoeScales scales) {
   return scales == MoeScales::mx
-             ? reinterpret_cast<const void*>(low_latency_dispatch_kernel<T, MoeScales::mx>)
-             : reinterpret_cast<const void*>(low_latency_dispatch_kernel<T, MoeScales::e4m3_128>);
+             ? reinterpret_cast<const void*>(low_latency_dispatch_kernel<T, MoeScales::mx, false>)
+             : reinterpret_cast<const void*>(low_latency_dispatch_kernel<T, MoeScales::e4m3_128, false>);
 }
-const void* kernel_of(const Dims& dims) {
+const void* kernel_of(const Dims& dims, bool wide) {
   if (dims.scales == MoeScales::none)  // rows go as bytes
-    return reinterpret_cast<const void*>(low_latency_dispatch_kernel<float, MoeScales::none>);
+    return wide ? reinterpret_cast<const void*>(low_latency_dispatch_kernel<float, MoeScales::none, true>)
+                : reinterpret_cast<const void*>(low_latency_dispatch_kernel<float, MoeScales::none, false>);
   if (dims.dtype == DType::f32) return kernel_of<float>(dims.scales);
   return dims.dtype == DType::f16 ? kernel_of<F16>(dims.scales) : kernel_of<BF16>(dims.scales);
 }
@@ -230,14 +253,21 @@ std::size_t low_latency_shared_bytes(const Dims& dims, const Space& space) {
 }
 
 cudaError_t load_low_latency_dispatch(const Dims& dims, const Space& space) {
-  return cudaFuncSetAttribute(kernel_of(dims), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(Few::bytes(dims, space)));
+  for (const bool wide : {false, true})
+    if (const cudaError_t error =
+            cudaFuncSetAttribute(kernel_of(dims, wide), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(Few::bytes(dims, space)));
+        error != cudaSuccess)
+      return error;
+  return cudaSuccess;
 }
 
 cudaError_t low_latency_dispatch(const Work& work, const Dispatch& dispatch, int blocks,
                                  cudaStream_t stream) {
+  bool wide = true;
+  for (int p = 0; p < dispatch.payloads.count; ++p) wide = wide && dispatch.payloads.of[p].word == 16;
   void* parameters[] = {const_cast<Work*>(&work), const_cast<Dispatch*>(&dispatch)};
-  return cudaLaunchKernel(kernel_of(work.dims), dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+  return cudaLaunchKernel(kernel_of(work.dims, wide), dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                           parameters, Few::bytes(work.dims, work.space), stream);
 }
 

@@ -18,7 +18,7 @@ struct Few {
     const std::size_t pairs = dims.max_tokens * static_cast<std::size_t>(dims.top_k);
     return ranks * space.told_lines * kWordsOfLine * 8 +
            ((kWarps + 5) * space.columns + 1 + static_cast<std::size_t>(dims.experts) + 2 * pairs +
-            4 * ranks) *
+            4 * ranks + dims.max_tokens) *
                sizeof(std::uint32_t);
   }
 
@@ -33,7 +33,8 @@ struct Few {
         tokens(reinterpret_cast<std::uint32_t*>(homes + work.dims.max_tokens * work.dims.top_k)),
         rows(tokens + work.dims.ranks),
         first_rows(rows + work.dims.ranks),
-        weighted(first_rows + work.dims.ranks) {}
+        weighted(first_rows + work.dims.ranks),
+        own(weighted + work.dims.ranks) {}
 
   std::uint64_t* told;   // [ranks, numbers]
   std::uint32_t* warps;  // [kWarps, columns]: of each warp; then of the warps before it
@@ -45,6 +46,7 @@ struct Few {
   std::uint32_t* rows;        // [ranks]: for which there is room
   std::uint32_t* first_rows;  // [ranks]
   std::uint32_t* weighted;    // [ranks]
+  std::uint32_t* own;         // [max_tokens]: those of this rank that have a copy here, by position
 };
 
 // The tokens of a warp, in rounds of as many whole tokens as a warp has lanes for.
@@ -155,6 +157,7 @@ __device__ inline void place_pairs(const Work& work, const Few& few, const Round
     const std::size_t row = std::size_t{rounds.token(round)} * rounds.k;
     const unsigned place = lane() % rounds.k;
     if (first) few.homes[row + static_cast<unsigned>(earlier)] = Home::pack(rank, position);
+    if (first && rank == d.rank) few.own[position] = rounds.token(round);
     if (place >= static_cast<unsigned>(all)) few.homes[row + place] = kNone;
   }
 }
@@ -296,6 +299,8 @@ __device__ inline bool lay_out_few(const Work& work, const Few& few) {
   if (const std::uint32_t some = describe_experts(work, few.counts); some > 0) atomicAdd(&dropped, some);
   __syncthreads();
   if (threadIdx.x == 0) describe_sources(work, few.tokens, dropped);
+  for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += kThreads)
+    table<std::int32_t>(work, work.space.first_there)[r] = static_cast<std::int32_t>(rooms.first[r]);
   const auto k = static_cast<unsigned>(d.top_k);
   for (unsigned token = threadIdx.x; token < work.tokens; token += kThreads) {
     auto* const kept = table<std::int32_t>(work, work.space.homes) + std::size_t{token} * k;
@@ -321,8 +326,12 @@ __device__ inline void load_few(const Work& work, const Few& few) {
     few.first_rows[s] = static_cast<std::uint32_t>(table<std::int32_t>(work, work.space.first_rows)[s]);
   }
   for (std::size_t i = threadIdx.x; i < std::size_t{work.tokens} * d.top_k; i += kThreads) {
-    few.homes[i] = table<std::int32_t>(work, work.space.homes)[i];
+    const std::int32_t packed = table<std::int32_t>(work, work.space.homes)[i];
+    const Home home(packed);
+    few.homes[i] = packed;
     few.pairs[i] = kMasked;
+    if (packed != kNone && home.rank == d.rank)
+      few.own[home.position] = static_cast<std::uint32_t>(i) / static_cast<unsigned>(d.top_k);
   }
 }
 

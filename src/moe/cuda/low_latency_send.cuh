@@ -18,26 +18,27 @@ __device__ inline unsigned unit_lines(const Dims& d) {
   return static_cast<unsigned>(units_of(d.hidden) * kLinesOfUnit);
 }
 
-// A warp's row on its way out: lane h has the slot of the row's h-th copy.
+// A warp's row on its way to other ranks: lane h has the slot of the row's h-th copy, if that is not here.
 struct Outgoing {
   __device__ Outgoing(const Work& work, const Few& few, unsigned token, std::uint64_t phase) : phase(phase) {
     const auto k = static_cast<unsigned>(work.dims.top_k);
     const std::int32_t packed = lane() < k ? few.homes[std::size_t{token} * k + lane()] : kNone;
     const Home home(packed);
-    if (packed != kNone)
+    const bool leaves = packed != kNone && home.rank != work.dims.rank;
+    if (leaves)
       slot = at<byte>(work, home.rank, work.space.sent_of(phase)) +
              (work.dims.rank * work.dims.max_tokens + static_cast<std::size_t>(home.position)) *
                  work.space.row_lines * kLine;
-    count = __popc(__ballot_sync(kAllLanes, packed != kNone));
+    copies = __ballot_sync(kAllLanes, leaves);
   }
   // Stores this lane's parts of lines to all copies. there(u): whether the line exists.
   template <int kCount, class There>
   __device__ inline void store(const unsigned (&lines)[kCount], const Packet (&packets)[kCount],
                                const There& there) const {
     __syncwarp();
-    for (int h = 0; h < count; ++h) {
-      auto* const to =
-          reinterpret_cast<byte*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(slot), h));
+    for (unsigned left = copies; left != 0; left &= left - 1) {
+      auto* const to = reinterpret_cast<byte*>(__shfl_sync(
+          kAllLanes, reinterpret_cast<unsigned long long>(slot), __ffs(static_cast<int>(left)) - 1));
 #pragma unroll
       for (int u = 0; u < kCount; ++u)
         if (there(u)) cuda::store_packet(packet_of(to, lines[u]), packets[u]);
@@ -45,7 +46,7 @@ struct Outgoing {
   }
   std::uint64_t phase;
   byte* slot = nullptr;
-  int count;
+  unsigned copies;
 };
 
 // Sends a segment of lines, of which `word` gives the words.
@@ -66,6 +67,23 @@ __device__ inline void send_lines(const Outgoing& row, unsigned first_line, unsi
     }
     row.store(lines, packets, there);
   }
+}
+
+// Returns a pair of a token as a word: its expert and number, and its weight.
+__device__ inline std::uint64_t pair_word(const Work& work, const Dispatch& dispatch, const Few& few,
+                                          unsigned token, unsigned i) {
+  if (i >= static_cast<unsigned>(work.dims.top_k)) return 0;
+  const std::size_t pair = std::size_t{token} * work.dims.top_k + i;
+  const float weight = dispatch.weights ? dispatch.weights[pair] : 0.0f;
+  return few.pairs[pair] | std::uint64_t{numeric::as_bits(weight)} << 32;
+}
+
+__device__ inline void send_pairs(const Work& work, const Dispatch& dispatch, const Few& few,
+                                  const Outgoing& row, unsigned token) {
+  const unsigned lines[1] = {line_of(0)}, w = word_of(lines[0]);
+  const std::uint64_t high = pair_word(work, dispatch, few, token, w + 1);
+  const Packet packets[1] = {{pair_word(work, dispatch, few, token, w), ends_line() ? row.phase : high}};
+  row.store(lines, packets, [&](int) { return lines[0] < pair_lines(work.dims); });
 }
 
 // Returns the largest magnitude of a block of 128 elements, alike to the warp.
@@ -154,19 +172,14 @@ __device__ inline void send_units(const Outgoing& row, unsigned first_line, cons
   }
 }
 
-template <class T, MoeScales kScales>
+template <class T, MoeScales kScales, bool kWide>
 __device__ inline void send_row(const Work& work, const Dispatch& dispatch, const Few& few, unsigned token,
                                 unsigned segment, unsigned segments, std::uint64_t phase) {
   const Dims& d = work.dims;
   const Outgoing row(work, few, token, phase);
+  if (row.copies == 0) return;
   unsigned line = 0;
-  if (segment == 0 && (!dispatch.routed || dispatch.weights))
-    send_lines(row, line, pair_lines(d), 0, 1, [&](unsigned i) -> std::uint64_t {
-      if (i >= static_cast<unsigned>(d.top_k)) return 0;
-      const std::size_t pair = std::size_t{token} * d.top_k + i;
-      const float weight = dispatch.weights ? dispatch.weights[pair] : 0.0f;
-      return few.pairs[pair] | std::uint64_t{numeric::as_bits(weight)} << 32;
-    });
+  if (segment == 0 && (!dispatch.routed || dispatch.weights)) send_pairs(work, dispatch, few, row, token);
   line += pair_lines(d);
   for (int p = 0; p < dispatch.payloads.count; ++p) {
     const Payload& payload = dispatch.payloads.of[p];
@@ -177,7 +190,7 @@ __device__ inline void send_row(const Work& work, const Dispatch& dispatch, cons
     } else {
       const byte* const from = payload.from + std::size_t{token} * payload.bytes;
       send_lines(row, line, payload_lines(dispatch, p), segment, segments,
-                 [&](unsigned w) { return load_word(from, w, payload.bytes, payload.word); });
+                 [&](unsigned w) { return load_word(from, w, payload.bytes, kWide ? 16 : payload.word); });
       line += payload_lines(dispatch, p);
     }
   }

@@ -162,7 +162,7 @@ __device__ void add_up_chunks(const Work& work, const Marks& marks, std::uint32_
                               bool first) {
   const auto experts = static_cast<unsigned>(work.dims.experts);
   const auto chunks = static_cast<unsigned>(work.space.chunks);
-  const unsigned share = (work.tokens + chunks - 1) / chunks;
+  const unsigned share = work.space.chunk_of(work.tokens);
   const auto bits_before = [](unsigned token, unsigned word) {
     return token <= word ? 0 : token - word >= 32 ? kAllLanes : (1u << (token - word)) - 1;
   };

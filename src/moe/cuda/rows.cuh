@@ -6,6 +6,7 @@
 
 #include "base/numeric.hpp"
 #include "base/scales.hpp"
+#include "cuda/device/codes.cuh"
 #include "moe/cuda/device.cuh"
 
 namespace unisono::moe::gpu {
@@ -42,6 +43,11 @@ struct Part {
   }
   std::size_t first, end;
 };
+
+// Returns in how many segments the grid's warps have each of so many rows.
+__device__ inline unsigned segments_of(unsigned rows) {
+  return max(1u, min(warps_of_grid() / max(rows, 1u), 16u));
+}
 
 // Where a warp's row goes: rows of ranks.
 struct Target {
@@ -102,16 +108,7 @@ __device__ inline void clear_row(byte* at, std::size_t bytes, int word) {
   }
 }
 
-// Two codes, the first in the low byte.
-__device__ inline std::uint32_t codes_of(float first, float second, float inverse) {
-#if __CUDA_ARCH__ >= 890
-  std::uint16_t codes;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second * inverse), "f"(first * inverse));
-  return codes;
-#else
-  return scales::code_of(first, inverse) | static_cast<std::uint32_t>(scales::code_of(second, inverse)) << 8;
-#endif
-}
+using cuda::codes_of;
 
 // The result of a block's largest magnitude: the factor of its elements, and its scale.
 template <MoeScales kScales>

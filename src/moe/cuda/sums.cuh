@@ -59,4 +59,19 @@ __device__ inline int list_rows(const Combine& combine, const float* weights, Ro
   return __popc(all);
 }
 
+// Lists this rank's rows of a token: the position-th of its source, whose `pair_rows` peers have set.
+__device__ inline int find_rows(const Work& work, const Combine& combine, int source, unsigned position,
+                                const float* weights, Rows& rows) {
+  const Dims& d = work.dims;
+  std::int32_t row = kNone;
+  if (d.expert_major()) {
+    const std::size_t of_token = source * d.max_tokens + position;
+    if (lane() < static_cast<unsigned>(d.top_k))
+      row = table<std::int32_t>(work, work.space.pair_rows)[of_token * d.top_k + lane()];
+  } else if (lane() == 0) {
+    row = table<std::int32_t>(work, work.space.first_rows)[source] + static_cast<std::int32_t>(position);
+  }
+  return list_rows(combine, weights, rows, row);
+}
+
 }  // namespace unisono::moe::gpu

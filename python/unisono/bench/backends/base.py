@@ -29,11 +29,17 @@ from unisono.bench.cases import CaseError
 from unisono.records import Case
 
 GROUP = "unisono.bench_backends"
+OTHER = "unisono@"  # before the prefix of another installation
 BUILT_IN = {  # backends for GPUs last
     "unisono": "unisono.bench.backends.unisono:UnisonoBackend",
     "mpi": "unisono.bench.backends.mpi:MpiBackend",
     "gloo": "unisono.bench.backends.gloo:GlooBackend",
+    "torch-unisono": "unisono.bench.backends.torch_distributed:TorchUnisonoBackend",
+    "torch-gloo": "unisono.bench.backends.torch_distributed:TorchGlooBackend",
     "fabric": "unisono.bench.backends.fabric:FabricBackend",
+    "mpich": "unisono.bench.backends.mpi:MpichBackend",
+    "impi": "unisono.bench.backends.mpi:IntelMpiBackend",
+    "openmpi": "unisono.bench.backends.mpi:OpenMpiBackend",
     "nccl": "unisono.bench.backends.nccl:NcclBackend",
     "nccl-windows": "unisono.bench.backends.nccl:NcclWindowsBackend",
     "torch-symm": "unisono.bench.backends.torch_symm:TorchSymmBackend",
@@ -237,14 +243,16 @@ def names() -> list[str]:
 
 def load(name: str) -> Backend:
     """Returns a new backend; `name:variant` gives the class a variant (unisono takes an algorithm).
+    `unisono@PREFIX` is another installation.
 
     Raises CaseError for an unknown name, and for a variant of a backend that has none."""
+    if name.startswith(OTHER):
+        return _class_at("unisono.bench.backends.unisono_other:OtherUnisonoBackend")(name.removeprefix(OTHER))
     base, _, variant = name.partition(":")
     made: Callable[..., Backend]
     points = [point for point in entry_points(group=GROUP) if point.name == base]
     if base in BUILT_IN:
-        module, _, attribute = BUILT_IN[base].partition(":")
-        made = getattr(import_module(module), attribute)
+        made = _class_at(BUILT_IN[base])
     elif points:
         try:
             made = points[0].load()
@@ -263,6 +271,12 @@ def load(name: str) -> Backend:
         raise CaseError(
             f"backend {base!r} has no variants, so {name!r} cannot be run: name it {base!r}."
         ) from None
+
+
+def _class_at(place: str) -> Callable[..., Backend]:
+    module, _, attribute = place.partition(":")
+    found: Callable[..., Backend] = getattr(import_module(module), attribute)
+    return found
 
 
 def expanded(wanted: Sequence[str]) -> list[str]:
@@ -291,8 +305,12 @@ def names_for(device: str, collectives: bool = True, moe: bool = False, norm: bo
 
 
 def check_names(wanted: Sequence[str]) -> None:
-    """Raises CaseError for an unknown name, and for a variant that the class refuses."""
-    for name in wanted:
+    """Raises CaseError for an unknown name, for a variant that the class refuses, and for other installations
+    that are missing or of one name."""
+    others = [load(name).name for name in wanted if name.startswith(OTHER)]
+    if len(set(others)) < len(others):
+        raise CaseError(f"{', '.join(others)}: these installations have one name, so rename a folder.")
+    for name in (name for name in wanted if not name.startswith(OTHER)):
         if name.partition(":")[0] not in names():
             raise CaseError(f"unknown backend {name!r}: choose from {', '.join(names())}.")
         if ":" in name:

@@ -70,7 +70,7 @@ class GlooBackend(Backend):
         return None
 
     @staticmethod
-    def _tensor(array: Array | None, case: Case) -> Any:
+    def tensor(array: Array | None, case: Case) -> Any:
         """Returns the same memory as a flat tensor; of bytes for fp8, which gloo does not know."""
         import torch
 
@@ -83,17 +83,17 @@ class GlooBackend(Backend):
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.norm is not None:
-            return norms.by_torch(case, buffers, self._tensor, self._summed)
+            return norms.by_torch(case, buffers, self.tensor, self._summed)
         if case.moe is None:
             return self._bound(case, buffers)
-        return moe_call(case, GlooMoe(self._group, case, buffers, self._scratch, self._tensor))
+        return moe_call(case, GlooMoe(self._group, case, buffers, self._scratch, self.tensor))
 
     def _bound(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         """Returns gloo's own call on these buffers."""
         import torch.distributed as dist
 
         group, rank, n = self._group, self._group.rank(), self._group.size()
-        x, out = self._tensor(buffers.x, case), self._tensor(buffers.out, case)
+        x, out = self.tensor(buffers.x, case), self.tensor(buffers.out, case)
         match case.collective:
             case "barrier":
                 return self._waited(group.barrier)
@@ -200,7 +200,7 @@ class GlooBackend(Backend):
             options.rootRank = case.root
         if known.reduces:
             options.reduceOp = self._ops[str(case.op)]
-        begin = partial(start, [self._tensor(target, case)], options)
+        begin = partial(start, [self.tensor(target, case)], options)
         copies = case.placement == "out_of_place" and (known.reduces or self._group.rank() == case.root)
         if not copies:
             return self._waited(begin)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.bench import pairs
+from unisono.bench import mpis, pairs
 from unisono.bench.backends import norms, sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
 from unisono.bench.backends.mpi_moe import MpiMoe
@@ -76,6 +76,10 @@ class MpiBackend(Backend):
         if size != ranks:
             return f"MPI sees {size} rank(s) of {ranks}: start the bench with mpiexec, or let --ranks do it."
         vendor = MPI.get_vendor()[0]
+        if vendor != mpis.NAMES.get(self.name, vendor):
+            return f"these ranks run {vendor}: `unisono bench --mpi {self.name}` starts others."
+        if len(files := mpis.loaded()) > 1:
+            return f"{' and '.join(files)} in one process define the same functions: load one MPI only."
         if vendor == "Open MPI" and NO_LOCAL in os.environ:  # as --fabric sets it
             return f"{NO_LOCAL} keeps MPICH off shared memory, not {vendor}: install mpich, or unset it."
         return None
@@ -251,3 +255,24 @@ class MpiBackend(Backend):
         if self._comm is not None:
             self._comm.Free()
             self._comm = None
+
+
+class MpichBackend(MpiBackend):
+    """MPI, if MPICH has started the ranks (`--mpi mpich`)."""
+
+    name = "mpich"
+    asked_for = True
+
+
+class IntelMpiBackend(MpiBackend):
+    """MPI, if Intel MPI has started the ranks."""
+
+    name = "impi"
+    asked_for = True
+
+
+class OpenMpiBackend(MpiBackend):
+    """MPI, if Open MPI has started the ranks."""
+
+    name = "openmpi"
+    asked_for = True

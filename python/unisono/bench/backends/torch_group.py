@@ -1,10 +1,12 @@
-"""torch's default process group, over gloo on loopback, for backends whose data goes another way."""
+"""torch's default process group, over gloo on loopback, and groups beside it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 from unisono.bench.backends.base import Ranks
 from unisono.gloo import INTERFACE_VARIABLE, make_store
@@ -33,20 +35,40 @@ def join(ranks: Ranks) -> None:
 
     if not dist.is_initialized():
         store = make_store(ranks.rank, ranks.all_gather, TIMEOUT)
-        named = INTERFACE_VARIABLE in os.environ
-        os.environ.setdefault(INTERFACE_VARIABLE, "lo")
-        try:
+        with _loopback():
             dist.init_process_group(
                 "gloo", store=store, rank=ranks.rank, world_size=ranks.size, timeout=TIMEOUT
             )
-        finally:
-            if not named:  # the records list the user's variables only
-                del os.environ[INTERFACE_VARIABLE]
     _users += 1
 
 
+def new_group(ranks: Ranks, backend: str) -> Any:
+    """Returns another group of all ranks, with torch's `backend`. Collective. Its end is a `leave`."""
+    import torch.distributed as dist
+
+    join(ranks)
+    try:
+        with _loopback():
+            return dist.new_group(backend=backend, timeout=TIMEOUT)
+    except BaseException:
+        leave()
+        raise
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Lets gloo connect over loopback, unless the user has named an interface."""
+    named = INTERFACE_VARIABLE in os.environ
+    os.environ.setdefault(INTERFACE_VARIABLE, "lo")
+    try:
+        yield
+    finally:
+        if not named:  # the records list the user's variables only
+            del os.environ[INTERFACE_VARIABLE]
+
+
 def leave() -> None:
-    """Ends the group with its last user. Requires: a `join` for each call."""
+    """Ends the group with its last user. Requires: a `join` or `new_group` for each call."""
     global _users  # noqa: PLW0603
     import torch.distributed as dist
 

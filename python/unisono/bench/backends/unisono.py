@@ -55,7 +55,7 @@ def bound(comm: Any, case: Case, buffers: Buffers, options: dict[str, Any]) -> C
 class UnisonoBackend(Backend):
     """Calls the communicator's methods on numpy arrays, on GPUs on torch tensors and the bench's stream."""
 
-    devices = ("cpu", "cuda")
+    devices: tuple[str, ...] = ("cpu", "cuda")
     threads = True
     point_to_point = moe = norm = True
 

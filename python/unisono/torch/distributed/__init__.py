@@ -8,14 +8,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from unisono_torch import register
 
-from ...errors import UsageError
+from ...errors import ResourceError, UsageError
 from .build import load
+from .meeting import meet
 
-__all__ = ["create", "register"]
+__all__ = ["create", "make_nccl", "register"]
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
@@ -30,19 +32,42 @@ def create(options: Any, backend_options: Any = None) -> Any:
 
     Raises:
         ResourceError: The adapter cannot be built. The message says what to do.
+        TimeoutError: Ranks have not come, which the message names.
         UsageError: There are options.
     """
     if backend_options is not None:
         raise UsageError("the backend unisono has no options: leave pg_options out.")
     timeout: timedelta = options.timeout
-    gloo = ProcessGroupGloo(
-        PrefixStore("gloo", options.store), options.group_rank, options.group_size, timeout=timeout
+    rank, size = options.group_rank, options.group_size
+    adapter = load()
+    name = meet(PrefixStore("unisono", options.store), rank, size, timeout)
+    store = PrefixStore(name, options.store)
+    gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout)
+    return adapter.make(
+        PrefixStore("unisono", store), rank, size, timeout.total_seconds(), options.group_id, gloo
     )
-    return load().make(
-        PrefixStore("unisono", options.store),
-        options.group_rank,
-        options.group_size,
-        timeout.total_seconds(),
-        options.group_id,
-        gloo,
-    )
+
+
+def make_nccl(store: Any, rank: int, size: int, timeout_s: float) -> Any:
+    """Returns torch's backend for GPUs, which carries a group's calls that Unisono lacks there.
+
+    Args:
+        store: Of the group.
+        rank: In the group.
+        size: Of the group.
+        timeout_s: Of the group, in seconds.
+
+    Returns:
+        The `torch.distributed.Backend`. It meets the other ranks in its first call.
+
+    Raises:
+        ResourceError: This torch has none.
+    """
+    if not dist.is_nccl_available():
+        raise ResourceError(
+            "NCCL would carry this call on GPUs, and this torch has none: make it on CPU tensors, or see by "
+            "UNISONO_LOG=1 what Unisono lacks for it."
+        )
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    return dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)

@@ -1,13 +1,13 @@
 // The torch.distributed backend `unisono`: what its calls are made of.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <unistd.h>
 
 #include <algorithm>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -39,6 +39,9 @@ class StoreBootstrap final : public unisono::Bootstrap {
   int gathers_ = 0;
 };
 
+// Thrown if the ranks are on several nodes, which no communicator joins here.
+struct SeveralNodes {};
+
 // How a call is made, as c10d's options say.
 struct How {
   How() = default;
@@ -47,11 +50,62 @@ struct How {
       : async(options.asyncOp),
         timeout_s(std::max(0.0, 1e-3 * static_cast<double>(options.timeout.count()))) {}
   bool async = true;
-  double timeout_s = 0;  // 0: the group's
+  double timeout_s = 0;  // on CPUs; 0: the group's
 };
 
-// A call of the group: calls of its communicator, which run at once or begin, and what comes after them. It
-// ends once, and so does its Future, which is made when it is asked for.
+// What a call of the group is made of: calls of a communicator, and what comes after them.
+class Steps {
+ public:
+  // Of calls on host memory, which run at once or begin.
+  Steps(unisono::Communicator& communicator, const How& how)
+      : communicator_(&communicator), begins_(how.async), timeout_s_(how.timeout_s) {}
+  // Of calls on a GPU, which are enqueued on a stream.
+  Steps(unisono::Communicator& communicator, void* stream)
+      : communicator_(&communicator), memory_(unisono::Memory::device), stream_(stream) {}
+
+  // Makes a call, with the parameters of Communicator::run.
+  template <class... Form>
+  void run(const Form&... form) {
+    if (begins_) begun_.push_back(communicator_->begin(placed(form)...));
+    else communicator_->run(placed(form)...);
+  }
+  // Keeps a tensor until the calls have ended. On a stream, what is freed is written again behind them.
+  at::Tensor keep(const at::Tensor& tensor) {
+    if (begins_) kept_.push_back(tensor);
+    return tensor;
+  }
+  // Does something when the calls have ended without an error.
+  void after(std::function<void()> what) { after_.push_back(std::move(what)); }
+
+  const std::vector<unisono::Work>& begun() const { return begun_; }
+  // Does what comes after the calls.
+  void finish();
+  void let_go();
+
+ private:
+  template <class Part>
+  const Part& placed(const Part& part) const {
+    return part;
+  }
+  unisono::Call placed(unisono::Call call) const {
+    call.memory = memory_;
+    call.stream = stream_;
+    call.timeout_s = timeout_s_;
+    return call;
+  }
+
+  unisono::Communicator* const communicator_;  // which outlives the making of the calls
+  const bool begins_ = false;
+  const double timeout_s_ = 0;
+  const unisono::Memory memory_ = unisono::Memory::host;
+  void* const stream_ = nullptr;
+  std::vector<unisono::Work> begun_;
+  Tensors kept_;
+  std::vector<std::function<void()>> after_;
+};
+using Body = c10::function_ref<void(Steps&)>;  // makes the calls
+
+// A call on host memory. It ends once, and so does its Future, which is made when it is asked for.
 class CallWork final : public c10d::Work {
  public:
   CallWork(int rank, c10d::OpType type, const char* title, const std::optional<Tensors>& inputs,
@@ -59,53 +113,31 @@ class CallWork final : public c10d::Work {
       : Work(rank, type, title, inputs),
         outputs_(std::move(outputs)),
         number_(number),
-        communicator_(&communicator),
-        how_(how) {}
+        steps_(communicator, how) {}
 
-  // Makes the calls: body(*this) does.
-  void start(const std::function<void(CallWork&)>& body) noexcept;
-  // Makes a call, with the parameters of Communicator::run.
-  template <class... Rest>
-  void run(unisono::Collective collective, unisono::Call call, const Rest&... rest) {
-    call.timeout_s = how_.timeout_s;
-    make(collective, call, rest...);
-  }
-  template <class... Rest>
-  void run(unisono::Call call, const Rest&... rest) {
-    call.timeout_s = how_.timeout_s;
-    make(call, rest...);
-  }
-  // Keeps a tensor until the calls have ended.
-  const at::Tensor& keep(const at::Tensor& tensor) {
-    return how_.async ? kept_.emplace_back(tensor) : tensor;
-  }
-  // Does something when the calls have ended without an error.
-  void after(std::function<void()> what) { after_.push_back(std::move(what)); }
+  // Makes the calls, which run at once or begin.
+  void start(Body body) noexcept;
 
   Tensors result() override { return outputs_; }
   uint64_t getSequencenumber() const override { return number_; }
-  int sourceRank() const override { return begun_.empty() ? -1 : begun_.back().received().source; }
+  int sourceRank() const override {
+    return steps_.begun().empty() ? -1 : steps_.begun().back().received().source;
+  }
   Ptr<c10::ivalue::Future> getFuture() override;
 
  private:
-  template <class... Form>
-  void make(const Form&... form) {
-    if (how_.async) begun_.push_back(communicator_->begin(form...));
-    else communicator_->run(form...);
-  }
   void end(std::exception_ptr error) noexcept;
 
   const Tensors outputs_;
   const uint64_t number_;
-  unisono::Communicator* const communicator_;  // which outlives start()
-  const How how_;
-  std::vector<unisono::Work> begun_;
-  std::deque<at::Tensor> kept_;
-  std::vector<std::function<void()>> after_;
+  Steps steps_;
   std::mutex ending_;  // of the future
   bool ended_ = false;
   std::exception_ptr error_;
   Ptr<c10::ivalue::Future> future_;
 };
+
+// Returns an error of the library's as torch has it, and others as they are.
+std::exception_ptr as_torchs(const std::exception_ptr& error);
 
 }  // namespace unisono_torch

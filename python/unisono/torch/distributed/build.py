@@ -24,7 +24,10 @@ from ...files import cache
 __all__ = ["load"]
 
 NAME = "_unisono_torch_distributed"
-SOURCES = ("backend.cpp", "calls.cpp", "backend.hpp", "tensors.hpp")
+SOURCES = (
+    *("backend.cpp", "calls.cpp", "gpu.cpp", "routes.cpp"),
+    *("backend.hpp", "gpu.hpp", "routes.hpp", "tensors.hpp"),
+)
 
 
 @functools.cache

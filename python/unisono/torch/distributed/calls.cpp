@@ -1,22 +1,23 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
-#include "backend.hpp"
+#include "tensors.hpp"
 
 namespace unisono_torch {
-namespace {
 
-std::exception_ptr error_of(const std::string& text) {
-  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, text));
+std::exception_ptr as_torchs(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const unisono::Error& why) {
+    return std::make_exception_ptr(
+        c10::DistBackendError({__func__, __FILE__, __LINE__}, std::string("unisono: ") + why.what()));
+  } catch (...) {}
+  return error;
 }
-
-std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
-
-}  // namespace
 
 std::vector<std::string> StoreBootstrap::all_gather(const std::string& data) {
   const std::string round = "unisono/" + std::to_string(gathers_++) + "/";
-  store_->set(round + std::to_string(rank_), bytes_of(data));
+  store_->set(round + std::to_string(rank_), std::vector<uint8_t>(data.begin(), data.end()));
   std::vector<std::string> all;
   for (int r = 0; r < size_; ++r) {
     const std::vector<uint8_t> theirs = store_->get(round + std::to_string(r));
@@ -25,16 +26,25 @@ std::vector<std::string> StoreBootstrap::all_gather(const std::string& data) {
   return all;
 }
 
+void Steps::finish() {
+  for (const auto& what : after_) what();
+}
+
+void Steps::let_go() {
+  after_.clear();
+  kept_.clear();
+}
+
 // An error in the middle waits for the calls that have begun, which use the tensors.
-void CallWork::start(const std::function<void(CallWork&)>& body) noexcept {
+void CallWork::start(Body body) noexcept {
   std::exception_ptr error;
   try {
     const c10::InferenceMode no_grad;  // outputs may be tensors of that mode
-    body(*this);
+    body(steps_);
   } catch (...) { error = std::current_exception(); }
-  if (begun_.empty()) return end(error);
-  begun_.back().then([self = Ptr<CallWork>::reclaim_copy(this), error] {
-    for (const unisono::Work& one : self->begun_)
+  if (steps_.begun().empty()) return end(error);
+  steps_.begun().back().then([self = Ptr<CallWork>::reclaim_copy(this), error] {
+    for (const unisono::Work& one : self->steps_.begun())
       if (one.error()) return self->end(one.error());
     self->end(error);
   });
@@ -44,12 +54,9 @@ void CallWork::end(std::exception_ptr error) noexcept {
   try {
     if (error) std::rethrow_exception(error);
     const c10::InferenceMode no_grad;
-    for (const auto& what : after_) what();
-  } catch (const unisono::Error& why) {
-    error = error_of(std::string("unisono: ") + why.what());
-  } catch (...) { error = std::current_exception(); }
-  after_.clear();
-  kept_.clear();
+    steps_.finish();
+  } catch (...) { error = as_torchs(std::current_exception()); }
+  steps_.let_go();
   Ptr<c10::ivalue::Future> future;
   {
     const std::scoped_lock lock(ending_);
@@ -69,6 +76,28 @@ Ptr<c10::ivalue::Future> CallWork::getFuture() {
   if (ended_ && error_) future_->setError(error_);
   if (ended_ && !error_) future_->markCompleted(c10::IValue(outputs_));
   return future_;
+}
+
+void exchange(Steps& call, std::vector<Message> messages) {
+  static char empty = 0;  // a place for messages of no bytes
+  while (!messages.empty()) {
+    std::vector<unisono::Outgoing> sends;
+    std::vector<unisono::Incoming> receives;
+    std::vector<Message> later;
+    std::set<std::pair<int, bool>> taken;
+    for (const Message& one : messages) {
+      if (!taken.insert({one.peer, one.sent}).second) {
+        later.push_back(one);
+        continue;
+      }
+      const at::Tensor at = one.sent ? packed(one.tensor) : written(call, one.tensor);
+      void* const data = at.numel() ? call.keep(at).data_ptr() : &empty;
+      if (one.sent) sends.push_back({data, at.nbytes(), one.peer});
+      else receives.push_back({data, at.nbytes(), one.peer});
+    }
+    call.run(Call{.dtype = DType::u8}, sends, receives);
+    messages = std::move(later);
+  }
 }
 
 }  // namespace unisono_torch

