@@ -23,7 +23,7 @@ struct PyBegun {
   nb::list kept;
 };
 
-// What a receive with a tag has taken.
+// The message that a receive with a tag has taken, or will take.
 struct PyReceived {
   nb::object array;
   std::shared_ptr<PyBegun> begun;  // null: the receive has ended

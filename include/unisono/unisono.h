@@ -89,7 +89,7 @@ typedef struct unisono_incoming {
 // `from` of a receive with a tag that takes a message of any rank.
 enum { UNISONO_ANY_SOURCE = -1 };
 
-// What a receive with a tag has taken.
+// The message that a receive with a tag has taken.
 typedef struct unisono_received {
   size_t bytes;
   int32_t source;  // the sender's rank

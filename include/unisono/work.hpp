@@ -11,7 +11,7 @@
 
 namespace unisono {
 
-// What a receive with a tag has taken.
+// The message that a receive with a tag has taken.
 struct Received {
   int source = -1;  // the sender's rank; -1: nothing
   std::size_t bytes = 0;

@@ -21,7 +21,7 @@ def play(n: int, program: str, folder: Path, **env: str) -> ranks.Outcome:
 
 @pytest.mark.parametrize("n", (1, 2, 3))
 def test_collectives(n: int, tmp_path: Path) -> None:
-    play(n, "torch_backend_programs:collectives", tmp_path).results()
+    play(n, "torch_call_programs:collectives", tmp_path).results()
 
 
 @pytest.mark.parametrize("program", ("streams", "captured", "messages"))

@@ -3,62 +3,28 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import numpy as np
 import pytest
 
 import threads
 import unisono
+from every_call import EveryCall, assert_alike
 
 F32 = np.float32
 
 
 def test_every_call_can_be_bound() -> None:
     def body(comm: unisono.Communicator) -> None:
-        n, me = comm.size, comm.rank
-        random = np.random.default_rng(me)
-        x = random.integers(0, 1000, (n, 70), dtype=np.int32)
-        right, left = (me + 1) % n, (me - 1) % n
-        counts = [10 * (1 + (me + r) % n) for r in range(n)]  # the same from and to each rank
-        packed = np.arange(sum(counts), dtype=np.int32) + me
-        whole = np.zeros((n, 70), np.int32)
-
-        def calls(of: Any, got: list[Any]) -> list[Any]:
-            made = [
-                of.all_reduce(x, "max", out=whole, algorithm="two_shot"),
-                of.reduce(x, root=n - 1),
-                of.broadcast(x, root=n - 1, out=got[3]),
-                of.all_gather(x),
-                of.gather(x, root=0),
-                of.reduce_scatter(x),
-                of.scatter(x, root=0),
-                of.all_to_all(x),
-                of.all_to_all_v(packed, counts, counts),
-                of.send_recv(x[0], right, got[0], left),
-                of.batch_send_recv([(x[1], right)], [(got[1], left)]),
-                of.barrier(),
-            ]
-            if me == 0:
-                made.append(of.send(x[2], 1))
-            elif me == 1:
-                made.append(of.recv(got[2], 0))
-            return made
-
-        def outputs() -> list[Any]:
-            return [*(np.zeros(70, np.int32) for _ in range(3)), np.zeros((n, 70), np.int32)]
-
-        mine, theirs = outputs(), outputs()
-        steps = calls(comm.bind, mine)
+        every = EveryCall(comm)
+        mine, theirs = every.outputs(), every.outputs()
+        steps = every.make(comm.bind, mine)
         for _ in range(3):
-            x += random.integers(0, 9, x.shape, dtype=np.int32)
-            packed += 1
+            every.x += every.random.integers(0, 9, every.x.shape, dtype=np.int32)
+            every.packed += 1
             bound = [step() for step in steps]
             assert all(again is one for again, one in zip([step() for step in steps], bound, strict=True))
-            for one, direct in zip([*bound, *mine], [*calls(comm, theirs), *theirs], strict=True):
-                assert type(one) is type(direct)
-                if direct is not None:
-                    assert np.array_equal(one, direct)
+            assert_alike([*bound, *mine], [*every.make(comm, theirs), *theirs])
 
     with threads.team(3, check=False) as comms:
         threads.together(comms, body)

@@ -24,7 +24,9 @@ PROGRAMS = Path(__file__).parents[1] / "support" / "torch_backend_programs.py"
 
 
 def play(n: int, program: str, folder: Path, **options: Any) -> ranks.Outcome:
-    return ranks.play(n, f"torch_backend_programs:{program}", str(folder / "store"), timeout_s=100, **options)
+    """Runs a program of torch_backend_programs, or that of another file with its name."""
+    where = program if ":" in program else f"torch_backend_programs:{program}"
+    return ranks.play(n, where, str(folder / "store"), timeout_s=100, **options)
 
 
 def python(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -36,7 +38,7 @@ def python(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("n", (1, 2, 3, 4))
 def test_collectives(n: int, tmp_path: Path) -> None:
-    play(n, "collectives", tmp_path).results()
+    play(n, "torch_call_programs:collectives", tmp_path).results()
 
 
 def test_groups(tmp_path: Path) -> None:
@@ -52,7 +54,7 @@ def test_sharded(tmp_path: Path) -> None:
 
 
 def test_ways_of_training(tmp_path: Path) -> None:
-    ranks.play(2, "torch_training:quick", str(tmp_path / "store"), timeout_s=100).results()
+    play(2, "torch_training:quick", tmp_path).results()
 
 
 def test_killed_rank_is_named(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_ranks_meet_again_and_name_those_who_do_not_come() -> None:
 
 
 def test_says_what_carries_a_group(tmp_path: Path) -> None:
-    said = play(2, "coalesced_alone", tmp_path, env={"UNISONO_LOG": "1"}).ended.output
+    said = play(2, "torch_call_programs:coalesced_alone", tmp_path, env={"UNISONO_LOG": "1"}).ended.output
     assert said.count("of 2 ranks: shared memory carries it.") == 1
     assert said.count("all_reduce goes to gloo: sparse Float on cpu.") == 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,47 +12,17 @@ import pytest
 import ranks
 import threads
 import unisono
+from every_call import EveryCall, assert_alike
 
 F32 = np.float32
 
 
 def test_every_call_can_begin() -> None:
     def body(comm: unisono.Communicator) -> None:
-        n, me = comm.size, comm.rank
-        random = np.random.default_rng(me)
-        x = random.integers(0, 1000, (n, 70), dtype=np.int32)
-        right, left = (me + 1) % n, (me - 1) % n
-        counts = [10 * (1 + (me + r) % n) for r in range(n)]  # the same from and to each rank
-        packed = np.arange(sum(counts), dtype=np.int32) + me
-
-        def calls(more: dict[str, Any]) -> list[Any]:
-            got = [np.zeros(70, np.int32) for _ in range(3)]
-            made = [
-                comm.all_reduce(x, op="max", **more),
-                comm.reduce(x, root=n - 1, **more),
-                comm.broadcast(x.copy(), root=n - 1, **more),
-                comm.all_gather(x, **more),
-                comm.gather(x, root=0, **more),
-                comm.reduce_scatter(x, **more),
-                comm.scatter(x, root=0, **more),
-                comm.all_to_all(x, **more),
-                comm.all_to_all_v(packed, counts, counts, **more),
-                comm.send_recv(x[0], right, got[0], left, **more),
-                comm.batch_send_recv([(x[1], right)], [(got[1], left)], **more),
-                comm.barrier(**more),
-            ]
-            if me == 0:
-                made.append(comm.send(x[2], 1, **more))
-            elif me == 1:
-                made.append(comm.recv(got[2], 0, **more))
-            if more:
-                made = [work.wait() for work in made]
-            return [*made, *got]
-
-        for begun, waited in zip(calls({"asynchronous": True}), calls({}), strict=True):
-            assert type(begun) is type(waited)
-            if waited is not None:
-                assert np.array_equal(begun, waited)
+        every = EveryCall(comm)
+        mine, theirs = every.outputs(), every.outputs()
+        begun = [work.wait() for work in every.make(comm, mine, asynchronous=True)]
+        assert_alike([*begun, *mine], [*every.make(comm, theirs), *theirs])
 
     with threads.team(3, check=False) as comms:
         threads.together(comms, body)

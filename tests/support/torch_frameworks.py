@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 import torch_training
-from torch_backend_programs import data, model, train
+from torch_ranks import data, model, train
 
 RANKS = 2
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_backend_programs import data, model, same, settle, train, world
+from torch_ranks import data, model, same, settle, train, world
 
 MANY = 1_000_003  # elements that no ring holds
 

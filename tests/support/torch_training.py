@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_backend_programs import data, model, train, world
+from torch_ranks import data, model, train, world
 
 
 def compressed(group: Any) -> list[float]:

@@ -53,13 +53,13 @@ struct How {
   double timeout_s = 0;  // on CPUs; 0: the group's
 };
 
-// What a call of the group is made of: calls of a communicator, and what comes after them.
+// The steps of a call of the group: calls of a communicator, and what comes after them.
 class Steps {
  public:
-  // Of calls on host memory, which run at once or begin.
+  // Makes calls on host memory, which run at once or begin.
   Steps(unisono::Communicator& communicator, const How& how)
       : communicator_(&communicator), begins_(how.async), timeout_s_(how.timeout_s) {}
-  // Of calls on a GPU, which are enqueued on a stream.
+  // Makes calls on a GPU, which are enqueued on a stream.
   Steps(unisono::Communicator& communicator, void* stream)
       : communicator_(&communicator), memory_(unisono::Memory::device), stream_(stream) {}
 

@@ -87,7 +87,7 @@ class Works final : public c10d::Work {
   std::vector<Ptr<c10d::Work>> all_;
 };
 
-// What a group has on its ranks' GPUs, each part made when it is first needed, by all who need it.
+// The communicators of a group on its ranks' GPUs. All who need one make it when it is first needed.
 class GpuGroup final {
  public:
   GpuGroup(Ptr<c10d::Store> store, int rank, int size, double timeout_s)

@@ -1,5 +1,5 @@
-// What carries a group's calls: communicators, and by gloo and nccl what those lack. Every route is chosen
-// from values that are equal on all ranks.
+// Routes of a group's calls: to its communicators, and to gloo and nccl what those lack. Values that are
+// equal on all ranks choose a route.
 #pragma once
 
 #include <atomic>
@@ -58,7 +58,7 @@ class Routes : public c10d::Backend {
   }
 
  private:
-  // What comes between startCoalescing and endCoalescing.
+  // The calls between startCoalescing and endCoalescing.
   struct Batch {
     explicit Batch(int rank) : works(c10::make_intrusive<Works>(rank)) {}
     Ptr<Works> works;

@@ -40,7 +40,7 @@ _alone: weakref.WeakKeyDictionary[Communicator, Communicator] = weakref.WeakKeyD
 
 
 class _Beside:
-    """Where the collectives of a call run: on a stream beside the current one, or at once on CPUs.
+    """The place of a call's collectives: a stream beside the current one; on CPUs they run at once.
 
     The current stream waits for that one at the end, also after an error.
     """
