@@ -163,7 +163,7 @@ def test_from_six_launches_on_the_ratios_of_launches_are_judged(tmp_path: Path) 
         ((pair,), _, _) = pairing.pairs(model.load(tmp_path).all_rows, "unisono")
         assert pair.verdict is verdict
         assert pair.ratio == pytest.approx(1.05, rel=1e-2)
-        assert (pair.low > 1.04) == (count == 7)
+        assert (pair.interval.low > 1.04) == (count == 7)
 
 
 def test_launches_of_other_cases_are_named(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def below(pair: Pair, min_ratio: float) -> bool:
     """Returns whether even the optimistic end of the ratio's interval is below `min_ratio`. The ratio is the
     peer's time over the backend's own. Its optimistic end takes the upper end of the peer's 95 % interval of
     the median and the lower end of the backend's. Equality is not below."""
-    return pair.high < min_ratio
+    return pair.interval.high < min_ratio
 
 
 def gate(
@@ -157,7 +157,7 @@ def _blocks(result: GateResult) -> list[Block]:
     grid = table(
         result.below,
         right("Ratio", lambda pair: f"{pair.ratio:.3f}×"),  # noqa: RUF001  (a thousandth below 1 counts)
-        right("At best", lambda pair: f"{pair.high:.3f}×"),  # noqa: RUF001
+        right("At best", lambda pair: f"{pair.interval.high:.3f}×"),  # noqa: RUF001
         left("Case", lambda pair: case_text(pair.own.key.case, pair.own.key.workload)),
         *timed("Own", "Own 95 %", attrgetter("own.interval")),
         left("Peer", lambda pair: pair.peer.backend),

@@ -34,20 +34,17 @@ class Pair:
         found = stats.ratios(self.peer.medians, self.own.medians)
         return found if found is not None and found.sure else None
 
+    @cached_property
+    def interval(self) -> Interval:
+        """Returns the ratio and how far it may lie from that."""
+        own, peer = self.own.interval, self.peer.interval
+        return self.of_launches or Interval(
+            peer.median / own.median, peer.low / own.high, peer.high / own.low
+        )
+
     @property
     def ratio(self) -> float:
-        both = self.of_launches
-        return both.median if both else self.peer.interval.median / self.own.interval.median
-
-    @property
-    def low(self) -> float:
-        both = self.of_launches
-        return both.low if both else self.peer.interval.low / self.own.interval.high
-
-    @property
-    def high(self) -> float:
-        both = self.of_launches
-        return both.high if both else self.peer.interval.high / self.own.interval.low
+        return self.interval.median
 
     @property
     def alone(self) -> Verdict:

@@ -241,7 +241,7 @@ def _heat_cell(model: Model, key: Key, cell: str, own: str, pair: Pair | None) -
         "own": own,
         "ratio": _round(pair.ratio) if pair else None,
         "t_ratio": text.ratio(pair.ratio) if pair else "",
-        "t_range": f"{text.ratio(pair.low)} to {text.ratio(pair.high)}" if pair else "",
+        "t_range": f"{text.ratio(pair.interval.low)} to {text.ratio(pair.interval.high)}" if pair else "",
         "verdict": str(pair.verdict) if pair else cell,
         "t_own": f"{pair.own.backend} {text.time(pair.own.interval.median)}" if pair else own,
         "t_peer": f"{pair.peer.backend} {text.time(pair.peer.interval.median)}" if pair else text.MISSING,
