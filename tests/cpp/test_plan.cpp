@@ -24,6 +24,29 @@ std::vector<Collective> collectives() {
   return all;
 }
 
+// The collectives whose rows on the host name forms over packets, over chunks and on reached memory. send and
+// recv go by send_recv's rows. A fused norm has no buffer that others reach, and its steps are over chunks.
+std::vector<Collective> with_every_form() {
+  using enum Collective;
+  std::vector<Collective> some = collectives();
+  std::erase_if(some,
+                [](Collective one) { return one == send || one == recv || one == all_reduce_rms_norm; });
+  return some;
+}
+
+TEST(Plan, FusedNormsGoOverChunks) {
+  for (const int ranks : {1, 2, 5})
+    for (const int ranks_a_core : {1, 4})
+      for (const bool symmetric : {false, true}) {
+        const Plan plan = Plan::of_host({.ranks = ranks, .ranks_a_core = ranks_a_core});
+        const auto chosen = [&](std::size_t bytes) {
+          return plan.choose(Collective::all_reduce_rms_norm, bytes, symmetric);
+        };
+        EXPECT_EQ(chosen(8), ranks_a_core > 1 ? Algorithm::one_shot : Algorithm::two_shot);
+        EXPECT_EQ(chosen(1 << 30), Algorithm::two_shot);
+      }
+}
+
 TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {
   for (const int ranks : {1, 2, 3, 8, 64, 1024})
     for (int kind = 0; kind < 8; ++kind)
@@ -67,9 +90,7 @@ TEST(Layout, ManyRanksHaveNoRingsOfExchanges) {
 
 TEST(Plan, TakesPacketsForSmallCallsAndDirectForLargeOnes) {
   const Plan plan = Plan::of_host({.ranks = 4});
-  for (const Collective collective : collectives()) {
-    if (collective == Collective::send || collective == Collective::recv)
-      continue;  // they go by send_recv's table
+  for (const Collective collective : with_every_form()) {
     EXPECT_TRUE(is_packets(plan.choose(collective, 8, false))) << name_of(collective);
     EXPECT_TRUE(is_direct(plan.choose(collective, 1 << 30, true))) << name_of(collective);
   }
@@ -77,8 +98,7 @@ TEST(Plan, TakesPacketsForSmallCallsAndDirectForLargeOnes) {
 
 TEST(Plan, PlainMemoryGoesThroughChunksThatStayInTheCache) {
   for (const int ranks : {2, 5})
-    for (const Collective collective : collectives()) {
-      if (collective == Collective::send || collective == Collective::recv) continue;
+    for (const Collective collective : with_every_form()) {
       const Plan cached = Plan::of_host({.ranks = ranks, .cached = true});
       const Plan around = Plan::of_host({.ranks = ranks});
       EXPECT_FALSE(is_direct(cached.choose(collective, 1 << 17, false))) << name_of(collective);
