@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "leaks.hpp"
 #include "processes.hpp"
 #include "ranks.hpp"
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "leaks.hpp"
 #include "ranks.hpp"
 
 namespace unisono::test {
