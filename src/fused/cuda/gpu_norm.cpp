@@ -68,7 +68,7 @@ void finish(cuda::Engine& engine, const Task& task, const byte* sums) {
   gpu::Finish finish{work_of(task), sums, held_bytes(task, 1)};
   finish.work.whole = finish.work.whole && number(sums) % (8 * size_of(task.call.dtype)) == 0;
   // many threads for the time of a few rows, few for the rate of many
-  const bool few = task.call.hidden > 8 * kFewestThreads && task.call.rows <= kFewRows;
+  const bool few = task.call.hidden > std::size_t{8} * kFewestThreads && task.call.rows <= kFewRows;
   const int threads = few ? kMostFinishing : kFewestThreads;
   engine.start(
       gpu::finish_kernel(task.call.dtype, threads), &finish,
