@@ -8,7 +8,7 @@
 #include <exception>
 #include <thread>
 
-#include "leaks.hpp"
+#include "fabric_here.hpp"
 #include "ranks.hpp"
 
 namespace unisono::test {

@@ -15,7 +15,7 @@
 #include "fabric/provider.hpp"
 #include "fabric/shm_file.hpp"
 #include "fabric/task.hpp"
-#include "leaks.hpp"
+#include "fabric_here.hpp"
 #include "programs.hpp"
 
 namespace unisono::test {

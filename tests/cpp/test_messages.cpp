@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "leaks.hpp"
+#include "fabric_here.hpp"
 #include "processes.hpp"
 #include "ranks.hpp"
 
@@ -184,6 +184,10 @@ TEST(Message, WrongOnesThrowAtOnce) {
     EXPECT_TRUE(has(refused(call, Collective::send, 0, 1), "is no deadline"));
     EXPECT_TRUE(has(text_of<UsageError>([&] { comm.all_reduce(call); }), "is no deadline"));
   });
+}
+
+TEST(Message, OnTheFabricIsRefused) {
+  if (const std::string why = no_fabric("tcp"); !why.empty()) GTEST_SKIP() << why;
   on_ranks(2, {.timeout_s = 120, .fabric = Communicator::Fabric{.provider = "tcp"}}, [](Communicator& comm) {
     Bytes x(3);
     EXPECT_TRUE(has(text_of<UsageError>([&] { comm.send(from(x), 0, 1); }), "between ranks of one machine"));

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "leaks.hpp"
+#include "fabric_here.hpp"
 #include "moe_world.hpp"
 #include "ranks.hpp"
 #include "reference.hpp"
@@ -56,12 +56,7 @@ class MoeMessages : public testing::TestWithParam<Ranks> {
  protected:
   void SetUp() override {
     if (!ranks.fabric) return;
-#if defined(__SANITIZE_THREAD__)
-    GTEST_SKIP() << "libfabric is not compiled for the thread sanitizer";
-#endif
-    try {
-      fabric_provider("shm");
-    } catch (const Error& error) { GTEST_SKIP() << error.what(); }
+    if (const std::string why = no_fabric("shm"); !why.empty()) GTEST_SKIP() << why;
   }
   const Ranks ranks = GetParam();
   const int size = static_cast<int>(ranks.nodes.size());

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "leaks.hpp"
+#include "fabric_here.hpp"
 #include "ranks.hpp"
 
 namespace unisono::test {
@@ -96,6 +96,7 @@ TEST(Splits, ARankThatNeverComesIsNamed) {
 }
 
 TEST(Splits, OnTheFabric) {
+  if (const std::string why = no_fabric("tcp"); !why.empty()) GTEST_SKIP() << why;
   on_ranks(3, {.timeout_s = 120, .fabric = Communicator::Fabric{.provider = "tcp"}}, [](Communicator& comm) {
     auto some = comm.split(comm.rank() / 2);
     EXPECT_EQ(everyone(*some, comm.rank()),

@@ -290,17 +290,19 @@ TEST(Work, CallbacksMakeCallsAndWait) {
 
 TEST(Work, ACallbackThatThrowsAborts) {
   std::string text;
-  std::latch heard(1);
+  std::latch asked(1), heard(1);
   on_ready_ranks(2, [&](Communicator& comm) {
     const Ints x(2);
     Ints y(2);
     if (comm.rank() == 0) {
+      asked.wait();  // the call has not ended before
       comm.all_reduce(call_of(x, y, 2));
       text = text_of<PeerLostError>([&] { comm.barrier(); });
       return heard.count_down();
     }
     const Work first = comm.begin(Collective::all_reduce, call_of(x, y, 2));
     first.then([] { throw std::runtime_error("no room."); });
+    asked.count_down();
     heard.wait();
   });
   EXPECT_TRUE(has(text,
