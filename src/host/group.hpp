@@ -11,6 +11,7 @@
 #include "base/failure.hpp"
 #include "base/process.hpp"
 #include "host/host_thread.hpp"
+#include "host/pages.hpp"
 #include "host/segment.hpp"
 #include "lane/channel.hpp"
 #include "unisono/bootstrap.hpp"
@@ -41,6 +42,7 @@ class Group {
   // process; or also as far addresses, if the kernel lets every rank copy from and to every other's memory.
   bool one_process() const { return one_process_; }
   bool reaches_all() const { return one_process_ || far_; }
+  const host::Pages& pages() const { return pages_; }
   byte* reach(int rank, std::uint64_t address) const {
     return processes_[static_cast<std::size_t>(rank)].own() ? reinterpret_cast<byte*>(address)
                                                             : host::far_address(rank, address);
@@ -152,6 +154,7 @@ class Group {
   std::size_t stream_bytes_;
   bool one_process_ = true, far_ = false, cached_ = false;
   int ranks_a_core_ = 1;
+  host::Pages pages_;
   std::vector<std::shared_ptr<Segment>> segments_;
   std::vector<Process> processes_;
   std::unique_ptr<HostThread> lane_;
