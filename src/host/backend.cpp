@@ -4,14 +4,22 @@
 
 namespace unisono {
 
+namespace {
+
+Plan plan_of(const Group& group, bool cached) {
+  return Plan::of_host({.ranks = group.size(),
+                        .ranks_a_core = group.ranks_a_core(),
+                        .cached = cached,
+                        .one_process = group.one_process()});
+}
+
+}  // namespace
+
 LocalCommunicator::LocalCommunicator(Bootstrap& bootstrap, const Communicator::Options& options,
                                      const std::vector<int>& numbers)
     : Impl(options.check.value_or(env().check)),
       group_(bootstrap, timeout_of(options), check_, options.while_waiting, numbers),
-      plan_(Plan::of_host({.ranks = group_.size(),
-                           .ranks_a_core = group_.ranks_a_core(),
-                           .cached = group_.cached(),
-                           .one_process = group_.one_process()})) {}
+      plans_{plan_of(group_, false), plan_of(group_, true)} {}
 
 void LocalCommunicator::do_run(Request& request) {
   if (request.call->memory == Memory::device) refuse_gpu();

@@ -33,11 +33,15 @@ class LocalCommunicator : public Communicator::Impl {
   }
   Group* machine() override { return &group_; }
   std::vector<byte*> parts_of(const void* symmetric) const override;
+  void set_plan(const std::vector<Plan::Entry>& entries, Level level) override {
+    if (level != Level::host) return Impl::set_plan(entries, level);
+    for (Plan& plan : plans_) plan.set(entries);
+  }
 
  protected:
   Plan& plan(Memory memory) override {
     if (memory == Memory::device) refuse_gpu();
-    return plan_;
+    return plans_[group_.cached()];
   }
   void set_timeout(std::optional<double> timeout_s) override { group_.set_timeout(timeout_s); }
   Received do_message(const Message& message) override { return mailbox_.run(message); }
@@ -89,6 +93,7 @@ class LocalCommunicator : public Communicator::Impl {
   void run_pair_on_host(Request& request, int to, int from);
   void run_batch_on_host(Request& request);
   bool asks_for_places(const Request& request) const;
+  const Plan& host_plan() const { return plans_[group_.cached()]; }
   Algorithm plain(const Request& request) const;
   Algorithm meet_places(Request& request);
   Place place(const byte* at, std::size_t bytes) const;
@@ -96,7 +101,7 @@ class LocalCommunicator : public Communicator::Impl {
 
   Group group_;
   Mailbox mailbox_{group_, check_};
-  Plan plan_;
+  Plan plans_[2];  // for chunks around the cache, and through it
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
   std::vector<const byte*> inputs_;
   std::vector<byte*> outputs_;

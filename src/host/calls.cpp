@@ -21,6 +21,7 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
   if (asks) request.algorithm = meet_places(request);
+  if (request.collective != Collective::all_to_all_v) group_.will_move(request.bytes());
   group_.lane().mark(request.mark());
   unisono::run(group_.lane(), request.collective, request.algorithm, args);
 }
@@ -36,7 +37,8 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   Args& args = request.args;
   // one plan for both ends, whichever of send, recv and send_recv each has called
   Algorithm& algorithm = request.algorithm;
-  if (algorithm == Algorithm::automatic) algorithm = plan_.choose(Collective::send_recv, args.bytes, false);
+  if (algorithm == Algorithm::automatic)
+    algorithm = host_plan().choose(Collective::send_recv, args.bytes, false);
   if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
   if (check_) compare_pair(request, to, from);
   if (args.bytes == 0) return;
@@ -75,7 +77,7 @@ void LocalCommunicator::run_batch_on_host(Request& request) {
   args.stream = args.bytes >= group_.stream_bytes();
   for (const Algorithm algorithm : {Algorithm::push_packets, Algorithm::push}) {
     const auto messages = request.with_parts([&](const Args::Part& part) {
-      return plan_.choose(request.collective, part.bytes, false) == algorithm ? part : Args::Part{};
+      return host_plan().choose(request.collective, part.bytes, false) == algorithm ? part : Args::Part{};
     });
     if (messages) unisono::run(group_.lane(), request.collective, algorithm, messages->args);
   }
@@ -122,13 +124,13 @@ bool LocalCommunicator::asks_for_places(const Request& request) const {
   if (request.collective == Collective::all_to_all_v) return true;
   if (request.bytes() == 0) return false;
   if (request.algorithm != Algorithm::automatic) return is_direct(request.algorithm);
-  return (symmetric_->ever() && is_direct(plan_.choose(request.collective, request.bytes(), true))) ||
-         (group_.reaches_all() && is_direct(plan_.choose(request.collective, request.bytes(), false)));
+  return (symmetric_->ever() && is_direct(host_plan().choose(request.collective, request.bytes(), true))) ||
+         (group_.reaches_all() && is_direct(host_plan().choose(request.collective, request.bytes(), false)));
 }
 
 Algorithm LocalCommunicator::plain(const Request& request) const {
   if (request.algorithm != Algorithm::automatic) return request.algorithm;
-  const Algorithm chosen = plan_.choose(request.collective, request.bytes(), false);
+  const Algorithm chosen = host_plan().choose(request.collective, request.bytes(), false);
   return is_direct(chosen) ? Plan::staged(request.collective) : chosen;  // direct needs places
 }
 
@@ -166,7 +168,7 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
   }
   Algorithm algorithm = request.algorithm;
   if (algorithm == Algorithm::automatic) {
-    algorithm = plan_.choose(request.collective, bytes, symmetric);
+    algorithm = host_plan().choose(request.collective, bytes, symmetric);
     if (check_) {
       Ticket mine = tickets[static_cast<std::size_t>(rank())];
       mine.algorithm = algorithm;

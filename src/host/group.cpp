@@ -22,11 +22,10 @@ namespace {
 constexpr int kMostRanks = 1024;
 constexpr std::size_t kMostNamed = 8;             // ranks in the text of a failure, which has 1000 bytes
 constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece when chunks are measured
-constexpr int kMeasuredRounds = 20;
-// How many times as long the way through the cache must take, for chunks to go around it. Around takes as
-// long on near cores as on far ones, and a virtual machine's may come near at any time.
+constexpr int kManyRounds = 20;
+// How many times as long the way through the cache must take, for chunks to go around it: times vary.
 constexpr double kAroundPays = 1.5;
-constexpr std::uint32_t kVersion = 2;  // of the memory layout and of Hello
+constexpr std::uint32_t kVersion = 3;  // of the memory layout and of Hello
 
 // A rank's greeting at the bootstrap. Every field comes from outside and is checked.
 struct Hello {
@@ -150,9 +149,13 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   // Also keeps every rank until all have mapped all memory: a rank's own descriptors are needed until then.
   far_ = true;
   for (const std::string& reach : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && reach == "far";
-  if (size_ == 1) return;
-  // All ranks choose alike, since plans depend on the choice: the sums over the ranks decide.
-  ChunkTimes times = time_chunks();
+  if (size_ > 1) choose_chunks(ranks_a_core_ > 1 ? kFewRounds : kManyRounds);
+}
+
+// All ranks choose alike, since plans depend on the choice: the sums over the ranks decide.
+void Group::choose_chunks(int rounds) {
+  moved_ = 0;
+  ChunkTimes times = time_chunks(rounds);
   if (const auto& asked = env().stream_chunks) times = *asked ? ChunkTimes{1e9, 0} : ChunkTimes{0, 1e9};
   double through = 0, around = 0;
   for (const ChunkTimes& one : exchange(times)) through += one.through, around += one.around;
@@ -164,7 +167,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
 // the cache first fetch the lines from the other core's cache. Only a measurement tells how that compares
 // with the trip through memory. Only a rank's own copies are timed: its waits may begin on one core, and
 // waking a sleeper takes longer than a piece.
-Group::ChunkTimes Group::time_chunks() {
+Group::ChunkTimes Group::time_chunks(int rounds) {
   ChunkChannel channel(*lane_);
   const int next = peer_at(*lane_, 1), last = peer_at(*lane_, size_ - 1);
   const std::vector<byte> sent(std::min(lane_->chunk_bytes(), kMeasuredBytes));
@@ -174,16 +177,15 @@ Group::ChunkTimes Group::time_chunks() {
     lane_->move(&to, 1, &from, 1, sent.size());
     return std::chrono::duration<double, std::micro>(Clock::now() - began).count();
   };
-  const int rounds = ranks_a_core_ > 1 ? kMeasuredRounds / 3 : kMeasuredRounds;
   std::vector<double> took[2];
-  for (int round = -static_cast<int>(HostThread::kChunks) / 2; round < rounds; ++round)
+  for (int round = 0; round < rounds; ++round)
     for (const bool around : {false, true}) {
       lane_->stream_chunks(around);
       const double put = copy(channel.reserve(next, sent.size()), sent.data());
       channel.commit(next, sent.size());
       const double take = copy({received.data()}, channel.arrived(last, received.size()));
       channel.release(last);
-      if (round >= 0) took[around].push_back(put + take);  // in earlier rounds the chunks' pages are new
+      took[around].push_back(put + take);
     }
   auto median = [&](std::vector<double>& times) {
     std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());

@@ -37,6 +37,10 @@ class Group {
   // Returns the bytes from which outputs go around the cache: they would not stay there until they are read.
   std::size_t stream_bytes() const { return stream_bytes_; }
   bool cached() const { return cached_; }  // whether chunks stay in the cache; the same on every rank
+  // Counts what a call of all ranks will move. Requires: the same on every rank.
+  void will_move(std::size_t bytes) {
+    if ((moved_ += bytes) >= kTimedFor && !patience_.crowded) choose_chunks(kFewRounds);
+  }
 
   // Return, alike on every rank, whether ranks reach each other's plain pointers: as they are, in one
   // process; or also as far addresses, if the kernel lets every rank copy from and to every other's memory.
@@ -127,7 +131,12 @@ class Group {
   struct ChunkTimes {  // microseconds
     double through, around;
   };
-  ChunkTimes time_chunks();
+  // Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone
+  // apart.
+  static constexpr std::size_t kTimedFor = std::size_t{256} << 20;
+  static constexpr int kFewRounds = 7;
+  void choose_chunks(int rounds);
+  ChunkTimes time_chunks(int rounds);
   [[noreturn]] void raise_failure() const;
   void interrupted(int peer, const std::function<bool()>& arrived);
   [[noreturn]] void unreachable(int rank, int error);
@@ -153,6 +162,7 @@ class Group {
   std::uint32_t beats_ = 0;
   std::size_t stream_bytes_;
   bool one_process_ = true, far_ = false, cached_ = false;
+  std::size_t moved_ = 0;  // bytes, since chunks were timed
   int ranks_a_core_ = 1;
   host::Pages pages_;
   std::vector<std::shared_ptr<Segment>> segments_;

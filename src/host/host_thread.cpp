@@ -1,14 +1,31 @@
 #include "host/host_thread.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 
 namespace unisono {
 
+namespace {
+
+// Returns the bytes of a ring. In less than some MiB a writer overwrites lines that are still in the reader's
+// cache, which takes up to four times as long (docs/notes/host.md). A piece more than are under way has room,
+// since none goes around the end.
+std::size_t ring_bytes_for(std::size_t ranks, std::size_t chunk) {
+  constexpr std::size_t kMost = std::size_t{2} << 20, kOfARank = std::size_t{8} << 20;
+  return std::max((HostThread::kChunks + 1) * chunk, std::min(kMost, kOfARank / ranks / 4096 * 4096));
+}
+
+}  // namespace
+
 HostThread::Layout::Layout(int n, std::size_t chunk, std::size_t header_bytes)
-    : ranks(n), chunk_bytes(chunk), lines(round_up(header_bytes, 4096)) {
+    : ranks(n),
+      chunk_bytes(chunk),
+      ring_bytes(ring_bytes_for(static_cast<std::size_t>(n), chunk)),
+      lines(round_up(header_bytes, 4096)) {
   const auto peers = static_cast<std::size_t>(n);
   chunks = round_up(lines + peers * (kSlots + kPackets) * sizeof(host::Line), 4096);
-  bytes = chunks + peers * kChunks * chunk_bytes;
+  bytes = chunks + peers * ring_bytes;
 }
 
 HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments,
@@ -25,6 +42,10 @@ HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_p
       sources_(segments_.size()),
       destinations_(segments_.size()) {
   for (const auto& segment : segments_) bases_.push_back(segment->data());
+  // Else the first pieces would each meet new pages. A hint: Linux has it from 5.14 on.
+  for (int p = 0; p < layout_.ranks; ++p)
+    for (byte* const own : {ring(p, rank_), ring(rank_, p)})
+      ::madvise(own, layout_.ring_bytes, MADV_POPULATE_WRITE);
 }
 
 void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {

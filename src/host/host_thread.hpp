@@ -17,7 +17,7 @@ namespace unisono {
 
 class HostThread {
  public:
-  static constexpr std::uint32_t kChunks = 8;     // chunks in the ring of a pair
+  static constexpr std::uint32_t kChunks = 8;     // pieces under way to a peer
   static constexpr std::uint32_t kPackets = 512;  // packets in the ring of a pair
   static constexpr bool kPulls = true;  // reading from a peer is as good as writing to it, or better
   static constexpr bool kMulticasts = false;
@@ -28,7 +28,7 @@ class HostThread {
   struct Layout {
     Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
     int ranks;
-    std::size_t chunk_bytes, lines, chunks, bytes;
+    std::size_t chunk_bytes, ring_bytes, lines, chunks, bytes;
   };
 
   // Functions that a wait calls while it lasts, and ends by their exceptions.
@@ -141,17 +141,26 @@ class HostThread {
     return scratch(2 * peer + 1);
   }
 
-  // Return chunk `index` of the ring to the peer (in its memory), and of the ring from the peer (in this
-  // rank's).
-  byte* chunk_at(int peer, std::uint32_t index) { return chunk(peer, rank_, index); }
-  const byte* chunk_from(int peer, std::uint32_t index) { return chunk(rank_, peer, index); }
+  // Return the place of piece `index` in the ring to the peer (in its memory), and in the ring from the peer
+  // (in this rank's). Each piece begins where the one before ended.
+  byte* chunk_at(int peer, std::uint32_t index, std::size_t bytes) {
+    return ring(peer, rank_) + place(signals(peer).put, index, bytes);
+  }
+  const byte* chunk_from(int peer, std::uint32_t index, std::size_t bytes) {
+    return ring(rank_, peer) + place(signals(peer).taken, index, bytes);
+  }
 
   // Return arrays of size() operands, for the next move.
   const byte** sources() { return sources_.data(); }
   Dst* destinations() { return destinations_.data(); }
 
  private:
+  struct Placed {  // the last piece in a ring
+    std::uint32_t index = ~0u;
+    std::size_t begin = 0, end = 0;
+  };
   struct Counters {
+    Placed put, taken;
     std::uint32_t signalled[kSlots] = {}, awaited[kSlots] = {};
     std::uint64_t packets_sent = 0, packets_taken = 0;
   };
@@ -170,9 +179,15 @@ class HostThread {
     const std::uint64_t before = static_cast<std::uint64_t>(kSlots) * static_cast<std::uint64_t>(size());
     return lines(owner) + before + static_cast<std::uint64_t>(writer) * kPackets + number % kPackets;
   }
-  byte* chunk(int owner, int writer, std::uint32_t index) {
+  byte* ring(int owner, int writer) {
     return bases_[static_cast<std::size_t>(owner)] + layout_.chunks +
-           (static_cast<std::size_t>(writer) * kChunks + index) * layout_.chunk_bytes;
+           static_cast<std::size_t>(writer) * layout_.ring_bytes;
+  }
+  std::size_t place(Placed& last, std::uint32_t index, std::size_t bytes) const {
+    if (last.index != index) last = {index, last.end, 0};
+    if (last.begin + bytes > layout_.ring_bytes) last.begin = 0;
+    last.end = round_up(last.begin + bytes, sizeof(host::Line));
+    return last.begin;
   }
   static bool any_far(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs) {
     for (int d = 0; d < n_dsts; ++d)

@@ -28,7 +28,7 @@ class ChunkChannel {
   UNISONO_PROGRAM Dst reserve(int peer, std::size_t bytes) {
     while (lane.signalled(peer, Slot::chunk) - lane.awaited(peer, Slot::chunk_credit) * kHalf >= 2 * kHalf)
       lane.wait(peer, Slot::chunk_credit);
-    return {lane.chunk_at(peer, lane.signalled(peer, Slot::chunk) % (2 * kHalf)),
+    return {lane.chunk_at(peer, lane.signalled(peer, Slot::chunk) % (2 * kHalf), bytes),
             bytes >= lane.stream_from()};
   }
   UNISONO_PROGRAM void commit(int peer, std::size_t) { lane.signal(peer, Slot::chunk); }
@@ -42,9 +42,9 @@ class ChunkChannel {
     for (int looks = 0; !come && looks < kLooks; ++looks) come = lane.reached(src, Slot::chunk);
     return come;
   }
-  UNISONO_PROGRAM const byte* arrived(int peer, std::size_t) {
+  UNISONO_PROGRAM const byte* arrived(int peer, std::size_t bytes) {
     lane.wait(peer, Slot::chunk);
-    return lane.chunk_from(peer, (lane.awaited(peer, Slot::chunk) - 1) % (2 * kHalf));
+    return lane.chunk_from(peer, (lane.awaited(peer, Slot::chunk) - 1) % (2 * kHalf), bytes);
   }
   UNISONO_PROGRAM void release(int peer) {
     if (lane.awaited(peer, Slot::chunk) % kHalf == 0) lane.signal(peer, Slot::chunk_credit);

@@ -19,6 +19,22 @@ namespace {
 
 constexpr double kLong = 120;  // timeout in s
 
+// Enough for the ranks to time their chunks again, and for pieces of odd sizes to go around their rings.
+TEST(Chunks, AreTimedAgainWhileCallsGoOn) {
+  constexpr std::size_t kMany = 9'000'001;  // elements
+  on_ranks(2, {.timeout_s = kLong}, [](Communicator& comm) {
+    std::vector<int> x(kMany), y(kMany);
+    for (int round = 0; round < 12; ++round) {
+      const std::size_t count = kMany - static_cast<std::size_t>(round) * 12345;
+      for (std::size_t i = 0; i < count; ++i) x[i] = static_cast<int>(i) * (comm.rank() + 1) + round;
+      comm.all_reduce({.in = x.data(), .out = y.data(), .count = count, .dtype = DType::i32});
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < count; ++i) wrong += y[i] != static_cast<int>(i) * 3 + 2 * round;
+      ASSERT_EQ(wrong, 0u) << "in round " << round;
+    }
+  });
+}
+
 TEST(Mismatch, RaisesTheSameErrorOnEveryRankNowAndLater) {
   const std::vector<std::pair<const char*, void (*)(Communicator&, Call)>> calls = {
       {"of 2 f32",

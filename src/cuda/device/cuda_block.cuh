@@ -129,8 +129,10 @@ class CudaBlock {
   }
 
   // Return chunk `index` of this rank's ring in the peer's memory, and of the peer's ring in mine.
-  __device__ byte* chunk_at(int peer, std::uint32_t index) const { return chunk(peer, rank(), index); }
-  __device__ const byte* chunk_from(int peer, std::uint32_t index) const {
+  __device__ byte* chunk_at(int peer, std::uint32_t index, std::size_t) const {
+    return chunk(peer, rank(), index);
+  }
+  __device__ const byte* chunk_from(int peer, std::uint32_t index, std::size_t) const {
     return chunk(rank(), peer, index);
   }
 
