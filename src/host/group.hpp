@@ -39,7 +39,8 @@ class Group {
   bool cached() const { return cached_; }  // whether chunks stay in the cache; the same on every rank
   // Counts what a call of all ranks will move. Requires: the same on every rank.
   void will_move(std::size_t bytes) {
-    if ((moved_ += bytes) >= kTimedFor && !patience_.crowded) choose_chunks(kFewRounds);
+    moved_ += bytes;
+    if (moved_ >= kTimedFor && !patience_.crowded) choose_chunks(kFewRounds);
   }
 
   // Return, alike on every rank, whether ranks reach each other's plain pointers: as they are, in one
