@@ -8,12 +8,14 @@ namespace unisono {
 
 namespace {
 
-// Returns the bytes of a ring. In less than some MiB a writer overwrites lines that are still in the reader's
-// cache, which takes up to four times as long (docs/notes/host.md). A piece more than are under way has room,
-// since none goes around the end.
+// Returns the bytes of a ring. If a rank's rings have less than some MiB in all, its peers overwrite lines
+// that are still in its cache, which takes up to four times as long; if all ranks' have more than the last
+// cache, they go through memory (docs/notes/host.md). A piece more than are under way has room, since none
+// goes around the end.
 std::size_t ring_bytes_for(std::size_t ranks, std::size_t chunk) {
-  constexpr std::size_t kMost = std::size_t{2} << 20, kOfARank = std::size_t{8} << 20;
-  return std::max((HostThread::kChunks + 1) * chunk, std::min(kMost, kOfARank / ranks / 4096 * 4096));
+  constexpr std::size_t kOfARank = std::size_t{2} << 20;
+  const std::size_t peers = std::max<std::size_t>(ranks - 1, 1);
+  return std::max((HostThread::kChunks + 1) * chunk, round_up(kOfARank / peers, 4096));
 }
 
 }  // namespace
