@@ -20,7 +20,7 @@ def _fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def _mapped_bytes() -> int:
+def mapped_bytes() -> int:
     """Returns the bytes of Unisono's memory files that are mapped here."""
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -28,6 +28,12 @@ def _mapped_bytes() -> int:
             begin, end = (int(part, 16) for part in line.split()[0].split("-"))
             total += end - begin
     return total
+
+
+def _taken_bytes() -> int:
+    """Returns the bytes that this process's own memory files have taken of the machine's memory."""
+    files = [one for one in Path("/proc/self/fd").iterdir() if "memfd:unisono" in os.path.realpath(one)]
+    return sum(os.stat(one).st_blocks * 512 for one in files)
 
 
 def limited(limit: str) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def opens_and_closes(rounds: int) -> dict[str, Any]:
             del x, y
         del comm
         gc.collect()
-        seen.append((_fds(), _mapped_bytes()))
+        seen.append((_fds(), mapped_bytes()))
     return {"first": seen[1], "last": seen[-1]}
 
 
@@ -107,19 +113,29 @@ def descriptors() -> float:
     return (_fds() - before) / len(arrays)
 
 
+def dozens(count: int) -> int:
+    """Returns the bytes that each of many communicators takes here."""
+    whole = unisono.init(timeout_s=50)
+    before = _taken_bytes()
+    parts = [whole.split(0) for _ in range(count)]
+    for one in parts:
+        assert one is not None and one.all_reduce(np.ones(3, F32)).tolist() == [whole.size] * 3
+    return (_taken_bytes() - before) // count
+
+
 def drops() -> dict[str, Any]:
     """Drops symmetric memory in a different order on each rank. Memory is freed once every rank has dropped
     it, and not before.
     """
     comm = unisono.init(timeout_s=20)
-    start = _mapped_bytes()
+    start = mapped_bytes()
     large = [comm.empty(4 << 20, "u8") for _ in range(4)]
-    held = _mapped_bytes()
+    held = mapped_bytes()
     for index in range(4) if comm.rank == 0 else range(3, -1, -1):  # in another order
         large[index] = None
     comm.barrier()
     comm.barrier()  # any call frees dropped memory
-    after = _mapped_bytes()
+    after = mapped_bytes()
     kept = comm.empty(1 << 20, F32)
     kept[:] = comm.rank + 1
     if comm.rank == 0:

@@ -6,8 +6,10 @@ An installed Unisono has told PyTorch the name. `register` does so where PyTorch
 from __future__ import annotations
 
 from datetime import timedelta
+from math import prod
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
@@ -17,7 +19,7 @@ from ...errors import ResourceError, UsageError
 from .build import load
 from .meeting import meet
 
-__all__ = ["create", "make_nccl", "register"]
+__all__ = ["create", "empty", "make_nccl", "register"]
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
@@ -46,6 +48,34 @@ def create(options: Any, backend_options: Any = None) -> Any:
     return adapter.make(
         PrefixStore("unisono", store), rank, size, timeout.total_seconds(), options.group_id, gloo
     )
+
+
+def empty(
+    size: int | tuple[int, ...], dtype: torch.dtype | None = None, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """Returns a tensor for CPUs on memory that every rank of the group reaches. Collective.
+
+    The group's calls on such tensors, and on parts of them, take fewer copies. Memory whose tensors are gone
+    is used again. Other groups and torch itself take such a tensor as any other.
+
+    Args:
+        size: Its shape, whose bytes are the same on every rank.
+        dtype: Default: torch's default dtype.
+        group: A group of the backend unisono. Default: the default group.
+
+    Returns:
+        The tensor, whose elements are not initialised.
+
+    Raises:
+        RuntimeError: Ranks ask for different sizes, there is no room, or the group's ranks are on several
+            machines.
+    """
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    cpu = torch.device("cpu")
+    backend: Any = (group or dist.group.WORLD)._get_backend(cpu)
+    flat = backend.allocate_tensor(prod(shape), dtype=dtype or torch.get_default_dtype(), device=cpu)
+    tensor: torch.Tensor = flat.view(shape)
+    return tensor
 
 
 def make_nccl(store: Any, rank: int, size: int, timeout_s: float) -> Any:

@@ -140,4 +140,12 @@ class CallWork final : public c10d::Work {
 // Returns an error of the library's as torch has it, and others as they are.
 std::exception_ptr as_torchs(const std::exception_ptr& error);
 
+// Does something, and throws errors of the library's as torch's.
+template <class What>
+auto by_torchs_errors(const What& what) {
+  try {
+    return what();
+  } catch (...) { std::rethrow_exception(as_torchs(std::current_exception())); }
+}
+
 }  // namespace unisono_torch

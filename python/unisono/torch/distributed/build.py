@@ -25,8 +25,8 @@ __all__ = ["load"]
 
 NAME = "_unisono_torch_distributed"
 SOURCES = (
-    *("backend.cpp", "calls.cpp", "gpu.cpp", "routes.cpp"),
-    *("backend.hpp", "gpu.hpp", "routes.hpp", "tensors.hpp"),
+    *("backend.cpp", "blocks.cpp", "calls.cpp", "gpu.cpp", "routes.cpp"),
+    *("backend.hpp", "blocks.hpp", "gpu.hpp", "routes.hpp", "tensors.hpp"),
 )
 
 

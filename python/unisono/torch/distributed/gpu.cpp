@@ -14,14 +14,6 @@ using unisono::Communicator;
 constexpr int kEveryone = -1;
 constexpr int kPairSms = 32;  // that a message may take beside a collective
 
-// Does something, and throws errors of the library's as torch's.
-template <class What>
-void by_torchs_errors(const What& what) {
-  try {
-    what();
-  } catch (...) { std::rethrow_exception(as_torchs(std::current_exception())); }
-}
-
 void refuse_capture() {
   const py::gil_scoped_acquire gil;
   TORCH_CHECK(!py::module_::import("torch.cuda").attr("is_current_stream_capturing")().cast<bool>(),

@@ -29,6 +29,7 @@ Routes::Routes(const Ptr<c10d::Store>& store, int rank, int size, double timeout
   options.transport = []() -> std::shared_ptr<unisono::Transport> { throw SeveralNodes(); };
   try {
     communicator_ = std::make_unique<Communicator>(bootstrap, options);
+    blocks_ = std::make_shared<Blocks>(*communicator_);
   } catch (const SeveralNodes&) {  // on every rank
   }
   gpus_ = std::make_unique<GpuGroup>(store, rank, size, timeout_s);
@@ -199,6 +200,12 @@ Ptr<c10d::Work> Routes::endCoalescing() {
   return batch->works;
 }
 
+at::Tensor Routes::allocateTensor(long size, at::TensorOptions options) {
+  TORCH_CHECK(communicator_ && options.device().is_cpu(), "unisono: this group has no symmetric memory on ",
+              options.device(), ": ask supports_tensor_alloc before, and take torch.empty if it says no.");
+  return by_torchs_errors([&] { return blocks_->make(size, options); });
+}
+
 void Routes::abort() {
   const char* const why = "torch.distributed has aborted the process group";
   gpus_->abort(why);
@@ -211,6 +218,7 @@ void Routes::shutdown() {
   gpus_->close();
   if (!communicator_) return;
   communicator_->close();
+  blocks_->close();
   gloo_->shutdown();
 }
 

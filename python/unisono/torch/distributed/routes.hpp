@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "blocks.hpp"
 #include "gpu.hpp"
 #include "tensors.hpp"
 
@@ -35,6 +36,10 @@ class Routes : public c10d::Backend {
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override { batch_ = std::make_unique<Batch>(rank_); }
   Ptr<c10d::Work> endCoalescing() override;
+
+  // Tensors on symmetric memory, for CPUs, whose device has no index.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override { return communicator_ && device < 0; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
   void abort() override;
   void shutdown() override;
@@ -80,6 +85,7 @@ class Routes : public c10d::Backend {
   const bool log_;
   Ptr<Options> options_;
   std::unique_ptr<unisono::Communicator> communicator_;  // none: gloo carries everything on CPUs
+  std::shared_ptr<Blocks> blocks_;
   std::unique_ptr<GpuGroup> gpus_;
   std::unique_ptr<Batch> batch_;
   std::atomic<uint64_t> calls_made_ = 0;
