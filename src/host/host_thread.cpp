@@ -8,14 +8,17 @@ namespace unisono {
 
 namespace {
 
-// Returns the bytes of a ring. If a rank's rings have less than some MiB in all, its peers overwrite lines
-// that are still in its cache, which takes up to four times as long; if all ranks' have more than the last
-// cache, they go through memory (docs/notes/host.md). A piece more than are under way has room, since none
-// goes around the end.
-std::size_t ring_bytes_for(std::size_t ranks, std::size_t chunk) {
+// Returns the least bytes of a ring. A piece more than are under way has room, since none goes around the
+// end.
+std::size_t least_ring(std::size_t chunk) { return (HostThread::kChunks + 1) * chunk; }
+
+// Returns the bytes of a peer's ring. If a rank's rings have less than some MiB in all, its peers overwrite
+// lines that are still in its cache, which takes up to four times as long; if all ranks' have more than the
+// last cache, they go through memory (docs/notes/host.md).
+std::size_t ring_from_peer(std::size_t ranks, std::size_t chunk) {
   constexpr std::size_t kOfARank = std::size_t{2} << 20;
   const std::size_t peers = std::max<std::size_t>(ranks - 1, 1);
-  return std::max((HostThread::kChunks + 1) * chunk, round_up(kOfARank / peers, 4096));
+  return std::max(least_ring(chunk), round_up(kOfARank / peers, 4096));
 }
 
 }  // namespace
@@ -23,11 +26,12 @@ std::size_t ring_bytes_for(std::size_t ranks, std::size_t chunk) {
 HostThread::Layout::Layout(int n, std::size_t chunk, std::size_t header_bytes)
     : ranks(n),
       chunk_bytes(chunk),
-      ring_bytes(ring_bytes_for(static_cast<std::size_t>(n), chunk)),
+      own_ring_bytes(least_ring(chunk)),
+      ring_bytes(ring_from_peer(static_cast<std::size_t>(n), chunk)),
       lines(round_up(header_bytes, 4096)) {
   const auto peers = static_cast<std::size_t>(n);
   chunks = round_up(lines + peers * (kSlots + kPackets) * sizeof(host::Line), 4096);
-  bytes = chunks + peers * ring_bytes;
+  bytes = chunks + own_ring_bytes + (peers - 1) * ring_bytes;
 }
 
 HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments,
@@ -47,7 +51,7 @@ HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_p
   // Else the first pieces would each meet new pages. A hint: Linux has it from 5.14 on.
   for (int p = 0; p < layout_.ranks; ++p)
     for (byte* const own : {ring(p, rank_), ring(rank_, p)})
-      ::madvise(own, layout_.ring_bytes, MADV_POPULATE_WRITE);
+      if (p != rank_) ::madvise(own, layout_.ring_bytes, MADV_POPULATE_WRITE);
 }
 
 void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {

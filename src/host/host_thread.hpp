@@ -28,7 +28,9 @@ class HostThread {
   struct Layout {
     Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
     int ranks;
-    std::size_t chunk_bytes, ring_bytes, lines, chunks, bytes;
+    std::size_t chunk_bytes;
+    std::size_t own_ring_bytes, ring_bytes;  // of a rank's ring from itself, and of one from a peer
+    std::size_t lines, chunks, bytes;
   };
 
   // Functions that a wait calls while it lasts, and ends by their exceptions.
@@ -144,10 +146,10 @@ class HostThread {
   // Return the place of piece `index` in the ring to the peer (in its memory), and in the ring from the peer
   // (in this rank's). Each piece begins where the one before ended.
   byte* chunk_at(int peer, std::uint32_t index, std::size_t bytes) {
-    return ring(peer, rank_) + place(signals(peer).put, index, bytes);
+    return ring(peer, rank_) + place(signals(peer).put, index, bytes, ring_bytes(peer));
   }
   const byte* chunk_from(int peer, std::uint32_t index, std::size_t bytes) {
-    return ring(rank_, peer) + place(signals(peer).taken, index, bytes);
+    return ring(rank_, peer) + place(signals(peer).taken, index, bytes, ring_bytes(peer));
   }
 
   // Return arrays of size() operands, for the next move.
@@ -179,13 +181,19 @@ class HostThread {
     const std::uint64_t before = static_cast<std::uint64_t>(kSlots) * static_cast<std::uint64_t>(size());
     return lines(owner) + before + static_cast<std::uint64_t>(writer) * kPackets + number % kPackets;
   }
+  // The owner's ring from itself is the first one.
   byte* ring(int owner, int writer) {
-    return bases_[static_cast<std::size_t>(owner)] + layout_.chunks +
-           static_cast<std::size_t>(writer) * layout_.ring_bytes;
+    byte* const first = bases_[static_cast<std::size_t>(owner)] + layout_.chunks;
+    if (writer == owner) return first;
+    const auto before = static_cast<std::size_t>(writer < owner ? writer : writer - 1);
+    return first + layout_.own_ring_bytes + before * layout_.ring_bytes;
   }
-  std::size_t place(Placed& last, std::uint32_t index, std::size_t bytes) const {
+  std::size_t ring_bytes(int peer) const {
+    return peer == rank_ ? layout_.own_ring_bytes : layout_.ring_bytes;
+  }
+  static std::size_t place(Placed& last, std::uint32_t index, std::size_t bytes, std::size_t ring) {
     if (last.index != index) last = {index, last.end, 0};
-    if (last.begin + bytes > layout_.ring_bytes) last.begin = 0;
+    if (last.begin + bytes > ring) last.begin = 0;
     last.end = round_up(last.begin + bytes, sizeof(host::Line));
     return last.begin;
   }

@@ -91,7 +91,7 @@ def test_dropped_memory_is_given_back() -> None:
         assert answer["value"] == 3
 
 
-@pytest.mark.parametrize(("n", "most_mib"), [(2, 4.5), (4, 3.5), (8, 5.5)])
+@pytest.mark.parametrize(("n", "most_mib"), [(2, 3.0), (4, 3.5), (8, 5.5)])
 def test_dozens_of_communicators(n: int, most_mib: float) -> None:
     """What a communicator takes of each rank, by any number of them."""
     for taken in play(n, "dozens", 32):
