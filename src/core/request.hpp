@@ -99,6 +99,7 @@ struct Place {
   static constexpr std::uint32_t kNone = 0, kAddress = ~std::uint32_t{0};
   static constexpr std::uint32_t kAnywhere = kAddress - 1;  // an empty buffer
   std::uint32_t allocation = kNone;
+  bool small_pages = false;  // at an address: the kernel's copies from and to it cost by the page
   std::uint64_t offset = 0;
   bool operator==(const Place&) const = default;
 };

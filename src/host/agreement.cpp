@@ -12,6 +12,11 @@ std::vector<Ticket> LocalCommunicator::exchange(const Request& request) {
   mine.in = place(request.args.in, request.in_bytes);
   mine.out = place(request.args.out, request.out_bytes);
   mine.in_place = request.in_place();
+  if (may_ask_kernel(request)) {
+    const Reached reached = request.reached_by_peers(rank());
+    tell_pages(mine.in, reached.in);
+    tell_pages(mine.out, reached.out);
+  }
   return group_.exchange(mine);
 }
 
@@ -19,15 +24,17 @@ std::vector<Ticket> LocalCommunicator::exchange(const Request& request) {
 // peer has its own place in this rank's output.
 std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
   const std::size_t element = size_of(request.call->dtype);
+  // the place of the whole output, so that every rank decides alike; an empty one is no obstacle
+  Place whole{.allocation = Place::kAnywhere};
+  if (request.out_bytes > 0) whole = place(request.args.out, request.out_bytes);
+  if (may_ask_kernel(request)) tell_pages(whole, request.out_bytes);
   auto ticket_of = [&](const Args::Part& part, int p) {
     const Args::Part& theirs = request.receives[static_cast<std::size_t>(p)];
     Ticket ticket = this->ticket(request.collective, *request.call, part.bytes / element);
     const bool by_message =
         request.call->memory == Memory::device && request.algorithm == Algorithm::automatic;
     ticket.algorithm = by_message ? planned(request, part) : request.algorithm;
-    // the place of the whole output, so that every rank decides alike; an empty one is no obstacle
-    ticket.in =
-        request.out_bytes > 0 ? place(request.args.out, request.out_bytes) : Place{Place::kAnywhere, 0};
+    ticket.in = whole;
     ticket.out = place(theirs.at, theirs.bytes);
     ticket.total = request.bytes();
     ticket.in_place = request.in_place() && request.out_bytes > 0;

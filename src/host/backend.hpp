@@ -94,9 +94,14 @@ class LocalCommunicator : public Communicator::Impl {
   void run_batch_on_host(Request& request);
   bool asks_for_places(const Request& request) const;
   const Plan& host_plan() const { return plans_[group_.cached()]; }
+  bool may_ask_kernel(const Request& request) const {
+    return request.algorithm == Algorithm::automatic &&
+           is_direct(host_plan().choose(request.collective, request.bytes(), false));
+  }
   Algorithm plain(const Request& request) const;
   Algorithm meet_places(Request& request);
   Place place(const byte* at, std::size_t bytes) const;
+  void tell_pages(Place& place, std::size_t bytes) const;
   byte* reach(const Place& place, int rank, std::size_t bytes);
 
   Group group_;

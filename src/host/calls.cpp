@@ -37,8 +37,8 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   Args& args = request.args;
   // one plan for both ends, whichever of send, recv and send_recv each has called
   Algorithm& algorithm = request.algorithm;
-  if (algorithm == Algorithm::automatic)
-    algorithm = host_plan().choose(Collective::send_recv, args.bytes, false);
+  const bool automatic = algorithm == Algorithm::automatic;
+  if (automatic) algorithm = host_plan().choose(Collective::send_recv, args.bytes, false);
   if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
   if (check_) compare_pair(request, to, from);
   if (args.bytes == 0) return;
@@ -53,7 +53,9 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
       kept.assign(args.in, args.in + sent);
       args.in = kept.data();
     }
-    const Place in = place(args.in, sent), out = place(args.out, received);
+    Place in = place(args.in, sent);
+    const Place out = place(args.out, received);
+    if (automatic) tell_pages(in, sent);
     group_.lane().reach_far(!group_.one_process());
     send_recv_direct(
         group_.lane(), to, in, sent, from, out, received, args,
@@ -137,8 +139,16 @@ Algorithm LocalCommunicator::plain(const Request& request) const {
 Place LocalCommunicator::place(const byte* at, std::size_t bytes) const {
   if (bytes == 0) return {};
   if (const Place found = symmetric_->find(at, bytes); found.allocation != Place::kNone) return found;
-  if (group_.reaches_all()) return {Place::kAddress, reinterpret_cast<std::uint64_t>(at)};
-  return {};
+  if (!group_.reaches_all()) return {};
+  return {.allocation = Place::kAddress, .offset = reinterpret_cast<std::uint64_t>(at)};
+}
+
+// Notes a buffer's pages if peers would reach it through the kernel, and chunks would be better from small
+// ones: not around the cache, nor where ranks take turns on a core.
+void LocalCommunicator::tell_pages(Place& place, std::size_t bytes) const {
+  const bool chunks = group_.cached() && group_.ranks_a_core() == 1;
+  if (bytes == 0 || place.allocation != Place::kAddress || group_.one_process() || !chunks) return;
+  place.small_pages = !group_.pages().huge(reinterpret_cast<const void*>(place.offset), bytes);
 }
 
 byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) {
@@ -154,7 +164,7 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
   const auto tickets = by_parts ? exchange_parts(request) : exchange(request);
   if (!by_parts) compare(tickets);
   std::size_t bytes = request.bytes();
-  bool within_reach = true, symmetric = true;
+  bool within_reach = true, symmetric = true, small_pages = false;
   for (int r = 0; r < size(); ++r) {
     const Ticket& ticket = tickets[static_cast<std::size_t>(r)];
     const Reached needed = by_parts ? Reached{ticket.total, 0} : request.reached_by_peers(r);
@@ -162,6 +172,7 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
       if (need == 0 || place.allocation == Place::kAnywhere) continue;
       within_reach = within_reach && place.allocation != Place::kNone;
       symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
+      small_pages = small_pages || place.small_pages;
     }
     if (traits_of(request.collective).swaps) within_reach = within_reach && !ticket.in_place;
     if (by_parts) bytes = std::max<std::size_t>(bytes, ticket.total);
@@ -169,6 +180,7 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
   Algorithm algorithm = request.algorithm;
   if (algorithm == Algorithm::automatic) {
     algorithm = host_plan().choose(request.collective, bytes, symmetric);
+    if (is_direct(algorithm) && small_pages) algorithm = Plan::staged(request.collective);
     if (check_) {
       Ticket mine = tickets[static_cast<std::size_t>(rank())];
       mine.algorithm = algorithm;

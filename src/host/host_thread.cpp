@@ -1,8 +1,11 @@
 #include "host/host_thread.hpp"
 
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
+
+#include "base/deadline.hpp"
 
 namespace unisono {
 
@@ -80,6 +83,23 @@ void HostThread::take_packets(int peer, byte* dst, std::size_t bytes) {
     dst += length;
     bytes -= length;
   }
+}
+
+bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
+  host::Line& line = *this->line(rank_, slot, peer);
+  const std::uint32_t expected = awaited(peer, slot) + 1;
+  const auto come = [&] { return reached(peer, slot) || reached(other, others); };
+  for (int i = 0; i < patience_.spins && !come(); ++i) host::pause();
+  if (!come())
+    wait_until(
+        come, patience_.timeout,
+        [&](Clock::duration elapsed) {
+          if (elapsed < host::kYielding) ::sched_yield();
+          else host::nap(line, expected);
+        },
+        [&] { watch_.interrupted(peer, come); },
+        [&] { watch_.late(peer, slot, expected, awaited(peer, slot)); });
+  return reached(peer, slot);
 }
 
 void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit) {

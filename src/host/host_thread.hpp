@@ -113,6 +113,8 @@ class HostThread {
   bool reached(int peer, Slot slot) {
     return host::reached(*line(rank_, slot, peer), signals(peer).awaited[static_cast<int>(slot)] + 1);
   }
+  // Waits until the next signal of either peer has come. Returns whether that of the first has.
+  bool comes_first(int peer, Slot slot, int other, Slot others);
   // Signals with a note of at most kPacketBytes bytes, readable until the next note in that slot.
   template <class Note>
   void signal_note(int peer, Slot slot, const Note& note) {

@@ -52,7 +52,7 @@ class Symmetric {
       const byte* base = a.own->data();
       const std::size_t size = a.own->bytes();
       if (at >= base && at <= base + size && bytes <= size - static_cast<std::size_t>(at - base))
-        return {number, static_cast<std::uint64_t>(at - base)};
+        return {.allocation = number, .offset = static_cast<std::uint64_t>(at - base)};
     }
     return {};
   }
