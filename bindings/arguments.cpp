@@ -38,7 +38,8 @@ std::size_t whole(nb::handle number) {
 
 Op read_op(std::string_view name) {
   if (const auto op = from_name<Op>(name, kOps)) return *op;
-  throw UsageError("there is no op " + in_quotes(name) + ": use sum, prod, min, max or avg.");
+  throw UsageError("there is no op " + in_quotes(name) +
+                   ": use sum, prod, min, max, avg, band, bor or bxor.");
 }
 
 Wire read_wire(const std::optional<std::string>& name) {

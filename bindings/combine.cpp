@@ -18,7 +18,7 @@ constexpr const char* kCombine =
 
 Args:
     xs: at least one; of one shape and dtype, all on the CPU or all on one GPU.
-    op: sum, prod, min, max or avg.
+    op: sum, prod, min, max or avg; of integers, not on a GPU, also band, bor or bxor (of their bits).
     out: like them; None: a new array. May be one of xs.
     stream: as in the calls of a Communicator.
 

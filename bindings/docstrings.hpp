@@ -19,6 +19,7 @@ algorithm therefore gives the same bits on every rank, on one node or several.
 - Integers wrap. avg is the sum divided by the number of ranks; of integers the exact 64-bit sum, truncated toward
   zero.
 - min and max give NaN if an operand is NaN, and of equal values the earlier rank's.
+- band, bor and bxor combine the bits of integers. Arrays of floats, and arrays on a GPU, raise UsageError.
 - f8e4m3 overflows to NaN, the other floats to infinity.
 
 Every call takes these:
@@ -102,7 +103,7 @@ constexpr const char* kAllReduce =
 
 Args:
     x: any shape.
-    op: sum, prod, min, max or avg.
+    op: sum, prod, min, max or avg; of integers, not on a GPU, also band, bor or bxor (of their bits).
     out: the shape of x; None: a new array; x itself: in place.
     algorithm: one_shot_packets or one_shot (everyone combines everything); two_shot_packets, two_shot, two_shot_push or
         two_shot_direct (each rank combines a shard); reduce_scatter_all_gather. On a GPU also one_shot_ll128 and
@@ -133,7 +134,7 @@ constexpr const char* kReduce =
 Args:
     x: any shape.
     root: the rank that gets the result.
-    op: sum, prod, min, max or avg.
+    op: sum, prod, min, max or avg; of integers, not on a GPU, also band, bor or bxor (of their bits).
     out: the shape of x, at the root; None: a new array; x itself: in place. Elsewhere ignored, except on a GPU if the
         root's is of `empty`: then every rank passes its own, at the same place (see `empty`).
     algorithm: push_packets, push, direct, or two_shot_push (each rank but the root combines a shard). On a GPU also
@@ -186,7 +187,7 @@ constexpr const char* kReduceScatter =
 
 Args:
     x: shape (size, *s).
-    op: sum, prod, min, max or avg.
+    op: sum, prod, min, max or avg; of integers, not on a GPU, also band, bor or bxor (of their bits).
     out: shape s; None: a new array. In place: out is x[rank].
 
 Returns:

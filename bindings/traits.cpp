@@ -76,6 +76,14 @@ void bind_traits(nb::module_& module) {
         return names;
       },
       "Returns the names of the ops.");
+  module.def(
+      "has_op",
+      [](std::string_view dtype, std::string_view op, bool on_gpu) {
+        return has_op(dtype_named(dtype), read_op(op), on_gpu ? Memory::device : Memory::host);
+      },
+      "dtype"_a, "op"_a, "on_gpu"_a = false,
+      "Returns whether elements of that dtype are combined by that op. Raises UsageError for an unknown "
+      "name.");
 }
 
 }  // namespace unisono::python

@@ -22,7 +22,8 @@ struct Combination {
 
 // Gives what an all_reduce gives to ranks that have these arrays, in that order: the same bits. Not
 // collective. On a GPU it only enqueues.
-// Throws UsageError if xs is empty, or has too many arrays for a GPU, and ResourceError without a GPU.
+// Throws UsageError if xs is empty, has too many arrays for a GPU, or elements without such an op (has_op),
+// and ResourceError without a GPU.
 UNISONO_API void combine_arrays(const Combination& sum);
 
 }  // namespace unisono

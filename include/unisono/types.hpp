@@ -11,8 +11,9 @@ namespace unisono {
 enum class DType : std::uint8_t { f32, f64, f16, bf16, i8, u8, i32, i64, f8e4m3, f8e5m2 };
 inline constexpr int kDTypes = 10;
 
-enum class Op : std::uint8_t { sum, prod, min, max, avg };
-inline constexpr int kOps = 5;
+// band, bor and bxor combine the bits of integers, in host memory.
+enum class Op : std::uint8_t { sum, prod, min, max, avg, band, bor, bxor };
+inline constexpr int kOps = 8;
 
 // How elements travel in an all_reduce: as they are, or as a byte each with a scale for each block of 32. The
 // byte is an 8-bit float (e4m3) or an integer.
@@ -66,6 +67,16 @@ constexpr std::size_t size_of(DType dtype) {
   }
 }
 
+constexpr bool is_integer(DType dtype) {
+  return dtype == DType::i8 || dtype == DType::u8 || dtype == DType::i32 || dtype == DType::i64;
+}
+constexpr bool is_bitwise(Op op) { return op == Op::band || op == Op::bor || op == Op::bxor; }
+
+// Returns whether elements of that type, in that memory, are combined by that op.
+constexpr bool has_op(DType dtype, Op op, Memory memory = Memory::host) {
+  return !is_bitwise(op) || (is_integer(dtype) && memory == Memory::host);
+}
+
 constexpr std::string_view name_of(DType dtype) {
   constexpr std::string_view names[kDTypes] = {"f32", "f64", "f16", "bf16",   "i8",
                                                "u8",  "i32", "i64", "f8e4m3", "f8e5m2"};
@@ -73,7 +84,7 @@ constexpr std::string_view name_of(DType dtype) {
 }
 
 constexpr std::string_view name_of(Op op) {
-  constexpr std::string_view names[kOps] = {"sum", "prod", "min", "max", "avg"};
+  constexpr std::string_view names[kOps] = {"sum", "prod", "min", "max", "avg", "band", "bor", "bxor"};
   return names[static_cast<int>(op)];
 }
 

@@ -49,7 +49,16 @@ enum unisono_dtype {
   UNISONO_F8E5M2 = 9,
 };
 
-enum unisono_op { UNISONO_SUM = 0, UNISONO_PROD = 1, UNISONO_MIN = 2, UNISONO_MAX = 3, UNISONO_AVG = 4 };
+enum unisono_op {
+  UNISONO_SUM = 0,
+  UNISONO_PROD = 1,
+  UNISONO_MIN = 2,
+  UNISONO_MAX = 3,
+  UNISONO_AVG = 4,
+  UNISONO_BAND = 5,  // of bits: integers in host memory
+  UNISONO_BOR = 6,
+  UNISONO_BXOR = 7,
+};
 
 enum unisono_wire { UNISONO_WIRE_EXACT = 0, UNISONO_WIRE_FP8 = 1, UNISONO_WIRE_INT8 = 2 };
 

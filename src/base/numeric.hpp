@@ -152,6 +152,9 @@ UNISONO_PORTABLE inline typename Wide<T>::type combine(typename Wide<T>::type a,
   using W = typename Wide<T>::type;
   using Unsigned =
       std::conditional_t<std::is_integral_v<W>, std::make_unsigned<W>, std::type_identity<W>>::type;
+  if constexpr (op == Op::band) return a & b;
+  if constexpr (op == Op::bor) return a | b;
+  if constexpr (op == Op::bxor) return a ^ b;
   if constexpr (op == Op::prod) return static_cast<W>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
   if constexpr (op == Op::min || op == Op::max) {
     using Ordered = std::conditional_t<std::is_same_v<T, std::int64_t>, std::int64_t, W>;
@@ -174,10 +177,16 @@ UNISONO_PORTABLE inline typename Wide<T>::type finish(typename Wide<T>::type val
 
 }  // namespace unisono
 
-// A table [kDTypes][kOps] of F(type, op), in the order of the enumerations.
-#define UNISONO_OPS(F, T) {F(T, Op::sum), F(T, Op::prod), F(T, Op::min), F(T, Op::max), F(T, Op::avg)}
-#define UNISONO_TABLE(F)                                                                     \
-  {UNISONO_OPS(F, float),        UNISONO_OPS(F, double),       UNISONO_OPS(F, F16),          \
-   UNISONO_OPS(F, BF16),         UNISONO_OPS(F, std::int8_t),  UNISONO_OPS(F, std::uint8_t), \
-   UNISONO_OPS(F, std::int32_t), UNISONO_OPS(F, std::int64_t), UNISONO_OPS(F, E4M3),         \
-   UNISONO_OPS(F, E5M2)}
+// Tables [kDTypes][kOps] of F(type, op), in the order of the enumerations: for host memory and for a GPU's.
+// Null: there is no such op (has_op).
+#define UNISONO_ARITHMETIC(F, T) {F(T, Op::sum), F(T, Op::prod), F(T, Op::min), F(T, Op::max), F(T, Op::avg)}
+#define UNISONO_ALL_OPS(F, T)                                   \
+  {F(T, Op::sum), F(T, Op::prod), F(T, Op::min), F(T, Op::max), \
+   F(T, Op::avg), F(T, Op::band), F(T, Op::bor), F(T, Op::bxor)}
+#define UNISONO_ROWS(F, INTEGERS)                                                            \
+  {UNISONO_ARITHMETIC(F, float), UNISONO_ARITHMETIC(F, double), UNISONO_ARITHMETIC(F, F16),  \
+   UNISONO_ARITHMETIC(F, BF16),  INTEGERS(F, std::int8_t),      INTEGERS(F, std::uint8_t),   \
+   INTEGERS(F, std::int32_t),    INTEGERS(F, std::int64_t),     UNISONO_ARITHMETIC(F, E4M3), \
+   UNISONO_ARITHMETIC(F, E5M2)}
+#define UNISONO_TABLE(F) UNISONO_ROWS(F, UNISONO_ALL_OPS)
+#define UNISONO_GPU_TABLE(F) UNISONO_ROWS(F, UNISONO_ARITHMETIC)

@@ -41,6 +41,7 @@ Request::Request(Collective what, const Call& c, int me, int n)
     : collective(what), call(&c), rank(me), ranks(n) {
   const CollectiveTraits& traits = traits_of(what);
   if (traits.rooted()) check_peer("root", c.root, me, n, true);
+  if (traits.combines) check_op(c.dtype, c.op, c.memory);
   args.block = bytes_of(c, 1);
   args.bytes = traits.by_blocks() ? bytes_of(c, static_cast<std::size_t>(n)) : args.block;
   args.in = static_cast<const byte*>(c.in);
@@ -157,6 +158,15 @@ Message::Message(Collective collective, const Call& call, int ranks, int with, i
   if (call.memory == Memory::device)
     throw UsageError("a message with a tag is on host memory: copy it there, or leave the tag out.");
   check_timeout(call);
+}
+
+void check_op(DType dtype, Op op, Memory memory) {
+  if (has_op(dtype, op, memory)) return;
+  const std::string name(name_of(op));
+  if (!has_op(dtype, op))
+    throw UsageError(name + " is for integers (i8, u8, i32, i64), not " + std::string(name_of(dtype)) +
+                     ": give an array of them, or another op.");
+  throw UsageError(name + " is for host memory: copy the array there, or give another op.");
 }
 
 void check_timeout(const Call& call) {

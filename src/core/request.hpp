@@ -91,6 +91,9 @@ struct Message {
   std::string_view what() const { return sends ? "send" : "recv"; }
 };
 
+// Throws UsageError unless elements of that type, in that memory, are combined by that op.
+void check_op(DType dtype, Op op, Memory memory);
+
 // Throws UsageError for a Call::timeout_s that the call cannot have.
 void check_timeout(const Call& call);
 

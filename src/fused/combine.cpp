@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/request.hpp"
 #include "cuda/nodes.hpp"
 #include "host/move.hpp"
 #include "unisono/error.hpp"
@@ -11,6 +12,7 @@ namespace unisono {
 
 void combine_arrays(const Combination& sum) {
   if (sum.xs.empty()) throw UsageError("a sum of no arrays has no dtype and no elements: give one at least.");
+  check_op(sum.dtype, sum.op, sum.memory);
   if (sum.count == 0) return;
   std::vector<const byte*> xs;
   for (const void* x : sum.xs) xs.push_back(static_cast<const byte*>(x));

@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 
-from reference import DTYPES, INTEGERS, OPS, Array, bound, combine, data
+from reference import DTYPES, INTEGERS, OPS, Array, bound, combine, data, ops_of
 from unisono import traits
 from unisono.records import Case
 
@@ -182,8 +182,8 @@ def _choices(
     if collective == "barrier":
         yield from [("u8", "sum", 0)] * 10
         return
-    ops = OPS if collective in REDUCING else ("sum",)
-    kinds = list(itertools.product(DTYPES, ops))
+    reduces = collective in REDUCING
+    kinds = [(dtype, op) for dtype in DTYPES for op in (ops_of(dtype) if reduces else ("sum",))]
     blocks = ranks if collective in BLOCKED else 1
     for index, (dtype, op) in enumerate(kinds):
         if half is not None and index % 2 != half:
@@ -191,7 +191,7 @@ def _choices(
         counts = small_counts(DTYPES[dtype].itemsize, ranks)
         for step in range(each):
             yield dtype, op, counts[(next(turn) + index * 5 + step * 11) % len(counts)]
-    wide = [(dtype, op) for op in ops for dtype in LONG]
+    wide = [(dtype, op) for op in (OPS if reduces else ("sum",)) for dtype in LONG]
     first = next(turn) % 4
     for index in range(len(large_counts(4, ranks, blocks))):
         dtype, op = wide[(2 * (index + ranks) + first) % len(wide)]

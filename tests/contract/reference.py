@@ -32,8 +32,14 @@ DTYPES = {
 }
 INTEGERS = ("i8", "u8", "i32", "i64")
 OPS = ("sum", "prod", "min", "max", "avg")
+BITWISE = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}  # of integers, on CPUs
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _POOL = 30_011  # elements of random data of a rank and dtype; a prime, so that no size divides it
+
+
+def ops_of(dtype: str) -> tuple[str, ...]:
+    """Returns the ops of elements of that dtype on CPUs."""
+    return (*OPS, *BITWISE) if dtype in INTEGERS else OPS
 
 
 def combine(blocks: Sequence[Array], op: str) -> Array:
@@ -52,6 +58,8 @@ def combine(blocks: Sequence[Array], op: str) -> Array:
                 total = total + other
             elif op == "prod":
                 total = total * other
+            elif op in BITWISE:
+                total = BITWISE[op](total, other)
             else:
                 better = other < total if op == "min" else other > total
                 total = np.where(better if integer else better | np.isnan(other), other, total)

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "unisono/types.hpp"
@@ -13,6 +15,20 @@
 namespace unisono::test {
 
 using Bytes = std::vector<std::byte>;
+
+// Returns the dtypes with the ops that they have, in that memory.
+inline std::vector<std::pair<DType, Op>> kinds(Memory memory = Memory::host) {
+  std::vector<std::pair<DType, Op>> all;
+  for (int d = 0; d < kDTypes; ++d)
+    for (int o = 0; o < kOps; ++o)
+      if (const auto dtype = static_cast<DType>(d); has_op(dtype, static_cast<Op>(o), memory))
+        all.emplace_back(dtype, static_cast<Op>(o));
+  return all;
+}
+// Returns a name of a test: "f16_sum".
+inline std::string name_of(const std::pair<DType, Op>& kind) {
+  return std::string(unisono::name_of(kind.first)) + "_" + std::string(unisono::name_of(kind.second));
+}
 
 // A format of sign, `exponent` and `mantissa` bits.
 struct Format {
@@ -104,7 +120,10 @@ void reduce_integers(Op op, const std::vector<const std::byte*>& srcs, std::size
     for (std::size_t s = 1; s < srcs.size(); ++s) {
       const auto next = static_cast<std::int64_t>(get<T>(srcs[s], i));
       const auto a = static_cast<std::uint64_t>(value), b = static_cast<std::uint64_t>(next);
-      if (op == Op::min) value = std::min(value, next);
+      if (op == Op::band) value &= next;
+      else if (op == Op::bor) value |= next;
+      else if (op == Op::bxor) value ^= next;
+      else if (op == Op::min) value = std::min(value, next);
       else if (op == Op::max) value = std::max(value, next);
       else value = static_cast<std::int64_t>(op == Op::prod ? a * b : a + b);
     }

@@ -13,10 +13,10 @@ namespace unisono::cuda {
 namespace {
 
 // Every dtype and op, as "f16_sum".
-class Sums : public Gpu, public testing::WithParamInterface<std::tuple<int, int>> {
+class Sums : public Gpu, public testing::WithParamInterface<std::pair<DType, Op>> {
  protected:
-  const DType dtype = static_cast<DType>(std::get<0>(GetParam()));
-  const Op op = static_cast<Op>(std::get<1>(GetParam()));
+  const DType dtype = GetParam().first;
+  const Op op = GetParam().second;
   const std::size_t size = size_of(dtype);
   const std::size_t wide_size = host::kernels().wide_bytes[static_cast<int>(dtype)];
 
@@ -75,11 +75,8 @@ class Sums : public Gpu, public testing::WithParamInterface<std::tuple<int, int>
     EXPECT_EQ(got.back(), std::byte{0x5a});
   }
 };
-INSTANTIATE_TEST_SUITE_P(All, Sums, testing::Combine(testing::Range(0, kDTypes), testing::Range(0, kOps)),
-                         [](const auto& info) {
-                           return std::string(name_of(static_cast<DType>(std::get<0>(info.param)))) + "_" +
-                                  std::string(name_of(static_cast<Op>(std::get<1>(info.param))));
-                         });
+INSTANTIATE_TEST_SUITE_P(All, Sums, testing::ValuesIn(test::kinds(Memory::device)),
+                         [](const auto& info) { return test::name_of(info.param); });
 
 TEST_P(Sums, HaveTheHostsBits) {
   for (const std::size_t count : {0, 1, 33, 5003})

@@ -97,16 +97,15 @@ TEST_P(Fabric, CombinesEveryTypeByEveryOp) {
   on_ranks(3, on_fabric(GetParam()), [&](Communicator& comm) {
     Bytes room(1 << 20);
     std::uint64_t seed = 0;
-    for (int dtype = 0; dtype < kDTypes; ++dtype)
-      for (int op = 0; op < kOps; ++op)
-        for (const Collective collective :
-             {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter}) {
-          ++seed;
-          run_checked(comm,
-                      {collective, "", seed % 113 * 7, static_cast<DType>(dtype), static_cast<Op>(op),
-                       static_cast<int>(seed) % 3, seed % 2 == 0, seed},
-                      room.data(), room.size());
-        }
+    for (const auto& [dtype, op] : kinds())
+      for (const Collective collective :
+           {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter}) {
+        ++seed;
+        run_checked(
+            comm,
+            {collective, "", seed % 113 * 7, dtype, op, static_cast<int>(seed) % 3, seed % 2 == 0, seed},
+            room.data(), room.size());
+      }
   });
 }
 

@@ -20,10 +20,10 @@ using test::all_kernels;
 using test::Bytes;
 
 // Every dtype and op, as "f16 sum".
-class Reductions : public testing::TestWithParam<std::tuple<int, int>> {
+class Reductions : public testing::TestWithParam<std::pair<DType, Op>> {
  protected:
-  const DType dtype = static_cast<DType>(std::get<0>(GetParam()));
-  const Op op = static_cast<Op>(std::get<1>(GetParam()));
+  const DType dtype = GetParam().first;
+  const Op op = GetParam().second;
   const std::size_t size = size_of(dtype);
 
   Reduce reduce(const Kernels& kernels) const {
@@ -35,12 +35,8 @@ class Reductions : public testing::TestWithParam<std::tuple<int, int>> {
     EXPECT_EQ(at, -1) << what << ", of " << count << " elements";
   }
 };
-INSTANTIATE_TEST_SUITE_P(All, Reductions,
-                         testing::Combine(testing::Range(0, kDTypes), testing::Range(0, kOps)),
-                         [](const auto& info) {
-                           return std::string(name_of(static_cast<DType>(std::get<0>(info.param)))) + "_" +
-                                  std::string(name_of(static_cast<Op>(std::get<1>(info.param))));
-                         });
+INSTANTIATE_TEST_SUITE_P(All, Reductions, testing::ValuesIn(test::kinds()),
+                         [](const auto& info) { return test::name_of(info.param); });
 
 constexpr std::size_t kGuard = 64;
 

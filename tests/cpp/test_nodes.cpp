@@ -96,6 +96,9 @@ TEST_P(Layout, Sums) {
                                     {DType::f16, Op::prod},
                                     {DType::i32, Op::max},
                                     {DType::u8, Op::avg},
+                                    {DType::i8, Op::band},
+                                    {DType::i32, Op::bor},
+                                    {DType::i64, Op::bxor},
                                     {DType::f8e4m3, Op::sum}}) {
       for (const std::size_t count : {std::size_t{1}, std::size_t{33}, std::size_t{1001}}) {
         const std::size_t bytes = count * size_of(dtype), all = bytes * static_cast<std::size_t>(n);

@@ -144,6 +144,25 @@ TYPED_TEST(Integers, MinAndMaxKnowTheSign) {
   EXPECT_EQ((of_two<Op::max, T>(Limits::min(), 3)), 3);
 }
 
+TYPED_TEST(Integers, AreCombinedBitByBit) {
+  using T = TypeParam;
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 1000; ++i) {
+    const auto a = static_cast<T>(random()), b = static_cast<T>(random());
+    T both = 0, either = 0, one = 0;
+    for (unsigned bit = 0; bit < 8 * sizeof(T); ++bit) {
+      const int x = a >> bit & 1, y = b >> bit & 1;
+      const auto place = static_cast<T>(std::uint64_t{1} << bit);
+      if (x + y == 2) both = static_cast<T>(both | place);
+      if (x + y > 0) either = static_cast<T>(either | place);
+      if (x + y == 1) one = static_cast<T>(one | place);
+    }
+    EXPECT_EQ((of_two<Op::band, T>(a, b)), both);
+    EXPECT_EQ((of_two<Op::bor, T>(a, b)), either);
+    EXPECT_EQ((of_two<Op::bxor, T>(a, b)), one);
+  }
+}
+
 TYPED_TEST(Integers, AverageTruncatesTowardZero) {
   using T = TypeParam;
   EXPECT_EQ((of_two<Op::avg, T>(2, 5)), 3);

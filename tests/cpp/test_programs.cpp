@@ -77,18 +77,17 @@ TEST_P(Programs, CombineEveryTypeByEveryOp) {
   on_ranks(n, [&](Communicator& comm) {
     Bytes memory(room);
     std::uint64_t seed = 1;
-    for (int dtype = 0; dtype < kDTypes; ++dtype)
-      for (int op = 0; op < kOps; ++op)
-        for (const Collective collective :
-             {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter})
-          for (const std::string_view algorithm : all_algorithms(collective)) {
-            if (UNISONO_SANITIZED && (dtype + op) % 4 != 0) continue;
-            const std::size_t count = ++seed % 4 == 0 ? 8209 : seed % 113;
-            run_checked(comm,
-                        {collective, algorithm, count, static_cast<DType>(dtype), static_cast<Op>(op),
-                         static_cast<int>(seed) % n, seed % 2 == 0, seed},
-                        memory.data(), room);
-          }
+    for (const auto& [dtype, op] : kinds())
+      for (const Collective collective :
+           {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter})
+        for (const std::string_view algorithm : all_algorithms(collective)) {
+          if (UNISONO_SANITIZED && (static_cast<int>(dtype) + static_cast<int>(op)) % 4 != 0) continue;
+          const std::size_t count = ++seed % 4 == 0 ? 8209 : seed % 113;
+          run_checked(
+              comm,
+              {collective, algorithm, count, dtype, op, static_cast<int>(seed) % n, seed % 2 == 0, seed},
+              memory.data(), room);
+        }
   });
 }
 

@@ -168,6 +168,31 @@ TEST(QuantisedRequests, AreSumsAndAveragesOfFloatsByTwoShot) {
   EXPECT_THROW(made(Collective::all_gather, DType::f32, Op::sum, ""), UsageError);
 }
 
+TEST(BitwiseRequests, AreOfIntegersInHostMemory) {
+  std::vector<std::byte> memory(4096);
+  for (const Op op : {Op::band, Op::bor, Op::bxor})
+    for (int d = 0; d < kDTypes; ++d) {
+      Call call{.in = memory.data(),
+                .out = memory.data() + 2048,
+                .count = 4,
+                .dtype = static_cast<DType>(d),
+                .op = op};
+      const bool good = d >= static_cast<int>(DType::i8) && d <= static_cast<int>(DType::i64);
+      for (const Collective collective :
+           {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter}) {
+        call.memory = Memory::host;
+        if (good) {
+          EXPECT_NO_THROW(Request(collective, call, kMe, kRanks));
+        } else {
+          EXPECT_THROW(Request(collective, call, kMe, kRanks), UsageError);
+        }
+        call.memory = Memory::device;
+        EXPECT_THROW(Request(collective, call, kMe, kRanks), UsageError);
+      }
+      EXPECT_NO_THROW(Request(Collective::all_gather, call, kMe, kRanks)) << "moves have no op";
+    }
+}
+
 TEST(RootedRequests, NeedOnlyTheirOwnBuffersBesideTheRoot) {
   std::vector<std::byte> memory(4096);
   const Call in{.in = memory.data(), .count = kCount, .root = 0},

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.bench import cases
-from unisono.bench.cases import CaseError, layout, make_case
+from unisono.bench.cases import CaseError, grid, layout, make_case
 from unisono.records import vocabulary
 from unisono.records.vocabulary import bus_factor
 
@@ -66,6 +66,17 @@ def test_unknown_names_list_the_known() -> None:
         make_case("all_reduce", 8, "f32", 2, op="mean")
     assert cases.split_names("op", "max, sum,max", vocabulary.OPS) == ["max", "sum"]
     assert cases.split_names("op", "all", vocabulary.OPS) == list(vocabulary.OPS)
+
+
+def test_bitwise_ops_are_of_integers_on_cpus() -> None:
+    kinds = {(c.dtype, c.op) for c in grid(2, ["all_reduce"], [64], ["f32", "i32"], ["sum", "bxor"])}
+    assert kinds == {("f32", "sum"), ("i32", "sum"), ("i32", "bxor")}
+    on_gpu = grid(2, ["all_reduce"], [64], ["i32"], ["sum", "bor"], modes=["graph"], device="cuda")
+    assert [case.op for case in on_gpu] == ["sum"]
+    with pytest.raises(CaseError, match="no bxor of f32 on cpu: choose another --op or --dtype"):
+        grid(2, ["all_gather", "all_reduce"], [64], ["f32"], ["bxor"])
+    moved = grid(2, ["all_gather"], [64], ["f32", "i32"], ["bxor"], modes=["latency"])
+    assert [case.dtype for case in moved] == ["f32", "i32"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])

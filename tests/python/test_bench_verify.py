@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quantised
+from unisono import traits
 from unisono.bench import verify
 from unisono.bench.buffers import Placed, Pools
 from unisono.bench.cases import make_case
@@ -50,6 +51,7 @@ def perform(case: Case, placed: list[Placed]) -> None:
         if case.dtype in INTEGERS:
             wide = np.int64 if case.op == "avg" else kind
         step = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+        step |= {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
         result = reduce(step[str(case.op)], [part.astype(wide) for part in x if part is not None])
         if case.op == "avg":
             result = np.trunc(result / n) if case.dtype in INTEGERS else result / wide(n)
@@ -93,12 +95,13 @@ def arrange(case: Case, placed: list[Placed], seed: int = 1, exact: bool = True)
 @st.composite
 def any_case(draw: st.DrawFn) -> Case:
     name = draw(st.sampled_from([n for n in vocabulary.COLLECTIVES if n != "barrier"]))
+    dtype = draw(st.sampled_from(list(DTYPES)))
     return make_case(
         name,
         draw(st.integers(1, 3000)),
-        draw(st.sampled_from(list(DTYPES))),
+        dtype,
         draw(st.integers(1, 5)),
-        draw(st.sampled_from(vocabulary.OPS)),
+        draw(st.sampled_from([op for op in vocabulary.OPS if traits.has_op(dtype, op)])),
         draw(st.sampled_from(vocabulary.PLACEMENTS)),
         draw(st.sampled_from(vocabulary.MEMORIES)),
     )

@@ -300,7 +300,13 @@ def exchange_in_place(comm: unisono.Communicator) -> Any:
 
 
 NAMES: dict[str, tuple[Call, str]] = {
-    "op": (lambda c: c.all_reduce(ones(4), op="mean"), "no op 'mean': use sum, prod, min, max or avg"),
+    "op": (lambda c: c.all_reduce(ones(4), op="mean"), "use sum, prod, min, max, avg, band, bor or bxor"),
+    "band of floats": (
+        lambda c: c.all_reduce(ones(4), op="band"),
+        "band is for integers (i8, u8, i32, i64), not f32: give an array of them",
+    ),
+    "bor of floats": (lambda c: c.reduce(ones(4), op="bor"), "bor is for integers"),
+    "bxor of floats": (lambda c: c.reduce_scatter(ones(c.size, 4), "bxor"), "bxor is for integers"),
     "op with a NUL": (lambda c: c.all_reduce(ones(4), op="sum\0x"), r"no op 'sum\0x': use sum, prod"),
     "dtype that is no UTF-8": (lambda c: c.empty(3, "\ud800"), r"elements of type \ud800: use f32,"),
     "empty op": (lambda c: c.reduce_scatter(ones(2, 4), op=""), "no op ''"),

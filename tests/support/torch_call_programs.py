@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -15,6 +16,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
 OTHERS = (torch.bool, torch.int16, torch.complex64, torch.float8_e4m3fn)  # which are moved alone
 OPS = (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+BITWISE = (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)
 
 
 class Both:
@@ -119,7 +121,7 @@ def reductions(both: Both, rank: int, size: int) -> None:
     """Every collective that combines, of every type and operation, beside gloo."""
     for number, shape in enumerate(SIZES):
         for dtype in (*FLOATS, *INTEGERS):
-            for op in OPS:
+            for op in (*OPS, *(BITWISE if DEVICE == "cpu" and dtype in INTEGERS else ())):
                 root = number % size
                 mine = data(shape, dtype, rank, number)
                 parts = [data(shape, dtype, rank, number, r) for r in range(size)]
@@ -158,12 +160,11 @@ def own_reductions(both: Both, rank: int, size: int) -> None:
     strided = torch.stack([everyone[rank], everyone[rank]], 1)
     dist.all_reduce(strided[:, 0])
     same(strided, torch.stack([everyone.sum(0), everyone[rank]], 1), "strided")
-    if DEVICE == "cpu":  # NCCL, which would carry it, takes one rank a GPU
-        both(
-            "all_reduce",
-            lambda x, **o: dist.all_reduce(x, dist.ReduceOp.BXOR, **o),
-            data((9,), torch.int32, rank),
-        )
+    if DEVICE == "cpu":  # NCCL, which would carry them, has none
+        for op in BITWISE:
+            both("all_reduce", lambda x, op=op, **o: dist.all_reduce(x, op, **o), bools[rank].clone())
+        with pytest.raises(RuntimeError):  # gloo's
+            dist.all_reduce(mine.clone(), dist.ReduceOp.BXOR)
     tensors = [data((n,), torch.float32, rank, n) for n in (3, 0, 70)]
     theirs = [t.cpu().clone() for t in tensors]
     dist.all_reduce_coalesced(tensors)

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from unisono import traits
 from unisono.bench import norm, pairs, routes
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import (
@@ -200,15 +201,15 @@ def make_case(
     """Returns the case nearest below `nominal_bytes`, with at least one element a block.
 
     All elements are whole, and the blocks of a blocked collective equal. Only reductions keep `op`. The root
-    is rank 0. Raises CaseError for an unknown name."""
+    is rank 0. Raises CaseError for an unknown name, and for an op that the dtype lacks on that device."""
     known = KNOWN[_known("collective", collective, [name for name in KNOWN if name not in (*MOES, NORM)])]
     item = DTYPES[_known("dtype", dtype, DTYPES)].itemsize
     _known("placement", placement, PLACEMENTS)
     _known("memory", memory, MEMORIES)
     _known("device", device, DEVICES)
     _known("mode", mode, modes_of(device))
-    if known.reduces:
-        _known("op", str(op), OPS)
+    if known.reduces and not traits.has_op(dtype, _known("op", str(op), OPS), device == "cuda"):
+        raise CaseError(f"there is no {op} of {dtype} on {device}: choose another --op or --dtype.")
     unit = item * ranks if known.blocked else item
     if collective == "barrier":
         dtype, size = "u8", 0
@@ -261,14 +262,24 @@ def grid(
     modes: Sequence[str] = MODES,
     device: str = "cpu",
 ) -> list[Case]:
-    """Returns every distinct case of the product. Sizes that round to the same case count once."""
+    """Returns every distinct case of the product. Sizes that round to the same case count once, and dtypes go
+    without the ops that they lack, unless all lack all."""
     product = itertools.product(collectives, sizes, dtypes, ops, placements, memories, modes)
+    lacking = lacking_ops(dtypes, ops, device)
     return list(
         dict.fromkeys(
             make_case(name, size, dtype, ranks, op, placement, memory, mode, device)
             for name, size, dtype, op, placement, memory, mode in product
+            if not (KNOWN[name].reduces and (dtype, op) in lacking)
         )
     )
+
+
+def lacking_ops(dtypes: Sequence[str], ops: Sequence[str], device: str) -> set[tuple[str, str]]:
+    """Returns the pairs of dtype and op that do not exist; none if all do not, which `make_case` refuses."""
+    every = set(itertools.product(dtypes, ops))
+    lacking = {(dtype, op) for dtype, op in every if not traits.has_op(dtype, op, device == "cuda")}
+    return lacking if lacking != every else set()
 
 
 def calls_per_sample(case: Case) -> int:

@@ -22,7 +22,7 @@ import msgspec
 from unisono.bench import cells
 from unisono.bench.backends.base import Backend
 from unisono.bench.buffers import needed_bytes
-from unisono.bench.cases import make_case
+from unisono.bench.cases import lacking_ops, make_case
 from unisono.bench.control import Control, Interrupt
 from unisono.bench.device import Device
 from unisono.bench.options import Options
@@ -91,10 +91,14 @@ class Sweep:
         """Searches for every backend, collective, dtype, op and memory of the options, from their smallest
         size on."""
         sized = [name for name in options.collectives if name != "barrier"]
+        lacking = lacking_ops(options.dtypes, options.ops, self._device.kind)
         for backend, name, dtype, op, memory in itertools.product(
             backends, sized, options.dtypes, options.ops, options.memories
         ):
-            if self._stopped() or (op != options.ops[0] and not KNOWN[name].reduces):
+            reduces = KNOWN[name].reduces
+            if self._stopped() or (op != options.ops[0] and not reduces):
+                continue
+            if reduces and (dtype, op) in lacking:
                 continue
             on_gpu = self._device.kind == "cuda"
             mode = "events" if on_gpu and backend.queues() else "latency"

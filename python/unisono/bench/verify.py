@@ -35,6 +35,7 @@ ROUNDOFF = {  # half the distance from 1 to the next number
     "f8e4m3": 2.0**-4,
     "f8e5m2": 2.0**-3,
 }
+BITWISE = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -83,8 +84,10 @@ def combine(blocks: Sequence[Array], op: str, dtype: str) -> Array:
                 total = total * other
             case "min":
                 total = np.where(other < total, other, total)
-            case _:
+            case "max":
                 total = np.where(other > total, other, total)
+            case _:
+                total = BITWISE[op](total, other)
     if op == "avg":
         total = np.sign(total) * (np.abs(total) // n) if dtype in INTEGERS else total / wide.type(n)
     return total.astype(kind)

@@ -141,8 +141,8 @@ const void* requantise_of(Wire wire, bool many) {
 #define UNISONO_MANY(T, op) reinterpret_cast<const void*>(combine_all<T, op, kManySources>)
 
 const void* combine_kernel(DType dtype, Op op, bool many) {
-  static const void* const few_sources[kDTypes][kOps] = UNISONO_TABLE(UNISONO_FEW);
-  static const void* const many_sources[kDTypes][kOps] = UNISONO_TABLE(UNISONO_MANY);
+  static const void* const few_sources[kDTypes][kOps] = UNISONO_GPU_TABLE(UNISONO_FEW);
+  static const void* const many_sources[kDTypes][kOps] = UNISONO_GPU_TABLE(UNISONO_MANY);
   return (many ? many_sources : few_sources)[static_cast<int>(dtype)][static_cast<int>(op)];
 }
 

@@ -12,7 +12,7 @@ template <int kRanks>
 using CombineWords = std::uint64_t (*)(const OfRanks<kRanks>, int ranks);
 #define UNISONO_COMBINE_WORDS(T, op) combine_words<T, op, kRanks>
 template <int kRanks>
-__device__ const CombineWords<kRanks> combiners[kDTypes][kOps] = UNISONO_TABLE(UNISONO_COMBINE_WORDS);
+__device__ const CombineWords<kRanks> combiners[kDTypes][kOps] = UNISONO_GPU_TABLE(UNISONO_COMBINE_WORDS);
 
 // The combination of a kernel: looked up in a table, or compiled in.
 struct CombineByTable {

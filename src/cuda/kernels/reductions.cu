@@ -5,9 +5,9 @@
 namespace unisono::cuda {
 
 #define UNISONO_REDUCE(T, op) reduce<T, op>
-__device__ const Reduce reductions[kDTypes][kOps] = UNISONO_TABLE(UNISONO_REDUCE);
+__device__ const Reduce reductions[kDTypes][kOps] = UNISONO_GPU_TABLE(UNISONO_REDUCE);
 
 #define UNISONO_REDUCE_MANY(T, op) reduce_many<T, op>
-__device__ const Reduce reductions_of_many[kDTypes][kOps] = UNISONO_TABLE(UNISONO_REDUCE_MANY);
+__device__ const Reduce reductions_of_many[kDTypes][kOps] = UNISONO_GPU_TABLE(UNISONO_REDUCE_MANY);
 
 }  // namespace unisono::cuda

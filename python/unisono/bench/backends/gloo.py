@@ -50,13 +50,11 @@ class GlooBackend(Backend):
 
     def setup(self, ranks: Ranks) -> None:
         import torch
-        import torch.distributed as dist
 
         torch.set_num_threads(1)  # one rank is one core, as for the other backends
         self._group, _ = make_group(ranks.rank, ranks.size, ranks.all_gather, TIMEOUT_S)
         self._group.barrier().wait()
-        self._ops = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "avg": dist.ReduceOp.AVG}
-        self._ops |= {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+        self._ops = reduce_ops()
 
     def supports(self, case: Case) -> str | None:
         if case.collective == "send_recv" and case.ranks == 1:
@@ -217,6 +215,14 @@ class GlooBackend(Backend):
             with contextlib.suppress(RuntimeError):
                 self._group.shutdown()
             self._group = None
+
+
+def reduce_ops() -> dict[str, Any]:
+    """Returns torch's names of the bench's ops."""
+    from torch.distributed import ReduceOp
+
+    renamed = {"prod": "PRODUCT"}
+    return {op: getattr(ReduceOp, renamed.get(op, op.upper())) for op in vocabulary.OPS}
 
 
 class GlooMoe(TorchMoe):

@@ -109,7 +109,7 @@ class MpiBackend(Backend):
         self._comm = MPI.COMM_WORLD.Dup()
         self._types = {"f32": MPI.FLOAT, "f64": MPI.DOUBLE, "i8": MPI.INT8_T, "u8": MPI.UINT8_T}
         self._types |= {"i32": MPI.INT32_T, "i64": MPI.INT64_T}
-        self._ops = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
+        self._ops = {op: getattr(MPI, op.upper()) for op in vocabulary.OPS if op != "avg"}
 
     def supports(self, case: Case) -> str | None:
         if case.device == "cuda" and self._staged and case.bytes > MOST_STAGED:

@@ -13,7 +13,7 @@ from typing import Any
 from unisono.bench import pairs
 from unisono.bench.backends import sends, torch_group
 from unisono.bench.backends.base import Buffers, Ranks
-from unisono.bench.backends.gloo import GlooBackend
+from unisono.bench.backends.gloo import GlooBackend, reduce_ops
 from unisono.records import Case
 
 IN_PLACE = frozenset({"all_reduce", "reduce", "broadcast"})
@@ -29,11 +29,9 @@ class TorchGlooBackend(GlooBackend):
 
     def setup(self, ranks: Ranks) -> None:
         import torch
-        import torch.distributed as dist
 
         torch.set_num_threads(1)  # one rank is one core, as for the other backends
-        self._ops = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "avg": dist.ReduceOp.AVG}
-        self._ops |= {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+        self._ops = reduce_ops()
         self._group = torch_group.new_group(ranks, self.backend)
 
     def supports(self, case: Case) -> str | None:

@@ -78,8 +78,11 @@ Ptr<c10d::Backend> Routes::elsewhere(const Tensors& tensors, const char* what, c
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK(tensor.device() == tensors[0].device(), "unisono: ", what,
                 ": tensors must be on one device, not ", tensors[0].device(), " and ", tensor.device(), ".");
-    if (op ? !sum_of(tensor, *op) : !plain(tensor))
-      why = kind_of(tensor) + (!op || op_of(*op) ? "" : ", an operation that Unisono lacks");
+    if (op ? !sum_of(tensor, *op) : !plain(tensor)) {
+      const auto known = op ? op_of(*op) : std::nullopt;
+      why = kind_of(tensor);
+      if (op && (!known || unisono::is_bitwise(*known))) why += ", an operation that Unisono lacks";
+    }
   }
   if (!tensors.empty() && tensors[0].is_cuda()) {
     if (why.empty() && gpus_->all(tensors[0].device())) return nullptr;

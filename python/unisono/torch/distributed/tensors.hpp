@@ -55,35 +55,45 @@ inline std::optional<unisono::Op> op_of(const ReduceOp& op) {
     case ReduceOp::PRODUCT: return unisono::Op::prod;
     case ReduceOp::MIN: return unisono::Op::min;
     case ReduceOp::MAX: return unisono::Op::max;
+    case ReduceOp::BAND: return unisono::Op::band;
+    case ReduceOp::BOR: return unisono::Op::bor;
+    case ReduceOp::BXOR: return unisono::Op::bxor;
     default: return std::nullopt;
   }
 }
 
-// Returns nothing if the reduction is gloo's. Bools are bytes 0 and 1: a sum is their max, a product their
+// Returns a reduction of elements of that type. Bools are bytes 0 and 1: a sum is their max, a product their
 // min.
-inline std::optional<Sum> sum_of(const at::Tensor& tensor, const ReduceOp& with) {
+inline std::optional<Sum> sum_of(at::ScalarType type, unisono::Op op) {
   using unisono::Op;
-  const std::optional<Op> op = op_of(with);
-  if (!op || !plain(tensor)) return std::nullopt;
-  switch (tensor.scalar_type()) {
-    case at::kFloat: return Sum{DType::f32, *op};
-    case at::kDouble: return Sum{DType::f64, *op};
-    case at::kHalf: return Sum{DType::f16, *op};
-    case at::kBFloat16: return Sum{DType::bf16, *op};
-    case at::kChar: return Sum{DType::i8, *op};
-    case at::kByte: return Sum{DType::u8, *op};
-    case at::kInt: return Sum{DType::i32, *op};
-    case at::kLong: return Sum{DType::i64, *op};
-    case at::kFloat8_e4m3fn: return Sum{DType::f8e4m3, *op};
+  switch (type) {
+    case at::kFloat: return Sum{DType::f32, op};
+    case at::kDouble: return Sum{DType::f64, op};
+    case at::kHalf: return Sum{DType::f16, op};
+    case at::kBFloat16: return Sum{DType::bf16, op};
+    case at::kChar: return Sum{DType::i8, op};
+    case at::kByte: return Sum{DType::u8, op};
+    case at::kInt: return Sum{DType::i32, op};
+    case at::kLong: return Sum{DType::i64, op};
+    case at::kFloat8_e4m3fn: return Sum{DType::f8e4m3, op};
     case at::kComplexFloat:
     case at::kComplexDouble:
-      if (*op != Op::sum && *op != Op::avg) return std::nullopt;
-      return Sum{tensor.scalar_type() == at::kComplexFloat ? DType::f32 : DType::f64, *op};
+      if (op != Op::sum && op != Op::avg) return std::nullopt;
+      return Sum{type == at::kComplexFloat ? DType::f32 : DType::f64, op};
     case at::kBool:
-      if (*op == Op::avg) return std::nullopt;
-      return Sum{DType::u8, *op == Op::sum ? Op::max : *op == Op::prod ? Op::min : *op};
+      if (op == Op::avg) return std::nullopt;
+      return Sum{DType::u8, op == Op::sum ? Op::max : op == Op::prod ? Op::min : op};
     default: return std::nullopt;
   }
+}
+
+// Returns nothing if the reduction is the inner backend's.
+inline std::optional<Sum> sum_of(const at::Tensor& tensor, const ReduceOp& with) {
+  const std::optional<unisono::Op> op = op_of(with);
+  if (!op || !plain(tensor)) return std::nullopt;
+  const std::optional<Sum> sum = sum_of(tensor.scalar_type(), *op);
+  const auto memory = tensor.is_cuda() ? unisono::Memory::device : unisono::Memory::host;
+  return sum && has_op(sum->dtype, sum->op, memory) ? sum : std::nullopt;
 }
 
 inline std::string kind_of(const at::Tensor& tensor) {
