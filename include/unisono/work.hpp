@@ -31,8 +31,8 @@ class Work {
   // Returns the error with which the call has ended. Null: the call is under way, or has succeeded.
   UNISONO_API std::exception_ptr error() const;
   // Calls `callback` once when the call has ended: in a thread of the communicator, or here and now if the
-  // call has ended already. The callback may make and begin calls, and may wait for them. What it throws in
-  // the communicator's thread aborts the communicator.
+  // call has ended already, or, of a message with a tag, within a `wait` for it. The callback may make and
+  // begin calls, and may wait for them. What it throws aborts the communicator, unless it runs here and now.
   UNISONO_API void then(std::function<void()> callback) const;
 
   // Returns what a receive with a tag has taken, if it has ended.

@@ -30,12 +30,16 @@ std::exception_ptr error_of_child(const Work::State& state) {
 void Work::wait(std::optional<double> timeout_s) const {
   if (!state_) return;
   if (inherited(*state_)) std::rethrow_exception(error_of_child(*state_));
+  std::optional<Clock::time_point> until;
+  if (timeout_s)
+    until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                               std::chrono::duration<double>(check_timeout_s(*timeout_s)));
+  state_->move_on(until);
   std::unique_lock lock(state_->mutex);
-  const auto done = [this] { return state_->done; };
-  if (!timeout_s) {
+  const auto done = [this] { return state_->done.load(); };
+  if (!until) {
     state_->ended.wait(lock, done);
-  } else if (const std::chrono::duration<double> most(check_timeout_s(*timeout_s));
-             !state_->ended.wait_for(lock, most, done)) {
+  } else if (!state_->ended.wait_until(lock, *until, done)) {
     throw TimeoutError(state_->what + " has not ended within " + std::to_string(*timeout_s) +
                        " s and goes on: wait again, and leave its buffers alone until then.");
   }
@@ -43,9 +47,7 @@ void Work::wait(std::optional<double> timeout_s) const {
 }
 
 bool Work::done() const {
-  if (!state_ || inherited(*state_)) return true;
-  const std::scoped_lock lock(state_->mutex);
-  return state_->done;
+  return !state_ || inherited(*state_) || state_->done.load(std::memory_order_acquire);
 }
 
 std::exception_ptr Work::error() const {
@@ -214,7 +216,9 @@ CallThreads::~CallThreads() {
       if (thread.get_id() == std::this_thread::get_id()) thread.detach();
       else thread.join();
   }
-  const std::scoped_lock lock(jobs_->mutex);
+  const int within = calling_back == jobs_.get() ? 1 : 0;
+  std::unique_lock lock(jobs_->mutex);
+  jobs_->settled.wait(lock, [&] { return jobs_->calling == within; });  // callbacks that were lent
   jobs_->thrown = nullptr;
 }
 
@@ -237,6 +241,17 @@ void CallThreads::run_beside(Callbacks callbacks) {
   jobs_->beside.emplace_back(
       [jobs = jobs_.get(), all = std::move(callbacks)]() mutable { jobs->call_back(std::move(all)); });
   jobs_->serve();
+}
+
+std::function<void()> CallThreads::lend(Callbacks callbacks) {
+  const std::scoped_lock lock(jobs_->mutex);
+  ++jobs_->calling;
+  return [jobs = jobs_, all = std::move(callbacks)]() mutable {
+    jobs->call_back(std::move(all));
+    const std::scoped_lock lock(jobs->mutex);
+    --jobs->calling;
+    jobs->settled.notify_all();
+  };
 }
 
 void CallThreads::add(Turns& turns, std::function<Callbacks(Turns::Number)> run) {

@@ -1,6 +1,7 @@
 // Calls that have begun, and the thread that runs them.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
@@ -12,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/deadline.hpp"
 #include "base/process.hpp"
 #include "core/request.hpp"
 #include "core/turns.hpp"
@@ -22,13 +24,18 @@ namespace unisono {
 struct [[gnu::visibility("hidden")]] Work::State {
   using Callbacks = std::vector<std::function<void()>>;
   explicit State(std::string_view name) : what(name) {}
+  virtual ~State() = default;
+  // Moves the call on in a thread that waits for it, until it has ended or a time has come. May return at
+  // once.
+  virtual void move_on(std::optional<Clock::time_point>) {}
   // Returns the callbacks, which the caller runs.
-  Callbacks end(std::exception_ptr with) {
+  Callbacks end(std::exception_ptr with, Received with_message = {}) {
     Callbacks all;
     {
       const std::scoped_lock lock(mutex);
       error = std::move(with);
-      done = true;
+      received = with_message;
+      done.store(true, std::memory_order_release);
       all.swap(callbacks);
     }
     ended.notify_all();
@@ -39,7 +46,7 @@ struct [[gnu::visibility("hidden")]] Work::State {
   const unsigned forks_before = forks();
   std::mutex mutex;
   std::condition_variable ended;
-  bool done = false;
+  std::atomic<bool> done = false;
   std::exception_ptr error;
   Received received;
   Callbacks callbacks;
@@ -72,6 +79,9 @@ class CallThreads {
   // Throws ResourceError if the system has no thread. Callbacks then wait for one of these.
   void run_beside(std::function<void()> what);
   void run_beside(Callbacks callbacks);
+  // Returns what runs callbacks in the thread that calls it, once. Others wait for that as for its own
+  // threads.
+  std::function<void()> lend(Callbacks callbacks);
   // Waits until all has run, except the callback that this may be.
   void settle();
 

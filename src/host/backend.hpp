@@ -105,9 +105,9 @@ class LocalCommunicator : public Communicator::Impl {
   byte* reach(const Place& place, int rank, std::size_t bytes);
 
   Group group_;
-  Mailbox mailbox_{group_, check_};
-  Plan plans_[2];  // for chunks around the cache, and through it
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
+  Mailbox mailbox_{group_, *symmetric_, check_};
+  Plan plans_[2];  // for chunks around the cache, and through it
   std::vector<const byte*> inputs_;
   std::vector<byte*> outputs_;
 };

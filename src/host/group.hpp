@@ -53,6 +53,12 @@ class Group {
                                                             : host::far_address(rank, address);
   }
 
+  // Returns whether a rank is in this process, so that its pointers are this rank's.
+  bool near(int rank) const { return processes_[static_cast<std::size_t>(rank)].own(); }
+  // Copies from an address that `reach` has returned. Returns whether the kernel has done so. From any
+  // thread.
+  bool copy(byte* to, const byte* from, std::size_t bytes) const;
+
   // Sets the deadline of the lane's waits; none: that of the constructor.
   void set_timeout(std::optional<double> timeout_s) {
     timeout_s_ = timeout_s.value_or(usual_timeout_s_);
@@ -80,8 +86,9 @@ class Group {
 
   // Throws the failure of the group, if there is one. Cheap.
   void check() const {
-    if (board(0).failure.stage.load(std::memory_order_acquire) != 0) raise_failure();
+    if (failed()) raise_failure();
   }
+  bool failed() const { return board(0).failure.stage.load(std::memory_order_acquire) != 0; }
 
   // Fails the group on every rank, and throws. The first failure is everyone's.
   [[noreturn]] void fail(FailureKind kind, const std::string& text);

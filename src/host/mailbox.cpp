@@ -1,5 +1,7 @@
 #include "host/mailbox.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -25,15 +27,16 @@ std::size_t Mailbox::bytes(int ranks) {
   return 4096 + static_cast<std::size_t>(ranks) * round_up(sizeof(Ring) + ring_bytes(ranks), 4096);
 }
 
-Mailbox::Mailbox(Group& group, bool check)
+Mailbox::Mailbox(Group& group, const Symmetric& symmetric, bool check)
     : group_(group),
+      symmetric_(symmetric),
       rank_(group.rank()),
       size_(group.size()),
       check_(check),
       heard_(bell(rank_).flag.load(std::memory_order_relaxed) - 1),
-      outboxes_(static_cast<std::size_t>(size_)) {}
-
-Mailbox::~Mailbox() = default;
+      outboxes_(static_cast<std::size_t>(size_)) {
+  door_->mailbox = this;
+}
 
 host::Line& Mailbox::bell(int rank) const { return *reinterpret_cast<host::Line*>(group_.mail(rank)); }
 
@@ -70,18 +73,20 @@ void Mailbox::push(int peer) {
   if (out.empty()) return;
   const std::size_t most = ring_bytes(size_) / 4;  // of a record's data
   bool wrote = false, room = true;
-  while (room && !out.accepts.empty()) {
-    room = put(peer, out.accepts.front(), nullptr, 0);
-    if (room) out.accepts.pop_front();
+  while (room && !out.answers.empty()) {
+    room = put(peer, out.answers.front(), nullptr, 0);
+    if (room) out.answers.pop_front();
     wrote = wrote || room;
   }
   while (room && !out.letters.empty()) {
     const Sent letter = out.letters.front();
     const bool eager = letter->bytes <= most;
     const std::uint64_t number = eager ? 0 : ++numbers_;
-    room =
-        put(peer, {eager ? Head::eager : Head::offer, letter->tag, letter->bytes, number, 0, letter->dtype},
-            letter->at, eager ? letter->bytes : 0);
+    const Place at = eager ? Place() : place(*letter);
+    room = put(peer,
+               {eager ? Head::eager : Head::offer, letter->tag, letter->bytes, number, at.offset,
+                letter->dtype, at.allocation},
+               letter->at, eager ? letter->bytes : 0);
     if (!room) break;
     wrote = true;
     out.letters.pop_front();
@@ -91,7 +96,7 @@ void Mailbox::push(int peer) {
   while (room && !out.streams.empty()) {
     const Sent letter = out.streams.front();
     const std::size_t bytes = std::min<std::size_t>(most, letter->bytes - letter->moved);
-    room = put(peer, {Head::part, letter->tag, bytes, letter->other, 0, letter->dtype},
+    room = put(peer, {Head::part, letter->tag, bytes, letter->other, 0, letter->dtype, Place::kNone},
                letter->at + letter->moved, bytes);
     if (!room) break;
     wrote = true;
@@ -148,10 +153,17 @@ void Mailbox::take(int source, const Head& head, Ring& from, std::uint64_t at) {
       const Sent letter = std::move(*found);
       posted_.erase(found);
       check(*letter, source, head.dtype, head.bytes);
-      letter->received.bytes = head.bytes;
-      if (head.kind == Head::offer) return accept(source, head.number, letter);
+      letter->expected = head.bytes;
+      if (head.kind == Head::offer) return meet(letter, source, head);
       copy(letter->at);
       return complete(letter, source);
+    }
+    case Head::taken: {
+      const auto found = offered_.find(head.number);
+      if (found == offered_.end()) return;  // its sender has given up
+      const Sent letter = found->second;
+      offered_.erase(found);
+      return complete(letter, rank_);
     }
     case Head::accept: {
       const auto found = offered_.find(head.number);
@@ -165,21 +177,33 @@ void Mailbox::take(int source, const Head& head, Ring& from, std::uint64_t at) {
       const auto found = accepted_.find(head.number);
       if (found == accepted_.end()) return;
       const Sent letter = found->second;
-      if (head.bytes > letter->received.bytes - letter->moved) return;
+      if (head.bytes > letter->expected - letter->moved) return;
       copy(letter->at + letter->moved);
       letter->moved += head.bytes;
-      if (letter->moved < letter->received.bytes) return;
+      if (letter->moved < letter->expected) return;
       accepted_.erase(found);
       return complete(letter, source);
     }
   }
 }
 
-void Mailbox::accept(int source, std::uint64_t offer, const Sent& letter) {
+// Takes an offer for a receive.
+void Mailbox::meet(const Sent& letter, int source, const Head& head) {
   letter->source = source;
+  letter->number = head.number;
+  letter->from = reach({head.allocation, head.other}, source, head.bytes);
+  if (!letter->from) return accept(letter);
+  copies_.push_back(letter);
+  to_copy_ = true;
+  if (letter.get() != own_ && door_->waiters > 0) host::ring(bell(rank_));
+}
+
+// Asks for a message in parts.
+void Mailbox::accept(const Sent& letter) {
+  letter->moved = 0;
   accepted_[++numbers_] = letter;
-  outboxes_[static_cast<std::size_t>(source)].accepts.push_back(
-      {Head::accept, letter->tag, 0, offer, numbers_, letter->dtype});
+  outboxes_[static_cast<std::size_t>(letter->source)].answers.push_back(
+      {Head::accept, letter->tag, 0, letter->number, numbers_, letter->dtype, Place::kNone});
 }
 
 void Mailbox::check(const Letter& letter, int source, DType dtype, std::uint64_t bytes) {
@@ -197,14 +221,23 @@ void Mailbox::check(const Letter& letter, int source, DType dtype, std::uint64_t
 
 // Ends a letter. The waiter of another one may do so: its own is then told by the bell.
 void Mailbox::complete(const Sent& letter, int source) {
-  letter->received.source = source;
-  letter->done.store(true, std::memory_order_release);
-  if (letter->state) {
-    letter->state->received = letter->received;
-    begun_.remove(letter);
-    if (auto callbacks = letter->state->end({}); !callbacks.empty()) ended_.push_back(std::move(callbacks));
+  const Received received{source, letter->expected};
+  if (letter->door) {
+    end(letter, {}, received);
+  } else {
+    letter->received = received;
+    letter->done.store(true, std::memory_order_release);
   }
   if (letter.get() != own_) host::ring(bell(rank_));
+}
+
+// Ends a letter that has begun. Its callbacks run in a thread that waits for it, if there is one.
+void Mailbox::end(const Sent& letter, std::exception_ptr error, const Received& received) {
+  begun_.remove(letter);
+  auto callbacks = letter->State::end(std::move(error), received);
+  if (callbacks.empty()) return;
+  if (letter->waiters > 0) letter->last = threads_->lend(std::move(callbacks));
+  else threads_->run_beside(std::move(callbacks));
 }
 
 void Mailbox::post(const Sent& letter) {
@@ -220,9 +253,9 @@ void Mailbox::post(const Sent& letter) {
   const Kept kept = std::move(*found);
   unexpected_.erase(found);
   check(*letter, kept.source, kept.head.dtype, kept.head.bytes);
-  letter->received.bytes = kept.head.bytes;
+  letter->expected = kept.head.bytes;
   if (kept.head.kind == Head::offer) {
-    accept(kept.source, kept.head.number, letter);
+    meet(letter, kept.source, kept.head);
     return push(kept.source);
   }
   if (!kept.data.empty()) std::memcpy(letter->at, kept.data.data(), kept.data.size());
@@ -239,9 +272,18 @@ void Mailbox::progress() {
   } while (own.written.load(std::memory_order_relaxed) != own.taken.load(std::memory_order_relaxed));
 }
 
-void Mailbox::forget(const Sent& letter) {
+// Leaves a letter where it is. Nobody reaches its memory afterwards. Requires: this rank has left or failed,
+// or nobody has heard of the letter.
+void Mailbox::forget(Lock& lock, const Sent& letter) {
+  copied_.wait(lock, [&] { return !letter->copied_now; });
+  if (letter->sends) {
+    auto& copies = ring(letter->peer, rank_).copies;
+    // an addition, not a load: a reader that counts itself later sees that this rank has given up
+    while (copies.fetch_add(0, std::memory_order_acq_rel) != 0 && !group_.dead(letter->peer)) ::sched_yield();
+  }
   posted_.remove(letter);
   begun_.remove(letter);
+  copies_.remove(letter);
   for (Outbox& out : outboxes_) {
     std::erase(out.letters, letter);
     std::erase(out.streams, letter);

@@ -1,25 +1,31 @@
 // Messages with tags between the ranks of one machine, beside the calls that take turns.
 //
 // Each rank has a ring of bytes from every rank, itself too, in its shared memory. Records in it are small
-// messages whole (eager), offers of large ones, and after a receive has accepted such an offer, its parts. A
-// ring can always be emptied, since a message that no receive waits for is kept on the heap. Whoever waits
-// moves everything of this rank on. For messages that have begun, a thread of the communicator waits.
+// messages whole (eager) and offers of large ones. The receiver of an offer copies the message from the
+// sender's memory, if it reaches that, and tells the sender when it has. Otherwise it accepts the offer, and
+// the sender writes the message in parts. A ring can always be emptied, since a message that no receive waits
+// for is kept on the heap. Whoever waits moves everything of this rank on. While no one waits, a thread of
+// the communicator moves messages that have begun.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "core/request.hpp"
 #include "core/work.hpp"
+#include "host/symmetric.hpp"
 #include "host/wait.hpp"
 
 namespace unisono {
@@ -31,7 +37,8 @@ class Mailbox {
   // Returns the bytes of shared memory that a rank of so many gives.
   static std::size_t bytes(int ranks);
   // check: compare the dtypes of both ends.
-  Mailbox(Group& group, bool check);
+  Mailbox(Group& group, const Symmetric& symmetric, bool check);
+  // Waits until no thread waits in it for a letter. Requires: those that have begun have ended.
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
 
@@ -42,13 +49,14 @@ class Mailbox {
 
  private:
   struct Head {
-    enum Kind : std::uint32_t { eager, offer, accept, part };
+    enum Kind : std::uint32_t { eager, offer, taken, accept, part };
     Kind kind;
     std::int32_t tag;
     std::uint64_t bytes;   // of the message, or of the part
-    std::uint64_t number;  // offer, accept: the sender's; part: the receiver's
-    std::uint64_t other;   // accept: the receiver's
+    std::uint64_t number;  // offer, taken, accept: the sender's; part: the receiver's
+    std::uint64_t other;   // accept: the receiver's; offer: Place::offset
     DType dtype;
+    std::uint32_t allocation;  // offer: Place::allocation of the sender's memory
   };
 
   // One writer, one reader. Counts never go back.
@@ -56,17 +64,43 @@ class Mailbox {
     alignas(64) std::atomic<std::uint64_t> written;
     alignas(64) std::atomic<std::uint64_t> taken;
     std::atomic<std::uint32_t> blocked;  // the writer waits for room
+    std::atomic<std::uint32_t> copies;   // threads of the reader that may copy from the writer's memory
     std::byte* data() { return reinterpret_cast<std::byte*>(this + 1); }
   };
 
-  struct Letter : Message {
-    explicit Letter(const Message& message) : Message(message) {}
-    std::uint64_t moved = 0;       // bytes
-    std::uint64_t other = 0;       // the receiver's number
-    std::atomic<int> source = -1;  // of an offer that has been accepted
-    std::atomic<bool> done = false;
-    Received received;
-    std::shared_ptr<Work::State> state;  // of one that has begun
+  // What threads that wait for letters share with the mailbox, which may end before they have left.
+  struct Door {
+    std::mutex mutex;
+    Mailbox* mailbox;  // null: it is gone
+    std::atomic<int> waiters = 0;
+  };
+  class Waiter;
+  struct Letter;
+  // Says whose waiter moves things on, under the lock.
+  struct Own {
+    Own(const Letter*& at, const Letter& letter) : own(at) { own = &letter; }
+    ~Own() { own = nullptr; }
+    Own(const Own&) = delete;
+    const Letter*& own;
+  };
+
+  struct Letter final : Message, Work::State {
+    explicit Letter(const Message& message, std::shared_ptr<Door> of = {})
+        : Message(message), State(Message::what()), door(std::move(of)) {}
+    void move_on(std::optional<Clock::time_point> until) override;
+    using Message::what;
+
+    std::uint64_t expected = 0;       // bytes that a receive gets
+    std::uint64_t moved = 0;          // bytes
+    std::uint64_t number = 0;         // of an offer: the sender's
+    std::uint64_t other = 0;          // the receiver's number
+    std::atomic<int> source = -1;     // of an offer that has met its receive
+    const std::byte* from = nullptr;  // the sender's memory
+    bool copied_now = false;          // a thread copies from there, without the lock
+    // of one that has begun
+    const std::shared_ptr<Door> door;  // null: it has not
+    int waiters = 0;
+    std::function<void()> last;  // its callbacks, for the first waiter that leaves
     std::chrono::duration<double> waited{};
   };
 
@@ -78,11 +112,12 @@ class Mailbox {
   };
   using Sent = std::shared_ptr<Letter>;
   struct Outbox {
-    std::deque<Head> accepts;
+    std::deque<Head> answers;
     std::deque<Sent> letters;  // which have not been announced
     std::deque<Sent> streams;  // which have been accepted
-    bool empty() const { return accepts.empty() && letters.empty() && streams.empty(); }
+    bool empty() const { return answers.empty() && letters.empty() && streams.empty(); }
   };
+  using Lock = std::unique_lock<std::mutex>;
 
   host::Line& bell(int rank) const;
   Ring& ring(int reader, int writer) const;
@@ -94,26 +129,37 @@ class Mailbox {
   void take(int source, const Head& head, Ring& from, std::uint64_t at);
   void push(int peer);
   bool put(int peer, const Head& head, const std::byte* data, std::size_t bytes);
-  void accept(int source, std::uint64_t offer, const Sent& letter);
+  void meet(const Sent& letter, int source, const Head& head);
+  void accept(const Sent& letter);
   void check(const Letter& letter, int source, DType dtype, std::uint64_t bytes);
   void complete(const Sent& letter, int source);
-  void forget(const Sent& letter);
+  void end(const Sent& letter, std::exception_ptr error, const Received& received = {});
+  void end_all(Lock& lock, std::exception_ptr error);
+  void forget(Lock& lock, const Sent& letter);
+
+  // Say where a letter's memory is, for the rank that receives it, and copy from there.
+  Place place(const Letter& letter) const;
+  const std::byte* reach(const Place& place, int source, std::size_t bytes) const;
+  void copy_some(Lock& lock);
 
   bool arrived(const Letter& letter);
+  void wait(const Letter& letter, std::optional<Clock::time_point> until);
   bool news() const;
   void look(const Letter& letter, bool of_caller);
+  void look_at_begun(Clock::duration gap);
   [[noreturn]] void late(const Letter& letter);
   std::string where(const Letter& letter) const;
-  void drive(CallThreads& threads);
-  void call_back(CallThreads& threads);
+  void drive();
   void rest(std::chrono::nanoseconds elapsed);
   void give_up(const Sent& letter);
   double timeout_of(const Letter& letter) const;
 
   Group& group_;
+  const Symmetric& symmetric_;
   const int rank_, size_;
   const bool check_;
-  std::mutex mutex_;
+  const std::shared_ptr<Door> door_ = std::make_shared<Door>();
+  std::mutex& mutex_ = door_->mutex;
   std::atomic<std::uint32_t> heard_;  // the bell's count when this rank has last looked at all rings
   std::vector<Outbox> outboxes_;
   std::atomic<bool> blocked_ = false;  // a ring had no room
@@ -121,10 +167,13 @@ class Mailbox {
   std::list<Kept> unexpected_;         // messages, in the order in which they came
   std::uint64_t numbers_ = 0;
   std::unordered_map<std::uint64_t, Sent> offered_, accepted_;
+  std::list<Sent> copies_;             // receives that wait for a thread to copy
+  std::atomic<bool> to_copy_ = false;  // there are such
+  std::condition_variable copied_;
   std::list<Sent> begun_;
+  CallThreads* threads_ = nullptr;  // of letters that have begun
   bool driven_ = false;
-  const Letter* own_ = nullptr;                // whose waiter moves things on now
-  std::vector<Work::State::Callbacks> ended_;  // of letters, for the threads
+  const Letter* own_ = nullptr;  // whose waiter moves things on now
 };
 
 }  // namespace unisono

@@ -1,8 +1,9 @@
-// How messages with tags are waited for: by a call, and by the thread of those that have begun.
+// How messages with tags are waited for: by calls, and by the thread of those that have begun.
 #include <sched.h>
 
 #include <algorithm>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "base/deadline.hpp"
@@ -11,19 +12,93 @@
 #include "host/mailbox.hpp"
 
 namespace unisono {
+namespace {
+
+// How long the thread of letters that have begun sleeps while others move them on, or before it does. Waking
+// it costs a thread that begins a letter more than the letter does.
+constexpr std::chrono::microseconds kAside(200);
+constexpr int kSleepsWithoutLetters = 100;  // until that thread ends
+constexpr std::chrono::duration<double> kWithoutEnd(1e9);
+
+// Returns whether an exception is an Error, which the other ranks learn of by themselves.
+bool is_error(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const Error&) { return true; } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+// A thread that moves everything on while it waits.
+class Mailbox::Waiter {
+ public:
+  explicit Waiter(Door& door) : door_(door) { ++door_.waiters; }
+  ~Waiter() {
+    if (--door_.waiters == 0) door_.waiters.notify_all();
+  }
+  Waiter(const Waiter&) = delete;
+
+ private:
+  Door& door_;
+};
+
+Mailbox::~Mailbox() {
+  if (group_.inherited()) return;  // the threads are the parent's
+  {
+    const std::scoped_lock lock(mutex_);
+    door_->mailbox = nullptr;
+  }
+  while (const int waiters = door_->waiters) door_->waiters.wait(waiters);
+}
 
 // Returns whether there may be something to move on.
-bool Mailbox::news() const { return blocked_ || bell(rank_).flag.load(std::memory_order_acquire) != heard_; }
+bool Mailbox::news() const {
+  return blocked_ || to_copy_ || bell(rank_).flag.load(std::memory_order_acquire) != heard_;
+}
 
 // Returns whether a letter is done, after moving everything on.
 bool Mailbox::arrived(const Letter& letter) {
   if (letter.done.load(std::memory_order_acquire)) return true;
   if (!news()) return false;
-  const std::scoped_lock lock(mutex_);
-  own_ = &letter;
+  Lock lock(mutex_);
+  const Own own(own_, letter);
   progress();
-  own_ = nullptr;
+  copy_some(lock);
   return letter.done.load(std::memory_order_relaxed);
+}
+
+void Mailbox::wait(const Letter& letter, std::optional<Clock::time_point> until) {
+  for (int i = 0; i < group_.patience().spins; ++i) {
+    if (arrived(letter)) return;
+    host::pause();
+  }
+  wait_until([&] { return arrived(letter) || (until && Clock::now() >= *until); }, kWithoutEnd,
+             [this](auto elapsed) { rest(elapsed); }, [] {}, [] {});  // the thread of letters looks
+}
+
+// Waits for a letter that has begun.
+void Mailbox::Letter::move_on(std::optional<Clock::time_point> until) {
+  std::function<void()> callbacks;
+  {
+    Lock lock(door->mutex);
+    Mailbox* const mailbox = door->mailbox;  // which stays until the waiter has left
+    if (done || !mailbox) return;
+    const Waiter waiter(*door);
+    ++waiters;
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      mailbox->wait(*this, until);
+    } catch (...) { error = std::current_exception(); }
+    lock.lock();
+    if (error) mailbox->end_all(lock, std::move(error));
+    --waiters;
+    callbacks = std::exchange(last, nullptr);
+    lock.unlock();
+  }
+  if (callbacks) callbacks();
 }
 
 std::string Mailbox::where(const Letter& letter) const {
@@ -75,6 +150,7 @@ void Mailbox::late(const Letter& letter) {
 }
 
 void Mailbox::rest(std::chrono::nanoseconds elapsed) {
+  if (to_copy_) return;
   if (elapsed < host::kYielding) ::sched_yield();
   else host::nap(bell(rank_), heard_ + 1);
 }
@@ -84,20 +160,19 @@ double Mailbox::timeout_of(const Letter& letter) const {
 }
 
 void Mailbox::give_up(const Sent& letter) {
-  const std::scoped_lock lock(mutex_);
-  own_ = nullptr;
-  forget(letter);
+  Lock lock(mutex_);
+  forget(lock, letter);
 }
 
 Received Mailbox::run(const Message& message) {
   const auto letter = std::make_shared<Letter>(message);
   group_.check();
+  const Waiter waiter(*door_);
   try {
     {
       const std::scoped_lock lock(mutex_);
-      own_ = letter.get();
+      const Own own(own_, *letter);
       post(letter);
-      own_ = nullptr;
     }
     for (int i = 0; i < group_.patience().spins; ++i) {
       if (arrived(*letter)) return letter->received;
@@ -110,75 +185,91 @@ Received Mailbox::run(const Message& message) {
     give_up(letter);
     throw;
   } catch (...) {  // an interrupt, or no memory: this rank is out of step
-    give_up(letter);
     group_.leave();
+    give_up(letter);
     throw;
   }
 }
 
 std::shared_ptr<Work::State> Mailbox::begin(const Message& message, CallThreads& threads) {
-  const auto letter = std::make_shared<Letter>(message);
-  letter->state = std::make_shared<Work::State>(message.what());
+  const auto letter = std::make_shared<Letter>(message, door_);
   group_.check();
-  const std::scoped_lock lock(mutex_);
+  Lock lock(mutex_);
+  threads_ = &threads;
   begun_.push_back(letter);
   try {
     post(letter);
-    if (begun_.empty() || driven_) return letter->state;
-    threads.run_beside([this, &threads] { drive(threads); });
+    if (begun_.empty() || driven_) return letter;
+    threads.run_beside([this] { drive(); });
   } catch (...) {
-    forget(letter);
+    forget(lock, letter);
     throw;
   }
   driven_ = true;
-  return letter->state;
+  return letter;
 }
 
-void Mailbox::call_back(CallThreads& threads) {
-  for (auto& callbacks : std::exchange(ended_, {})) threads.run_beside(std::move(callbacks));
+// Sees to letters that have begun, until there have been none for a while: ends those that fail, and moves
+// them on while no one waits.
+void Mailbox::drive() {
+  std::this_thread::sleep_for(kAside);  // who begins a letter often waits at once
+  auto looked = Clock::now(), began = looked;
+  for (int idle = 0;;) {
+    std::exception_ptr error;
+    try {
+      bool moves = false;
+      {
+        Lock lock(mutex_);
+        idle = begun_.empty() ? idle + 1 : 0;
+        if (idle > 0 && (idle > kSleepsWithoutLetters || group_.left())) {
+          driven_ = false;
+          return;
+        }
+        moves = idle == 0 && door_->waiters == 0;
+        if (moves && news()) {
+          progress();
+          copy_some(lock);
+        }
+      }
+      if (moves) {
+        rest(Clock::now() - began);
+      } else {
+        std::this_thread::sleep_for(kAside);
+        began = Clock::now();
+      }
+      const auto gap = Clock::now() - looked;
+      if (gap < kLook) continue;
+      look_at_begun(std::min<Clock::duration>(gap, kMostCounted));
+      looked = Clock::now();
+    } catch (...) { error = std::current_exception(); }
+    if (!error) continue;
+    Lock lock(mutex_);
+    end_all(lock, std::move(error));
+  }
 }
 
-// Moves letters that have begun on until all have ended.
-void Mailbox::drive(CallThreads& threads) {
-  auto looked = Clock::now();
-  auto done = [&] {
+void Mailbox::look_at_begun(Clock::duration gap) {
+  std::list<Sent> letters;
+  {
     const std::scoped_lock lock(mutex_);
-    if (news()) progress();
-    call_back(threads);
-    if (begun_.empty()) driven_ = false;
-    return begun_.empty();
-  };
-  auto look_at_all = [&] {
-    std::list<Sent> letters;
-    {
-      const std::scoped_lock lock(mutex_);
-      letters = begun_;
-    }
-    const auto gap = std::min(Clock::now() - looked, kMostCounted);
-    looked = Clock::now();
-    for (const Sent& letter : letters) {
-      letter->waited += gap;
-      look(*letter, false);
-      if (letter->waited.count() > timeout_of(*letter) && !arrived(*letter)) late(*letter);
-    }
-  };
-  std::exception_ptr error;
-  try {
-    constexpr std::chrono::duration<double> kWithoutEnd(1e9);
-    wait_until(done, kWithoutEnd, [this](auto elapsed) { rest(elapsed); }, look_at_all, [] {});
-  } catch (...) { error = std::current_exception(); }
-  if (!error) return;
-  const std::scoped_lock lock(mutex_);
-  own_ = nullptr;
-  driven_ = false;
-  call_back(threads);
-  const auto end_first = [&](std::exception_ptr why) {
+    letters = begun_;
+  }
+  for (const Sent& letter : letters) {
+    letter->waited += gap;
+    look(*letter, false);
+    if (letter->waited.count() > timeout_of(*letter) && !arrived(*letter)) late(*letter);
+  }
+}
+
+// Ends all letters that have begun with an error.
+void Mailbox::end_all(Lock& lock, std::exception_ptr error) {
+  if (!is_error(error)) group_.leave();  // no memory: this rank is out of step
+  while (!begun_.empty()) {
     const Sent letter = begun_.front();
-    forget(letter);
-    threads.run_beside(letter->state->end(std::move(why)));
-  };
-  while (begun_.size() > 1) end_first(error);
-  if (!begun_.empty()) end_first(std::move(error));
+    forget(lock, letter);
+    if (!letter->done) end(letter, begun_.empty() ? std::move(error) : error);
+  }
+  host::ring(bell(rank_));
 }
 
 }  // namespace unisono

@@ -2,37 +2,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <barrier>
-#include <csignal>
 #include <functional>
 #include <latch>
 #include <memory>
-#include <random>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "fabric_here.hpp"
-#include "processes.hpp"
+#include "messages.hpp"
 #include "ranks.hpp"
 
 namespace unisono::test {
 namespace {
-
-using Bytes = std::vector<std::uint8_t>;
-
-// The content of message `number` between two ranks.
-Bytes content(int from, int to, int number, std::size_t bytes) {
-  std::minstd_rand random(static_cast<unsigned>(1 + from + 8 * to + 64 * number));
-  Bytes all(bytes);
-  std::generate(all.begin(), all.end(), [&] { return static_cast<std::uint8_t>(random()); });
-  return all;
-}
-Call from(const Bytes& in) { return {.in = in.data(), .count = in.size(), .dtype = DType::u8}; }
-Call into(Bytes& out) { return {.out = out.data(), .count = out.size(), .dtype = DType::u8}; }
 
 constexpr std::size_t kSizes[] = {0, 1, 63, 1000, 16384, 16385, 70001, 1000003};
 constexpr int kSizesNumber = static_cast<int>(std::size(kSizes));
@@ -110,6 +92,28 @@ TEST_P(Messages, OfAnySourceAndInOrder) {
   });
 }
 
+TEST_P(Messages, LargeOnesFromSymmetricMemory) {
+  constexpr std::size_t kBytes = 1234567;
+  on_ranks(GetParam(), [](Communicator& comm) {
+    const int n = comm.size(), me = comm.rank(), right = (me + 1) % n, left = (me + n - 1) % n;
+    const Buffer buffer = comm.empty(kBytes + 1);
+    auto* const at = static_cast<std::uint8_t*>(buffer.data()) + 1;
+    const Bytes x = content(me, right, 5, kBytes);
+    std::copy(x.begin(), x.end(), at);
+    Bytes got(kBytes + 9);
+    for (const int source : {left, Communicator::kAnySource}) {
+      std::fill(got.begin(), got.end(), std::uint8_t{0});
+      const Work send =
+          comm.begin(Collective::send, {.in = at, .count = kBytes, .dtype = DType::u8}, right, -1, 1);
+      EXPECT_EQ(comm.recv(into(got), source, 1).source, left);
+      send.wait();
+      EXPECT_TRUE(std::equal(got.begin(), got.begin() + kBytes, content(left, me, 5, kBytes).begin()));
+      EXPECT_EQ(std::count(got.begin() + kBytes, got.end(), 0), 9);
+      comm.barrier();
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Messages, testing::Values(1, 2, 3, 4, 5, 8));
 
 TEST(Message, AWaitingReceiveHoldsUpNoCall) {
@@ -160,196 +164,117 @@ TEST(Message, CallbacksBeginFurtherMessages) {
   });
 }
 
-TEST(Message, WrongOnesThrowAtOnce) {
+// Its message goes while the sender does something else.
+TEST(Message, ASenderThatDoesNotWaitIsServed) {
+  for (const std::size_t bytes : {std::size_t{100}, std::size_t{3000000}}) {
+    std::latch taken(1);
+    on_ranks(2, [&](Communicator& comm) {
+      if (comm.rank() == 1) {
+        Bytes y(bytes), z(bytes);
+        comm.recv(into(y), 0, 2);
+        EXPECT_EQ(y, content(0, 1, 2, bytes));
+        comm.send(from(content(1, 0, 3, bytes)), 0, 3);  // whose receive does not wait either
+        return taken.count_down();
+      }
+      const Bytes x = content(0, 1, 2, bytes);
+      Bytes y(bytes);
+      const Work send = comm.begin(Collective::send, from(x), 1, -1, 2),
+                 receive = comm.begin(Collective::recv, into(y), -1, 1, 3);
+      taken.wait();
+      receive.wait();
+      EXPECT_EQ(y, content(1, 0, 3, bytes));
+      send.wait();
+    });
+  }
+}
+
+TEST(Message, SeveralThreadsWaitForDifferentOnes) {
+  constexpr int kThreads = 3, kRounds = 30;
   on_ranks(2, [](Communicator& comm) {
-    Bytes x(3);
-    auto refused = [&](const Call& call, Collective what, int peer, int tag) {
-      return text_of<UsageError>([&] { comm.run(what, call, peer, peer, tag); });
+    const int me = comm.rank(), other = 1 - me;
+    auto size = [](int tag, int round) {
+      return kSizes[static_cast<std::size_t>(tag + round) % std::size(kSizes)];
     };
-    EXPECT_TRUE(has(refused(from(x), Collective::send, 2, 0), "destination 2 is not a rank"));
-    EXPECT_TRUE(has(refused(from(x), Collective::send, -1, 0), "destination -1 is not a rank"));
-    EXPECT_TRUE(has(refused(into(x), Collective::recv, -2, 0), "source -2 is not a rank"));
-    EXPECT_TRUE(has(refused(into(x), Collective::recv, 0, -1), "tag=-1 is none"));
-    EXPECT_TRUE(has(refused(into(x), Collective::all_reduce, 0, 1), "all_reduce has no tag"));
-    EXPECT_TRUE(has(refused(from(x), Collective::recv, 0, 1), "recv needs an output"));
-    Call call = from(x);
-    call.algorithm = "push";
-    EXPECT_TRUE(has(refused(call, Collective::send, 0, 1), "has no algorithms"));
-    call = from(x);
-    call.memory = Memory::device;
-    EXPECT_TRUE(has(refused(call, Collective::send, 0, 1), "is on host memory"));
-    call = from(x);
-    call.out = x.data();
-    call.timeout_s = -1;
-    EXPECT_TRUE(has(refused(call, Collective::send, 0, 1), "is no deadline"));
-    EXPECT_TRUE(has(text_of<UsageError>([&] { comm.all_reduce(call); }), "is no deadline"));
+    auto body = [&](int tag) {
+      for (int i = 0; i < kRounds; ++i) {
+        const Bytes x = content(me, other, tag, size(tag, i));
+        Bytes y(x.size());
+        const Work receive = comm.begin(Collective::recv, into(y), -1, other, tag);
+        std::thread too([&] { receive.wait(); });
+        if (i % 2 == 0) comm.send(from(x), other, tag);
+        else comm.begin(Collective::send, from(x), other, -1, tag).wait();
+        receive.wait();
+        too.join();
+        EXPECT_EQ(y, content(other, me, tag, y.size()));
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int tag = 1; tag < kThreads; ++tag) threads.emplace_back(body, tag);
+    body(0);
+    for (std::thread& thread : threads) thread.join();
   });
 }
 
-TEST(Message, OnTheFabricIsRefused) {
-  if (const std::string why = no_fabric("tcp"); !why.empty()) GTEST_SKIP() << why;
-  on_ranks(2, {.timeout_s = 120, .fabric = Communicator::Fabric{.provider = "tcp"}}, [](Communicator& comm) {
-    Bytes x(3);
-    EXPECT_TRUE(has(text_of<UsageError>([&] { comm.send(from(x), 0, 1); }), "between ranks of one machine"));
-  });
-}
-
-TEST(Message, ALongerOneIsAnErrorOnBothRanks) {
-  for (const std::size_t bytes : {std::size_t{10}, std::size_t{100000}}) {
-    Texts texts(2);
-    on_ranks(2, [&](Communicator& comm) {
-      Bytes x(bytes), y(bytes - 1);
-      texts[comm.rank()] = text_of<MismatchError>([&] {
-        if (comm.rank() == 0) comm.send(from(x), 1, 9);
-        else comm.recv(into(y), 0, 9);
-        comm.barrier();
-      });
-    });
-    texts.expect_one();
-    EXPECT_TRUE(has(texts[0], "the message with tag 9 of rank 0 to rank 1 has " + std::to_string(bytes) +
-                                  " bytes, but its receive has room for "))
-        << texts[0];
-  }
-}
-
-TEST(Message, CheckComparesDtypes) {
-  on_ranks(2, {.timeout_s = 120, .check = true}, [](Communicator& comm) {
-    Bytes x(8);
-    Call call = from(x);
-    call.out = x.data();
-    if (comm.rank() == 0) call.dtype = DType::i8;
-    const std::string text = text_of<MismatchError>([&] {
-      comm.rank() == 0 ? comm.send(call, 1, 2) : static_cast<void>(comm.recv(call, 0, 2));
-      comm.barrier();
-    });
-    EXPECT_TRUE(has(text, "is of i8, but its receive is of u8")) << text;
-  });
-}
-
-// Tags that never match: the deadline is the call's, and the text says which tags have come.
-TEST(Message, ADeadlineNamesTheRankAndTheTags) {
-  for (const bool begins : {false, true}) {
-    Texts texts(2);
-    on_ranks(2, [&](Communicator& comm) {
-      Bytes x(4);
-      Call call = into(x);
-      call.timeout_s = 0.05;
-      Work work;
-      texts[comm.rank()] = text_of<TimeoutError>([&] {
-        if (comm.rank() == 0) {
-          comm.send(from(x), 1, 5);
-          comm.send(from(x), 1, 6);
-        } else if (begins) {
-          work = comm.begin(Collective::recv, call, -1, 0, 8);
-          work.wait();
-        } else {
-          comm.recv(call, 0, 8);
-        }
-        comm.barrier();
-      });
-    });
-    texts.expect_one();
-    EXPECT_TRUE(has(texts[0],
-                    "recv with tag 8 of rank 1 has waited 0.05 s for rank 0: see what that rank is "
-                    "doing, give both ends of the message the same tag (messages with tag 5, 6 "
-                    "have come)"))
-        << texts[0];
-  }
-}
-
-TEST(Deadline, OfACallNamesWhoIsMissing) {
-  std::latch over(2);
-  on_ranks(3, [&](Communicator& comm) {
-    Words words;
-    Call call = words.call();
-    comm.all_reduce(call);
-    call.timeout_s = 0.05;
-    if (comm.rank() == 1) {
-      over.wait();
-      EXPECT_TRUE(has(text_of<TimeoutError>([&] { comm.all_reduce(call); }), "for rank 1"));
-      return;
+TEST(Message, AWaitHasATimeoutOfItsOwn) {
+  std::latch waited(1);
+  on_ranks(2, [&](Communicator& comm) {
+    const Bytes x = content(0, 1, 0, 200000);
+    if (comm.rank() == 0) {
+      waited.wait();
+      return comm.send(from(x), 1, 0);
     }
-    Work work;
-    const std::string text = text_of<TimeoutError>([&] {
-      if (comm.rank() == 0) return comm.all_reduce(call);
-      work = comm.begin(Collective::all_reduce, call);
-      work.wait();
-    });
-    EXPECT_TRUE(has(text, "has waited 0.05 s for rank 1")) << text;
-    over.count_down();
+    Bytes y(x.size());
+    const Work work = comm.begin(Collective::recv, into(y), -1, 0, 0);
+    EXPECT_TRUE(has(text_of<TimeoutError>([&] { work.wait(0.001); }), "recv has not ended within 0.001"));
+    EXPECT_FALSE(work.done());
+    waited.count_down();
+    work.wait();
+    EXPECT_EQ(y, x);
   });
 }
 
-TEST(Message, CloseEndsThoseUnderWay) {
-  on_ranks(2, [](Communicator& comm) {
-    Bytes x(1), large(1000000);
-    if (comm.rank() == 1) {
-      comm.recv(into(x), 0, 0);
-      return;  // and closes
+// A thread that waits may run the callbacks, which may wait, and may end the communicator.
+TEST(Message, CallbacksOfOneThatIsWaitedFor) {
+  std::latch begun(1);
+  on_ranks(2, [&](Communicator& comm) {
+    Bytes x(9), y(9);
+    if (comm.rank() == 0) {
+      begun.wait();
+      comm.send(from(x), 1, 0);
+      comm.send(from(x), 1, 1);
+      return comm.barrier();
     }
-    const Work receive = comm.begin(Collective::recv, into(x), -1, Communicator::kAnySource, 1);
-    const Work send = comm.begin(Collective::send, from(large), 1, -1, 2);
-    comm.send(from(x), 1, 0);
-    const std::string text = text_of<PeerLostError>([&] { receive.wait(); });
-    EXPECT_TRUE(has(text, "has closed")) << text;
-    EXPECT_EQ(text_of<PeerLostError>([&] { send.wait(); }), text);
-  });
-  on_ranks(1, [](Communicator& comm) {
-    Bytes x(1);
-    std::atomic<bool> called = false;
-    std::latch begun(1);
-    const Work work = comm.begin(Collective::recv, into(x), -1, 0, 1);
-    work.then([&] { called = true; });
-    std::thread other([&] {
-      Bytes y(1);
-      begun.count_down();
-      EXPECT_TRUE(has(text_of<UsageError>([&] { comm.recv(into(y), 0, 2); }), "closed"));
+    auto mine = std::make_unique<Communicator>(std::move(comm));
+    std::atomic<int> calls = 0;
+    const Work work = mine->begin(Collective::recv, into(x), -1, 0, 0);
+    work.then([&] {
+      mine->begin(Collective::recv, into(y), -1, 0, 1).wait();
+      ++calls;
     });
-    comm.send(from(x), 0, 4);
-    comm.recv(into(x), 0, 4);
-    begun.wait();
-    comm.close();
-    EXPECT_TRUE(called);  // close waits for callbacks
-    other.join();
-    EXPECT_TRUE(has(text_of<UsageError>([&] { work.wait(); }), "closed"));
+    work.then([&] {
+      mine->barrier();
+      mine.reset();
+      ++calls;
+    });
+    begun.count_down();
+    work.wait();
+    while (calls < 2) std::this_thread::yield();
+    EXPECT_FALSE(mine);
   });
 }
 
-// A sender dies in the middle of a large message.
-TEST(Message, ADeadRankIsNamed) {
-  if (UNISONO_SANITIZED) GTEST_SKIP() << "the thread sanitizer does not let a process with threads fork";
-  Pipe to_child, to_parent;
-  struct Piped final : Bootstrap {
-    Piped(int me, Pipe& in, Pipe& out) : me_(me), in_(in), out_(out) {}
-    int rank() const override { return me_; }
-    int size() const override { return 2; }
-    std::vector<std::string> all_gather(const std::string& data) override {
-      std::array<char, 1024> mine{};
-      std::copy(data.begin(), data.end(), mine.begin());
-      out_.send(std::pair(data.size(), mine));
-      const auto [bytes, text] = in_.receive<std::pair<std::size_t, std::array<char, 1024>>>();
-      const std::string other(text.data(), bytes);
-      return me_ == 0 ? std::vector{data, other} : std::vector{other, data};
-    }
-    int me_;
-    Pipe &in_, &out_;
-  };
-  Child child([&] {
-    Communicator comm(std::make_shared<Piped>(1, to_child, to_parent), {.timeout_s = 120});
-    const Bytes x(1000000);
-    Bytes y(2);
-    comm.begin(Collective::send, from(x), 0, -1, 3);
-    comm.recv(into(y), 0, 1);
-    ::raise(SIGKILL);
-    return 0;
+TEST(Message, TheEndOfTheCommunicatorEndsAWait) {
+  on_ranks(1, [&](Communicator& comm) {
+    auto mine = std::make_unique<Communicator>(std::move(comm));
+    Bytes x(9);
+    std::vector<Work> works;
+    for (int tag = 0; tag < 3; ++tag) works.push_back(mine->begin(Collective::recv, into(x), -1, 0, tag));
+    std::vector<std::thread> threads;
+    for (const Work& work : works)
+      threads.emplace_back([&] { EXPECT_TRUE(has(text_of<UsageError>([&] { work.wait(); }), "closed")); });
+    mine.reset();
+    for (std::thread& thread : threads) thread.join();
   });
-  Communicator comm(std::make_shared<Piped>(0, to_parent, to_child), {.timeout_s = 120});
-  Bytes x(2), y(1000000);
-  const Work work = comm.begin(Collective::recv, into(y), -1, 1, 4);
-  comm.send(from(x), 1, 1);
-  const std::string text = text_of<PeerLostError>([&] { work.wait(); });
-  EXPECT_TRUE(has(text, "rank 1 (process " + std::to_string(child.pid()) + ") has died")) << text;
-  EXPECT_EQ(text_of<PeerLostError>([&] { comm.recv(into(y), 1, 3); }), text);
 }
 
 }  // namespace

@@ -17,6 +17,16 @@ def test_messages(n: int) -> None:
     assert ranks.play(n, "message_programs:messages").results() == [[]] * n
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_large(n: int) -> None:
+    assert ranks.play(n, "message_programs:large").results() == [[]] * n
+
+
+def test_large_without_far_memory() -> None:
+    outcome = ranks.play(2, "message_programs:large", env={"UNISONO_FAR": "0"})
+    assert outcome.results() == [[]] * 2
+
+
 def test_across_nodes() -> None:
     for rank, (tags, split, node) in enumerate(
         ranks.play(4, "message_programs:across_nodes", nodes=2).results()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 
 import unisono
@@ -37,6 +39,31 @@ def messages() -> list[object]:
         if sources != list(range(comm.size)):
             wrong.append(sources)
         comm.barrier()
+    return wrong
+
+
+def large() -> list[object]:
+    """A ring of large messages from memory of every kind, of one source and of any. Returns what is wrong."""
+    n = 3_000_001
+    wrong: list[object] = []
+    with unisono.init() as comm:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        memory = {
+            "small pages": np.frombuffer(mmap.mmap(-1, n), np.uint8),
+            "huge pages": np.empty(8 << 20, np.uint8)[1 : n + 1],
+            "symmetric": comm.empty(n, np.uint8),
+        }
+        for tag, (kind, x) in enumerate(memory.items()):
+            x[:] = np.random.default_rng((comm.rank, tag)).integers(0, 256, n)
+            expected = np.random.default_rng((left, tag)).integers(0, 256, n)
+            for source in (left, unisono.ANY_SOURCE):
+                out = np.zeros(n + 1, np.uint8)
+                sent = comm.send(x, right, tag=tag, asynchronous=True)
+                received = comm.recv(out, source, tag=tag)
+                sent.wait()
+                if received.source != left or (out[:n] != expected).any() or out[n]:
+                    wrong.append((kind, source, repr(received)))
+            comm.barrier()
     return wrong
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -265,6 +266,19 @@ def neighbours(rank: int, size: int) -> None:
         work.wait()
     for tag, out in enumerate(outs):
         assert torch.equal(out, data((20000,), torch.float32, (rank - 1) % size, tag))
+    large, got_large = data((700_001,), torch.float32, rank, 9), torch.zeros(700_001)
+    receive = dist.irecv(got_large, (rank - 1) % size, tag=9)
+    called = receive.get_future().then(lambda future: torch.equal(future.value()[0], got_large))
+    try:
+        receive.wait(timedelta(milliseconds=10))
+    except RuntimeError as error:
+        assert "timed out" in str(error)
+    assert not receive.is_completed()
+    dist.barrier()
+    dist.isend(large, (rank + 1) % size, tag=9).wait()
+    receive.wait()
+    assert called.wait()
+    assert torch.equal(got_large, data((700_001,), torch.float32, (rank - 1) % size, 9))
     if rank == 0:
         assert {dist.recv(got) for _ in range(size - 1)} == set(range(1, size))
     else:

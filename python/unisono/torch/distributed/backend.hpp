@@ -118,6 +118,8 @@ class CallWork final : public c10d::Work {
   // Makes the calls, which run at once or begin.
   void start(Body body) noexcept;
 
+  // Moves a message on in the thread that waits for it.
+  bool wait(std::chrono::milliseconds timeout) override;
   Tensors result() override { return outputs_; }
   uint64_t getSequencenumber() const override { return number_; }
   int sourceRank() const override {

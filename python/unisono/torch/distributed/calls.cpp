@@ -50,6 +50,17 @@ void CallWork::start(Body body) noexcept {
   });
 }
 
+bool CallWork::wait(std::chrono::milliseconds timeout) {
+  if (c10d::isP2POp(opType_))
+    for (const unisono::Work& one : steps_.begun()) try {
+        if (timeout == kNoTimeout) one.wait();
+        else one.wait(std::chrono::duration<double>(timeout).count());
+      } catch (const unisono::Error&) {  // which torch's wait throws; or the time is up
+        if (!one.done()) timeout = std::chrono::milliseconds(1);
+      }
+  return Work::wait(timeout);
+}
+
 void CallWork::end(std::exception_ptr error) noexcept {
   try {
     if (error) std::rethrow_exception(error);
