@@ -191,7 +191,7 @@ void Mailbox::take(int source, const Head& head, Ring& from, std::uint64_t at) {
 void Mailbox::meet(const Sent& letter, int source, const Head& head) {
   letter->source = source;
   letter->number = head.number;
-  letter->from = reach({head.allocation, head.other}, source, head.bytes);
+  letter->from = reach({.allocation = head.allocation, .offset = head.other}, source, head.bytes);
   if (!letter->from) return accept(letter);
   copies_.push_back(letter);
   to_copy_ = true;

@@ -22,7 +22,7 @@ Place Mailbox::place(const Letter& letter) const {
   const bool reached = group_.near(letter.peer) || (group_.reaches_all() && letter.bytes >= kFarPays &&
                                                     group_.pages().huge(letter.at, letter.bytes));
   if (!reached) return {};
-  return {Place::kAddress, reinterpret_cast<std::uint64_t>(letter.at)};
+  return {.allocation = Place::kAddress, .offset = reinterpret_cast<std::uint64_t>(letter.at)};
 }
 
 const std::byte* Mailbox::reach(const Place& place, int source, std::size_t bytes) const {
