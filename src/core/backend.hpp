@@ -139,6 +139,8 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   }
   // Sets the deadline of waits within a call; none: the communicator's.
   virtual void set_timeout(std::optional<double> timeout_s) = 0;
+  // Tells the lane whether the call that runs is beside its rank's own work, as one that has begun is.
+  virtual void run_beside(bool) {}
   // Runs a request within such a call.
   void run_within(Request request) {
     name_algorithm(request);
@@ -229,6 +231,15 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
 
    private:
     Impl* of_;
+  };
+  class Beside {
+   public:
+    explicit Beside(Impl& of) : of_(of) { of_.run_beside(true); }
+    ~Beside() { of_.run_beside(false); }
+    Beside(const Beside&) = delete;
+
+   private:
+    Impl& of_;
   };
   static constexpr const char* kNoTags =
       "messages with tags are between ranks of one machine, on host memory: leave the tag out, and make the "

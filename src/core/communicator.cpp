@@ -61,7 +61,10 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
     const Turns::Turn turn(turns_, number);  // a later call finds the work done
     std::exception_ptr error;
     try {
-      in_turn(what, run_it);
+      in_turn(what, [&] {
+        const Beside beside(*this);
+        run_it();
+      });
     } catch (...) { error = std::current_exception(); }
     return state->end(std::move(error));
   });

@@ -44,6 +44,7 @@ class LocalCommunicator : public Communicator::Impl {
     return plans_[group_.cached()];
   }
   void set_timeout(std::optional<double> timeout_s) override { group_.set_timeout(timeout_s); }
+  void run_beside(bool beside) override { group_.run_beside(beside); }
   Received do_message(const Message& message) override { return mailbox_.run(message); }
   std::shared_ptr<Work::State> do_begin(const Message& message) override {
     return mailbox_.begin(message, call_threads());

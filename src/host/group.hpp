@@ -64,6 +64,8 @@ class Group {
     timeout_s_ = timeout_s.value_or(usual_timeout_s_);
     lane_->set_timeout(timeout_s_);
   }
+  // Sets whether the call that runs is beside its rank's own work (HostThread::run_beside).
+  void run_beside(bool beside) { lane_->run_beside(beside); }
   double usual_timeout_s() const { return usual_timeout_s_; }
 
   // What messages with tags need of the ranks (host/mailbox.hpp). From any thread.

@@ -43,7 +43,7 @@ HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_p
       layout_(layout),
       segments_(std::move(segments)),
       far_(std::move(far)),
-      patience_(patience),
+      usual_patience_(patience),
       watch_(std::move(watch)),
       kernels_(host::kernels()),
       counters_(segments_.size()),
@@ -103,10 +103,20 @@ bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
 }
 
 void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit) {
-  host::await(
+  const bool soon = host::await(
       line, expected, patience_,
       [&] { watch_.interrupted(peer, [&] { return host::reached(line, expected); }); },
       [&](std::uint32_t seen) { watch_.late(peer, slot, expected / unit, seen / unit); });
+  if (soon || !beside_) return;
+  patience_.spins = std::min(patience_.spins, kSpinsBeside);
+  patience_.yields = false;
+}
+
+void HostThread::run_beside(bool beside) {
+  beside_ = beside;
+  patience_.spins = usual_patience_.spins;
+  patience_.yields = usual_patience_.yields;
+  patience_.crowded = usual_patience_.crowded || beside;
 }
 
 }  // namespace unisono

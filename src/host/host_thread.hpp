@@ -58,6 +58,13 @@ class HostThread {
   // Sets the deadline of waits.
   void set_timeout(double timeout_s) { patience_.timeout = std::chrono::duration<double>(timeout_s); }
 
+  // Sets whether the programs that follow run beside their rank's own work, in a thread without a core of its
+  // own. Waits that poll or yield take time from that work, while the peer's thread waits for a core too. So
+  // after one long wait the later ones of a call sleep almost at once, and pieces go ahead.
+  void run_beside(bool beside);
+  // Returns how many pieces a program may give before it takes the first of them. Each rank decides alone.
+  std::uint32_t pieces_ahead() const { return beside_ ? kChunks / 2 : 0; }
+
   // Sets the mark, at most kMarks, that pieces of the next program carry and must carry.
   void mark(std::uint32_t mark) { mark_ = mark; }
   static constexpr std::uint32_t kMarks = (1u << 24) - 1;
@@ -170,6 +177,7 @@ class HostThread {
   };
   static constexpr std::size_t kStreamFrom = 3072;
   static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
+  static constexpr int kSpinsBeside = 100;  // 2 us
   static constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;
 
   Counters& signals(int peer) { return counters_[static_cast<std::size_t>(peer)]; }
@@ -225,7 +233,9 @@ class HostThread {
   host::Far far_;
   bool far_operands_ = false;
   std::size_t stream_from_ = kStreamFrom;
-  host::Patience patience_;
+  const host::Patience usual_patience_;
+  host::Patience patience_ = usual_patience_;
+  bool beside_ = false;
   Watch watch_;
   const host::Kernels& kernels_;
   host::Reduce reduce_ = nullptr;

@@ -55,18 +55,19 @@ void raise(Line& line, std::uint32_t value, bool crowded) {
   wake(line);
 }
 
-void await(Line& line, std::uint32_t expected, const Patience& patience,
+bool await(Line& line, std::uint32_t expected, const Patience& patience,
            const std::function<void()>& interrupted, const std::function<void(std::uint32_t seen)>& late) {
   for (int i = 0; i < patience.spins; ++i) {
-    if (reached(line, expected)) return;
+    if (reached(line, expected)) return true;
     pause();
   }
   wait_until([&] { return reached(line, expected); }, patience.timeout,
              [&](Clock::duration elapsed) {
-               if (elapsed < kYielding) ::sched_yield();
+               if (patience.yields && elapsed < kYielding) ::sched_yield();
                else nap(line, expected);
              },
              interrupted, [&] { late(line.flag.load(std::memory_order_relaxed)); });
+  return false;
 }
 
 }  // namespace unisono::host

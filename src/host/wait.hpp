@@ -23,7 +23,8 @@ inline bool reached(const Line& line, std::uint32_t expected) {
 
 struct Patience {
   int spins = 0;         // polls before the core is given away
-  bool crowded = false;  // more ranks than cores: a sleeper must be woken at once
+  bool yields = true;    // for kYielding, before it sleeps
+  bool crowded = false;  // more threads than cores: a sleeper must be woken at once
   std::chrono::duration<double> timeout{};
 };
 
@@ -40,10 +41,10 @@ void ring(Line& line);
 // Publishes everything written before, then wakes those who sleep on the line.
 void raise(Line& line, std::uint32_t value, bool crowded);
 
-// Waits until the line has reached `expected`: polls, then yields, then sleeps on a futex. Calls
-// `interrupted` every few milliseconds, which throws if waiting on is pointless. Calls `late` at the timeout,
-// which throws.
-void await(Line& line, std::uint32_t expected, const Patience& patience,
+// Waits until the line has reached `expected`: polls, then yields, then sleeps on a futex. Returns whether
+// the polls were enough. Calls `interrupted` every few milliseconds, which throws if waiting on is pointless.
+// Calls `late` at the timeout, which throws.
+bool await(Line& line, std::uint32_t expected, const Patience& patience,
            const std::function<void()>& interrupted, const std::function<void(std::uint32_t seen)>& late);
 
 }  // namespace unisono::host

@@ -33,6 +33,13 @@ class ChunkChannel {
   }
   UNISONO_PROGRAM void commit(int peer, std::size_t) { lane.signal(peer, Slot::chunk); }
 
+  // Returns how many pieces have room before any is taken, on lanes whose workers may wait long for a peer's.
+  UNISONO_PROGRAM std::uint32_t ahead() const
+    requires requires(Lane& at) { at.pieces_ahead(); }
+  {
+    return smaller(lane.pieces_ahead(), kHalf);
+  }
+
   // Returns whether a piece comes from `src` soon. Only on lanes that can tell (`reached`).
   UNISONO_PROGRAM bool comes_before_room(int src, int, bool)
     requires requires(Lane& at) { at.reached(src, Slot::chunk); }
@@ -110,6 +117,24 @@ class PacketChannel {
     return static_cast<std::uint32_t>((bytes + Lane::kPacketBytes - 1) / Lane::kPacketBytes);
   }
 };
+
+// Gives the pieces of each round and takes them, as many rounds ahead as the channel says.
+template <class Channel, class Give, class Take>
+UNISONO_PROGRAM void some_ahead(Channel& channel, Rounds rounds, const Give& give, const Take& take) {
+  if constexpr (requires { channel.ahead(); }) {
+    Rounds next = rounds;
+    for (auto i = channel.ahead(); i > 0 && next.more(); --i, next.next()) give(next.range());
+    for (; rounds.more(); rounds.next(), next.next()) {
+      if (next.more()) give(next.range());
+      take(rounds.range());
+    }
+  } else {
+    for (; rounds.more(); rounds.next()) {
+      give(rounds.range());
+      take(rounds.range());
+    }
+  }
+}
 
 // Sends the same piece to every peer. A lane that multicasts reads the piece once.
 template <class Channel>

@@ -75,6 +75,7 @@ class NodesCommunicator final : public Communicator::Impl {
   };
 
   void set_timeout(std::optional<double> timeout_s) override;
+  void run_beside(bool beside) override { local_->run_beside(beside); }
   void do_run(Request& request) override;
   void do_run_pair(Request& request, int to, int from) override;
   void do_barrier() override;

@@ -13,15 +13,16 @@ template <class Channel>
 UNISONO_PROGRAM void all_reduce_one_shot(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
   const int n = lane.size();
-  for (Rounds r(lane, a.bytes, channel.capacity()); r.more(); r.next()) {
-    const auto [begin, bytes] = r.range();
-    put_all(channel, a.in + begin, bytes);
+  const auto give = [&](Range round) { put_all(channel, a.in + round.begin, round.bytes); };
+  const auto take = [&](Range round) {
+    const auto [begin, bytes] = round;
     auto srcs = lane.sources();
     for (int p = 0; p < n; ++p) srcs[p] = p == lane.rank() ? a.in + begin : channel.arrived(p, bytes);
     const Dst to{a.out + begin, a.stream};
     lane.move(&to, 1, srcs, n, bytes);
     for (int i = 1; i < n; ++i) channel.release(peer_at(lane, i));
-  }
+  };
+  some_ahead(channel, Rounds(lane, a.bytes, channel.capacity()), give, take);
 }
 
 // Sends each peer its shard of a round.

@@ -129,6 +129,22 @@ TEST_P(Works, OfEveryForm) {
   });
 }
 
+// Ranks that begin a call give pieces ahead and sleep early, those that wait in it do not.
+TEST_P(Works, MeetCallsThatWait) {
+  const int n = GetParam();
+  on_ranks(n, [n](Communicator& comm) {
+    for (const std::size_t count : {1, 3001, 300001, 1500007})
+      for (int who = 0; who < 3; ++who) {  // some ranks, the others, all
+        Ints x = input(comm.rank(), count);
+        Call call = call_of(x, x, count);
+        call.algorithm = "one_shot";
+        if (who == 2 || comm.rank() % 2 == who) comm.begin(Collective::all_reduce, call).wait();
+        else comm.all_reduce(call);
+        EXPECT_EQ(x, sums(n, count)) << count << " elements";
+      }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Works, testing::Values(1, 2, 3, 4, 5, 8));
 
 TEST(Work, WithoutACallIsDone) {
