@@ -5,13 +5,21 @@
 
 namespace unisono_torch {
 
+namespace {
+
+std::exception_ptr backend_error(const std::string& text) {
+  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, "unisono: " + text));
+}
+
+}  // namespace
+
 std::exception_ptr as_torchs(const std::exception_ptr& error) {
   try {
     if (error) std::rethrow_exception(error);
-  } catch (const unisono::Error& why) {
-    return std::make_exception_ptr(
-        c10::DistBackendError({__func__, __FILE__, __LINE__}, std::string("unisono: ") + why.what()));
-  } catch (...) {}
+  } catch (const unisono::TimeoutError& why) {
+    return backend_error(std::string("the timeout has passed: ") + why.what());  // " timeout ", as gloo's say
+  } catch (const unisono::Error& why) { return backend_error(why.what()); } catch (...) {
+  }
   return error;
 }
 
