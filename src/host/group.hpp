@@ -39,7 +39,7 @@ class Group {
   bool cached() const { return cached_; }  // whether chunks stay in the cache; the same on every rank
   // Counts what a call of all ranks will move. Requires: the same on every rank.
   void will_move(std::size_t bytes) {
-    moved_ += bytes;
+    moved_ += bytes + kOfACall;
     if (moved_ >= kTimedFor && !patience_.crowded) choose_chunks(kFewRounds);
   }
 
@@ -143,7 +143,7 @@ class Group {
   };
   // Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone
   // apart.
-  static constexpr std::size_t kTimedFor = std::size_t{256} << 20;
+  static constexpr std::size_t kTimedFor = std::size_t{256} << 20, kOfACall = 4096;
   static constexpr int kFewRounds = 7;
   void choose_chunks(int rounds);
   ChunkTimes time_chunks(int rounds);

@@ -74,6 +74,7 @@ class HostThread {
   static constexpr int worker() { return 0; }
   static constexpr int workers() { return 1; }
   std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
+  std::size_t ring_bytes() const { return layout_.ring_bytes; }  // of chunks from a peer
   // Returns the bytes from which a piece goes into a chunk around the cache (Group::time_chunks).
   std::size_t stream_from() const { return stream_from_; }
   void stream_chunks(bool around) { stream_from_ = around ? kStreamFrom : ~std::size_t{0}; }
