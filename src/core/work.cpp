@@ -40,7 +40,7 @@ void Work::wait(std::optional<double> timeout_s) const {
   if (!until) {
     state_->ended.wait(lock, done);
   } else if (!state_->ended.wait_until(lock, *until, done)) {
-    throw TimeoutError(state_->what + " has not ended within " + std::to_string(*timeout_s) +
+    throw TimeoutError(state_->what + " has not ended within " + std::to_string(timeout_s.value_or(0)) +
                        " s and goes on: wait again, and leave its buffers alone until then.");
   }
   if (state_->error) std::rethrow_exception(state_->error);

@@ -264,11 +264,13 @@ void Mailbox::look_at_begun(Clock::duration gap) {
 // Ends all letters that have begun with an error.
 void Mailbox::end_all(Lock& lock, std::exception_ptr error) {
   if (!is_error(error)) group_.leave();  // no memory: this rank is out of step
-  while (!begun_.empty()) {
+  const auto end_first = [&](std::exception_ptr why) {
     const Sent letter = begun_.front();
     forget(lock, letter);
-    if (!letter->done) end(letter, begun_.empty() ? std::move(error) : error);
-  }
+    if (!letter->done) end(letter, std::move(why));
+  };
+  while (begun_.size() > 1) end_first(error);
+  if (!begun_.empty()) end_first(std::move(error));
   host::ring(bell(rank_));
 }
 

@@ -80,7 +80,8 @@ class ByMemory : public Bootstrap {
 
 // Bytes of a message or a part, which both of its ends know.
 Bytes content(int from, int to, std::size_t bytes) {
-  const auto seed = static_cast<std::uint64_t>(1 + from * kMostRanks + to);
+  const std::uint64_t seed =
+      1 + static_cast<std::uint64_t>(from) * kMostRanks + static_cast<std::uint64_t>(to);
   return input_of({.dtype = DType::u8, .seed = seed}, from, bytes);
 }
 
