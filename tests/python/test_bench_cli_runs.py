@@ -164,7 +164,7 @@ def test_a_killed_rank_ends_the_run_and_the_records_stay(tmp_path: Path) -> None
     )  # fmt: skip
     try:
         wait_for_measurements(directory)
-        time.sleep(5)  # long enough for a visit on a busy machine
+        time.sleep(10)  # long enough for a visit on a busy machine
         ranks = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
         os.kill(int(ranks[1]), signal.SIGKILL)
         output, errors = child.communicate(timeout=60)
