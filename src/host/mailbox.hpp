@@ -68,7 +68,7 @@ class Mailbox {
     std::byte* data() { return reinterpret_cast<std::byte*>(this + 1); }
   };
 
-  // What threads that wait for letters share with the mailbox, which may end before they have left.
+  // Threads that wait for letters share this with the mailbox, which may end before they have left.
   struct Door {
     std::mutex mutex;
     Mailbox* mailbox;  // null: it is gone

@@ -1,4 +1,4 @@
-// What kind of pages memory of this process has: the kernel's copies between processes cost by the page.
+// Tells which pages memory of this process has: the kernel's copies between processes cost by the page.
 #pragma once
 
 #include <cstddef>

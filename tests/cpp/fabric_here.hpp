@@ -1,4 +1,4 @@
-// What tests over libfabric share.
+// Support for tests over libfabric.
 #pragma once
 
 #include <string>

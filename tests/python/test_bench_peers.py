@@ -19,7 +19,7 @@ from unisono.records.vocabulary import COLLECTIVES, KNOWN
 
 PEERS = ("vllm-shm", "deepspeed-shm", "oneccl")
 BOTH, IN, OUT = {"in_place", "out_of_place"}, {"in_place"}, {"out_of_place"}
-# What each offers: collective -> placements.
+# Placements of each collective that a peer offers.
 OFFERED: dict[str, dict[str, set[str]]] = {
     "vllm-shm": {"all_reduce": IN, "all_gather": OUT},
     "deepspeed-shm": {"all_reduce": IN},

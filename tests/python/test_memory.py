@@ -93,7 +93,7 @@ def test_dropped_memory_is_given_back() -> None:
 
 @pytest.mark.parametrize(("n", "most_mib"), [(2, 3.0), (4, 3.5), (8, 5.5)])
 def test_dozens_of_communicators(n: int, most_mib: float) -> None:
-    """What a communicator takes of each rank, by any number of them."""
+    """Each of many communicators takes little of a rank's memory."""
     for taken in play(n, "dozens", 32):
         assert taken <= most_mib * (1 << 20)
 
