@@ -37,7 +37,7 @@ GpuEngine::Found GpuEngine::find(const byte* at, std::size_t bytes) const {
     // not its end, where another one may begin
     if (at >= mine.data() && at < mine.data() + mine.bytes() &&
         bytes <= mine.bytes() - static_cast<std::size_t>(at - mine.data()))
-      return {&allocation, {number, static_cast<std::uint64_t>(at - mine.data())}};
+      return {&allocation, {.allocation = number, .offset = static_cast<std::uint64_t>(at - mine.data())}};
   }
   return {};
 }
