@@ -136,6 +136,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   ranks_a_core_ = (size_ + known - 1) / known;
   patience.crowded = ranks_a_core_ > 1;
   patience.spins = env().spins >= 0 ? env().spins : patience.crowded ? 20 : 1000;
+  if (patience.crowded) patience.yielding = host::kYieldingCrowded;
   patience.timeout = std::chrono::duration<double>(timeout_s);
   lane_ = std::make_unique<HostThread>(
       rank_, layout, segments_, host::Far(pids, [this](int rank, int error) { unreachable(rank, error); }),
@@ -145,7 +146,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
           [this](int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
             late(peer, slot, expected, seen);
           },
-          [this](int peer) { differs(peer); }});
+          [this](int peer) { differs(peer); }, [this](int peer) { part_from(peer); }});
   // Also keeps every rank until all have mapped all memory: a rank's own descriptors are needed until then.
   far_ = true;
   for (const std::string& reach : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && reach == "far";
@@ -250,6 +251,18 @@ void Group::interrupted(int peer, const std::function<bool()>& arrived) {
                                             " still waits for it: make the same calls on every rank."
                                       : death_of(r, "in " + where()));
   }
+}
+
+// Two ranks that have slept may wake on one core. The kernel leaves them there for milliseconds if they then
+// wait for each other in turn, and each call takes 70 us.
+void Group::part_from(int peer) {
+  if (patience_.crowded) return;
+  const int core = host::current_core();
+  if (core >= 0 && board(peer).core.load(std::memory_order_relaxed) == core) {
+    board(rank_).core.store(-1, std::memory_order_relaxed);  // or the peer, which runs now, would move too
+    host::leave_core(core);
+  }
+  board(rank_).core.store(host::current_core(), std::memory_order_relaxed);
 }
 
 bool Group::broken() {

@@ -79,6 +79,9 @@ class Group {
   std::string death_of(int rank, const std::string& noticed) const;  // noticed: where, or by whom
   const host::Patience& patience() const { return patience_; }
 
+  // Moves this thread, which waits for a peer, to another core if that rank was last seen on this one.
+  void part_from(int peer);
+
   // Begins a call. Its name and number are for the text of errors.
   void doing(std::string_view what, std::uint64_t call) {
     doing_ = what;
@@ -133,6 +136,7 @@ class Group {
     // Raised as each call begins, and at each look of a wait. On a cache line of its own: the store would
     // otherwise take `failure` from the other ranks' caches.
     alignas(128) std::atomic<std::uint32_t> beats;
+    std::atomic<int> core;  // on which the rank began its last call, or its last long wait
   };
 
   Board& board(int rank) const {
@@ -151,7 +155,10 @@ class Group {
   void interrupted(int peer, const std::function<bool()>& arrived);
   [[noreturn]] void unreachable(int rank, int error);
   void late(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen);
-  void beat() { board(rank_).beats.store(++beats_, std::memory_order_relaxed); }
+  void beat() {
+    board(rank_).core.store(host::current_core(), std::memory_order_relaxed);
+    board(rank_).beats.store(++beats_, std::memory_order_relaxed);
+  }
   // Returns the ranks that neither wait in a call nor begin one, after a look at them that lasts
   // kMostCounted.
   std::vector<int> absent();

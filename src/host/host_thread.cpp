@@ -1,6 +1,5 @@
 #include "host/host_thread.hpp"
 
-#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -93,29 +92,33 @@ bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
   if (!come())
     wait_until(
         come, patience_.timeout,
-        [&](Clock::duration elapsed) {
-          if (elapsed < host::kYielding) ::sched_yield();
-          else host::nap(line, expected);
-        },
+        [&](Clock::duration elapsed) { host::rest(line, expected, patience_.yielding, elapsed); },
         [&] { watch_.interrupted(peer, come); },
         [&] { watch_.late(peer, slot, expected, awaited(peer, slot)); });
   return reached(peer, slot);
 }
 
 void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit) {
-  const bool soon = host::await(
-      line, expected, patience_,
-      [&] { watch_.interrupted(peer, [&] { return host::reached(line, expected); }); },
-      [&](std::uint32_t seen) { watch_.late(peer, slot, expected / unit, seen / unit); });
-  if (soon || !beside_) return;
+  const auto come = [&] { return host::reached(line, expected); };
+  for (int i = 0; i < patience_.spins; ++i) {
+    if (come()) return;
+    host::pause();
+  }
+  if (!beside_) watch_.waits(peer);
+  wait_until(
+      come, patience_.timeout,
+      [&](Clock::duration elapsed) { host::rest(line, expected, patience_.yielding, elapsed); },
+      [&] { watch_.interrupted(peer, come); },
+      [&] { watch_.late(peer, slot, expected / unit, line.flag.load(std::memory_order_relaxed) / unit); });
+  if (!beside_) return;
   patience_.spins = std::min(patience_.spins, kSpinsBeside);
-  patience_.yields = false;
+  patience_.yielding = {};
 }
 
 void HostThread::run_beside(bool beside) {
   beside_ = beside;
   patience_.spins = usual_patience_.spins;
-  patience_.yields = usual_patience_.yields;
+  patience_.yielding = usual_patience_.yielding;
   patience_.crowded = usual_patience_.crowded || beside;
 }
 

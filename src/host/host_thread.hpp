@@ -38,6 +38,8 @@ class HostThread {
     std::function<void(int peer, const std::function<bool()>& arrived)> interrupted;
     std::function<void(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen)> late;
     std::function<void(int peer)> differs;  // a piece of another call has come
+    std::function<void(int peer)>
+        waits;  // once, when the polls were not enough; not beside a rank's own work
   };
 
   HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments, host::Far far,

@@ -150,7 +150,7 @@ class Mailbox {
   [[noreturn]] void late(const Letter& letter);
   std::string where(const Letter& letter) const;
   void drive();
-  void rest(std::chrono::nanoseconds elapsed);
+  void rest(std::chrono::nanoseconds elapsed, std::chrono::microseconds yielding);
   void give_up(const Sent& letter);
   double timeout_of(const Letter& letter) const;
 

@@ -1,6 +1,4 @@
 // How messages with tags are waited for: by calls, and by the thread of those that have begun.
-#include <sched.h>
-
 #include <algorithm>
 #include <set>
 #include <thread>
@@ -74,8 +72,10 @@ void Mailbox::wait(const Letter& letter, std::optional<Clock::time_point> until)
     if (arrived(letter)) return;
     host::pause();
   }
+  if (letter.peer >= 0) group_.part_from(letter.peer);
   wait_until([&] { return arrived(letter) || (until && Clock::now() >= *until); }, kWithoutEnd,
-             [this](auto elapsed) { rest(elapsed); }, [] {}, [] {});  // the thread of letters looks
+             [this](auto elapsed) { rest(elapsed, group_.patience().yielding); }, [] {},
+             [] {});  // the thread of letters looks
 }
 
 // Waits for a letter that has begun.
@@ -149,10 +149,9 @@ void Mailbox::late(const Letter& letter) {
                                         ", or raise the deadline (timeout_s, UNISONO_TIMEOUT_S).");
 }
 
-void Mailbox::rest(std::chrono::nanoseconds elapsed) {
+void Mailbox::rest(std::chrono::nanoseconds elapsed, std::chrono::microseconds yielding) {
   if (to_copy_) return;
-  if (elapsed < host::kYielding) ::sched_yield();
-  else host::nap(bell(rank_), heard_ + 1);
+  host::rest(bell(rank_), heard_ + 1, yielding, elapsed);
 }
 
 double Mailbox::timeout_of(const Letter& letter) const {
@@ -178,8 +177,10 @@ Received Mailbox::run(const Message& message) {
       if (arrived(*letter)) return letter->received;
       host::pause();
     }
+    if (message.peer >= 0) group_.part_from(message.peer);
     wait_until([&] { return arrived(*letter); }, std::chrono::duration<double>(timeout_of(*letter)),
-               [this](auto elapsed) { rest(elapsed); }, [&] { look(*letter, true); }, [&] { late(*letter); });
+               [this](auto elapsed) { rest(elapsed, group_.patience().yielding); },
+               [&] { look(*letter, true); }, [&] { late(*letter); });
     return letter->received;
   } catch (const Error&) {
     give_up(letter);
@@ -232,7 +233,7 @@ void Mailbox::drive() {
         }
       }
       if (moves) {
-        rest(Clock::now() - began);
+        rest(Clock::now() - began, host::kYieldingCrowded);  // beside its rank's own work
       } else {
         std::this_thread::sleep_for(kAside);
         began = Clock::now();

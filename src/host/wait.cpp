@@ -8,8 +8,6 @@
 #include <climits>
 #include <ctime>
 
-#include "base/deadline.hpp"
-
 namespace unisono::host {
 namespace {
 
@@ -19,16 +17,6 @@ constexpr auto kNap = std::chrono::microseconds(500);
 void wake(Line& line) {
   if (line.sleepers.load(std::memory_order_seq_cst) != 0)
     ::syscall(SYS_futex, &line.flag, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-}  // namespace
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 // Sleeps on a shared futex (no FUTEX_PRIVATE_FLAG): the word lies in memory of several processes.
@@ -42,6 +30,34 @@ void nap(Line& line, std::uint32_t expected) {
   line.sleepers.store(0, std::memory_order_relaxed);
 }
 
+}  // namespace
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void rest(Line& line, std::uint32_t expected, std::chrono::microseconds yielding,
+          std::chrono::nanoseconds elapsed) {
+  if (elapsed < yielding) ::sched_yield();
+  else nap(line, expected);
+}
+
+int current_core() { return ::sched_getcpu(); }
+
+// The kernel moves a thread at once that may no longer run where it is.
+void leave_core(int core) {
+  cpu_set_t allowed, others;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  others = allowed;
+  CPU_CLR(static_cast<std::size_t>(core), &others);
+  if (CPU_COUNT(&others) == 0 || ::sched_setaffinity(0, sizeof others, &others) != 0) return;
+  ::sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
 void ring(Line& line) {
   line.flag.fetch_add(1, std::memory_order_seq_cst);
   wake(line);
@@ -53,21 +69,6 @@ void raise(Line& line, std::uint32_t value, bool crowded) {
   if (crowded) line.flag.exchange(value, std::memory_order_seq_cst);
   else line.flag.store(value, std::memory_order_release);
   wake(line);
-}
-
-bool await(Line& line, std::uint32_t expected, const Patience& patience,
-           const std::function<void()>& interrupted, const std::function<void(std::uint32_t seen)>& late) {
-  for (int i = 0; i < patience.spins; ++i) {
-    if (reached(line, expected)) return true;
-    pause();
-  }
-  wait_until([&] { return reached(line, expected); }, patience.timeout,
-             [&](Clock::duration elapsed) {
-               if (patience.yields && elapsed < kYielding) ::sched_yield();
-               else nap(line, expected);
-             },
-             interrupted, [&] { late(line.flag.load(std::memory_order_relaxed)); });
-  return false;
 }
 
 }  // namespace unisono::host

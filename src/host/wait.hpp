@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 
 namespace unisono::host {
 
@@ -21,30 +20,32 @@ inline bool reached(const Line& line, std::uint32_t expected) {
   return static_cast<std::int32_t>(line.flag.load(std::memory_order_acquire) - expected) >= 0;
 }
 
+// How long a wait yields before it sleeps: where ranks have a core each, and where they have not. Waking a
+// sleeper may take 2 ms on a virtual machine. With less patience than that, a rank that has slept makes its
+// peer sleep, which then makes it sleep again (docs/notes/host.md).
+inline constexpr std::chrono::microseconds kYielding(5000), kYieldingCrowded(50);
+
 struct Patience {
-  int spins = 0;         // polls before the core is given away
-  bool yields = true;    // for kYielding, before it sleeps
+  int spins = 0;  // polls before the core is given away
+  std::chrono::microseconds yielding = kYielding;
   bool crowded = false;  // more threads than cores: a sleeper must be woken at once
   std::chrono::duration<double> timeout{};
 };
 
-// How long a wait yields before it sleeps.
-inline constexpr std::chrono::microseconds kYielding(50);
-
 // Leaves the core to others for a moment, within a wait.
 void pause();
-// Sleeps until the line may have reached `expected`, for at most 500 us.
-void nap(Line& line, std::uint32_t expected);
+// Gives the core away, in a wait that has lasted `elapsed`: to threads that are ready, or from `yielding` on
+// in a sleep of at most 500 us, until the line may have reached `expected`.
+void rest(Line& line, std::uint32_t expected, std::chrono::microseconds yielding,
+          std::chrono::nanoseconds elapsed);
+// Returns the core that this thread runs on, or -1.
+int current_core();
+// Moves this thread to another core that it may run on, if there is one.
+void leave_core(int core);
 // Counts a line up that several threads write, and wakes those who sleep on it.
 void ring(Line& line);
 
 // Publishes everything written before, then wakes those who sleep on the line.
 void raise(Line& line, std::uint32_t value, bool crowded);
-
-// Waits until the line has reached `expected`: polls, then yields, then sleeps on a futex. Returns whether
-// the polls were enough. Calls `interrupted` every few milliseconds, which throws if waiting on is pointless.
-// Calls `late` at the timeout, which throws.
-bool await(Line& line, std::uint32_t expected, const Patience& patience,
-           const std::function<void()>& interrupted, const std::function<void(std::uint32_t seen)>& late);
 
 }  // namespace unisono::host
