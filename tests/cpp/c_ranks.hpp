@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "ints.hpp"
 #include "unisono/unisono.h"
 
 namespace unisono::test {
@@ -82,17 +83,6 @@ inline unisono_call call_of(const void* in, void* out, std::size_t count, int dt
   return call;
 }
 
-using Ints = std::vector<std::int32_t>;
-
-// The element i of rank r's input; block b begins at b*count.
-inline std::int32_t value(int rank, std::size_t i) {
-  return rank * 100003 + static_cast<std::int32_t>(i) * 7 + 1;
-}
-inline Ints input(int rank, std::size_t elements) {
-  Ints x(elements);
-  for (std::size_t i = 0; i < elements; ++i) x[i] = value(rank, i);
-  return x;
-}
 inline std::int32_t sum(int ranks, std::size_t i) {
   std::int32_t all = 0;
   for (int r = 0; r < ranks; ++r) all += value(r, i);

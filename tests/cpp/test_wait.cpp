@@ -1,4 +1,4 @@
-// What waits do beside polling: sleep, wake, and leave a core.
+// Sleeping, waking and leaving a core, in a wait that has polled.
 #include "host/wait.hpp"
 
 #include <gtest/gtest.h>

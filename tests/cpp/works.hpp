@@ -4,26 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
-#include <cstdint>
 #include <functional>
 #include <string>
-#include <vector>
 
+#include "ints.hpp"
 #include "ranks.hpp"
 #include "unisono/work.hpp"
 
 namespace unisono::test {
 
-using Ints = std::vector<std::int32_t>;
-
-inline std::int32_t value(int rank, std::size_t i) {
-  return rank * 1009 + static_cast<std::int32_t>(i) * 3 + 1;
-}
-inline Ints input(int rank, std::size_t count) {
-  Ints x(count);
-  for (std::size_t i = 0; i < count; ++i) x[i] = value(rank, i);
-  return x;
-}
 inline Ints sums(int ranks, std::size_t count) {
   Ints all(count);
   for (int r = 0; r < ranks; ++r)
