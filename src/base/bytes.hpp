@@ -17,9 +17,13 @@ using byte = std::byte;
 
 inline constexpr std::size_t kAlign = 64;  // bytes; shards and chunks begin at multiples of a cache line
 
+// Returns the parts of `by` that hold `value`; the last may be smaller.
+UNISONO_PORTABLE constexpr std::size_t divide_up(std::size_t value, std::size_t by) {
+  return (value + by - 1) / by;
+}
 // Returns the least multiple of `to` that is not below `value`.
 UNISONO_PORTABLE constexpr std::size_t round_up(std::size_t value, std::size_t to) {
-  return (value + to - 1) / to * to;
+  return divide_up(value, to) * to;
 }
 UNISONO_PORTABLE constexpr std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
 

@@ -91,12 +91,13 @@ void quantise(byte* codes, byte* block_scales, const byte* row, std::size_t coun
     std::memset(block_scales + blocks, 0, scales::power_bytes_of(count) - blocks);
 }
 
-#define UNISONO_QUANTISE(T) {nullptr, quantise<T, MoeScales::e4m3_128>, quantise<T, MoeScales::mx>}
+#define UNISONO_QUANTISE_ROWS(T) {nullptr, quantise<T, MoeScales::e4m3_128>, quantise<T, MoeScales::mx>}
 
 }  // namespace
 
 extern const Rows rows;
-const Rows rows = {{weigh<float>, nullptr, weigh<F16>, weigh<BF16>},
-                   {UNISONO_QUANTISE(float), {}, UNISONO_QUANTISE(F16), UNISONO_QUANTISE(BF16)}};
+const Rows rows = {
+    {weigh<float>, nullptr, weigh<F16>, weigh<BF16>},
+    {UNISONO_QUANTISE_ROWS(float), {}, UNISONO_QUANTISE_ROWS(F16), UNISONO_QUANTISE_ROWS(BF16)}};
 
 }  // namespace unisono::host::UNISONO_ISA

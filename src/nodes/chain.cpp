@@ -5,8 +5,6 @@
 namespace unisono::nodes {
 namespace {
 
-std::size_t over(std::size_t count, std::size_t by) { return (count + by - 1) / by; }
-
 // Elements of a block of at most `bytes`, in whole shards of a node's ranks.
 std::size_t block_of(std::size_t bytes, const Sum& what, int here, std::size_t count) {
   const std::size_t unit = static_cast<std::size_t>(here);
@@ -80,7 +78,7 @@ void Chain::receive_sums(Messages& messages, int rank, int block) {
 AllReduceChain::AllReduceChain(Moves& moves, const Sum& what, std::size_t block_bytes, const byte* x,
                                byte* out, std::size_t count)
     : Chain(moves, what,
-            static_cast<int>(over(count, block_of(block_bytes, what, moves.place.here(), count))),
+            static_cast<int>(divide_up(count, block_of(block_bytes, what, moves.place.here(), count))),
             block_of(block_bytes, what, moves.place.here(), count) /
                 static_cast<std::size_t>(moves.place.here())),
       x_(x),
@@ -89,7 +87,7 @@ AllReduceChain::AllReduceChain(Moves& moves, const Sum& what, std::size_t block_
       block_(block_of(block_bytes, what, moves.place.here(), count)) {}
 
 std::size_t AllReduceChain::elements(int block) const {
-  return over(length(block), static_cast<std::size_t>(here_));
+  return divide_up(length(block), static_cast<std::size_t>(here_));
 }
 
 Chain::Rows AllReduceChain::sources(int block) {
@@ -152,7 +150,7 @@ void ReduceChain::land(int step) {
 ReduceScatterChain::ReduceScatterChain(Moves& moves, const Sum& what, std::size_t block_bytes, const byte* x,
                                        byte* out, std::size_t count)
     : Chain(moves, what,
-            static_cast<int>(over(count, columns_of(block_bytes, what, moves.place.here(), count))) *
+            static_cast<int>(divide_up(count, columns_of(block_bytes, what, moves.place.here(), count))) *
                 moves.place.count(),
             columns_of(block_bytes, what, moves.place.here(), count)),
       x_(x),

@@ -9,10 +9,6 @@ constexpr std::size_t kLeastBlocks = 4;     // grains a rail, from which on a br
 constexpr std::size_t kMostGrains = 16;     // grains a rail, in a block of it
 constexpr std::size_t kBeside = 256 << 10;  // bytes copied between two polls of an exchange: some 30 us
 
-bool consecutive(const std::vector<int>& ranks) {
-  return ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size());
-}
-
 std::size_t at(int index, std::size_t n) { return static_cast<std::size_t>(index) * n; }
 
 }  // namespace
@@ -216,7 +212,7 @@ void Moves::broadcast_along_chain(byte* data, std::size_t bytes, int root, std::
   const int before = place.counterpart((place.node + last) % (last + 1));
   const int behind = place.counterpart((place.node + 1) % (last + 1));
   const std::size_t block_bytes = at(rails, most);
-  const int blocks = static_cast<int>((bytes + block_bytes - 1) / block_bytes);
+  const int blocks = static_cast<int>(divide_up(bytes, block_bytes));
   auto block = [&](int index) { return data + at(index, block_bytes); };
   auto part_bytes = [&](int index) {
     return std::min(block_bytes, bytes - at(index, block_bytes)) / static_cast<std::size_t>(rails);

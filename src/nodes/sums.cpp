@@ -8,11 +8,6 @@
 #include "nodes/chain.hpp"
 
 namespace unisono::nodes {
-namespace {
-
-std::size_t over(std::size_t count, std::size_t by) { return (count + by - 1) / by; }
-
-}  // namespace
 
 bool Sum::exact() const {
   if (op == Op::min || op == Op::max) return true;
@@ -41,7 +36,7 @@ Algorithm choose(Collective collective, const Topology& place, const Limits& lim
   double within = last > 1 ? 1 / (last + 1) : 0;
   if (collective == Collective::reduce)
     within = 0 < place.home_of(root) && place.home_of(root) < last ? 1 : 0;
-  const auto steps = static_cast<double>(over(bytes, limits.chain_block));
+  const auto steps = static_cast<double>(divide_up(bytes, limits.chain_block));
   const double late = (steps + 2 * last) / steps;  // each node begins 2 steps later than the one before
   return late * (wide + within) < two_shot ? Algorithm::chain : Algorithm::two_shot;
 }
@@ -161,7 +156,7 @@ Steps Sums::one_shot(Sum what, int slot, const byte* x, byte* out, std::size_t c
 }
 
 Steps Sums::two_shot(Sum what, int slot, const byte* x, byte* out, std::size_t count) {
-  const std::size_t ranks = static_cast<std::size_t>(what.ranks), shard = over(count, ranks),
+  const std::size_t ranks = static_cast<std::size_t>(what.ranks), shard = divide_up(count, ranks),
                     n = shard * what.item();
   Rows rows;
   auto under_way = everyones_shards(padded(x, count, shard, what), n, slot, rows);
@@ -185,7 +180,7 @@ Steps Sums::at_root(Sum what, int root, int slot, const byte* x, byte* out, std:
 }
 
 Steps Sums::to_root(Sum what, int root, int slot, const byte* x, byte* out, std::size_t count) {
-  const std::size_t ranks = static_cast<std::size_t>(what.ranks), shard = over(count, ranks),
+  const std::size_t ranks = static_cast<std::size_t>(what.ranks), shard = divide_up(count, ranks),
                     n = shard * what.item();
   Rows rows;
   auto under_way = everyones_shards(padded(x, count, shard, what), n, slot, rows);
@@ -204,7 +199,7 @@ Steps Sums::to_root(Sum what, int root, int slot, const byte* x, byte* out, std:
 Steps Sums::quantised_block(Sum what, int slot, const byte* x, byte* out, std::size_t count) {
   Space& space = moves_.space;
   const std::size_t ranks = static_cast<std::size_t>(what.ranks);
-  const std::size_t shard = over(count, wire::kBlock * ranks) * wire::kBlock;
+  const std::size_t shard = divide_up(count, wire::kBlock * ranks) * wire::kBlock;
   const std::size_t n = round_up(wire::bytes_of(shard), kAlign);
   auto begin = [&](std::size_t owner) { return std::min(owner * shard, count); };
   auto length = [&](std::size_t owner) { return std::min(shard, count - begin(owner)); };

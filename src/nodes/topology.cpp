@@ -34,10 +34,6 @@ std::string identity(const std::string& node) {
   return std::to_string(this_machine()) + "/" + (named.empty() ? "net " + namespace_of("net") : named);
 }
 
-bool consecutive(const std::vector<int>& ranks) {
-  return ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size());
-}
-
 // A rank's facts for the others, as text: every field is checked, since it comes from outside.
 struct Greeting {
   std::string version;
@@ -81,6 +77,10 @@ struct Greeting {
 };
 
 }  // namespace
+
+bool consecutive(const std::vector<int>& ranks) {
+  return ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size());
+}
 
 Topology::Topology(int me, const std::vector<std::string>& names) : rank(me) {
   std::map<std::string, int> known;

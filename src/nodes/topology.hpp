@@ -9,6 +9,9 @@
 
 namespace unisono::nodes {
 
+// Returns whether the ranks, in ascending order, follow each other without a gap.
+bool consecutive(const std::vector<int>& ranks);
+
 struct Topology {
   Topology() = default;
   // names[r]: what identifies the node of rank r.

@@ -14,7 +14,7 @@ import ranks
 import threads
 from soak import Soak
 
-CALLS = int(os.environ.get("UNISONO_SOAK", "100000"))
+CALLS = int(os.environ.get("UNISONO_SOAK", "30000"))
 TIMEOUT_S = 120 + CALLS / 300
 
 
