@@ -26,7 +26,8 @@ def test_collectives(n: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("program", ("streams", "captured", "messages"))
 def test_programs(program: str, tmp_path: Path) -> None:
-    play(2, f"torch_gpu_programs:{program}", tmp_path).results()
+    # Ranks that compare their calls wait for each other on the host.
+    play(2, f"torch_gpu_programs:{program}", tmp_path, UNISONO_CHECK="0").results()
 
 
 @pytest.mark.parametrize("program", ("ddp", "sharded"))

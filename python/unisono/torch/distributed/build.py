@@ -8,6 +8,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -113,8 +114,19 @@ def build(work: Path) -> Path:
     run_all([[*compile_one, "-c", str(source), "-o", str(to)] for source, to in pairs])
     libraries = [of_torch / "lib" / f"lib{name}.so" for name in ("c10", "torch_cpu", "torch_python")]
     out = work / f"{NAME}.so"
-    run_all([[*compiler.split(), "-shared", *map(str, [*objects, library, *libraries]), "-o", str(out)]])
+    parts = map(str, [*objects, library, *libraries, *loaded("libstdc++.so")])
+    run_all([[*compiler.split(), "-shared", *parts, "-o", str(out)]])
     return out
+
+
+def loaded(name: str) -> list[str]:
+    """Returns the path of a library that this process has loaded.
+
+    torch's own libstdc++ must be the adapter's too. A g++ that has only libstdc++.a would give the adapter a
+    second one, whose streams mix with the first's and crash.
+    """
+    maps = Path("/proc/self/maps").read_text()
+    return re.findall(rf"/.*/{re.escape(name)}.*", maps)[:1]
 
 
 def run_all(commands: list[list[str]]) -> None:
