@@ -38,9 +38,10 @@ void def_calls(Class& class_, const Wrap& wrap, const More&... more) {
       .def("barrier", wrap(&C::barrier), more...,
            "Returns once every rank has called it. Raises the errors of every call.")
       .def("all_reduce", wrap(&C::all_reduce), "x"_a, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "wire"_a = none, more..., doc::kAllReduce)
+           "algorithm"_a = none, "stream"_a = none, "wire"_a = none, "factor"_a = 1.0, more...,
+           doc::kAllReduce)
       .def("reduce", wrap(&C::reduce), "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, more..., doc::kReduce)
+           "algorithm"_a = none, "stream"_a = none, "factor"_a = 1.0, more..., doc::kReduce)
       .def("broadcast", wrap(&C::broadcast), "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
            "stream"_a = none, more..., doc::kBroadcast)
       .def("all_gather", wrap(&C::all_gather), "x"_a, "out"_a.none() = none, "algorithm"_a = none,
@@ -48,7 +49,7 @@ void def_calls(Class& class_, const Wrap& wrap, const More&... more) {
       .def("gather", wrap(&C::gather), "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
            "stream"_a = none, more..., doc::kGather)
       .def("reduce_scatter", wrap(&C::reduce_scatter), "x"_a, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, more..., doc::kReduceScatter)
+           "algorithm"_a = none, "stream"_a = none, "factor"_a = 1.0, more..., doc::kReduceScatter)
       .def("scatter", wrap(&C::scatter), "x"_a.none(), "root"_a = 0, "out"_a.none() = none,
            "algorithm"_a = none, "stream"_a = none, more..., doc::kScatter)
       .def("all_to_all", wrap(&C::all_to_all), "x"_a, "out"_a.none() = none, "algorithm"_a = none,

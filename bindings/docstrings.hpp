@@ -21,6 +21,8 @@ algorithm therefore gives the same bits on every rank, on one node or several.
 - min and max give NaN if an operand is NaN, and of equal values the earlier rank's.
 - band, bor and bxor combine the bits of integers. Arrays of floats, and arrays on a GPU, raise UsageError.
 - f8e4m3 overflows to NaN, the other floats to infinity.
+- factor makes a premultiplied sum: each element of this rank's x is multiplied in f32 (f64 for f64) and rounded to its
+  dtype, and then summed. Any float; ranks may give different ones.
 
 Every call takes these:
 
@@ -112,6 +114,8 @@ Args:
     wire: fp8 or int8 sends a byte for each element and one for each block of 32. Every x is rounded, and the sum. Only
         for sum and avg of f32, f16 and bf16, by two_shot. Every rank still gets the same bits, and, except NaNs, every
         lane gives the same.
+    factor: scales this rank's x before the sum (see Sums), and before wire rounds it; 1: none. Only for sum of f32, f64,
+        f16 and bf16, not on a GPU.
 
 Returns:
     out.
@@ -139,6 +143,7 @@ Args:
         root's is of `empty`: then every rank passes its own, at the same place (see `empty`).
     algorithm: push_packets, push, direct, or two_shot_push (each rank but the root combines a shard). On a GPU also
         push_ll128, two_shot_ll128 and, of two ranks, copy_engine. Across nodes one_shot, two_shot or chain.
+    factor: scales this rank's x before the sum (see Sums); 1: none. Only for sum of f32, f64, f16 and bf16, not on a GPU.
 
 Returns:
     out at the root, None elsewhere.)";
@@ -189,6 +194,7 @@ Args:
     x: shape (size, *s).
     op: sum, prod, min, max or avg; of integers, not on a GPU, also band, bor or bxor (of their bits).
     out: shape s; None: a new array. In place: out is x[rank].
+    factor: scales this rank's x before the sum (see Sums); 1: none. Only for sum of f32, f64, f16 and bf16, not on a GPU.
 
 Returns:
     out.)";

@@ -21,6 +21,7 @@ struct PyCommunicator::Options {
   Op op = Op::sum;
   int root = 0;
   Wire wire = Wire::exact;
+  double factor = 1;
 };
 
 void PyCommunicator::check_device(const Array& array) const {
@@ -45,7 +46,8 @@ PyCommunicator::Prepared PyCommunicator::prepare(const Array& array, const void*
            .stream = stream_handle(stream),
            .algorithm = options.algorithm ? *options.algorithm : std::string_view{},
            .wire = options.wire,
-           .timeout_s = Deadline::now},
+           .timeout_s = Deadline::now,
+           .factor = options.factor},
           stream};
 }
 
@@ -127,20 +129,22 @@ void PyCommunicator::barrier() {
 
 nb::object PyCommunicator::all_reduce(nb::handle x, const OpName& op, nb::handle out,
                                       const Algorithm& algorithm, nb::handle stream,
-                                      const std::optional<std::string>& wire) {
+                                      const std::optional<std::string>& wire, double factor) {
   const Array in(x, "x", false);
   const Output to(out, x, in, in.shape, stream);
   call(Collective::all_reduce, in, in.data, to.array.data, in.count,
-       {algorithm, stream, read_op(op.text), 0, read_wire(wire)});
+       {algorithm, stream, read_op(op.text), 0, read_wire(wire), factor});
   return to.object;
 }
 
 nb::object PyCommunicator::reduce(nb::handle x, const RankNumber& root_number, const OpName& op,
-                                  nb::handle out, const Algorithm& algorithm, nb::handle stream) {
+                                  nb::handle out, const Algorithm& algorithm, nb::handle stream,
+                                  double factor) {
   const int root = read_rank("root", root_number, size());
   const Array in(x, "x", false);
   const OutputAtRoot to(out, x, in, in.shape, rank() == root, stream);
-  call(Collective::reduce, in, in.data, to.data(), in.count, {algorithm, stream, read_op(op.text), root});
+  call(Collective::reduce, in, in.data, to.data(), in.count,
+       {algorithm, stream, read_op(op.text), root, Wire::exact, factor});
   return to.object();
 }
 
@@ -176,11 +180,11 @@ nb::object PyCommunicator::gather(nb::handle x, const RankNumber& root_number, n
 }
 
 nb::object PyCommunicator::reduce_scatter(nb::handle x, const OpName& op, nb::handle out,
-                                          const Algorithm& algorithm, nb::handle stream) {
+                                          const Algorithm& algorithm, nb::handle stream, double factor) {
   const Array in(x, "x", false);
   const Output to(out, x, in, without_ranks(in, size(), "x"), stream);
   call(Collective::reduce_scatter, in, in.data, to.array.data, to.array.count,
-       {algorithm, stream, read_op(op.text)});
+       {algorithm, stream, read_op(op.text), 0, Wire::exact, factor});
   return to.object;
 }
 

@@ -51,16 +51,16 @@ class PyCommunicator {
 
   void barrier();
   nb::object all_reduce(nb::handle x, const OpName& op, nb::handle out, const Algorithm& algorithm,
-                        nb::handle stream, const std::optional<std::string>& wire);
+                        nb::handle stream, const std::optional<std::string>& wire, double factor);
   nb::object reduce(nb::handle x, const RankNumber& root_number, const OpName& op, nb::handle out,
-                    const Algorithm& algorithm, nb::handle stream);
+                    const Algorithm& algorithm, nb::handle stream, double factor);
   nb::object broadcast(nb::handle x, const RankNumber& root_number, nb::handle out,
                        const Algorithm& algorithm, nb::handle stream);
   nb::object all_gather(nb::handle x, nb::handle out, const Algorithm& algorithm, nb::handle stream);
   nb::object gather(nb::handle x, const RankNumber& root_number, nb::handle out, const Algorithm& algorithm,
                     nb::handle stream);
   nb::object reduce_scatter(nb::handle x, const OpName& op, nb::handle out, const Algorithm& algorithm,
-                            nb::handle stream);
+                            nb::handle stream, double factor);
   nb::object scatter(nb::handle x, const RankNumber& root_number, nb::handle out, const Algorithm& algorithm,
                      nb::handle stream);
   nb::object all_to_all(nb::handle x, nb::handle out, const Algorithm& algorithm, nb::handle stream);

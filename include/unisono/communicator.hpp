@@ -44,6 +44,10 @@ struct Call {
   // infinity, a NaN or an overflow occurs becomes NaN.
   Wire wire = Wire::exact;
   double timeout_s = 0;  // deadline of this call's waits, on host memory; 0: Options::timeout_s
+  // Premultiplied sum: this rank's input is scaled before the sum, as NCCL's ncclRedOpCreatePreMulSum does.
+  // all_reduce, reduce and reduce_scatter, Op::sum of f32, f64, f16 and bf16 in host memory. Each element is
+  // multiplied in f32 (f64: in f64) and rounded to its dtype. Any double; 1: none. Ranks may differ in it.
+  double factor = 1;
 };
 
 // The ranks that communicate, on one node or several.

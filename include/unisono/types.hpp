@@ -77,6 +77,13 @@ constexpr bool has_op(DType dtype, Op op, Memory memory = Memory::host) {
   return !is_bitwise(op) || (is_integer(dtype) && memory == Memory::host);
 }
 
+// Returns whether a call of that op on such elements takes a factor (Call::factor).
+constexpr bool takes_factor(DType dtype, Op op, Memory memory = Memory::host) {
+  const bool is_float =
+      dtype == DType::f32 || dtype == DType::f64 || dtype == DType::f16 || dtype == DType::bf16;
+  return is_float && op == Op::sum && memory == Memory::host;
+}
+
 constexpr std::string_view name_of(DType dtype) {
   constexpr std::string_view names[kDTypes] = {"f32", "f64", "f16", "bf16",   "i8",
                                                "u8",  "i32", "i64", "f8e4m3", "f8e5m2"};

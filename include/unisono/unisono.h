@@ -66,12 +66,12 @@ enum unisono_memory { UNISONO_HOST = 0, UNISONO_DEVICE = 1 };
 
 // The fields of unisono_call that each uses besides memory, stream, algorithm and timeout_s.
 enum unisono_collective {
-  UNISONO_ALL_REDUCE = 0,        // in, out, count, dtype, op, wire
-  UNISONO_REDUCE = 1,            // in, out, count, dtype, op, root
+  UNISONO_ALL_REDUCE = 0,        // in, out, count, dtype, op, wire, factor
+  UNISONO_REDUCE = 1,            // in, out, count, dtype, op, root, factor
   UNISONO_BROADCAST = 2,         // in, out, count, dtype, root
   UNISONO_ALL_GATHER = 3,        // in, out, count of a block, dtype
   UNISONO_GATHER = 4,            // in, out, count of a block, dtype, root
-  UNISONO_REDUCE_SCATTER = 5,    // in, out, count of a block, dtype, op
+  UNISONO_REDUCE_SCATTER = 5,    // in, out, count of a block, dtype, op, factor
   UNISONO_SCATTER = 6,           // in, out, count of a block, dtype, root
   UNISONO_ALL_TO_ALL = 7,        // in, out, count of a block, dtype
   UNISONO_ALL_TO_ALL_V = 8,      // in, out, dtype, send_counts, recv_counts
@@ -130,6 +130,9 @@ typedef struct unisono_call {
   unisono_received* received;  // null, or what unisono_run of a tagged recv writes
   int32_t tag;                 // 0 or more
   int32_t reserved;            // 0
+  // Scales this rank's input before a sum of UNISONO_F32, F64, F16 or BF16 in host memory (premultiplied
+  // sum). Ranks may differ in it. 0, as in a zeroed struct: none, as 1.
+  double factor;
 } unisono_call;
 
 typedef struct unisono_options {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -114,13 +115,18 @@ T& given(T* pointer, const char* name) {
   throw UsageError(std::string(name) + " is null: give its address.");
 }
 
+// The least bytes of a caller's struct: those of its first version.
+template <class T>
+constexpr std::size_t kLeast = sizeof(T);
+template <>
+constexpr std::size_t kLeast<unisono_call> = offsetof(unisono_call, factor);
+
 // Returns a struct of the caller's: fields that its header lacks are 0. type: its name.
 template <class T>
 T read(const T* from, const char* name, const char* type) {
-  constexpr std::size_t kLeast = sizeof(T);  // of the first version, which nothing has been appended to
-  constexpr std::size_t kMost = 4096;        // bytes; more is no struct of a later version
+  constexpr std::size_t kMost = 4096;  // bytes; more is no struct of a later version
   const std::size_t size = given(from, name).size;
-  if (size < kLeast || size > kMost)
+  if (size < kLeast<T> || size > kMost)
     throw UsageError(std::string(name) + "->size is " + std::to_string(size) + ": set it to sizeof(" + type +
                      ").");
   const char* const bytes = reinterpret_cast<const char*>(from);
@@ -178,7 +184,8 @@ auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To
                   .stream = c.stream,
                   .algorithm = c.algorithm ? c.algorithm : "",
                   .wire = number<Wire>(c.wire, kWires, "call->wire", "unisono_wire"),
-                  .timeout_s = c.timeout_s};
+                  .timeout_s = c.timeout_s,
+                  .factor = c.factor == 0 ? 1 : c.factor};
   if (number<bool>(c.tagged, 2, "call->tagged", "flag")) return to(collective, call, c.to, c.from, c.tag);
   switch (collective) {
     case Collective::send:

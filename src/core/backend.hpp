@@ -65,7 +65,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     name_algorithm(request);
     turn(request.collective, [&] {
       const Deadline deadline(*this, *request.call);
-      do_run(request);
+      run_scaled(request);
     });
   }
   void run_pair(Request request, int to, int from) {
@@ -144,7 +144,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // Runs a request within such a call.
   void run_within(Request request) {
     name_algorithm(request);
-    do_run(request);
+    run_scaled(request);
   }
   // Messages that have begun. The destructor abandons those that are not over, and other ranks may still
   // write to their memory.
@@ -365,7 +365,10 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
     if (!request.call->algorithm.empty())
       request.name_algorithm(algorithms(request.collective, request.call->memory));
     if (request.call->wire != Wire::exact) request.check_wire();
+    request.check_factor();
   }
+  // Runs a request whose algorithm is named. Scales the rank's input before, if the call has a factor.
+  void run_scaled(Request& request);
 
   template <class Body>
   std::invoke_result_t<Body> turn(Collective collective, const Body& body) {
@@ -397,7 +400,21 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   std::unique_ptr<CallThreads> call_threads_;
   std::vector<std::shared_ptr<Registration::State>> registrations_;
   std::uint64_t registered_ = 0;  // in all
+  // A scaled input that the output has no room for. Kept for the next one.
+  std::unique_ptr<byte[]> scaled_;
+  std::size_t scaled_bytes_ = 0;
 };
+
+// An array and the factor of each of its elements.
+struct Scaling {
+  byte* to;
+  const byte* from;  // may be `to`
+  std::size_t count;
+  DType dtype;
+  double factor;
+};
+// Multiplies, by the kernels of src/host. Requires: takes_factor of the dtype.
+void scale(const Scaling& array);
 
 struct [[gnu::visibility("hidden")]] Registration::State {
   Communicator::Impl* of = nullptr;  // null: the registration has ended

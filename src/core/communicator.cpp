@@ -52,7 +52,7 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
     const Deadline deadline(*this, begun->call);
     if (!begun->request) do_barrier();
     else if (begun->pair) do_run_pair(*begun->request, begun->to, begun->from);
-    else do_run(*begun->request);
+    else run_scaled(*begun->request);
   };
   if (begun->call.memory == Memory::device) return turn(what, run_it), Work();
   check_open(what);
@@ -69,6 +69,31 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
     return state->end(std::move(error));
   });
   return Work(state);
+}
+
+// The scaled input takes the output's place, if that is as large. A named algorithm may still be refused, and
+// compared calls may differ: both leave the buffers as they were.
+void Communicator::Impl::run_scaled(Request& request) {
+  if (request.call->factor == 1) return do_run(request);
+  const bool refusable = check_ || request.algorithm != Algorithm::automatic;
+  byte* to = request.args.out;
+  if (refusable || request.out_bytes != request.in_bytes) {
+    if (scaled_bytes_ < request.in_bytes) {
+      scaled_bytes_ = 0;
+      scaled_.reset();  // before the new one is made: not both at once
+      scaled_ = std::make_unique_for_overwrite<byte[]>(request.in_bytes);
+      scaled_bytes_ = request.in_bytes;
+    }
+    to = scaled_.get();
+  }
+  Call call = *request.call;
+  const std::size_t count = request.in_bytes / size_of(call.dtype);
+  scale({.to = to, .from = request.args.in, .count = count, .dtype = call.dtype, .factor = call.factor});
+  call.in = to;
+  call.factor = 1;
+  Request sum(request.collective, call, request.rank, request.ranks);
+  sum.algorithm = request.algorithm;
+  do_run(sum);
 }
 
 void Communicator::Impl::settle() noexcept {

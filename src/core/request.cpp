@@ -155,6 +155,7 @@ Message::Message(Collective collective, const Call& call, int ranks, int with, i
                      " buffer on this rank.");
   if (!call.algorithm.empty())
     throw UsageError("a message with a tag has no algorithms: leave algorithm out.");
+  if (call.factor != 1) throw UsageError("a message with a tag has no sum: leave factor out.");
   if (call.memory == Memory::device)
     throw UsageError("a message with a tag is on host memory: copy it there, or leave the tag out.");
   check_timeout(call);
@@ -206,6 +207,22 @@ void Request::check_wire() {
     throw UsageError("wire=" + name + " runs by two_shot only, not by " + std::string(name_of(algorithm)) +
                      ": leave algorithm out.");
   algorithm = Algorithm::two_shot;
+}
+
+void Request::check_factor() const {
+  if (call->factor == 1) return;
+  const std::string name(name_of(collective));
+  if (!combines(collective))
+    throw UsageError(name + " has no sum: leave factor out, or scale the array before the call.");
+  if (takes_factor(call->dtype, call->op, call->memory)) return;
+  if (call->op != Op::sum)
+    throw UsageError("factor is for sum, not " + std::string(name_of(call->op)) +
+                     ": leave it out, or give op sum.");
+  if (call->memory == Memory::device)
+    throw UsageError("factor is for host memory: leave it out, and scale the array on the GPU before " +
+                     name + ".");
+  throw UsageError("factor is for f32, f64, f16 and bf16, not " + std::string(name_of(call->dtype)) +
+                   ": leave it out, or give an array of those.");
 }
 
 void Request::name_algorithm(const std::vector<Algorithm>& known) {

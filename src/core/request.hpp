@@ -40,6 +40,8 @@ struct Request {
   void name_algorithm(const std::vector<Algorithm>& known);
   // Throws UsageError for a quantised call that is wrong by itself, and names its algorithm.
   void check_wire();
+  // Throws UsageError for a Call::factor that the call cannot have.
+  void check_factor() const;
 
   Reached reached_by_peers(int owner) const;
 

@@ -1,6 +1,7 @@
 #include "host/backend.hpp"
 
 #include "base/env.hpp"
+#include "host/move.hpp"
 
 namespace unisono {
 
@@ -57,6 +58,10 @@ std::shared_ptr<void> LocalCommunicator::do_register(const MemoryRange& range) {
 void LocalCommunicator::do_end(Registration::State& one) {
   group_.lane().mark(kMarkOfEnd);
   if (size() > 1) compare(group_.exchange(ticket_of_end(one.number)));
+}
+
+void scale(const Scaling& array) {
+  host::kernels().scale[static_cast<int>(array.dtype)](array.to, array.from, array.factor, array.count);
 }
 
 }  // namespace unisono

@@ -1,6 +1,7 @@
 // Makes a collective call and checks its output against a plain loop. Each rank knows the inputs of all.
 #pragma once
 
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -18,12 +19,19 @@ struct Case {
   int root = 0;
   bool in_place = false;
   std::uint64_t seed = 1;
+  bool scaled = false;  // each rank's input has a factor of its own
+
+  // Returns a rank's factor. 1: none.
+  double factor(int rank) const {
+    constexpr double kFactors[] = {0.1, 1, -2.5, 1.0 / 3, 3e-5, 0};
+    return scaled ? kFactors[(seed + static_cast<std::uint64_t>(rank)) % std::size(kFactors)] : 1;
+  }
 
   std::string text() const {
     return std::string(name_of(collective)) + " by " +
            (algorithm.empty() ? "the plan" : std::string(algorithm)) + " of " + std::to_string(count) + " " +
            std::string(name_of(dtype)) + ", " + std::string(name_of(op)) + ", root " + std::to_string(root) +
-           (in_place ? ", in place" : "");
+           (in_place ? ", in place" : "") + (scaled ? ", seed " + std::to_string(seed) + ", scaled" : "");
   }
 };
 
@@ -67,7 +75,10 @@ inline Bytes expected_of(const Case& c, int me, int n) {
   }
   std::vector<Bytes> inputs;
   std::vector<const std::byte*> parts;
-  for (int r = 0; r < n; ++r) inputs.push_back(input_of(c, r, count));
+  for (int r = 0; r < n; ++r) {
+    inputs.push_back(input_of(c, r, count));
+    if (c.scaled) inputs.back() = scaled(c.dtype, inputs.back(), c.factor(r));
+  }
   for (const Bytes& input : inputs) parts.push_back(input.data() + (sends_blocks(c.collective) ? own : 0));
   if (combines(c.collective)) return reduced(c.dtype, c.op, parts, c.count);
   Bytes out;
@@ -125,7 +136,8 @@ inline void run_checked(Communicator& comm, const Case& c, std::byte* room, std:
        .dtype = c.dtype,
        .op = c.op,
        .root = c.root,
-       .algorithm = c.algorithm},
+       .algorithm = c.algorithm,
+       .factor = c.factor(me)},
       c.collective);
   if (has_out) {
     const Bytes expected = expected_of(c, me, n);

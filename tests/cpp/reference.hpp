@@ -164,6 +164,25 @@ inline Bytes reduced(DType dtype, Op op, const std::vector<const std::byte*>& sr
   return out;
 }
 
+// Multiplies reals in f32 (f64: in f64), and rounds each to its dtype.
+inline Bytes scaled(DType dtype, const Bytes& from, double factor) {
+  const std::size_t size = size_of(dtype);
+  Bytes out(from.size());
+  for (std::size_t i = 0; i < from.size() / size; ++i) {
+    if (dtype == DType::f64) {
+      put(out.data(), i, get<double>(from.data(), i) * factor);
+      continue;
+    }
+    const Format* f = format_of(dtype);
+    const float value =
+        f ? static_cast<float>(decode(*f, word_at(from.data(), i, size))) : get<float>(from.data(), i);
+    const float product = value * static_cast<float>(factor);
+    if (f) put(out.data(), i, static_cast<std::uint16_t>(encode(*f, product)));
+    else put(out.data(), i, product);
+  }
+  return out;
+}
+
 inline bool is_nan(DType dtype, const std::byte* at, std::size_t i) {
   if (const Format* f = format_of(dtype)) return std::isnan(decode(*f, word_at(at, i, size_of(dtype))));
   if (dtype == DType::f32) return std::isnan(get<float>(at, i));

@@ -1,6 +1,7 @@
 // The C interface: what calls do.
 #include <array>
 #include <atomic>
+#include <cstddef>
 
 #include "c_ranks.hpp"
 #include "reference.hpp"
@@ -153,6 +154,29 @@ TEST(C, TheAlgorithmAndTheWireAreTheCalls) {
   });
 }
 
+TEST(C, AFactorScalesItsRanksInput) {
+  on_c_ranks(2, [](unisono_comm* comm, int me) {
+    const float x[2] = {3, 5};
+    float y[2] = {};
+    unisono_call call = call_of(x, y, 2, UNISONO_F32);
+    call.factor = me == 0 ? 0.5 : -2;
+    ok(unisono_run(comm, UNISONO_ALL_REDUCE, &call));
+    EXPECT_EQ(y[0], -4.5);
+    EXPECT_EQ(y[1], -7.5);
+    unisono_work* work = nullptr;
+    ok(unisono_begin(comm, UNISONO_ALL_REDUCE, &call, &work));
+    ok(unisono_wait(work, 0));
+    unisono_work_free(work);
+    EXPECT_EQ(y[0], -4.5);
+    call.count = 1;
+    ok(unisono_run(comm, UNISONO_REDUCE_SCATTER, &call));
+    EXPECT_EQ(y[0], me == 0 ? -4.5 : -7.5);
+    call.factor = me;  // 0: none, as 1
+    ok(unisono_run(comm, UNISONO_ALL_REDUCE, &call));
+    EXPECT_EQ(y[0], 6);
+  });
+}
+
 TEST(C, SymmetricAndRegisteredMemory) {
   unisono_buffer* kept[2];
   on_c_ranks(2, [&](unisono_comm* comm, int me) {
@@ -301,9 +325,10 @@ TEST(C, MessagesWithTagsAndSplits) {
   });
 }
 
-// Layouts are part of the interface.
-static_assert(sizeof(void*) != 8 || (sizeof(unisono_call) == 152 && sizeof(unisono_options) == 40 &&
-                                     sizeof(unisono_bootstrap) == 32 && sizeof(unisono_outgoing) == 24));
+// Layouts are part of the interface. A struct grows at its end: the first unisono_call had 152 bytes.
+static_assert(sizeof(void*) != 8 || (sizeof(unisono_call) == 160 && offsetof(unisono_call, factor) == 152 &&
+                                     sizeof(unisono_options) == 40 && sizeof(unisono_bootstrap) == 32 &&
+                                     sizeof(unisono_outgoing) == 24));
 
 }  // namespace
 }  // namespace unisono::test

@@ -1,5 +1,6 @@
 // The C interface: errors, their texts, and what the library says about itself.
 #include <array>
+#include <cstddef>
 #include <limits>
 
 #include "c_ranks.hpp"
@@ -37,6 +38,9 @@ TEST(C, WrongCallsSayWhatToDoAndMoveNothing) {
        "more than memory can hold"},
       {UNISONO_ALL_GATHER, [](unisono_call& c) { c.count = std::numeric_limits<std::size_t>::max() / 4; },
        "more than memory can hold"},
+      {UNISONO_ALL_REDUCE, [](unisono_call& c) { c.factor = 2; },
+       "factor is for f32, f64, f16 and bf16, not i32"},
+      {UNISONO_BROADCAST, [](unisono_call& c) { c.factor = 2; }, "broadcast has no sum"},
       {UNISONO_BROADCAST, [](unisono_call& c) { c.root = 2; }, "root 2 is not a rank"},
       {UNISONO_SEND, [](unisono_call& c) { c.to = 7; }, "destination 7 is not a rank"},
       {UNISONO_RECV, [](unisono_call& c) { c.from = -1; }, "source -1 is not a rank"},
@@ -76,6 +80,22 @@ TEST(C, WrongCallsSayWhatToDoAndMoveNothing) {
   EXPECT_EQ(unisono_buffer_data(nullptr), nullptr);
   unisono_buffer_free(nullptr);
   unisono_free(nullptr);
+}
+
+// A program of the first version, whose struct ends before the factor. What lies behind it is not read.
+TEST(C, EarlierStructsHaveNoFactor) {
+  on_c_ranks(2, [](unisono_comm* comm, int me) {
+    const float x = static_cast<float>(me + 1);
+    float y = 0;
+    unisono_call call = call_of(&x, &y, 1, UNISONO_F32);
+    call.factor = 100;
+    call.size = offsetof(unisono_call, factor);
+    ok(unisono_run(comm, UNISONO_ALL_REDUCE, &call));
+    EXPECT_EQ(y, 3);
+    call.size = offsetof(unisono_call, factor) - 1;
+    expect_error(unisono_run(comm, UNISONO_ALL_REDUCE, &call), UNISONO_ERROR_USAGE,
+                 "set it to sizeof(unisono_call)");
+  });
 }
 
 // A program of a later version, whose struct is longer.

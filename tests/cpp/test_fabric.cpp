@@ -109,6 +109,23 @@ TEST_P(Fabric, CombinesEveryTypeByEveryOp) {
   });
 }
 
+TEST_P(Fabric, ScalesEachRanksInput) {
+  for (const bool check : {false, true})
+    on_ranks(3, on_fabric(GetParam(), ChannelPolicy::round_robin, 2, check), [&](Communicator& comm) {
+      Bytes room(1 << 20);
+      std::uint64_t seed = 0;
+      for (const Collective collective :
+           {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter})
+        for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16})
+          for (const std::size_t count : {std::size_t{0}, std::size_t{17}, std::size_t{9001}})
+            for (const bool in_place : {false, true})
+              run_checked(
+                  comm,
+                  {collective, "", count, dtype, Op::sum, static_cast<int>(seed) % 3, in_place, ++seed, true},
+                  room.data(), room.size());
+    });
+}
+
 TEST_P(Fabric, WritesToRegisteredMemoryByEveryPolicy) {
   for (const ChannelPolicy policy : {ChannelPolicy::single, ChannelPolicy::multi, ChannelPolicy::round_robin})
     for (const int channels : {1, 3}) {

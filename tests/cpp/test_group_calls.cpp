@@ -73,6 +73,19 @@ TEST(Mismatch, RaisesTheSameErrorOnEveryRankNowAndLater) {
   }
 }
 
+// Calls are compared before a factor scales an input in place.
+TEST(Mismatch, LeavesAnInputThatWouldBeScaled) {
+  Texts texts(2);
+  on_ranks(2, {.timeout_s = kLong, .check = true}, [&](Communicator& comm) {
+    std::vector<float> x(5, 3);
+    const std::size_t count = comm.rank() == 0 ? 5 : 4;
+    texts[comm.rank()] = text_of<MismatchError>(
+        [&] { comm.all_reduce({.in = x.data(), .out = x.data(), .count = count, .factor = 0.5}); });
+    EXPECT_EQ(x, std::vector<float>(5, 3));
+  });
+  texts.expect_one();
+}
+
 TEST(Mismatch, OfPlans) {
   using Make = void (*)(Communicator&);
   constexpr std::size_t rest = std::numeric_limits<std::size_t>::max();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <string>
 #include <utility>
@@ -98,6 +99,41 @@ TEST_P(Reductions, WorkInPlaceOfAnySource) {
       }
     }
   }
+}
+
+class Scalings : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(All, Scalings, testing::Values(DType::f32, DType::f64, DType::f16, DType::bf16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+// The elements have any bits. Arrays lie at odd offsets, and nothing beside them changes.
+TEST_P(Scalings, RoundEachProductOnce) {
+  const DType dtype = GetParam();
+  const std::size_t size = size_of(dtype);
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const double factor : {0.1, 1.0 / 3, -2.5, 0.0, -0.0, 1e-7, 3e-41, 1e300, inf, std::nan("")})
+    for (const std::size_t count : {0, 1, 3, 15, 16, 17, 67, 1025}) {
+      const std::size_t bytes = count * size;
+      const Bytes source = test::random_bytes(bytes, count + 1);
+      const Bytes expected = test::scaled(dtype, source, factor);
+      for (const Kernels* kernels : all_kernels())
+        for (const std::size_t offset : {0, 1, 8}) {
+          Bytes in(bytes + 2 * kGuard, std::byte{0x5a}), out = in;
+          std::copy(source.begin(), source.end(), in.begin() + static_cast<long>(offset + 1));
+          const Bytes before = in;
+          const auto scale = kernels->scale[static_cast<int>(dtype)];
+          const auto expect_scaled = [&](const std::byte* at, const char* where) {
+            EXPECT_EQ(test::first_difference(dtype, at, expected.data(), count), -1)
+                << kernels->instruction_set << ' ' << factor << ' ' << count << where;
+            EXPECT_EQ(at[-1], std::byte{0x5a});
+            EXPECT_EQ(at[bytes], std::byte{0x5a});
+          };
+          scale(out.data() + kGuard - offset, in.data() + offset + 1, factor, count);
+          expect_scaled(out.data() + kGuard - offset, "");
+          EXPECT_EQ(in, before);
+          scale(in.data() + offset + 1, in.data() + offset + 1, factor, count);
+          expect_scaled(in.data() + offset + 1, " in place");
+        }
+    }
 }
 
 TEST(Copies, GoToEveryDestinationAtAnyOffset) {

@@ -150,6 +150,67 @@ TEST_P(Layout, Sums) {
   });
 }
 
+// Each rank has a factor of its own, and inputs beside the output stay as they were.
+TEST_P(Layout, ScaledSums) {
+  for (const bool check : {false, true})
+    World{.layout = GetParam(), .limits = kSmall, .check = check}.run([check](Communicator::Impl& comm) {
+      constexpr double kFactors[] = {0.1, 1, -2.5, 1.0 / 3, 3e-5, 0};
+      const int n = comm.size(), me = comm.rank();
+      const auto ranks = static_cast<std::size_t>(n), mine = static_cast<std::size_t>(me);
+      for (const DType dtype : {check ? DType::f16 : DType::f32, check ? DType::f64 : DType::bf16})
+        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1001}})
+          for (const bool in_place : {false, true}) {
+            const std::size_t bytes = count * size_of(dtype), all = bytes * ranks;
+            std::vector<Bytes> inputs;
+            std::vector<const byte*> sources;
+            for (int r = 0; r < n; ++r) inputs.push_back(scaled(dtype, rank_bytes(r, all), kFactors[r]));
+            for (const Bytes& one : inputs) sources.push_back(one.data());
+            const Bytes whole = reduced(dtype, Op::sum, sources, count * ranks), kept = rank_bytes(me, all);
+            const auto check_sum = [&](Collective collective, int root) {
+              const bool scatters = collective == Collective::reduce_scatter;
+              Bytes x = kept, y(all + 1);
+              byte* const to = !in_place ? y.data() : scatters ? x.data() + bytes * mine : x.data();
+              comm.run(request(comm, collective,
+                               {.in = x.data(),
+                                .out = to,
+                                .count = count,
+                                .dtype = dtype,
+                                .root = root,
+                                .factor = kFactors[me]}));
+              const bool gets = collective != Collective::reduce || me == root;
+              if (gets) {
+                EXPECT_EQ(first_difference(dtype, to, whole.data() + (scatters ? bytes * mine : 0), count),
+                          -1)
+                    << name_of(collective) << " of " << count << ' ' << name_of(dtype) << " on rank " << me;
+              }
+              if (gets && in_place) std::copy_n(kept.data() + (to - x.data()), bytes, to);
+              EXPECT_EQ(x, kept) << name_of(collective) << " has changed an input";
+            };
+            check_sum(Collective::all_reduce, 0);
+            check_sum(Collective::reduce_scatter, 0);
+            for (const int root : {0, n - 1}) check_sum(Collective::reduce, root);
+          }
+    });
+}
+
+// An algorithm that these nodes cannot run is refused when the call's turn has come.
+TEST(NodesScaled, ARefusedCallLeavesItsBuffers) {
+  World{"abb"}.run([](Communicator::Impl& comm) {
+    std::vector<float> x(5, 3), y(5, -1);
+    Call call{.in = x.data(), .out = x.data(), .count = 5, .algorithm = "chain", .factor = 0.5};
+    EXPECT_TRUE(has(text_of<UsageError>([&] { comm.run(request(comm, Collective::all_reduce, call)); }),
+                    "chain needs as many ranks on every node"));
+    EXPECT_EQ(x, std::vector<float>(5, 3));
+    call.out = y.data();
+    EXPECT_THROW(comm.run(request(comm, Collective::all_reduce, call)), UsageError);
+    EXPECT_EQ(y, std::vector<float>(5, -1));
+    call.out = x.data();
+    call.algorithm = "two_shot";
+    comm.run(request(comm, Collective::all_reduce, call));
+    EXPECT_EQ(x, std::vector<float>(5, 4.5));
+  });
+}
+
 // Quantised sums across nodes have the bits of those on one node.
 TEST_P(Layout, QuantisedSums) {
   const std::string layout = GetParam();

@@ -91,6 +91,65 @@ TEST_P(Programs, CombineEveryTypeByEveryOp) {
   });
 }
 
+// The ranks' factors differ, also where calls are compared. An input that is not the output stays as it was.
+TEST_P(Programs, ScaleEachRanksInput) {
+  for (const bool check : {false, true})
+    on_ranks(n, {.timeout_s = 120, .check = check}, [&](Communicator& comm) {
+      Bytes memory(room);
+      std::uint64_t seed = 0;
+      for (const Collective collective :
+           {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter})
+        for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16})
+          for (const std::string_view algorithm : all_algorithms(collective))
+            for (const std::size_t count :
+                 {std::size_t{0}, std::size_t{1}, std::size_t{13}, std::size_t{1793}, std::size_t{16385}})
+              for (const bool in_place : {false, true}) {
+                if ((check || n > 3 || UNISONO_SANITIZED) && ++seed % 3 != 0) continue;
+                run_checked(comm,
+                            {collective, algorithm, dtype == DType::f64 ? count / 2 : count, dtype, Op::sum,
+                             static_cast<int>(seed) % n, in_place, ++seed, true},
+                            memory.data(), room);
+              }
+    });
+}
+
+// Scaled inputs in scratch memory are as those in symmetric memory to direct programs.
+TEST_P(Programs, ScaleInputsInSymmetricMemory) {
+  on_ranks(n, [&](Communicator& comm) {
+    const Buffer memory = comm.empty(room);
+    std::uint64_t seed = 0;
+    for (const Collective collective :
+         {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter})
+      for (const std::string_view algorithm : all_algorithms(collective))
+        for (const std::size_t count : {std::size_t{5}, std::size_t{16385}})
+          for (const bool in_place : {false, true})
+            if (algorithm.empty() || direct(algorithm))
+              run_checked(comm,
+                          {collective, algorithm, count, DType::f32, Op::sum, static_cast<int>(seed) % n,
+                           in_place, ++seed, true},
+                          static_cast<std::byte*>(memory.data()), room);
+  });
+}
+
+// The wire form holds the scaled numbers exactly, so that the sum is known.
+TEST_P(Programs, ScaleBeforeTheyQuantise) {
+  on_ranks(n, [&](Communicator& comm) {
+    const double factors[] = {2, -1, 0.5, -0.5};
+    for (const Wire wire : {Wire::fp8, Wire::int8})
+      for (const std::size_t count : {std::size_t{0}, std::size_t{33}, std::size_t{1793}})
+        for (const bool in_place : {false, true}) {
+          std::vector<float> in(count, 2), out(in_place ? 0 : count);
+          float sum = 0;
+          for (int r = 0; r < n; ++r) sum += 2 * static_cast<float>(factors[r % 4]);
+          float* to = in_place ? in.data() : out.data();
+          comm.all_reduce(
+              {.in = in.data(), .out = to, .count = count, .wire = wire, .factor = factors[comm.rank() % 4]});
+          EXPECT_EQ(std::vector<float>(to, to + count), std::vector<float>(count, sum))
+              << name_of(wire) << (in_place ? " in place" : "") << ", rank " << comm.rank();
+        }
+  });
+}
+
 TEST_P(Programs, AreStreamedAndCheckedAlike) {
   const std::size_t count = n <= 3 ? 200003 : 20003;  // the plan's choice of large calls
   on_ranks(n, {.timeout_s = 120, .check = true}, [&](Communicator& comm) {

@@ -38,6 +38,7 @@ Request named(Request request) {
   if (!request.call->algorithm.empty())
     request.name_algorithm(Plan::algorithms(request.collective, level_of(request.call->memory)));
   request.check_wire();
+  request.check_factor();
   return request;
 }
 
@@ -191,6 +192,51 @@ TEST(BitwiseRequests, AreOfIntegersInHostMemory) {
       }
       EXPECT_NO_THROW(Request(Collective::all_gather, call, kMe, kRanks)) << "moves have no op";
     }
+}
+
+TEST(ScaledRequests, AreSumsOfFloatsInHostMemory) {
+  std::vector<std::byte> memory(4096);
+  auto text = [&](Collective collective, DType dtype, Op op, Memory where, double factor) -> std::string {
+    const Call call{.in = memory.data(),
+                    .out = memory.data() + 2048,
+                    .count = 4,
+                    .dtype = dtype,
+                    .op = op,
+                    .memory = where,
+                    .factor = factor};
+    try {
+      named({collective, call, kMe, kRanks});
+    } catch (const UsageError& error) { return error.what(); }
+    return "";
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  using enum Collective;
+  for (const Collective collective : {all_reduce, reduce, reduce_scatter})
+    for (int d = 0; d < kDTypes; ++d)
+      for (int o = 0; o < kOps; ++o)
+        for (const Memory where : {Memory::host, Memory::device}) {
+          const auto dtype = static_cast<DType>(d);
+          const auto op = static_cast<Op>(o);
+          if (!has_op(dtype, op, where)) continue;
+          const bool is_float = d <= static_cast<int>(DType::bf16);  // f32, f64, f16, bf16
+          const bool good = is_float && op == Op::sum && where == Memory::host;
+          EXPECT_EQ(takes_factor(dtype, op, where), good);
+          for (const double factor : {0.5, 0.0, -1.0, inf, nan})
+            EXPECT_EQ(text(collective, dtype, op, where, factor).empty(), good) << d << ' ' << o;
+          EXPECT_EQ(text(collective, dtype, op, where, 1), "");
+        }
+  EXPECT_EQ(text(all_reduce, DType::f32, Op::max, Memory::host, 2),
+            "factor is for sum, not max: leave it out, or give op sum.");
+  EXPECT_EQ(text(all_reduce, DType::i32, Op::sum, Memory::host, 2),
+            "factor is for f32, f64, f16 and bf16, not i32: leave it out, or give an array of those.");
+  EXPECT_EQ(text(reduce, DType::f32, Op::sum, Memory::device, 2),
+            "factor is for host memory: leave it out, and scale the array on the GPU before reduce.");
+  for (const Collective collective : {broadcast, all_gather, gather, scatter, all_to_all})
+    EXPECT_EQ(text(collective, DType::f32, Op::sum, Memory::host, 2),
+              std::string(name_of(collective)) +
+                  " has no sum: leave factor out, or scale the array before the call.");
+  const Call tagged{.in = memory.data(), .count = 4, .factor = 2};
+  EXPECT_THROW(Message(send, tagged, kRanks, 0, 1), UsageError);
 }
 
 TEST(RootedRequests, NeedOnlyTheirOwnBuffersBesideTheRoot) {

@@ -90,6 +90,37 @@ TEST_P(Works, OfEveryForm) {
   });
 }
 
+// Each call scales its input in its turn: one in place begins with the sum before it.
+TEST_P(Works, ScaleTheirInputsInTheirTurn) {
+  const int n = GetParam();
+  on_ranks(n, [n](Communicator& comm) {
+    for (const std::size_t count : {std::size_t{0}, std::size_t{3}, std::size_t{40001}}) {
+      const float factor = 0.5F / static_cast<float>(comm.rank() + 1);
+      std::vector<float> x(count, static_cast<float>(comm.rank() + 1)),
+          parts(count * static_cast<std::size_t>(n), 4);
+      std::vector<float> scattered(count), reduced(count, -1);
+      const Call in_place{
+          .in = x.data(), .out = x.data(), .count = count, .timeout_s = 120, .factor = factor};
+      Call last = in_place;
+      last.factor = -1;
+      const Work works[] = {
+          comm.begin(Collective::all_reduce, in_place),  // n times 0.5
+          comm.begin(Collective::all_reduce, last),
+          comm.begin(Collective::reduce_scatter,
+                     {.in = parts.data(), .out = scattered.data(), .count = count, .factor = 0.25}),
+          comm.begin(Collective::reduce,
+                     {.in = x.data(), .out = reduced.data(), .count = count, .root = n - 1, .factor = 2})};
+      for (const Work& work : works) work.wait();
+      const float first = 0.5F * static_cast<float>(n), second = -first * static_cast<float>(n);
+      EXPECT_EQ(x, std::vector<float>(count, second));
+      EXPECT_EQ(scattered, std::vector<float>(count, static_cast<float>(n)));
+      const float third = comm.rank() == n - 1 ? 2 * second * static_cast<float>(n) : -1;
+      EXPECT_EQ(reduced, std::vector<float>(count, third));
+      EXPECT_EQ(parts, std::vector<float>(parts.size(), 4));
+    }
+  });
+}
+
 // Ranks that begin a call give pieces ahead and sleep early, those that wait in it do not.
 TEST_P(Works, MeetCallsThatWait) {
   const int n = GetParam();
@@ -135,6 +166,11 @@ TEST(Work, WrongCallsThrowAtOnce) {
     call.algorithm = "magic";
     EXPECT_TRUE(has(refused([&] { comm.begin(Collective::all_reduce, call); }), "no algorithm 'magic'"));
     call.algorithm = {};
+    call.factor = 2;
+    EXPECT_TRUE(has(refused([&] { comm.begin(Collective::all_reduce, call); }), "factor is for f32"));
+    EXPECT_TRUE(
+        has(refused([&] { comm.begin(Collective::send, call, 1 - comm.rank(), -1); }), "send has no sum"));
+    call.factor = 1;
     call.root = 9;
     EXPECT_TRUE(has(refused([&] { comm.begin(Collective::reduce, call); }), "root 9 is not a rank"));
     call.root = 0;

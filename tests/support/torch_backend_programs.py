@@ -89,8 +89,19 @@ def sharded(store: str) -> None:
         for layer in (net[0], net[2], net):
             fully_shard(layer, mesh=mesh)
         losses = train(3, net, rank)
-        theirs = train(3, DistributedDataParallel(plain, process_group=peer), rank)
+        replicated = DistributedDataParallel(plain, process_group=peer)
+        theirs = train(3, replicated, rank)
         torch.testing.assert_close(losses, theirs, rtol=1e-4, atol=1e-5)
+        if DEVICE != "cpu":
+            return
+        for layer in (net[0], net[2], net):
+            layer.set_gradient_divide_factor(2.5)  # which FSDP2 divides by in a premultiplied sum
+        for module in (net, replicated):
+            module.zero_grad()
+            module(data((16, 20), torch.float32, rank, 9)).square().mean().backward()
+        for mine, other in zip(net.parameters(), plain.parameters(), strict=True):
+            mean = other.grad
+            torch.testing.assert_close(mine.grad.full_tensor(), mean * (size / 2.5), rtol=1e-3, atol=1e-4)
 
 
 def killed(store: str) -> str:

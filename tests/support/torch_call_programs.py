@@ -141,6 +141,67 @@ def reductions(both: Both, rank: int, size: int) -> None:
                 dist.reduce_scatter(y, parts, op)
                 same(y, total[rank], "reduce_scatter", op)
     own_reductions(both, rank, size)
+    if DEVICE == "cpu":  # on GPUs NCCL's: torch_gpu_programs.py
+        premultiplied(both, rank, size)
+
+
+def premultiplied(both: Both, rank: int, size: int) -> None:
+    """Sums of inputs that each rank scales by a factor of its own, beside gloo's of inputs scaled by hand."""
+    for number, shape in enumerate(SIZES):
+        for dtype in FLOATS:
+            factor = (0.3, 1.0, -2.0, 1 / 7)[(number + rank) % 4]
+            alone = torch.tensor([factor], dtype=dtype)  # ranks may give either
+            op = dist._make_nccl_premul_sum(alone if rank % 2 else factor)
+            factor = alone.item() if rank % 2 else factor
+            root = number % size
+            mine = data(shape, dtype, rank, number)
+            parts = [data(shape, dtype, rank, number, r) for r in range(size)]
+            total = mine * factor
+            dist.all_reduce(total, group=both.peer)
+            for asynchronous in (False, True):
+                y = mine.clone()
+                if work := dist.all_reduce(y, op, async_op=asynchronous):
+                    work.wait()
+                same(y, total, "premultiplied all_reduce", shape, dtype)
+            y = mine.clone()
+            dist.reduce(y, root, op)
+            same(y, total if rank == root else mine, "premultiplied reduce")
+            x = torch.stack(parts)
+            total = x * factor
+            dist.all_reduce(total, group=both.peer)
+            y = torch.zeros(shape, dtype=dtype)
+            dist.reduce_scatter_tensor(y, x, op)
+            same(y, total[rank], "premultiplied reduce_scatter_tensor")
+            y = torch.zeros(shape, dtype=dtype)
+            dist.reduce_scatter(y, parts, op)
+            same(y, total[rank], "premultiplied reduce_scatter")
+            assert torch.equal(x, torch.stack(parts))
+    others(both, rank, size)
+
+
+def others(both: Both, rank: int, size: int) -> None:
+    """Premultiplied sums of complex numbers, of several tensors, of uneven parts, and of other types."""
+    op = dist._make_nccl_premul_sum(rank + 0.5)
+    z = torch.complex(data((33,), torch.float64, rank), data((33,), torch.float64, rank, 1))
+    total = torch.view_as_real(z * (rank + 0.5))
+    dist.all_reduce(total, group=both.peer)
+    dist.all_reduce(z, op)
+    same(torch.view_as_real(z), total, "premultiplied complex")
+    tensors = [data((n,), torch.float32, rank, n) for n in (3, 0, 70)]
+    totals = [t * (rank + 0.5) for t in tensors]
+    dist.all_reduce_coalesced(tensors, op)
+    for tensor, total in zip(tensors, totals, strict=True):
+        dist.all_reduce(total, group=both.peer)
+        same(tensor, total, "premultiplied all_reduce_coalesced")
+    lengths = [1 + 2 * r for r in range(size)]
+    ins = [data((n,), torch.float64, rank, n) for n in lengths]
+    y = torch.zeros(lengths[rank], dtype=torch.float64)
+    dist.reduce_scatter(y, ins, op)
+    everyone = [data((lengths[rank],), torch.float64, r, lengths[rank]) * (r + 0.5) for r in range(size)]
+    same(y, sum(everyone), "premultiplied and uneven")
+    for dtype in (torch.int32, torch.bool, torch.float8_e4m3fn):
+        with pytest.raises(RuntimeError):  # gloo's, which carries these and has none
+            dist.all_reduce(torch.ones(3).to(dtype), op)
 
 
 def own_reductions(both: Both, rank: int, size: int) -> None:

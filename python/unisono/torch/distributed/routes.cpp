@@ -80,8 +80,9 @@ Ptr<c10d::Backend> Routes::elsewhere(const Tensors& tensors, const char* what, c
                 ": tensors must be on one device, not ", tensors[0].device(), " and ", tensor.device(), ".");
     if (op ? !sum_of(tensor, *op) : !plain(tensor)) {
       const auto known = op ? op_of(*op) : std::nullopt;
+      const bool of_some = known && (unisono::is_bitwise(*known) || op->op_ == ReduceOp::PREMUL_SUM);
       why = kind_of(tensor);
-      if (op && (!known || unisono::is_bitwise(*known))) why += ", an operation that Unisono lacks";
+      if (op && (!known || of_some)) why += ", an operation that Unisono lacks";
     }
   }
   if (!tensors.empty() && tensors[0].is_cuda()) {

@@ -46,11 +46,13 @@ inline void check_alike(const Tensors& list, const at::Tensor& with, const char*
 struct Sum {
   DType dtype;
   unisono::Op op;
+  double factor = 1;  // Call::factor
 };
 
 inline std::optional<unisono::Op> op_of(const ReduceOp& op) {
   switch (op.op_) {
-    case ReduceOp::SUM: return unisono::Op::sum;
+    case ReduceOp::SUM:
+    case ReduceOp::PREMUL_SUM: return unisono::Op::sum;
     case ReduceOp::AVG: return unisono::Op::avg;
     case ReduceOp::PRODUCT: return unisono::Op::prod;
     case ReduceOp::MIN: return unisono::Op::min;
@@ -87,13 +89,24 @@ inline std::optional<Sum> sum_of(at::ScalarType type, unisono::Op op) {
   }
 }
 
+// Returns the factor of a premultiplied sum. Ranks may differ in it: no route follows from its value.
+inline double factor_of(const ReduceOp& op) {
+  const auto* own = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK(own, "unisono: PREMUL_SUM has no factor: make it by torch.distributed._make_nccl_premul_sum.");
+  return own->tensor_factor.defined() ? own->tensor_factor.item<double>() : own->double_factor;
+}
+
 // Returns nothing if the reduction is the inner backend's.
 inline std::optional<Sum> sum_of(const at::Tensor& tensor, const ReduceOp& with) {
   const std::optional<unisono::Op> op = op_of(with);
   if (!op || !plain(tensor)) return std::nullopt;
-  const std::optional<Sum> sum = sum_of(tensor.scalar_type(), *op);
+  std::optional<Sum> sum = sum_of(tensor.scalar_type(), *op);
   const auto memory = tensor.is_cuda() ? unisono::Memory::device : unisono::Memory::host;
-  return sum && has_op(sum->dtype, sum->op, memory) ? sum : std::nullopt;
+  if (!sum || !has_op(sum->dtype, sum->op, memory)) return std::nullopt;
+  if (with.op_ != ReduceOp::PREMUL_SUM) return sum;
+  if (!takes_factor(sum->dtype, sum->op, memory)) return std::nullopt;
+  sum->factor = factor_of(with);
+  return sum;
 }
 
 inline std::string kind_of(const at::Tensor& tensor) {
@@ -165,7 +178,8 @@ inline Call sums(const void* in, void* out, const at::Tensor& tensor, std::size_
           .count = tensor.nbytes() / parts / unisono::size_of(sum.dtype),
           .dtype = sum.dtype,
           .op = sum.op,
-          .root = root};
+          .root = root,
+          .factor = sum.factor};
 }
 
 // A message to a rank, or from one.
