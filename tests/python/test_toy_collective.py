@@ -149,7 +149,12 @@ def test_a_collective_is_added_in_these_steps(tmp_path: Path) -> None:
     for edits in STEPS.values():
         for edit in edits:
             add(tmp_path, *edit)
-    options = ["-DUNISONO_CUDA=OFF", "-DUNISONO_FABRIC=OFF", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_UNITY_BUILD=ON"]
+    options = [
+        "-DUNISONO_CUDA=OFF",
+        "-DUNISONO_FABRIC=OFF",
+        "-DCMAKE_BUILD_TYPE=Debug",
+        "-DCMAKE_UNITY_BUILD=ON",
+    ]
     if shutil.which("ccache"):
         options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
     run("cmake", "-S", ".", "-B", "build", "-G", "Ninja", *options, cwd=tmp_path)
