@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Runs every collective, by every algorithm, under compute-sanitizer, and checks the results. Ranks are processes, with
-# peer access and through host memory. If there are fewer GPUs than ranks, the ranks share one.
+# Runs every collective, by every algorithm, norms and mixture of experts under compute-sanitizer, and checks the results.
+# Ranks are processes, with peer access and through host memory. If there are fewer GPUs than ranks, the ranks share one.
 #   gpu-sanitize.sh [TOOL ...]   memcheck racecheck synccheck initcheck, or those named
-# Variables: PYTHON, which has unisono (PYTHONPATH); RANKS (2); LIMIT_S of a run (240).
+# Variables: PYTHON, which has unisono (PYTHONPATH); RANKS (2); LIMIT_S of a run (240); AREAS, those of
+# tests/support/gpu_sanitized.py; PEER_ACCESS ("1 0").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [[ $# -gt 0 ]] || set -- memcheck racecheck synccheck initcheck
+read -ra areas <<<"${AREAS:-}"
 python=${PYTHON:-python3} ranks=${RANKS:-2} limit_s=${LIMIT_S:-240}
 sanitizer=$(command -v compute-sanitizer || compgen -G '/usr/local/cuda*/bin/compute-sanitizer' | head -n 1) || {
   echo 'gpu-sanitize: there is no compute-sanitizer here: it comes with the CUDA toolkit.' >&2
@@ -20,12 +22,12 @@ trap 'rm -f "$log"' EXIT
 
 failed=0
 for tool in "$@"; do
-  for peer_access in 1 0; do
+  for peer_access in ${PEER_ACCESS:-1 0}; do
     began=$SECONDS
     code=0
     UNISONO_PEER_ACCESS=$peer_access timeout -k 10 "$limit_s" "$sanitizer" --tool "$tool" --target-processes all \
       --error-exitcode 9 --report-api-errors no --print-limit 20 "$filter" kns=unisono \
-      "$python" -m unisono.cli run -n "$ranks" "$python" tests/support/gpu_sanitized.py >"$log" 2>&1 || code=$?
+      "$python" -m unisono run -n "$ranks" "$python" tests/support/gpu_sanitized.py "${areas[@]}" >"$log" 2>&1 || code=$?
     if [[ $code -ne 0 ]]; then
       failed=1
       tail -n 100 "$log"

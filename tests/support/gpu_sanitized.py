@@ -1,12 +1,75 @@
-"""One rank of tools/gpu-sanitize.sh: makes every collective, small. Exits with 1 if a result was wrong."""
+"""One rank of tools/gpu-sanitize.sh: makes the calls of one area, small. Exits with 1 if a result was wrong.
+
+python gpu_sanitized.py [collectives|norms|experts ...]
+"""
 
 import sys
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
 
-from gpu_programs import collectives, messages
+import torch
+
+import unisono
+from gpu_programs import Rank, collectives, messages
+
+AREAS = ("collectives", "norms", "experts")
+ALGORITHMS = (None, "one_shot", "one_shot_ll128", "two_shot", "two_shot_ll128")
+HIDDEN = 1152  # neither a power of two nor what one block holds
+
+
+def norms() -> Iterator[tuple[str, bool]]:
+    """Makes all_reduce_rms_norm by every algorithm, plain and quantised."""
+    ranks = Rank()
+    torch.manual_seed(0)
+    for rows, algorithm in product((3, 40), ALGORITHMS):
+        xs = torch.randn(ranks.size, rows, HIDDEN, device="cuda").bfloat16()
+        residual, weight = torch.randn_like(xs[0]), torch.randn_like(xs[0, 0])
+        total = xs.float().sum(0).bfloat16() + residual
+        wanted = torch.nn.functional.rms_norm(total, (HIDDEN,), weight, 1e-6)
+        for quant in (None, "fp8_token", "fp8_128", "mx"):
+            how = unisono.NormOptions(algorithm=algorithm, quant=quant)
+            out, joined = ranks.comm.all_reduce_rms_norm(xs[ranks.rank], residual, weight, options=how)
+            ranks.wait()
+            right = torch.allclose(joined.float(), total.float(), rtol=0.02, atol=0.02)
+            if quant is None:
+                right = right and torch.allclose(out.float(), wanted.float(), rtol=0.03, atol=0.03)
+            yield f"{rows} rows, {algorithm}, {quant}", right
+
+
+def experts() -> Iterator[tuple[str, bool]]:
+    """Dispatches few tokens and many, with each scale, and combines what the experts would give."""
+    ranks = Rank()
+    torch.manual_seed(ranks.rank)
+    forms = product(("flat", "rank_major", "expert_major"), (None, "e4m3_128", "mx"), (5, 300))
+    for layout, scales, tokens in forms:
+        options = unisono.MoeOptions(layout=layout, scales=scales)
+        moe = ranks.comm.moe(8 * ranks.size, 4, HIDDEN, 300, dtype="bf16", options=options)
+        x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
+        topk_idx = torch.rand(tokens, 8 * ranks.size, device="cuda").topk(4).indices.int()
+        weights = torch.full((tokens, 4), 0.25, device="cuda")
+        for _ in range(2):
+            came = moe.dispatch(x, topk_idx, weights)
+            rows = torch.ones(came.x.shape, device="cuda", dtype=torch.bfloat16)
+            out = moe.combine(rows, came.handle)
+            ranks.wait()
+            homes = [idx.div(8, rounding_mode="floor").unique().numel() for idx in topk_idx.cpu()]
+            wanted = torch.tensor(homes if layout != "expert_major" else [1] * tokens, device="cuda")
+            yield f"{layout}, {scales}, {tokens} tokens", bool((out.float() == wanted[:, None]).all())
+
+
+def made(area: str) -> dict[str, Any]:
+    """Returns the number of calls and the wrong ones."""
+    found = list(norms() if area == "norms" else experts())
+    return {"made": len(found), "wrong": [what for what, right in found if not right]}
+
 
 if __name__ == "__main__":
-    found = [collectives(dtype, [1, 1000, 20_011]) for dtype in ("f32", "i8")]
-    found.append(messages(20_011))
-    wrong = [line for one in found for line in one["wrong"]]
-    print(f"{sum(one['made'] for one in found)} calls, {len(wrong)} wrong", *wrong, sep="\n")
+    areas = sys.argv[1:] or AREAS
+    done: list[dict[str, Any]] = [made(area) for area in areas if area != "collectives"]
+    if "collectives" in areas:
+        done += [collectives(dtype, [1, 1000, 20_011]) for dtype in ("f32", "i8")]
+        done.append(messages(20_011))
+    wrong = [line for one in done for line in one["wrong"]]
+    print(f"{sum(one['made'] for one in done)} calls, {len(wrong)} wrong", *wrong, sep="\n")
     sys.exit(bool(wrong))
