@@ -261,3 +261,15 @@ def test_mixture_of_experts_beside_nccl(tmp_path: Path, layout: str) -> None:
         assert len([r for r in found.results if r.backend == backend]) == 3 * 2 * 2 * 2
     assert all(r.verification.before and r.verification.after for r in found.results)
     assert {skip.backend for skip in found.skips} >= {"torch", "moe-ops", "te"}
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=needs(2))])
+def test_fused_norms(tmp_path: Path, ranks: int) -> None:
+    named = "unisono,nccl,unisono:apart,unisono:one_shot,unisono:two_shot_ll128"
+    grid = f"--norm --ranks {ranks} --sizes 1,300K --hidden 520,1152 --mode all --backends {named} -n 6"
+    found = bench(tmp_path / "run", *grid.split())
+    assert not found.failures
+    for backend in named.split(","):
+        own = [result for result in found.results if result.backend == backend]
+        assert len(own) == 2 * 2 * 2 * 4
+        assert all(result.verification.before and result.verification.after for result in own)

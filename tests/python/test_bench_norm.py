@@ -248,7 +248,8 @@ def test_options_narrow_it_down() -> None:
         ({"norm": True, "quants": "fp8_128", "hidden": "100"}, "blocks of 128: give multiples of 128"),
         ({"norm": True, "hidden": "0"}, "--hidden 0: write numbers from 1 on"),
         ({"norm": True, "dtypes": "f64"}, "have no f64: choose from f32, f16, bf16"),
-        ({"norm": True, "device": "cuda"}, "on CPUs alone: leave --device"),
+        ({"norm": True, "fabric": True}, "no form for --fabric and --to-memory-limit"),
+        ({"norm": True, "device": "cuda", "quants": "none"}, "by tools/norm-streams.py: leave --quant out"),
         ({"hidden": "8"}, "--hidden: of a mixture of experts"),
     ],
 )

@@ -34,16 +34,17 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...] = ("f32", "bf16")
     quants: tuple[str, ...] | None = None
     modes: tuple[str, ...] = (MODE,)
+    device: str = "cpu"
 
     def cases(self, ranks: int) -> list[Case]:
         """Returns every distinct case. Sizes that round to the same rows count once."""
         product = list(itertools.product(self.hidden, self.dtypes, self.modes, self.sizes))
         found = [
-            case(ranks, size, hidden, dtype, quant, mode)
+            case(ranks, size, hidden, dtype, quant, mode, self.device)
             for quant in self.quants or QUANTS[:1]
             for hidden, dtype, mode, size in product
         ]
-        if self.quants is None:
+        if self.quants is None and self.device == "cpu":
             found += [
                 case(ranks, size, hidden, dtype, QUANTS[1], mode)
                 for hidden, dtype, mode, size in product
@@ -52,7 +53,15 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(found))
 
 
-def case(ranks: int, size: int, hidden: int, dtype: str, quant: str = QUANTS[0], mode: str = MODE) -> Case:
+def case(
+    ranks: int,
+    size: int,
+    hidden: int,
+    dtype: str,
+    quant: str = QUANTS[0],
+    mode: str = MODE,
+    device: str = "cpu",
+) -> Case:
     """Returns the case whose x is nearest below `size` bytes, of at least one row. Requires: with a
     quantisation, rows of whole blocks."""
     row = hidden * DTYPES[dtype].itemsize
@@ -64,6 +73,7 @@ def case(ranks: int, size: int, hidden: int, dtype: str, quant: str = QUANTS[0],
         op=None,
         ranks=ranks,
         mode=mode,
+        device=device,
         norm=Norm(rows=rows, hidden=hidden, quant=quant),
     )
 

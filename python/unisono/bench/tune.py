@@ -69,7 +69,7 @@ def tunable(device: str = "cpu") -> list[str]:
     """Returns the collectives with more than one algorithm on that device."""
     import unisono
 
-    norms = [NORM] if device == "cpu" else []  # the bench measures them there alone
+    norms = [NORM] if device == "cpu" else []  # on GPUs the table's names are not those that a norm takes
     names = [*COLLECTIVES, *norms]
     return [name for name in names if len(unisono.Communicator.algorithms(name, device)) > 1]
 

@@ -161,6 +161,7 @@ class Arithmetic:
     differences: Callable[[Any, Iterable[Piece]], tuple[int, str | None]]
     cast: Callable[[Any, str], Any]  # to a dtype
     asarray: Callable[[Any], Any]  # of an array of numpy
+    tonumpy: Callable[[Any, str], Any]  # to an array of numpy, of a dtype
 
 
 def _bits(array: Array) -> npt.NDArray[np.unsignedinteger[npt.NBitBase]]:
@@ -204,7 +205,7 @@ def cast(block: Array, dtype: str) -> Array:
     return block.astype(DTYPES[dtype])
 
 
-NUMPY = Arithmetic(random_block, combine, write, differences, cast, np.asarray)
+NUMPY = Arithmetic(random_block, combine, write, differences, cast, np.asarray, lambda array, _: array)
 
 
 def expectation(

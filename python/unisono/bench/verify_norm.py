@@ -1,4 +1,4 @@
-"""Expected results of all_reduce_rms_norm, from the seed alone, by plain numpy.
+"""Expected results of all_reduce_rms_norm, from the seed alone, by plain numpy, for GPUs too.
 
 Rows of random data repeat after a prime number of rows. Unisono's bits are compared: the sum in rank order in
 f32, rounded; the residual added, rounded; the norm in f32, each row's squares summed in the order of
@@ -18,7 +18,7 @@ import numpy as np
 
 from unisono.bench.buffers import Placed
 from unisono.bench.norm import BLOCK, EPS, arrays, shape
-from unisono.bench.verify import ROUNDOFF, Arithmetic, Expectation, Piece, combine, period_rows, random_block
+from unisono.bench.verify import NUMPY, ROUNDOFF, Arithmetic, Expectation, Piece, combine, period_rows
 from unisono.records import Case
 from unisono.records.vocabulary import DTYPES, QUANTS
 
@@ -36,10 +36,10 @@ class Data:
     weight: Any
 
 
-def make_data(case: Case, seed: int) -> Data:
+def make_data(case: Case, seed: int, arithmetic: Arithmetic = NUMPY) -> Data:
     rows, hidden = min(shape(case).rows, period_rows(shape(case).hidden)), shape(case).hidden
-    blocks = [random_block(case, number, seed, rows * hidden) for number in range(case.ranks + 2)]
-    *xs, residual, weight = [block.reshape(rows, hidden) for block in blocks]
+    blocks = [arithmetic.random_block(case, number, seed, rows * hidden) for number in range(case.ranks + 2)]
+    *xs, residual, weight = [arithmetic.tonumpy(one, case.dtype).reshape(rows, hidden) for one in blocks]
     return Data(xs, residual, weight[0])
 
 
@@ -47,19 +47,21 @@ def expectation(
     case: Case, rank: int, seed: int, bit_exact: bool, arithmetic: Arithmetic, wire: str | None = None
 ) -> Expectation:
     """Returns the reference for one rank, as verify.expectation."""
-    data, count, hidden = make_data(case, seed), shape(case).rows * shape(case).hidden, shape(case).hidden
+    data, hidden, asarray = make_data(case, seed, arithmetic), shape(case).hidden, arithmetic.asarray
+    count = shape(case).rows * hidden
     inputs = (data.xs[rank], count), (data.residual, count), (data.weight, hidden)
-    x = tuple(Piece(n * count, size, block.reshape(-1)) for n, (block, size) in enumerate(inputs))
+    x = tuple(Piece(n * count, size, asarray(block.reshape(-1))) for n, (block, size) in enumerate(inputs))
     joined = combine(data.xs, "sum", case.dtype).astype(F32) + data.residual.astype(F32)
     residual_out = joined.astype(DTYPES[case.dtype])
     out = normalised(residual_out, data.weight)
     if shape(case).quant != QUANTS[0]:
         out, residual_out = dequantised(*quantised(out)), residual_out.astype(F32)
     allowed = (None, None) if bit_exact else tolerances(case, data)
-    blocks = zip((out, residual_out), allowed, strict=True)
-    return Expectation(
-        x, tuple(Piece(n * count, count, block.reshape(-1), 0, one) for n, (block, one) in enumerate(blocks))
-    )
+    wanted = [
+        Piece(n * count, count, asarray(block.reshape(-1)), 0, one and (asarray(one[0]), asarray(one[1])))
+        for n, (block, one) in enumerate(zip((out, residual_out), allowed, strict=True))
+    ]
+    return Expectation(x, tuple(wanted))
 
 
 def row_sums(terms: Any) -> Any:

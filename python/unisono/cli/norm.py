@@ -27,10 +27,10 @@ def grid_of(
         if asked.quants is not None:
             raise CaseError(f"--quant is of fused norms, so add --norm, or name {NORM}.")
         return usual
-    if asked.device != "cpu" or asked.fabric or asked.to_memory_limit:
-        raise CaseError(
-            "fused norms are measured on CPUs alone: leave --device, --fabric and --to-memory-limit out."
-        )
+    if asked.fabric or asked.to_memory_limit:
+        raise CaseError("fused norms have no form for --fabric and --to-memory-limit: leave them out.")
+    if asked.device == "cuda" and asked.quants is not None:
+        raise CaseError("quantised norms of GPUs are measured by tools/norm-streams.py: leave --quant out.")
     if asked.dtypes is not None and (wrong := [name for name in dtypes if name not in DTYPES]):
         raise CaseError(f"fused norms have no {', '.join(wrong)}: choose from {', '.join(DTYPES)}.")
     named = asked.sizes, asked.begin, asked.end, asked.factor, asked.step
@@ -39,7 +39,8 @@ def grid_of(
         hidden=numbers("--hidden", asked.hidden, usual.hidden),
         dtypes=usual.dtypes if asked.dtypes is None else tuple(dtypes),
         quants=None if asked.quants is None else tuple(cases.split_names("quant", asked.quants, QUANTS)),
-        modes=usual.modes if asked.modes is None else tuple(modes),
+        modes=tuple(modes) if asked.device == "cuda" or asked.modes is not None else usual.modes,
+        device=asked.device,
     )
     if QUANTS[1] in (grid.quants or ()) and any(hidden % BLOCK for hidden in grid.hidden):
         raise CaseError(f"--quant {QUANTS[1]} has blocks of {BLOCK}: give multiples of {BLOCK} as --hidden.")

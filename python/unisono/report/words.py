@@ -217,8 +217,9 @@ Fused norms
 all_reduce_rms_norm sums rows over the ranks, adds the residual, and normalises each row of that sum by its
 root mean square; both are results. fp8_128 also quantises the normalised rows, with a scale of each 128
 elements. Bytes are those of one rank's rows, and the bus bandwidth is an all_reduce's of as many.
-unisono:apart gives the same bits by an all_reduce and a pass of each rank over all rows. gloo adds in place,
-so that a copy of the rows comes first; torch's rms_norm follows, whose result stays where torch has put it.
+unisono:apart gives the same bits by an all_reduce and a pass of each rank over all rows. gloo and nccl add
+in place, so that a copy of the rows comes first; torch's rms_norm follows, whose result stays where torch has
+put it.
 mpi has its Allreduce, then numpy in memory made beforehand. Results of the peers are held to a bound, since
 they add in another order.
 

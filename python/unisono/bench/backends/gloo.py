@@ -81,7 +81,7 @@ class GlooBackend(Backend):
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.norm is not None:
-            return norms.by_torch(case, buffers, self.tensor, self._summed)
+            return norms.by_torch(case, buffers, self.tensor, lambda one: partial(self._summed, one))
         if case.moe is None:
             return self._bound(case, buffers)
         return moe_call(case, GlooMoe(self._group, case, buffers, self._scratch, self.tensor))

@@ -17,7 +17,7 @@ from typing import Any
 
 from unisono import nccl
 from unisono.bench import pairs, routes
-from unisono.bench.backends import sends
+from unisono.bench.backends import norms, sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
 from unisono.bench.backends.permutation import Scratch
 from unisono.bench.backends.torch_moe import TorchMoe
@@ -44,7 +44,7 @@ class NcclBackend(Backend):
     name = "nccl"
     devices = ("cuda",)
     threads = True
-    point_to_point = moe = True
+    point_to_point = moe = norm = True
 
     def __init__(self) -> None:
         self._library: Any = None
@@ -53,7 +53,7 @@ class NcclBackend(Backend):
         self._ranks: Ranks | None = None
         self._fork: Fork | None = None
         self._scratch: Scratch | None = None  # of mixture of experts
-        self._temporaries: Temporaries | None = None
+        self._temporaries: Temporaries | None = None  # of those, and of norms
 
     def available(self, ranks: int) -> str | None:
         why = missing()
@@ -87,12 +87,14 @@ class NcclBackend(Backend):
         return self._comms[name]
 
     def expect(self, cases: Sequence[Case]) -> None:
-        """Makes the memory of mixture of experts, which graphs keep the addresses of."""
+        """Makes the memory of mixture of experts and norms, which graphs keep the addresses of."""
+        if self.norm and any(case.norm is not None for case in cases):
+            self._temporaries = Temporaries()
         wanted = [case for case in cases if case.moe is not None and case.ranks > 1]
         if wanted and self.moe:
             assert self._ranks is not None
             self._scratch = Scratch(partial(device_region, device=self._device))
-            self._temporaries = Temporaries()
+            self._temporaries = self._temporaries or Temporaries()
             for case in wanted:
                 self._scratch.of(case, self._ranks.rank)
 
@@ -106,11 +108,20 @@ class NcclBackend(Backend):
         return None
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        if case.norm is not None:
+            assert self._temporaries is not None
+            flat, summed = (lambda tensor, _: tensor.reshape(-1)), partial(self._sum, case)
+            return self._temporaries.bound(norms.by_torch(case, buffers, flat, summed))
         if case.moe is None:
             return self._bound(case, buffers)
         assert self._scratch is not None and self._temporaries is not None
         calls = NcclMoe(self._comms["pairs"], case, buffers, self._scratch)
         return self._temporaries.bound(moe_call(case, calls))
+
+    def _sum(self, case: Case, tensor: Any) -> Call:
+        """Returns a sum over the ranks in place."""
+        at, comm = tensor.data_ptr(), self._comms["ring"]
+        return comm.bound("ncclAllReduce", at, at, tensor.numel(), nccl.DTYPES[case.dtype], nccl.OPS["sum"])
 
     def _bound(self, case: Case, buffers: Buffers) -> Call:
         comm, root = self._comms[_KIND_OF.get(case.collective, "ring")], case.root or 0
@@ -217,7 +228,7 @@ class NcclWindowsBackend(NcclBackend):
     """Calls on symmetric windows, for which NCCL chooses its symmetric kernels if it has any."""
 
     name = "nccl-windows"
-    own_memory, moe = True, False
+    own_memory, moe, norm = True, False, False
 
     def __init__(self) -> None:
         super().__init__()

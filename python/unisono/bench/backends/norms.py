@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,16 @@ from unisono.records import Case
 from unisono.records.vocabulary import QUANTS
 
 APART = "apart"  # an all_reduce, then the rest on every rank
-ALGORITHMS = ("one_shot", "two_shot", APART)
+ALGORITHMS = {
+    "cpu": ("one_shot", "two_shot", APART),
+    "cuda": ("one_shot", "one_shot_ll128", "two_shot", "two_shot_ll128", APART),
+}
 
 
-def by_unisono(comm: Any, case: Case, buffers: Buffers, algorithm: str | None) -> Callable[[], object]:
-    """Returns Unisono's call."""
+def by_unisono(
+    comm: Any, case: Case, buffers: Buffers, algorithm: str | None, queued: Mapping[str, Any]
+) -> Callable[[], object]:
+    """Returns Unisono's call. queued: further arguments of a call on a GPU."""
     import unisono
 
     found = arrays(case, buffers.x, buffers.out)
@@ -29,14 +34,19 @@ def by_unisono(comm: Any, case: Case, buffers: Buffers, algorithm: str | None) -
         scales_out=found.scales,
         algorithm=algorithm,
     )
-    return partial(comm.all_reduce_rms_norm, found.x, found.residual, found.weight, EPS, options=options)
+    call = partial(comm.all_reduce_rms_norm, found.x, found.residual, found.weight, EPS, options=options)
+    return partial(call, **queued)
 
 
 def by_torch(
-    case: Case, buffers: Buffers, tensor: Callable[[Any, Case], Any], all_reduce: Callable[[Any], object]
+    case: Case,
+    buffers: Buffers,
+    tensor: Callable[[Any, Case], Any],
+    all_reduce: Callable[[Any], Callable[[], object]],
 ) -> ResultCall:
     """Returns an all_reduce that works in place, add_ and torch's rms_norm. The copy that keeps x is part of
-    the call. `tensor` returns an array of a case as a flat tensor on the same memory."""
+    the call. `tensor` returns an array of a case as a flat tensor on the same memory, `all_reduce` a call
+    that sums a tensor."""
     import torch
 
     found = arrays(case, buffers.x, buffers.out)
@@ -44,13 +54,13 @@ def by_torch(
     x, residual, weight, joined = (
         tensor(array, case) for array in (found.x, found.residual, found.weight, found.residual_out)
     )
-    joined_rows, norm = joined.view(rows, hidden), torch.nn.functional.rms_norm
+    joined_rows, norm, summed = joined.view(rows, hidden), torch.nn.functional.rms_norm, all_reduce(joined)
     last: Any = None
 
     def call() -> None:
         nonlocal last
         joined.copy_(x)
-        all_reduce(joined)
+        summed()
         joined.add_(residual)
         last = norm(joined_rows, (hidden,), weight, EPS)
 

@@ -157,7 +157,7 @@ class UnisonoBackend(Backend):
         return None
 
     def _forbids_norm(self, case: Case) -> str | None:
-        known = (norms.APART,) if self._across else norms.ALGORITHMS
+        known = (norms.APART,) if self._across else norms.ALGORITHMS[self._device]
         if self._shape is None and self.wire is None and self._forced in (None, *known):
             return None
         return f"{case.collective} has no {self.name.partition(':')[2]}: it has {', '.join(known)}."
@@ -167,7 +167,7 @@ class UnisonoBackend(Backend):
             assert self._moes is not None
             return moe_call(case, UnisonoMoe(self._moes, case, buffers))
         if case.norm is not None:
-            return norms.by_unisono(self._comm, case, buffers, self._forced)
+            return norms.by_unisono(self._comm, case, buffers, self._forced, self._queued)
         call = self._prepared(case, buffers)
         return call if self._shape is None else partial(self._in_shape, call)
 
@@ -271,6 +271,8 @@ class UnisonoBackend(Backend):
         return str(self._comm.plan(_verb(case), size, symmetric, self._device, in_place))
 
     def sms(self, case: Case) -> int | None:
+        if case.norm is not None:
+            return None
         algorithm = self.algorithm(case)
         if self._device != "cuda" or algorithm is None or case.streams == "per-peer":  # several kernels
             return None

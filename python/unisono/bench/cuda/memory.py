@@ -36,7 +36,15 @@ def tensor_of(array: Any, device: str) -> Any:
     """Returns an array of numpy as a tensor on a device."""
     import torch
 
-    return torch.tensor(array, device=device)
+    if array.dtype.kind != "V":
+        return torch.tensor(array, device=device)
+    bits = torch.tensor(array.view(_BITS[array.itemsize]), device=device)  # a dtype of ml_dtypes
+    return bits.view(getattr(torch, array.dtype.name))
+
+
+def numpy_of(tensor: Any, dtype: str) -> Any:
+    """Returns a tensor of a case's dtype as an array of numpy."""
+    return tensor.cpu().view(bits_dtype(dtype)).numpy().view(DTYPES[dtype])
 
 
 class TensorRegion(Region):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from unisono.bench.cuda.memory import tensor_of, torch_dtype
+from unisono.bench.cuda.memory import numpy_of, tensor_of, torch_dtype
 from unisono.bench.verify import Arithmetic, Piece, rows
 from unisono.records import Case
 from unisono.records.vocabulary import INTEGERS
@@ -185,4 +185,5 @@ def arithmetic(device: str) -> Arithmetic:
     def cast(block: Any, dtype: str) -> Any:
         return block.to(torch_dtype(dtype))
 
-    return Arithmetic(block, combine, write, differences, cast, partial(tensor_of, device=device))
+    asarray = partial(tensor_of, device=device)
+    return Arithmetic(block, combine, write, differences, cast, asarray, numpy_of)
