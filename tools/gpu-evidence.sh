@@ -59,6 +59,8 @@ if [[ $gpus -gt 1 ]]; then
   step moe-bench 90 "${bench[@]}" --ranks "$gpus" --moe --hidden 7168 --tokens 1,16,128,1024,4096 --budget 60 \
     --layout expert_major,flat --out "$out/moe-bench"
   step moe-few 45 "${bench[@]}" --ranks "$gpus" --moe --hidden 7168 --tokens 1,16,64 --budget 15 --layout flat --out "$out/moe-few"
+  step norm-bench 70 "${bench[@]}" --ranks "$gpus" --norm --hidden 7168 --sizes 14K,56K,224K,1M,3584K,14M,56M --budget 40 \
+    --backends unisono,nccl,unisono:apart,unisono:one_shot,unisono:one_shot_ll128,unisono:two_shot,unisono:two_shot_ll128 --out "$out/norm-bench"
   step moe-all 50 "${unisono[@]}" run -n "$gpus" "$python" tools/moe-gpu.py --json "$out/moe-all.json"
   step collectives-small 75 "${bench[@]}" --ranks "$gpus" --memory symmetric --collective all_reduce,all_gather,reduce_scatter,all_to_all,send_recv \
     --sizes 1K,16K,256K,1M,16M --budget 35 --out "$out/collectives-small"

@@ -34,8 +34,8 @@ def by_unisono(
         scales_out=found.scales,
         algorithm=algorithm,
     )
-    call = partial(comm.all_reduce_rms_norm, found.x, found.residual, found.weight, EPS, options=options)
-    return partial(call, **queued)
+    arguments = found.x, found.residual, found.weight, EPS
+    return partial(comm.all_reduce_rms_norm, *arguments, options=options, **queued)
 
 
 def by_torch(
