@@ -29,6 +29,8 @@ class PythonExchange {
   }
   // Notes that the messages of a peer are complete.
   void arrived(int peer);
+  // Notes that a message of a peer is not complete.
+  void awaits(int peer);
 
   bool test();
   std::vector<int> open();

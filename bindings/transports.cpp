@@ -18,6 +18,11 @@ void PythonExchange::arrived(int peer) {
   std::erase(peers_, peer);
 }
 
+void PythonExchange::awaits(int peer) {
+  const std::scoped_lock lock(mutex_);
+  if (std::find(peers_.begin(), peers_.end(), peer) == peers_.end()) peers_.push_back(peer);
+}
+
 void PythonExchange::end(TransportError error) {
   {
     const std::scoped_lock lock(mutex_);
@@ -151,6 +156,7 @@ void bind_transports(nb::module_& module) {
                              "An exchange under way; see unisono.transport.Transport.exchange.")
       .def("complete", &PythonExchange::complete, "Says that all messages are complete.")
       .def("arrived", &PythonExchange::arrived, "peer"_a, "Says that the messages of one peer are complete.")
+      .def("awaits", &PythonExchange::awaits, "peer"_a, "Says that a message of one peer is not complete.")
       .def("fail", &PythonExchange::fail, "peer"_a, "why"_a,
            "Ends the exchange: the peer is lost. why: the library's words.")
       .def("other_length", &PythonExchange::other_length, "peer"_a, "sent"_a, "expected"_a,

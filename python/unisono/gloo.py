@@ -171,8 +171,10 @@ class GlooTransport:
                 for rank, work in under_way:
                     work.wait(self._limit)
                     job.exchange.arrived(rank)
-                for rank, work, _ in job.sends:  # noqa: B007 - the handler below names the rank
+                for rank, work, _ in job.sends:
+                    job.exchange.awaits(rank)  # also after its own messages have come
                     work.wait(self._limit)
+                    job.exchange.arrived(rank)
             except RuntimeError as error:
                 job.exchange.fail(rank, _brief(error))
                 return
