@@ -16,7 +16,7 @@ target_compile_options(unisono_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>
 )
 
-# A sanitizer's checks take minutes to optimise: these levels compile in a third of the time, and the tests take as long.
+# A sanitizer's checks take minutes to optimise.
 if(UNISONO_SANITIZE STREQUAL "thread")
   set(sanitizers -fsanitize=thread)
   set(level -O1)

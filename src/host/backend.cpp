@@ -1,5 +1,7 @@
 #include "host/backend.hpp"
 
+#include <cstring>
+
 #include "base/env.hpp"
 #include "host/move.hpp"
 
@@ -60,8 +62,19 @@ void LocalCommunicator::do_end(Registration::State& one) {
   if (size() > 1) compare(group_.exchange(ticket_of_end(one.number)));
 }
 
+// A sum of one weighed row, which the kernels have of all but f64.
 void scale(const Scaling& array) {
-  host::kernels().scale[static_cast<int>(array.dtype)](array.to, array.from, array.factor, array.count);
+  if (array.dtype != DType::f64) {
+    const auto factor = static_cast<float>(array.factor);
+    return host::kernels().rows.weigh[static_cast<int>(array.dtype)](array.to, &array.from, &factor, 1,
+                                                                     array.count);
+  }
+  for (std::size_t at = 0; at < array.count * sizeof(double); at += sizeof(double)) {
+    double value;
+    std::memcpy(&value, array.from + at, sizeof(value));
+    value *= array.factor;
+    std::memcpy(array.to + at, &value, sizeof(value));
+  }
 }
 
 }  // namespace unisono

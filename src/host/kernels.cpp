@@ -219,22 +219,6 @@ void resume(byte* out, const byte* prior, const byte* const* srcs, int n_srcs, s
   }
 }
 
-template <class T>
-void scale(byte* to, const byte* from, double factor, std::size_t count) {
-  using W = typename Wide<T>::type;
-  const W by = static_cast<W>(factor);
-  std::size_t i = 0;
-  if constexpr (Lanes<T>::kAny) {
-    using Stored = typename Lanes<T>::Stored;
-    for (; i + kLanes <= count; i += kLanes) {
-      const Floats wide = Lanes<T>::widen(load<Stored>(from + i * sizeof(T), 0));
-      store<Stored>(to + i * sizeof(T), 0, Lanes<T>::narrow(wide * by));
-    }
-  }
-#pragma GCC ivdep
-  for (; i < count; ++i) store<T>(to, i, Wide<T>::to(Wide<T>::from(load<T>(from, i)) * by));
-}
-
 #define UNISONO_WIRES(T) {nullptr, requantise<T, wire::Fp8>, requantise<T, wire::Int8>}
 #define UNISONO_REDUCE(T, op) reduce<T, op>
 #define UNISONO_RESUME(T, op) resume<T, op>
@@ -252,7 +236,6 @@ const Kernels kernels = {UNISONO_STRING(UNISONO_ISA),
                           UNISONO_WIDE(std::int8_t), UNISONO_WIDE(std::uint8_t), UNISONO_WIDE(std::int32_t),
                           UNISONO_WIDE(std::int64_t), UNISONO_WIDE(E4M3), UNISONO_WIDE(E5M2)},
                          {UNISONO_WIRES(float), {}, UNISONO_WIRES(F16), UNISONO_WIRES(BF16)},
-                         {scale<float>, scale<double>, scale<F16>, scale<BF16>},
                          rows,
                          norms};
 

@@ -28,9 +28,6 @@ using Resume = void (*)(byte* out, const byte* prior, const byte* const* srcs, i
 using Requantise = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
                             bool average, std::size_t count);
 
-// Multiplies `count` elements by a factor in the wide type, and rounds each. `to` may be `from`.
-using Scale = void (*)(byte* to, const byte* from, double factor, std::size_t count);
-
 struct Kernels {
   const char* instruction_set;
   Copy copy;
@@ -38,7 +35,6 @@ struct Kernels {
   Resume resume[kDTypes][kOps];
   std::size_t wide_bytes[kDTypes];         // of the wide element of a dtype
   Requantise requantise[kDTypes][kWires];  // null where there is none
-  Scale scale[kDTypes];                    // null where there is none
   const Rows& rows;
   const Norms& norms;
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/wire.hpp"
+#include "core/backend.hpp"
 #include "host/move.hpp"
 #include "instruction_sets.hpp"
 #include "reference.hpp"
@@ -120,17 +121,21 @@ TEST_P(Scalings, RoundEachProductOnce) {
           Bytes in(bytes + 2 * kGuard, std::byte{0x5a}), out = in;
           std::copy(source.begin(), source.end(), in.begin() + static_cast<long>(offset + 1));
           const Bytes before = in;
-          const auto scale = kernels->scale[static_cast<int>(dtype)];
+          const auto scale = [&](std::byte* to, const std::byte* from) {
+            const auto weight = static_cast<float>(factor);
+            if (dtype == DType::f64) unisono::scale({to, from, count, dtype, factor});
+            else kernels->rows.weigh[static_cast<int>(dtype)](to, &from, &weight, 1, count);
+          };
           const auto expect_scaled = [&](const std::byte* at, const char* where) {
             EXPECT_EQ(test::first_difference(dtype, at, expected.data(), count), -1)
                 << kernels->instruction_set << ' ' << factor << ' ' << count << where;
             EXPECT_EQ(at[-1], std::byte{0x5a});
             EXPECT_EQ(at[bytes], std::byte{0x5a});
           };
-          scale(out.data() + kGuard - offset, in.data() + offset + 1, factor, count);
+          scale(out.data() + kGuard - offset, in.data() + offset + 1);
           expect_scaled(out.data() + kGuard - offset, "");
           EXPECT_EQ(in, before);
-          scale(in.data() + offset + 1, in.data() + offset + 1, factor, count);
+          scale(in.data() + offset + 1, in.data() + offset + 1);
           expect_scaled(in.data() + offset + 1, " in place");
         }
     }

@@ -18,7 +18,7 @@ from unisono.bench.buffers import Placed, Pools  # noqa: E402
 from unisono.bench.cuda import memory  # noqa: E402
 from unisono.bench.cuda import verify as cuda_verify  # noqa: E402
 from unisono.records import Case  # noqa: E402
-from unisono.records.vocabulary import DTYPES, LAYOUTS, MOES, ROUTINGS  # noqa: E402
+from unisono.records.vocabulary import LAYOUTS, MOES, ROUTINGS  # noqa: E402
 
 pytestmark = pytest.mark.torch
 HERE = cuda_verify.arithmetic("cpu")
@@ -31,7 +31,7 @@ def a_case(name: str, ranks: int = 1, **other: Any) -> Case:
 
 
 def array(tensor: Any, dtype: str) -> np.ndarray:
-    return tensor.contiguous().view(memory.bits_dtype(dtype)).numpy().view(DTYPES[dtype])
+    return memory.numpy_of(tensor.contiguous(), dtype)
 
 
 @pytest.mark.parametrize("bit_exact", [True, False])

@@ -22,7 +22,8 @@ def norms() -> Iterator[tuple[str, bool]]:
     """Makes all_reduce_rms_norm by every algorithm, plain and quantised."""
     ranks = Rank()
     torch.manual_seed(0)
-    for rows, algorithm in product((3, 40), ALGORITHMS):
+    known = [name for name in ALGORITHMS if ranks.comm.nvlink or not str(name).endswith("ll128")]
+    for rows, algorithm in product((3, 40), known):
         xs = torch.randn(ranks.size, rows, HIDDEN, device="cuda").bfloat16()
         residual, weight = torch.randn_like(xs[0]), torch.randn_like(xs[0, 0])
         total = xs.float().sum(0).bfloat16() + residual
