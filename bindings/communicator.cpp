@@ -16,7 +16,9 @@
 #include "norm_docstrings.hpp"
 #include "py_moe.hpp"
 #include "py_norm.hpp"
+#include "py_window.hpp"
 #include "signals.hpp"
+#include "window_docstrings.hpp"
 
 namespace unisono::python {
 namespace {
@@ -193,6 +195,7 @@ void bind_communicator(nb::module_& module) {
       .def("register", &C::register_array, "x"_a.none(), nb::keep_alive<0, 1>(), doc::kRegister)
       .def("moe", &make_moe, "num_experts"_a, "top_k"_a, "hidden"_a, "max_tokens"_a, "dtype"_a = "bfloat16",
            "options"_a = none, doc::kMoeOf)
+      .def("window", &make_window, "nbytes"_a, doc::kWindowOf)
       .def("all_reduce_rms_norm", &PyNorm::rms, "x"_a, "residual"_a, "weight"_a, "eps"_a = 1e-6,
            nb::kw_only(), "options"_a = none, "stream"_a = none, doc::kAllReduceRmsNorm)
       .def("all_reduce_layer_norm", &PyNorm::layer, "x"_a, "residual"_a, "weight"_a, "bias"_a = none,

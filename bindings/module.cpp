@@ -40,6 +40,7 @@ NB_MODULE(_core, module) {
   unisono::python::bind_combine(module);
   unisono::python::bind_moe(module);
   unisono::python::bind_norm(module);
+  unisono::python::bind_window(module);
   unisono::python::bind_communicator(module);
   unisono::python::bind_traits(module);
 #ifdef UNISONO_CUDA

@@ -22,6 +22,9 @@ void bind_combine(nanobind::module_& module);
 // The options of the fused norms.
 void bind_norm(nanobind::module_& module);
 
+// The windows, into which GPUs put data.
+void bind_window(nanobind::module_& module);
+
 // The options and providers of the fabric lane.
 void bind_fabric(nanobind::module_& module);
 

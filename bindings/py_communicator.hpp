@@ -145,6 +145,7 @@ class PyCommunicator {
 
  private:
   friend class PyMoe;
+  friend class PyWindow;
   friend class PyRegistration;
   friend struct PyNorm;
   friend struct OwnedMoe;

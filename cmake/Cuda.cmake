@@ -47,6 +47,7 @@ function(add_cuda_lane library)
     src/cuda/kernels/programs.cu
     src/cuda/kernels/quantised.cu
     src/cuda/kernels/reductions.cu
+    src/cuda/kernels/window.cu
     src/fused/cuda/norm.cu
     src/fused/cuda/one_step.cu
     src/fused/cuda/two_steps.cu
@@ -60,6 +61,6 @@ function(add_cuda_lane library)
   add_kernels(unisono_links src/cuda/kernels/links.cu) # for the bench, in the Python extension alone
   target_sources(${library} PRIVATE src/cuda/api.cpp src/cuda/calls.cpp src/cuda/copy_calls.cpp src/cuda/engine.cpp
     src/cuda/exchange_calls.cpp src/cuda/memory.cpp src/cuda/nic.cpp src/cuda/registration.cpp src/cuda/space.cpp
-    src/cuda/symmetric.cpp src/fused/cuda/gpu_norm.cpp src/moe/cuda/engine.cpp)
+    src/cuda/symmetric.cpp src/cuda/window_calls.cpp src/fused/cuda/gpu_norm.cpp src/moe/cuda/engine.cpp)
   target_link_libraries(${library} PRIVATE CUDA::cudart_static) # its headers
 endfunction()

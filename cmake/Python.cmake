@@ -22,6 +22,7 @@ nanobind_add_module(_core NB_STATIC NOMINSIZE
   bindings/torch_tensor.cpp
   bindings/traits.cpp
   bindings/transports.cpp
+  bindings/window.cpp
 )
 target_include_directories(_core PRIVATE src)
 target_compile_definitions(_core PRIVATE UNISONO_VERSION="${PROJECT_VERSION}")

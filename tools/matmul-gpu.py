@@ -91,7 +91,7 @@ class Case:
         cuts = {plan.by_shares(owned, number) for number in range(1, plan.MOST_CHUNKS + 1)}
         even = [cut for cut in cuts if len({len(panel) for panel in cut}) == 1]
         self.cuts = sorted(even, key=len)
-        self.panels = plan.of_shares(owned, (n,), 2 * k, sms)
+        self.panels = plan.of_shares(owned, (n,), k, 2, sms, collective == "all_gather")
         self.about: dict[str, Any] = {"case": name, "collective": collective, "m": m, "k": k, "n": n}
 
     def whole(self) -> None:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SIZES = "8,64,512,4K,32K,64K,256K,1M,2M,16M"  # with ten collectives, a barrier and two modes 202 cases
 LARGE = "64K,256K,1M,2M,16M"
 SOURCE = "bindings/py_communicator.cpp"
-PLACE = "    run(prepared.call, [&]"  # in it, where every collective runs
+PLACE = "\n    run(prepared.call, [&]"  # in it, where every collective runs
 SLOWED = """
 namespace {{
 struct Slowed {{
@@ -72,7 +72,7 @@ def slow_down(package: Path, percent: float) -> None:
         head
         + SLOWED.format(percent=percent)
         + mark
-        + tail.replace(PLACE, f"    const Slowed slowed;\n{PLACE}")
+        + tail.replace(PLACE, f"\n    const Slowed slowed;{PLACE}")
     )
     (scratch / "slowed.cpp").write_text(changed)
     entries = json.loads((build / "compile_commands.json").read_text())

@@ -226,6 +226,7 @@ class UNISONO_API Communicator {
   friend class FusedNorm;
   friend class Moe;
   friend class Tuning;
+  friend class Window;
   // Checks `header_version` before anything else: `options` may have another layout.
   Communicator(int header_version, const std::shared_ptr<Bootstrap>& bootstrap, const Options& options);
   std::unique_ptr<Impl> impl_;

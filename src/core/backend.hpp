@@ -253,10 +253,10 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   virtual void do_run_pair(Request& request, int to, int from) = 0;
   virtual void do_barrier() = 0;
   virtual std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) = 0;
-  virtual AreaParts do_make_area(std::size_t, int, const std::string&, const Explain&) {
+  virtual AreaParts do_make_area(std::size_t, int, const std::string& name, const Explain&) {
     throw UsageError(
-        "a device area is for ranks of one node with a GPU each: make the communicator there, with device= "
-        "on "
+        (name.empty() ? "a device area" : name) +
+        " is for ranks of one node with a GPU each: make the communicator there, with device= on "
         "every rank.");
   }
   // Registers the memory of every rank, or throws on every rank. Begins with `agree_to_register`.

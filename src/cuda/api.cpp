@@ -58,6 +58,7 @@ const Driver& driver() {
     look_up(d.import_handle, "cuMemImportFromShareableHandle");
     look_up(d.range_handle, "cuMemGetHandleForAddressRange");
     look_up(d.address_range, "cuMemGetAddressRange");
+    look_up(d.write_value, "cuStreamWriteValue32");
     look_up(d.error_string, "cuGetErrorString");
     return d;
   }();

@@ -29,6 +29,7 @@ struct Driver {
   decltype(&cuMemImportFromShareableHandle) import_handle;
   decltype(&cuMemGetHandleForAddressRange) range_handle;
   decltype(&cuMemGetAddressRange) address_range;
+  decltype(&cuStreamWriteValue32) write_value;
   decltype(&cuGetErrorString) error_string;
 };
 const Driver& driver();

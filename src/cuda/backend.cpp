@@ -49,7 +49,7 @@ Algorithm GpuCommunicator::choose(Collective collective, std::size_t bytes, bool
   return engine_->choose(gpu_plan_, collective, bytes, symmetric, in_place);
 }
 
-// Without a row in the table, which that of 2 GPUs has: up to 1 MiB as an all_reduce of as many bytes
+// Without a row in the table, which those of 2 and 4 GPUs have: up to 1 MiB as an all_reduce of as many bytes
 // (docs/notes/fused.md). two_shot: an all_reduce, then the rest.
 Algorithm GpuCommunicator::choose_norm(std::size_t bytes) const {
   constexpr std::size_t kMostFused = std::size_t{1} << 20;

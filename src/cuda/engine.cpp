@@ -10,6 +10,7 @@
 #include "base/text.hpp"
 #include "core/allocation.hpp"
 #include "cuda/gpu_engine.hpp"
+#include "cuda/window.hpp"
 #include "unisono/communicator.hpp"
 #include "unisono/error.hpp"
 
@@ -178,6 +179,8 @@ void GpuEngine::load_kernels() {
     early_ = early_ && attributes.ptxVersion >= 90;
     clusters_ = clusters_ && attributes.ptxVersion >= 90;
   };
+  load(window_begin_kernel());
+  load(window_wait_kernel());
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (const Wire wire : {Wire::fp8, Wire::int8}) load(quantised_kernel(dtype, wire, many()));
   for (int d = 0; d < kDTypes; ++d) {

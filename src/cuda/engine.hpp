@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,7 @@ class Group;
 namespace cuda {
 
 struct Exchange;
+struct WindowWait;
 
 // Calls come in the same order on every rank, as for the communicator; they only enqueue. A kernel that has
 // waited past the deadline ends, and so do all that follow; the next `check` or `synchronize` raises that.
@@ -95,6 +97,13 @@ class Engine {
   // Starts a kernel, early if kernels may, after `take`. The kernel begins with follow_last_kernel().
   virtual void start(const void* kernel, void* parameter, const Grid& grid, void* stream) const = 0;
   virtual bool clusters() const = 0;
+
+  // The calls of a window (unisono/window.hpp) on its area. count: of this rank's signals there, this one
+  // included.
+  virtual void begin_window(const device::Handle& area, void* stream) const = 0;
+  virtual void put_signal(const device::Handle& area, std::span<const byte> source, int peer,
+                          std::size_t offset, std::uint32_t count, void* stream) const = 0;
+  virtual void wait_signals(WindowWait& wait, void* stream) const = 0;
 
   // Registers memory of the user's on every rank, or throws on every rank. Collective over the group's host
   // lane. The result is dropped before `end_registration`, or is left to the engine's end.

@@ -1,6 +1,6 @@
 // The engine of this build: class GpuEngine. engine.cpp makes it and has its failures, symmetric.cpp its
 // memory and areas. Its calls are in calls.cpp; those that are exchanges in exchange_calls.cpp, those by copy
-// engines in copy_calls.cpp.
+// engines in copy_calls.cpp; those of a window in window_calls.cpp.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -77,6 +78,10 @@ class GpuEngine final : public Engine {
   Exchange exchange_of(Collective collective, bool lines, std::uint64_t call) const override;
   void start(const void* kernel, void* parameter, const Grid& grid, void* stream) const override;
   bool clusters() const override { return clusters_; }
+  void begin_window(const device::Handle& area, void* stream) const override;
+  void put_signal(const device::Handle& area, std::span<const byte> source, int peer, std::size_t offset,
+                  std::uint32_t count, void* stream) const override;
+  void wait_signals(WindowWait& wait, void* stream) const override;
   std::shared_ptr<void> register_memory(const MemoryRange& range) override;
   void end_registration(const std::function<void()>& meet) override;
 

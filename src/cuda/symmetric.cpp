@@ -111,9 +111,9 @@ AreaParts GpuEngine::make_area(std::size_t bytes, int signals, const std::string
                     std::to_string(group_.number(static_cast<int>(one - asked.begin()))) + " for one of " +
                     one->text() + ": ask for the same on every rank.");
   if (!nvlink_)
-    throw UsageError(
-        "a device area needs peer access over NVLink, which this process does not find between all of this "
-        "communicator's GPUs or an option has switched off: send messages instead.");
+    throw UsageError((name.empty() ? "a device area" : name) +
+                     " needs peer access over NVLink, which this process does not find between all of this "
+                     "communicator's GPUs or an option has switched off: send messages instead.");
   const std::size_t head = round_up(static_cast<std::size_t>(signals) * sizeof(device::Signal), 256);
   AreaParts made{allocate(head + bytes), {}};
   device::Handle& handle = made.handle;

@@ -13,6 +13,7 @@
 #include "host/backend.hpp"
 #include "ranks.hpp"
 #include "unisono/device/area.hpp"
+#include "unisono/window.hpp"
 
 namespace unisono::test {
 namespace {
@@ -23,6 +24,7 @@ TEST(DeviceAreas, AreRefusedWithoutAGpu) {
   on_ranks(2, {}, [](Communicator& comm) {
     EXPECT_TRUE(has(text_of<UsageError>([&] { DeviceArea(comm, 64, 1); }), "with device= on every rank"));
     EXPECT_TRUE(has(text_of<UsageError>([&] { DeviceArea(comm, 64, -1); }), "0 to 2^24 signals"));
+    EXPECT_TRUE(has(text_of<UsageError>([&] { Window(comm, 64); }), "with device= on every rank"));
     Words words;
     words.in[0] = 1;
     comm.all_reduce(words.call());

@@ -63,9 +63,7 @@ class Data:
                 columns = slice(part.start, part.stop)
                 out[:, columns] = torch.mm(self.whole, self.b[:, columns])
             return out
-        shared = self.name in ("all_gather", "reduce_scatter")
-        owned = plan.shares(rows, self.n)
-        for part in plan.by_shares(owned, self.chunks) if shared else plan.evenly(range(rows), self.chunks):
+        for part in plan.by_shares(plan.shares(rows, self.n), self.chunks):
             chunk = slice(part.start, part.stop)
             torch.mm(self.whole[chunk], self.b, out=out[chunk])
         return out
@@ -105,16 +103,21 @@ def check(datas: list[Data], results: list[Any], products: list[Any], team: Gpus
             assert wrong is None, f"{name}, rank {rank}: {wrong}"
 
 
+def reserve(team: Gpus) -> None:
+    team.comms.each(lambda comm: ut.matmul.reserve(comm, 1 << 24))
+
+
 def prepared(datas: list[Data], team: Gpus) -> list[Any]:
     """Returns everyone's product. Loads all kernels of the call: the first launch of one waits for those of
     other ranks, of which this one thread has yet to make calls.
     """
     products = [data.product() for data in datas]
-    unisono._core.combine_arrays([products[0]] * team.n)
-    for comm, data in zip(team.comms, datas, strict=True):
+    reserve(team)
+    for comm, data, product in zip(team.comms, datas, products, strict=True):
+        unisono._core.combine_arrays([product] * team.n)
         alone = ut.matmul.run.alone(comm)
         if data.norm:
-            alone.all_reduce_rms_norm(products[0], *data.norm.values())
+            alone.all_reduce_rms_norm(product, *data.norm.values())
     return products
 
 
@@ -170,13 +173,17 @@ def test_replays(n: int, call: str) -> None:
 def test_gradients() -> None:
     """Those of plain torch, of two ranks that share their losses."""
     with room(2) as team:
-        xs = [random(r, 128, 64, dtype=torch.float32).cuda().requires_grad_() for r in range(2)]
-        ws = [random(4 + r, 64, 96, dtype=torch.float32).cuda().requires_grad_() for r in range(2)]
-        vs = [random(8 + r, 96, 64, dtype=torch.float32).cuda().requires_grad_() for r in range(2)]
+
+        def leaves(seed: int, *shape: int) -> list[Any]:
+            """Returns a matrix of each rank, on its GPU."""
+            made = [random(seed + r, *shape, dtype=torch.float32) for r in range(2)]
+            return [one.to(device).requires_grad_() for one, device in zip(made, team.devices, strict=True)]
+
+        xs, ws, vs = leaves(0, 128, 64), leaves(4, 64, 96), leaves(8, 96, 64)
 
         def plain() -> Any:
-            whole = torch.cat(xs)
-            rows = sum(torch.relu(whole @ w) @ v for w, v in zip(ws, vs, strict=True))
+            whole = torch.cat([x.cpu() for x in xs])
+            rows = sum(torch.relu(whole @ w.cpu()) @ v.cpu() for w, v in zip(ws, vs, strict=True))
             return torch.autograd.grad(rows.square().sum(), [*xs, *ws, *vs])
 
         expected = plain()
@@ -190,10 +197,12 @@ def test_gradients() -> None:
             with torch.cuda.stream(stream):
                 return layer(comm, xs[r], ws[r], vs[r])
 
-        # loads all kernels, as `prepared` does
-        unisono._core.combine_arrays([torch.cat(xs)] * 2)
-        own = [torch.cat(xs).detach().requires_grad_(), ws[0], vs[0]]
-        torch.autograd.grad(layer(ut.matmul.run.alone(team.comms[0]), *own), own)
+        # as `prepared` does
+        reserve(team)
+        for comm, x, w, v in zip(team.comms, xs, ws, vs, strict=True):
+            unisono._core.combine_arrays([torch.cat([x, x])] * 2)
+            own = [torch.cat([x, x]).detach().requires_grad_(), w, v]
+            torch.autograd.grad(layer(ut.matmul.run.alone(comm), *own), own)
         for _ in range(2):
             losses = team.run(forward)
 

@@ -174,6 +174,11 @@ NO_ARGUMENTS: dict[str, Call] = {
 }
 
 
+def test_window_without_gpus(comms: list[unisono.Communicator]) -> None:
+    assert_refused(comms, lambda c: c.window(64), "a window is for ranks of one node with a GPU each")
+    assert_refused(comms, lambda c: c.window(-1), "nbytes", "-1")
+
+
 def test_op_of_another_library(comms: list[unisono.Communicator]) -> None:
     class RedOpType(Enum):
         SUM = 0

@@ -36,10 +36,29 @@ import torch
 
 from ..._core import Communicator
 from ...errors import UsageError
-from . import ops, run
-from .run import Chunk, Matmul
+from . import ops, overlap, run
+from .chunk import Chunk, Matmul, torch_mm
 
-__all__ = ["Chunk", "fused_all_gather_matmul", "fused_matmul_reduce_scatter", "matmul_all_reduce"]
+__all__ = ["Chunk", "fused_all_gather_matmul", "fused_matmul_reduce_scatter", "matmul_all_reduce", "reserve"]
+
+
+def reserve(comm: Communicator, nbytes: int) -> None:
+    """Makes the memory of each GPU into which others' parts travel. Collective; waits for the GPU.
+
+    A call makes what it lacks. Reserve it before a graph captures one, or where one thread makes the calls of
+    several ranks. A fused_all_gather_matmul needs the bytes of A, a fused_matmul_reduce_scatter those of the
+    product, a matmul_all_reduce twice those and 1 KiB a chunk. On CPUs, and on GPUs without NVLink, nothing
+    is needed.
+
+    Args:
+        comm: a `unisono.Communicator`.
+        nbytes: the most that a call needs; the same on every rank.
+
+    Raises:
+        ResourceError, on every rank: memory cannot be had.
+    """
+    if overlap.joined(comm):
+        overlap.reserve(comm, nbytes)
 
 
 def fused_all_gather_matmul(
@@ -81,7 +100,7 @@ def fused_all_gather_matmul(
         extent = A_shard.shape[dim] * comm.size if gathered is None else gathered
         with torch.no_grad():
             A, products = run.all_gather_matmul(
-                comm, A_shard, Bs, dim, extent, number, matmul or run.torch_mm
+                comm, A_shard, Bs, dim, extent, number, matmul or torch_mm, keep=return_A
             )
     return A if return_A else None, products
 
@@ -122,7 +141,7 @@ def fused_matmul_reduce_scatter(
     if _by_op(matmul, A, B):
         return ops.matmul_reduce_scatter(A, B, id(comm), dim, op, number)
     with torch.no_grad():
-        return run.matmul_reduce_scatter(comm, A, B, dim, op, number, matmul or run.torch_mm)
+        return run.matmul_reduce_scatter(comm, A, B, dim, op, number, matmul or torch_mm)
 
 
 def matmul_all_reduce(
@@ -144,7 +163,7 @@ def matmul_all_reduce(
         A: [..., K].
         B: [K, N].
         split: m: chunks are rows of the product. n: columns, if it has few rows; the norm then follows all of
-            them. None: m, unless only columns can be cut.
+            them. None: m.
         residual: [..., N], the same on every rank.
         weight: [N], the same on every rank.
         eps: as in `Communicator.all_reduce_rms_norm`.
@@ -176,7 +195,7 @@ def matmul_all_reduce(
         with torch.no_grad():
             own = None if norm is None else (norm[0].contiguous(), norm[1].contiguous(), norm[2])
             out, residual_out = run.matmul_all_reduce(
-                comm, flat.contiguous(), B, by, number, own, matmul or run.torch_mm
+                comm, flat.contiguous(), B, by, number, own, matmul or torch_mm
             )
     elif norm is not None:
         out, residual_out = ops.matmul_all_reduce_rms_norm(flat, B, *norm, id(comm), by, number)

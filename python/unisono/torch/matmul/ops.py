@@ -12,6 +12,7 @@ import torch
 
 from ...communicator import with_id
 from . import run
+from .chunk import torch_mm
 
 Grads = Sequence[torch.Tensor | None]
 
@@ -35,7 +36,8 @@ def all_gather_matmul(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     of = with_id(comm)
     extent = a.shape[dim] * of.size if extent is None else extent
-    whole, products = run.all_gather_matmul(of, a, bs, dim, extent, chunks, run.torch_mm)
+    whole, products = run.all_gather_matmul(of, a, bs, dim, extent, chunks, torch_mm)
+    assert whole is not None
     return (a.clone() if of.size == 1 else whole), products  # an op's output is none of its inputs
 
 
@@ -90,7 +92,7 @@ all_gather_matmul.register_autograd(_backward_of_gather, setup_context=_keep_of_
 def matmul_reduce_scatter(
     a: torch.Tensor, b: torch.Tensor, comm: int, dim: int, op: str, chunks: int
 ) -> torch.Tensor:
-    return run.matmul_reduce_scatter(with_id(comm), a, b, dim, op, chunks, run.torch_mm)
+    return run.matmul_reduce_scatter(with_id(comm), a, b, dim, op, chunks, torch_mm)
 
 
 @matmul_reduce_scatter.register_fake  # type: ignore[untyped-decorator]
@@ -167,7 +169,7 @@ all_reduce.register_autograd(lambda ctx, grad: (all_reduce(grad, ctx.comm), None
 @_custom_op("matmul_all_reduce", "(Tensor a, Tensor b, int comm, str split, int chunks) -> Tensor")  # type: ignore[untyped-decorator]
 def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, comm: int, split: str, chunks: int) -> torch.Tensor:
     of = with_id(comm)
-    return run.matmul_all_reduce(of, a.contiguous(), b, split, chunks, None, run.torch_mm)[0]
+    return run.matmul_all_reduce(of, a.contiguous(), b, split, chunks, None, torch_mm)[0]
 
 
 @matmul_all_reduce.register_fake  # type: ignore[untyped-decorator]
@@ -214,7 +216,7 @@ def matmul_all_reduce_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     of = with_id(comm)
     norm = (residual.contiguous(), weight.contiguous(), eps)
-    out, residual_out = run.matmul_all_reduce(of, a.contiguous(), b, split, chunks, norm, run.torch_mm)
+    out, residual_out = run.matmul_all_reduce(of, a.contiguous(), b, split, chunks, norm, torch_mm)
     assert residual_out is not None
     return out, residual_out
 

@@ -1,25 +1,30 @@
 """How a matmul is cut into chunks: the same way each time for a shape and a number of ranks, since bits may
 depend on it. A chunk is a panel: a range of rows, or of columns.
 
-A GPU works on tiles of the product in waves, a tile on each SM. Of what the last wave leaves idle, matmuls
-win back a part, by measurement: half of it counts as lost here. Each chunk also costs its start.
-The plan takes the most chunks that together take hardly longer than the whole (docs/notes/matmul.md).
+A GPU works on tiles of the product in waves, a tile on each SM, and the last wave leaves SMs idle. Each chunk
+also costs its start, and a part that travels its copy. The plan takes the cut that ends first by this
+reckoning (docs/notes/matmul.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 Ranges = tuple[range, ...]
 
-TILE_ROWS, TILE_COLUMNS = 128, 256  # of the tile that matmuls of 16-bit floats take on an H100
+TILE_ROWS, TILE_COLUMNS = 128, 256  # of the widest tile that matmuls of 16-bit floats take on an H100
+_WIDTHS = (64, 80, 96, 128, 160, 192, 224, 256)  # of their tiles
+_NARROW = 0.05  # what a tile of half the width costs beyond half
 MOST_CHUNKS = 8
-START_US = 6.0  # of a further chunk
+START_US = 4.0  # of a chunk
 WAVE_US = 90 / 16384  # a wave's time by the bytes of a row of A, on an H100
-_MOST_COST = 1.03  # of the whole
-_LEAST_WAVES = 0.5  # below, nothing is won back
 _LEAST_PART = 0.75  # of the longest panel, the shortest one
+# On H200s that NVLink joins; bytes a microsecond of each GPU, and microseconds.
+_PUT_RATE, _PUT_US = 380e3, 8.0  # by copy engines
+_KERNEL_RATE, _KERNEL_US = 300e3, 10.0  # of a collective by itself
+_BEGIN_US, _WAIT_US = 5.0, 3.0  # of a round, and before what has come is used
+_LEAST_GAIN = 0.98  # of the time before, for more chunks
+_SUM_RATE = 3e6  # of bytes read and written
 
 
 def shares(rows: int, ranks: int, unit: int = 1) -> Ranges:
@@ -74,53 +79,55 @@ def overlap(a: range, b: range) -> range:
 
 
 def waves(rows: int, columns: int, sms: int) -> float:
-    """Returns the waves of tiles that a matmul costs."""
-    tiles = -(-rows // TILE_ROWS) * -(-columns // TILE_COLUMNS)
-    return max((tiles / sms + -(-tiles // sms)) / 2, _LEAST_WAVES)
+    """Returns the waves that a matmul costs: whole ones of its best tiles, in waves of the widest ones."""
+
+    def cost(width: int) -> float:
+        tiles = -(-rows // TILE_ROWS) * -(-columns // width)
+        narrow = TILE_COLUMNS / width - 1
+        return -(-tiles // sms) * width / TILE_COLUMNS * (1 + _NARROW * narrow)
+
+    return min(map(cost, _WIDTHS))
 
 
 @lru_cache
-def of_shares(owned: Ranges, columns: tuple[int, ...], depth: int, sms: int) -> Ranges:
-    """Returns the planned panels of rows that are shared out. columns: of each product."""
-    cuts = (by_shares(owned, number) for number in range(1, max(MOST_CHUNKS, len(owned)) + 1))
-    return best(cuts, lambda panel: sum(waves(len(panel), one, sms) for one in columns), depth)
+def of_shares(
+    owned: Ranges, columns: tuple[int, ...], depth: int, itemsize: int, sms: int, gathers: bool
+) -> Ranges:
+    """Returns the planned panels of rows that are shared out.
 
-
-@lru_cache
-def of_all(rows: int, columns: int, depth: int, sms: int, split: str) -> tuple[str, Ranges]:
-    """Returns m and the planned panels of rows, or n and those of columns. split: empty: n if rows cannot be
-    cut, but columns can."""
-    numbers = range(1, MOST_CHUNKS + 1)
-    by_rows = best(
-        (evenly(range(rows), number) for number in numbers),
-        lambda panel: waves(len(panel), columns, sms),
-        depth,
-    )
-    by_columns = best(
-        (evenly(range(columns), number, TILE_COLUMNS) for number in numbers),
-        lambda panel: waves(rows, len(panel), sms),
-        depth,
-    )
-    if split == "n" or (not split and len(by_rows) == 1 < len(by_columns)):
-        return "n", by_columns
-    return "m", by_rows
-
-
-def best(cuts: Iterable[Ranges], waves_of: Callable[[range], float], depth: int) -> Ranges:
-    """Returns the cut with the most panels that hardly costs more than the first cut, which is the whole.
-
-    depth: the bytes of a row of A.
+    columns: of each product. depth: elements of a row of A; itemsize: bytes of one. gathers: rows of A
+    travel, before they are multiplied; else rows of the product, behind it.
     """
+    ranks, row = len(owned), (depth if gathers else sum(columns)) * itemsize
 
-    def cost(panels: Ranges) -> float:
-        return sum(map(waves_of, panels)) * depth * WAVE_US + (len(panels) - 1) * START_US
+    def us(rows: int) -> float:
+        return sum(waves(rows, one, sms) for one in columns) * depth * itemsize * WAVE_US + START_US
 
-    first, *others = cuts
-    fit = [
-        panels
-        for panels in others
-        if panels
-        and min(map(len, panels)) >= _LEAST_PART * max(map(len, panels))
-        and cost(panels) <= _MOST_COST * cost(first)
-    ]
-    return max([first, *fit], key=len)
+    def gathered(panels: Ranges) -> float:
+        matmul = link = _BEGIN_US
+        for panel in orders(panels, owned)[0]:
+            if rows := len(panel) - len(overlap(panel, owned[0])):
+                link += rows * row / _PUT_RATE + _PUT_US
+                matmul = max(matmul, link) + _WAIT_US
+            matmul += us(len(panel))
+        return matmul
+
+    def scattered(panels: Ranges) -> float:
+        matmul = link = _BEGIN_US
+        for panel in orders(panels, owned, own_last=True)[0]:
+            matmul += us(len(panel))
+            if rows := len(panel) - len(overlap(panel, owned[0])):
+                link = max(link, matmul) + rows * row / _PUT_RATE + _PUT_US
+        return max(matmul, link) + _WAIT_US + (ranks + 1) * len(owned[0]) * row / _SUM_RATE
+
+    whole, rows = by_shares(owned, 1), owned[-1].stop
+    least = us(rows) + rows * row * (ranks - 1) / ranks / _KERNEL_RATE + _KERNEL_US
+    # each peer gets one copy at a time only if no panel has several shares
+    for number in range(ranks, 2 * MOST_CHUNKS + 1, ranks):
+        panels = by_shares(owned, number)
+        if len(panels) < 2 or min(map(len, panels)) < _LEAST_PART * max(map(len, panels)):
+            continue
+        time = gathered(panels) if gathers else scattered(panels)
+        if time < _LEAST_GAIN * least:
+            whole, least = panels, time
+    return whole

@@ -1,12 +1,15 @@
-"""Runs matmuls with their collectives, chunk by chunk. On a GPU collectives have a stream of their own."""
+"""Runs matmuls with their collectives, chunk by chunk.
+
+On GPUs that NVLink joins, several chunks go by copy engines (overlap.py). Elsewhere each has a collective, on
+a GPU on a stream of its own.
+"""
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,29 +17,12 @@ import torch
 from ... import communicator
 from ..._core import Communicator, NormOptions, combine_arrays
 from ...errors import UsageError
-from . import plan
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A part of a product, as a `matmul` of the caller's is told."""
-
-    index: int  # the how-manieth of this call
-    operand: int  # the number of B
-    rows: slice  # of the whole product
-    columns: slice
-
-
-Matmul = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Chunk], object]
-
-
-def torch_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, _: Chunk) -> None:
-    """Writes a @ b to out."""
-    torch.mm(a, b, out=out)
-
+from . import overlap, plan
+from .chunk import Chunk, Matmul, part_of, slice_of
 
 _streams: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 _alone: weakref.WeakKeyDictionary[Communicator, Communicator] = weakref.WeakKeyDictionary()
+_Norm = tuple[torch.Tensor, torch.Tensor, float]  # residual, weight, eps
 
 
 class _Beside:
@@ -75,19 +61,24 @@ class _Beside:
             self._current.wait_stream(self._stream)
 
 
-def _part(rows: range) -> slice:
-    return slice(rows.start, rows.stop)
-
-
 def _sms(tensor: torch.Tensor) -> int:
     return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
 
 
-def _panels(a: torch.Tensor, bs: Sequence[torch.Tensor], owned: plan.Ranges, chunks: int) -> plan.Ranges:
-    """Returns the panels of rows of a product that is shared out. chunks: 0: as planned."""
-    if chunks or not a.is_cuda or len(owned) == 1:  # otherwise nothing would run beside the matmul
+def _panels(
+    comm: Communicator,
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    owned: plan.Ranges,
+    chunks: int,
+    gathers: bool,
+) -> plan.Ranges:
+    """Returns the panels of rows that are shared out. chunks: 0: as planned. gathers: rows of a travel, else
+    of the product."""
+    if chunks or not overlap.possible(comm, a):  # otherwise nothing would travel beside the matmul
         return plan.by_shares(owned, chunks or 1)
-    return plan.of_shares(owned, tuple(b.shape[1] for b in bs), a.shape[1] * a.itemsize, _sms(a))
+    columns = tuple(b.shape[1] for b in bs)
+    return plan.of_shares(owned, columns, a.shape[1], a.itemsize, _sms(a), gathers)
 
 
 def flat(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -121,17 +112,19 @@ def all_gather_matmul(
     extent: int,
     chunks: int,
     matmul: Matmul,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Returns everyone's a, of that extent along axis `dim`, and the products. One rank gets a itself."""
+    keep: bool = True,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """Returns everyone's a, of that extent along axis `dim`, and the products. One rank gets a itself. keep:
+    whether a is wanted: otherwise there may be None in its place."""
     if a.shape[dim] != share(extent, comm):
         raise UsageError(
             f"A_shard has {a.shape[dim]} along gather_dim, but of {extent} rank {comm.rank} of {comm.size} "
             "has another share: give the share that torch.chunk gives."
         )
     rows = flat(a, dim).contiguous()
-    whole, products = _gathered(comm, rows, bs, _owned(a, dim, extent, comm), chunks, matmul)
-    together = a if comm.size == 1 else shaped(whole, a, dim, extent)
-    return together, [shaped(product, a, dim, extent) for product in products]
+    whole, products = _gathered(comm, rows, bs, _owned(a, dim, extent, comm), chunks, matmul, keep)
+    together = a if comm.size == 1 or whole is None else shaped(whole, a, dim, extent)
+    return together if keep else None, [shaped(product, a, dim, extent) for product in products]
 
 
 def _gathered(
@@ -141,16 +134,19 @@ def _gathered(
     owned: plan.Ranges,
     chunks: int,
     matmul: Matmul,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    keep: bool,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     rows, mine, me = owned[-1].stop, owned[comm.rank], comm.rank
+    panels = _panels(comm, a, bs, owned, chunks, gathers=True)
+    if len(panels) > 1 and overlap.possible(comm, a):
+        return overlap.gathered(comm, a, bs, owned, panels, matmul, keep)
     whole = a if comm.size == 1 else a.new_empty(rows, a.shape[1])
     products = [a.new_empty(rows, b.shape[1]) for b in bs]
-    panels = _panels(a, bs, owned, chunks)
     orders = plan.orders(panels, owned)
     with _Beside(comm, a) as beside:
         if comm.size > 1 and len(panels) > 1:
             with beside.collectives():
-                whole[_part(mine)] = a
+                whole[slice_of(mine)] = a
         for step, panel in enumerate(orders[me]):
             inside = plan.overlap(panel, mine) == panel
             with beside.collectives():
@@ -159,21 +155,16 @@ def _gathered(
                 else:
                     _exchange(
                         comm,
-                        [(a[_part_of(plan.overlap(orders[r][step], mine), mine)], r) for r in _others(comm)],
-                        [(whole[_part(plan.overlap(panel, owned[q]))], q) for q in _others(comm)],
+                        [(a[part_of(plan.overlap(orders[r][step], mine), mine)], r) for r in _others(comm)],
+                        [(whole[slice_of(plan.overlap(panel, owned[q]))], q) for q in _others(comm)],
                     )
             if not inside:
                 beside.join()
-            source = a[_part_of(panel, mine)] if inside else whole[_part(panel)]
+            source = a[part_of(panel, mine)] if inside else whole[slice_of(panel)]
             for operand, (b, product) in enumerate(zip(bs, products, strict=True)):
-                chunk = Chunk(step, operand, _part(panel), slice(0, b.shape[1]))
-                matmul(source, b, product[_part(panel)], chunk)
+                chunk = Chunk(step, operand, slice_of(panel), slice(0, b.shape[1]))
+                matmul(source, b, product[slice_of(panel)], chunk)
     return whole, products
-
-
-def _part_of(rows: range, share: range) -> slice:
-    """Returns the rows within a share."""
-    return slice(rows.start - share.start, rows.stop - share.start)
 
 
 Messages = list[tuple[torch.Tensor, int]]
@@ -197,8 +188,8 @@ def _gather(comm: Communicator, a: torch.Tensor, whole: torch.Tensor, owned: pla
     if len(owned[-1]) == len(owned[0]):
         comm.all_gather(a, out=whole.view(comm.size, *a.shape))
         return
-    whole[_part(owned[comm.rank])] = a
-    _exchange(comm, [(a, r) for r in _others(comm)], [(whole[_part(owned[q])], q) for q in _others(comm)])
+    whole[slice_of(owned[comm.rank])] = a
+    _exchange(comm, [(a, r) for r in _others(comm)], [(whole[slice_of(owned[q])], q) for q in _others(comm)])
 
 
 def matmul_reduce_scatter(
@@ -220,8 +211,10 @@ def _scattered(
     matmul: Matmul,
 ) -> torch.Tensor:
     me, mine = comm.rank, owned[comm.rank]
+    panels = _panels(comm, a, [b], owned, chunks, gathers=False)
+    if len(panels) > 1 and overlap.possible(comm, a):
+        return overlap.scattered(comm, a, b, owned, panels, matmul, op)
     product = a.new_empty(a.shape[0], b.shape[1])
-    panels = _panels(a, [b], owned, chunks)
     if len(panels) <= 1:
         matmul(a, b, product, Chunk(0, 0, slice(0, a.shape[0]), slice(0, b.shape[1])))
         return _sum_of_shares(comm, product, owned, op)
@@ -229,14 +222,14 @@ def _scattered(
     landed = _landing(comm, product, owned)
     with _Beside(comm, a) as beside:
         for step, panel in enumerate(orders[me]):
-            rows = _part(panel)
+            rows = slice_of(panel)
             matmul(a[rows], b, product[rows], Chunk(step, 0, rows, slice(0, b.shape[1])))
             with beside.collectives(after_matmuls=True):
                 _exchange(
                     comm,
-                    [(product[_part(plan.overlap(panel, owned[r]))], r) for r in _others(comm)],
+                    [(product[slice_of(plan.overlap(panel, owned[r]))], r) for r in _others(comm)],
                     [
-                        (landed[q][_part_of(plan.overlap(orders[q][step], mine), mine)], q)
+                        (landed[q][part_of(plan.overlap(orders[q][step], mine), mine)], q)
                         for q in _others(comm)
                     ],
                 )
@@ -247,7 +240,7 @@ def _landing(comm: Communicator, product: torch.Tensor, owned: plan.Ranges) -> l
     """Returns a place for each rank's part of this rank's rows: its own part is where it is."""
     mine = owned[comm.rank]
     others = iter(product.new_empty(comm.size - 1, len(mine), product.shape[1]))
-    return [product[_part(mine)] if r == comm.rank else next(others) for r in range(comm.size)]
+    return [product[slice_of(mine)] if r == comm.rank else next(others) for r in range(comm.size)]
 
 
 def reduce_scatter(comm: Communicator, x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -264,7 +257,8 @@ def _sum_of_shares(comm: Communicator, x: torch.Tensor, owned: plan.Ranges, op: 
     if len(owned[-1]) == len(owned[0]):
         return comm.reduce_scatter(x.view(comm.size, len(owned[0]), x.shape[1]), op)
     landed = _landing(comm, x, owned)
-    _exchange(comm, [(x[_part(owned[r])], r) for r in _others(comm)], [(landed[q], q) for q in _others(comm)])
+    sends = [(x[slice_of(owned[r])], r) for r in _others(comm)]
+    _exchange(comm, sends, [(landed[q], q) for q in _others(comm)])
     return combine_arrays(landed, op)
 
 
@@ -277,60 +271,60 @@ def matmul_all_reduce(
     norm: tuple[torch.Tensor, torch.Tensor, float] | None,
     matmul: Matmul,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the sum of all products and None; or with a norm the normalised rows, and residual_out.
-
-    norm: residual, weight, eps.
-    """
+    """Returns the sum of all products and None; or with a norm the normalised rows, and residual_out."""
+    owned = plan.shares(a.shape[0], comm.size)
+    split, panels = _cut(comm, a, b, owned, split, chunks)
+    if split == "m" and len(panels) > 1 and overlap.possible(comm, a):
+        out = a.new_empty(a.shape[0], b.shape[1])
+        _gather(comm, overlap.scattered(comm, a, b, owned, panels, matmul, "sum"), out, owned)
+        return (out, None) if norm is None else _tail(comm, out, norm)
     rows, columns = range(a.shape[0]), range(b.shape[1])
-    split, panels = _cut(a, b, split, chunks, comm.size)
     out = a.new_empty(len(rows), len(columns))
     residual_out = None if norm is None else torch.empty_like(out)
-    tail = alone(comm) if norm is not None and split == "n" else None
     parts = []  # kept until the other stream is done with them
     with _Beside(comm, a) as beside:
         for index, panel in enumerate(panels):
             if split == "m":
-                part = out[_part(panel)]
-                matmul(a[_part(panel)], b, part, Chunk(index, 0, _part(panel), slice(0, len(columns))))
+                part = out[slice_of(panel)]
+                matmul(a[slice_of(panel)], b, part, Chunk(index, 0, slice_of(panel), slice(0, len(columns))))
             else:
                 part = out if len(panels) == 1 else out.new_empty(len(rows), len(panel))
                 parts.append(part)
-                matmul(a, b[:, _part(panel)], part, Chunk(index, 0, slice(0, len(rows)), _part(panel)))
+                matmul(a, b[:, slice_of(panel)], part, Chunk(index, 0, slice(0, len(rows)), slice_of(panel)))
             with beside.collectives(after_matmuls=True):
                 if norm is not None and split == "m":
                     assert residual_out is not None
-                    _normalise(comm, part, residual_out[_part(panel)], norm, _part(panel))
+                    _normalise(comm, part, residual_out[slice_of(panel)], norm, slice_of(panel))
                     continue
                 if comm.size > 1:
                     comm.all_reduce(part, out=part)
                 if part is not out and split == "n":
-                    out[:, _part(panel)] = part
-    if tail is not None:
-        assert norm is not None and residual_out is not None
-        _normalise(tail, out, residual_out, norm, slice(None))
-    return out, residual_out
+                    out[:, slice_of(panel)] = part
+    return _tail(comm, out, norm) if norm is not None and split == "n" else (out, residual_out)
 
 
 def _normalise(
-    comm: Communicator,
-    x: torch.Tensor,
-    residual_out: torch.Tensor,
-    norm: tuple[torch.Tensor, torch.Tensor, float],
-    rows: slice,
+    comm: Communicator, x: torch.Tensor, residual_out: torch.Tensor, norm: _Norm, rows: slice
 ) -> None:
     residual, weight, eps = norm
     options = NormOptions(out=x, residual_out=residual_out)
     comm.all_reduce_rms_norm(x, residual[rows], weight, eps, options=options)
 
 
-def _cut(a: torch.Tensor, b: torch.Tensor, split: str, chunks: int, ranks: int) -> tuple[str, plan.Ranges]:
-    """Returns m and panels of rows, or n and panels of columns. split: empty: as planned."""
-    rows, columns = a.shape[0], b.shape[1]
-    if not chunks and a.is_cuda and ranks > 1:
-        return plan.of_all(rows, columns, a.shape[1] * a.itemsize, _sms(a), split)
+def _tail(comm: Communicator, out: torch.Tensor, norm: _Norm) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalises sums in place. Returns them and residual_out."""
+    residual_out = torch.empty_like(out)
+    _normalise(alone(comm), out, residual_out, norm, slice(None))
+    return out, residual_out
+
+
+def _cut(
+    comm: Communicator, a: torch.Tensor, b: torch.Tensor, owned: plan.Ranges, split: str, chunks: int
+) -> tuple[str, plan.Ranges]:
+    """Returns m and panels of rows, or n and panels of columns. split: empty: m."""
     if split == "n":
-        return split, plan.evenly(range(columns), chunks or 1, plan.TILE_COLUMNS)
-    return "m", plan.evenly(range(rows), chunks or 1)
+        return split, plan.evenly(range(b.shape[1]), chunks or 1, plan.TILE_COLUMNS)
+    return "m", _panels(comm, a, [b], owned, chunks, gathers=False)
 
 
 def alone(comm: Communicator) -> Communicator:
