@@ -9,6 +9,37 @@ namespace unisono::host {
 namespace {
 
 constexpr std::size_t kBounce = 128 << 10;  // bytes of a far source at once; a few fit the level-2 cache
+constexpr std::size_t kPage = 4096, kAround = 64 << 10;  // bytes; of a piece that goes around a crawling move
+
+enum class Way { read, write };
+
+// Makes one call of the kernel. Returns how many bytes it has copied, or -1 and errno.
+ssize_t copy_once(Way way, int pid, byte* near, std::uint64_t far, std::size_t bytes) {
+  const iovec here{near, bytes}, there{reinterpret_cast<void*>(far), bytes};
+  return way == Way::read ? ::process_vm_readv(pid, &here, 1, &there, 1, 0)
+                          : ::process_vm_writev(pid, &here, 1, &there, 1, 0);
+}
+
+// Does the same by memory at the far one's place in a page, which the kernel copies at full speed.
+ssize_t copy_around(Way way, int pid, byte* near, std::uint64_t far, std::size_t bytes) {
+  thread_local byte room[kAround + 2 * kPage];
+  byte* const between = room + (far - reinterpret_cast<std::uintptr_t>(room)) % kPage;
+  bytes = std::min(bytes, kAround);
+  const Dst out{near}, in{between};
+  if (way == Way::write) kernels().copy(&in, 1, near, bytes);
+  const ssize_t copied = copy_once(way, pid, between, far, bytes);
+  if (way == Way::read && copied > 0) kernels().copy(&out, 1, between, static_cast<std::size_t>(copied));
+  return copied;
+}
+
+// Copies some bytes, at least one. Returns how many, or at most 0 and errno.
+ssize_t copy_some(Way way, int pid, byte* near, std::uint64_t far, std::size_t bytes) {
+  const bool crawls = way == Way::read ? string_moves_crawl(near, far)
+                                       : string_moves_crawl(reinterpret_cast<void*>(far),
+                                                            reinterpret_cast<std::uintptr_t>(near));
+  constexpr std::size_t kFew = 1024;  // bytes that are moved as fast as they go around
+  return (crawls && bytes > kFew ? copy_around : copy_once)(way, pid, near, far, bytes);
+}
 
 }  // namespace
 
@@ -16,18 +47,26 @@ Far::Far(std::vector<int> pids, std::function<void(int, int)> unreachable)
     : pids_(std::move(pids)), unreachable_(std::move(unreachable)) {}
 
 bool Far::read(int pid, std::uint64_t at, void* to, std::size_t bytes) {
-  const iovec here{to, bytes}, there{reinterpret_cast<void*>(at), bytes};
-  return ::process_vm_readv(pid, &here, 1, &there, 1, 0) == static_cast<ssize_t>(bytes);
+  auto* const near = static_cast<byte*>(to);
+  for (std::size_t done = 0; done < bytes;) {
+    const ssize_t copied = copy_some(Way::read, pid, near + done, at + done, bytes - done);
+    if (copied <= 0) return false;
+    done += static_cast<std::size_t>(copied);
+  }
+  return true;
 }
 
-void Far::copy(Way way, byte* near, const byte* far, std::size_t bytes) {
+void Far::read(byte* near, const byte* far, std::size_t bytes) const { copy(true, near, far, bytes); }
+void Far::write(const byte* near, byte* far, std::size_t bytes) const {
+  copy(false, const_cast<byte*>(near), far, bytes);
+}
+
+void Far::copy(bool reads, byte* near, const byte* far, std::size_t bytes) const {
   const int rank = rank_of(far);
   const int pid = pids_[static_cast<std::size_t>(rank)];
   for (std::size_t done = 0; done < bytes;) {
-    const iovec here{near + done, bytes - done},
-        there{reinterpret_cast<void*>(address_of(far + done)), bytes - done};
-    const ssize_t copied = way == Way::read ? ::process_vm_readv(pid, &here, 1, &there, 1, 0)
-                                            : ::process_vm_writev(pid, &here, 1, &there, 1, 0);
+    const ssize_t copied =
+        copy_some(reads ? Way::read : Way::write, pid, near + done, address_of(far + done), bytes - done);
     if (copied <= 0) {
       if (copied < 0 && errno == EINTR) continue;
       unreachable_(rank, copied < 0 ? errno : EFAULT);
@@ -36,23 +75,27 @@ void Far::copy(Way way, byte* near, const byte* far, std::size_t bytes) {
   }
 }
 
-byte* Far::bounce(int index) { return bounces_.data() + static_cast<std::size_t>(index) * kBounce; }
+// At the begin of a page, where a kernel's string moves do not crawl to.
+byte* Far::bounce(int index) {
+  const std::size_t before = (kPage - reinterpret_cast<std::uintptr_t>(bounces_.data()) % kPage) % kPage;
+  return bounces_.data() + before + static_cast<std::size_t>(index) * kBounce;
+}
 
 void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dsts, const byte* const* srcs,
                int n_srcs, std::size_t bytes) {
   // one source and one destination need no bounce: the kernel copies straight through
   if (n_srcs == 1 && n_dsts == 1) {
-    if (!is_far(srcs[0])) return copy(Way::write, const_cast<byte*>(srcs[0]), dsts[0].at, bytes);
-    if (!is_far(dsts[0].at)) return copy(Way::read, dsts[0].at, srcs[0], bytes);
+    if (!is_far(srcs[0])) return write(srcs[0], dsts[0].at, bytes);
+    if (!is_far(dsts[0].at)) return read(dsts[0].at, srcs[0], bytes);
   }
-  bounces_.resize(static_cast<std::size_t>(n_srcs + 1) * kBounce);
+  bounces_.resize(static_cast<std::size_t>(n_srcs + 1) * kBounce + kPage);
   near_srcs_.resize(static_cast<std::size_t>(n_srcs));
   near_dsts_.clear();
   for (std::size_t at = 0; at < bytes; at += kBounce) {
     const std::size_t length = std::min(kBounce, bytes - at);
     for (int s = 0; s < n_srcs; ++s) {
       const byte* from = srcs[s] + at;
-      if (is_far(from)) copy(Way::read, bounce(s), from, length);
+      if (is_far(from)) read(bounce(s), from, length);
       near_srcs_[static_cast<std::size_t>(s)] = is_far(from) ? bounce(s) : from;
     }
     near_dsts_.clear();
@@ -69,7 +112,7 @@ void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dst
     if (n_srcs == 1) kernels.copy(near_dsts_.data(), n_near, near_srcs_[0], length);
     else reduce(near_dsts_.data(), n_near, near_srcs_.data(), n_srcs, length);
     for (int d = 0; d < n_dsts; ++d)
-      if (is_far(dsts[d].at)) copy(Way::write, const_cast<byte*>(result), dsts[d].at + at, length);
+      if (is_far(dsts[d].at)) write(result, dsts[d].at + at, length);
   }
 }
 

@@ -38,8 +38,9 @@ class Far {
   static bool read(int pid, std::uint64_t at, void* to, std::size_t bytes);
 
  private:
-  enum class Way { read, write };
-  void copy(Way way, byte* near, const byte* far, std::size_t bytes);
+  void read(byte* near, const byte* far, std::size_t bytes) const;
+  void write(const byte* near, byte* far, std::size_t bytes) const;
+  void copy(bool reads, byte* near, const byte* far, std::size_t bytes) const;
   byte* bounce(int index);
 
   std::vector<int> pids_;

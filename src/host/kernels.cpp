@@ -37,11 +37,27 @@ void stream(byte* to, const byte* from, std::size_t bytes) {
   std::memcpy(to + i, from + i, bytes - i);
 }
 
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+void copy_vectors(byte* to, const byte* from, std::size_t bytes) {
+  constexpr std::size_t kAtOnce = 4;
+  std::size_t i = 0;
+  for (; i + kAtOnce * kVector <= bytes; i += kAtOnce * kVector) {
+    Bytes some[kAtOnce];
+    for (std::size_t v = 0; v < kAtOnce; ++v) some[v] = load<Bytes>(from + i, v);
+    for (std::size_t v = 0; v < kAtOnce; ++v) store(to + i, v, some[v]);
+    asm volatile("" : : : "memory");  // the compiler makes no memcpy of the loop
+  }
+  std::memcpy(to + i, from + i, bytes - i);
+}
+#endif
+
 // Copies. Plain stores fetch each line that another core has before they overwrite it, and pieces of some KiB
 // fill the store queue. A string move fetches none (docs/notes/host.md); libc makes one only from 4 KiB on.
 // Sanitizers see memcpy alone.
 inline void copy_through(byte* to, const byte* from, std::size_t bytes) {
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+  if (bytes > 1024 && string_moves_crawl(to, reinterpret_cast<std::uintptr_t>(from)))
+    return copy_vectors(to, from, bytes);
   if (bytes > 1024 && bytes < 4096) {
     asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
     return;

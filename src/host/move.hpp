@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "host/norms.hpp"
 #include "host/rows.hpp"
@@ -11,6 +12,15 @@
 #include "unisono/version.hpp"
 
 namespace unisono::host {
+
+// Returns whether string moves (rep movsb, of which libc's memcpy and the kernel's copies are made) may take
+// 20 times as long: on AMD's cores they do where `to` lies 1 to 31 bytes further than `from` in a page
+// (docs/notes/host.md). So do two arrays of whole pages that malloc has made one after the other.
+inline bool string_moves_crawl(const void* to, std::uintptr_t from) {
+  constexpr std::uintptr_t kPage = 4096, kNear = 32;
+  const std::uintptr_t ahead = (reinterpret_cast<std::uintptr_t>(to) - from) % kPage;
+  return ahead != 0 && ahead < kNear;
+}
 
 // Combines `n_srcs` sources in order and writes every destination, as a lane's move with a reduction.
 using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);

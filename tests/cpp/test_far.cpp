@@ -90,6 +90,32 @@ TEST_F(FarMoves, CopyOut) {
   });
 }
 
+// At places in a page where the kernel's string moves crawl, which go another way.
+TEST_F(FarMoves, CopyBetweenNeighbouringPlacesInAPage) {
+  constexpr std::size_t kPage = 4096, kBytes = 200001;
+  const Bytes mine = test::random_bytes(kBytes, 3);
+  const auto address = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at); };
+  const std::size_t first = (address(mine.data()) + 16 - address(kept.data())) % kPage;  // 16 bytes ahead
+  Bytes expected = theirs;
+  std::copy(mine.begin(), mine.end(), expected.begin() + static_cast<long>(first));
+  with_child(expected, [&](Far& far) {
+    ASSERT_TRUE(string_moves_crawl(kept.data() + first, address(mine.data())));
+    const Dst out{at(first)};
+    const byte* from = mine.data();
+    far.move(kernels, nullptr, &out, 1, &from, 1, kBytes);
+    for (const std::size_t bytes : {std::size_t{1000}, std::size_t{1025}, kBytes}) {
+      Bytes got(bytes + 2 * kPage);
+      const std::size_t begin = (address(kept.data()) + 31 - address(got.data())) % kPage;
+      const Dst to{got.data() + begin};
+      ASSERT_TRUE(string_moves_crawl(to.at, address(kept.data())));
+      const byte* source = at(0);
+      far.move(kernels, nullptr, &to, 1, &source, 1, bytes);
+      EXPECT_EQ(std::memcmp(to.at, expected.data(), bytes), 0);
+      EXPECT_EQ(to.at[bytes], std::byte{0});
+    }
+  });
+}
+
 TEST_F(FarMoves, CopyFromFarToFar) {
   Bytes expected = theirs;
   std::copy_n(theirs.begin(), 150000, expected.begin() + 200000);

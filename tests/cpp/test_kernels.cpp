@@ -141,6 +141,8 @@ TEST_P(Scalings, RoundEachProductOnce) {
     }
 }
 
+std::uintptr_t address(const byte* at) { return reinterpret_cast<std::uintptr_t>(at); }
+
 TEST(Copies, GoToEveryDestinationAtAnyOffset) {
   for (const Kernels* kernels : all_kernels()) {
     for (const std::size_t bytes : {0, 1, 15, 64, 129, 4095, 16384, 40001}) {
@@ -161,6 +163,27 @@ TEST(Copies, GoToEveryDestinationAtAnyOffset) {
       }
     }
   }
+}
+
+// Among them are the places where string moves crawl, which go another way.
+TEST(Copies, GoToEveryPlaceInAPage) {
+  constexpr std::size_t kPage = 4096, kMost = 20000;
+  const Bytes source = test::random_bytes(kMost + kPage, 3);
+  const Bytes before = test::random_bytes(kMost + 3 * kPage, 4);
+  for (const Kernels* kernels : all_kernels())
+    for (const std::size_t ahead : {0, 1, 8, 16, 31, 32, 4080, 4095})
+      for (const std::size_t bytes : {1024, 1025, 4096, 4097, 20000}) {
+        Bytes target = before;
+        const byte* const from = source.data() + 5;
+        const std::size_t now = (address(target.data()) - address(from)) % kPage;
+        byte* const to = target.data() + (ahead + kPage - now) % kPage;
+        ASSERT_EQ(string_moves_crawl(to, address(from)), ahead > 0 && ahead < 32);
+        const Dst dst{to};
+        kernels->copy(&dst, 1, from, bytes);
+        Bytes expected = before;
+        std::copy_n(from, bytes, expected.begin() + (to - target.data()));
+        EXPECT_EQ(target, expected) << kernels->instruction_set << ", " << ahead << ", " << bytes;
+      }
 }
 
 TEST(Copies, ToNoDestinationDoNothing) {
