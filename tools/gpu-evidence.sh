@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # Builds, checks and measures on all GPUs of this machine, in one call of under 10 minutes.
-#   gpu-evidence.sh OUT [STEP ...]   steps: build check moe norm matmul collectives soak, or one of them, as moe-few; default: all
+#   gpu-evidence.sh OUT [STEP ...]   steps: build check moe norm matmul collectives train soak, or one of them, as moe-few;
+#   default: all
 # OUT gets a log of each step, steps.txt with their exit codes and seconds, and the records. A step that fails or runs
 # out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), SECONDS_LEFT (570, of
 # all steps), PEERS (a folder of the unpacked wheels of moe-ops, transformer_engine and torchtitan, and of what
 # tools/moe-streams.py needs), FUSION_PEERS (what tools/norm-streams.py needs), and what the Makefile takes. Multicast
 # stays off.
 set -uo pipefail
-[[ $# -gt 0 ]] || { sed -n '2,9s/^# //p' "$0" >&2; exit 2; }
+[[ $# -gt 0 ]] || { sed -n '2,10s/^# //p' "$0" >&2; exit 2; }
 end=$((SECONDS + ${SECONDS_LEFT:-570}))
 mkdir -p "$1"
 out=$(cd "$1" && pwd) steps=("${@:2}")
 cd "$(dirname "$0")/.." || exit
-[[ ${#steps[@]} -gt 0 ]] || steps=(build check moe norm matmul collectives soak)
+[[ ${#steps[@]} -gt 0 ]] || steps=(build check moe norm matmul collectives train soak)
 python=${PYTHON:-python3}
 gpus=$(nvidia-smi -L | wc -l)
 ranks=$((gpus > 1 ? gpus : 2))
@@ -62,6 +63,12 @@ if [[ $gpus -gt 1 ]]; then
   step norm-bench 70 "${bench[@]}" --ranks "$gpus" --norm --hidden 7168 --sizes 14K,56K,224K,1M,3584K,14M,56M --budget 40 \
     --backends unisono,nccl,unisono:apart,unisono:one_shot,unisono:one_shot_ll128,unisono:two_shot,unisono:two_shot_ll128 --out "$out/norm-bench"
   step moe-all 50 "${unisono[@]}" run -n "$gpus" "$python" tools/moe-gpu.py --json "$out/moe-all.json"
+  torchrun=("$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus")
+  step matmul-all 80 "${torchrun[@]}" tools/matmul-gpus.py --json "$out/matmul-all.json"
+  for form in ddp fsdp; do
+    step "train-$form" 50 "${torchrun[@]}" tools/train-step.py --device cuda --form "$form" --batch 32 --rounds 40 \
+      --out "$out/train-$form.json"
+  done
   step collectives-small 75 "${bench[@]}" --ranks "$gpus" --memory symmetric --collective all_reduce,all_gather,reduce_scatter,all_to_all,send_recv \
     --sizes 1K,16K,256K,1M,16M --budget 35 --out "$out/collectives-small"
   step collectives-large 60 "${bench[@]}" --ranks "$gpus" --memory symmetric --collective all_reduce,all_gather,reduce_scatter,all_to_all,send_recv \

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs every collective, by every algorithm, norms and mixture of experts under compute-sanitizer, and checks the results.
+# Runs every collective, by every algorithm, norms, mixture of experts and fused matmuls under compute-sanitizer, and
+# checks the results.
 # Ranks are processes, with peer access and through host memory. If there are fewer GPUs than ranks, the ranks share one.
 #   gpu-sanitize.sh [TOOL ...]   memcheck racecheck synccheck initcheck, or those named
 # Variables: PYTHON, which has unisono (PYTHONPATH); RANKS (2); LIMIT_S of a run (240); AREAS, those of

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -214,9 +213,6 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
 
   static constexpr const char* kNoGpu = "the communicator has no GPU: make it with device=, on every rank.";
   [[noreturn]] static void refuse_gpu() { throw UsageError(kNoGpu); }
-  static void copy(const byte* from, byte* to, std::size_t bytes) {
-    if (from != to) std::memcpy(to, from, bytes);
-  }
 
   // The deadline of a call, if it has one of its own.
   class Deadline {

@@ -12,6 +12,7 @@
 #include "cuda/nic.hpp"
 #include "fabric/fabric_group.hpp"
 #include "fabric/library.hpp"
+#include "host/move.hpp"
 #include "host/segment.hpp"
 #include "programs/send_recv.hpp"
 
@@ -105,7 +106,7 @@ class FabricCommunicator final : public Communicator::Impl {
     else if (check_ && size() > 1) compare_calls(request);
     if (args.bytes == 0) return group_.lane().finish();
     if (on_gpu) return run_on_gpu(request);
-    if (size() == 1) return copy(args.in, args.out, args.bytes);
+    if (size() == 1) return host::copy(args.out, args.in, args.bytes);
     group_.lane().prepare(
         host::kernels().reduce[static_cast<int>(request.call->dtype)][static_cast<int>(request.call->op)],
         sources_stay(request));
@@ -122,7 +123,7 @@ class FabricCommunicator final : public Communicator::Impl {
     if (check_) compare_pair(RingChannel(group_.lane()), request, to, from);
     Args& args = request.args;
     if (args.bytes == 0) return group_.lane().finish();
-    if (to == rank() && from == rank()) return copy(args.in, args.out, args.bytes);
+    if (to == rank() && from == rank()) return host::copy(args.out, args.in, args.bytes);
     group_.lane().prepare(nullptr, sources_stay(request));
     RingChannel channel(group_.lane());
     send_recv_push(channel, to, to < 0 ? 0 : args.bytes, from, from < 0 ? 0 : args.bytes, args);

@@ -3,6 +3,7 @@
 
 #include "core/dispatch.hpp"
 #include "host/backend.hpp"
+#include "host/move.hpp"
 #include "host/rendezvous.hpp"
 #include "programs/all_reduce_quantised.hpp"
 #include "programs/send_recv.hpp"
@@ -17,7 +18,7 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (check_ && size() > 1 && !asks) compare(exchange(request));
   if (args.bytes == 0 && !asks) return;
   args.stream = request.out_bytes >= group_.stream_bytes();
-  if (size() == 1) return copy(args.in, args.out, args.bytes);
+  if (size() == 1) return host::copy(args.out, args.in, args.bytes);
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
   if (asks) request.algorithm = meet_places(request);
@@ -43,7 +44,7 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   if (check_) compare_pair(request, to, from);
   if (args.bytes == 0) return;
   args.stream = request.out_bytes >= group_.stream_bytes();
-  if (to == rank() && from == rank()) return copy(args.in, args.out, args.bytes);
+  if (to == rank() && from == rank()) return host::copy(args.out, args.in, args.bytes);
   group_.lane().mark(request.mark());
   const std::size_t sent = to < 0 ? 0 : args.bytes, received = from < 0 ? 0 : args.bytes;
   if (is_direct(algorithm)) {
@@ -73,7 +74,7 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
 void LocalCommunicator::run_batch_on_host(Request& request) {
   if (check_) compare_messages(request);
   Args& args = request.args;
-  if (size() == 1) return copy(args.in, args.out, args.bytes);
+  if (size() == 1) return host::copy(args.out, args.in, args.bytes);
   group_.lane().prepare(request.call->dtype, request.call->op);
   group_.lane().mark(request.mark());
   args.stream = args.bytes >= group_.stream_bytes();

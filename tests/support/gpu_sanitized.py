@@ -1,6 +1,6 @@
 """One rank of tools/gpu-sanitize.sh: makes the calls of one area, small. Exits with 1 if a result was wrong.
 
-python gpu_sanitized.py [collectives|norms|experts ...]
+python gpu_sanitized.py [collectives|norms|experts|matmuls ...]
 """
 
 import sys
@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 import unisono
+import unisono.torch as ut
 from gpu_programs import Rank, collectives, messages
 
-AREAS = ("collectives", "norms", "experts")
+AREAS = ("collectives", "norms", "experts", "matmuls")
 ALGORITHMS = (None, "one_shot", "one_shot_ll128", "two_shot", "two_shot_ll128")
 HIDDEN = 1152  # neither a power of two nor what one block holds
 
@@ -59,9 +60,37 @@ def experts() -> Iterator[tuple[str, bool]]:
             yield f"{layout}, {scales}, {tokens} tokens", bool((out.float() == wanted[:, None]).all())
 
 
+def matmuls() -> Iterator[tuple[str, bool]]:
+    """Makes each fused matmul of two chunks a rank, with even shares and uneven ones."""
+    ranks = Rank()
+    torch.manual_seed(0)
+    comm, n = ranks.comm, ranks.size
+    for rows in (64 * n, 64 * n - 3):
+        a = torch.randn(n, rows, 128, device="cuda").bfloat16()
+        b = torch.randn(128, 192, device="cuda").bfloat16()
+        block = -(-rows // n)
+        mine = slice(block * ranks.rank, min(block * (ranks.rank + 1), rows))
+        products = (a.float() @ b.float()).bfloat16().float()
+        for _ in range(2):
+            _, (gathered,) = ut.fused_all_gather_matmul(comm, a[0, mine], [b], chunks=2 * n, gathered=rows)
+            own = ut.fused_matmul_reduce_scatter(comm, a[ranks.rank], b, chunks=2 * n)
+            total = ut.matmul_all_reduce(comm, a[ranks.rank], b, chunks=2 * n)
+            ranks.wait()
+            sums = products.sum(0)
+            for name, got, wanted in (
+                ("all_gather", gathered, products[0]),
+                ("reduce_scatter", own, sums[mine]),
+                ("all_reduce", total, sums),
+            ):
+                yield f"{name}, {rows} rows", torch.allclose(got.float(), wanted, rtol=0.02, atol=0.3)
+
+
+PARTS = {"norms": norms, "experts": experts, "matmuls": matmuls}
+
+
 def made(area: str) -> dict[str, Any]:
     """Returns the number of calls and the wrong ones."""
-    found = list(norms() if area == "norms" else experts())
+    found = list(PARTS[area]())
     return {"made": len(found), "wrong": [what for what, right in found if not right]}
 
 
