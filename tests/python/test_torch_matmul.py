@@ -354,6 +354,7 @@ def test_plans() -> None:
         shares = [8192 // n] * n
         assert planned(8192, 2048, 8192, n, True) == planned(8192, 8192, 2048, n, False) == shares
     assert planned(128, 2048, 8192, 8, True) == planned(128, 8192, 2048, 8, False) == [128]
+    assert planned(1024, 8192, 3584, 8, False) == [1024]  # each chunk would read all of B
     assert planned(4100, 8192, 2048, 4, False) == [1025] * 4
     assert planned(5, 8192, 2048, 4, False) == [5]  # the last rank has none
     assert planned(0, 2048, 8192, 8, True) == []

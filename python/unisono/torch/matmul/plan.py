@@ -17,6 +17,7 @@ _WIDTHS = (64, 80, 96, 128, 160, 192, 224, 256)  # of their tiles
 _NARROW = 0.05  # what a tile of half the width costs beyond half
 MOST_CHUNKS = 8
 START_US = 4.0  # of a chunk
+_READ_RATE = 3e6  # bytes a microsecond at which a chunk, also of few rows, reads all of B, on an H100
 WAVE_US = 90 / 16384  # a wave's time by the bytes of a row of A, on an H100
 _LEAST_PART = 0.75  # of the longest panel, the shortest one
 # On H200s that NVLink joins; bytes a microsecond of each GPU, and microseconds.
@@ -101,7 +102,9 @@ def of_shares(
     ranks, row = len(owned), (depth if gathers else sum(columns)) * itemsize
 
     def us(rows: int) -> float:
-        return sum(waves(rows, one, sms) for one in columns) * depth * itemsize * WAVE_US + START_US
+        by_waves = sum(waves(rows, one, sms) for one in columns) * depth * itemsize * WAVE_US
+        reading = sum(columns) * depth * itemsize / _READ_RATE if rows else 0
+        return max(by_waves, reading) + START_US
 
     def gathered(panels: Ranges) -> float:
         matmul = link = _BEGIN_US
