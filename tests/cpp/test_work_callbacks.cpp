@@ -47,11 +47,13 @@ TEST(Work, CallsBackOnce) {
 
 // Rank 1 calls in the order that the callbacks of rank 0 make.
 TEST(Work, CallbacksMakeCallsAndWait) {
-  on_ranks(2, [](Communicator& comm) {
+  std::latch attached(1);
+  on_ranks(2, [&](Communicator& comm) {
     const Ints x = input(comm.rank(), 9);
     std::array<Ints, 4> y{Ints(9), Ints(9), Ints(9), Ints(9)};
     auto sum = [&](std::size_t i) { return comm.begin(Collective::all_reduce, call_of(x, y[i], 9)); };
     if (comm.rank() == 1) {
+      attached.wait();  // the first call has not ended before
       for (std::size_t i = 0; i < y.size(); ++i) sum(i).wait();
     } else {
       std::latch begun(1), over(1);
@@ -62,6 +64,7 @@ TEST(Work, CallbacksMakeCallsAndWait) {
         comm.all_reduce(call_of(x, y[3], 9));
         over.count_down();
       });
+      attached.count_down();
       const Work second = sum(1);  // while the thread waits in the callback
       begun.count_down();
       second.wait();
@@ -94,22 +97,28 @@ TEST(Work, ACallbackThatThrowsAborts) {
 }
 
 TEST(Work, ACallbackMayEndTheCommunicator) {
-  on_ranks(2, [](Communicator& comm) {
-    const int rank = comm.rank();
-    auto mine = std::make_unique<Communicator>(std::move(comm));
-    std::latch queued(1), over(1);
-    const Work first = mine->begin(Collective::barrier);
-    first.then([&] {
-      queued.wait();
-      mine.reset();
-      over.count_down();
+  for (const int ender : {0, 1}) {
+    std::latch attached(1);
+    on_ranks(2, [&](Communicator& comm) {
+      if (comm.rank() != ender) {
+        attached.wait();  // a call that has ended would run its callback at once, in the thread below
+        return comm.barrier();
+      }
+      auto mine = std::make_unique<Communicator>(std::move(comm));
+      std::latch queued(1), over(1);
+      const Work first = mine->begin(Collective::barrier);
+      first.then([&] {
+        queued.wait();
+        mine.reset();
+        over.count_down();
+      });
+      attached.count_down();
+      const Work second = mine->begin(Collective::barrier);  // without a peer
+      queued.count_down();
+      over.wait();
+      EXPECT_NE(second.error(), nullptr);
     });
-    Work second;
-    if (rank == 0) second = mine->begin(Collective::barrier);  // without a peer
-    queued.count_down();
-    over.wait();
-    EXPECT_EQ(second.error() != nullptr, rank == 0);
-  });
+  }
 }
 
 }  // namespace
