@@ -1,4 +1,4 @@
-// What the kernels of a window take (unisono/window.hpp). Plain C++: host and device read it alike.
+// Parameters of the kernels of a window (unisono/window.hpp). Plain C++: host and device read them alike.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace unisono::cuda {
 
-// Of an area that is a window's: one in which ranks meet, and one for each rank, which that rank alone sets.
+// The signals of a window's area: one in which ranks meet, and one for each rank, which that rank alone sets.
 inline constexpr int kMeetingSignal = 0;
 constexpr int signal_from(int rank) { return 1 + rank; }
 constexpr int window_signals(int ranks) { return 1 + ranks; }
@@ -20,7 +20,7 @@ struct WindowWait {
   void add(int rank) { ranks[rank / 32] |= 1u << rank % 32; }
 };
 
-// Their parameter is a Handle, and a WindowWait; they are for one block of kWindowThreads.
+// The kernels take a Handle, and a WindowWait. Each is for one block of kWindowThreads.
 inline constexpr int kWindowThreads = (device::kMostRanks + 31) / 32 * 32;
 const void* window_begin_kernel();
 const void* window_wait_kernel();

@@ -11,8 +11,6 @@ namespace {
 constexpr std::size_t kBounce = 128 << 10;  // bytes of a far source at once; a few fit the level-2 cache
 constexpr std::size_t kPage = 4096, kAround = 64 << 10;  // bytes; of a piece that goes around a crawling move
 
-enum class Way { read, write };
-
 // Makes one call of the kernel. Returns how many bytes it has copied, or -1 and errno.
 ssize_t copy_once(Way way, int pid, byte* near, std::uint64_t far, std::size_t bytes) {
   const iovec here{near, bytes}, there{reinterpret_cast<void*>(far), bytes};
@@ -56,17 +54,11 @@ bool Far::read(int pid, std::uint64_t at, void* to, std::size_t bytes) {
   return true;
 }
 
-void Far::read(byte* near, const byte* far, std::size_t bytes) const { copy(true, near, far, bytes); }
-void Far::write(const byte* near, byte* far, std::size_t bytes) const {
-  copy(false, const_cast<byte*>(near), far, bytes);
-}
-
-void Far::copy(bool reads, byte* near, const byte* far, std::size_t bytes) const {
+void Far::copy(Way way, byte* near, const byte* far, std::size_t bytes) const {
   const int rank = rank_of(far);
   const int pid = pids_[static_cast<std::size_t>(rank)];
   for (std::size_t done = 0; done < bytes;) {
-    const ssize_t copied =
-        copy_some(reads ? Way::read : Way::write, pid, near + done, address_of(far + done), bytes - done);
+    const ssize_t copied = copy_some(way, pid, near + done, address_of(far + done), bytes - done);
     if (copied <= 0) {
       if (copied < 0 && errno == EINTR) continue;
       unreachable_(rank, copied < 0 ? errno : EFAULT);
@@ -85,8 +77,8 @@ void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dst
                int n_srcs, std::size_t bytes) {
   // one source and one destination need no bounce: the kernel copies straight through
   if (n_srcs == 1 && n_dsts == 1) {
-    if (!is_far(srcs[0])) return write(srcs[0], dsts[0].at, bytes);
-    if (!is_far(dsts[0].at)) return read(dsts[0].at, srcs[0], bytes);
+    if (!is_far(srcs[0])) return copy(Way::write, const_cast<byte*>(srcs[0]), dsts[0].at, bytes);
+    if (!is_far(dsts[0].at)) return copy(Way::read, dsts[0].at, srcs[0], bytes);
   }
   bounces_.resize(static_cast<std::size_t>(n_srcs + 1) * kBounce + kPage);
   near_srcs_.resize(static_cast<std::size_t>(n_srcs));
@@ -95,7 +87,7 @@ void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dst
     const std::size_t length = std::min(kBounce, bytes - at);
     for (int s = 0; s < n_srcs; ++s) {
       const byte* from = srcs[s] + at;
-      if (is_far(from)) read(bounce(s), from, length);
+      if (is_far(from)) copy(Way::read, bounce(s), from, length);
       near_srcs_[static_cast<std::size_t>(s)] = is_far(from) ? bounce(s) : from;
     }
     near_dsts_.clear();
@@ -112,7 +104,7 @@ void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dst
     if (n_srcs == 1) kernels.copy(near_dsts_.data(), n_near, near_srcs_[0], length);
     else reduce(near_dsts_.data(), n_near, near_srcs_.data(), n_srcs, length);
     for (int d = 0; d < n_dsts; ++d)
-      if (is_far(dsts[d].at)) write(result, dsts[d].at + at, length);
+      if (is_far(dsts[d].at)) copy(Way::write, const_cast<byte*>(result), dsts[d].at + at, length);
   }
 }
 

@@ -25,6 +25,8 @@ inline std::uint64_t address_of(const byte* far) {
   return reinterpret_cast<std::uint64_t>(far) & kAddressBits;
 }
 
+enum class Way { read, write };  // of far memory
+
 class Far {
  public:
   // unreachable: throws the error of a failed copy from or to a rank's memory. error: errno.
@@ -38,9 +40,7 @@ class Far {
   static bool read(int pid, std::uint64_t at, void* to, std::size_t bytes);
 
  private:
-  void read(byte* near, const byte* far, std::size_t bytes) const;
-  void write(const byte* near, byte* far, std::size_t bytes) const;
-  void copy(bool reads, byte* near, const byte* far, std::size_t bytes) const;
+  void copy(Way way, byte* near, const byte* far, std::size_t bytes) const;
   byte* bounce(int index);
 
   std::vector<int> pids_;

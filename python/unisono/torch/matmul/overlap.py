@@ -80,7 +80,7 @@ class _Round:
         return self._memory[offset : offset + nbytes].view(self._like.dtype).view(rows, columns)
 
 
-def _others(comm: Communicator) -> list[int]:
+def others(comm: Communicator) -> list[int]:
     """Returns the other ranks, the one before this one in the ring first: it wants this rank's part first."""
     return [(comm.rank - i) % comm.size for i in range(1, comm.size)]
 
@@ -104,11 +104,11 @@ def gathered(
     mine, orders = owned[comm.rank], plan.orders(panels, owned)
     products = [a.new_empty(rows, b.shape[1]) for b in bs]
     whole = a.new_empty(rows, depth) if keep else None
-    came = dict.fromkeys(_others(comm), 0)
+    came = dict.fromkeys(others(comm), 0)
     with _Round(comm, a, rows * depth * a.itemsize) as now:
         memory = now.rows(0, rows, depth)
         for step in range(len(panels)):
-            for r in _others(comm):
+            for r in others(comm):
                 if part := plan.overlap(orders[r][step], mine):
                     now.put(a[part_of(part, mine)], r, part.start * depth * a.itemsize)
         for step, panel in enumerate(orders[comm.rank]):
@@ -150,12 +150,12 @@ def scattered(
             rows = slice_of(panel)
             matmul(a[rows], b, product[rows], Chunk(step, 0, rows, slice(0, columns)))
             now.follow()
-            for r in _others(comm):
+            for r in others(comm):
                 if part := plan.overlap(panel, owned[r]):
                     offset = _slot(me, r) * block + (part.start - owned[r].start) * row_bytes
                     now.put(product[slice_of(part)], r, offset)
         if mine:
-            now.wait(_others(comm), sum(bool(plan.overlap(panel, mine)) for panel in panels))
+            now.wait(others(comm), sum(bool(plan.overlap(panel, mine)) for panel in panels))
         landed = [now.rows(i * block, len(mine), columns) for i in range(comm.size - 1)]
         landed.insert(me, product[slice_of(mine)])
         return combine_arrays(landed, op)

@@ -155,8 +155,11 @@ def _gathered(
                 else:
                     _exchange(
                         comm,
-                        [(a[part_of(plan.overlap(orders[r][step], mine), mine)], r) for r in _others(comm)],
-                        [(whole[slice_of(plan.overlap(panel, owned[q]))], q) for q in _others(comm)],
+                        [
+                            (a[part_of(plan.overlap(orders[r][step], mine), mine)], r)
+                            for r in overlap.others(comm)
+                        ],
+                        [(whole[slice_of(plan.overlap(panel, owned[q]))], q) for q in overlap.others(comm)],
                     )
             if not inside:
                 beside.join()
@@ -168,11 +171,6 @@ def _gathered(
 
 
 Messages = list[tuple[torch.Tensor, int]]
-
-
-def _others(comm: Communicator) -> list[int]:
-    """Returns the other ranks in the order of the ring."""
-    return [(comm.rank + i) % comm.size for i in range(1, comm.size)]
 
 
 def _exchange(comm: Communicator, sends: Messages, receives: Messages) -> None:
@@ -189,7 +187,11 @@ def _gather(comm: Communicator, a: torch.Tensor, whole: torch.Tensor, owned: pla
         comm.all_gather(a, out=whole.view(comm.size, *a.shape))
         return
     whole[slice_of(owned[comm.rank])] = a
-    _exchange(comm, [(a, r) for r in _others(comm)], [(whole[slice_of(owned[q])], q) for q in _others(comm)])
+    _exchange(
+        comm,
+        [(a, r) for r in overlap.others(comm)],
+        [(whole[slice_of(owned[q])], q) for q in overlap.others(comm)],
+    )
 
 
 def matmul_reduce_scatter(
@@ -227,10 +229,10 @@ def _scattered(
             with beside.collectives(after_matmuls=True):
                 _exchange(
                     comm,
-                    [(product[slice_of(plan.overlap(panel, owned[r]))], r) for r in _others(comm)],
+                    [(product[slice_of(plan.overlap(panel, owned[r]))], r) for r in overlap.others(comm)],
                     [
                         (landed[q][part_of(plan.overlap(orders[q][step], mine), mine)], q)
-                        for q in _others(comm)
+                        for q in overlap.others(comm)
                     ],
                 )
     return combine_arrays(landed, op)
@@ -257,8 +259,8 @@ def _sum_of_shares(comm: Communicator, x: torch.Tensor, owned: plan.Ranges, op: 
     if len(owned[-1]) == len(owned[0]):
         return comm.reduce_scatter(x.view(comm.size, len(owned[0]), x.shape[1]), op)
     landed = _landing(comm, x, owned)
-    sends = [(x[slice_of(owned[r])], r) for r in _others(comm)]
-    _exchange(comm, sends, [(landed[q], q) for q in _others(comm)])
+    sends = [(x[slice_of(owned[r])], r) for r in overlap.others(comm)]
+    _exchange(comm, sends, [(landed[q], q) for q in overlap.others(comm)])
     return combine_arrays(landed, op)
 
 
