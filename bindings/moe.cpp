@@ -116,9 +116,10 @@ void bind_moe(nb::module_& module) {
   using M = PyMoe;
   nb::class_<M>(module, "Moe", nb::is_weak_referenceable(), doc::kMoe)
       .def("dispatch", &M::dispatch, "x"_a, "topk_idx"_a = none, "topk_weights"_a = none, nb::kw_only(),
-           "handle"_a = none, "out"_a = none, "stream"_a = none, doc::kMoeDispatch)
+           "handle"_a = none, "out"_a = none, "max_tokens"_a = none, "stream"_a = none, doc::kMoeDispatch)
       .def("dispatch_begin", &M::dispatch_begin, "x"_a, "topk_idx"_a = none, "topk_weights"_a = none,
-           nb::kw_only(), "handle"_a = none, "out"_a = none, "stream"_a = none, doc::kMoeDispatchBegin)
+           nb::kw_only(), "handle"_a = none, "out"_a = none, "max_tokens"_a = none, "stream"_a = none,
+           doc::kMoeDispatchBegin)
       .def("dispatch_end", &M::dispatch_end, doc::kMoeDispatchEnd)
       .def("combine", &M::combine, "y"_a, "handle"_a, nb::kw_only(), "topk_weights"_a = none, "bias"_a = none,
            "out"_a = none, "stream"_a = none, doc::kMoeCombine)

@@ -61,7 +61,7 @@ Errors of every call, beside those of the Communicator's calls:
 - UsageError: the arrays do not fit the Moe, an index is no expert, there are more tokens than max_tokens, or a handle is
   of another Moe or no longer kept. Nothing has been sent.
 - ResourceError, on every rank: more rows than the capacity. Nothing has been sent. On a GPU the communicator fails.
-- MismatchError: the ranks differ in what they call, or in the widths of rows and payloads.)";
+- MismatchError: the ranks differ in what they call, in max_tokens, or in the widths of rows and payloads.)";
 
 constexpr const char* kMoeDispatch =
     R"(Sends rows to the ranks that have their experts. Collective.
@@ -74,6 +74,8 @@ Args:
     topk_weights: (tokens, top_k), float32; None: none are sent. On every rank or on none.
     handle: of an earlier dispatch, whose routing is used again. tokens, and topk_idx if it is given, are the same.
     out: for the received x, in its shape and dtype; None: the Moe's own memory.
+    max_tokens: the most tokens of a rank in this call, the same on every rank; None: the Moe's. GPUs have faster kernels for
+        few tokens, 128 or fewer (docs/gpu.md). The handle's, if one is given.
 
 Returns:
     the MoeReceived.)";

@@ -94,7 +94,8 @@ nb::object PyMoeReceived::more() {
 // The arrays of a dispatch, which live until it has ended.
 struct PyMoe::Input {
   Input(const PyMoe& moe, nb::object x_object, nb::object idx_object, nb::object weights_object,
-        const Handle& of, nb::object out_object, nb::handle asked_stream);
+        const Handle& of, nb::object out_object, std::optional<long long> max_tokens,
+        nb::handle asked_stream);
   Input(const Input&) = delete;
 
   std::array<nb::object, 4> objects;  // as the caller gave them
@@ -117,7 +118,8 @@ struct PyMoe::Input {
 };
 
 PyMoe::Input::Input(const PyMoe& moe, nb::object x_object, nb::object idx_object, nb::object weights_object,
-                    const Handle& of, nb::object out_object, nb::handle asked_stream)
+                    const Handle& of, nb::object out_object, std::optional<long long> max_tokens,
+                    nb::handle asked_stream)
     : objects{std::move(x_object), std::move(idx_object), std::move(weights_object), std::move(out_object)},
       x(first(objects[0]), "x", false) {
   const auto& [all, idx, weights, out] = objects;
@@ -133,6 +135,7 @@ PyMoe::Input::Input(const PyMoe& moe, nb::object x_object, nb::object idx_object
   stream = x.stream(asked_stream);
   tokens = {.x = x.data, .tokens = x.shape[0], .stream = stream_handle(stream)};
   if (!scaled) tokens.row_bytes = x.shape[1] * size_of(x.dtype);
+  if (max_tokens) tokens.max_tokens = read_size("max_tokens", *max_tokens);
   rows = {scaled ? DType::f8e4m3 : x.dtype, {x.shape[1]}};
   if (of) handle = of->handle;
   const Shape routes{tokens.tokens, static_cast<std::size_t>(shape.top_k)};
@@ -276,17 +279,18 @@ PyMoeReceived PyMoe::received(Input&& input, MoeReceived received) {
 }
 
 PyMoeReceived PyMoe::dispatch(nb::object x, nb::object topk_idx, nb::object topk_weights,
-                              const Handle& handle, nb::object out, nb::handle stream) {
+                              const Handle& handle, nb::object out, std::optional<long long> max_tokens,
+                              nb::handle stream) {
   Input input(*this, std::move(x), std::move(topk_idx), std::move(topk_weights), handle, std::move(out),
-              stream);
+              max_tokens, stream);
   return received(std::move(input), call(input.stream, input.tokens.stream,
                                          [&](Moe& moe) { return moe.dispatch(input.tokens, input.handle); }));
 }
 
 void PyMoe::dispatch_begin(nb::object x, nb::object topk_idx, nb::object topk_weights, const Handle& handle,
-                           nb::object out, nb::handle stream) {
+                           nb::object out, std::optional<long long> max_tokens, nb::handle stream) {
   auto input = std::make_unique<Input>(*this, std::move(x), std::move(topk_idx), std::move(topk_weights),
-                                       handle, std::move(out), stream);
+                                       handle, std::move(out), max_tokens, stream);
   call(input->stream, input->tokens.stream,
        [&](Moe& moe) { moe.dispatch_begin(input->tokens, input->handle); });
   input_ = std::move(input);

@@ -116,9 +116,9 @@ class PyMoe {
   PyMoe& operator=(const PyMoe&) = delete;
 
   PyMoeReceived dispatch(nb::object x, nb::object topk_idx, nb::object topk_weights, const Handle& handle,
-                         nb::object out, nb::handle stream);
+                         nb::object out, std::optional<long long> max_tokens, nb::handle stream);
   void dispatch_begin(nb::object x, nb::object topk_idx, nb::object topk_weights, const Handle& handle,
-                      nb::object out, nb::handle stream);
+                      nb::object out, std::optional<long long> max_tokens, nb::handle stream);
   PyMoeReceived dispatch_end();
   nb::object combine(nb::object y, const PyMoeHandle& handle, nb::object topk_weights, nb::object bias,
                      const nb::object& out, nb::handle stream);

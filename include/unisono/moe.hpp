@@ -70,6 +70,9 @@ struct MoeTokens {
   const void* topk_idx = nullptr;  // [tokens, top_k] i32 or i64: experts; -1: none
   DType index = DType::i64;        // of topk_idx
   const float* weights = nullptr;  // [tokens, top_k]; null: none are sent
+  // The most tokens of a rank in this call, the same on every rank; 0: those of the shape. GPUs have faster
+  // kernels for few. The handle's with a handle.
+  std::size_t max_tokens = 0;
   std::span<const MoePayload> more{};
   // Bytes of a row of x, which then travels as it is, for example quantised: at most `hidden` elements of
   // `dtype`, and only without scales. 0: so many elements.
@@ -136,8 +139,8 @@ struct MoeOutputs {
 // Throws: the errors of error.hpp. UsageError, with nothing sent: an index that is no expert, more tokens
 // than max_tokens, a row of x that is too wide, a handle of another Moe or of a routing that is no longer
 // kept, another topk_idx than the handle's. ResourceError on every rank, with nothing sent: more rows than
-// `capacity` (on a GPU the communicator fails). MismatchError: ranks differ in what they call or in the
-// widths of rows and payloads.
+// `capacity` (on a GPU the communicator fails). MismatchError: ranks differ in what they call, in max_tokens
+// or in the widths of rows and payloads.
 class UNISONO_API Moe {
  public:
   // Makes all memory. Collective. Throws UsageError for a shape or an option that cannot be, and

@@ -16,7 +16,8 @@ class Engine {
  public:
   virtual ~Engine() = default;
   // routed: the slot has the routing already, and `tokens.topk_idx` is not read. whole: the end follows at
-  // once, and its work may be done here. tokens.row_bytes: of a row of x as it travels.
+  // once, and its work may be done here. tokens.row_bytes: of a row of x as it travels. tokens.max_tokens is
+  // set.
   virtual void begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool whole) = 0;
   // Fills in all but the handle.
   virtual void end_dispatch(MoeReceived& received) = 0;

@@ -64,6 +64,7 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
     check(given);
     MoeTokens tokens = given;
     if (tokens.row_bytes == 0) tokens.row_bytes = dims.sent_bytes;
+    if (tokens.max_tokens == 0) tokens.max_tokens = dims.max_tokens;
     if (handle) {
       check(*handle);
       if (tokens.tokens != tokens_of(*handle))
@@ -156,6 +157,13 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
     if (tokens.tokens > dims.max_tokens)
       throw UsageError("there are " + std::to_string(tokens.tokens) + " tokens, but max_tokens is " +
                        std::to_string(dims.max_tokens) + ": give fewer, or make the moe for more.");
+    if (tokens.max_tokens > dims.max_tokens)
+      throw UsageError("this call's max_tokens is " + std::to_string(tokens.max_tokens) + ", the moe's " +
+                       std::to_string(dims.max_tokens) + ": give at most that, or make the moe for more.");
+    if (tokens.max_tokens > 0 && tokens.tokens > tokens.max_tokens)
+      throw UsageError("there are " + std::to_string(tokens.tokens) +
+                       " tokens, but this call's max_tokens is " + std::to_string(tokens.max_tokens) +
+                       ": give the most tokens of any rank.");
     if (tokens.index != DType::i32 && tokens.index != DType::i64)
       throw UsageError("topk_idx is of " + std::string(name_of(tokens.index)) + ": use int32 or int64.");
     if (tokens.row_bytes > 0 && dims.scales != MoeScales::none)

@@ -30,6 +30,7 @@ class Told {
     mine_[3] = static_cast<std::int32_t>(tokens.more.size());
     for (std::size_t m = 0; m < tokens.more.size(); ++m)
       mine_[4 + m] = static_cast<std::int32_t>(tokens.more[m].row_bytes);
+    if (!routed) mine_[kHead - 1] = static_cast<std::int32_t>(tokens.max_tokens);
     route.tell(std::span(mine_).subspan(kHead));
   }
   std::span<std::int32_t> more() { return std::span(mine_).last(more_); }
@@ -72,13 +73,14 @@ class Told {
   }
 
  private:
-  static constexpr std::size_t kHead = 4 + kMostMore;
+  static constexpr std::size_t kHead = 5 + kMostMore;
   static constexpr std::int32_t kEither = 0, kWeighted = 1, kPlain = 2;
   std::ptrdiff_t at(std::size_t rank) const { return static_cast<std::ptrdiff_t>(rank * stride_); }
   std::string text(std::size_t rank) const {
     const std::int32_t* const head = all_.data() + at(rank);
     std::string said = "rows of " + std::to_string(head[2]) + " bytes";
-    said += head[1] % 2 != 0 ? " by a kept routing" : " by a new routing";
+    said += head[1] % 2 != 0 ? " by a kept routing"
+                             : " by a new routing of at most " + std::to_string(head[kHead - 1]) + " tokens";
     said += head[0] == kWeighted ? ", with weights" : ", without weights";
     for (std::int32_t m = 0; m < head[3]; ++m)
       said += (m == 0 ? ", and further rows of " : " and ") + std::to_string(head[4 + m]) + " bytes";

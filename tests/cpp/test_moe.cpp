@@ -125,8 +125,33 @@ TEST(Moe, RowsTooWideOrToBeQuantisedAreRefused) {
     EXPECT_EQ(scaled.dispatch(tokens).rows_now, comm.rank() == 1 ? 2u : 0u);
     tokens.row_bytes = comm.rank() == 0 ? 3 : 7;
     EXPECT_TRUE(has(text_of<MismatchError>([&] { plain.dispatch(tokens); }),
-                    "rank 0 dispatches rows of 3 bytes by a new routing, without weights, but rank 1 rows of "
+                    "rank 0 dispatches rows of 3 bytes by a new routing of at most 1 tokens, without "
+                    "weights, but rank 1 rows of "
                     "7 bytes"));
+  });
+}
+
+TEST(Moe, ACallSaysTheMostTokensOfARank) {
+  on_ranks(2, [](Communicator& comm) {
+    const MoeShape shape{.experts = 2, .top_k = 1, .hidden = 1, .max_tokens = 4, .dtype = DType::f32};
+    const float x[2] = {1, 2};
+    const std::int64_t idx[2] = {1, 0};
+    Moe moe(comm, shape);
+    MoeTokens tokens{.x = x, .tokens = 2, .topk_idx = idx, .max_tokens = 1};
+    EXPECT_EQ(text_of<UsageError>([&] { moe.dispatch(tokens); }),
+              "there are 2 tokens, but this call's max_tokens is 1: give the most tokens of any rank.");
+    tokens.max_tokens = 5;
+    EXPECT_EQ(text_of<UsageError>([&] { moe.dispatch(tokens); }),
+              "this call's max_tokens is 5, the moe's 4: give at most that, or make the moe for more.");
+    tokens.max_tokens = 2;
+    const MoeReceived received = moe.dispatch(tokens);
+    EXPECT_EQ(received.rows_now, 2u);
+    EXPECT_EQ(static_cast<const float*>(received.x)[1], comm.rank() == 0 ? 2 : 1);
+    tokens.max_tokens = comm.rank() == 0 ? 2 : 3;
+    EXPECT_TRUE(
+        has(text_of<MismatchError>([&] { moe.dispatch(tokens); }),
+            "by a new routing of at most 2 tokens, without weights, but rank 1 rows of 4 bytes by a new "
+            "routing of at most 3 tokens"));
   });
 }
 
@@ -140,9 +165,10 @@ TEST(Moe, RanksThatDifferAreTold) {
     const float x[4] = {};
     const std::int64_t idx = 0;
     const MoePayload more{.data = x, .row_bytes = comm.rank() == 0 ? 4u : 8u};
-    EXPECT_TRUE(has(text_of<MismatchError>(
-                        [&] { moe.dispatch({.x = x, .tokens = 1, .topk_idx = &idx, .more = {&more, 1}}); }),
-                    "further rows of 4 bytes, but rank 1 rows of 16 bytes by a new routing"));
+    EXPECT_TRUE(
+        has(text_of<MismatchError>(
+                [&] { moe.dispatch({.x = x, .tokens = 1, .topk_idx = &idx, .more = {&more, 1}}); }),
+            "further rows of 4 bytes, but rank 1 rows of 16 bytes by a new routing of at most 1 tokens"));
   });
 }
 

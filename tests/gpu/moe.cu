@@ -183,10 +183,10 @@ void sum_on_gpu(Pair& pair, const MoeTokens& tokens, void* out, unsigned round) 
 }
 
 // Calls one after another, of which the host waits for none.
-void press(Rank& rank, std::size_t max_tokens) {
+void press(Rank& rank, std::size_t max_tokens, std::size_t few = 0) {
   constexpr unsigned kRounds = 20;
   for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout, .max_tokens = max_tokens};
+    const Case c{.layout = layout, .max_tokens = max_tokens, .few = few};
     std::vector<std::unique_ptr<OnGpu>> given;
     std::vector<unsigned char*> outs;
     std::vector<Tokens> tokens;
@@ -211,13 +211,18 @@ void pressure(Rank& rank) {
   for (const std::size_t max_tokens : {301, 40, 8}) press(rank, max_tokens);
 }
 
-// A graph of a round, replayed with other routes in place, with calls outside of it between.
-void graphs(Rank& rank) {
+// A graph of a round, replayed with other routes in place, with calls outside of it between. few: of the
+// graph alone.
+void graphs(Rank& rank, std::size_t few) {
   for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout, .max_tokens = layout == MoeLayout::rank_major ? 9u : 60u};
+    const Case c{.layout = layout,
+                 .max_tokens = few > 0                           ? 1100u
+                               : layout == MoeLayout::rank_major ? 9u
+                                                                 : 60u,
+                 .few = few};
     Pair pair(rank, c);
-    const std::size_t n = rank.rank == 1 ? 0 : c.max_tokens, count = n * c.hidden;
-    pair.on_gpu.write(make_tokens(c, rank.rank, rank.ranks, 0, n));
+    const std::size_t n = rank.rank == 1 ? 0 : c.most_of(1), count = n * c.hidden;
+    pair.on_gpu.write(make_tokens(c, rank.rank, rank.ranks, 1, n));
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t replayed = nullptr;
     check(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "a capture");
@@ -228,9 +233,10 @@ void graphs(Rank& rank) {
     rank.comm.barrier();  // no rank waits for the GPU while another one captures
     rank.ready();
     for (unsigned i = 0; i < 100; ++i) {
-      const Tokens tokens = make_tokens(c, rank.rank, rank.ranks, i, n);
+      const bool outside = i % 10 == 9;
+      const Tokens tokens = make_tokens(c, rank.rank, rank.ranks, 2 * i + (outside ? 0 : 1), n);
       pair.on_gpu.write(tokens);
-      if (i % 10 == 9) sum_on_gpu(pair, pair.on_gpu.tokens(), pair.out, i);
+      if (outside) sum_on_gpu(pair, pair.on_gpu.tokens(), pair.out, i);
       else check(cudaGraphLaunch(replayed, rank.stream), "a graph");
       compare_sums(rank.read(pair.out, count * size(c.dtype)), sum_on_host(pair, tokens), count, c.dtype);
     }
@@ -240,6 +246,41 @@ void graphs(Rank& rank) {
     check(cudaGraphDestroy(graph), "a graph");
     rank.comm.barrier();
   }
+}
+
+void graphs(Rank& rank) { graphs(rank, 0); }
+
+// Few tokens in some calls of a Moe for many, of which the ranks are told. Kept routings of both kinds meet.
+void few(Rank& rank) {
+  for (const MoeLayout layout : kLayouts) {
+    for (const std::size_t some : {1, 8, 40}) {
+      run(rank, {.layout = layout, .max_tokens = 1100, .few = some}, 6);
+      run(rank,
+          {.layout = layout,
+           .max_tokens = 301,
+           .options = {.scales = MoeScales::e4m3_128},
+           .more = {5},
+           .few = some},
+          4);
+    }
+    const Case c{.layout = layout, .max_tokens = 2100, .few = 8};
+    Pair pair(rank, c);
+    pair.dispatch(3);
+    const auto first = pair.handles;
+    pair.dispatch(2);
+    const auto second = pair.handles;
+    pair.dispatch(5);
+    pair.combine(4, first, true, false, c.hidden, c.dtype);
+    pair.combine(5, second, false, false, c.hidden, c.dtype);
+    pair.dispatch(6, first);
+    pair.combine(7, first, false, false, c.hidden, c.dtype);
+    pair.dispatch(8, second);
+    pair.combine(8, pair.handles, false, false, c.hidden, c.dtype);
+    pair.end();
+  }
+  press(rank, 1100, 8);
+  press(rank, 301, 40);
+  graphs(rank, 8);
 }
 
 __global__ void multiply(const float* a, const float* b, float* c, int n) {
@@ -341,13 +382,14 @@ void differs(Rank& rank) {
   rank.comm.barrier();
   MoeTokens tokens = pair.on_gpu.tokens();
   if (rank.rank == rank.ranks - 1) tokens.more = tokens.more.first(1);
-  fails(
-      rank, text_of<MismatchError>([&] { pair.gpu.dispatch(tokens); }),
-      "rank 0 dispatches rows of 528 bytes by a new routing, with weights, and further rows of 8 bytes and 4 "
-      "bytes, but rank " +
-          std::to_string(rank.ranks - 1) +
-          " rows of 528 bytes by a new routing, with weights, and further rows of 8 bytes: make the same "
-          "call on every rank.");
+  fails(rank, text_of<MismatchError>([&] { pair.gpu.dispatch(tokens); }),
+        "rank 0 dispatches rows of 528 bytes by a new routing of at most 57 tokens, with weights, and "
+        "further rows of 8 bytes and 4 "
+        "bytes, but rank " +
+            std::to_string(rank.ranks - 1) +
+            " rows of 528 bytes by a new routing of at most 57 tokens, with weights, and further rows of 8 "
+            "bytes: make the same "
+            "call on every rank.");
 }
 
 const std::map<std::string, void (*)(Rank&)>& cases() {
@@ -356,10 +398,10 @@ const std::map<std::string, void (*)(Rank&)>& cases() {
       {"scaled", scaled},     {"payloads", payloads},
       {"dropped", dropped},   {"widths", widths},
       {"handles", handles},   {"out", [](Rank& rank) { out(rank); }},
-      {"pressure", pressure}, {"graphs", graphs},
-      {"steps", steps},       {"index", index},
-      {"rows", rows},         {"overflow", overflow},
-      {"differs", differs}};
+      {"pressure", pressure}, {"graphs", [](Rank& rank) { graphs(rank); }},
+      {"few", few},           {"steps", steps},
+      {"index", index},       {"rows", rows},
+      {"overflow", overflow}, {"differs", differs}};
   return all;
 }
 

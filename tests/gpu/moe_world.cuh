@@ -55,17 +55,19 @@ struct Case {
   int masked = 1;  // of 8 indices
   std::vector<std::size_t> more{};
   std::size_t row_bytes = 0;  // of x; 0: hidden elements
+  std::size_t few = 0;        // the most tokens in calls of odd seeds; 0: max_tokens
+  std::size_t most_of(unsigned seed) const { return few > 0 && seed % 2 == 1 ? few : max_tokens; }
   std::string text() const {
     return "layout " + std::to_string(static_cast<int>(layout)) + ", dtype " +
            std::to_string(static_cast<int>(dtype)) + ", scales " +
            std::to_string(static_cast<int>(options.scales)) + ", hidden " + std::to_string(hidden) +
            ", top_k " + std::to_string(top_k) + ", alignment " + std::to_string(options.alignment) +
-           ", rows of " + std::to_string(row_bytes);
+           ", rows of " + std::to_string(row_bytes) + ", few " + std::to_string(few);
   }
 };
 
 struct Tokens {
-  std::size_t n = 0;
+  std::size_t n = 0, most = 0;
   Bytes x;
   std::vector<Bytes> more;
   std::vector<std::int64_t> wide;
@@ -78,6 +80,7 @@ Tokens make_tokens(const Case& c, int rank, int ranks, unsigned seed, std::size_
   std::normal_distribution<float> normal;
   Tokens made;
   made.n = n;
+  made.most = c.most_of(seed);
   made.x.resize(n * c.hidden * size(c.dtype) + 16);
   for (std::size_t i = 0; i < n * c.hidden; ++i) {
     float value = normal(random) * std::exp2(static_cast<float>(static_cast<int>((i / 128 * 7) % 24) - 12));
@@ -160,6 +163,7 @@ struct OnGpu {
   void write(const Tokens& tokens) {
     const std::size_t pairs = tokens.n * static_cast<std::size_t>(c.top_k);
     n = tokens.n;
+    most = tokens.most;
     rank.write(x, tokens.x.data(), n * c.hidden * size(c.dtype));
     if (c.wide_index) rank.write(idx, tokens.wide.data(), pairs * 8);
     else rank.write(idx, tokens.narrow.data(), pairs * 4);
@@ -174,13 +178,14 @@ struct OnGpu {
             .topk_idx = idx,
             .index = c.wide_index ? DType::i64 : DType::i32,
             .weights = c.weights ? reinterpret_cast<float*>(weights) : nullptr,
+            .max_tokens = most,
             .more = payloads,
             .row_bytes = c.row_bytes,
             .stream = rank.stream};
   }
   Rank& rank;
   const Case& c;
-  std::size_t n = 0;
+  std::size_t n = 0, most = 0;
   unsigned char *x, *idx, *weights;
   std::vector<unsigned char*> more;
   std::vector<MoePayload> payloads;
@@ -194,6 +199,7 @@ MoeTokens on_host(const Case& c, const Tokens& tokens, std::vector<MoePayload>& 
           .topk_idx = c.wide_index ? static_cast<const void*>(tokens.wide.data()) : tokens.narrow.data(),
           .index = c.wide_index ? DType::i64 : DType::i32,
           .weights = c.weights ? tokens.weights.data() : nullptr,
+          .max_tokens = tokens.most,
           .more = payloads,
           .row_bytes = c.row_bytes};
 }
@@ -291,7 +297,7 @@ struct Pair {
   std::size_t tokens_of(unsigned seed) const {
     if (rank.rank == 1) return 0;
     return seed == 0 ? c.max_tokens
-                     : (seed * 31 + static_cast<unsigned>(rank.rank) * 17) % (c.max_tokens + 1);
+                     : (seed * 31 + static_cast<unsigned>(rank.rank) * 17) % (c.most_of(seed) + 1);
   }
   // Dispatches by both, and compares.
   void dispatch(unsigned seed, const std::optional<std::pair<MoeHandle, MoeHandle>>& kept = std::nullopt) {

@@ -115,7 +115,8 @@ class Communication:
                 as many bytes, which come as they are.
             topk_ids: [tokens, top_k]; invalid_expert_id or -1: none.
             topk_weights: [tokens, top_k], or None.
-            max_tokens_per_rank: at most params.max_tokens_per_rank, which shapes the result all the same.
+            max_tokens_per_rank: the most tokens of a rank in this call, at most params.max_tokens_per_rank,
+                which shapes the result all the same. Few tokens are faster on GPUs if it says so.
             hidden_states_scale: [tokens, ...] of any dtype, which go where the rows go. There is room for a
                 byte for each 16 elements, or 4 bytes for each 128.
             eplb_local_stats: None.
@@ -138,7 +139,7 @@ class Communication:
         weights = None if topk_weights is None else topk_weights.detach().float().contiguous()
         scale = hidden_states_scale
         rows = with_scales(hidden_states, scale, self._moe.hidden)
-        d = self._living().dispatch(rows, topk_ids.contiguous(), weights)
+        d = self._living().dispatch(rows, topk_ids.contiguous(), weights, max_tokens=max_tokens_per_rank)
         self._handle, self._where = d.handle, hidden_states.device
         first = self.ep_rank * self.num_local_experts
         return self.result(

@@ -66,7 +66,14 @@ def place_bytes(top_k: int) -> int:
     return 4 * (top_k + 1)
 
 
-def dispatch(moe: Any, x: Any, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None) -> Received:
+def dispatch(
+    moe: Any,
+    x: Any,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor | None = None,
+    *,
+    max_tokens: int | None = None,
+) -> Received:
     """Sends rows to the ranks of their experts, as `unisono.Moe.dispatch` does. Collective.
 
     Args:
@@ -76,6 +83,7 @@ def dispatch(moe: Any, x: Any, topk_idx: torch.Tensor, topk_weights: torch.Tenso
         topk_idx: [tokens, top_k], i32 or i64; -1: no expert.
         topk_weights: [tokens, top_k], f32. The gradient comes from uses of `Received.topk_weights`, and with
             expert_major from `combine`, which needs `place_bytes(top_k)` of MoeOptions.more_bytes.
+        max_tokens: as `unisono.Moe.dispatch` takes it.
 
     Raises:
         UsageError: a gradient is not possible; the message says why. Errors of `unisono.Moe.dispatch`.
@@ -93,7 +101,7 @@ def dispatch(moe: Any, x: Any, topk_idx: torch.Tensor, topk_weights: torch.Tenso
         more.append(_token_marks(moe, topk_idx))
     fields: dict[str, Any] = {}
     received_x, received_weights, link = _Dispatch.apply(
-        x, topk_weights, moe, topk_idx, tuple(more), placed, fields
+        x, topk_weights, moe, topk_idx, tuple(more), placed, max_tokens, fields
     )
     return Received(x=received_x, topk_weights=received_weights, moe=moe, link=link, **fields)
 
@@ -139,11 +147,12 @@ class _Dispatch(torch.autograd.Function):  # type: ignore[misc] # mypy does not 
         topk_idx: torch.Tensor,
         more: tuple[torch.Tensor, ...],
         placed: bool,
+        max_tokens: int | None,
         fields: dict[str, Any],
     ) -> tuple[torch.Tensor | None, ...]:
         rows = (_plain(x), *(one.contiguous() for one in more))
         weights = None if topk_weights is None else _plain(topk_weights)
-        d = moe.dispatch(rows if more else rows[0], topk_idx.contiguous(), weights)
+        d = moe.dispatch(rows if more else rows[0], topk_idx.contiguous(), weights, max_tokens=max_tokens)
         exact = _exact_rows(moe, d)
 
         def own(one: torch.Tensor | None) -> torch.Tensor | None:
@@ -182,7 +191,7 @@ class _Dispatch(torch.autograd.Function):  # type: ignore[misc] # mypy does not 
             else:  # weights of other ranks' experts are zeros here, whatever they are there
                 weights_grad = torch.where(ctx.topk_idx >= 0, weights_grad, 0)
             sent_weights_grad = moe.combine(weights_grad, handle, topk_weights=ones)
-        return x_grad, sent_weights_grad, None, None, None, None, None
+        return x_grad, sent_weights_grad, None, None, None, None, None, None
 
 
 class _Combine(torch.autograd.Function):  # type: ignore[misc] # mypy does not see torch

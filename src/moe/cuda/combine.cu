@@ -79,12 +79,17 @@ struct Share {
   unsigned segments, items;
 };
 
+// Whether the tokens of every rank are one chunk.
+__device__ inline bool one_chunk(const Work& work, const Combine& combine) {
+  return work.space.chunks == 1 || combine.few;
+}
+
 // The tokens of a source that lie in a chunk, by their positions here.
 struct Range {
-  __device__ Range(const Work& work, int source, int chunk) {
+  __device__ Range(const Work& work, const Combine& combine, int source, int chunk) {
     const Dims& d = work.dims;
     end = static_cast<unsigned>(table<std::int32_t>(work, work.space.source_rows)[source]);
-    if (work.space.chunks == 1) return;
+    if (one_chunk(work, combine)) return;
     const auto* const counts = table<std::uint32_t>(work, work.space.matrix) + source * work.space.columns +
                                d.experts + d.rank * work.space.chunks;
     for (int c = 0; c < chunk; ++c) first += counts[c];
@@ -135,7 +140,7 @@ __device__ void push(const Work& work, const Combine& combine, Rows& rows, int c
   const Dims& d = work.dims;
   for (int i = 1; i < d.ranks; ++i) {
     const int source = (d.rank + i) % d.ranks;
-    const Range range(work, source, chunk);
+    const Range range(work, combine, source, chunk);
     const Share share(range.end - range.first);
     for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid())
       push_row<T, kEach>(work, combine, rows, source, range.first + item / share.segments, sums,
@@ -255,10 +260,10 @@ __device__ void sum(const Work& work, const Combine& combine, Rows& rows, unsign
 }
 
 // Returns how many chunks the ranks' tokens here need, at least one. All threads of a block call it.
-__device__ unsigned chunks_to_push(const Work& work) {
+__device__ unsigned chunks_to_push(const Work& work, const Combine& combine) {
   __shared__ unsigned filled;
   const auto chunks = static_cast<unsigned>(work.space.chunks);
-  if (chunks == 1) return 1;
+  if (one_chunk(work, combine)) return 1;
   if (threadIdx.x == 0) filled = 1;
   __syncthreads();
   const auto* const counts = table<std::uint32_t>(work, work.space.matrix) + work.dims.experts +
@@ -288,7 +293,7 @@ __device__ bool run(const Work& work, const Combine& combine, Rows& rows, std::u
   const std::uint32_t share = work.space.chunk_of(work.tokens);
   const std::uint32_t own = work.tokens > 0 ? (work.tokens + share - 1) / share : 1;
   std::uint32_t pushed = 0;
-  if (combine.push && !combine.lends) pushed = chunks_to_push(work);
+  if (combine.push && !combine.lends) pushed = chunks_to_push(work, combine);
   if (combine.push && combine.lends && blockIdx.x == 0) tell_rows(work, combine, combines, chunks);
   for (std::uint32_t c = 0; c < pushed || (combine.sum && c <= own); ++c) {
     if (c < pushed) {

@@ -21,8 +21,7 @@
 namespace unisono::moe {
 namespace gpu {
 
-Space::Space(const Dims& dims, bool low_latency)
-    : low_latency(low_latency), low_latency_sums(low_latency && few(dims, kFewSums)) {
+Space::Space(const Dims& dims, bool low_latency) {
   const auto at = [](std::size_t& next, std::size_t bytes) {
     const std::size_t here = next;
     next = round_up(next + bytes, 256);
@@ -55,21 +54,20 @@ Space::Space(const Dims& dims, bool low_latency)
   at(pool_bytes, dims.rows_held * dims.sent_bytes);
   scales = at(pool_bytes, dims.rows_held * dims.scale_bytes);
   more = at(pool_bytes, dims.rows_held * dims.more_bytes + kMostMore * 256);
-  std::size_t row_of_sums = dims.ranks > 1 ? dims.row_bytes : 0;
   if (low_latency) {
+    few_tokens = most_of(dims, kFewRows);
+    few_sums_tokens = most_of(dims, kFewSums);
     told_lines = lines_of((1 + columns) * sizeof(std::uint16_t));
     at(told_bytes, ranks * told_lines * kLine);
     row_lines =
         lines_of(2 * k * word) +
         (dims.scales == MoeScales::none ? lines_of(dims.sent_bytes) : units_of(dims.hidden) * kLinesOfUnit) +
         dims.more_bytes / (kWordsOfLine * 8) + std::min(dims.more_bytes, kMostMore);
-    at(sent_bytes, dims.tokens_held * row_lines * kLine);
-  }
-  if (low_latency_sums) {
+    at(sent_bytes, ranks * few_tokens * row_lines * kLine);
     sum_lines = lines_of(dims.row_bytes);
-    row_of_sums = sum_lines * kLine;
+    at(few_sums_bytes, ranks * few_sums_tokens * sum_lines * kLine);
   }
-  at(sums_bytes, dims.tokens_held * row_of_sums);
+  at(sums_bytes, dims.ranks > 1 && few_sums_tokens < dims.max_tokens ? dims.tokens_held * dims.row_bytes : 0);
   counters = at(bytes, sizeof(Counters));
   totals = at(bytes, kRouteBlocks * columns * sizeof(std::uint64_t));
   slots = at(bytes, static_cast<std::size_t>(dims.handles) * slot_bytes);
@@ -77,6 +75,7 @@ Space::Space(const Dims& dims, bool low_latency)
   told = at(bytes, 2 * told_bytes);
   sent = at(bytes, 2 * sent_bytes);
   sums = at(bytes, 2 * sums_bytes);
+  few_sums = at(bytes, 2 * few_sums_bytes);
   lent = at(bytes, 2 * ranks * sizeof(std::uint64_t));
 }
 
@@ -106,10 +105,12 @@ Failure explain(const device::Failure& record) {
 }
 
 constexpr std::size_t kTokensOfRoute = 256;  // that a block of the kernel of routes takes, if they are few
+constexpr int kBlocksOfFew = 64;  // so that some send while others tell, and some push while others sum
+constexpr std::size_t kEntries = std::size_t{4} * gpu::kThreads;  // of tables, that a block fills
 
 // Returns the layout of a moe on a GPU whose blocks have so much shared memory.
 gpu::Space space_of(const Dims& dims, std::size_t shared) {
-  if (gpu::Space::few(dims, gpu::kFewRows) && env().moe_low_latency)
+  if (dims.ranks > 1 && env().moe_low_latency)
     if (const gpu::Space few(dims, true); gpu::low_latency_shared_bytes(dims, few) <= shared) return few;
   return {dims, false};
 }
@@ -140,6 +141,11 @@ class GpuEngine final : public Engine {
   }
   // Compares the ranks' dispatches, in a communicator that checks calls. Waits for the ranks' hosts.
   void compare(const MoeTokens& tokens, int slot, bool routed);
+  // A routing that is kept: this rank's tokens, and the most of any rank.
+  struct Routing {
+    std::uint32_t tokens = 0;
+    std::size_t most = 0;
+  };
   // Begins a call on its stream.
   void take(int slot);
   // Returns the blocks of a kernel that moves rows. With one rank nothing waits: as many as there is room
@@ -152,12 +158,18 @@ class GpuEngine final : public Engine {
   int blocks_to_route() const;
   int blocks_to_send() const;
   // A token keeps a block busy: its row goes in as many segments as a block has warps.
-  int blocks_to_combine() const { return std::min(most_blocks_, blocks_of(work_.dims.tokens_held, 1)); }
+  int blocks_for_rows() const { return std::min(most_blocks_, blocks_of(rows_to_come(), 1)); }
+  std::size_t rows_to_come() const { return most_ * static_cast<std::size_t>(work_.dims.ranks); }
   // Whether the kernels for few tokens run. A row that comes keeps a block busy.
-  bool few() const { return work_.space.low_latency; }
-  bool few_sums() const { return work_.space.low_latency_sums; }
+  bool few() const { return most_ <= work_.space.few_tokens; }
+  bool few_sums() const { return most_ <= work_.space.few_sums_tokens; }
   bool lends(const MoeOutputs& outputs) const;
-  int blocks_of_few() const { return blocks_to_combine(); }
+  // Returns how many entries of tables a new routing fills where no token goes.
+  std::size_t entries_to_fill() const;
+  int blocks_for_few(std::size_t entries = 0) const {
+    return std::min(most_blocks_,
+                    std::max({kBlocksOfFew, blocks_of(rows_to_come(), 1), blocks_of(entries, kEntries)}));
+  }
   void check(cudaError_t result) const { cuda::check(result, "starting a kernel of a moe"); }
 
   Communicator::Impl& impl_;
@@ -168,13 +180,14 @@ class GpuEngine final : public Engine {
   int sms_ = 0, send_blocks_ = 1, sum_blocks_ = 1;  // the last two of an SM
   bool bulk_ = false;                               // rows can go by bulk copies
   std::int32_t* rows_now_ = nullptr;                // pinned
-  std::vector<std::uint32_t> tokens_;               // of each slot
+  std::vector<Routing> routings_;                   // of each slot
 
   // of the phase that has begun
   gpu::Dispatch dispatch_;
   gpu::Combine combine_;
   cudaStream_t stream_ = nullptr;
   int most_blocks_ = 1;
+  std::size_t most_ = 0;  // tokens of any rank
   void* out_ = nullptr;
   bool either_ = false;  // whether tokens of other ranks may have weights
 };
@@ -189,7 +202,7 @@ GpuEngine::GpuEngine(Communicator::Impl& impl, const Dims& dims, bool host_count
     : impl_(impl),
       device_(device_of(impl)),
       host_counts_(host_counts),
-      tokens_(static_cast<std::size_t>(dims.handles)) {
+      routings_(static_cast<std::size_t>(dims.handles)) {
   if (dims.top_k > gpu::kMostTopK || dims.max_tokens > std::size_t{1} << gpu::kPositionBits)
     throw UsageError("top_k=" + std::to_string(dims.top_k) +
                      " and max_tokens=" + std::to_string(dims.max_tokens) +
@@ -221,17 +234,19 @@ void GpuEngine::load() {
                      " ranks are too many for this GPU's kernel of routes: give fewer experts.");
   cuda::check(gpu::load_route(work_.space), "loading a kernel");
   cuda::check(gpu::load_sort(work_.dims.local_experts), "loading a kernel");
-  if (work_.space.low_latency) {
+  if (work_.space.few_tokens > 0) {
     cuda::check(gpu::load_low_latency_dispatch(work_.dims, work_.space), "loading a kernel");
+    cuda::check(gpu::load_low_latency_combine(), "loading a kernel");
   }
-  if (work_.space.low_latency_sums) cuda::check(gpu::load_low_latency_combine(), "loading a kernel");
   cuda::check(gpu::load_dispatch(work_.dims, send_blocks_, bulk_), "loading a kernel");
   cuda::check(gpu::load_combine(work_.dims.ranks == 1, sum_blocks_), "loading a kernel");
 }
 
 void GpuEngine::take(int slot) {
+  const Routing& routing = routings_[static_cast<std::size_t>(slot)];
   work_.slot = work_.space.slot(slot);
-  work_.tokens = tokens_[static_cast<std::size_t>(slot)];
+  work_.tokens = routing.tokens;
+  most_ = routing.most;
   most_blocks_ = impl_.take_gpu(stream_);
 }
 
@@ -249,7 +264,9 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, b
   const cuda::OnDevice on(device_);
   compare(tokens, slot, routed);
   stream_ = static_cast<cudaStream_t>(tokens.stream);
-  tokens_[static_cast<std::size_t>(slot)] = static_cast<std::uint32_t>(tokens.tokens);
+  if (!routed)
+    routings_[static_cast<std::size_t>(slot)] = {static_cast<std::uint32_t>(tokens.tokens),
+                                                 tokens.max_tokens};
   take(slot);
   work_.epoch = 1 - work_.epoch;
   dispatch_ = {};
@@ -260,7 +277,8 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, b
   dispatch_.wide_index = tokens.index == DType::i64;
   either_ = work_.dims.ranks > 1 && tokens.tokens == 0;
   lay_payloads(tokens);
-  if (few()) return check(gpu::low_latency_dispatch(work_, dispatch_, blocks_of_few(), stream_));
+  if (few())
+    return check(gpu::low_latency_dispatch(work_, dispatch_, blocks_for_few(entries_to_fill()), stream_));
   if (!routed)
     check(
         gpu::route(work_, tokens.topk_idx, tokens.index, std::min(most_blocks_, blocks_to_route()), stream_));
@@ -273,17 +291,19 @@ int GpuEngine::blocks_to_route() const {
   return blocks > 1 ? blocks + 1 : 1;
 }
 
+std::size_t GpuEngine::entries_to_fill() const {
+  const Dims& d = work_.dims;
+  if (dispatch_.routed || d.layout == MoeLayout::flat) return 0;
+  return d.rows_held * (d.expert_major() ? 1 : static_cast<std::size_t>(d.top_k));
+}
+
 // A token keeps a block busy, as in a combine. Entries without a token are filled by all threads.
 int GpuEngine::blocks_to_send() const {
   const Dims& d = work_.dims;
-  const bool fills = !dispatch_.routed;
-  std::size_t entries = 0;
-  if (fills && d.expert_major()) entries = d.rows_held;
-  if (fills && d.layout == MoeLayout::rank_major) entries = d.rows_held * static_cast<std::size_t>(d.top_k);
   std::size_t gaps = 0;
   if (d.alignment > 1) gaps = static_cast<std::size_t>(d.local_experts) * d.alignment;
-  return std::max({blocks_of(work_.tokens, 1), blocks_of(entries, std::size_t{4} * gpu::kThreads),
-                   blocks_of(gaps, gpu::kWarps)});
+  return std::max(
+      {blocks_of(work_.tokens, 1), blocks_of(entries_to_fill(), kEntries), blocks_of(gaps, gpu::kWarps)});
 }
 
 // Sets where rows come from, and where they go. To the caller's memory x goes at once if no peer writes it.
@@ -319,10 +339,9 @@ void GpuEngine::end_dispatch(MoeReceived& received) {
   if (few() && !dispatch_.lands) {
     dispatch_.sends = false;
     dispatch_.lands = true;
-    check(gpu::low_latency_dispatch(work_, dispatch_, blocks_of_few(), stream_));
+    check(gpu::low_latency_dispatch(work_, dispatch_, blocks_for_few(entries_to_fill()), stream_));
   } else if (d.ranks > 1 && !few()) {
-    check(
-        gpu::land(work_, dispatch_, std::min(most_blocks_, blocks_of(d.tokens_held, gpu::kWarps)), stream_));
+    check(gpu::land(work_, dispatch_, blocks_for_rows(), stream_));
   }
   if (d.layout == MoeLayout::flat && d.drop && !dispatch_.routed) check(gpu::sort(work_, stream_));
   const std::size_t pool = s.x(work_.epoch);
@@ -372,9 +391,10 @@ void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot, bool whole) {
                               outputs.row_bytes) == 16,
               .push = true,
               .sum = whole,
-              .lends = lends(outputs)};
-  if (few_sums()) check(gpu::low_latency_combine(work_, combine_, blocks_of_few(), stream_));
-  else if (work_.dims.ranks > 1) check(gpu::combine(work_, combine_, blocks_to_combine(), stream_));
+              .lends = lends(outputs),
+              .few = few()};
+  if (few_sums()) check(gpu::low_latency_combine(work_, combine_, blocks_for_few(), stream_));
+  else if (work_.dims.ranks > 1) check(gpu::combine(work_, combine_, blocks_for_rows(), stream_));
 }
 
 void GpuEngine::end_combine() {
@@ -383,8 +403,8 @@ void GpuEngine::end_combine() {
   impl_.take_gpu(stream_);
   combine_.push = false;
   combine_.sum = true;
-  if (few_sums()) return check(gpu::low_latency_combine(work_, combine_, blocks_of_few(), stream_));
-  const int most = work_.dims.ranks == 1 ? blocks(sum_blocks_) : blocks_to_combine();
+  if (few_sums()) return check(gpu::low_latency_combine(work_, combine_, blocks_for_few(), stream_));
+  const int most = work_.dims.ranks == 1 ? blocks(sum_blocks_) : blocks_for_rows();
   check(gpu::combine(work_, combine_, most, stream_));
 }
 

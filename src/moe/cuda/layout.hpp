@@ -19,9 +19,9 @@ inline constexpr int kThreads = 512;               // of a block of every kernel
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kPositionBits = 24;  // of a token among those of its rank for another
 inline constexpr std::int32_t kNone = -1;
-// A Moe takes the low-latency kernel of a dispatch, and of a combine, if a rank has so few tokens, and so few
-// rows can be expected.
-inline constexpr std::size_t kFewTokens = 64, kFewRows = 256, kFewSums = 32;
+// The low-latency kernel of a dispatch, and that of a combine, is taken if a rank has so few tokens, and so
+// few rows can be expected.
+inline constexpr std::size_t kFewTokens = 128, kFewRows = 512, kFewSums = 64;
 
 // Sizes of lines (docs/gpu.md), in which the low-latency kernels send rows.
 inline constexpr std::size_t kLine = 128;         // bytes
@@ -36,8 +36,8 @@ UNISONO_PORTABLE constexpr std::size_t units_of(std::size_t hidden) {
 }
 
 // The signals of an area, one for each source rank and kind.
-enum class Told : int { begun, data, summed, taken };
-inline constexpr int kTold = 4;
+enum class Told : int { begun, data, summed, taken, few_summed };
+inline constexpr int kTold = 5;
 inline constexpr std::uint64_t kPushed = ~std::uint64_t{0};  // a rank pushes its sums, and lends no rows
 
 // Counters of this rank. They lie in the GPU's memory: a graph that is replayed goes on with them.
@@ -53,12 +53,12 @@ enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: a
 // Offsets in every rank's area. A slot has a routing: first what peers write there, then what is this rank's.
 struct Space {
   Space() = default;
-  // low_latency: of a dispatch, and of a combine, if few enough rows can be expected.
+  // low_latency: there is room for the low-latency kernels.
   Space(const Dims& dims, bool low_latency);
-  static bool few(const Dims& dims, std::size_t rows) {
-    return dims.ranks > 1 && dims.max_tokens <= kFewTokens &&
-           dims.max_tokens * static_cast<std::size_t>(dims.ranks < dims.top_k ? dims.ranks : dims.top_k) <=
-               rows;
+  // Returns the most tokens of a rank of which at most `rows` rows can be expected.
+  static std::size_t most_of(const Dims& dims, std::size_t rows) {
+    const auto copies = static_cast<std::size_t>(dims.ranks < dims.top_k ? dims.ranks : dims.top_k);
+    return smaller(smaller(kFewTokens, rows / copies), dims.max_tokens);
   }
 
   // The received rows of an epoch. Payloads after `more` follow each other, each at a multiple of 256 bytes.
@@ -68,7 +68,9 @@ struct Space {
   // What peers have written as lines in a phase: a slot is free in the second phase after it.
   UNISONO_PORTABLE std::size_t told_of(std::uint64_t phase) const { return told + (phase % 2) * told_bytes; }
   UNISONO_PORTABLE std::size_t sent_of(std::uint64_t phase) const { return sent + (phase % 2) * sent_bytes; }
-  UNISONO_PORTABLE std::size_t sums_of(std::uint64_t phase) const { return sums + (phase % 2) * sums_bytes; }
+  UNISONO_PORTABLE std::size_t few_sums_of(std::uint64_t phase) const {
+    return few_sums + (phase % 2) * few_sums_bytes;
+  }
   // Returns how many tokens a chunk has of a rank that has `tokens`: the last ones may be empty.
   UNISONO_PORTABLE std::uint32_t chunk_of(std::uint32_t tokens) const {
     const auto all = static_cast<std::uint32_t>(chunks);
@@ -85,11 +87,13 @@ struct Space {
   std::size_t pool = 0, pool_bytes = 0, scales = 0, more = 0;  // the last two within a pool
   std::size_t sums = 0, sums_bytes = 0;  // twice [ranks, max_tokens, row]: what peers have summed
   std::size_t lent = 0;  // twice [ranks] u64: where in its area a peer lends its rows, or kPushed
-  // Low-latency: twice [ranks, told_lines], what peers have counted; twice [ranks, max_tokens, row_lines],
-  // their rows. With low_latency_sums `sums` has rows of sum_lines.
-  bool low_latency = false, low_latency_sums = false;
+  // Low-latency, of at most few_tokens (0: never) of a rank: twice [ranks, told_lines], what peers have
+  // counted; twice [ranks, few_tokens, row_lines], their rows; of at most few_sums_tokens twice [ranks,
+  // few_sums_tokens, sum_lines], what peers have summed.
+  std::size_t few_tokens = 0, few_sums_tokens = 0;
   std::size_t told = 0, told_bytes = 0, told_lines = 0;
-  std::size_t sent = 0, sent_bytes = 0, row_lines = 0, sum_lines = 0;
+  std::size_t sent = 0, sent_bytes = 0, row_lines = 0;
+  std::size_t few_sums = 0, few_sums_bytes = 0, sum_lines = 0;
   std::size_t bytes = 0;
 
   // Within a slot.
@@ -156,6 +160,7 @@ struct Combine {
   bool wide = false;               // rows can be read and written by words of 16 bytes
   bool push = false, sum = false;  // the steps that the kernel makes
   bool lends = false;              // y lies in this rank's area: peers read its rows there
+  bool few = false;                // a low-latency dispatch has set the routing: its tokens are one chunk
 };
 
 // A kernel's reason why a call cannot be, in device::Failure::problem.

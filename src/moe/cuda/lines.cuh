@@ -123,10 +123,10 @@ __device__ inline void store_word(byte* row, unsigned word, std::uint32_t bytes,
   else store_grains<std::uint8_t>(at, value, left);
 }
 
-// How rows are shared by the warps of the grid: each in segments.
+// How rows are shared by warps: each in segments.
 struct Segments {
-  __device__ explicit Segments(unsigned rows)
-      : each(max(1u, min(warps_of_grid() / max(rows, 1u), 32u))), items(rows * each) {}
+  __device__ explicit Segments(unsigned rows, unsigned warps = warps_of_grid())
+      : each(max(1u, min(warps / max(rows, 1u), 32u))), items(rows * each) {}
   unsigned each, items;
 };
 

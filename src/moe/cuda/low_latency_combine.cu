@@ -81,8 +81,8 @@ __device__ Words sum_rows(const Rows& rows, int count, bool weighted, std::uint3
 }
 
 __device__ byte* slot_of_sum(const Work& work, std::uint64_t phase, int owner, int from, unsigned position) {
-  return at<byte>(work, owner, work.space.sums_of(phase)) +
-         (from * work.dims.max_tokens + position) * work.space.sum_lines * kLine;
+  return at<byte>(work, owner, work.space.few_sums_of(phase)) +
+         (from * work.space.few_sums_tokens + position) * work.space.sum_lines * kLine;
 }
 
 template <class T, int kGrain>
@@ -152,7 +152,8 @@ __device__ bool sum_tokens(const Work& work, const Combine& combine, Parts& part
   const auto lines = static_cast<unsigned>(lines_of(bytes));
   const float* const weights = weights_of(work, combine, work.dims.rank);
   const Segments share(work.tokens);
-  for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid()) {
+  // From the last warp on: the first ones push.
+  for (unsigned item = warps_of_grid() - 1 - warp_of_grid(); item < share.items; item += warps_of_grid()) {
     const unsigned token = item / share.each;
     int own_rows = 0;
     const int count = find_parts(work, combine, token, phase, weights, parts, rows, own_rows);
@@ -172,7 +173,8 @@ __device__ bool sum_tokens(const Work& work, const Combine& combine, Parts& part
           const bool comes = p < count && parts.at[p] && step + i % kSteps < part.end && line < lines;
           places[i] = comes ? packet_of(parts.at[p], line) : nullptr;
         }
-        if (!take_lines(work, places, phase, Told::summed, parts.late(first, count), packets)) return false;
+        if (!take_lines(work, places, phase, Told::few_summed, parts.late(first, count), packets))
+          return false;
 #pragma unroll
         for (int u = 0; u < kPartsAhead; ++u) {
           if (first + u >= count) continue;
@@ -216,14 +218,14 @@ __global__ void __launch_bounds__(kThreads)
     if (blockIdx.x == 0)
       for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += kThreads)
         if (r != d.rank)
-          device::store_relaxed(&work.area.signal[r][slot_of(work, Told::summed, d.rank)].count, begun);
+          device::store_relaxed(&work.area.signal[r][slot_of(work, Told::few_summed, d.rank)].count, begun);
     push_rows<T, kGrain>(work, combine, tokens, rows, phase);
   }
   if (!combine.sum || !sum_tokens<T, kGrain>(work, combine, all_parts[warp_of_block()], rows, phase)) return;
   // A peer that has begun has read what came two phases before.
   if (blockIdx.x == 0)
     for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += kThreads)
-      if (r != d.rank) device::thread_wait(work.area, slot_of(work, Told::summed, r), begun, r);
+      if (r != d.rank) device::thread_wait(work.area, slot_of(work, Told::few_summed, r), begun, r);
 }
 
 template <class T>

@@ -19,6 +19,21 @@ struct Incoming {
   unsigned position;
 };
 
+// What a block does with rows that come. Where a row goes follows from the ranks' numbers of tokens alone,
+// except with expert_major. Then most blocks copy rows, while the last ones find out where pairs go.
+struct Role {
+  __device__ Role(const Dims& dims, const Dispatch& dispatch) : warp(warp_of_grid()), warps(warps_of_grid()) {
+    const unsigned setters = gridDim.x / 8, first = (gridDim.x - setters) * kWarps;
+    if (setters == 0 || dims.expert_major() || dispatch.routed) return;
+    copies = warp < first;
+    sets = !copies;
+    warps = copies ? first : warps - first;
+    warp -= copies ? 0 : first;
+  }
+  unsigned warp, warps;  // this one's number among those of the role
+  bool copies = true, sets = true;
+};
+
 // Copies a segment of lines, from `first_line` on, to the targets.
 template <bool kWide>
 __device__ bool land_lines(const Work& work, const Incoming& row, unsigned first_line, unsigned count,
@@ -143,13 +158,14 @@ __device__ int find_places(const Work& work, const Dispatch& dispatch, const Few
 }
 
 template <class T, MoeScales kScales, bool kWide>
-__device__ bool land_row(const Work& work, const Dispatch& dispatch, const Few& few, const Incoming& row,
-                         Targets& targets, unsigned segment, unsigned segments) {
+__device__ bool land_row(const Work& work, const Dispatch& dispatch, const Few& few, const Role& role,
+                         const Incoming& row, Targets& targets, unsigned segment, unsigned segments) {
   const Dims& d = work.dims;
   __syncwarp();
-  const int count = find_places(work, dispatch, few, row, targets, segment == 0);
+  const int count = find_places(work, dispatch, few, row, targets, role.sets && segment == 0);
   __syncwarp();
   if (count < 0) return false;
+  if (!role.copies) return true;
   unsigned line = pair_lines(d);
   for (int p = 0; p < dispatch.payloads.count; ++p) {
     const Payload& payload = dispatch.payloads.of[p];
@@ -178,21 +194,22 @@ __device__ bool land_row(const Work& work, const Dispatch& dispatch, const Few& 
 }
 
 template <class T, MoeScales kScales, bool kWide>
-__device__ bool land_rows(const Work& work, const Dispatch& dispatch, const Few& few, Targets& targets,
-                          std::uint64_t phase) {
+__device__ bool land_rows(const Work& work, const Dispatch& dispatch, const Few& few, const Role& role,
+                          Targets& targets, std::uint64_t phase) {
   const Dims& d = work.dims;
   unsigned rows = 0;
   for (int s = 0; s < d.ranks; ++s) rows += few.rows[s];
-  const Segments share(rows);
-  for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid()) {
+  const Segments share(rows, role.copies ? role.warps : rows);
+  for (unsigned item = role.warp; item < share.items; item += role.warps) {
     const RowOf which(few.rows, d.ranks, d.rank == 0 ? d.ranks - 1 : d.rank - 1, item / share.each);
-    const Incoming row{.lines = mine<byte>(work, work.space.sent_of(phase)) +
-                                (which.source * d.max_tokens + which.position) * work.space.row_lines * kLine,
-                       .token = which.source == d.rank ? few.own[which.position] : 0,
-                       .phase = phase,
-                       .source = which.source,
-                       .position = which.position};
-    if (!land_row<T, kScales, kWide>(work, dispatch, few, row, targets, item % share.each, share.each))
+    const Incoming row{
+        .lines = mine<byte>(work, work.space.sent_of(phase)) +
+                 (which.source * work.space.few_tokens + which.position) * work.space.row_lines * kLine,
+        .token = which.source == d.rank ? few.own[which.position] : 0,
+        .phase = phase,
+        .source = which.source,
+        .position = which.position};
+    if (!land_row<T, kScales, kWide>(work, dispatch, few, role, row, targets, item % share.each, share.each))
       return false;
   }
   return true;
@@ -215,18 +232,26 @@ __global__ void __launch_bounds__(kThreads)
     for (std::size_t c = threadIdx.x; c < rounds.warps * few.counts.columns; c += kThreads) few.warps[c] = 0;
   }
   const std::uint64_t phase = phase_of(work, counters(work).phases, dispatch.sends);
-  if (phase == 0 || (!dispatch.routed && !read_routes(work, dispatch, few, rounds, first))) return;
+  if (phase == 0 || (!dispatch.routed && !count_routes(work, dispatch, few, rounds, first))) return;
+  if (dispatch.sends) tell_few(work, dispatch, few, phase);
+  if (!dispatch.routed) {
+    place_pairs(work, few, rounds);
+    __syncthreads();
+  }
   if (dispatch.sends) {
-    tell_few(work, dispatch, few, phase);
     const Segments share(work.tokens);
-    for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid())
+    // From the last warp on: the first ones tell.
+    for (unsigned item = warps_of_grid() - 1 - warp_of_grid(); item < share.items; item += warps_of_grid())
       send_row<T, kScales, kWide>(work, dispatch, few, item / share.each, item % share.each, share.each,
                                   phase);
   }
   if (!dispatch.lands || !hear_few(work, dispatch, few, phase)) return;
   __syncthreads();
-  if (!dispatch.routed && !lay_out_few(work, few)) return;
-  const bool landed = land_rows<T, kScales, kWide>(work, dispatch, few, all_targets[warp_of_block()], phase);
+  const Role role(work.dims, dispatch);
+  if (!dispatch.routed) find_first_rows(work, few);
+  if (!dispatch.routed && role.sets && !lay_out_few(work, few)) return;
+  const bool landed =
+      land_rows<T, kScales, kWide>(work, dispatch, few, role, all_targets[warp_of_block()], phase);
   if (__syncthreads_and(landed) == 0) return;
   if (!dispatch.routed || dispatch.weights) fill_tables(work, dispatch);
   clear_gaps(work, dispatch);

@@ -15,10 +15,10 @@ struct Few {
   __device__ static std::size_t numbers(const Space& space) { return space.told_lines * kWordsOfLine * 4; }
   __host__ __device__ static std::size_t bytes(const Dims& dims, const Space& space) {
     const auto ranks = static_cast<std::size_t>(dims.ranks);
-    const std::size_t pairs = dims.max_tokens * static_cast<std::size_t>(dims.top_k);
+    const std::size_t pairs = space.few_tokens * static_cast<std::size_t>(dims.top_k);
     return ranks * space.told_lines * kWordsOfLine * 8 +
            ((kWarps + 5) * space.columns + 1 + static_cast<std::size_t>(dims.experts) + 2 * pairs +
-            4 * ranks + dims.max_tokens) *
+            4 * ranks + space.few_tokens) *
                sizeof(std::uint32_t);
   }
 
@@ -29,8 +29,8 @@ struct Few {
         counts(work, warps + kWarps * work.space.columns, false),
         starts(counts.begin + work.dims.experts + 1),
         pairs(starts + work.dims.experts),
-        homes(reinterpret_cast<std::int32_t*>(pairs + work.dims.max_tokens * work.dims.top_k)),
-        tokens(reinterpret_cast<std::uint32_t*>(homes + work.dims.max_tokens * work.dims.top_k)),
+        homes(reinterpret_cast<std::int32_t*>(pairs + work.space.few_tokens * work.dims.top_k)),
+        tokens(reinterpret_cast<std::uint32_t*>(homes + work.space.few_tokens * work.dims.top_k)),
         rows(tokens + work.dims.ranks),
         first_rows(rows + work.dims.ranks),
         weighted(first_rows + work.dims.ranks),
@@ -40,14 +40,19 @@ struct Few {
   std::uint32_t* warps;  // [kWarps, columns]: of each warp; then of the warps before it
   Counts counts;
   std::uint32_t* starts;      // [ranks, local experts]: the first pair of each source and expert here
-  std::uint32_t* pairs;       // [max_tokens, top_k]: expert << 16 | number among this rank's for the expert
-  std::int32_t* homes;        // [max_tokens, top_k]: as Space::homes, also those for which there is no room
+  std::uint32_t* pairs;       // [few_tokens, top_k]: expert << 16 | number among this rank's for the expert
+  std::int32_t* homes;        // [few_tokens, top_k]: as Space::homes, also those for which there is no room
   std::uint32_t* tokens;      // [ranks]: that each source has for this rank
   std::uint32_t* rows;        // [ranks]: for which there is room
   std::uint32_t* first_rows;  // [ranks]
   std::uint32_t* weighted;    // [ranks]
-  std::uint32_t* own;         // [max_tokens]: those of this rank that have a copy here, by position
+  std::uint32_t* own;         // [few_tokens]: those of this rank that have a copy here, by position
 };
+
+// Returns the column of a rank's tokens. They are one chunk.
+__device__ inline unsigned column_of(const Work& work, int rank) {
+  return static_cast<unsigned>(work.dims.experts + rank * work.space.chunks);
+}
 
 // The tokens of a warp, in rounds of as many whole tokens as a warp has lanes for.
 struct Rounds {
@@ -105,7 +110,7 @@ __device__ inline bool count_pairs(const Work& work, const Dispatch& dispatch, c
     const int rank = expert < 0 ? 0 : d.rank_of(expert);
     if (rounds.has(round)) few.pairs[rounds.pair(round)] = static_cast<std::uint32_t>(expert);
     if (expert >= 0) atomicAdd(columns + expert, 1u);
-    if (leads(rounds, expert >= 0, rank)) atomicAdd(columns + d.experts + rank, 1u);
+    if (leads(rounds, expert >= 0, rank)) atomicAdd(columns + column_of(work, rank), 1u);
   }
   return right;
 }
@@ -144,7 +149,7 @@ __device__ inline void place_pairs(const Work& work, const Few& few, const Round
     const int rank = expert < 0 ? 0 : d.rank_of(expert);
     const bool first = leads(rounds, expert >= 0, rank);
     const std::uint32_t number = take_few(columns, expert >= 0, static_cast<unsigned>(expert));
-    const std::uint32_t position = take_few(columns, first, static_cast<unsigned>(d.experts + rank));
+    const std::uint32_t position = take_few(columns, first, column_of(work, rank));
     const int home = first ? rank : device::kMostRanks;
     int earlier = 0, all = 0;
     for (unsigned i = 0; i < rounds.k; ++i) {
@@ -162,15 +167,13 @@ __device__ inline void place_pairs(const Work& work, const Few& few, const Round
   }
 }
 
-// Reads this rank's routes. All threads of a block call it, and have the same answer: whether all experts
+// Counts this rank's routes. All threads of a block call it, and have the same answer: whether all experts
 // are. Requires: the warps' counts are zero.
-__device__ inline bool read_routes(const Work& work, const Dispatch& dispatch, const Few& few,
-                                   const Rounds& rounds, std::int64_t first) {
+__device__ inline bool count_routes(const Work& work, const Dispatch& dispatch, const Few& few,
+                                    const Rounds& rounds, std::int64_t first) {
   const bool right = count_pairs(work, dispatch, few, rounds, first);
   if (__syncthreads_and(right) == 0) return false;
   sum_few(few, rounds.warps);
-  __syncthreads();
-  place_pairs(work, few, rounds);
   __syncthreads();
   return true;
 }
@@ -245,11 +248,30 @@ __device__ inline void sum_told(const Work& work, const Few& few) {
     few.counts.earlier[c] = earlier;
     few.counts.base[c] = 0;
   }
-  for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads)
-    few.tokens[s] = numbers[s * stride + 1 + static_cast<std::size_t>(d.experts + d.rank)];
 }
 
-// Sets where each source's rows and pairs go here. Requires: experts have been scanned.
+// Sets where each source's rows go here. All threads of a block call it.
+__device__ inline void find_first_rows(const Work& work, const Few& few) {
+  const Dims& d = work.dims;
+  const auto* const numbers = reinterpret_cast<const std::uint16_t*>(few.told);
+  for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads)
+    few.tokens[s] = numbers[s * Few::numbers(work.space) + 1 + column_of(work, d.rank)];
+  __syncthreads();
+  const auto capacity = static_cast<std::uint32_t>(d.capacity);
+  const bool packed = d.layout == MoeLayout::flat;
+  for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads) {
+    std::uint32_t begin = packed ? 0 : static_cast<std::uint32_t>(s * d.max_tokens);
+    if (packed)
+      for (int i = 0; i < s; ++i) begin += few.tokens[i];
+    few.first_rows[s] = begin;
+    few.rows[s] = packed ? min(few.tokens[s], capacity - min(begin, capacity)) : few.tokens[s];
+    if (d.layout == MoeLayout::rank_major)  // the same of all blocks, which read it
+      table<std::int32_t>(work, work.space.source_rows)[s] = static_cast<std::int32_t>(few.rows[s]);
+  }
+  __syncthreads();
+}
+
+// Sets where each source's pairs go here. Requires: experts have been scanned.
 __device__ inline void find_starts(const Work& work, const Few& few) {
   const Dims& d = work.dims;
   const auto* const numbers = reinterpret_cast<const std::uint16_t*>(few.told);
@@ -262,19 +284,10 @@ __device__ inline void find_starts(const Work& work, const Few& few) {
       next += numbers[s * stride + 1 + static_cast<std::size_t>(first + e)];
     }
   }
-  const auto capacity = static_cast<std::uint32_t>(d.capacity);
-  const bool packed = d.layout == MoeLayout::flat;
-  for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads) {
-    std::uint32_t begin = packed ? 0 : static_cast<std::uint32_t>(s * d.max_tokens);
-    if (packed)
-      for (int i = 0; i < s; ++i) begin += few.tokens[i];
-    few.first_rows[s] = begin;
-    few.rows[s] = packed ? min(few.tokens[s], capacity - min(begin, capacity)) : few.tokens[s];
-  }
 }
 
-// Finds out where all that comes belongs, and sets the tables of it. All threads of a block call it, and have
-// the same answer: whether all ranks have room.
+// Finds out where all that comes belongs, and sets the tables of it. All threads of a block call it, after
+// find_first_rows, and have the same answer: whether all ranks have room.
 __device__ inline bool lay_out_few(const Work& work, const Few& few) {
   __shared__ Rooms rooms;
   const Dims& d = work.dims;
@@ -288,9 +301,6 @@ __device__ inline bool lay_out_few(const Work& work, const Few& few) {
   if (!has_room(work, few.counts, rooms)) return false;
   if (blockIdx.x != gridDim.x - 1) {
     if (d.expert_major()) describe_experts(work, few.counts);  // the same of all blocks, which read it
-    if (d.layout == MoeLayout::rank_major)
-      for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads)
-        table<std::int32_t>(work, work.space.source_rows)[s] = static_cast<std::int32_t>(few.rows[s]);
     return true;
   }
   __shared__ std::uint32_t dropped;

@@ -27,7 +27,7 @@ struct Outgoing {
     const bool leaves = packed != kNone && home.rank != work.dims.rank;
     if (leaves)
       slot = at<byte>(work, home.rank, work.space.sent_of(phase)) +
-             (work.dims.rank * work.dims.max_tokens + static_cast<std::size_t>(home.position)) *
+             (work.dims.rank * work.space.few_tokens + static_cast<std::size_t>(home.position)) *
                  work.space.row_lines * kLine;
     copies = __ballot_sync(kAllLanes, leaves);
   }

@@ -65,7 +65,10 @@ class Moes:
         key = _routed(case)
         if key not in self._handles:
             idx, weights = self.routes(case)
-            self._handles[key] = self.of(case).dispatch(tokens, idx, weights, **self.queued).handle
+            d = self.of(case).dispatch(
+                tokens, idx, weights, max_tokens=routes.shape(case).tokens, **self.queued
+            )
+            self._handles[key] = d.handle
         return self._handles[key]
 
     def close(self) -> None:
@@ -90,6 +93,7 @@ class UnisonoMoe(MoeCalls):
     def __init__(self, moes: Moes, case: Case, buffers: Buffers) -> None:
         self._moes, self._case, self._moe = moes, case, moes.of(case)
         self._x, self._out, self._queued = buffers.x, buffers.out, moes.queued
+        self._tokens = routes.shape(case).tokens
         self._idx, self._weights = moes.routes(case)
         self._given = case.collective == "moe_combine"
         self._last: Any = None
@@ -98,7 +102,9 @@ class UnisonoMoe(MoeCalls):
         self._handle = self._moes.handle(self._case, self._out)
 
     def dispatch(self) -> None:
-        self._last = self._moe.dispatch(self._x, self._idx, self._weights, **self._queued)
+        self._last = self._moe.dispatch(
+            self._x, self._idx, self._weights, max_tokens=self._tokens, **self._queued
+        )
 
     def combine(self) -> None:
         y, handle = (self._x, self._handle) if self._given else (self._last.x, self._last.handle)

@@ -186,6 +186,7 @@ class EPBuffer:
             None if topk_weights is None else topk_weights.detach().contiguous(),
             handle=None if handle is None else handle.routing,
             out=static,
+            max_tokens=num_max_tokens_per_rank if handle is None else None,
         )
 
         def finish() -> tuple[Any, ...]:
