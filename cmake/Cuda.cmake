@@ -18,7 +18,7 @@ endif()
 
 if(with_cuda)
   cmake_minimum_required(VERSION 3.26) # knows sm_90a, and C++20 in CUDA 13
-  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100) # the last as PTX too, for newer GPUs
   endif()
   enable_language(CUDA)
@@ -30,7 +30,7 @@ function(add_kernels name)
   add_library(${name} STATIC ${ARGN})
   set_target_properties(${name} PROPERTIES
     CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_SEPARABLE_COMPILATION ON CUDA_RESOLVE_DEVICE_SYMBOLS ON
-    CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET hidden
+    CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET hidden UNITY_BUILD OFF
   )
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   target_compile_options(${name} PRIVATE

@@ -47,6 +47,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves files of long tests to the front, so that workers that take whole files end together."""
+    marks = ("slow", "mpi", "torch", "fabric", "browser")
+    long = {item.path for item in items if any(map(item.get_closest_marker, marks))}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture
 def ranks_find_unisono(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that a test starts import the same package as the test."""

@@ -119,16 +119,17 @@ def make(
 
 
 def works_of_unisono(
-    ranks: int, algorithms: Mapping[str, Sequence[str]], direct_reaches_all: bool
+    ranks: int, algorithms: Mapping[str, Sequence[str]], direct_reaches_all: bool, whole: bool
 ) -> list[Work]:
     """Returns the works of Unisono, shuffled.
 
     Every collective x algorithm x dtype x op x placement x memory, with small sizes in turn. Every collective
     x algorithm x placement x memory with every large size, with dtypes and ops in turn. An algorithm that the
     plan may not choose has half of the dtypes and ops in either memory: one half for odd numbers of ranks,
-    the other for even numbers.
+    the other for even numbers. Unless `whole`, each has a third of its dtypes and ops, and half of its large
+    sizes, in turn.
     """
-    numbers, turn, works = itertools.count(), itertools.count(), []
+    numbers, turn, parts, works = itertools.count(), itertools.count(), itertools.count(ranks), []
     for collective, placement, memory in itertools.product(
         COLLECTIVES, ("out_of_place", "in_place"), MEMORIES
     ):
@@ -140,7 +141,8 @@ def works_of_unisono(
                 continue
             half = None if algorithm is None else (ranks + (memory == "symmetric")) % 2
             each = 1 if collective in REDUCING else 2
-            for dtype, op, count in _choices(collective, ranks, each, turn, half):
+            part = None if whole else next(parts)
+            for dtype, op, count in _choices(collective, ranks, each, turn, half, part):
                 number = next(numbers)
                 more = {"algorithm": algorithm, "check": number % 3 != 0}
                 works.append(make(number, collective, count, dtype, ranks, op, placement, memory, **more))
@@ -148,15 +150,17 @@ def works_of_unisono(
 
 
 def works_of_others(ranks: int) -> list[Work]:
-    """Returns the works of libraries without a choice of algorithm and memory, with tame floats."""
-    numbers, turn, works = itertools.count(), itertools.count(), []
+    """Returns the works of libraries without a choice of algorithm and memory, with tame floats: of more than
+    3 ranks, a part as in `works_of_unisono`."""
+    numbers, turn, parts, works = itertools.count(), itertools.count(), itertools.count(ranks), []
     for collective, placement in itertools.product(COLLECTIVES, ("out_of_place", "in_place")):
         if not _exists(collective, placement, "plain") or (collective, placement) == (
             "all_to_all_v",
             "in_place",
         ):
             continue
-        for dtype, op, count in _choices(collective, ranks, 1, turn):
+        part = None if ranks <= 3 else next(parts)
+        for dtype, op, count in _choices(collective, ranks, 1, turn, part=part):
             works.append(make(next(numbers), collective, count, dtype, ranks, op, placement, tame=True))
     return _shuffled(works, ranks)
 
@@ -173,12 +177,18 @@ def _swaps(collective: str, placement: str) -> bool:
 
 
 def _choices(
-    collective: str, ranks: int, each: int, turn: Iterator[int], half: int | None = None
+    collective: str,
+    ranks: int,
+    each: int,
+    turn: Iterator[int],
+    half: int | None = None,
+    part: int | None = None,
 ) -> Iterator[tuple[str, str, int]]:
     """Yields dtype, op and count.
 
     First all pairs of dtype and op, or every other from `half` on, with `each` small counts. Then all large
-    counts, each with one of four pairs only, since their expected results take most of the time."""
+    counts, each with one of four pairs only, since their expected results take most of the time. part: picks
+    a third of these pairs, and half of the large counts."""
     if collective == "barrier":
         yield from [("u8", "sum", 0)] * 10
         return
@@ -188,12 +198,16 @@ def _choices(
     for index, (dtype, op) in enumerate(kinds):
         if half is not None and index % 2 != half:
             continue
+        if part is not None and index // 2 % 3 != part % 3:
+            continue
         counts = small_counts(DTYPES[dtype].itemsize, ranks)
         for step in range(each):
             yield dtype, op, counts[(next(turn) + index * 5 + step * 11) % len(counts)]
     wide = [(dtype, op) for op in (OPS if reduces else ("sum",)) for dtype in LONG]
     first = next(turn) % 4
     for index in range(len(large_counts(4, ranks, blocks))):
+        if part is not None and index % 2 != part % 2:
+            continue
         dtype, op = wide[(2 * (index + ranks) + first) % len(wide)]
         counts = large_counts(DTYPES[dtype].itemsize, ranks, blocks)
         yield dtype, op, counts[index % len(counts)]

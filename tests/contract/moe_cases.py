@@ -99,8 +99,9 @@ def _jobs(ranks: int) -> Iterator[Job]:
         how = ("dispatch", "combine", "none", "both")[number // 2 % 4]
         return Job(group, number, layer, route, PRESENCE[(number + number // 6) % 4], how, drop)
 
-    for layout, dtype, route in itertools.product(LAYOUTS, FLOATS, ROUTES):
-        yield job("layouts", layout, dtype, route)
+    for layout, dtype, (at, route) in itertools.product(LAYOUTS, FLOATS, enumerate(ROUTES)):
+        if ranks <= 3 or dtype == FLOATS[at % len(FLOATS)]:
+            yield job("layouts", layout, dtype, route)
     for layout in LAYOUTS:  # more pairs of a token than experts of a rank
         one = replace(job("layouts", layout, "f32", "twice"), presence="full")
         layer = replace(one.layer, experts=ranks, top_k=min(ranks, 3))

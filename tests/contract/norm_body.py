@@ -22,7 +22,7 @@ QUANTS = (None, "fp8", "fp8_token", "fp8_128", "mx")
 ALGORITHMS = (None, "one_shot", "two_shot", "apart")
 ROWS = (0, 1, 2, 3, 7, 64, 257)
 HIDDENS = (8, 100, 128, 1, 1024, 1537, 4096, 7168)
-_LARGEST = 600_000  # elements of x
+_LARGEST = 1_800_000  # elements of x of all ranks, of 3 at least
 _ROUNDS = 60
 
 
@@ -74,12 +74,13 @@ def jobs(ranks: int, algorithms: Sequence[str | None]) -> Iterator[Job]:
         return Job(group, next(numbers), ranks, **{**others, **of})
 
     for rows, hidden in itertools.product(ROWS, HIDDENS):
-        if rows * hidden <= _LARGEST:
+        if rows * hidden * max(ranks, 3) <= _LARGEST:
             yield job("rows", rows=rows, hidden=hidden)
     yield job("rows", rows=257, hidden=7168, dtype="bf16", quant=None, algorithm=None)
     yield job("rows", rows=3, hidden=40_001, dtype="f32")  # longer than a chunk
-    for quant, dtype, kind, algorithm in itertools.product(QUANTS, FLOATS, ("rms", "layer"), algorithms):
-        yield job("quants", quant=quant, dtype=dtype, kind=kind, algorithm=algorithm)
+    for quant, dtype, algorithm in itertools.product(QUANTS, FLOATS, algorithms):
+        for kind in ("rms", "layer") if ranks <= 3 else (next(turns["kind"]),):
+            yield job("quants", quant=quant, dtype=dtype, kind=kind, algorithm=algorithm)
     of_shards = [one for one in algorithms if one != "one_shot"]
     for quant, dtype, algorithm in itertools.product(QUANTS, FLOATS, of_shards):
         yield job("sharded", quant=quant, dtype=dtype, algorithm=algorithm, sharded=True)

@@ -44,7 +44,9 @@ def _works(communicator: unisono.Communicator) -> list[Work]:
     algorithms = {name: list(communicator.algorithms(name, device)) for name in COLLECTIVES}
     if not is_uniform(communicator.nodes):
         algorithms = {name: [one for one in known if one != "chain"] for name, known in algorithms.items()}
-    return works_of_unisono(communicator.size, algorithms, reach_any_memory(communicator))
+    # more ranks take other ways, but combine elements alike
+    whole = communicator.size <= (3 if device == "cpu" else 2)
+    return works_of_unisono(communicator.size, algorithms, reach_any_memory(communicator), whole)
 
 
 def _collectives(communicators: Sequence[unisono.Communicator], report: Report) -> None:

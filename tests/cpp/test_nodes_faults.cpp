@@ -230,9 +230,11 @@ TEST_P(Faults, EachExchangeOfEachRank) {
     for (int victim = 0; victim < n; ++victim)
       for (int k = 0; k < exchanges[static_cast<std::size_t>(victim)]; ++k)
         for (const bool breaks : {false, true})
-          tasks.emplace_back([&layout, &operation, victim, k, breaks] {
-            expect_lost(layout, operation, victim, k, breaks);
-          });
+          // of more ranks every other exchange breaks: both at each take ten seconds and more
+          if (n <= 3 || breaks == ((victim + k) % 2 == 1))
+            tasks.emplace_back([&layout, &operation, victim, k, breaks] {
+              expect_lost(layout, operation, victim, k, breaks);
+            });
   }
   at_once(tasks);
 }

@@ -89,10 +89,9 @@ def test_calls_that_differ() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("count", [8, 3_000_000])
-def test_a_rank_that_dies(count: int) -> None:
+def test_a_rank_that_dies() -> None:
     """The rank's node notices its process, the other node its peer, long before the deadline."""
-    outcome = ranks.play(4, "node_programs:dies", 3, count, nodes=2, timeout_s=60)
+    outcome = ranks.play(4, "node_programs:dies", 3, 3_000_000, nodes=2, timeout_s=60)
     for rank, answer in enumerate(outcome.ranks[:3]):
         assert answer is not None and "error" in answer, (rank, answer, str(outcome.ended))
         assert answer["error"]["type"] == "PeerLostError", answer

@@ -18,32 +18,20 @@ import unisono
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("ranks_find_unisono")]
 
 
-@pytest.mark.parametrize(
-    ("n", "program"), [(1, "deep_ep_flat"), (2, "deep_ep_flat"), (2, "deep_ep_expanded")]
-)
-def test_programs(n: int, program: str, tmp_path: Path) -> None:
-    outcome = ranks.play(n, f"torch_group_programs:{program}", str(tmp_path / "store"), timeout_s=100)
-    assert outcome.results() == [None] * n
+PROGRAMS = [
+    "torch_group_programs:deep_ep_flat",
+    "torch_group_programs:deep_ep_expanded",
+    "torch_rows_programs:deep_ep_quantised",
+    "deep_ep_v1_programs:megatron",
+    "deep_ep_v1_programs:normal",
+    "deep_ep_low_latency_programs:low_latency",
+]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_quantised_rows(n: int, tmp_path: Path) -> None:
-    outcome = ranks.play(n, "torch_rows_programs:deep_ep_quantised", str(tmp_path / "store"), timeout_s=100)
-    assert outcome.results() == [None] * n
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize(
-    "program",
-    [
-        "deep_ep_v1_programs:megatron",
-        "deep_ep_v1_programs:normal",
-        "deep_ep_low_latency_programs:low_latency",
-    ],
-)
-def test_v1(n: int, program: str, tmp_path: Path) -> None:
-    outcome = ranks.play(n, program, str(tmp_path / "store"), timeout_s=100)
-    assert outcome.results() == [None] * n
+def test_programs(n: int, tmp_path: Path) -> None:
+    outcome = ranks.play(n, "torch_ranks:several", str(tmp_path / "store"), *PROGRAMS, timeout_s=200)
+    assert outcome.results() == [[None] * len(PROGRAMS)] * n
 
 
 @pytest.fixture

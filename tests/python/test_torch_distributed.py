@@ -36,25 +36,18 @@ def python(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, env=whole, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("n", (1, 2, 3, 4))
-def test_collectives(n: int, tmp_path: Path) -> None:
-    play(n, "torch_call_programs:collectives", tmp_path).results()
-
-
-def test_groups(tmp_path: Path) -> None:
-    play(3, "groups", tmp_path).results()
-
-
-def test_ddp(tmp_path: Path) -> None:
-    play(3, "ddp", tmp_path).results()
-
-
-def test_sharded(tmp_path: Path) -> None:
-    play(2, "sharded", tmp_path).results()
-
-
-def test_ways_of_training(tmp_path: Path) -> None:
-    play(2, "torch_training:quick", tmp_path).results()
+@pytest.mark.parametrize(
+    ("n", "programs"),
+    [
+        (1, []),
+        (2, ["torch_backend_programs:sharded", "torch_training:quick"]),
+        (3, ["torch_backend_programs:groups", "torch_backend_programs:ddp"]),
+    ],
+    ids=["1", "2", "3"],
+)
+def test_calls_and_training(n: int, programs: list[str], tmp_path: Path) -> None:
+    all_of_them = ["torch_call_programs:collectives", *programs]
+    ranks.play(n, "torch_ranks:several", str(tmp_path / "store"), *all_of_them, timeout_s=200).results()
 
 
 def test_killed_rank_is_named(tmp_path: Path) -> None:

@@ -18,20 +18,15 @@ import unisono
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("ranks_find_unisono")]
 
 
-def test_steps(tmp_path: Path) -> None:
-    outcome = ranks.play(2, "torch_group_programs:flashinfer", str(tmp_path / "store"), timeout_s=100)
-    assert outcome.results() == [None] * 2
+PROGRAMS = ["torch_rows_programs:flashinfer_quantised", "torch_norm_programs:patterns"]
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_quantised_rows(n: int, tmp_path: Path) -> None:
-    program = "torch_rows_programs:flashinfer_quantised"
-    assert ranks.play(n, program, str(tmp_path / "store"), timeout_s=100).results() == [None] * n
-
-
-def test_fused_patterns(tmp_path: Path) -> None:
-    outcome = ranks.play(2, "torch_norm_programs:patterns", str(tmp_path / "store"), timeout_s=100)
-    assert outcome.results() == [None] * 2
+@pytest.mark.parametrize(
+    ("n", "programs"), [(2, ["torch_group_programs:flashinfer", *PROGRAMS]), (3, PROGRAMS)], ids=["2", "3"]
+)
+def test_programs(n: int, programs: list[str], tmp_path: Path) -> None:
+    outcome = ranks.play(n, "torch_ranks:several", str(tmp_path / "store"), *programs, timeout_s=100)
+    assert outcome.results() == [[None] * len(programs)] * n
 
 
 @pytest.fixture

@@ -18,18 +18,22 @@ def play(n: int, program: str, folder: Path, **options: Any) -> list[Any]:
     return ranks.play(n, where, str(folder / "store"), timeout_s=100, **options).results()
 
 
-@pytest.mark.parametrize("n", (1, 2, 3))
-def test_collectives(n: int, tmp_path: Path) -> None:
-    play(n, "collectives", tmp_path)
+@pytest.mark.parametrize(
+    ("n", "programs"),
+    [
+        (1, ["collectives", "blocks"]),
+        (2, ["collectives", "fsdp", "compiled"]),
+        (3, ["collectives", "blocks", "fsdp"]),
+    ],
+    ids=["1", "2", "3"],
+)
+def test_programs(n: int, programs: list[str], tmp_path: Path) -> None:
+    names = [f"torch_memory_programs:{one}" for one in programs]
+    ranks.play(n, "torch_ranks:several", str(tmp_path / "store"), *names, timeout_s=200).results()
 
 
 def test_collectives_where_ranks_reach_no_other_memory(tmp_path: Path) -> None:
     play(3, "collectives", tmp_path, env={"UNISONO_FAR": "0"})
-
-
-@pytest.mark.parametrize("n", (1, 3))
-def test_memory_is_used_again(n: int, tmp_path: Path) -> None:
-    play(n, "blocks", tmp_path)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -40,12 +44,3 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 def test_several_machines(tmp_path: Path) -> None:
     play(2, "several_machines", tmp_path, nodes=2)
-
-
-@pytest.mark.parametrize("n", (2, 3))
-def test_fsdp(n: int, tmp_path: Path) -> None:
-    play(n, "fsdp", tmp_path)
-
-
-def test_compiled(tmp_path: Path) -> None:
-    play(2, "compiled", tmp_path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,6 +35,19 @@ def world(store: str, seconds: float = 60) -> Iterator[tuple[int, int]]:
         yield rank, size
     finally:
         dist.destroy_process_group()
+
+
+def several(store: str, *programs: str) -> list[Any]:
+    """Runs programs MODULE:FUNCTION in turn, each with a store of its own, since a process takes seconds to
+    import torch. Returns their results."""
+    results = []
+    for number, program in enumerate(programs):
+        module, _, function = program.partition(":")
+        try:
+            results.append(getattr(importlib.import_module(module), function)(f"{store}-{number}"))
+        except Exception as error:
+            raise RuntimeError(f"{program}: {type(error).__name__}: {error}") from error
+    return results
 
 
 def data(shape: tuple[int, ...], dtype: torch.dtype, *seed: int, strided: bool = False) -> torch.Tensor:
