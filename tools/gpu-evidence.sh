@@ -62,9 +62,9 @@ if [[ $gpus -gt 1 ]]; then
   step moe-few 45 "${bench[@]}" --ranks "$gpus" --moe --hidden 7168 --tokens 1,16,64 --budget 15 --layout flat --out "$out/moe-few"
   step norm-bench 70 "${bench[@]}" --ranks "$gpus" --norm --hidden 7168 --sizes 14K,56K,224K,1M,3584K,14M,56M --budget 40 \
     --backends unisono,nccl,unisono:apart,unisono:one_shot,unisono:one_shot_ll128,unisono:two_shot,unisono:two_shot_ll128 --out "$out/norm-bench"
+  step matmul-all 190 "${bench[@]}" --ranks "$gpus" --matmul --workload llama-3-70b-tp-layer-tokens-8192 --budget 80 --out "$out/matmul-all"
   step moe-all 50 "${unisono[@]}" run -n "$gpus" "$python" tools/moe-gpu.py --json "$out/moe-all.json"
   torchrun=("$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus")
-  step matmul-all 80 "${torchrun[@]}" tools/matmul-gpus.py --json "$out/matmul-all.json"
   for form in ddp fsdp; do
     step "train-$form" 50 "${torchrun[@]}" tools/train-step.py --device cuda --form "$form" --batch 32 --rounds 40 \
       --out "$out/train-$form.json"

@@ -80,8 +80,8 @@ def test_mixtures_of_experts_have_as_many_experts_on_each_rank() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 8])
 def test_every_step_has_its_case(ranks: int) -> None:
     for workload, needed in workloads.select(workloads.entries(), ranks):
-        have = {(case.collective, case.bytes, case.dtype, case.op, case.moe) for case in needed}
-        wanted = {(step.collective, step.bytes, step.dtype, step.op, step.moe) for step in workload.steps}
+        have = {(c.collective, c.bytes, c.dtype, c.op, c.moe, c.matmul) for c in needed}
+        wanted = {(s.collective, s.bytes, s.dtype, s.op, s.moe, s.matmul) for s in workload.steps}
         assert have == wanted
         assert workload.source
         assert all(case.ranks == ranks and case.mode == "latency" for case in needed)
@@ -89,7 +89,7 @@ def test_every_step_has_its_case(ranks: int) -> None:
 
 def test_names() -> None:
     assert workloads.split_workloads("none") == []
-    assert workloads.split_workloads("all") == list(workloads.entries())
+    assert workloads.split_workloads("all", "cuda") == list(workloads.entries())
     assert [w.name for w, _ in workloads.select(["llama-3-70b-tp-decode-batch-8"], 2)] == [
         "llama-3-70b-tp-decode-batch-8"
     ]

@@ -28,6 +28,7 @@ from unisono.records.vocabulary import DTYPES
 GUARD = 64
 PAGE, HUGE_PAGE = 4096, 2 << 20
 POISON = 0xA5
+RANDOM = 1 << 20  # numbers, after which they repeat
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -37,8 +38,8 @@ class Region:
     """Bytes from the start of a page on."""
 
     memory: Bytes
-    ones_of: str = ""  # the dtype whose ones the first `ones_bytes` bytes hold (see `Placed.prime`)
-    ones_bytes: int = 0
+    primed: str = ""  # what the first `primed_bytes` bytes hold (see `Placed.prime`)
+    primed_bytes: int = 0
     arithmetic: Any = None  # a verify.Arithmetic; None: that of the run's device
 
     def view(self, shape: tuple[int, ...], dtype: str) -> Any:
@@ -48,11 +49,18 @@ class Region:
     def fill_ones(self, end: int, dtype: str) -> None:
         self.memory[:end].view(DTYPES[dtype]).fill(1)
 
+    def fill_random(self, end: int, dtype: str) -> None:
+        """Fills with numbers of a normal distribution, the same again and again."""
+        numbers = self.memory[:end].view(DTYPES[dtype])
+        random = np.random.default_rng(1).standard_normal(min(len(numbers), RANDOM), np.float32)
+        for start in range(0, len(numbers), RANDOM):
+            numbers[start : start + RANDOM] = random[: len(numbers) - start]
+
     def poison(self, end: int | None = None) -> None:
         self.memory[:end].fill(POISON)
 
     def soil(self) -> None:
-        self.ones_bytes = 0
+        self.primed_bytes = 0
 
 
 @dataclass(frozen=True)
@@ -64,14 +72,16 @@ class Placed:
     read: tuple[Region, int]  # the input's region, and the input's end in bytes
     written: tuple[Region, int]  # the output's region, and the output's end in bytes
     guards: tuple[Any, ...] = ()  # the guard bytes behind the buffers
+    random: bool = False  # the input is primed with random numbers
 
     def prime(self) -> None:
         """Fills the input with ones. Their sums and products never get denormal or NaN, however often a call
-        repeats in place."""
+        repeats in place. A matmul gets random numbers: a GPU multiplies ones with less power, and faster."""
         region, end = self.read
-        if region.ones_of != self.dtype or region.ones_bytes < end:
-            region.fill_ones(end, self.dtype)
-            region.ones_of, region.ones_bytes = self.dtype, end
+        what = f"random {self.dtype}" if self.random else self.dtype
+        if region.primed != what or region.primed_bytes < end:
+            (region.fill_random if self.random else region.fill_ones)(end, self.dtype)
+            region.primed, region.primed_bytes = what, end
 
     def soil(self) -> None:
         """Notes that calls have written the output."""
@@ -177,4 +187,4 @@ class Pools:
             send_counts=shapes.send_counts,
             recv_counts=shapes.recv_counts,
         )
-        return Placed(buffers, case.dtype, read, written, guards)
+        return Placed(buffers, case.dtype, read, written, guards, random=case.matmul is not None)

@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono import traits
-from unisono.bench import norm, pairs, routes
+from unisono.bench import matmul, pairs, routes
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import (
     DEVICES,
     DTYPES,
     KNOWN,
+    MATMUL,
+    MATMULS,
     MEMORIES,
     MODES,
     MOES,
@@ -38,7 +40,9 @@ from unisono.records.vocabulary import (
 # The length of a queue on GPUs: calls of CALL_US + bytes / GPU_BYTES_PER_US each that together last GRAPH_US.
 GRAPH_US, CALL_US, GPU_BYTES_PER_US = 1000.0, 5.0, 300e3
 FEWEST_CALLS, MOST_CALLS = 4, 200
+FLOP_PER_US = 500e6  # of a matmul on GPUs
 MOE_BUFFERS = 3  # times as much memory as other cases: libraries have memory of their own for what comes
+SHAPED = (*MOES, NORM, *MATMULS, MATMUL)  # cases with more than a size, which have a grid of their own
 
 
 class CaseError(ValueError):
@@ -120,7 +124,7 @@ def block_elements(case: Case) -> int:
 
 def buffer_bytes(case: Case) -> int:
     """Returns the bytes of the largest buffer of the case on any rank."""
-    if case.moe is None and case.norm is None:
+    if (case.moe, case.norm, case.matmul) == (None, None, None):
         return case.bytes
     layouts = [layout(case, rank) for rank in range(case.ranks)]
     shapes = [shape for one in layouts for shape in (one.x, one.out) if shape is not None]
@@ -129,6 +133,9 @@ def buffer_bytes(case: Case) -> int:
 
 def memory_bytes(case: Case) -> int:
     """Returns the size of a case without memory of the libraries that takes as much memory in all."""
+    if case.matmul is not None:  # A of all ranks, and a product
+        own = case.matmul.m * (case.matmul.k + case.matmul.n) * DTYPES[case.dtype].itemsize
+        return buffer_bytes(case) + own
     return buffer_bytes(case) * (1 if case.moe is None else MOE_BUFFERS)
 
 
@@ -149,6 +156,8 @@ class Layout:
 
 def layout(case: Case, rank: int) -> Layout:
     """Returns the shapes of `x` and `out` of `case` on `rank`."""
+    if case.collective in SHAPED:
+        return _shaped(case, rank)
     n, block, at_root = case.ranks, block_elements(case), rank == case.root
     match case.collective:
         case "barrier":
@@ -168,16 +177,6 @@ def layout(case: Case, rank: int) -> Layout:
             return Layout((sum(to),), (n * to[rank],), tuple(to), (to[rank],) * n)
         case "reduce":
             return Layout((block,), (block,) if at_root else None)
-        case "moe_dispatch" | "moe_combine" | "moe_round":
-            moe = routes.shape(case)
-            tokens, rows = (moe.tokens, moe.hidden), (len(routes.rows(case, rank).token), moe.hidden)
-            # the library's own memory has the rows of a dispatch
-            x = rows if case.collective == "moe_combine" else tokens
-            return Layout(x, None if case.collective == "moe_dispatch" else tokens)
-        case vocabulary.NORM:
-            shape = norm.shape(case)
-            # x, the residual and the weight; the normalised rows and the sum with the residual
-            return Layout((2 * shape.rows + 1, shape.hidden), (2 * shape.rows, shape.hidden))
         case vocabulary.PINGPONG:
             return Layout(
                 (block,) if pairs.sends(case, rank) else None,
@@ -185,6 +184,22 @@ def layout(case: Case, rank: int) -> Layout:
             )
         case _:
             return Layout((block,), (block,))
+
+
+def _shaped(case: Case, rank: int) -> Layout:
+    """Returns the layout of a case of SHAPED."""
+    if case.matmul is not None:
+        k, n = case.matmul.k, case.matmul.n
+        return Layout((matmul.rows_in(case, rank) * k + k * n,), (matmul.rows_out(case, rank) * n,))
+    if case.norm is not None:
+        rows, hidden = case.norm.rows, case.norm.hidden
+        # x, the residual and the weight; the normalised rows and the sum with the residual
+        return Layout((2 * rows + 1, hidden), (2 * rows, hidden))
+    moe = routes.shape(case)
+    tokens, received = (moe.tokens, moe.hidden), (len(routes.rows(case, rank).token), moe.hidden)
+    # the library's own memory has the rows of a dispatch
+    x = received if case.collective == "moe_combine" else tokens
+    return Layout(x, None if case.collective == "moe_dispatch" else tokens)
 
 
 def make_case(
@@ -202,7 +217,7 @@ def make_case(
 
     All elements are whole, and the blocks of a blocked collective equal. Only reductions keep `op`. The root
     is rank 0. Raises CaseError for an unknown name, and for an op that the dtype lacks on that device."""
-    known = KNOWN[_known("collective", collective, [name for name in KNOWN if name not in (*MOES, NORM)])]
+    known = KNOWN[_known("collective", collective, [name for name in KNOWN if name not in SHAPED])]
     item = DTYPES[_known("dtype", dtype, DTYPES)].itemsize
     _known("placement", placement, PLACEMENTS)
     _known("memory", memory, MEMORIES)
@@ -291,7 +306,8 @@ def calls_per_sample(case: Case) -> int:
     if case.mode in ("latency", "events"):
         return 1
     if case.device == "cuda":
-        calls = math.ceil(GRAPH_US / (CALL_US + case.bytes / GPU_BYTES_PER_US))
+        of_matmul = 0 if case.matmul is None else matmul.flop(case) / FLOP_PER_US
+        calls = math.ceil(GRAPH_US / (CALL_US + case.bytes / GPU_BYTES_PER_US + of_matmul))
         return min(MOST_CALLS, max(FEWEST_CALLS, calls))
     return min(20, max(2, (4 << 20) // max(1, case.bytes)))
 

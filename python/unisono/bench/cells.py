@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from unisono.bench import pairs, verify, verify_moe, verify_norm
+from unisono.bench import pairs, verify, verify_matmul, verify_moe, verify_norm
 from unisono.bench.backends.base import Backend, ResultCall
 from unisono.bench.buffers import Placed, Pools
 from unisono.bench.cases import calls_per_sample, has_in_place
@@ -130,7 +130,9 @@ def _lacking(case: Case, backend: Backend) -> str | None:
         return f"{backend.name} has no mixture of experts."
     if case.norm is not None and not backend.norm:
         return f"{backend.name} has no all_reduce_rms_norm."
-    if case.moe is None and case.norm is None and not backend.collectives:
+    if case.matmul is not None and not backend.matmul:
+        return f"{backend.name} has no matmuls with their collective."
+    if (case.moe, case.norm, case.matmul) == (None, None, None) and not backend.collectives:
         return f"{backend.name} has no collectives."
     if case.streams == "per-peer" and not (case.device == "cuda" and backend.queues()):
         return f"calls of {backend.name} here are the host's and have no streams (--streams one)."
@@ -143,6 +145,8 @@ def _reference(case: Case) -> Any:
     """Returns the module with `expectation` and `bound_text` of such cases."""
     if case.moe is not None:
         return verify_moe
+    if case.matmul is not None:
+        return verify_matmul
     return verify if case.norm is None else verify_norm
 
 

@@ -9,12 +9,13 @@ import msgspec
 
 from unisono.bench import cases, pairs
 from unisono.bench.cases import size_range
+from unisono.bench.matmul import Grid as MatmulGrid
 from unisono.bench.moe import Grid
 from unisono.bench.norm import Grid as NormGrid
 from unisono.bench.pairs import ALL
 from unisono.bench.schedule import Limits
 from unisono.records import Case
-from unisono.records.vocabulary import MOES, NORM, OWN, PATTERNS, PINGPONG
+from unisono.records.vocabulary import MATMUL, MATMULS, MOES, NORM, OWN, PATTERNS, PINGPONG
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -115,6 +116,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     streams: tuple[str, ...] = (OWN,)  # of an all_to_all
     moe: Grid = Grid()  # of the cases of a mixture of experts among `collectives`
     norm: NormGrid = NormGrid()  # of all_reduce_rms_norm, if among `collectives`
+    matmul: MatmulGrid = MatmulGrid()  # of the matmuls among `collectives`
     scaling: tuple[str, ...] = ()  # weak, strong: `sizes` as in `unisono scaling`
     room_bytes: int = 0  # the least size of the buffers
     mpis: tuple[str, ...] = ()  # under which the ranks are started in turn; empty: as `start` chooses
@@ -126,9 +128,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def grid(self, ranks: int) -> list[Case]:
         """Returns every distinct case of the options on `ranks` ranks."""
         fused = self.norm.cases(ranks) if NORM in self.collectives else []
+        if not {*MATMULS, MATMUL}.isdisjoint(self.collectives):
+            fused += self.matmul.cases(ranks, self.collectives)
         others = cases.grid(
             ranks,
-            [name for name in self.collectives if name not in (*MOES, NORM)],
+            [name for name in self.collectives if name not in cases.SHAPED],
             self.sizes,
             self.dtypes,
             self.ops,
@@ -137,7 +141,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             self.modes,
             self.device,
         )
-        return self.moe.cases(ranks, self.collectives) + fused + others
+        return list(dict.fromkeys(self.moe.cases(ranks, self.collectives) + fused + others))
 
     def check_ranks(self, ranks: int) -> None:
         """Raises CaseError if the options cannot be run on `ranks` ranks."""

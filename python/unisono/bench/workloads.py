@@ -9,10 +9,10 @@ from math import prod
 
 import msgspec
 
-from unisono.bench import moe
+from unisono.bench import matmul, moe
 from unisono.bench.cases import CaseError, make_case
 from unisono.records import Case, Workload, WorkloadStep
-from unisono.records.vocabulary import DTYPES
+from unisono.records.vocabulary import DEVICES, DTYPES
 
 
 class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,7 +26,8 @@ class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One kind of call. `elements`: factors of the number of elements of the larger buffer on one rank;
-    none for a mixture of experts, which has `moe`."""
+    none for a mixture of experts, which has `moe`, and for a matmul, whose m, k and n of all ranks are in
+    `matmul`."""
 
     collective: str
     dtype: str
@@ -34,6 +35,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     elements: list[int] = []
     op: str | None = None
     moe: Experts | None = None
+    matmul: tuple[int, int, int] | None = None
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +44,8 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One [[workload]] of the file. Each variant becomes a workload of its own, `name-variant`."""
+    """One [[workload]] of the file. Each variant becomes a workload of its own, `name-variant`. Other devices
+    than `devices` take long, and measure it only if it is named."""
 
     name: str
     title: str
@@ -50,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     units_per_step: int
     source: str
     variants: list[Variant]
+    devices: tuple[str, ...] = DEVICES
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,19 +66,25 @@ def entries() -> dict[str, Entry]:
     return {entry.name: entry for entry in msgspec.convert(tomllib.loads(text), _File).workload}
 
 
-def split_workloads(text: str) -> list[str]:
-    """Returns the names in `"a,b"`, `"all"` or `"none"`: of entries or single variants. Raises CaseError."""
+def split_workloads(text: str, device: str = "cpu") -> list[str]:
+    """Returns the names in `"a,b"`, `"all"` or `"none"`: of entries or single variants. All are those that
+    suit the device. Raises CaseError."""
     known = entries()
     if text.strip() in ("", "none"):
         return []
     if text.strip() == "all":
-        return list(known)
+        return [name for name, entry in known.items() if device in entry.devices]
     names = [part.strip() for part in text.split(",") if part.strip()]
     for name in names:
         variants = [_name(entry, variant) for entry in known.values() for variant in entry.variants]
         if name not in known and name not in variants:
             raise CaseError(f"unknown workload {name!r}: choose from {', '.join(known)}.")
     return names
+
+
+def collectives(names: Iterable[str]) -> set[str]:
+    """Returns what the workloads of these names call."""
+    return {step.collective for workload, _ in select(names, 1) for step in workload.steps}
 
 
 def _name(entry: Entry, variant: Variant) -> str:
@@ -88,6 +98,12 @@ def _case(step: Step, ranks: int, device: str) -> Case:
         experts = max(1, m.experts // ranks) * ranks
         shape = m.tokens, m.hidden, experts, m.top_k, step.dtype
         return moe.case(step.collective, ranks, *shape, mode=mode, device=device)
+    if step.matmul is not None:
+        rows, depth, columns = step.matmul
+        whole = matmul.Weights(step.collective == matmul.GATHER, depth, columns)
+        return matmul.case(
+            step.collective, ranks, rows, *matmul.divided(whole, ranks), step.dtype, mode, device
+        )
     size = prod(step.elements) * DTYPES[step.dtype].itemsize
     return make_case(step.collective, size, step.dtype, ranks, step.op, mode=mode, device=device)
 
@@ -111,6 +127,7 @@ def select(names: Iterable[str], ranks: int, device: str = "cpu") -> list[tuple[
                     op=case.op,
                     calls=step.calls,
                     moe=case.moe,
+                    matmul=case.matmul,
                 )
                 for step, case in zip(variant.steps, cases, strict=True)
             ]

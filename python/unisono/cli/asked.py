@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from unisono.bench import norm
+from unisono.bench import matmul, norm
 from unisono.bench.moe import EXPERTS, HIDDEN, TOP_K
 from unisono.bench.mpis import NAMES
 from unisono.bench.options import PRESETS
@@ -43,6 +43,11 @@ def _moe(*names: str, help: str, **more: Any) -> Any:
 
 def _how(*names: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel="How to measure", **more)
+
+
+def _listed(usual: Mapping[str, Iterable[object]]) -> str:
+    cpu, cuda = (",".join(map(str, usual[device])) for device in ("cpu", "cuda"))
+    return f"{cpu}; on GPUs {cuda}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +180,21 @@ class Asked:
     quants: Annotated[
         str | None,
         _what("--quant", help=f"Of --norm: list of {', '.join(QUANTS)}; default: none, and one case more."),
+    ] = None
+    matmul: Annotated[
+        bool,
+        _what("--matmul", help="Matmuls with their collective, and both alone, in place of collectives."),
+    ] = False
+    rows: Annotated[
+        str | None, _what("--rows", help=f"Of --matmul: list; default: {_listed(matmul.ROWS)}.")
+    ] = None
+    shapes: Annotated[
+        str | None,
+        _what(
+            "--shape",
+            help=f"Of --matmul: list of {', '.join(matmul.NAMED)} (divided among the ranks, except square), "
+            f"or KxN of a rank; default: {_listed(matmul.SHAPES)}.",
+        ),
     ] = None
     workloads: Annotated[
         str | None, _what("--workload", help="Real models, measured too: by name, all, or none.")

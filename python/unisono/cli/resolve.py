@@ -18,9 +18,9 @@ from unisono.bench.norm import Grid as NormGrid
 from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, FABRIC_PRESET, PRESETS, Options, Preset
 from unisono.bench.schedule import Limits
 from unisono.records import FILES, vocabulary
-from unisono.records.vocabulary import MOES, NORM, PATTERNS, PLACEMENTS
+from unisono.records.vocabulary import MATMUL, MATMULS, MOES, NORM, PATTERNS, PLACEMENTS
 
-from . import moe, norm
+from . import matmul, moe, norm
 from .asked import Asked
 
 DTYPE_NAMES = {  # of nccl-tests
@@ -57,14 +57,17 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     models = asked.workloads
     if models is None:  # a run that the user has narrowed down measures no models
         narrowed = (_listed(asked), asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
-        whole = not asked.moe and not asked.norm and all(value is None for value in narrowed)
+        whole = not (asked.moe or asked.norm or asked.matmul) and all(value is None for value in narrowed)
         models = ",".join(preset.workloads) if whole else "none"
     modes = _names("mode", asked.modes, list(vocabulary.modes_of(asked.device)), modes)
     collectives, dtypes = _collectives(asked), _dtypes(asked.dtypes, preset)
     if asked.one_process and not set(modes) <= set(CUDA_DEFAULT_MODES):
         raise CaseError("--one-process has the GPU's clock only: choose --mode graph, events or both.")
     backends = _backends(
-        asked.backends or ("fabric,mpi" if asked.fabric else None), asked.device, collectives
+        asked.backends or ("fabric,mpi" if asked.fabric else None),
+        asked.device,
+        collectives,
+        workloads.collectives(workloads.split_workloads(models, asked.device)),
     )
     chosen_mpis = tuple(_names("mpi", asked.mpis, list(mpis.NAMES), []))
     if chosen_mpis and "mpi" not in backends:
@@ -77,6 +80,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         collectives=collectives,
         moe=moe.grid_of(asked, collectives, dtypes if asked.dtypes is not None else None, modes),
         norm=norm.grid_of(asked, collectives, sizes, dtypes, modes),
+        matmul=matmul.grid_of(asked, collectives, dtypes, modes),
         patterns=tuple(_names("pattern", asked.patterns, list(PATTERNS), list(PATTERNS))),
         pairs=asked.pairs,
         streams=tuple(_names("streams", asked.streams, list(vocabulary.STREAMS), [vocabulary.OWN])),
@@ -88,7 +92,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         modes=modes,
         fabric=asked.fabric,
         threads=int(asked.one_process),  # the number is known at the start of the ranks
-        workloads=workloads.split_workloads(models),
+        workloads=workloads.split_workloads(models, asked.device),
         device=asked.device,
         to_memory_limit=asked.to_memory_limit,
         limits=_limits(asked, preset),
@@ -207,8 +211,11 @@ def _collectives(asked: Asked) -> list[str]:
         raise CaseError("--moe stands for its three cases: leave it out where collectives are named.")
     if asked.norm and listed is not None:
         raise CaseError(f"--norm stands for {NORM}: leave it out where collectives are named.")
-    if asked.moe or asked.norm:
+    if asked.matmul and listed is not None:
+        raise CaseError("--matmul stands for its three cases: leave it out where collectives are named.")
+    if asked.moe or asked.norm or asked.matmul:
         chosen = [*(MOES if asked.moe else ()), *([NORM] if asked.norm else [])]
+        chosen += MATMULS if asked.matmul else []
     elif listed is None and asked.fabric:
         chosen = ["all_to_all"]
     elif listed is None or listed.strip() == "all":
@@ -235,10 +242,13 @@ def _names(kind: str, text: str | None, known: list[str], default: list[str]) ->
     return default if text is None else cases.split_names(kind, text, known)
 
 
-def _backends(text: str | None, device: str, collectives: Sequence[str]) -> list[str]:
+def _backends(text: str | None, device: str, collectives: Sequence[str], of_models: set[str]) -> list[str]:
     wanted = set(collectives)
-    collective, fused = not wanted <= {*MOES, NORM}, NORM in wanted
-    known = base.names_for(device, collective, not wanted.isdisjoint(MOES), fused)
+    matmuls = not {*MATMULS, MATMUL}.isdisjoint(wanted | of_models)
+    fused = NORM in wanted or matmuls
+    known = base.names_for(
+        device, not wanted <= set(cases.SHAPED), not wanted.isdisjoint(MOES), NORM in wanted, matmuls
+    )
     if text is None and device == "cuda":
         known = [name for name in known if name != "mpi"]  # only the host clock can time it
     if text is None or text.strip() == "all":

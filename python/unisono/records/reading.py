@@ -18,7 +18,7 @@ import msgspec
 from . import derived
 from .schema import SCHEMA_VERSION, Ceiling, End, Failure, Largest, Link, Record, Result, Run, Skip, Workload
 from .text import printable
-from .vocabulary import DTYPES, MOES, NORM, PATTERNS, PINGPONG, case_text
+from .vocabulary import DTYPES, MATMUL, MATMULS, MOES, NORM, PATTERNS, PINGPONG, case_text
 from .writing import FILE_NAME
 
 FILES = "records*.jsonl"  # the files that are read below a directory
@@ -172,6 +172,8 @@ def _wrong(record: Record) -> str | None:
             return f"{name} has {'a' if case.moe else 'no'} mixture of experts"
         if (case.norm is not None) != (case.collective == NORM):
             return f"{name} has {'a' if case.norm else 'no'} fused norm"
+        if (case.matmul is not None) != (case.collective in (*MATMULS, MATMUL)):
+            return f"{name} has {'a' if case.matmul else 'no'} matmul"
         if case.ranks < 1 or case.bytes < 0:
             return f"{name} has {case.ranks} ranks and {case.bytes} bytes"
     if isinstance(record, Result):

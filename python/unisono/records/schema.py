@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-SCHEMA_VERSION = "1.7"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
+SCHEMA_VERSION = "1.8"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
 # 1.4: a sample from the first start to the last end; 1.5: mixture of experts;
-# 1.6: fused norms; 1.7: launches
+# 1.6: fused norms; 1.7: launches; 1.8: fused matmuls
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +45,19 @@ class Norm(msgspec.Struct, frozen=True, kw_only=True):
     quant: str  # of the normalised rows: none or fp8_128
 
 
+class Matmul(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's matmul of [m, k] and [k, n]. Of all_gather_matmul each rank brings its share of the m rows."""
+
+    m: int
+    k: int
+    n: int
+
+
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """A call to measure, on any backend. `bytes` is the size of its larger buffer, as in nccl-tests. Of
     moe_dispatch and moe_combine it is what the rank with the most rows receives and sends back, a row for
-    each token and rank; of moe_round both. Of all_reduce_rms_norm it is x of one rank."""
+    each token and rank; of moe_round both. Of all_reduce_rms_norm it is x of one rank, of a
+    fused matmul what its collective alone has, of a matmul alone its product."""
 
     collective: str
     bytes: int
@@ -67,6 +76,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Scaling | None = None  # a point of `unisono scaling`
     moe: Moe | None = None  # of moe_dispatch, moe_combine and moe_round
     norm: Norm | None = None  # of all_reduce_rms_norm
+    matmul: Matmul | None = None  # of all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce and matmul
 
 
 class Machine(msgspec.Struct, kw_only=True):
@@ -186,6 +196,7 @@ class WorkloadStep(msgspec.Struct, kw_only=True):
     op: str | None
     calls: float
     moe: Moe | None = None
+    matmul: Matmul | None = None
 
 
 class Link(msgspec.Struct, tag="link", kw_only=True):

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 from .. import traits
 from . import text
-from .schema import Case
+from .schema import Case, Matmul
 
 DTYPES: dict[str, np.dtype[np.generic]] = {
     "f32": np.dtype(np.float32),
@@ -44,6 +45,12 @@ PATTERNS = ("half_round_trip", "one_way", "bidirectional")  # of a ping-pong
 HALVES = "halves"  # all pairs of a ping-pong at once, rank r with r + n/2
 MOES = ("moe_dispatch", "moe_combine", "moe_round")
 NORM = "all_reduce_rms_norm"
+MATMULS = {  # matmuls with a collective, and that collective
+    "all_gather_matmul": "all_gather",
+    "matmul_reduce_scatter": "reduce_scatter",
+    "matmul_all_reduce": "all_reduce",
+}
+MATMUL = "matmul"  # the same, and nothing is sent
 QUANTS = ("none", "fp8_128")  # of its normalised rows
 ROUTINGS = ("uniform", "zipf", "one_hot")
 LAYOUTS = ("expert_major", "flat")
@@ -109,6 +116,11 @@ KNOWN = {
     PINGPONG: Collective(PINGPONG, _one, "1, of one direction", in_place=False),
     **{name: Collective(name, _all_but_own, _MOE, in_place=False) for name in MOES},
     NORM: Collective(NORM, _all_twice, f"2{_SHARE}, of one rank's rows", in_place=False),
+    **{
+        name: Collective(name, COLLECTIVES[of].factor, f"{COLLECTIVES[of].formula}, as {of}", in_place=False)
+        for name, of in MATMULS.items()
+    },
+    MATMUL: Collective(MATMUL, lambda n: 0.0, "0, nothing is sent", in_place=False),
 }
 
 
@@ -127,6 +139,31 @@ def bus_factor_of(case: Case) -> float:
     if case.moe is not None:
         return case.moe.remote_bytes / case.bytes if case.bytes else 0.0
     return bus_factor(case.collective, case.ranks)
+
+
+def alone(case: Case) -> tuple[Case, Case]:
+    """Returns the matmul alone and the collective alone that a matmul with its collective consists of. The
+    collective has whole blocks."""
+    assert case.matmul is not None
+    of, item = COLLECTIVES[MATMULS[case.collective]], DTYPES[case.dtype].itemsize
+    unit = item * case.ranks if of.blocked else item
+    size = max(1, case.bytes // unit) * unit
+    op = "sum" if of.reduces else None
+    product = case.matmul.m * case.matmul.n * item
+    return (
+        msgspec.structs.replace(case, collective=MATMUL, bytes=product),
+        msgspec.structs.replace(case, collective=of.name, bytes=size, op=op, matmul=None),
+    )
+
+
+def product_text(matmul: Matmul) -> str:
+    """Returns the shape of a matmul: `8,192 × 8,192 × 2,048`, m, k and n."""  # noqa: RUF002
+    return " × ".join(f"{extent:,}" for extent in (matmul.m, matmul.k, matmul.n))  # noqa: RUF001
+
+
+def sends(case: Case) -> bool:
+    """Returns whether a library is judged by the case: a matmul alone sends nothing."""
+    return case.collective != MATMUL
 
 
 def copy_factor_of(case: Case) -> float | None:
@@ -169,7 +206,9 @@ def family(backend: str) -> str:
 
 def title(case: Case) -> str:
     """Returns the collective, with a ping-pong's pattern, the sends that an all_to_all is built of, or what
-    is unusual about the routes and rows of a mixture of experts, or the rows of a fused norm."""
+    is unusual about the routes and rows of a mixture of experts, or the shape of a fused norm or matmul."""
+    if case.matmul is not None:
+        return f"{case.collective}, k {case.matmul.k}, n {case.matmul.n}"
     if case.norm is not None:
         quant = [case.norm.quant] if case.norm.quant != QUANTS[0] else []
         return ", ".join([case.collective, f"hidden {case.norm.hidden}", *quant])

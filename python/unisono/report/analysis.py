@@ -13,7 +13,7 @@ import msgspec
 
 from unisono.records import Scaling, Workload, stats
 from unisono.records.stats import Interval, Verdict
-from unisono.records.vocabulary import collective_order, family, size_of, title
+from unisono.records.vocabulary import collective_order, family, sends, size_of, title
 
 from .model import Key, Model, Row
 from .pairing import Pair, against_peers, pairs
@@ -81,7 +81,8 @@ def headline(title: str, rows: list[Row], subject: str | None) -> Headline:
 def groups(model: Model) -> list[Group]:
     """Returns the headlines of each machine and number of ranks."""
     found = []
-    by_ranks = group_by(model.rows, lambda row: (row.key.machine, row.key.case.ranks))
+    judged = [row for row in model.rows if sends(row.key.case)]
+    by_ranks = group_by(judged, lambda row: (row.key.machine, row.key.case.ranks))
     for (machine, ranks), rows in sorted(by_ranks.items()):
         by_title = group_by(rows, lambda row: title(row.key.case))
         each = [
@@ -121,7 +122,8 @@ def _without_size(key: Key) -> Key:
     scaling = key.case.scaling and Scaling(kind=key.case.scaling.kind, bytes=0)
     moe = key.case.moe and msgspec.structs.replace(key.case.moe, tokens=0, remote_bytes=0)
     norm = key.case.norm and msgspec.structs.replace(key.case.norm, rows=0)
-    case = msgspec.structs.replace(key.case, scaling=scaling, moe=moe, norm=norm)
+    matmul = key.case.matmul and msgspec.structs.replace(key.case.matmul, m=0)
+    case = msgspec.structs.replace(key.case, scaling=scaling, moe=moe, norm=norm, matmul=matmul)
     return Key(key.machine, key.workload, case).without("bytes")
 
 
@@ -129,7 +131,7 @@ def curves(model: Model) -> list[Curve]:
     """Returns for every case that at least two backends ran who is the fastest at each size, and where one
     library overtakes another."""
     found = []
-    sweep = [row for row in model.all_rows if row.key.workload is None]
+    sweep = [row for row in model.all_rows if row.key.workload is None and sends(row.key.case)]
     for members in group_by(sweep, lambda row: _without_size(row.key)).values():
         sizes = group_by(members, lambda row: row.key.case.bytes)
         table = [{row.backend: row for row in sizes[size]} for size in sorted(sizes)]
@@ -269,6 +271,7 @@ _STEP = (
     "dtype",
     "op",
     "moe",
+    "matmul",
 )  # the fields that a step of a workload shares with its case
 
 

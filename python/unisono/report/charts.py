@@ -286,11 +286,44 @@ def bars(backends: list[str]) -> Json:
     return _layers(parts, {"y": _name("backend", sort=domain, axis=_LARGE_NAMES)}, height={"step": 28})
 
 
+def overlap(backends: list[str], legend: bool) -> Json:
+    """Shows times of matmuls with their collective over the matmul alone, in a band from all of the shorter
+    part hidden to nothing hidden; rows of matmuls.bars."""
+    ends = [{"op": "max", "field": name, "as": name} for name in ("best", "apart")]
+    band = [{"aggregate": ends, "groupby": ["product"]}]
+    axis = {"title": "time over that of the matmul alone", "tickCount": 8}
+    scale = {"zero": False, "nice": False, "padding": 12}
+    at, colour = {"axis": axis, "scale": scale}, _colour(backends, legend)
+    shape = {**colour, "scale": {"domain": backends, "range": theme.shapes(backends)}}
+    tip = _tip("backend", "t_median", "t_interval")
+    parts = [
+        _part(
+            "bar",
+            {"height": 14, "opacity": 0.3},
+            band,
+            x=_num("best", **at),
+            x2=_end("apart"),
+            color={"value": _MUTED},
+        ),
+        _part("rule", {"strokeWidth": 1.4}, x=_num("low", **at), x2=_end("high"), color=colour),
+        _part(
+            "point",
+            {"filled": True, "size": 60, "opacity": 1},
+            x=_num("value", **at),
+            color=colour,
+            shape=shape,
+            tooltip=tip,
+        ),
+    ]
+    return _layers(parts, {"y": _name("product", sort=None, axis=_LARGE_NAMES)}, height={"step": 26})
+
+
 def templates(backends: list[str], legend: bool = False) -> dict[str, Json]:
     """Returns every template by name, except pairs."""
     by_tokens = bandwidth_by_tokens, latency_by_tokens
     with_legend = {
-        make.__name__: make(backends, legend) for make in (bandwidth, latency, *by_tokens, spread, efficiency)
+        make.__name__: make(backends, legend)
+        for make in (bandwidth, latency, *by_tokens, spread, efficiency, overlap)
     }
     others = {make.__name__: make(backends) for make in (distribution, bars)}
     return {"heat": heat(), "sol": shares("sol"), "cv": shares("cv"), **with_legend, **others}

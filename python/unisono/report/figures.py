@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from . import matmuls
 from .analysis import efficiencies, group_by, workload_costs
 from .model import Model
 from .payload import DIMENSIONS, Json, costs, efficiency_panels, in_common, results
@@ -55,6 +56,8 @@ def panels(rows: list[Json]) -> list[Figure]:
         decades = _decades([row[end] for row in sized for end in ("low", "high")])
         by = "_by_tokens" if own[0]["shape"] else ""
         for place, template in ((BANDWIDTH, f"bandwidth{by}"), (LATENCY, f"latency{by}")) if sized else ():
+            if place == BANDWIDTH and not any(row["busbw"] for row in sized):
+                continue
             found.append(Figure(place, template, sized, *names, 210, ticks, decades, choice))
     return found
 
@@ -62,6 +65,8 @@ def panels(rows: list[Json]) -> list[Figure]:
 def fixed(model: Model) -> list[Figure]:
     """Returns the charts of mixture of experts, workloads and scaling, which do not depend on a choice."""
     found = experts(model)
+    for name, detail, rows in matmuls.bars(model):
+        found.append(Figure("matmul-bands", "overlap", rows, name, detail))
     for number, cost in enumerate(workload_costs(model)):
         found.append(Figure(f"workload-{number}", "bars", costs(cost), f"Time per {cost.workload.unit}"))
     for kind, curves in group_by(efficiencies(model), lambda one: one.kind).items():

@@ -64,6 +64,7 @@ class Key:
         how = (*collective_order(c.collective), c.collective, c.pattern or "", c.streams or "", c.pair or ())
         m, norm = c.moe, c.norm
         shape: tuple[object, ...] = (norm.hidden, norm.quant) if norm else ()
+        shape = (c.matmul.k, c.matmul.n) if c.matmul else shape
         shape = (m.layout, m.routing, m.experts, m.top_k, m.hidden, m.seed) if m else shape
         return (*place, *how, shape, c.dtype, c.op or "", -1 if c.root is None else c.root, c.bytes)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from unisono.records import stats
 from unisono.records.stats import Interval, Verdict
-from unisono.records.vocabulary import family
+from unisono.records.vocabulary import family, sends
 
 from .model import Key, Row
 
@@ -80,10 +80,11 @@ def pairs(
 ) -> tuple[list[Pair], list[Row], list[Row]]:
     """Returns the subject's rows with their peers, those without, and the best row of each other case.
     `against` names a backend, or is `best`: the peer with the smallest median of each case. Variants of the
-    subject (`unisono:two_shot`) are peers only if named."""
+    subject (`unisono:two_shot`) are peers only if named. What sends nothing is left out."""
     by_case: dict[Key, list[Row]] = {}
     for row in rows:
-        by_case.setdefault(row.key, []).append(row)
+        if sends(row.key.case):
+            by_case.setdefault(row.key, []).append(row)
     matched, alone, missing = [], [], []
     for members in by_case.values():
         own = [row for row in members if row.backend == subject]

@@ -12,7 +12,7 @@ import vl_convert
 from unisono import files
 from unisono.records import text
 
-from . import analysis, charts, figures, payload, studies, theme
+from . import analysis, charts, figures, matmuls, payload, studies, theme
 from .analysis import group_by
 from .blocks import Cell, Table
 from .figures import Figure
@@ -71,6 +71,7 @@ def _figures(model: Model) -> Iterator[tuple[str, Json | None]]:
     yield "experts_time", _experts(model, figures.LATENCY, "Mixture of experts: time per call by tokens")
     bandwidth = "Mixture of experts: bandwidth between ranks by tokens"
     yield "experts_bandwidth", _experts(model, figures.BANDWIDTH, bandwidth)
+    yield "matmuls", _matmuls(model)
     yield "workloads", _workloads(model)
     yield "links", _matrices("Links between the GPUs", studies.link_matrices(model))
     yield "pairs", _matrices("Ping-pong by pair", studies.pair_matrices(model))
@@ -249,6 +250,15 @@ def _efficiency(model: Model, kind: str) -> Json | None:
     sizes = len({one.bytes for one in curves})
     title = f"{kind.capitalize()} scaling: efficiency against the fewest ranks"
     return _figure(title, details, panels, sizes if 2 <= sizes <= 4 else 3)
+
+
+def _matmuls(model: Model) -> Json | None:
+    panels = [
+        _panel(charts.overlap(model.backends, legend=True), rows, f"{name} ({where})", width=620)
+        for name, where, rows in matmuls.bars(model)
+    ]
+    subtitle = "the band: from all of the shorter part hidden to matmul and collective one after the other"
+    return _figure("Matmuls with their collective", subtitle, panels, 1)
 
 
 def _workloads(model: Model) -> Json | None:

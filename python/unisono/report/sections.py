@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unisono.records import WorkloadStep, stats, text
+from unisono.records.vocabulary import product_text, sends
 
-from . import analysis, figures, payload, studies, tables, words
+from . import analysis, figures, matmuls, payload, studies, tables, words
 from .blocks import Block, Chart, Headline, Items, Part, Scale, Table, Tally, Terms, Text
 from .model import Model, one_phase, phases_text, uneven
 
@@ -41,9 +42,9 @@ def lead(model: Model) -> str:
         found = text.listing([text.count(number, noun) for number, noun in counts if number])
         return f"Measured on {text.listing(model.machines)}: {found}."
     cases = [row.key.case for row in model.all_rows]
-    sized = {case.bytes for case in cases if case.bytes > 0 and case.moe is None}
+    sized = {case.bytes for case in cases if case.bytes > 0 and case.moe is None and sends(case)}
     sizes = [text.size(size) for size in sorted(sized)]
-    names = {case.collective for case in cases if case.moe is None}
+    names = {case.collective for case in cases if case.moe is None and sends(case)}
     tokens = sorted({case.moe.tokens for case in cases if case.moe is not None})
     what = ["pingpong"] if "pingpong" in names else []
     if tokens:
@@ -275,6 +276,11 @@ def _norms(model: Model) -> list[Block]:
     return [table] if table.rows else []
 
 
+def _matmuls(model: Model) -> list[Block]:
+    chart = [Chart("matmul-bands", "stack", "matmuls")] if matmuls.parts(model) else []
+    return [*chart, *matmuls.study(model)]
+
+
 def _fabric(model: Model) -> list[Block]:
     table = studies.fabric(model)
     return [table] if table.rows else []
@@ -285,6 +291,8 @@ def _largest(model: Model) -> list[Block]:
 
 
 def _step_size(step: WorkloadStep) -> str:
+    if step.matmul is not None:
+        return product_text(step.matmul)
     return text.size(step.bytes) if step.moe is None else text.count(step.moe.tokens, "token")
 
 
@@ -369,6 +377,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Model], list[Block]]], ...] = (
     ("scaling", "Scaling", _scaling),
     ("experts", "Mixture of experts", _experts),
     ("norms", "Fused norms", _norms),
+    ("matmuls", "Matmuls with their collective", _matmuls),
     ("fabric", "Fabric", _fabric),
     ("largest", "Largest messages", _largest),
     ("workloads", "Workloads", _workloads),

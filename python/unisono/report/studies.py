@@ -184,7 +184,7 @@ def scaling(model: Model, kind: str) -> Table:
     )
 
 
-_Members = tuple[Key, list[Row]]  # of one case, on all backends
+Members = tuple[Key, list[Row]]  # of one case, on all backends
 
 
 def experts(model: Model) -> Table:
@@ -196,13 +196,13 @@ def experts(model: Model) -> Table:
     own = {row.key: row for row in rows if row.backend == (model.subject or model.backends[0])}
     matched = {pair.own.key: pair for pair in pairs(rows, model.subject)[0]}
 
-    def rate(name: str, item: _Members) -> str:
+    def rate(name: str, item: Members) -> str:
         return text.gbps(getattr(own[item[0]].result, name)) if item[0] in own else text.MISSING
 
-    def share(item: _Members) -> str:
+    def share(item: Members) -> str:
         return text.percent(own[item[0]].result.sol) if item[0] in own else text.MISSING
 
-    def sms(item: _Members) -> str:
+    def sms(item: Members) -> str:
         taken = own[item[0]].result.sms if item[0] in own else None
         return text.MISSING if taken is None else str(taken)
 
@@ -212,40 +212,52 @@ def experts(model: Model) -> Table:
         left("Call", lambda item: title(item[0].case)),
         left("Shape", lambda item: str(shape_text(item[0].case))),
         left("Type", lambda item: item[0].case.dtype),
-        left("Where", functools.partial(_where, model)),
+        left("Where", functools.partial(where, model)),
         right("Tokens", lambda item: f"{size_of(item[0].case):,}"),
-        *_times(rows),
+        *times(rows),
         right("GB/s", functools.partial(rate, "algbw_gbps")),
         right("Between ranks", functools.partial(rate, "busbw_gbps")),
         right("Of the ceiling", share),
         *([right("SMs", sms)] if on_gpus else []),
-        right("Speed-up", lambda item: _ratio(matched.get(item[0]))),
+        right("Speed-up", lambda item: ratio(matched.get(item[0]))),
     )
 
 
-def _times(rows: Sequence[Row]) -> list[Column[_Members]]:
+def times(rows: Sequence[Row]) -> list[Column[Members]]:
     """Returns a column of times for each backend."""
 
-    def time(backend: str, item: _Members) -> str:
-        found = _of(backend, item)
+    def time(backend: str, item: Members) -> str:
+        found = of(backend, item)
         return text.time(found.interval.median) if found else text.MISSING
 
     return [right(name, functools.partial(time, name)) for name in dict.fromkeys(row.backend for row in rows)]
 
 
-def _of(backend: str | None, item: _Members) -> Row | None:
+def of(backend: str | None, item: Members) -> Row | None:
     return next((row for row in item[1] if row.backend == backend), None)
 
 
-def _where(model: Model, item: _Members) -> str:
+def where(model: Model, item: Members) -> str:
     case = item[0].case
     place = model.machine_if_several(item[0].machine)
     device = [] if case.device == "cpu" else [case.device]
     return ", ".join([text.count(case.ranks, "rank"), case.mode, *device, *place])
 
 
-def _ratio(pair: Pair | None) -> str:
+def ratio(pair: Pair | None) -> str:
     return text.MISSING if pair is None else f"{text.ratio(pair.ratio)} {pair.verdict}"
+
+
+def over_variants(rows: Sequence[Row], subject: str | None) -> list[Column[Members]]:
+    """Returns a column of the subject's speed-ups over each of its own variants."""
+    names = dict.fromkeys(row.backend for row in rows)
+    variants = [name for name in names if name != subject and family(name) == family(str(subject))]
+
+    def over(variant: str, item: Members) -> str:
+        own, other = of(subject, item), of(variant, item)
+        return ratio(against_peers(own, [other]) if own and other else None)
+
+    return [right(f"Over {name}", functools.partial(over, name)) for name in variants]
 
 
 def norms(model: Model) -> Table:
@@ -253,24 +265,16 @@ def norms(model: Model) -> Table:
     variants and over the best peer."""
     rows = [row for row in model.rows if row.key.case.norm is not None]
     matched = {pair.own.key: pair for pair in pairs(rows, model.subject)[0]}
-    names = dict.fromkeys(row.backend for row in rows)
-    subject = str(model.subject)
-    variants = [name for name in names if name != subject and family(name) == family(subject)]
-
-    def over(variant: str, item: _Members) -> str:
-        own, other = _of(model.subject, item), _of(variant, item)
-        return _ratio(against_peers(own, [other]) if own and other else None)
-
     return table(
         list(group_by(rows, lambda row: row.key).items()),
         left("Call", lambda item: title(item[0].case)),
         left("Type", lambda item: item[0].case.dtype),
-        left("Where", functools.partial(_where, model)),
+        left("Where", functools.partial(where, model)),
         right("Rows", lambda item: f"{item[0].case.norm.rows:,}" if item[0].case.norm else text.MISSING),
         right("Size", lambda item: text.size(item[0].case.bytes)),
-        *_times(rows),
-        *(right(f"Over {name}", functools.partial(over, name)) for name in variants),
-        right("Speed-up", lambda item: _ratio(matched.get(item[0]))),
+        *times(rows),
+        *over_variants(rows, model.subject),
+        right("Speed-up", lambda item: ratio(matched.get(item[0]))),
     )
 
 

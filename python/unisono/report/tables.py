@@ -10,7 +10,7 @@ import numpy as np
 
 from unisono.records import Case, Ceiling, Failure, Run, Skip, text, vocabulary
 from unisono.records.stats import Interval, Verdict
-from unisono.records.vocabulary import MOES, case_text, shape_text, size_text, title
+from unisono.records.vocabulary import MOES, case_text, product_text, shape_text, size_text, title
 
 from . import analysis, payload
 from .analysis import Cost, Headline, WorkloadCost, group_by
@@ -220,7 +220,8 @@ def _choices(cost: WorkloadCost, item: Cost) -> str:
         assert row is not None
         by = f" on {row.backend}" if item is cost.mix else ""
         by += f" ({row.result.algorithm})" if row.result.algorithm else ""
-        call = f"{step.calls:g} × {step.collective} {size_text(row.key.case)}"  # noqa: RUF001
+        size = size_text(row.key.case) if step.matmul is None else product_text(step.matmul)
+        call = f"{step.calls:g} × {step.collective} {size}"  # noqa: RUF001
         parts.append(f"{call}: {text.time(row.interval.median)}{by}")
     return "; ".join(parts)
 

@@ -14,7 +14,7 @@ from unisono.records import NOT_CHECKED, Link, text
 from unisono.records.stats import Verdict
 from unisono.records.vocabulary import scaling_text
 
-from . import analysis, payload, sections, studies, tables
+from . import analysis, matmuls, payload, sections, studies, tables
 from . import blocks as b
 from .model import Key, Model, Row
 
@@ -103,6 +103,7 @@ def summary(model: Model) -> Iterator[RenderableType]:
         yield grid(table, f"{model.subject} against the fastest other backend of each case, {ranks}")
         if group.total.judged < len(group.total.pairs):
             yield f"{ranks}: {text.ratio(group.total.mean)} over {sections.cases_text(group.total)}."
+    yield from (grid(one, f"matmuls with their collective, {one.title}") for one in matmuls.study(model))
     if compared and model.unsure:
         yield sections.brief(model)
     if cover := sections.launched(model):

@@ -6,7 +6,7 @@ import itertools
 
 from unisono.records import stats
 
-from . import payload, studies
+from . import matmuls, payload, studies
 from .model import Model
 
 # The anchor of a section or a term on a line of its own, its words below it, an empty line between two.
@@ -68,6 +68,13 @@ the speed-up is against the best peer.
 norms
 Time per call by the rows that are summed. The speed-up over Unisono's own variants comes first (apart: its
 all_reduce, then the rest on every rank), then that over the best peer.
+
+matmuls
+The chart has times over that of the matmul alone. The band begins where all of the shorter part would be
+hidden and ends where both parts follow each other. Overlap is {subject}'s: the times of both parts less that
+of the call, over that of the shorter part; unclear if it may be off by more than {points_off} points.
+Speed-ups are over its own variants (apart: the collective as a whole and the matmul as a whole) and over the
+best peer.
 
 fabric
 Bus bandwidth counts the blocks for all other ranks. {share} Ways that could not run here are under Failures
@@ -223,6 +230,16 @@ put it.
 mpi has its Allreduce, then numpy in memory made beforehand. Results of the peers are held to a bound, since
 they add in another order.
 
+Matmuls with their collective
+Every rank multiplies A of [m, k] by B of [k, n]. all_gather_matmul gathers A first, of which a rank has its
+share of the rows; matmul_reduce_scatter and matmul_all_reduce add up the ranks' products. Unisono does both
+chunk by chunk. unisono:apart is the same call with one chunk: the collective as a whole and the matmul as a
+whole, one after the other, as gloo's and nccl's with torch.mm. torch-async-tp is torch.ops.symm_mem's fused
+form. The matmul alone is torch.mm, judges no library and counts in no speed-up. Bytes and bus bandwidth are
+those of the collective. Checks are on small integers, whose products have no rounding; timed are random
+numbers, since a GPU multiplies ones with less power and faster. On CPUs a rank has one core, on which nothing
+hides.
+
 Workload
 The time of one unit is the sum of calls times the median at each size. Its interval adds the ends of the
 intervals, which is wider than {confidence:.0f} %. Best of each takes the fastest backend for each call.
@@ -254,6 +271,7 @@ def _filled(model: Model, prose: str) -> list[tuple[str, str]]:
         "p99": _least(0.99),
         "few": few(),
         "subject": model.subject or "the subject",
+        "points_off": f"{50 * matmuls.CERTAIN:.0f}",
         "points": payload.points_per_result(len(model.all_rows)),
         "share": _LINE_RATE if studies.has_line_rate(model) else _PAIR_SHARE,
         "matrix": "Rows send, columns receive; the colour says how much worse a pair is than the best one.",

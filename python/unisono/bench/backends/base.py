@@ -46,6 +46,7 @@ BUILT_IN = {  # backends for GPUs last
     "nccl": "unisono.bench.backends.nccl:NcclBackend",
     "nccl-windows": "unisono.bench.backends.nccl:NcclWindowsBackend",
     "torch-symm": "unisono.bench.backends.torch_symm:TorchSymmBackend",
+    "torch-async-tp": "unisono.bench.backends.torch_async_tp:TorchAsyncTpBackend",
     "async-ep": "unisono.bench.backends.async_ep:AsyncEpBackend",
     "torch": "unisono.bench.backends.one_gpu:TorchBackend",
     "moe-ops": "unisono.bench.backends.one_gpu:MoeOpsBackend",
@@ -166,6 +167,7 @@ class Backend(Protocol):
 
     moe: bool = False  # True: offers the cases of a mixture of experts
     norm: bool = False  # True: offers all_reduce_rms_norm
+    matmul: bool = False  # True: offers matmuls with their collective
     collectives: bool = True  # False: offers nothing else
     point_to_point: bool = False  # True: offers ping-pongs, and all_to_all built of sends and receives
     asked_for: bool = False  # True: measured only if named
@@ -291,10 +293,12 @@ def expanded(wanted: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def names_for(device: str, collectives: bool = True, moe: bool = False, norm: bool = False) -> list[str]:
-    """Returns all known backends for that device that offer collectives, mixture of experts or fused norms,
-    whichever is set, except those that must be named (`asked_for`). Leaves out backends that cannot be
-    loaded, which `unisono info` lists."""
+def names_for(
+    device: str, collectives: bool = True, moe: bool = False, norm: bool = False, matmul: bool = False
+) -> list[str]:
+    """Returns all known backends for that device that offer collectives, mixture of experts, fused norms or
+    matmuls, whichever is set, except those that must be named (`asked_for`). Leaves out backends that cannot
+    be loaded, which `unisono info` lists."""
     found = []
     for name in names():
         try:
@@ -302,6 +306,7 @@ def names_for(device: str, collectives: bool = True, moe: bool = False, norm: bo
         except CaseError:
             continue
         useful = (collectives and backend.collectives) or (moe and backend.moe) or (norm and backend.norm)
+        useful = useful or (matmul and backend.matmul)
         if useful and device in backend.devices and not backend.asked_for:
             found.append(name)
     return found

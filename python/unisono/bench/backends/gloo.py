@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from unisono.bench import pairs, routes
-from unisono.bench.backends import norms, sends
+from unisono.bench.backends import matmuls, norms, sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
 from unisono.bench.backends.permutation import Scratch
 from unisono.bench.backends.torch_moe import TorchMoe
@@ -28,7 +28,7 @@ class GlooBackend(Backend):
     """A gloo group over TCP, by loopback on one host, else by the interface to the other hosts."""
 
     name = "gloo"
-    own_threads = point_to_point = moe = norm = True
+    own_threads = point_to_point = moe = norm = matmul = True
 
     def __init__(self) -> None:
         self._group: Any = None
@@ -65,7 +65,7 @@ class GlooBackend(Backend):
             return "gloo has no average of integers."
         if case.placement == "in_place" and case.collective not in _IN_PLACE:
             return f"gloo has no in-place {case.collective}."
-        return None
+        return None if case.matmul is None else matmuls.uneven(case)
 
     @staticmethod
     def tensor(array: Array | None, case: Case) -> Any:
@@ -82,6 +82,9 @@ class GlooBackend(Backend):
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.norm is not None:
             return norms.by_torch(case, buffers, self.tensor, lambda one: partial(self._summed, one))
+        if case.matmul is not None:
+            of = matmuls.tensors(case, self._group.rank(), buffers, self.tensor)
+            return matmuls.by_torch(case, of, self._collectives())
         if case.moe is None:
             return self._bound(case, buffers)
         return moe_call(case, GlooMoe(self._group, case, buffers, self._scratch, self.tensor))
@@ -162,6 +165,14 @@ class GlooBackend(Backend):
                 work.wait()
 
         return call
+
+    def _collectives(self) -> matmuls.Collectives:
+        group = self._group
+        return matmuls.Collectives(
+            partial(self._waited, group._allgather_base),
+            partial(self._waited, group._reduce_scatter_base),
+            lambda tensor: partial(self._summed, tensor),
+        )
 
     def _summed(self, tensor: Any) -> None:
         """Sums a tensor over the ranks, in place."""

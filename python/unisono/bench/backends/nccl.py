@@ -17,7 +17,7 @@ from typing import Any
 
 from unisono import nccl
 from unisono.bench import pairs, routes
-from unisono.bench.backends import norms, sends
+from unisono.bench.backends import matmuls, norms, sends
 from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
 from unisono.bench.backends.permutation import Scratch
 from unisono.bench.backends.torch_moe import TorchMoe
@@ -44,7 +44,7 @@ class NcclBackend(Backend):
     name = "nccl"
     devices = ("cuda",)
     threads = True
-    point_to_point = moe = norm = True
+    point_to_point = moe = norm = matmul = True
 
     def __init__(self) -> None:
         self._library: Any = None
@@ -105,23 +105,40 @@ class NcclBackend(Backend):
             return f"NCCL has no in-place {case.collective}."
         if case.op == "avg" and case.dtype in ("i8", "u8"):
             return f"NCCL adds the {case.dtype} of an average in 8 bits, where they overflow."
-        return None
+        return None if case.matmul is None else matmuls.uneven(case)
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.norm is not None:
             assert self._temporaries is not None
             flat, summed = (lambda tensor, _: tensor.reshape(-1)), partial(self._sum, case)
             return self._temporaries.bound(norms.by_torch(case, buffers, flat, summed))
+        if case.matmul is not None:
+            of = matmuls.tensors(case, self._comms["ring"].rank, buffers, lambda tensor, _: tensor)
+            return matmuls.by_torch(case, of, self._collectives(case.dtype))
         if case.moe is None:
             return self._bound(case, buffers)
         assert self._scratch is not None and self._temporaries is not None
         calls = NcclMoe(self._comms["pairs"], case, buffers, self._scratch)
         return self._temporaries.bound(moe_call(case, calls))
 
+    def _collectives(self, dtype: str) -> matmuls.Collectives:
+        comm, kind, op = self._comms["ring"], nccl.DTYPES[dtype], nccl.OPS["sum"]
+
+        def gathered(whole: Any, part: Any) -> Call:
+            return comm.bound("ncclAllGather", part.data_ptr(), whole.data_ptr(), part.numel(), kind)
+
+        def scattered(part: Any, whole: Any) -> Call:
+            return comm.bound("ncclReduceScatter", whole.data_ptr(), part.data_ptr(), part.numel(), kind, op)
+
+        def summed(tensor: Any) -> Call:
+            at = tensor.data_ptr()
+            return comm.bound("ncclAllReduce", at, at, tensor.numel(), kind, op)
+
+        return matmuls.Collectives(gathered, scattered, summed)
+
     def _sum(self, case: Case, tensor: Any) -> Call:
         """Returns a sum over the ranks in place."""
-        at, comm = tensor.data_ptr(), self._comms["ring"]
-        return comm.bound("ncclAllReduce", at, at, tensor.numel(), nccl.DTYPES[case.dtype], nccl.OPS["sum"])
+        return self._collectives(case.dtype).all_reduce(tensor)
 
     def _bound(self, case: Case, buffers: Buffers) -> Call:
         comm, root = self._comms[_KIND_OF.get(case.collective, "ring")], case.root or 0
@@ -228,7 +245,7 @@ class NcclWindowsBackend(NcclBackend):
     """Calls on symmetric windows, for which NCCL chooses its symmetric kernels if it has any."""
 
     name = "nccl-windows"
-    own_memory, moe, norm = True, False, False
+    own_memory, moe, norm, matmul = True, False, False, False
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from unisono.bench import pairs
-from unisono.bench.backends import sends, torch_group
+from unisono.bench.backends import matmuls, sends, torch_group
 from unisono.bench.backends.base import Buffers, Ranks
 from unisono.bench.backends.gloo import GlooBackend, reduce_ops
 from unisono.records import Case
@@ -37,6 +37,8 @@ class TorchGlooBackend(GlooBackend):
     def supports(self, case: Case) -> str | None:
         if (case.placement == "in_place") != (case.collective in IN_PLACE):
             return f"torch.distributed has no {case.collective} {case.placement.replace('_', ' ')}."
+        if case.matmul is not None:
+            return matmuls.uneven(case)
         if case.streams:
             return "the all_to_all of sends is measured with the backend gloo."
         return self._lacks(case)
@@ -48,6 +50,8 @@ class TorchGlooBackend(GlooBackend):
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         import torch.distributed as dist
 
+        if case.matmul is not None:
+            return super().prepare(case, buffers)
         group, n, root = self._group, self._group.size(), case.root
         x, out = self.tensor(buffers.x, case), self.tensor(buffers.out, case)
         both = x if out is None else out  # of a call in place
@@ -74,6 +78,18 @@ class TorchGlooBackend(GlooBackend):
                 return partial(dist.all_to_all_single, out, x, *splits, group)
             case _:
                 return self._messages(case, x, out)
+
+    def _collectives(self) -> matmuls.Collectives:
+        import torch.distributed as dist
+
+        def bound(call: Callable[..., object], *args: object) -> Callable[[], object]:
+            return partial(call, *args, group=self._group)
+
+        return matmuls.Collectives(
+            partial(bound, dist.all_gather_into_tensor),
+            partial(bound, dist.reduce_scatter_tensor),
+            partial(bound, dist.all_reduce),
+        )
 
     def _messages(self, case: Case, x: Any, out: Any) -> Callable[[], object]:
         """Returns the call of a send_recv or a ping-pong."""

@@ -42,6 +42,13 @@ def join(ranks: Ranks) -> None:
     _users += 1
 
 
+def name() -> str:
+    """Returns the group's name, as torch.ops.symm_mem takes it."""
+    import torch.distributed as dist
+
+    return str(dist.group.WORLD.group_name)
+
+
 def new_group(ranks: Ranks, backend: str) -> Any:
     """Returns another group of all ranks, with torch's `backend`. Collective. Its end is a `leave`."""
     import torch.distributed as dist

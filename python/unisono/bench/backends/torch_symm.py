@@ -69,22 +69,20 @@ class TorchSymmBackend(Backend):
 
     def allocate(self, size: int) -> tuple[Any, Any]:
         import torch
-        import torch.distributed as dist
         from torch.distributed import _symmetric_memory as symmetric
 
         if size not in self._memory:
             device = torch.device("cuda", self._device)
             made = [symmetric.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
             for tensor in made:
-                symmetric.rendezvous(tensor, _group_name(dist))
+                symmetric.rendezvous(tensor, torch_group.name())
             self._memory[size] = (made[0], made[1])
         return self._memory[size]
 
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         import torch
-        import torch.distributed as dist
 
-        ops, group, x, out = torch.ops.symm_mem, _group_name(dist), buffers.x, buffers.out
+        ops, group, x, out = torch.ops.symm_mem, torch_group.name(), buffers.x, buffers.out
         if self._variant == "one_shot":
             return partial(ops.one_shot_all_reduce_out.default, x, "sum", group, out)
         if case.placement == "in_place":
@@ -105,7 +103,3 @@ class TorchSymmBackend(Backend):
             self._joined = False
             self._memory.clear()
             torch_group.leave()
-
-
-def _group_name(dist: Any) -> str:
-    return str(dist.group.WORLD.group_name)

@@ -1,6 +1,7 @@
 """Unisono itself. `unisono:two_shot` forces that algorithm in every case whose collective has it.
 `unisono:two_shot@128x256x8192` also forces the kernel's shape: blocks, threads and bytes of a piece.
-`unisono:fp8` quantises the all_reduces. `unisono:apart` is of fused norms: an all_reduce, then the rest."""
+`unisono:fp8` quantises the all_reduces. `unisono:apart` is of fused norms and matmuls: the collective
+as a whole and the rest as a whole, one after the other."""
 
 from __future__ import annotations
 
@@ -9,18 +10,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from unisono import tables, traits
 from unisono.bench import pairs
-from unisono.bench.backends import norms, sends
-from unisono.bench.backends.base import Backend, Buffers, Ranks, moe_call
+from unisono.bench.backends import matmuls, norms, sends
+from unisono.bench.backends.base import Backend, Buffers, Ranks, ResultCall, moe_call
+from unisono.bench.backends.gloo import GlooBackend
 from unisono.bench.backends.unisono_moe import Moes, UnisonoMoe
 from unisono.bench.cases import CaseError
 from unisono.bench.cuda.memory import tensor_of
 from unisono.bench.cuda.streams import Fork
+from unisono.bench.cuda.temporaries import Temporaries
 from unisono.errors import UsageError
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import COLLECTIVES, DEVICES, DTYPES, KNOWN, WIRES
@@ -57,7 +61,7 @@ class UnisonoBackend(Backend):
 
     devices: tuple[str, ...] = ("cpu", "cuda")
     threads = True
-    point_to_point = moe = norm = True
+    point_to_point = moe = norm = matmul = True
 
     def __init__(self, variant: str | None = None) -> None:
         self.name = f"unisono:{variant}" if variant else "unisono"
@@ -77,6 +81,7 @@ class UnisonoBackend(Backend):
         self._ranks: Ranks | None = None
         self._moes: Moes | None = None
         self._peers: tuple[Fork, list[Any]] | None = None
+        self._temporaries: Temporaries | None = None  # of matmuls, on GPUs
 
     def version(self) -> str:
         import unisono
@@ -114,12 +119,26 @@ class UnisonoBackend(Backend):
     def expect(self, cases: Sequence[Case]) -> None:
         assert self._moes is not None
         self._moes.expect(cases)
+        if any(case.matmul is not None for case in cases):
+            self._expect_matmuls()
+
+    def _expect_matmuls(self) -> None:
+        if self._device == "cuda":
+            self._temporaries = Temporaries()
+        elif find_spec("torch"):
+            import torch
+
+            torch.set_num_threads(1)  # one rank is one core
 
     def supports(self, case: Case) -> str | None:
         if case.moe is not None:
             return None if self._forced is None else "a mixture of experts has no choice of algorithm."
         if case.norm is not None:
             return self._forbids_norm(case)
+        if case.matmul is not None:
+            return self._forbids_matmul(case)
+        if self._forced == norms.APART:
+            return "apart is a form of fused calls."
         if self._shape is not None and (self._device != "cuda" or self._across):
             return "kernels have a shape, and only those on GPUs of one node."
         if self._shape is not None and case.streams == "per-peer":
@@ -162,14 +181,31 @@ class UnisonoBackend(Backend):
             return None
         return f"{case.collective} has no {self.name.partition(':')[2]}: it has {', '.join(known)}."
 
+    def _forbids_matmul(self, case: Case) -> str | None:
+        if self._forced is not None and case.collective == vocabulary.MATMUL:
+            return "a matmul alone has one form."
+        if self._shape is None and self.wire is None and self._forced in (None, norms.APART):
+            return matmuls.lacking(case)
+        return f"{case.collective} has no {self.name.partition(':')[2]}: it has {norms.APART}."
+
     def prepare(self, case: Case, buffers: Buffers) -> Callable[[], object]:
         if case.moe is not None:
             assert self._moes is not None
             return moe_call(case, UnisonoMoe(self._moes, case, buffers))
         if case.norm is not None:
             return norms.by_unisono(self._comm, case, buffers, self._forced, self._queued)
+        if case.matmul is not None:
+            return self._matmul(case, buffers)
         call = self._prepared(case, buffers)
         return call if self._shape is None else partial(self._in_shape, call)
+
+    def _matmul(self, case: Case, buffers: Buffers) -> Callable[[], object]:
+        tensor = GlooBackend.tensor if self._device == "cpu" else lambda tensor, _: tensor
+        of = matmuls.tensors(case, self._comm.rank, buffers, tensor)
+        call = matmuls.by_unisono(self._comm, case, of, 1 if self._forced else None)
+        if self._temporaries is None or not isinstance(call, ResultCall):
+            return call
+        return self._temporaries.bound(call)
 
     def _in_shape(self, call: Callable[[], Any]) -> Any:
         """Returns the result of `call`, made with the forced shape of kernels, if any."""
@@ -257,7 +293,7 @@ class UnisonoBackend(Backend):
     def algorithm(self, case: Case) -> str | None:
         if case.moe is not None:
             return None
-        if case.norm is not None:  # the library does not say what it chooses
+        if case.norm is not None or case.matmul is not None:  # the library does not say what it chooses
             return self._forced
         if self._forced or (case.collective == "barrier" and self._one is None):
             return self._forced
@@ -271,7 +307,7 @@ class UnisonoBackend(Backend):
         return str(self._comm.plan(_verb(case), size, symmetric, self._device, in_place))
 
     def sms(self, case: Case) -> int | None:
-        if case.norm is not None:
+        if case.norm is not None or case.matmul is not None:
             return None
         algorithm = self.algorithm(case)
         if self._device != "cuda" or algorithm is None or case.streams == "per-peer":  # several kernels

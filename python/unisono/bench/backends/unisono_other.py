@@ -19,7 +19,7 @@ class OtherUnisonoBackend(UnisonoBackend):
     version lacks is left out."""
 
     devices = ("cpu",)
-    threads = moe = norm = False
+    threads = moe = norm = matmul = False
     own_memory = True
 
     def __init__(self, prefix: str) -> None:

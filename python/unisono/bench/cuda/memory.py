@@ -58,6 +58,9 @@ class TensorRegion(Region):
     def fill_ones(self, end: int, dtype: str) -> None:
         self.memory[:end].view(bits_dtype(dtype)).fill_(one_bits(dtype))
 
+    def fill_random(self, end: int, dtype: str) -> None:
+        self.memory[:end].view(torch_dtype(dtype)).normal_()
+
     def poison(self, end: int | None = None) -> None:
         self.memory[:end].fill_(POISON)
 
