@@ -105,13 +105,15 @@ cross-test: build/aarch64.configured
 	ctest --preset aarch64 -j $(JOBS) -E 'Ranks/.*/[458]$$|CombineEveryTypeByEveryOp|ScaleEachRanksInput/3' $(CTEST)
 
 # Makes wheels in dist/, as portable (manylinux) as this machine's C and C++ libraries allow, which auditwheel determines.
-# The build folder is that of the tests. libfabric is found at its first use, so its path here is kept out.
-wheel: $(HAVE)unisono $(HAVE)wheel
+# The build folder is that of the tests. libfabric is found at its first use, so its path here is kept out. The wheel has
+# the adapter for the torch that is here; torch's own libraries stay out.
+wheel: $(HAVE)unisono $(HAVE)wheel $(if $(TORCH),$(HAVE)torch)
 	include=$$(tools/bootstrap.sh headers $(BIN)/python)
 	rm -rf build/wheel && mkdir -p build/wheel dist
 	SKBUILD_BUILD_DIR=build/tests SKBUILD_CMAKE_DEFINE="Python_INCLUDE_DIR=$$include;LIBFABRIC_LIBRARY=libfabric.so.1" \
 	  $(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
-	auditwheel repair -w dist build/wheel/*.whl
+	$(if $(TORCH),python tools/prebuild.py build/wheel/*.whl)
+	auditwheel repair -w dist --exclude 'libtorch*.so' --exclude 'libc10*.so' --exclude 'libunisono.so.*' build/wheel/*.whl
 
 # Uses this machine's Python headers: for aarch64 they differ only in pyconfig.h, in parts for CPython's own sources.
 wheel-aarch64: $(HAVE)unisono $(HAVE)wheel build/aarch64.configured

@@ -44,6 +44,17 @@ def bare(venv: Path) -> dict[str, str]:
     return {"PATH": str(venv / "bin"), "HOME": str(venv), "LANG": "C.UTF-8"}
 
 
+TORCH_PROGRAM = """
+import shutil, sys, torch, torch.distributed as dist
+assert not any(map(shutil.which, ("c++", "g++"))), "a compiler is in PATH"
+torch.__version__ = sys.argv[1]
+dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(3)
+dist.all_reduce(x)
+print("sum", x[0].item())
+"""
+
+
 @pytest.fixture(scope="module")
 def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Makes a virtual environment with the x86-64 wheel and its dependencies."""
@@ -75,15 +86,41 @@ def test_a_cmake_project_finds_the_library(venv: Path, tmp_path: Path) -> None:
     assert "the sum is 3 on rank 0" in run([tmp_path / "with_unisono"], bare(venv))
 
 
+@pytest.mark.slow
+@pytest.mark.torch
+def test_brings_the_adapter_of_one_torch(venv: Path, tmp_path: Path) -> None:
+    """With that torch nothing is compiled. Another version wants a compiler."""
+    import torch
+
+    with zipfile.ZipFile(wheel("x86_64")) as opened:
+        if not any("/prebuilt/" + torch.__version__ in name for name in opened.namelist()):
+            pytest.skip("the wheel was made without this torch")
+    [packages] = venv.glob("lib/python3*/site-packages")
+    (packages / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))
+    program = tmp_path / "program.py"
+    program.write_text(TORCH_PROGRAM)
+    cache = tmp_path / "cache"
+    env = bare(venv) | {"XDG_CACHE_HOME": str(cache)}
+    assert "sum 1.0" in run([venv / "bin/python", program, torch.__version__], env)
+    assert not cache.exists()
+    other = [venv / "bin/python", program, "0.0"]
+    ended = subprocess.run(other, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode and "there is no C++ compiler: install g++" in ended.stderr, ended.stderr[-3000:]
+
+
 @pytest.mark.parametrize(("processor", "machine"), [("x86_64", EM_X86_64), ("aarch64", EM_AARCH64)])
 def test_contents(processor: str, machine: int) -> None:
-    """The wheel has one copy of the library, for the tag's processor, without paths of the build machine."""
+    """The wheel has one copy of the library, for the tag's processor, without paths of the build machine.
+
+    It may have adapters for torch, and none of torch's libraries.
+    """
     path = wheel(processor)
     assert "-manylinux_" in path.name, path.name
     with zipfile.ZipFile(path) as opened:
         files = {name: opened.read(name) for name in opened.namelist()}
     binaries = {name: data for name, data in files.items() if data.startswith(b"\x7fELF")}
-    assert len(binaries) == 2, sorted(binaries)
+    own = [name for name in binaries if "/torch/distributed/prebuilt/" not in name]
+    assert len(own) == 2, sorted(binaries)
     extension = next(name for name in binaries if "_core" in name)
     assert extension.endswith(f"-{processor}-linux-gnu.so"), extension
     for name, data in binaries.items():

@@ -88,10 +88,9 @@ class Backend final : public Routes {
   }
   Ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                   const c10d::AllgatherOptions& opts) override {
-    Tensors outputs{output}, inputs{input};
-    if (const auto inner = elsewhere(inputs, "all_gather"))
+    if (const auto inner = elsewhere(input, "all_gather"))
       return joined(inner->_allgather_base(output, input, opts));
-    return gather_tensors(outputs, inputs, opts, OpType::_ALLGATHER_BASE);
+    return gather_tensors(output, input, opts, OpType::_ALLGATHER_BASE);
   }
   Ptr<c10d::Work> allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                   const c10d::AllgatherOptions& opts) override {
@@ -152,10 +151,9 @@ class Backend final : public Routes {
   }
   Ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                        const c10d::ReduceScatterOptions& opts) override {
-    const Tensors outputs{output}, inputs{input};
-    if (const auto inner = elsewhere(inputs, "reduce_scatter", &opts.reduceOp))
+    if (const auto inner = elsewhere(input, "reduce_scatter", &opts.reduceOp))
       return joined(inner->_reduce_scatter_base(output, input, opts));
-    return scatter_tensors(outputs, inputs, opts, OpType::_REDUCE_SCATTER_BASE);
+    return scatter_tensors(output, input, opts, OpType::_REDUCE_SCATTER_BASE);
   }
   Ptr<c10d::Work> reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                   const c10d::ReduceScatterOptions& opts) override {
@@ -167,19 +165,18 @@ class Backend final : public Routes {
   Ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                 std::vector<int64_t>& input_splits,
                                 const c10d::AllToAllOptions& opts) override {
-    if (const auto inner = elsewhere({input}, "all_to_all"))
+    if (const auto inner = elsewhere(input, "all_to_all"))
       return joined(inner->alltoall_base(output, input, output_splits, input_splits, opts));
     TORCH_CHECK(output.scalar_type() == input.scalar_type(),
                 "unisono: all_to_all: tensors must be of one type.");
     // A rank may give equal splits where another gives none: both are all_to_all_v.
     const std::vector<std::size_t> sends = parts(input, input_splits),
                                    receives = parts(output, output_splits);
-    return begin(OpType::ALLTOALL_BASE, "unisono:all_to_all", opts, Tensors{input}, {output},
-                 [&](Steps& call) {
-                   const at::Tensor to = written(call, output);
-                   const at::Tensor from = call.keep(apart(input, to, kNowhere));
-                   call.run(bytes(from.const_data_ptr(), to.data_ptr(), 0), sends, receives);
-                 });
+    return begin(OpType::ALLTOALL_BASE, "unisono:all_to_all", opts, input, {output}, [&](Steps& call) {
+      const at::Tensor to = written(call, output);
+      const at::Tensor from = call.keep(apart(input, to, kNowhere));
+      call.run(bytes(from.const_data_ptr(), to.data_ptr(), 0), sends, receives);
+    });
   }
   Ptr<c10d::Work> alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
     if (const auto inner = elsewhere(inputs, "all_to_all"))
@@ -242,14 +239,14 @@ class Backend final : public Routes {
     const auto* at = static_cast<const char*>(from.const_data_ptr());
     const bool inside =
         direct && at + in.nbytes() > to && at < static_cast<char*>(to) + in.nbytes() * ranks();
-    const at::Tensor source = call.keep(inside ? from.clone() : from);
+    const at::Tensor source = call.keep(inside ? copy_of(from) : from);
     call.run(collective, bytes(source.const_data_ptr(), to, in.nbytes(), root));
     if (!direct) call.after([flat, outs] { unpack(flat, outs); });
   }
-  Ptr<c10d::Work> gather_tensors(const Tensors& outputs, const Tensors& inputs, const How& how, OpType type) {
+  Ptr<c10d::Work> gather_tensors(at::TensorList outputs, at::TensorList inputs, const How& how, OpType type) {
     TORCH_CHECK(outputs.size() == inputs.size(), "unisono: all_gather needs as many outputs as inputs.");
     for (std::size_t i = 0; i < inputs.size(); ++i) check_alike(outputs[i], inputs[i], size_, "all_gather");
-    return begin(type, "unisono:all_gather", how, inputs, outputs, [&](Steps& call) {
+    return begin(type, "unisono:all_gather", how, inputs, outputs.vec(), [&](Steps& call) {
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         const at::Tensor to = written(call, outputs[i]);
         const at::Tensor from =
@@ -264,12 +261,12 @@ class Backend final : public Routes {
         call.keep(apart(input, to, -static_cast<std::ptrdiff_t>(output.nbytes()) * rank_));
     call.run(Collective::reduce_scatter, sums(from.const_data_ptr(), to.data_ptr(), from, ranks(), sum));
   }
-  Ptr<c10d::Work> scatter_tensors(const Tensors& outputs, const Tensors& inputs,
+  Ptr<c10d::Work> scatter_tensors(at::TensorList outputs, at::TensorList inputs,
                                   const c10d::ReduceScatterOptions& opts, OpType type) {
     TORCH_CHECK(outputs.size() == inputs.size(), "unisono: reduce_scatter needs as many outputs as inputs.");
     for (std::size_t i = 0; i < inputs.size(); ++i)
       check_alike(inputs[i], outputs[i], size_, "reduce_scatter");
-    return begin(type, "unisono:reduce_scatter", opts, inputs, outputs, [&](Steps& call) {
+    return begin(type, "unisono:reduce_scatter", opts, inputs, outputs.vec(), [&](Steps& call) {
       for (std::size_t i = 0; i < inputs.size(); ++i)
         scatter_sums(call, outputs[i], inputs[i], *sum_of(inputs[i], opts.reduceOp));
     });

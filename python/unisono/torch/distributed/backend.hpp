@@ -1,6 +1,7 @@
 // The torch.distributed backend `unisono`: what its calls are made of.
 #pragma once
 
+#include <ATen/record_function.h>
 #include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -105,12 +107,25 @@ class Steps {
 };
 using Body = c10::function_ref<void(Steps&)>;  // makes the calls
 
+// A call that torch's profiler, if it runs, sees with its title and inputs. Work's own record takes longer.
+class ProfiledWork : public c10d::Work {
+ protected:
+  ProfiledWork(int rank, c10d::OpType type, const char* title, at::TensorList inputs)
+      : ProfiledWork(rank, type, title, inputs,
+                     at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value()) {}
+
+ private:
+  ProfiledWork(int rank, c10d::OpType type, const char* title, at::TensorList inputs, bool profiled)
+      : Work(rank, type, profiled ? title : nullptr,
+             profiled && !inputs.empty() ? std::optional(inputs.vec()) : std::nullopt) {}
+};
+
 // A call on host memory. It ends once, and so does its Future, which is made when it is asked for.
-class CallWork final : public c10d::Work {
+class CallWork final : public ProfiledWork {
  public:
-  CallWork(int rank, c10d::OpType type, const char* title, const std::optional<Tensors>& inputs,
-           Tensors outputs, uint64_t number, unisono::Communicator& communicator, const How& how)
-      : Work(rank, type, title, inputs),
+  CallWork(int rank, c10d::OpType type, const char* title, at::TensorList inputs, Tensors outputs,
+           uint64_t number, unisono::Communicator& communicator, const How& how)
+      : ProfiledWork(rank, type, title, inputs),
         outputs_(std::move(outputs)),
         number_(number),
         steps_(communicator, how) {}
@@ -135,6 +150,7 @@ class CallWork final : public c10d::Work {
   Steps steps_;
   std::mutex ending_;  // of the future
   bool ended_ = false;
+  std::atomic<bool> succeeded_ = false;
   std::exception_ptr error_;
   Ptr<c10::ivalue::Future> future_;
 };

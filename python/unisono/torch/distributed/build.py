@@ -1,4 +1,7 @@
-"""Builds the adapter between torch and libunisono, once for each torch, and loads it."""
+"""Builds the adapter between torch and libunisono, once for each torch, and loads it.
+
+A wheel may bring the adapter for one torch (tools/prebuild.py).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from ... import __version__, _core
 from ...errors import ResourceError
 from ...files import cache
 
-__all__ = ["load"]
+__all__ = ["built", "load", "prebuilt"]
 
 NAME = "_unisono_torch_distributed"
 SOURCES = (
@@ -54,6 +57,8 @@ def load() -> Any:
 
 def built() -> Path:
     """Returns the path of the adapter. Builds it if it is not there, while other processes wait."""
+    if prebuilt().exists():
+        return prebuilt()
     of_user = cache()
     if not of_user:
         raise ResourceError("there is no folder for the adapter for torch: set XDG_CACHE_HOME to one.")
@@ -70,11 +75,21 @@ def built() -> Path:
     return path
 
 
+def prebuilt() -> Path:
+    """Returns the path of the adapter that the package itself has, if it was made for this key."""
+    return Path(__file__).parent / "prebuilt" / f"{key()}.so"
+
+
+@functools.cache
 def key() -> str:
     """Returns what one build is good for: torch, Python, the sources, and the library with its headers."""
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    for path in [*(here / name for name in SOURCES), *sorted((package() / "include").rglob("*.h*"))]:
+    for path in [
+        Path(__file__),
+        *(here / name for name in SOURCES),
+        *sorted((package() / "include").rglob("*.h*")),
+    ]:
         digest.update(path.read_bytes())
     abi = int(torch.compiled_with_cxx11_abi())
     tag = sysconfig.get_config_var("SOABI")
@@ -105,6 +120,10 @@ def build(work: Path) -> Path:
         *compiler.split(),
         *"-std=c++20 -O2 -fPIC -fvisibility=hidden -w".split(),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        *(
+            f"-ffile-prefix-map={folder.parent}/="
+            for folder in (package(), Path(__file__).parents[2], of_torch)
+        ),
         f"-I{package() / 'include'}",
         *(f"-isystem{folder}" for folder in headers),
     ]
@@ -115,7 +134,7 @@ def build(work: Path) -> Path:
     libraries = [of_torch / "lib" / f"lib{name}.so" for name in ("c10", "torch_cpu", "torch_python")]
     out = work / f"{NAME}.so"
     parts = map(str, [*objects, library, *libraries, *loaded("libstdc++.so")])
-    run_all([[*compiler.split(), "-shared", *parts, "-o", str(out)]])
+    run_all([[*compiler.split(), "-shared", "-s", *parts, "-o", str(out)]])
     return out
 
 

@@ -35,6 +35,8 @@ std::vector<std::string> StoreBootstrap::all_gather(const std::string& data) {
 }
 
 void Steps::finish() {
+  if (after_.empty()) return;
+  const NoGrad no_grad;
   for (const auto& what : after_) what();
 }
 
@@ -47,7 +49,6 @@ void Steps::let_go() {
 void CallWork::start(Body body) noexcept {
   std::exception_ptr error;
   try {
-    const c10::InferenceMode no_grad;  // outputs may be tensors of that mode
     body(steps_);
   } catch (...) { error = std::current_exception(); }
   if (steps_.begun().empty()) return end(error);
@@ -59,6 +60,7 @@ void CallWork::start(Body body) noexcept {
 }
 
 bool CallWork::wait(std::chrono::milliseconds timeout) {
+  if (succeeded_.load(std::memory_order_acquire)) return true;
   if (c10d::isP2POp(opType_))
     for (const unisono::Work& one : steps_.begun()) try {
         if (timeout == kNoTimeout) one.wait();
@@ -72,7 +74,6 @@ bool CallWork::wait(std::chrono::milliseconds timeout) {
 void CallWork::end(std::exception_ptr error) noexcept {
   try {
     if (error) std::rethrow_exception(error);
-    const c10::InferenceMode no_grad;
     steps_.finish();
   } catch (...) { error = as_torchs(std::current_exception()); }
   steps_.let_go();
@@ -85,7 +86,9 @@ void CallWork::end(std::exception_ptr error) noexcept {
   }
   if (future && error) future->setError(error);
   if (future && !error) future->markCompleted(c10::IValue(outputs_));
+  const bool succeeded = !error;
   finish(std::move(error));
+  succeeded_.store(succeeded, std::memory_order_release);
 }
 
 Ptr<c10::ivalue::Future> CallWork::getFuture() {

@@ -47,8 +47,8 @@ void Gpu::close() noexcept {
 }
 
 GpuWork::GpuWork(const std::shared_ptr<Gpu>& gpu, int rank, c10d::OpType type, const char* title,
-                 const std::optional<Tensors>& inputs, Tensors outputs, uint64_t number, bool beside)
-    : Work(rank, type, title, inputs),
+                 at::TensorList inputs, Tensors outputs, uint64_t number, bool beside)
+    : ProfiledWork(rank, type, title, inputs),
       gpu_(gpu),
       stream_(beside ? gpu->beside() : gpu->current()),
       outputs_(std::move(outputs)),
@@ -57,7 +57,7 @@ GpuWork::GpuWork(const std::shared_ptr<Gpu>& gpu, int rank, c10d::OpType type, c
       end_(stream_.device_type()) {
   if (!beside) return;
   kept_ = outputs_;
-  if (inputs) kept_.insert(kept_.end(), inputs->begin(), inputs->end());
+  kept_.insert(kept_.end(), inputs.begin(), inputs.end());
 }
 
 // Tensors that nobody has waited for are freed when the stream has come so far.
@@ -67,7 +67,6 @@ GpuWork::~GpuWork() {
 }
 
 void GpuWork::start(Body body) {
-  const c10::InferenceMode no_grad;  // outputs may be tensors of that mode
   by_torchs_errors([&] { gpu_.lock()->enqueue(body, beside_ ? &end_ : nullptr); });
   if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
 }

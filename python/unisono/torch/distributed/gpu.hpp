@@ -42,11 +42,11 @@ class Gpu final {
 
 // A call that has been enqueued. To wait for it lets the current stream wait; the host waits for a barrier
 // alone.
-class GpuWork final : public c10d::Work {
+class GpuWork final : public ProfiledWork {
  public:
   // beside: it has a stream of its own, so that it keeps its tensors until someone waits for it.
   GpuWork(const std::shared_ptr<Gpu>& gpu, int rank, c10d::OpType type, const char* title,
-          const std::optional<Tensors>& inputs, Tensors outputs, uint64_t number, bool beside);
+          at::TensorList inputs, Tensors outputs, uint64_t number, bool beside);
   ~GpuWork() override;
 
   void start(Body body);

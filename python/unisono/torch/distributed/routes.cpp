@@ -73,7 +73,7 @@ void Routes::say_once(const char* what, const char* carrier, const std::string& 
   if (said_.insert(text).second) say(text);
 }
 
-Ptr<c10d::Backend> Routes::elsewhere(const Tensors& tensors, const char* what, const ReduceOp* op) {
+Ptr<c10d::Backend> Routes::elsewhere(at::TensorList tensors, const char* what, const ReduceOp* op) {
   std::string why;
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK(tensor.device() == tensors[0].device(), "unisono: ", what,
@@ -108,10 +108,9 @@ Ptr<c10d::Backend> Routes::by_nccl(const char* what, const std::string& why) {
   return nccl;
 }
 
-Ptr<c10d::Work> Routes::begin(OpType type, const char* title, const How& how,
-                              const std::optional<Tensors>& inputs, Tensors outputs, Body body,
-                              std::shared_ptr<Gpu> gpu) {
-  const Tensors& some = inputs && !inputs->empty() ? *inputs : outputs;
+Ptr<c10d::Work> Routes::begin(OpType type, const char* title, const How& how, at::TensorList inputs,
+                              Tensors outputs, Body body, std::shared_ptr<Gpu> gpu) {
+  const at::TensorList some = inputs.empty() ? at::TensorList(outputs) : inputs;
   if (!gpu && !some.empty() && some[0].is_cuda()) gpu = gpus_->all(some[0].device());
   const uint64_t number = ++calls_made_;
   if (gpu) {
@@ -133,7 +132,7 @@ Ptr<c10d::Work> Routes::barrier(const c10d::BarrierOptions& opts) {
     gpu = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(opts.device_ids[0]));
   if (gpu && gpu->is_cuda()) return barrier_of_gpus(*gpu, opts);
   if (!communicator_) return joined(gloo_->barrier(opts));
-  return begin(OpType::BARRIER, "unisono:barrier", opts, std::nullopt, {},
+  return begin(OpType::BARRIER, "unisono:barrier", opts, {}, {},
                [](Steps& call) { call.run(Collective::barrier, Call{}); });
 }
 
@@ -167,7 +166,7 @@ Ptr<c10d::Work> Routes::recvAnysource(Tensors& tensors, int tag) {
   return receive(OpType::RECVANYSOURCE, tensors, Communicator::kAnySource, tag);
 }
 Ptr<c10d::Work> Routes::receive(OpType type, const Tensors& tensors, int from, int tag) {
-  return begin(type, "unisono:recv", How(), std::nullopt, tensors, [&](Steps& call) {
+  return begin(type, "unisono:recv", How(), {}, tensors, [&](Steps& call) {
     const at::Tensor to = written(call, tensors[0]);
     call.run(Collective::recv, bytes(nullptr, to.data_ptr(), to.nbytes()), -1, from, tag);
   });
@@ -188,8 +187,8 @@ Ptr<c10d::Work> Routes::message(const Message& one, int tag) {
   }
   const Message to_peer{one.tensor, one.peer > rank_, one.sent};
   return begin(
-      one.sent ? OpType::SEND : OpType::RECV, one.sent ? "unisono:send" : "unisono:recv", How(), std::nullopt,
-      tensors, [&](Steps& call) { exchange(call, {to_peer}); }, gpu);
+      one.sent ? OpType::SEND : OpType::RECV, one.sent ? "unisono:send" : "unisono:recv", How(), {}, tensors,
+      [&](Steps& call) { exchange(call, {to_peer}); }, gpu);
 }
 
 Ptr<c10d::Work> Routes::endCoalescing() {

@@ -49,12 +49,11 @@ class Routes : public c10d::Backend {
 
   // Returns what carries a call on these tensors in place of a communicator, and says it once. Null: a
   // communicator does. op: of a reduction.
-  Ptr<c10d::Backend> elsewhere(const Tensors& tensors, const char* what, const ReduceOp* op = nullptr);
+  Ptr<c10d::Backend> elsewhere(at::TensorList tensors, const char* what, const ReduceOp* op = nullptr);
 
   // Makes or begins a call. gpu: of tensors on a GPU; null: the group's.
-  Ptr<c10d::Work> begin(c10d::OpType type, const char* title, const How& how,
-                        const std::optional<Tensors>& inputs, Tensors outputs, Body body,
-                        std::shared_ptr<Gpu> gpu = nullptr);
+  Ptr<c10d::Work> begin(c10d::OpType type, const char* title, const How& how, at::TensorList inputs,
+                        Tensors outputs, Body body, std::shared_ptr<Gpu> gpu = nullptr);
 
   // Adds a call to the batch, if there is one.
   Ptr<c10d::Work> joined(Ptr<c10d::Work> work) {

@@ -114,12 +114,24 @@ inline std::string kind_of(const at::Tensor& tensor) {
                   tensor.device().type());
 }
 
-inline at::Tensor packed(const at::Tensor& tensor) { return tensor.contiguous(); }
+// Copies have no gradients, and may be to and from tensors of that mode.
+using NoGrad = c10::InferenceMode;
+
+inline at::Tensor packed(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return tensor;
+  const NoGrad no_grad;
+  return tensor.contiguous();
+}
+inline at::Tensor copy_of(const at::Tensor& tensor) {
+  const NoGrad no_grad;
+  return tensor.clone();
+}
 
 // Returns what a call writes for a tensor: itself if it is contiguous, else a copy that is copied back after
 // the call. read: the call reads it too.
 inline at::Tensor written(Steps& call, const at::Tensor& tensor, bool read = false) {
   if (tensor.is_contiguous()) return tensor;
+  const NoGrad no_grad;
   const at::Tensor copy = read ? packed(tensor) : at::empty(tensor.sizes(), tensor.options());
   call.after([tensor, copy] { tensor.copy_(copy); });
   return copy;
@@ -137,6 +149,7 @@ inline bool consecutive(const Tensors& tensors) {
 }
 
 inline at::Tensor flat_for(const Tensors& tensors) {
+  const NoGrad no_grad;
   return at::empty({static_cast<int64_t>(tensors.size()) * tensors[0].numel()}, tensors[0].options());
 }
 // Returns the tensors as one: a view if they are parts of one buffer, else a copy.
@@ -147,6 +160,7 @@ inline at::Tensor flat_of(const Tensors& tensors) {
     total += tensor.numel();
     parts = parts && tensor.is_alias_of(tensors[0]);
   }
+  const NoGrad no_grad;
   if (parts) return tensors[0].as_strided({total}, {1});
   Tensors rows;
   for (const at::Tensor& tensor : tensors) rows.push_back(tensor.reshape({-1}));
@@ -165,7 +179,7 @@ inline at::Tensor apart(const at::Tensor& input, const at::Tensor& output, std::
   const auto* from = static_cast<const char*>(in.const_data_ptr());
   const auto* to = static_cast<const char*>(output.const_data_ptr());
   const bool overlap = from < to + output.nbytes() && to < from + in.nbytes();
-  return overlap && from - to != place ? in.clone() : in;
+  return overlap && from - to != place ? copy_of(in) : in;
 }
 
 inline Call bytes(const void* in, void* out, std::size_t count, int root = 0) {
