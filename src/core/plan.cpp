@@ -143,8 +143,8 @@ Borders borders_of(const Plan::Host& host, bool reached) {
     return {.one_shot = 2 * step / n, .push = step, .push_of_pair = step / 2};
   }
   if (!host.cached)
-    return {.one_shot = 64 * kKiB / n,
-            .push = 32 * kKiB,
+    return {.one_shot = (n == 2 ? 4096 : 64 / n) * kKiB,
+            .push = (n == 2 ? 64 : 32) * kKiB,
             .push_of_pair = 16 * kKiB,
             .push_of_broadcast = 128 * kKiB};
   const std::size_t through = 512 * kKiB;
@@ -165,7 +165,7 @@ Borders borders_of(const Plan::Host& host, bool reached) {
 // piece is a few lines; then one step over chunks, as long as what a direct program needs to begin (places
 // told, a meeting at the end) costs more than its copies. Where ranks take turns on a core that is dear, and
 // so is the kernel's help; where chunks stay in the cache, two copies through them cost less than the
-// kernel's one.
+// kernel's one, and so do the sums of two ranks where they go around it.
 Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
   Plan plan(Level::host);

@@ -25,7 +25,7 @@ constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece when chunks are 
 constexpr int kManyRounds = 20;
 // How many times as long the way through the cache must take, for chunks to go around it: times vary.
 constexpr double kAroundPays = 1.5;
-constexpr std::uint32_t kVersion = 4;  // of the memory layout and of Hello
+constexpr std::uint32_t kVersion = 5;  // of the memory layout and of Hello
 
 // A rank's greeting at the bootstrap. Every field comes from outside and is checked.
 struct Hello {
@@ -35,6 +35,7 @@ struct Hello {
   std::uint32_t check = 0;    // whether the rank compares calls, as all do or none
   std::uint64_t machine = 0;  // boot and PID namespace: ranks that differ cannot share memory
   std::uint64_t chunk_bytes = 0;
+  std::uint64_t core_cache = 0;  // bytes of its second-level cache, by which all ranks fit their rings
   Segment::Handle segment;
   std::uint64_t nonce_at = 0;  // address of the segment's nonce in the rank's process
   Cores cores;
@@ -45,6 +46,12 @@ std::size_t chunk_bytes_for(int ranks) {
   if (env().chunk_bytes) return std::max(round_up(env().chunk_bytes, kAlign), 2 * kAlign);
   const std::size_t share = (std::size_t{32} << 20) / HostThread::kChunks / static_cast<std::size_t>(ranks);
   return std::clamp(share / 4096 * 4096, std::size_t{4096}, std::size_t{65536});
+}
+
+// Returns the bytes of this core's second-level cache; many if the system does not tell.
+std::size_t core_cache() {
+  const long cache = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return cache > 0 ? static_cast<std::size_t>(cache) : HostThread::Layout::kMostRings;
 }
 
 std::size_t default_stream_bytes() {
@@ -97,7 +104,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   if (!numbers_.empty() && numbers_.size() != static_cast<std::size_t>(size_))
     throw UsageError("there are " + std::to_string(numbers_.size()) + " numbers for " +
                      std::to_string(size_) + " ranks: give each rank its number in the whole job.");
-  const HostThread::Layout layout(size_, chunk_bytes_for(size_), sizeof(Board));
+  HostThread::Layout layout(size_, chunk_bytes_for(size_), sizeof(Board));
   mail_at_ = layout.bytes;
   const std::size_t bytes = layout.bytes + Mailbox::bytes(size_);
   auto own = Segment::create(bytes);
@@ -107,6 +114,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   mine.machine = this_machine();
   mine.check = check;
   mine.chunk_bytes = layout.chunk_bytes;
+  mine.core_cache = core_cache();
   mine.segment = own->handle();
   mine.nonce_at = reinterpret_cast<std::uint64_t>(&own->nonce());
   mine.cores = Cores::of_this_process();
@@ -115,6 +123,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   bool far = env().far;
   std::vector<int> pids;
   Cores cores;
+  std::uint64_t least_cache = mine.core_cache;  // cores of one machine may differ
   std::set<std::uint64_t> segments;
   for (int r = 0; r < size_; ++r) {
     const Hello hello = read(greetings[static_cast<std::size_t>(r)], r, mine, name(r));
@@ -129,7 +138,9 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     processes_.emplace_back(hello.segment.pid);
     pids.push_back(hello.segment.pid);
     cores.add(hello.cores);
+    least_cache = std::min(least_cache, hello.core_cache);
   }
+  layout.fit_rings(least_cache);
 
   host::Patience& patience = patience_;
   const int known = std::max(cores.count(), 1);

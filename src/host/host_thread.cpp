@@ -14,13 +14,10 @@ namespace {
 // end.
 std::size_t least_ring(std::size_t chunk) { return (HostThread::kChunks + 1) * chunk; }
 
-// Returns the bytes of a peer's ring. If a rank's rings have less than some MiB in all, its peers overwrite
-// lines that are still in its cache, which takes up to four times as long; if all ranks' have more than the
-// last cache, they go through memory (docs/notes/host.md).
-std::size_t ring_from_peer(std::size_t ranks, std::size_t chunk) {
-  constexpr std::size_t kOfARank = std::size_t{2} << 20;
+// Returns the bytes of a peer's ring in which a rank's rings have `of_a_rank` bytes in all.
+std::size_t ring_from_peer(std::size_t of_a_rank, std::size_t ranks, std::size_t chunk) {
   const std::size_t peers = std::max<std::size_t>(ranks - 1, 1);
-  return std::max(least_ring(chunk), round_up(kOfARank / peers, 4096));
+  return std::max(least_ring(chunk), round_up(of_a_rank / peers, 4096));
 }
 
 }  // namespace
@@ -29,11 +26,17 @@ HostThread::Layout::Layout(int n, std::size_t chunk, std::size_t header_bytes)
     : ranks(n),
       chunk_bytes(chunk),
       own_ring_bytes(least_ring(chunk)),
-      ring_bytes(ring_from_peer(static_cast<std::size_t>(n), chunk)),
+      ring_room(ring_from_peer(kMostRings, static_cast<std::size_t>(n), chunk)),
+      ring_bytes(ring_room),
       lines(round_up(header_bytes, 4096)) {
   const auto peers = static_cast<std::size_t>(n);
   chunks = round_up(lines + peers * (kSlots + kPackets) * sizeof(host::Line), 4096);
-  bytes = chunks + own_ring_bytes + (peers - 1) * ring_bytes;
+  bytes = chunks + own_ring_bytes + (peers - 1) * ring_room;
+}
+
+void HostThread::Layout::fit_rings(std::size_t cache) {
+  ring_bytes =
+      ring_from_peer(2 * std::min(cache, kMostRings / 2), static_cast<std::size_t>(ranks), chunk_bytes);
 }
 
 HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_ptr<Segment>> segments,

@@ -27,9 +27,15 @@ class HostThread {
   // A rank's segment: a board of `header_bytes` bytes, then signals, packets and chunks by peer.
   struct Layout {
     Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
+    // Uses as much of the rings as suits cores with a second-level cache of so many bytes. If a rank's rings
+    // have less than twice as much in all, its peers overwrite lines that are still in its cache, which takes
+    // up to four times as long; if they have much more, it takes longer too (docs/notes/host.md).
+    void fit_rings(std::size_t cache);
+    static constexpr std::size_t kMostRings = std::size_t{2} << 20;  // bytes of a rank, if chunks are small
     int ranks;
     std::size_t chunk_bytes;
-    std::size_t own_ring_bytes, ring_bytes;  // of a rank's ring from itself, and of one from a peer
+    std::size_t own_ring_bytes;         // of a rank's ring from itself
+    std::size_t ring_room, ring_bytes;  // of one from a peer: its memory, and what is used of it
     std::size_t lines, chunks, bytes;
   };
 
@@ -199,7 +205,7 @@ class HostThread {
     byte* const first = bases_[static_cast<std::size_t>(owner)] + layout_.chunks;
     if (writer == owner) return first;
     const auto before = static_cast<std::size_t>(writer < owner ? writer : writer - 1);
-    return first + layout_.own_ring_bytes + before * layout_.ring_bytes;
+    return first + layout_.own_ring_bytes + before * layout_.ring_room;
   }
   std::size_t ring_bytes(int peer) const {
     return peer == rank_ ? layout_.own_ring_bytes : layout_.ring_bytes;

@@ -151,15 +151,15 @@ bool possible(Rank& rank) {
   return pages.known();
 }
 
-// Runs body(rank) on `size` ranks. Expects that none fails.
-void in_processes(int size, const std::function<void(Rank&)>& body, bool check = false) {
+// Runs body(rank) on `size` ranks. Expects that none fails. around: chunks go around the cache.
+void in_processes(int size, const std::function<void(Rank&)>& body, bool check = false, bool around = false) {
   constexpr int kImpossible = 77;
   void* const memory =
       ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   auto& shared = *new (memory) Shared{};
   auto play = [&](int r) {
-    ::setenv("UNISONO_STREAM_CHUNKS", "0", 1);
+    ::setenv("UNISONO_STREAM_CHUNKS", around ? "1" : "0", 1);
     Communicator comm(std::make_shared<ByMemory>(shared, r, size), {.timeout_s = 60, .check = check});
     plan_direct(comm);
     Rank rank{comm, shared};
@@ -212,7 +212,8 @@ INSTANTIATE_TEST_SUITE_P(HugePages, FarCalls,
 TEST_P(FarCalls, OfAllRanks) {
   const int n = static_cast<int>(GetParam().size());
   for (const bool check : {false, true})
-    in_processes(n, [&](Rank& rank) { run_all(rank, GetParam()); }, check);
+    for (const bool around : {false, true})
+      in_processes(n, [&](Rank& rank) { run_all(rank, GetParam()); }, check, around);
 }
 
 // Here only the outputs are reached. Some parts, and one rank's whole output, are empty.
@@ -247,7 +248,7 @@ constexpr std::size_t kMessages[] = {1, 65537, 3000003};  // the last is more th
 TEST_P(FarCalls, OfRings) {
   const std::vector<bool>& of_huge = GetParam();
   const int n = static_cast<int>(of_huge.size());
-  in_processes(n, [&](Rank& rank) {
+  const auto messages = [&](Rank& rank) {
     const int me = rank.comm.rank(), next = (me + 1) % n, last = (me + n - 1) % n;
     const auto by_kernel = pages_count(n) ? std::count(of_huge.begin(), of_huge.end(), true) : n;
     for (const bool in_place : {false, true})
@@ -258,7 +259,8 @@ TEST_P(FarCalls, OfRings) {
         if (in_place) continue;
         EXPECT_EQ(copied, by_kernel) << bytes << " bytes";
       }
-  });
+  };
+  for (const bool around : {false, true}) in_processes(n, messages, false, around);
 }
 
 // One end only sends and the other only receives. Both copy, except from small pages from 1 MiB on.
