@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds, checks and measures on all GPUs of this machine, in one call of under 10 minutes.
-#   gpu-evidence.sh OUT [STEP ...]   steps: build check moe norm matmul collectives train soak, or one of them, as moe-few;
+#   gpu-evidence.sh OUT [STEP ...]   steps: build check moe norm matmul collectives train soak, or one of them, as moe-all;
 #   default: all
 # OUT gets a log of each step, steps.txt with their exit codes and seconds, and the records. A step that fails or runs
 # out of its time does not stop the others; the exit status is then 1. Variables: PYTHON (python3), SECONDS_LEFT (570, of
@@ -57,9 +57,8 @@ CUDA_VISIBLE_DEVICES=0 step norm-streams 40 "$python" tools/norm-streams.py --ra
 CUDA_VISIBLE_DEVICES=0 step matmul-one 40 "$python" tools/matmul-gpu.py --json "$out/matmul-one.json"
 wait
 if [[ $gpus -gt 1 ]]; then
-  step moe-bench 90 "${bench[@]}" --ranks "$gpus" --moe --hidden 7168 --tokens 1,16,128,1024,4096 --budget 60 \
+  step moe-bench 90 "${bench[@]}" --ranks "$gpus" --moe --hidden 7168 --tokens 1,16,64,128,1024,4096 --budget 65 \
     --layout expert_major,flat --out "$out/moe-bench"
-  step moe-few 45 "${bench[@]}" --ranks "$gpus" --moe --hidden 7168 --tokens 1,16,64 --budget 15 --layout flat --out "$out/moe-few"
   step norm-bench 70 "${bench[@]}" --ranks "$gpus" --norm --hidden 7168 --sizes 14K,56K,224K,1M,3584K,14M,56M --budget 40 \
     --backends unisono,nccl,unisono:apart,unisono:one_shot,unisono:one_shot_ll128,unisono:two_shot,unisono:two_shot_ll128 --out "$out/norm-bench"
   step matmul-all 190 "${bench[@]}" --ranks "$gpus" --matmul --workload llama-3-70b-tp-layer-tokens-8192 --budget 80 --out "$out/matmul-all"
