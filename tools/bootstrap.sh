@@ -42,15 +42,20 @@ venv() {
 }
 
 headers() {
-  local python=$1 version include
+  local python=$1 version include root=
   include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   if [[ ! -e $include/Python.h ]]; then
-    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     unpack "libpython$version-dev" "python$version-dev"
-    include=$debian/root/usr/include/python$version
-    # Debian's pyconfig.h only includes that of the machine's processor, by a path under /usr/include
-    cp "$debian"/root/usr/include/*/"python$version/pyconfig.h" "$include/pyconfig.h"
+    root=$debian/root
+    include=$root/usr/include/python$version
+  elif grep -q 'linux-gnu/python' "$include/pyconfig.h"; then
+    mkdir -p "$debian"
+    cp -r "$include" "$debian"
+    include=$debian/python$version
   fi
+  # Debian's pyconfig.h only includes that of the machine's processor, by a path under /usr/include
+  [[ $include != "$debian"/* ]] || cp "$root/usr/include/$(uname -m)-linux-gnu/python$version/pyconfig.h" "$include"
   echo "$include"
 }
 
