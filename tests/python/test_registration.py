@@ -44,7 +44,7 @@ def play(lane: str, program: str, *args: object) -> ranks.Outcome:
 
 
 def test_contract_on_registered_memory(lane: str) -> None:
-    for said in play(lane, "contract", lane, 5).results():
+    for said in play(lane, "contract", lane, 3).results():
         assert said["words"] == {}
         assert said["calls"] > 100
 

@@ -17,10 +17,10 @@ import numpy as np
 import unisono
 from rank_main import describe
 
-# The greeting of src/host/group.cpp: magic, version, rank, size, check, machine, chunk_bytes; the handle's
-# pid, fd, bytes and nonce; nonce_at and 16 words of cores.
-GREETING = struct.Struct("=8sIiiIQQiiQQQ16Q")
-FIELDS = "magic version rank size check machine chunk_bytes pid fd bytes nonce nonce_at".split()
+# The greeting of src/host/group.cpp: magic, version, rank, size, check, machine, chunk_bytes, core_cache; the
+# handle's pid, fd, bytes and nonce; nonce_at and 16 words of cores.
+GREETING = struct.Struct("=8sIiiIQQQiiQQQ16Q")
+FIELDS = "magic version rank size check machine chunk_bytes core_cache pid fd bytes nonce nonce_at".split()
 
 
 class Liar:
