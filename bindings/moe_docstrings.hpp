@@ -75,7 +75,7 @@ Args:
     handle: of an earlier dispatch, whose routing is used again. tokens, and topk_idx if it is given, are the same.
     out: for the received x, in its shape and dtype; None: the Moe's own memory.
     max_tokens: the most tokens of a rank in this call, the same on every rank; None: the Moe's. GPUs have faster kernels for
-        few tokens, 128 or fewer (docs/gpu.md). The handle's, if one is given.
+        few tokens, 128 or fewer (docs/gpu.md). Not read with a handle.
 
 Returns:
     the MoeReceived.)";

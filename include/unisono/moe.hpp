@@ -71,7 +71,7 @@ struct MoeTokens {
   DType index = DType::i64;        // of topk_idx
   const float* weights = nullptr;  // [tokens, top_k]; null: none are sent
   // The most tokens of a rank in this call, the same on every rank; 0: those of the shape. GPUs have faster
-  // kernels for few. The handle's with a handle.
+  // kernels for few. Not read with a handle, whose dispatch has said it.
   std::size_t max_tokens = 0;
   std::span<const MoePayload> more{};
   // Bytes of a row of x, which then travels as it is, for example quantised: at most `hidden` elements of

@@ -19,8 +19,9 @@ struct Incoming {
   unsigned position;
 };
 
-// What a block does with rows that come. Where a row goes follows from the ranks' numbers of tokens alone,
-// except with expert_major. Then most blocks copy rows, while the last ones find out where pairs go.
+// The share of a warp in the rows that come. With expert_major, and by a kept routing, it copies rows and
+// sets their tables. Otherwise a row's place follows from the ranks' numbers of tokens alone: most blocks
+// copy rows, and the last eighth finds out where pairs go.
 struct Role {
   __device__ Role(const Dims& dims, const Dispatch& dispatch) : warp(warp_of_grid()), warps(warps_of_grid()) {
     const unsigned setters = gridDim.x / 8, first = (gridDim.x - setters) * kWarps;
@@ -30,7 +31,7 @@ struct Role {
     warps = copies ? first : warps - first;
     warp -= copies ? 0 : first;
   }
-  unsigned warp, warps;  // this one's number among those of the role
+  unsigned warp, warps;  // this warp's number, and how many share the role
   bool copies = true, sets = true;
 };
 
