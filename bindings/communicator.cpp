@@ -204,7 +204,7 @@ void bind_communicator(nb::module_& module) {
                   "Returns the names that `algorithm` may have for a collective on `cpu` or `cuda`, or for "
                   "how `nodes` work together.")
       .def("plan", &C::plan, "collective"_a, "bytes"_a, "symmetric"_a = false, "device"_a = none,
-           "in_place"_a = false, doc::kPlan)
+           "in_place"_a = false, "wire"_a = none, doc::kPlan)
       .def_prop_ro("card", &C::card, doc::kCard)
       .def("sms", &C::sms, "collective"_a, "bytes"_a, "algorithm"_a, "symmetric"_a = false,
            "in_place"_a = false,

@@ -389,7 +389,8 @@ Args:
         together.
     symmetric: whether every buffer is of `empty`.
     device: cpu or cuda, where the arrays lie; None: cuda if the communicator has a GPU.
-    in_place: whether the output is the input.)";
+    in_place: whether the output is the input.
+    wire: fp8 or int8, of an all_reduce that quantises.)";
 
 constexpr const char* kSetPlan =
     R"(Replaces rows of the plan. Every rank makes the same change, between the same calls.

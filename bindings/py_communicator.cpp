@@ -343,9 +343,11 @@ Memory PyCommunicator::memory_of(const std::optional<std::string>& device) const
 }
 
 std::string PyCommunicator::plan(const std::string& collective, std::size_t bytes, bool symmetric,
-                                 const std::optional<std::string>& device, bool in_place) {
+                                 const std::optional<std::string>& device, bool in_place,
+                                 const std::optional<std::string>& wire) {
   return std::string(
-      Tuning(communicator_).plan(read_collective(collective), bytes, symmetric, memory_of(device), in_place));
+      Tuning(communicator_)
+          .plan(read_collective(collective), bytes, symmetric, memory_of(device), in_place, read_wire(wire)));
 }
 
 int PyCommunicator::sms(const std::string& collective, std::size_t bytes, const std::string& algorithm,

@@ -81,7 +81,8 @@ class PyCommunicator {
   PyRegistration register_array(nb::object x);
 
   std::string plan(const std::string& collective, std::size_t bytes, bool symmetric,
-                   const std::optional<std::string>& device, bool in_place);
+                   const std::optional<std::string>& device, bool in_place,
+                   const std::optional<std::string>& wire);
   int sms(const std::string& collective, std::size_t bytes, const std::string& algorithm, bool symmetric,
           bool in_place);
   void set_plan(const PlanRows& rows, const std::optional<std::string>& device);

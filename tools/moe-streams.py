@@ -24,7 +24,6 @@ import json
 import os
 import statistics
 import sys
-import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ import torch
 from streams import SMS, Ranks, prepare
 
 import unisono
+from unisono.bench.backends.by_path import load
 
 EXPERTS, TOP_K = 256, 8  # of DeepSeek-V3
 
@@ -42,12 +42,7 @@ def flashinfer_of(peers: Path | None) -> Any:
     if peers is None or not (peers / "flashinfer").is_dir():
         return None
     sys.path.insert(0, str(peers))
-    for name in ("flashinfer", "flashinfer.comm", "flashinfer.jit"):
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__path__ = [str(peers / name.replace(".", "/"))]
-    from flashinfer.comm import trtllm_moe_alltoall
-
-    return trtllm_moe_alltoall
+    return load("flashinfer", "comm.trtllm_moe_alltoall", ("jit",))
 
 
 class Case:

@@ -28,9 +28,9 @@ class UNISONO_API Tuning {
  public:
   explicit Tuning(Communicator& communicator) : impl_(*communicator.impl_) {}
 
-  // Returns the algorithm of a call whose larger buffer has `bytes` bytes.
+  // Returns the algorithm of a call whose larger buffer has `bytes` bytes. wire: of an all_reduce.
   std::string_view plan(Collective collective, std::size_t bytes, bool symmetric,
-                        Memory memory = Memory::host, bool in_place = false) const;
+                        Memory memory = Memory::host, bool in_place = false, Wire wire = Wire::exact) const;
   // Returns the SMs of a GPU that the largest kernel of such a call takes. 0: copy engines do all of the
   // call.
   int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm,

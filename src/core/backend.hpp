@@ -190,6 +190,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // Tuning: tuning.hpp says what each does. send and recv are asked for as send_recv.
   virtual Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                            bool in_place);
+  virtual Algorithm choose_wire(std::size_t, Memory) { return Algorithm::two_shot; }  // of quantised calls
   virtual int sms(Collective, std::size_t, bool, Algorithm, bool) { refuse_gpu(); }
   virtual void set_plan(const std::vector<Plan::Entry>& entries, Level level) {
     if (level == Level::nodes)

@@ -190,7 +190,7 @@ void Request::check_apart() const {
             "are apart.");
 }
 
-// There is one algorithm that quantises.
+// There are two algorithms that quantise, of which GPUs alone have the second.
 void Request::check_wire() {
   if (call->wire == Wire::exact) return;
   const std::string name(name_of(call->wire));
@@ -203,10 +203,10 @@ void Request::check_wire() {
   if (call->op != Op::sum && call->op != Op::avg)
     throw UsageError("wire=" + name + " is for sum and avg, not " + std::string(name_of(call->op)) +
                      ": leave it out.");
-  if (algorithm != Algorithm::automatic && algorithm != Algorithm::two_shot)
-    throw UsageError("wire=" + name + " runs by two_shot only, not by " + std::string(name_of(algorithm)) +
-                     ": leave algorithm out.");
-  algorithm = Algorithm::two_shot;
+  if (algorithm == Algorithm::automatic) algorithm = Algorithm::two_shot;
+  if (form_of(algorithm) != Algorithm::two_shot || is_packets(algorithm) || is_direct(algorithm))
+    throw UsageError("wire=" + name + " runs by two_shot, on GPUs by two_shot_ll128 too, not by " +
+                     std::string(name_of(algorithm)) + ": leave algorithm out.");
 }
 
 void Request::check_factor() const {

@@ -15,8 +15,12 @@ Algorithm named(std::string_view algorithm, const std::string& who) {
 }  // namespace
 
 std::string_view Tuning::plan(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
-                              bool in_place) const {
-  return name_of(impl_.choose(planned_as(collective), bytes, symmetric, memory, in_place));
+                              bool in_place, Wire wire) const {
+  if (wire == Wire::exact)
+    return name_of(impl_.choose(planned_as(collective), bytes, symmetric, memory, in_place));
+  if (collective != Collective::all_reduce)
+    throw UsageError(std::string(name_of(collective)) + " cannot quantise: only all_reduce takes a wire.");
+  return name_of(impl_.choose_wire(bytes, memory));
 }
 
 int Tuning::sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm,

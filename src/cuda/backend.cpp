@@ -61,6 +61,12 @@ Algorithm GpuCommunicator::choose_norm(std::size_t bytes) const {
   return is_packets(chosen) || (is_lines(chosen) && engine_->nvlink()) ? chosen : Algorithm::two_shot;
 }
 
+Algorithm GpuCommunicator::choose_wire(std::size_t bytes, Memory memory) {
+  const bool lines =
+      memory == Memory::device && engine_->carries(Collective::all_reduce, Algorithm::two_shot_ll128, bytes);
+  return lines ? Algorithm::two_shot_ll128 : Algorithm::two_shot;
+}
+
 int GpuCommunicator::sms(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm,
                          bool in_place) {
   const bool reached = symmetric && engine_->reaches(collective, in_place);
@@ -79,6 +85,8 @@ void GpuCommunicator::run_on_gpu(Request& request, int to, int from) {
   const bool by_message = traits_of(planned).by_parts() && algorithm == Algorithm::automatic && size() > 1;
   if (algorithm == Algorithm::automatic && !by_message)
     algorithm = gpu.choose(gpu_plan_, planned, bytes, symmetric, request.in_place());
+  if (request.call->wire != Wire::exact && request.call->algorithm.empty())
+    algorithm = choose_wire(bytes, Memory::device);
   if (check_ && size() > 1) {
     if (pair) compare_pair(request, to, from);
     else if (request.collective == Collective::all_to_all_v) exchange_parts(request);

@@ -28,6 +28,7 @@ class GpuCommunicator final : public LocalCommunicator {
 
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                    bool in_place) override;
+  Algorithm choose_wire(std::size_t bytes, Memory memory) override;
   int sms(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm,
           bool in_place) override;
   void set_shape(const std::optional<Shape>& shape) override { engine_->set_shape(shape); }

@@ -31,7 +31,7 @@ int GpuEngine::owners(Collective collective, Algorithm algorithm) const {
   return all ? group_.size() : std::max(group_.size() - 1, 1);
 }
 
-Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const {
+Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit, std::size_t line_unit) const {
   struct Kind {
     std::size_t of_thread;  // bytes that a thread moves at once
     std::size_t align;      // of a piece's size; pieces begin at multiples of kAlign
@@ -40,7 +40,7 @@ Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) 
     int least_threads, most_blocks;
   };
   const bool packets = is_packets(algorithm), lines = is_lines(algorithm), exchange = packets || lines;
-  constexpr std::size_t line = kLineBytes / kLineUnits, eight = 8 * kLineBytes;
+  const std::size_t eight = 8 * kLineUnits * line_unit;
   Kind kind{.of_thread = 16,
             .align = 1024,
             .most = layout_.chunk_bytes,
@@ -56,12 +56,12 @@ Shape GpuEngine::cut(Algorithm algorithm, const Shape& asked, std::size_t unit) 
             .most_blocks = blocks_};
   // About 64 blocks, unless their pieces would be too small to pay for a start, or too large for a ring.
   if (lines)
-    kind = {.of_thread = line,
+    kind = {.of_thread = line_unit,
             .align = eight,
-            .most = kPackets * line,
+            .most = kPackets * line_unit,
             .share = std::max(round_up(unit / 64, eight), 2 * eight),
             .least_threads = 32,
-            .most_blocks = std::min(blocks_, kMostLineBlocks)};
+            .most_blocks = line_unit == kLineUnit ? std::min(blocks_, kMostLineBlocks) : blocks_};
   if (exchange && asked.threads) {  // each thread has one unit of a piece
     const std::size_t fits = kind.of_thread * static_cast<std::size_t>(asked.threads);
     kind.most = std::clamp(fits / kind.align * kind.align, kind.align, kind.most);
@@ -250,7 +250,8 @@ void GpuEngine::run(const Request& request, Algorithm algorithm, const Shape& pl
   if (group_.size() == 1 || (to == me && from == me))
     return copy(request.args.out, request.args.in, request.args.bytes, stream);
   take_turn(stream);
-  const Shape asked = asked_.value_or(planned);
+  const bool exact = request.call->wire == Wire::exact;
+  const Shape asked = asked_.value_or(exact ? planned : Shape{});  // plans have the shapes of exact calls
   if (traits_of(algorithm).pieces != Pieces::chunks)
     return exchange(request, algorithm, asked, call, to, from, stream);
   if (many()) {

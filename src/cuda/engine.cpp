@@ -182,7 +182,10 @@ void GpuEngine::load_kernels() {
   load(window_begin_kernel());
   load(window_wait_kernel());
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
-    for (const Wire wire : {Wire::fp8, Wire::int8}) load(quantised_kernel(dtype, wire, many()));
+    for (const Wire wire : {Wire::fp8, Wire::int8}) {
+      load(quantised_kernel(dtype, wire, many()));
+      if (!many()) load(reinterpret_cast<const void*>(wire_kernel(dtype, wire, group_.size())));
+    }
   for (int d = 0; d < kDTypes; ++d) {
     const auto dtype = static_cast<DType>(d);
     for (int c = 0; c < kCollectives; ++c)

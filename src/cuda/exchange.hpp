@@ -56,5 +56,9 @@ using ExchangeKernel = void (*)(Exchange);
 // Returns the kernel of an exchange. lines: 120 bytes of data in 128, else 8 in 16. whole: this rank's
 // pointers and sizes are multiples of 8 bytes.
 ExchangeKernel exchange_kernel(Step step, bool lines, bool whole, int ranks, DType dtype, Op op);
+// Returns the kernel of an all_reduce that quantises, in two steps over lines, or null if the dtype has none.
+ExchangeKernel wire_kernel(DType dtype, Wire wire, int ranks);
+// The bytes of elements that a thread of it has, on average over a pair of lines.
+constexpr std::size_t wire_unit(std::size_t item) { return 14 * item; }
 
 }  // namespace unisono::cuda

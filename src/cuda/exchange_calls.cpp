@@ -51,8 +51,9 @@ void GpuEngine::one_step(Exchange& x, const Request& request, int to, int from) 
 }
 
 // Describes a call as an exchange of two steps. Each owner gets its shard from every rank that has a part of
-// it, and passes the result on. In an all_reduce every rank owns a shard; otherwise the root owns none.
-void GpuEngine::two_steps(Exchange& x, const Request& request) const {
+// it, and passes the result on. In an all_reduce every rank owns a shard, of `shard` bytes or what is left;
+// otherwise the root owns none.
+void GpuEngine::two_steps(Exchange& x, const Request& request, std::size_t shard) const {
   const Args& a = request.args;
   const int n = group_.size(), me = group_.rank();
   const CollectiveTraits& traits = traits_of(request.collective);
@@ -60,7 +61,7 @@ void GpuEngine::two_steps(Exchange& x, const Request& request) const {
   auto gives = [&](int p) { return !traits.in.root_only || p == a.root; };
   auto gets = [&](int p) { return all || traits.out.root_only == (p == a.root); };
   auto share = [&](int p) {
-    return all ? block_of(a.bytes, shard_bytes(a.bytes, n), p) : share_without(a.bytes, n, a.root, p);
+    return all ? block_of(a.bytes, shard, p) : share_without(a.bytes, n, a.root, p);
   };
   auto narrow = [](std::size_t bytes) { return static_cast<std::uint32_t>(bytes); };
   x.root = a.root;
@@ -120,8 +121,11 @@ void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shap
                          int to, int from, cudaStream_t stream) const {
   const CollectiveTraits& traits = traits_of(request.collective);
   const bool parts = traits.by_parts();
-  const std::size_t most =
-      parts ? longest_part(request) : longest(request.collective, algorithm, request.bytes());
+  const Wire wire = request.call->wire;
+  const bool exact = wire == Wire::exact;
+  std::size_t most = parts ? longest_part(request) : longest(request.collective, algorithm, request.bytes());
+  const std::size_t item = size_of(request.call->dtype);
+  if (!exact) most = shard_bytes(request.call->count, group_.size()) * item;  // of whole wire blocks
   if (parts && most > kSlice) return exchange_slices(request, algorithm, asked, call, stream);
   if (most >= kMostMessage)
     throw UsageError(std::string(name_of(algorithm)) +
@@ -131,7 +135,7 @@ void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shap
   Exchange x = exchange_of(request.collective, lines, call);
   Step step = Step::move;
   if (form_of(algorithm) == Algorithm::two_shot) {
-    two_steps(x, request);
+    two_steps(x, request, most);
     step = traits.combines ? Step::two_shot : Step::relay;
   } else {
     one_step(x, request, to, from);
@@ -149,10 +153,12 @@ void GpuEngine::exchange(const Request& request, Algorithm algorithm, const Shap
     if (x.send[i] > 0) x.gives.add(i, me);
   }
   const bool whole = all % kPacketBytes == 0;
-  const Shape shape = cut(algorithm, asked, unit_of(request.collective, algorithm, request.args.bytes));
+  const std::size_t unit = unit_of(request.collective, algorithm, request.args.bytes);
+  const Shape shape = cut(algorithm, asked, unit, exact ? kLineUnit : wire_unit(item));
   x.piece_bytes = static_cast<std::uint32_t>(shape.piece_bytes);
-  start(reinterpret_cast<const void*>(exchange_kernel(step, lines, whole, n, x.dtype, x.op)), &x, shape,
-        stream);
+  const ExchangeKernel kernel =
+      exact ? exchange_kernel(step, lines, whole, n, x.dtype, x.op) : wire_kernel(x.dtype, wire, n);
+  start(reinterpret_cast<const void*>(kernel), &x, shape, stream);
 }
 
 }  // namespace unisono::cuda

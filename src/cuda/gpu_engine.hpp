@@ -147,14 +147,16 @@ class GpuEngine final : public Engine {
   // The ranks that have a shard each; a root has none of what the others do for it.
   int owners(Collective collective, Algorithm algorithm) const;
 
-  Shape cut(Algorithm algorithm, const Shape& asked, std::size_t unit) const;
+  // line_unit: the bytes of a message that one thread has in a line.
+  Shape cut(Algorithm algorithm, const Shape& asked, std::size_t unit,
+            std::size_t line_unit = kLineUnit) const;
 
   // Of packets and lines: the bytes of the longest message between two ranks. Of a call by parts, of those
   // that this rank has.
   std::size_t longest(Collective collective, Algorithm algorithm, std::size_t bytes) const;
   static std::size_t longest_part(const Request& request);
   void one_step(Exchange& x, const Request& request, int to, int from) const;
-  void two_steps(Exchange& x, const Request& request) const;
+  void two_steps(Exchange& x, const Request& request, std::size_t shard) const;
   void exchange(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call, int to,
                 int from, cudaStream_t stream) const;
   void exchange_slices(const Request& request, Algorithm algorithm, const Shape& asked, std::uint64_t call,

@@ -28,6 +28,7 @@ inline constexpr std::uint32_t kTurns = 4;      // messages between a pair of bl
 inline constexpr std::size_t kPacketBytes = 8;  // payload of a packet
 inline constexpr std::size_t kLineUnits = 8;    // of a packet's size, in a line of 128 bytes
 inline constexpr std::size_t kLineBytes = 120;  // payload of a line
+inline constexpr std::size_t kLineUnit = kLineBytes / kLineUnits;  // of a thread, on average
 
 // Data and flag in two words of 64 bits, each of which is read and written whole: low half data, high half
 // the number of the message.

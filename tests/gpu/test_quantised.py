@@ -30,12 +30,23 @@ def reals(rng: np.random.Generator, count: int, dtype: str) -> Any:
     return values.astype(DTYPES[dtype])
 
 
-def reduced(ranks: Gpus, tensors: list[Any], wire: str, op: str = "sum", outs: Any = None) -> list[Any]:
+def reduced(
+    ranks: Gpus,
+    tensors: list[Any],
+    wire: str,
+    op: str = "sum",
+    outs: Any = None,
+    algorithm: str | None = None,
+) -> list[Any]:
     return ranks.run(
         lambda comm, r, stream: comm.all_reduce(
-            tensors[r], op, out=outs[r] if outs else None, stream=stream, wire=wire
+            tensors[r], op, out=outs[r] if outs else None, stream=stream, wire=wire, algorithm=algorithm
         )
     )
+
+
+def algorithms(ranks: Gpus) -> tuple[str, ...]:
+    return ("two_shot", "two_shot_ll128") if ranks.comms[0].nvlink else ("two_shot",)
 
 
 @pytest.mark.parametrize("wire", quantised.WIRES)
@@ -50,12 +61,14 @@ def test_the_bits_of_the_cpu(ranks: Gpus, dtype: str, wire: str) -> None:
                     on_cpu = threads.together(
                         comms, lambda c, xs=xs, op=op: c.all_reduce(xs[c.rank], op, wire=wire)
                     )
-                    outs = reduced(ranks, [ranks.put(x, r) for r, x in enumerate(xs)], wire, op)
+                    tensors = [ranks.put(x, r) for r, x in enumerate(xs)]
                     wanted = quantised.all_reduce(xs, op, wire)
-                    for r in range(n):
-                        got = numbers(outs[r], dtype)
-                        assert difference(got, on_cpu[0]) is None, f"{count} {dtype} {op}, rank {r} of {n}"
-                        assert difference(got, wanted) is None, f"{count} {dtype} {op}, rank {r} of {n}"
+                    for how in algorithms(ranks):
+                        outs = reduced(ranks, tensors, wire, op, algorithm=how)
+                        for r in range(n):
+                            got, what = numbers(outs[r], dtype), f"{how} {count} {dtype} {op}, {r} of {n}"
+                            assert difference(got, on_cpu[0]) is None, what
+                            assert difference(got, wanted) is None, what
                     if make is reals:
                         exact, allowed = quantised.bound(xs, op, wire)
                         assert (np.abs(numbers(outs[0], dtype).astype(np.float64) - exact) <= allowed).all()
@@ -71,9 +84,14 @@ def test_in_place_unaligned_and_in_any_shape(ranks: Gpus, wire: str) -> None:
         for shape in ({}, {"blocks": 1}, {"blocks": 3, "threads": 64, "piece_bytes": 1024}):
             for comm in ranks.comms:
                 comm._set_shape(**shape)
-            tensors = [ranks.put(x, r)[1:] for r, x in enumerate(xs)]
-            reduced(ranks, tensors, wire, outs=tensors)
-            assert all(difference(numbers(t, dtype), wanted) is None for t in tensors), (dtype, shape)
+            for how in algorithms(ranks):
+                tensors = [ranks.put(x, r)[1:] for r, x in enumerate(xs)]
+                reduced(ranks, tensors, wire, outs=tensors, algorithm=how)
+                assert all(difference(numbers(t, dtype), wanted) is None for t in tensors), (
+                    dtype,
+                    shape,
+                    how,
+                )
     for comm in ranks.comms:
         comm._reset_shape()
 
@@ -102,6 +120,12 @@ def test_symmetric_memory_and_neighbours(ranks: Gpus) -> None:
                         )
                     )
                     assert all(bool((out == n).all()) for out in outs)
+
+
+def test_an_automatic_call_takes_lines_over_nvlink(ranks: Gpus) -> None:
+    comm = ranks.comms[0]
+    found = {comm.plan("all_reduce", size, wire=wire) for size in (64, 1 << 30) for wire in quantised.WIRES}
+    assert found == {algorithms(ranks)[-1]}
 
 
 def test_graph_replays_with_fresh_data(ranks: Gpus) -> None:

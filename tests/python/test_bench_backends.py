@@ -19,6 +19,8 @@ from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.cases import CaseError, make_case
 from unisono.bench.control import Control
 from unisono.bench.device import HostDevice
+from unisono.cli.asked import Asked
+from unisono.cli.resolve import options_of
 from unisono.machine import boot
 from unisono.records import Case
 
@@ -114,6 +116,31 @@ def test_a_communicator_can_be_asked_to_quantise() -> None:
         make_case("barrier", 0, "u8", 2),
     ):
         assert "all_reduce only" in str(backend.supports(case))
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        (make_case("all_reduce", 4096, "bf16", 2), None),
+        (make_case("all_reduce", 4096, "f32", 2), "sums bf16 only"),
+        (make_case("all_reduce", 4096, "bf16", 2, op="max"), "sums bf16 only"),
+        (make_case("reduce_scatter", 4096, "bf16", 2), "all_reduce only"),
+        (make_case("all_reduce", 4100, "bf16", 2), "multiple of 16 bytes"),
+        (make_case("all_reduce", 256, "bf16", 2), "512 or more"),
+    ],
+)
+def test_flashinfer_quantises_sums_of_bf16(case: Case, why: str | None) -> None:
+    backend = base.load("flashinfer")
+    assert (backend.wire, backend.wire_bits) == ("fp8", 8.125)
+    assert (why or "None") in str(backend.supports(case))
+
+
+def test_it_is_measured_beside_quantised_calls_unless_backends_are_named() -> None:
+    asked = partial(Asked, device="cuda", collectives="all_reduce", modes="graph")
+    assert "flashinfer" not in options_of(asked(), []).backends
+    assert "flashinfer" not in options_of(asked(wires="int8"), []).backends
+    assert options_of(asked(wires="fp8"), []).backends[-2:] == ["unisono:fp8", "flashinfer"]
+    assert options_of(asked(wires="fp8", backends="unisono"), []).backends == ["unisono", "unisono:fp8"]
 
 
 def test_provenance_names_no_path_and_keeps_to_the_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Modules that the bench loads by path from packages that need not be importable."""
+"""Modules that the bench loads from packages that need not be importable."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 from unisono.bench.backends.by_path import folder_of, load
 
 
-def test_files_of_a_package_import_each_other_without_the_package(
+def test_modules_of_a_package_import_each_other_without_its_init(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = "unisono_test_package"
     files = {
-        "__init__.py": "raise ImportError('it needs a library')",
+        "__init__.py": (needs := "raise ImportError('it needs a library')"),
+        "low/__init__.py": needs,
+        "high/__init__.py": needs,
         "low/one.py": "VALUE = 3",
         "high/two.py": f"from {package}.low.one import VALUE\nDOUBLE = 2 * VALUE",
     }
@@ -27,8 +29,8 @@ def test_files_of_a_package_import_each_other_without_the_package(
     assert folder_of(package) == tmp_path / package
     made = set(sys.modules)
     try:
-        assert load(package, ("low.one", "high.two")).DOUBLE == 6
-        assert load(package, ("low.one", "high.two")).DOUBLE == 6
+        assert load(package, "high.two", ("low",)).DOUBLE == 6
+        assert load(package, "high.two", ("low",)).DOUBLE == 6
     finally:
         for name in set(sys.modules) - made:
             del sys.modules[name]

@@ -65,13 +65,16 @@ def test_quantised_rows_are_checked_and_count_the_bits_on_the_wire(tmp_path: Pat
     for (backend, _), row in rows.items():
         assert row.verification.before and row.verification.after
         assert row.wire_bits == (None if backend == "unisono" else 8.25)
+        error = row.verification.error
+        assert error is None if backend == "unisono" else error is not None and 0 < error < 1
         if backend != "unisono":
             assert row.algorithm == "two_shot"
     quantised = rows["unisono:fp8", "bf16"]
     assert quantised.ceiling_gbps is not None and quantised.sol is not None
     assert quantised.sol == pytest.approx(quantised.busbw_gbps * 8.25 / 16 / quantised.ceiling_gbps)
     assert CliRunner().invoke(app, ["report", str(tmp_path / "run")]).exit_code == 0
-    assert ", 8.25 of 16 bits" in (tmp_path / "run" / "report.md").read_text()
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert ", 8.25 of 16 bits" in report and "% of that seen" in report
 
 
 @pytest.mark.mpi

@@ -281,6 +281,8 @@ def test_a_quantised_sum_is_held_to_its_bound(dtype: str, wire: str, op: str) ->
     good = quantised.all_reduce(blocks, op, wire)
     assert verify.differences(good, (piece,)) == (0, None)
     exact, allowed = piece.allowed or (None, None)
+    share = verify.share_of_bound(good, (piece,), verify.NUMPY)
+    assert 0.1 < share < 1 and share == np.max(np.abs(good.astype("f8") - exact) / allowed)
     assert verify.differences((exact + 2 * allowed).astype(good.dtype), (piece,))[0] == len(good)
     assert verify.differences(blocks[0], (piece,))[0] > len(good) // 2
 

@@ -104,7 +104,7 @@ def test_usage_errors() -> None:
             ({"wire": "exact"}, "no wire 'exact'"),
             ({"wire": "fp8", "op": "max"}, "for sum and avg, not max"),
             ({"wire": "int8", "op": "prod"}, "for sum and avg, not prod"),
-            ({"wire": "int8", "algorithm": "one_shot"}, "by two_shot only, not by one_shot"),
+            ({"wire": "int8", "algorithm": "one_shot"}, "not by one_shot"),
         ):
             with pytest.raises(unisono.UsageError, match=words):
                 comm.all_reduce(x, **arguments)
@@ -112,3 +112,6 @@ def test_usage_errors() -> None:
             with pytest.raises(unisono.UsageError, match=f"for f32, f16 and bf16, not {dtype}"):
                 comm.all_reduce(x.astype(DTYPES[dtype]), wire="fp8")
         assert (comm.all_reduce(x * 1.001, wire="fp8", algorithm="two_shot") == x * F32(1.001)).all()
+        assert comm.plan("all_reduce", 64, wire="int8") == "two_shot"
+        with pytest.raises(unisono.UsageError, match="all_gather cannot quantise"):
+            comm.plan("all_gather", 64, wire="int8")

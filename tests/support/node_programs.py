@@ -62,7 +62,7 @@ def refusals() -> dict[str, str]:
         "wire": (lambda: comm.all_reduce(x, wire="fp4"), "no wire 'fp4'"),
         "wire of max": (lambda: comm.all_reduce(x, "max", wire="fp8"), "for sum and avg, not max"),
         "wire of i32": (lambda: comm.all_reduce(x.astype("i4"), wire="fp8"), "f32, f16 and bf16, not i32"),
-        "wire by": (lambda: comm.all_reduce(x, wire="int8", algorithm="one_shot"), "by two_shot only"),
+        "wire by": (lambda: comm.all_reduce(x, wire="int8", algorithm="one_shot"), "not by one_shot"),
         "chain to a root": (lambda: comm.reduce(x, algorithm="chain"), "as many ranks on every node"),
         "one shot": (lambda: comm.reduce_scatter(x, algorithm="one_shot"), "use one of two_shot, chain"),
         "counts": (lambda: comm.all_to_all_v(x[0], [4], [4]), f"needs {n} send counts"),

@@ -21,7 +21,7 @@ from unisono.bench.control import Control
 from unisono.bench.device import Device, HangError, Runner
 from unisono.bench.schedule import Cell
 from unisono.bench.timing import Call
-from unisono.bench.verify import Arithmetic, Expectation, arrange, inspect
+from unisono.bench.verify import Arithmetic, Expectation, arrange, inspect, share_of_bound
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import PLACEMENTS, case_text
 
@@ -90,6 +90,9 @@ class Group:
     checked_before: bool = False
     finished: bool = False
     check_s: float = 0.0
+    error: float | None = (
+        None  # the largest of the first check of a quantised result, as a share of the bound
+    )
 
     @property
     def unfinished(self) -> bool:
@@ -174,7 +177,8 @@ def check(
     the queue of calls. In place, a second call would work on the result of the first. This check therefore
     makes one call of its own again. A barrier leaves no data: one more call shows whether the barrier waits
     for a late rank. Raises HangError on all ranks."""
-    wrong = []
+    wrong, shares = [], list[float]()
+    note = shares.append if first and group.backend.wire else None
     backend, late = group.backend, random.Random(seed).randrange(control.size)
     for number, variant in enumerate(group.variants):
         works = [work for work in group.works if work.case.placement == variant.placement]
@@ -189,12 +193,16 @@ def check(
             made = partial(_called, case, backend, pools, device, compared=first)
             if loops:
                 made = partial(_looped, hit[0], pools, device)
-            error = _first_error(control, case, partial(_moves, case, made, expected, device, control.rank))
+            error = _first_error(
+                control, case, partial(_moves, case, made, expected, device, control.rank, note)
+            )
             if error is None and case.collective == "barrier":
                 single = partial(_called, case, backend, pools, device, call=hit[0].call if loops else None)
                 error = _first_error(control, case, partial(_waits, control, late, single))
             if error is not None:
                 wrong.append(Wrong(case, hit, error[0], f"{error[1]} ({case_text(case)})"))
+    if note is not None:
+        group.error = max(control.gather(max(shares, default=0.0), float))
     return wrong
 
 
@@ -219,8 +227,10 @@ def _moves(
     expected: Callable[[Arithmetic], Expectation],
     device: Device,
     rank: int,
+    note: Callable[[float], None] | None,
 ) -> str | None:
-    """Returns what is wrong with the data after a call, or None."""
+    """Returns what is wrong with the data after a call, or None. Passes the error's share of the bound to
+    `note`."""
     placed, go, call = make()
     arithmetic = placed.read[0].arithmetic or device.arithmetic
     wanted = expected(arithmetic)
@@ -234,7 +244,10 @@ def _moves(
             placed, error = verify_moe.with_result(case, rank, placed, result)
     if case.norm is not None:
         placed = verify_norm.decoded(case, placed)
-    return error or inspect(case, placed, wanted, arithmetic)
+    error = error or inspect(case, placed, wanted, arithmetic)
+    if note is not None and error is None:
+        note(share_of_bound(placed.buffers.out.reshape(-1), wanted.out, arithmetic))
+    return error
 
 
 def _waits(control: Control, late: int, make: Callable[[], Made]) -> str | None:

@@ -319,6 +319,7 @@ class Measurement:
                 before=self._verified,
                 after=self._verified and after is None,
                 bound=checks.bound_of(work) if self._verified else NOT_CHECKED,
+                error=group.error,
                 detail=None if after is None else after.message,
             )
             results.append(result_of(work, verification, self._ceiling, self._launch))

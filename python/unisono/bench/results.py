@@ -7,14 +7,13 @@ import numpy as np
 from unisono.bench import ceilings
 from unisono.bench.cells import Work
 from unisono.records import Result, Verification, derived
-from unisono.records.vocabulary import WIRES
 
 
 def result_of(work: Work, verification: Verification, ceiling_gbps: float | None, launch: int) -> Result:
     """Returns the record of a cell with at least one sample. Bandwidths are those of the median.
     `ceiling_gbps`: the ceiling of a rank if all ranks work, in GB/s. `launch`: the number of this launch."""
     case, state, interval = work.case, work.state, work.state.interval
-    wire_bits = WIRES[work.backend.wire] if work.backend.wire is not None and case.ranks > 1 else None
+    wire_bits = work.backend.wire_bits if case.ranks > 1 else None
     ceiling = ceilings.of_case(case, ceiling_gbps) if ceiling_gbps else None
     algbw, busbw, share = derived.bandwidths(case, interval.median, ceiling, wire_bits)
     return Result(

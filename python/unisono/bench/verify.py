@@ -192,6 +192,18 @@ def differences(flat: Array, pieces: Iterable[Piece]) -> tuple[int, str | None]:
     return wrong, first
 
 
+def share_of_bound(flat: Any, pieces: Iterable[Piece], arithmetic: Arithmetic) -> float:
+    """Returns the largest error of an element as a share of the error that it may have."""
+    most = 0.0
+    for piece in pieces:
+        if piece.allowed is not None:
+            for start, at, length in rows(piece):
+                exact, bound = (part[at : at + length] for part in piece.allowed)
+                off = abs(arithmetic.cast(flat[start : start + length], "f64") - exact)
+                most = max(most, float((off / bound).max()))
+    return most
+
+
 @dataclass(frozen=True)
 class Expectation:
     """The content of one rank's input before the call, and of its output after."""

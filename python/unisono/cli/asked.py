@@ -113,7 +113,8 @@ class Asked:
     wires: Annotated[
         str | None,
         typer.Option(
-            "--wire", help=f"List of {', '.join(WIRES)}: also unisono's all_reduce quantised by these."
+            "--wire",
+            help=f"List of {', '.join(WIRES)}: also all_reduce quantised by these, on GPUs FlashInfer's too.",
         ),
     ] = None
     begin: Annotated[str | None, _what("-b", "--begin", "--minbytes", help="First size, like 8 or 64K.")] = (

@@ -69,6 +69,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         collectives,
         workloads.collectives(workloads.split_workloads(models, asked.device)),
     )
+    peers = asked.backends is None and asked.device == "cuda"
     chosen_mpis = tuple(_names("mpi", asked.mpis, list(mpis.NAMES), []))
     if chosen_mpis and "mpi" not in backends:
         backends.append("mpi")
@@ -76,7 +77,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         directory=str(directory_of(asked.directory)),
         command=provenance.command(command),
         preset=None if asked.fabric else name,
-        backends=list(dict.fromkeys(backends + _wires(asked.wires, collectives))),
+        backends=list(dict.fromkeys(backends + _wires(asked.wires, collectives, peers))),
         collectives=collectives,
         moe=moe.grid_of(asked, collectives, dtypes if asked.dtypes is not None else None, modes),
         norm=norm.grid_of(asked, collectives, sizes, dtypes, modes),
@@ -268,10 +269,13 @@ def _backends(text: str | None, device: str, collectives: Sequence[str], of_mode
     return base.expanded(names)
 
 
-def _wires(text: str | None, collectives: Sequence[str]) -> list[str]:
+def _wires(text: str | None, collectives: Sequence[str], peers: bool) -> list[str]:
+    """Returns the backends that quantise. peers: those of other libraries too."""
     if text is not None and "all_reduce" not in collectives:
         raise CaseError("--wire is about all_reduce: name that collective too.")
-    return [f"unisono:{wire}" for wire in _names("wire", text, list(vocabulary.WIRES), [])]
+    wires = _names("wire", text, list(vocabulary.WIRES), [])
+    others = ["flashinfer"] if peers and "fp8" in wires else []
+    return [f"unisono:{wire}" for wire in wires] + others
 
 
 def _dtypes(text: str | None, preset: Preset) -> list[str]:

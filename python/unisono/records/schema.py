@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-SCHEMA_VERSION = "1.8"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
+SCHEMA_VERSION = "1.9"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
 # 1.4: a sample from the first start to the last end; 1.5: mixture of experts;
-# 1.6: fused norms; 1.7: launches; 1.8: fused matmuls
+# 1.6: fused norms; 1.7: launches; 1.8: fused matmuls; 1.9: error
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +136,7 @@ class Verification(msgspec.Struct, kw_only=True):
     before: bool
     after: bool
     bound: str  # "bit-exact" or the stated bound
+    error: float | None = None  # the largest error of a quantised result, as a share of the bound
     detail: str | None = None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.records import Case, Result, text
+from unisono.records import Case, Result, Verification, text
 from unisono.records.stats import Interval
 from unisono.records.vocabulary import DTYPES, pair_name, shape_text, size_text, title
 
@@ -188,7 +188,7 @@ def _result(row: Row, model: Model, columns: dict[int, int]) -> Json:
         "n": len(row.samples),
         "calls": r.calls_per_sample,
         "converged": "yes" if r.converged else "no",
-        "bound": r.verification.bound,
+        "bound": _bound(r.verification),
         **{name: _round(number) for name, number in numbers.items()},
         **{f"t_{name}": words(numbers[name]) for name, words in _WORDS.items()},
         "t_interval": text.span(row.interval.low, row.interval.high),
@@ -211,6 +211,11 @@ def _algorithm(result: Result) -> str:
     parts += [] if result.sms is None else [text.count(result.sms, "SM")]
     parts += ["through host memory"] if result.staged else []
     return ", ".join(parts)
+
+
+def _bound(check: Verification) -> str:
+    """Returns what the check demanded, and how much of it the error of a quantised result took."""
+    return check.bound if check.error is None else f"{check.bound}; {check.error:.0%} of that seen"
 
 
 def cell(value: Any) -> str:

@@ -1,5 +1,5 @@
-// Codes of 8-bit floats (e4m3), as base/scales.hpp and base/norm.hpp define them, by instructions that give
-// the same bytes.
+// Codes of 8-bit floats (e4m3), as base/scales.hpp, base/norm.hpp and base/wire.hpp define them, by
+// instructions that give the same bytes, but for a NaN's sign.
 #pragma once
 
 #include "base/norm.hpp"
@@ -15,6 +15,27 @@ __device__ inline std::uint32_t codes_of(float first, float second, float invers
 #else
   return norm::saturated_code_of(first, inverse) |
          static_cast<std::uint32_t>(norm::saturated_code_of(second, inverse)) << 8;
+#endif
+}
+
+// Returns the values of two codes, the first in the low byte.
+__device__ inline float2 values_of(std::uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+  float2 values;
+  asm("{\n"
+      "  .reg .b32 both;\n"
+      "  .reg .b16 low, high;\n"
+      "  cvt.rn.f16x2.e4m3x2 both, %2;\n"
+      "  mov.b32 {low, high}, both;\n"
+      "  cvt.f32.f16 %0, low;\n"
+      "  cvt.f32.f16 %1, high;\n"
+      "}"
+      : "=f"(values.x), "=f"(values.y)
+      : "h"(static_cast<std::uint16_t>(codes)));
+  return values;
+#else
+  using Format = numeric::Format<4, 3, false>;
+  return {Format::widen(codes & 0xff), Format::widen(codes >> 8 & 0xff)};
 #endif
 }
 

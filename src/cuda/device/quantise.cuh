@@ -1,7 +1,10 @@
 // The CUDA lane's requantise (lane.hpp). A thread has half a block: 16 elements, stored as 16 bytes at once.
 #pragma once
 
+#include <type_traits>
+
 #include "base/wire.hpp"
+#include "cuda/device/codes.cuh"
 #include "cuda/device/move.cuh"
 
 namespace unisono::cuda {
@@ -14,67 +17,141 @@ struct Half {
   std::uint32_t scale;
 };
 
+// Four elements of a wire format at once.
+template <class Code>
+struct Four;
+template <>
+struct Four<wire::Fp8> {
+  __device__ static std::uint32_t encode(const float* values, float inverse) {
+    return codes_of(values[0], values[1], inverse) | codes_of(values[2], values[3], inverse) << 16;
+  }
+  __device__ static float4 decode(std::uint32_t codes) {
+    const float2 low = values_of(codes), high = values_of(codes >> 16);
+    return {low.x, low.y, high.x, high.y};
+  }
+};
+template <>
+struct Four<wire::Int8> {
+  __device__ static std::uint32_t encode(const float* values, float inverse) {
+    auto code = [&](int e) { return numeric::as_bits(values[e] * inverse + 12582912.0f); };
+    return __byte_perm(__byte_perm(code(0), code(1), 0x40), __byte_perm(code(2), code(3), 0x40), 0x5410);
+  }
+  // The codes, raised by 128, become low bits of 2^23.
+  __device__ static float4 decode(std::uint32_t codes) {
+    auto value = [raised = codes ^ 0x80808080u](std::uint32_t e) {
+      return numeric::as_float(__byte_perm(raised, 0x4b000000u, 0x7540 | e)) - 8388736.0f;
+    };
+    return {value(0), value(1), value(2), value(3)};
+  }
+};
+
 template <class Code>
 __device__ inline void decode(const Half& half, float (&values)[kHalf]) {
   const float step = wire::step_of(half.scale);
   const std::uint32_t words[4] = {half.codes.x, half.codes.y, half.codes.z, half.codes.w};
 #pragma unroll
-  for (int e = 0; e < kHalf; ++e)
-    values[e] = Code::decode(static_cast<std::uint8_t>(words[e / 4] >> (8 * (e % 4)))) * step;
+  for (int w = 0; w < 4; ++w) {
+    const float4 four = Four<Code>::decode(words[w]);
+    values[4 * w] = four.x * step;
+    values[4 * w + 1] = four.y * step;
+    values[4 * w + 2] = four.z * step;
+    values[4 * w + 3] = four.w * step;
+  }
 }
 
-// Requires: whole warps call it, since the neighbour has the other half of the block.
+// Returns the larger, NaN if any is. Requires: none is negative.
+__device__ inline float larger(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// Requires: the lanes of `mask` call it. partner: the lane that has the other half of the block.
 template <class Code>
-__device__ inline Half encode(const float (&values)[kHalf]) {
-  std::uint32_t largest = 0;
+__device__ inline Half encode_with(const float (&values)[kHalf], unsigned mask, unsigned partner) {
+  float most = 0;
 #pragma unroll
-  for (int e = 0; e < kHalf; ++e) largest = max(largest, numeric::as_bits(values[e]) & 0x7fffffffu);
-  largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+  for (int e = 0; e < kHalf; ++e) most = larger(most, fabsf(values[e]));
+  std::uint32_t largest = numeric::as_bits(most);
+  largest = max(largest, __shfl_sync(mask, largest, partner));
   const std::uint32_t scale = wire::scale_of<Code>(largest);
   const float inverse = wire::inverse_of(scale);
-  std::uint32_t words[4] = {};
+  std::uint32_t words[4];
 #pragma unroll
-  for (int e = 0; e < kHalf; ++e)
-    words[e / 4] |= static_cast<std::uint32_t>(Code::encode(values[e] * inverse)) << (8 * (e % 4));
+  for (int w = 0; w < 4; ++w) words[w] = Four<Code>::encode(values + 4 * w, inverse);
   return {{words[0], words[1], words[2], words[3]}, scale};
 }
+// Requires: whole warps call it, since a thread's neighbour has the other half of its block.
+template <class Code>
+__device__ inline Half encode(const float (&values)[kHalf]) {
+  return encode_with<Code>(values, 0xffffffffu, threadIdx.x % 32 ^ 1);
+}
 
-// Loads the elements from `at` on, and zeros past `count`. whole: by words of 16 bytes.
+// The elements of half a block, as they lie in memory.
+template <class T>
+struct Elements {
+  static constexpr int kPacks = sizeof(T), kEach = sizeof(uint4) / sizeof(T);
+  Pack<T, kEach> packs[kPacks];
+
+  // Loads the elements from `at` on, and zeros past `count`. whole: by words of 16 bytes.
+  __device__ void load(const byte* src, std::size_t at, std::size_t count, bool whole) {
+    const T* from = reinterpret_cast<const T*>(src) + at;
+    if (whole && at + kHalf <= count) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) packs[p] = reinterpret_cast<const Pack<T, kEach>*>(from)[p];
+    } else {
+#pragma unroll
+      for (int e = 0; e < kHalf; ++e) packs[e / kEach].elements[e % kEach] = at + e < count ? from[e] : T{};
+    }
+  }
+  __device__ void store(byte* dst, std::size_t at, std::size_t count, bool whole) const {
+    T* to = reinterpret_cast<T*>(dst) + at;
+    if (whole && at + kHalf <= count) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) reinterpret_cast<Pack<T, kEach>*>(to)[p] = packs[p];
+    } else {
+#pragma unroll
+      for (int e = 0; e < kHalf; ++e)
+        if (at + e < count) to[e] = packs[e / kEach].elements[e % kEach];
+    }
+  }
+  __device__ void widen(float (&values)[kHalf]) const {
+#pragma unroll
+    for (int e = 0; e < kHalf; ++e) values[e] = Wide<T>::from(packs[e / kEach].elements[e % kEach]);
+  }
+  __device__ void narrow(const float (&values)[kHalf]) {
+#pragma unroll
+    for (int e = 0; e < kHalf; e += 2)
+      narrow_two(values[e], values[e + 1], &packs[e / kEach].elements[e % kEach]);
+  }
+
+ private:
+  __device__ static void narrow_two(float first, float second, T* to) {
+    if constexpr (std::is_same_v<T, BF16>) {
+      std::uint32_t both;
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+      to[0].bits = static_cast<std::uint16_t>(both);
+      to[1].bits = static_cast<std::uint16_t>(both >> 16);
+    } else {
+      to[0] = Wide<T>::to(first);
+      to[1] = Wide<T>::to(second);
+    }
+  }
+};
+
 template <class T>
 __device__ inline void load_elements(const byte* src, std::size_t at, std::size_t count, bool whole,
                                      float (&values)[kHalf]) {
-  const T* from = reinterpret_cast<const T*>(src) + at;
-  if (whole && at + kHalf <= count) {
-    using P = Pack<T, sizeof(uint4) / sizeof(T)>;
-    constexpr int kEach = sizeof(uint4) / sizeof(T);
-    P packs[sizeof(T)];
-#pragma unroll
-    for (int p = 0; p < static_cast<int>(sizeof(T)); ++p) packs[p] = reinterpret_cast<const P*>(from)[p];
-#pragma unroll
-    for (int e = 0; e < kHalf; ++e) values[e] = Wide<T>::from(packs[e / kEach].elements[e % kEach]);
-  } else {
-#pragma unroll
-    for (int e = 0; e < kHalf; ++e) values[e] = at + e < count ? Wide<T>::from(from[e]) : 0.0f;
-  }
+  Elements<T> elements;
+  elements.load(src, at, count, whole);
+  elements.widen(values);
 }
-
 template <class T>
 __device__ inline void store_elements(byte* dst, std::size_t at, std::size_t count, bool whole,
                                       const float (&values)[kHalf]) {
-  T* to = reinterpret_cast<T*>(dst) + at;
-  if (whole && at + kHalf <= count) {
-    using P = Pack<T, sizeof(uint4) / sizeof(T)>;
-    constexpr int kEach = sizeof(uint4) / sizeof(T);
-    P packs[sizeof(T)];
-#pragma unroll
-    for (int e = 0; e < kHalf; ++e) packs[e / kEach].elements[e % kEach] = Wide<T>::to(values[e]);
-#pragma unroll
-    for (int p = 0; p < static_cast<int>(sizeof(T)); ++p) reinterpret_cast<P*>(to)[p] = packs[p];
-  } else {
-#pragma unroll
-    for (int e = 0; e < kHalf; ++e)
-      if (at + e < count) to[e] = Wide<T>::to(values[e]);
-  }
+  Elements<T> elements;
+  elements.narrow(values);
+  elements.store(dst, at, count, whole);
 }
 
 // Stores half block `i` of a result to every destination: as elements, or in its wire form.
@@ -93,30 +170,42 @@ __device__ inline void store_half(const Dst* dsts, int n_dsts, Plain plain, std:
   }
 }
 
-// Requantises at most kSources sources.
+// Requantises at most kSources sources. A thread loads what it needs in the next round before it computes, if
+// that fits into its registers.
 template <class T, class Code, int kSources>
 __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
                                         Plain plain, bool average, std::size_t count) {
-  const std::size_t blocks = wire::blocks_of(count), halves = 2 * blocks, scales = blocks * wire::kBlock;
+  constexpr bool kAhead = kSources <= 4;
+  const std::size_t blocks = wire::blocks_of(count), scales = blocks * wire::kBlock;
+  const auto halves = static_cast<unsigned>(2 * blocks);
   auto whole = [](const byte* at) { return reinterpret_cast<std::uintptr_t>(at) % sizeof(uint4) == 0; };
   const bool whole_src = plain.src >= 0 && whole(srcs[plain.src]);
   const bool whole_dst = plain.dst >= 0 && whole(dsts[plain.dst].at);
-  // whole warps take each round: the halves of a block exchange their largest magnitude
-  for (std::size_t first = 0; first < halves; first += blockDim.x) {
-    const std::size_t i = first + threadIdx.x, at = i * kHalf;
-    const bool mine = i < halves;
+  struct Loaded {
     Half arrived[kSources];
+    Elements<T> own;
+  };
+  auto load = [&](unsigned i, Loaded& loaded) {
+    if (i >= halves) return;
 #pragma unroll
-    for (int s = 0; s < kSources; ++s) {
-      arrived[s] = {};
-      if (mine && s < n_srcs && s != plain.src)
-        arrived[s] = {reinterpret_cast<const uint4*>(srcs[s])[i],
-                      static_cast<std::uint32_t>(srcs[s][scales + i / 2])};
-    }
-    float values[kHalf] = {};
-    Half result = arrived[0];
+    for (int s = 0; s < kSources; ++s)
+      if (s < n_srcs && s != plain.src)
+        loaded.arrived[s] = {reinterpret_cast<const uint4*>(srcs[s])[i],
+                             static_cast<std::uint32_t>(srcs[s][scales + i / 2])};
+    if (plain.src >= 0) loaded.own.load(srcs[plain.src], std::size_t{i} * kHalf, count, whole_src);
+  };
+  Loaded next{};
+  if constexpr (kAhead) load(threadIdx.x, next);
+  // whole warps take each round: the halves of a block exchange their largest magnitude
+  for (unsigned first = 0; first < halves; first += blockDim.x) {
+    const unsigned i = first + threadIdx.x;
+    if constexpr (!kAhead) load(i, next);
+    const Loaded now = next;
+    if constexpr (kAhead) load(i + blockDim.x, next);
+    float values[kHalf];
+    Half result = now.arrived[0];
     if (plain.src >= 0) {
-      if (mine) load_elements<T>(srcs[plain.src], at, count, whole_src, values);
+      now.own.widen(values);
       result = encode<Code>(values);
     }
     if constexpr (kSources > 1) {
@@ -124,7 +213,9 @@ __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte*
 #pragma unroll
       for (int s = 0; s < kSources; ++s) {
         if (s >= n_srcs) break;
-        decode<Code>(s == plain.src ? result : arrived[s], values);
+        Half one = now.arrived[s];
+        if (s == plain.src) one = result;  // by value: an address would put the halves into local memory
+        decode<Code>(one, values);
 #pragma unroll
         for (int e = 0; e < kHalf; ++e) sum[e] = s == 0 ? values[e] : sum[e] + values[e];
       }
@@ -134,7 +225,7 @@ __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte*
       }
       result = encode<Code>(sum);
     }
-    if (mine) store_half<T, Code>(dsts, n_dsts, plain, i, count, scales, whole_dst, result);
+    if (i < halves) store_half<T, Code>(dsts, n_dsts, plain, i, count, scales, whole_dst, result);
   }
 }
 

@@ -1,11 +1,24 @@
-#include "cuda/exchange.hpp"
+#include "cuda/device/exchange.cuh"
 
-#include "cuda/device/messages.cuh"
 #include "cuda/device/reduction.cuh"
 #include "cuda/device/words.cuh"
 
 namespace unisono::cuda {
 namespace {
+
+// Combines units word by word, by Words::word(x, words of all ranks).
+template <class Words>
+struct ByWord {
+  template <class Framing, int kMost>
+  __device__ static typename Framing::Data combine(const Exchange& x, const typename Framing::Data& own,
+                                                   const Packet (&got)[kMost]) {
+    typename Framing::Data result;
+#pragma unroll
+    for (int w = 0; w < Framing::kWords; ++w)
+      result.at[w] = Words::word(x, words_of<Framing>(own, got, x.rank, w));
+    return result;
+  }
+};
 
 // By value: a reference would put the words into local memory.
 template <int kRanks>
@@ -15,182 +28,43 @@ template <int kRanks>
 __device__ const CombineWords<kRanks> combiners[kDTypes][kOps] = UNISONO_GPU_TABLE(UNISONO_COMBINE_WORDS);
 
 // The combination of a kernel: looked up in a table, or compiled in.
-struct CombineByTable {
+struct ByTableOfWords : ByWord<ByTableOfWords> {
   template <int kRanks>
-  __device__ static std::uint64_t combine(const Exchange& x, const OfRanks<kRanks>& of) {
+  __device__ static std::uint64_t word(const Exchange& x, const OfRanks<kRanks>& of) {
     return combiners<kRanks>[static_cast<int>(x.dtype)][static_cast<int>(x.op)](of, x.ranks);
   }
 };
 template <class T>
-struct Sum {
+struct Sum : ByWord<Sum<T>> {
   template <int kRanks>
-  __device__ static std::uint64_t combine(const Exchange& x, const OfRanks<kRanks>& of) {
+  __device__ static std::uint64_t word(const Exchange& x, const OfRanks<kRanks>& of) {
     return combine_words<T, Op::sum>(of, x.ranks);
   }
 };
-
-// The time of a small message is that of the instructions before its first store and after its last load.
-// kMost: peers.
-template <Step step, class Framing, int kMost, class Combine>
-__global__ void __launch_bounds__(kMaxThreads) exchange(const __grid_constant__ Exchange x) {
-  using Data = typename Framing::Data;
-  constexpr bool kTwoSteps = step == Step::two_shot || step == Step::relay;
-  const unsigned thread = threadIdx.x, stride = gridDim.x * x.piece_bytes;
-  // A block has kTurns rings with each peer for each step, used in turn.
-  const unsigned turn = static_cast<unsigned>(x.ranks) * kPackets, area = kTurns * turn;
-  const unsigned ring = blockIdx.x * 2 * area + thread;
-  const unsigned offset = Framing::offset(thread), head = Framing::head(thread);
-  const unsigned first = blockIdx.x * x.piece_bytes;
-  follow_last_kernel();
-  if (first >= x.bytes) return;
-
-  // The unit of this thread in the piece at `begin`. It travels if its line begins within the message.
-  struct Unit {
-    unsigned at, line;
-    __device__ bool within(std::uint32_t bytes) const { return line < bytes; }
-  };
-  auto unit_at = [&](unsigned begin) -> Unit {
-    return {begin + offset, head < x.piece_bytes ? begin + head : ~0u};
-  };
-  auto active = [&](int p, unsigned begin) {
-    return kTwoSteps ? x.tokens[p] != nullptr : begin < x.send[p] || begin < x.receive[p];
-  };
-  Data own, given[kMost];
-  auto load_own = [&](const Unit& unit) {
-    if (x.own && unit.within(x.own_bytes)) own = Framing::load(x.own, unit.at, x.own_bytes);
-  };
-  auto load = [&](const Unit& unit) {
-    load_own(unit);
+// Of a relay: the root's.
+struct OfRoot : ByWord<OfRoot> {
+  template <int kRanks>
+  __device__ static std::uint64_t word(const Exchange& x, const OfRanks<kRanks>& of) {
+    std::uint64_t found = 0;
 #pragma unroll
-    for (int p = 0; p < kMost; ++p)
-      if (unit.within(x.send[p])) given[p] = Framing::load(x.from[p], unit.at, x.send[p]);
-  };
-  load(unit_at(first));  // before anything is waited for
-
-  std::uint32_t count[kMost], begun[kMost];  // messages with each peer, and the last that it has begun
-  load_counts(count, x.counts + blockIdx.x);
-  load_counts(begun, x.begun + blockIdx.x);
-  bool lost = false;
-  // Sends a unit as the `ahead`th message after those that are counted.
-  auto give = [&](const Unit& unit, std::uint32_t ahead) {
-    if (behind(x, count, begun, ahead)) lost = !await_turns(x, Counted<kMost>(count), ahead) || lost;
-    if (lost) return;
-    auto put = [&](int p) {
-      const std::uint32_t number = count[p] + ahead;
-      const bool there = unit.within(x.send[p]);
-      Framing::put(there, x.rings[p] + (ring + number % kTurns * turn), number, given[p]);
-      if (step == Step::relay && there && x.into[p]) Framing::store(x.into[p], unit.at, x.send[p], given[p]);
-    };
-    if constexpr (Framing::kBulk) {
-      each_peer<kMost>(x.gives, put);
-    } else {
-#pragma unroll
-      for (int p = 0; p < kMost; ++p) put(p);
-    }
-  };
-  // Tells the peers that all counted messages have been read, and the next one has begun.
-  auto tell = [&](unsigned begin) {
-#pragma unroll
-    for (int p = 0; p < kMost; ++p)
-      if (thread == p && active(p, begin)) store_relaxed(x.tokens[p] + blockIdx.x * kFewRanks, count[p] + 1);
-  };
-  auto receive = [&](const Unit& unit) {
-    if (lost) return;
-    auto take_from = [&](unsigned rings, const std::uint32_t (&bytes)[kMostPeers], Packet(&got)[kMost]) {
-      lost = !take<Framing>(
-          x, [&](int p) { return unit.within(bytes[p]); },
-          [&](int p) { return x.arrived + (ring + rings + count[p] % kTurns * turn + p * kPackets); }, count,
-          got);
-    };
-    Packet got[kMost];
-    take_from(0, x.receive, got);
-    if (lost) return;
-    const bool there = unit.within(x.own_bytes);
-    Data result = own;
-    if constexpr (step == Step::move) {
-#pragma unroll
-      for (int p = 0; p < kMost; ++p)
-        if (unit.within(x.receive[p]))
-          Framing::store(x.into[p], unit.at, x.receive[p], Framing::data(got[p]));
-    } else if (there) {
-#pragma unroll
-      for (int w = 0; w < Framing::kWords; ++w) {
-        const OfRanks<kMost + 1> of = words_of<Framing>(own, got, x.rank, w);
-        if constexpr (step != Step::relay) result.at[w] = Combine::combine(x, of);
-        else
-#pragma unroll
-          for (int r = 0; r <= kMost; ++r)
-            if (r == x.root) result.at[w] = of.words[r];
-      }
-    }
-    if constexpr (kTwoSteps)
-      each_peer<kMost>(x.passes, [&](int p) {
-        Framing::put(there, x.rings[p] + (ring + area + count[p] % kTurns * turn), count[p], result);
-      });
-    if (there && x.result) Framing::store(x.result, unit.at, x.own_bytes, result);
-    if constexpr (kTwoSteps) {
-      take_from(area, x.back, got);
-      if (lost) return;
-#pragma unroll
-      for (int p = 0; p < kMost; ++p)
-        if (unit.within(x.back[p])) Framing::store(x.into[p], unit.at, x.back[p], Framing::data(got[p]));
-    }
-  };
-  auto counted = [&](unsigned begin) {
-#pragma unroll
-    for (int p = 0; p < kMost; ++p)
-      if (active(p, begin)) ++count[p];
-  };
-
-  give(unit_at(first), 1);
-  tell(first);
-  if (first + stride >= x.bytes) {
-    counted(first);
-    receive(unit_at(first));
-  } else {
-    // Each piece is sent before the last one is received, so that the links have work in the meantime.
-    bool more = true;
-    for (unsigned last = first, next = first + stride; more; last = next, next += stride) {
-      more = next < x.bytes;
-      if (more) load(unit_at(next));
-      if (last != first) {
-        __syncthreads();  // every thread has read the pieces before the last
-        tell(last - stride);
-      }
-      if (more) {
-        load_counts(begun, x.begun + blockIdx.x);
-        give(unit_at(next), 2);
-      }
-      counted(last);
-      load_own(unit_at(last));
-      receive(unit_at(last));
-    }
+    for (int r = 0; r < kRanks; ++r)
+      if (r == x.root) found = of.words[r];
+    return found;
   }
-  __syncthreads();  // every thread has read the counts, and the messages up to the last of them
-  if (thread > 0) return;
-#pragma unroll
-  for (int p = 0; p < kMost; ++p) x.counts[blockIdx.x].of[p] = count[p];
-}
-
-template <Step step, class Framing, class Combine>
-ExchangeKernel of_ranks(int ranks) {
-  if (ranks <= 2) return exchange<step, Framing, 1, Combine>;
-  if (ranks <= 4) return exchange<step, Framing, 3, Combine>;
-  return exchange<step, Framing, kMostPeers, Combine>;
-}
+};
 
 template <Step step, class Framing>
 ExchangeKernel combining(bool whole, int ranks, DType dtype, Op op) {
-  if (!whole) return of_ranks<step, Ragged<Framing>, CombineByTable>(ranks);
-  if (op == Op::sum && dtype == DType::f32) return of_ranks<step, Whole<Framing>, Sum<float>>(ranks);
-  if (op == Op::sum && dtype == DType::f16) return of_ranks<step, Whole<Framing>, Sum<F16>>(ranks);
-  if (op == Op::sum && dtype == DType::bf16) return of_ranks<step, Whole<Framing>, Sum<BF16>>(ranks);
-  return of_ranks<step, Whole<Framing>, CombineByTable>(ranks);
+  if (!whole) return exchange_of_ranks<step, Ragged<Framing>, ByTableOfWords>(ranks);
+  if (op == Op::sum && dtype == DType::f32) return exchange_of_ranks<step, Whole<Framing>, Sum<float>>(ranks);
+  if (op == Op::sum && dtype == DType::f16) return exchange_of_ranks<step, Whole<Framing>, Sum<F16>>(ranks);
+  if (op == Op::sum && dtype == DType::bf16) return exchange_of_ranks<step, Whole<Framing>, Sum<BF16>>(ranks);
+  return exchange_of_ranks<step, Whole<Framing>, ByTableOfWords>(ranks);
 }
 template <Step step, class Framing>
 ExchangeKernel moving(bool whole, int ranks) {
-  return whole ? of_ranks<step, Whole<Framing>, CombineByTable>(ranks)
-               : of_ranks<step, Ragged<Framing>, CombineByTable>(ranks);
+  return whole ? exchange_of_ranks<step, Whole<Framing>, OfRoot>(ranks)
+               : exchange_of_ranks<step, Ragged<Framing>, OfRoot>(ranks);
 }
 
 template <class Framing>

@@ -1,6 +1,8 @@
 // The kernels of the quantised all_reduce.
+#include "cuda/device/exchange.cuh"
 #include "cuda/device/many_block.cuh"
 #include "cuda/device/quantise.cuh"
+#include "cuda/device/wire_lines.cuh"
 #include "cuda/programs.hpp"
 #include "programs/all_reduce_quantised.hpp"
 
@@ -28,7 +30,22 @@ const void* of(Wire wire, bool many) {
   return many ? of_ranks<T, kMaxRanks>(wire) : of_ranks<T, kFewRanks>(wire);
 }
 
+template <class T>
+ExchangeKernel lines_of(Wire wire, int ranks) {
+  return wire == Wire::fp8 ? exchange_of_ranks<Step::two_shot, WireLines<T, wire::Fp8>, SumOfWire>(ranks)
+                           : exchange_of_ranks<Step::two_shot, WireLines<T, wire::Int8>, SumOfWire>(ranks);
+}
+
 }  // namespace
+
+ExchangeKernel wire_kernel(DType dtype, Wire wire, int ranks) {
+  switch (dtype) {
+    case DType::f32: return lines_of<float>(wire, ranks);
+    case DType::f16: return lines_of<F16>(wire, ranks);
+    case DType::bf16: return lines_of<BF16>(wire, ranks);
+    default: return nullptr;
+  }
+}
 
 const void* quantised_kernel(DType dtype, Wire wire, bool many) {
   switch (dtype) {

@@ -133,7 +133,7 @@ void run_fused(Communicator::Impl& impl, cuda::Engine& engine, const Task& task,
                        .row_bytes = held_bytes(task, at_a_time)};
   for (int p = 0; p < task.ranks - 1; ++p) of.x.gives.add(p, task.rank);
   if (two_steps) of.x.passes = of.x.gives;
-  const std::size_t of_thread = lines ? cuda::kLineBytes / cuda::kLineUnits : cuda::kPacketBytes;
+  const std::size_t of_thread = lines ? cuda::kLineUnit : cuda::kPacketBytes;
   const std::size_t part_bytes = std::min(part * size_of(call.dtype), task.row_bytes);
   const std::size_t wanted = round_up((part_bytes + of_thread - 1) / of_thread, 32);
   const int threads = std::clamp(static_cast<int>(wanted), kFewestThreads, cuda::kMaxThreads);

@@ -1,8 +1,8 @@
 """torchtitan's MinimalAsyncEP: Triton kernels push rows over PyTorch's symmetric memory, to experts' order.
 
-It is measured if torchtitan is installed, or if a folder of PYTHONPATH holds its unpacked wheel: three of its
-files are loaded by path. A token goes once to each of its experts, also to those of one rank. A process has
-one buffer of one shape, so that only cases of the run's first shape are measured.
+It is measured if torchtitan is installed, or if a folder of PYTHONPATH holds its unpacked wheel: only
+three of its modules are loaded. A token goes once to each of its experts, also to those of one rank. A
+process has one buffer of one shape, so that only cases of the run's first shape are measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.bench.cuda.memory import tensor_of
 from unisono.bench.cuda.temporaries import Temporaries
 from unisono.records import Case
 
-FILES = ("tools.logging", "distributed.minimal_async_ep.kernels", "distributed.minimal_async_ep.api")
+MODULE = "distributed.minimal_async_ep.api"
 
 
 class AsyncEp(MoeCalls):
@@ -113,7 +113,7 @@ class AsyncEpBackend(Backend):
         if self._api is None:
             import torch.distributed as dist
 
-            self._api = load("torchtitan", FILES)
+            self._api = load("torchtitan", MODULE, ("tools",))
             self._api.init_buffer(
                 dist.group.WORLD, moe.hidden, self._tokens, here, moe.top_k, buffers.x.dtype, buffers.x.device
             )

@@ -47,6 +47,7 @@ BUILT_IN = {  # backends for GPUs last
     "nccl-windows": "unisono.bench.backends.nccl:NcclWindowsBackend",
     "torch-symm": "unisono.bench.backends.torch_symm:TorchSymmBackend",
     "torch-async-tp": "unisono.bench.backends.torch_async_tp:TorchAsyncTpBackend",
+    "flashinfer": "unisono.bench.backends.flashinfer:FlashInferBackend",
     "async-ep": "unisono.bench.backends.async_ep:AsyncEpBackend",
     "torch": "unisono.bench.backends.one_gpu:TorchBackend",
     "moe-ops": "unisono.bench.backends.one_gpu:MoeOpsBackend",
@@ -159,6 +160,7 @@ class Backend(Protocol):
     # True: sums of floats are combined in rank order, and must match the reference bit by bit
     bit_exact: bool = False
     wire: str | None = None  # the name in vocabulary.WIRES by which it quantises; sets the bound of checks
+    wire_bits: float | None = None  # bits of an element between ranks if it quantises
     devices: tuple[str, ...] = ("cpu",)  # where the buffers may lie
     threads: bool = False  # True: ranks may be threads of one process
     own_memory: bool = False  # True: symmetric cases lie in memory of `allocate`

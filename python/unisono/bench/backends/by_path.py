@@ -1,13 +1,13 @@
-"""Modules of packages, loaded by path, without the rest of the package and what that imports."""
+"""Modules of packages, loaded without the rest of the package and what that imports."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-import types
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,15 @@ def version_of(project: str) -> str:
 
 
 @cache
-def load(package: str, names: Sequence[str]) -> Any:
-    """Returns the last of a package's modules, which are in the order in which they import each other."""
+def load(package: str, module: str, bare: Sequence[str] = ()) -> Any:
+    """Returns a module of a package. The __init__ of the packages that it lies in does not run, nor that of
+    `bare` ones, from which it imports."""
     root = folder_of(package)
     assert root is not None
-    for parts in ([package, *name.split(".")] for name in names):
-        *parents, full = accumulate(parts, "{}.{}".format)
-        for parent in parents:
-            sys.modules.setdefault(parent, types.ModuleType(parent))
-        spec = importlib.util.spec_from_file_location(full, root.joinpath(*parts[1:]).with_suffix(".py"))
-        assert spec is not None and spec.loader is not None
-        module = sys.modules[full] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return module
+    for inner in (module.rpartition(".")[0], *bare):
+        parts = [package, *filter(None, inner.split("."))]
+        for depth, name in enumerate(accumulate(parts, "{}.{}".format)):
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [str(root.joinpath(*parts[1 : depth + 1]))]
+            sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
+    return importlib.import_module(f"{package}.{module}")

@@ -1,7 +1,7 @@
 """Libraries that permute rows on one GPU: torch, moe-ops, and Transformer Engine's kernels in Triton.
 
 The last two are measured if they are installed, or if a folder of PYTHONPATH holds their unpacked wheels.
-Two files of Transformer Engine are loaded by path, since the package itself needs libraries that they do not.
+Two modules of Transformer Engine are loaded alone, since the package itself needs libraries that they do not.
 They get routes as a mask, which is made beforehand.
 """
 
@@ -18,7 +18,7 @@ from unisono.bench.cuda.memory import tensor_of
 from unisono.bench.cuda.temporaries import Temporaries
 from unisono.records import Case
 
-TE_FILES = ("common.triton.permutation", "pytorch.triton.permutation")
+TE_MODULE = "pytorch.triton.permutation"
 
 
 class Permuted(MoeCalls):
@@ -87,7 +87,7 @@ class TransformerEngine(Permuted):
 
     def __init__(self, case: Case, buffers: Buffers) -> None:
         super().__init__(case, buffers)
-        self.te = load("transformer_engine", TE_FILES)
+        self.te = load("transformer_engine", TE_MODULE, ("common.triton",))
         self.shape = self.tokens, self.experts
         self.chosen, self.probs = (
             self.torch.zeros(self.shape, dtype=one.dtype, device=one.device).scatter_(1, self.idx, one)

@@ -27,7 +27,7 @@ from unisono.bench.cuda.streams import Fork
 from unisono.bench.cuda.temporaries import Temporaries
 from unisono.errors import UsageError
 from unisono.records import Case, vocabulary
-from unisono.records.vocabulary import COLLECTIVES, DEVICES, DTYPES, KNOWN, WIRES
+from unisono.records.vocabulary import COLLECTIVES, DEVICES, KNOWN, WIRES
 
 MOST_BLOCKS = 128  # of a kernel: so many are always resident at once
 
@@ -71,8 +71,9 @@ class UnisonoBackend(Backend):
             raise CaseError(f"unknown algorithm or wire {variant!r}: choose from {', '.join(known)}.")
         self._shape = shape_of(shape) if at else None
         self.wire = variant if variant in WIRES else None
+        self.wire_bits = WIRES.get(self.wire or "")
         self.bit_exact = self.wire is None
-        self._forced = "two_shot" if self.wire else variant
+        self._forced = None if self.wire else variant
         self._comm: Any = None
         self._queued: dict[str, Any] = {}  # further arguments of a call on a GPU
         self._device = "cpu"
@@ -132,7 +133,8 @@ class UnisonoBackend(Backend):
 
     def supports(self, case: Case) -> str | None:
         if case.moe is not None:
-            return None if self._forced is None else "a mixture of experts has no choice of algorithm."
+            alone = self._forced is None and self.wire is None
+            return None if alone else "a mixture of experts has no choice of algorithm."
         if case.norm is not None:
             return self._forbids_norm(case)
         if case.matmul is not None:
@@ -143,13 +145,13 @@ class UnisonoBackend(Backend):
             return "kernels have a shape, and only those on GPUs of one node."
         if self._shape is not None and case.streams == "per-peer":
             return "on a stream per peer other communicators call, whose kernels are cut as pays."
-        return None if self._forced is None else self._forbids(case, self._forced)
-
-    def _forbids(self, case: Case, forced: str) -> str | None:
         if self.wire is not None:
             fits = case.dtype in ("f32", "f16", "bf16") and case.op in ("sum", "avg")
             if case.collective != "all_reduce" or not fits:
                 return f"{self.wire} is for all_reduce only, sum and avg of f32, f16 and bf16."
+        return None if self._forced is None else self._forbids(case, self._forced)
+
+    def _forbids(self, case: Case, forced: str) -> str | None:
         known = list(self._comm.algorithms(_verb(case), "nodes" if self._across else self._device))
         if forced not in known:
             choice = ", ".join(known) or "no choice"
@@ -304,7 +306,7 @@ class UnisonoBackend(Backend):
         alone = case.pattern in ("half_round_trip", "one_way") or case.streams is not None
         symmetric = case.memory == "symmetric" and not alone
         in_place = case.placement == "in_place"
-        return str(self._comm.plan(_verb(case), size, symmetric, self._device, in_place))
+        return str(self._comm.plan(_verb(case), size, symmetric, self._device, in_place, self.wire))
 
     def sms(self, case: Case) -> int | None:
         if case.norm is not None or case.matmul is not None:
@@ -312,10 +314,10 @@ class UnisonoBackend(Backend):
         algorithm = self.algorithm(case)
         if self._device != "cuda" or algorithm is None or case.streams == "per-peer":  # several kernels
             return None
+        if self.wire is not None:  # the library does not say
+            return None
         collective = "all_reduce" if case.collective == "barrier" else _verb(case)
         symmetric, size = case.memory == "symmetric", max(4, case.bytes)
-        if self.wire is not None:
-            size = int(size * WIRES[self.wire] / (8 * DTYPES[case.dtype].itemsize))
         in_place = case.placement == "in_place"
         return int(self._in_shape(partial(self._comm.sms, collective, size, algorithm, symmetric, in_place)))
 
